@@ -132,7 +132,8 @@ def trace(run: Replay, bodies: Iterable[bytes | None], wanted: Wanted) -> Trace:
     Guarantee:
         `Trace.releases` leaves out a release, or a part of one, only if no step in whose pool the contribution was, and no
         draw of it where draws are public, can be in its weights: no path leads from its class to a block of the part
-        (`ledger.rules.influence.artifacts`), or nothing was charged to it before the leaf up to the step that was released.
+        (`ledger.rules.influence.artifacts`), or nothing was charged to it before the leaf. That the weights are of an earlier
+        step than was charged is the operator's word, and leaves nothing out.
 
     Args:
         run: the replayed ledger.
@@ -214,5 +215,5 @@ def _touched(run: Replay, windows: Collection[Charge], place: int) -> tuple[Touc
     return tuple(
         TouchedRelease(leaf.seq, leaf.time, leaf.step, leaf.manifest_digest, parts)
         for leaf in recorded
-        if parts and any(window.seq < leaf.seq and window.first_step <= leaf.step for window in windows)
+        if parts and any(window.seq < leaf.seq for window in windows)
     )

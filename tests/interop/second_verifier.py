@@ -2371,7 +2371,7 @@ class Run:
     def release(self, seq, step, size, root, _manifest, _files, withdrawn):
         """Check what a RELEASE leaf cites."""
         need(size == seq and root == root_of(self.levels, size), "RELEASE", "checkpoint")
-        need(step <= self.furthest, "RELEASE", "step")
+        need(step == self.position, "RELEASE", "step")
         gone = list(dict.fromkeys(row[0] for row in self.withdrawals))
         need(withdrawn == merkle_root(gone), "RELEASE", "withdrawals")
 

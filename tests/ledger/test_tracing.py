@@ -16,7 +16,7 @@ from attest.policy import DepthRule
 from attest.withdrawal import EXPIRED
 from ledger.accountants import Phase, epsilon_of_phases
 from ledger.audit.earlier import earlier_run
-from ledger.errors import AnchorRefused, ExportRefused, LedgerBehind, LedgerError, LedgerForked
+from ledger.errors import AnchorRefused, ExportRefused, LeafRefused, LedgerBehind, LedgerError, LedgerForked
 from ledger.log import Ledger
 from ledger.note import NoteSigner
 from ledger.proofs.admitted import prove_admitted
@@ -247,15 +247,32 @@ def test_releases_that_it_may_have_influenced_are_those_after_a_charge_to_it(mak
     run.admit(admission(1, anchor=ANCHOR))
     release(4)  # admitted, and nothing charged to it
     run.steps(1)
-    release(4)  # weights from before
     release(8)
     run.withdraw(1)
     run.steps(1)
     release(12)  # what was learned stays
     found = traced(made.closed()).found[0].trace
-    assert [row.seq for row in found.releases] == released[3:]
+    assert [row.seq for row in found.releases] == released[2:]
     assert {row.parts for row in found.releases} == {("full", "base")}
-    assert found.releases[0].manifest_digest == bytes([3]) * 32 and [row.step for row in found.releases] == [8, 12]
+    assert found.releases[0].manifest_digest == bytes([2]) * 32 and [row.step for row in found.releases] == [8, 12]
+
+
+def test_no_word_of_the_operator_keeps_weights_from_who_may_have_influenced_them(make):
+    """A release is of the last released step, which goes back where a run is resumed; the weights at hand need not."""
+    made = make("one.db")
+    run, keys = made.driver, (bytes(32), bytes(32))
+    run.admit(admission(2))
+    run.steps(1)
+    run.admit(admission(1, anchor=ANCHOR))
+    run.steps(1)
+    for step in (0, 4, 7, 9):
+        with pytest.raises(LeafRefused, match="the last released step is 8") as caught:
+            run.ledger.record_release(*keys, step, now=run.tick())
+        assert caught.value.code == "RELEASE"
+    run.ledger.resume(4, run.ledger.pin(), now=run.tick())
+    seq = run.ledger.record_release(*keys, 4, now=run.tick())
+    (row,) = traced(made.export()).found[0].trace.releases
+    assert (row.seq, row.step) == (seq, 4)
 
 
 def test_a_release_from_before_steps_were_done_again_is_not_one_that_it_influenced(make):
