@@ -14,6 +14,7 @@ from ledger import layout
 from ledger.audit.files import Export, Leaves
 from ledger.errors import ExportChanged, LeafRefused, NoteError
 from ledger.leaves import Header, decode_leaf
+from ledger.leaves.previous import COMPROMISED
 from ledger.note import peek_checkpoint
 
 Fault = Callable[[str, str, str], None]
@@ -94,6 +95,8 @@ def longest(given: Sequence[Given], fault: Fault) -> list[Given]:
 def judge_citations(shown: Iterable[Given], own: Given, fault: Fault) -> None:
     """Holds what every run counts against the exports of the ledgers that it names; what ``own`` counts is judged elsewhere.
 
+    So no run forgets that a key was lost, as another one says: behind the leaves for which that one vouches nothing counts.
+
     Args:
         shown: the longest export of each ledger, without that of the run under audit.
         own: the run under audit.
@@ -113,6 +116,9 @@ def judge_citations(shown: Iterable[Given], own: Given, fault: Fault) -> None:
                 if found.leaves.root_at(cited.size) != cited.root:
                     sentence = f"{counted}, which are not the first of this export: two histories of it"
                     fault("EARLIER_FORKED", str(found.path), sentence)
+                elif cited.reason == COMPROMISED and cited.size < found.leaves.size:
+                    sentence = f"{counted}, where its key was lost, and {found.leaves.size} are here"
+                    fault("EARLIER_COMPROMISED", str(found.path), sentence)
             elif found is not own:  # of the run under audit an older checkpoint may be audited
                 sentence = f"{counted}, {found.leaves.size} are here; give a longer export of it"
                 fault("EARLIER_BEHIND", str(found.path), sentence)

@@ -2964,10 +2964,11 @@ def check_citations(run, others):
     """Ask that all exports, and all that the runs in them cite, tell one history of each ledger."""
     known = {other.digest: other for other in (run, *others)}
     for citing in others:
-        for origin, size, root, digest, _, _ in citing.earlier:
+        for origin, size, root, digest, _, how in citing.earlier:
             found = known.get(digest)
             if found is not None and size <= found.size:
                 need(root_of(found.levels, size) == root, "EARLIER_FORKED", origin)
+                need(how == "spent" or found.size == size, "EARLIER_COMPROMISED", origin)
             else:
                 need(found is None or found is run, "EARLIER_BEHIND", origin)
 

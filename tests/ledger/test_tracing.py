@@ -17,6 +17,7 @@ from attest.withdrawal import EXPIRED
 from ledger.accountants import Phase, epsilon_of_phases
 from ledger.audit.earlier import earlier_run
 from ledger.errors import AnchorRefused, ExportRefused, LeafRefused, LedgerBehind, LedgerError, LedgerForked
+from ledger.leaves.previous import COMPROMISED
 from ledger.log import Ledger
 from ledger.note import NoteSigner
 from ledger.proofs.admitted import prove_admitted
@@ -203,6 +204,37 @@ def test_an_export_shorter_than_another_run_says_is_refused(make, tmp_path):
     second = again(make, made.closed())
     with pytest.raises(LedgerBehind, match="give a longer export"):
         traced(early, second)
+
+
+@pytest.mark.parametrize("admitted", [True, False])
+def test_a_run_whose_key_was_lost_counts_with_its_whole_plan(make, admitted):
+    """Whoever had the key may have charged it, and admitted others: so far as nobody shows, it is as the plan says."""
+    one = make("one.db")
+    one.driver.admit(admission(1, anchor=ANCHOR) if admitted else admission(2))
+    one.driver.steps(1)
+    if admitted:
+        one.driver.withdraw(1)
+    lost, policy = one.export(), signed_policy().policy
+    whole = policy.steps + policy.redo_steps
+    registry = SpentRegistry([earlier_run(lost, KEYS, reason=COMPROMISED)])
+    two = make("two.db", SECOND, START + 1000, previous=registry.previous)
+    two.driver.admit(admission(1, anchor=ANCHOR, carried_micro=10**8))
+    two.driver.steps(1)
+    two.driver.withdraw(1)
+    heir = two.closed()
+    found = traced(lost, heir)
+    by_then = whole if admitted else whole + 4
+    assert found.epsilon == epsilon_of_phases([Phase(1.0, 0.02, whole + 4)], 1e-6)
+    assert found.withdrawal.epsilon == epsilon_of_phases([Phase(1.0, 0.02, by_then)], 1e-6)
+    assert [item.lost for item in found.runs] == [True, False] and "KEY_LOST" in found.qualifiers
+    assert len(found.found) == 1 + admitted
+    one.driver.steps(1)
+    with pytest.raises(LedgerForked, match="where its key was lost"):
+        traced(one.export("later"), heir)
+
+
+def test_limits_of_one_export_alone_are_held_against_no_other_run(make, first):
+    assert "LIMITS_ALONE" in traced(first).qualifiers
 
 
 def test_what_was_charged_elsewhere_after_a_withdrawal_is_told_apart(make):
