@@ -158,6 +158,11 @@ class TracedOver:
         """The runs that admitted it, at least one."""
         return tuple(item for item in self.runs if item.trace is not None)
 
+    @property
+    def composed(self) -> tuple[TracedRun, ...]:
+        """The runs that are composed: those that admitted it, and those that may have behind where their key was lost."""
+        return tuple(item for item in self.runs if item.trace is not None or item.lost)
+
 
 def open_exports(
     paths: Iterable[str | Path], keys: Sequence[str], *, owner_key: bytes | None = None, now: int | None = None

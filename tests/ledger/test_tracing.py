@@ -227,7 +227,7 @@ def test_a_run_whose_key_was_lost_counts_with_its_whole_plan(make, admitted):
     assert found.epsilon == epsilon_of_phases([Phase(1.0, 0.02, whole + 4)], 1e-6)
     assert found.withdrawal.epsilon == epsilon_of_phases([Phase(1.0, 0.02, by_then)], 1e-6)
     assert [item.lost for item in found.runs] == [True, False] and "KEY_LOST" in found.qualifiers
-    assert len(found.found) == 1 + admitted
+    assert len(found.found) == 1 + admitted and len(found.composed) == 2
     one.driver.steps(1)
     with pytest.raises(LedgerForked, match="where its key was lost"):
         traced(one.export("later"), heir)
