@@ -20,9 +20,8 @@ from ledger.audit.words import Verdict, weakest
 from ledger.errors import LedgerBehind, LedgerError, LedgerForked
 from ledger.leaves import Admit, Header, Previous, Withdraw
 from ledger.leaves.previous import COMPROMISED
-from ledger.proofs.admitted import Admitted, name_member
+from ledger.proofs.admitted import Admitted, name_member, shows_member
 from ledger.replay import Replay
-from ledger.retention.aggregates import Member
 from ledger.rules.budgets import TOLERANCE_MICRO, Account, Limit, Use, limits_over, reached
 from ledger.rules.groups import stand_in_name
 from ledger.rules.spending import Spending, composed, of_run
@@ -246,10 +245,13 @@ def trace_over(
 
 def _traced(exports: Sequence[AskedExport], wanted: Wanted, members: Sequence[Admitted]) -> tuple[TracedRun, ...]:
     """Returns what became of it in each run; where its leaf is gone it is looked for by the descriptor hash of elsewhere."""
-    names = {record.descriptor_hash for member in members if wanted.within(_names(record := member.shown.member))}
-    for asked in exports:
-        for member in members:
-            name_member(asked.opened.run, member)
+    asked_runs = [asked.opened.run for asked in exports]
+    shown = [member for member in members if any(shows_member(run, member) for run in asked_runs)]
+    for run in asked_runs:
+        for member in shown:
+            name_member(run, member)
+    records = (member.shown.member for member in shown)
+    names = {said.descriptor_hash for said in records if wanted.is_of(said.seq, said.descriptor_hash, said.content_anchor)}
     lost = {item.header_digest for asked in exports for item in asked.opened.run.header.previous if item.reason == COMPROMISED}
     runs = [
         TracedRun(asked, _trace(asked.opened, wanted), asked.digest in lost and not asked.opened.run.closed)
@@ -261,11 +263,6 @@ def _traced(exports: Sequence[AskedExport], wanted: Wanted, members: Sequence[Ad
         found = next((found for found in again if found is not None), None)
         runs[place] = item if found is None else replace(item, trace=found)
     return tuple(runs)
-
-
-def _names(member: Member) -> bytes:
-    """Both names of a member, as `Wanted.within` looks for one."""
-    return member.descriptor_hash + member.content_anchor
 
 
 def _not_found(runs: Sequence[TracedRun]) -> LedgerError:

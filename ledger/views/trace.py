@@ -40,22 +40,24 @@ class Wanted:
         """Tells whether a leaf could be its admission: most are of others, and need not be decoded."""
         return any(name is not None and name in body for name in (self.content, self.descriptor_hash))
 
-    def is_of(self, admit: Admit) -> bool:
-        """Tells whether a leaf admits it.
+    def is_of(self, seq: int, descriptor_hash: bytes, anchor: bytes) -> bool:
+        """Tells whether an admission is its own.
+
+        Args:
+            seq: position of the ADMIT leaf.
+            descriptor_hash: whom it admits.
+            anchor: the commitment to the content that it has.
 
         Raises:
             AnchorRefused: code DESCRIPTOR, one name is that of the leaf and the other is not.
         """
-        same = [
-            name == found
-            for name, found in ((self.content, admit.anchor), (self.descriptor_hash, admit.descriptor_hash))
-            if name is not None
-        ]
+        pairs = ((self.content, anchor), (self.descriptor_hash, descriptor_hash))
+        same = [name == found for name, found in pairs if name is not None]
         if any(same) and not all(same):
             raise AnchorRefused(
                 "DESCRIPTOR",
-                f"leaf {admit.seq} admits the descriptor {admit.descriptor_hash.hex()} with the content commitment "
-                f"{admit.anchor.hex()}; the anchor pairs one of these with another: it is not of this contribution",
+                f"leaf {seq} admits the descriptor {descriptor_hash.hex()} with the content commitment "
+                f"{anchor.hex()}; the anchor pairs one of these with another: it is not of this contribution",
             )
         return all(same)
 
@@ -157,7 +159,7 @@ def trace(run: Replay, bodies: Iterable[bytes | None], wanted: Wanted) -> Trace:
         if not (wanted.within(body) if admit is None else admit.descriptor_hash in body):
             continue
         leaf = decode_leaf(body)
-        if admit is None and isinstance(leaf, Admit) and wanted.is_of(leaf):
+        if admit is None and isinstance(leaf, Admit) and wanted.is_of(leaf.seq, leaf.descriptor_hash, leaf.anchor):
             admit = leaf
         elif admit is not None and isinstance(leaf, Withdraw) and leaf.descriptor_hash == admit.descriptor_hash:
             left.append(leaf)

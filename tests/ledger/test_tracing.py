@@ -400,6 +400,10 @@ def test_a_run_that_names_nobody_is_told_and_a_member_record_lets_it_count(make,
         assert found.found[1].trace.pruned and found.found[1].trace.steps == whole.found[1].trace.steps
     with pytest.raises(LedgerError, match=r"NOT_FOUND.*give its member record"):
         traced(folded, wanted=Wanted(descriptor_hash=descriptor(1)))
+    for wrong in (Wanted(bytes(32), descriptor(1)), Wanted(ANCHOR, descriptor(3))):
+        with pytest.raises(AnchorRefused) as caught:
+            traced(folded, wanted=wrong, members=[record])
+        assert caught.value.code == "DESCRIPTOR", "the record says both names"
 
 
 def test_of_a_pruned_contribution_a_trace_says_what_is_left_and_on_whose_word(tmp_path):
