@@ -119,7 +119,7 @@ class _Walk:
     def _argument(self, opcode: pickletools.OpcodeInfo) -> bool:
         for form in _LINES.get(opcode.name, ()):
             line = self._line()  # where it is a number, C reads it up to a zero byte
-            if line is None or not form.fullmatch(line.partition(b"\0")[0] if form is _INTEGER else line):
+            if line is None or not form.fullmatch(line.partition(b"\0")[0] if form in (_INTEGER, _FLOAT) else line):
                 return False
         if opcode.arg is None or opcode.name in _LINES:
             return True

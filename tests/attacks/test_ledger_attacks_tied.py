@@ -77,7 +77,7 @@ CALL = b"cbuiltins\nprint\n(S'the loader ran this'\ntR."
 READ_BY_UNPICKLERS = (
     b"I0x10\n0", b"L0x10L\n0", b"I1_0\n0", b"I 0o7 \n0", b"L-0B1\n0", b"I00\n0", b"F1_0.5e+1_0\n0", b"F-Inf\n0",
     "S'\u00e9'\n0".encode(), b'S"a\\xff"\n0', b"V\\u0041\n0", b"(0", b"(1", b"(NN1", b"N200", b"I1\n.", b"(dp0\n.L5L\n.",
-    b"K.0", b"Jabcd0", b"U\x20" + b"a" * 32 + b"0",
+    b"K.0", b"Jabcd0", b"U\x20" + b"a" * 32 + b"0", b"I5\0and more\n0", b"F1.5\0and more\n0",
 )  # fmt: skip
 """What CPython's unpicklers take, in C or in Python, though `pickletools` refuses some of it; it leaves the stack as it was."""
 PARTS = (
