@@ -8,6 +8,7 @@ hands, that is a finding, whichever of them the run under audit cites.
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from ledger import layout
@@ -16,6 +17,7 @@ from ledger.errors import ExportChanged, LeafRefused, NoteError
 from ledger.leaves import Header, decode_leaf
 from ledger.leaves.previous import COMPROMISED
 from ledger.note import peek_checkpoint
+from ledger.retention.retained import is_stand_in
 
 Fault = Callable[[str, str, str], None]
 
@@ -35,6 +37,11 @@ class Given:
     leaves: Leaves
     header: Header
     digest: bytes
+
+    @property
+    def gone(self) -> int:
+        """How many of its leaves have lost their bodies."""
+        return sum(map(is_stand_in, islice(self.leaves, self.leaves.retained)))
 
     def require(self, size: int | None, root_hex: str | None) -> None:
         """Holds the leaves against those of which an audit said that they are signed: others may write there.
@@ -70,7 +77,7 @@ def read_export(path: Path) -> Given:
 
 
 def longest(given: Sequence[Given], fault: Fault) -> list[Given]:
-    """Returns the longest export of each ledger, and reports every other one that is not a beginning of it.
+    """Returns the longest export of each ledger, of equals that with most leaves; reports every one that is no beginning of it.
 
     Args:
         given: all exports.
@@ -82,7 +89,8 @@ def longest(given: Sequence[Given], fault: Fault) -> list[Given]:
     found: dict[bytes, Given] = {}
     for item in given:
         top = found.setdefault(item.digest, item)
-        if item.leaves.size > top.leaves.size:
+        longer = item.leaves.size - top.leaves.size
+        if longer > 0 or (not longer and item.gone < top.gone):
             found[item.digest] = item
     for item in given:
         top, size = found[item.digest], item.leaves.size

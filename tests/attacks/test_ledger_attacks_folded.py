@@ -176,3 +176,12 @@ def test_a_signed_withdrawal_that_no_leaf_enters_is_told_of_whoever_may_have_sta
         assert report.findings == () and "WITHDRAWAL_UNENTERED" in report.qualifiers
         seen = watch([export], KEYS, [], [("one.cose", said)], delay=60, now=START + 86_400)
         assert [alarm.code for alarm in seen.alarms] == ["WITHDRAWAL_MISSING"]
+
+
+@pytest.mark.parametrize("turn", [1, -1])
+def test_of_two_exports_of_one_ledger_that_counts_which_names_more(tmp_path, turn):
+    """In whatever order they are given: an auditor who kept what was before does not lose by being shown what is left."""
+    first = run(tmp_path, SIGNER, admitting(admission(1), admission(2), steps=7))
+    second = run(tmp_path, SECOND, admitting(admission(1)), later=1000, previous=counting(first.whole).previous)
+    assert codes(verify_with_earlier(second.whole, KEYS, [first.folded])) == set()
+    assert codes(verify_with_earlier(second.whole, KEYS, first[::turn])) == {"CARRIED"}
