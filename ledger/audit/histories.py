@@ -90,7 +90,7 @@ def longest(given: Sequence[Given], fault: Fault) -> list[Given]:
     for item in given:
         top = found.setdefault(item.digest, item)
         longer = item.leaves.size - top.leaves.size
-        if longer > 0 or (not longer and item.gone < top.gone):
+        if longer > 0 or (item is not top and not longer and item.gone < top.gone):
             found[item.digest] = item
     for item in given:
         top, size = found[item.digest], item.leaves.size
