@@ -10,14 +10,14 @@ from ledger.accountants import to_micro_up
 from ledger.audit import verify_export
 from ledger.audit.earlier import earlier_run, verify_with_earlier
 from ledger.errors import BudgetExceeded, CosignRefused, LeafRefused, LedgerCorrupt, ProofError, RetentionRefused
-from ledger.leaves import Admit, Withdraw, decode_leaf
+from ledger.leaves import Admit, Withdraw, decode_leaf, encode_leaf
 from ledger.log import Ledger
 from ledger.note import NoteSigner
 from ledger.proofs.cosigning import Cosigned, cosign_export
 from ledger.proofs.membership import find_membership
 from ledger.proofs.memory import Memory
-from ledger.retention.aggregates import Member, ShownMember
-from ledger.retention.retained import named_by_withdrawals
+from ledger.retention.aggregates import Aggregate, Member, ShownMember
+from ledger.retention.retained import MEMBER, named_by_withdrawals
 from ledger.retention.statements import statements, summary_keys
 from ledger.rules.spending import composed, most_of_run, of_run
 from ledger.rules.spent import SpentRegistry
@@ -264,6 +264,16 @@ def test_a_withdrawal_said_to_match_nothing_is_in_no_bound_that_leaves_it_out(ru
     assert "of 3 that stayed nothing says any more who they are: it may be one of them" in sentence
     notes = verify_export(run.ledger.export(tmp_path / "lean"), KEYS).notes
     assert any("no ADMIT leaf names; of those that stayed nothing says" in note for note in notes)
+
+
+def test_no_stand_in_is_taken_for_a_withdrawal_whatever_its_bytes(run):
+    """The kind of a leaf is looked for at a place in its bytes where an aggregate may have the same number, of its class."""
+    leaf = Withdraw(9, START, descriptor(1), 1, "contributor", bytes(32))
+    for first in (1, 23, 24, 100, 255, 256, 65_536):
+        for count in (1, 5, 24, 256):
+            for place in range(8):
+                stand_in = Aggregate(first, count, place, 10**6, 10**6, 0, 0, 0, 0, bytes(32)).to_bytes()
+                assert named_by_withdrawals([stand_in, MEMBER, b"", encode_leaf(leaf)]) == {1: descriptor(1)}
 
 
 def test_a_members_file_that_is_none_is_refused_and_nothing_is_written(run):
