@@ -7,7 +7,7 @@ against each other only as far as an answer hangs on it: two histories of one le
 import hashlib
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Final
@@ -18,10 +18,10 @@ from ledger.audit.opened import OpenedExport, open_export
 from ledger.audit.replaying import begin, follow
 from ledger.audit.words import Verdict, weakest
 from ledger.errors import LedgerBehind, LedgerError, LedgerForked
-from ledger.leaves import Header, Previous, Withdraw
-from ledger.proofs.admitted import Admitted, name_member
+from ledger.leaves import Admit, Header, Previous, Withdraw
+from ledger.leaves.previous import COMPROMISED
+from ledger.proofs.admitted import Admitted, name_member, shows_member
 from ledger.replay import Replay
-from ledger.retention.aggregates import Member
 from ledger.rules.budgets import TOLERANCE_MICRO, Account, Limit, Use, limits_over, reached
 from ledger.rules.groups import stand_in_name
 from ledger.rules.spending import Spending, composed, of_run
@@ -59,10 +59,12 @@ class TracedRun:
     Attributes:
         asked: its export.
         trace: what became of the contribution there; None if it was not admitted.
+        lost: whether another run says that its key was lost before it was closed: it counts with its whole plan then.
     """
 
     asked: AskedExport
     trace: Trace | None
+    lost: bool = False
 
     @property
     def opened(self) -> OpenedExport:
@@ -155,6 +157,11 @@ class TracedOver:
         """The runs that admitted it, at least one."""
         return tuple(item for item in self.runs if item.trace is not None)
 
+    @property
+    def composed(self) -> tuple[TracedRun, ...]:
+        """The runs that are composed: those that admitted it, and those that may have behind where their key was lost."""
+        return tuple(item for item in self.runs if item.trace is not None or item.lost)
+
 
 def open_exports(
     paths: Iterable[str | Path], keys: Sequence[str], *, owner_key: bytes | None = None, now: int | None = None
@@ -169,7 +176,8 @@ def open_exports(
 
     Raises:
         ExportRefused: code FAILED, the audit of one found something.
-        LedgerForked: two of them, or what one cites of another, are two histories of one ledger.
+        LedgerForked: two of them, or what one cites of another, are two histories of one ledger; or one goes on behind where
+            another says that its key was lost.
         LedgerBehind: one is shorter than another says that it was.
         ExportChanged, LeafRefused, ProofError: one changed after its audit.
     """
@@ -194,8 +202,9 @@ def trace_over(
         `epsilon` is an upper bound, at `delta` and under zero-out adjacency, of all that these runs released together, if none
         of them was chosen by looking at what another one released (`ledger.rules.spending.composed`; docs/mechanism.md,
         Accounting). A limit that is `LimitUse.held` holds without that condition (docs/mechanism.md, Theorem 13). Both rest on
-        the verdicts of the runs, and count these runs alone; and of these not one of which nothing says whether it is among
-        those that stayed there (`TracedRun.unnamed`), which `unseen` says.
+        the verdicts of the runs, and count these runs alone, one whose key was lost with its whole plan, whether its leaves
+        admit the contribution or not; and of these not one of which nothing says whether it is among those that stayed there
+        (`TracedRun.unnamed`), which `unseen` says.
 
     Args:
         exports: as `open_exports` returns them.
@@ -218,7 +227,7 @@ def trace_over(
             found.require_signer(signers(item.run.header))
     public = any(found.epsilon is None for _, found in result)
     delta = min(item.run.header.delta for item, _ in result)
-    accounts = _accounts(result)
+    accounts = _accounts(runs, result[0][1].admit)
     not_given = _not_given(runs)
     return TracedOver(
         runs=runs,
@@ -227,7 +236,7 @@ def trace_over(
         delta=delta,
         epsilon=None if public else composed((own.spent for own, _ in accounts), delta),
         limits=_limits(accounts),
-        withdrawal=_at_withdrawal(result, None if public else delta),
+        withdrawal=_at_withdrawal(runs, result[0][1].admit, None if public else delta),
         not_given=not_given,
         descriptors=tuple(dict.fromkeys(found.admit.descriptor_hash for _, found in result)),
         unseen=(*_unnamed(runs), *_unseen(result, not_given)),
@@ -236,22 +245,24 @@ def trace_over(
 
 def _traced(exports: Sequence[AskedExport], wanted: Wanted, members: Sequence[Admitted]) -> tuple[TracedRun, ...]:
     """Returns what became of it in each run; where its leaf is gone it is looked for by the descriptor hash of elsewhere."""
-    names = {record.descriptor_hash for member in members if wanted.within(_names(record := member.shown.member))}
-    for asked in exports:
-        for member in members:
-            name_member(asked.opened.run, member)
-    runs = [TracedRun(asked, _trace(asked.opened, wanted)) for asked in exports]
+    asked_runs = [asked.opened.run for asked in exports]
+    shown = [member for member in members if any(shows_member(run, member) for run in asked_runs)]
+    for run in asked_runs:
+        for member in shown:
+            name_member(run, member)
+    records = (member.shown.member for member in shown)
+    names = {said.descriptor_hash for said in records if wanted.is_of(said.seq, said.descriptor_hash, said.content_anchor)}
+    lost = {item.header_digest for asked in exports for item in asked.opened.run.header.previous if item.reason == COMPROMISED}
+    runs = [
+        TracedRun(asked, _trace(asked.opened, wanted), asked.digest in lost and not asked.opened.run.closed)
+        for asked in exports
+    ]
     names |= {item.trace.admit.descriptor_hash for item in runs if item.trace is not None}
     for place, item in enumerate(runs):
         again = (_trace(item.opened, Wanted(descriptor_hash=name)) for name in names if item.trace is None)
         found = next((found for found in again if found is not None), None)
-        runs[place] = item if found is None else TracedRun(item.asked, found)
+        runs[place] = item if found is None else replace(item, trace=found)
     return tuple(runs)
-
-
-def _names(member: Member) -> bytes:
-    """Both names of a member, as `Wanted.within` looks for one."""
-    return member.descriptor_hash + member.content_anchor
 
 
 def _not_found(runs: Sequence[TracedRun]) -> LedgerError:
@@ -263,14 +274,22 @@ def _not_found(runs: Sequence[TracedRun]) -> LedgerError:
     return LedgerError("NOT_FOUND", told + how)
 
 
-def _accounts(result: Iterable[tuple[TracedRun, Trace]]) -> list[tuple[Account, Account]]:
-    """Returns what was spent in each run where its class is private, and what could have been by plan, in order of the runs."""
+def _accounts(runs: Iterable[TracedRun], signed: Admit) -> list[tuple[Account, Account]]:
+    """Returns what was spent in each run where its class is private, and what could have been by plan, in order of the runs.
+
+    Args:
+        runs: all that were asked.
+        signed: an admission of the contribution, for what it signed.
+    """
     found = []
-    for item, told in result:
-        ledger, name = Accounts(item.run), told.admit.descriptor_hash
-        own = ledger.of(name)
+    for item in runs:
+        if item.trace is None and not item.lost:
+            continue
+        admit = signed if item.trace is None else item.trace.admit
+        ledger, name = Accounts(item.run, lost=item.lost), admit.descriptor_hash
+        own = ledger.of(name, admit)
         if own is not None:
-            found.append((own, ledger.planned(item.run.contributions[name])))
+            found.append((own, own if item.lost else ledger.planned(item.run.contributions[name])))
     return sorted(found, key=lambda pair: pair[0].order)
 
 
@@ -298,9 +317,9 @@ def _trace(export: OpenedExport, wanted: Wanted) -> Trace | None:
 
 def _refuse(code: str, where: str, sentence: str) -> None:
     """Ends a trace at the first contradiction between exports: no figure over both would be worth anything."""
-    if code == "EARLIER_FORKED":
-        raise LedgerForked("FORKED", f"{where}: {sentence}")
-    raise LedgerBehind("BEHIND", f"{where}: {sentence}")
+    if code == "EARLIER_BEHIND":
+        raise LedgerBehind("BEHIND", f"{where}: {sentence}")
+    raise LedgerForked("FORKED", f"{where}: {sentence}")
 
 
 def _not_given(runs: Sequence[TracedRun]) -> tuple[Previous, ...]:
@@ -311,9 +330,10 @@ def _not_given(runs: Sequence[TracedRun]) -> tuple[Previous, ...]:
 
 
 def _qualifiers(runs: Sequence[TracedRun], not_given: Sequence[Previous]) -> tuple[str, ...]:
-    """Returns what weakens any run, without what having the exports of all counted runs answers."""
+    """Returns what weakens any run, without what having the exports of all counted runs, and of several, answers."""
     found = {word for item in runs for word in item.opened.report.qualifiers}
-    return tuple(sorted(found if not_given else found - ANSWERED))
+    answered = ANSWERED if len({item.run.header.policy.corpus for item in runs}) < len(runs) else ANSWERED - {"LIMITS_ALONE"}
+    return tuple(sorted(found if not_given or any(item.unnamed for item in runs) else found - answered))
 
 
 def _unnamed(runs: Sequence[TracedRun]) -> Iterator[str]:
@@ -329,18 +349,20 @@ def _unseen(result: Sequence[tuple[TracedRun, Trace]], not_given: Sequence[Previ
     return (*([DRAWS] if secret else []), f"{OTHERS}, among them {others}" if others else OTHERS, ANEW, UNLOGGED, CLOCKS)
 
 
-def _at_withdrawal(result: Sequence[tuple[TracedRun, Trace]], delta: float | None) -> AtWithdrawal | None:
+def _at_withdrawal(runs: Sequence[TracedRun], admit: Admit, delta: float | None) -> AtWithdrawal | None:
     """Returns what holds at the first signed withdrawal; None for a delta of None, a public class, leaves epsilon out."""
-    signed = [(item, found.signed) for item, found in result if found.signed is not None]
+    signed = [(item, item.trace.signed) for item in runs if item.trace is not None and item.trace.signed is not None]
     if not signed:
         return None
     where, leaf = min(signed, key=lambda pair: pair[1].time)
-    spendings, after = [], 0
-    for item, found in result:
-        spending, steps = _by(item, found, leaf.time)
-        spendings.append(spending)
-        after += steps
-    epsilon = None if delta is None else composed(filter(None, spendings), delta)
+    spendings = [own.spent for own, _ in _accounts([item for item in runs if item.lost], admit)]
+    after = 0
+    for item in runs:
+        if item.trace is not None:
+            spending, steps = _by(item, item.trace, leaf.time)
+            spendings += [spending] if spending is not None and not item.lost else []
+            after += steps
+    epsilon = None if delta is None else composed(spendings, delta)
     return AtWithdrawal(where.origin, leaf, epsilon, after)
 
 

@@ -131,7 +131,8 @@ def _withdrawals(directory: Path) -> "list[tuple[str, Withdrawal]]":
 def _print(row: "WatchedRow") -> None:
     out = console()
     if row.seq is None:
-        told = "admitted by none of these ledgers" if not row.origin else f"not admitted in {row.origin}"
+        here = f"not {'named' if row.unnamed else 'admitted'} in {row.origin}"
+        told = here if row.origin else "admitted by none of these ledgers"
     else:
         when = "" if row.time is None else f" {utc(row.time)}"
         told = f"admitted in {row.origin}{when}, leaf {row.seq}"

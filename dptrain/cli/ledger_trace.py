@@ -80,7 +80,7 @@ def show_withdrawn(run: "Replay", *, json: bool) -> None:
         out.print(styled("bold", row.descriptor_hash.hex(), f"  leaf {row.seq}{about}"))
         for sentence in row.sentences:
             out.print(f"  {sentence}")
-    if made.members > 1:
+    if made.members > 1 or made.hidden:
         out.print(made.sentence)
 
 

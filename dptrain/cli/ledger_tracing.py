@@ -96,7 +96,7 @@ def _as_json(found: "TracedOver", asked: Asked) -> dict[str, Any]:
         "runs": [_run_as_json(item) for item in found.runs],
         "descriptors": [name.hex() for name in found.descriptors],
         "composed": {
-            "runs": len(found.found),
+            "runs": len(found.composed),
             "epsilon": found.epsilon,
             "delta": found.delta,
             "condition": CONDITION,
@@ -156,6 +156,8 @@ def _print(found: "TracedOver", asked: Asked) -> None:
         verdict = item.opened.report.verdict
         where = f"  {item.origin}, {visible(str(item.asked.path))}"
         out.print(styled(f"bold {COLOURS.get(verdict, 'red')}", _headline(item), where))
+        if item.lost:
+            out.print("another run says that its key was lost here: over all runs it counts with its whole plan")
         if item.trace is None:
             stayed = f"not named in this run; {counted(item.unnamed, 'contribution')} that stayed in it have no names any more"
             out.print(f"{stayed if item.unnamed else 'not admitted in this run'}\n")
@@ -163,7 +165,7 @@ def _print(found: "TracedOver", asked: Asked) -> None:
         print_trace(item.trace, item.run, _headline(item))
         out.print("")
     beside = f"[{headline(found.verdict, found.qualifiers)}]"
-    runs = counted(len(found.found), "run")
+    runs = counted(len(found.composed), "run")
     if found.epsilon is None:
         out.print(f"over {runs}: no bound, since its class is public in one of them {beside}")
     else:

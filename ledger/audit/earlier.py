@@ -21,7 +21,7 @@ from ledger.errors import ExportChanged, LeafRefused, LedgerBehind, LedgerForked
 from ledger.leaves import Header, Previous, Withdraw
 from ledger.leaves.previous import COMPROMISED, SPENT
 from ledger.replay import Replay
-from ledger.rules.budgets import TOLERANCE_MICRO
+from ledger.rules.budgets import TOLERANCE_MICRO, Account, Use
 from ledger.rules.groups import Contribution
 from ledger.rules.spent import Accounts, Earlier, SpentRegistry, left_out
 
@@ -357,15 +357,42 @@ def _judge_plans(runs: Sequence[Earlier], fault: Fault, remarks: Remarks) -> Non
         if any(earlier.run.register.unnamed):
             told = f"what contributions that stayed in {header.origin} had spent before it, and their limits"
             remarks.qualify("EARLIER_TOLD", f"{told}, nothing shows any more")
+        unheld = 0
         for name, contribution in earlier.run.contributions.items():
             if contribution.unnamed or own.of(name) is None:
                 continue
-            known = registry.accounts(name, contribution.terms, named=True)
-            use = registry.worst(known, own.planned(contribution), header.delta)
-            if use is not None and use.too_much(TOLERANCE_MICRO):
+            use, may = _beyond(registry, name, contribution, own.planned(contribution), header.delta)
+            if use is not None:
                 sentence = f"{name.hex()}: {use.limit} over all runs; as {header.origin} was planned that could have been"
                 fault("BUDGET", header.origin, f"{sentence} {use.epsilon:.6f}, wherever it stopped: it must not have begun")
                 break
+            unheld += may
+        _remark_unheld(unheld, header.origin, remarks)
+
+
+def _beyond(
+    registry: SpentRegistry, name: bytes, contribution: Contribution, planned: Account, delta: float
+) -> tuple[Use | None, bool]:
+    """Holds the limits of a contribution against the plan of a run and what was spent before.
+
+    Returns:
+        The limit that is exceeded by what leaves say, None without one; and whether one is exceeded with what the contribution
+        may have spent besides, in runs of which nothing says any more who stayed.
+    """
+    known = registry.accounts(name, contribution.terms, named=True)
+    use = registry.worst(known, planned, delta)
+    if use is not None and use.too_much(TOLERANCE_MICRO):
+        return use, True
+    most = registry.accounts(name, contribution.terms)
+    use = None if most == known else registry.worst(most, planned, delta)
+    return None, use is not None and use.too_much(TOLERANCE_MICRO)
+
+
+def _remark_unheld(count: int, origin: str, remarks: Remarks) -> None:
+    """Tells of limits that cannot be held against runs of which nothing says any more who stayed."""
+    if count:
+        told = f"{count} contributions of {origin}, as it was planned, pass a limit over all runs with what some spent whom an"
+        remarks.qualify("EARLIER_TOLD", f"{told} earlier run names no more: whether they are among these nothing shows")
 
 
 def _judge_spent(run: Replay, registry: SpentRegistry, fault: Fault, remarks: Remarks) -> Iterator[str]:
@@ -375,7 +402,7 @@ def _judge_spent(run: Replay, registry: SpentRegistry, fault: Fault, remarks: Re
     count what it may have spent there, and that an admission says less is a qualifier. Contributions with equal histories share
     one computation, so that this takes seconds for 10^5 of them.
     """
-    own, delta, unnamed, untold = Accounts(run), run.header.delta, sum(run.register.unnamed), 0
+    own, delta, unnamed, untold, unheld = Accounts(run), run.header.delta, sum(run.register.unnamed), 0, 0
     most: dict[str, float] = {}
     for name, contribution in run.contributions.items():
         if name in registry.withdrawn and run.expenditure.steps(contribution, run.charged_phases):
@@ -390,8 +417,9 @@ def _judge_spent(run: Replay, registry: SpentRegistry, fault: Fault, remarks: Re
         before, known = registry.accounts(name, contribution.terms), registry.accounts(name, contribution.terms, named=True)
         _judge_admission(contribution, registry.composed(known, delta), fault)
         untold += before != known and _says_less(contribution, registry.composed(before, delta))
-        use = registry.worst(known, own.planned(contribution), delta)
-        if use is not None and use.too_much(TOLERANCE_MICRO):
+        use, may = _beyond(registry, name, contribution, own.planned(contribution), delta)
+        unheld += use is None and may
+        if use is not None:
             sentence = f"{name.hex()}: {use.limit} over all runs; with this one as planned {use.epsilon:.6f} of it is used"
             fault("BUDGET", f"seq {contribution.seq}", sentence)
         signed = [item for item in account.limits if item.by == "contributor"]
@@ -409,6 +437,7 @@ def _judge_spent(run: Replay, registry: SpentRegistry, fault: Fault, remarks: Re
     if untold:
         told = f"{untold} contributions are said to have spent less before than some did whom an earlier run names no more"
         remarks.qualify("EARLIER_TOLD", f"{told}: whether they are among these nothing shows; totals count it")
+    _remark_unheld(unheld, run.header.origin, remarks)
     for class_name, total in most.items():
         spent = f"a contribution has spent epsilon {total:.6f} at most, at delta {delta:g}"
         yield f"class {class_name}: over all runs counted, {spent}, if none was chosen by looking at another one's model"

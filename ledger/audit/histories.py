@@ -8,13 +8,16 @@ hands, that is a finding, whichever of them the run under audit cites.
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from ledger import layout
 from ledger.audit.files import Export, Leaves
 from ledger.errors import ExportChanged, LeafRefused, NoteError
 from ledger.leaves import Header, decode_leaf
+from ledger.leaves.previous import COMPROMISED
 from ledger.note import peek_checkpoint
+from ledger.retention.retained import is_stand_in
 
 Fault = Callable[[str, str, str], None]
 
@@ -34,6 +37,11 @@ class Given:
     leaves: Leaves
     header: Header
     digest: bytes
+
+    @property
+    def gone(self) -> int:
+        """How many of its leaves have lost their bodies."""
+        return sum(map(is_stand_in, islice(self.leaves, self.leaves.retained)))
 
     def require(self, size: int | None, root_hex: str | None) -> None:
         """Holds the leaves against those of which an audit said that they are signed: others may write there.
@@ -69,7 +77,7 @@ def read_export(path: Path) -> Given:
 
 
 def longest(given: Sequence[Given], fault: Fault) -> list[Given]:
-    """Returns the longest export of each ledger, and reports every other one that is not a beginning of it.
+    """Returns the longest export of each ledger, of equals that with most leaves; reports every one that is no beginning of it.
 
     Args:
         given: all exports.
@@ -81,7 +89,8 @@ def longest(given: Sequence[Given], fault: Fault) -> list[Given]:
     found: dict[bytes, Given] = {}
     for item in given:
         top = found.setdefault(item.digest, item)
-        if item.leaves.size > top.leaves.size:
+        longer = item.leaves.size - top.leaves.size
+        if longer > 0 or (item is not top and not longer and item.gone < top.gone):
             found[item.digest] = item
     for item in given:
         top, size = found[item.digest], item.leaves.size
@@ -93,6 +102,8 @@ def longest(given: Sequence[Given], fault: Fault) -> list[Given]:
 
 def judge_citations(shown: Iterable[Given], own: Given, fault: Fault) -> None:
     """Holds what every run counts against the exports of the ledgers that it names; what ``own`` counts is judged elsewhere.
+
+    So no run forgets that a key was lost, as another one says: behind the leaves for which that one vouches nothing counts.
 
     Args:
         shown: the longest export of each ledger, without that of the run under audit.
@@ -113,6 +124,9 @@ def judge_citations(shown: Iterable[Given], own: Given, fault: Fault) -> None:
                 if found.leaves.root_at(cited.size) != cited.root:
                     sentence = f"{counted}, which are not the first of this export: two histories of it"
                     fault("EARLIER_FORKED", str(found.path), sentence)
+                elif cited.reason == COMPROMISED and cited.size < found.leaves.size:
+                    sentence = f"{counted}, where its key was lost, and {found.leaves.size} are here"
+                    fault("EARLIER_COMPROMISED", str(found.path), sentence)
             elif found is not own:  # of the run under audit an older checkpoint may be audited
                 sentence = f"{counted}, {found.leaves.size} are here; give a longer export of it"
                 fault("EARLIER_BEHIND", str(found.path), sentence)

@@ -89,7 +89,9 @@ def remark_run(run: Replay, remarks: Remarks) -> None:
     unmatched = sum(hash_ not in run.contributions for hash_ in run.withdrawals)
     if unmatched:
         named = "withdrawal names a contribution" if unmatched == 1 else "withdrawals name contributions"
-        remarks.note(f"{unmatched} {named} that no ADMIT leaf names")
+        hidden = any(run.register.unnamed)
+        stayed = "; of those that stayed nothing says any more whether they are among these" if hidden else ""
+        remarks.note(f"{unmatched} {named} that no ADMIT leaf names{stayed}")
 
 
 def clock_set_back(run: Replay) -> Iterable[str]:

@@ -82,14 +82,14 @@ class Releasing:
         Args:
             manifest_digest: SHA-256 of the file `release.cose`, which cites the checkpoint over all leaves so far.
             artifacts_digest: digest over the files, as the manifest says it.
-            step: last released step that the weights contain.
+            step: last released step of the run.
             now: POSIX seconds.
 
         Returns:
             The position of the leaf: the size of the checkpoint that the manifest cites.
 
         Raises:
-            LeafRefused: code RELEASE, the step was never charged.
+            LeafRefused: code RELEASE, it is another step.
             LedgerClosed, LedgerBusy, StorageFailed: as for appending.
         """
         seq, tree = self._file.size, self._file.frontier.root()

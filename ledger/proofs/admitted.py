@@ -155,6 +155,15 @@ def verify_admitted(proof: Admitted, leaf: Leaf) -> Aggregate:
     return proof.aggregate
 
 
+def shows_member(run: Replay, proof: Admitted) -> bool:
+    """Tells whether a member record is under a SUMMARY leaf of a replayed run; one of another run is under none."""
+    summary = next((leaf for leaf in run.tally.summaries if leaf.seq == proof.leaf), None)
+    try:
+        return summary is not None and bool(verify_admitted(proof, summary))
+    except ProofError:
+        return False
+
+
 def name_member(run: Replay, proof: Admitted) -> bool:
     """Names who stayed in a run, and whose admission is gone, as its member record shows; tells whether it does.
 
@@ -165,13 +174,8 @@ def name_member(run: Replay, proof: Admitted) -> bool:
         run: the replayed run; what it says of the contribution is from then on found under its descriptor hash.
         proof: the record.
     """
-    summary = next((leaf for leaf in run.tally.summaries if leaf.seq == proof.leaf), None)
     found = run.contributions.get(stand_in_name(proof.shown.member.seq))
-    if summary is None or found is None:
-        return False
-    try:
-        verify_admitted(proof, summary)
-    except ProofError:
+    if found is None or not shows_member(run, proof):
         return False
     run.register.name(found, proof.shown.member.descriptor_hash)
     return True

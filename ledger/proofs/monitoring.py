@@ -107,8 +107,8 @@ class WatchedRow:
         carried: what its ADMIT leaf says that it had spent in earlier runs.
         withdrawn: its WITHDRAW leaf, None where there is none.
         asked: POSIX seconds of the earliest signed withdrawal that was given, None without one.
-        unnamed: where it is not known to have been admitted, how many contributions stayed of whom the exports say no names any
-            more; it may be one of them, which its member record shows.
+        unnamed: where it is not known to have been admitted there, how many contributions stayed of whom the ledger says no
+            names any more; it may be one of them, which its member record shows.
     """
 
     name: str
@@ -153,7 +153,8 @@ class Watched:
     """What a look at some exports found.
 
     Attributes:
-        rows: a row per contribution and ledger that says something of it, and per contribution that none admitted.
+        rows: a row per contribution and ledger that says something of it, or says of some no more who they are; and one per
+            contribution of which there is none.
         alarms: what calls for an alarm.
         reports: the audit of each export, in the order of their sizes.
     """
@@ -259,7 +260,6 @@ class _Look:
         self._rows: dict[bytes, list[WatchedRow]] = {name: [] for name in (*self._mine, *self._asked)}
         self._members = {item.shown.member.descriptor_hash: item for item in members}
         self._shown: set[bytes] = set()
-        self._unnamed = 0
 
     def rows(self) -> tuple[WatchedRow, ...]:
         """Returns all rows, those of one contribution together; what no ledger admitted has one that says so."""
@@ -284,7 +284,6 @@ class _Look:
             if name in self._rows and name not in admitted and name_member(run, member):
                 admitted[name] = restored(run.contributions[name], run.header.time)
         self._shown |= admitted.keys()
-        self._unnamed += sum(run.register.unnamed)
         for name in self._rows:
             admit, end = admitted.get(name), ended.get(name)
             if admit is None and end is None and not any(run.register.unnamed):
@@ -292,8 +291,6 @@ class _Look:
             if admit is not None:
                 self._compare(path, run, admit)
             self._withdrawal(path, run, name, admit, end)
-            if admit is None and end is None:
-                continue
             self._rows[name].append(self._row(name, run.header.origin, run, admit, end))
 
     def require_members(self, exports: Sequence[Path]) -> None:
@@ -326,7 +323,7 @@ class _Look:
             carried=0.0 if admit is None else from_micro(admit.carried_micro),
             withdrawn=None if end is None else Terminus(end.seq, end.time, end.reason),
             asked=asked[0][1].time if asked else None,
-            unnamed=self._unnamed if admit is None and end is None else 0,
+            unnamed=0 if run is None or admit is not None else sum(run.register.unnamed),
         )
 
     def _alarm(self, code: str, path: Path, seq: int | None, sentence: str) -> None:

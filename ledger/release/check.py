@@ -17,7 +17,7 @@ from ledger.audit.histories import read_export
 from ledger.audit.replaying import begin, follow
 from ledger.audit.words import Verdict
 from ledger.errors import LedgerError
-from ledger.leaves import Header, Leaf, Release, decode_leaf
+from ledger.leaves import Header, Leaf, Release, Withdraw, decode_leaf
 from ledger.leaves.previous import COMPROMISED
 from ledger.note import Checkpoint
 from ledger.release.create import block_rows
@@ -44,7 +44,7 @@ class ReleaseReport:
         findings: what is wrong; empty unless FAILED.
         notes: what a reader should know though nothing is wrong.
         manifest: what was signed, None unless its signature holds.
-        newer_withdrawals: withdrawals that the export has and the manifest cannot know, None without an export.
+        newer_withdrawals: contributions whose withdrawal the export has and the manifest cannot know, None without an export.
         weights: what the files that the manifest names have to do with the weights of the run, tensor by tensor; None unless
             its signature holds. Where the verdict is SIGNED or FAILED, what they were held against is the signer's word.
     """
@@ -284,9 +284,11 @@ def _compare(check: _Check, leaves: Leaves, manifest: Manifest) -> None:
     _compare_record(check, run, manifest)
     _compare_weights(check, run, manifest)
     _compare_costs(check, run, manifest)
+    newer = set()  # also who had expired before, and withdrew since
     for leaf, _ in stream:
         check.see(leaf, manifest)
-    check.newer = sum(seq >= manifest.size for seq in run.withdrawals.values())
+        newer |= {leaf.descriptor_hash} if isinstance(leaf, Withdraw) else set()
+    check.newer = len(newer)
     if check.newer:
         check.words.add("RELEASE_OLDER")
         check.notes.append(f"{check.newer} withdrawals are newer than the release, which cannot take them into account")

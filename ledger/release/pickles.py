@@ -49,6 +49,8 @@ def is_pickle(head: bytes, size: int) -> bool:
     * they obtain an object (they import it, or ask the loader for it by a persistent id) and act on an object behind that: call
       it, build it, or put something into it;
     * they obtain an object, and a STOP stands behind that;
+    * they begin a frame, and a STOP stands behind that: where a loader goes on behind it, at the end of the frame or before,
+      hangs on how it reads files;
     * they are data alone up to a STOP, behind which is white space alone, or before which are at least seven opcodes;
     * they may still be one after 65 536 opcodes, or at the end of what is at hand.
 
@@ -65,7 +67,7 @@ def is_pickle(head: bytes, size: int) -> bool:
     """
     if head[:1] == b"\x80":
         return len(head) < 2 or head[1] < 32
-    walk, obtained = _Walk(head, size), False
+    walk, obtained, framed = _Walk(head, size), False, False
     for count in range(1, MAX_OPCODES + 1):
         name = walk.step()
         if name is None:
@@ -73,7 +75,8 @@ def is_pickle(head: bytes, size: int) -> bool:
         if name == "INST" or (obtained and (name in _ACTS or name == "STOP")):
             return True
         obtained |= name in _OBTAINS
-        if name == "STOP" and (count >= _DATA or (size == len(head) and not head[walk.at :].strip())):
+        framed |= name == "FRAME"
+        if name == "STOP" and (framed or count >= _DATA or (size == len(head) and not head[walk.at :].strip())):
             return True
     return True
 
@@ -119,7 +122,7 @@ class _Walk:
     def _argument(self, opcode: pickletools.OpcodeInfo) -> bool:
         for form in _LINES.get(opcode.name, ()):
             line = self._line()  # where it is a number, C reads it up to a zero byte
-            if line is None or not form.fullmatch(line.partition(b"\0")[0] if form is _INTEGER else line):
+            if line is None or not form.fullmatch(line.partition(b"\0")[0] if form in (_INTEGER, _FLOAT) else line):
                 return False
         if opcode.arg is None or opcode.name in _LINES:
             return True

@@ -42,7 +42,7 @@ def named_by_withdrawals(entries: Iterable[bytes]) -> dict[int, bytes]:
     """
     found: dict[int, bytes] = {}
     for data in entries:
-        if data and peek_kind(data) == Withdraw.KIND:
+        if data and not is_stand_in(data) and peek_kind(data) == Withdraw.KIND:
             leaf = decode_leaf(data)
             if isinstance(leaf, Withdraw) and leaf.admit_seq is not None:
                 found.setdefault(leaf.admit_seq, leaf.descriptor_hash)

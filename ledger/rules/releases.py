@@ -75,5 +75,5 @@ class Releases:
         if leaf.withdrawals_root != expected:
             told = f"the root over the withdrawals is {expected.hex()}, not {leaf.withdrawals_root.hex()}"
             yield LeafRefused("RELEASE", told)
-        if leaf.step > run.charged_steps.most:
-            yield LeafRefused("RELEASE", f"step {leaf.step} was released, steps up to {run.charged_steps.most} were charged")
+        if leaf.step != run.position:
+            yield LeafRefused("RELEASE", f"the last released step is {run.position}, the leaf says {leaf.step}")

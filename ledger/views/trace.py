@@ -40,22 +40,24 @@ class Wanted:
         """Tells whether a leaf could be its admission: most are of others, and need not be decoded."""
         return any(name is not None and name in body for name in (self.content, self.descriptor_hash))
 
-    def is_of(self, admit: Admit) -> bool:
-        """Tells whether a leaf admits it.
+    def is_of(self, seq: int, descriptor_hash: bytes, anchor: bytes) -> bool:
+        """Tells whether an admission is its own.
+
+        Args:
+            seq: position of the ADMIT leaf.
+            descriptor_hash: whom it admits.
+            anchor: the commitment to the content that it has.
 
         Raises:
             AnchorRefused: code DESCRIPTOR, one name is that of the leaf and the other is not.
         """
-        same = [
-            name == found
-            for name, found in ((self.content, admit.anchor), (self.descriptor_hash, admit.descriptor_hash))
-            if name is not None
-        ]
+        pairs = ((self.content, anchor), (self.descriptor_hash, descriptor_hash))
+        same = [name == found for name, found in pairs if name is not None]
         if any(same) and not all(same):
             raise AnchorRefused(
                 "DESCRIPTOR",
-                f"leaf {admit.seq} admits the descriptor {admit.descriptor_hash.hex()} with the content commitment "
-                f"{admit.anchor.hex()}; the anchor pairs one of these with another: it is not of this contribution",
+                f"leaf {seq} admits the descriptor {descriptor_hash.hex()} with the content commitment "
+                f"{anchor.hex()}; the anchor pairs one of these with another: it is not of this contribution",
             )
         return all(same)
 
@@ -132,7 +134,8 @@ def trace(run: Replay, bodies: Iterable[bytes | None], wanted: Wanted) -> Trace:
     Guarantee:
         `Trace.releases` leaves out a release, or a part of one, only if no step in whose pool the contribution was, and no
         draw of it where draws are public, can be in its weights: no path leads from its class to a block of the part
-        (`ledger.rules.influence.artifacts`), or nothing was charged to it before the leaf up to the step that was released.
+        (`ledger.rules.influence.artifacts`), or nothing was charged to it before the leaf. That the weights are of an earlier
+        step than was charged is the operator's word, and leaves nothing out.
 
     Args:
         run: the replayed ledger.
@@ -156,7 +159,7 @@ def trace(run: Replay, bodies: Iterable[bytes | None], wanted: Wanted) -> Trace:
         if not (wanted.within(body) if admit is None else admit.descriptor_hash in body):
             continue
         leaf = decode_leaf(body)
-        if admit is None and isinstance(leaf, Admit) and wanted.is_of(leaf):
+        if admit is None and isinstance(leaf, Admit) and wanted.is_of(leaf.seq, leaf.descriptor_hash, leaf.anchor):
             admit = leaf
         elif admit is not None and isinstance(leaf, Withdraw) and leaf.descriptor_hash == admit.descriptor_hash:
             left.append(leaf)
@@ -214,5 +217,5 @@ def _touched(run: Replay, windows: Collection[Charge], place: int) -> tuple[Touc
     return tuple(
         TouchedRelease(leaf.seq, leaf.time, leaf.step, leaf.manifest_digest, parts)
         for leaf in recorded
-        if parts and any(window.seq < leaf.seq and window.first_step <= leaf.step for window in windows)
+        if parts and any(window.seq < leaf.seq for window in windows)
     )

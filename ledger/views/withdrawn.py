@@ -32,6 +32,10 @@ CHOSEN_PUBLIC: Final = (
 )
 PUBLIC: Final = "Its class is public: nothing was promised, and no bound is claimed. No unlearning was performed."
 UNKNOWN: Final = "No leaf of this run names such a contribution."
+UNNAMED: Final = (
+    "No leaf of this run names such a contribution, and of {count} that stayed nothing says any more who they are: it may be "
+    "one of them, which its member record shows."
+)
 NO_GROUP: Final = "There is no bound for all {count} together: {why}. If that matters, retrain."
 
 
@@ -67,12 +71,14 @@ class WithdrawalStatement:
         members: how many of them count for the group: those of private classes.
         epsilon: for these together, None without a bound or without any.
         sentence: the same in words, empty without any.
+        hidden: how many withdrawals may be of somebody who stayed and whom nothing names any more; then there is no bound.
     """
 
     rows: tuple[WithdrawnRow, ...]
     members: int
     epsilon: float | None
     sentence: str
+    hidden: int = 0
 
 
 def withdrawal_statement(run: Replay, wanted: Collection[bytes] | None = None) -> WithdrawalStatement:
@@ -82,7 +88,8 @@ def withdrawal_statement(run: Replay, wanted: Collection[bytes] | None = None) -
         Every epsilon is an upper bound at the policy's delta under zero-out adjacency: of one contribution, or of all of them
         replaced by nulls at once. The latter is `ledger.accountants.epsilon_of_principal` over draws that stay secret, each
         contribution counted at its least noise multiplier; where occurrences are public the Gaussian parameters mu, whose
-        squares the ledger has, add up. Both are those of loss distributions, whatever the accountant of record.
+        squares the ledger has, add up. Both are those of loss distributions, whatever the accountant of record. There is none
+        for all of them where one may be somebody who stayed and whom nothing names any more.
 
     Args:
         run: the replayed ledger.
@@ -98,6 +105,10 @@ def withdrawal_statement(run: Replay, wanted: Collection[bytes] | None = None) -
     hashes = sorted(set(asked), key=run.withdrawals.__getitem__)
     rows = tuple(_row(run, hash_) for hash_ in hashes)
     members = [run.contributions[row.descriptor_hash] for row in rows if row.epsilon is not None]
+    hidden = sum(row.class_name is None for row in rows) if any(run.register.unnamed) else 0
+    if hidden:
+        why = f"whether {hidden} of them are among those that stayed nothing says any more"
+        return WithdrawalStatement(rows, len(members), None, NO_GROUP.format(count=len(rows), why=why), hidden)
     epsilon, sentence = _group(run, members)
     return WithdrawalStatement(rows, len(members), epsilon, sentence)
 
@@ -105,7 +116,8 @@ def withdrawal_statement(run: Replay, wanted: Collection[bytes] | None = None) -
 def _row(run: Replay, descriptor_hash: bytes) -> WithdrawnRow:
     place, found = (descriptor_hash, run.withdrawals[descriptor_hash]), run.contributions.get(descriptor_hash)
     if found is None:
-        return WithdrawnRow(*place, None, 0, None, None, (UNKNOWN,))
+        stayed = sum(run.register.unnamed)
+        return WithdrawnRow(*place, None, 0, None, None, (UNNAMED.format(count=stayed) if stayed else UNKNOWN,))
     header, steps = run.header, run.expenditure.steps(found, run.charged_phases)
     rule = header.policy.classes[found.class_index]
     if rule.public:

@@ -531,6 +531,27 @@ def test_a_lost_run_is_not_counted_shorter_than_another_run_or_export_shows_it(t
     assert codes(third, early, longer) == ["EARLIER_BEHIND"]
 
 
+def test_no_run_forgets_that_a_key_was_lost_as_another_one_says(tmp_path):
+    """Closed behind that, the run would count with what its leaves charge, and no more with its whole plan."""
+    early, late = two_sizes(tmp_path)
+    with Ledger.open(tmp_path / "one.db", SIGNER) as ledger:
+        ledger.finish(now=START + 900)
+        closed = ledger.export(tmp_path / "closed")
+    lost = earlier_run(early, KEYS, reason="compromised")
+    second = heir(tmp_path, "two", SECOND, lost, streams=50)
+    third = heir(tmp_path, "three", THIRD, lost, earlier_run(second, KEYS), streams=70)
+    assert codes(third, early, second) == []
+    (tmp_path / "lie").mkdir()
+    counted = [earlier_run(export, KEYS) for export in (closed, second)]
+    lie = finished(
+        tmp_path / "lie", "three", THIRD, carrying(SpentRegistry(counted)), streams=70, now=START + 1000,
+        previous=SpentRegistry(counted).previous,
+    )  # fmt: skip
+    assert codes(lie, closed) == ["EARLIER_MISSING"]
+    assert codes(lie, closed, second) == ["EARLIER_COMPROMISED"]
+    assert codes(closed, second) == codes(late, second) == ["EARLIER_COMPROMISED"], "of the run under audit too"
+
+
 def test_what_is_no_checkpoint_of_an_earlier_run_is_told_as_that(tmp_path):
     first = finished(tmp_path, "one", SIGNER, admission(1))
     second = finished(tmp_path, "two", SECOND, admission(2), streams=10)

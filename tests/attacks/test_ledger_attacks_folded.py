@@ -115,6 +115,26 @@ def test_what_was_wrong_of_several_runs_before_folding_is_told_after_it(tmp_path
     assert ("LIMITS_ALONE" in folded.qualifiers) == (lie == "limit")
 
 
+@pytest.mark.parametrize("epsilon", [1.9, 9.0], ids=["exceeded", "with room"])
+def test_a_limit_that_may_be_exceeded_with_what_was_spent_in_a_folded_run_is_told(tmp_path, epsilon):
+    """The admission says what was spent before, and no leaf says in which run: the limit is held against this run alone."""
+    limit = LIMIT | {"max_epsilon_micro": int(epsilon * 10**6)}
+    first = run(tmp_path, SIGNER, admitting(admission(1, **limit), admission(2, **limit), steps=7))
+    registry = counting(first.whole)
+    specs = [carrying(registry, admission(n, **limit)) for n in (1, 2)]
+    second = run(tmp_path, SECOND, admitting(*specs, steps=7), later=1000, previous=registry.previous)
+    third = NoteSigner("ledger.example/run3", OTHER_KEY)
+    both, stranger = counting(first.whole, second.whole), admission(7, "sensitive")
+    last = run(tmp_path, third, admitting(stranger), later=2000, previous=both.previous)
+    keys, exceeded = [*KEYS, third.vkey], epsilon < 2
+    for named, folded in (
+        [verify_with_earlier(second.whole, keys, [export]) for export in first],
+        [verify_with_earlier(last.whole, keys, [export, second.whole]) for export in first],
+    ):
+        assert ("BUDGET" in codes(named)) == exceeded
+        assert folded.findings == () and ("EARLIER_TOLD" in folded.qualifiers) == exceeded
+
+
 def test_an_honest_run_does_not_fail_because_another_was_folded_since(tmp_path):
     """Newcomers of a run that counts it, and a run with which it shares nobody: what nothing shows is told."""
     first = run(tmp_path, SIGNER, admitting(admission(1), admission(2)))
@@ -156,3 +176,12 @@ def test_a_signed_withdrawal_that_no_leaf_enters_is_told_of_whoever_may_have_sta
         assert report.findings == () and "WITHDRAWAL_UNENTERED" in report.qualifiers
         seen = watch([export], KEYS, [], [("one.cose", said)], delay=60, now=START + 86_400)
         assert [alarm.code for alarm in seen.alarms] == ["WITHDRAWAL_MISSING"]
+
+
+@pytest.mark.parametrize("turn", [1, -1])
+def test_of_two_exports_of_one_ledger_that_counts_which_names_more(tmp_path, turn):
+    """In whatever order they are given: an auditor who kept what was before does not lose by being shown what is left."""
+    first = run(tmp_path, SIGNER, admitting(admission(1), admission(2), steps=7))
+    second = run(tmp_path, SECOND, admitting(admission(1)), later=1000, previous=counting(first.whole).previous)
+    assert codes(verify_with_earlier(second.whole, KEYS, [first.folded])) == set()
+    assert codes(verify_with_earlier(second.whole, KEYS, first[::turn])) == {"CARRIED"}

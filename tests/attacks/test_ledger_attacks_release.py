@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from attest import cbor
+from attest.withdrawal import EXPIRED
 from ledger import merkle
 from ledger.errors import ReleaseRefused
 from ledger.leaves import Release, Withdraw
@@ -268,6 +269,27 @@ def test_E5_a_withdrawal_since_the_release_is_refused_unless_the_rights_say_othe
     assert refusal(report, Rights(both, told=True), withdrawn_classes={"open"}) == "WITHDRAWN"
     assert choose_artifact(report, Rights(both, withdrawn=True, told=True), ["full"]) == "full"
     assert choose_artifact(report, Rights(both, told=True), ["full"], withdrawn_classes=()) == "full"
+
+
+def test_E5_a_withdrawal_since_the_release_counts_though_its_contribution_had_expired_before(tmp_path):
+    """What a run takes out by itself is no withdrawal that anybody signed: the first that is may come after the release."""
+    spec = header_spec(stack=stack_of(4, *STACK.tensors, parameter("w", 2)))
+    with Ledger.create(tmp_path / "ledger.db", spec, SIGNER, now=START) as ledger:
+        driver = Driver(ledger)
+        driver.digest = ledger.keep_weights([WEIGHTS])
+        driver.admit(admission(1), admission(2), admission(3, "sensitive"))
+        driver.steps(4)
+        ledger.withdraw(admission(2).descriptor_hash, EXPIRED, admission(2).attestation_hash, now=driver.tick())
+        driver.steps(6)
+        driver.epoch()
+        ledger.finish(now=driver.tick())
+        release(ledger, model(tmp_path / "old"), now=driver.tick())
+        driver.withdraw(2)
+        later = ledger.export(tmp_path / "later")
+    assert check_release(tmp_path / "old", KEYS).newer_withdrawals == 0
+    report = check_release(tmp_path / "old", KEYS, export=later)
+    assert (report.findings, report.newer_withdrawals) == ((), 1) and "RELEASE_OLDER" in report.qualifiers
+    assert refusal(report, Rights({"open": None, "sensitive": None}, told=True)) == "WITHDRAWN"
 
 
 def test_nothing_of_the_name_of_the_export_is_left_unlooked_at(scene, new, tmp_path):

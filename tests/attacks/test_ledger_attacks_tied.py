@@ -77,9 +77,11 @@ CALL = b"cbuiltins\nprint\n(S'the loader ran this'\ntR."
 READ_BY_UNPICKLERS = (
     b"I0x10\n0", b"L0x10L\n0", b"I1_0\n0", b"I 0o7 \n0", b"L-0B1\n0", b"I00\n0", b"F1_0.5e+1_0\n0", b"F-Inf\n0",
     "S'\u00e9'\n0".encode(), b'S"a\\xff"\n0', b"V\\u0041\n0", b"(0", b"(1", b"(NN1", b"N200", b"I1\n.", b"(dp0\n.L5L\n.",
-    b"K.0", b"Jabcd0", b"U\x20" + b"a" * 32 + b"0",
+    b"K.0", b"Jabcd0", b"U\x20" + b"a" * 32 + b"0", b"I5\0and more\n0", b"F1.5\0and more\n0",
 )  # fmt: skip
 """What CPython's unpicklers take, in C or in Python, though `pickletools` refuses some of it; it leaves the stack as it was."""
+FRAMED = b"\x95" + struct.pack("<Q", 9) + b"\x8c\x01a." + b"0junk"
+"""A pickle that ends inside its frame: what reads pickles behind one another goes on behind the frame, or behind the STOP."""
 PARTS = (
     *READ_BY_UNPICKLERS, *b"().012NR]abdelostu}", b"cx\ny\n", b"ix\ny\n", b"Pz\n", b"Q", b"Vk\n", b"I1\n", b"p5\n", b"g5\n",
     b"q\t", b"h\t", b"\x81", b"\x85", b"\x86", b"\x87", b"\x88", b"\x8c\x01x", b"\x8f", b"\x90", b"\x91", b"\x92", b"\x93",
@@ -103,6 +105,7 @@ HIDDEN = [
     ("an instance with a byte too many at the end", "a.txt", b"(S'ls'\nios\nsystem!", "pickle"),
     ("an import by a name in other letters", "a.txt", "cмодуль\nx\n.".encode(), "pickle"),
     ("what the loader keeps", "a.txt", b"Pstorage\n(tR", "pickle"),
+    ("a call behind the frame of another pickle", "a.txt", FRAMED + CALL, "pickle"),
     ("data alone, and junk behind it", "a.txt", pickle.dumps([0.5] * 9, 0) + b"!", "pickle"),
     ("binary opcodes in a picture", "logo.gif", b"GIF87a..." + PICKLES[4][2:], "pickle"),
     ("text opcodes in a picture", "logo.gif", b"GIF87a...I0x10\n0" + CALL, "pickle"),
@@ -180,6 +183,16 @@ def test_E4_whatever_an_unpickler_does_with_an_object_that_it_obtained_is_a_pick
             assert is_pickle(data, len(data)), data
             count += 1
     assert count > 30
+
+
+@pytest.mark.parametrize("kind", [pickle.Unpickler, pickle._Unpickler])
+def test_loaders_go_on_behind_a_frame(kind):
+    """So a walk that goes on behind the STOP alone looks at other bytes than they do."""
+    stream, obtain = io.BytesIO(FRAMED + CALL), {"find_class": found}
+    assert kind(stream).load() == "a" and stream.tell() == len(FRAMED)
+    Thing.acted = False
+    type("Unpickler", (kind,), obtain)(stream).load()
+    assert Thing.acted
 
 
 @pytest.mark.parametrize("before", READ_BY_UNPICKLERS)

@@ -10,17 +10,18 @@ from ledger.accountants import to_micro_up
 from ledger.audit import verify_export
 from ledger.audit.earlier import earlier_run, verify_with_earlier
 from ledger.errors import BudgetExceeded, CosignRefused, LeafRefused, LedgerCorrupt, ProofError, RetentionRefused
-from ledger.leaves import Admit, Withdraw, decode_leaf
+from ledger.leaves import Admit, Withdraw, decode_leaf, encode_leaf
 from ledger.log import Ledger
 from ledger.note import NoteSigner
 from ledger.proofs.cosigning import Cosigned, cosign_export
 from ledger.proofs.membership import find_membership
 from ledger.proofs.memory import Memory
-from ledger.retention.aggregates import Member, ShownMember
-from ledger.retention.retained import named_by_withdrawals
+from ledger.retention.aggregates import Aggregate, Member, ShownMember
+from ledger.retention.retained import MEMBER, named_by_withdrawals
 from ledger.retention.statements import statements, summary_keys
 from ledger.rules.spending import composed, most_of_run, of_run
 from ledger.rules.spent import SpentRegistry
+from ledger.views.withdrawn import withdrawal_statement
 from tests.ledger.ledger_runs import OTHER_KEY, SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
 from tests.ledger.retained_runs import ANNA, BEN, export_of, grown, is_pruned, retaining_spec, vouched_for
 
@@ -248,6 +249,31 @@ def test_without_the_file_the_withdrawer_brings_the_record(run):
     leaf = run.ledger.withdrawal_leaves()[-1]
     assert (leaf.admit_seq, leaf.member) == (None, None), "nobody shows that it was there; the withdrawal stands all the same"
     assert descriptor(1) in run.ledger.state.withdrawals
+
+
+def test_a_withdrawal_said_to_match_nothing_is_in_no_bound_that_leaves_it_out(run, tmp_path):
+    """It may be of somebody who stayed: neither the statement nor the audit says that it is of nobody."""
+    whole = withdrawal_statement(run.ledger.state)
+    run.ledger.prune(who_stays=True)
+    run.ledger.place.side(".members").unlink()
+    seq = run.ledger.withdraw(descriptor(1), "contributor", bytes(32), now=run.tick())
+    made = withdrawal_statement(run.ledger.state)
+    assert whole.epsilon and made.epsilon is None and (whole.hidden, made.hidden) == (0, 2), "99 never came, and 1 stayed"
+    assert "whether 2 of them are among those that stayed" in made.sentence and made.members == whole.members
+    (sentence,) = next(row.sentences for row in made.rows if row.seq == seq)
+    assert "of 3 that stayed nothing says any more who they are: it may be one of them" in sentence
+    notes = verify_export(run.ledger.export(tmp_path / "lean"), KEYS).notes
+    assert any("no ADMIT leaf names; of those that stayed nothing says" in note for note in notes)
+
+
+def test_no_stand_in_is_taken_for_a_withdrawal_whatever_its_bytes(run):
+    """The kind of a leaf is looked for at a place in its bytes where an aggregate may have the same number, of its class."""
+    leaf = Withdraw(9, START, descriptor(1), 1, "contributor", bytes(32))
+    for first in (1, 23, 24, 100, 255, 256, 65_536):
+        for count in (1, 5, 24, 256):
+            for place in range(8):
+                stand_in = Aggregate(first, count, place, 10**6, 10**6, 0, 0, 0, 0, bytes(32)).to_bytes()
+                assert named_by_withdrawals([stand_in, MEMBER, b"", encode_leaf(leaf)]) == {1: descriptor(1)}
 
 
 def test_a_members_file_that_is_none_is_refused_and_nothing_is_written(run):

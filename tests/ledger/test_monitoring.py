@@ -5,12 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from ledger_runs import SIGNER, START, Driver, header_spec, signed_policy
+from ledger_runs import OTHER_KEY, SIGNER, START, Driver, header_spec, signed_policy
 
 from attest.descriptor import SignedDescriptor
 from attest.withdrawal import Withdrawal
 from ledger.handles import AdmitSpec
 from ledger.log import Ledger
+from ledger.note import NoteSigner
 from ledger.proofs.admitted import Admitted, prove_admitted
 from ledger.proofs.monitoring import ALARMS, Mine, watch
 from tests.ledger.retained_runs import ANNA, BEN, retaining_spec, vouched_for
@@ -255,6 +256,30 @@ def test_who_stayed_in_a_folded_run_is_shown_by_the_member_record_alone(tmp_path
     lied = replace(records[0], aggregate=replace(records[0].aggregate, clip_micro=1))
     for elsewhere, shown in ((other, records[0]), (export, lied)):
         assert codes(look(elsewhere, own=(ONE, TWO, mine(4)), members=[shown])) == ["MEMBER"]
+
+
+def test_a_ledger_that_names_nobody_is_told_beside_one_that_names_the_contribution_or_its_withdrawal(tmp_path):
+    """The operator may say that a withdrawal matches nothing; whether that is so nothing shows, and no answer says it."""
+    driver = Driver(Ledger.create(tmp_path / "run.db", retaining_spec(), SIGNER, now=START))
+    driver.admit(admitted(ONE), admitted(mine(3)))
+    for _ in range(2):
+        driver.steps(1)
+        driver.epoch()
+    driver.ledger.summarise(now=driver.tick())
+    driver.ledger.finish(now=driver.tick())
+    vouched_for(driver, ANNA, BEN)
+    driver.ledger.prune(who_stays=True)
+    folded = driver.ledger.export(tmp_path / "run")
+    driver.ledger.place.side(".members").unlink()
+    driver.ledger.withdraw(ONE.descriptor_hash, "contributor", bytes(32), now=driver.tick())
+    entered = driver.ledger.export(tmp_path / "entered")
+    driver.ledger.close()
+    second = NoteSigner("ledger.example/run2", OTHER_KEY)
+    _, named = run(tmp_path, admitted(ONE), name="other", signer=second)
+    found = watch([folded, named], [SIGNER.vkey, second.vkey], (ONE,), delay=DAY, now=START + 50)
+    assert {(row.origin, row.seq, row.unnamed) for row in found.rows} == {(SIGNER.name, None, 2), (second.name, 1, 0)}
+    (row,) = look(entered, own=(ONE,)).rows
+    assert row.withdrawn is not None and (row.seq, row.unnamed) == (None, 2)
 
 
 def test_in_a_public_class_no_epsilon_is_claimed(tmp_path):

@@ -16,7 +16,8 @@ from attest.policy import DepthRule
 from attest.withdrawal import EXPIRED
 from ledger.accountants import Phase, epsilon_of_phases
 from ledger.audit.earlier import earlier_run
-from ledger.errors import AnchorRefused, ExportRefused, LedgerBehind, LedgerError, LedgerForked
+from ledger.errors import AnchorRefused, ExportRefused, LeafRefused, LedgerBehind, LedgerError, LedgerForked
+from ledger.leaves.previous import COMPROMISED
 from ledger.log import Ledger
 from ledger.note import NoteSigner
 from ledger.proofs.admitted import prove_admitted
@@ -205,6 +206,37 @@ def test_an_export_shorter_than_another_run_says_is_refused(make, tmp_path):
         traced(early, second)
 
 
+@pytest.mark.parametrize("admitted", [True, False])
+def test_a_run_whose_key_was_lost_counts_with_its_whole_plan(make, admitted):
+    """Whoever had the key may have charged it, and admitted others: so far as nobody shows, it is as the plan says."""
+    one = make("one.db")
+    one.driver.admit(admission(1, anchor=ANCHOR) if admitted else admission(2))
+    one.driver.steps(1)
+    if admitted:
+        one.driver.withdraw(1)
+    lost, policy = one.export(), signed_policy().policy
+    whole = policy.steps + policy.redo_steps
+    registry = SpentRegistry([earlier_run(lost, KEYS, reason=COMPROMISED)])
+    two = make("two.db", SECOND, START + 1000, previous=registry.previous)
+    two.driver.admit(admission(1, anchor=ANCHOR, carried_micro=10**8))
+    two.driver.steps(1)
+    two.driver.withdraw(1)
+    heir = two.closed()
+    found = traced(lost, heir)
+    by_then = whole if admitted else whole + 4
+    assert found.epsilon == epsilon_of_phases([Phase(1.0, 0.02, whole + 4)], 1e-6)
+    assert found.withdrawal.epsilon == epsilon_of_phases([Phase(1.0, 0.02, by_then)], 1e-6)
+    assert [item.lost for item in found.runs] == [True, False] and "KEY_LOST" in found.qualifiers
+    assert len(found.found) == 1 + admitted and len(found.composed) == 2
+    one.driver.steps(1)
+    with pytest.raises(LedgerForked, match="where its key was lost"):
+        traced(one.export("later"), heir)
+
+
+def test_limits_of_one_export_alone_are_held_against_no_other_run(make, first):
+    assert "LIMITS_ALONE" in traced(first).qualifiers
+
+
 def test_what_was_charged_elsewhere_after_a_withdrawal_is_told_apart(make):
     """The second run began before the withdrawal and went on after it: nobody had brought it there."""
     one, two = make("one.db"), make("two.db", SECOND, START + 3)
@@ -247,15 +279,32 @@ def test_releases_that_it_may_have_influenced_are_those_after_a_charge_to_it(mak
     run.admit(admission(1, anchor=ANCHOR))
     release(4)  # admitted, and nothing charged to it
     run.steps(1)
-    release(4)  # weights from before
     release(8)
     run.withdraw(1)
     run.steps(1)
     release(12)  # what was learned stays
     found = traced(made.closed()).found[0].trace
-    assert [row.seq for row in found.releases] == released[3:]
+    assert [row.seq for row in found.releases] == released[2:]
     assert {row.parts for row in found.releases} == {("full", "base")}
-    assert found.releases[0].manifest_digest == bytes([3]) * 32 and [row.step for row in found.releases] == [8, 12]
+    assert found.releases[0].manifest_digest == bytes([2]) * 32 and [row.step for row in found.releases] == [8, 12]
+
+
+def test_no_word_of_the_operator_keeps_weights_from_who_may_have_influenced_them(make):
+    """A release is of the last released step, which goes back where a run is resumed; the weights at hand need not."""
+    made = make("one.db")
+    run, keys = made.driver, (bytes(32), bytes(32))
+    run.admit(admission(2))
+    run.steps(1)
+    run.admit(admission(1, anchor=ANCHOR))
+    run.steps(1)
+    for step in (0, 4, 7, 9):
+        with pytest.raises(LeafRefused, match="the last released step is 8") as caught:
+            run.ledger.record_release(*keys, step, now=run.tick())
+        assert caught.value.code == "RELEASE"
+    run.ledger.resume(4, run.ledger.pin(), now=run.tick())
+    seq = run.ledger.record_release(*keys, 4, now=run.tick())
+    (row,) = traced(made.export()).found[0].trace.releases
+    assert (row.seq, row.step) == (seq, 4)
 
 
 def test_a_release_from_before_steps_were_done_again_is_not_one_that_it_influenced(make):
@@ -351,6 +400,10 @@ def test_a_run_that_names_nobody_is_told_and_a_member_record_lets_it_count(make,
         assert found.found[1].trace.pruned and found.found[1].trace.steps == whole.found[1].trace.steps
     with pytest.raises(LedgerError, match=r"NOT_FOUND.*give its member record"):
         traced(folded, wanted=Wanted(descriptor_hash=descriptor(1)))
+    for wrong in (Wanted(bytes(32), descriptor(1)), Wanted(ANCHOR, descriptor(3))):
+        with pytest.raises(AnchorRefused) as caught:
+            traced(folded, wanted=wrong, members=[record])
+        assert caught.value.code == "DESCRIPTOR", "the record says both names"
 
 
 def test_of_a_pruned_contribution_a_trace_says_what_is_left_and_on_whose_word(tmp_path):
