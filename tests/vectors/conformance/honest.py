@@ -440,6 +440,14 @@ def still_open(driver: AttestedDriver) -> None:
     driver.charge(4)
 
 
+def released(driver: AttestedDriver) -> None:
+    """Weights leave the run after the last window, and another is charged."""
+    four(driver)
+    driver.steps(2)
+    driver.ledger.record_release(bytes([1]) * 32, bytes([2]) * 32, 8, now=driver.tick())
+    driver.charge(4)
+
+
 def many_leaves(driver: AttestedDriver) -> None:
     """More than 256 leaves: 260 withdrawals of contributions that never were in the run."""
     four(driver)
@@ -572,6 +580,7 @@ RUNS: dict[str, Run] = {
     ),
     "clock set back": Run("a CLOCK leaf takes an hour back", clock_set),
     "open": Run("a run that goes on: the last window is charged and not settled", still_open),
+    "release": Run("weights left the run, which goes on", released),
     "two bundles": Run("more than 256 leaves, so that one tile is full", many_leaves),
     "auditors": Run("two of three auditors have cosigned", plain, AUDITED, pins=QUORUM, cosigners=(ANNA, BEN)),
     "auditors and witness": Run(

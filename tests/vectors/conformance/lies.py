@@ -10,7 +10,7 @@ from pathlib import Path
 
 from attest.clock import EARLIEST, MAX_TIME
 from attest.keys import public_bytes
-from ledger.leaves import Admit, Charge, Close, Draw, Epoch, Registry, Resume, Spend, Withdraw
+from ledger.leaves import Admit, Charge, Close, Draw, Epoch, Registry, Release, Resume, Spend, Withdraw
 from ledger.note import NoteSigner
 from tests.attacks import test_ledger_attacks_bounds as bounds
 from tests.ledger.ledger_runs import OTHER_KEY, SIGNER, START
@@ -414,7 +414,13 @@ LIES: dict[str, Lie] = dict(_of_bounds()) | {
     "losses too small": Lie(
         "a row with fewer occurrences than DRAW leaves give", "public draws", on_leaves(row(0, occurrences=1)), "SPEND_ORDER"
     ),
-    # Attempts, keys.
+    # Attempts, releases, keys.
+    "released before the first step": Lie(
+        "a RELEASE leaf says that no step was released before it", "release", on_leaves(say(Release, step=0)), "RELEASE"
+    ),
+    "released behind the last step": Lie(
+        "a RELEASE leaf of a step that was charged later", "release", on_leaves(say(Release, step=12)), "RELEASE"
+    ),
     "resumed from nowhere": Lie(
         "a RESUME leaf from a step that was never released", "resumed", on_leaves(say(Resume, 0, from_step=5)), "RESUME"
     ),

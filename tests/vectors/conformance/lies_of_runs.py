@@ -8,12 +8,13 @@ from dataclasses import replace
 from typing import Any, Final
 
 from ledger.leaves import Charge, Header, Previous, Withdraw
+from ledger.leaves.previous import SPENT
 from ledger.merkle import root
 from ledger.note import NoteSigner
 from tests.ledger.attested import AttestedDriver, attested_admission
 from tests.ledger.ledger_runs import OTHER_KEY, SIGNER, START
 from tests.vectors.conformance import lies, retained
-from tests.vectors.conformance.honest import Pins, ended
+from tests.vectors.conformance.honest import Pins, ended, four
 from tests.vectors.conformance.lies import Lie
 from tests.vectors.conformance.lying import cut_back, flipped, header_says, on_leaves, say
 from tests.vectors.conformance.retained import after_the_end
@@ -48,6 +49,23 @@ def cut(name: str, size: int) -> Callable[[Files], Files]:
         return cited(name, size=size, root=root(Pieces.of(files_of("open")).bodies[:size]))({})
 
     return make
+
+
+def closed_since(_: Files) -> Files:
+    """Returns the files of the run `open` once it was closed."""
+
+    def life(driver: AttestedDriver) -> None:
+        four(driver)
+        driver.steps(2)
+        ended(driver)
+
+    return replace(RUNS["open"], life=life).files()
+
+
+def forgotten(_: Files) -> Files:
+    """Returns the files of a run that cites the run `open` as closed, though another one says that its key was lost."""
+    bodies = Pieces.of(closed_since({})).bodies
+    return cited("third run, one lost", size=len(bodies), root=root(bodies), reason=SPENT)({})
 
 
 def uncounted(driver: AttestedDriver) -> None:
@@ -144,6 +162,13 @@ OF_RUNS: Final[dict[str, Lie]] = {
         "lost run counted",
         cut("lost run counted", 1),
         "EARLIER_COMPROMISED",
+    ),
+    "a lost key forgotten": Lie(
+        "a run counts what a closed one spent, whose key was lost before as another run that it counts says",
+        "third run, one lost",
+        forgotten,
+        "EARLIER_COMPROMISED",
+        earlier=(("open", closed_since), "lost run counted"),
     ),
     "an open run counted": Lie(
         "an earlier run is counted before it was closed",

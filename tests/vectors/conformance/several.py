@@ -36,7 +36,7 @@ class LaterRun(Run):
 
     Attributes:
         counts: the honest exports that it counts, by name.
-        cited: as what.
+        lost: those of them whose key was lost.
         later: what happens behind the header, in place of `life`.
     """
 
@@ -44,7 +44,7 @@ class LaterRun(Run):
     signer: NoteSigner = SECOND
     start: int = START + 1000
     counts: tuple[str, ...] = ()
-    cited: str = SPENT
+    lost: tuple[str, ...] = ()
     later: LaterLife = lambda driver, registry: None
 
     def files(self) -> Files:
@@ -58,7 +58,8 @@ class LaterRun(Run):
                 return self._exported(ledger, base)
 
     def _counted(self, place: Path, name: str) -> Any:
-        return earlier_run(put(files_of(name), place), LATER.log, reason=self.cited, now=NOW)
+        reason = COMPROMISED if name in self.lost else SPENT
+        return earlier_run(put(files_of(name), place), LATER.log, reason=reason, now=NOW)
 
 
 def carrying(registry: SpentRegistry, n: int, class_name: str = "open", less: int = 0, **changes: Any) -> AdmitSpec:
@@ -118,6 +119,9 @@ def limit_of(micro: int) -> dict[str, int]:
     """Returns what a contribution signs that limits its epsilon over all runs at delta 1e-6."""
     return {"max_epsilon_micro": micro, "max_delta_pico": 1_000_000}
 
+
+TIGHT, WIDE = limit_of(1_800_000), limit_of(2_500_000)
+"""A limit that a run as it is planned keeps within alone, and one that it keeps within together with a run before it."""
 
 KEPT, PASSED = limit_of(1_961_500), limit_of(1_961_400)
 """A limit that a second run as it is planned keeps within by the filter over runs, and one that it does not."""
@@ -208,8 +212,18 @@ RUNS: Final[dict[str, Run]] = (
             plain,
             counts=("open",),
             earlier=("open",),
-            cited=COMPROMISED,
+            lost=("open",),
             later=going_on(*PEOPLE),
+        ),
+        "third run, one lost": LaterRun(
+            "a run counts one whose key was lost, and one that counts it as lost too",
+            plain,
+            counts=("open", "lost run counted"),
+            earlier=("open", "lost run counted"),
+            lost=("open",),
+            later=going_on(*PEOPLE),
+            signer=THIRD,
+            start=START + 2000,
         ),
         "withdrawn before": LaterRun(
             "who withdrew from an earlier run is withdrawn before the first charge",
@@ -294,6 +308,22 @@ RUNS: Final[dict[str, Run]] = (
             counts=("a member withdrawn",),
             earlier=("a member withdrawn",),
             later=going_on((70, "open"), less=10**9),
+            verdict="SUMMARISED",
+        ),
+        "limit after a pruned run": LaterRun(
+            "a limit over runs that may not hold for who stayed in an earlier run, of whom nothing says who they are",
+            plain,
+            counts=("a member withdrawn",),
+            earlier=("a member withdrawn",),
+            later=going_on((70, "open"), **TIGHT),
+            verdict="SUMMARISED",
+        ),
+        "wide limit after a pruned run": LaterRun(
+            "a limit over runs that holds whoever stayed in an earlier run of which nothing says that any more",
+            plain,
+            counts=("a member withdrawn",),
+            earlier=("a member withdrawn",),
+            later=going_on((70, "open"), **WIDE),
             verdict="SUMMARISED",
         ),
         "stranger to a pruned run": LaterRun(
