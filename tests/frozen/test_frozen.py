@@ -1,0 +1,101 @@
+"""What the command line promises to programs does not change: keys, types, counts, codes, figures and exit codes.
+
+A change that is meant is written down with `python -m tests.frozen --update`, and read as a difference of the golden files.
+"""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.frozen import golden
+from tests.frozen.normal import Wording
+from tests.frozen.stories import STORIES
+from tests.frozen.story import Story, told
+from tests.frozen.tree import exits, leaves, tree
+
+
+def held(kept: Any, found: Any) -> None:
+    """Fails with a line per difference."""
+    lines = list(golden.differences(kept, found))
+    assert not lines, "\n".join([*lines, "if this is meant: python -m tests.frozen --update"])
+
+
+def test_the_tree_of_commands_is_the_one_that_was_frozen():
+    held(golden.read(golden.COMMANDS), tree())
+
+
+def test_verdicts_and_alarms_have_the_exit_codes_that_were_frozen():
+    held(golden.read(golden.EXITS), exits())
+
+
+@pytest.mark.parametrize(
+    "story",
+    [pytest.param(story, id=name, marks=[pytest.mark.slow] * story.slow) for name, story in STORIES.items()],
+)
+def test_every_command_answers_as_it_did(story: Story, tmp_path: Path):
+    missing = story.missing()
+    if missing is not None:
+        pytest.skip(missing)
+    held(golden.read(story.group), told(story, tmp_path))
+
+
+def kept_exits() -> dict[str, set[int]]:
+    """Exit codes in the golden files, by command."""
+    names = sorted(leaves(), key=len, reverse=True)
+    found: dict[str, set[int]] = {name: set() for name in names}
+    for group in STORIES:
+        for case in golden.read(group).values():
+            words = case["command"].removeprefix("dptrain ")
+            name = next((name for name in names if f"{words} ".startswith(f"{name} ")), None)
+            if name is not None:
+                found[name].add(case["exit"])
+    return found
+
+
+def test_of_every_command_an_answer_a_refusal_and_a_wrong_use_are_kept():
+    lacking = {name: sorted({0, 1, 2} - codes) for name, codes in kept_exits().items() if not codes >= {0, 1, 2}}
+    assert not lacking, f"no case with these exit codes in the golden files; add them to tests/frozen/stories: {lacking}"
+
+
+def test_every_golden_file_belongs_to_a_story_and_holds_its_cases():
+    assert {path.stem for path in golden.PLACE.glob("*.json")} == {golden.COMMANDS, golden.EXITS, *STORIES}
+    for name, story in STORIES.items():
+        kept = golden.read(name)
+        assert {case.name: case.code for case in story.cases} == {case: answer["exit"] for case, answer in kept.items()}
+
+
+def test_what_is_fresh_is_told_by_its_form_and_prose_by_its_being_there(tmp_path: Path):
+    words = Wording(tmp_path, {"measured.seconds": "<seconds>"})
+    answer = {
+        "root": "ab" * 32, "key": f"run+{'0a' * 4}+{'A' * 43}=", "path": f"{tmp_path}/export", "time": 1_800_000_000,
+        "notes": ["One.", "Two."], "sentence": None, "exactness": "fast: because", "measured": {"seconds": 1.5, "steps": 2},
+        "cd" * 8: {"epsilon": 1.5}, "ef" * 8: {},
+    }  # fmt: skip
+    assert words.of(answer) == {
+        "root": "<hex 64>", "key": "run+<hex 8>+<base64 44>", "path": "<path>/export", "time": 1_800_000_000,
+        "notes": ["<sentence>", "<sentence>"], "sentence": None, "exactness": "fast: <sentence>",
+        "measured": {"seconds": "<seconds>", "steps": 2}, "<hex 16>": {"epsilon": 1.5}, "<hex 16>'": {},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "told_as"),
+    [
+        (lambda row: row.pop("epsilon"), "gone; it was 1.5"),
+        (lambda row: row.update(more=1), "new; it is 1"),
+        (lambda row: row.update(epsilon=1.5000001), "1.5 became 1.5000001"),
+        (lambda row: row.update(steps=20.0), "20 became 20.0"),
+        (lambda row: row["blocks"].append("head"), "1 items became 2"),
+        (lambda row: row.update(code="OLD"), '"NEW" became "OLD"'),
+        (lambda row: row.update(public=0), "false became 0"),
+    ],
+)
+def test_any_change_of_an_answer_is_told_by_its_place(change, told_as):
+    kept = {"a case": {"answer": {"epsilon": 1.5, "steps": 20, "blocks": ["layer.0"], "code": "NEW", "public": False}}}
+    found = copy.deepcopy(kept)
+    held(kept, found)
+    change(found["a case"]["answer"])
+    (line,) = golden.differences(kept, found)
+    assert line.startswith("a case / answer / ") and told_as in line
