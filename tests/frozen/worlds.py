@@ -1,6 +1,7 @@
 """Where the stories begin: a clinic with keys, rules and signed notes; a run over them; digits and a run file."""
 
 import hashlib
+import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -22,8 +23,11 @@ from tests.frozen.story import NOW, inside
 from tests.ledger.attested import put_registry
 from tests.ledger.ledger_runs import LOG_KEY, SIGNER
 from tests.ledger.pg_cluster import Cluster, server_binary
-from tests.ledger.retained_runs import ANNA, BEN, grown
+from tests.ledger.retained_runs import ANNA, BEN, crowded_and_pruned, grown
 from tests.ledger.tlog_witness import Witness
+from tests.vectors.conformance.written import put
+
+_EXPORTS = Path(__file__).parents[1] / "vectors" / "conformance" / "exports.json"
 
 DAY = 86_400
 
@@ -71,7 +75,7 @@ def rules(directory: Path) -> None:
 
 
 def clinic(directory: Path) -> None:
-    """Writes a registry in which Alice may sign sensitive notes, the signed policy, and five notes that she signed."""
+    """Writes a registry in which Alice may sign sensitive notes, the signed policy, five notes and a letter that she signed."""
     rules(directory)
     owner, alice = key_of("owner"), key_of("alice")
     log = RegistryLog.create(directory / "registry.cbor", owner, owner="owner", now=NOW - DAY)
@@ -90,7 +94,10 @@ def clinic(directory: Path) -> None:
         clip_norm_micro=rule.clip_norm_micro, noise_multiplier_micro=rule.noise_multiplier_micro,
         not_before=NOW - DAY, not_after=NOW + 365 * DAY,
     )  # fmt: skip
-    sign_corpus(notes, None, alice, template)
+    letter = directory / "corpus" / "letter.json"
+    letter.write_text('{"text": "a letter"}\n')
+    for data in (notes, letter):
+        sign_corpus(data, None, alice, template)
 
 
 @cache
@@ -160,3 +167,27 @@ def digits(directory: Path) -> None:
     stage(directory, text, shares(found.contributed[:60], data.TIERS, data.WEIGHTS, per_tier=1), now=NOW)
     write_records(directory / "validation.jsonl", found.validation)
     (directory / "run.toml").write_text(f'{RUN}device = "cpu"\n')
+
+
+def published(*names: str) -> Callable[[Path], None]:
+    """Returns what writes published honest exports, each by its name, and the keys of their ledgers and of their owner."""
+
+    def write(directory: Path) -> None:
+        from tests.vectors.conformance.exports import files_in
+
+        rows = {row["name"]: row for row in json.loads(_EXPORTS.read_text())["honest"]}
+        for name in names:
+            put(files_in(rows[name], rows), directory / name)
+        keys = sorted({key for name in names for key in rows[name]["pins"]["log"]})
+        (directory / "log.pub").write_text("".join(f"{key}\n" for key in keys))
+        (owner,) = {rows[name]["pins"]["owner"] for name in names}
+        save_public_key(directory / "owner.pub", bytes.fromhex(owner), "owner")
+
+    return write
+
+
+def dropping(directory: Path) -> None:
+    """Writes a pruned ledger whose policy lets hashes go too."""
+    save_private_key(directory / "ledger.key", LOG_KEY)
+    (directory / "ledger.pub").write_text(f"{SIGNER.vkey}\n")
+    crowded_and_pruned(directory / "ledger.db", directory, people=24, retention_hash_epochs=1).ledger.close()

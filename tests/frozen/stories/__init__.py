@@ -3,7 +3,8 @@
 from tests.frozen.stories.accounting import ACCOUNT, CALIBRATE
 from tests.frozen.stories.attest import ATTEST
 from tests.frozen.stories.auditing import AUDITING, RELEASE
-from tests.frozen.stories.operating import OPERATING, RETAINING, SERVED
+from tests.frozen.stories.operating import DROPPING, OPERATING, RETAINING, SERVED
+from tests.frozen.stories.reading import READING
 from tests.frozen.stories.registry import REGISTRY
 from tests.frozen.stories.root import ROOT
 from tests.frozen.stories.rules import GATE, PLAN, POLICIES
@@ -22,8 +23,10 @@ STORIES = {
         CALIBRATE,
         OPERATING,
         RETAINING,
+        DROPPING,
         SERVED,
         AUDITING,
+        READING,
         RELEASE,
         TRAINING,
         DEMO,

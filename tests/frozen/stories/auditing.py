@@ -6,6 +6,8 @@ from tests.frozen.story import Case, Story
 from tests.frozen.worlds import trained
 
 _NOTES = "corpus/notes.jsonl.attest"
+_ALL = f"--attestations {_NOTES} --attestations corpus/letter.json.attest"
+_ANCHOR = "corpus/.letter.json.anchor"
 _KEYS = "--key ledger.pub --owner-key owner.pub"
 
 
@@ -21,6 +23,11 @@ def _extras(directory: Path) -> None:
     (directory / "bad.json").write_text("[1]\n")
     (directory / "theirs.json").write_text("{}\n")
 
+
+_LEAVES = {
+    "a header": 0, "a charge": 7, "what was settled": 8, "spending": 11, "an epoch": 12, "a close": 19, "a withdrawal": 20
+}  # fmt: skip
+"""Positions of leaves of the run, by what they are."""
 
 AUDITING = Story(
     "ledger-audit",
@@ -53,6 +60,10 @@ AUDITING = Story(
         Case("verify: another owner", "ledger verify export --key ledger.pub --owner-key alice.pub", code=1),
         Case("verify: a changed byte", f"ledger verify bare {_KEYS}", code=1, before=_changed_byte),
         Case("verify: no key", "ledger verify export", code=2),
+        Case(
+            "verify: of a registry that is named",
+            f"ledger verify export {_KEYS} --withdrawals withdrawals --registry registry.cbor",
+        ),
         Case("report", f"ledger report export report.html {_KEYS} --extras extras.json", before=_extras),
         Case("report: of what fails", f"ledger report bare bare.html {_KEYS}", code=1),
         Case("report: extras of another form", f"ledger report export other.html {_KEYS} --extras bad.json", code=1),
@@ -71,6 +82,17 @@ AUDITING = Story(
         Case("cosign: the note exists", "ledger cosign export anna.note --key anna.key --log-key ledger.pub", code=2),
         Case("prove", "ledger prove export leaf.proof --leaf 1"),
         Case("prove: what a contribution has spent", "ledger prove export spent.proof --contribution {hash} --kind spend"),
+        *(
+            case
+            for kind, leaf in _LEAVES.items()
+            for case in (
+                Case(f"prove: {kind}", f"ledger prove export {leaf}.proof --leaf {leaf}"),
+                Case(f"verify-proof: {kind}", f"ledger verify-proof {leaf}.proof --key ledger.pub"),
+            )
+        ),
+        Case("prove: with a receipt", "ledger prove ledger.db told.proof --leaf 1 --receipt told.receipt"),
+        Case("verify-proof: a receipt", "ledger verify-proof told.receipt --key ledger.pub --leaf told.proof"),
+        Case("verify-proof: trust as an export says", "ledger verify-proof told.proof --trust export/policy"),
         Case("prove: from the ledger", "ledger prove ledger.db mine.proof --contribution {hash}"),
         Case("prove: a leaf that is not there", "ledger prove export none.proof --leaf 999", code=1),
         Case("prove: neither leaf nor contribution", "ledger prove export none.proof", code=2),
@@ -90,23 +112,21 @@ AUDITING = Story(
         Case("verify-proof: no key", "ledger verify-proof leaf.proof", code=2),
         Case(
             "monitor",
-            f"ledger monitor export --key ledger.pub --attestations {_NOTES} --pub alice.pub --withdrawals withdrawals",
+            f"ledger monitor export --key ledger.pub {_ALL} --pub alice.pub --withdrawals withdrawals",
         ),
         Case(
             "monitor: a withdrawal is missing",
-            f"ledger monitor old --key ledger.pub --attestations {_NOTES} --withdrawals withdrawals --now +8d",
+            f"ledger monitor old --key ledger.pub {_ALL} --withdrawals withdrawals --now +8d",
             code=3,
         ),
-        Case(
-            "monitor: a tail is cut off", f"ledger monitor old --key ledger.pub --attestations {_NOTES} --remember seen", code=6
-        ),
+        Case("monitor: a tail is cut off", f"ledger monitor old --key ledger.pub {_ALL} --remember seen", code=6),
         Case("somebody else signs", "attest sign theirs.json --key carol.key --class sensitive --policy policy.toml"),
         Case(
             "monitor: admitted under a key, and in no attestation given",
             "ledger monitor export --key ledger.pub --attestations theirs.json.attest --pub alice.pub",
             code=5,
         ),
-        Case("monitor: a broken export", f"ledger monitor bare --key ledger.pub --attestations {_NOTES}", code=1),
+        Case("monitor: a broken export", f"ledger monitor bare --key ledger.pub {_ALL}", code=1),
         Case("monitor: nothing was signed", "ledger monitor export --key ledger.pub", code=2),
         Case("trace", "ledger trace {hash} export old --key ledger.pub --owner-key owner.pub"),
         Case("trace: by content and nonce", "ledger trace {content} export --nonce {nonce} --key ledger.pub"),
@@ -114,6 +134,10 @@ AUDITING = Story(
             "trace: by attestation",
             f"ledger trace corpus/notes.jsonl export --attestations {_NOTES} --record 2 --key ledger.pub",
         ),
+        Case("an anchor is signed", "attest anchor corpus/letter.json --key alice.key --with-nonce"),
+        Case("trace: by anchor", f"ledger trace {_ANCHOR} export --pub alice.pub --key ledger.pub"),
+        Case("show: by anchor", f"ledger show ledger.db --anchor {_ANCHOR} --registry registry.cbor"),
+        Case("show: by an anchor of another key", f"ledger show ledger.db --anchor {_ANCHOR} --pub bob.pub", code=1),
         Case("trace: nowhere admitted", f"ledger trace {'00' * 32} export --key ledger.pub", code=1),
         Case("trace: no key", "ledger trace {hash} export", code=2),
     ],

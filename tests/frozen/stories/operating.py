@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tests.frozen.story import Case, Story
-from tests.frozen.worlds import DAY, nothing, retaining, served, server_missing, trained, witness_answers
+from tests.frozen.worlds import DAY, dropping, nothing, retaining, served, server_missing, trained, witness_answers
 
 _NOTES = "corpus/notes.jsonl.attest"
 _ENTITLED = f"--attestations {_NOTES} --registry registry.cbor"
@@ -123,6 +123,20 @@ def _one_more_epoch(directory: Path) -> None:
         driver.steps(1)
         driver.epoch()
 
+
+DROPPING = Story(
+    "ledger-drop",
+    dropping,
+    [
+        Case("retain: bodies and hashes at once", "ledger retain ledger.db --drop-hashes --prune", code=2),
+        Case("prove: before hashes go", "ledger prove ledger.db before.proof --leaf 1"),
+        Case("retain: hashes go", "ledger retain ledger.db --drop-hashes"),
+        Case("retain: no more hashes", "ledger retain ledger.db --drop-hashes", code=1),
+        Case("fsck: hashes are gone", "ledger fsck ledger.db"),
+        Case("show: who withdrew", "ledger show ledger.db"),
+        Case("verify-proof: of a leaf that is gone", "ledger verify-proof before.proof --key ledger.pub"),
+    ],
+)
 
 SERVED = Story(
     "ledger-init",

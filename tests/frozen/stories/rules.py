@@ -2,8 +2,58 @@
 
 from pathlib import Path
 
+from ledger.note import Cosigner
 from tests.frozen.story import Case, Story
-from tests.frozen.worlds import POLICY, clinic, trained
+from tests.frozen.worlds import POLICY, clinic, key_of, trained
+
+_RICH = """
+retention_epochs = 2
+retention_hash_epochs = 4
+[noise.budgets]
+embeddings = 0.5
+layers = 1.0
+head = 2.0
+[[noise.phase]]
+from_step = 1
+scale = 2.0
+[[noise.phase]]
+from_step = 6
+scale = 1.0
+[floors]
+clip_norm = 0.1
+noise_multiplier = 0.5
+[gate]
+max_window_days = 365
+contributor_cap = 100
+max_examples = 2
+[isolation]
+required = true
+[ledger]
+auditors = ["{auditor}"]
+auditor_quorum = 1
+[[class]]
+name = "open"
+public = true
+sampling_rate = 0.5
+depth = { layers = [0, 1] }
+max_window_days = 30
+[[class]]
+"""
+
+
+def _later(directory: Path) -> None:
+    (directory / "later.toml").write_text(POLICY.replace("[[class]]", '[noise]\nfamily = "gumbel"\n[[class]]', 1))
+    (directory / "typo.toml").write_text(POLICY.replace("clip_norm", "clip_nrom", 1))
+
+
+def _richer(directory: Path) -> None:
+    """Writes a policy with every kind of rule that is built, and one in which contributions take turns."""
+    auditor = Cosigner("auditor.example/anna", key_of("anna")).vkey
+    rich = POLICY.replace("[[class]]\n", _RICH.replace("{auditor}", auditor), 1)
+    (directory / "rich.toml").write_text(rich.replace("sampling_rate = 0.1", "sampling_rate = 0.1\nmax_epsilon_total = 50", 1))
+    orders = POLICY.replace("[[class]]", '[sampling]\norder = "shuffled"\n[[class]]', 1)
+    (directory / "orders.toml").write_text(f'disclosure = "occurrences_public"\nexactness = "certified"\n{orders}')
+
 
 POLICIES = Story(
     "policy",
@@ -19,10 +69,16 @@ POLICIES = Story(
         ),
         Case("check: over a corpus", "policy check policy.cose --corpus corpus --layers 6 --owner-key owner.pub"),
         Case("check: strict", "policy check policy.toml --strict", code=1),
-        Case("check: a word that is not built", "policy check later.toml", code=1, before=lambda place: _later(place)),
+        Case("check: a word that is not built", "policy check later.toml", code=1, before=_later),
         Case("check: a key that nobody knows", "policy check typo.toml", code=1),
         Case("check: a class that the policy lacks", "policy check policy.toml --contributions secret=4", code=1),
         Case("check: no number", "policy check policy.toml --contributions sensitive", code=2),
+        Case("check: every kind of rule", "policy check rich.toml", before=_richer),
+        Case("check: turns in an order", "policy check orders.toml"),
+        Case("sign: every kind of rule", "policy sign rich.toml --key owner.key --registry registry.cbor"),
+        Case("show: every kind of rule", "policy show rich.cose"),
+        Case("sign: turns in an order", "policy sign orders.toml --key owner.key --registry registry.cbor"),
+        Case("show: turns in an order", "policy show orders.cose"),
         Case("sign", "policy sign mine.toml --key owner.key --registry registry.cbor"),
         Case("sign: the file exists", "policy sign mine.toml --key owner.key --registry registry.cbor", code=2),
         Case("sign: a registry of another owner", "policy sign mine.toml --key alice.key --out other.cose", code=1),
@@ -33,11 +89,6 @@ POLICIES = Story(
         Case("show: no such file", "policy show nowhere.cose", code=2),
     ],
 )
-
-
-def _later(directory: Path) -> None:
-    (directory / "later.toml").write_text(POLICY.replace("[[class]]", '[noise]\nfamily = "gumbel"\n[[class]]', 1))
-    (directory / "typo.toml").write_text(POLICY.replace("clip_norm", "clip_nrom", 1))
 
 
 def _stray(directory: Path) -> None:
@@ -104,6 +155,8 @@ PLAN = Story(
         Case("the normalizer", f"{_PLAN} --solve normalizer --contributions sensitive=50"),
         Case("what if", f"{_PLAN} --what-if steps=40 --what-if class.sensitive.noise_multiplier=2,normalizer=8"),
         Case("drawn", f"{_PLAN} --plot plan.svg"),
+        Case("every kind of rule", "plan rich.toml --layers 4", before=_richer),
+        Case("turns in an order", "plan orders.toml --layers 4"),
         Case("an epsilon that no number of steps has", f"{_PLAN} --target-epsilon sensitive=0.001 --solve steps", code=1),
         Case("a class that the policy lacks", f"{_PLAN} --target-epsilon secret=2", code=1),
         Case("a corpus under an unsigned policy", "plan policy.toml corpus", code=1),
