@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from tests.frozen import golden
-from tests.frozen.stories import STORIES
-from tests.frozen.story import told
+from tests.frozen.scenario import run_scenario
+from tests.frozen.scenarios import SCENARIOS
 from tests.frozen.tree import exits, tree
 
 TABLES = {golden.COMMANDS: tree, golden.EXITS: exits}
-GROUPS = [*TABLES, *STORIES]
+GROUPS = [*TABLES, *SCENARIOS]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,13 +51,13 @@ def _found(name: str) -> dict[str, Any] | None:
     """Returns what the commands of a group say now; nothing where this machine lacks what they need."""
     if name in TABLES:
         return TABLES[name]()
-    story = STORIES[name]
-    missing = story.missing()
+    scenario = SCENARIOS[name]
+    missing = scenario.missing()
     if missing is not None:
         print(f"{name}: left as it is, {missing}")
         return None
     with tempfile.TemporaryDirectory(prefix="frozen-") as directory:
-        return told(story, Path(directory).resolve())
+        return run_scenario(scenario, Path(directory).resolve())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Golden files: what every command answered when they were written, and how answers are held against them."""
+"""Reads and writes golden files, and compares answers with them."""
 
 import json
 import math

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from tests.frozen import golden
-from tests.frozen.normal import Wording
-from tests.frozen.stories import STORIES
-from tests.frozen.story import Story, told
+from tests.frozen.normalise import Normaliser
+from tests.frozen.scenario import Scenario, run_scenario
+from tests.frozen.scenarios import SCENARIOS
 from tests.frozen.tree import exits, leaves, tree
 
 
@@ -34,21 +34,21 @@ def test_verdicts_and_alarms_have_the_exit_codes_that_were_frozen():
 
 
 @pytest.mark.parametrize(
-    "story",
-    [pytest.param(story, id=name, marks=[pytest.mark.slow] * story.slow) for name, story in STORIES.items()],
+    "scenario",
+    [pytest.param(scenario, id=name, marks=[pytest.mark.slow] * scenario.slow) for name, scenario in SCENARIOS.items()],
 )
-def test_every_command_answers_as_it_did(story: Story, tmp_path: Path):
-    missing = story.missing()
+def test_every_command_answers_as_it_did(scenario: Scenario, tmp_path: Path):
+    missing = scenario.missing()
     if missing is not None:
         pytest.skip(missing)
-    held(golden.read(story.group), told(story, tmp_path))
+    held(golden.read(scenario.group), run_scenario(scenario, tmp_path))
 
 
 def lacking(commands: Iterable[str]) -> dict[str, list[int]]:
     """Returns for which commands the golden files lack a case that succeeds, is refused or is wrong use, and which of these."""
     names = sorted(commands, key=len, reverse=True)
     missing = {name: {0, 1, 2} for name in names}
-    for case in chain.from_iterable(golden.read(group).values() for group in STORIES):
+    for case in chain.from_iterable(golden.read(group).values() for group in SCENARIOS):
         words = case["command"].removeprefix("dptrain ")
         name = next((name for name in names if f"{words} ".startswith(f"{name} ")), None)
         if name is not None:
@@ -58,7 +58,7 @@ def lacking(commands: Iterable[str]) -> dict[str, list[int]]:
 
 def test_of_every_command_an_answer_a_refusal_and_a_wrong_use_are_kept():
     found = lacking(leaves())
-    assert not found, f"no case with these exit codes in the golden files; add some to tests/frozen/stories: {found}"
+    assert not found, f"no case with these exit codes in the golden files; add some to tests/frozen/scenarios: {found}"
 
 
 def test_a_command_of_which_nothing_is_kept_is_named():
@@ -66,15 +66,15 @@ def test_a_command_of_which_nothing_is_kept_is_named():
     assert lacking([*leaves(), *unkept]) == lacking(leaves()) | unkept
 
 
-def test_every_golden_file_belongs_to_a_story_and_holds_its_cases():
-    assert {path.stem for path in golden.PLACE.glob("*.json")} == {golden.COMMANDS, golden.EXITS, *STORIES}
-    for name, story in STORIES.items():
+def test_every_golden_file_belongs_to_a_scenario_and_holds_its_cases():
+    assert {path.stem for path in golden.PLACE.glob("*.json")} == {golden.COMMANDS, golden.EXITS, *SCENARIOS}
+    for name, scenario in SCENARIOS.items():
         kept = golden.read(name)
-        assert {case.name: case.code for case in story.cases} == {case: answer["exit"] for case, answer in kept.items()}
+        assert {case.name: case.code for case in scenario.cases} == {case: answer["exit"] for case, answer in kept.items()}
 
 
-def test_what_is_fresh_is_told_by_its_form_and_prose_by_its_being_there(tmp_path: Path):
-    words = Wording(tmp_path, {"measured.seconds": "<seconds>"})
+def test_what_is_fresh_is_kept_by_its_form_and_prose_by_its_presence(tmp_path: Path):
+    words = Normaliser(tmp_path, {"measured.seconds": "<seconds>"})
     answer = {
         "root": "ab" * 32, "key": f"run+{'0a' * 4}+{'A' * 43}=", "path": f"{tmp_path}/export", "time": 1_800_000_000,
         "notes": ["One.", "Two."], "sentence": None, "exactness": "fast: because", "measured": {"seconds": 1.5, "steps": 2},
@@ -88,7 +88,7 @@ def test_what_is_fresh_is_told_by_its_form_and_prose_by_its_being_there(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("change", "told_as"),
+    ("change", "shown"),
     [
         (lambda row: row.pop("epsilon"), "gone; it was 1.5"),
         (lambda row: row.update(more=1), "new; it is 1"),
@@ -99,10 +99,10 @@ def test_what_is_fresh_is_told_by_its_form_and_prose_by_its_being_there(tmp_path
         (lambda row: row.update(public=0), "false became 0"),
     ],
 )
-def test_any_change_of_an_answer_is_told_by_its_place(change, told_as):
+def test_any_change_of_an_answer_is_shown_with_its_place(change, shown):
     kept = {"a case": {"answer": {"epsilon": 1.5, "steps": 20, "blocks": ["layer.0"], "code": "NEW", "public": False}}}
     found = copy.deepcopy(kept)
     held(kept, found)
     change(found["a case"]["answer"])
     (line,) = golden.differences(kept, found)
-    assert line.startswith("a case / answer / ") and told_as in line
+    assert line.startswith("a case / answer / ") and shown in line

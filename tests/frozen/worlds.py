@@ -1,4 +1,4 @@
-"""Where the stories begin: a clinic with keys, rules and signed notes; a run over them; digits and a run file."""
+"""Directories in which scenarios begin: a clinic with keys, rules and signed notes; a run over them; digits to train on."""
 
 import hashlib
 import json
@@ -19,7 +19,7 @@ from attest.registry import RegistryLog
 from ledger.note import parse_verifier_key
 from tests.cli.conftest import Shell
 from tests.cli.recorded import record
-from tests.frozen.story import NOW, inside
+from tests.frozen.scenario import NOW, working_in
 from tests.ledger.attested import put_registry
 from tests.ledger.ledger_runs import LOG_KEY, SIGNER
 from tests.ledger.pg_cluster import Cluster, server_binary
@@ -58,7 +58,7 @@ depth = { from = 0.0, to = 1.0 }
 
 
 def key_of(name: str) -> Ed25519PrivateKey:
-    """A person's key, the same in every run."""
+    """Returns the key of a person, the same in every run."""
     return Ed25519PrivateKey.from_private_bytes(hashlib.sha256(name.encode()).digest())
 
 
@@ -102,9 +102,9 @@ def clinic(directory: Path) -> None:
 
 @cache
 def _kept(make: Callable[[Path], object]) -> tempfile.TemporaryDirectory:
-    """A directory that was made once for all stories of this process."""
+    """Returns a directory that is made once for all scenarios of this process."""
     place = tempfile.TemporaryDirectory(prefix="frozen-")
-    with inside(Path(place.name)):
+    with working_in(Path(place.name)):
         make(Path(place.name))
     return place
 
@@ -149,7 +149,7 @@ def served() -> Iterator[dict[str, str]]:
 
 
 def server_missing() -> str | None:
-    """Says that no database server is installed, where none is."""
+    """Returns that no database server is installed, or None where one is."""
     found = server_binary("postgres") and server_binary("initdb")
     return None if found else "no PostgreSQL server on this machine"
 

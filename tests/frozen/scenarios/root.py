@@ -1,9 +1,9 @@
 """`dptrain` itself: help, and words that are no command."""
 
-from tests.frozen.story import Case, Story
+from tests.frozen.scenario import Case, Scenario
 from tests.frozen.worlds import nothing
 
-ROOT = Story(
+ROOT = Scenario(
     "dptrain",
     nothing,
     [

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.frozen.story import Case, Story
+from tests.frozen.scenario import Case, Scenario
 from tests.frozen.worlds import DAY, dropping, nothing, retaining, served, server_missing, trained, witness_answers
 
 _NOTES = "corpus/notes.jsonl.attest"
@@ -14,7 +14,7 @@ def _damage(directory: Path) -> None:
     path.write_text(path.read_text().splitlines()[0] + "\n")
 
 
-OPERATING = Story(
+OPERATING = Scenario(
     "ledger",
     trained,
     [
@@ -91,7 +91,7 @@ OPERATING = Story(
 
 _COSIGN = "--log-key ledger.pub --first --summary"
 
-RETAINING = Story(
+RETAINING = Scenario(
     "ledger-retain",
     retaining,
     [
@@ -124,7 +124,7 @@ def _one_more_epoch(directory: Path) -> None:
         driver.epoch()
 
 
-DROPPING = Story(
+DROPPING = Scenario(
     "ledger-drop",
     dropping,
     [
@@ -138,7 +138,7 @@ DROPPING = Story(
     ],
 )
 
-SERVED = Story(
+SERVED = Scenario(
     "ledger-init",
     nothing,
     [

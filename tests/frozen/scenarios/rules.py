@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from ledger.note import Cosigner
-from tests.frozen.story import Case, Story
+from tests.frozen.scenario import Case, Scenario
 from tests.frozen.worlds import POLICY, clinic, key_of, trained
 
 _RICH = """
@@ -55,7 +55,7 @@ def _richer(directory: Path) -> None:
     (directory / "orders.toml").write_text(f'disclosure = "occurrences_public"\nexactness = "certified"\n{orders}')
 
 
-POLICIES = Story(
+POLICIES = Scenario(
     "policy",
     clinic,
     [
@@ -99,7 +99,7 @@ def _stray(directory: Path) -> None:
 
 _NOTES = "corpus/notes.jsonl.attest"
 
-GATE = Story(
+GATE = Scenario(
     "gate",
     trained,
     [
@@ -137,7 +137,7 @@ def _norms(directory: Path) -> None:
 
 _PLAN = "plan policy.toml --layers 4"
 
-PLAN = Story(
+PLAN = Scenario(
     "plan",
     clinic,
     [

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
-from tests.frozen.story import Case, Story
+from tests.frozen.scenario import Case, Scenario
 from tests.frozen.worlds import digits, nothing
 
 _TIMES = {
@@ -26,7 +26,7 @@ def _other_run_files(directory: Path) -> None:
     (directory / "again.toml").write_text(text.replace('output = "out"', 'output = "again"'))
 
 
-TRAINING = Story(
+TRAINING = Scenario(
     "train",
     digits,
     [
@@ -54,7 +54,7 @@ def _quick() -> Iterator[dict[str, str]]:
 
 _ACCURACIES = {f"accuracy.{name}": "<fraction>" for name in ("public_only", "private", "without_privacy")}
 
-DEMO = Story(
+DEMO = Scenario(
     "demo",
     nothing,
     [

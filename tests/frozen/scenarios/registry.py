@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.frozen.story import Case, Story
+from tests.frozen.scenario import Case, Scenario
 from tests.frozen.worlds import DAY, clinic
 
 _REGISTRY = "registry.cbor"
@@ -15,7 +15,7 @@ def _tables(directory: Path) -> None:
     (directory / "new").mkdir()
 
 
-REGISTRY = Story(
+REGISTRY = Scenario(
     "registry",
     clinic,
     [

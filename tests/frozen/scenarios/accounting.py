@@ -1,12 +1,12 @@
 """`dptrain account` and `dptrain calibrate`: figures that no world is needed for."""
 
-from tests.frozen.story import Case, Story
+from tests.frozen.scenario import Case, Scenario
 from tests.frozen.worlds import nothing
 
 _RUN = "--sampling-rate 0.01 --steps 1000 --delta 1e-5"
 _FULL = "--sampling-rate 1 --steps 100 --delta 1e-5"
 
-ACCOUNT = Story(
+ACCOUNT = Scenario(
     "account",
     nothing,
     [
@@ -39,7 +39,7 @@ ACCOUNT = Story(
     ],
 )
 
-CALIBRATE = Story(
+CALIBRATE = Scenario(
     "calibrate",
     nothing,
     [

@@ -1,4 +1,4 @@
-"""What of an answer is new in every run, or is prose, put into words that still say its form."""
+"""Replaces what is new in every run, and prose, by words that still say its form."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 PROSE = frozenset({"condition", "notes", "sentence", "sentences", "statements", "unseen", "words"})
-"""Keys under which sentences for people stand: that there is one, or how many there are, is kept, and no wording."""
+"""Keys of sentences for people. Kept is that there is one, or how many there are; their wording may change."""
 
 EXPLAINED = frozenset({"exactness"})
-"""Keys under which a word stands, and its explanation behind a colon; the word is kept."""
+"""Keys of a word with its explanation behind a colon. The word is kept."""
 
 _FRESH: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = (
     (re.compile(r"\+([0-9a-f]{8})\+([0-9A-Za-z+/]{40,}={0,2})"), lambda found: f"+<hex 8>+<base64 {len(found[2])}>"),
@@ -19,23 +19,23 @@ _FRESH: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = (
     (re.compile(r"(?<![0-9A-Za-z+/])[0-9A-Za-z+/]{43}=(?![0-9A-Za-z+/=])"), lambda found: "<base64 44>"),
     (re.compile(r"(?<=opacus )[0-9]+(\.[0-9]+)+"), lambda found: "<version>"),
 )
-"""Verifier keys, ports, hashes and identifiers, other digests, versions of other libraries."""
+"""Patterns of verifier keys, ports, hashes and identifiers, other digests, and versions of other libraries."""
 
 
 @dataclass(frozen=True)
-class Wording:
-    """Puts one answer into words.
+class Normaliser:
+    """Normalises the answer of one command.
 
     Attributes:
         directory: where the command ran; its path becomes ``<path>``.
-        measured: the word for numbers that are measured, by the keys that lead to them, such as ``measured.peak_bytes``.
+        measured: the word for each measured number, by the keys that lead to it, such as ``measured.peak_bytes``.
     """
 
     directory: Path
     measured: Mapping[str, str]
 
     def of(self, value: Any, path: tuple[str, ...] = ()) -> Any:
-        """Returns the value at a path of keys, all of its parts in words; indexes of lists are no part of a path."""
+        """Returns the normalised value at a path of keys. Indexes of lists are no part of a path."""
         word = self.measured.get(".".join(path))
         if word is not None:
             assert isinstance(value, int | float), f"{path} is no number: {value!r}"

@@ -1,4 +1,4 @@
-"""Commands in order, in a directory of their own, under a clock that stands still; and what each answered."""
+"""Runs commands in order, in a directory of their own and at a fixed time, and keeps what each answers."""
 
 import json
 import os
@@ -14,27 +14,27 @@ from unittest.mock import patch
 from typer.testing import CliRunner
 
 from dptrain.cli.app import app
-from tests.frozen.normal import Wording
+from tests.frozen.normalise import Normaliser
 
 NOW = 1_800_000_000
-"""What every clock shows while a story is told; seconds since the epoch, 15 January 2027."""
+"""The fixed time of every scenario: seconds since the epoch, 15 January 2027."""
 
 _SURROUNDINGS = {"COLUMNS": "160", "TERM": "dumb", "SSH_AUTH_SOCK": None}
 
 
 @dataclass(frozen=True)
 class Case:
-    """One command.
+    """One command of a scenario.
 
     Attributes:
-        name: what is shown by it; one of its story.
+        name: what it shows; no other case of its scenario has this name.
         words: the command after ``dptrain``, as a shell reads it; ``{fact}`` stands for what an earlier answer said.
         code: its exit code.
         keep: facts for later commands: name, and the path of keys that leads to it in this answer.
         before: prepares files; gets the directory.
-        clock: seconds by which the clock is ahead of `NOW`.
-        measured: what leads to numbers that differ from run to run, with the word for them (`Wording`).
-        speaks_json: False for what has no ``--json``, such as a group.
+        clock: seconds after `NOW` at which it runs.
+        measured: paths of numbers that differ from run to run, and the word for each (`Normaliser`).
+        speaks_json: False for what has no ``--json``, such as a group of commands.
     """
 
     name: str
@@ -48,17 +48,17 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Story:
-    """Cases that follow each other.
+class Scenario:
+    """Cases that run in one directory, in order.
 
     Attributes:
         group: the name of its golden file.
-        world: makes the directory in which it begins.
+        world: fills the directory before the first case.
         cases: in order.
-        clock: whether the clock stands still; not where a process of its own takes part.
-        beside: what runs beside it, such as a server; gives facts for its commands.
-        missing: says why the story cannot be told on this machine, or nothing.
-        slow: whether it takes more than a few seconds.
+        clock: whether the time is fixed; False where a command starts another process, whose clock nobody can fix.
+        beside: runs beside the cases, such as a server; gives facts for their commands.
+        missing: returns why the scenario cannot run on this machine, or None.
+        slow: whether it takes more than about ten seconds.
     """
 
     group: str
@@ -70,20 +70,21 @@ class Story:
     slow: bool = False
 
 
-def told(story: Story, directory: Path) -> dict[str, Any]:
-    """Runs the cases of a story in a directory that it may fill, and returns their answers by name (`Wording`).
+def run_scenario(scenario: Scenario, directory: Path) -> dict[str, Any]:
+    """Runs the cases of a scenario in an empty directory, and returns their normalised answers by name.
 
     Raises:
-        AssertionError: A command printed more than one JSON object under ``--json``, or failed with a fault.
+        AssertionError: A command failed with a fault, or printed JSON that is no object.
+        ValueError: It printed something else than one JSON object under ``--json``.
     """
     found: dict[str, Any] = {}
-    with inside(directory), story.beside() as given:
+    with working_in(directory), scenario.beside() as given:
         facts = dict(given)
-        with standing_still(0) if story.clock else nullcontext():
-            story.world(directory)
-        for case in story.cases:
-            assert case.name not in found, f"two cases of {story.group} are called {case.name!r}"
-            with standing_still(case.clock) if story.clock else nullcontext():
+        with fixed_clock(0) if scenario.clock else nullcontext():
+            scenario.world(directory)
+        for case in scenario.cases:
+            assert case.name not in found, f"two cases of {scenario.group} are called {case.name!r}"
+            with fixed_clock(case.clock) if scenario.clock else nullcontext():
                 if case.before is not None:
                     case.before(directory)
                 found[case.name] = _answered(case, facts, directory)
@@ -91,7 +92,7 @@ def told(story: Story, directory: Path) -> dict[str, Any]:
 
 
 def _answered(case: Case, facts: dict[str, Any], directory: Path) -> dict[str, Any]:
-    """Runs one command; keeps the facts that later ones need."""
+    """Runs one command, and adds the facts that later ones need."""
     words = [word.format(**facts) for word in shlex.split(case.words)] + ["--json"] * case.speaks_json
     done = CliRunner().invoke(app, words, env=_SURROUNDINGS)
     if done.exception is not None and not isinstance(done.exception, SystemExit):
@@ -105,12 +106,12 @@ def _answered(case: Case, facts: dict[str, Any], directory: Path) -> dict[str, A
     return {
         "command": f"dptrain {case.words}".strip(),
         "exit": done.exit_code,
-        "answer": Wording(directory, case.measured).of(answer),
+        "answer": Normaliser(directory, case.measured).of(answer),
     }
 
 
 def _at(answer: Any, path: str) -> Any:
-    """Returns what a path of keys leads to; a word that no command takes where it leads nowhere, so that all is compared."""
+    """Returns what a path of keys leads to; ``missing`` where it leads nowhere, so that the other cases are still compared."""
     for step in path.split("."):
         try:
             answer = answer[int(step) if isinstance(answer, list) else step]
@@ -120,8 +121,8 @@ def _at(answer: Any, path: str) -> Any:
 
 
 @contextmanager
-def inside(directory: Path) -> Iterator[None]:
-    """Works in a directory, as a shell does after ``cd``."""
+def working_in(directory: Path) -> Iterator[None]:
+    """Makes a directory the current one, as ``cd`` does."""
     before = Path.cwd()
     os.chdir(directory)
     try:
@@ -131,7 +132,7 @@ def inside(directory: Path) -> Iterator[None]:
 
 
 @contextmanager
-def standing_still(ahead: int) -> Iterator[None]:
-    """Stops the clock that everything asks for the time of day, so many seconds after `NOW`; durations go on."""
+def fixed_clock(ahead: int) -> Iterator[None]:
+    """Fixes the time of day at so many seconds after `NOW`; clocks that measure durations go on."""
     with patch.object(time, "time", lambda: float(NOW + ahead)):
         yield

@@ -1,6 +1,6 @@
-"""`dptrain ledger verify` and `show` over exports of every kind of run, which lie among the published vectors."""
+"""`dptrain ledger verify` and `show` over exports of many kinds of run, from the published vectors."""
 
-from tests.frozen.story import Case, Story
+from tests.frozen.scenario import Case, Scenario
 from tests.frozen.worlds import published
 
 AUDITED = (
@@ -13,7 +13,7 @@ SHOWN = ("public class", "shuffled order", "phases")
 
 _KEYS = "--key log.pub --owner-key owner.pub"
 
-READING = Story(
+READING = Scenario(
     "ledger-read",
     published("poisson", *AUDITED),
     [

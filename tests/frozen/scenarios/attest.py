@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.frozen.story import Case, Story
+from tests.frozen.scenario import Case, Scenario
 from tests.frozen.worlds import clinic
 
 _NOTES = "corpus/notes.jsonl.attest"
@@ -29,7 +29,7 @@ def _passphrase(directory: Path) -> None:
     (directory / "secret").write_text("open\n")
 
 
-ATTEST = Story(
+ATTEST = Scenario(
     "attest",
     clinic,
     [

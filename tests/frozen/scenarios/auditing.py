@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.frozen.story import Case, Story
+from tests.frozen.scenario import Case, Scenario
 from tests.frozen.worlds import trained
 
 _NOTES = "corpus/notes.jsonl.attest"
@@ -29,7 +29,7 @@ _LEAVES = {
 }  # fmt: skip
 """Positions of leaves of the run, by what they are."""
 
-AUDITING = Story(
+AUDITING = Scenario(
     "ledger-audit",
     trained,
     [
@@ -166,7 +166,7 @@ def _restore(directory: Path) -> None:
 
 _CHECK = "release --check model --key ledger.pub"
 
-RELEASE = Story(
+RELEASE = Scenario(
     "release",
     trained,
     [
