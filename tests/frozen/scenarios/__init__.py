@@ -1,0 +1,35 @@
+"""All scenarios, by the name of their golden file."""
+
+from tests.frozen.scenarios.accounting import ACCOUNT, CALIBRATE
+from tests.frozen.scenarios.attest import ATTEST
+from tests.frozen.scenarios.auditing import AUDITING, RELEASE
+from tests.frozen.scenarios.operating import DROPPING, OPERATING, RETAINING, SERVED
+from tests.frozen.scenarios.reading import READING
+from tests.frozen.scenarios.registry import REGISTRY
+from tests.frozen.scenarios.root import ROOT
+from tests.frozen.scenarios.rules import GATE, PLAN, POLICIES
+from tests.frozen.scenarios.training import DEMO, TRAINING
+
+SCENARIOS = {
+    scenario.group: scenario
+    for scenario in (
+        ROOT,
+        ATTEST,
+        REGISTRY,
+        POLICIES,
+        GATE,
+        PLAN,
+        ACCOUNT,
+        CALIBRATE,
+        OPERATING,
+        RETAINING,
+        DROPPING,
+        SERVED,
+        AUDITING,
+        READING,
+        RELEASE,
+        TRAINING,
+        DEMO,
+    )
+}
+"""In the order in which `python -m tests.frozen` runs them."""

@@ -1,0 +1,73 @@
+"""`dptrain train`, `plan --measure` and `demo`: what needs torch, on the smallest models that tests use."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest.mock import patch
+
+from tests.frozen.scenario import Case, Scenario
+from tests.frozen.worlds import digits, nothing
+
+_TIMES = {
+    "measured.threads": "<count>",
+    "measured.classes.seconds_per_contribution": "<seconds>",
+    "measured.classes.seconds_per_step": "<seconds>",
+    "measured.classes.share": "<fraction>",
+    "measured.fixed_seconds": "<seconds>",
+    "measured.seconds_per_step": "<seconds>",
+    "measured.seconds_per_run": "<seconds>",
+    "measured.peak_bytes": "<bytes>",
+}
+
+
+def _other_run_files(directory: Path) -> None:
+    text = (directory / "run.toml").read_text()
+    (directory / "typo.toml").write_text(text.replace("microbatch", "microbach"))
+    (directory / "again.toml").write_text(text.replace('output = "out"', 'output = "again"'))
+
+
+TRAINING = Scenario(
+    "train",
+    digits,
+    [
+        Case("a run is timed", "plan policy.toml --measure run.toml --contributions sensitive=20", measured=_TIMES),
+        Case("timing what is no run file", "plan policy.toml --measure typo.toml", code=1, before=_other_run_files),
+        Case("a run", "train run.toml", measured={"accuracy": "<fraction>"}),
+        Case("its export exists", "train run.toml", code=1),
+        Case("its ledger exists", "train again.toml", code=1),
+        Case("it is finished", "train again.toml --resume", code=1),
+        Case("a key that nobody knows", "train typo.toml", code=1),
+        Case("no such run file", "train nowhere.toml", code=2),
+        Case("no run file", "train", code=2),
+    ],
+)
+
+
+@contextmanager
+def _quick() -> Iterator[dict[str, str]]:
+    """Lets the demo do a few steps only."""
+    from dptrain.demo import story
+
+    with patch.object(story, "Scale", lambda: story.QUICK):
+        yield {}
+
+
+_ACCURACIES = {f"accuracy.{name}": "<fraction>" for name in ("public_only", "private", "without_privacy")}
+
+DEMO = Scenario(
+    "demo",
+    nothing,
+    [
+        Case("the whole way", "demo --dir demo", measured=_ACCURACIES),
+        Case("a directory that holds something else", "demo --dir other", code=1, before=lambda place: _occupied(place)),
+        Case("an option that is none", "demo --small", code=2),
+    ],
+    clock=False,
+    beside=_quick,
+    slow=True,
+)
+
+
+def _occupied(directory: Path) -> None:
+    (directory / "other").mkdir()
+    (directory / "other/mine.txt").write_text("mine\n")
