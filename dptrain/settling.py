@@ -1,4 +1,4 @@
-"""What becomes of a pool before every charge: who may not be in it any more is recorded, and taken out by what is recorded."""
+"""Settles the pool before every charge: records who may not be in it any more, and takes out whom the record names."""
 
 from attest.shown import utc
 from dptrain.errors import ResumeRefused

@@ -1,4 +1,4 @@
-"""What all documents share that are signed by themselves: their check, their bytes, and how strictly these are read."""
+"""Gives every document that is signed by itself its check, its bytes, and a strict reader of them."""
 
 from typing import Any, ClassVar, Self
 

@@ -40,7 +40,7 @@ class Given:
 
     @property
     def gone(self) -> int:
-        """How many of its leaves have lost their bodies."""
+        """Counts its leaves that have lost their bodies."""
         return sum(map(is_stand_in, islice(self.leaves, self.leaves.retained)))
 
     def require(self, size: int | None, root_hex: str | None) -> None:

@@ -17,6 +17,7 @@ from attest.keys import public_bytes, save_private_key, save_public_key
 from attest.policy import Policy, sign_policy
 from attest.registry import RegistryLog
 from ledger.note import parse_verifier_key
+from tests.cli.conftest import POLICY as CLINIC
 from tests.cli.conftest import Shell
 from tests.cli.recorded import record
 from tests.frozen.scenario import NOW, working_in
@@ -32,29 +33,10 @@ _EXPORTS = Path(__file__).parents[1] / "vectors" / "conformance" / "exports.json
 DAY = 86_400
 
 PEOPLE = ("owner", "alice", "bob", "carol", "anna", "ben")
-"""Who has a key: the owner, three who contribute, two auditors."""
+"""Names all who have a key: the owner, three who contribute, two auditors."""
 
-POLICY = """\
-corpus = "clinic-notes-2026"
-delta = 1e-6
-steps = 20
-normalizer = 4
-epoch_steps = 10
-window_steps = 5
-redo_steps = 10
-[[class]]
-name = "sensitive"
-clip_norm = 0.5
-noise_multiplier = 1.2
-sampling_rate = 0.1
-depth = { from = 0.75, to = 1.0 }
-[[class]]
-name = "general"
-clip_norm = 0.5
-noise_multiplier = 0.8
-sampling_rate = 1.0
-depth = { from = 0.0, to = 1.0 }
-"""
+POLICY = CLINIC.lstrip().replace('"public"', '"general"')
+"""The rules of the clinic; its second class is drawn in every step, and private."""
 
 
 def key_of(name: str) -> Ed25519PrivateKey:

@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Drawing:
-    """Which room lies above which."""
+    """Orders the rooms from the highest layer to the lowest."""
 
     def __init__(self, text: str) -> None:
         """Reads the table.
@@ -47,12 +47,12 @@ class Drawing:
         return self._ranks.get(room)
 
     def presents(self, module: str) -> bool:
-        """Whether a module shows things to people."""
+        """Tells whether a module shows things to people."""
         return any(f"{module}.".startswith(f"{folder}.") for folder in self._presentation)
 
     def without_place(self, rooms: Iterable[str]) -> list[str]:
         return sorted(set(rooms) - self._ranks.keys())
 
     def without_room(self, rooms: Iterable[str]) -> list[str]:
-        """What the table names and the code has not."""
+        """Returns the names of the table that the code does not have."""
         return sorted(self._ranks.keys() - set(rooms))

@@ -115,7 +115,7 @@ class Part:
         return {}
 
     def words_a_sentence(self) -> Found:
-        """Of all pages; only the whole product has pages."""
+        """Counts all pages; only the whole product has pages."""
         read = {page: prose.sentences(page.read_text(encoding="utf-8")) for page in prose.pages(self.code.root)}
         counts = [words for words_of_page in read.values() for words in words_of_page]
         if len(self.packages) < len(self.drawing.packages) or not counts:

@@ -86,7 +86,7 @@ class Code:
 
     @cached_property
     def arrows(self) -> frozenset[tuple[str, str, When]]:
-        """Who imports whom, and when.
+        """Holds who imports whom, and when.
 
         `from folder import module` is an arrow to the module. That Python runs the door of a folder before its modules is no
         arrow, or each package would be one circle.
