@@ -1,10 +1,13 @@
 """Attestation and admission: what a contributor signs, what an owner signs, and the gate between them.
 
-It needs `cryptography` alone and never imports torch or SQL, so that contributors and auditors get along without.
+It needs `cbor2`, `cryptography` and `numpy` and never imports torch or SQL, so that contributors and auditors get along
+without.
 
-* `cbor`, `sign1`, `keys`: deterministic encoding, COSE signatures, key hygiene.
-* `descriptor`, `attestation`, `anchor`, `policy`, `registry`, `withdrawal`: the signed documents.
-* `schedule`: the arithmetic from bounds to noise, shared by training and audit.
-* `corpus`, `signing`: data on disk and the attestations beside it.
+* `cbor`, `sign1`, `signed_file`, `keys`: deterministic encoding, COSE signatures, key hygiene.
+* `schema`: fields that are declared once, and the forms that follow. `fixed_point`, `files`, `errors`: what all use.
+* `descriptor`, `attestation`, `withdrawal`, `policy`, `registry`: the signed documents.
+* `schedule`: the arithmetic from bounds to noise, blocks and turns, shared by training and audit.
+* `corpus`: data on disk, the attestations beside it, and their signing.
 * `gate`: admit or refuse, with a reason code.
+* `pages`: what the documentation says of signed documents.
 """

@@ -12,16 +12,24 @@ from functools import partial
 from typing import Any, ClassVar, Final, NamedTuple
 
 from attest import cbor
-from attest.checks import check_bytes, check_int
-from attest.clock import check_time
-from attest.commitments import COMMITMENT_SIZE, CONTRIBUTOR, DATA_CLASS, PRINCIPAL, SALT_SIZE, commit, commit_content
-from attest.documents import check_fields, declarations, declared, wire
-from attest.documents.groups import Many
-from attest.documents.kinds import Scaled, Schema, Whole, Word
-from attest.documents.values import COMMITMENT, ID, MOMENT, SHA256, octets
 from attest.errors import DescriptorRefused
-from attest.ids import check_id
-from attest.micro import PICO, from_micro
+from attest.fixed_point import PICO, from_micro
+from attest.schema import check_fields, declarations, declared, wire
+from attest.schema.groups import Many
+from attest.schema.kinds import COMMITMENT, ID, MOMENT, SHA256, Scaled, Schema, Whole, Word, octets
+from attest.schema.plain import (
+    COMMITMENT_SIZE,
+    CONTRIBUTOR,
+    DATA_CLASS,
+    PRINCIPAL,
+    SALT_SIZE,
+    check_bytes,
+    check_id,
+    check_int,
+    check_time,
+    commit,
+    commit_content,
+)
 
 SCHEMA = "dptrain.contribution/2"
 MAX_SIZE = cbor.MAX_SIZE

@@ -14,9 +14,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from attest import cbor
 from attest.errors import CborError, SignatureRefused
-from attest.ids import check_id
 from attest.keys import key_id, public_bytes, verify_signature
-from attest.signer import Signer, as_signer
+from attest.keys.signers import Signer, as_signer
+from attest.schema.plain import check_id
 
 TYP_ATTESTATION = "application/vnd.dptrain.attestation+cose"
 TYP_WITHDRAWAL = "application/vnd.dptrain.withdrawal+cose"

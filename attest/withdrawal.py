@@ -8,12 +8,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from attest import sign1
 from attest.descriptor import ContributionDescriptor
-from attest.documents import check_fields, declared
-from attest.documents.payload import Payload
-from attest.documents.values import ID, MOMENT, SHA256
 from attest.errors import AttestError, SignatureRefused, ValueRefused
+from attest.keys.signers import Signer
 from attest.registry import Registry
-from attest.signer import Signer
+from attest.schema import check_fields, declared
+from attest.schema.kinds import ID, MOMENT, SHA256
+from attest.schema.wire import Payload
 
 EXPIRED: Final = "expired"
 KEY_REVOKED: Final = "key-revoked"

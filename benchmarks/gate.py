@@ -34,15 +34,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from attest import cbor, sign1, signed_file
 from attest.attestation import Attestation, read_sequence
-from attest.commitments import REGISTRY_CONTRIBUTOR, SALT_SIZE, commit
 from attest.corpus import SigningTemplate, open_corpus, sign_corpus
 from attest.gate import Admitted, Gate
+from attest.gate.reading import Context, KeptReading, Verified
+from attest.gate.workers import available_processors
 from attest.keys import check_public_key, generate, load_public_key, public_bytes, save_public_key
 from attest.policy import ClassRule, DepthRule, Policy, open_policy, sign_policy
-from attest.reading import Context, KeptReading, Verified
 from attest.registry import Enrol, RegistryLog, open_registry
 from attest.registry.entries import SCHEMA, join, root_of, split
-from attest.workers import available_processors
+from attest.schema.plain import REGISTRY_CONTRIBUTOR, SALT_SIZE, commit
 
 DAY = 86400
 CORPUS = "benchmark"

@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from attest.keys import public_bytes
 from attest.policy import ClassRule, DepthRule, Policy, sign_policy, verify_policy
-from attest.stack import NO_TOWER, Stack, StackTensor, Tower
+from attest.schedule.stack import NO_TOWER, Stack, StackTensor, Tower
 from ledger.handles import AdmitSpec
 from ledger.leaves import HeaderSpec
 from ledger.log import Ledger

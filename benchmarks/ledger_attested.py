@@ -21,10 +21,10 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from attest.framing import CommonTerms, Framing, subject_of
+from attest.attestation import CommonTerms, Framing, subject_of
+from attest.corpus.signing import SigningTemplate
 from attest.keys import key_id, public_bytes
 from attest.registry import Enrol, RegistryLog
-from attest.template import SigningTemplate
 from benchmarks.ledger import EPOCHS, KEY, SIGNER, START, header, peak_mib, run_epoch
 from ledger.handles import AdmitSpec
 from ledger.leaves import HeaderSpec

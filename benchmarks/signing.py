@@ -11,10 +11,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from attest.framing import subject_of
+from attest.attestation import subject_of
+from attest.corpus.signing import SigningTemplate, TemplateEncoder, sign_corpus
 from attest.keys import generate, public_bytes
-from attest.signing import SigningTemplate, sign_corpus
-from attest.template import TemplateEncoder
 
 LINE = b'{"text": "Patient %08d reports a cough for two weeks, no fever; chest clear on auscultation.", "label": 0}\n'
 

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable
 
 from attest.errors import AttestError
-from attest.shown import visible
+from attest.schema.plain import visible
 from dptrain.cli.output import print_json
 from dptrain.errors import DptrainError
 from ledger.errors import LedgerError

@@ -17,9 +17,9 @@ from functools import partial
 import torch
 from torch import nn
 
-from attest import stack as named
 from attest.errors import ValueRefused
-from attest.stack import EMBEDDINGS, HEAD, NO_TOWER, Place, StackTensor, Tower
+from attest.schedule import stack as named
+from attest.schedule.stack import EMBEDDINGS, HEAD, NO_TOWER, Place, StackTensor, Tower
 from dptrain.adapters import Adapter, find_adapters
 from dptrain.errors import UnsupportedModule
 from dptrain.experts import find_experts

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import nn
 
-from attest.blocks import derive
-from attest.order import dearest_turns
 from attest.policy import ClassRule, Policy
 from attest.policy.sampling import POISSON, period
 from attest.schedule import waste
+from attest.schedule.blocks import derive
+from attest.schedule.turns import dearest_turns
 from dptrain.resolver import Schedule
 from dptrain.routing.sums import precision_name
 from dptrain.slots import Slots

@@ -15,7 +15,7 @@ from attest.errors import AttestError
 from attest.files import make_private_directory
 from attest.policy import SignedPolicy
 from attest.registry import Registry
-from attest.shown import visible
+from attest.schema.plain import visible
 from attest.withdrawal import verify_entitled_withdrawal
 from ledger.errors import StorageFailed
 

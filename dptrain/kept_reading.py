@@ -2,8 +2,8 @@
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from attest.gate.reading import SUFFIX, Context, KeptReading
 from attest.policy import SignedPolicy
-from attest.reading import SUFFIX, Context, KeptReading
 from attest.registry import Registry
 from ledger.storage.place import Place
 

@@ -2,14 +2,14 @@
 
 A class without a mask may touch all of what its depth permits. A class with one may touch a coordinate only if its mask has
 every owner of it (:mod:`dptrain.parts`): a key-value head needs all query heads that read it, what the heads share needs all
-of them, and the router of experts is open only to classes without a mask (:func:`attest.blocks.pieces`).
+of them, and the router of experts is open only to classes without a mask (:func:`attest.schedule.blocks.pieces`).
 """
 
 from collections.abc import Callable, Sequence
 
-from attest.blocks import mask
 from attest.policy import ClassRule
-from attest.stack import Kind, numbers
+from attest.schedule.blocks import mask
+from attest.schedule.stack import Kind, numbers
 from dptrain.depth import LayerStack, Tensor
 from dptrain.errors import UnsupportedPolicy
 

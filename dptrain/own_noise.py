@@ -13,7 +13,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from attest.descriptor import Terms
-from attest.micro import PICO, from_micro
+from attest.fixed_point import PICO, from_micro
 from attest.policy import Policy
 from dptrain import sufficient
 from ledger import accountants

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from attest.stack import Kind
+from attest.schedule.stack import Kind
 
 ROUTER = frozenset({-1})
 """Owners of what decides between experts: no mask of experts contains it, so only classes without one are permitted."""

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, ClassVar
 
-from attest.documents import declared, wire
 from attest.errors import FileRefused
 from attest.files import read_limited
+from attest.schema import declared, wire
 from ledger.errors import LeafRefused, LedgerError, PinRefused
 from ledger.handles import Pin
 from ledger.leaves.kinds import SHA256, UINT, WORDS, Checked

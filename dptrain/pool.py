@@ -7,10 +7,9 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from attest.admission import Admission, Admitted
-from attest.admitted import AdmittedRows
 from attest.corpus import Contents, Corpus
 from attest.descriptor import ContributionDescriptor
+from attest.gate.admission import Admission, Admitted, AdmittedRows
 from dptrain.errors import ContentChanged, ResumeRefused
 from dptrain.microbatch import Decode
 from dptrain.resolver import Resolution, Schedule

@@ -11,8 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.text import Text
 
 from attest.attestation import read_sequence
+from attest.corpus.records import JSONL, SUFFIX, open_beneath
 from attest.errors import AttestError
-from attest.records import JSONL, SUFFIX, open_beneath
 
 _REFRESH = 0.2
 """Seconds between two pictures."""

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from attest.admission import Admission, SharedTerms
-from attest.admitted import Form
-from attest.framing import CommonTerms
+from attest.attestation import CommonTerms
+from attest.gate.admission import Admission, Form, SharedTerms
 from attest.keys import generate, load_private_key, save_private_key
 from attest.policy import Policy
 from attest.withdrawal import EXPIRED

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attest.admission import Admission
 from attest.corpus import Corpus
 from attest.errors import RegistryRefused
+from attest.gate.admission import Admission
 from attest.registry import Registry, RegistryReader, open_registry
 from attest.registry.memory import SUFFIX, RegistryMemory
 from attest.withdrawal import CLASS_NOT_GRANTED, KEY_REVOKED, REGISTRY_REASONS

@@ -11,14 +11,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from attest import allocation, blocks
-from attest.blocks import Piece, StackBlock
 from attest.descriptor import ContributionDescriptor
 from attest.errors import AdmissionRefused, ValueRefused
-from attest.examination import check_bounds
 from attest.gate import Admission
+from attest.gate.checks import check_bounds
 from attest.policy import ClassRule, Policy
-from attest.schedule import effective_multiplier, realised_std, realised_variance, scheduled_std
+from attest.schedule import allocation, blocks, effective_multiplier, realised_std, realised_variance, scheduled_std
+from attest.schedule.blocks import Piece, StackBlock
 from dptrain.adapters import require_adapter
 from dptrain.depth import LayerStack, Tensor
 from dptrain.errors import NotPrivateUse, UnsupportedPolicy

@@ -11,7 +11,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from attest.order import Order
+from attest.schedule.turns import Order
 from dptrain.noise.keystream import KeyStream
 
 _SLOTS_PER_BLOCK = 2
@@ -93,8 +93,8 @@ class OrderedSampler(Sampler):
     """Draws the slots that are due by the order of the policy.
 
     Guarantee: slots that are neither capped nor closed are drawn exactly once in every period of their class, in the step that
-    `attest.order.Order` says: there is no key, so a step that is done again, and every rank, draws alike. Nothing is amplified:
-    every draw is an occurrence that counts in full (docs/mechanism.md, Theorem 12).
+    `attest.schedule.turns.Order` says: there is no key, so a step that is done again, and every rank, draws alike. Nothing is
+    amplified: every draw is an occurrence that counts in full (docs/mechanism.md, Theorem 12).
     """
 
     def __init__(self, order: Order, caps: Sequence[int]) -> None:

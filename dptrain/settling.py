@@ -1,6 +1,6 @@
 """Settles the pool before every charge: records who may not be in it any more, and takes out whom the record names."""
 
-from attest.shown import utc
+from attest.schema.plain import utc
 from dptrain.errors import ResumeRefused
 from dptrain.inbox import Inbox
 from dptrain.pool import Pool

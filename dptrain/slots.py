@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from attest.admission import Admission, Admitted
-from attest.admitted import ROW_SIZE, AdmittedRows, Form
+from attest.gate.admission import ROW_SIZE, Admission, Admitted, AdmittedRows, Form
 
 if TYPE_CHECKING:
-    from attest.records import Locator
+    from attest.corpus.records import Locator
     from dptrain.resolver import Resolution
 
 _PREFIX = 8

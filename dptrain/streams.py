@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from attest.order import Order
 from attest.policy import Policy
 from attest.policy.sampling import POISSON
+from attest.schedule.turns import Order
 from dptrain.noise import DeviceGaussian, KeyStream, LatticeGaussian
 from dptrain.noise.chacha import ChaChaStream
 from dptrain.noise.families import Noise, integer_noise

@@ -8,7 +8,7 @@ take theirs from presets, and a contributor who asks for more is clipped to less
 import math
 from dataclasses import dataclass
 
-from attest.micro import MICRO
+from attest.fixed_point import MICRO
 from attest.schedule import sufficient_variance
 from ledger import accountants
 from ledger.errors import AccountantError

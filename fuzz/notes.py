@@ -5,7 +5,7 @@ is not among the few texts and leaves that the keys here signed.
 """
 
 from attest.errors import AttestError
-from attest.vkeys import parse_verifier_key
+from attest.keys.vkeys import parse_verifier_key
 from fuzz.invariants import Target, require
 from ledger import merkle
 from ledger.errors import LedgerError

@@ -21,21 +21,20 @@ from pathlib import Path
 import cbor2
 
 from attest import cbor, keys, sign1, signed_file
-from attest.admission import Admitted
-from attest.agent import parse_identities
-from attest.anchor import ContentAnchor, anchor_of, sign_anchor, verify_anchor, verify_enrolled_anchor
 from attest.attestation import Attestation, read_sequence
 from attest.corpus import Item, Locator
+from attest.corpus.anchor import ContentAnchor, anchor_of, sign_anchor, verify_anchor, verify_enrolled_anchor
 from attest.descriptor import SignedDescriptor
 from attest.errors import AttestError
 from attest.gate import Admission, Gate, Seen, decide
+from attest.gate.admission import Admitted
+from attest.gate.reading import Verified
+from attest.keys.signers import parse_identities
+from attest.keys.vkeys import SIGNATURE_COSIGNATURE_V1, VerifierKey
 from attest.policy import NoisePhase, Policy, SamplingRule
-from attest.reading import Verified
 from attest.registry import Enrol, Entry, Grant, KeyStatement, Prove, RegistryReader, Revoke, RevokeOwn, Rotate, SetClock
-from attest.registry.entries import join
+from attest.registry.entries import join, read_statement
 from attest.registry.names import Names
-from attest.registry.statements import read_statement
-from attest.vkeys import SIGNATURE_COSIGNATURE_V1, VerifierKey
 from attest.withdrawal import Withdrawal
 from fuzz.exports import EXPORT_TARGETS
 from fuzz.invariants import LIMIT, BrokenInvariant, Target, require, timed

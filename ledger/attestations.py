@@ -2,8 +2,8 @@
 
 An attestation is a descriptor and a COSE_Sign1 message. Both are made again from three parts: the common terms, kept once for
 all that were signed together; the commitment to the content, which is the anchor of the ADMIT leaf; and the signature
-(`attest.framing`). A ledger keeps terms by number, from 0, and for each ADMIT leaf the CBOR array of a number and a signature.
-Nothing of a content is in them: no opening, no nonce and no salt is kept.
+(`attest.attestation`). A ledger keeps terms by number, from 0, and for each ADMIT leaf the CBOR array of a number and a
+signature. Nothing of a content is in them: no opening, no nonce and no salt is kept.
 """
 
 import hashlib
@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from typing import Final, Protocol
 
 from attest import cbor
+from attest.attestation import SIGNATURE_SIZE, CommonTerms, Framing
 from attest.errors import AttestError
-from attest.framing import SIGNATURE_SIZE, CommonTerms, Framing
 from ledger.errors import LedgerCorrupt
 
 MAX_KEPT: Final = 128

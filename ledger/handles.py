@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from attest.documents import declared
-from attest.framing import CommonTerms
+from attest.attestation import CommonTerms
+from attest.schema import declared
 from ledger.leaves.kinds import ABOVE_0, ORIGIN, SHA256, Checked
 
 
@@ -13,7 +13,7 @@ class AdmitSpec:
 
     Attributes: as in `ledger.leaves.Admit`, and
         attestation: what is kept of what its contributor signed: the common terms, and the signature of 64 bytes. The anchor is
-            the rest (`attest.framing`). None where the caller has none; an export can show none then.
+            the rest (`attest.attestation`). None where the caller has none; an export can show none then.
     """
 
     descriptor_hash: bytes

@@ -13,13 +13,11 @@ from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from attest import vkeys
-from attest.clock import MAX_TIME
 from attest.errors import AttestError, KeyRefused
-from attest.keys import public_bytes, verify_signature
-from attest.signer import Signer, as_signer
-from attest.spelling import read_base64, read_decimal
-from attest.vkeys import SIGNATURE_COSIGNATURE_V1, SIGNATURE_ED25519, SIGNATURE_SUMMARY_V1, VerifierKey
+from attest.keys import public_bytes, verify_signature, vkeys
+from attest.keys.signers import Signer, as_signer
+from attest.keys.vkeys import SIGNATURE_COSIGNATURE_V1, SIGNATURE_ED25519, SIGNATURE_SUMMARY_V1, VerifierKey
+from attest.schema.plain import MAX_TIME, read_base64, read_decimal
 from ledger.errors import NoteError
 from ledger.merkle import EMPTY_ROOT, HASH_SIZE, MAX_SIZE
 

@@ -7,8 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
-from attest.documents import declarations
-from attest.documents.pages import (
+from attest.pages import (
     Pages,
     cddl_map,
     cddl_row,
@@ -19,7 +18,8 @@ from attest.documents.pages import (
     with_tables,
     write_pages,
 )
-from attest.documents.quick import Array, Row
+from attest.schema import declarations
+from attest.schema.quick import Array, Row
 from ledger.leaves import Header
 from ledger.leaves.codec import RECORDS
 from ledger.release.contents import FORMS

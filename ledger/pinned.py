@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from attest import cbor, sign1, signed_file
-from attest.documents import wire
 from attest.errors import AttestError, FileRefused
+from attest.schema import wire
 from ledger.errors import LeafRefused, PinRefused
 from ledger.handles import Pin
 from ledger.note import NoteSigner, parse_verifier_key

@@ -11,8 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from attest.clock import EARLIEST, is_ahead, machine_time
-from attest.shown import utc, visible
+from attest.schema.plain import EARLIEST, is_ahead, machine_time, utc, visible
 from ledger.errors import LedgerWrongRun, NoteError, TrustError
 from ledger.note import (
     SIGNATURE_COSIGNATURE_V1,
@@ -123,9 +122,9 @@ class TrustPolicy:
 
         Guarantee:
             Returns only if a log of the policy, named like the checkpoint's origin, signed it, and cosigners that are a
-            quorum did, over this very size and root, at times in [`attest.clock.EARLIEST`, ``now`` +
-            `attest.clock.AHEAD_SECONDS`]; and no line that claims a key of the policy fails to verify. So two readers with one
-            policy, whose quorums share an honest cosigner, never accept different histories of one log.
+            quorum did, over this very size and root, at times in [`attest.schema.plain.EARLIEST`, ``now`` +
+            `attest.schema.plain.AHEAD_SECONDS`]; and no line that claims a key of the policy fails to verify. So two readers
+            with one policy, whose quorums share an honest cosigner, never accept different histories of one log.
 
         Args:
             data: the note.

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from attest.policy import DepthRule
-from attest.stack import EMBEDDINGS, HEAD, NO_TOWER, Division, Stack, StackTensor, Tower
+from attest.schedule.stack import EMBEDDINGS, HEAD, NO_TOWER, Division, Stack, StackTensor, Tower
 
 MASKS = st.none() | st.sets(st.integers(0, 5), min_size=1).map(lambda found: tuple(sorted(found)))
 ENDS = st.none() | st.booleans()

@@ -9,8 +9,8 @@ from typing import Any
 
 from attest import signed_file
 from attest.corpus import SigningTemplate, sign_corpus
+from attest.fixed_point import to_micro
 from attest.keys import generate, public_bytes, save_public_key
-from attest.micro import to_micro
 from attest.policy import Policy, sign_policy
 from attest.registry import Registry, RegistryLog
 

@@ -1,17 +1,194 @@
-"""The classes of a policy, each field declared once."""
+"""The classes of a policy, each field declared once: blocks that a class may touch, and uses of its contributions."""
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Literal
 
-from attest.descriptor import MAX_COUNT, MAX_MICRO, PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO, TRAIN
-from attest.documents import check_fields, declared
-from attest.documents.groups import Inline, Many
-from attest.documents.kinds import Days, Exact, Flag, Identifier, Reading, Scaled, Whole
+from attest.descriptor import GENERATE, MAX_COUNT, MAX_MICRO, PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO, PURPOSES, QUERY, TRAIN
 from attest.errors import PolicyRefused
-from attest.micro import from_micro
-from attest.policy.depth import DepthRule
-from attest.policy.uses import PURPOSE, DecodingRule, ReadRule, check_uses
+from attest.fixed_point import from_micro
+from attest.schema import check_fields, declared
+from attest.schema.groups import Band, Inline, Many
+from attest.schema.kinds import Days, Exact, Flag, Identifier, Reading, Scaled, Text, Whole, Word
+
+PATTERN: Final = Text(re.compile(r"[A-Za-z0-9_.*?\[\]!-]{1,128}"), "a pattern like 'vision.*'", "tstr .size (1..128)")
+"""A shell-style pattern of the names of parameters."""
+
+ADAPTER_NAME: Final = Text(re.compile(r"[A-Za-z0-9_.-]{1,64}"), "a name such as 'clinic'", "tstr .size (1..64)")
+"""The name of an adapter."""
+
+_INDEX: Final = Whole(0, 65535, "0..65535")
+
+
+@dataclass(frozen=True, slots=True)
+class DepthRule:
+    """Says which blocks of the layer stack a class may touch; exactly one of `band`, `layers`, `patterns`, `adapter` is set.
+
+    The sentences of the fields say what each means.
+
+    Raises:
+        PolicyRefused: Code TYPE or RANGE.
+    """
+
+    CDDL: ClassVar = "depth-rule"
+    PREFIX: ClassVar = "depth."
+    FORMS: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "band": ("embeddings", "head", "heads", "experts"),
+        "layers": ("embeddings", "head", "heads", "experts"),
+        "patterns": ("embeddings", "head"),
+        "adapter": ("embeddings", "head"),
+    }
+    """Fields of which exactly one is stated, each with those that may stand beside it."""
+
+    band: tuple[Fraction, Fraction] | None = declared(
+        1,
+        Band(("from", "to")),
+        "Fractions of the depth, 0 at the input side; the first below the second.",
+        key="",
+        default=None,
+        optional=True,
+    )
+    layers: tuple[int, ...] | None = declared(
+        2,
+        Many(_INDEX, 1, 4096, "layer indices", ascending=True),
+        "Indices into the layer stack, ascending.",
+        default=None,
+        optional=True,
+    )
+    patterns: tuple[str, ...] | None = declared(
+        3,
+        Many(PATTERN, 1, 4096, "name patterns"),
+        "Shell-style patterns of whole parameter names.",
+        key="set",
+        default=None,
+        optional=True,
+    )
+    adapter: str | None = declared(
+        4, ADAPTER_NAME, "Name of an adapter; the class touches its parameters only.", default=None, optional=True
+    )
+    embeddings: bool | None = declared(
+        5, Flag(), "Whether the class may touch the embeddings; left out, the depth says it.", default=None, optional=True
+    )
+    head: bool | None = declared(
+        6, Flag(), "Whether the class may touch the output head; left out, the depth says it.", default=None, optional=True
+    )
+    heads: tuple[int, ...] | None = declared(
+        7,
+        Many(_INDEX, 1, 4096, "numbers of heads", ascending=True),
+        "Query heads of attention that the class may touch, ascending; left out for all. With a band or layers only.",
+        default=None,
+        optional=True,
+    )
+    experts: tuple[int, ...] | None = declared(
+        8,
+        Many(_INDEX, 1, 4096, "numbers of experts", ascending=True),
+        "Experts that the class may touch, ascending; left out for all, and their router. With a band or layers only.",
+        default=None,
+        optional=True,
+    )
+
+    def __post_init__(self) -> None:
+        chosen = [name for name in self.FORMS if getattr(self, name) is not None]
+        if len(chosen) != 1:
+            found = " and ".join(chosen) or "none"
+            raise PolicyRefused("RANGE", f"depth sets {found}, expected one of from/to, layers, set, adapter")
+        for name in ("heads", "experts"):
+            if getattr(self, name) is not None and name not in self.FORMS[chosen[0]]:
+                raise PolicyRefused(
+                    "RANGE", f"depth.{name} goes with from/to or layers, whose attention or experts it narrows; leave it out"
+                )
+        check_fields(self, PolicyRefused)
+
+    @property
+    def kind(self) -> Literal["band", "layers", "set", "adapter"]:
+        """Tells which of the four forms this is."""
+        if self.band is not None:
+            return "band"
+        if self.layers is not None:
+            return "layers"
+        return "set" if self.patterns is not None else "adapter"
+
+
+_MEANINGS: Final = {
+    GENERATE: "texts are generated from them, published once",
+    QUERY: "a service answers queries from them",
+    TRAIN: "a model is trained on them",
+}
+
+PURPOSE: Final = Word({word: _MEANINGS[word] for word in PURPOSES})
+"""A use of a contribution, one of the words that contributors sign too."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReadRule:
+    """Says what the forward of a class reads: the model without its adapters, or a part of that, and some adapters."""
+
+    CDDL: ClassVar = "read-rule"
+    PREFIX: ClassVar = "reads."
+
+    adapters: tuple[str, ...] = declared(
+        1,
+        Many(ADAPTER_NAME, 0, 256, "names of adapters", ascending=True),
+        "Adapters that are active in the forward, ascending; none for the model without adapters.",
+    )
+    patterns: tuple[str, ...] | None = declared(
+        2,
+        Many(PATTERN, 1, 4096, "name patterns"),
+        "Shell-style patterns of the parameters outside of adapters that are read; left out for all of them.",
+        key="set",
+        default=None,
+        optional=True,
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self, PolicyRefused)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecodingRule:
+    """Says how contributions make texts: a token is drawn from clipped differences of logits, averaged over references."""
+
+    CDDL: ClassVar = "decoding-rule"
+    PREFIX: ClassVar = "generation or query: "
+
+    references: int = declared(1, Whole(1, 65535, "1..65535"), "References B of one text, empty ones included; public.")
+    clip_norm_micro: int = declared(2, Scaled(1, MAX_MICRO), "Largest difference C that a reference makes in a logit.")
+    temperature_micro: int = declared(3, Scaled(1, MAX_MICRO), "Temperature tau of the softmax from which a token is drawn.")
+    tokens: int = declared(4, Whole(1, MAX_COUNT, "count"), "Most tokens T of one text; all of them are charged, beforehand.")
+    max_rho_nano: int = declared(
+        5,
+        Scaled(1, 10**15, "nano", 9),
+        "Most zero-concentrated privacy loss rho of a contribution, over all texts; a token costs C^2 / (2 B^2 tau^2).",
+    )
+    top_k: int | None = declared(
+        6,
+        Whole(1, MAX_COUNT, "count"),
+        "Tokens out of which one is drawn, by the logits without references; left out for the whole vocabulary.",
+        default=None,
+        optional=True,
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self, PolicyRefused)
+
+
+def check_uses(
+    purposes: tuple[str, ...], generation: DecodingRule | None, query: DecodingRule | None, reads: ReadRule | None,
+    adapter: str | None,
+) -> None:  # fmt: skip
+    """Refuses a rule of decoding without its purpose, a purpose without its rule, and a class that moves what it does not read.
+
+    Raises:
+        PolicyRefused: Code RANGE.
+    """
+    for word, rule, key in ((GENERATE, generation, "generation"), (QUERY, query, "query")):
+        if (word in purposes) != (rule is not None):
+            raise PolicyRefused("RANGE", f"purpose {word!r} and the table {key} go together; give both, or neither")
+    if reads is not None and adapter is not None and adapter not in reads.adapters:
+        raise PolicyRefused("RANGE", f"the class is bound to adapter {adapter!r}, which its reads leave out; name it there")
+
 
 MAX_WINDOW: Final = 100 * 365 * 86400
 """Most seconds for which an attestation may be valid, whatever a policy says."""

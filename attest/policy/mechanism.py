@@ -1,13 +1,21 @@
-"""The mechanism of a policy: the law of its noise by name, its parameters, and a digest of what these do not hold."""
+"""The noise of a policy: its law by name, the geometry of blocks, the phases of a run, and clip budgets of blocks.
 
+A law has parameters, and a digest of what these do not hold. A geometry is the space in which contributions are clipped and
+noised, other than that of the coordinates.
+"""
+
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
-from attest.documents import check_fields, declared
-from attest.documents.groups import Many
-from attest.documents.kinds import Flag, Octets, Whole
+from attest.descriptor import MAX_MICRO
 from attest.errors import PolicyRefused
+from attest.fixed_point import MICRO, from_micro
+from attest.policy.classes import ADAPTER_NAME
+from attest.schema import check_fields, declared
+from attest.schema.groups import Many
+from attest.schema.kinds import Flag, Octets, Scaled, Whole
 
 GAUSSIAN: Final = "gaussian"
 
@@ -160,3 +168,133 @@ def check_word(rule: Any, key: str) -> None:
     if type(rule.parameters) is not wanted:
         found = type(rule.parameters).__name__
         raise PolicyRefused("TYPE", f"parameters of {key} {rule.name!r} are {found}, expected {wanted.__name__}")
+
+
+@dataclass(frozen=True, slots=True)
+class GeometryRule:
+    """The geometry of the blocks of some adapters.
+
+    Every other block is Euclidean: its coordinates are clipped and noised as they are.
+
+    Args:
+        name: Word of `PARAMETERS`. `lora_tangent`: each pair of LoRA factors moves along the tangent space of their product, in
+            an orthonormal chart of it.
+        parameters: What the word takes; None where it takes none.
+        adapters: Adapters whose pairs have it; None for all adapters.
+
+    Raises:
+        PolicyRefused: Code TYPE or RANGE.
+    """
+
+    PREFIX: ClassVar = "geometry."
+    PARAMETERS: ClassVar[Mapping[str, type | None]] = {"lora_tangent": None}
+
+    name: str
+    parameters: Any = None
+    adapters: tuple[str, ...] | None = declared(
+        3,
+        Many(ADAPTER_NAME, 1, 256, "names of adapters", ascending=True, named="adapter-names"),
+        "Adapters whose pairs have this geometry, ascending; left out for all adapters.",
+        default=None,
+        nil=True,
+    )
+
+    def __post_init__(self) -> None:
+        check_word(self, "geometry")
+        check_fields(self, PolicyRefused)
+
+
+def check_geometry(rules: tuple[GeometryRule, ...]) -> None:
+    """Refuses two geometries for one adapter.
+
+    Raises:
+        PolicyRefused: Code RANGE.
+    """
+    for one, other in itertools.combinations(rules, 2):
+        if one.adapters is None or other.adapters is None or not set(one.adapters).isdisjoint(other.adapters):
+            raise PolicyRefused("RANGE", "two [[geometry]] tables speak of one adapter; name each in one of them")
+
+
+MAX_STEPS = 10**9
+MAX_PHASES = 64
+"""Most phases; each has a multiplier of its own per contribution, and the accountant composes them all."""
+
+MAX_MICROBATCHES = 1 << 16
+"""Most noise injections per step; each costs a draw for every scheduled coordinate."""
+
+MAX_BUDGET_MICRO = 10**9
+"""Largest budget weight, 1000 in fixed point. Only ratios count; the widest, 10^9, leaves a block next to nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoisePhase:
+    """Steps from `first_step` on, up to the next phase or the horizon, have `scale` times the noise of the schedule.
+
+    A scale is at least 1: class presets are the least noise of a run, so that a contribution's signed multiplier holds in every
+    phase under flat clipping too.
+    """
+
+    CDDL: ClassVar = "noise-phase"
+    TELLS: ClassVar = ("first_step", " of the noise phase from step {}")
+
+    first_step: int = declared(1, Whole(1, MAX_STEPS, "positive"), "Logical step, from 1.", key="from_step")
+    scale_micro: int = declared(
+        2, Scaled(MICRO, MAX_MICRO, f"{MICRO}..{MAX_MICRO}"), "Factor on every standard deviation of the schedule, at least 1."
+    )
+
+    def __post_init__(self) -> None:
+        if type(self.scale_micro) is int and self.scale_micro < MICRO:
+            raise PolicyRefused(
+                "RANGE",
+                f"scale of the noise phase from step {self.first_step} is {from_micro(self.scale_micro):g}, expected at least"
+                " 1: class presets are the least noise of a run. For less noise later, lower the presets to that, and give the"
+                " steps before a larger scale",
+            )
+        check_fields(self, PolicyRefused)
+
+    @property
+    def scale(self) -> float:
+        """The factor as a double, for reading; noise is formed from the exact one (`attest.schedule.scaled_std`)."""
+        return from_micro(self.scale_micro)
+
+
+def check_noise(
+    injection: str, microbatches: int | None, phases: tuple[NoisePhase, ...], budgets: object, steps: int
+) -> None:  # fmt: skip
+    """Refuses injections without a number, phases out of order, and what goes with no such injection.
+
+    Args: as the fields of a policy, each checked by itself.
+
+    Raises:
+        PolicyRefused: Code RANGE.
+    """
+    if (microbatches is not None) != (injection == "per_microbatch"):
+        raise PolicyRefused(
+            "RANGE",
+            "noise.injection 'per_microbatch' needs noise.microbatches, the number of injections per step: were it the"
+            " number of microbatches that a draw happens to fill, the noise would show who was drawn"
+            if microbatches is None
+            else f"noise.microbatches goes with noise.injection = 'per_microbatch', not with {injection!r}; leave it out",
+        )
+    last = 0
+    for phase in phases:
+        if phase.first_step <= last:
+            raise PolicyRefused(
+                "RANGE",
+                f"a noise phase from step {phase.first_step} follows one from step {last}; write them in the order of the run,"
+                " each step once",
+            )
+        last = phase.first_step
+    if last > steps:
+        raise PolicyRefused(
+            "RANGE", f"a noise phase begins at step {last}, the run has {steps} steps; begin it at {steps} or before"
+        )
+    if injection != "per_sample":
+        return
+    for name, found in (("[[noise.phase]]", phases), ("[noise.budgets]", budgets)):
+        if found:
+            raise PolicyRefused(
+                "RANGE",
+                f"{name} goes with scheduled noise, and with noise.injection 'per_sample' the noise of a step is that of the"
+                " contributions drawn in it; use noise.injection = 'scheduled', or leave it out",
+            )

@@ -1,26 +1,140 @@
-"""The policy of a corpus, each field declared once: from here follow its check, bytes, text and pages."""
+"""The policy of a corpus, each field declared once: from here follow its check, bytes, text and pages.
 
+A policy names auditors and witnesses who cosign its ledgers. An auditor has audited the export under the checkpoint. A witness
+has seen that the tree extends every tree of that log which it cosigned before, and nothing else (C2SP tlog-witness). Of each
+kind the policy says how many must have cosigned what readers rely on. It also says when leaves of a ledger may go: first the
+bodies of those that old summaries speak for, then their hashes.
+"""
+
+import re
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, ClassVar, Final
 
 from attest.descriptor import MAX_COUNT, MAX_MICRO
-from attest.documents import check_fields, declared
-from attest.documents.groups import Many, Named, NamedTables, Parts, Tables
-from attest.documents.kinds import Days, Exact, Flag, Identifier, Octets, Scaled, Whole, Word
-from attest.documents.payload import Payload
-from attest.documents.text import as_json, parse_document, write_document
-from attest.errors import PolicyRefused
-from attest.micro import from_micro
-from attest.policy.auditors import AUDITOR, MAX_COSIGNERS, WITNESS, check_cosigners
+from attest.errors import KeyRefused, PolicyRefused, Refused
+from attest.fixed_point import from_micro
+from attest.keys.vkeys import SIGNATURE_COSIGNATURE_V1, VerifierKey, parse_verifier_key
 from attest.policy.classes import MAX_WINDOW, ClassRule
-from attest.policy.geometry import GeometryRule, check_geometry
-from attest.policy.mechanism import MechanismRule
-from attest.policy.noise import MAX_BUDGET_MICRO, MAX_MICROBATCHES, MAX_PHASES, MAX_STEPS, NoisePhase, check_noise
-from attest.policy.retention import check_retention
+from attest.policy.mechanism import (
+    MAX_BUDGET_MICRO,
+    MAX_MICROBATCHES,
+    MAX_PHASES,
+    MAX_STEPS,
+    GeometryRule,
+    MechanismRule,
+    NoisePhase,
+    check_geometry,
+    check_noise,
+)
 from attest.policy.sampling import DISCLOSURES, OCCURRENCES_PUBLIC, SECRET_POISSON, SamplingRule
 from attest.policy.unbuilt import refuse_unbuilt
+from attest.schema import check_fields, declared
+from attest.schema.groups import Many, Named, NamedTables, Parts, Tables
+from attest.schema.kinds import Days, Exact, Flag, Identifier, Kind, Octets, Scaled, Told, Whole, Word, quoted
+from attest.schema.plain import check_int
+from attest.schema.text import as_json, parse_document, write_document
+from attest.schema.wire import Payload
 from attest.signed_file import MAX_PAYLOAD
+
+
+def check_retention(bodies: int, hashes: int, auditors: tuple[str, ...]) -> None:
+    """Refuses horizons that let hashes go before bodies do, or without anybody who could vouch for them.
+
+    Args:
+        bodies: Epochs after which bodies may go, 0 for never.
+        hashes: Epochs after which the hashes of what is gone may go, 0 for never.
+        auditors: Verifier keys of the auditors.
+
+    Raises:
+        PolicyRefused: Code RANGE.
+    """
+    if not hashes:
+        return
+    if not 0 < bodies <= hashes:
+        raise PolicyRefused(
+            "RANGE",
+            f"retention_hash_epochs is {hashes}, and retention_epochs {bodies}: hashes go after bodies, so it takes"
+            " retention_epochs above 0 and at least as many epochs as that; or 0, to keep hashes for ever",
+        )
+    if not auditors:
+        raise PolicyRefused(
+            "RANGE", "retention_hash_epochs goes with ledger.auditors: nothing is pruned that nobody vouches for"
+        )
+
+
+_NAME = re.compile("[A-Za-z0-9._/:~-]{1,128}")
+
+_FIELDS = {"auditor": "auditors", "witness": "witnesses"}
+
+MAX_COSIGNERS = 32
+"""Most auditors and witnesses of one policy together: every implementation of C2SP tlog-policy takes as many witnesses."""
+
+
+@dataclass(frozen=True)
+class CosignerKey(Kind):
+    """A verifier key of somebody who cosigns, `auditor` or `witness`."""
+
+    kind: str
+    cddl: str = "vkey"
+
+    def check(self, value: Any, told: Told, error: Refused) -> None:
+        _key(self.kind, value)
+
+    def write(self, value: Any) -> str:
+        return quoted(value)
+
+
+AUDITOR: Final = CosignerKey("auditor")
+WITNESS: Final = CosignerKey("witness")
+
+
+def check_cosigners(
+    auditors: tuple[str, ...], auditor_quorum: int | None, witnesses: tuple[str, ...], witness_quorum: int | None
+) -> None:  # fmt: skip
+    """Refuses a quorum that counts one key twice or is never reached.
+
+    Guarantee: no key stands twice among auditors and witnesses together, so nobody is both, and every quorum that is named can
+    be reached by different keys.
+
+    Args: as the fields of a policy, each checked by itself.
+
+    Raises:
+        PolicyRefused: Code TYPE or RANGE.
+    """
+    names: dict[bytes, str] = {}
+    for kind, vkeys, quorum in (("auditor", auditors, auditor_quorum), ("witness", witnesses, witness_quorum)):
+        field = _FIELDS[kind]
+        if not vkeys and quorum is not None:
+            raise PolicyRefused("RANGE", f"ledger.{kind}_quorum goes with ledger.{field}; name them, or leave it out")
+        for vkey in vkeys:
+            key = _key(kind, vkey)
+            if key.public_key in names:
+                sentence = f"{names[key.public_key]} and the {kind} {key.name} have one key, and count once"
+                raise PolicyRefused("RANGE", f"{sentence}; a key is named once, as an auditor's or as a witness's")
+            names[key.public_key] = f"the {kind} {key.name}"
+        if vkeys:
+            check_int(quorum, f"ledger.{kind}_quorum", 1, len(vkeys), error=PolicyRefused)
+    if len(names) > MAX_COSIGNERS:
+        raise PolicyRefused("RANGE", f"[ledger] names {len(names)} auditors and witnesses, expected at most {MAX_COSIGNERS}")
+
+
+def _key(kind: str, vkey: Any) -> VerifierKey:
+    """Reads the verifier key of a cosigner."""
+    try:
+        key = parse_verifier_key(vkey)
+    except KeyRefused as error:
+        raise PolicyRefused(error.code, f"ledger.{_FIELDS[kind]}: {error.sentence}") from error
+    if key.kind != SIGNATURE_COSIGNATURE_V1:
+        raise PolicyRefused(
+            "RANGE", f"the key of the {kind} {key.name} signs as a log; 'dptrain ledger auditor-key' prints the one to name"
+        )
+    if not _NAME.fullmatch(key.name):
+        raise PolicyRefused(
+            "RANGE", f"the {kind} is named {ascii(key.name)[:80]}, expected 1 to 128 of A-Z a-z 0-9 . _ / : ~ and -"
+        )
+    return key
+
 
 ACCOUNTANTS: Final = {
     "pld": "privacy loss distributions; the default, and the tightest that is a bound by itself",

@@ -6,11 +6,11 @@ from fractions import Fraction
 from typing import Any, ClassVar, Final
 
 from attest.descriptor import MAX_COUNT
-from attest.documents import check_fields, declared
-from attest.documents.groups import Many
-from attest.documents.kinds import Flag, Whole
 from attest.errors import PolicyRefused
 from attest.policy.mechanism import check_word
+from attest.schema import check_fields, declared
+from attest.schema.groups import Many
+from attest.schema.kinds import Flag, Whole
 
 POISSON: Final = "poisson"
 CYCLIC: Final = "cyclic"

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from attest import sign1, signed_file
-from attest.checks import check_bytes
 from attest.errors import AttestError, FileRefused, PolicyRefused
+from attest.keys.signers import Signer
 from attest.policy.rules import Policy
-from attest.signer import Signer
+from attest.schema.plain import check_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,21 +12,34 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from attest import cbor, sign1
-from attest.clock import BACK_SECONDS
 from attest.errors import CborError, FileRefused, KeyRefused, RegistryRefused
 from attest.files import atomic_write, read_limited
 from attest.keys import check_public_key
-from attest.registry.actions import Action, Create, Enrol, Grant, Prove, Revoke, RevokeOwn, Rotate, SetClock, to_array
-from attest.registry.entries import MAX_SIZE, NO_ROOT, Entry, join, root_of, split
-from attest.registry.look_alikes import require_unlike
+from attest.keys.signers import Signer, as_signer
+from attest.registry.entries import (
+    MAX_SIZE,
+    NO_ROOT,
+    Action,
+    Contributor,
+    Create,
+    Enrol,
+    Entry,
+    Grant,
+    KeyStatement,
+    Prove,
+    Revoke,
+    RevokeOwn,
+    Rotate,
+    SetClock,
+    join,
+    root_of,
+    split,
+    to_array,
+)
 from attest.registry.names import Names, names_of
 from attest.registry.names import beside as names_beside
-from attest.registry.records import Contributor
-from attest.registry.replay import State
-from attest.registry.statements import KeyStatement
-from attest.registry.view import Registry
-from attest.shown import utc
-from attest.signer import Signer, as_signer
+from attest.registry.replay import Registry, State, require_unlike
+from attest.schema.plain import BACK_SECONDS, utc
 
 _ROOM = 192 << 10
 """Bytes of actions that are put into one entry; readers take more, but an OpenSSH agent signs no more than 256 KiB."""

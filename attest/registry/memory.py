@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from attest.errors import AttestError, FileRefused, RegistryRefused
 from attest.files import atomic_write, read_limited
-from attest.registry.view import Registry
+from attest.registry.replay import Registry
 
 SUFFIX: Final = ".registry"
 """Ends the name of such a file: `ledger.db.registry` beside a ledger, `.corpus.registry` beside a corpus."""

@@ -1,27 +1,238 @@
 """The names behind the commitments of a registry: a file of the corpus owner, `registry.names` beside `registry.cbor`.
 
 The registry travels in exports and says contributors and principals by salted commitments. This file opens them. The gate and
-the trainer need it beside the registry; no export holds it.
+the trainer need it beside the registry; no export holds it. `PackedNames` holds the file as it lies on disk, with a table of
+places and an index of commitments at 12 bytes a row: no object for each name.
 """
 
 import os
 import re
 import secrets
+from array import array
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from attest import cbor
-from attest.checks import check_bytes
-from attest.commitments import REGISTRY_CONTRIBUTOR, REGISTRY_PRINCIPAL, SALT_SIZE, commit
 from attest.errors import AttestError, CborError, RegistryRefused
 from attest.files import atomic_write, read_limited
-from attest.ids import check_id
-from attest.registry.actions import Action, Enrol, Grant, Revoke
-from attest.registry.packed_names import PackedNames
-from attest.registry.records import Contributor
+from attest.registry.entries import Action, Contributor, Enrol, Grant, Revoke
+from attest.schema.plain import (
+    COMMITMENT_SIZE,
+    REGISTRY_CONTRIBUTOR,
+    REGISTRY_PRINCIPAL,
+    SALT_SIZE,
+    check_bytes,
+    check_id,
+    commit,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+WIDTH: Final = 32
+"""Bytes of a row."""
+
+_WORDS: Final = WIDTH // 8
+_MASK: Final = 2**64 - 1
+_FACTORS: Final = tuple(secrets.randbits(64) | 1 for _ in range(_WORDS))
+"""Secret of this process, and of those that it starts: nobody prepares rows that are taken for each other."""
+
+
+class DigestIndex:
+    """Hashes of rows in sorted arrays, and the numbers of the rows.
+
+    Guarantee: `extended` returns None where a row could be one that is there, or one row stands twice among the new ones; it
+    may do so for rows that differ. `row` returns the one row that could be the one asked for. Both go by a hash of 64 bits, so
+    whoever asks compares the bytes. An index never changes; those that grow from it share its arrays.
+
+    Looking up a row takes no library beside Python's own, so that a worker of the gate need not load one.
+
+    Args:
+        levels: Sorted hashes and row numbers; a level holds more than twice the rows of the next one.
+        factors: Of the hash.
+    """
+
+    __slots__ = ("_factors", "_levels")
+
+    def __init__(
+        self, levels: "tuple[tuple[array[int], array[int]], ...]" = (), factors: tuple[int, ...] = _FACTORS
+    ) -> None:
+        self._levels, self._factors = levels, factors
+
+    def extended(self, rows: bytes | bytearray, start: int) -> "DigestIndex | None":
+        """Returns an index with more rows; None where one of them may be there already.
+
+        Args:
+            rows: One after the other.
+            start: Number of the first.
+        """
+        import numpy as np
+
+        hashes = self._hashes(rows)
+        order = np.argsort(hashes, kind="stable")
+        hashes, numbers = hashes[order], order.astype(np.uint32) + np.uint32(start)
+        if (hashes[1:] == hashes[:-1]).any() or any(self._places(level, hashes)[1].any() for level, _ in self._levels):
+            return None
+        levels = list(self._levels)
+        while levels and len(levels[-1][0]) <= 2 * len(hashes):
+            level, known = levels.pop()
+            both = np.concatenate((np.frombuffer(level, np.uint64), hashes))
+            order = np.argsort(both, kind="stable")
+            hashes, numbers = both[order], np.concatenate((np.frombuffer(known, np.uint32), numbers))[order]
+        return DigestIndex((*levels, (array("Q", hashes.tobytes()), array("I", numbers.tobytes()))), self._factors)
+
+    def row(self, wanted: bytes) -> int | None:
+        """Returns the number of the only row that can be the one given; None if none can."""
+        if not self._levels or len(wanted) != WIDTH:
+            return None
+        words = (int.from_bytes(wanted[at : at + 8], "little") for at in range(0, WIDTH, 8))
+        value = sum(word * factor for word, factor in zip(words, self._factors, strict=True)) & _MASK
+        for hashes, numbers in self._levels:
+            place = bisect_left(hashes, value)
+            if place < len(hashes) and hashes[place] == value:
+                return numbers[place]
+        return None
+
+    def rows(self, wanted: bytes, missing: int) -> "np.ndarray[Any, Any]":
+        """Returns what `row` returns of each of many, as an array of 32-bit numbers.
+
+        Args:
+            wanted: Strings of 32 bytes, one after the other.
+            missing: Stands for those that no row can be.
+        """
+        import numpy as np
+
+        hashes = self._hashes(wanted)
+        result = np.full(len(hashes), missing, np.uint32)
+        for level, numbers in self._levels:
+            places, hit = self._places(level, hashes)
+            result[hit] = np.frombuffer(numbers, np.uint32)[places[hit]]
+        return result
+
+    def _hashes(self, rows: bytes | bytearray) -> "np.ndarray[Any, Any]":
+        """A hash of each row: the sum of its words times secret odd factors, modulo 2^64."""
+        import numpy as np
+
+        words = np.frombuffer(rows, "<u8").reshape(-1, _WORDS)
+        total = np.zeros(len(words), np.uint64)
+        for column, factor in enumerate(self._factors):
+            total += words[:, column] * np.uint64(factor)
+        return total
+
+    @staticmethod
+    def _places(level: "array[int]", hashes: "np.ndarray[Any, Any]") -> "tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]":
+        """Returns where hashes would stand in a level, and which of them stand there."""
+        import numpy as np
+
+        known = np.frombuffer(level, np.uint64)
+        places = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
+        return places, known[places] == hashes
+
+
+LEAST: Final = 1 << 16
+"""Bytes of a file of names from which on it is kept as it lies on disk."""
+
+_TEXT: Final = rb"([\x61-\x77]|\x78[\x18-\x40])([a-z0-9._/-]{1,64})"
+_ITEM: Final = re.compile(rb"\x83" + _TEXT + rb"\x50(.{16})(?:\xf6|" + _TEXT + rb")", re.DOTALL)
+"""An array of name, salt, and principal or null; the lengths that the heads of the texts say are compared apart."""
+
+
+class PackedNames:
+    """Names in ascending order, each with its salt and perhaps a principal; immutable.
+
+    Guarantee: `read` accepts a file only if `attest.registry.names.Names.read` finds these names in it one by one.
+
+    Args:
+        data: The file.
+        starts: Where each name's item begins.
+        commitments: To the contributors of these names, 32 bytes each.
+        index: Finds them.
+    """
+
+    __slots__ = ("_commitments", "_index", "_starts", "data")
+
+    def __init__(self, data: bytes, starts: "array[int]", commitments: bytearray, index: DigestIndex) -> None:
+        self.data, self._starts, self._commitments, self._index = data, starts, commitments, index
+
+    @classmethod
+    def read(cls, data: bytes) -> "PackedNames | None":
+        """Reads a file; None for one that is small, or that is for the strict decoder to judge."""
+        if len(data) < LEAST:
+            return None
+        starts, commitments, at, previous = array("I"), bytearray(), 0, b""
+        for item in _ITEM.finditer(data):
+            head, name, salt, head_of_principal, principal = item.groups()
+            if item.start() != at or name <= previous or not _says(head, name):
+                return None
+            if principal is not None and not _says(head_of_principal, principal):
+                return None
+            starts.append(at)
+            commitments += commit(REGISTRY_CONTRIBUTOR, name, salt)
+            at, previous = item.end(), name
+        index = DigestIndex().extended(commitments, 0) if at == len(data) else None
+        return None if index is None else cls(data, starts, commitments, index)
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def at(self, number: int) -> str:
+        """Returns a name by its place in the order."""
+        return self._name(number).decode("ascii")
+
+    def entry(self, number: int) -> tuple[str, bytes, str | None]:
+        """Returns a name, its salt and its principal."""
+        item = _ITEM.match(self.data, self._starts[number])
+        if item is None:
+            raise IndexError(number)
+        _, name, salt, _, principal = item.groups()
+        return name.decode("ascii"), salt, None if principal is None else principal.decode("ascii")
+
+    def find(self, name: str) -> int | None:
+        """Returns the number of a name; None if it is not there."""
+        wanted = name.encode("utf-8", "surrogatepass")
+        number = bisect_left(range(len(self)), wanted, key=self._name)
+        return number if number < len(self) and self._name(number) == wanted else None
+
+    def find_commitment(self, commitment: bytes) -> int | None:
+        """Returns the number of the name that a commitment is to; None if there is none."""
+        number = self._index.row(commitment)
+        return number if number is not None and self._commitment(number) == commitment else None
+
+    def numbers(self, commitments: bytes, missing: int) -> "np.ndarray[Any, Any]":
+        """Returns what `find_commitment` returns of each of many, as an array of 32-bit numbers.
+
+        Args:
+            commitments: 32 bytes each, one after the other.
+            missing: Stands for those that are to none of these names.
+        """
+        import numpy as np
+
+        found = self._index.rows(commitments, missing)
+        asked, known = (np.frombuffer(part, f"S{COMMITMENT_SIZE}") for part in (commitments, self._commitments))
+        there = np.flatnonzero(found != missing)
+        found[there[asked[there] != known[found[there]]]] = missing
+        return found
+
+    def _name(self, number: int) -> bytes:
+        start = self._starts[number] + 2
+        length = self.data[start - 1] - 0x60
+        if length == 24:  # The head that says that the length stands in the next byte.
+            length, start = self.data[start], start + 1
+        return self.data[start : start + length]
+
+    def _commitment(self, number: int) -> bytes:
+        return bytes(self._commitments[COMMITMENT_SIZE * number : COMMITMENT_SIZE * (number + 1)])
+
+
+def _says(head: bytes, text: bytes) -> bool:
+    """Tells whether the head of a text says its length."""
+    return (head[0] - 0x60 if len(head) == 1 else head[1]) == len(text)
+
 
 SUFFIX: Final = ".names"
 

@@ -1,23 +1,182 @@
-"""The rules by which one state of a registry follows from another. Readers and writers both go through them."""
+"""The state of a registry after its last entry, and the rules by which one state follows from another.
+
+Readers and writers both go through the rules. A writer also refuses names that a person takes for each other.
+"""
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from attest import sign1
-from attest.checks import check_int
-from attest.clock import AHEAD_SECONDS, MAX_TIME
-from attest.documents import check_fields
 from attest.errors import AttestError, KeyRefused, RegistryRefused, SignatureRefused
-from attest.registry.actions import Create, Enrol, Grant, Prove, Revoke, RevokeOwn, Rotate, SetClock
-from attest.registry.enrolled import Enrolled, Opened
-from attest.registry.entries import NO_ROOT, Entry, root_of
+from attest.registry.enrolled import Enrolled, Opened, read_enrolments
+from attest.registry.entries import (
+    MAX_AGE,
+    NO_ROOT,
+    PROVE,
+    REVOKE,
+    ROTATE,
+    Action,
+    Contributor,
+    Create,
+    Enrol,
+    Entry,
+    Grant,
+    KeyRecord,
+    KeyStatement,
+    Prove,
+    Revoke,
+    RevokeOwn,
+    Rotate,
+    SetClock,
+    root_of,
+    signing_key,
+)
 from attest.registry.names import Names
-from attest.registry.records import Contributor, KeyRecord
-from attest.registry.runs import read_enrolments
-from attest.registry.statements import MAX_AGE, PROVE, REVOKE, ROTATE, KeyStatement, signing_key
-from attest.registry.view import Registry
+from attest.schema import check_fields
+from attest.schema.plain import AHEAD_SECONDS, MAX_TIME, check_int, is_ahead, skeleton, utc
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Registry:
+    """Who may attest what, as a verified log says; immutable.
+
+    `open_registry` and `RegistryLog` make these. Guarantee of both: the corpus owner signed every entry, each follows
+    the one before it, no key stands twice (under one name or two), so that a signature names one contributor, and
+    every statement of a contributor among the entries verified under a key that was valid when it was taken in.
+
+    Args:
+        registry_id: 16 random bytes that tell this log from every other.
+        owner: Identifier of the corpus owner.
+        owner_key: 32 raw bytes of the key under which the entries verified.
+        time: Time of the last entry.
+        roots: Root after each entry, the last one being that of this state.
+        by_name: The contributors, by name; by commitment in hex where the name is not known.
+        names_missing: Why not all names are known, for `require_names`; "" if they are.
+        revocations: Keys that were revoked, by their 32 raw bytes, each with the first second from which on it was, and the log
+            said so.
+    """
+
+    registry_id: bytes
+    owner: str
+    owner_key: bytes
+    time: int
+    roots: tuple[bytes, ...] = field(repr=False)
+    by_name: Mapping[str, Contributor] = field(repr=False)
+    names_missing: str = ""
+    revocations: Mapping[bytes, int] = field(default_factory=dict, repr=False)
+
+    def require_names(self) -> None:
+        """Checks that every contributor is known by name, as whoever asks by name must.
+
+        Raises:
+            RegistryRefused: Code NAMES, with the file that is missing.
+        """
+        if self.names_missing:
+            raise RegistryRefused("NAMES", self.names_missing)
+
+    @property
+    def contributors(self) -> tuple[Contributor, ...]:
+        """All contributors, sorted by name."""
+        return tuple(self.by_name[name] for name in sorted(self.by_name))
+
+    def find(self, name: str) -> Contributor | None:
+        """The contributor of that name, or None."""
+        return self.by_name.get(name)
+
+    def holder(self, key: bytes) -> Contributor | None:
+        """Returns the contributor whose key it is, by its 32 raw bytes; None if it is enrolled for nobody."""
+        if isinstance(self.by_name, Enrolled):
+            name = self.by_name.holder(key)
+            return None if name is None else self.by_name[name]
+        if isinstance(self.by_name, Opened):
+            return self.by_name.holder(key)
+        return next((item for item in self.by_name.values() if any(record.raw == key for record in item.keys)), None)
+
+    def keys_valid_at(self, name: str, now: int) -> tuple[KeyRecord, ...]:
+        """Keys of a contributor that may be used at `now`; empty for an unknown contributor."""
+        contributor = self.find(name)
+        return tuple(record for record in contributor.keys if record.valid(now)) if contributor else ()
+
+    def root(self) -> bytes:
+        """Digest that names this state and all that led to it: SHA-256 over the last entry, which holds the one before."""
+        return self.roots[-1]
+
+    def extends(self, root: bytes) -> bool:
+        """Whether `root` is this registry's root or that of an earlier state of the same log."""
+        return root in self.roots
+
+    def require_not_ahead(self, now: int) -> None:
+        """Holds the time of the last entry against a clock.
+
+        Guarantee:
+            Where it returns, no entry since the owner's clock was last set back is dated more than
+            `attest.schema.plain.AHEAD_SECONDS` after ``now``: what is revoked at the true time can be appended to it.
+
+        Args:
+            now: Seconds since 1970.
+
+        Raises:
+            RegistryRefused: Code CLOCK.
+        """
+        if is_ahead(self.time, now):
+            raise RegistryRefused(
+                "CLOCK",
+                f"the last entry of the registry is dated {utc(self.time)}, {self.time - now} s ahead of the clock here"
+                f" ({utc(now)}); set the clock right, or if it is, let the owner run 'dptrain registry set-clock'",
+            )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Registry):
+            return NotImplemented
+        return (self.owner_key, self.roots, dict(self.by_name)) == (other.owner_key, other.roots, dict(other.by_name))
+
+    def __hash__(self) -> int:
+        return hash(self.roots[-1])
+
+
+def look_alikes(names: Iterable[str]) -> tuple[tuple[str, ...], ...]:
+    """Returns the groups of different names that look alike, sorted."""
+    groups: dict[str, set[str]] = {}
+    for name in names:
+        groups.setdefault(skeleton(name), set()).add(name)
+    return tuple(sorted(tuple(sorted(group)) for group in groups.values() if len(group) > 1))
+
+
+def require_unlike(actions: Iterable[Action], registry: Registry) -> None:
+    """Refuses enrolments under a new name, or for a new principal, that looks like one that is there.
+
+    The rule binds who writes, and not who reads: a registry with such names, by the will of its owner, is a registry.
+
+    Args:
+        actions: What is to be appended, in order.
+        registry: The registry before.
+
+    Raises:
+        RegistryRefused: Code LOOK_ALIKE, naming both.
+    """
+    fresh = [action for action in actions if isinstance(action, Enrol)]
+    if fresh:
+        _require_unlike("contributor", [action.name for action in fresh], (registry.owner, *registry.by_name))
+        known = (contributor.principal for contributor in registry.by_name.values())
+        _require_unlike("principal", [action.principal for action in fresh], [name for name in known if name is not None])
+
+
+def _require_unlike(what: str, names: Iterable[object], known: Iterable[str]) -> None:
+    there = set(known)
+    by_look = {skeleton(name): name for name in there}
+    for name in names:
+        # What is no text is refused as such, where the action is applied.
+        if type(name) is not str or name in there:
+            continue
+        other = by_look.setdefault(skeleton(name), name)
+        if other != name:
+            raise RegistryRefused(
+                "LOOK_ALIKE",
+                f"{what} {ascii(name)[:80]} looks like {ascii(other)[:80]}, and a person takes one for the other: take another "
+                "name, or say that it is meant, with --allow-look-alike",
+            )
 
 
 class State:

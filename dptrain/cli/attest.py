@@ -12,12 +12,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from attest import keys, signed_file
 from attest.attestation import Attestation, read_sequence
 from attest.corpus import SigningTemplate, sign_corpus
+from attest.corpus.records import SUFFIX
 from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
-from attest.ids import check_id
-from attest.micro import PICO, to_micro, to_pico
+from attest.fixed_point import PICO, to_micro, to_pico
 from attest.policy import Policy
-from attest.records import SUFFIX
-from attest.shown import utc
+from attest.schema.plain import check_id, utc
 from attest.withdrawal import Withdrawal, sign_withdrawal
 from dptrain.cli import attest_anchor, attest_keys, attest_show
 from dptrain.cli.attest_show import AttestationFile

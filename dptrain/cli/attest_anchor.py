@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from attest import keys, sign1, signed_file
-from attest.anchor import SUFFIX, anchor_of, sign_anchor
+from attest.corpus.anchor import SUFFIX, anchor_of, sign_anchor
 from attest.errors import CorpusRefused
 from dptrain.cli.attested import AttestationsOption, RecordOption, attestation_of
 from dptrain.cli.files import refuse_to_overwrite

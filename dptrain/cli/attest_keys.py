@@ -8,8 +8,8 @@ import typer
 
 from attest import keys
 from attest.registry import KeyStatement, peek
-from attest.registry.statements import PROVE, REVOKE, ROTATE, write_statement
-from attest.shown import utc
+from attest.registry.entries import PROVE, REVOKE, ROTATE, write_statement
+from attest.schema.plain import utc
 from dptrain.cli.files import refuse_to_overwrite
 from dptrain.cli.output import JsonFlag, console, moment, print_json
 from dptrain.cli.signing_keys import KeyFile, PassphraseFile, load_key

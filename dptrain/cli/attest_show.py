@@ -13,12 +13,12 @@ import typer
 
 from attest import keys, sign1
 from attest.attestation import Attestation, read_sequence
+from attest.corpus.records import SUFFIX
 from attest.descriptor import ContributionDescriptor, SignedDescriptor
 from attest.errors import AttestError, CborError
+from attest.fixed_point import from_micro, from_pico
 from attest.gate import Gate
-from attest.micro import from_micro, from_pico
-from attest.records import SUFFIX
-from attest.shown import day, visible
+from attest.schema.plain import day, visible
 from dptrain.cli.attest_checks import Verifier
 from dptrain.cli.attest_verify import verify
 from dptrain.cli.attest_words import Check, commitments, identity, own_noise_of, paragraphs

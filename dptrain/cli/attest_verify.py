@@ -10,7 +10,7 @@ import typer
 from attest import keys, sign1
 from attest.corpus import Item, open_corpus
 from attest.errors import AttestError, CorpusRefused
-from attest.shown import utc, visible
+from attest.schema.plain import utc, visible
 from dptrain.cli.output import JsonFlag, console, moment, print_json, styled
 from dptrain.progress import contributions_in, progress_bar
 

@@ -12,11 +12,11 @@ from typing import Literal
 from attest import sign1
 from attest.attestation import Attestation
 from attest.descriptor import ContributionDescriptor, SignedDescriptor, Terms
-from attest.micro import from_micro, from_pico
-from attest.order import dearest_turns
+from attest.fixed_point import from_micro, from_pico
 from attest.policy import Policy
 from attest.policy.sampling import POISSON, period
-from attest.shown import in_words
+from attest.schedule.turns import dearest_turns
+from attest.schema.plain import in_words
 from dptrain.cli.advice.facts import attacker
 from dptrain.cli.advice.fixes import rounded
 from dptrain.own_noise import OwnNoise, own_noise, signed_bounds

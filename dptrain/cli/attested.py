@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from attest.attestation import Attestation, read_sequence
+from attest.corpus.records import JSONL, SUFFIX, file_record, jsonl_records
 from attest.descriptor import ContributionDescriptor, claimed_content
 from attest.errors import CorpusRefused
-from attest.records import JSONL, SUFFIX, file_record, jsonl_records
 
 AttestationsOption = Annotated[
     Path | None,

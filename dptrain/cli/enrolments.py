@@ -12,8 +12,8 @@ from typing import Any
 import typer
 
 from attest.errors import AttestError, RegistryRefused
-from attest.ids import check_id
 from attest.registry import Enrol
+from attest.schema.plain import check_id
 from dptrain.cli.output import parse_time
 
 _FIELDS = frozenset({"key", "contributor", "classes", "cap", "principal", "not_before", "not_after"})

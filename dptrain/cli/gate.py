@@ -12,14 +12,14 @@ from typing import Annotated, Any, BinaryIO
 import typer
 
 from attest.corpus import Corpus, open_corpus
+from attest.corpus.records import SUFFIX
 from attest.errors import RegistryRefused
 from attest.files import atomic_writer
 from attest.gate import Admitted, Gate, GateReport, ReasonCode, Refused, run_gate
+from attest.gate.reading import KeptReading
 from attest.policy import Policy
-from attest.reading import KeptReading
-from attest.records import SUFFIX
 from attest.registry import Registry
-from attest.shown import utc, visible
+from attest.schema.plain import utc, visible
 from dptrain.cli.files import OwnerKey, RegistryFile, read_registry, read_signed_policy
 from dptrain.cli.kept_reading import ForLedger, Keeping, NoKeptReading, as_json, sentences
 from dptrain.cli.ledger_place import LedgerKey, StateDirectory, checked, place_of

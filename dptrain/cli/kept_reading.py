@@ -7,9 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from attest.errors import KeyRefused
+from attest.gate.reading import KeptReading
 from attest.keys import generate, load_private_key, save_private_key
 from attest.policy import SignedPolicy
-from attest.reading import KeptReading
 from attest.registry import Registry
 from dptrain.cli.ledger_place import place_of
 from dptrain.kept_reading import reading_beside

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from attest.shown import utc, visible
+from attest.schema.plain import utc, visible
 from dptrain.cli.files import PassphraseFile
 from dptrain.cli.ledger_place import LedgerKey, LedgerName, StateDirectory, opened_to_sign, place_of
 from dptrain.cli.output import JsonFlag, console, print_json

@@ -8,7 +8,7 @@ import typer
 
 from attest import keys
 from attest.files import atomic_write, read_limited
-from attest.shown import utc, visible
+from attest.schema.plain import utc, visible
 from dptrain.cli.files import KeyFile, PassphraseFile, load_key, refuse_to_overwrite
 from dptrain.cli.ledger_place import LedgerKey, LedgerOrExport, StateDirectory, opened_to_sign, place_of
 from dptrain.cli.ledger_proofs import print_cosigners, verifier_keys

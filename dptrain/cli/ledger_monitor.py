@@ -8,8 +8,8 @@ import typer
 
 from attest import keys
 from attest.attestation import read_sequence
-from attest.micro import MICRO, PICO
-from attest.shown import utc
+from attest.fixed_point import MICRO, PICO
+from attest.schema.plain import utc
 from dptrain.cli.ledger_place import Now
 from dptrain.cli.ledger_proofs import verifier_keys
 from dptrain.cli.ledger_show import COLOURS

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from attest.files import read_limited
-from attest.shown import utc
+from attest.schema.plain import utc
 from dptrain.cli.output import console, print_json, print_table, styled, table
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import typer
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from attest.files import atomic_write, read_limited
-from attest.micro import MICRO
-from attest.shown import utc, visible
+from attest.fixed_point import MICRO
+from attest.schema.plain import utc, visible
 from dptrain.cli.files import PassphraseFile, refuse_to_overwrite
 from dptrain.cli.ledger_place import LedgerKey, LedgerOrExport, Now, StateDirectory, place_of
 from dptrain.cli.ledger_place import ledger_key as private_key_of

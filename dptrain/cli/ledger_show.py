@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
-from attest.shown import utc
+from attest.schema.plain import utc
 from dptrain.cli.output import console, number, print_table, spent, styled, table
 from dptrain.planning.rounding import at_least
 

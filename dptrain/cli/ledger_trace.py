@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attest.micro import MICRO, PICO
-from attest.shown import utc
+from attest.fixed_point import MICRO, PICO
+from attest.schema.plain import utc
 from dptrain.cli.ledger_wanted import Asked
 from dptrain.cli.output import console, counted, number, print_json, spent, styled, table
 from ledger.errors import AccountantError

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attest.shown import utc, visible
+from attest.schema.plain import utc, visible
 from dptrain.cli.attested import AttestationsOption, RecordOption
 from dptrain.cli.ledger_pins import OwnersKey, VerifierKeys, trusted
 from dptrain.cli.ledger_place import Now

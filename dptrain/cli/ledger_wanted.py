@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attest import anchor as anchors
 from attest import keys, sign1
-from attest.records import JSONL
+from attest.corpus import anchor as anchors
+from attest.corpus.records import JSONL
 from dptrain.cli.attested import attestation_of, content_hash_of
 from dptrain.cli.options import existing_file
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attest.files import atomic_write, read_limited
-from attest.shown import utc
+from attest.schema.plain import utc
 from dptrain.cli.files import PassphraseFile, refuse_to_overwrite
 from dptrain.cli.ledger_cosign import ignored_lines, merged_into, print_ignored
 from dptrain.cli.ledger_place import LedgerKey, LedgerOrExport, StateDirectory, place_of

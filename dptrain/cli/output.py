@@ -27,7 +27,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from attest.errors import AttestError
-from attest.shown import visible
+from attest.schema.plain import visible
 from dptrain.cli import complete, hints, manual
 from dptrain.errors import DptrainError
 from dptrain.planning.glyphs import ASCII, PLAIN, UNICODE, Glyphs, Line
@@ -106,7 +106,7 @@ class _Shown:
 
 
 class _Showing(RenderHook):
-    """Lets nothing through to a screen but what `attest.shown.visible` makes of it."""
+    """Lets nothing through to a screen but what `attest.schema.plain.visible` makes of it."""
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
         return [_Shown(renderable) for renderable in renderables]

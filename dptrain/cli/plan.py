@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from attest.gate import GateReport
+from attest.gate.reading import KeptReading
 from attest.policy import Policy, SignedPolicy
-from attest.reading import KeptReading
 from attest.registry import Registry
 from dptrain.cli import plan_show as show
 from dptrain.cli.counts import count_of, goals_of

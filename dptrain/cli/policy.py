@@ -9,9 +9,9 @@ import typer
 
 from attest import signed_file
 from attest.files import atomic_write
+from attest.keys.signers import as_signer
 from attest.policy import Policy, SignedPolicy, sign_policy
 from attest.registry import open_registry
-from attest.signer import as_signer
 from dptrain.cli.advice import Case, Consequence, CorpusSize, consequences
 from dptrain.cli.advice.show import print_check
 from dptrain.cli.advice.survey import admitted, attested

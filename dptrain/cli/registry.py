@@ -10,10 +10,9 @@ import typer
 
 from attest import keys
 from attest.errors import RegistryRefused
-from attest.ids import check_id
 from attest.registry import Action, KeyStatement, Prove, Registry, RegistryLog, Rotate
-from attest.registry.statements import PROVE, read_statement, signing_key
-from attest.shown import utc
+from attest.registry.entries import PROVE, read_statement, signing_key
+from attest.schema.plain import check_id, utc
 from dptrain.cli import registry_show
 from dptrain.cli.class_notes import unknown_classes
 from dptrain.cli.enrolments import Defaults, read_enrolments

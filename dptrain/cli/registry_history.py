@@ -19,8 +19,8 @@ from attest.registry import (
     Rotate,
     SetClock,
 )
-from attest.registry.statements import signing_key
-from attest.shown import utc, visible
+from attest.registry.entries import signing_key
+from attest.schema.plain import utc, visible
 
 MOST = 20
 """Actions of one entry that are told one by one to a person."""

@@ -6,11 +6,10 @@ from typing import Annotated, Any
 import typer
 
 from attest import keys
-from attest.clock import machine_time
 from attest.errors import RegistryRefused
 from attest.registry import Contributor, KeyRecord, Peek, Registry, open_registry, peek
-from attest.registry.look_alikes import look_alikes
-from attest.shown import day, utc
+from attest.registry.replay import look_alikes
+from attest.schema.plain import day, machine_time, utc
 from dptrain.cli.options import existing_file
 from dptrain.cli.output import JsonFlag, console, counting, moment, print_json, styled, table
 from dptrain.cli.registry_history import Who, sentences, shown

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from attest import keys
-from attest.micro import MICRO
-from attest.shown import utc, visible
+from attest.fixed_point import MICRO
+from attest.schema.plain import utc, visible
 from dptrain.cli import exporting, ledger_proofs
 from dptrain.cli.files import PassphraseFile
 from dptrain.cli.ledger_place import LedgerKey, StateDirectory, checked, opened_to_sign, place_of

@@ -9,10 +9,9 @@ import typer
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from attest import keys
-from attest.agent import AgentSigner
 from attest.errors import KeyRefused
-from attest.shown import visible
-from attest.signer import CheckedSigner, LocalSigner
+from attest.keys.signers import AgentSigner, CheckedSigner, LocalSigner
+from attest.schema.plain import visible
 from dptrain.cli.options import existing_file
 
 KeyFile = Annotated[

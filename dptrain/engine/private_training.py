@@ -14,9 +14,9 @@ from torch import nn
 
 from attest.corpus import Corpus, open_corpus
 from attest.gate import GateReport, run_gate
+from attest.gate.reading import KeptReading
 from attest.keys import load_public_key
 from attest.policy import Policy, SignedPolicy, open_policy
-from attest.reading import KeptReading
 from dptrain import checkpoints, describe, weights
 from dptrain.batching import Planned
 from dptrain.depth import Ran, layer_stack, order_of
@@ -170,7 +170,8 @@ class PrivateTraining:
             checkpoint_dir: default ``<ledger>.checkpoints``. progress: show a bar.
             insecure_test_key: 32 bytes that fix noise and sampling; the ledger is stamped NOT PRIVATE and cannot be exported.
             noise_generator: "host" draws noise on the processor, "device" where the gradients are; see :class:`DeviceGaussian`.
-            kept_reading: spare signatures that verified before, as kept beside the ledger under its key (`attest.reading`).
+            kept_reading: spare signatures that verified before, as kept beside the ledger under its key
+            (`attest.gate.reading`).
 
         Raises:
             PolicyRefused, RegistryRefused, CorpusRefused: input that does not verify; also a registry that lacks a state which

@@ -6,10 +6,10 @@ import tomllib
 from decimal import Decimal
 from typing import Any
 
-from attest.documents import declarations
-from attest.documents.groups import Parts
-from attest.documents.text import keys
 from attest.policy import ClassRule, DepthRule, Policy
+from attest.schema import declarations
+from attest.schema.groups import Parts
+from attest.schema.text import keys
 from dptrain.errors import ConfigError
 
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")

@@ -8,10 +8,11 @@ tell.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from attest import allocation, schedule
-from attest.blocks import layers_of, permits_embeddings, permits_head
+from attest import schedule
 from attest.policy import ClassRule, DepthRule, Policy
-from attest.stack import numbers
+from attest.schedule import allocation
+from attest.schedule.blocks import layers_of, permits_embeddings, permits_head
+from attest.schedule.stack import numbers
 from dptrain.errors import ConfigError
 
 

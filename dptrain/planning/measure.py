@@ -20,9 +20,8 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from attest import allocation
 from attest.policy import ClassRule, Policy
-from attest.schedule import effective_multiplier
+from attest.schedule import allocation, effective_multiplier
 from dptrain.batching import Drawn, Planned, plan
 from dptrain.command import quiet_libraries
 from dptrain.depth import layer_stack

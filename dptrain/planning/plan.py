@@ -9,11 +9,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from attest import allocation, schedule
-from attest.micro import from_micro
-from attest.order import dearest_turns
+from attest import schedule
+from attest.fixed_point import from_micro
 from attest.policy import ClassRule, Policy
 from attest.policy.sampling import POISSON, period
+from attest.schedule import allocation
+from attest.schedule.turns import dearest_turns
 from dptrain.own_noise import OwnNoise, own_bounds, own_noise, strictest
 from dptrain.planning.draws import DrawRange, draw_range
 from dptrain.planning.layout import BlockPlan, lay_out, needs_model, sure_stds
@@ -37,7 +38,7 @@ class BoundPlan:
 
     Attributes:
         effective_multiplier: The smallest z over the phases, z = max(sigma, s_k / C): s_k is the smallest noise of a block of
-            the class, or with budgets what `attest.allocation.effective_std` makes of all of them.
+            the class, or with budgets what `attest.schedule.allocation.effective_std` makes of all of them.
         waste: z / sigma; above 1 the class gets more privacy than it signed for, paid in usefulness.
         epsilon: Over the planned horizon, zero-out adjacency.
         epsilon_replace: Over the planned horizon, content replaced by other content.

@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from attest import schedule
 from attest.descriptor import MAX_COUNT
-from attest.micro import MICRO, from_micro
+from attest.fixed_point import MICRO, from_micro
 from attest.policy import ClassRule, Policy
-from attest.policy.noise import MAX_STEPS
+from attest.policy.mechanism import MAX_STEPS
 from attest.policy.sampling import POISSON, period
 from dptrain.errors import ConfigError, TargetUnreachable
 from dptrain.planning.plan import hopeless, make_plan, spent

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from attest.micro import MICRO
+from attest.fixed_point import MICRO
 from attest.policy import Policy
 from dptrain.planning.plan import ClassPlan, Plan, hopeless
 from ledger.rules.budgets import Limit, repetitions

@@ -14,7 +14,7 @@ from threading import Lock
 import numpy as np
 import torch
 
-from attest.allocation import effective_std
+from attest.schedule.allocation import effective_std
 from dptrain.depth import Tensor
 from dptrain.errors import UnsupportedPolicy
 from dptrain.gradients.forms import Dense, norm_sq

@@ -6,7 +6,7 @@ Which contributions are public is read off their signed bounds: the policy lets 
 import torch
 
 from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
-from attest.micro import from_micro
+from attest.fixed_point import from_micro
 from dptrain.errors import NotPrivateUse
 from dptrain.routing.sums import Bounds, FastSums, Pieces
 

@@ -3,7 +3,7 @@
 import sys
 from typing import Any
 
-from attest.shown import visible
+from attest.schema.plain import visible
 from dptrain.engine.private_training import PrivateTraining
 from dptrain.runconfig import RunConfig
 from dptrain.tasks.without_privacy import WithoutPrivacy

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from attest.shown import visible
+from attest.schema.plain import visible
 from ledger import layout
 from ledger.audit.files import Export, Leaves
 from ledger.audit.findings import IgnoredLine

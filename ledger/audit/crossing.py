@@ -6,7 +6,7 @@ hash with other bounds, or who admits the content under another hash, would carr
 
 from collections.abc import Callable, Iterable
 
-from attest.digests import DigestTable
+from attest.corpus.digests import DigestTable
 from ledger.leaves import Admit, Leaf
 from ledger.replay import Replay
 from ledger.rules.groups import Contribution

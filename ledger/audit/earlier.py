@@ -6,7 +6,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, Final
 
-from attest.clock import machine_time
+from attest.schema.plain import machine_time
 from attest.withdrawal import PASSING
 from ledger.accountants import MICRO
 from ledger.audit.crossing import Anchors, judge_crossing

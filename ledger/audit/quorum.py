@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from attest.shown import utc, visible
-from attest.vkeys import SIGNATURE_COSIGNATURE_V1, SIGNATURE_SUMMARY_V1, VerifierKey
+from attest.keys.vkeys import SIGNATURE_COSIGNATURE_V1, SIGNATURE_SUMMARY_V1, VerifierKey
+from attest.schema.plain import utc, visible
 from ledger import layout
 from ledger.audit.carried import Carried
 from ledger.audit.findings import Signer

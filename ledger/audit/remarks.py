@@ -7,9 +7,9 @@ particulars. A plain note explains.
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from attest.micro import from_micro
+from attest.fixed_point import from_micro
 from attest.policy.sampling import POISSON
-from attest.shown import utc, visible
+from attest.schema.plain import utc, visible
 from ledger.accountants import MICRO, Phase, caveat, describe
 from ledger.audit.words import QUALIFIERS
 from ledger.leaves import Header

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from attest.vkeys import SIGNATURE_ED25519
+from attest.keys.vkeys import SIGNATURE_ED25519
 from ledger import layout
 from ledger.audit.remarks import Remarks
 from ledger.errors import NoteError

@@ -6,8 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from attest.clock import machine_time
-from attest.shown import utc
+from attest.schema.plain import machine_time, utc
 from ledger import layout
 from ledger.accountants import MICRO, describe
 from ledger.audit.bounds import Bounds, bounds_are_signed
@@ -100,7 +99,8 @@ def verify_export(
         keys: verifier keys of the log, obtained from a place that the exporter does not control.
         owner_key: raw public key of the corpus owner, likewise; without it the header's own counts (UNPINNED).
         require_quorum: fail unless as many of the policy's auditors, and of its witnesses, as it asks for have cosigned.
-        now: the auditor's clock, POSIX seconds; that of this machine without. Times may lie `attest.clock.AHEAD_SECONDS` ahead.
+        now: the auditor's clock, POSIX seconds; that of this machine without. Times may lie `attest.schema.plain.AHEAD_SECONDS`
+        ahead.
         max_age: fail if the last leaf, and every cosignature that counts, is older than this many seconds; None for any age.
             An operator who shows an old export shows nothing wrong, only less than there is.
         minimum_size: fail if the checkpoint has fewer leaves: the largest size that the auditor knows of; None for unknown.

@@ -7,11 +7,11 @@ from operator import attrgetter
 from typing import Any, Final
 
 from attest import cbor
-from attest.documents import wire
+from attest.attestation import around
 from attest.errors import AttestError
-from attest.framing import around
 from attest.policy import Policy
-from attest.stack import SCHEMA as DEPTH_SCHEMA
+from attest.schedule.stack import SCHEMA as DEPTH_SCHEMA
+from attest.schema import wire
 from ledger.errors import LeafRefused
 from ledger.leaves import records, upkeep
 from ledger.leaves.header import SCHEMA, Header, HeaderBlock

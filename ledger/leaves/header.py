@@ -6,17 +6,18 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, ClassVar, Final
 
-from attest import allocation, schedule
-from attest.blocks import StackBlock, check_blocks, clip_share, derive
-from attest.documents import check_fields, declared, derived
-from attest.documents.kinds import Told
-from attest.documents.quick import Array, Blob, Held, OneOf, Row
+from attest import schedule
 from attest.errors import AttestError, Refused
-from attest.micro import MICRO as ONE
+from attest.fixed_point import MICRO as ONE
 from attest.policy import Policy, SignedPolicy, verify_policy
 from attest.policy.unbuilt import NOT_BUILT
-from attest.stack import SCHEMA as DEPTH_SCHEMA
-from attest.stack import Stack
+from attest.schedule import allocation
+from attest.schedule.blocks import StackBlock, check_blocks, clip_share, derive
+from attest.schedule.stack import SCHEMA as DEPTH_SCHEMA
+from attest.schedule.stack import Stack
+from attest.schema import check_fields, declared, derived
+from attest.schema.kinds import Told
+from attest.schema.quick import Array, Blob, Held, OneOf, Row
 from ledger import accountants
 from ledger.accountants import families
 from ledger.errors import AccountantError, LeafRefused, NoteError, TrustError
@@ -130,11 +131,11 @@ class Header(Checked):
 
     Guarantee:
         A header exists only if its policy is signed by ``owner_key`` under ``owner``, its blocks are those that the classes of
-        the policy make of its stack (`attest.blocks.derive`), the noise of every block is the max rule's over the presets of
-        the private classes that touch it (with budgets, what `attest.allocation.check_budgets` demands), every class touches a
-        block, the policy asks for a mechanism that this version can account for, and accountant, exactness note and clip
-        margin are what this code derives from the policy. Names, order and coordinates of what is in the stack are the
-        operator's word.
+        the policy make of its stack (`attest.schedule.blocks.derive`), the noise of every block is the max rule's over the
+        presets of the private classes that touch it (with budgets, what `attest.schedule.allocation.check_budgets` demands),
+        every class touches a block, the policy asks for a mechanism that this version can account for, and accountant,
+        exactness note and clip margin are what this code derives from the policy. Names, order and coordinates of what is in
+        the stack are the operator's word.
 
     Precision and generator that note and margin give are `numerics`: the trainer's word.
     """
@@ -411,7 +412,7 @@ def scheduled_blocks(policy: Policy, stack: Stack) -> tuple[HeaderBlock, ...]:
     """Returns the blocks of a model under a policy, each with its noise: what a header has to say.
 
     Raises:
-        ValueRefused: with budgets that cannot be settled, as `attest.allocation.budget_stds`.
+        ValueRefused: with budgets that cannot be settled, as `attest.schedule.allocation.budget_stds`.
     """
     derived = derive(policy.classes, stack)
     told = zip(derived, _max_rule(policy, derived), _shares(policy, derived), strict=True)

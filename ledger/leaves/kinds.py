@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from attest import ids
-from attest.clock import EARLIEST, MAX_TIME
-from attest.documents import Declared, check_fields, declared, derived
-from attest.documents.quick import Blob, Count, Real, Spelled, Text, Truth
-from attest.micro import PICO
+from attest.fixed_point import PICO
+from attest.schema import Declared, check_fields, declared, derived, plain
+from attest.schema.plain import EARLIEST, MAX_TIME
+from attest.schema.quick import Blob, Count, Real, Spelled, Text, Truth
 from ledger.errors import LeafRefused
 
 MAX_UINT: Final = (1 << 63) - 1
@@ -20,7 +19,7 @@ MICRO: Final = Count(0, MAX_UINT, "uint63", "1e-6")
 MICRO_ABOVE_0: Final = Count(1, MAX_UINT, "above0", "1e-6")
 PICO_BELOW_1: Final = Count(0, PICO - 1, f"0..{PICO - 1}", "1e-12")
 MOMENT: Final = Count(EARLIEST, MAX_TIME - 1, "leaf-time")
-"""The time of a leaf: in seconds since 1970, not before `attest.clock.EARLIEST`, and before the year 10000."""
+"""The time of a leaf: in seconds since 1970, not before `attest.schema.plain.EARLIEST`, and before the year 10000."""
 
 REAL: Final = Real()
 TRUTH: Final = Truth()
@@ -29,7 +28,7 @@ SIGNATURE: Final = Blob("bstr .size 64", 64)
 RUN_ID: Final = Blob("bstr .size 16", 16)
 RAW_KEY: Final = Blob("raw-key", 32)
 KEY_ID: Final = Blob("bstr .size 8", 8)
-ID: Final = Spelled(ids.ID.pattern, "an identifier: 1 to 64 of the characters a-z 0-9 . _ / -", "id")
+ID: Final = Spelled(plain.IDENTIFIER.pattern, "an identifier: 1 to 64 of the characters a-z 0-9 . _ / -", "id")
 
 
 def words(longest: int, cddl: str = "") -> Spelled:

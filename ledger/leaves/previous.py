@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from attest.documents import check_fields, declared
-from attest.documents.quick import OneOf
+from attest.schema import check_fields, declared
+from attest.schema.quick import OneOf
 from ledger.errors import LeafRefused, NoteError
 from ledger.leaves.kinds import ABOVE_0, LOG_VKEY, ORIGIN, SHA256, Checked
 from ledger.note import SIGNATURE_ED25519, parse_verifier_key

@@ -6,8 +6,8 @@ Kinds 6, 7, 10, 13 and 14 are in `ledger.leaves.upkeep`.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from attest.documents import check_fields, declared
-from attest.documents.quick import Array, Row
+from attest.schema import check_fields, declared
+from attest.schema.quick import Array, Row
 from ledger.errors import LeafRefused
 from ledger.leaves.kinds import (
     ABOVE_0,

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from attest.errors import AttestError
-from attest.stack import HEAD, MAX_NAME, NO_TOWER, Division, Kind, Layers, Place, Stack, StackTensor, Tower
+from attest.schedule.stack import HEAD, MAX_NAME, NO_TOWER, Division, Kind, Layers, Place, Stack, StackTensor, Tower
 from ledger.errors import LeafRefused
 
 _KINDS: Final[tuple[Kind, ...]] = ("heads", "experts")

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
 
-from attest.documents import check_fields, declared
-from attest.documents.quick import Array, Row
+from attest.schema import check_fields, declared
+from attest.schema.quick import Array, Row
 from ledger.errors import LeafRefused
 from ledger.leaves.kinds import ABOVE_0, LOG_VKEY, MICRO, MOMENT, REAL, SHA256, SIGNATURE, UINT, WORDS, Checked, Entry
 

@@ -10,7 +10,7 @@ subtrees that they fill (`ledger.subtrees`). Nothing else is ever dropped: no le
 
 from collections.abc import Iterable
 
-from attest.clock import machine_time
+from attest.schema.plain import machine_time
 from ledger.errors import RetentionRefused, StorageFailed
 from ledger.export import Pruned
 from ledger.leaves import Admit, Summary, decode_leaf

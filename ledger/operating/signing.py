@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from attest.clock import BACK_SECONDS
-from attest.shown import utc
+from attest.schema.plain import BACK_SECONDS, utc
 from ledger.errors import LeafRefused
 from ledger.leaves import Clock
 from ledger.note import NoteSigner

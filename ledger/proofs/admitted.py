@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from attest.files import read_limited
-from attest.spelling import read_base64, read_decimal
+from attest.schema.plain import read_base64, read_decimal
 from ledger.errors import LeafRefused, ProofError
 from ledger.leaves import Leaf, Summary
 from ledger.merkle import HASH_SIZE, MAX_SIZE, inclusion_proof, verify_inclusion

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
-from attest.clock import BACK_SECONDS
-from attest.shown import utc
+from attest.schema.plain import BACK_SECONDS, utc
 from ledger.audit import AuditReport, verify_export
 from ledger.errors import CosignRefused
 from ledger.note import Cosigner, cosign

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from attest.spelling import read_base64
+from attest.schema.plain import read_base64
 from ledger.errors import ProofError
 from ledger.merkle import HASH_SIZE, verify_consistency
 from ledger.note import MAX_NOTE_SIZE, Checkpoint, open_note, parse_checkpoint

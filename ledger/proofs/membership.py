@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from attest.spelling import read_base64, read_decimal
+from attest.schema.plain import read_base64, read_decimal
 from ledger.errors import LeafRefused, ProofError
 from ledger.leaves import Header, Leaf, Spend, SpendRow, decode_leaf
 from ledger.merkle import HASH_SIZE, MAX_SIZE, verify_inclusion

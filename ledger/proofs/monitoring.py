@@ -14,8 +14,8 @@ from typing import Any, Final
 from attest import sign1
 from attest.attestation import Attestation
 from attest.descriptor import SignedDescriptor
-from attest.micro import from_micro
-from attest.shown import utc
+from attest.fixed_point import from_micro
+from attest.schema.plain import utc
 from attest.withdrawal import PASSING, Withdrawal
 from ledger.audit import AuditReport, verify_export
 from ledger.audit.histories import read_export

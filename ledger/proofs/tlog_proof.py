@@ -10,7 +10,7 @@ import base64
 from dataclasses import dataclass
 from typing import Final
 
-from attest.spelling import read_base64, read_decimal
+from attest.schema.plain import read_base64, read_decimal
 from ledger.errors import ProofError
 from ledger.leaves import Leaf, decode_leaf
 from ledger.merkle import HASH_SIZE, MAX_SIZE, verify_inclusion

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from attest.spelling import read_decimal
+from attest.schema.plain import read_decimal
 from ledger.errors import NoteError, WitnessRefused
 from ledger.merkle import MAX_SIZE
 from ledger.note import MAX_NOTE_SIZE, MAX_SIGNATURES, lines_of, peek_checkpoint, with_lines

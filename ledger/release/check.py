@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from attest.clock import is_ahead, machine_time
-from attest.micro import MICRO
-from attest.shown import utc
+from attest.fixed_point import MICRO
+from attest.schema.plain import is_ahead, machine_time, utc
 from ledger.accountants import leeway
 from ledger.audit import AuditReport, verify_export
 from ledger.audit.files import Export, Leaves

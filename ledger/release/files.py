@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, ClassVar, Final
 
-from attest.documents import declared
-from attest.documents.quick import Array, OneOf, Row, Text
+from attest.schema import declared
+from attest.schema.quick import Array, OneOf, Row, Text
 from ledger.errors import ReleaseRefused
 from ledger.leaves.kinds import SHA256, TEXT, UINT, Checked
 from ledger.release.contents import FORMS, MAX_NAMES, TENSORS, Looker

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 from attest import cbor, sign1, signed_file
-from attest.documents import check_fields, declarations, declared, wire
-from attest.documents.quick import Array, OneOf, Row, Spelled
 from attest.errors import AttestError, FileRefused
 from attest.files import read_limited
 from attest.keys import key_id
-from attest.vkeys import SIGNATURE_ED25519, VerifierKey
+from attest.keys.vkeys import SIGNATURE_ED25519, VerifierKey
+from attest.schema import check_fields, declarations, declared, wire
+from attest.schema.quick import Array, OneOf, Row, Spelled
 from ledger.errors import LedgerError, ReleaseRefused
 from ledger.leaves.kinds import ABOVE_0, LOG_VKEY, MOMENT, ORIGIN, SHA256, TEXT, TRUTH, UINT, WORDS, Checked
 from ledger.note import NoteSigner, parse_verifier_key

@@ -7,7 +7,7 @@ not checked against its ledger admits nobody.
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from attest.micro import MICRO
+from attest.fixed_point import MICRO
 from ledger.audit.words import headline
 from ledger.errors import ReleaseRefused
 from ledger.release.check import ReleaseReport

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, ClassVar, Final
 
-from attest.documents import declared
-from attest.documents.quick import Array, Text
+from attest.schema import declared
+from attest.schema.quick import Array, Text
 from ledger.errors import ReleaseRefused
 from ledger.leaves.kinds import SHA256, UINT, Checked
 

@@ -23,8 +23,8 @@ from itertools import islice
 from pathlib import PurePosixPath
 from typing import Any, ClassVar, Final, Literal
 
-from attest.documents import declared
-from attest.documents.quick import Array, Row
+from attest.schema import declared
+from attest.schema.quick import Array, Row
 from ledger.leaves.kinds import ABOVE_0, UINT, Checked
 from ledger.release.contents import CODE_FORMS, HARMLESS, INDEX, TEMPLATE
 from ledger.release.files import Digested

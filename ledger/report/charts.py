@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-from attest.shown import visible
+from attest.schema.plain import visible
 from ledger.report.markup import LONGEST_NAME, Html, hidden, rounded_up, text
 from ledger.views.summary import Spread
 

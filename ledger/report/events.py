@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attest.reasons import ReasonCode
+from attest.errors import ReasonCode
 from ledger.audit import AuditReport, WithdrawalRow
 from ledger.report.charts import BAR, bar
 from ledger.report.extras import MAX_COLUMNS, MAX_EXAMPLES, MAX_ROWS, Extras

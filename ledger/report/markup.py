@@ -5,8 +5,8 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from html import escape
 from typing import Any, Final
 
-from attest.shown import utc as shown_utc
-from attest.shown import visible
+from attest.schema.plain import utc as shown_utc
+from attest.schema.plain import visible
 
 LONGEST: Final = 600
 """Characters of one foreign text that are shown; an export made to fill the page must not."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
 from attest import cbor
-from attest.documents import check_fields, declared, wire
 from attest.errors import AttestError
+from attest.schema import check_fields, declared, wire
 from ledger.errors import LeafRefused
 from ledger.leaves import Admit
 from ledger.leaves.kinds import ABOVE_0, MICRO, PICO_BELOW_1, SHA256, UINT, Checked, check_limit

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Final
 
-from attest.clock import MAX_TIME
-from attest.signer import as_signer
-from attest.vkeys import SIGNATURE_SUMMARY_V1, VerifierKey
+from attest.keys.signers import as_signer
+from attest.keys.vkeys import SIGNATURE_SUMMARY_V1, VerifierKey
+from attest.schema.plain import MAX_TIME
 from ledger.errors import NoteError
 from ledger.leaves import Header, Summary
 from ledger.merkle import MAX_SIZE

@@ -12,7 +12,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Literal
 
-from attest.micro import MICRO, from_micro, from_pico
+from attest.fixed_point import MICRO, from_micro, from_pico
 from ledger.accountants import divergence, renyi
 from ledger.errors import LeafRefused
 from ledger.handles import AdmitSpec

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from attest import schedule
-from attest.micro import from_micro
+from attest.fixed_point import from_micro
 from ledger import accountants
 from ledger.errors import LeafRefused
 from ledger.leaves import Header

@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from attest.documents import declared
-from attest.documents.quick import Array
+from attest.schema import declared
+from attest.schema.quick import Array
 from ledger.accountants import to_micro_up
 from ledger.errors import ReleaseRefused
 from ledger.leaves import Header

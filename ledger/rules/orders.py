@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from attest.order import Order
 from attest.policy.sampling import POISSON
+from attest.schedule.turns import Order
 from ledger.errors import HorizonExceeded, LeafRefused
 from ledger.leaves import Charge, Draw, Header
 from ledger.rules.groups import Contribution

@@ -15,7 +15,7 @@ from typing import Final
 from attest import cbor
 from attest.errors import AttestError
 from attest.keys import verify_signature
-from attest.vkeys import SIGNATURE_ED25519, VerifierKey
+from attest.keys.vkeys import SIGNATURE_ED25519, VerifierKey
 from ledger.errors import LeafRefused, NoteError, TrustError
 from ledger.leaves import Header, Key
 from ledger.note import Checkpoint, Note, NoteSigner, open_note, parse_checkpoint, parse_verifier_key, peek_checkpoint

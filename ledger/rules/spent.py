@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
-from attest.clock import is_ahead
-from attest.shown import utc
+from attest.schema.plain import is_ahead, utc
 from attest.withdrawal import PASSING
 from ledger.errors import BudgetExceeded, LeafRefused
 from ledger.handles import AdmitSpec

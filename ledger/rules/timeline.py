@@ -9,8 +9,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from typing import Final
 
-from attest.clock import AHEAD_SECONDS, is_ahead
-from attest.shown import utc
+from attest.schema.plain import AHEAD_SECONDS, is_ahead, utc
 from ledger.errors import LeafRefused
 from ledger.leaves import Clock, Header, Leaf
 

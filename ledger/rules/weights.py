@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 from attest import cbor
-from attest.documents import check_fields, declared, wire
-from attest.documents.quick import Array, Text
 from attest.errors import AttestError
+from attest.schema import check_fields, declared, wire
+from attest.schema.quick import Array, Text
 from ledger.errors import LeafRefused
 from ledger.leaves.kinds import SHA256, TEXT, TRUTH, UINT, Checked, words
 from ledger.merkle import root

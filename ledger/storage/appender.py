@@ -6,10 +6,9 @@ The mechanics under `ledger.log.Ledger`: it decides what to append, this decides
 from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 
-from attest.clock import BACK_SECONDS
-from attest.documents.kinds import Told
 from attest.files import atomic_write
-from attest.shown import utc
+from attest.schema.kinds import Told
+from attest.schema.plain import BACK_SECONDS, utc
 from ledger.errors import (
     LeafRefused,
     LedgerBehind,

@@ -15,7 +15,7 @@ from typing import Final
 
 from attest.errors import AttestError
 from attest.files import atomic_write, read_limited
-from attest.spelling import read_decimal
+from attest.schema.plain import read_decimal
 from ledger.errors import LedgerCorrupt
 from ledger.merkle import inclusion_proof_of_hashes, leaf_hash
 from ledger.retention.aggregates import Aggregate, Member

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 
+from attest.attestation import CommonTerms, Framing
 from attest.errors import AttestError
-from attest.framing import CommonTerms, Framing
 from ledger.attestations import MAX_FRAMINGS, misfit, unpack
 from ledger.audit.findings import Finding
 from ledger.errors import LedgerCorrupt

@@ -2,7 +2,7 @@
 
 import math
 
-from attest.micro import from_micro
+from attest.fixed_point import from_micro
 from ledger.leaves import Header
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from attest.commitments import commit_content
-from attest.micro import from_micro
+from attest.fixed_point import from_micro
+from attest.schema.plain import commit_content
 from attest.withdrawal import PASSING
 from ledger.errors import AnchorRefused, LedgerError
 from ledger.leaves import Admit, Charge, Withdraw, decode_leaf

@@ -22,13 +22,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from attest import cbor, curve25519, sign1
-from attest.admission import Admitted
+from attest import cbor, sign1
 from attest.attestation import Attestation
 from attest.corpus import Item, Locator
 from attest.errors import AttestError
 from attest.gate import Admission, Gate, Seen, decide
-from attest.reading import Verified
+from attest.gate.admission import Admitted
+from attest.gate.reading import Verified
+from attest.keys import ed25519
 from tests.attacks.scene import (
     ALICE,
     BOB,
@@ -345,9 +346,9 @@ class Mutator:
         found, choice = original.attestation, self._rng.randrange(6)
         r, s = found.sign1[-64:-32], int.from_bytes(found.sign1[-32:], "little")
         if choice == 0:
-            s = (s + self._rng.randrange(1, 16) * curve25519.L) % 2**256
+            s = (s + self._rng.randrange(1, 16) * ed25519.L) % 2**256
         elif choice == 1:
-            s = curve25519.L - s
+            s = ed25519.L - s
         elif choice == 2:
             s ^= 1 << self._rng.randrange(252, 256)
         elif choice == 3:

@@ -14,12 +14,13 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from attest import cbor, curve25519, keys, sign1, signed_file
+from attest import cbor, keys, sign1, signed_file
 from attest.attestation import Attestation
 from attest.corpus import Item, Locator
 from attest.descriptor import SCHEMA
 from attest.errors import AttestError
 from attest.gate import Admission, Refusal, Seen, decide, run_gate
+from attest.keys import ed25519
 from attest.policy import ClassRule, DepthRule, Policy, sign_policy
 from attest.registry import Create, Entry, Registry, RegistryLog
 from attest.registry.names import Named, Names
@@ -176,11 +177,11 @@ def signed(
     return sealed(payload, cbor.encode(with_fields(fields, header or {})), key, opened)
 
 
-def compress(point: curve25519.Point) -> bytes:
+def compress(point: ed25519.Point) -> bytes:
     """The canonical encoding of a point."""
     x, y, z, _ = point
-    inverse = pow(z, -1, curve25519.P)
-    return ((y * inverse % curve25519.P) | (x * inverse % curve25519.P & 1) << 255).to_bytes(32, "little")
+    inverse = pow(z, -1, ed25519.P)
+    return ((y * inverse % ed25519.P) | (x * inverse % ed25519.P & 1) << 255).to_bytes(32, "little")
 
 
 def secret_scalar(key: Ed25519PrivateKey) -> int:
@@ -193,10 +194,10 @@ def secret_scalar(key: Ed25519PrivateKey) -> int:
 
 def challenge(r: bytes, raw: bytes, message: bytes) -> int:
     """The challenge h of RFC 8032 section 5.1.6."""
-    return int.from_bytes(hashlib.sha512(r + raw + message).digest(), "little") % curve25519.L
+    return int.from_bytes(hashlib.sha512(r + raw + message).digest(), "little") % ed25519.L
 
 
-BASE = curve25519.decompress(bytes.fromhex("58" + "66" * 31))
+BASE = ed25519.decompress(bytes.fromhex("58" + "66" * 31))
 
 
 # --- the world ----------------------------------------------------------

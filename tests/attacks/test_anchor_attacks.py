@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from attest import cbor, sign1
-from attest.anchor import ContentAnchor, anchor_of, sign_anchor, verify_anchor, verify_enrolled_anchor
+from attest.corpus.anchor import ContentAnchor, anchor_of, sign_anchor, verify_anchor, verify_enrolled_anchor
 from attest.errors import AttestError
 from attest.keys import key_id, public_bytes
 from attest.registry import Registry

@@ -7,12 +7,12 @@ import pytest
 pytest.importorskip("torch")
 
 from attest import keys, signed_file
-from attest.admission import Passed
 from attest.attestation import Attestation
 from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
 from attest.errors import CorpusRefused, RegistryRefused
 from attest.gate import Admission, Gate, Refused, Seen
-from attest.reading import Verified
+from attest.gate.admission import Passed
+from attest.gate.reading import Verified
 from attest.registry import RegistryLog
 from attest.withdrawal import Withdrawal, sign_withdrawal
 from dptrain.errors import ContentChanged, NotPrivateUse

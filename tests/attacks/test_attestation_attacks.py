@@ -22,13 +22,14 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from typer.testing import CliRunner
 
-from attest import cbor, curve25519, keys, sign1
-from attest.clock import MAX_TIME
+from attest import cbor, keys, sign1
 from attest.corpus import open_corpus
 from attest.descriptor import MAX_COUNT, MAX_MICRO, ContributionDescriptor
 from attest.errors import AttestError, DescriptorRefused, KeyRefused, RegistryRefused, SignatureRefused
 from attest.gate import Gate, Refused, Seen, run_gate
+from attest.keys import ed25519
 from attest.registry import Enrol, KeyStatement
+from attest.schema.plain import MAX_TIME
 from attest.withdrawal import Withdrawal, sign_withdrawal, verify_withdrawal
 from tests.attacks.scene import (
     ALICE,
@@ -70,7 +71,7 @@ from tests.registries import load, put, signed_behind_the_back, with_key
 from tests.vectors.published import vectors
 
 DAY = 86400
-L = curve25519.L
+L = ed25519.L
 
 
 def enrolled_behind_the_back(scene, raw, **changes):
@@ -214,7 +215,7 @@ def test_A1_the_command_enrols_no_weak_key_and_leaves_the_registry_as_it_was(tmp
 
 
 def test_A1_points_off_the_curve_are_KEY_WEAK():
-    off = [y.to_bytes(32, "little") for y in range(2, 60) if curve25519.decompress(y.to_bytes(32, "little")) is None]
+    off = [y.to_bytes(32, "little") for y in range(2, 60) if ed25519.decompress(y.to_bytes(32, "little")) is None]
     assert len(off) > 10
     assert {enrolment_code(raw) for raw in off} == {"KEY_WEAK"}
 
@@ -252,7 +253,7 @@ def test_A2_a_second_genuine_signature_over_one_descriptor_is_REPLAYED(scene):
     protected = cbor.encode(header_fields(descriptor()))
     message = b"".join(sig_structure(protected, descriptor()))
     r = 0x1234567
-    nonce = compress(curve25519.multiply(r, BASE))
+    nonce = compress(ed25519.multiply(r, BASE))
     s = (r + challenge(nonce, RAW["alice"], message) * secret_scalar(ALICE)) % L
     other = attested(descriptor(), envelope(protected, nonce + s.to_bytes(32, "little")))
     assert other != signed() and scene.code(other) == "ADMITTED"
@@ -262,13 +263,13 @@ def test_A2_a_second_genuine_signature_over_one_descriptor_is_REPLAYED(scene):
 
 # --- A3: mixed torsion ----------------------------------------------------------
 
-TORSION = curve25519.decompress(bytes.fromhex(SMALL_ORDER[4]))
+TORSION = ed25519.decompress(bytes.fromhex(SMALL_ORDER[4]))
 
 
 @pytest.mark.parametrize("order", [2, 4, 8])
 def test_A3_a_key_with_a_small_order_component_is_KEY_WEAK(scene, order):
-    torsion = curve25519.multiply(8 // order, TORSION)
-    raw = compress(curve25519.add(curve25519.decompress(RAW["alice"]), torsion))
+    torsion = ed25519.multiply(8 // order, TORSION)
+    raw = compress(ed25519.add(ed25519.decompress(RAW["alice"]), torsion))
     Ed25519PublicKey.from_public_bytes(raw)
     assert enrolment_code(raw) == "KEY_WEAK"
     attestation = signed(header={4: keys.key_id(raw)})
@@ -278,15 +279,15 @@ def test_A3_a_key_with_a_small_order_component_is_KEY_WEAK(scene, order):
 def test_A3_exactly_the_points_of_prime_order_pass_by_the_definition():
     """Random points of the curve, and sound keys moved by each point of small order, against multiplication by L."""
     rng = random.Random(3)
-    points = [curve25519.decompress(rng.randbytes(32)) for _ in range(240)]
-    sound = curve25519.multiply(rng.randrange(1, L), BASE)
+    points = [ed25519.decompress(rng.randbytes(32)) for _ in range(240)]
+    sound = ed25519.multiply(rng.randrange(1, L), BASE)
     for n in range(8):
-        points += [curve25519.add(sound, curve25519.multiply(n, TORSION)), curve25519.multiply(n, TORSION)]
-        points += [curve25519.add(BASE, curve25519.multiply(n, TORSION))]
+        points += [ed25519.add(sound, ed25519.multiply(n, TORSION)), ed25519.multiply(n, TORSION)]
+        points += [ed25519.add(BASE, ed25519.multiply(n, TORSION))]
     checked = [point for point in points if point is not None]
     passed = 0
     for point in checked:
-        prime = curve25519.is_identity(curve25519.multiply(L, point)) and not curve25519.is_identity(point)
+        prime = ed25519.is_identity(ed25519.multiply(L, point)) and not ed25519.is_identity(point)
         try:
             keys.check_public_key(compress(point))
             assert prime
@@ -301,13 +302,13 @@ def test_A3_a_commitment_with_a_small_order_component_is_SIG_BAD(scene, order):
     """Cofactored verifiers take this signature, cofactorless ones do not; we are of the second kind, always."""
     protected = cbor.encode(header_fields(descriptor()))
     message = b"".join(sig_structure(protected, descriptor()))
-    torsion = curve25519.multiply(8 // order, TORSION)
+    torsion = ed25519.multiply(8 // order, TORSION)
     r = 0x7654321
-    mixed = curve25519.add(curve25519.multiply(r, BASE), torsion)
+    mixed = ed25519.add(ed25519.multiply(r, BASE), torsion)
     h = challenge(compress(mixed), RAW["alice"], message)
     s = (r + h * secret_scalar(ALICE)) % L
-    left = curve25519.multiply(8 * s, BASE)
-    right = curve25519.add(curve25519.multiply(8, mixed), curve25519.multiply(8 * h, curve25519.decompress(RAW["alice"])))
+    left = ed25519.multiply(8 * s, BASE)
+    right = ed25519.add(ed25519.multiply(8, mixed), ed25519.multiply(8 * h, ed25519.decompress(RAW["alice"])))
     assert compress(left) == compress(right), "the cofactored equation holds"
     forged = compress(mixed) + s.to_bytes(32, "little")
     assert scene.code(attested(descriptor(), envelope(protected, forged))) == "SIG_BAD"

@@ -9,10 +9,10 @@ import pycddl
 import pytest
 
 from attest import cbor, sign1
+from attest.attestation import CommonTerms
 from attest.descriptor import SignedDescriptor
-from attest.framing import CommonTerms
+from attest.keys.vkeys import SIGNATURE_COSIGNATURE_V1, VerifierKey
 from attest.policy import NoisePhase, SamplingRule, unbuilt
-from attest.vkeys import SIGNATURE_COSIGNATURE_V1, VerifierKey
 from fuzz.targets import ANCHORS, ORIGINALS, SCENE, key_statements, registry_entries
 from ledger.attestations import pack
 from tests.attacks.scene import (
@@ -234,11 +234,10 @@ def test_bad_messages_policies_and_entries_are_no_instances():
 
 
 def test_the_limits_of_the_schema_are_those_of_the_code():
-    from attest.clock import MAX_TIME
     from attest.descriptor import MAX_COUNT, MAX_MICRO
     from attest.policy.classes import MAX_WINDOW
-    from attest.policy.mechanism import GRID_BITS
-    from attest.policy.noise import MAX_BUDGET_MICRO, MAX_STEPS
+    from attest.policy.mechanism import GRID_BITS, MAX_BUDGET_MICRO, MAX_STEPS
+    from attest.schema.plain import MAX_TIME
 
     for name, low, high in (
         ("micro", 1, MAX_MICRO),

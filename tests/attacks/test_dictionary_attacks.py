@@ -16,16 +16,15 @@ from pathlib import Path
 import pytest
 
 from attest import cbor, keys, sign1
-from attest.admission import SharedTerms
-from attest.commitments import CONTENT, CONTRIBUTOR, DATA_CLASS, PRINCIPAL, commit
+from attest.attestation import SIGNATURE_SIZE, CommonTerms
 from attest.corpus import Item, Locator
+from attest.corpus.signing import SigningTemplate, sign_descriptor
 from attest.descriptor import ContributionDescriptor
-from attest.framing import SIGNATURE_SIZE, CommonTerms
 from attest.gate import run_gate
+from attest.gate.admission import SharedTerms
 from attest.policy import sign_policy, verify_policy
-from attest.signing import sign_descriptor
-from attest.stack import HEAD, NO_TOWER, Stack, StackTensor, Tower
-from attest.template import SigningTemplate
+from attest.schedule.stack import HEAD, NO_TOWER, Stack, StackTensor, Tower
+from attest.schema.plain import CONTENT, CONTRIBUTOR, DATA_CLASS, PRINCIPAL, commit
 from ledger.leaves import HELD, HeaderSpec
 from ledger.leaves.header import ADDRESSED
 from ledger.log import AdmitSpec, Ledger

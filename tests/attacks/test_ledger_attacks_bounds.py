@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from attest import cbor, curve25519, sign1
+from attest import cbor, sign1
+from attest.attestation import CommonTerms, Framing
+from attest.corpus.signing import sign_descriptor
 from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
-from attest.framing import CommonTerms, Framing
-from attest.keys import key_id, public_bytes
+from attest.keys import ed25519, key_id, public_bytes
 from attest.registry import Enrol, RegistryLog
 from attest.registry.entries import join, split
-from attest.signing import sign_descriptor
 from attest.withdrawal import EXPIRED
 from ledger import layout, tiles
 from ledger.attestations import pack
@@ -615,7 +615,7 @@ def test_signatures_beside_leaves_without_an_admission_are_found(tmp_path):
 
 def test_an_unsound_key_that_the_owner_enrolled_signs_nothing(tmp_path):
     """Small-order keys no registry holds; one with a small-order component it may, and whoever verifies under it refuses."""
-    point = curve25519.add(curve25519.decompress(public_bytes(CAROL)), curve25519.decompress(bytes(32)))
+    point = ed25519.add(ed25519.decompress(public_bytes(CAROL)), ed25519.decompress(bytes(32)))
     raw = compress(point)
     told = Told.honest()
     enrol = Enrol("carol", raw, NOT_BEFORE, NOT_AFTER, list(CLASSES), None, None)

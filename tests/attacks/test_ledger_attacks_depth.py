@@ -15,7 +15,7 @@ import pytest
 
 from attest import cbor
 from attest.policy import DepthRule
-from attest.stack import NO_TOWER, Division, Stack, StackTensor
+from attest.schedule.stack import NO_TOWER, Division, Stack, StackTensor
 from ledger.audit import verify_export
 from ledger.errors import LeafRefused
 from ledger.export import write_export

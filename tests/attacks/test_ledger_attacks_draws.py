@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from attest.keys import public_bytes
-from attest.order import Order
 from attest.policy import SamplingRule
+from attest.schedule.turns import Order
 from attest.withdrawal import EXPIRED, KEY_REVOKED
 from ledger.audit import AuditReport, verify_export
 from tests.ledger.attested import AttestedDriver, attestation, attested_policy, registry, registry_bytes

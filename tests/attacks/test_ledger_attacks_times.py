@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from attest.clock import AHEAD_SECONDS, EARLIEST, MAX_TIME
+from attest.schema.plain import AHEAD_SECONDS, EARLIEST, MAX_TIME
 from ledger.audit import verify_export
 from ledger.errors import CosignRefused, LeafRefused, LedgerCorrupt, NoteError, RetentionRefused, TrustError
 from ledger.leaves import Leaf, Withdraw, decode_leaf, encode_leaf
@@ -86,9 +86,9 @@ def test_A21_a_ledger_dated_ahead_of_the_auditors_clock_is_FAILED(leaves, tmp_pa
 
 def test_A21_the_clock_of_the_machine_is_asked_where_nobody_says_what_time_it_is(leaves, tmp_path, monkeypatch):
     export = forged_export(leaves, tmp_path / "export")
-    monkeypatch.setattr("attest.clock.time.time", lambda: START - YEAR)
+    monkeypatch.setattr("attest.schema.plain.time.time", lambda: START - YEAR)
     assert {finding.code for finding in verify_export(export, KEYS).findings} == {"CLOCK"}
-    monkeypatch.setattr("attest.clock.time.time", lambda: float(NOW))
+    monkeypatch.setattr("attest.schema.plain.time.time", lambda: float(NOW))
     assert verify_export(export, KEYS).verdict == "TOLD"
 
 

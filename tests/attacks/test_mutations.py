@@ -5,9 +5,9 @@ import itertools
 import pytest
 
 from attest import cbor
-from attest.admission import Passed
-from attest.examination import Examiner
 from attest.gate import run_gate
+from attest.gate.admission import Passed
+from attest.gate.checks import Examiner
 from tests.attacks.mutations import (
     CONTENT_HEAD,
     HASH_HEAD,

@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 
 from attest import cbor
-from attest.admission import Passed
 from attest.corpus import open_corpus
 from attest.descriptor import MAX_OPENING, ContributionDescriptor
 from attest.errors import AttestError, DescriptorRefused
-from attest.examination import Examiner
 from attest.gate import run_gate
+from attest.gate.admission import Passed
+from attest.gate.checks import Examiner
 from tests.attacks.mutations import parts_of
 from tests.attacks.scene import (
     BOB,

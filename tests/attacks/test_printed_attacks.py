@@ -17,12 +17,11 @@ from typer.testing import CliRunner
 
 from attest import keys, sign1
 from attest.attestation import Attestation
-from attest.clock import AHEAD_SECONDS, MAX_TIME
 from attest.errors import RegistryRefused
 from attest.gate import Refused, run_gate
 from attest.registry import Entry, Grant, Registry, RegistryLog, SetClock, open_registry
 from attest.registry.entries import join
-from attest.shown import day, in_words, utc, visible
+from attest.schema.plain import AHEAD_SECONDS, MAX_TIME, day, in_words, utc, visible
 from dptrain.cli import ledger_proofs, ledger_show
 from dptrain.cli.app import app
 from dptrain.cli.output import console

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attest import cbor, keys, sign1
-from attest.anchor import ContentAnchor
 from attest.attestation import Attestation, read_at, read_places
-from attest.clock import MAX_TIME
+from attest.corpus.anchor import ContentAnchor
 from attest.descriptor import (
     MAX_COUNT,
     MAX_MICRO,
@@ -22,9 +21,10 @@ from attest.descriptor import (
     SignedDescriptor,
 )
 from attest.errors import AttestError, CborError
+from attest.keys.vkeys import SIGNATURE_COSIGNATURE_V1, VerifierKey
 from attest.policy import ClassRule, DepthRule, NoisePhase, Policy, SamplingRule, sign_policy, verify_policy
 from attest.registry import Create, Enrol, Entry, Grant, KeyStatement, Prove, Revoke, RevokeOwn, Rotate, SetClock
-from attest.vkeys import SIGNATURE_COSIGNATURE_V1, VerifierKey
+from attest.schema.plain import MAX_TIME
 from attest.withdrawal import Withdrawal, sign_withdrawal, verify_withdrawal
 from tests.attacks.scene import ALICE, OWNER, RAW
 

@@ -11,9 +11,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attest import cbor, curve25519, keys
+from attest import cbor, keys
 from attest.errors import KeyRefused
 from attest.gate import Admission, Seen, decide
+from attest.keys import ed25519
 from tests.attacks.mutations import Mutator, claimed_content, make_originals, parts_of
 from tests.attacks.scene import ALICE, CONTENT, CORPUS, NOW, commitments, make_scene, opening_fields, sealed, signed
 from tests.attacks.scene import descriptor_fields as fields_of
@@ -167,7 +168,7 @@ def test_every_input_of_at_most_two_bytes():
 def test_keys():
     raws = [bytes.fromhex(text) for text in SMALL_ORDER]
     raws += [bytes.fromhex(case["pub_key"]) for case in vectors("ed25519")["speccheck"]]
-    raws += [y.to_bytes(32, "little") for y in (2, 3, 4, 5, curve25519.P + 3)]
+    raws += [y.to_bytes(32, "little") for y in (2, 3, 4, 5, ed25519.P + 3)]
     raws += [Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32).public_key().public_bytes_raw() for n in (1, 2)]
     for raw in raws:
         try:

@@ -7,12 +7,11 @@ from dataclasses import replace
 import pytest
 
 from attest import keys
-from attest.admission import Admission, Admitted, Passed
-from attest.admitted import ROW_SIZE, AdmittedRows
 from attest.attestation import Attestation
+from attest.corpus.records import Locator
+from attest.corpus.signing import sign_content
 from attest.descriptor import Parts, split
-from attest.records import Locator
-from attest.signing import sign_content
+from attest.gate.admission import ROW_SIZE, Admission, Admitted, AdmittedRows, Passed
 from tests.attest.test_framing import TEMPLATE
 
 OTHER = replace(TEMPLATE, contributor="bob", max_epsilon_micro=3_000_000, max_delta_pico=10**6, max_examples=4)
@@ -97,7 +96,7 @@ def test_a_cut_that_is_not_where_the_fields_are_shares_nothing(key) -> None:
 
 
 def test_the_second_of_a_form_asks_whether_the_cut_is_right(mixed, monkeypatch) -> None:
-    from attest import admitted
+    from attest.gate import admission as admitted
 
     monkeypatch.setattr(admitted, "commit_content", lambda content, nonce: bytes(32))
     rows = AdmittedRows(mixed)

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attest import agent, keys, sign1
-from attest.agent import AgentSigner
+from attest import keys, sign1
 from attest.attestation import read_sequence
+from attest.corpus.signing import sign_corpus
 from attest.errors import KeyRefused
-from attest.signer import CheckedSigner, as_signer, sign_all
-from attest.signing import sign_corpus
+from attest.keys import signers
+from attest.keys.signers import AgentSigner, CheckedSigner, as_signer, sign_all
 from tests.agents import (
     fake_agent,
     identities_answer,
@@ -70,7 +70,7 @@ def held(tmp_path):
 @needs_openssh
 def test_openssh_signs_what_the_key_would_sign(held):
     signer = AgentSigner(RAW, held)
-    assert agent.identities(held) == [RAW] and signer.public_key == RAW
+    assert signers.identities(held) == [RAW] and signer.public_key == RAW
     assert isinstance(signer, CheckedSigner) and as_signer(signer) is signer
     for message in (b"", b"m", bytes(5000), os.urandom(200_000)):
         assert signer.sign(message) == KEY.sign(message)
@@ -118,14 +118,14 @@ def test_a_key_that_asks_for_confirmation_and_gets_none_is_refused(tmp_path):
 def test_keys_of_other_kinds_in_the_agent_are_passed_over(held, tmp_path):
     subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-N", "", "-f", tmp_path / "ecdsa"], check=True)
     ssh_add(held, tmp_path / "ecdsa")
-    assert agent.identities(held) == [RAW]
+    assert signers.identities(held) == [RAW]
 
 
 @needs_openssh
 def test_a_document_too_long_for_an_agent_says_so(held):
     signer = AgentSigner(RAW, held)
     overhead = 1 + len(string(key_blob(RAW))) + 4 + 4
-    fits = bytes(agent.MAX_MESSAGE - overhead)
+    fits = bytes(signers.MAX_MESSAGE - overhead)
     assert signer.sign(fits) == KEY.sign(fits)
     error = refused(signer.sign, fits + b"x")
     assert error.code == "AGENT" and "private key file" in error.sentence
@@ -142,7 +142,7 @@ def test_without_an_agent_the_sentence_says_what_to_start(monkeypatch, tmp_path)
     error = refused(AgentSigner, RAW)
     assert error.code == "AGENT" and "SSH_AUTH_SOCK is not set" in error.sentence and "ssh-add" in error.sentence
     monkeypatch.setenv("SSH_AUTH_SOCK", "")
-    assert refused(agent.identities).code == "AGENT"
+    assert refused(signers.identities).code == "AGENT"
     (tmp_path / "file").touch()
     for path in (tmp_path / "absent", tmp_path / "file", tmp_path / ("x" * 200)):
         error = refused(AgentSigner, RAW, str(path))
@@ -174,9 +174,9 @@ BAD_LISTS = {
 
 def test_a_list_of_more_keys_than_an_agent_can_hold_is_refused_though_it_is_whole():
     blob = key_blob(RAW)
-    assert agent.parse_identities(identities_answer(*[blob] * agent.MAX_IDENTITIES)[1:]) == [RAW] * agent.MAX_IDENTITIES
-    listing = identities_answer(*[blob] * (agent.MAX_IDENTITIES + 1))
-    assert "at most 2048" in refused(agent.parse_identities, listing[1:]).sentence
+    assert signers.parse_identities(identities_answer(*[blob] * signers.MAX_IDENTITIES)[1:]) == [RAW] * signers.MAX_IDENTITIES
+    listing = identities_answer(*[blob] * (signers.MAX_IDENTITIES + 1))
+    assert "at most 2048" in refused(signers.parse_identities, listing[1:]).sentence
 
 
 @pytest.mark.parametrize("name", BAD_LISTS)
@@ -188,7 +188,7 @@ def test_a_malformed_list_of_keys_is_refused(name):
 def test_keys_of_other_kinds_may_have_any_form():
     listing = identities_answer(string(b"ssh-rsa") + b"whatever", key_blob(RAW), string(b"ssh-ed25519-cert-v01@openssh.com"))
     with fake_agent(answering(honest, listing)) as path:
-        assert agent.identities(path) == [RAW]
+        assert signers.identities(path) == [RAW]
 
 
 SIGNATURE = KEY.sign(b"m")
@@ -240,13 +240,13 @@ def test_no_bit_of_a_signature_answer_can_be_flipped_unnoticed():
 def test_whatever_an_agent_says_ends_in_a_list_or_a_typed_refusal(said, count):
     for answer in (said, struct.pack(">I", count) + said, LISTED[1:] + said, LISTED[1:5] + said + LISTED[5:]):
         with contextlib.suppress(KeyRefused):
-            assert all(len(raw) == 32 for raw in agent.parse_identities(answer))
+            assert all(len(raw) == 32 for raw in signers.parse_identities(answer))
 
 
 def test_answers_of_absurd_length_are_refused_before_they_are_read():
-    for length in (0, agent.MAX_MESSAGE + 1, 2**32 - 1):
+    for length in (0, signers.MAX_MESSAGE + 1, 2**32 - 1):
         with fake_agent(lambda request, length=length: struct.pack(">I", length) + b"\x0c" * 100, framed=False) as path:
-            error = refused(agent.identities, path)
+            error = refused(signers.identities, path)
             assert error.code == "AGENT" and str(length) in error.sentence
 
 
@@ -281,7 +281,7 @@ def test_waiting_has_a_limit_even_for_one_who_answers_byte_by_byte():
     for options in ({"answer": lambda request: time.sleep(3)}, {"answer": answering(honest), "pause": 0.1}):
         with fake_agent(**options) as path:
             start = time.monotonic()
-            error = refused(agent.identities, path, timeout=0.3)
+            error = refused(signers.identities, path, timeout=0.3)
             assert error.code == "AGENT" and "in time" in error.sentence
             assert time.monotonic() - start < 2
 
@@ -293,7 +293,7 @@ def test_the_limit_holds_for_the_whole_answer_not_for_each_part():
 
     with fake_agent(first_half_late, framed=False) as path:
         start = time.monotonic()
-        assert "in time" in refused(agent.identities, path, timeout=1.0).sentence
+        assert "in time" in refused(signers.identities, path, timeout=1.0).sentence
         assert 0.9 < time.monotonic() - start < 1.6
 
 
@@ -310,9 +310,9 @@ def test_stopping_early_closes_every_connection():
         assert next(signed) == KEY.sign(b"0")
         signed.close()
         deadline = time.monotonic() + 5
-        while len(ended) < 1 + agent.CONNECTIONS and time.monotonic() < deadline:
+        while len(ended) < 1 + signers.CONNECTIONS and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert len(ended) == 1 + agent.CONNECTIONS
+        assert len(ended) == 1 + signers.CONNECTIONS
 
 
 def test_no_more_messages_are_drawn_than_there_are_connections():
@@ -320,5 +320,5 @@ def test_no_more_messages_are_drawn_than_there_are_connections():
     with fake_agent(answering(honest)) as path:
         signed = AgentSigner(RAW, path).sign_many(drawn.append(number) or b"%d" % number for number in range(100))
         next(signed)
-        assert len(drawn) == agent.CONNECTIONS + 1
+        assert len(drawn) == signers.CONNECTIONS + 1
         signed.close()

@@ -8,10 +8,9 @@ from fractions import Fraction
 
 import pytest
 
-from attest import allocation, programme
 from attest.errors import ValueRefused
 from attest.policy import ClassRule, DepthRule
-from attest.schedule import scheduled_std
+from attest.schedule import allocation, convex, scheduled_std
 
 M = 1_000_000
 BUDGETS = (200_000, 1_000_000, 2_000_000)
@@ -138,9 +137,9 @@ def test_scipy_finds_the_same_optimum():
 def test_general_demands_need_no_common_shape():
     """Two classes that divide their norms in opposite ways over two blocks: symmetric, so v is equal, and both bind."""
     rows = [{0: Fraction(9, 10), 1: Fraction(1, 10)}, {0: Fraction(1, 10), 1: Fraction(9, 10)}]
-    found = programme.solve([1.0, 1.0], rows)
+    found = convex.solve([1.0, 1.0], rows)
     assert found.stds == pytest.approx([1.0, 1.0], rel=1e-9)
-    lopsided = programme.solve([1.0, 100.0], rows)
+    lopsided = convex.solve([1.0, 100.0], rows)
     first, second = (std**2 for std in lopsided.stds)
     assert second < 1.0 < first and lopsided.energy < 101.0
     grid = min(
@@ -257,10 +256,10 @@ def test_energies_with_budgets_are_bounded_by_the_dual():
         lambda: allocation.effective_std([1.0, math.nan]),
         lambda: allocation.effective_std([1.0, -1.0]),
         lambda: allocation.effective_std([1.0, 2.0], [1]),
-        lambda: programme.solve([1.0], []),
-        lambda: programme.solve([1.0], [{}]),
-        lambda: programme.solve([0.0], [{0: Fraction(1)}]),
-        lambda: programme.solve([1.0], [{0: Fraction(0)}]),
+        lambda: convex.solve([1.0], []),
+        lambda: convex.solve([1.0], [{}]),
+        lambda: convex.solve([0.0], [{0: Fraction(1)}]),
+        lambda: convex.solve([1.0], [{0: Fraction(0)}]),
         lambda: allocation.demands([rule("a", 1.0, 1.0)], [Part("x", ("b",), 1, 1)]),
         lambda: allocation.demands([rule("a", 1.0, 1.0)], [Part("x", ("a",), 1, 0)]),
         lambda: allocation.energies([rule("a", 1.0, 1.0)], [Part("x", (), 1, 0)]),
@@ -273,8 +272,8 @@ def test_bad_input_is_refused(call):
 
 def test_the_exact_check_is_never_true_where_the_constraint_fails_by_less_than_its_grid():
     for excess, fits in ((Fraction(0), True), (Fraction(1, 2**300), False), (Fraction(-1, 2**300), True)):
-        assert programme.feasible([1.0], [{0: 1 + excess}]) is fits
-        assert programme.feasible([1.0, 2.0], [{0: Fraction(1, 2) + excess, 1: Fraction(2)}]) is fits
+        assert convex.feasible([1.0], [{0: 1 + excess}]) is fits
+        assert convex.feasible([1.0, 2.0], [{0: Fraction(1, 2) + excess, 1: Fraction(2)}]) is fits
 
 
 def test_the_exact_check_is_never_true_where_the_constraint_fails():
@@ -286,6 +285,6 @@ def test_the_exact_check_is_never_true_where_the_constraint_fails():
         for steps in range(-3, 4):
             moved = [s * (1 + steps * 2.0**-52) for s in stds]
             true = sum((row[i] / Fraction(moved[i]) ** 2 for i in range(size)), Fraction(0))
-            said = programme.feasible(moved, [row])
+            said = convex.feasible(moved, [row])
             assert not said or true <= 1
             assert said or true > 1 - Fraction(size + 1, 2**100)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from attest import cbor, keys, sign1, signed_file
-from attest.anchor import ContentAnchor, anchor_of, read_anchor, sign_anchor, verify_anchor, verify_enrolled_anchor
+from attest.corpus.anchor import ContentAnchor, anchor_of, read_anchor, sign_anchor, verify_anchor, verify_enrolled_anchor
 from attest.errors import AttestError, FileRefused
 
 NOW = 1_800_000_000

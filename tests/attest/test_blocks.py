@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attest.blocks import check_blocks, derive
 from attest.errors import ValueRefused
 from attest.policy import ClassRule, DepthRule
-from attest.stack import EMBEDDINGS, HEAD, NO_TOWER, Division, Stack, StackTensor, Tower
+from attest.schedule.blocks import check_blocks, derive
+from attest.schedule.stack import EMBEDDINGS, HEAD, NO_TOWER, Division, Stack, StackTensor, Tower
 from ledger.leaves.stack import read_stack, stack_row
 from tests.reference import second_blocks
 from tests.stacks import depths, stacks

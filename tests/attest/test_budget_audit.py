@@ -7,10 +7,9 @@ from fractions import Fraction
 import pytest
 from test_allocation import BUDGETS, M, Part, noised, random_parts, rule
 
-from attest import allocation, programme
 from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
 from attest.errors import ValueRefused
-from attest.schedule import realised_variance
+from attest.schedule import allocation, convex, realised_variance
 
 
 def test_a_block_at_several_places_has_the_largest_of_their_shares():
@@ -29,16 +28,16 @@ def test_contributions_of_equal_bounds_each_bring_their_variance():
 def test_multipliers_that_are_a_little_off_are_mended_before_noise_rests_on_them(seed, monkeypatch):
     rules, parts = random_parts(random.Random(seed))
     demands, costs = allocation.demands(rules, parts), [float(part.coordinates) for part in parts]
-    dual = programme._dual
-    monkeypatch.setattr(programme, "_dual", lambda *given: [x * (1.0 - 1e-9) for x in dual(*given)])
-    found = programme.solve(costs, demands)
-    assert programme.feasible(found.stds, demands) and found.gap <= programme.LARGEST_GAP
+    dual = convex._dual
+    monkeypatch.setattr(convex, "_dual", lambda *given: [x * (1.0 - 1e-9) for x in dual(*given)])
+    found = convex.solve(costs, demands)
+    assert convex.feasible(found.stds, demands) and found.gap <= convex.LARGEST_GAP
 
 
 def test_multipliers_that_are_far_off_are_refused(monkeypatch):
     rules = [rule("a", 1.0, 1.0), rule("b", 2.0, 1.0)]
     parts = [Part("x", ("a",), 50, M), Part("y", ("a", "b"), 200, M), Part("z", ("b",), 1000, 2 * M)]
-    monkeypatch.setattr(programme, "_dual", lambda groups, classes: [1.0, 1e6][:classes])
+    monkeypatch.setattr(convex, "_dual", lambda groups, classes: [1.0, 1e6][:classes])
     with pytest.raises(ValueRefused, match="PROGRAMME"):
         allocation.budget_stds(rules, parts)
 
@@ -48,10 +47,10 @@ def test_the_bound_is_never_above_the_optimum_of_one_class():
     rng = random.Random(5)
     for _ in range(300):
         cost, demand = rng.randint(1, 10**9), Fraction(rng.randint(1, 10**12), rng.randint(1, 10**12))
-        found = programme.solve([float(cost)], [{0: demand}])
+        found = convex.solve([float(cost)], [{0: demand}])
         assert Fraction(found.bound) <= cost * demand <= Fraction(found.energy) * (1 + Fraction(1, 10**15))
         count = rng.randint(2, 9)
-        found = programme.solve([float(cost)] * count, [dict.fromkeys(range(count), demand)])
+        found = convex.solve([float(cost)] * count, [dict.fromkeys(range(count), demand)])
         assert Fraction(found.bound) <= count**2 * cost * demand
 
 

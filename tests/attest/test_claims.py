@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from attest.claims import Claims
 from attest.corpus import open_corpus, sign_corpus
-from attest.digests import DigestTable
+from attest.corpus.corpus import Claims
+from attest.corpus.digests import DigestTable
 from attest.errors import CborError, GateFailed
 from attest.gate import run_gate
 from tests.attest.conftest import NOW

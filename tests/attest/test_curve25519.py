@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attest import keys
-from attest.curve25519 import (
+from attest.keys import ed25519
+from attest.keys.ed25519 import (
     IDENTITY,
     L,
     P,
@@ -123,8 +124,8 @@ def test_the_scalar_is_one_that_x25519_takes_as_it_is_and_no_point_of_the_twist_
 
 
 def test_keys_are_judged_without_x25519_as_with_it(monkeypatch):
-    monkeypatch.setattr("attest.curve25519._multiplier", lambda: None)
+    monkeypatch.setattr("attest.keys.ed25519._multiplier", lambda: None)
     sound = decompress(keys.public_bytes(keys.generate()))
     assert has_prime_order(encoded(sound)) is None
-    judge = keys._weakness.__wrapped__
+    judge = ed25519._weakness.__wrapped__
     assert judge(encoded(sound)) is None and "small-order component" in judge(encoded(add(sound, TORSION[3])))

@@ -1,23 +1,20 @@
 """A field of what contributors sign is declared once: bytes, CDDL and tables follow, and its check says what is declared."""
 
 from dataclasses import fields, replace
-from pathlib import Path
 
 import pytest
 
 from attest import cbor
-from attest.anchor import ContentAnchor
+from attest.corpus.anchor import ContentAnchor
 from attest.descriptor import ContributionDescriptor, Opening, SignedDescriptor, Terms
-from attest.documents import declarations
-from attest.documents.declare import told_of
-from attest.documents.pages import labelled
 from attest.errors import AttestError, DescriptorRefused, RegistryRefused
-from attest.pages import PAGES
+from attest.pages import labelled
 from attest.registry import Create, Entry, KeyStatement, SetClock
-from attest.registry.actions import ACTIONS, to_array
+from attest.registry.entries import ACTIONS, to_array
+from attest.schema import declarations
+from attest.schema.declare import told_of
 from attest.withdrawal import Withdrawal
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
 PLAIN = SignedDescriptor(
     contributor=bytes(32), data_class=bytes(32), content=bytes(32), principal=bytes(32), admissibility_class="open",
     clip_norm_micro=1, noise_multiplier_micro=1, not_before=5, not_after=10**6, corpus="notes", max_examples=1,
@@ -35,12 +32,6 @@ OPENED = ContributionDescriptor(
 )  # fmt: skip
 BETWEEN_FIELDS = ("WINDOW", "PURPOSE", "PUBLIC_LENGTH")
 """Codes of rules over several fields, and of what is specified and not built."""
-
-
-@pytest.mark.parametrize("name", PAGES)
-def test_a_page_says_what_is_declared(name):
-    page = (DOCS / name).read_text()
-    assert PAGES[name](page) == page, "write it again: python -m attest.pages docs"
 
 
 def test_every_field_has_the_label_under_which_it_is_written():

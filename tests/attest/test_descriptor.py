@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attest import cbor
-from attest.clock import MAX_TIME
 from attest.descriptor import MAX_MICRO, MAX_OPENING, ContributionDescriptor, SignedDescriptor
 from attest.errors import AttestError, DescriptorRefused, ValueRefused
-from attest.ids import check_id
+from attest.schema.plain import MAX_TIME, check_id
 
 IDS = st.text("abcdefghijklmnopqrstuvwxyz0123456789._/-", min_size=1, max_size=64)
 CONFUSABLES = {

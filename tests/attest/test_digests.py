@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attest import digests
-from attest.digests import DigestTable
+from attest.corpus import digests
+from attest.corpus.digests import DigestTable
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ import pickle
 
 import pytest
 
-from attest import digests
-from attest.claims import Claims
-from attest.digests import DigestTable
+from attest.corpus import digests
+from attest.corpus.corpus import Claims
+from attest.corpus.digests import DigestTable
 from attest.errors import GateFailed
 
 KEYS = [number.to_bytes(32, "big") for number in range(20_000)]

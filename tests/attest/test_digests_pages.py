@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from attest import digests
-from attest.digests import DigestTable
+from attest.corpus import digests
+from attest.corpus.digests import DigestTable
 
 
 @pytest.fixture

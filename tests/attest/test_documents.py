@@ -12,18 +12,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from attest import cbor
-from attest.documents import check_fields, declarations, declared
-from attest.documents.groups import Inline, Many, Tables
-from attest.documents.kinds import Days, Exact, Flag, Identifier, Scaled, Whole, Word
-from attest.documents.pages import bytes_table, cddl_map, settings_table
-from attest.documents.payload import Payload
-from attest.documents.text import as_json, parse_document, write_document
 from attest.errors import PolicyRefused
+from attest.pages import PAGES, bytes_table, cddl_map, settings_table
 from attest.policy import ClassRule, DepthRule, NoisePhase, Policy
+from attest.policy.classes import DecodingRule, ReadRule
 from attest.policy.mechanism import Bands, Buffers
-from attest.policy.pages import PAGES
 from attest.policy.sampling import Bins, Groups, Separation, Sizes, Truncation
-from attest.policy.uses import DecodingRule, ReadRule
+from attest.schema import check_fields, declarations, declared
+from attest.schema.groups import Inline, Many, Tables
+from attest.schema.kinds import Days, Exact, Flag, Identifier, Scaled, Whole, Word
+from attest.schema.text import as_json, parse_document, write_document
+from attest.schema.wire import Payload
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -195,7 +194,7 @@ def test_every_field_of_a_policy_is_declared_and_explained(cls):
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_says_what_is_declared(name):
     page = (ROOT / "docs" / name).read_text()
-    assert PAGES[name](page) == page, "write it again: python -m attest.policy.pages docs"
+    assert PAGES[name](page) == page, "write it again: python -m attest.pages docs"
 
 
 def imports(path: Path) -> set[str]:
@@ -209,8 +208,8 @@ def imports(path: Path) -> set[str]:
     return found
 
 
-def test_no_two_modules_of_documents_and_policy_import_each_other_however_far_around():
-    paths = [path for room in ("documents", "policy") for path in (ROOT / "attest" / room).glob("*.py")]
+def test_no_two_modules_of_schema_and_policy_import_each_other_however_far_around():
+    paths = [path for room in ("schema", "policy") for path in (ROOT / "attest" / room).glob("*.py")]
     modules = {f"attest.{path.parent.name}.{path.stem}": path for path in paths if path.stem != "__init__"}
     graph = {name: imports(path) & set(modules) for name, path in modules.items()}
     while graph:

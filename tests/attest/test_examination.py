@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attest import cbor, sign1
-from attest.admission import Passed, Refusal
 from attest.descriptor import Parts, split
-from attest.examination import MAX_KNOWN, MAX_PATTERNS, Examiner, examine
+from attest.gate.admission import Passed, Refusal
+from attest.gate.checks import MAX_KNOWN, MAX_PATTERNS, Examiner, examine
 from tests.attest.conftest import NOW
 
 
@@ -36,7 +36,7 @@ def primed(world):
 def test_an_attestation_of_a_known_form_passes_without_being_decoded(world, primed, monkeypatch):
     fresh = [world.variant(content_hash=bytes([n]) * 32, nonce=bytes([n]) * 16) for n in range(5)]
     expected = [slow(world, item, bytes([n]) * 32) for n, item in enumerate(fresh)]
-    monkeypatch.setattr("attest.examination.examine", lambda *args, **options: pytest.fail("was decoded"))
+    monkeypatch.setattr("attest.gate.checks.examine", lambda *args, **options: pytest.fail("was decoded"))
     found = [primed.examine(item.descriptor, item.sign1, item.opening, bytes([n]) * 32) for n, item in enumerate(fresh)]
     assert found == expected and all(isinstance(outcome, Passed) for outcome in found)
 
@@ -168,8 +168,8 @@ def test_verified_spares_the_signature_and_nothing_else(world, primed):
 
 
 def test_memory_of_forms_is_bounded(world, monkeypatch):
-    monkeypatch.setattr("attest.examination.MAX_KNOWN", 4)
-    monkeypatch.setattr("attest.examination.MAX_PATTERNS", 3)
+    monkeypatch.setattr("attest.gate.checks.MAX_KNOWN", 4)
+    monkeypatch.setattr("attest.gate.checks.MAX_PATTERNS", 3)
     assert MAX_KNOWN >= MAX_PATTERNS >= 1000
     examiner = Examiner(world.policy, world.registry, NOW)
     for cap in range(1, 20):

@@ -7,16 +7,17 @@ from dataclasses import replace
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from attest import curve25519, keys, sign1
-from attest.admission import Passed, Refusal, Refused, Seen
+from attest import keys, sign1
 from attest.attestation import Attestation
-from attest.commitments import SALT_SIZE
 from attest.corpus import Item, Locator
 from attest.descriptor import SALTS_SIZE, split
-from attest.examination import Examiner, examine
-from attest.forms import Cut, Pattern
 from attest.gate import Gate, decide
+from attest.gate.admission import Passed, Refusal, Refused, Seen
+from attest.gate.checks import Examiner, examine
+from attest.gate.forms import Cut, Pattern
+from attest.keys import ed25519
 from attest.registry import Enrol
+from attest.schema.plain import SALT_SIZE
 from tests.attest.conftest import NOW
 from tests.registries import with_key
 
@@ -74,7 +75,7 @@ def test_a_contributor_whom_the_gate_never_saw_passes_without_being_decoded(worl
     changes = ({}, {"not_before": NOW - 77, "not_after": NOW + 77}, {"data_class": "x" * 64}, {"principal": "me"})
     fresh = [by(world, "person-1", rng, **said) for said in changes]
     expected = [examine(item, content_of(item), policy=world.policy, registry=town, now=NOW) for item in fresh]
-    monkeypatch.setattr("attest.examination.examine", lambda *args, **options: pytest.fail("was decoded"))
+    monkeypatch.setattr("attest.gate.checks.examine", lambda *args, **options: pytest.fail("was decoded"))
     found = [asked(primed, item, content_of(item)) for item in fresh]
     assert found == expected and all(isinstance(outcome, Passed) for outcome in found)
     assert {outcome.contributor for outcome in found} == {"person-1"}
@@ -125,24 +126,24 @@ def test_each_commitment_is_opened_anew_for_every_form(world, town, primed, fiel
 def encoded(point):
     """The 32 bytes of a point."""
     x, y, z, _ = point
-    inverse = pow(z, -1, curve25519.P)
-    return (y * inverse % curve25519.P | (x * inverse % curve25519.P & 1) << 255).to_bytes(32, "little")
+    inverse = pow(z, -1, ed25519.P)
+    return (y * inverse % ed25519.P | (x * inverse % ed25519.P & 1) << 255).to_bytes(32, "little")
 
 
-BASE = curve25519.decompress(b"\x58" + b"\x66" * 31)
-TORSION = curve25519.decompress(bytes.fromhex("c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a"))
+BASE = ed25519.decompress(b"\x58" + b"\x66" * 31)
+TORSION = ed25519.decompress(bytes.fromhex("c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a"))
 SCALAR = 0x123456789ABCDEF << 150
-MIXED = encoded(curve25519.add(curve25519.multiply(SCALAR, BASE), TORSION))
+MIXED = encoded(ed25519.add(ed25519.multiply(SCALAR, BASE), TORSION))
 """A key with a component of order 8, whose discrete logarithm but for that is known."""
 
 
 def signed_by_mixed(message):
     """A signature that the library takes for good under `MIXED`: one in eight nonces gives one (RFC 8032, 5.1.6)."""
     for nonce in range(1, 200):
-        r = encoded(curve25519.multiply(nonce, BASE))
-        challenge = int.from_bytes(hashlib.sha512(r + MIXED + message).digest(), "little") % curve25519.L
+        r = encoded(ed25519.multiply(nonce, BASE))
+        challenge = int.from_bytes(hashlib.sha512(r + MIXED + message).digest(), "little") % ed25519.L
         if challenge % 8 == 0:
-            signature = r + ((nonce + challenge * SCALAR) % curve25519.L).to_bytes(32, "little")
+            signature = r + ((nonce + challenge * SCALAR) % ed25519.L).to_bytes(32, "little")
             Ed25519PublicKey.from_public_bytes(MIXED).verify(signature, message)
             return signature
     raise AssertionError("no challenge is a multiple of 8")
@@ -239,8 +240,8 @@ def test_signed_openings_of_every_shape_are_judged_as_the_strict_decoder_judges_
 @pytest.mark.parametrize("workers", [1, 2, 3])
 @pytest.mark.parametrize("order", ["by contributor", "in turn", "at random"])
 def test_outcomes_are_those_of_each_contribution_whatever_the_order_and_the_workers(world, town, workers, order, monkeypatch):
-    monkeypatch.setattr("attest.gate.PARALLEL_FROM", 10)
-    monkeypatch.setattr("attest.gate.BATCH", 7)
+    monkeypatch.setattr("attest.gate.gate.PARALLEL_FROM", 10)
+    monkeypatch.setattr("attest.gate.gate.BATCH", 7)
     rng, items = random.Random(8), []
     for number in range(12):
         for name in ("alice", *PEOPLE, "nobody"):

@@ -7,13 +7,12 @@ from dataclasses import replace
 import pytest
 
 from attest import keys, sign1
-from attest.admission import SharedTerms
+from attest.attestation import CommonTerms, Framing, subject_of
+from attest.corpus.signing import SigningTemplate, sign_content
 from attest.descriptor import SignedDescriptor
 from attest.errors import AttestError, DescriptorRefused
-from attest.framing import CommonTerms, Framing, subject_of
 from attest.gate import run_gate
-from attest.signing import sign_content
-from attest.template import SigningTemplate
+from attest.gate.admission import SharedTerms
 from tests.attacks.scene import MICRO, NOW, item_of, make_scene
 from tests.attacks.scene import signed as signed_by_alice
 

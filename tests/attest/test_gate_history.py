@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from attest.admission import Admitted, Seen
 from attest.corpus import Item, Locator
-from attest.examination import Examiner
 from attest.gate import Gate, decide
+from attest.gate.admission import Admitted, Seen
+from attest.gate.checks import Examiner
+from attest.gate.reading import Verified
 from attest.keys import key_id
-from attest.reading import Verified
 from attest.registry import Revoke
 from tests.attest.conftest import NOW
 
@@ -196,7 +196,7 @@ def test_two_keys_of_one_short_name_are_told_apart(world, monkeypatch):
             "alice", valid.public_key().public_bytes_raw(), classes=(), not_before=NOW - 9, not_after=NOW + 9, now=NOW - 9
         ),
     )
-    for module in ("attest.sign1", "attest.registry.records"):
+    for module in ("attest.sign1", "attest.registry.entries"):
         monkeypatch.setattr(f"{module}.key_id", lambda raw: b"same key")
     good = [item_of(world, b"good %d" % number, key=valid) for number in range(4)]
     bad = [item_of(world, b"bad %d" % number, key=revoked) for number in range(4)]

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from attest import gate as gate_module
-from attest import workers as workers_module
-from attest.admission import Admitted, Refused, Seen
 from attest.attestation import Attestation
 from attest.corpus import Item, Locator, open_corpus, sign_corpus
 from attest.errors import AdmissionRefused, GateFailed, RegistryRefused
 from attest.gate import Gate, decide, run_gate
-from attest.reading import Verified
-from attest.workers import Work, Workers, available_processors
+from attest.gate import gate as gate_module
+from attest.gate import workers as workers_module
+from attest.gate.admission import Admitted, Refused, Seen
+from attest.gate.reading import Verified
+from attest.gate.workers import Work, Workers, available_processors
 from tests.attest.conftest import NOW
 
 

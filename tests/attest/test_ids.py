@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attest.errors import ValueRefused
-from attest.ids import check_id, skeleton
+from attest.schema.plain import check_id, skeleton
 
 NAMES = st.text("abcdefghijklmnopqrstuvwxyz0123456789._/-", min_size=1, max_size=64)
 

@@ -12,11 +12,12 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
-from attest import curve25519, keys
+from attest import keys
 from attest.errors import FileRefused, KeyRefused, SignatureRefused
+from attest.keys import ed25519 as points
 
 ROOT = Path(__file__).resolve().parents[2]
-P = curve25519.P
+P = points.P
 # Encodings of the eight points of small order: canonical ones, y >= p, and x = 0 with the sign bit.
 SMALL_ORDER = [
     "0100000000000000000000000000000000000000000000000000000000000000",
@@ -53,21 +54,21 @@ def test_every_key_with_y_of_p_or_more_is_refused_for_its_encoding():
     for excess in range(19):
         for sign in (0, 1):
             raw = (P + excess | sign << 255).to_bytes(32, "little")
-            assert weak(raw) and curve25519.decompress(raw) is None
+            assert weak(raw) and points.decompress(raw) is None
             with pytest.raises(KeyRefused, match="canonical"):
                 keys.check_public_key(raw)
 
 
 def test_x_of_zero_with_a_sign_is_no_encoding():
     for y in (1, P - 1):
-        assert curve25519.decompress(y.to_bytes(32, "little")) is not None
-        assert curve25519.decompress((y | 1 << 255).to_bytes(32, "little")) is None
+        assert points.decompress(y.to_bytes(32, "little")) is not None
+        assert points.decompress((y | 1 << 255).to_bytes(32, "little")) is None
 
 
 def test_points_of_order_eight_are_told_from_mixed_ones():
     for text in SMALL_ORDER[:8]:
         raw = bytes.fromhex(text)
-        if curve25519.decompress(raw) is not None:
+        if points.decompress(raw) is not None:
             with pytest.raises(KeyRefused, match="small order"):
                 keys.check_public_key(raw)
 
@@ -81,9 +82,9 @@ def test_a_small_order_key_that_verifies_everything_is_refused_as_a_verifier():
 
 
 def test_mixed_order_keys_are_refused():
-    torsion = curve25519.decompress(bytes.fromhex(SMALL_ORDER[4]))
-    sound = curve25519.decompress(keys.public_bytes(keys.generate()))
-    x, y, z, _ = curve25519.add(sound, torsion)
+    torsion = points.decompress(bytes.fromhex(SMALL_ORDER[4]))
+    sound = points.decompress(keys.public_bytes(keys.generate()))
+    x, y, z, _ = points.add(sound, torsion)
     inverse = pow(z, -1, P)
     raw = (y * inverse % P | (x * inverse % P & 1) << 255).to_bytes(32, "little")
     assert weak(raw)
@@ -94,7 +95,7 @@ def test_malleated_signatures_are_refused():
     raw, signature = keys.public_bytes(key), key.sign(b"m")
     s = int.from_bytes(signature[32:], "little")
     for multiple in (1, 2):
-        other = signature[:32] + (s + multiple * curve25519.L).to_bytes(32, "little")
+        other = signature[:32] + (s + multiple * points.L).to_bytes(32, "little")
         with pytest.raises(SignatureRefused) as caught:
             keys.verify_signature(raw, other, b"m")
         assert caught.value.code == "SIG_BAD"
@@ -104,14 +105,14 @@ def test_malleated_signatures_are_refused():
 
 
 def test_fresh_keys_are_accepted_and_the_curve_agrees_with_the_library():
-    base = curve25519.decompress(bytes.fromhex("58" + "66" * 31))
+    base = points.decompress(bytes.fromhex("58" + "66" * 31))
     for scalar_seed in range(1, 6):
         key = ed25519.Ed25519PrivateKey.from_private_bytes(bytes([scalar_seed]) * 32)
         raw = keys.public_bytes(key)
         keys.check_public_key(raw)
         keys.check_public_key(keys.public_bytes(key.public_key()))
-        assert curve25519.is_identity(curve25519.multiply(curve25519.L, curve25519.decompress(raw)))
-    assert curve25519.is_identity(curve25519.multiply(curve25519.L, base))
+        assert points.is_identity(points.multiply(points.L, points.decompress(raw)))
+    assert points.is_identity(points.multiply(points.L, base))
 
 
 @pytest.mark.parametrize("raw", [b"", b"\x01" * 31, b"\x01" * 33, "x" * 32, None, bytearray(32)])

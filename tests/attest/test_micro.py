@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attest.errors import ValueRefused
-from attest.micro import from_micro, to_fraction, to_micro
+from attest.fixed_point import from_micro, to_fraction, to_micro
 
 
 def test_rounding_directions():

@@ -8,9 +8,9 @@ from fractions import Fraction
 import pytest
 
 from attest.errors import PolicyRefused
-from attest.order import Order, dearest_turns, permutation
 from attest.policy import Policy, SamplingRule
 from attest.policy.sampling import period
+from attest.schedule.turns import Order, dearest_turns, permutation
 
 RUN = bytes(range(16))
 TEXT = """

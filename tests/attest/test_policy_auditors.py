@@ -8,9 +8,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from attest import cbor
 from attest.errors import PolicyRefused
 from attest.keys import public_bytes
+from attest.keys.vkeys import SIGNATURE_COSIGNATURE_V1, SIGNATURE_ED25519, VerifierKey
 from attest.policy import Policy
-from attest.policy.auditors import MAX_COSIGNERS
-from attest.vkeys import SIGNATURE_COSIGNATURE_V1, SIGNATURE_ED25519, VerifierKey
+from attest.policy.rules import MAX_COSIGNERS
 
 TEXT = """
 corpus = "notes"

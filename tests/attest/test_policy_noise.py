@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from attest import cbor
 from attest.errors import PolicyRefused
 from attest.policy import NoisePhase, Policy
-from attest.policy.noise import MAX_PHASES
+from attest.policy.mechanism import MAX_PHASES
 
 CLASS = """[[class]]
 name = "private"

@@ -8,11 +8,10 @@ import pytest
 from attest import cbor, keys, sign1
 from attest.errors import PolicyRefused
 from attest.policy import MechanismRule, Policy, SamplingRule, sign_policy, unbuilt, verify_policy
-from attest.policy.geometry import GeometryRule
-from attest.policy.mechanism import MAX_COEFFICIENTS, Bands, Buffers
+from attest.policy.classes import DecodingRule, ReadRule
+from attest.policy.mechanism import MAX_COEFFICIENTS, Bands, Buffers, GeometryRule
 from attest.policy.sampling import Bins, Groups, Separation, Sizes, Truncation
 from attest.policy.unbuilt import NOT_BUILT, UNBUILT
-from attest.policy.uses import DecodingRule, ReadRule
 from ledger.accountants import families
 from ledger.errors import LeafRefused
 from tests.ledger.ledger_runs import SIGNER, START, header_spec, signed_policy

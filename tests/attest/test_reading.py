@@ -13,13 +13,13 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import attest
-from attest import forms, sign1
-from attest.admission import Admitted, Refused
+from attest import sign1
 from attest.corpus import open_corpus, sign_corpus
-from attest.gate import Gate, run_gate
+from attest.gate import Gate, forms, run_gate
+from attest.gate.admission import Admitted, Refused
+from attest.gate.reading import MAC_SIZE, TAG_SIZE, Context, KeptReading, build_of
 from attest.keys import public_bytes, verifier, verify_signature
 from attest.policy import sign_policy, verify_policy
-from attest.reading import MAC_SIZE, TAG_SIZE, Context, KeptReading, build_of
 from attest.registry import Enrol, Revoke
 from tests.attest.conftest import NOW
 
@@ -245,7 +245,7 @@ def test_of_two_keys_with_one_short_name_neither_is_spared(world, reader, monkey
     reader.registry = world.changed(lambda log: log.append(
         [Enrol("alice", public_bytes(OTHER_KEY), NOW - 9, NOW + 9)], now=NOW - 9
     ))  # fmt: skip
-    for module in ("attest.sign1", "attest.registry.records", "attest.template"):
+    for module in ("attest.sign1", "attest.registry.entries", "attest.corpus.signing"):
         monkeypatch.setattr(f"{module}.key_id", lambda raw: b"same key")
     for path in sorted(reader.corpus.root.glob("*.jsonl")):
         sign_corpus(path, None, world.alice, world.template)
@@ -261,9 +261,9 @@ def test_a_build_is_named_by_versions_and_the_digest_of_its_source():
 def test_a_process_is_of_the_build_that_it_loaded_whatever_is_installed_meanwhile(tmp_path):
     """An upgrade under a notebook: what the old code verified is not taken for the word of the new one."""
     shutil.copytree(Path(attest.__file__).parent, tmp_path / "attest", ignore=shutil.ignore_patterns("__pycache__"))
-    mine = f"p = attest.reading.Path(attest.gate.__file__); assert str(p).startswith({str(tmp_path)!r})"
+    mine = f"p = attest.gate.reading.Path(attest.gate.__file__); assert str(p).startswith({str(tmp_path)!r})"
     upgrade = f"{mine}; p.write_text(p.read_text() + '# later')"
-    script = f"import attest.gate, attest.reading; {upgrade}; print(attest.reading.build_of())"
+    script = f"import attest.gate, attest.gate.reading; {upgrade}; print(attest.gate.reading.build_of())"
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     command, options = [sys.executable, "-c", script], {"env": environment, "cwd": tmp_path}
     old, new = (subprocess.run(command, check=True, capture_output=True, text=True, **options).stdout for _ in range(2))

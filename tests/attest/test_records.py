@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attest import records
+from attest.corpus import records
+from attest.corpus.records import Locator, Record, jsonl_records
 from attest.errors import CorpusRefused
-from attest.records import Locator, Record, jsonl_records
 
 PIECES = st.sampled_from([b"", b" ", b"\t", b"\r", b"\n", b"\n\n", b"a", b"{}", b"\r\n", b" \n", b"x" * 40, b"\x00", b"\x0b"])
 

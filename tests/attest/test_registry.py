@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from attest import cbor, curve25519, keys, sign1
+from attest import cbor, keys, sign1
 from attest.errors import AttestError, RegistryRefused
+from attest.keys import ed25519
 from attest.registry import (
     Contributor,
     Create,
@@ -24,10 +25,9 @@ from attest.registry import (
     open_registry,
     peek,
 )
-from attest.registry.actions import to_array
-from attest.registry.entries import MAX_ENTRY, NO_ROOT, join, root_of, split
-from attest.registry.look_alikes import look_alikes
+from attest.registry.entries import MAX_ENTRY, NO_ROOT, join, root_of, split, to_array
 from attest.registry.names import Named
+from attest.registry.replay import look_alikes
 
 T = 1_800_000_000
 YEAR = 365 * 86400
@@ -704,8 +704,8 @@ def test_an_attestation_or_policy_signature_is_no_statement(town):
 
 def sound(raw):
     """Whether a key has prime order, by the curve's arithmetic."""
-    point = curve25519.decompress(raw)
-    return point is not None and curve25519.is_identity(curve25519.multiply(curve25519.L, point)) and raw[0] != 1
+    point = ed25519.decompress(raw)
+    return point is not None and ed25519.is_identity(ed25519.multiply(ed25519.L, point)) and raw[0] != 1
 
 
 def small_order():

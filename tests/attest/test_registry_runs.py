@@ -13,14 +13,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from attest import cbor, keys, sign1
 from attest.errors import RegistryRefused
 from attest.registry import Enrol, Grant, KeyStatement, RegistryLog, RegistryReader, Revoke, open_registry, peek, read_states
-from attest.registry.actions import to_array
-from attest.registry.digest_index import DigestIndex
-from attest.registry.enrolled import Enrolled, Opened
-from attest.registry.entries import SCHEMA, Entry, join, root_of, split
-from attest.registry.names import Names, beside
-from attest.registry.packed_names import PackedNames
+from attest.registry.enrolled import Enrolled, Opened, read_enrolments
+from attest.registry.entries import SCHEMA, Entry, join, root_of, split, to_array
+from attest.registry.names import DigestIndex, Names, PackedNames, beside
 from attest.registry.replay import State
-from attest.registry.runs import read_enrolments
 from tests.attest.test_keys import SMALL_ORDER
 from tests.registries import put, taken
 
@@ -33,15 +29,15 @@ PUBLIC = keys.public_bytes(OWNER)
 @pytest.fixture(autouse=True)
 def short_runs(monkeypatch):
     """Runs and names are packed from a few on, so that small registries show what large ones do."""
-    monkeypatch.setattr("attest.registry.runs.LEAST", 4)
-    monkeypatch.setattr("attest.registry.runs.LEAST_IN_ENTRY", 4)
-    monkeypatch.setattr("attest.registry.packed_names.LEAST", 16)
+    monkeypatch.setattr("attest.registry.enrolled.LEAST", 4)
+    monkeypatch.setattr("attest.registry.enrolled.LEAST_IN_ENTRY", 4)
+    monkeypatch.setattr("attest.registry.names.LEAST", 16)
 
 
 def one_by_one(monkeypatch):
     """Nothing is read as columns any more."""
     monkeypatch.setattr("attest.registry.replay.read_enrolments", lambda payload: None)
-    monkeypatch.setattr("attest.registry.packed_names.LEAST", 1 << 40)
+    monkeypatch.setattr("attest.registry.names.LEAST", 1 << 40)
 
 
 def people(start, count, **changes):
@@ -315,7 +311,7 @@ def test_files_of_names_are_read_or_refused_as_one_by_one(log, monkeypatch):
         return found
 
     found = all_read()
-    monkeypatch.setattr("attest.registry.packed_names.LEAST", 1 << 40)
+    monkeypatch.setattr("attest.registry.names.LEAST", 1 << 40)
     assert all_read() == found
     assert 40 < sum(type(said[0]) is str for said in found) < len(files) - 40
 

@@ -9,10 +9,10 @@ import pytest
 
 from attest import keys, sign1
 from attest.attestation import read_sequence
+from attest.corpus.signing import sign_content
 from attest.errors import KeyRefused
+from attest.keys.signers import CheckedSigner, LocalSigner, Signer, as_signer, sign_all
 from attest.policy import sign_policy, verify_policy
-from attest.signer import CheckedSigner, LocalSigner, Signer, as_signer, sign_all
-from attest.signing import sign_content
 from attest.withdrawal import Withdrawal, sign_withdrawal, verify_withdrawal
 
 

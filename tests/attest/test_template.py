@@ -9,14 +9,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attest import keys, sign1, template
-from attest.attestation import Attestation
-from attest.clock import MAX_TIME
+from attest import keys, sign1
+from attest.attestation import Attestation, subject_of
+from attest.corpus import signing
+from attest.corpus.signing import SigningTemplate, TemplateEncoder, attestations, sign_corpus, sign_descriptor
 from attest.descriptor import MAX_COUNT, MAX_MICRO
 from attest.errors import DescriptorRefused
-from attest.framing import subject_of
-from attest.signing import attestations, sign_corpus, sign_descriptor
-from attest.template import SigningTemplate, TemplateEncoder
+from attest.schema.plain import MAX_TIME
 
 identifiers = st.text("abcdefghijklmnopqrstuvwxyz0123456789._/-", min_size=1, max_size=64)
 
@@ -76,16 +75,16 @@ def test_attestations_are_what_signing_one_by_one_gives(made, hashes):
         return (b"%016d" % number for number in drawn)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("attest.signing.nonces", numbered)
+        patch.setattr("attest.corpus.signing.nonces", numbered)
         signed = list(attestations(hashes, key, made))
     for number, (content_hash, item) in enumerate(zip(hashes, signed, strict=True)):
         assert item == sign_descriptor(made.descriptor(content_hash, b"%016d" % number), key).to_cbor()
 
 
 def test_nonces_come_in_blocks_and_none_comes_twice(monkeypatch):
-    drawn, urandom = [], template.os.urandom
-    monkeypatch.setattr(template.os, "urandom", lambda size: (drawn.append(size), urandom(size))[1])
-    some = list(islice(template.nonces(), 10_000))
+    drawn, urandom = [], signing.os.urandom
+    monkeypatch.setattr(signing.os, "urandom", lambda size: (drawn.append(size), urandom(size))[1])
+    some = list(islice(signing.nonces(), 10_000))
     assert {type(nonce) for nonce in some} == {bytes} and {len(nonce) for nonce in some} == {16}
     assert Counter(some).most_common(1)[0][1] == 1
     assert drawn == 3 * [65536]

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from attest import gate as gate_module
-from attest import workers as workers_module
-from attest.admission import Passed
 from attest.attestation import Attestation
 from attest.corpus import Item, Locator
 from attest.errors import GateFailed
 from attest.gate import Gate
-from attest.workers import Work, Workers
+from attest.gate import gate as gate_module
+from attest.gate import workers as workers_module
+from attest.gate.admission import Passed
+from attest.gate.workers import Work, Workers
 from tests.attest.conftest import NOW
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -4,13 +4,13 @@ import hashlib
 import time
 
 from attest import keys
-from attest.admission import SharedTerms
-from attest.commitments import commit_content
 from attest.corpus import open_corpus
 from attest.gate import run_gate
+from attest.gate.admission import SharedTerms
 from attest.policy import open_policy
 from attest.registry import open_registry
-from attest.stack import HEAD, NO_TOWER, Stack, StackTensor, Tower
+from attest.schedule.stack import HEAD, NO_TOWER, Stack, StackTensor, Tower
+from attest.schema.plain import commit_content
 from ledger.leaves import HELD, HeaderSpec
 from ledger.leaves.header import ADDRESSED
 from ledger.log import AdmitSpec, Ledger

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from attest.attestation import read_sequence
-from attest.shown import in_words
+from attest.schema.plain import in_words
 from dptrain.planning.rounding import at_most
 from ledger import accountants
 

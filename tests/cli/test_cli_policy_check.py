@@ -8,8 +8,8 @@ from fractions import Fraction
 import pytest
 
 from attest.keys import generate, public_bytes
+from attest.keys.vkeys import SIGNATURE_COSIGNATURE_V1, VerifierKey, parse_verifier_key
 from attest.policy import Policy
-from attest.vkeys import SIGNATURE_COSIGNATURE_V1, VerifierKey, parse_verifier_key
 from dptrain.cli.advice import Case, Consequence, CorpusSize, consequences
 from dptrain.cli.advice.facts import detection_limit
 from dptrain.cli.advice.fixes import multiplier_for, power_of_ten_below, rounded

@@ -17,9 +17,9 @@ import pytest
 from recorded import record
 from terminals import on_terminal
 
+from attest.corpus.signing import SigningTemplate
 from attest.keys import public_bytes, save_private_key, save_public_key
 from attest.registry.memory import SUFFIX, RegistryMemory
-from attest.template import SigningTemplate
 from dptrain.runconfig import DataConfig, ImageModel, MachineConfig, OptimizerConfig, TextModel
 from ledger.log import Ledger
 from tests.agents import needs_openssh, openssh_agent, ssh_add

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from attest.admitted import AdmittedRows
+from attest.gate.admission import AdmittedRows
 from dptrain.pool import Pool, in_ledger_order, slots_for
 from dptrain.recording import _admissions, _one_of_each_form, by_terms
 from dptrain.slots import Slot, Slots

@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+from attest.attestation import CommonTerms, Framing
 from attest.corpus import open_corpus
-from attest.framing import CommonTerms, Framing
 from attest.registry import RegistryLog
 from dptrain.registry_watch import registry_of_run
 from ledger import layout, tiles

@@ -7,8 +7,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from attest import signed_file  # noqa: E402
-from attest.admission import Admission, Passed  # noqa: E402
 from attest.attestation import Attestation  # noqa: E402
+from attest.gate.admission import Admission, Passed  # noqa: E402
 from attest.withdrawal import Withdrawal, sign_withdrawal  # noqa: E402
 from dptrain.batching import Planned  # noqa: E402
 from dptrain.errors import NotPrivateUse  # noqa: E402

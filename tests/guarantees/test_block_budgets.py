@@ -9,9 +9,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from attest.allocation import effective_std  # noqa: E402
 from attest.keys import public_bytes  # noqa: E402
 from attest.schedule import effective_multiplier, phase_std  # noqa: E402
+from attest.schedule.allocation import effective_std  # noqa: E402
 from dptrain.resolver import Schedule  # noqa: E402
 from dptrain.routing import Bounds, Router, bounds_of  # noqa: E402
 from dptrain.routing.certified import CertifiedSums  # noqa: E402

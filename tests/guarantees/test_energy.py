@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from attest import allocation  # noqa: E402
+from attest.schedule import allocation  # noqa: E402
 from dptrain.engine.release import PrivateGradients  # noqa: E402
 from tests.guarantees.peers import NORMALIZER, Run, collate, nothing  # noqa: E402
 from tests.worlds import make_world  # noqa: E402

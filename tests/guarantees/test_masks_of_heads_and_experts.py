@@ -11,9 +11,9 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 from torch import nn  # noqa: E402
 
-from attest import blocks  # noqa: E402
-from attest.blocks import mask  # noqa: E402
 from attest.policy import DepthRule  # noqa: E402
+from attest.schedule import blocks  # noqa: E402
+from attest.schedule.blocks import mask  # noqa: E402
 from dptrain import heads as heads_module  # noqa: E402
 from dptrain.depth import layer_stack  # noqa: E402
 from dptrain.errors import UnsupportedModule, UnsupportedPolicy  # noqa: E402

@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from attest.keys import public_bytes  # noqa: E402
-from attest.order import Order  # noqa: E402
+from attest.schedule.turns import Order  # noqa: E402
 from dptrain.sampling import OrderedSampler  # noqa: E402
 from ledger import accountants  # noqa: E402
 from ledger.audit import verify_export  # noqa: E402

@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 from attest import cbor, keys, sign1
-from attest.anchor import ContentAnchor, sign_anchor
+from attest.corpus.anchor import ContentAnchor, sign_anchor
 from attest.policy import sign_policy
 from attest.registry import KeyStatement
 from attest.withdrawal import Withdrawal, sign_withdrawal

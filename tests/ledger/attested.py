@@ -11,14 +11,12 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from attest import cbor, keys, sign1
-from attest.attestation import Attestation
+from attest.attestation import Attestation, CommonTerms
+from attest.corpus.signing import SigningTemplate, sign_descriptor
 from attest.descriptor import SALTS_SIZE
-from attest.framing import CommonTerms
 from attest.policy import SignedPolicy
 from attest.registry import Create, Entry, Registry
 from attest.registry.names import Named, Names
-from attest.signing import sign_descriptor
-from attest.template import SigningTemplate
 from ledger.handles import AdmitSpec
 from ledger.leaves import HeaderSpec
 from ledger.log import Ledger

@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from attest.keys import public_bytes
 from attest.policy import ClassRule, DepthRule, Policy, SignedPolicy, sign_policy, verify_policy
-from attest.stack import EMBEDDINGS, HEAD, NO_TOWER, Stack, StackTensor, Tower
+from attest.schedule.stack import EMBEDDINGS, HEAD, NO_TOWER, Stack, StackTensor, Tower
 from ledger.handles import AdmitSpec, Window
 from ledger.leaves import HELD, HeaderSpec
 from ledger.leaves.header import ADDRESSED

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from attest import cbor
+from attest.attestation import CommonTerms, Framing, subject_of
 from attest.descriptor import SignedDescriptor
-from attest.framing import CommonTerms, Framing, subject_of
 from attest.registry.names import beside
 from ledger import layout, tiles
 from ledger.attestations import pack, unpack

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from attest import cbor
-from attest.documents import declarations
-from attest.documents.pages import labelled
-from attest.documents.quick import Quick
-from attest.documents.wire import decode_row
+from attest.pages import labelled
+from attest.schema import declarations
+from attest.schema.quick import Quick
+from attest.schema.wire import decode_row
 from ledger.errors import LeafRefused
 from ledger.leaves import Admit, Draw, Header, Resume, Withdraw, decode_leaf, encode_leaf
 from ledger.leaves.codec import RECORDS

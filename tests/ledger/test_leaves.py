@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from ledger_runs import LOG_KEY, OTHER_KEY, OWNER_KEY, SIGNER, START, header_spec, parameter, signed_policy, stack_of
 
 from attest import cbor
-from attest.clock import EARLIEST, MAX_TIME
 from attest.keys import public_bytes
 from attest.policy import MechanismRule
-from attest.stack import Stack
+from attest.schedule.stack import Stack
+from attest.schema.plain import EARLIEST, MAX_TIME
 from ledger.errors import LeafRefused
 from ledger.leaves import (
     MAX_LEAF_SIZE,

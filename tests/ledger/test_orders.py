@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 from ledger_runs import SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
 
-from attest.order import Order, dearest_turns
 from attest.policy import NoisePhase, SamplingRule
+from attest.schedule.turns import Order, dearest_turns
 from ledger import accountants
 from ledger.audit import verify_export
 from ledger.errors import HorizonExceeded, LeafRefused

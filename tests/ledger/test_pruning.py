@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from attest.commitments import commit_content
+from attest.schema.plain import commit_content
 from ledger.audit import verify_export
 from ledger.errors import LeafRefused, LedgerCorrupt, LedgerError, ProofError, RetentionRefused
 from ledger.leaves import Admit, decode_leaf

@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from ledger_runs import LOG_KEY, OTHER_KEY, SIGNER, START, Driver, admission, header_spec, signed_policy
 
 from attest.keys import public_bytes
-from attest.vkeys import SIGNATURE_COSIGNATURE_V1, VerifierKey
+from attest.keys.vkeys import SIGNATURE_COSIGNATURE_V1, VerifierKey
 from ledger.audit import verify_export
 from ledger.errors import LeafRefused, LedgerBehind, LedgerWrongRun, NoteError
 from ledger.leaves import Header, Key, decode_leaf

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from attest import cbor
 from attest.errors import ValueRefused
-from attest.stack import EMBEDDINGS, HEAD, NO_TOWER, Stack, StackTensor, Tower
+from attest.schedule.stack import EMBEDDINGS, HEAD, NO_TOWER, Stack, StackTensor, Tower
 from ledger.errors import LeafRefused
 from ledger.leaves import decode_leaf, encode_leaf
 from ledger.leaves.stack import MAX_DIVIDED, read_stack, stack_row

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from attest.vkeys import SIGNATURE_COSIGNATURE_V1, SIGNATURE_SUMMARY_V1, VerifierKey
+from attest.keys.vkeys import SIGNATURE_COSIGNATURE_V1, SIGNATURE_SUMMARY_V1, VerifierKey
 from ledger.audit import verify_export
 from ledger.errors import CosignRefused, NoteError
 from ledger.note import Cosigner, cosign, open_note, parse_verifier_key

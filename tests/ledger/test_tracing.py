@@ -10,9 +10,9 @@ import pytest
 from ledger_runs import OTHER_KEY, SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
 from retained_runs import ANNA, BEN, crowded_and_pruned, vouched_for
 
-from attest.commitments import commit_content
 from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
 from attest.policy import DepthRule
+from attest.schema.plain import commit_content
 from attest.withdrawal import EXPIRED
 from ledger.accountants import Phase, epsilon_of_phases
 from ledger.audit.earlier import earlier_run

@@ -5,7 +5,7 @@ import hashlib
 import pytest
 from ledger_runs import SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
 
-from attest.commitments import commit_content
+from attest.schema.plain import commit_content
 from ledger.accountants import epsilon_group, epsilon_occurrences
 from ledger.errors import LeafRefused, LedgerError
 from ledger.log import Ledger

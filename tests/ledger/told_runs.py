@@ -11,9 +11,8 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from attest import sign1
-from attest.attestation import Attestation
-from attest.framing import CommonTerms
-from attest.signing import sign_descriptor
+from attest.attestation import Attestation, CommonTerms
+from attest.corpus.signing import sign_descriptor
 from ledger import layout, tiles
 from ledger.attestations import pack
 from ledger.handles import AdmitSpec

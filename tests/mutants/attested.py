@@ -77,7 +77,7 @@ ATTESTED = (
         "tests/engine/test_what_a_run_exports.py::test_a_resumed_run_adds_nothing_to_what_is_kept",
     ),
     Mutant(
-        "what admissions share is of one key", "attest/admission.py", "key = (admission.key_id, *_in_common(descriptor))",
+        "what admissions share is of one key", "attest/gate/admission.py", "key = (admission.key_id, *_in_common(descriptor))",
         "key = (descriptor.contributor,)",
         "tests/attest/test_framing.py::test_what_the_gate_admitted_is_made_again_from_its_admission",
     ),

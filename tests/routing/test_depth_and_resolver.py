@@ -8,8 +8,8 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
-from attest.blocks import band_layers  # noqa: E402
 from attest.policy import ClassRule, DepthRule, Policy  # noqa: E402
+from attest.schedule.blocks import band_layers  # noqa: E402
 from dptrain.depth import EMBEDDINGS, HEAD, find_layer_names, layer_stack  # noqa: E402
 from dptrain.errors import UnsupportedModule, UnsupportedPolicy  # noqa: E402
 from dptrain.resolver import bind  # noqa: E402

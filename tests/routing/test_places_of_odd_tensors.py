@@ -8,9 +8,9 @@ from fractions import Fraction  # noqa: E402
 
 from torch import nn  # noqa: E402
 
-from attest.blocks import pieces  # noqa: E402
 from attest.policy import ClassRule, DepthRule  # noqa: E402
-from attest.stack import Division, StackTensor  # noqa: E402
+from attest.schedule.blocks import pieces  # noqa: E402
+from attest.schedule.stack import Division, StackTensor  # noqa: E402
 from dptrain import depth  # noqa: E402
 from dptrain.adapters import Adapter  # noqa: E402
 from dptrain.depth import EMBEDDINGS, HEAD, LayerStack, layer_stack  # noqa: E402

@@ -10,8 +10,8 @@ from hypothesis import assume, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from torch import nn  # noqa: E402
 
-from attest.blocks import derive  # noqa: E402
 from attest.policy import ClassRule, DepthRule  # noqa: E402
+from attest.schedule.blocks import derive  # noqa: E402
 from dptrain.depth import layer_stack  # noqa: E402
 from dptrain.describe import block_rows  # noqa: E402
 from dptrain.errors import UnsupportedPolicy  # noqa: E402

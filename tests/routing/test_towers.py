@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from attest.policy import DepthRule  # noqa: E402
-from attest.stack import places_name  # noqa: E402
+from attest.schedule.stack import places_name  # noqa: E402
 from dptrain.depth import EMBEDDINGS, HEAD, layer_stack  # noqa: E402
 from dptrain.errors import UnsupportedModule, UnsupportedPolicy  # noqa: E402
 from dptrain.resolver import bind  # noqa: E402

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from attest.errors import ReasonCode
 from attest.keys import load_public_key
-from attest.reasons import ReasonCode
 from dptrain.demo import main
 from dptrain.demo.data import digits
 from dptrain.demo.strokes import draw_digits

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Callable, Iterator
 
+from attest.keys.vkeys import parse_verifier_key
 from attest.policy import Policy
-from attest.vkeys import parse_verifier_key
 from dptrain.cli.advice.case import Case
 from dptrain.cli.advice.consequence import Change, Consequence, fact, warning
 from dptrain.cli.output import counted

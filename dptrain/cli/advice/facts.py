@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator
 
 from attest.policy.sampling import POISSON, SHUFFLED
-from attest.stack import numbers
+from attest.schedule.stack import numbers
 from dptrain.cli.advice.case import Case
 from dptrain.cli.advice.consequence import Consequence, fact
 from dptrain.cli.output import amount, number

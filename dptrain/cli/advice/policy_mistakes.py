@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 
-from attest.shown import utc
+from attest.schema.plain import utc
 from dptrain.cli.advice.case import Case
 from dptrain.cli.advice.consequence import Change, Consequence, warning
 from dptrain.cli.advice.fixes import in_class, power_of_ten_below, rounded

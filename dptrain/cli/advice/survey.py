@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from attest.admission import GateReport
 from attest.corpus import open_corpus
 from attest.descriptor import ContributionDescriptor
 from attest.errors import AttestError
+from attest.gate.admission import GateReport
 from attest.policy import ClassRule, Policy
 from dptrain.cli.advice.case import CorpusSize
 

@@ -8,15 +8,14 @@ from typing import Final
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from attest.clock import MAX_TIME
+from attest.attestation import CommonTerms, Framing
 from attest.descriptor import SignedDescriptor
 from attest.errors import AdmissionRefused, KeyRefused
-from attest.examination import check_audience, check_bounds, check_validity
-from attest.framing import CommonTerms, Framing
+from attest.gate.checks import check_audience, check_bounds, check_validity
 from attest.keys import check_public_key
 from attest.policy import Policy
 from attest.registry import Contributor, KeyRecord
-from attest.shown import utc
+from attest.schema.plain import MAX_TIME, utc
 from ledger.attestations import misfit
 from ledger.audit.registered import Known
 from ledger.leaves import Admit

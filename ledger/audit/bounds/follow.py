@@ -4,13 +4,12 @@ import hashlib
 from collections.abc import Callable
 from typing import Final
 
-from attest.clock import MAX_TIME
-from attest.digests import DigestTable
+from attest.attestation import SIGNATURE_SIZE, CommonTerms
+from attest.corpus.digests import DigestTable
 from attest.errors import AttestError, RegistryRefused
-from attest.framing import SIGNATURE_SIZE, CommonTerms
-from attest.history import Share
+from attest.gate.checks import Share
 from attest.keys import key_id
-from attest.shown import utc
+from attest.schema.plain import MAX_TIME, utc
 from attest.withdrawal import EXPIRED, REGISTRY_REASONS
 from ledger import layout
 from ledger.audit.bounds.agreed import Agreed

@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 
-from attest.clock import MAX_TIME
+from attest.schema.plain import MAX_TIME
 from ledger.rules.groups import Contribution
 
 

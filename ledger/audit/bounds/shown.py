@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Final
 
-from attest.framing import SIGNATURE_SIZE
+from attest.attestation import SIGNATURE_SIZE
 from ledger import layout, tiles
 from ledger.attestations import unpack
 from ledger.audit.files import Export

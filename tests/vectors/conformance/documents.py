@@ -10,16 +10,16 @@ from typing import Any
 from unittest.mock import patch
 
 from attest import cbor, keys, sign1
-from attest.anchor import ContentAnchor, sign_anchor, verify_anchor
 from attest.attestation import Attestation
+from attest.corpus.anchor import ContentAnchor, sign_anchor, verify_anchor
 from attest.errors import AttestError
 from attest.gate import Refusal
+from attest.keys.vkeys import SIGNATURE_COSIGNATURE_V1, VerifierKey
 from attest.policy import NoisePhase, Policy, SamplingRule, sign_policy, unbuilt, verify_policy
 from attest.registry import Create, Entry, KeyStatement, Registry
 from attest.registry.entries import join, split
 from attest.registry.log import read_states
 from attest.registry.names import Named, Names
-from attest.vkeys import SIGNATURE_COSIGNATURE_V1, VerifierKey
 from attest.withdrawal import Withdrawal, sign_withdrawal, verify_withdrawal
 from tests.attacks.mutations import TRICKY
 from tests.attacks.scene import (

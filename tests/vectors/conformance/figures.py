@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
-from attest import allocation, schedule
-from attest.order import Order, permutation
+from attest import schedule
 from attest.policy import Policy
+from attest.schedule import allocation
+from attest.schedule.turns import Order, permutation
 from ledger import accountants
 from ledger.accountants import Phase
 from ledger.accountants.contour import LEAST_REACH, LEAST_WIDTH, MOST_RATE

@@ -11,9 +11,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
 from attest.keys import public_bytes
-from attest.order import Order
 from attest.policy import MechanismRule, NoisePhase, SamplingRule
-from attest.stack import NO_TOWER, Stack, StackTensor, Tower
+from attest.schedule.stack import NO_TOWER, Stack, StackTensor, Tower
+from attest.schedule.turns import Order
 from attest.withdrawal import CLASS_NOT_GRANTED, EXPIRED, KEY_REVOKED
 from ledger import layout
 from ledger.log import Ledger

@@ -7,7 +7,7 @@ from copy import deepcopy
 from typing import Any, Final
 
 from attest import cbor
-from attest.clock import EARLIEST, MAX_TIME
+from attest.schema.plain import EARLIEST, MAX_TIME
 from ledger import tiles
 from ledger.errors import LedgerError
 from ledger.leaves import HeaderSpec, Release, decode_leaf, encode_leaf

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from attest.clock import EARLIEST, MAX_TIME
 from attest.keys import public_bytes
+from attest.schema.plain import EARLIEST, MAX_TIME
 from ledger.leaves import Admit, Charge, Close, Draw, Epoch, Registry, Release, Resume, Spend, Withdraw
 from ledger.note import NoteSigner
 from tests.attacks import test_ledger_attacks_bounds as bounds

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from attest import cbor, sign1
-from attest.clock import AHEAD_SECONDS, MAX_TIME
 from attest.errors import AttestError
 from attest.keys import key_id, public_bytes
+from attest.schema.plain import AHEAD_SECONDS, MAX_TIME
 from fuzz.exports import MANIFEST, PINNED, RECORDS
 from ledger.errors import LedgerError
 from ledger.leaves import decode_leaf, encode_leaf

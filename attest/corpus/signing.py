@@ -1,0 +1,187 @@
+"""Signs data: writes one attestation per contribution beside the data.
+
+A `SigningTemplate` is what contributions signed together have in common. `TemplateEncoder` encodes the little in which they
+differ.
+"""
+
+import os
+import secrets
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from attest import sign1
+from attest.attestation import SIGNATURE_SIZE, Attestation, CommonTerms, Framing, around, subject_of
+from attest.corpus.records import SUFFIX, records_of
+from attest.descriptor import SALTS_SIZE, ContributionDescriptor
+from attest.errors import CorpusRefused, DescriptorRefused
+from attest.files import atomic_writer
+from attest.keys import key_id
+from attest.keys.signers import Signer, as_signer, sign_all
+from attest.schema.plain import SALT_SIZE, check_bytes, commit_content
+
+_NONCES_AT_ONCE = 4096
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SigningTemplate:
+    """What all contributions signed together have in common; see `ContributionDescriptor` for the fields.
+
+    They share the salts too: an export shows that they were signed together, and nothing else of who signed them.
+    """
+
+    contributor: str
+    data_class: str
+    admissibility_class: str
+    clip_norm_micro: int
+    noise_multiplier_micro: int
+    corpus: str
+    not_before: int
+    not_after: int
+    max_occurrences: int = 0
+    principal: str | None = None
+    max_examples: int | None = None
+    max_epsilon_micro: int | None = None
+    max_delta_pico: int | None = None
+    purposes: tuple[str, ...] | None = None
+    salts: bytes = field(default_factory=lambda: secrets.token_bytes(SALTS_SIZE), repr=False)
+
+    def __post_init__(self) -> None:
+        self.descriptor(bytes(32))
+
+    def descriptor(self, content_hash: bytes, nonce: bytes | None = None) -> ContributionDescriptor:
+        """The descriptor of one contribution, with a fresh nonce unless one is given."""
+        common = {item.name: getattr(self, item.name) for item in fields(self)}
+        nonce = secrets.token_bytes(SALT_SIZE) if nonce is None else nonce
+        return ContributionDescriptor(content_hash=content_hash, nonce=nonce, **common)
+
+
+class TemplateEncoder:
+    """Encodes what one key signs from one template, by joining pieces that were encoded once.
+
+    Guarantee: `descriptor` and `opening` are `to_cbor()` and `opening()` of `SigningTemplate.descriptor(...)`,
+    `to_be_signed` is what `sign1.sign` has signed for it, and `attestation` is `Attestation(...).to_cbor()`, byte for byte.
+
+    Args:
+        template: The fields in common.
+        public_key: 32 raw bytes of the contributor's key.
+    """
+
+    __slots__ = ("_attestation", "_framing", "_opening", "to_be_signed")
+
+    def __init__(self, template: SigningTemplate, public_key: bytes) -> None:
+        content_hash, nonce = os.urandom(32), os.urandom(SALT_SIZE)
+        descriptor = template.descriptor(content_hash, nonce)
+        opening = descriptor.opening()
+        self._framing = Framing(CommonTerms.of(descriptor.signed, key_id(public_key)))
+        self._opening = around(opening, nonce, content_hash)
+        self.to_be_signed = self._framing.to_be_signed
+        payload = descriptor.to_cbor()
+        message = self._framing.message(subject_of(payload), os.urandom(SIGNATURE_SIZE))
+        self._attestation = around(Attestation(payload, message, opening).to_cbor(), payload, message, opening)
+
+    def descriptor(self, content_hash: bytes, nonce: bytes) -> bytes:
+        """The descriptor of one contribution.
+
+        Raises:
+            DescriptorRefused: Code TYPE or RANGE if hash or nonce are not 32 and 16 bytes.
+        """
+        check_bytes(content_hash, "content_hash", 32, error=DescriptorRefused)
+        check_bytes(nonce, "nonce", SALT_SIZE, error=DescriptorRefused)
+        return self._framing.descriptor(commit_content(content_hash, nonce))
+
+    def opening(self, content_hash: bytes, nonce: bytes) -> bytes:
+        """Returns the opening of one contribution, for hash and nonce that `descriptor` took."""
+        before, between, after = self._opening
+        return b"".join((before, nonce, between, content_hash, after))
+
+    def attestation(self, payload: bytes, subject: bytes, signature: bytes, opening: bytes) -> bytes:
+        """The attestation, as one item of an attestation file."""
+        before, between, framing, after = self._attestation
+        return b"".join((before, payload, between, self._framing.message(subject, signature), framing, opening, after))
+
+
+def nonces() -> Iterator[bytes]:
+    """Fresh nonces of 16 bytes without end, from the operating system's generator, drawn in blocks."""
+    while True:
+        block = os.urandom(SALT_SIZE * _NONCES_AT_ONCE)
+        for at in range(0, len(block), SALT_SIZE):
+            yield block[at : at + SALT_SIZE]
+
+
+def sign_content(content_hash: bytes, key: Signer | Ed25519PrivateKey, template: SigningTemplate) -> Attestation:
+    """Attest one contribution by the SHA-256 of its content."""
+    return sign_descriptor(template.descriptor(content_hash), key)
+
+
+def sign_descriptor(descriptor: ContributionDescriptor, key: Signer | Ed25519PrivateKey) -> Attestation:
+    """Attest one contribution by its descriptor."""
+    signed = descriptor.signed
+    payload = signed.to_cbor()
+    return Attestation(payload, sign1.sign(payload, key, contributor=signed.issuer), descriptor.opening())
+
+
+def attestations(
+    content_hashes: Iterable[bytes], key: Signer | Ed25519PrivateKey, template: SigningTemplate
+) -> Iterator[bytes]:
+    """Attest contributions one after another, as items of an attestation file, in their order.
+
+    Memory stays bounded whatever their number: no more hashes are drawn than the signer has in work at once.
+    """
+    signer = as_signer(key)
+    encoder = TemplateEncoder(template, signer.public_key)
+    in_work: deque[tuple[bytes, bytes, bytes]] = deque()
+
+    def messages() -> Iterator[bytes]:
+        for content_hash, nonce in zip(content_hashes, nonces(), strict=False):
+            payload = encoder.descriptor(content_hash, nonce)
+            subject = subject_of(payload)
+            in_work.append((payload, subject, encoder.opening(content_hash, nonce)))
+            yield encoder.to_be_signed(payload, subject)
+
+    for signature in sign_all(signer, messages()):
+        payload, subject, opening = in_work.popleft()
+        yield encoder.attestation(payload, subject, signature, opening)
+
+
+def sign_corpus(
+    data_path: str | os.PathLike[str],
+    out_path: str | os.PathLike[str] | None,
+    key: Signer | Ed25519PrivateKey,
+    template: SigningTemplate,
+    progress: Callable[[int], None] | None = None,
+) -> int:
+    """Sign a file, every record of a JSONL file, or every file of a folder.
+
+    Args:
+        data_path: The data.
+        out_path: Where the attestations go; None for the data's name with `.attest` added, where the gate looks.
+            The file appears complete or not at all.
+        key: The contributor's key, or what signs with it.
+        template: Bounds, validity and audience for all of them.
+        progress: Called with the number signed so far.
+
+    Returns:
+        The number of contributions signed.
+
+    Raises:
+        CorpusRefused: The data cannot be read or holds no contribution.
+        KeyRefused: The signer refused.
+    """
+    data = Path(os.path.abspath(data_path))
+    if not os.path.lexists(data):
+        raise CorpusRefused("CONTENT_MISSING", f"no data at {os.fspath(data_path)!r}; check the path")
+    out = Path(out_path) if out_path is not None else data.with_name(data.name + SUFFIX)
+    content_hashes = (record.content_hash for record in records_of(data.parent, data.name))
+    count = 0
+    with atomic_writer(out) as stream:
+        for count, attestation in enumerate(attestations(content_hashes, key, template), start=1):
+            stream.write(attestation)
+            if progress is not None:
+                progress(count)
+        if count == 0:
+            raise CorpusRefused("CONTENT_MISSING", f"{os.fspath(data_path)!r} holds no record or file to sign")
+    return count

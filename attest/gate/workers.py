@@ -1,0 +1,267 @@
+"""Processes that examine contributions beside the one that reads the corpus.
+
+A worker is a fresh interpreter at the other end of a socket pair: nothing is forked, so threads and accelerators of the
+caller do not matter, and the caller's main module is not run again. The driver never blocks on a worker that waits for it:
+all its reads and writes are non-blocking, in one loop.
+
+A request is a batch `[descriptor, message, opening, content hash, ...]`; the answer has one entry per contribution, the fields
+of `Passed` as a tuple or those of `Refusal` as a list. What travels is between processes of one program.
+"""
+
+import contextlib
+import json
+import marshal
+import os
+import pickle
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+from collections import deque
+from typing import Any
+
+from attest.errors import GateFailed, ReasonCode
+from attest.gate.admission import Passed, Refusal
+from attest.gate.checks import Examiner
+from attest.policy import Policy
+from attest.registry import Registry
+
+Question = tuple[bytes, bytes, bytes, bytes | None]
+"""Descriptor, message, opening and content hash of one contribution."""
+
+QUEUE = 3
+"""Batches that a worker holds: one at work, the others waiting, so that it never idles while the driver reads."""
+
+_HEAD = 8
+# -P: the directory that the caller stands in may be the corpus itself, and a file named json.py there is no module of ours.
+_FLAGS = ["-P", *(["-I"] if sys.flags.isolated else []), *(["-E"] if sys.flags.ignore_environment else [])]
+_BOOT = "import json,sys; sys.path[:] = json.loads(sys.argv[1]); from attest.gate.workers import serve; serve()"
+
+
+def available_processors() -> int:
+    """Processors that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Work:
+    """One batch of questions; `answer` is None until it is back.
+
+    Args:
+        questions: What is examined.
+    """
+
+    __slots__ = ("answer", "questions")
+
+    def __init__(self, questions: list[Question]) -> None:
+        self.questions = questions
+        self.answer: list[Passed | Refusal] | None = None
+
+
+class Workers:
+    """A pool of examining processes; a context manager that ends them.
+
+    Args:
+        count: Number of processes.
+        policy: The rules.
+        registry: The contributors.
+        now: Seconds since 1970.
+        spare: Whether a worker that ends before it has started is done without.
+    """
+
+    def __init__(self, count: int, policy: Policy, registry: Registry, now: int, *, spare: bool = False) -> None:
+        # In a frozen program, the interpreter's path is that program: to start it would run all of it again, and again.
+        if not sys.executable or getattr(sys, "frozen", False):
+            raise GateFailed("WORKER", "cannot start a worker: there is no Python interpreter to run; judge with one process")
+        self._spare = spare
+        setup = pickle.dumps((policy, registry, now))
+        self._selector = selectors.DefaultSelector()
+        self._workers: list[_Worker] = []
+        try:
+            for _ in range(count):
+                self._workers.append(_Worker(self._selector, setup))
+        except OSError as error:
+            self.close()
+            raise GateFailed("WORKER", f"cannot start a worker: {error.strerror or error}; judge with one process") from error
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> "Workers":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def take(self, work: Work) -> bool:
+        """Send a batch to the worker that has least to do, once it can take one; False while none has started.
+
+        Raises:
+            GateFailed: Code WORKER if a worker has gone.
+        """
+        self.pump(0)
+        while True:
+            ready = [worker for worker in self._workers if worker.ready]
+            if not ready:
+                return False
+            worker = min(ready, key=lambda worker: len(worker.works))
+            if len(worker.works) < QUEUE:
+                break
+            self.pump(None)
+        worker.ask(work)
+        self.pump(0)
+        return True
+
+    def pump(self, timeout: float | None) -> None:
+        """Write what workers can take and read what they have; wait up to `timeout` seconds, for ever if None.
+
+        Raises:
+            GateFailed: Code WORKER if a worker has gone; nothing it was asked is taken for judged.
+        """
+        for key, events in self._selector.select(timeout):
+            worker: _Worker = key.data
+            try:
+                if events & selectors.EVENT_WRITE:
+                    worker.write()
+                if events & selectors.EVENT_READ:
+                    worker.read()
+            except GateFailed:
+                if worker.ready or not self._spare:
+                    raise
+                worker.close()
+                self._workers.remove(worker)
+
+    def close(self) -> None:
+        """End all workers."""
+        for worker in self._workers:
+            worker.close()
+        self._workers = []
+        self._selector.close()
+
+
+class _Worker:
+    """The driver's side of one process."""
+
+    def __init__(self, selector: selectors.BaseSelector, setup: bytes) -> None:
+        self.works: deque[Work] = deque()
+        self.ready = False
+        self._selector = selector
+        self._out: deque[memoryview] = deque()
+        self._in = bytearray()
+        # What is no string in the path is ignored by the import system, and JSON may not hold it.
+        path = json.dumps([entry for entry in sys.path if isinstance(entry, str)])
+        self._socket, theirs = socket.socketpair()
+        try:
+            with theirs:
+                # In a group of its own: an interrupt from the keyboard is for the driver, even while a worker starts.
+                self._process = subprocess.Popen(
+                    [sys.executable, *_FLAGS, "-c", _BOOT, path],
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    process_group=0,
+                )
+        except BaseException:
+            self._socket.close()
+            raise
+        self._socket.setblocking(False)
+        selector.register(self._socket, selectors.EVENT_READ, self)
+        self.send(setup)
+
+    def ask(self, work: Work) -> None:
+        self.works.append(work)
+        self.send(marshal.dumps([part for question in work.questions for part in question]))
+
+    def send(self, message: bytes) -> None:
+        # Not joined: all workers are sent one setup, which is as large as the registry.
+        self._out.extend((memoryview(len(message).to_bytes(_HEAD, "big")), memoryview(message)))
+        self._selector.modify(self._socket, selectors.EVENT_READ | selectors.EVENT_WRITE, self)
+
+    def write(self) -> None:
+        try:
+            while self._out:
+                sent = self._socket.send(self._out[0])
+                if sent < len(self._out[0]):
+                    self._out[0] = self._out[0][sent:]
+                    return
+                self._out.popleft()
+            self._selector.modify(self._socket, selectors.EVENT_READ, self)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise self._gone() from error
+
+    def read(self) -> None:
+        try:
+            data = self._socket.recv(1 << 20)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise self._gone() from error
+        if not data:
+            raise self._gone()
+        self._in += data
+        while len(self._in) >= _HEAD and len(self._in) >= (end := _HEAD + int.from_bytes(self._in[:_HEAD], "big")):
+            self._take(marshal.loads(bytes(self._in[_HEAD:end])))
+            del self._in[:end]
+
+    def _take(self, answer: list[Any]) -> None:
+        if not self.ready:
+            self.ready = True
+            return
+        self.works.popleft().answer = [
+            Passed._make(entry) if type(entry) is tuple else Refusal(ReasonCode[entry[0]], *entry[1:]) for entry in answer
+        ]
+
+    def _gone(self) -> GateFailed:
+        return GateFailed(
+            "WORKER",
+            f"a worker of the gate ended (exit status {self._process.poll()}); judge again, with one worker if it recurs",
+        )
+
+    def close(self) -> None:
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(self._socket)
+        self._socket.close()
+        # It holds nothing that must be put in order, and a stopped process takes no other signal.
+        self._process.kill()
+        self._process.wait()
+
+
+def serve() -> None:
+    """The worker's side: read requests from the socket that is standard input until the driver closes it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with socket.socket(fileno=os.dup(0)) as channel:
+        setup = _receive(channel)
+        if setup is None:
+            return
+        examiner = Examiner(*pickle.loads(setup))
+        _send(channel, marshal.dumps([]))
+        while (request := _receive(channel)) is not None:
+            parts = iter(marshal.loads(request))
+            outcomes = (examiner.examine(*question) for question in zip(parts, parts, parts, parts, strict=True))
+            _send(channel, marshal.dumps([_plain(outcome) for outcome in outcomes]))
+
+
+def _plain(outcome: Passed | Refusal) -> tuple[Any, ...] | list[Any]:
+    if isinstance(outcome, Passed):
+        return tuple(outcome)
+    return [str(outcome.code), *outcome[1:]]
+
+
+def _send(channel: socket.socket, message: bytes) -> None:
+    channel.sendall(len(message).to_bytes(_HEAD, "big") + message)
+
+
+def _receive(channel: socket.socket) -> bytes | None:
+    head = _exactly(channel, _HEAD)
+    return None if head is None else _exactly(channel, int.from_bytes(head, "big"))
+
+
+def _exactly(channel: socket.socket, length: int) -> bytes | None:
+    data = bytearray()
+    while len(data) < length:
+        part = channel.recv(min(length - len(data), 1 << 20))
+        if not part:
+            return None
+        data += part
+    return bytes(data)

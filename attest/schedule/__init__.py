@@ -1,0 +1,36 @@
+"""The schedule of noise: blocks of a model, the noise of each, and the steps in which contributions take turns.
+
+* `allocation`: from signed bounds to the noise of every block. The arithmetic of single levels is exported here.
+* `convex`: the least noise energy under budgets. `turns`: the steps in which a contribution takes part under an order.
+* `stack`: a model's layers and parameters by name. `blocks`: the blocks that a policy makes of them.
+"""
+
+from attest.schedule.allocation import (
+    Phases,
+    block_std,
+    class_presets,
+    effective_multiplier,
+    occurrence_loss,
+    phase_multipliers,
+    phase_std,
+    realised_std,
+    realised_variance,
+    scheduled_std,
+    sufficient_variance,
+    waste,
+)
+
+__all__ = [
+    "Phases",
+    "block_std",
+    "class_presets",
+    "effective_multiplier",
+    "occurrence_loss",
+    "phase_multipliers",
+    "phase_std",
+    "realised_std",
+    "realised_variance",
+    "scheduled_std",
+    "sufficient_variance",
+    "waste",
+]

@@ -1,0 +1,211 @@
+"""Declarations of the fields of a document: label, kind, default, key in TOML, and the sentence that explains it."""
+
+import dataclasses
+import re
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass
+from typing import Any
+
+from attest.errors import Refused
+from attest.schema.kinds import Given, Kind, Told
+
+_NOTE = "declared"
+_AS_NAMED = "="
+_UNIT = re.compile("_(micro|nano|pico)$")
+_KNOWN: dict[type, tuple["Declared", ...]] = {}
+_FITS: dict[type, Callable[[Any], bool]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """Holds what is declared of one field.
+
+    Attributes:
+        name: Its name in the dataclass.
+        label: Its key in the CBOR map, or its place in the CBOR array, from 1.
+        kind: What its values are.
+        sentence: What it means, for the table in the documentation.
+        key: Its key in TOML, behind the name of its table and a dot; of a value that has several keys the name of their table.
+        written: Whether a person writes it.
+        default: Its value where it is not written; MISSING where it has to be.
+        optional: Whether it is left out of the signed bytes where it has its default. Else it is always there, None as null.
+        shown: What the documentation says of its default.
+        rule: What else binds it, in short, for the CDDL.
+        beside: Key of the field that is written exactly where this one is.
+        nil: Whether null is a signed value of it.
+        needs: Name of the field that is not null where this one is not. Two that need each other are null together.
+        secret: Whether `repr` leaves it out.
+    """
+
+    name: str
+    label: int
+    kind: Kind
+    sentence: str
+    key: str
+    written: bool
+    default: Any
+    optional: bool
+    shown: str | None
+    rule: str
+    beside: str | None
+    nil: bool
+    needs: str | None
+    secret: bool = False
+
+    @property
+    def required(self) -> bool:
+        """Tells whether a person has to write it."""
+        return self.default is MISSING
+
+    def at_default(self, value: Any) -> bool:
+        """Tells whether a value is the default, which bytes leave out where the field is optional."""
+        return not self.required and type(value) is type(self.default) and value == self.default
+
+
+def declared(
+    label: int,
+    kind: Kind,
+    sentence: str = "",
+    *,
+    key: str | None = None,
+    written: bool = True,
+    default: Any = MISSING,
+    optional: bool = False,
+    shown: str | None = None,
+    rule: str = "",
+    beside: str | None = None,
+    nil: bool = False,
+    needs: str | None = None,
+    secret: bool = False,
+) -> Any:
+    """Declares a field of a frozen dataclass.
+
+    Args: as the attributes of `Declared`; where the key is None it is the name of the field, without the unit at its end.
+    """
+    note = Declared(
+        "",
+        label,
+        kind,
+        sentence,
+        _AS_NAMED if key is None else key,
+        written,
+        default,
+        optional,
+        shown,
+        rule,
+        beside,
+        nil,
+        needs,
+        secret,
+    )
+    return dataclasses.field(default=default, repr=not secret, metadata={_NOTE: note})
+
+
+def derived(label: int, name: str, cddl: str, sentence: str) -> Declared:
+    """Declares what stands in the bytes under a label and is no field, since it is always the same or follows from others.
+
+    A class names them in `DERIVED`.
+    """
+    return Declared(name, label, Given(cddl), sentence, name, False, MISSING, False, None, "", None, False, None)
+
+
+def declarations(cls: type) -> tuple[Declared, ...]:
+    """Returns the declared fields of a class, in the order in which they are written."""
+    known = _KNOWN.get(cls)
+    if known is not None:
+        return known
+    found = []
+    for item in dataclasses.fields(cls):
+        note = item.metadata.get(_NOTE)
+        if note is not None:
+            key = _UNIT.sub("", item.name) if note.key == _AS_NAMED else note.key
+            found.append(dataclasses.replace(note, name=item.name, key=key))
+    labels = [item.label for item in found]
+    if len(set(labels)) != len(labels):
+        raise TypeError(f"two fields of {cls.__name__} have one label")
+    return _KNOWN.setdefault(cls, tuple(found))
+
+
+def told_of(cls: type, key: str, shown: Any, outer: Told | None = None) -> Told:
+    """Names a field in sentences.
+
+    Args:
+        cls: The document that has it.
+        key: Its key.
+        shown: What tells this document from others of its class, if `TELLS` of the class names such a field.
+        outer: Name of the document in the one around it.
+    """
+    of = cls.TELLS[1].format(ascii(shown).strip("'")[:80]) if hasattr(cls, "TELLS") else getattr(cls, "OF", "")
+    if outer is not None:
+        return Told(f"{outer.key}.{key}" if not of else key, of + outer.of)
+    return Told(f"{getattr(cls, 'PREFIX', '')}{key}", of)
+
+
+def check_fields(document: Any, error: Refused, cls: type | None = None) -> None:
+    """Checks every field of a document by itself; rules over several fields are the document's own.
+
+    Guarantee: on return every value has exactly the type of its kind and lies in its range, or is None where that is the
+    default or null is signed, and what it needs is there.
+
+    Args:
+        document: The document.
+        error: Makes the errors.
+        cls: Whose fields are checked, of a document that has those of two; its own class where None.
+
+    Raises:
+        Exception: Made by `error`, code TYPE or RANGE, or that of a kind.
+    """
+    cls = cls or type(document)
+    if (_FITS.get(cls) or _fits(cls))(document):
+        return
+    shown = getattr(document, cls.TELLS[0]) if hasattr(cls, "TELLS") else None
+    needed = [item.needs for item in declarations(cls) if item.needs and getattr(document, item.name) is not None]
+    for item in declarations(cls):
+        value = getattr(document, item.name)
+        if value is None and (item.default is None or item.nil) and item.name not in needed:
+            continue
+        key = item.name if item.kind.spread else item.key
+        item.kind.check(value, told_of(cls, key, shown), error)
+
+
+def check_by_word(document: Any, error: Refused) -> None:
+    """Checks that a document states what goes with one of its words, and nothing that does not.
+
+    Its class says so in `BY_WORD`: the name of the field with the word, and for every word the name of its rule in CDDL and
+    what it says of the fields that may be null, ``always`` there or ``never``; of any other it says nothing.
+
+    Raises:
+        Exception: Made by `error`, code TYPE for what is missing, SCHEMA for what does not belong there.
+    """
+    cls = type(document)
+    word = getattr(document, cls.BY_WORD[0])
+    for name, stated in cls.BY_WORD[1][word][1].items():
+        value = getattr(document, name)
+        if value is None and stated == "always":
+            raise error("TYPE", f"{told_of(cls, name, None)} is null, and {word!r} takes one")
+        if value is not None and stated == "never":
+            raise error("SCHEMA", f"{told_of(cls, name, None)} is stated, and {word!r} takes none; expected null")
+
+
+def _fits(cls: type) -> Callable[[Any], bool]:
+    """Returns a function that tells whether all fields of a document of a class fit; False leaves it to their checks.
+
+    It is compiled from the tests of the kinds, as `dataclasses` compiles its methods: a ledger has millions of leaves, and a
+    call for each field would take a quarter of the time in which one is read. Declarations alone go into the source, no value.
+    """
+    names: dict[str, Any] = {}
+    tests = []
+    for item in declarations(cls):
+        nil = item.default is None or item.nil
+        if item.kind.fits is None and not item.kind.test:
+            if not nil:
+                return _FITS.setdefault(cls, lambda document: False)
+            tests.append(f"document.{item.name} is None")
+            continue
+        names[f"fits_{item.name}"] = item.kind.fits
+        test = item.kind.test or f"fits_{item.name}(value)"
+        tests.append(f"((value := document.{item.name}) is {'None or' if nil else 'not None and'} {test})")
+        if item.needs is not None:
+            tests.append(f"(value is None or document.{item.needs} is not None)")
+    found: Callable[[Any], bool] = eval(f"lambda document: {' and '.join(tests)}", names)
+    return _FITS.setdefault(cls, found)
