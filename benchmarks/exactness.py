@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 from benchmarks.configs import Config
-from dptrain.depth import layer_stack
+from dptrain.blocks.stack import layer_stack
+from dptrain.clipping.fast import Bounds
+from dptrain.clipping.resolver import Block, Schedule
 from dptrain.noise import DeviceGaussian, KeyStream, LatticeGaussian
-from dptrain.noise.chacha import ChaChaStream
+from dptrain.noise.keystream import ChaChaStream
 from dptrain.noise.lattice import LATTICE_BITS
-from dptrain.resolver import Block, Schedule
 from dptrain.routing import Router, bounds_of
-from dptrain.routing.sums import Bounds
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 """Largest distance of the two sums, relative to the norm of the sum, that rounding explains."""

@@ -19,10 +19,10 @@ import numpy as np
 import torch
 
 from dptrain.noise import DeviceGaussian, KeyStream, LatticeGaussian
-from dptrain.noise.chacha import ChaChaStream
 from dptrain.noise.families import LAWS, IntegerNoise, integer_noise
+from dptrain.noise.keystream import ChaChaStream
 from dptrain.noise.lattice import CHUNK, MOST_THREADS
-from dptrain.threads import Threads
+from dptrain.noise.threads import Threads
 from ledger.leaves.numerics import lattice_bits
 
 COORDINATES = 1 << 24

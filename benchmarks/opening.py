@@ -31,7 +31,7 @@ def gate(root: Path) -> dict[str, float]:
     from attest.keys import generate, load_public_key, save_private_key
     from attest.policy import open_policy
     from attest.registry import open_registry
-    from dptrain.kept_reading import reading_beside
+    from dptrain.record.kept_reading import reading_beside
     from ledger.storage.place import Place
 
     place, key = Place.of(root / "ledger.db"), generate()
@@ -92,7 +92,7 @@ def opened(root: Path, *, kept: bool) -> dict[str, float]:
     import torch
 
     from dptrain import PrivateTraining
-    from dptrain.microbatch import json_examples
+    from dptrain.data.microbatch import json_examples
 
     def collate(examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
         digests = [hashlib.sha256(example["text"].encode()).digest()[:8] for example in examples]

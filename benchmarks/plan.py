@@ -25,12 +25,12 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from dptrain.command import quiet_libraries
+from dptrain.demo.rehearsal import Contributor, Stage, stage
 from dptrain.planning.measure import measure, peak_bytes
-from dptrain.rehearsal import Contributor, Stage, stage
-from dptrain.runconfig import RunConfig
+from dptrain.programs import quiet_libraries
 from dptrain.tasks import task
 from dptrain.tasks.classification import make_optimizer
+from dptrain.tasks.runconfig import RunConfig
 from dptrain.tasks.runs import open_run
 
 BANDS = {"top": 0.75, "half": 0.5, "whole": 0.0}

@@ -7,7 +7,7 @@ install; `PrivateTraining` is loaded on first use.
 from typing import TYPE_CHECKING, Any
 
 from dptrain.accounting import register as _register_prv
-from dptrain.extras import how_to_install, is_missing_extra
+from dptrain.errors import how_to_install, is_missing_extra
 
 if TYPE_CHECKING:
     from dptrain.engine.private_training import PrivateTraining

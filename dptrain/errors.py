@@ -87,3 +87,17 @@ def without_text(error: BaseException) -> str:
     users = [line for line in lines if str(line[2].get("__name__")).partition(".")[0] not in ("dptrain", "torch")]
     own = [line for line in users if line[0] == users[0][0]] or lines
     return f"{type(error).__name__} at {own[-1][0]}:{own[-1][1]}" if own else type(error).__name__
+
+
+# The packages of the `train` extra; any of them missing means that the extra is not installed.
+_TRAIN = frozenset({"torch", "transformers", "accelerate", "peft", "opacus", "safetensors", "sklearn"})
+
+
+def is_missing_extra(error: ModuleNotFoundError) -> bool:
+    """True if the module that was not found belongs to the `train` extra."""
+    return (error.name or "").partition(".")[0] in _TRAIN
+
+
+def how_to_install(error: ModuleNotFoundError) -> str:
+    """The sentence that says what is missing and what to run."""
+    return f"training needs {error.name}, which is not installed; run: pip install 'dptrain[train]'"

@@ -9,13 +9,11 @@ from collections.abc import Sequence
 import torch
 from accelerate import Accelerator
 
-from dptrain.cli.output import print_json
-from dptrain.command import guarded, quiet_libraries
-from dptrain.runconfig import RunConfig
+from dptrain.programs import guarded, print_json, quiet_libraries
 from dptrain.tasks import task
 from dptrain.tasks.classification import make_optimizer, make_scheduler, probe_records, read_examples
-from dptrain.tasks.outcome import Outcome, conclude
-from dptrain.tasks.runs import open_run
+from dptrain.tasks.runconfig import RunConfig
+from dptrain.tasks.runs import Outcome, conclude, open_run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -78,7 +76,7 @@ def train(
         if run.policy.exactness == "certified":
             for module in model.modules():
                 if hasattr(module, "set_attn_implementation"):
-                    module.set_attn_implementation("eager")  # other kinds skip masks by content (dptrain.routing.levels)
+                    module.set_attn_implementation("eager")  # other kinds skip masks by content (dptrain.clipping.exactness)
         optimizer = make_optimizer(model, config.optimizer, layers=config.model.layers, private=privacy)
         scheduler = make_scheduler(optimizer, config.optimizer, run.policy.steps)
         model, optimizer = accelerator.prepare(model, optimizer)

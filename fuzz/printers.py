@@ -15,8 +15,10 @@ from attest import sign1
 from attest.attestation import Attestation
 from attest.descriptor import ContributionDescriptor
 from attest.errors import AttestError
-from dptrain.cli import attest_show, ledger_proofs, ledger_show
-from dptrain.cli.attest_checks import Verifier
+from dptrain.cli.attest import show as attest_show
+from dptrain.cli.attest.verify import Verifier
+from dptrain.cli.ledger import proofs as ledger_proofs
+from dptrain.cli.ledger import show as ledger_show
 from fuzz.exports import LEAVES
 from fuzz.invariants import Target, require
 from ledger.audit import AuditReport, EpochRow, Finding, Signer, WithdrawalCount, WithdrawalRow, verify_export

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dptrain.command import guarded
+from dptrain.demo.rehearsal import Tier, policy_text, shares, stage, write_records
 from dptrain.errors import ConfigError
-from dptrain.rehearsal import Tier, policy_text, shares, stage, write_records
+from dptrain.programs import guarded
 
 TIERS = (Tier("sensitive", 3.0, "0.75"), Tier("internal", 5.0, "0.5"), Tier("open", 8.0, "0.0"))
 """The top quarter of the layers, the top half, or all of them; epsilon of one contribution over the whole run."""
@@ -69,8 +69,7 @@ def prepare_sst2(arguments: argparse.Namespace) -> None:
 
 def prepare_digits(arguments: argparse.Namespace) -> None:
     """The corpus of the demo, with the public model that it starts from."""
-    from dptrain.demo.data import CONTRIBUTORS_PER_TIER, CORPUS, DELTA, TIERS, WEIGHTS, digits
-    from dptrain.demo.public_start import public_model
+    from dptrain.demo.public import CONTRIBUTORS_PER_TIER, CORPUS, DELTA, TIERS, WEIGHTS, digits, public_model
 
     data, rate = digits(), 0.5
     policy = policy_text(

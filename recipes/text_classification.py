@@ -11,11 +11,10 @@ import argparse
 import torch
 from accelerate import Accelerator
 
-from dptrain.command import guarded, quiet_libraries
-from dptrain.runconfig import RunConfig
+from dptrain.programs import guarded, quiet_libraries
 from dptrain.tasks.classification import make_optimizer, make_scheduler, probe_records
-from dptrain.tasks.outcome import conclude
-from dptrain.tasks.runs import open_run
+from dptrain.tasks.runconfig import RunConfig
+from dptrain.tasks.runs import conclude, open_run
 from dptrain.tasks.text_classification import build, per_example_loss, read_examples
 
 

@@ -3,7 +3,7 @@
 import hashlib
 from pathlib import Path
 
-from dptrain.pin import PIN, STATE, folder_name, sign_record
+from dptrain.record.pin import PIN, STATE, folder_name, sign_record
 from ledger.log import Ledger
 
 

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from dptrain.batching import Drawn, Planned, plan
+from dptrain.data.packing import Drawn, Planned, plan
 
 
 def test_whole_contributions_are_taken_in_order_of_depth() -> None:

@@ -24,9 +24,9 @@ from benchmarks.bases import BANDS, BASES, KINDS, onednn_products, without_priva
 from benchmarks.configs import CONFIGS, SCALING, Config, Tier, bert, by_name, few, gpt2, lora, replace  # noqa: E402
 from benchmarks.step import headline, render, run  # noqa: E402
 from benchmarks.variants import VARIANTS, WARM_UP, _policy, absent_from, names_for  # noqa: E402
+from dptrain.clipping import fast as sums  # noqa: E402
 from dptrain.gradients import matmul  # noqa: E402
 from dptrain.planning import measure  # noqa: E402
-from dptrain.routing import sums  # noqa: E402
 
 ALWAYS = {*BASES, "ours_fast", "ours_certified", "ours_compiled", "opacus_hooks", "opacus_ghost"}
 

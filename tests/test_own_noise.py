@@ -11,7 +11,7 @@ from dp_accounting.pld import PLDAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dptrain.own_noise import OwnBounds, admitted_bounds, own_bounds, own_noise, strictest
+from dptrain.clipping.own_noise import OwnBounds, admitted_bounds, own_bounds, own_noise, strictest
 from ledger import accountants
 from ledger.errors import AccountantError
 from ledger.leaves import Admit
@@ -168,5 +168,5 @@ def test_there_is_none_for_public_classes_for_laplace_and_where_no_multiplier_do
 
 
 def test_it_takes_no_torch():
-    done = run_without_torch("import dptrain.own_noise\nassert 'torch' not in sys.modules\n")
+    done = run_without_torch("import dptrain.clipping.own_noise\nassert 'torch' not in sys.modules\n")
     assert done.returncode == 0, done.stderr

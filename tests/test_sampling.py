@@ -8,8 +8,8 @@ import pytest
 np = pytest.importorskip("numpy")
 pytest.importorskip("torch")
 
+from dptrain.data.sampling import PoissonSampler  # noqa: E402
 from dptrain.noise.keystream import KeyStream  # noqa: E402
-from dptrain.sampling import PoissonSampler  # noqa: E402
 
 
 def sampler(rates: list[Fraction], caps: list[int] | None = None, key: bytes = b"s" * 32, attempt: int = 0) -> PoissonSampler:

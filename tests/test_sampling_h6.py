@@ -15,8 +15,8 @@ np = pytest.importorskip("numpy")
 stats = pytest.importorskip("scipy.stats")
 pytest.importorskip("torch")
 
+from dptrain.data.sampling import PoissonSampler, share  # noqa: E402
 from dptrain.noise.keystream import KeyStream  # noqa: E402
-from dptrain.sampling import PoissonSampler, share  # noqa: E402
 
 ALARM = 5.7e-7
 """p-value of five standard errors."""
@@ -184,7 +184,7 @@ import json, random, sys
 import numpy, torch
 from fractions import Fraction
 from dptrain.noise.keystream import KeyStream
-from dptrain.sampling import PoissonSampler, share
+from dptrain.data.sampling import PoissonSampler, share
 rank, world, seed = map(int, sys.argv[1:])
 random.seed(seed); numpy.random.seed(seed); torch.manual_seed(seed)
 sampler = PoissonSampler(KeyStream("sampling", b"r" * 16, 0, b"h6".ljust(32)), [Fraction(1, 20)] * 60, [3] * 60)

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("numpy")
 pytest.importorskip("torch")
 
-from dptrain.sampling import PoissonSampler
+from dptrain.data.sampling import PoissonSampler
 
 LARGEST = (1 << 64) - 1
 

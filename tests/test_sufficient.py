@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from dptrain.sufficient import occurrences_within, sufficient_noise
+from dptrain.clipping.own_noise import occurrences_within, sufficient_noise
 from ledger.accountants import epsilon, epsilon_occurrences
 from ledger.errors import AccountantError
 

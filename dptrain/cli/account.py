@@ -1,19 +1,166 @@
-"""`dptrain account`: epsilon from a noise multiplier. The inverse is in `calibrate`."""
+"""`dptrain account` and `dptrain calibrate`: the epsilon of a run, and the noise multiplier that an epsilon needs."""
 
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from dptrain.cli import account_show as show
-from dptrain.cli.account_options import Accountant, Compare, Delta, Family, NoiseMultiplier, SamplingRate, Steps, phases_of
-from dptrain.cli.calibrate import calibrate
-from dptrain.cli.options import PlotFile, require_plot
-from dptrain.cli.output import JsonFlag, counting, print_json
+from dptrain.cli.inputs import PlotFile, require_plot
+from dptrain.cli.output import JsonFlag, amount, console, counted, counting, print_picture, table
+from dptrain.clipping import own_noise
 from dptrain.planning import curves
+from dptrain.planning.curves import Curve
+from dptrain.planning.picture import Glyphs, Line
+from dptrain.planning.rounding import rounded_up
+from dptrain.programs import print_json
 from dptrain.progress import progress_bar
 from ledger import accountants
+from ledger.accountants import AccountantError, Phase
+
+NoiseMultiplier = Annotated[float | None, typer.Option(help="Noise standard deviation divided by the clip norm.")]
+SamplingRate = Annotated[float | None, typer.Option(help="Probability q that a contribution is drawn in a step.")]
+Steps = Annotated[int | None, typer.Option(help="Number of logical steps T.")]
+Delta = Annotated[float, typer.Option(help="The delta of (epsilon, delta)-DP.")]
+Accountant = Annotated[str, typer.Option(help="Accountant: pld, rdp, moments or prv.")]
+Family = Annotated[str, typer.Option(help="Noise: gaussian, laplace, discrete_gaussian or skellam.")]
+Compare = Annotated[bool, typer.Option("--compare", help="All accountants in one table.")]
+
+
+def phases_of(z: float | None, q: float | None, steps: int | None, texts: Sequence[str]) -> list[Phase]:
+    """The phases that were given, or the one of the three options."""
+    if texts and (z, q, steps) != (None, None, None):
+        raise typer.BadParameter(
+            "--phase says multiplier, rate and steps itself; leave out --noise-multiplier, --sampling-rate and --steps"
+        )
+    if texts:
+        return [phase_of(text) for text in texts]
+    if z is None or q is None or steps is None:
+        require_others({"noise_multiplier": z, "sampling_rate": q, "steps": steps}, None)
+    assert z is not None and q is not None and steps is not None
+    return [Phase(z, q, steps)]
+
+
+def phase_of(text: str) -> Phase:
+    """A phase from `multiplier,rate,steps`."""
+    parts = text.split(",")
+    try:
+        z, q, steps = float(parts[0]), float(parts[1]), int(parts[2])
+        if len(parts) != 3:
+            raise ValueError
+    except (ValueError, IndexError) as error:
+        raise typer.BadParameter(f"{text!r} is no phase; write multiplier,rate,steps, for example 1.1,0.01,500") from error
+    return Phase(z, q, steps)
+
+
+def require_others(given: dict[str, Any], wanted: str | None, *, phases: bool = True) -> None:
+    """Says which options are missing, and that the one which is solved for is not given."""
+    options = {name: f"--{name.replace('_', '-')}" for name in given}
+    missing = [options[name] for name, value in given.items() if value is None and name != wanted]
+    if missing:
+        raise typer.BadParameter(f"{' and '.join(missing)} missing{'; or describe the run by --phase' if phases else ''}")
+    if wanted is not None and given[wanted] is not None:
+        raise typer.BadParameter(f"{options[wanted]} is what is solved for; leave it out, or --solve for another one")
+
+
+_BAR = 40
+
+
+def print_account(data: dict[str, Any]) -> None:
+    """One figure a line, then the comparison of accountants."""
+    out = console()
+    rows = [("epsilon", data["epsilon"], f"at delta {data['delta']:g}, zero-out, {data['accountant']}{_noise(data)}")]
+    rows.append(("epsilon, content replaced", data["epsilon_replace"], ""))
+    if "epsilon_capped" in data:
+        rows.append((f"drawn at most {data['max_occurrences']} times", data["epsilon_capped"], "zero-out"))
+    if "epsilon_group" in data:
+        rows.append((f"{data['group_size']} of one person together", data["epsilon_group"], "zero-out of all of them"))
+    if "epsilon_examples" in data:
+        rows.append((f"{data['examples']} examples one by one", data["epsilon_examples"], "without one clip for all"))
+    width = max(len(name) for name, _, _ in rows)
+    for name, value, note in rows:
+        out.print(f"{name:{width}}   {_up(value):>9}   {note}".rstrip())
+    if len(data["phases"]) > 1:
+        out.print(f"{counted(len(data['phases']), 'phase')}, {data['steps']:,} steps in all; the order does not matter")
+    if data["caveat"]:
+        out.print(data["caveat"])
+    if "compare" in data:
+        grid = table("accountant", "epsilon", "if content replaced", "by")
+        for name, found in data["compare"].items():
+            if found["refused"]:
+                grid.add_row(name, "-", "-", found["refused"])
+            else:
+                grid.add_row(name, _up(found["epsilon"]), _up(found["epsilon_replace"]), found["library"])
+        out.print(grid)
+
+
+def print_curve(found: Curve) -> None:
+    """A bar per point, for the first accountant of the curve; the rest is in the figure and the JSON."""
+    name, values = next(iter(found.epsilon.items()))
+    most = max((value for value in values if value < float("inf")), default=0.0)
+
+    def draw(glyphs: Glyphs) -> list[Line]:
+        lines: list[Line] = [[(f"\n{found.over:>12}   epsilon ({name})", "bold")]]
+        for x, value in zip(found.xs, values, strict=True):
+            length = round(_BAR * min(value / most, 1.0)) if most else 0
+            shown = amount(x) if found.over == "steps" else f"{x:g}"
+            lines.append([(f"{shown:>12}   {_up(value):>9} ", ""), (glyphs.touched * length, "cyan")])
+        return lines
+
+    print_picture(draw)
+
+
+def print_calibration(data: dict[str, Any], wanted: str) -> None:
+    """What was found, and its epsilon."""
+    out = console()
+    if "compare" in data:
+        more = [] if data["clip_norm"] is None else [f"variance at clip norm {data['clip_norm']:g}"]
+        grid = table("accountant", wanted.replace("_", " "), "epsilon", *more)
+        for name, found in data["compare"].items():
+            variance = [_up(found["sufficient_variance"])] if more else []
+            grid.add_row(name, _found(found, wanted), _up(found["epsilon"]), *variance)
+        out.print(grid)
+        return
+    name = wanted.replace("_", " ")
+    out.print(f"{name}  {_found(data, wanted)}   epsilon {_up(data['epsilon'])} at delta {data['delta']:g}{_noise(data)}")
+    if data["disclosure"] == "occurrences_public":
+        count = f"{data['occurrences']:,} public occurrence{'s' if data['occurrences'] > 1 else ''}"
+        out.print(
+            f"  for {count}; one more makes it {_up(data['epsilon_of_one_more'])}: sign max_occurrences = {data['occurrences']}"
+        )
+    elif data["occurrences"] is not None:
+        rate, steps = data["sampling_rate"], data["steps"]
+        out.print(f"  at rate {rate:g} in {steps:,} steps; draws are secret, and however many come are covered")
+    if data["clip_norm"] is not None:
+        std, clip = data["sufficient_std"], data["clip_norm"]
+        out.print(
+            f"  variance that suffices at clip norm {clip:g}: {_up(data['sufficient_variance'])}, standard deviation {_up(std)}"
+        )
+    if len(data["phases"]) > 1:
+        for phase in data["phases"]:
+            out.print(f"  {phase['noise_multiplier']:.6f} at rate {phase['sampling_rate']:g} for {phase['steps']:,} steps")
+
+
+def print_written(path: Path) -> None:
+    """Where a figure went."""
+    console().print(f"wrote {path}")
+
+
+def _found(data: dict[str, Any], wanted: str) -> str:
+    value = data[wanted]
+    if wanted == "noise_multiplier":
+        return f"{value:.6f}"
+    return f"{value:,}" if wanted in ("steps", "occurrences") else f"{value:.9f}".rstrip("0").rstrip(".")
+
+
+def _noise(data: dict[str, Any]) -> str:
+    return "" if data["family"] == "gaussian" else f", {data['family']} noise"
+
+
+def _up(value: float) -> str:
+    return rounded_up(value, 6)
 
 
 class Over(StrEnum):
@@ -99,14 +246,210 @@ def account(
     if json:
         print_json(data)
         return
-    show.print_account(data)
+    print_account(data)
     if drawn is not None:
-        show.print_curve(drawn)
+        print_curve(drawn)
     if plot is not None:
-        show.print_written(plot)
+        print_written(plot)
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the root."""
     app.command()(account)
     app.command()(calibrate)
+
+
+class Wanted(StrEnum):
+    """What `--solve` finds."""
+
+    MULTIPLIER = "multiplier"
+    STEPS = "steps"
+    RATE = "rate"
+    OCCURRENCES = "occurrences"
+
+
+class Disclosure(StrEnum):
+    """Whether draws stay secret."""
+
+    SECRET = "secret_poisson"
+    PUBLIC = "occurrences_public"
+
+
+KEYS = {
+    Wanted.MULTIPLIER: "noise_multiplier",
+    Wanted.STEPS: "steps",
+    Wanted.RATE: "sampling_rate",
+    Wanted.OCCURRENCES: "occurrences",
+}
+"""What each is called as an option, and in the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A target, and by what it is counted."""
+
+    epsilon: float
+    delta: float
+    family: str
+    solve: Wanted
+
+
+def calibrate(
+    epsilon: Annotated[float, typer.Option(help="The epsilon that may not be exceeded.")],
+    delta: Delta,
+    sampling_rate: SamplingRate = None,
+    steps: Steps = None,
+    noise_multiplier: NoiseMultiplier = None,
+    phase: Annotated[
+        list[str] | None,
+        typer.Option(metavar="A,Q,T", help="A phase of a run: A times the multiplier found, rate, steps; repeat in order."),
+    ] = None,
+    occurrences: Annotated[
+        float | None,
+        typer.Option(metavar="N", help="How often it is drawn over the run: expected, a rate of N/T; if public, exactly N."),
+    ] = None,
+    disclosure: Annotated[
+        Disclosure, typer.Option(help="Whether draws stay secret, or occurrences are public and count one by one.")
+    ] = Disclosure.SECRET,
+    clip_norm: Annotated[
+        float | None, typer.Option(metavar="C", help="Also the variance of the noise that suffices at this clip norm, (z C)^2.")
+    ] = None,
+    solve: Annotated[Wanted, typer.Option(help="What to find; the others are given.")] = Wanted.MULTIPLIER,
+    accountant: Accountant = "pld",
+    family: Family = "gaussian",
+    compare: Compare = False,
+    json: JsonFlag = False,
+) -> None:
+    """The smallest noise multiplier that stays within an epsilon, or the most steps, occurrences, or the largest rate.
+
+    The result is rounded to the safe side and its epsilon is computed again, so the target is never exceeded.
+    """
+    asked = Question(epsilon, delta, family, solve)
+    public = disclosure is Disclosure.PUBLIC
+    given = {"noise_multiplier": noise_multiplier, "sampling_rate": sampling_rate, "steps": steps}
+    _check_use(asked, given, occurrences, phase or [], clip_norm, public=public)
+    if occurrences is not None and not public:
+        given["sampling_rate"] = _rate(occurrences, steps or 0)
+    names = accountants.ACCOUNTANTS if compare else (accountant,)
+    with counting("computing epsilon"):
+        if public:
+            found = {name: _public(asked, noise_multiplier, occurrences, name) for name in names}
+        elif phase:
+            found = {name: _in_phases(asked, phases_of(None, None, None, phase), name) for name in names}
+        else:
+            found = {name: _sampled(asked, given, name) for name in names}
+    for item in found.values():
+        if not public:
+            item["occurrences"] = occurrences
+        if clip_norm is not None:
+            item["sufficient_variance"] = own_noise.variance(item["noise_multiplier"], clip_norm, family)
+            item["sufficient_std"] = item["noise_multiplier"] * clip_norm
+    shared = {"target_epsilon": epsilon, "delta": delta, "family": family, "solve": solve.value}
+    shared |= {"disclosure": disclosure.value, "clip_norm": clip_norm}
+    data = {**found.get(accountant, next(iter(found.values()))), **shared, "accountant": accountant}
+    if compare:
+        data["compare"] = found
+    if json:
+        print_json(data)
+    else:
+        print_calibration(data, KEYS[solve])
+
+
+def _check_use(
+    asked: Question,
+    given: Mapping[str, Any],
+    occurrences: float | None,
+    phase: list[str],
+    clip_norm: float | None,
+    *,
+    public: bool,
+) -> None:
+    """Says which options do not go together, or are missing."""
+    solve, wanted = asked.solve, KEYS[asked.solve]
+    if phase and (solve is not Wanted.MULTIPLIER or occurrences is not None or any(v is not None for v in given.values())):
+        raise typer.BadParameter("--phase says rates and steps itself, and finds the multiplier; leave the others out")
+    if phase and (public or clip_norm is not None):
+        raise typer.BadParameter("--disclosure occurrences_public and --clip-norm go with one level of noise, without --phase")
+    if clip_norm is not None and not 0.0 < clip_norm < float("inf"):
+        raise typer.BadParameter(f"--clip-norm is a positive number, got {clip_norm:g}")
+    if public:
+        if given["sampling_rate"] is not None or given["steps"] is not None or solve in (Wanted.STEPS, Wanted.RATE):
+            sentence = "public occurrences are counted, whatever rate and steps; give --occurrences to find the multiplier"
+            raise typer.BadParameter(f"{sentence}, or --noise-multiplier with --solve occurrences")
+        require_others({"noise_multiplier": given["noise_multiplier"], "occurrences": occurrences}, wanted, phases=False)
+        return
+    if solve is Wanted.OCCURRENCES:
+        sentence = "secret draws are covered however many there are; find the largest --solve rate"
+        raise typer.BadParameter(f"{sentence}, or count public ones by --disclosure occurrences_public")
+    if occurrences is not None:
+        if solve is not Wanted.MULTIPLIER or given["sampling_rate"] is not None or given["steps"] is None:
+            raise typer.BadParameter("--occurrences with --steps stands for --sampling-rate, and finds the multiplier")
+        require_others({"noise_multiplier": given["noise_multiplier"]}, wanted)
+    elif not phase:
+        require_others(dict(given), wanted)
+    if asked.family != "gaussian" and solve is not Wanted.MULTIPLIER:
+        raise typer.BadParameter("steps and rates are found for Gaussian noise; leave out --family, or find the multiplier")
+
+
+def _rate(occurrences: float, steps: int) -> float:
+    """The sampling rate of so many expected occurrences."""
+    if not 0.0 < occurrences <= steps:
+        sentence = f"{occurrences:g} occurrences in {steps} steps; expected more than 0, and one per step at most"
+        raise AccountantError("OCCURRENCES", sentence, nearest=float(steps) if occurrences > steps else None)
+    return occurrences / steps
+
+
+def _sampled(asked: Question, given: Mapping[str, Any], accountant: str) -> dict[str, Any]:
+    """The answer for a run of one level, drawn in secret."""
+    value: float
+    if asked.solve is Wanted.MULTIPLIER:
+        rate, steps = given["sampling_rate"], given["steps"]
+        value = accountants.calibrate(asked.epsilon, rate, steps, asked.delta, accountant, family=asked.family)
+    elif asked.solve is Wanted.STEPS:
+        z, rate = given["noise_multiplier"], given["sampling_rate"]
+        value = accountants.largest_steps(asked.epsilon, z, rate, asked.delta, accountant)
+    else:
+        value = accountants.largest_rate(asked.epsilon, given["noise_multiplier"], given["steps"], asked.delta, accountant)
+    filled = {**given, KEYS[asked.solve]: value}
+    run = [Phase(filled["noise_multiplier"], filled["sampling_rate"], filled["steps"])]
+    return filled | _reached(asked, run, accountant)
+
+
+def _in_phases(asked: Question, shape: list[Phase], accountant: str) -> dict[str, Any]:
+    """The answer for a run in phases, drawn in secret: one multiplier, by which all are multiplied."""
+    factor = accountants.calibrate_phases(asked.epsilon, shape, asked.delta, accountant, family=asked.family)
+    run = [replace(item, noise_multiplier=item.noise_multiplier * factor) for item in shape]
+    steps = sum(item.steps for item in run)
+    return {"noise_multiplier": factor, "sampling_rate": None, "steps": steps} | _reached(asked, run, accountant)
+
+
+def _reached(asked: Question, run: list[Phase], accountant: str) -> dict[str, Any]:
+    """Epsilon of a run, and its phases."""
+    epsilon = accountants.epsilon_of_phases(run, asked.delta, accountant, family=asked.family)
+    return {"epsilon": epsilon, "phases": [asdict(item) for item in run]}
+
+
+def _public(asked: Question, multiplier: float | None, occurrences: float | None, accountant: str) -> dict[str, Any]:
+    """The answer where occurrences are public: the multiplier for so many, or how many a multiplier allows."""
+
+    def spent(count: int, z: float) -> float:
+        return own_noise.spent_on(count, z, asked.delta, accountant, asked.family)
+
+    if multiplier is None:
+        count = own_noise.counted(occurrences or 0.0)
+        multiplier = own_noise.multiplier_for(asked.epsilon, count, asked.delta, accountant, asked.family)
+    else:
+        count = own_noise.occurrences_within(asked.epsilon, multiplier, asked.delta, accountant, asked.family)
+        if not count:
+            nearest = own_noise.micro_up(spent(1, multiplier))
+            sentence = f"one public occurrence at a noise multiplier of {multiplier:g} spends {nearest:g} already"
+            raise AccountantError("EPSILON", f"{sentence}, above {asked.epsilon:g}", nearest=nearest)
+    return {
+        "noise_multiplier": multiplier,
+        "sampling_rate": None,
+        "steps": None,
+        "occurrences": count,
+        "epsilon": spent(count, multiplier),
+        "epsilon_of_one_more": spent(count + 1, multiplier),
+        "phases": [],
+    }

@@ -2,8 +2,12 @@
 
 import typer
 
-from dptrain.cli import account, attest, gate, ledger, plan, policy, registry, release, train
+from dptrain.cli import account, gate, policy, release, train
+from dptrain.cli.attest import commands as attest
+from dptrain.cli.ledger import commands as ledger
 from dptrain.cli.output import RootGroup
+from dptrain.cli.plan import commands as plan
+from dptrain.cli.registry import commands as registry
 
 app = typer.Typer(
     name="dptrain",

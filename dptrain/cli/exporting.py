@@ -36,7 +36,7 @@ def taken_along(place: Place, registry: Path | None, without: bool) -> dict[str,
         registry: the registry that was named.
         without: whether attestations are left out.
     """
-    from dptrain.registry_watch import registry_of_run
+    from dptrain.record.registry_watch import registry_of_run
 
     found = registry_of_run(place) if registry is None and not without else registry
     return {"registry": found, "attestations": not without}

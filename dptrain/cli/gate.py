@@ -1,4 +1,4 @@
-"""`dptrain gate`: admit or refuse every contribution of a corpus."""
+"""`dptrain gate`: verify the attestations of a corpus, and keep the reading for the run over it."""
 
 import contextlib
 import json as json_text
@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
@@ -13,19 +14,103 @@ import typer
 
 from attest.corpus import Corpus, open_corpus
 from attest.corpus.records import SUFFIX
-from attest.errors import RegistryRefused
+from attest.errors import KeyRefused, RegistryRefused
 from attest.files import atomic_writer
 from attest.gate import Admitted, Gate, GateReport, ReasonCode, Refused, run_gate
 from attest.gate.reading import KeptReading
-from attest.policy import Policy
+from attest.keys import generate, load_private_key, save_private_key
+from attest.policy import Policy, SignedPolicy
 from attest.registry import Registry
 from attest.schema.plain import utc, visible
-from dptrain.cli.files import OwnerKey, RegistryFile, read_registry, read_signed_policy
-from dptrain.cli.kept_reading import ForLedger, Keeping, NoKeptReading, as_json, sentences
-from dptrain.cli.ledger_place import LedgerKey, StateDirectory, checked, place_of
+from dptrain.cli.inputs import OwnerKey, RegistryFile, read_registry, read_signed_policy
+from dptrain.cli.ledger.place import LedgerKey, StateDirectory, checked, place_of
 from dptrain.cli.output import JsonFlag, console, counted, counting, moment, styled, table
 from dptrain.progress import attestations_in, progress_bar
-from dptrain.registry_watch import cited_roots, memories_of, memory_of
+from dptrain.record.kept_reading import reading_beside
+from dptrain.record.registry_watch import cited_roots, memories_of, memory_of
+
+ForLedger = Annotated[
+    str | None,
+    typer.Option(
+        "--for",
+        metavar="LEDGER",
+        help="Ledger of the run that trains on it, there or to come. Signatures that verify are kept beside it, for the next "
+        "reading; its key is made if there is none.",
+    ),
+]
+NoKeptReading = Annotated[
+    bool, typer.Option("--no-kept-reading", help="Verify every signature, whatever was kept, and keep nothing.")
+]
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """Says where the reading of a command is kept.
+
+    Args:
+        ledger: Name of the ledger; None to keep nothing.
+        key: Its private key; None for the one beside it.
+        state: State directory of a ledger on a server.
+        make: Whether the key of a ledger that is still to come is made here.
+    """
+
+    ledger: str | None
+    key: Path | None = None
+    state: Path | None = None
+    make: bool = False
+
+    @property
+    def there(self) -> bool:
+        """Tells whether the ledger has begun."""
+        if self.ledger is None:
+            return False
+        from ledger.storage.opening import exists
+
+        return exists(place_of(self.ledger, self.state))
+
+    def reading(self, signed: SignedPolicy, registry: Registry) -> KeptReading | None:
+        """Opens the kept reading; None where there is no ledger, or no key of it at hand.
+
+        Args:
+            signed: The policy.
+            registry: The contributors.
+
+        Raises:
+            KeyRefused: A key that was named cannot be read, or a new one cannot be written.
+        """
+        if self.ledger is None:
+            return None
+        place = place_of(self.ledger, self.state)
+        if place.beside is None:
+            return None
+        path = self.key or place.key
+        if not path.exists():
+            if not self.make or self.there:
+                return None
+            place.make_state_directory()
+            save_private_key(path, generate())
+        try:
+            return reading_beside(place, load_private_key(path), signed, registry)
+        except KeyRefused:
+            if self.key is not None or self.make:
+                raise
+            return None  # A gate that only asks for withdrawals needs no key, nor the right to read one.
+
+
+def as_json(reading: KeptReading | None) -> dict[str, Any]:
+    """Returns what a command with `--json` says of the kept reading; nothing if there is none."""
+    if reading is None:
+        return {}
+    return {"kept_reading": {"path": str(reading.path), "spared": reading.spared, "told": reading.told or None}}
+
+
+def sentences(reading: KeptReading | None) -> list[str]:
+    """Returns what a command says of the kept reading: what it spared, and why it did not spare more."""
+    if reading is None:
+        return []
+    spared = [f"{reading.spared} signatures had been verified before, as kept in {reading.path}"] if reading.spared else []
+    return spared + ([reading.told] if reading.told else [])
+
 
 SignedPolicyFile = Annotated[
     Path, typer.Argument(metavar="POLICY.cose", exists=True, dir_okay=False, help="Policy signed by the corpus owner.")

@@ -1,13 +1,10 @@
-"""What every command shares: the `--json` flag, tables, times, and the one place where errors become exit codes.
-
-Exit codes: 0 done, 1 refused or failed check, 2 wrong use.
-"""
+"""Print what commands say: tables, numbers and moments, JSON, errors, and hints at what was meant."""
 
 import codecs
 import contextlib
+import difflib
 import errno
 import io
-import json as json_text
 import math
 import os
 import re
@@ -16,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -28,11 +26,63 @@ from typer.core import TyperGroup
 
 from attest.errors import AttestError
 from attest.schema.plain import visible
-from dptrain.cli import complete, hints, manual
+from dptrain.cli import complete, manual
+from dptrain.cli.complete import paths, suffixes_of
 from dptrain.errors import DptrainError
-from dptrain.planning.glyphs import ASCII, PLAIN, UNICODE, Glyphs, Line
+from dptrain.planning.picture import ASCII, PLAIN, UNICODE, Glyphs, Line
 from dptrain.planning.rounding import at_most
+from dptrain.programs import print_json
 from ledger.errors import LedgerError
+
+WRITTEN_BY = {
+    "KEY": "'dptrain attest keygen NAME' writes one",
+    "PUB": "'dptrain attest keygen' writes it; its owner hands it out",
+    "POLICY": "'dptrain policy init' writes one to start from",
+    "POLICY.toml": "'dptrain policy init' writes one to start from",
+    "POLICY.cose": "'dptrain policy sign' writes it; the corpus owner hands it out",
+    "REGISTRY": "'dptrain registry init' starts one; the corpus owner hands it out",
+    "DATA.attest": "'dptrain attest sign DATA' writes it",
+    "WITHDRAWAL": "'dptrain attest withdraw' writes it",
+    "LEDGER": "training writes it",
+    "LEDGER.db": "training writes it",
+    "EXPORT": "'dptrain ledger export' writes it",
+    "MODEL": "training writes it",
+    "PROOF": "'dptrain ledger prove' writes it",
+    "NOTE": "'dptrain ledger cosign' writes it",
+    "RUN.toml": "recipes/ has examples",
+}
+"""Where a file comes from, by the metavar of the parameter that takes it."""
+
+
+def explain(error: Any) -> None:
+    """Extend, in place, the message of a `typer.BadParameter` about a parameter that is missing or names no file."""
+    parameter = getattr(error, "param", None)
+    if parameter is None:
+        return
+    metavar = parameter.metavar or ""
+    if not error.message:
+        # A parameter that was not given at all: its help says what it is.
+        error.message = getattr(parameter, "help", None) or ""
+    elif "does not exist" in error.message:
+        path = _quoted(error.message)
+        near = _nearest(path, metavar) if path else None
+        hint = f"is {near} meant?" if near else WRITTEN_BY.get(metavar, "")
+        error.message = error.message.rstrip(".") + (f"; {hint}" if hint else "")
+
+
+def _quoted(message: str) -> str | None:
+    parts = message.split("'")
+    return parts[1] if len(parts) == 3 else None
+
+
+def _nearest(path: str, metavar: str) -> str | None:
+    """A file of the right kind in the same folder whose name is much like this one."""
+    folder = path[: len(path) - len(Path(path).name)]
+    kinds = suffixes_of(metavar)
+    names = list(paths(folder, kinds)) if kinds else []
+    found = difflib.get_close_matches(path, names, n=1, cutoff=0.75)
+    return found[0] if found else None
+
 
 _JSON = "dptrain.json"
 
@@ -80,7 +130,7 @@ class RootGroup(TyperGroup):
                 raise
             code, sentence = "IO", f"{error.strerror or error}: {error.filename}" if error.filename else str(error)
         except typer.BadParameter as error:
-            hints.explain(error)
+            explain(error)
             error.message = visible(error.message, lines=True)
             if not ctx.meta.get(_JSON):
                 raise
@@ -156,11 +206,6 @@ def styled(style: str, text: str, rest: str = "") -> Text:
     return Text.assemble((text, style), rest)
 
 
-def print_json(data: dict[str, Any]) -> None:
-    """Print one JSON object. JSON has no infinity: an unbounded epsilon is printed as the string "inf"."""
-    typer.echo(json_text.dumps(_finite(data), indent=2, allow_nan=False))
-
-
 @contextlib.contextmanager
 def counting(what: str) -> Iterator[Callable[[int], None]]:
     """A callback that shows a running count on a terminal, and nothing where standard error is a file or a pipe."""
@@ -173,15 +218,6 @@ def counting(what: str) -> Iterator[Callable[[int], None]]:
 
         yield progress
 
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
 
 
 def table(*columns: str) -> Table:

@@ -12,26 +12,27 @@ from attest.files import atomic_write
 from attest.keys.signers import as_signer
 from attest.policy import Policy, SignedPolicy, sign_policy
 from attest.registry import open_registry
+from dptrain.accounting.support import unsupported
 from dptrain.cli.advice import Case, Consequence, CorpusSize, consequences
-from dptrain.cli.advice.show import print_check
-from dptrain.cli.advice.survey import admitted, attested
-from dptrain.cli.counts import count_of
-from dptrain.cli.files import (
+from dptrain.cli.advice.case import admitted, attested
+from dptrain.cli.advice.findings import print_check
+from dptrain.cli.gate import judge
+from dptrain.cli.inputs import (
     OwnerKey,
     PassphraseFile,
     PolicyFile,
     RegistryFile,
     beside,
+    count_of,
     load_key,
     read_policy,
     read_registry,
     read_signed_policy,
     refuse_to_overwrite,
 )
-from dptrain.cli.gate import judge
-from dptrain.cli.output import JsonFlag, console, counting, print_json
+from dptrain.cli.output import JsonFlag, console, counting
 from dptrain.planning.plan import make_plan
-from dptrain.support import unsupported
+from dptrain.programs import print_json
 
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode="markdown", help="Write, explain, sign and show the rules of a corpus."

@@ -10,14 +10,16 @@ import typer
 from attest import keys
 from attest.fixed_point import MICRO
 from attest.schema.plain import utc, visible
-from dptrain.cli import exporting, ledger_proofs
-from dptrain.cli.files import PassphraseFile
-from dptrain.cli.ledger_place import LedgerKey, StateDirectory, checked, opened_to_sign, place_of
-from dptrain.cli.ledger_show import print_verdict
-from dptrain.cli.output import JsonFlag, console, counted, counting, moment, print_json, spent, styled, table
+from dptrain.cli import exporting
+from dptrain.cli.inputs import PassphraseFile
+from dptrain.cli.ledger import proofs as ledger_proofs
+from dptrain.cli.ledger.place import LedgerKey, StateDirectory, checked, opened_to_sign, place_of
+from dptrain.cli.ledger.show import print_verdict
+from dptrain.cli.output import JsonFlag, console, counted, counting, moment, spent, styled, table
+from dptrain.programs import print_json
 
 if TYPE_CHECKING:
-    # Loaded where they are used, as in `dptrain.cli.ledger`: help and completion need none of them.
+    # Loaded where they are used, as in `dptrain.cli.ledger.commands`: help and completion need none of them.
     from ledger.release import Manifest, ReleaseReport, Tie
 
 ModelDirectory = Annotated[

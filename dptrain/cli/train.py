@@ -7,10 +7,9 @@ from typing import Annotated
 
 import typer
 
-from dptrain.cli.kept_reading import NoKeptReading
+from dptrain.cli.gate import NoKeptReading
 from dptrain.cli.output import JsonFlag
-from dptrain.errors import ConfigError
-from dptrain.extras import how_to_install, is_missing_extra
+from dptrain.errors import ConfigError, how_to_install, is_missing_extra
 
 
 def load_training(module: str) -> ModuleType:

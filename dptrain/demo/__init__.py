@@ -1,5 +1,5 @@
 """`dptrain demo`: the whole way of a contribution on real data, from a key to a verified export."""
 
-from dptrain.demo.story import main
+from dptrain.demo.stages import main
 
 __all__ = ["main"]

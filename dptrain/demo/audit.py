@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from attest.keys import load_private_key
-from dptrain.registry_watch import registry_of_run
+from dptrain.record.registry_watch import registry_of_run
 from ledger import layout
 from ledger.log import Ledger
 from ledger.note import NoteSigner, parse_verifier_key

@@ -17,37 +17,37 @@ from attest.gate import GateReport, run_gate
 from attest.gate.reading import KeptReading
 from attest.keys import load_public_key
 from attest.policy import Policy, SignedPolicy, open_policy
-from dptrain import checkpoints, describe, weights
-from dptrain.batching import Planned
-from dptrain.depth import Ran, layer_stack, order_of
-from dptrain.drawing import Drawing
-from dptrain.earlier import EarlierRuns
+from dptrain.blocks.stack import Ran, layer_stack, order_of
+from dptrain.clipping.exactness import level_of, refuse_skipped_masks, refuse_uncertifiable
+from dptrain.clipping.resolver import Schedule, bind
+from dptrain.data.contributions import Pool, in_ledger_order, slots_for
+from dptrain.data.loader import Feeder
+from dptrain.data.microbatch import Collate, Decode, Microbatch, json_examples
+from dptrain.data.packing import Planned
+from dptrain.data.slots import Slots
+from dptrain.engine import header as describe
 from dptrain.engine import refusals
+from dptrain.engine.draw import Drawing
 from dptrain.engine.release import Phase, PrivateGradients, refuse_addresses
 from dptrain.engine.start import Start
 from dptrain.engine.step import LogicalStep, Steps, check_parameters
+from dptrain.engine.streams import open_streams
 from dptrain.errors import ConfigError, StepOrder
-from dptrain.feeding import Feeder
-from dptrain.inbox import Inbox
-from dptrain.kept_reading import reading_beside
-from dptrain.microbatch import Collate, Decode, Microbatch, json_examples
-from dptrain.pin import PinRecord
-from dptrain.pool import Pool, in_ledger_order, slots_for
 from dptrain.progress import attestations_in, progress_bar
-from dptrain.recording import Recorder, by_terms
-from dptrain.registry_watch import RegistryWatch, memories_of
-from dptrain.resolver import Schedule, bind
+from dptrain.record import checkpoints, weights
+from dptrain.record.earlier_runs import EarlierRuns
+from dptrain.record.kept_reading import reading_beside
+from dptrain.record.pin import PinRecord
+from dptrain.record.recorder import Recorder, by_terms
+from dptrain.record.registry_watch import RegistryWatch, memories_of
+from dptrain.record.settling import Inbox, settle_pool
 from dptrain.routing import Router
+from dptrain.routing.accumulate import Folding
 from dptrain.routing.couplings import Program, refuse_coupled
-from dptrain.routing.folding import Folding
-from dptrain.routing.levels import level_of, refuse_skipped_masks, refuse_uncertifiable
 from dptrain.routing.repeated import RepeatedLoss
 from dptrain.routing.synthetic_rows import ProbeRows
 from dptrain.sandbox import Loop, Sandbox, forward_seed
 from dptrain.sandbox.isolation import Isolation
-from dptrain.settling import settle_pool
-from dptrain.slots import Slots
-from dptrain.streams import open_streams
 from ledger.leaves import HELD, Header
 from ledger.storage.place import Place
 
@@ -246,7 +246,7 @@ class PrivateTraining:
         Args:
             model: any module whose layer stack is found or named. optimizer: any ``torch.optim`` optimizer.
             collate: examples to a mapping of tensors, of shapes that do not depend on content. layers: see
-                :func:`dptrain.depth.resolve_layer_names`.
+                :func:`dptrain.blocks.stack.resolve_layer_names`.
             probe: a few raw records that are nobody's contribution, as ``decode`` takes them, for the start-up probes. By
                 default these run on contributions of public classes or, where there are none, on rows made up from shapes and
                 types; where such rows do not serve (PROBE_NEEDED), give real ones.

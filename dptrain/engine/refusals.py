@@ -10,13 +10,12 @@ import torch
 from torch import nn
 
 from attest.policy import Policy
+from dptrain.accounting.support import unsupported
+from dptrain.clipping.resolver import Schedule
 from dptrain.errors import ConfigError, NotPrivateUse, UnsupportedModule, UnsupportedPolicy
-from dptrain.noise import selftest
-from dptrain.resolver import Schedule
+from dptrain.noise import device
 from dptrain.sandbox.interception import Sandbox
-from dptrain.sandbox.isolation import Isolation
-from dptrain.sandbox.optimizers import Reach, reach, refuse_unusable, weakness
-from dptrain.support import unsupported
+from dptrain.sandbox.isolation import Isolation, Reach, reach, refuse_unusable, weakness
 from ledger.leaves import HELD
 
 
@@ -69,7 +68,7 @@ def refuse_generator(generator: str, policy: Policy, accelerator: Any | None) ->
             f"noise_generator = 'device' draws Gaussian noise, and the policy asks for {policy.mechanism.name!r}; "
             "leave it at 'host'",
         )
-    selftest.require(accelerator.device if accelerator is not None else torch.device("cpu"))
+    device.require(accelerator.device if accelerator is not None else torch.device("cpu"))
 
 
 def refuse_optimizer(optimizer: torch.optim.Optimizer, schedule: Schedule, model: nn.Module) -> None:

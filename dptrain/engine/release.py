@@ -11,12 +11,12 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from dptrain.depth import Tensor
+from dptrain.blocks.stack import Tensor
+from dptrain.clipping.public import PublicSums
 from dptrain.errors import ConfigError, NotPrivateUse, StepOrder, UnsupportedPolicy
 from dptrain.noise.families import Noise
 from dptrain.noise.lattice import TAIL_LANE
 from dptrain.routing import Router
-from dptrain.routing.public import PublicSums
 from dptrain.sandbox.isolation import Isolation
 from dptrain.sandbox.untouched import Remembered, versions
 

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from dptrain.clipping.fast import FastSums
+from dptrain.data.microbatch import Microbatch
 from dptrain.errors import ConfigError, CoupledModel, NonFinite, NotPrivateUse
-from dptrain.microbatch import Microbatch
-from dptrain.routing.head_probe import HeadProbe
 from dptrain.routing.probes import (
     HALF_TOLERANCE,
     P2_TOLERANCE,
     Exact,
+    HeadProbe,
     Seen,
     check_company,
     check_exact,
@@ -26,7 +27,6 @@ from dptrain.routing.probes import (
     stretched,
 )
 from dptrain.routing.router import Site
-from dptrain.routing.sums import FastSums
 from dptrain.routing.synthetic_rows import HOW_TO, IGNORED, KINDS, LARGE, SMALL, needed
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from dptrain.data.microbatch import Microbatch
 from dptrain.engine.release import Phase
 from dptrain.errors import NonFinite
-from dptrain.microbatch import Microbatch
 
 if TYPE_CHECKING:
     from dptrain.engine.private_training import PrivateTraining

@@ -1,1 +1,1 @@
-"""Gradients of single contributions: one rule per kind of module, and the forms in which a gradient is kept."""
+"""Per-sample gradients in their cheapest exact form: one rule a layer."""

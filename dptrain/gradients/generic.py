@@ -20,7 +20,7 @@ from dptrain.errors import UnsupportedModule, without_text
 from dptrain.gradients.forms import Dense, Piece
 from dptrain.gradients.replayed_randomness import Replay, Unmatched, every_row, rows_of
 from dptrain.gradients.rules import Call, promote
-from dptrain.sandbox.generators import Generators
+from dptrain.sandbox.draws import Generators
 
 OPAQUE = (type(None), bool, int, float, str, torch.dtype, torch.device)
 """Arguments beside tensors that a module may be run again with; any other object could carry state from call to call."""

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dptrain.sandbox import Draw, Entry, Read
 from dptrain.sandbox.draws import UnknownDraw, draws, request
-from dptrain.sandbox.kinds import READS
+from dptrain.sandbox.modes import READS
 
 
 class Unmatched(RuntimeError):

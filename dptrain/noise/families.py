@@ -9,13 +9,11 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from dptrain.noise.discrete_gaussian import DiscreteGaussian
 from dptrain.noise.exact import CHUNK, ExactSampler, Law
-from dptrain.noise.laplace import RoundedLaplace
+from dptrain.noise.integer_families import DiscreteGaussian, RoundedLaplace, Skellam
 from dptrain.noise.lattice import MOST_THREADS, Claims, require_std
 from dptrain.noise.normals import Blocks
-from dptrain.noise.skellam import Skellam
-from dptrain.threads import Threads
+from dptrain.noise.threads import Threads
 
 LAWS: dict[str, type[DiscreteGaussian] | type[RoundedLaplace] | type[Skellam]] = {
     "discrete_gaussian": DiscreteGaussian,

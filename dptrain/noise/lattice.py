@@ -13,7 +13,7 @@ import torch
 
 from dptrain.noise.keystream import KeyStream
 from dptrain.noise.normals import TAIL_LANE, BoxMuller
-from dptrain.threads import Threads
+from dptrain.noise.threads import Threads
 from ledger.leaves.numerics import LATTICE_BITS
 
 CHUNK = 1 << 16

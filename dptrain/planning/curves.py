@@ -5,8 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from dptrain.planning.canvas import Canvas
-from dptrain.planning.figures import curve_figure
+from dptrain.planning.figures import Canvas, curve_figure
 from dptrain.planning.rounding import rounded_up
 from ledger import accountants
 from ledger.accountants import MIN_DELTA, AccountantError, Phase

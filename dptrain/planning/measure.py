@@ -22,24 +22,24 @@ from torch import nn
 
 from attest.policy import ClassRule, Policy
 from attest.schedule import allocation, effective_multiplier
-from dptrain.batching import Drawn, Planned, plan
-from dptrain.command import quiet_libraries
-from dptrain.depth import layer_stack
+from dptrain.blocks.stack import layer_stack
+from dptrain.clipping.exactness import level_of, refuse_uncertifiable
+from dptrain.clipping.resolver import Schedule, bind
+from dptrain.data.microbatch import Collate, Microbatch, build, row_names
+from dptrain.data.packing import Drawn, Planned, plan
+from dptrain.data.sampling import groups
 from dptrain.engine import refusals
 from dptrain.engine.release import Phase, PrivateGradients
-from dptrain.microbatch import Collate, Microbatch, build, row_names
+from dptrain.engine.streams import noise_of
 from dptrain.noise import KeyStream
-from dptrain.resolver import Schedule, bind
+from dptrain.programs import quiet_libraries
 from dptrain.routing import Router, bounds_of
+from dptrain.routing.accumulate import Folding
 from dptrain.routing.couplings import refuse_coupled
-from dptrain.routing.folding import Folding
-from dptrain.routing.levels import level_of, refuse_uncertifiable
-from dptrain.runconfig import ImageModel, RunConfig, TextModel
-from dptrain.sampling import groups
 from dptrain.sandbox import Sandbox, forward_seed
-from dptrain.streams import noise_of
 from dptrain.tasks import task
 from dptrain.tasks.classification import make_optimizer
+from dptrain.tasks.runconfig import ImageModel, RunConfig, TextModel
 
 ROUNDS = 3
 """Steps that are timed, after one that is not; the median counts."""
@@ -228,7 +228,7 @@ class _Steps:
     def mixed(self, drawn: Sequence[ClassRule]) -> list[Planned]:
         """Microbatches of a step that draws one contribution, of one example, of each of these classes; slots are places there.
 
-        As :meth:`dptrain.drawing.Drawing.planned` makes them.
+        As :meth:`dptrain.engine.draw.Drawing.planned` makes them.
         """
         most, rows = self._config.run.microbatch, self._config.run.microbatch_rows
         depths = [self.schedule.lowest_position(rule.name) for rule in drawn]

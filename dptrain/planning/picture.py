@@ -1,15 +1,35 @@
-"""The plan as a picture of plain characters: a bar over the layer stack per class, the noise below it.
-
-Lines are pairs of text and style, so that a terminal without colour loses nothing; where a screen takes no Unicode every
-character is ASCII.
-"""
+"""Draw curves on a terminal, in Unicode or in plain characters."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from dptrain.planning.glyphs import Glyphs, Line
 from dptrain.planning.layout import BlockPlan, stack
 from dptrain.planning.plan import PhasePlan, Plan
 from dptrain.planning.rounding import rounded_up
+
+Line = list[tuple[str, str]]
+"""Pieces of one line, each with its style."""
+
+
+@dataclass(frozen=True, slots=True)
+class Glyphs:
+    """Characters of a picture; `levels` ascend."""
+
+    touched: str
+    partly: str
+    public: str
+    outside: str
+    wall: str
+    levels: str
+    epsilon: str
+
+
+UNICODE = Glyphs("█", "▒", "░", "·", "│", "▁▂▃▄▅▆▇█", "ε")
+ASCII = Glyphs("#", "+", "o", ".", "|", "12345678", "epsilon")
+
+PLAIN = {"∞": "inf", "ε": "epsilon", "δ": "delta", "σ": "sigma", "✗": "x", "×": "x", "–": "-", "—": "-", "…": "...", "µ": "u"}
+"""What stands for a character that a screen does not take."""
+
 
 _MOST_COLUMNS = 48
 """Columns of the layers; deeper stacks share them."""

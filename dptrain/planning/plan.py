@@ -1,13 +1,10 @@
-"""What a policy costs and promises, before any model is loaded: schedule, effective multipliers, epsilon.
-
-Where classes are bound to names, adapters, heads or experts, the multiplier shown is a lower bound, since overlap can only
-add noise.
-"""
+"""Plan a run before anything is charged: occurrences, epsilon and noise of every class and contribution."""
 
 import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 from attest import schedule
 from attest.fixed_point import from_micro
@@ -15,12 +12,56 @@ from attest.policy import ClassRule, Policy
 from attest.policy.sampling import POISSON, period
 from attest.schedule import allocation
 from attest.schedule.turns import dearest_turns
-from dptrain.own_noise import OwnNoise, own_bounds, own_noise, strictest
-from dptrain.planning.draws import DrawRange, draw_range
+from dptrain.clipping.own_noise import OwnNoise, own_bounds, own_noise, strictest
 from dptrain.planning.layout import BlockPlan, lay_out, needs_model, sure_stds
 from ledger import accountants
 from ledger.accountants import Phase
 from ledger.errors import AccountantError
+
+TAIL = 0.025
+"""Probability beyond either end of the range that is shown: 95 of 100 contributions lie within."""
+
+_EXACT_BELOW = 1e7
+"""Variance from which on the normal law is taken, which is then within one draw of the binomial one."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrawRange:
+    """Draws of one contribution over the horizon: at most TAIL of all contributions are drawn less often than `low`, and as
+    many more often than `high`."""
+
+    low: int
+    high: int
+
+
+def draw_range(steps: int, rate: Fraction) -> DrawRange:
+    """Quantiles of Bin(steps, rate).
+
+    Args:
+        steps: Horizon T, at least 1.
+        rate: Probability of a draw per step, above 0 and at most 1.
+    """
+    q = float(rate)
+    if q >= 1.0:
+        return DrawRange(steps, steps)
+    mean, variance = steps * q, steps * q * (1.0 - q)
+    if variance > _EXACT_BELOW:
+        width = 1.959964 * math.sqrt(variance)
+        return DrawRange(max(0, math.floor(mean - width)), min(steps, math.ceil(mean + width)))
+    # From far enough below, where nothing is left to count, up: P[X <= k].
+    reach = 10.0 * math.sqrt(variance) + 20.0
+    start = max(0, math.floor(mean - reach))
+    at = math.lgamma(steps + 1) - math.lgamma(start + 1) - math.lgamma(steps - start + 1)
+    mass = math.exp(at + start * math.log(q) + (steps - start) * math.log1p(-q))
+    odds, below, low = q / (1.0 - q), 0.0, None
+    for k in range(start, steps + 1):
+        below += mass
+        if low is None and below > TAIL:
+            low = k
+        if below >= 1.0 - TAIL or k > mean + reach:
+            return DrawRange(low or 0, k)
+        mass *= (steps - k) / (k + 1) * odds
+    return DrawRange(low or 0, steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +87,8 @@ class BoundPlan:
         max_occurrences: Signed cap on occurrences, 0 for none.
         multipliers: z in every phase of the policy.
         expected_draws: Occurrences over the planned horizon, or the cap if it is smaller.
-        sufficient_multiplier: z*, which its own bounds need by themselves (`dptrain.own_noise`): the signed multiplier, or more
-            if a limit of epsilon was signed that needs more. None where no multiplier does, or under laplace.
+        sufficient_multiplier: z*, which its own bounds need (`dptrain.clipping.own_noise`): the signed multiplier, or more if
+            a limit of epsilon was signed that needs more. None where no multiplier does, or under laplace.
         sufficient_variance: (z* C)^2, likewise.
     """
 

@@ -1,6 +1,6 @@
 """Depth-selective routing: per-contribution masks, dual clipping and sums on the autograd engine."""
 
+from dptrain.clipping.fast import Bounds, bounds_of
 from dptrain.routing.router import FallbackNotice, Router
-from dptrain.routing.sums import Bounds, bounds_of
 
 __all__ = ["Bounds", "FallbackNotice", "Router", "bounds_of"]

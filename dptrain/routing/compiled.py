@@ -18,13 +18,13 @@ from torch import nn
 from torch._inductor import cpp_builder
 from torch._inductor.exc import InvalidCxxCompiler
 
+from dptrain.clipping.fast import Pieces
+from dptrain.data.microbatch import Microbatch
 from dptrain.errors import CompileRefused, LossShape
-from dptrain.microbatch import Microbatch
 from dptrain.routing import pystate
 from dptrain.routing.graphs import Armed, NotTraceable, StepGraph, make_graph, state_of, values_of
 from dptrain.routing.repeated import Loss, RepeatedLoss, first
 from dptrain.routing.router import Router
-from dptrain.routing.sums import Pieces
 from dptrain.routing.synthetic_rows import ProbeRows
 
 AGREEMENT = {torch.float64: 1e-6, torch.float32: 2e-3}
@@ -88,7 +88,7 @@ class CompiledLoss:
     in the probes at start) it is that loss.
 
     Guarantee: what reaches the router are the pieces of the armed microbatch as its hooks would have found them, up to the
-    rounding of the order of operations; mask, norm, clip and sum are the hook form's own (:mod:`dptrain.routing.sums`).
+    rounding of the order of operations; mask, norm, clip and sum are the hook form's own (:mod:`dptrain.clipping.fast`).
 
     Args:
         router: the router of the run. model: the module whose parameters it schedules.

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from dptrain.adapters import unchecked
+from dptrain.blocks.adapters import unchecked
 from dptrain.errors import CoupledModel, UnsupportedModule
 
 QUANTISED = {

@@ -20,15 +20,14 @@ from torch.func import functional_call
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from dptrain.clipping.fast import Pieces
+from dptrain.data.microbatch import Microbatch
 from dptrain.gradients import matmul
-from dptrain.microbatch import Microbatch
 from dptrain.routing.repeated import Loss
 from dptrain.routing.router import Router
 from dptrain.routing.router import _Armed as Armed
-from dptrain.routing.sums import Pieces
 from dptrain.sandbox import Sandbox
-from dptrain.sandbox.draws import Request
-from dptrain.sandbox.generators import Generators
+from dptrain.sandbox.draws import Generators, Request
 from dptrain.sandbox.layouts import Place
 
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from dptrain.clipping.fast import Bounds, Pieces
+from dptrain.data.microbatch import Microbatch
 from dptrain.errors import CoupledModel, DptrainError, LossShape
-from dptrain.microbatch import Microbatch
 from dptrain.routing.router import Router
-from dptrain.routing.sums import Bounds, Pieces
 from dptrain.routing.synthetic_rows import ProbeRows, needed
 
 Loss = Callable[[nn.Module, Microbatch], torch.Tensor]

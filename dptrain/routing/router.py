@@ -17,18 +17,16 @@ from torch import nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.hooks import RemovableHandle
 
+from dptrain.clipping.exactness import Sums, sums_for
+from dptrain.clipping.fast import Bounds, Pieces, full_precision
+from dptrain.clipping.resolver import Schedule
+from dptrain.data.microbatch import Microbatch
 from dptrain.errors import CoupledModel, LossShape, UnsupportedModule
-from dptrain.gradients.forms import Piece
+from dptrain.gradients.forms import Piece, narrow
 from dptrain.gradients.generic import GenericRule, spreads
 from dptrain.gradients.rules import LinearRule, Rule, rule_for
-from dptrain.gradients.whole_modules import composite_rule
-from dptrain.microbatch import Microbatch
-from dptrain.resolver import Schedule
+from dptrain.gradients.whole_modules import SpreadPrompts, composite_rule, prompt_models
 from dptrain.routing.capture import Kept, Tap, in_reentrant_checkpoint
-from dptrain.routing.levels import Sums, sums_for
-from dptrain.routing.narrow import narrow
-from dptrain.routing.prompts import SpreadPrompts, prompt_models
-from dptrain.routing.sums import Bounds, Pieces, full_precision
 from dptrain.sandbox import Entry, Given, Sandbox
 
 
@@ -73,7 +71,7 @@ class Router:
 
     Guarantee: what :meth:`fold` hands to ``sums`` are, per scheduled tensor, pieces whose row i is the gradient of
     contribution i alone; a contribution with a non-finite loss or gradient contributes zero, silently. What the sums promise
-    stands with them (:mod:`dptrain.routing.sums`).
+    stands with them (:mod:`dptrain.clipping.fast`).
 
     Args:
         sandbox: what the forward runs in, while a microbatch is entered there. None: a module that draws random numbers and

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from dptrain.data.microbatch import Microbatch
 from dptrain.errors import ConfigError
-from dptrain.microbatch import Microbatch
 
 HOW_TO = (
     "give prepare(probe=[...]) a few raw records of your own, as bytes that decode and collate can read (they are used in the "

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
-from dptrain.noise.chacha import WORDS, chacha_blocks
+from dptrain.noise.keystream import WORDS, chacha_blocks
 
 SEED_BYTES = 16
 _NONCE = 12

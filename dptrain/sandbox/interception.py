@@ -20,14 +20,12 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from dptrain.errors import NotPrivateUse, UnsupportedModule
-from dptrain.sandbox import leaves
+from dptrain.sandbox import untouched
 from dptrain.sandbox.addresses import Numbers, place_tag, shared_tag
-from dptrain.sandbox.draws import Request, UnknownDraw, draws, request
-from dptrain.sandbox.generators import Generators
+from dptrain.sandbox.draws import Generators, Request, UnknownDraw, draws, request
 from dptrain.sandbox.indices import Total
-from dptrain.sandbox.kinds import PLAIN, Kind, kind_of, spread, writes_now
 from dptrain.sandbox.layouts import SHARED, Layout, Layouts, Place
-from dptrain.sandbox.modes import Called, Dispatched, take_out, take_out_function
+from dptrain.sandbox.modes import PLAIN, Called, Dispatched, Kind, kind_of, spread, take_out, take_out_function, writes_now
 from dptrain.sandbox.passes import CALL_IMPL, Draw, Entry, Given, Loop, Pass, Read
 from dptrain.sandbox.truths import Truths
 from dptrain.sandbox.writes import Kept, given_back
@@ -503,12 +501,12 @@ class Sandbox:
         """
         if not self._passes:
             return
-        for leaf in () if losses is None else leaves.reached(losses):
+        for leaf in () if losses is None else untouched.reached(losses):
             self._look_at_leaf(leaf)
         if self.current.outside:
             for leaf in self.current.outside:
                 leaf.grad = None
-            raise leaves.refusal(self.current.outside[0])
+            raise untouched.refusal(self.current.outside[0])
 
     def strike(self, losses: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Weights with NaN for the rows that count as zero: those whose loss is not finite, and those that were marked.

@@ -1,6 +1,11 @@
-"""Whether statement A has held so far: one word for the run, which only ever becomes weaker."""
+"""Follow whether statement A has held so far, and whether the optimizer lets it hold; it only ever becomes weaker."""
 
+import enum
+import sys
 import warnings
+from typing import Any, Final
+
+import torch
 
 from dptrain.errors import NotPrivateUse
 from ledger.leaves import HELD
@@ -64,3 +69,87 @@ class Isolation:
     def carry(self, *told: str) -> None:
         """Goes on from what ledger and checkpoint of a resumed run say."""
         self.told = next((word for word in (self.told, *told) if word != HELD), HELD)
+
+
+class Reach(enum.Enum):
+    """What an update of one coordinate, and of its state, is a function of, besides public numbers."""
+
+    COORDINATE = "its own past gradients and values"
+    TENSOR = "past gradients and values of its own tensor"
+    UNKNOWN = "anything"
+
+
+KNOWN: Final[dict[type[torch.optim.Optimizer], Reach]] = {
+    torch.optim.SGD: Reach.COORDINATE,
+    torch.optim.AdamW: Reach.COORDINATE,
+    torch.optim.Adam: Reach.COORDINATE,
+    torch.optim.NAdam: Reach.COORDINATE,
+    torch.optim.RAdam: Reach.COORDINATE,
+    torch.optim.Adamax: Reach.COORDINATE,
+    torch.optim.Adagrad: Reach.COORDINATE,
+    torch.optim.Adadelta: Reach.COORDINATE,
+    torch.optim.RMSprop: Reach.COORDINATE,
+    torch.optim.Rprop: Reach.COORDINATE,
+    torch.optim.ASGD: Reach.COORDINATE,
+    torch.optim.Adafactor: Reach.TENSOR,
+    torch.optim.Muon: Reach.TENSOR,
+}
+"""The optimizers of torch under which statement A holds, by exact type: a subclass may step otherwise.
+
+Each is held by ``tests/guarantees/test_statement_a.py``, which swaps a payload under every form of it (single tensor, foreach,
+fused) and every option that changes what it computes; but for ``capturable``, which torch takes on other devices only. None of
+the options of torch 2.13 couples tensors: foreach and fused forms do the same arithmetic tensor by tensor, and what is kept
+beside a tensor (step counts, products of momenta) follows from the number of steps. Adafactor and Muon scale or mix a tensor
+as a whole.
+"""
+
+_REFUSED: Final = {
+    torch.optim.LBFGS: (
+        "CLOSURE_OPTIMIZER",
+        "LBFGS evaluates gradients inside step(); use an optimizer that takes one",
+    ),
+    torch.optim.SparseAdam: (
+        "SPARSE_OPTIMIZER",
+        "SparseAdam steps on sparse gradients only, and what is released is noise in every coordinate; use Adam",
+    ),
+}
+
+
+def refuse_unusable(optimizer: torch.optim.Optimizer) -> None:
+    """Raises NotPrivateUse for an optimizer that cannot take what is released, before anything is charged."""
+    for kind, (code, sentence) in _REFUSED.items():
+        if isinstance(optimizer, kind):
+            raise NotPrivateUse(code, sentence)
+
+
+def reach(optimizer: torch.optim.Optimizer) -> Reach:
+    """How far one coordinate's gradient reaches in a step; ``UNKNOWN`` for what is not on the list."""
+    return KNOWN.get(type(optimizer), Reach.UNKNOWN)
+
+
+def weakness(given: Any, inner: torch.optim.Optimizer) -> str:
+    """What the choice of an optimizer means for statement A: ``HELD``, or why it is weaker.
+
+    Guarantee: where this says ``HELD`` and a step takes the released gradients as they are, the update and the state of every
+    tensor are a function of that tensor's own released gradients and of public numbers.
+
+    Args:
+        given: the optimizer as the user has it, in a wrapper or not; a wrapper may do more in a step.
+        inner: the optimizer of torch that it is, or holds.
+    """
+    if inner is not given and not _of_accelerate(given):
+        return f"what wraps the optimizer ({_name(given)}) is not known to leave its step alone"
+    if reach(inner) is Reach.UNKNOWN:
+        return f"optimizer {_name(inner)} is not known to keep tensors apart"
+    return HELD
+
+
+def _of_accelerate(wrapper: Any) -> bool:
+    """Whether it is accelerate's own wrapper, which passes a step on; a subclass of it is not."""
+    module = sys.modules.get("accelerate.optimizer")
+    return module is not None and type(wrapper) is module.AcceleratedOptimizer
+
+
+def _name(thing: Any) -> str:
+    """The name of a class as a leaf of the ledger takes it."""
+    return ascii(type(thing).__name__)[1:-1][:80]

@@ -1,9 +1,13 @@
-"""Whether tensors are what they were: by version, which counts operations of torch, and by checksum, for all other writes."""
+"""Check that tensors are what they were: by version for operations of torch, by checksum for all other writes."""
 
 import functools
-from collections.abc import Sequence
+import gc
+from collections.abc import Iterator, Sequence
 
 import torch
+from torch import nn
+
+from dptrain.errors import NotPrivateUse
 
 _ODD = 0x9E3779B97F4A7C15 - (1 << 64)
 """An odd multiplier: 2^64 divided by the golden ratio, as a signed word."""
@@ -88,3 +92,43 @@ class Remembered:
     def forget(self) -> None:
         """Lets go of the tensors."""
         self.tensors, self._versions, self._sums = [], [], self._sums[:0]
+
+
+def reached(losses: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Leaves to which a backward pass from here goes, also those that entered the graph before the microbatch or inside a
+    function of the user's own; not those behind a reentrant checkpoint."""
+    todo = [losses.grad_fn]
+    seen = set(todo)
+    while todo:
+        node = todo.pop()
+        if node is None:
+            continue
+        leaf = getattr(node, "variable", None)
+        if leaf is not None:
+            yield leaf
+        for behind, _ in node.next_functions:
+            if behind not in seen:
+                seen.add(behind)
+                todo.append(behind)
+
+
+def refusal(leaf: torch.Tensor) -> NotPrivateUse:
+    """Says what was found, by name where a module holds it."""
+    holder = next((found for found in _holders(leaf)), None)
+    what = f"{holder!r}, a parameter" if holder else f"a tensor of shape {tuple(leaf.shape)}"
+    return NotPrivateUse(
+        "FOREIGN_LEAF",
+        f"the forward uses {what} outside the model given to prepare(), with requires_grad=True: a backward pass would give it "
+        "the raw gradient of private examples. Make it part of the model, so that it is clipped and noised with the rest, or "
+        "detach it",
+    )
+
+
+def _holders(leaf: torch.Tensor) -> list[str]:
+    """Names under which modules hold a tensor, with the class of the module."""
+    found = []
+    for module in [item for item in gc.get_objects() if issubclass(type(item), nn.Module)]:
+        for name, value in module._parameters.items():
+            if value is leaf:
+                found.append(f"{type(module).__name__}.{name}")
+    return found

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from dptrain.depth import HEAD, layer_stack
+from dptrain.blocks.stack import HEAD, layer_stack
 from dptrain.errors import ConfigError
-from dptrain.runconfig import OptimizerConfig
+from dptrain.tasks.runconfig import OptimizerConfig
 
 Collate = Callable[[list[Any]], Mapping[str, torch.Tensor]]
 

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from dptrain.errors import ConfigError
-from dptrain.runconfig import ImageModel
 from dptrain.tasks.classification import (
     evaluate,
     first_line,
@@ -19,6 +18,7 @@ from dptrain.tasks.classification import (
     per_example_loss,
     read_examples,
 )
+from dptrain.tasks.runconfig import ImageModel
 
 __all__ = ["ImageCollate", "build", "evaluate", "per_example_loss", "read_examples"]
 

@@ -1,12 +1,20 @@
-"""Opening a run from a run file: private, or the comparison without privacy."""
+"""Open a run from a run file, private or without privacy for comparison, and conclude it."""
 
 import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from torch import nn
+
 from attest.schema.plain import visible
+from dptrain.cli.ledger.show import print_verdict
+from dptrain.cli.output import console, promised, spent, styled, table
 from dptrain.engine.private_training import PrivateTraining
-from dptrain.runconfig import RunConfig
-from dptrain.tasks.without_privacy import WithoutPrivacy
+from dptrain.tasks.classification import evaluate
+from dptrain.tasks.runconfig import RunConfig
+from dptrain.tasks.without_privacy import STAMP, WithoutPrivacy
+from ledger.audit import Verdict, verify_export
 
 
 def open_run(
@@ -36,3 +44,88 @@ def open_run(
             print(visible(run.reading.told), file=sys.stderr)
         return run
     return WithoutPrivacy(config.data, microbatch=config.run.microbatch, accelerator=accelerator, seed=config.run.seed)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Public results of a run.
+
+    Attributes:
+        private: False for a comparison run.
+        accuracy: on public validation examples; None without them.
+        classes: what :meth:`PrivateTraining.summary` says per class; empty for a comparison run.
+        refused: contributions that the gate refused, per reason.
+        model: directory of the model. export: directory of the public record, None for a comparison run.
+        verdict: the audit of that record. qualifiers: what weakens it, as words of ``ledger.audit.words``.
+        findings: what the audit found, one sentence each.
+    """
+
+    private: bool
+    accuracy: float | None
+    classes: tuple[dict[str, Any], ...]
+    refused: dict[str, int]
+    model: str
+    export: str | None = None
+    verdict: Verdict | None = None
+    qualifiers: tuple[str, ...] = ()
+    findings: tuple[str, ...] = ()
+
+    @property
+    def good(self) -> bool:
+        """False if the record of a private run does not verify."""
+        return not self.private or self.verdict not in (None, "FAILED")
+
+    def to_json(self) -> dict[str, Any]:
+        """The outcome as one JSON object."""
+        return asdict(self)
+
+    def print(self) -> None:
+        """Shows the outcome to a person."""
+        out = console()
+        if self.classes:
+            rows = table("class", "admitted", "clip norm", "multiplier", "rate", "ε", "ε content replaced", "δ")
+            for row in self.classes:
+                plain = (promised(row[key]) for key in ("clip_norm", "effective_multiplier", "sampling_rate"))
+                bounds = (spent(row[key], 4) for key in ("epsilon", "epsilon_replace"))
+                rows.add_row(row["class"], str(row["admitted"]), *plain, *bounds, promised(row["delta"]))
+            out.print(rows)
+        if self.refused:
+            out.print("refused by the gate: " + ", ".join(f"{code} {count}" for code, count in self.refused.items()))
+        if not self.private:
+            out.print(styled("bold red", STAMP))
+        if self.accuracy is not None:
+            out.print(f"accuracy on public validation examples: {self.accuracy:.2%}")
+        out.print(f"model: {self.model}")
+        if self.export is not None and self.verdict is not None:
+            print_verdict(self.verdict, self.qualifiers, f"record of the run: {self.export}")
+        for sentence in self.findings:
+            out.print(styled("red", sentence))
+
+
+def conclude(
+    run: PrivateTraining | WithoutPrivacy, model: nn.Module, collate: Any, validation: Sequence[Any], config: RunConfig
+) -> Outcome:
+    """Evaluates on public data, saves the model, and exports and verifies the record of a finished run.
+
+    Args:
+        run: the finished run. model: its model. collate: as the task's ``build`` returned it.
+        validation: PUBLIC examples; none for no accuracy. config: the run file.
+
+    Raises:
+        LedgerError: the run is not finished, or its record cannot be written.
+    """
+    accuracy = evaluate(model, collate.for_evaluation, validation) if validation else None
+    private = isinstance(run, PrivateTraining)
+    folder = config.run.output / ("model" if private else "model-not-private")
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder)
+    collate.save(folder)
+    refused = run.gate.counts()["refused"]
+    if not isinstance(run, PrivateTraining):
+        (folder / "NOT_PRIVATE").write_text(STAMP + "\n")
+        return Outcome(False, accuracy, (), refused, str(folder))
+    export = run.export(config.run.output / "export")
+    audited = verify_export(export, [run.recorder.ledger.header.log_vkey], owner_key=run.recorder.owner_public)
+    findings = tuple(f"{item.code} {item.where}: {item.sentence}" for item in audited.findings)
+    words = (audited.verdict, audited.qualifiers)
+    return Outcome(True, accuracy, tuple(run.summary()), refused, str(folder), str(export), *words, findings)

@@ -19,10 +19,10 @@ from attest.gate import run_gate
 from attest.keys import load_public_key
 from attest.policy import open_policy
 from attest.registry import open_registry
+from dptrain.data.microbatch import Collate, Decode, Microbatch, build, json_examples
 from dptrain.errors import ConfigError
-from dptrain.microbatch import Collate, Decode, Microbatch, build, json_examples
-from dptrain.registry_watch import memory_of
-from dptrain.runconfig import DataConfig
+from dptrain.record.registry_watch import memory_of
+from dptrain.tasks.runconfig import DataConfig
 
 STAMP = "NOT PRIVATE: trained without clipping, noise or ledger, for comparison only; do not release"
 

@@ -22,8 +22,9 @@ from attest.gate import Refused, run_gate
 from attest.registry import Entry, Grant, Registry, RegistryLog, SetClock, open_registry
 from attest.registry.entries import join
 from attest.schema.plain import AHEAD_SECONDS, MAX_TIME, day, in_words, utc, visible
-from dptrain.cli import ledger_proofs, ledger_show
 from dptrain.cli.app import app
+from dptrain.cli.ledger import proofs as ledger_proofs
+from dptrain.cli.ledger import show as ledger_show
 from dptrain.cli.output import console
 from ledger.audit import verify_export
 from ledger.errors import ReleaseRefused

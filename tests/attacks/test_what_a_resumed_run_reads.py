@@ -21,7 +21,7 @@ from attest import sign1, signed_file  # noqa: E402
 from attest.keys import generate, load_private_key, public_bytes, save_private_key, save_public_key  # noqa: E402
 from attest.registry.entries import join, split  # noqa: E402
 from dptrain.errors import ResumeRefused  # noqa: E402
-from dptrain.pin import KIND, PIN, STATE, folder_name  # noqa: E402
+from dptrain.record.pin import KIND, PIN, STATE, folder_name  # noqa: E402
 from ledger.audit import verify_export  # noqa: E402
 from ledger.errors import LedgerWrongRun, PinRefused  # noqa: E402
 from ledger.log import Ledger  # noqa: E402

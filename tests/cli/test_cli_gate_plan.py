@@ -5,8 +5,7 @@ from fractions import Fraction
 import pytest
 
 from attest.policy import Policy
-from dptrain.planning.draws import TAIL, draw_range
-from dptrain.planning.plan import bound_plan, class_blocks, make_plan
+from dptrain.planning.plan import TAIL, bound_plan, class_blocks, draw_range, make_plan
 from ledger.accountants import gaussian
 
 

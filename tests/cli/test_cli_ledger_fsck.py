@@ -7,7 +7,7 @@ import pytest
 from recorded import record
 
 from attest.keys import load_private_key
-from dptrain.pin import KIND
+from dptrain.record.pin import KIND
 from ledger.log import Ledger
 from ledger.note import NoteSigner
 from ledger.pinned import sign_pinned

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from attest.keys import save_private_key
-from dptrain.pin import KIND, PIN
+from dptrain.record.pin import KIND, PIN
 from ledger.handles import Pin
 from ledger.log import Ledger
 from ledger.pinned import sign_pinned

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import pytest
 
 from attest.policy import Policy
-from dptrain.cli import attest_words
+from dptrain.accounting.support import unsupported
 from dptrain.cli.advice import consequences
 from dptrain.cli.advice.case import Case
+from dptrain.cli.attest import words as attest_words
 from dptrain.planning.plan import make_plan
-from dptrain.support import unsupported
 from ledger import accountants
 
 TEXT = """

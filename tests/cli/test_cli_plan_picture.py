@@ -14,9 +14,8 @@ from rich.console import Console
 
 from attest.policy import Policy
 from dptrain.cli import output
-from dptrain.planning.canvas import PALETTE, Canvas, Rect, Stroke, Words
-from dptrain.planning.glyphs import ASCII, UNICODE
-from dptrain.planning.picture import phase_picture, plan_picture
+from dptrain.planning.figures import PALETTE, Canvas, Rect, Stroke, Words
+from dptrain.planning.picture import ASCII, UNICODE, phase_picture, plan_picture
 from dptrain.planning.plan import make_plan
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -120,7 +119,7 @@ def test_names_from_a_policy_cannot_break_out_of_a_figure(shell, policy):
 
 
 def test_figures_are_refused_before_anything_is_computed(shell, policy, monkeypatch):
-    monkeypatch.setattr("dptrain.cli.plan.make_plan", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("dptrain.cli.plan.commands.make_plan", lambda *_, **__: 1 / 0)
     shell.write("there.svg", "mine")
     for name in ("there.svg", "plan.pdf", "plan", "nowhere/plan.svg"):
         assert shell.json("plan", "policy.toml", "--plot", name, code=2)["error"]["code"] == "USAGE"

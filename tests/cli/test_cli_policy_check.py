@@ -12,7 +12,7 @@ from attest.keys.vkeys import SIGNATURE_COSIGNATURE_V1, VerifierKey, parse_verif
 from attest.policy import Policy
 from dptrain.cli.advice import Case, Consequence, CorpusSize, consequences
 from dptrain.cli.advice.facts import detection_limit
-from dptrain.cli.advice.fixes import multiplier_for, power_of_ten_below, rounded
+from dptrain.cli.advice.findings import multiplier_for, power_of_ten_below, rounded
 from dptrain.planning.plan import make_plan
 from dptrain.planning.rounding import at_most
 from ledger import accountants

@@ -290,7 +290,7 @@ def test_an_end_of_the_old_key_that_cannot_be_is_told_with_its_dates(alice):
 
 def test_a_key_enrolled_in_this_very_second_can_be_followed_by_another(alice, monkeypatch):
     now = contributors(alice)["alice"]["keys"][0]["not_before"]
-    monkeypatch.setattr("dptrain.cli.registry.time.time", lambda: now)
+    monkeypatch.setattr("dptrain.cli.registry.commands.time.time", lambda: now)
     alice.run("attest", "rotate", "--key", "alice.key", "--new-key", "new/alice.key", "--registry", REGISTRY)
     alice.run("registry", "rotate", REGISTRY, "--statement", "alice-rotation.cose")
     assert contributors(alice)["alice"]["keys"][0]["not_after"] == now + 1

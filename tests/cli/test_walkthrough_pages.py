@@ -20,7 +20,7 @@ from terminals import on_terminal
 from attest.corpus.signing import SigningTemplate
 from attest.keys import public_bytes, save_private_key, save_public_key
 from attest.registry.memory import SUFFIX, RegistryMemory
-from dptrain.runconfig import DataConfig, ImageModel, MachineConfig, OptimizerConfig, TextModel
+from dptrain.tasks.runconfig import DataConfig, ImageModel, MachineConfig, OptimizerConfig, TextModel
 from ledger.log import Ledger
 from tests.agents import needs_openssh, openssh_agent, ssh_add
 from tests.ledger.attested import put_registry, registry

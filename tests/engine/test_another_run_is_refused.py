@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from dptrain import recording
 from dptrain.errors import ResumeRefused
+from dptrain.record import recorder as recording
 
 ALIKE = {
     "owner_key": b"owner",

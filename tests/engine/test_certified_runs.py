@@ -180,7 +180,7 @@ def test_at_this_level_contributions_must_not_move_each_other_by_one_bit(tmp_pat
 def test_a_pool_beyond_capacity_is_refused_before_there_is_a_ledger(tmp_path, monkeypatch) -> None:
     world = make_world(tmp_path, steps=1, per_class=1, policy_extra='exactness = "certified"')
     with monkeypatch.context() as changed:
-        changed.setattr("dptrain.routing.certified.MOST_CONTRIBUTIONS", 2)
+        changed.setattr("dptrain.clipping.certified.MOST_CONTRIBUTIONS", 2)
         with pytest.raises(UnsupportedPolicy) as refused:
             Trainer(world)
     assert refused.value.code == "CAPACITY" and not world.ledger.exists()

@@ -11,9 +11,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dptrain import checkpoints  # noqa: E402
 from dptrain.errors import ResumeRefused  # noqa: E402
-from dptrain.pin import STATE, PinRecord, read_record, sign_record  # noqa: E402
+from dptrain.record import checkpoints  # noqa: E402
+from dptrain.record.pin import STATE, PinRecord, read_record, sign_record  # noqa: E402
 from ledger.errors import LedgerReplaced, PinRefused, StorageFailed  # noqa: E402
 from ledger.log import Ledger  # noqa: E402
 from tests.ledger.ledger_runs import SIGNER, START, header_spec  # noqa: E402
@@ -66,7 +66,7 @@ def test_a_full_disk_keeps_the_previous_checkpoint_and_leaves_nothing_half_writt
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(f"dptrain.checkpoints.{where}", full)
+    monkeypatch.setattr(f"dptrain.record.checkpoints.{where}", full)
     with pytest.raises(StorageFailed, match="free space"):
         save(ledger, folder, 2)
     monkeypatch.undo()
@@ -82,7 +82,7 @@ def test_no_checkpoint_is_written_of_a_ledger_that_is_lost(ledger, folder, tmp_p
 
 
 def test_states_that_were_saved_and_cannot_be_read_are_refused_by_name(ledger, folder, monkeypatch) -> None:
-    monkeypatch.setattr("dptrain.checkpoints.torch.save", lambda _, file: file.write(b"not a checkpoint"))
+    monkeypatch.setattr("dptrain.record.checkpoints.torch.save", lambda _, file: file.write(b"not a checkpoint"))
     path = save(ledger, folder, 1)
     with pytest.raises(ResumeRefused, match=r"CHECKPOINT_UNREADABLE.*step-00000001"):
         load(ledger, path)
@@ -93,7 +93,7 @@ def test_no_byte_of_changed_states_is_parsed(ledger, folder, monkeypatch) -> Non
     data = bytearray((path / STATE).read_bytes())
     data[len(data) // 2] ^= 1
     (path / STATE).write_bytes(data)
-    monkeypatch.setattr("dptrain.checkpoints.torch.load", lambda *_, **__: pytest.fail("parsed"))
+    monkeypatch.setattr("dptrain.record.checkpoints.torch.load", lambda *_, **__: pytest.fail("parsed"))
     with pytest.raises(PinRefused, match="STATE_CHANGED"):
         load(ledger, path)
 
@@ -107,7 +107,7 @@ def test_what_is_loaded_is_the_file_that_was_digested(ledger, folder, monkeypatc
         os.replace(other / STATE, path / STATE)
         return parse(*arguments, **options)
 
-    monkeypatch.setattr("dptrain.checkpoints.torch.load", swapped)
+    monkeypatch.setattr("dptrain.record.checkpoints.torch.load", swapped)
     assert float(load(ledger, path)[1]["model"]["weight"][0, 0]) == 1.0
 
 
@@ -119,7 +119,7 @@ def test_states_are_loaded_as_weights_alone(ledger, folder, monkeypatch) -> None
             return os.mkdir, (str(folder / "evil"),)
 
     whole = torch.save
-    monkeypatch.setattr("dptrain.checkpoints.torch.save", lambda state, file: whole({"model": Evil()}, file))
+    monkeypatch.setattr("dptrain.record.checkpoints.torch.save", lambda state, file: whole({"model": Evil()}, file))
     path = save(ledger, folder, 1)
     with pytest.raises(ResumeRefused, match="CHECKPOINT_UNREADABLE"):
         load(ledger, path)

@@ -10,9 +10,9 @@ from attest.attestation import Attestation  # noqa: E402
 from attest.descriptor import Terms  # noqa: E402
 from attest.gate import Admission, Admitted  # noqa: E402
 from dptrain import PrivateTraining  # noqa: E402
+from dptrain.data.contributions import BOUNDS, Pool, in_ledger_order, slots_for  # noqa: E402
 from dptrain.errors import ConfigError, ContentChanged, NotPrivateUse, ResumeRefused  # noqa: E402
 from dptrain.noise.keystream import KeyStream  # noqa: E402
-from dptrain.pool import BOUNDS, Pool, in_ledger_order, slots_for  # noqa: E402
 from tests.trainers import Trainer  # noqa: E402
 from tests.worlds import DAY, make_world, token_record  # noqa: E402
 

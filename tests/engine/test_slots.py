@@ -8,9 +8,9 @@ import pytest
 pytest.importorskip("torch")
 
 from attest.gate.admission import AdmittedRows
-from dptrain.pool import Pool, in_ledger_order, slots_for
-from dptrain.recording import _admissions, _one_of_each_form, by_terms
-from dptrain.slots import Slot, Slots
+from dptrain.data.contributions import Pool, in_ledger_order, slots_for
+from dptrain.data.slots import Slot, Slots
+from dptrain.record.recorder import _admissions, _one_of_each_form, by_terms
 from tests.trainers import Trainer
 from tests.worlds import make_world
 

@@ -4,9 +4,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from dptrain.clipping import one_contribution as single  # noqa: E402
 from dptrain.errors import ConfigError  # noqa: E402
-from dptrain.routing import single  # noqa: E402
-from dptrain.routing.folding import Folding  # noqa: E402
+from dptrain.routing.accumulate import Folding  # noqa: E402
 from tests.guarantees import peers  # noqa: E402
 from tests.trainers import Trainer  # noqa: E402
 from tests.worlds import World, make_world, token_record  # noqa: E402

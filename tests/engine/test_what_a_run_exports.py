@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 from attest.attestation import CommonTerms, Framing
 from attest.corpus import open_corpus
 from attest.registry import RegistryLog
-from dptrain.registry_watch import registry_of_run
+from dptrain.record.registry_watch import registry_of_run
 from ledger import layout, tiles
 from ledger.attestations import unpack
 from ledger.errors import ExportRefused

@@ -10,7 +10,7 @@ from attest import signed_file  # noqa: E402
 from attest.attestation import Attestation  # noqa: E402
 from attest.gate.admission import Admission, Passed  # noqa: E402
 from attest.withdrawal import Withdrawal, sign_withdrawal  # noqa: E402
-from dptrain.batching import Planned  # noqa: E402
+from dptrain.data.packing import Planned  # noqa: E402
 from dptrain.errors import NotPrivateUse  # noqa: E402
 from ledger import accountants  # noqa: E402
 from ledger.errors import HorizonExceeded  # noqa: E402

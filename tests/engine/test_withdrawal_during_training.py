@@ -10,7 +10,7 @@ from attest.keys import generate
 from attest.registry import RegistryLog
 from attest.withdrawal import Withdrawal, sign_withdrawal
 from dptrain.errors import ConfigError, ResumeRefused
-from dptrain.inbox import WithdrawalIgnored
+from dptrain.record.settling import WithdrawalIgnored
 from ledger.leaves import Withdraw, decode_leaf
 from tests.engine.test_earlier_runs import other
 from tests.trainers import Trainer

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from dptrain.pin import found
+from dptrain.record.pin import found
 from ledger.log import Ledger
 from tests.worlds import make_world
 

@@ -138,15 +138,15 @@ def server_missing() -> str | None:
 
 def digits(directory: Path) -> None:
     """Writes sixty pictures of digits that three contributors signed, and a run file for four steps over them."""
-    from dptrain.demo import data
-    from dptrain.rehearsal import policy_text, shares, stage, write_records
+    from dptrain.demo import public
+    from dptrain.demo.rehearsal import policy_text, shares, stage, write_records
     from tests.train.conftest import RUN
 
-    found = data.digits(validation=40)
+    found = public.digits(validation=40)
     # Drawn in every step: epsilon has a closed form, which keeps this quick.
-    how = {"steps": 4, "rate": 1.0, "normalizer": 60, "clip_norm": 1.0, "delta": data.DELTA, "epochs": 2}
-    text = policy_text(data.CORPUS, data.TIERS, **how)
-    stage(directory, text, shares(found.contributed[:60], data.TIERS, data.WEIGHTS, per_tier=1), now=NOW)
+    how = {"steps": 4, "rate": 1.0, "normalizer": 60, "clip_norm": 1.0, "delta": public.DELTA, "epochs": 2}
+    text = policy_text(public.CORPUS, public.TIERS, **how)
+    stage(directory, text, shares(found.contributed[:60], public.TIERS, public.WEIGHTS, per_tier=1), now=NOW)
     write_records(directory / "validation.jsonl", found.validation)
     (directory / "run.toml").write_text(f'{RUN}device = "cpu"\n')
 

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from dptrain import PrivateTraining
-from dptrain.depth import layer_stack
-from dptrain.resolver import Block, Schedule
+from dptrain.blocks.stack import layer_stack
+from dptrain.clipping.resolver import Block, Schedule
 from dptrain.routing import Router
 from tests.worlds import World, make_world
 

@@ -14,8 +14,8 @@ pytest.importorskip("transformers")
 from torch import nn  # noqa: E402
 
 from dptrain import PrivateTraining  # noqa: E402
-from dptrain.adapters import find_adapters, tuner_runs_whole  # noqa: E402
-from dptrain.depth import EMBEDDINGS, layer_stack  # noqa: E402
+from dptrain.blocks.adapters import find_adapters, tuner_runs_whole  # noqa: E402
+from dptrain.blocks.stack import EMBEDDINGS, layer_stack  # noqa: E402
 from dptrain.errors import CoupledModel, UnsupportedModule  # noqa: E402
 from dptrain.routing import FallbackNotice, Router  # noqa: E402
 from dptrain.routing.couplings import refuse_coupled  # noqa: E402

@@ -18,9 +18,9 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 from attest import signed_file  # noqa: E402
 from attest.keys import public_bytes  # noqa: E402
 from attest.policy import open_policy, sign_policy  # noqa: E402
+from dptrain.data.microbatch import json_examples  # noqa: E402
 from dptrain.engine import start  # noqa: E402
 from dptrain.errors import CoupledModel, NotPrivateUse, UnsupportedModule  # noqa: E402
-from dptrain.microbatch import json_examples  # noqa: E402
 from dptrain.sandbox import interception  # noqa: E402
 from tests.guarantees import peers  # noqa: E402
 from tests.worlds import World, token_record  # noqa: E402

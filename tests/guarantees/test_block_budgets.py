@@ -12,10 +12,10 @@ torch = pytest.importorskip("torch")
 from attest.keys import public_bytes  # noqa: E402
 from attest.schedule import effective_multiplier, phase_std  # noqa: E402
 from attest.schedule.allocation import effective_std  # noqa: E402
-from dptrain.resolver import Schedule  # noqa: E402
+from dptrain.clipping.certified import CertifiedSums  # noqa: E402
+from dptrain.clipping.fast import FastSums  # noqa: E402
+from dptrain.clipping.resolver import Schedule  # noqa: E402
 from dptrain.routing import Bounds, Router, bounds_of  # noqa: E402
-from dptrain.routing.certified import CertifiedSums  # noqa: E402
-from dptrain.routing.sums import FastSums  # noqa: E402
 from ledger.audit import verify_export  # noqa: E402
 from ledger.errors import LeafRefused  # noqa: E402
 from ledger.leaves import decode_leaf, encode_leaf  # noqa: E402

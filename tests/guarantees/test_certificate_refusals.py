@@ -9,9 +9,9 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from dptrain.depth import LayerStack, Tensor  # noqa: E402
-from dptrain.resolver import Block, Schedule  # noqa: E402
-from dptrain.routing.certified import CertifiedSums  # noqa: E402
+from dptrain.blocks.stack import LayerStack, Tensor  # noqa: E402
+from dptrain.clipping.certified import CertifiedSums  # noqa: E402
+from dptrain.clipping.resolver import Block, Schedule  # noqa: E402
 from tests.reference import naive_certified  # noqa: E402
 
 STDS = (0.7, 2.3)

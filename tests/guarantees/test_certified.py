@@ -8,13 +8,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dptrain.depth import layer_stack  # noqa: E402
+from dptrain.blocks.stack import layer_stack  # noqa: E402
+from dptrain.clipping import certified as level  # noqa: E402
+from dptrain.clipping.certified import CertifiedSums, Limits  # noqa: E402
+from dptrain.clipping.resolver import Block, Schedule  # noqa: E402
 from dptrain.errors import UnsupportedPolicy  # noqa: E402
 from dptrain.gradients.forms import Dense, Gather, Outer  # noqa: E402
-from dptrain.resolver import Block, Schedule  # noqa: E402
 from dptrain.routing import Router, bounds_of  # noqa: E402
-from dptrain.routing import certified as level  # noqa: E402
-from dptrain.routing.certified import CertifiedSums, Limits  # noqa: E402
 from ledger.leaves import numerics  # noqa: E402
 from tests.reference import naive, naive_certified  # noqa: E402
 from tests.reference.compare import random_schedule  # noqa: E402

@@ -6,11 +6,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dptrain.depth import layer_stack  # noqa: E402
+from dptrain.blocks.stack import layer_stack  # noqa: E402
+from dptrain.clipping.fast import FastSums  # noqa: E402
+from dptrain.clipping.resolver import Block, Schedule  # noqa: E402
 from dptrain.gradients.forms import Dense, Gather, Outer, add_weighted, gather, norm_sq  # noqa: E402
-from dptrain.resolver import Block, Schedule  # noqa: E402
 from dptrain.routing import Bounds, Router, bounds_of  # noqa: E402
-from dptrain.routing.sums import FastSums  # noqa: E402
 from tests.reference.families import FAMILIES  # noqa: E402
 
 

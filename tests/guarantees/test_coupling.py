@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from dptrain import PrivateTraining  # noqa: E402
-from dptrain.depth import EMBEDDINGS  # noqa: E402
+from dptrain.blocks.stack import EMBEDDINGS  # noqa: E402
 from dptrain.errors import ConfigError, CoupledModel, NonFinite, NotPrivateUse, UnsupportedModule  # noqa: E402
 from tests.trainers import Trainer  # noqa: E402
 from tests.worlds import World, make_world, token_record  # noqa: E402

@@ -14,6 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
+from dptrain.data.microbatch import Microbatch  # noqa: E402
 from dptrain.engine import start  # noqa: E402
 from dptrain.engine.start import Unprobed  # noqa: E402
 from dptrain.errors import (  # noqa: E402
@@ -25,7 +26,6 @@ from dptrain.errors import (  # noqa: E402
     StepOrder,
     UnsupportedModule,
 )
-from dptrain.microbatch import Microbatch  # noqa: E402
 from dptrain.routing import Router, synthetic_rows  # noqa: E402
 from dptrain.routing.synthetic_rows import ProbeRows  # noqa: E402
 from tests.guarantees.peers import Net, Run, collate, first_release, net, per_example, small_world, whole_schedule  # noqa: E402

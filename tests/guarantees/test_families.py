@@ -15,16 +15,16 @@ from attest.policy import MechanismRule, Policy  # noqa: E402
 from attest.policy.rules import ACCOUNTANTS, EXACTNESS, NOISE_INJECTIONS  # noqa: E402
 from attest.policy.sampling import OCCURRENCES_PUBLIC, SECRET_POISSON  # noqa: E402
 from dptrain import PrivateTraining  # noqa: E402
-from dptrain.depth import layer_stack  # noqa: E402
+from dptrain.blocks.stack import layer_stack  # noqa: E402
+from dptrain.clipping import certified as level  # noqa: E402
+from dptrain.clipping.certified import CertifiedSums, Limits  # noqa: E402
+from dptrain.clipping.exactness import sums_for  # noqa: E402
+from dptrain.clipping.resolver import bind  # noqa: E402
 from dptrain.errors import UnsupportedPolicy  # noqa: E402
 from dptrain.noise import KeyStream  # noqa: E402
 from dptrain.noise.exact import CHUNK  # noqa: E402
 from dptrain.noise.families import IntegerNoise, integer_noise  # noqa: E402
-from dptrain.noise.skellam import SKELLAM_BITS  # noqa: E402
-from dptrain.resolver import bind  # noqa: E402
-from dptrain.routing import certified as level  # noqa: E402
-from dptrain.routing.certified import CertifiedSums, Limits  # noqa: E402
-from dptrain.routing.levels import sums_for  # noqa: E402
+from dptrain.noise.integer_families import SKELLAM_BITS  # noqa: E402
 from ledger.accountants import families  # noqa: E402
 from ledger.audit import verify_export  # noqa: E402
 from tests.reference import naive_certified, streams  # noqa: E402

@@ -6,8 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dptrain.depth import layer_stack  # noqa: E402
-from dptrain.resolver import Block, Schedule  # noqa: E402
+from dptrain.blocks.stack import layer_stack  # noqa: E402
+from dptrain.clipping.resolver import Block, Schedule  # noqa: E402
 from dptrain.routing import FallbackNotice, Router, bounds_of  # noqa: E402
 from tests.reference import naive  # noqa: E402
 from tests.reference.families import FAMILIES  # noqa: E402

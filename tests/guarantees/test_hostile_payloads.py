@@ -241,7 +241,7 @@ def truths_are_told(patch: pytest.MonkeyPatch) -> None:
 
 
 def nothing_is_zeroed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("dptrain.routing.sums.zero_rows", lambda piece, bad: None)
+    patch.setattr("dptrain.clipping.fast.zero_rows", lambda piece, bad: None)
 
 
 FAULTS = {

@@ -13,8 +13,8 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from dptrain import PrivateTraining  # noqa: E402
+from dptrain.data.microbatch import Microbatch, json_examples  # noqa: E402
 from dptrain.errors import ConfigError, UnsupportedModule  # noqa: E402
-from dptrain.microbatch import Microbatch, json_examples  # noqa: E402
 from dptrain.routing.synthetic_rows import ProbeRows  # noqa: E402
 from tests.guarantees import peers  # noqa: E402
 from tests.guarantees.hostile import scene as scenes  # noqa: E402
@@ -202,7 +202,7 @@ def test_a_payload_that_changes_the_type_of_a_tensor_is_refused_before_a_charge(
 
 def test_without_that_check_it_would_stop_the_step_that_draws_it(root, world, monkeypatch) -> None:
     """The negative control: after the charge, and so telling who was drawn."""
-    monkeypatch.setattr("dptrain.feeding._require_types", lambda first, other: None)
+    monkeypatch.setattr("dptrain.data.loader._require_types", lambda first, other: None)
     some = dict.fromkeys(range(1, POOL, 3), a_whole_number)
     found = Run(ONE, world, lambda step: some).go(root / "untyped.db")
     assert found.ended is not None and found.ended.startswith("RuntimeError")
@@ -306,7 +306,7 @@ def test_a_module_that_raises_for_one_contribution_is_named_and_what_it_says_is_
 
 
 def test_with_the_text_of_the_error_the_claim_fails(odd_one, monkeypatch) -> None:
-    monkeypatch.setattr("dptrain.feeding.without_text", str)
+    monkeypatch.setattr("dptrain.data.loader.without_text", str)
     assert all("Doe" in refusal(odd_one, **options) for options, _ in UNREADABLE.values())
 
 

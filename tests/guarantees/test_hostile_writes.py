@@ -15,8 +15,8 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from dptrain.errors import NotPrivateUse  # noqa: E402
+from dptrain.record.weights import Weights  # noqa: E402
 from dptrain.sandbox.writes import Kept  # noqa: E402
-from dptrain.weights import Weights  # noqa: E402
 from tests.guarantees.hostile.payloads import null  # noqa: E402
 from tests.guarantees.hostile.scene import FAR, POOL, WIDTH, WORDS, Net, Run, Scene, Trace  # noqa: E402
 
@@ -347,7 +347,7 @@ def test_with_names_of_the_seal_alone_the_claim_fails(stage: Stage, monkeypatch)
 
 
 def test_digested_again_what_was_written_is_told(stage: Stage, monkeypatch) -> None:
-    from dptrain.weights import digest_of
+    from dptrain.record.weights import digest_of
 
     monkeypatch.setattr(Weights, "_digest", lambda self, name, tensor: digest_of(tensor))
     assert digests(stage, 7.0)[1] != digests(stage, 8.0)[1]

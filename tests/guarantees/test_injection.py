@@ -7,10 +7,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from attest.keys import public_bytes  # noqa: E402
+from dptrain.data.sampling import groups  # noqa: E402
 from dptrain.engine.release import PrivateGradients  # noqa: E402
 from dptrain.errors import UnsupportedPolicy  # noqa: E402
 from dptrain.noise import KeyStream, LatticeGaussian  # noqa: E402
-from dptrain.sampling import groups  # noqa: E402
 from ledger.audit import verify_export  # noqa: E402
 from tests.trainers import Trainer  # noqa: E402
 from tests.worlds import make_world  # noqa: E402

@@ -11,10 +11,10 @@ from torch import nn  # noqa: E402
 from typer.testing import CliRunner  # noqa: E402
 
 from attest.policy import DepthRule  # noqa: E402
+from dptrain.blocks.stack import layer_stack  # noqa: E402
 from dptrain.cli.app import app  # noqa: E402
-from dptrain.depth import layer_stack  # noqa: E402
+from dptrain.clipping.resolver import bind  # noqa: E402
 from dptrain.errors import NotPrivateUse  # noqa: E402
-from dptrain.resolver import bind  # noqa: E402
 from tests.guarantees.test_isolation_of_profiles import classes, step_once  # noqa: E402
 from tests.reference import families  # noqa: E402
 from tests.reference.masked import ALL, biased_llama, by_hand_gpt2, by_hand_llama, covered, mixture  # noqa: E402

@@ -14,15 +14,22 @@ from torch import nn  # noqa: E402
 from attest.policy import DepthRule  # noqa: E402
 from attest.schedule import blocks  # noqa: E402
 from attest.schedule.blocks import mask  # noqa: E402
-from dptrain import heads as heads_module  # noqa: E402
-from dptrain.depth import layer_stack  # noqa: E402
+from dptrain.blocks import heads as heads_module  # noqa: E402
+from dptrain.blocks.slices import Part  # noqa: E402
+from dptrain.blocks.stack import layer_stack  # noqa: E402
+from dptrain.clipping.resolver import bind  # noqa: E402
 from dptrain.errors import UnsupportedModule, UnsupportedPolicy  # noqa: E402
 from dptrain.gradients import rules as layer_rules  # noqa: E402
-from dptrain.gradients.forms import Dense, Gather, Outer, add_weighted, merge, norm_sq  # noqa: E402
-from dptrain.parts import Part  # noqa: E402
+from dptrain.gradients.forms import (  # noqa: E402
+    Dense,
+    Gather,
+    Outer,
+    add_weighted,
+    merge,
+    narrow,
+    norm_sq,
+)
 from dptrain.planning.layout import lay_out  # noqa: E402
-from dptrain.resolver import bind  # noqa: E402
-from dptrain.routing.narrow import narrow  # noqa: E402
 from tests.reference import families  # noqa: E402
 from tests.reference.compare import compare  # noqa: E402
 from tests.reference.masked import ALL, biased_llama, by_hand_gpt2, by_hand_llama, covered, random_masks, subset  # noqa: E402

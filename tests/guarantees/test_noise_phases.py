@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from attest.keys import public_bytes  # noqa: E402
-from dptrain.drawing import Drawing  # noqa: E402
+from dptrain.engine.draw import Drawing  # noqa: E402
 from dptrain.engine.release import PrivateGradients  # noqa: E402
 from dptrain.errors import NotPrivateUse  # noqa: E402
 from ledger import accountants  # noqa: E402
@@ -128,8 +128,8 @@ def test_gradients_are_clipped_for_the_noise_of_their_step(tmp_path, exactness) 
 @pytest.mark.parametrize("exactness", ["fast", "certified"])
 def test_the_test_of_the_clip_sees_bounds_that_stay(tmp_path, monkeypatch, exactness) -> None:
     """Mutation: sums keep the noise of the first phase, twice that of the second, where a contribution is then unprotected."""
-    from dptrain.routing.certified import CertifiedSums
-    from dptrain.routing.sums import FastSums
+    from dptrain.clipping.certified import CertifiedSums
+    from dptrain.clipping.fast import FastSums
 
     for kind in (FastSums, CertifiedSums):
         use, used = kind.use, []

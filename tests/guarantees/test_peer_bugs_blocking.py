@@ -12,10 +12,10 @@ torch = pytest.importorskip("torch")
 from accelerate import Accelerator  # noqa: E402
 from torch import nn  # noqa: E402
 
+from dptrain.data.sampling import PoissonSampler  # noqa: E402
 from dptrain.errors import UnsupportedModule  # noqa: E402
 from dptrain.noise import KeyStream  # noqa: E402
 from dptrain.routing import FallbackNotice  # noqa: E402
-from dptrain.sampling import PoissonSampler  # noqa: E402
 from tests.guarantees.peers import (  # noqa: E402
     NORMALIZER,
     Run,

@@ -18,14 +18,17 @@ from torch import nn  # noqa: E402
 
 from attest.errors import PolicyRefused  # noqa: E402
 from attest.policy import Policy  # noqa: E402
-from dptrain import PrivateTraining, describe, drawing  # noqa: E402
+from dptrain import PrivateTraining  # noqa: E402
+from dptrain.clipping import fast as sums  # noqa: E402
+from dptrain.data.sampling import PoissonSampler  # noqa: E402
+from dptrain.engine import draw as drawing  # noqa: E402
+from dptrain.engine import header as describe  # noqa: E402
 from dptrain.engine import private_training as engine  # noqa: E402
 from dptrain.engine.release import PrivateGradients  # noqa: E402
 from dptrain.errors import CoupledModel, LossShape, NotPrivateUse, ResumeRefused  # noqa: E402
 from dptrain.gradients import forms, rules  # noqa: E402
 from dptrain.noise import KeyStream, LatticeGaussian  # noqa: E402
-from dptrain.routing import Router, bounds_of, sums  # noqa: E402
-from dptrain.sampling import PoissonSampler  # noqa: E402
+from dptrain.routing import Router, bounds_of  # noqa: E402
 from tests.guarantees.peers import (  # noqa: E402
     KEY,
     Net,

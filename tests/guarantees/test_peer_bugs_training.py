@@ -11,11 +11,11 @@ torch = pytest.importorskip("torch")
 from accelerate import Accelerator  # noqa: E402
 from torch import nn  # noqa: E402
 
+from dptrain.clipping.fast import FastSums  # noqa: E402
 from dptrain.engine import private_training as engine  # noqa: E402
 from dptrain.errors import CoupledModel, NotPrivateUse, StepOrder, UnsupportedModule  # noqa: E402
 from dptrain.gradients.rules import EmbeddingRule  # noqa: E402
 from dptrain.routing import FallbackNotice, Router  # noqa: E402
-from dptrain.routing.sums import FastSums  # noqa: E402
 from tests.guarantees.peers import (  # noqa: E402
     Run,
     assert_exact,

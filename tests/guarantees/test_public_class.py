@@ -13,13 +13,14 @@ torch = pytest.importorskip("torch")
 
 from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO  # noqa: E402
 from attest.keys import public_bytes  # noqa: E402
-from dptrain.batching import Planned  # noqa: E402
+from dptrain.clipping.fast import FastSums  # noqa: E402
+from dptrain.clipping.public import PublicSums  # noqa: E402
+from dptrain.data.packing import Planned  # noqa: E402
 from dptrain.engine import start  # noqa: E402
 from dptrain.errors import NotPrivateUse  # noqa: E402
 from dptrain.noise import LatticeGaussian  # noqa: E402
-from dptrain.routing import bounds_of, folding  # noqa: E402
-from dptrain.routing.public import PublicSums  # noqa: E402
-from dptrain.routing.sums import FastSums  # noqa: E402
+from dptrain.routing import accumulate as folding  # noqa: E402
+from dptrain.routing import bounds_of  # noqa: E402
 from dptrain.sandbox import interception  # noqa: E402
 from ledger.audit import verify_export  # noqa: E402
 from ledger.errors import LeafRefused  # noqa: E402

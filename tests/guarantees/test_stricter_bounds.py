@@ -8,10 +8,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from attest.schedule import block_std, effective_multiplier  # noqa: E402
-from dptrain.depth import layer_stack  # noqa: E402
-from dptrain.resolver import Block, Schedule  # noqa: E402
+from dptrain.blocks.stack import layer_stack  # noqa: E402
+from dptrain.clipping.fast import FastSums  # noqa: E402
+from dptrain.clipping.resolver import Block, Schedule  # noqa: E402
 from dptrain.routing import bounds_of  # noqa: E402
-from dptrain.routing.sums import FastSums  # noqa: E402
 from ledger.accountants import epsilon  # noqa: E402
 from tests.guarantees.peers import must_fail  # noqa: E402
 

@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dptrain.pin import found  # noqa: E402
+from dptrain.record.pin import found  # noqa: E402
 from ledger.leaves import decode_leaf  # noqa: E402
 from tests.guarantees.peers import Run, net, per_example, small_world  # noqa: E402
 from tests.trainers import Trainer  # noqa: E402

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 
 from attest.keys import public_bytes  # noqa: E402
 from attest.schedule.turns import Order  # noqa: E402
-from dptrain.sampling import OrderedSampler  # noqa: E402
+from dptrain.data.sampling import OrderedSampler  # noqa: E402
 from ledger import accountants  # noqa: E402
 from ledger.audit import verify_export  # noqa: E402
 from ledger.errors import HorizonExceeded, LeafRefused  # noqa: E402

@@ -8,7 +8,7 @@ import pytest
 
 from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
 from attest.policy import ClassRule
-from dptrain.cli.ledger_show import print_audit
+from dptrain.cli.ledger.show import print_audit
 from ledger import layout, tiles
 from ledger.audit import AuditReport, verify_export
 from ledger.log import Ledger

@@ -8,7 +8,7 @@ from ledger_runs import SIGNER, START, Driver, admission, header_spec, signed_po
 from release_models import model
 
 from attest import cbor
-from dptrain.cli.ledger_show import summary
+from dptrain.cli.ledger.show import summary
 from ledger.audit import verify_export
 from ledger.errors import LeafRefused
 from ledger.leaves import HELD, Epoch, Header, decode_leaf, encode_leaf

@@ -72,7 +72,7 @@ ATTESTED = (
         T + "test_what_was_changed_around_the_triggers_is_found_by_fsck",
     ),
     Mutant(
-        "a run keeps what was signed", "dptrain/recording.py",
+        "a run keeps what was signed", "dptrain/record/recorder.py",
         "anchor, *limits, (terms, signature))", "anchor, *limits)",
         "tests/engine/test_what_a_run_exports.py::test_a_resumed_run_adds_nothing_to_what_is_kept",
     ),

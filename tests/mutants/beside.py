@@ -3,9 +3,9 @@
 from tests.mutants.mutant import Mutant
 
 PINNED = "ledger/pinned.py"
-PIN = "dptrain/pin.py"
-CHECKPOINTS = "dptrain/checkpoints.py"
-RECORDING = "dptrain/recording.py"
+PIN = "dptrain/record/pin.py"
+CHECKPOINTS = "dptrain/record/checkpoints.py"
+RECORDING = "dptrain/record/recorder.py"
 ENGINE = "dptrain/engine/private_training.py"
 IN_PLACE = "ledger/storage/in_place.py"
 SQLITE = "ledger/storage/sqlite.py"
@@ -63,7 +63,7 @@ BESIDE = (
         T_CHECKPOINTS + "test_a_checkpoint_is_for_its_owner_alone_whatever_the_umask",
     ),
     Mutant(
-        "the keys of earlier draws are signed", "dptrain/sealed.py", "except (LedgerError, FileRefused) as error:",
+        "the keys of earlier draws are signed", "dptrain/record/sealed.py", "except (LedgerError, FileRefused) as error:",
         "except LedgerError:\n            return {0: bytes(32)}\n        except FileRefused as error:",
         T_BESIDE + "test_the_keys_of_earlier_draws_are_those_that_the_run_wrote",
     ),

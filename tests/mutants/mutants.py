@@ -7,33 +7,33 @@ from tests.mutants.mutant import Mutant
 
 ADDRESSES = "dptrain/sandbox/addresses.py"
 INTERCEPTION = "dptrain/sandbox/interception.py"
-KINDS = "dptrain/sandbox/kinds.py"
+KINDS = "dptrain/sandbox/modes.py"
 MODES = "dptrain/sandbox/modes.py"
 PASSES = "dptrain/sandbox/passes.py"
 LAYOUTS = "dptrain/sandbox/layouts.py"
 DRAWS = "dptrain/sandbox/draws.py"
-GENERATORS = "dptrain/sandbox/generators.py"
+GENERATORS = "dptrain/sandbox/draws.py"
 INDICES = "dptrain/sandbox/indices.py"
 TRUTHS = "dptrain/sandbox/truths.py"
 WRITES = "dptrain/sandbox/writes.py"
 UNTOUCHED = "dptrain/sandbox/untouched.py"
-OPTIMIZERS = "dptrain/sandbox/optimizers.py"
+OPTIMIZERS = "dptrain/sandbox/isolation.py"
 ISOLATION = "dptrain/sandbox/isolation.py"
-FEEDING = "dptrain/feeding.py"
+FEEDING = "dptrain/data/loader.py"
 REPLAY = "dptrain/gradients/replayed_randomness.py"
 ROUTER = "dptrain/routing/router.py"
 COMPILED = "dptrain/routing/compiled.py"
 GRAPHS = "dptrain/routing/graphs.py"
 REPEATED = "dptrain/routing/repeated.py"
-FOLDING = "dptrain/routing/folding.py"
+FOLDING = "dptrain/routing/accumulate.py"
 SYNTHETIC = "dptrain/routing/synthetic_rows.py"
 PROBES = "dptrain/routing/probes.py"
 COUPLINGS = "dptrain/routing/couplings.py"
 START = "dptrain/engine/start.py"
 RELEASE = "dptrain/engine/release.py"
 ENGINE = "dptrain/engine/private_training.py"
-WEIGHTS = "dptrain/weights.py"
-DEPTH = "dptrain/depth.py"
+WEIGHTS = "dptrain/record/weights.py"
+DEPTH = "dptrain/blocks/stack.py"
 
 T_ADDRESSES = "tests/sandbox/test_addresses.py::"
 T_DRAWS = "tests/sandbox/test_operations_that_draw.py::"
@@ -439,7 +439,7 @@ EVENTS = (
         T_INSIDE + "test_a_hostile_payload_counts_as_zero_and_moves_no_other[5-raises]",
     ),
     Mutant(
-        "a contribution that is repeated has the random numbers that it had", "dptrain/microbatch.py",
+        "a contribution that is repeated has the random numbers that it had", "dptrain/data/microbatch.py",
         "names = self.names[own] + row_names((), self.examples, fill=contributions - 1)",
         "names = row_names((), self.examples, fill=contributions)",
         T_INSIDE + "test_whoever_is_repeated_alone_has_the_masks_that_it_has_together",

@@ -13,8 +13,8 @@ torch = pytest.importorskip("torch")
 from attest.policy import MechanismRule, Policy  # noqa: E402
 from dptrain.engine import refusals  # noqa: E402
 from dptrain.errors import ConfigError, ResumeRefused  # noqa: E402
-from dptrain.noise import DeviceGaussian, KeyStream, chacha, device, selftest  # noqa: E402
-from dptrain.noise.chacha import ChaChaStream  # noqa: E402
+from dptrain.noise import DeviceGaussian, KeyStream, device, keystream, selftest  # noqa: E402
+from dptrain.noise.keystream import ChaChaStream  # noqa: E402
 from dptrain.noise.lattice import LATTICE_BITS  # noqa: E402
 from dptrain.noise.normals import TAIL_LANE  # noqa: E402
 from tests.trainers import Trainer  # noqa: E402
@@ -271,13 +271,13 @@ def _rounds_too_few(monkeypatch: pytest.MonkeyPatch) -> None:
         a, b, c, d = state.view(4, 4, -1)
         spare = torch.empty_like(a)
         for _ in range(9):
-            chacha._quarter_round(a, b, c, d, spare)
+            keystream._quarter_round(a, b, c, d, spare)
             b, c, d = b.roll(-1, 0), c.roll(-2, 0), d.roll(-3, 0)
-            chacha._quarter_round(a, b, c, d, spare)
+            keystream._quarter_round(a, b, c, d, spare)
             b, c, d = b.roll(1, 0), c.roll(2, 0), d.roll(3, 0)
         return torch.cat((a, b, c, d))
 
-    monkeypatch.setattr(chacha, "_twenty_rounds", eighteen)
+    monkeypatch.setattr(keystream, "_twenty_rounds", eighteen)
 
 
 def _shift_with_the_sign(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,7 +285,7 @@ def _shift_with_the_sign(monkeypatch: pytest.MonkeyPatch) -> None:
         x ^= other
         x.copy_(x << bits | x >> (32 - bits))
 
-    monkeypatch.setattr(chacha, "_xor_and_turn", turn)
+    monkeypatch.setattr(keystream, "_xor_and_turn", turn)
 
 
 def _sine_of_float32(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dptrain.noise import DeviceGaussian, chacha, device, selftest  # noqa: E402
+from dptrain.noise import DeviceGaussian, device, keystream, selftest  # noqa: E402
 from dptrain.noise.device import MOST_BLOCKS, PER_BLOCK  # noqa: E402
 from dptrain.noise.lattice import LATTICE_BITS  # noqa: E402
 from dptrain.noise.normals import TAIL_LANE  # noqa: E402
@@ -67,14 +67,14 @@ def saturates(words: torch.Tensor) -> torch.Tensor:
     return words.clamp_max((1 << 31) - 1).to(torch.int32)
 
 
-_signed = chacha._signed
+_signed = keystream._signed
 
 
 @pytest.mark.parametrize("fault", [drops_the_carry, saturates])
 def test_counters_without_carry_or_with_saturation_are_seen(
     fault: Callable[[torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chacha, "_signed", fault)
+    monkeypatch.setattr(keystream, "_signed", fault)
     with pytest.raises(AssertionError):
         test_counters_carry_into_the_high_word_and_wrap_nowhere_else((1 << 32) - 2)
     assert selftest._wrong(torch.device("cpu")) == "its ChaCha20 blocks are not those of RFC 8439"

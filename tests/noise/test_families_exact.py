@@ -14,10 +14,13 @@ mpmath = pytest.importorskip("mpmath")
 stats = pytest.importorskip("scipy.stats")
 
 from dptrain.noise import KeyStream, exact  # noqa: E402
-from dptrain.noise.discrete_gaussian import DiscreteGaussian  # noqa: E402
 from dptrain.noise.exact import CHUNK, COLUMNS, ExactSampler, Table, exp_of_minus, table_of  # noqa: E402
-from dptrain.noise.laplace import RoundedLaplace  # noqa: E402
-from dptrain.noise.skellam import Skellam, _tabulated  # noqa: E402
+from dptrain.noise.integer_families import (  # noqa: E402
+    DiscreteGaussian,
+    RoundedLaplace,
+    Skellam,
+    _tabulated,
+)
 
 RUN = b"r" * 16
 ALARM = 5.7e-7

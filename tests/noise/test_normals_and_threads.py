@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from dptrain.noise import KeyStream, LatticeGaussian, lattice  # noqa: E402
 from dptrain.noise.lattice import CHUNK  # noqa: E402
 from dptrain.noise.normals import TAIL_LANE, BoxMuller  # noqa: E402
-from dptrain.threads import Threads  # noqa: E402
+from dptrain.noise.threads import Threads  # noqa: E402
 
 STREAM = KeyStream("noise", b"r" * 16, 0, bytes(range(32)))
 

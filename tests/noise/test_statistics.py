@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("scipy")
 
 from dptrain.noise import DeviceGaussian, KeyStream, LatticeGaussian, normals  # noqa: E402
-from dptrain.noise.chacha import ChaChaStream  # noqa: E402
+from dptrain.noise.keystream import ChaChaStream  # noqa: E402
 from dptrain.noise.normals import TAIL_LANE  # noqa: E402
 from tests.noise.battery import ALARM, Battery, correlation  # noqa: E402
 

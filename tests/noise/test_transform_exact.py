@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 mpmath = pytest.importorskip("mpmath")
 
 from dptrain.noise import DeviceGaussian, KeyStream, LatticeGaussian  # noqa: E402
-from dptrain.noise.chacha import ChaChaStream  # noqa: E402
+from dptrain.noise.keystream import ChaChaStream  # noqa: E402
 from dptrain.noise.lattice import LATTICE_BITS  # noqa: E402
 
 RUN, MASTER = b"r" * 16, bytes(range(32))

@@ -13,9 +13,9 @@ torch = pytest.importorskip("torch")
 accelerate_utils = pytest.importorskip("accelerate.utils")
 
 import dptrain  # noqa: E402
+from dptrain.data.sampling import PoissonSampler  # noqa: E402
 from dptrain.noise import DeviceGaussian, KeyStream, LatticeGaussian  # noqa: E402
-from dptrain.noise.chacha import ChaChaStream  # noqa: E402
-from dptrain.sampling import PoissonSampler  # noqa: E402
+from dptrain.noise.keystream import ChaChaStream  # noqa: E402
 from tests.trainers import Trainer  # noqa: E402
 from tests.worlds import make_world  # noqa: E402
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from dptrain.depth import layer_stack
-from dptrain.resolver import Block, Schedule
+from dptrain.blocks.stack import layer_stack
+from dptrain.clipping.resolver import Block, Schedule
 from dptrain.routing import Router, bounds_of
 from dptrain.routing.couplings import refuse_coupled
 from dptrain.routing.probes import P0_TOLERANCE, Exact, check_exact

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from attest.policy import DepthRule
-from dptrain.depth import layer_stack
-from dptrain.resolver import Schedule, bind
+from dptrain.blocks.stack import layer_stack
+from dptrain.clipping.resolver import Schedule, bind
 from tests.reference import families
 from tests.reference.zoo import ZOO
 from tests.routing.test_depth_and_resolver import policy_of

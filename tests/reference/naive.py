@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from dptrain.resolver import Schedule
+from dptrain.clipping.resolver import Schedule
 from dptrain.routing import Bounds
 
 

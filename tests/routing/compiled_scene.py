@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from dptrain.microbatch import Microbatch, row_names
+from dptrain.data.microbatch import Microbatch, row_names
 from dptrain.routing import Router, bounds_of
 from dptrain.routing.compiled import CompiledLoss
 from dptrain.sandbox import Sandbox

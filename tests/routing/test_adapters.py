@@ -10,10 +10,10 @@ peft = pytest.importorskip("peft")
 
 from attest.policy import DepthRule  # noqa: E402
 from attest.schedule import block_std  # noqa: E402
-from dptrain.adapters import find_adapters  # noqa: E402
-from dptrain.depth import layer_stack  # noqa: E402
+from dptrain.blocks.adapters import find_adapters  # noqa: E402
+from dptrain.blocks.stack import layer_stack  # noqa: E402
+from dptrain.clipping.resolver import bind  # noqa: E402
 from dptrain.errors import DptrainError, UnsupportedModule, UnsupportedPolicy  # noqa: E402
-from dptrain.resolver import bind  # noqa: E402
 from dptrain.routing import Router  # noqa: E402
 from dptrain.routing.probes import check_exact, check_order  # noqa: E402
 from tests.reference.compare import block_squares  # noqa: E402

@@ -17,9 +17,9 @@ from torch._inductor import cpp_builder  # noqa: E402
 from torch._inductor.exc import InvalidCxxCompiler  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
+from dptrain.data.microbatch import Microbatch  # noqa: E402
 from dptrain.errors import CompileRefused, LossShape  # noqa: E402
 from dptrain.gradients.forms import Dense  # noqa: E402
-from dptrain.microbatch import Microbatch  # noqa: E402
 from dptrain.routing import compiled as form  # noqa: E402
 from dptrain.routing import graphs  # noqa: E402
 from dptrain.routing.compiled import CompileNotice  # noqa: E402

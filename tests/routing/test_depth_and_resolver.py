@@ -10,9 +10,9 @@ from torch import nn  # noqa: E402
 
 from attest.policy import ClassRule, DepthRule, Policy  # noqa: E402
 from attest.schedule.blocks import band_layers  # noqa: E402
-from dptrain.depth import EMBEDDINGS, HEAD, find_layer_names, layer_stack  # noqa: E402
+from dptrain.blocks.stack import EMBEDDINGS, HEAD, find_layer_names, layer_stack  # noqa: E402
+from dptrain.clipping.resolver import bind  # noqa: E402
 from dptrain.errors import UnsupportedModule, UnsupportedPolicy  # noqa: E402
-from dptrain.resolver import bind  # noqa: E402
 from tests.reference.families import FAMILIES  # noqa: E402
 
 

@@ -9,11 +9,11 @@ pytest.importorskip("transformers")
 from torch import nn  # noqa: E402
 
 from attest.policy import DepthRule  # noqa: E402
-from dptrain import heads as heads_module  # noqa: E402
-from dptrain.depth import layer_stack  # noqa: E402
+from dptrain.blocks import heads as heads_module  # noqa: E402
+from dptrain.blocks.stack import layer_stack  # noqa: E402
+from dptrain.clipping.resolver import bind  # noqa: E402
 from dptrain.errors import UnsupportedPolicy  # noqa: E402
-from dptrain.resolver import bind  # noqa: E402
-from dptrain.routing.head_probe import HeadProbe, _lit  # noqa: E402
+from dptrain.routing.probes import HeadProbe, _lit  # noqa: E402
 from tests.guarantees.test_isolation_of_profiles import classes  # noqa: E402
 from tests.reference import families  # noqa: E402
 from tests.reference.masked import biased_llama  # noqa: E402

@@ -6,8 +6,8 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 from torch import nn  # noqa: E402
 
-from dptrain.depth import layer_stack  # noqa: E402
-from dptrain.heads import LAYOUTS, find_heads  # noqa: E402
+from dptrain.blocks.heads import LAYOUTS, find_heads  # noqa: E402
+from dptrain.blocks.stack import layer_stack  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -11,11 +11,11 @@ from torch import nn  # noqa: E402
 from attest.policy import ClassRule, DepthRule  # noqa: E402
 from attest.schedule.blocks import pieces  # noqa: E402
 from attest.schedule.stack import Division, StackTensor  # noqa: E402
-from dptrain import depth  # noqa: E402
-from dptrain.adapters import Adapter  # noqa: E402
-from dptrain.depth import EMBEDDINGS, HEAD, LayerStack, layer_stack  # noqa: E402
+from dptrain.blocks import stack as depth  # noqa: E402
+from dptrain.blocks.adapters import Adapter  # noqa: E402
+from dptrain.blocks.stack import EMBEDDINGS, HEAD, LayerStack, layer_stack  # noqa: E402
+from dptrain.clipping.resolver import require_masks  # noqa: E402
 from dptrain.errors import UnsupportedPolicy  # noqa: E402
-from dptrain.masks import require_masks  # noqa: E402
 
 
 def positions(stack: LayerStack) -> dict[str, tuple[int, ...]]:

@@ -12,10 +12,10 @@ from torch import nn  # noqa: E402
 
 from attest.policy import ClassRule, DepthRule  # noqa: E402
 from attest.schedule.blocks import derive  # noqa: E402
-from dptrain.depth import layer_stack  # noqa: E402
-from dptrain.describe import block_rows  # noqa: E402
+from dptrain.blocks.stack import layer_stack  # noqa: E402
+from dptrain.clipping.resolver import bind  # noqa: E402
+from dptrain.engine.header import block_rows  # noqa: E402
 from dptrain.errors import UnsupportedPolicy  # noqa: E402
-from dptrain.resolver import bind  # noqa: E402
 from ledger.leaves import decode_leaf, encode_leaf  # noqa: E402
 from tests.ledger.ledger_runs import SIGNER, START, header_spec, signed_policy  # noqa: E402
 

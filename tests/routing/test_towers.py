@@ -7,9 +7,9 @@ from torch import nn  # noqa: E402
 
 from attest.policy import DepthRule  # noqa: E402
 from attest.schedule.stack import places_name  # noqa: E402
-from dptrain.depth import EMBEDDINGS, HEAD, layer_stack  # noqa: E402
+from dptrain.blocks.stack import EMBEDDINGS, HEAD, layer_stack  # noqa: E402
+from dptrain.clipping.resolver import bind  # noqa: E402
 from dptrain.errors import UnsupportedModule, UnsupportedPolicy  # noqa: E402
-from dptrain.resolver import bind  # noqa: E402
 from dptrain.routing import Router, bounds_of  # noqa: E402
 from dptrain.routing.probes import check_exact, check_order  # noqa: E402
 from tests.reference.compare import block_squares  # noqa: E402

@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms  # noqa: E402
 
-from dptrain.noise.chacha import chacha_blocks  # noqa: E402
+from dptrain.noise.keystream import chacha_blocks  # noqa: E402
 from dptrain.sandbox.addresses import Numbers, forward_seed, keep_level, owner_tag, place_tag, shared_tag  # noqa: E402
 
 CPU = torch.device("cpu")

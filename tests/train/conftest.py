@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dptrain.demo.data import CORPUS, DELTA, TIERS, WEIGHTS, digits
-from dptrain.rehearsal import Contributor, Stage, policy_text, shares, stage, write_records
+from dptrain.demo.public import CORPUS, DELTA, TIERS, WEIGHTS, digits
+from dptrain.demo.rehearsal import Contributor, Stage, policy_text, shares, stage, write_records
 
 RUN = """\
 task = "image_classification"

@@ -10,8 +10,7 @@ import pytest
 from attest.errors import ReasonCode
 from attest.keys import load_public_key
 from dptrain.demo import main
-from dptrain.demo.data import digits
-from dptrain.demo.strokes import draw_digits
+from dptrain.demo.public import digits, draw_digits
 from ledger.audit import verify_export
 from ledger.release import check_release
 from tests.interop import second_verifier

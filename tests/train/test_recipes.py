@@ -14,7 +14,7 @@ from attest.gate import run_gate
 from attest.keys import load_public_key
 from attest.policy import open_policy
 from attest.registry import open_registry
-from dptrain.runconfig import RunConfig
+from dptrain.tasks.runconfig import RunConfig
 from ledger.audit import verify_export
 
 ROOT = Path(__file__).resolve().parents[2]

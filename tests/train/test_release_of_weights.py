@@ -18,8 +18,7 @@ from torch import nn
 from attest.keys import load_private_key
 from dptrain import PrivateTraining
 from dptrain.demo.audit import without_torch
-from dptrain.tasks.pooling import MeanPoolingClassifier
-from dptrain.tasks.text_classification import minilm_path
+from dptrain.tasks.text_classification import MeanPoolingClassifier, minilm_path
 from ledger.log import Ledger
 from ledger.note import NoteSigner, parse_verifier_key
 from ledger.release import ReleaseReport, check_release, release

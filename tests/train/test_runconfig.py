@@ -7,7 +7,7 @@ import pytest
 
 from attest.policy import Policy
 from dptrain.errors import ConfigError
-from dptrain.runconfig import (
+from dptrain.tasks.runconfig import (
     POLICY_KEYS,
     DataConfig,
     ImageModel,

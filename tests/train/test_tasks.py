@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from dptrain.errors import ConfigError
-from dptrain.runconfig import ImageModel, OptimizerConfig, TextModel
 from dptrain.tasks import image_classification, text_classification
 from dptrain.tasks.classification import evaluate, labels_of, make_optimizer, make_scheduler, read_examples
-from dptrain.tasks.pooling import MeanPoolingClassifier
+from dptrain.tasks.runconfig import ImageModel, OptimizerConfig, TextModel
+from dptrain.tasks.text_classification import MeanPoolingClassifier
 
 IMAGE = ImageModel(labels=("0", "1"), hidden_size=16, hidden_layers=2, attention_heads=2, pixel_max=16)
 

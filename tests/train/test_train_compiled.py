@@ -9,7 +9,7 @@ import torch
 
 from dptrain.errors import CompileRefused, ConfigError
 from dptrain.routing import compiled
-from dptrain.runconfig import RunConfig
+from dptrain.tasks.runconfig import RunConfig
 from dptrain.train import train
 from tests.train.conftest import Digits
 

@@ -19,7 +19,7 @@ from attest import signed_file
 from attest.registry import RegistryLog
 from attest.withdrawal import Withdrawal, sign_withdrawal
 from dptrain.cli.app import app
-from dptrain.runconfig import RunConfig
+from dptrain.tasks.runconfig import RunConfig
 from dptrain.tasks.without_privacy import STAMP
 from dptrain.train import main, train
 from ledger.audit import verify_export

@@ -8,8 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from dptrain.saving import saved_forms
-from dptrain.weights import PIECE, Weights, _pieces, digest_of
+from dptrain.record.weights import PIECE, Weights, _pieces, digest_of, saved_forms
 from ledger.release import Commitment, tie
 from ledger.release.files import digested, listed
 from ledger.rules.weights import ordered
@@ -30,7 +29,7 @@ def test_a_tensor_that_is_not_trained_is_read_once_whatever_is_written_later(mon
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     weights = bound(model, "1.weight")
     read: list[int] = []
-    monkeypatch.setattr("dptrain.weights.digest_of", lambda tensor: read.append(id(tensor)) or digest_of(tensor))
+    monkeypatch.setattr("dptrain.record.weights.digest_of", lambda tensor: read.append(id(tensor)) or digest_of(tensor))
     first = weights.records()
     assert len(read) == 4
     weights.records()
@@ -134,6 +133,6 @@ def test_a_library_that_cannot_tell_how_it_saves_a_model_keeps_nobody_from_train
     def broken(model: nn.Module, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         raise KeyError("experts")
 
-    monkeypatch.setattr("dptrain.saving._reverted", broken)
+    monkeypatch.setattr("dptrain.record.weights._reverted", broken)
     with pytest.warns(UserWarning, match="cannot tell how it is saved"):
         assert saved_forms(FAMILIES["vit"]().model) == ({}, [])

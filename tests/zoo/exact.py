@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from dptrain.depth import layer_stack
-from dptrain.microbatch import build, row_names
-from dptrain.resolver import Block, Schedule
+from dptrain.blocks.stack import layer_stack
+from dptrain.clipping.resolver import Block, Schedule
+from dptrain.data.microbatch import build, row_names
 from dptrain.routing import Router
 from dptrain.sandbox import SEED_BYTES, Sandbox
 from tests.reference.in_double import in_double

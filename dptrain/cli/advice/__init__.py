@@ -7,8 +7,8 @@
 from dptrain.cli.advice.auditors import AUDITOR_RULES
 from dptrain.cli.advice.case import Case, CorpusSize
 from dptrain.cli.advice.class_mistakes import ANY_CLASS_RULES, CLASS_RULES
-from dptrain.cli.advice.consequence import Change, Consequence
 from dptrain.cli.advice.facts import facts
+from dptrain.cli.advice.findings import Change, Consequence
 from dptrain.cli.advice.policy_mistakes import POLICY_RULES
 
 __all__ = ["Case", "Change", "Consequence", "CorpusSize", "consequences"]

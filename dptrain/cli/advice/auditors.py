@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from attest.keys.vkeys import parse_verifier_key
 from attest.policy import Policy
 from dptrain.cli.advice.case import Case
-from dptrain.cli.advice.consequence import Change, Consequence, fact, warning
+from dptrain.cli.advice.findings import Change, Consequence, fact, warning
 from dptrain.cli.output import counted
 
 

@@ -9,9 +9,7 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 
 from dptrain.cli.advice.case import Case
-from dptrain.cli.advice.consequence import Change, Consequence, warning
-from dptrain.cli.advice.fixes import in_class, multiplier_for, rounded
-from dptrain.cli.advice.totals import total_over_runs
+from dptrain.cli.advice.findings import Change, Consequence, in_class, multiplier_for, rounded, total_over_runs, warning
 from dptrain.cli.output import amount, number
 from dptrain.planning.plan import ClassPlan, Reach
 from dptrain.planning.rounding import at_most

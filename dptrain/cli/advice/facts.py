@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from attest.policy.sampling import POISSON, SHUFFLED
 from attest.schedule.stack import numbers
 from dptrain.cli.advice.case import Case
-from dptrain.cli.advice.consequence import Consequence, fact
+from dptrain.cli.advice.findings import Consequence, fact
 from dptrain.cli.output import amount, number
 from dptrain.planning.layout import stack
 from dptrain.planning.plan import ClassPlan, Plan, Reach

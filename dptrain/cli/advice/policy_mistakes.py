@@ -10,8 +10,7 @@ from fractions import Fraction
 
 from attest.schema.plain import utc
 from dptrain.cli.advice.case import Case
-from dptrain.cli.advice.consequence import Change, Consequence, warning
-from dptrain.cli.advice.fixes import in_class, power_of_ten_below, rounded
+from dptrain.cli.advice.findings import Change, Consequence, in_class, power_of_ten_below, rounded, warning
 from dptrain.cli.output import amount, counted, number
 
 FAR_FROM_BATCH = 3.0

@@ -46,7 +46,7 @@ TRAINING = Scenario(
 @contextmanager
 def _quick() -> Iterator[dict[str, str]]:
     """Lets the demo do a few steps only."""
-    from dptrain.demo import story
+    from dptrain.demo import stages as story
 
     with patch.object(story, "Scale", lambda: story.QUICK):
         yield {}

@@ -1,0 +1,1 @@
+"""`dptrain attest`: contributors sign, look at and withdraw attestations."""

@@ -1,0 +1,79 @@
+"""`dptrain attest anchor`: write the signed record that lies beside a content and leads to its contribution."""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from attest import keys, sign1, signed_file
+from attest.corpus.anchor import SUFFIX, anchor_of, sign_anchor
+from attest.errors import CorpusRefused
+from dptrain.cli.attest.attested import AttestationsOption, RecordOption, attestation_of
+from dptrain.cli.inputs import KeyFile, PassphraseFile, load_key, refuse_to_overwrite
+from dptrain.cli.output import JsonFlag, console
+from dptrain.programs import print_json
+
+
+def anchor(
+    content: Annotated[
+        Path, typer.Argument(metavar="CONTENT", exists=True, dir_okay=False, help="The content, exactly as it was signed.")
+    ],
+    key: KeyFile,
+    attestations: AttestationsOption = None,
+    record: RecordOption = None,
+    with_nonce: Annotated[
+        bool,
+        typer.Option(
+            "--with-nonce",
+            help="Put the nonce into the record: then it confirms this content to everybody who has both, for ever. "
+            "Without it the record is of no content.",
+        ),
+    ] = False,
+    contributor: Annotated[
+        str | None, typer.Option(help="Who signs; default: the name in the .pub file beside the key.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="New file; default: .CONTENT.anchor beside it.")] = None,
+    passphrase_file: PassphraseFile = None,
+    json: JsonFlag = False,
+) -> None:
+    """Write a signed record that leads from a content to its contribution in every ledger that admitted it.
+
+    `dptrain ledger show --anchor` and `dptrain ledger trace` read it. It names the contribution as ledgers do, and nobody.
+    Whoever has it and an export learns what became of the contribution; docs/tracing.md says where to put it, and where not.
+    """
+    signer, name = load_key(key, passphrase_file, contributor, "--contributor")
+    attestation, descriptor = attestation_of(content, attestations, record)
+    if name != descriptor.contributor:
+        raise CorpusRefused("HEADER", f"the key is {name}'s, the attestation is of {descriptor.contributor}")
+    same = sign1.parse(attestation.sign1).key_id == keys.key_id(signer.public_key)
+    if same:
+        sign1.verify(attestation.sign1, attestation.descriptor, signer.public_key)
+    number = "" if record is None else f".{record}"
+    target = out or content.with_name(f".{content.name}{number}{SUFFIX}")
+    refuse_to_overwrite(target)
+    made = anchor_of(descriptor, time=int(time.time()), opened=with_nonce)
+    signed_file.write(target, *sign_anchor(made, signer, issuer=descriptor.issuer))
+    if json:
+        print_json(
+            {
+                "path": str(target),
+                "descriptor_hash": made.descriptor_hash.hex(),
+                "content": made.content.hex(),
+                "time": made.time,
+                "with_nonce": with_nonce,
+                "key_id": keys.key_id(signer.public_key).hex(),
+                "key_of_attestation": same,
+            }
+        )
+        return
+    screen = console()
+    what = "confirms this content to whoever has it" if with_nonce else "holds no nonce: it confirms no content"
+    screen.print(f"wrote {target}, signed as {name}; it {what}\nleads to contribution {made.descriptor_hash.hex()}")
+    if not same:
+        screen.print("the attestation is by another key of yours: who reads the record needs the registry, which knows both")
+
+
+def register(group: typer.Typer) -> None:
+    """Adds the command to the group `attest`."""
+    group.command()(anchor)

@@ -1,0 +1,274 @@
+"""`dptrain attest`: a contributor's tools."""
+
+import re
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from attest import keys, signed_file
+from attest.attestation import Attestation, read_sequence
+from attest.corpus import SigningTemplate, sign_corpus
+from attest.corpus.records import SUFFIX
+from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
+from attest.fixed_point import PICO, to_micro, to_pico
+from attest.policy import Policy
+from attest.schema.plain import check_id, utc
+from attest.withdrawal import Withdrawal, sign_withdrawal
+from dptrain.cli.attest import anchor as attest_anchor
+from dptrain.cli.attest import keys as attest_keys
+from dptrain.cli.attest import show as attest_show
+from dptrain.cli.attest.show import AttestationFile
+from dptrain.cli.inputs import (
+    KeyFile,
+    NewPassphraseFile,
+    PassphraseFile,
+    load_key,
+    new_passphrase,
+    read_policy,
+    read_private_key,
+    refuse_to_overwrite,
+)
+from dptrain.cli.output import JsonFlag, console, counted, moment
+from dptrain.programs import print_json
+from dptrain.progress import contributions_in, progress_bar
+
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode="markdown", help="A contributor's tools: keys, attestations, anchors, withdrawals."
+)
+
+_DAY = 86400
+
+_FILE_NAME = re.compile("[a-z0-9][a-z0-9._-]*")
+
+
+class KeyForm(StrEnum):
+    """Forms of a private key file, as `attest.keys.save_private_key` knows them."""
+
+    pem = "pem"
+    openssh = "openssh"
+
+
+@app.command()
+def keygen(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Identifier under which the key signs: a-z 0-9 . _ / -")],
+    directory: Annotated[Path, typer.Option("--dir", exists=True, file_okay=False, help="Where the two files go.")] = Path("."),
+    form: Annotated[
+        KeyForm, typer.Option("--format", help="Form of the private key file: pem (PKCS#8), or openssh for ssh-add.")
+    ] = KeyForm.pem,
+    source: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help="Take the key of this file instead of a new one: a private key, to write it in another form or with another "
+            "passphrase; or an OpenSSH .pub file, whose private half stays in its agent: then NAME.pub alone is written.",
+        ),
+    ] = None,
+    passphrase: Annotated[bool, typer.Option("--passphrase", help="Ask twice for a passphrase that encrypts the key.")] = False,
+    passphrase_file: NewPassphraseFile = None,
+    json: JsonFlag = False,
+) -> None:
+    """Make a key pair: NAME.key, which stays with you, and NAME.pub, which you hand out.
+
+    Corpus owners make their key the same way. Existing files are never overwritten.
+    """
+    check_id(name, "name")
+    stem = name.replace("/", "-")
+    if _FILE_NAME.fullmatch(stem) is None:
+        raise typer.BadParameter(f"{name!r} makes no file name; begin it with a letter or a digit")
+    private, public = directory / f"{stem}.key", directory / f"{stem}.pub"
+    refuse_to_overwrite(public)
+    key = None if source is None else _taken(source)
+    if isinstance(key, bytes):
+        if passphrase or passphrase_file:
+            raise typer.BadParameter(f"{source} is a public key: nothing is written that a passphrase could protect")
+        raw, written = key, None
+    else:
+        key = key or keys.generate()
+        raw, written = keys.public_bytes(key), str(private)
+        keys.save_private_key(private, key, new_passphrase(passphrase, passphrase_file), form=form.value)
+    keys.save_public_key(public, raw, name)
+    if json:
+        print_json({"private_key": written, "public_key": str(public), "name": name, "key_id": keys.key_id(raw).hex()})
+        return
+    kept = "" if written is None else f"{private} (keep it) and "
+    console().print(f"wrote {kept}{public} (hand it out); key id {keys.key_id(raw).hex()}")
+
+
+@app.command()
+def sign(
+    data: Annotated[Path, typer.Argument(metavar="DATA", exists=True, help="A file, a .jsonl file or a folder.")],
+    key: KeyFile,
+    admissibility_class: Annotated[str, typer.Option("--class", help="Class of the policy to be admitted under.")],
+    policy: Annotated[
+        Path | None,
+        typer.Option(metavar="POLICY", exists=True, dir_okay=False, help="Take corpus and bounds from this policy."),
+    ] = None,
+    owner_key: Annotated[
+        Path | None, typer.Option(metavar="PUB", exists=True, dir_okay=False, help="Owner's key, for a signed policy.")
+    ] = None,
+    corpus: Annotated[str | None, typer.Option(help="Corpus that may use the data, and no other.")] = None,
+    clip_norm: Annotated[str | None, typer.Option(metavar="DECIMAL", help="Largest pull at the model in a step.")] = None,
+    noise_multiplier: Annotated[
+        str | None, typer.Option(metavar="DECIMAL", help="Least noise, as a multiple of the clip norm.")
+    ] = None,
+    contributor: Annotated[
+        str | None, typer.Option(help="Who signs; default: the name in the .pub file beside the key.")
+    ] = None,
+    public: Annotated[
+        bool, typer.Option("--public", help="The data is public: for a public class, which neither clips nor adds noise.")
+    ] = False,
+    data_class: Annotated[str, typer.Option(help="What kind of data it is, as an identifier.")] = "unspecified",
+    not_before: Annotated[int | None, moment("First moment of validity; default: now.")] = None,
+    days: Annotated[int, typer.Option(min=1, help="Days of validity.")] = 365,
+    max_occurrences: Annotated[int, typer.Option(min=0, help="Draws at most, 0 for no cap.")] = 0,
+    max_examples: Annotated[int | None, typer.Option(min=1, help="Examples that a contribution holds at most.")] = None,
+    max_epsilon: Annotated[
+        str | None, typer.Option(metavar="DECIMAL", help="Most epsilon that it may spend, over all runs together.")
+    ] = None,
+    max_delta: Annotated[
+        str | None, typer.Option(metavar="DECIMAL", help="The delta of --max-epsilon; default: that of the --policy.")
+    ] = None,
+    principal: Annotated[str | None, typer.Option(help="Person that several contributions are about.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Default: DATA.attest, where the gate looks.")] = None,
+    passphrase_file: PassphraseFile = None,
+    json: JsonFlag = False,
+) -> None:
+    """Sign a file, every record of a .jsonl file, or every file of a folder; one attestation per contribution.
+
+    Bounds are rounded to six decimals on the strict side. Signing again replaces DATA.attest; attestations handed out
+    before stay valid until they are withdrawn or expire.
+    """
+    signer, name = load_key(key, passphrase_file, contributor, "--contributor")
+    rules = None
+    if policy is not None:
+        rules, _ = read_policy(policy, owner_key)
+        rule = rules.class_rule(admissibility_class)
+        corpus, clip_micro, noise_micro = corpus or rules.corpus, rule.clip_norm_micro, rule.noise_multiplier_micro
+        if rule.public is not public:
+            raise typer.BadParameter(
+                f"class {admissibility_class} is public in {policy}: nothing clips its contributions or hides them in noise. "
+                "Repeat with --public if the data is meant to be public, or choose another class"
+                if rule.public
+                else f"class {admissibility_class} is not public in {policy}; leave out --public, or choose another class"
+            )
+    if public:
+        if clip_norm is not None or noise_multiplier is not None:
+            raise typer.BadParameter(
+                "a public contribution has no bounds; give --public, or --clip-norm and --noise-multiplier"
+            )
+        if max_epsilon is not None:
+            raise typer.BadParameter("of a public contribution no epsilon is promised; give --public, or --max-epsilon")
+        clip_micro, noise_micro = PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
+    max_delta_pico = _delta_of_limit(max_epsilon, max_delta, rules)
+    if corpus is None or (policy is None and not public and (clip_norm is None or noise_multiplier is None)):
+        raise typer.BadParameter("give --corpus, --clip-norm and --noise-multiplier, or a --policy to take them from")
+    start = int(time.time()) if not_before is None else not_before
+    template = SigningTemplate(
+        contributor=name,
+        data_class=data_class,
+        admissibility_class=admissibility_class,
+        clip_norm_micro=clip_micro if clip_norm is None else to_micro(clip_norm, rounding="down"),
+        noise_multiplier_micro=noise_micro if noise_multiplier is None else to_micro(noise_multiplier, rounding="up"),
+        corpus=corpus,
+        not_before=start,
+        not_after=start + days * _DAY,
+        max_occurrences=max_occurrences,
+        principal=principal,
+        max_examples=max_examples,
+        max_epsilon_micro=None if max_epsilon is None else to_micro(max_epsilon, rounding="down"),
+        max_delta_pico=max_delta_pico,
+    )
+    target = out or data.resolve().with_name(data.resolve().name + SUFFIX)
+    with progress_bar("signing", lambda: contributions_in(data)) as progress:
+        count = sign_corpus(data, target, signer, template, progress)
+    if json:
+        print_json({"signed": count, "path": str(target), "contributor": name, "corpus": corpus})
+        return
+    bounds = (
+        "PUBLIC, neither clipped nor noised, with no promise of privacy"
+        if public
+        else f"clip norm {template.clip_norm_micro / 1e6:g} at most, noise multiplier "
+        f"{template.noise_multiplier_micro / 1e6:g} at least"
+    )
+    console().print(
+        f"signed {counted(count, 'contribution')} as {name} for {corpus}, class {admissibility_class}: {bounds}, until "
+        f"{utc(template.not_after)}\n{target}"
+    )
+
+
+def _delta_of_limit(max_epsilon: str | None, max_delta: str | None, rules: Policy | None) -> int | None:
+    """Returns the delta at which a limit of epsilon is signed, in 1e-12; None without a limit."""
+    if max_epsilon is None:
+        if max_delta is not None:
+            raise typer.BadParameter("--max-delta is the delta of --max-epsilon; give both, or neither")
+        return None
+    if max_delta is not None:
+        return to_pico(max_delta)
+    if rules is None:
+        raise typer.BadParameter(
+            "an epsilon is a limit only at a delta: give --max-delta, such as 1e-6, or a --policy to take it from"
+        )
+    return int(rules.delta * PICO)
+
+
+attest_show.register(app)
+attest_anchor.register(app)
+attest_keys.register(app)
+
+
+@app.command()
+def withdraw(
+    attestations: AttestationFile,
+    key: KeyFile,
+    record: Annotated[list[int] | None, typer.Option(min=1, help="Number of the contribution, from 1; repeat.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Withdraw every contribution of the file.")] = False,
+    reason: Annotated[str, typer.Option(help="Reason code, an identifier; no free text.")] = "consent",
+    contributor: Annotated[
+        str | None, typer.Option(help="Who signs; default: the name in the .pub file beside the key.")
+    ] = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", file_okay=False, help="Where they go.")] = Path("withdrawals"),
+    passphrase_file: PassphraseFile = None,
+    json: JsonFlag = False,
+) -> None:
+    """Sign withdrawals, one file per contribution, for the operator to enter with `dptrain ledger withdraw`.
+
+    A withdrawal ends further use. It does not undo what was learned: that stays bounded by the epsilon spent.
+    """
+    if everything == bool(record):
+        raise typer.BadParameter("give --record with one or more numbers, or --all")
+    signer, name = load_key(key, passphrase_file, contributor, "--contributor")
+    descriptors = [item.opened() for item in _read(attestations)]
+    chosen = range(1, len(descriptors) + 1) if everything else sorted(set(record or ()))
+    if chosen and chosen[-1] > len(descriptors):
+        raise typer.BadParameter(f"{attestations} holds {len(descriptors)} contributions, there is no number {chosen[-1]}")
+    out.mkdir(parents=True, exist_ok=True)
+    now, written = int(time.time()), []
+    for index in chosen:
+        descriptor = descriptors[index - 1]
+        withdrawal = Withdrawal(descriptor.digest(), descriptor.corpus, now, reason)
+        path = out / f"{withdrawal.descriptor_hash.hex()[:32]}.cose"
+        signed_file.write(path, *sign_withdrawal(withdrawal, signer, signer=name))
+        written.append({"descriptor_hash": withdrawal.descriptor_hash.hex(), "path": str(path)})
+    if json:
+        print_json({"withdrawals": written, "signer": name, "reason": reason})
+    else:
+        console().print(f"signed {counted(len(written), 'withdrawal')} as {name}, reason {reason}, in {out}")
+
+
+def _taken(source: Path) -> Ed25519PrivateKey | bytes:
+    """Returns the private key of a file, or the raw public key of an OpenSSH `.pub` file."""
+    with source.open("rb") as stream:
+        public = stream.read(4) == b"ssh-"
+    return keys.load_openssh_public_key(source) if public else read_private_key(source, None)
+
+
+def _read(path: Path) -> list[Attestation]:
+    with path.open("rb") as stream:
+        return list(read_sequence(stream))

@@ -1,0 +1,180 @@
+"""`dptrain attest prove`, `rotate` and `revoke`: what a contributor states about its own keys, for the owner to take in."""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from attest import keys
+from attest.registry import KeyStatement, peek
+from attest.registry.entries import PROVE, REVOKE, ROTATE, write_statement
+from attest.schema.plain import utc
+from dptrain.cli.inputs import KeyFile, PassphraseFile, load_key, refuse_to_overwrite
+from dptrain.cli.output import JsonFlag, console, moment
+from dptrain.programs import print_json
+
+RegistryFile = Annotated[
+    Path | None,
+    typer.Option("--registry", metavar="REGISTRY", exists=True, dir_okay=False, help="The registry that the statement is for."),
+]
+RegistryId = Annotated[
+    str | None,
+    typer.Option("--registry-id", metavar="HEX", help="Its id instead, 32 digits, as the owner's 'registry show' prints it."),
+]
+Contributor = Annotated[
+    str | None, typer.Option("--contributor", help="Who states it; default: the name in the .pub file beside the key.")
+]
+NewFile = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="New file; default: NAME-rotation.cose.")]
+
+
+def prove(
+    key: KeyFile,
+    registry: RegistryFile = None,
+    registry_id: RegistryId = None,
+    contributor: Contributor = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="New file; default: NAME-possession.cose.")] = None,
+    passphrase_file: PassphraseFile = None,
+    json: JsonFlag = False,
+) -> None:
+    """Sign that you hold a key, for one registry.
+
+    The owner takes it in with `dptrain registry add --statement`, or later with `dptrain registry prove`, within 30 days. Until
+    then that the key is yours is the owner's word.
+    """
+    identity = _registry_id(registry, registry_id)
+    signer, name = load_key(key, passphrase_file, contributor, "--contributor")
+    statement = KeyStatement(kind=PROVE, registry_id=identity, key=signer.public_key, time=int(time.time()))
+    target = _write(out, name, "possession", statement, statement.sign(signer))
+    if json:
+        print_json(_as_json(statement, name, target))
+    else:
+        console().print(f"signed that {name} holds key {_short(statement.key)}; send the owner {target}")
+
+
+def rotate(
+    key: KeyFile,
+    new_key: Annotated[
+        Path,
+        typer.Option("--new-key", metavar="KEY", exists=True, dir_okay=False, help="The key that follows, a file or .pub."),
+    ],
+    registry: RegistryFile = None,
+    registry_id: RegistryId = None,
+    contributor: Contributor = None,
+    out: NewFile = None,
+    passphrase_file: PassphraseFile = None,
+    new_passphrase_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", exists=True, dir_okay=False, help="Passphrase of the new key, in the same way."),
+    ] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Sign a change of key: the old key says which key follows, and the new one proves that you hold it.
+
+    The owner takes it in with `dptrain registry rotate` within 30 days. Lost the old key? Then the owner revokes it and
+    enrols the new one.
+    """
+    identity = _registry_id(registry, registry_id)
+    old, name = load_key(key, passphrase_file, contributor, "--contributor")
+    new, _ = load_key(new_key, new_passphrase_file, name, "--contributor")
+    statement = KeyStatement(
+        kind=ROTATE,
+        registry_id=identity,
+        key=old.public_key,
+        time=int(time.time()),
+        new_key=new.public_key,
+    )
+    target = _write(out, name, "rotation", statement, statement.sign(old), statement.sign(new))
+    if json:
+        print_json(_as_json(statement, name, target))
+    else:
+        console().print(
+            f"signed that key {_short(statement.new_key)} of {name} follows {_short(statement.key)}; send the owner {target}"
+        )
+
+
+def revoke(
+    key: KeyFile,
+    registry: RegistryFile = None,
+    registry_id: RegistryId = None,
+    pub: Annotated[
+        Path | None,
+        typer.Option(
+            "--pub",
+            metavar="PUB",
+            exists=True,
+            dir_okay=False,
+            help="Revoke this other key of yours; default: the one that signs.",
+        ),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Revoke every key of yours.")] = False,
+    at: Annotated[int | None, moment("From when on, for instance when the key was lost; default: now.")] = None,
+    contributor: Contributor = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="New file; default: NAME-revocation.cose.")] = None,
+    passphrase_file: PassphraseFile = None,
+    json: JsonFlag = False,
+) -> None:
+    """Sign that a key of yours is revoked, with that key or with another valid one of yours.
+
+    The owner takes it in with `dptrain registry revoke --statement` within 30 days; a run that is training stops using what
+    the key signed at its next charge.
+    """
+    if everything and pub is not None:
+        raise typer.BadParameter("give --pub for one key or --all for every key, not both")
+    identity = _registry_id(registry, registry_id)
+    signer, name = load_key(key, passphrase_file, contributor, "--contributor")
+    now = int(time.time())
+    chosen = None if everything else signer.public_key if pub is None else keys.load_public_key(pub)
+    statement = KeyStatement(
+        kind=REVOKE,
+        registry_id=identity,
+        key=chosen,
+        time=now,
+        revoked_at=now if at is None else at,
+    )
+    target = _write(out, name, "revocation", statement, statement.sign(signer))
+    if json:
+        print_json(_as_json(statement, name, target))
+    else:
+        which = "all keys" if chosen is None else f"key {_short(chosen)}"
+        since = utc(statement.revoked_at or 0)
+        console().print(f"signed that {which} of {name} must not be used from {since} on; send the owner {target}")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the group `attest`."""
+    app.command()(prove)
+    app.command()(rotate)
+    app.command()(revoke)
+
+
+def _registry_id(registry: Path | None, text: str | None) -> bytes:
+    if (registry is None) == (text is None):
+        raise typer.BadParameter("say which registry it is for: --registry with the file, or --registry-id with its id")
+    if registry is not None:
+        # Unverified on purpose: a wrong id makes a statement that nobody can use.
+        return peek(registry).registry_id
+    try:
+        found = bytes.fromhex(text or "")
+    except ValueError:
+        found = b""
+    if len(found) != 16:
+        raise typer.BadParameter(f"{text!r} is not a registry id; it has 32 hexadecimal digits")
+    return found
+
+
+def _write(out: Path | None, name: str, what: str, statement: KeyStatement, *messages: bytes) -> Path:
+    target = out or Path(f"{name.replace('/', '-')}-{what}.cose")
+    refuse_to_overwrite(target)
+    write_statement(target, statement, *messages)
+    return target
+
+
+def _as_json(statement: KeyStatement, contributor: str, target: Path) -> dict[str, object]:
+    fields = {name: getattr(statement, name) for name in statement.__slots__}
+    plain = {name: value.hex() if isinstance(value, bytes) else value for name, value in fields.items()}
+    return plain | {"contributor": contributor, "path": str(target)}
+
+
+def _short(raw: bytes | None) -> str:
+    return keys.key_id(raw or b"").hex()

@@ -1,0 +1,226 @@
+"""What `attest show` can verify about one attestation, alone or against a key, a registry and a policy.
+
+The checks are the gate's own: `attest.sign1.verify` for signatures, `attest.gate.decide` where a signed policy and a
+registry are at hand. What was not looked at is said, one line each.
+"""
+
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from attest import keys, sign1
+from attest.attestation import Attestation
+from attest.corpus import Item, open_corpus
+from attest.descriptor import ContributionDescriptor, SignedDescriptor
+from attest.errors import AttestError, CorpusRefused
+from attest.gate import Admission, Seen, decide
+from attest.policy import Policy
+from attest.registry import Contributor, KeyRecord, Registry
+from attest.schema.plain import utc, visible
+from dptrain.cli.attest.words import Check
+from dptrain.cli.output import JsonFlag, console, moment, styled
+from dptrain.cli.registry.show import shown
+from dptrain.programs import print_json
+from dptrain.progress import contributions_in, progress_bar
+
+_NOT_HERE = (
+    Check("content", "unchecked", "whether the data is what was signed; dptrain attest verify DATA checks that"),
+    Check("uniqueness", "unchecked", "whether it was used, copied or withdrawn before; dptrain gate and training check that"),
+)
+
+_ANOTHER_ISSUER = "the signature names another issuer than the commitment to the contributor"
+
+
+@dataclass(frozen=True, slots=True)
+class Verifier:
+    """What there is to verify against.
+
+    Attributes:
+        now: Moment at which everything must be valid.
+        pub: Name and raw bytes of a public key.
+        registry: Verified registry of contributors.
+        policy: The rules; from a file that the owner signed if `policy_signed`.
+    """
+
+    now: int
+    pub: tuple[str, bytes] | None = None
+    registry: Registry | None = None
+    policy: Policy | None = None
+    policy_signed: bool = False
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to verify a signature against; a policy alone explains, it verifies nothing."""
+        return self.pub is None and self.registry is None
+
+    def checks(self, attestation: Attestation) -> list[Check]:
+        """Every check that can be made, and one line for each that cannot."""
+        signed = attestation.read()
+        found = [self._key(attestation, signed), *self._possession(attestation, signed), *self._gate(attestation, signed)]
+        return [*found, *_NOT_HERE]
+
+    def failure(self, attestation: Attestation) -> Check | None:
+        """The first check that fails; None if what was asked for holds."""
+        return next((check for check in self.checks(attestation) if check.outcome == "failed"), None)
+
+    def _key(self, attestation: Attestation, signed: ContributionDescriptor | SignedDescriptor) -> Check:
+        if self.pub is None:
+            if self.registry is not None:
+                return self._enrolled(attestation, signed)
+            return Check("signature", "unchecked", "whether the key named here made it; give --pub, or --registry")
+        name, raw = self.pub
+        try:
+            headers = sign1.verify(attestation.sign1, attestation.descriptor, raw)
+        except AttestError as error:
+            return Check("signature", "failed", error.sentence, str(error.code))
+        if isinstance(signed, ContributionDescriptor) and name != signed.contributor:
+            return Check("signature", "failed", f"the key is {name}'s, the attestation is of {signed.contributor}", "HEADER")
+        if headers.issuer != signed.issuer:
+            return Check("signature", "failed", _ANOTHER_ISSUER, "HEADER")
+        return Check("signature", "passed", f"made with the key of {name} that was given")
+
+    def _possession(self, attestation: Attestation, signed: ContributionDescriptor | SignedDescriptor) -> list[Check]:
+        """On whose word the registry has the key for the contributor; nothing where it does not have it."""
+        contributor, record = self._record(attestation, signed)
+        if contributor is None or record is None:
+            return []
+        key = f"key {record.key_id.hex()}"
+        if record.proved:
+            return [Check("possession", "passed", f"{key} signed a statement for this registry, which holds it")]
+        sentence = f"whether {shown(contributor.name)} holds {key}: the registry has no statement by it, only the owner's word"
+        return [Check("possession", "unchecked", sentence)]
+
+    def _record(
+        self, attestation: Attestation, signed: ContributionDescriptor | SignedDescriptor
+    ) -> tuple[Contributor, KeyRecord] | tuple[None, None]:
+        """Finds the key that the attestation names, and its holder: the contributor, or anybody where that is not opened."""
+        known = () if self.registry is None else self.registry.contributors
+        kid = sign1.parse(attestation.sign1).key_id
+        named = self._named(signed)
+        found = ((one, key) for one in known if named in (None, one.name) for key in one.keys if key.key_id == kid)
+        return next(found, (None, None))
+
+    def _named(self, signed: ContributionDescriptor | SignedDescriptor) -> str | None:
+        """Returns the contributor, where both attestation and registry say it by name."""
+        by_name = self.registry is not None and not self.registry.names_missing
+        return signed.contributor if by_name and isinstance(signed, ContributionDescriptor) else None
+
+    def _enrolled(self, attestation: Attestation, signed: ContributionDescriptor | SignedDescriptor) -> Check:
+        """Checks the signature under a key of the registry: of the contributor, or of anybody where that is not opened."""
+        kid, (contributor, record) = sign1.parse(attestation.sign1).key_id, self._record(attestation, signed)
+        if contributor is None or record is None:
+            named = self._named(signed)
+            whose = "" if named is None else f" of {named}"
+            return Check("signature", "failed", f"the registry has no key {kid.hex()}{whose}", "KEY_UNKNOWN")
+        try:
+            headers = sign1.verify(attestation.sign1, attestation.descriptor, record.raw)
+        except AttestError as error:
+            return Check("signature", "failed", error.sentence, str(error.code))
+        if headers.issuer != signed.issuer:
+            return Check("signature", "failed", _ANOTHER_ISSUER, "HEADER")
+        if not record.valid(self.now):
+            code = "KEY_REVOKED" if record.revoked(self.now) else "KEY_NOT_VALID"
+            return Check("signature", "failed", f"made with key {kid.hex()}, which is revoked or not valid now", code)
+        return Check("signature", "passed", f"made with key {kid.hex()}, which the registry has for {shown(contributor.name)}")
+
+    def _gate(self, attestation: Attestation, signed: ContributionDescriptor | SignedDescriptor) -> list[Check]:
+        if self.policy is None:
+            return [Check("admission", "unchecked", "whether the corpus may use it; give --policy with the signed policy")]
+        if self.registry is None or not self.policy_signed:
+            return [Check("admission", "unchecked", "the gate needs a signed policy with its registry (--policy, --registry)")]
+        if self.registry.names_missing:
+            return [Check("admission", "unchecked", self.registry.names_missing)]
+        if isinstance(signed, SignedDescriptor):
+            return [Check("admission", "unchecked", "the gate needs the opening, which lies beside the data")]
+        outcome = decide(
+            attestation, signed.content_hash, policy=self.policy, registry=self.registry, now=self.now, seen=Seen()
+        )
+        if isinstance(outcome, Admission):
+            return [Check("admission", "passed", "the gate would admit it now, if content and uniqueness hold")]
+        return [Check("admission", "failed", outcome.sentence, str(outcome.code))]
+
+
+def verify(
+    data: Annotated[Path, typer.Argument(metavar="DATA", exists=True, help="Data with DATA.attest beside it.")],
+    pub: Annotated[Path, typer.Option("--pub", metavar="PUB", exists=True, dir_okay=False, help="The signer's key.")],
+    at: Annotated[int | None, moment("Moment at which they must be valid; default: now.")] = None,
+    limit: Annotated[int, typer.Option(min=0, help="Failures that are listed; all are counted.")] = 20,
+    json: JsonFlag = False,
+) -> None:
+    """Check signature, content and validity of every contribution against one public key.
+
+    The gate checks more: registry, class, bounds, audience, duplicates.
+    """
+    name, raw = keys.load_named_public_key(pub)
+    now = int(time.time()) if at is None else at
+    good, codes, listed = 0, Counter[str](), []
+    with progress_bar("verifying", lambda: contributions_in(data)) as progress:
+        for count, item in enumerate(open_corpus(data), start=1):
+            try:
+                check_item(item, name, raw, now)
+                good += 1
+            except AttestError as error:
+                codes[str(error.code)] += 1
+                if len(listed) < limit:
+                    listed.append({"where": _where(item), "code": str(error.code), "sentence": error.sentence})
+            if progress is not None:
+                progress(count)
+    failed = codes.total()
+    if json:
+        print_json({"verified": good, "failed": failed, "codes": dict(codes.most_common()), "failures": listed})
+    else:
+        _print(good, codes, listed, name)
+    if failed or not good:
+        raise typer.Exit(1)
+
+
+def check_item(item: Item, name: str, raw: bytes, now: int) -> None:
+    """Check one contribution under the key `raw` of `name`.
+
+    Raises:
+        AttestError: With the code of what is wrong.
+    """
+    if item.problem is not None:
+        raise item.problem
+    if item.attestation is None:
+        raise CorpusRefused("UNATTESTED", "there is no attestation for this content; sign it with 'dptrain attest sign'")
+    if item.locator is None:
+        raise CorpusRefused("CONTENT_MISSING", "there is no content for this attestation; put the data back, or drop it")
+    headers = sign1.verify(item.attestation.sign1, item.attestation.descriptor, raw)
+    descriptor = item.attestation.opened()
+    if name != descriptor.contributor:
+        raise CorpusRefused("HEADER", f"the key is {name}'s, the attestation is of {descriptor.contributor}")
+    if headers.issuer != descriptor.issuer:
+        raise CorpusRefused("HEADER", f"the signature names {headers.issuer}, not the commitment {descriptor.issuer}")
+    if descriptor.content_hash != item.content_hash:
+        raise CorpusRefused("CONTENT_MISMATCH", "the content is not what was signed; restore it or sign it anew")
+    if not descriptor.not_before <= now < descriptor.not_after:
+        raise CorpusRefused(
+            "EXPIRED" if now >= descriptor.not_after else "NOT_YET_VALID",
+            f"valid from {utc(descriptor.not_before)} until {utc(descriptor.not_after)}; sign it anew",
+        )
+
+
+def _print(good: int, codes: Counter[str], listed: list[dict[str, str]], name: str) -> None:
+    out = console()
+    for failure in listed:
+        out.print(styled("red", failure["code"], f" {failure['where']}: {failure['sentence']}"))
+    if codes.total() > len(listed):
+        out.print(f"... and {codes.total() - len(listed):,} more, not listed (--limit)")
+    if len(codes) > 1:
+        out.print(", ".join(f"{code} {count:,}" for code, count in codes.most_common()))
+    out.print(f"{good:,} verified, {codes.total():,} failed, signer {name}")
+    if not good and not codes:
+        out.print("there was nothing to verify: no data, or no attestations beside it")
+    elif not codes:
+        out.print("not checked here: registry, class, bounds and corpus; dptrain gate does that")
+
+
+def _where(item: Item) -> str:
+    if not item.locator:
+        return "attestation without content"
+    return f"{visible(item.locator.source)}, byte {item.locator.offset}"

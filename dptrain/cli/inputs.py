@@ -1,0 +1,299 @@
+"""Options and files that several commands take: keys and passphrases, policies, registries, counts, figures."""
+
+import getpass
+import math
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from attest import keys
+from attest.errors import KeyRefused, PolicyRefused
+from attest.keys.signers import AgentSigner, CheckedSigner, LocalSigner
+from attest.policy import Policy, SignedPolicy, open_policy
+from attest.registry import Registry, open_registry
+from attest.schema.plain import visible
+from dptrain.planning.figures import SUFFIXES, require_matplotlib
+
+
+def existing_file(flag: str, metavar: str, text: str, **settings: Any) -> Any:
+    """An option that takes a file which must exist.
+
+    Args:
+        flag: `--key` and the like. metavar: what completion and hints know the file by. text: its help.
+        settings: further arguments of `typer.Option`.
+    """
+    return typer.Option(flag, metavar=metavar, exists=True, dir_okay=False, help=text, **settings)
+
+
+MemberRecords = Annotated[
+    list[Path] | None,
+    existing_file(
+        "--member",
+        "PROOF.member",
+        "Where ADMIT leaves are gone: what 'ledger prove --kind summary' wrote for a contribution; repeat.",
+    ),
+]
+
+PlotFile = Annotated[
+    Path | None,
+    typer.Option("--plot", metavar="FIGURE", dir_okay=False, help="Draw it: FILE.svg, FILE.html with tables, or FILE.png."),
+]
+
+
+def require_plot(path: Path | None) -> None:
+    """Says before anything is computed if a figure cannot be written.
+
+    Raises:
+        typer.BadParameter: Another suffix, or the file exists. ConfigError: matplotlib is missing for a .png.
+    """
+    if path is None:
+        return
+    if path.suffix not in SUFFIXES:
+        raise typer.BadParameter(f"{path} is no figure; name a file that ends in {', '.join(SUFFIXES)}")
+    if path.exists():
+        raise typer.BadParameter(f"{path} exists; choose another name or move it away")
+    if not path.parent.is_dir():
+        raise typer.BadParameter(f"there is no directory {path.parent} to write {path.name} to")
+    require_matplotlib(path)
+
+
+def count_of(text: str, rules: Policy) -> tuple[str, int]:
+    """A class of the policy and a number of contributions.
+
+    Raises:
+        typer.BadParameter: The text is not CLASS=N. PolicyRefused: The policy has no such class.
+    """
+    name, _, count = text.partition("=")
+    if not (count.isascii() and count.isdigit()):
+        raise typer.BadParameter(f"{text!r} is not CLASS=N, for example {rules.classes[0].name}=10000")
+    rules.class_rule(name)
+    return name, int(count)
+
+
+def goals_of(texts: Iterable[str], rules: Policy) -> dict[str, float]:
+    """Epsilon per private class, from `2` for all of them or `sensitive=2` for one; what names a class counts before the rest.
+
+    Raises:
+        typer.BadParameter: A text is neither, or no positive finite number. PolicyRefused: The policy has no such class.
+    """
+    everywhere: float | None = None
+    found: dict[str, float] = {}
+    private = [rule.name for rule in rules.classes if not rule.public]
+    for text in texts:
+        name, given, value = text.rpartition("=")
+        try:
+            goal = float(value)
+        except ValueError as error:
+            raise typer.BadParameter(f"{text!r} is not an epsilon, nor CLASS=EPSILON, for example {private[0]}=2") from error
+        if not 0.0 < goal < math.inf:
+            raise typer.BadParameter(f"a target epsilon is a positive finite number, got {value}")
+        if given:
+            rules.class_rule(name)
+            found[name] = goal
+        else:
+            everywhere = goal
+    return ({name: everywhere for name in private} if everywhere is not None else {}) | found
+
+
+KeyFile = Annotated[
+    Path,
+    existing_file(
+        "--key", "KEY", "Private key file; or the .pub file, to sign with the SSH agent that holds the private half."
+    ),
+]
+PassphraseFile = Annotated[
+    Path | None,
+    existing_file(
+        "--passphrase-file",
+        "FILE",
+        "First line is the passphrase of the private key; - reads standard input. Default: asked for on a terminal.",
+        allow_dash=True,
+    ),
+]
+NewPassphraseFile = Annotated[
+    Path | None,
+    existing_file(
+        "--passphrase-file",
+        "FILE",
+        "First line is a passphrase that encrypts the key; - reads standard input.",
+        allow_dash=True,
+    ),
+]
+
+_ATTEMPTS = 3
+_AGENT_CODES = ("AGENT", "AGENT_KEY")
+
+
+def read_passphrase(path: Path | None) -> str | None:
+    """The first line of a passphrase file, or of standard input for `-`; None without one.
+
+    Raises:
+        KeyRefused: Code PASSPHRASE if it is not UTF-8 text.
+    """
+    if path is None:
+        return None
+    try:
+        if str(path) == "-":
+            return sys.stdin.readline().rstrip("\r\n")
+        with path.open(encoding="utf-8") as stream:
+            return stream.readline().rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise KeyRefused("PASSPHRASE", f"the first line of {str(path)!r} is not UTF-8 text: {error.reason}") from error
+
+
+def new_passphrase(asked: bool, path: Path | None) -> str | None:
+    """The passphrase for a new key: asked for twice, read from a file, or none.
+
+    Raises:
+        typer.BadParameter: if both ways are given, nobody is there to ask, or the two answers differ.
+    """
+    if not asked:
+        return read_passphrase(path)
+    if path is not None:
+        raise typer.BadParameter("give --passphrase or --passphrase-file, not both")
+    if not sys.stdin.isatty():
+        raise typer.BadParameter("--passphrase asks on a terminal and there is none; give --passphrase-file")
+    passphrase = _ask("Passphrase of the new key: ")
+    if _ask("Once more: ") != passphrase:
+        raise typer.BadParameter("the two passphrases differ; nothing was written")
+    return passphrase
+
+
+def read_private_key(path: Path, passphrase_file: Path | None) -> Ed25519PrivateKey:
+    """A private key from its file; a missing passphrase is asked for where there is a terminal, up to three times.
+
+    Raises:
+        KeyRefused: As `attest.keys.load_private_key`.
+    """
+    passphrase = read_passphrase(passphrase_file)
+    for _ in range(_ATTEMPTS):
+        try:
+            return keys.load_private_key(path, passphrase)
+        except KeyRefused as error:
+            if error.code != "PASSPHRASE" or passphrase_file is not None or not sys.stdin.isatty():
+                raise
+            if passphrase is not None:
+                typer.echo(visible(error.sentence), err=True)
+        passphrase = _ask(f"Passphrase of {visible(str(path))}: ")
+    return keys.load_private_key(path, passphrase)
+
+
+def load_key(
+    path: Path, passphrase_file: Path | None, name: str | None, option: str
+) -> tuple[LocalSigner | CheckedSigner, str]:
+    """What signs, and the identifier under which it signs.
+
+    Args:
+        path: The private key file, or a `.pub` file: then the SSH agent signs.
+        passphrase_file: Where the passphrase of the private key stands, if it has one.
+        name: The identifier, if it was given; otherwise it is read from the `.pub` file, given or beside the private key.
+        option: The option that gives `name`, for the message.
+
+    Raises:
+        KeyRefused: Code MISMATCH if the `.pub` file beside the key belongs to another key; AGENT or AGENT_KEY if no agent
+            has the key; or as `attest.keys.load_private_key`.
+        typer.BadParameter: if no identifier can be found.
+    """
+    if path.suffix == ".pub":
+        found, raw = keys.load_named_public_key(path)
+        if passphrase_file is not None:
+            raise typer.BadParameter(f"{path} has no passphrase: the SSH agent signs; give the private key file with it")
+        return _agent_signer(path, raw), name or found
+    signer = LocalSigner(read_private_key(path, passphrase_file))
+    if name is not None:
+        return signer, name
+    public = path.with_suffix(".pub")
+    if not public.is_file():
+        raise typer.BadParameter(f"there is no {public} to read the name from; give {option}")
+    found, raw = keys.load_named_public_key(public)
+    if raw != signer.public_key:
+        raise KeyRefused("MISMATCH", f"{str(public)!r} is not the public half of {str(path)!r}; give {option} or mend it")
+    return signer, found
+
+
+def _agent_signer(public: Path, raw: bytes) -> AgentSigner:
+    try:
+        return AgentSigner(raw)
+    except KeyRefused as error:
+        if error.code not in _AGENT_CODES:
+            raise
+        raise KeyRefused(error.code, error.sentence + _how_to_load(public)) from error
+
+
+def _how_to_load(public: Path) -> str:
+    private = public.with_suffix(".key")
+    if not private.is_file():
+        return ""
+    hint = f". Here: ssh-add {private}, or --key {private}"
+    return hint if keys.is_openssh(private) else f"{hint}; OpenSSH before 9.6 loads only keys of keygen --format openssh"
+
+
+def _ask(prompt: str) -> str:
+    try:
+        return getpass.getpass(prompt)
+    except EOFError as error:
+        raise typer.Abort() from error
+
+
+PolicyFile = Annotated[
+    Path, typer.Argument(metavar="POLICY", exists=True, dir_okay=False, help="policy.cose, or policy.toml unsigned.")
+]
+OwnerKey = Annotated[
+    Path | None,
+    existing_file("--owner-key", "PUB", "Public key of the corpus owner; default: owner.pub beside the policy."),
+]
+RegistryFile = Annotated[
+    Path | None,
+    existing_file("--registry", "REGISTRY", "Contributor registry; default: registry.cbor beside the policy."),
+]
+
+
+def read_policy(path: Path, owner_key: Path | None) -> tuple[Policy, SignedPolicy | None]:
+    """A policy, and its signature if the file is a signed one.
+
+    A `.toml` file is read as it stands, for writing and planning; anything else must be signed by the owner.
+    """
+    if path.suffix == ".toml":
+        try:
+            return Policy.from_toml(path.read_text(encoding="utf-8")), None
+        except UnicodeDecodeError as error:
+            raise PolicyRefused("TOML", f"{str(path)!r} is not UTF-8 text: {error.reason}") from error
+    signed = read_signed_policy(path, owner_key)
+    return signed.policy, signed
+
+
+def read_signed_policy(path: Path, owner_key: Path | None) -> SignedPolicy:
+    """A policy signed by the owner; an unsigned one is refused with a sentence that says how to sign it."""
+    return open_policy(path, keys.load_public_key(beside(path, owner_key, "owner.pub", "--owner-key")))
+
+
+def read_registry(policy_path: Path, registry: Path | None, owner_key: Path | None = None) -> Registry:
+    """The contributor registry that was given, or the one beside the policy, verified under the owner's key."""
+    public = keys.load_public_key(beside(policy_path, owner_key, "owner.pub", "--owner-key"))
+    return open_registry(beside(policy_path, registry, "registry.cbor", "--registry"), public)
+
+
+def beside(path: Path, given: Path | None, name: str, option: str) -> Path:
+    """The file that was given, or the one called `name` in the directory of `path`.
+
+    Raises:
+        typer.BadParameter: if there is neither.
+    """
+    found = given or path.with_name(name)
+    if not found.is_file():
+        raise typer.BadParameter(f"there is no {found}: give {option}, or put the file there")
+    return found
+
+
+def refuse_to_overwrite(path: Path) -> None:
+    """Commands write new files and never replace one that a person may have edited or handed out.
+
+    Raises:
+        typer.BadParameter: if the file exists.
+    """
+    if path.exists():
+        raise typer.BadParameter(f"{path} exists; choose another name or move it away")

@@ -1,0 +1,1 @@
+"""`dptrain ledger`: owners keep a ledger, auditors verify it, contributors look themselves up."""

@@ -1,0 +1,350 @@
+"""`dptrain ledger cosign`, `merge`, `auditor-key` and `witness`: others vouch for the history of a ledger."""
+
+import sys
+import time
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from attest import keys
+from attest.files import atomic_write, read_limited
+from attest.schema.plain import utc, visible
+from dptrain.cli.inputs import KeyFile, PassphraseFile, existing_file, load_key, refuse_to_overwrite
+from dptrain.cli.ledger.place import LedgerKey, LedgerOrExport, StateDirectory, opened_to_sign, place_of
+from dptrain.cli.ledger.proofs import print_cosigners, verifier_keys
+from dptrain.cli.ledger.show import COLOURS
+from dptrain.cli.output import JsonFlag, console, counted, counting, styled
+from dptrain.programs import print_json
+from ledger.errors import WitnessRefused
+
+if TYPE_CHECKING:
+    from ledger.proofs.prover import Node
+
+
+Name = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Name of the auditor in signature lines; best a URL without https://. Default: of KEY."),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the group."""
+    app.command()(cosign)
+    app.command()(merge)
+    app.command("auditor-key")(auditor_key)
+
+
+def cosign(
+    export: Annotated[
+        Path, typer.Argument(metavar="EXPORT", exists=True, file_okay=False, help="Directory that export wrote.")
+    ],
+    note: Annotated[Path, typer.Argument(metavar="NOTE", help="New file: the checkpoint with your cosignature.")],
+    key: KeyFile,
+    log_key: Annotated[
+        list[str],
+        typer.Option(metavar="PUB", help="Public key of the ledger: a file of verifier keys, or one itself; repeat."),
+    ],
+    name: Name = None,
+    memory: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", file_okay=False, help="What you cosigned before; default: KEY.cosigned beside the key."),
+    ] = None,
+    first: Annotated[
+        bool, typer.Option("--first", help="This is the first checkpoint of this ledger that you cosign.")
+    ] = False,
+    summary: Annotated[
+        bool,
+        typer.Option("--summary", help="Vouch for the summaries too: what they speak for may then be deleted. Not if TOLD."),
+    ] = False,
+    owner_key: Annotated[
+        Path | None, existing_file("--owner-key", "PUB", "Require a policy signed by this corpus owner.")
+    ] = None,
+    registry: Annotated[
+        Path | None, existing_file("--registry", "REGISTRY", "Contributor registry, in place of the one in the export.")
+    ] = None,
+    passphrase_file: PassphraseFile = None,
+    json: JsonFlag = False,
+) -> None:
+    """Audit an export, hold it against what you cosigned before, and cosign.
+
+    Your memory keeps the last checkpoint per ledger. A ledger that is smaller, or has another history, is refused, and both
+    checkpoints are written to an evidence file that `ledger verify-proof` checks. Keep the memory as you keep the key.
+    """
+    from ledger.audit.words import headline
+    from ledger.note import Cosigner
+    from ledger.proofs.cosigning import cosign_export
+    from ledger.proofs.memory import Memory
+
+    refuse_to_overwrite(note)
+    signer, named = load_key(key, passphrase_file, name, "--name")
+    cosigner = Cosigner(named, signer)
+    log_keys = [vkey for text in log_key for vkey in verifier_keys(text)]
+    owner = None if owner_key is None else keys.load_public_key(owner_key)
+    with counting(f"auditing {export}"):
+        done = cosign_export(
+            export,
+            log_keys,
+            cosigner,
+            Memory(memory or key.with_suffix(".cosigned"), cosigner.vkey),
+            now=int(time.time()),
+            owner_key=owner,
+            first=first,
+            summary=summary,
+            registry=registry,
+        )
+    atomic_write(note, done.note)
+    before = None if done.before is None else done.before.checkpoint.size
+    vouched = [row for row in done.report.summaries if row.seq in done.vouched]
+    if json:
+        told = {"path": str(note), "key": cosigner.vkey, "origin": done.report.origin, "size": done.report.size}
+        told |= {"root": done.report.root_hex, "before": before, "named": cosigner.vkey in done.report.auditors}
+        told |= {"verdict": done.report.verdict, "qualifiers": list(done.report.qualifiers)}
+        print_json({**told, "vouched": [row.seq for row in vouched], "stayed": done.stayed})
+        return
+    out = console()
+    colour = COLOURS.get(done.report.verdict, "red")
+    told = headline(done.report.verdict, done.report.qualifiers)
+    out.print(styled(f"bold {colour}", told, f"  {done.report.origin}: {done.report.size} leaves"))
+    if done.before is not None:
+        out.print(f"extends the {before} leaves that you cosigned at {utc(done.before.time)}")
+    for row in vouched:
+        gone = f"leaves {row.first} to {row.end - 1} may go"
+        out.print(f"vouches for the summary at leaf {row.seq}: once enough auditors do, {gone}")
+    if done.stayed:
+        out.print("vouches for whoever stayed until the run was closed: once enough auditors do, they may go too")
+    if cosigner.vkey in done.report.auditors:
+        out.print(f"wrote {note}; its operator adds it with: dptrain ledger merge LEDGER {note}")
+        return
+    if done.report.auditors:
+        out.print(f"note: the policy names other auditors; your key is {cosigner.vkey}")
+    out.print(f"wrote {note}; its operator adds it with: dptrain ledger merge LEDGER {note} --key {cosigner.vkey}")
+
+
+def merge(
+    ledger: LedgerOrExport,
+    notes: Annotated[list[Path], typer.Argument(metavar="NOTE", exists=True, dir_okay=False, help="As cosign wrote them.")],
+    key: Annotated[
+        list[str] | None,
+        typer.Option("--key", metavar="PUB", help="Public key of an auditor whom the policy does not name; repeat."),
+    ] = None,
+    ledger_key: LedgerKey = None,
+    passphrase_file: PassphraseFile = None,
+    state: StateDirectory = None,
+    json: JsonFlag = False,
+) -> None:
+    """Add auditors' cosignatures to the ledger, or to an export of it.
+
+    Every line is verified first, and nothing is taken away. Exports of a ledger that are made later have them too.
+    """
+    from ledger.note import MAX_NOTE_SIZE, SIGNATURE_COSIGNATURE_V1, open_note
+    from ledger.retention.statements import NAME_SUFFIX
+
+    named = [vkey for text in key or [] for vkey in verifier_keys(text)]
+    given = [read_limited(path, MAX_NOTE_SIZE, "note") for path in notes]
+    merged, trusted = merged_into(ledger, given, named, ledger_key, passphrase_file, state)
+    ignored = ignored_lines(notes, given, trusted)
+    lines = [item for item in open_note(merged, list(dict.fromkeys(trusted))).signatures if item.timestamp is not None]
+    cosigned = tuple(item for item in lines if item.key.kind == SIGNATURE_COSIGNATURE_V1)
+    vouched = [item.key.name.removesuffix(NAME_SUFFIX) for item in lines if item not in cosigned]
+    if json:
+        cosigners = [{"name": item.key.name, "time": item.timestamp} for item in cosigned]
+        print_json({"path": ledger, "cosigners": cosigners, "vouchers": vouched, "ignored": ignored})
+        return
+    out = console()
+    print_ignored(ignored)
+    out.print(f"the checkpoint of {ledger} has {counted(len(cosigned), 'cosignature')}")
+    print_cosigners(cosigned)
+    if vouched:
+        out.print(f"its summaries are vouched for by {', '.join(map(visible, vouched))}")
+
+
+def merged_into(
+    ledger: str, given: list[bytes], named: list[str], ledger_key: Path | None, passphrase_file: Path | None, state: Path | None
+) -> tuple[bytes, list[str]]:
+    """Merges the lines of notes into a ledger's checkpoint, or that of an export; returns it and the keys that count."""
+    from ledger.retention.statements import summary_keys
+
+    if Path(ledger).is_dir():
+        return _merge_into_export(Path(ledger), given, named)
+    with opened_to_sign(place_of(ledger, state), ledger_key, passphrase_file) as log:
+        trusted = [*log.state.keys.trust_policy().vkeys, *named, *summary_keys(log.header)]
+        for note in given:
+            merged = log.add_signatures(note, trusted)
+    return merged, trusted
+
+
+def print_ignored(ignored: list[dict[str, str]]) -> None:
+    """Tells of lines that were not taken over."""
+    for row in ignored:
+        name = visible(row["name"], plain=True)
+        console().print(
+            f"note: {row['path']} has a line by {name}, key id {row['key_id']}: not taken over, since the "
+            "policy does not name that key; give it with --key, if you trust it"
+        )
+
+
+def ignored_lines(paths: list[Path], given: list[bytes], trusted: list[str]) -> list[dict[str, str]]:
+    """Returns the lines that are by none of the keys, and so were not taken over; the ledger's own are no news to it."""
+    from ledger.note import open_note, peek_checkpoint
+
+    found = []
+    for path, note in zip(paths, given, strict=True):
+        own, lines = peek_checkpoint(note).origin, open_note(note, list(dict.fromkeys(trusted))).ignored
+        found += [{"path": str(path), "name": name, "key_id": key_id.hex()} for name, key_id in lines if name != own]
+    return found
+
+
+def _merge_into_export(export: Path, given: list[bytes], named: list[str]) -> tuple[bytes, list[str]]:
+    """Returns the merged note, once it is written, and the keys whose lines count."""
+    from ledger.layout import CHECKPOINT, POLICY
+    from ledger.note import merge_notes
+    from ledger.proofs.reader import ExportReader
+    from ledger.retention.statements import summary_key
+    from ledger.trust import AUDITORS, parse_policy
+
+    reader = ExportReader(export)
+    policy = parse_policy(reader.read(POLICY))
+    trusted = [*policy.vkeys, *(str(summary_key(auditor)) for auditor in policy.keys_of(AUDITORS)), *named]
+    merged = merge_notes(reader.checkpoint, given, list(dict.fromkeys(trusted)))
+    if merged != reader.checkpoint:
+        atomic_write(export / CHECKPOINT, merged)
+    return merged, trusted
+
+
+def auditor_key(
+    key: Annotated[
+        Path, typer.Argument(metavar="PUB", exists=True, dir_okay=False, help="Public key file, as attest keygen wrote it.")
+    ],
+    name: Name = None,
+    json: JsonFlag = False,
+) -> None:
+    """Print the line that names you as an auditor in policies: name, key id and key."""
+    from ledger.note import SIGNATURE_COSIGNATURE_V1, VerifierKey, parse_verifier_key
+
+    found, raw = keys.load_named_public_key(key)
+    vkey = str(parse_verifier_key(str(VerifierKey(name or found, SIGNATURE_COSIGNATURE_V1, raw))))
+    if json:
+        print_json({"key": vkey})
+    else:
+        typer.echo(vkey)
+
+
+_PIPE = Path("-")
+"""Standard input or output in the place of a file."""
+
+
+def register_witness(app: typer.Typer) -> None:
+    """Add the commands to the group."""
+    app.command("witness-request")(witness_request)
+    app.command("witness-answer")(witness_answer)
+
+
+def witness_request(
+    ledger: LedgerOrExport,
+    body: Annotated[Path, typer.Argument(metavar="BODY", help="New file: the body to post; - for standard output.")],
+    since: Annotated[
+        int, typer.Option("--since", metavar="N", min=0, help="Leaves that the witness cosigned last; 0 for none.")
+    ] = 0,
+    state: StateDirectory = None,
+    json: JsonFlag = False,
+) -> None:
+    """Write the request for a witness's cosignature on the last checkpoint.
+
+    A witness (C2SP tlog-witness) vouches that the ledger only grows; it reads no leaf. The request holds the size that it
+    signed last, a proof that the ledger extends that, and the checkpoint with the ledger's own signature. Nothing is sent: post
+    the file to the witness, and give its answer to `ledger witness-answer`. A witness that signed another size than --since
+    answers with that.
+    """
+    from ledger.note import peek_checkpoint
+    from ledger.proofs.witnessing import make_request
+
+    if body != _PIPE:
+        refuse_to_overwrite(body)
+    note, node = _tree(ledger, state)
+    data, size = make_request(node, note, since), peek_checkpoint(note).size
+    if body == _PIPE:
+        if json:
+            raise typer.BadParameter("--json and a request on standard output do not go together; name a file")
+        sys.stdout.buffer.write(data)
+        sys.stdout.flush()
+        return
+    atomic_write(body, data)
+    if json:
+        print_json({"path": str(body), "since": since, "size": size})
+        return
+    out = console()
+    out.print(f"wrote {body}: {size} leaves, from {since} on")
+    out.print(f"post it with: curl -i --data-binary @{body} -o answer https://WITNESS/add-checkpoint")
+    out.print(f"and then: dptrain ledger witness-answer {ledger} {body} answer")
+
+
+def witness_answer(
+    ledger: LedgerOrExport,
+    body: Annotated[Path, typer.Argument(metavar="BODY", exists=True, dir_okay=False, help="The request that was posted.")],
+    answer: Annotated[Path, typer.Argument(metavar="ANSWER", help="What came back, as curl -i saves it; - for stdin.")],
+    key: Annotated[
+        list[str] | None,
+        typer.Option("--key", metavar="PUB", help="Public key of a witness whom the policy does not name; repeat."),
+    ] = None,
+    ledger_key: LedgerKey = None,
+    passphrase_file: PassphraseFile = None,
+    state: StateDirectory = None,
+    json: JsonFlag = False,
+) -> None:
+    """Take a witness's answer in: verify its cosignature, and add it to the checkpoint.
+
+    Every line is verified under the keys of the policy, or given with --key, and nothing is taken away; exports of the ledger
+    that are made later have it. An answer that is no cosignature is refused by what it says: WITNESS_CONFLICT with the size
+    that the witness signed before, WITNESS_PROOF, WITNESS_UNKNOWN, WITNESS_FORBIDDEN.
+    """
+    from ledger.note import SIGNATURE_COSIGNATURE_V1, open_note, peek_checkpoint
+    from ledger.proofs.witnessing import MAX_ANSWER_SIZE, MAX_REQUEST_SIZE, read_answer, read_request
+
+    request = read_request(read_limited(body, MAX_REQUEST_SIZE, "request to a witness"))
+    if answer != _PIPE and not answer.is_file():
+        raise typer.BadParameter(f"there is no file {answer}; give what the witness answered, or - for standard input")
+    data = (
+        sys.stdin.buffer.read(MAX_ANSWER_SIZE + 1)
+        if answer == _PIPE
+        else read_limited(answer, MAX_ANSWER_SIZE, "answer of a witness")
+    )
+    note = read_answer(data, request)
+    named = [vkey for text in key or [] for vkey in verifier_keys(text)]
+    merged, trusted = merged_into(ledger, [note], named, ledger_key, passphrase_file, state)
+    lines = open_note(note, list(dict.fromkeys(trusted))).signatures
+    taken = tuple(item for item in lines if item.key.kind == SIGNATURE_COSIGNATURE_V1)
+    ignored = ignored_lines([answer], [note], trusted)
+    if not taken:
+        names = ", ".join(f"{row['name']} (key id {row['key_id']})" for row in ignored) or "nobody"
+        sentence = f"the answer is signed by {names}, and the policy names no such key; give it with --key, if you trust it"
+        raise WitnessRefused("WITNESS_KEY", sentence)
+    size = peek_checkpoint(merged).size
+    if json:
+        cosigners = [{"name": item.key.name, "time": item.timestamp} for item in taken]
+        print_json({"path": ledger, "size": size, "cosigners": cosigners, "ignored": ignored})
+        return
+    print_ignored(ignored)
+    print_cosigners(taken)
+    latest = max(item.timestamp or 0 for item in taken)
+    console().print(f"the checkpoint of {size} leaves has it since {utc(latest)}; next time: --since {size}")
+
+
+def _tree(ledger: str, state: Path | None) -> tuple[bytes, "Node"]:
+    """The last checkpoint of a ledger, or of an export, and the nodes of the tree under it."""
+    if Path(ledger).is_dir():
+        from ledger.proofs.reader import ExportReader
+
+        reader = ExportReader(Path(ledger))
+        return reader.checkpoint, reader.node
+    from ledger.log import Ledger
+    from ledger.subtrees import Subtrees
+
+    tree = Subtrees()
+    with Ledger.open(place_of(ledger, state), read_only=True) as log, log.rows() as rows:
+        note = log.checkpoint
+        for row in islice(rows, log.state.keys.open_note(note)[1].size):
+            if row.leaf_hash:
+                tree.append(row.leaf_hash, row.level)
+    return note, tree.node

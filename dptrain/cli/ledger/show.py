@@ -1,0 +1,258 @@
+"""Show what a ledger, its header and the audit of an export say, for people and as JSON."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from attest.files import read_limited
+from attest.schema.plain import utc
+from dptrain.cli.output import console, number, print_table, spent, styled, table
+from dptrain.planning.rounding import at_least
+from dptrain.programs import print_json
+
+if TYPE_CHECKING:
+    from attest.registry import Contributor, Registry
+    from ledger.audit import AuditReport, Verdict
+    from ledger.replay import Replay
+
+
+COLOURS: Final = {"FULL": "green", "SUMMARISED": "yellow", "TOLD": "yellow", "SIGNED": "yellow"}
+"""Of a verdict; any other is red."""
+
+
+def summary(state: "Replay", root: bytes) -> dict[str, Any]:
+    """What a ledger says of its run, as JSON."""
+    from ledger.views.released import release_rows
+    from ledger.views.summary import class_summaries
+
+    header = state.header
+    return {
+        "origin": header.origin,
+        "run_id": header.run_id.hex(),
+        "size": state.size,
+        "root": root.hex(),
+        "time": header.time,
+        "last_time": state.last_time,
+        "clock_sets": [{"leaf": leaf.seq, "before": leaf.before, "time": leaf.time} for leaf in state.timeline.sets],
+        "private": header.private,
+        "finished": state.closed,
+        "key": state.keys.current,
+        "owner": header.owner,
+        "registry_root": header.registry_root.hex(),
+        "corpus": header.policy.corpus,
+        "delta": header.delta,
+        "accountant": header.accountant.name,
+        "adjacency": header.policy.adjacency,
+        "exactness": header.exactness_note,
+        "isolation": state.isolation.sentence,
+        "isolation_held": state.isolation.held,
+        "randomness": header.randomness,
+        "unprobed": list(header.unprobed),
+        "steps": header.policy.steps,
+        "redo_steps": header.policy.redo_steps,
+        "charged_steps": state.charged,
+        "step": state.position,
+        "attempt": state.attempt,
+        "epochs": len(state.epochs),
+        "classes": [asdict(item) for item in class_summaries(state)],
+        "releases": [asdict(row) for row in release_rows(state)],
+        "release_count": len(state.releases.recorded),
+        "blocks": [{"name": block.name, "std": block.std, "classes": list(block.classes)} for block in header.blocks],
+    }
+
+
+def print_summary(data: dict[str, Any]) -> None:
+    """The same for people."""
+    out = console()
+    out.print(styled("bold", data["origin"], f"  run {data['run_id']}  {'closed' if data['finished'] else 'open'}"))
+    out.print(f"{data['size']} leaves, root {data['root']}")
+    out.print(f"corpus {data['corpus']}, delta {data['delta']:g}, {data['accountant']}, {data['adjacency']}")
+    out.print(
+        f"since {utc(data['time'])}: {data['charged_steps']} steps charged of {data['steps']} (and {data['redo_steps']} that "
+        f"may be redone), last released {data['step']}, attempt {data['attempt']}"
+    )
+    for item in data["clock_sets"]:
+        out.print(f"leaf {item['leaf']} sets the clock back from {utc(item['before'])} to {utc(item['time'])}")
+    out.print(f"statement A (isolation): {data['isolation']}")
+    if not data["private"]:
+        out.print(styled("bold red", "NOT PRIVATE", ": this run used a fixed test key and cannot be exported"))
+    print_classes(data["classes"])
+    print_releases(data["releases"], [item["name"] for item in data["classes"]])
+
+
+def print_audit(audited: "AuditReport") -> None:
+    """Prints the verdict and what weakens it, what is wrong, what a reader should know, and then the figures."""
+    from ledger.audit.words import WHERE_BEYOND
+
+    out = console()
+    print_verdict(audited.verdict, audited.qualifiers, audited.origin or "the checkpoint was refused")
+    if audited.origin is not None:
+        out.print(f"{audited.size} leaves, root {audited.root_hex}")
+    for finding in audited.findings:
+        out.print(styled("red", finding.code, f" {finding.where}: {finding.sentence}"))
+    for note in audited.notes:
+        out.print(f"note: {note}")
+    if audited.classes:
+        out.print(
+            f"corpus {audited.corpus}, policy signed by {audited.owner}, {audited.charged} steps charged of {audited.steps}, "
+            f"delta {audited.delta:g}, {audited.accountant}"
+        )
+        out.print(f"statement A (isolation): {audited.isolation}")
+        print_classes([asdict(item) for item in audited.classes])
+        print_releases([asdict(row) for row in audited.releases], [item.name for item in audited.classes])
+    out.print(WHERE_BEYOND)
+
+
+def print_verdict(verdict: "Verdict", qualifiers: Iterable[str], about: str) -> None:
+    """Prints the verdict with its qualifiers in one line, and a line for what each says and what the reader can do about it.
+
+    Args:
+        verdict: of an audit, or of the check of a release.
+        qualifiers: what weakens it.
+        about: what it is the verdict on.
+    """
+    from ledger.audit.words import QUALIFIERS, VERDICTS, headline
+
+    out, words = console(), tuple(qualifiers)
+    out.print(styled(f"bold {COLOURS.get(verdict, 'red')}", headline(verdict, words), f"  {about}"))
+    out.print(f"{VERDICTS[verdict].sentence}; {VERDICTS[verdict].remedy}")
+    if verdict != "FAILED":
+        for word in words:
+            out.print(styled("yellow", word, f" {QUALIFIERS[word].sentence}; {QUALIFIERS[word].remedy}"))
+
+
+def print_classes(classes: list[dict[str, Any]]) -> None:
+    """What the contributions of each class have spent at most."""
+    counted = any(item["occurrences"] is not None for item in classes)
+    steps = ("steps", "occurrences") if counted else ("steps",)
+    preset = ("at preset, no caps",) if any(item["epsilon_preset"] is not None for item in classes) else ()
+    spent_head = ("epsilon", "if content replaced", *preset)
+    rows = table("class", "active", "withdrawn", "q", "least z", *steps, *spent_head, "parameters")
+    for item in classes:
+        rows.add_row(
+            item["name"],
+            str(item["active"]),
+            str(item["withdrawn"]),
+            number(item["sampling_rate"]),
+            _noise(item),
+            *(str(item[name]) for name in steps),
+            spent(item["epsilon"]),
+            spent(item["epsilon_replace"]),
+            *(spent(item["epsilon_preset"]) for _ in preset),
+            str(item["coordinates"]),
+        )
+    print_table(rows)
+
+
+def print_releases(rows: Iterable[dict[str, Any]], classes: list[str]) -> None:
+    """Each release that the ledger records, whose influence may be in it, and what it costs each of these classes at most."""
+    out = console()
+    for row in rows:
+        basis = "planned horizon" if row["planned_horizon"] else "whole run"
+        out.print(styled("bold", f"released at leaf {row['seq']}", f", {utc(row['time'])}, step {row['step']}"))
+        out.print(f"  release.cose has SHA-256 {row['manifest_digest']}")
+        for part in row["parts"]:
+            costs = [
+                f"{name} {_cost(epsilon)}"
+                for name, epsilon in zip(classes, part["epsilons"], strict=True)
+                if name in part["influenced_by"]
+            ]
+            what = f"epsilon of the {basis}: {', '.join(costs)}" if costs else "no class has any influence on it"
+            out.print(f"  {part['name']}: {what}")
+
+
+def _cost(epsilon: float | None) -> str:
+    return "has no bound" if epsilon is not None and math.isinf(epsilon) else spent(epsilon)
+
+
+def _noise(item: dict[str, Any]) -> str:
+    """The least noise multiplier of a class; nothing where no contribution has one."""
+    found = item["noise_multiplier"]
+    return "public" if item["public"] else "" if found is None else at_least(found)
+
+
+HeaderAsked = Annotated[
+    bool,
+    typer.Option("--header", help="Who signs: owner, ledger and auditors, and of an export with a registry the contributors."),
+]
+
+
+def show_parties(run: "Replay", ledger: str, *, json: bool) -> None:
+    """Prints the signing parties of a run, and where each key was read.
+
+    Args:
+        run: the run; of an export, one that was audited.
+        ledger: the ledger, or the directory of an export.
+        json: print JSON.
+
+    Raises:
+        RegistryRefused: the registry in the export does not verify.
+    """
+    registry = _registry(run, Path(ledger))
+    contributors = None if registry is None else [_told(item) for item in registry.contributors]
+    data = {"parties": parties(run), "contributors": contributors}
+    if json:
+        print_json(data)
+        return
+    out, rows = console(), table("who", "name", "key", "read from")
+    for item in data["parties"] or ():
+        rows.add_row(item["role"], item["name"], item["key"], item["source"])
+    print_table(rows)
+    if registry is None:
+        out.print("contributors: no registry here")
+        return
+    keys = table("contributor", "key id", "valid from", "until", "revoked", "holds the key", "classes", "cap")
+    for item in data["contributors"] or ():
+        for key in item["keys"]:
+            times = (utc(key["not_before"]), utc(key["not_after"]), "" if key["revoked_at"] is None else utc(key["revoked_at"]))
+            proved = "proved" if key["proved"] else "owner's word"
+            cap = "" if item["cap"] is None else str(item["cap"])
+            keys.add_row(item["commitment"][:16], key["key_id"], *times, proved, ", ".join(item["classes"]), cap)
+    out.print(styled("bold", "contributors", f", as commitments, in a registry with the root {registry.root().hex()}"))
+    print_table(keys)
+
+
+def parties(run: "Replay") -> list[dict[str, str]]:
+    """Returns who signs what of a run: role, name, key, and where the key was read."""
+    from ledger.note import parse_verifier_key
+
+    header = run.header
+    owner = {"role": "owner", "name": header.owner, "key": header.owner_key.hex(), "source": "header; it signs the policy"}
+    found = [owner]
+    for place, vkey in enumerate(run.keys.vkeys):
+        source = "KEY leaf, signed by the key before" if place else "header"
+        found.append({"role": "ledger", "name": parse_verifier_key(vkey).name, "key": vkey, "source": source})
+    for vkey in header.policy.auditors:
+        found.append({"role": "auditor", "name": parse_verifier_key(vkey).name, "key": vkey, "source": "signed policy"})
+    return found
+
+
+def _registry(run: "Replay", export: Path) -> "Registry | None":
+    """The last state of the registry in an export; None without one."""
+    from attest.registry import read_states
+    from ledger import layout
+
+    path = export / layout.REGISTRY
+    if not path.is_file():
+        return None
+    data = read_limited(path, layout.MAX_REGISTRY_SIZE, "contributor registry")
+    return read_states(data, run.header.owner_key, run.header.registry_root)[1]
+
+
+def _told(contributor: "Contributor") -> dict[str, Any]:
+    keys = [
+        {
+            "key_id": record.key_id.hex(),
+            "key": record.raw.hex(),
+            "not_before": record.not_before,
+            "not_after": record.not_after,
+            "revoked_at": record.revoked_at,
+            "proved": record.proved,
+        }
+        for record in contributor.keys
+    ]
+    return {"commitment": contributor.name, "classes": list(contributor.classes), "cap": contributor.cap, "keys": keys}

@@ -1,0 +1,1 @@
+"""`dptrain plan`: what a run would cost, before anything is charged."""

@@ -1,0 +1,398 @@
+"""How `dptrain plan` shows what it found: picture, tables, and sentences."""
+
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attest.gate import GateReport
+from attest.policy import Policy
+from attest.policy.sampling import POISSON
+from dptrain.cli.advice.findings import repeated
+from dptrain.cli.output import amount, console, counted, duration, number, print_picture, print_table, size, styled, table
+from dptrain.planning.layout import BlockPlan
+from dptrain.planning.picture import phase_picture, plan_picture
+from dptrain.planning.plan import Plan
+from dptrain.planning.rounding import rounded_up
+from dptrain.planning.signal import Signal
+from dptrain.planning.targets import Solution
+from dptrain.planning.totals import GroupPlan, totals
+
+if TYPE_CHECKING:
+    from dptrain.planning.measure import Measured
+
+
+OWN = (
+    "own variance: of the noise per step and coordinate that the bounds of such a contribution would need by themselves, "
+    "(z* C)^2; z* is what it signed, or what its limit of epsilon needs for the draws expected. A block gets what its classes "
+    "need, however often anybody is drawn"
+)
+
+
+def print_plan(policy: Policy, planned: Plan) -> None:
+    """Prints the picture, the classes, the blocks, and what to know about either."""
+    out = console()
+    out.print(f"corpus {policy.corpus}, {policy.steps} steps, delta {float(policy.delta):g}, {policy.accountant}\n")
+    print_picture(lambda glyphs: [*plan_picture(planned, glyphs), *phase_picture(planned.phases, glyphs)])
+    rows = table(
+        "class",
+        "clip",
+        "sigma",
+        "z",
+        "waste",
+        "epsilon",
+        "if content replaced",
+        "if all redone",
+        "draws of each",
+        "95 % between",
+        "own variance",
+    )
+    for item in planned.classes:
+        preset = item.preset
+        rows.add_row(
+            item.name,
+            number(preset.clip_norm),
+            number(preset.noise_multiplier),
+            number(preset.effective_multiplier),
+            f"{preset.waste:.2f}",
+            rounded_up(preset.epsilon),
+            rounded_up(preset.epsilon_replace),
+            rounded_up(preset.epsilon_with_redo),
+            amount(item.expected_draws),
+            f"{item.draws.low} and {item.draws.high}",
+            _variance(preset.sufficient_variance),
+        )
+    for public in planned.public:
+        draws = f"{public.draws.low} and {public.draws.high}"
+        rows.add_row(public.name, *["public"] * 7, amount(public.expected_draws), draws, "public")
+    print_table(rows)
+    literal = policy.noise_injection == "per_sample"
+    given = "what is sure beforehand" if literal else "what the schedule gives"
+    given += ", where the noise is least" if len(planned.phases) > 1 else ""
+    out.print(f"sigma: noise multiplier asked for; z: {given}; waste: z / sigma; epsilons rounded up")
+    out.print(OWN)
+    if policy.sampling.name != POISSON:
+        out.print(
+            f"turns are public ({policy.sampling.name} order): every contribution takes part once in each period of 1/rate "
+            "steps, and each occurrence counts in full. Epsilons here are for the dearest turns that the order allows; if all "
+            "redone: every step that may be done again is one more"
+        )
+    elif policy.disclosure == "occurrences_public":
+        out.print(
+            "occurrences are public: the ledger says who was drawn, and each occurrence counts in full. Epsilons here are for "
+            "as many draws as one contribution in a million exceeds; what each spends is known only afterwards"
+        )
+    for total in totals(policy, planned):
+        out.print(
+            f"class {total.name}: epsilon {total.limit:g} over all runs together, of which this one could use "
+            f"{rounded_up(total.used)} with every step done again; {repeated(total) if total.runs else 'so it cannot begin'}"
+        )
+    _print_blocks(planned)
+    if literal:
+        out.print(
+            "noise is brought by those drawn, (sigma C)^2 of variance each: the noise of a step follows its draw, and the "
+            "noise per block above is what the most demanding class brings, once"
+        )
+    else:
+        out.print(f"noise energy against uniform noise in the same blocks: {planned.noise_energy_ratio:.0%}")
+    if policy.noise_budgets is not None:
+        out.print(
+            f"clip norms are divided among blocks: noise energy is {planned.noise_energy_of_max_rule:.0%} of one clip over all "
+            f"of them, within {planned.noise_energy_gap:.1e} of the least for these budgets (convex programme)"
+        )
+    for rule in policy.classes:
+        if rule.depth.adapter is not None:
+            out.print(
+                f"class {rule.name} is bound to adapter {rule.depth.adapter!r}: it touches the parameters of that adapter "
+                "alone, in every layer that has them; the ledger names it in their blocks"
+            )
+    if planned.lower_bounds:
+        named = "names, an adapter, heads or experts"
+        why = "budgets, whose noise follows the sizes of blocks" if policy.noise_budgets else named
+        out.print(f"bound to {why}: multipliers are lower bounds, epsilons upper bounds, until a model is seen")
+
+
+def print_corpus(policy: Policy, report: GateReport, groups: Mapping[str, Sequence[GroupPlan]]) -> None:
+    """Prints what each group of admitted contributions with the same bounds gets."""
+    out = console()
+    capped = any(item.bound.max_occurrences for found in groups.values() for item in found)
+    rows = table(
+        "class", "signed by", "sigma", "clip norm", *(["at most"] if capped else []), "z", "epsilon", "if content replaced",
+        "draws expected", "own variance",
+    )  # fmt: skip
+    for name, found in sorted(groups.items()):
+        for item in found:
+            bound = item.bound
+            cap = [f"{bound.max_occurrences} draws" if bound.max_occurrences else "any"] if capped else []
+            rows.add_row(
+                name,
+                str(item.contributions),
+                number(bound.noise_multiplier),
+                number(bound.clip_norm),
+                *cap,
+                number(bound.effective_multiplier),
+                rounded_up(bound.epsilon),
+                rounded_up(bound.epsilon_replace),
+                amount(bound.expected_draws),
+                _variance(bound.sufficient_variance),
+            )
+    public = sum(item.admission.descriptor.public for item in report.admitted)
+    if public:
+        rows.add_row("public classes", str(public), *["public"] * (8 if capped else 7))
+    print_table(rows)
+    per_step = expected_per_step(policy, report.counts()["admitted"])
+    out.print(f"{len(report.admitted)} admitted, {len(report.refused)} refused; {number(per_step)} drawn per step on average")
+    if not 0.1 <= per_step / policy.normalizer <= 10:
+        far = f" sums are divided by the normalizer {policy.normalizer}, far from {number(per_step)}; this scales the learning "
+        out.print(styled("yellow", "!", far + "rate and touches no guarantee (--solve normalizer)"))
+
+
+def print_signals(planned: Plan, found: Sequence[Signal]) -> None:
+    """Prints signal against noise, neighbouring layers with like figures as one row."""
+    out = console()
+    rows = table("class", "block", "gradient", "after clip", "noise", "one", "a step", "the run")
+    for _, same in groupby(found, key=lambda item: (item.name, _kind(item.block), item.norm, item.std)):
+        part = list(same)
+        first = part[0]
+        rows.add_row(
+            first.name,
+            _span([item.block for item in part]),
+            number(first.norm),
+            number(first.clipped),
+            number(first.std),
+            number(first.of_one, 3),
+            "?" if first.of_step is None else amount(first.of_step),
+            "?" if first.of_run is None else amount(first.of_run),
+        )
+    print_table(rows)
+    out.print(
+        "signal over noise in the direction of the signal: of one contribution, of all that a step draws on average, of all "
+        "steps, if all gradients pointed the same way. No more is possible; the norms must be of public gradients"
+    )
+    if any(item.of_step is None for item in found):
+        out.print("?: give a CORPUS or --contributions CLASS=N, so that it is known how many a step draws")
+
+
+def print_cost(policy: Policy, planned: Plan, cost: "Measured") -> None:
+    """Prints time and memory, per class by the depth of its band."""
+    out = console()
+    rows = table("class", "layers", "parameters", "drawn per step", "each", "a step", "share")
+    for item in sorted(cost.classes, key=lambda item: -item.layers):
+        rows.add_row(
+            item.name,
+            f"top {item.layers} of {cost.layers}",
+            amount(item.coordinates),
+            number(item.contributions_per_step),
+            duration(item.seconds_per_contribution),
+            duration(item.seconds_per_step),
+            f"{item.share:.0%}",
+        )
+    noise = cost.fixed_seconds
+    rows.add_row("noise, optimizer", "", amount(cost.trained), "", "", duration(noise), f"{noise / cost.seconds_per_step:.0%}")
+    print_table(rows)
+    out.print(
+        f"a step takes {duration(cost.seconds_per_step)}, the run of {policy.steps:,} steps {duration(cost.seconds_per_run)};"
+        f" peak memory {size(cost.peak_bytes)} on {cost.device}, {counted(cost.threads, 'thread')}, microbatches of"
+        f" {cost.microbatch}"
+    )
+    out.print(
+        "measured on random payloads of one example each: no private data was read, no ledger opened, nothing charged. "
+        f"{amount(cost.trained)} of {amount(cost.parameters)} parameters are trained; noise energy"
+        f" {cost.noise_energy_ratio:.0%} of uniform noise, with the sizes of this model"
+    )
+    if cost.layers != planned.layers:
+        note = f" the model has {counted(cost.layers, 'layer')}, and the plan above counts {planned.layers}; leave out --layers"
+        out.print(styled("yellow", "!", note))
+    if cost.assumed:
+        out.print(
+            f"nobody said how many contributions there are: {policy.normalizer} per step are assumed, the normalizer; give a "
+            "CORPUS or --contributions CLASS=N"
+        )
+
+
+def print_solution(solution: Solution, path: Path) -> None:
+    """Prints the lines to change, and what every class gets then."""
+    out = console()
+    if not solution.lines:
+        out.print("nothing to change")
+    for line in solution.lines:
+        out.print(f'[[class]] name = "{line.where}"' if line.where else "at the top of the policy")
+        out.print(styled("red", f"-   {line.key} = {line.old}"))
+        out.print(styled("green", f"+   {line.key} = {line.new}"))
+    if solution.solve == "normalizer":
+        out.print(
+            "\nthe normalizer divides the noised sum of every step: this is the number of contributions that a step draws on "
+            "average. It scales the learning rate and touches no guarantee"
+        )
+        return
+    rows = table("class", "at most", "epsilon now", "epsilon then", "waste then")
+    for item in solution.classes:
+        rows.add_row(
+            item.name,
+            "" if item.target is None else f"{item.target:g}",
+            rounded_up(item.epsilon_before, 6),
+            rounded_up(item.epsilon, 6),
+            f"{item.waste:.2f}",
+        )
+    print_table(rows)
+    if solution.solve == "multiplier":
+        out.print(
+            "multipliers are those that each class brings by itself; noise of others in blocks that it shares lowers its"
+            " epsilon further. Least is wasted where classes that share blocks have equal products of clip norm and noise"
+            " multiplier"
+        )
+    if solution.lines:
+        text = ", ".join(line.assignment for line in solution.lines)
+        out.print(f"to compare: dptrain plan {shlex.quote(str(path))} --what-if {shlex.quote(text)}")
+
+
+def print_comparison(policy: Policy, planned: Plan, others: Sequence[tuple[str, Policy, Plan]]) -> None:
+    """Prints the plans side by side; what differs from the first is marked."""
+    out = console()
+    names = ["as it is", *(f"what if {index}" if len(others) > 1 else "what if" for index in range(1, len(others) + 1))]
+    for name, (text, _, _) in zip(names[1:], others, strict=True):
+        out.print(f"{name}: {text}")
+    columns = [_figures(policy, planned), *(_figures(other, plan) for _, other, plan in others)]
+    keys = list(dict.fromkeys(key for column in columns for key in column))
+    rows = table("", *names)
+    section = None
+    for key in keys:
+        if key[0] != section:
+            section = key[0]
+            rows.add_row(styled("bold", section) if section else "", *[""] * len(names))
+        base = columns[0].get(key)
+        cells = [_shown(key[1], base)]
+        for column in columns[1:]:
+            value = column.get(key)
+            text = _shown(key[1], value) + _change(base, value)
+            cells.append(styled("bold yellow", text) if _differs(base, value) else text)
+        rows.add_row(f"  {key[1]}", *cells)
+    print_table(rows)
+    out.print("*: differs. Nothing was written; a policy that differs must be signed anew")
+
+
+def differences_json(policy: Policy, planned: Plan, other: Policy, plan: Plan) -> list[dict[str, Any]]:
+    """Returns what differs between two plans, for `--json`."""
+    before, after = _figures(policy, planned), _figures(other, plan)
+    return [
+        {"class": key[0].removeprefix("class ") or None, "what": key[1], "before": before.get(key), "after": after.get(key)}
+        for key in dict.fromkeys([*before, *after])
+        if _differs(before.get(key), after.get(key))
+    ]
+
+
+def print_unsupported(sentences: Sequence[str]) -> None:
+    """Prints what this build does not carry."""
+    for sentence in sentences:
+        console().print(styled("red", "✗", f" {sentence}"))
+
+
+def print_written(path: Path) -> None:
+    """Prints where a figure went."""
+    console().print(f"wrote {path}")
+
+
+def _variance(value: float | None) -> str:
+    """Returns a variance; there is none where no multiplier keeps what was signed, or the family has no variance."""
+    return "none" if value is None else number(value)
+
+
+def expected_per_step(policy: Policy, counts: Mapping[str, int]) -> float:
+    """Returns how many contributions a step draws on average."""
+    return float(sum(policy.class_rule(name).sampling_rate * count for name, count in counts.items()))
+
+
+def _figures(policy: Policy, plan: Plan) -> dict[tuple[str, str], float | str]:
+    """Returns what a comparison compares, by section and name."""
+    found: dict[tuple[str, str], float | str] = {
+        ("", "steps"): policy.steps,
+        ("", "steps that may be redone"): policy.redo_steps,
+        ("", "delta"): float(policy.delta),
+        ("", "accountant"): policy.accountant,
+        ("", "disclosure"): policy.disclosure,
+        ("", "noise"): f"{policy.mechanism.name}, {policy.noise_injection}",
+        ("", "phases of noise"): len(plan.phases),
+        ("", "normalizer"): policy.normalizer,
+        ("", "noise energy of uniform"): plan.noise_energy_ratio,
+    }
+    for item in plan.classes:
+        rule, preset = policy.class_rule(item.name), item.preset
+        found |= {
+            (f"class {item.name}", "clip norm"): rule.clip_norm,
+            (f"class {item.name}", "noise multiplier"): rule.noise_multiplier,
+            (f"class {item.name}", "sampling rate"): item.sampling_rate,
+            (f"class {item.name}", "blocks"): _span_of(item.blocks),
+            (f"class {item.name}", "z"): preset.effective_multiplier,
+            (f"class {item.name}", "waste"): preset.waste,
+            (f"class {item.name}", "epsilon"): preset.epsilon,
+            (f"class {item.name}", "epsilon if content replaced"): preset.epsilon_replace,
+            (f"class {item.name}", "epsilon if all redone"): preset.epsilon_with_redo,
+            (f"class {item.name}", "draws of each"): item.expected_draws,
+        }
+    for public in plan.public:
+        found |= {
+            (f"class {public.name}", "public, sampling rate"): public.sampling_rate,
+            (f"class {public.name}", "blocks"): _span_of(public.blocks),
+        }
+    return found
+
+
+def _shown(name: str, value: float | str | None) -> str:
+    if value is None:
+        return "-"
+    if name.startswith("epsilon"):
+        return rounded_up(float(value))
+    return value if isinstance(value, str) else number(value) if isinstance(value, float) else f"{value:,}"
+
+
+def _change(base: float | str | None, value: float | str | None) -> str:
+    if not _differs(base, value):
+        return ""
+    numbers = isinstance(base, int | float) and isinstance(value, int | float) and math.isfinite(base) and math.isfinite(value)
+    return f" * ({value / base - 1:+.0%})" if numbers and base else " *"
+
+
+def _differs(base: float | str | None, value: float | str | None) -> bool:
+    """Tells whether two figures differ by more than the last bits of a product of noise and scale."""
+    if isinstance(base, float) and isinstance(value, float):
+        return not math.isclose(base, value, rel_tol=1e-12)
+    return base != value
+
+
+def _print_blocks(planned: Plan) -> None:
+    """Prints noise per block, neighbouring layers with the same classes and noise as one row."""
+    divided = any(block.share for block in planned.blocks)
+    rows = table("block", "noise std on the sum", *(["weight in clips"] if divided else []), "classes")
+    for _, same in groupby(planned.blocks, key=lambda block: (_kind(block.name), block.std, block.share, block.classes)):
+        part: list[BlockPlan] = list(same)
+        first = part[0]
+        rows.add_row(
+            _span([block.name for block in part]),
+            number(first.std) if first.std else "none: public",
+            *([f"{first.share / 1e6:g}"] if divided else []),
+            ", ".join(first.classes),
+        )
+    print_table(rows)
+
+
+def _kind(block: str) -> str:
+    """Tells of what kind a block is: whole layers are of one kind, anything else stands for itself."""
+    return "layer" if block.startswith("layer.") and block[6:].isdigit() else block
+
+
+def _span(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} to {names[-1].removeprefix('layer.')}"
+
+
+def _span_of(blocks: Sequence[str]) -> str:
+    """Names the blocks of a class in few words: runs of layers, and everything else by name."""
+    parts: list[list[str]] = []
+    for block in blocks:
+        follows = parts and _kind(block) == "layer" == _kind(parts[-1][-1]) and int(block[6:]) == int(parts[-1][-1][6:]) + 1
+        if follows:
+            parts[-1].append(block)
+        else:
+            parts.append([block])
+    return ", ".join(_span(part) for part in parts)

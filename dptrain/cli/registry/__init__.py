@@ -1,0 +1,1 @@
+"""`dptrain registry`: who may contribute, with which keys and classes."""

@@ -1,0 +1,398 @@
+"""`dptrain registry`: create a registry, enrol contributors, grant and revoke classes and keys."""
+
+import difflib
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated
+
+import typer
+
+from attest import keys, signed_file
+from attest.errors import AttestError, RegistryRefused
+from attest.policy import Policy
+from attest.registry import Action, KeyStatement, Prove, Registry, RegistryLog, Rotate
+from attest.registry.entries import PROVE, read_statement, signing_key
+from attest.schema.plain import check_id, utc
+from dptrain.cli.inputs import PassphraseFile, load_key
+from dptrain.cli.output import JsonFlag, console, counting, moment, styled
+from dptrain.cli.registry import show as registry_show
+from dptrain.cli.registry.enrolments import Defaults, read_enrolments
+from dptrain.cli.registry.show import ExistingRegistry, as_json
+from dptrain.programs import print_json
+
+
+def unknown_classes(registry: Path, granted: Iterable[str]) -> dict[str, str]:
+    """Granted classes that the policy beside the registry lacks, each with a note; empty where there is no policy.
+
+    The policy's signature is not verified: nothing but the note depends on it.
+    """
+    for name in ("policy.cose", "policy.toml"):
+        path = registry.with_name(name)
+        known = _classes_of(path)
+        if known:
+            return {item: _note(item, path, known) for item in sorted(set(granted) - set(known))}
+    return {}
+
+
+def _classes_of(path: Path) -> list[str]:
+    try:
+        if path.suffix == ".toml":
+            policy = Policy.from_toml(path.read_text(encoding="utf-8"))
+        else:
+            policy = Policy.from_cbor(signed_file.read(path)[0])
+    except (AttestError, OSError, UnicodeDecodeError):
+        return []
+    return [rule.name for rule in policy.classes]
+
+
+def _note(name: str, path: Path, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"{path} has no class {name}" + (f"; is {near[0]} meant? 'registry grant' sets it right" if near else "")
+
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="Which contributor key may attest which classes: a log that only grows, every entry signed by the corpus owner. "
+    "The policy names one state of it; the gate accepts that state and every later one.",
+)
+
+_DAY = 86400
+
+NewRegistry = Annotated[Path, typer.Argument(metavar="REGISTRY", dir_okay=False, help="Registry file, registry.cbor.")]
+SigningKey = Annotated[
+    Path | None,
+    typer.Option(
+        "--key",
+        metavar="KEY",
+        exists=True,
+        dir_okay=False,
+        help="Private key of the corpus owner, or the .pub file, to sign with the SSH agent that holds it; default: owner.key "
+        "beside the registry.",
+    ),
+]
+OwnerName = Annotated[
+    str | None,
+    typer.Option("--owner", help="Identifier of the corpus owner, for a new registry; default: the name in the .pub file."),
+]
+ContributorName = Annotated[str, typer.Option("--contributor", help="Identifier of the contributor.")]
+StatementFile = Annotated[
+    Path | None,
+    typer.Option("--statement", metavar="FILE", exists=True, dir_okay=False, help="What the contributor signed."),
+]
+
+
+@app.command()
+def init(
+    registry: NewRegistry,
+    key: SigningKey = None,
+    owner: OwnerName = None,
+    passphrase_file: PassphraseFile = None,
+    json: JsonFlag = False,
+) -> None:
+    """Start a registry in which nobody is enrolled yet, so that a policy can be signed for it.
+
+    Whoever is enrolled later needs no new signature under the policy.
+    """
+    log = _create(registry, key, owner, passphrase_file)
+    _report(log.registry, json, f"started the registry of {log.registry.owner}, id {log.registry.registry_id.hex()}")
+
+
+@app.command()
+def add(
+    registry: NewRegistry,
+    pub: Annotated[
+        Path | None, typer.Option("--pub", metavar="PUB", exists=True, dir_okay=False, help="Public key file.")
+    ] = None,
+    table_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help="Enrol everybody in a .jsonl or .csv file with the fields key (a line of a .pub file, or base64), "
+            "contributor, classes (in .csv separated by blanks), cap, principal, not_before, not_after; all but key may "
+            "be left out, and come from the options then.",
+        ),
+    ] = None,
+    classes: Annotated[
+        list[str] | None, typer.Option("--class", help="Class that may be attested; repeat for several.")
+    ] = None,
+    contributor: Annotated[
+        str | None, typer.Option(help="Identifier of the contributor; default: the name in the public key file.")
+    ] = None,
+    not_before: Annotated[int | None, moment("First moment of the key; default: now.")] = None,
+    days: Annotated[int, typer.Option(min=1, help="Days for which the key is valid.")] = 730,
+    cap: Annotated[int | None, typer.Option(min=0, help="Contributions admitted at most from this contributor.")] = None,
+    principal: Annotated[str | None, typer.Option(help="Person or group behind this and other contributors.")] = None,
+    statement: Annotated[
+        Path | None,
+        typer.Option(
+            "--statement",
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help="As attest prove wrote it: the contributor holds the key. Without it that is your word.",
+        ),
+    ] = None,
+    allow_look_alike: Annotated[
+        bool,
+        typer.Option(
+            "--allow-look-alike", help="Enrol a name that looks like an enrolled one, such as a1ice beside alice, all the same."
+        ),
+    ] = False,
+    key: SigningKey = None,
+    owner: OwnerName = None,
+    passphrase_file: PassphraseFile = None,
+    json: JsonFlag = False,
+) -> None:
+    """Enrol public keys and grant classes; makes the registry if it is missing.
+
+    Every key is checked for weakness first. Who is enrolled already gets a further key, and classes on top of those granted
+    before. A new name that a person would take for an enrolled one is refused.
+    """
+    if (pub is None) == (table_file is None):
+        raise typer.BadParameter("give one public key with --pub, or a file with many with --from")
+    now = int(time.time())
+    start = now if not_before is None else not_before
+    defaults = Defaults(tuple(classes or ()), start, start + days * _DAY, cap, principal)
+    if pub is not None:
+        if not classes:
+            raise typer.BadParameter("give --class once or more: what the contributor may attest")
+        name, raw = keys.load_named_public_key(pub)
+        wanted = [defaults.enrol(contributor or name, raw)]
+    else:
+        if contributor is not None or statement is not None:
+            raise typer.BadParameter("--contributor and --statement go with --pub; a file says itself whose keys it holds")
+        wanted = read_enrolments(table_file or Path(), defaults)
+    proofs = [] if statement is None else [_proof(statement)]
+    log = _open(registry, key, passphrase_file) if registry.exists() else _create(registry, key, owner, passphrase_file)
+    with counting("checking keys") as progress:
+        actions: list[Action] = [*wanted, *proofs]
+        changed = log.append(actions, now=now, progress=progress, look_alikes=allow_look_alike)
+    notes = unknown_classes(registry, (name for action in wanted for name in action.classes))
+    if pub is not None:
+        granted = ", ".join(sorted(set(classes or ())))
+        _report(changed, json, f"enrolled {wanted[0].name} for {granted}", [wanted[0].name], notes)
+    else:
+        _report(changed, json, f"enrolled {len(wanted)} keys", [], notes)
+
+
+@app.command()
+def prove(
+    registry: ExistingRegistry,
+    statement: Annotated[
+        Path, typer.Option("--statement", metavar="FILE", exists=True, dir_okay=False, help="As attest prove wrote it.")
+    ],
+    key: SigningKey = None,
+    passphrase_file: PassphraseFile = None,
+    json: JsonFlag = False,
+) -> None:
+    """Take in a contributor's proof that it holds a key which is enrolled already.
+
+    It shows that the holder of the key signed for this registry. Who the holder is, and its name, remain your word.
+    """
+    action = _proof(statement)
+    found, _ = read_statement(statement)
+    changed = _open(registry, key, passphrase_file).append([action], now=int(time.time()))
+    short, name = keys.key_id(found.key or b"").hex(), _holder(changed, found.key)
+    _report(changed, json, f"{name} proved that it holds key {short}", [name])
+
+
+@app.command()
+def grant(
+    registry: ExistingRegistry,
+    contributor: ContributorName,
+    classes: Annotated[
+        list[str] | None, typer.Option("--class", help="Class that may be attested; repeat for several.")
+    ] = None,
+    nothing: Annotated[bool, typer.Option("--none", help="Take every class away.")] = False,
+    cap: Annotated[
+        int | None, typer.Option(min=0, help="Contributions admitted at most; left out, the policy's cap holds.")
+    ] = None,
+    key: SigningKey = None,
+    passphrase_file: PassphraseFile = None,
+    json: JsonFlag = False,
+) -> None:
+    """Set exactly what a contributor may attest: these classes and no others, and this cap.
+
+    A class that is taken away is refused at the gate from then on.
+    """
+    if bool(classes) == nothing:
+        raise typer.BadParameter("give --class once or more, or --none to take every class away")
+    log = _open(registry, key, passphrase_file)
+    changed = log.grant(contributor, classes=classes or (), cap=cap, now=int(time.time()))
+    granted = ", ".join(sorted(set(classes or ()))) or "nothing"
+    _report(changed, json, f"{contributor} may attest {granted}", [contributor], unknown_classes(registry, classes or ()))
+
+
+@app.command()
+def rotate(
+    registry: ExistingRegistry,
+    statement: Annotated[
+        Path, typer.Option("--statement", metavar="FILE", exists=True, dir_okay=False, help="As attest rotate wrote it.")
+    ],
+    not_before: Annotated[int | None, moment("First moment of the new key; default: now.")] = None,
+    days: Annotated[int, typer.Option(min=1, help="Days for which the new key is valid.")] = 730,
+    old_until: Annotated[
+        int | None, moment("First moment at which the old key admits nothing more; default: now.")
+    ] = None,
+    key: SigningKey = None,
+    passphrase_file: PassphraseFile = None,
+    json: JsonFlag = False,
+) -> None:
+    """Take in a contributor's change of key: the old key signed it, and the new one proves that it is the contributor's.
+
+    What was signed with the old key and is admitted stays in use. What is not admitted yet is refused once the old key
+    has ended, so leave it valid with --old-until while such attestations are on their way.
+    """
+    found, messages = read_statement(statement)
+    if found.kind != "rotate" or len(messages) != 2:
+        raise RegistryRefused("SCHEMA", f"{str(statement)!r} is no change of key; give it to 'registry {found.kind}'")
+    now = int(time.time())
+    start = now if not_before is None else not_before
+    log = _open(registry, key, passphrase_file)
+    end = _end_of_old(log.registry, found, now, old_until)
+    action = Rotate(found.to_cbor(), messages[0], messages[1], start, start + days * _DAY, end)
+    changed = log.append([action], now=now)
+    new, name = keys.key_id(found.new_key or b"").hex(), _holder(changed, found.key)
+    _report(changed, json, f"{name} has the new key {new}", [name])
+
+
+@app.command()
+def revoke(
+    registry: ExistingRegistry,
+    contributor: Annotated[str | None, typer.Option(help="Identifier of the contributor.")] = None,
+    key_id: Annotated[str | None, typer.Option(metavar="HEX", help="One key; default: all keys.")] = None,
+    at: Annotated[int | None, moment("From when on; default: now.")] = None,
+    statement: StatementFile = None,
+    key: SigningKey = None,
+    passphrase_file: PassphraseFile = None,
+    json: JsonFlag = False,
+) -> None:
+    """Revoke a contributor's keys from a moment on, as the owner or with the contributor's own statement.
+
+    A run that is training notices at its next charge, and draws what these keys signed no more. What was charged before
+    stands in the ledger.
+    """
+    now = int(time.time())
+    if (contributor is None) == (statement is None):
+        raise typer.BadParameter("give --contributor, or the contributor's own --statement")
+    if statement is not None:
+        if key_id is not None or at is not None:
+            raise typer.BadParameter("the statement says which key and from when; leave out --key-id and --at")
+        found, messages = read_statement(statement)
+        if found.kind != "revoke" or len(messages) != 1:
+            raise RegistryRefused("SCHEMA", f"{str(statement)!r} is no revocation; give it to 'registry {found.kind}'")
+        changed = _open(registry, key, passphrase_file).revoke_own(found, messages[0], now=now)
+        contributor, from_when = _holder(changed, found.key or signing_key(messages[0])), found.revoked_at or 0
+        which = "all keys" if found.key is None else keys.key_id(found.key).hex()
+    else:
+        contributor, from_when, which = contributor or "", now if at is None else at, key_id or "all keys"
+        changed = _open(registry, key, passphrase_file).revoke(contributor, _key_id(key_id), at=from_when, now=now)
+    _report(changed, json, f"revoked {which} of {contributor} from {utc(from_when)} on", [contributor])
+
+
+@app.command("set-clock")
+def set_clock(
+    registry: ExistingRegistry,
+    reason: Annotated[
+        str, typer.Option("--reason", metavar="TEXT", help="Why, in at most 200 characters of ASCII; it stands in the log.")
+    ],
+    key: SigningKey = None,
+    passphrase_file: PassphraseFile = None,
+    json: JsonFlag = False,
+) -> None:
+    """Take back the time of entries that were made while the owner's clock was ahead.
+
+    Times never run back in the log, so such an entry would forbid every revocation until its time has come. Set the clock of
+    the machine right first. Keys that were enrolled from a moment ahead on, or revoked from then on, stay so: enrol or revoke
+    them again. Refused where entries can follow as it is.
+    """
+    log = _open(registry, key, passphrase_file)
+    before, now = log.registry.time, int(time.time())
+    changed = log.set_clock(reason, now=now)
+    _report(changed, json, f"set the clock of the registry back from {utc(before)} to {utc(now)}", [])
+
+
+registry_show.register(app)
+
+
+def _proof(path: Path) -> Prove:
+    """Returns the action of a file that `attest prove` wrote."""
+    found, messages = read_statement(path)
+    if found.kind != PROVE or len(messages) != 1:
+        raise RegistryRefused("SCHEMA", f"{str(path)!r} proves no key; give it to 'registry {found.kind}'")
+    return Prove(found.to_cbor(), messages[0])
+
+
+def _create(registry: Path, key: Path | None, owner: str | None, passphrase_file: Path | None) -> RegistryLog:
+    signer, name = load_key(_owner_key(registry, key), passphrase_file, owner, "--owner")
+    return RegistryLog.create(registry, signer, owner=check_id(name, "owner"), now=int(time.time()))
+
+
+def _open(registry: Path, key: Path | None, passphrase_file: Path | None) -> RegistryLog:
+    # The log itself says under which name its owner signs.
+    signer, _ = load_key(_owner_key(registry, key), passphrase_file, "owner", "--owner")
+    return RegistryLog(registry, signer)
+
+
+def _owner_key(registry: Path, key: Path | None) -> Path:
+    found = key or registry.with_name("owner.key")
+    if not found.is_file():
+        raise typer.BadParameter(
+            f"there is no {found}; the corpus owner signs every change, so give the owner's private key with --key "
+            "(make one with 'dptrain attest keygen owner')"
+        )
+    return found
+
+
+def _end_of_old(registry: Registry, statement: KeyStatement, now: int, wanted: int | None) -> int:
+    """When the old key ends: as wanted, by default now; a second after its start for a key that was enrolled just now."""
+    known = registry.holder(statement.key or b"")
+    record = next((item for item in known.keys if item.raw == statement.key), None) if known else None
+    if record is None:
+        return now if wanted is None else wanted
+    if wanted is None:
+        return max(now, record.not_before + 1)
+    if not record.not_before < wanted <= record.not_after:
+        raise typer.BadParameter(
+            f"the old key is valid from {utc(record.not_before)} and ends at {utc(record.not_after)} anyway; give --old-until "
+            "a time between the two, or leave it out"
+        )
+    return wanted
+
+
+def _holder(registry: Registry, key: bytes | None) -> str:
+    """Returns the name of the contributor whose key it is."""
+    known = registry.holder(key or b"")
+    return "nobody" if known is None else known.name
+
+
+def _key_id(text: str | None) -> bytes | None:
+    if text is None:
+        return None
+    try:
+        return bytes.fromhex(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r} is not a key id in hex; 'registry show' lists them") from error
+
+
+def _report(
+    registry: Registry,
+    json: bool,
+    sentence: str,
+    names: list[str] | None = None,
+    unknown: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Say what was done, and which of the classes granted the policy at hand does not have."""
+    if json:
+        print_json(as_json(registry, verified=True, names=names) | {"unknown_classes": list(unknown)})
+        return
+    out = console()
+    out.print(f"{sentence}\nregistry root {registry.root().hex()}")
+    for note in unknown.values():
+        out.print(styled("yellow", "note", f": {note}"))

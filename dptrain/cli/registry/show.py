@@ -1,0 +1,326 @@
+"""Show a registry and its history, in words and as JSON."""
+
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from attest import keys
+from attest.errors import RegistryRefused
+from attest.keys import key_id
+from attest.registry import (
+    Action,
+    Contributor,
+    Create,
+    Enrol,
+    Entry,
+    Grant,
+    KeyRecord,
+    KeyStatement,
+    Peek,
+    Prove,
+    Registry,
+    Revoke,
+    RevokeOwn,
+    Rotate,
+    SetClock,
+    open_registry,
+    peek,
+)
+from attest.registry.entries import signing_key
+from attest.registry.replay import look_alikes
+from attest.schema.plain import day, machine_time, utc, visible
+from dptrain.cli.inputs import existing_file
+from dptrain.cli.output import JsonFlag, console, counting, moment, styled, table
+from dptrain.programs import print_json
+
+MOST = 20
+"""Actions of one entry that are told one by one to a person."""
+
+
+class Who:
+    """Whom the entries of a registry speak of: names where they are known, else the beginning of a commitment.
+
+    Args:
+        found: The registry.
+    """
+
+    def __init__(self, found: Peek) -> None:
+        self._of_key = {record.raw: contributor for contributor in found.contributors for record in contributor.keys}
+        self._of_commitment: dict[bytes, Contributor] = {}
+        for action in (action for entry in found.entries for action in entry.actions):
+            if isinstance(action, Enrol) and action.key in self._of_key:
+                self._of_commitment[bytes(action.name)] = self._of_key[action.key]
+
+    def __call__(self, commitment: bytes) -> str:
+        """Returns the contributor that a commitment stands for."""
+        known = self._of_commitment.get(commitment)
+        return shown(commitment.hex() if known is None else known.name)
+
+    def principal(self, commitment: bytes) -> str:
+        """Returns the principal of that contributor."""
+        known = self._of_commitment.get(commitment)
+        return shown("" if known is None or known.principal is None else known.principal)
+
+    def of_key(self, raw: bytes | None) -> str:
+        """Returns the contributor whose key it is."""
+        known = self._of_key.get(raw or b"")
+        return "nobody" if known is None else shown(known.name)
+
+
+def shown(name: str) -> str:
+    """Shows a name, or the beginning of the commitment in hex that stands for it where it is not known."""
+    return f"({name[:8]})" if re.fullmatch("[0-9a-f]{64}", name) else name
+
+
+def sentences(entry: Entry, who: Who) -> list[str]:
+    """What an entry did, a sentence an action; of many actions the first ones."""
+    told = [_sentence(action, who) for action in entry.actions[:MOST]]
+    left = len(entry.actions) - len(told)
+    return [*told, f"and {left} more"] if left else told
+
+
+def entry_as_json(entry: Entry, who: Who) -> dict[str, Any]:
+    """An entry as JSON, every action in it."""
+    return {"seq": entry.seq, "time": entry.time, "actions": [_action_as_json(action, who) for action in entry.actions]}
+
+
+def _sentence(action: Action, who: Who) -> str:
+    match action:
+        case Create():
+            return f"created by {action.owner}, id {action.registry_id.hex()}"
+        case Enrol():
+            cap = "" if action.cap is None else f", at most {action.cap} contributions"
+            principal = "" if action.principal is None else f", principal {who.principal(bytes(action.name))}"
+            return (
+                f"enrolled {who(bytes(action.name))} with key {_short(action.key)} from {utc(action.not_before)} until "
+                f"{utc(action.not_after)} for {', '.join(action.classes) or 'no class'}{cap}{principal}, on the owner's word"
+            )
+        case Grant():
+            cap = "" if action.cap is None else f", at most {action.cap} contributions"
+            return f"granted {who(bytes(action.name))} exactly {', '.join(action.classes) or 'no class'}{cap}"
+        case Rotate():
+            said = KeyStatement.from_cbor(action.statement)
+            return (
+                f"{who.of_key(said.key)} followed key {_short(said.key)}, ended {utc(action.old_not_after)}, by "
+                f"{_short(said.new_key)}, valid from {utc(action.not_before)} until {utc(action.not_after)}; both signed it"
+            )
+        case Revoke():
+            return f"revoked {_which(action.key)} of {who(bytes(action.name))} from {utc(action.at)} on"
+        case Prove():
+            said = KeyStatement.from_cbor(action.statement)
+            return f"{who.of_key(said.key)} proved that it holds key {_short(said.key)}, which signed that"
+        case RevokeOwn():
+            said = KeyStatement.from_cbor(action.statement)
+            name = who.of_key(said.key or signing_key(action.message))
+            return f"{name} revoked {_which(said.key)} of its own from {utc(said.revoked_at or 0)} on"
+        case SetClock():
+            return f"set the clock back from {utc(action.before)}: {visible(action.reason)}"
+
+
+def _action_as_json(action: Action, who: Who) -> dict[str, Any]:
+    fields = {name: getattr(action, name) for name in action.__slots__}
+    if isinstance(action, Enrol | Grant | Revoke):
+        fields |= {"name": who(bytes(action.name)), "commitment": action.name}
+    if isinstance(action, Enrol) and action.principal is not None:
+        fields |= {"principal": who.principal(bytes(action.name)), "committed_principal": action.principal}
+    if isinstance(action, Rotate | RevokeOwn | Prove):
+        said = KeyStatement.from_cbor(action.statement)
+        signing = said.key if isinstance(action, Rotate) else signing_key(action.message)
+        said_fields = {name: getattr(said, name) for name in said.__slots__}
+        fields = said_fields | {"contributor": who.of_key(signing)} | fields
+    return {"action": type(action).__name__.lower()} | {name: _plain(value) for name, value in fields.items()}
+
+
+def _plain(value: Any) -> Any:
+    return value.hex() if isinstance(value, bytes) else value
+
+
+def _short(raw: bytes | None) -> str:
+    return key_id(raw or b"").hex()
+
+
+def _which(raw: bytes | None) -> str:
+    return "all keys" if raw is None else f"key {_short(raw)}"
+
+
+ExistingRegistry = Annotated[
+    Path, typer.Argument(metavar="REGISTRY", exists=True, dir_okay=False, help="Registry file, registry.cbor.")
+]
+OwnerKey = Annotated[
+    Path | None,
+    existing_file("--owner-key", "PUB", "Public key of the corpus owner; default: owner.pub beside the registry."),
+]
+
+
+def show(
+    registry: ExistingRegistry,
+    history: Annotated[bool, typer.Option("--history", help="List what every entry did.")] = False,
+    owner_key: OwnerKey = None,
+    json: JsonFlag = False,
+) -> None:
+    """List contributors, keys and granted classes, or with --history the entries that led there.
+
+    Without the owner's public key nothing can be verified: the file is shown all the same, marked NOT VERIFIED, and the
+    exit code is 1.
+    """
+    public = owner_key or registry.with_name("owner.pub")
+    known = open_registry(registry, keys.load_public_key(public)) if public.is_file() else None
+    found = peek(registry) if history or known is None else None
+    if json:
+        print_json(as_json(known or found, verified=known is not None, history=found if history else None))
+    else:
+        _print_unverified(known)
+        _print_history(found) if history and found is not None else _print_contributors(known or found)
+        _print_unverified(known)
+    if known is None:
+        raise typer.Exit(1)
+
+
+def verify(
+    registry: ExistingRegistry,
+    owner_key: OwnerKey = None,
+    root: Annotated[
+        str | None, typer.Option(metavar="HEX", help="A root seen before, which the registry must still extend.")
+    ] = None,
+    now: Annotated[int | None, moment("What the clock says, which no entry may be ahead of; default: now.")] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Verify every entry, every contributor's statement and every key; exit code 1 if anything is refused.
+
+    A last entry that lies more than an hour ahead of the clock is refused: nothing could be revoked until then.
+    """
+    public = owner_key or registry.with_name("owner.pub")
+    if not public.is_file():
+        raise typer.BadParameter(f"there is no {public}; give the corpus owner's public key with --owner-key")
+    known = open_registry(registry, keys.load_public_key(public))
+    known.require_not_ahead(machine_time() if now is None else now)
+    if root is not None and not known.extends(_hex(root, "--root")):
+        raise RegistryRefused(
+            "REGISTRY_ROOT",
+            f"registry has the root {known.root().hex()} and does not extend {root}; it is another one, or it was cut back",
+        )
+    enrolled = [record.raw for contributor in known.contributors for record in contributor.keys]
+    with counting("checking keys") as progress:
+        for number, raw in enumerate(enrolled, start=1):
+            keys.check_public_key(raw)
+            progress(number)
+    proved = sum(record.proved for contributor in known.contributors for record in contributor.keys)
+    # Commitments have no looks.
+    alike = None if known.names_missing else look_alikes((known.owner, *known.by_name))
+    if json:
+        told = {
+            "keys": len(enrolled),
+            "proved": proved,
+            "look_alikes": None if alike is None else [list(group) for group in alike],
+        }
+        print_json(as_json(known, verified=True) | told)
+        return
+    out = console()
+    out.print(
+        f"verified {len(known.roots)} entries by {known.owner}: {len(known.by_name)} contributors, {len(enrolled)} keys, "
+        f"{proved} of them with proof of possession\n"
+        f"registry id {known.registry_id.hex()}\nregistry root {known.root().hex()}"
+    )
+    if alike is None:
+        out.print(styled("yellow", "note", f": names that look alike were not looked for: {known.names_missing}"))
+    for group in alike or ():
+        out.print(styled("yellow", "note", f": names that look alike: {', '.join(group)}"))
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the group `registry`."""
+    app.command()(show)
+    app.command()(verify)
+
+
+def _hex(text: str, option: str) -> bytes:
+    try:
+        return bytes.fromhex(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{option} {text!r} is not in hex") from error
+
+
+def _print_unverified(known: Registry | None) -> None:
+    if known is None:
+        console().print(
+            styled("bold red", "NOT VERIFIED", ": nobody checked who signed this; give the owner's public key with --owner-key")
+        )
+
+
+def _print_contributors(found: Registry | Peek) -> None:
+    rows = table("contributor", "key id", "possession", "classes", "cap", "valid from", "valid until", "revoked")
+    for contributor in found.contributors:
+        name = shown(contributor.name)
+        for record in contributor.keys:
+            rows.add_row(
+                name if contributor.principal is None else f"{name} ({shown(contributor.principal)})",
+                record.key_id.hex(),
+                possession(record),
+                ", ".join(contributor.classes),
+                "" if contributor.cap is None else str(contributor.cap),
+                # Days are enough to look at, and fit a terminal; --json has the seconds.
+                day(record.not_before),
+                day(record.not_after),
+                "" if record.revoked_at is None else utc(record.revoked_at),
+            )
+    out = console()
+    out.print(rows)
+    if isinstance(found, Registry) and found.names_missing:
+        out.print(f"contributors are shown by the beginning of their commitments: {found.names_missing}")
+    out.print(f"owner {found.owner}, id {found.registry_id.hex()}\nroot {found.roots[-1].hex()}")
+    out.print("possession: proved, by a statement that the key signed for this registry; or the word of the owner who enrolled")
+
+
+def possession(record: KeyRecord) -> str:
+    """Says on whose word a key is the contributor's: that of the key itself, or of the owner."""
+    return "proved" if record.proved else "owner's word"
+
+
+def _print_history(found: Peek) -> None:
+    out, who = console(), Who(found)
+    for entry, root in zip(found.entries, found.roots, strict=True):
+        out.print(f"entry {entry.seq}, {utc(entry.time)}, root {root.hex()}")
+        for sentence in sentences(entry, who):
+            out.print(f"  {sentence}")
+
+
+def as_json(
+    found: Registry | Peek, *, verified: bool, history: Peek | None = None, names: list[str] | None = None
+) -> dict[str, Any]:
+    """A registry as JSON; a command that changed it names only whom it changed, of perhaps very many."""
+    chosen = [item for item in found.contributors if names is None or item.name in names]
+    data: dict[str, Any] = {
+        "verified": verified,
+        "root": found.roots[-1].hex(),
+        "registry_id": found.registry_id.hex(),
+        "owner": found.owner,
+        "entries": len(found.roots),
+        "contributors": [_contributor_as_json(item) for item in chosen],
+    }
+    if history is not None:
+        who = Who(history)
+        data["history"] = [
+            entry_as_json(entry, who) | {"root": root.hex()} for entry, root in zip(history.entries, history.roots, strict=True)
+        ]
+    return data
+
+
+def _contributor_as_json(contributor: Contributor) -> dict[str, Any]:
+    return {
+        "name": shown(contributor.name),
+        "classes": list(contributor.classes),
+        "cap": contributor.cap,
+        "principal": None if contributor.principal is None else shown(contributor.principal),
+        "keys": [
+            {
+                "key_id": record.key_id.hex(),
+                "not_before": record.not_before,
+                "not_after": record.not_after,
+                "revoked_at": record.revoked_at,
+                "proved": record.proved,
+            }
+            for record in contributor.keys
+        ],
+    }

@@ -1,0 +1,339 @@
+"""Clipped sums at exactness level ``certified``: integers per contribution, each certified before it is added.
+
+The lattice of block l has the step ``gamma_l = s_l * 2^-b``. Floating point decides which integers a contribution is turned
+into, and nothing else: from there on the certificate, the sums and the release are exact (docs/mechanism.md, Theorem 4).
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from fractions import Fraction
+from threading import Lock
+
+import numpy as np
+import torch
+
+from attest.schedule.allocation import effective_std
+from dptrain.blocks.stack import Tensor
+from dptrain.clipping.fast import Bounds, Pieces, full_precision, precision_name
+from dptrain.clipping.one_contribution import Rows, Single, gradient_of
+from dptrain.clipping.resolver import Schedule
+from dptrain.errors import UnsupportedPolicy
+from dptrain.gradients.forms import Dense, norm_sq
+from dptrain.noise.families import POWER
+from dptrain.noise.lattice import MOST_THREADS
+from dptrain.noise.threads import Threads
+from ledger.leaves.numerics import CERTIFIED, MARGINS, lattice_bits
+
+EXACT = 1 << 53
+"""Below this a float64 that was formed by adding and multiplying non-negative integers is exact."""
+
+WIDEST = 1 << 26
+"""No coordinate of a certified contribution is larger: squares stay below 2^52, whatever was signed."""
+
+WIDEST_L1 = 1 << 30
+"""The same where magnitudes are added up, and not squares: they stay below 2^53 with room for the sum of many."""
+
+MOST_CONTRIBUTIONS = EXACT // (2 * WIDEST)
+"""So many contributions of coordinates up to WIDEST add up exactly in float64; a sixteenth of them up to WIDEST_L1."""
+
+TRIES = 4
+"""How often a contribution that fails its certificate is shrunk before it counts as zero."""
+
+_CHUNK = {"cpu": 1 << 16}
+"""Coordinates widened to float64 at a time; on the CPU they stay in the cache of one core."""
+
+_CHUNK_ELSEWHERE = 1 << 24
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the certificate of a contribution asks, as integers; and the clip bounds in floating point that aim at it.
+
+    With ``S_l`` the sum of squares of the integers in block l: ``sum_l S_l <= whitened`` and
+    ``sum_l weights[l] S_l <= euclidean``, where ``weights[l]`` is proportional to s_l^2. ``caps`` are clip norms of single
+    blocks, where the policy divides those of classes; the certificate does not ask for them, as no bound rests on them
+    (Theorem 7). ``power`` is 1 where magnitudes take the place of squares, and s_l that of s_l^2: the norms are then L1 norms
+    (Theorem 9).
+    """
+
+    whitened: int
+    euclidean: int
+    weights: dict[int, int]
+    clip: float
+    multiplier: float
+    caps: dict[int, float] = field(default_factory=dict)
+    power: int = 2
+
+    def admit(self, squares: dict[int, float]) -> bool:
+        """The certificate: whether integers with these sums of squares per block keep the signed bounds. Exact.
+
+        A sum of squares of integers that float64 reads as less than 2^53 is exact: if every partial result is below 2^53, none
+        was rounded; and the first that is not would have been rounded to 2^53 or more, as rounding is monotone, and stayed
+        there, as nothing negative is added. So what reads 2^53 or more, infinite or NaN is refused, and the rest is integers.
+        """
+        if not all(square < EXACT for square in squares.values()):
+            return False
+        exact = {block: int(square) for block, square in squares.items()}
+        return (
+            sum(exact.values()) <= self.whitened
+            and sum(self.weights[block] * square for block, square in exact.items()) <= self.euclidean
+        )
+
+    def excess(self, squares: dict[int, float]) -> float:
+        """Factor by which integers with these sums of squares must shrink, a little less than just; NaN if there is none."""
+        white = sum(squares.values())
+        flat = sum(float(self.weights[block]) * square for block, square in squares.items())
+        ratio = min(1.0, self.whitened / white if white > 0 else 1.0, self.euclidean / flat if flat > 0 else 1.0)
+        root = math.sqrt(ratio) if self.power == 2 else ratio
+        return root * (1.0 - 2.0**-20) if math.isfinite(white) and math.isfinite(flat) else math.nan
+
+
+class CertifiedSums:
+    """Clipped sums of one logical step, as exact integers on the lattice.
+
+    Guarantee: the change of the sums due to contribution i is ``gamma_l k_il``, with integers ``k_il`` that are zero outside
+    its permitted blocks and for which, in exact arithmetic, ``sum_l |gamma_l k_il|^2 <= C_i^2`` and ``sum_l |k_il|^2 <=
+    2^2b / z_i^2``, z_i being the multiplier at which i is accounted. This holds for every input, finite or not, and whatever
+    the rounding of the products that led to ``k_il`` was. Integers of different contributions add up exactly, in any order.
+    Where the noise is Laplace's, both norms are L1 norms: ``sum_l gamma_l |k_il|_1 <= C_i`` and ``sum_l |k_il|_1 <= 2^b /
+    z_i``.
+
+    A contribution's gradient is formed, tensor by tensor, for one contribution at a time on each thread: memory holds one
+    of them per thread that torch is told to use, six at most.
+
+    Args:
+        tensors: (block, tensor) of every index. precision: the type in which gradients are formed.
+        least_multiplier: the least noise multiplier of any class, public; it places the lattice, as the family of noise does.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        tensors: Sequence[tuple[int, Tensor]],
+        precision: torch.dtype,
+        least_multiplier: float = 1.0,
+        noise_family: str = "gaussian",
+    ) -> None:
+        self.float_margin = MARGINS[CERTIFIED][precision_name(precision)]
+        self._power = POWER.get(noise_family, 2)
+        self._widest = WIDEST if self._power == 2 else WIDEST_L1
+        self.bits = lattice_bits(CERTIFIED, noise_family, schedule.coordinates, least_multiplier)
+        self._precision = precision
+        self._tensors = tensors
+        self._stds = [block.std for block in schedule.blocks]
+        self._shares = [block.share for block in schedule.blocks]
+        self._sums: list[torch.Tensor | None] = [None] * len(tensors)
+        self._limits: dict[tuple[float, float, tuple[int, ...]], Limits] = {}
+        self._locks = [Lock() for _ in tensors]
+        self._threads = Threads(MOST_THREADS)
+
+    def use(self, stds: Sequence[float]) -> None:
+        """Standard deviations of the noise per block in the step that begins, where they are not the schedule's; public.
+
+        The lattice follows them: a step's sums and its noise are integers of the same ``s_l * 2^-32``.
+        """
+        self._stds = list(stds)
+        self._limits.clear()
+
+    def require_capacity(self, contributions: int) -> None:
+        """Raises UnsupportedPolicy for a pool of which a step could draw more than add up exactly; a public number decides."""
+        most = MOST_CONTRIBUTIONS * WIDEST // self._widest
+        if contributions > most:
+            raise UnsupportedPolicy(
+                "CAPACITY",
+                f"the pool has {contributions} contributions, expected at most {most} at exactness 'certified', "
+                'whose sums must stay exact even if all are drawn; split the corpus, or sign exactness = "fast"',
+            )
+
+    def add(self, pieces: Pieces, bounds: Bounds) -> None:
+        """Masks, clips, truncates, certifies and adds the contributions of one microbatch, each on one thread.
+
+        Sums of integers do not depend on the order in which threads add to them.
+        """
+        devices = {tensor.parameter.device.type: tensor.parameter.device for _, tensor in self._tensors}
+        permitted = bounds.permitted_NG.tolist()
+
+        def add_row(row: int) -> None:
+            profile = tuple(block for block, allowed in enumerate(permitted[row]) if allowed)
+            if not profile:  # a row that only fills up the microbatch
+                return
+            with torch.no_grad(), ExitStack() as stack:  # both belong to a thread
+                for device in devices.values():
+                    stack.enter_context(full_precision(device))
+                self._add_one(pieces, row, float(bounds.clip_N[row]), float(bounds.sigma_N[row]), profile)
+
+        if set(devices) <= {"cpu"}:
+            self._threads.each(add_row, range(len(permitted)))
+        else:
+            for row in range(len(permitted)):
+                add_row(row)
+
+    def _add_one(self, pieces: Pieces, row: int, clip: float, sigma: float, profile: tuple[int, ...]) -> None:
+        permitted = set(profile)
+        found = {
+            index: gradient_of(pieces[index], row, tensor.shape, self._precision)
+            for index, (block, tensor) in enumerate(self._tensors)
+            if block in permitted and index in pieces
+        }
+        if self.certify(found, self.limits(clip, sigma, profile)):
+            self._accumulate(found)
+
+    def limits(self, clip: float, sigma: float, profile: tuple[int, ...]) -> Limits:
+        """The certificate's bounds for signed bounds (C_i, sigma_i) and permitted blocks, from exact rationals.
+
+        Signed bounds come in units of 1e-6, and the doubles that stand for them may lie on the wrong side; the stricter of both
+        counts. The multiplier is at least the double that the accountant uses, max(sigma_i, S / C_i) with S the effective
+        noise of the class: the least s_l, or S_k where blocks have shares of the clip norm (Theorem 7).
+        """
+        key = (clip, sigma, profile)
+        known = self._limits.get(key)
+        if known is not None:
+            return known
+        norm, signed = min(_readings(clip)), max(_readings(sigma))
+        stds = {block: Fraction(self._stds[block]) for block in profile}
+        shares = [self._shares[block] for block in profile]
+        effective = Fraction(effective_std([self._stds[block] for block in profile], shares))
+        multiplier = max(signed, effective / norm * (1 + Fraction(1, 1 << 52)), Fraction(1 << self.bits, self._widest))
+        whole = math.sqrt(sum(share * share for share in shares))
+        scale = math.lcm(*(std.denominator for std in stds.values()))
+        power, steps = self._power, 1 << self._power * self.bits
+        found = self._limits[key] = Limits(
+            whitened=math.floor(steps / multiplier**power),
+            euclidean=math.floor(steps * (norm * scale) ** power),
+            weights={block: int(std * scale) ** power for block, std in stds.items()},
+            clip=clip,
+            multiplier=float(multiplier),
+            caps={} if 0 in shares else {block: clip * self._shares[block] / whole for block in profile},
+            power=power,
+        )
+        return found
+
+    def certify(self, found: dict[int, Single], limits: Limits) -> bool:
+        """Turns the gradient of one contribution into integers, in place, and says whether they passed their certificate.
+
+        A contribution whose norm is not finite, or that does not pass after a few attempts, counts as zero, silently.
+        """
+        factors = self.coefficients(found, limits)
+        if not factors or not all(math.isfinite(factor) for factor in factors.values()):
+            return False
+        blocks = {index: self._tensors[index][0] for index in found}
+        steps = {index: factors[block] / self._stds[block] * 2.0**self.bits for index, block in blocks.items()}
+        for _ in range(TRIES):
+            squares = self._truncate(found, steps)
+            if limits.admit(squares):
+                return True
+            less = limits.excess(squares)
+            if not math.isfinite(less):
+                return False
+            steps = dict.fromkeys(found, less)
+        return False
+
+    def coefficients(self, found: dict[int, Single], limits: Limits) -> dict[int, float]:
+        """Clip coefficient of one contribution per block: to the cap of the block, and the dual clip after it, one for all.
+
+        Empty if its norm is not finite.
+        """
+        keep, power = 1.0 - self.float_margin, limits.power
+        square = {index: _norm_sq(gradient) if power == 2 else _norm_1(gradient) for index, gradient in found.items()}
+        blocks = {index: self._tensors[index][0] for index in found}
+        within = dict.fromkeys(blocks.values(), 1.0)
+        if limits.caps:
+            whole = dict.fromkeys(within, 0.0)
+            for index, value in square.items():
+                whole[blocks[index]] += float(value)
+            within = {b: min(1.0, keep * limits.caps[b] / math.sqrt(v)) if v > 0 else 1.0 for b, v in whole.items()}
+        flat = white = 0.0
+        for index, value in square.items():
+            block = blocks[index]
+            number = float(value) * within[block] ** power
+            flat += number
+            white += number / self._stds[block] ** power
+        if not (math.isfinite(flat) and math.isfinite(white)):
+            return {}
+        if power == 2:
+            flat, white = math.sqrt(flat), math.sqrt(white)
+        clipped = keep * limits.clip / flat if flat > 0 else math.inf
+        whole = limits.multiplier * white  # zero where white is subnormal: what is so small truncates to zeros
+        whitened = keep / whole if whole > 0 else math.inf
+        factor = min(1.0, clipped, whitened)
+        return {block: factor * own for block, own in within.items()}
+
+    def _truncate(self, found: dict[int, Single], steps: dict[int, float]) -> dict[int, float]:
+        """Scales every tensor by its factor and truncates it towards zero, in place; sums of squares per block, or of
+        magnitudes."""
+        squares: dict[int, float] = {}
+        for index, gradient in found.items():
+            block = self._tensors[index][0]
+            for part in _chunks(gradient):
+                wide = _truncated(part.mul_(steps[index])).double()
+                # not in place: of a float64 gradient, double() is the gradient itself
+                square = torch.dot(wide, wide) if self._power == 2 else wide.abs().sum()
+                squares[block] = squares.get(block, 0.0) + float(square)
+        return squares
+
+    def _accumulate(self, found: dict[int, Single]) -> None:
+        for index, integers in found.items():
+            with self._locks[index]:
+                total = self._sums[index]
+                if total is None:
+                    total = self._sums[index] = self._zeros(index)
+                if isinstance(integers, Rows):
+                    total.index_add_(0, integers.ids_R, integers.values_RD.double())
+                    continue
+                for into, part in zip(_chunks(total), _chunks(integers), strict=True):
+                    into.add_(part)
+
+    def take(self) -> Iterator[torch.Tensor]:
+        """The sums of the logical step in float64, zeros where nothing was drawn; each is handed over and forgotten.
+
+        Guarantee: ``take() / (s_l * 2^-32)``, rounded, is exactly 2^(32-b) times the integer sum. That sum was limited to
+        2^(18+b) steps, 2^18 standard deviations, which moves no two sums further apart.
+        """
+        limit = float(1 << 18 + self.bits)
+        for index, (block, _) in enumerate(self._tensors):
+            total, self._sums[index] = self._sums[index], None
+            if total is None:
+                yield self._zeros(index)
+            else:
+                yield total.clamp_(-limit, limit).mul_(self._stds[block] * 2.0**-self.bits)
+
+    def _zeros(self, index: int) -> torch.Tensor:
+        tensor = self._tensors[index][1]
+        return torch.zeros(tensor.shape, dtype=torch.float64, device=tensor.parameter.device)
+
+
+def _readings(value: float) -> tuple[Fraction, Fraction]:
+    """A signed bound as the double that stands for it, and as the decimal of six digits that it was signed as, if it was."""
+    exact = Fraction(value)
+    signed = Fraction(round(exact * 10**6), 10**6)
+    return exact, signed if float(signed) == value else exact
+
+
+def _truncated(part: torch.Tensor) -> torch.Tensor:
+    """Towards zero, in place. On the CPU by numpy, whose loop is ten times as fast as torch's."""
+    if part.device.type != "cpu":
+        return part.trunc_()
+    values = part.numpy()
+    np.trunc(values, out=values)
+    return part
+
+
+def _norm_sq(gradient: Single) -> torch.Tensor:
+    flat = gradient.values_RD if isinstance(gradient, Rows) else gradient
+    return norm_sq([Dense(flat.reshape(1, -1))])
+
+
+def _norm_1(gradient: Single) -> float:
+    total = 0.0
+    for part in _chunks(gradient):
+        total += float(part.double().abs().sum())  # infinite where it overflows, and then it counts as zero
+    return total
+
+
+def _chunks(gradient: Single) -> Iterator[torch.Tensor]:
+    """Flat views of a gradient, small enough to be widened to float64 one at a time."""
+    flat = (gradient.values_RD if isinstance(gradient, Rows) else gradient).view(-1)
+    size = _CHUNK.get(flat.device.type, _CHUNK_ELSEWHERE)
+    return (flat[start : start + size] for start in range(0, flat.numel(), size))

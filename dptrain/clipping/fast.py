@@ -1,0 +1,199 @@
+"""From per-contribution gradients to the clipped sum of a logical step, at exactness level ``fast``.
+
+Norms and coefficients are float64 tables of N contributions and G blocks; the weighted sum of a microbatch is one product
+per tensor, and sums over microbatches are float64.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from dptrain.blocks.stack import Tensor
+from dptrain.clipping.resolver import Schedule
+from dptrain.gradients.forms import Piece, add_weighted, merge, norm_sq, zero_rows
+from dptrain.noise.lattice import rounding_margin
+from ledger.leaves.numerics import FAST, LATTICE_BITS, MARGINS
+
+_SMALLEST = torch.finfo(torch.float32).tiny
+"""A smaller coefficient counts as zero: as a float32 weight it would be rounded by more than the margin."""
+
+Pieces = dict[int, list[Piece]]
+"""What a microbatch found, by index of the tensor in the schedule."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Signed bounds and masks of the N contributions of a microbatch.
+
+    ``clip_N`` is C_i, ``sigma_N`` the signed noise multiplier, ``permitted_NG`` which of the G blocks each may touch.
+    """
+
+    clip_N: torch.Tensor
+    sigma_N: torch.Tensor
+    permitted_NG: torch.Tensor
+
+
+def precision_name(precision: torch.dtype) -> str:
+    """Returns the name of a type of parameters in `ledger.leaves.numerics`: ``float32`` or ``float64``."""
+    return str(precision).removeprefix("torch.")
+
+
+def bounds_of(rows: Sequence[tuple[float, float, tuple[int, ...]]], blocks: int) -> Bounds:
+    """Bounds of a microbatch from (clip norm, noise multiplier, profile) per contribution."""
+    permitted = torch.zeros(len(rows), blocks, dtype=torch.bool)
+    for row, (_, _, profile) in enumerate(rows):
+        permitted[row, list(profile)] = True
+    clip = torch.tensor([row[0] for row in rows], dtype=torch.float64)
+    sigma = torch.tensor([row[1] for row in rows], dtype=torch.float64)
+    if not bool((torch.isfinite(clip) & (clip > 0) & torch.isfinite(sigma) & (sigma > 0)).all()):
+        raise ValueError("clip norms and noise multipliers must be finite and positive")
+    return Bounds(clip, sigma, permitted)
+
+
+class FastSums:
+    """Clipped sums of one logical step, float64 per tensor.
+
+    Guarantee: the change of every sum due to contribution i is ``c_i m_il g_il`` with
+    ``c_i = min(1, (1-eta_i) C_i / |g_i|, (1-eta_i) / (sigma_i |g_i|_s))``, both norms over the permitted blocks; up to the
+    float rounding that ``eta_i`` pays for (docs/mechanism.md, Theorems 1 and 2). Where blocks have shares of clip norms, every
+    block is clipped to its own before, and z_i stands in the place of sigma_i (Theorem 7).
+
+    Args:
+        tensors: (block, tensor) of every index. precision: the lowest type among their parameters.
+    """
+
+    bits = LATTICE_BITS
+
+    def __init__(self, schedule: Schedule, tensors: Sequence[tuple[int, Tensor]], precision: torch.dtype) -> None:
+        self.float_margin = MARGINS[FAST][precision_name(precision)]
+        self._schedule = schedule
+        self._tensors = tensors
+        # A block without noise is one that no private contribution touches: there its whitened norm is zero.
+        self._stds = torch.tensor([block.std or torch.inf for block in schedule.blocks], dtype=torch.float64)
+        shares = torch.tensor([block.share for block in schedule.blocks], dtype=torch.float64)
+        self._squares = shares.square() if bool(shares.any()) else None
+        self._sums: list[torch.Tensor | None] = [None] * len(tensors)
+
+    def use(self, stds: Sequence[float]) -> None:
+        """Standard deviations of the noise per block in the step that begins, where they are not the schedule's; public."""
+        self._stds = torch.tensor([std or torch.inf for std in stds], dtype=torch.float64)
+
+    def require_capacity(self, contributions: int) -> None:
+        """Sums in floating point hold any number of contributions; see ``CertifiedSums``."""
+
+    def add(self, pieces: Pieces, bounds: Bounds) -> None:
+        """Masks, clips and adds the gradients of one microbatch."""
+        norms = self.norms_sq(pieces, len(bounds.clip_N))
+        self.accumulate(pieces, self.coefficients(norms, bounds))
+
+    def norms_sq(self, pieces: Pieces, contributions: int) -> torch.Tensor:
+        """Squared gradient norm per contribution and block, float64 (N, G); non-finite rows are zeroed where they lie."""
+        table = torch.zeros(contributions, len(self._stds), dtype=torch.float64)
+        for index, square in self.squares(pieces).items():
+            table[:, self._tensors[index][0]] += square
+        return table
+
+    def squares(self, pieces: Pieces) -> dict[int, torch.Tensor]:
+        """Squared gradient norm per contribution of every tensor, float64 (N,); non-finite rows are zeroed where they lie."""
+        squares = []
+        for index, found in pieces.items():
+            tensor = self._tensors[index][1]
+            with full_precision(tensor.parameter.device):
+                pieces[index] = merge(found, tensor.shape)
+                squares.append(norm_sq(pieces[index]))
+        found_squares = dict(zip(pieces, _on_host(squares), strict=True))
+        for index, square in found_squares.items():
+            bad = ~torch.isfinite(square)
+            if bad.any():
+                zero_rows(pieces[index], bad)
+        return found_squares
+
+    def margins(self, bounds: Bounds) -> torch.Tensor:
+        """Relative shrink of each contribution's bounds, float64 (N,): float rounding, and its own share of the lattice's.
+
+        The lattice's share grows with the multiplier at which a contribution is accounted, max(sigma_i, min s_l / C_i); it is
+        taken from that contribution alone.
+        """
+        return self.float_margin + rounding_margin(self._schedule.coordinates, 1.0) * self._multipliers(bounds)
+
+    def _multipliers(self, bounds: Bounds) -> torch.Tensor:
+        """Multiplier at which each contribution is accounted, float64 (N,)."""
+        if self._squares is None:
+            infinite = torch.full((), torch.inf, dtype=torch.float64)
+            effective = torch.where(bounds.permitted_NG, self._stds, infinite).amin(1)
+        else:
+            effective = (self._parts(bounds, self._squares) / self._stds.square()).sum(1).rsqrt()
+        return torch.maximum(bounds.sigma_N, effective / bounds.clip_N)
+
+    @staticmethod
+    def _parts(bounds: Bounds, squares: torch.Tensor) -> torch.Tensor:
+        """What part of a contribution's squared clip norm each block has, float64 (N, G); rows add up to 1."""
+        own = torch.where(bounds.permitted_NG, squares, 0.0)
+        return own / own.sum(1, keepdim=True).clamp_min(1.0)
+
+    def _caps(self, bounds: Bounds, squares: torch.Tensor) -> torch.Tensor:
+        """Clip norm of a contribution in each block, float64 (N, G)."""
+        return bounds.clip_N[:, None] * self._parts(bounds, squares).sqrt()
+
+    def coefficients(self, norms_sq_NG: torch.Tensor, bounds: Bounds) -> torch.Tensor:
+        """Dual-clip coefficient per contribution and block, float64 (N, G), zero where a block is not permitted."""
+        zero = torch.zeros((), dtype=torch.float64)
+        masked = torch.where(bounds.permitted_NG, norms_sq_NG, zero)
+        keep = (1.0 - self.margins(bounds)).clamp_min(0.0)
+        tiny = torch.finfo(torch.float64).tiny
+        sigma, within = bounds.sigma_N, None
+        if self._squares is not None:  # Theorem 7: each block to its share, then all of it to the multiplier that is accounted
+            caps = self._caps(bounds, self._squares)
+            within = (keep[:, None] * caps / masked.sqrt().clamp_min(tiny)).clamp_max(1.0)
+            masked = masked * within.square()
+            sigma = self._multipliers(bounds)
+        norm = masked.sum(1).sqrt()
+        whitened = (masked / self._stds.square()).sum(1).sqrt()
+        finite = torch.isfinite(norm) & torch.isfinite(whitened)
+        factor = torch.minimum(
+            keep * bounds.clip_N / norm.clamp_min(tiny), keep / (sigma * whitened).clamp_min(tiny)
+        ).clamp_max(1.0)
+        factor = torch.where(finite & (factor >= _SMALLEST), factor, zero)
+        if within is not None:
+            each = factor[:, None] * within
+            return torch.where(bounds.permitted_NG & (each >= _SMALLEST), each, zero)
+        return torch.where(bounds.permitted_NG, factor[:, None], zero)
+
+    def accumulate(self, pieces: Pieces, coefficients_NG: torch.Tensor) -> None:
+        """Adds the weighted gradients of a microbatch to the sums; the pieces must have been through :meth:`norms_sq`."""
+        placed = {coefficients_NG.device: coefficients_NG}
+        used = (coefficients_NG != 0).any(0).tolist()
+        for index in sorted(pieces):
+            block, tensor = self._tensors[index]
+            if not used[block]:
+                continue
+            total = self._sums[index]
+            if total is None:
+                total = self._sums[index] = _zeros_for(tensor)
+            if total.device not in placed:
+                placed[total.device] = coefficients_NG.to(total.device)
+            with full_precision(total.device):
+                add_weighted(pieces[index], placed[total.device][:, block], total)
+
+    def take(self) -> Iterator[torch.Tensor]:
+        """The sums of the logical step, float64, zeros where nothing was drawn; each is handed over and forgotten."""
+        for index, (_, tensor) in enumerate(self._tensors):
+            total, self._sums[index] = self._sums[index], None
+            yield _zeros_for(tensor) if total is None else total
+
+
+def _on_host(squares: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """The same numbers on the CPU, in one transfer: each would wait for a device to finish what it was told so far."""
+    if len({square.device for square in squares}) == 1:
+        return torch.stack(squares).cpu().unbind()
+    return [square.cpu() for square in squares]
+
+
+def full_precision(device: torch.device) -> torch.autocast:
+    """Norms, coefficients and sums are never formed in half precision, even if the user's autocast reaches here."""
+    return torch.autocast(device.type, enabled=False)
+
+
+def _zeros_for(tensor: Tensor) -> torch.Tensor:
+    return torch.zeros(tensor.shape, dtype=torch.float64, device=tensor.parameter.device)

@@ -1,0 +1,309 @@
+"""Compute the noise that one contribution's own bounds need: its sufficient variance v_i = (z* C_i)^2.
+
+The noise that suffices for a contribution at full clip has the variance v_i per step. It is a floor for privacy: the effective
+noise of its class must reach it, or the contribution is scaled down. It is a ceiling on what the contribution may force:
+classes take their noise from presets, and a contributor who asks for more is clipped to less.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+
+from attest.descriptor import Terms
+from attest.fixed_point import MICRO, PICO, from_micro
+from attest.policy import Policy
+from attest.schedule import sufficient_variance
+from ledger import accountants
+from ledger.errors import AccountantError
+from ledger.leaves import Admit
+
+_LARGEST = 1_000_000 * MICRO
+"""Multipliers of record stay below 1e6."""
+
+
+@dataclass(frozen=True, slots=True)
+class SufficientNoise:
+    """What suffices for one contribution.
+
+    Attributes:
+        sampling_rate: q_i, expected occurrences per step.
+        multiplier: z*, on a grid of 1e-6; its epsilon was computed, and is not above the target.
+        variance: v_i = (z* C_i)^2, per step and coordinate, on the sum of clipped gradients.
+    """
+
+    sampling_rate: float
+    multiplier: float
+    variance: float
+
+
+def sufficient_noise(
+    epsilon: float,
+    delta: float,
+    expected: float,
+    steps: int,
+    clip_norm: float,
+    *,
+    disclosure: str = "secret_poisson",
+    accountant: str = "pld",
+    family: str = "gaussian",
+) -> SufficientNoise:
+    """The noise that suffices for a target epsilon.
+
+    Guarantee: with secret draws at rate ``expected / steps`` the whole horizon costs at most ``epsilon``, however often the
+    contribution is really drawn. Where occurrences are public, ``expected`` of them do, and every one beyond costs more:
+    :func:`occurrences_within` says when to stop.
+
+    Args:
+        expected: occurrences over the horizon, n_i; a whole number where they are public.
+        steps: horizon T.
+        family: of the noise; its multiplier is a standard deviation, so ``laplace`` is refused.
+
+    Raises:
+        AccountantError: arguments that are no such numbers, more expected occurrences than steps, a family that is not
+            accounted for so, or a target that no multiplier below 1e6 meets.
+    """
+    if isinstance(expected, bool) or not isinstance(expected, int | float) or not 0.0 < expected <= steps:
+        raise AccountantError(
+            "OCCURRENCES", f"{expected!r} expected occurrences in {steps} steps; expected more than 0, and one per step at most"
+        )
+    if disclosure == "secret_poisson":
+        multiplier = accountants.calibrate(epsilon, expected / steps, steps, delta, accountant, family=family)
+    elif disclosure == "occurrences_public":
+        multiplier = multiplier_for(epsilon, counted(expected), delta, accountant, family)
+    else:
+        raise AccountantError("DISCLOSURE", f"no disclosure {disclosure!r}; there are secret_poisson and occurrences_public")
+    return SufficientNoise(expected / steps, multiplier, variance(multiplier, clip_norm, family))
+
+
+def variance(multiplier: float, clip_norm: float, family: str = "gaussian") -> float:
+    """v = (z C)^2, the variance that suffices for a contribution at full clip.
+
+    Raises:
+        AccountantError: under laplace, whose multiplier is no standard deviation.
+    """
+    if family == "laplace":
+        sentence = "a multiplier of laplace is the scale of its noise over an L1 norm, and says nothing of this variance"
+        raise AccountantError("FAMILY", f"{sentence}; take gaussian, discrete_gaussian or skellam")
+    return sufficient_variance(multiplier, clip_norm)
+
+
+def occurrences_within(
+    epsilon: float, multiplier: float, delta: float, accountant: str = "pld", family: str = "gaussian"
+) -> int:
+    """How many public occurrences a target epsilon pays for: the cap to sign where more than expected may come.
+
+    Guarantee: the epsilon of that many has been computed and is not above the target; that of one more is.
+
+    Raises:
+        AccountantError: arguments that are no such numbers, or a family whose epsilon is no function of 1/z^2 (laplace).
+    """
+    accountants.check_epsilon(epsilon)
+    if not (math.isfinite(multiplier) and multiplier > 0.0):
+        raise AccountantError("NOISE_MULTIPLIER", f"the noise multiplier is a positive finite number, got {multiplier!r}")
+
+    def fits(count: int) -> bool:
+        return spent_on(count, multiplier, delta, accountant, family) <= epsilon
+
+    high = 1
+    while fits(high):
+        if high >= 1 << 40:
+            return high  # more than any run has steps
+        high *= 2
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def multiplier_for(epsilon: float, count: int, delta: float, accountant: str = "pld", family: str = "gaussian") -> float:
+    """Smallest multiplier on a grid of 1e-6 at which so many public occurrences cost no more than epsilon.
+
+    Guarantee, errors: as `occurrences_within`, or a target that no multiplier below 1e6 meets, with the nearest that one does.
+    """
+    accountants.check_epsilon(epsilon)
+    if type(count) is not int or count < 1:
+        raise AccountantError("OCCURRENCES", f"public occurrences are a positive integer, got {count!r}", nearest=1.0)
+
+    def fits(micro: int) -> bool:
+        return spent_on(count, micro / MICRO, delta, accountant, family) <= epsilon
+
+    low, high = 0, MICRO
+    while not fits(high):
+        low, high = high, 2 * high
+        if high > _LARGEST:
+            nearest = micro_up(spent_on(count, _LARGEST / MICRO, delta, accountant, family))
+            raise AccountantError(
+                "EPSILON",
+                f"no noise multiplier below 1e6 keeps {count} public occurrences within epsilon {epsilon}; the nearest to be "
+                f"reached is {nearest:g}",
+                nearest=nearest,
+            )
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high / MICRO
+
+
+def counted(expected: float) -> int:
+    """A number of public occurrences; AccountantError, with the next whole one, unless it is whole and positive."""
+    if not 0.0 < expected < math.inf or expected != math.floor(expected):
+        nearest = float(max(1, math.ceil(expected))) if math.isfinite(expected) else None
+        sentence = f"public occurrences are counted one by one, and {expected!r} is no count"
+        raise AccountantError("OCCURRENCES", f"{sentence}; take {nearest:g}" if nearest else sentence, nearest=nearest)
+    return int(expected)
+
+
+def micro_up(epsilon: float) -> float:
+    """An epsilon rounded up to 1e-6, for a sentence."""
+    return epsilon if math.isinf(epsilon) else math.ceil(epsilon * MICRO) / MICRO
+
+
+def spent_on(count: int, multiplier: float, delta: float, accountant: str = "pld", family: str = "gaussian") -> float:
+    """Epsilon of so many public occurrences at one multiplier; errors as `ledger.accountants.epsilon_occurrences`."""
+    return accountants.epsilon_occurrences(count / multiplier**2, delta, accountant, family=family)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnBounds:
+    """Holds what a contribution signed of its noise, and how the policy draws it.
+
+    Attributes:
+        clip_micro: signed clip norm C_i in 1e-6.
+        sigma_micro: signed noise multiplier sigma_i in 1e-6.
+        cap: signed cap on occurrences, 0 for none.
+        epsilon_micro: signed limit of its epsilon in 1e-6, 0 for none.
+        delta_pico: the delta of that limit in 1e-12.
+        rate: sampling rate q of its class.
+        steps: horizon T.
+        disclosure: of the policy.
+        accountant: of the policy.
+        family: of the policy's noise.
+    """
+
+    clip_micro: int
+    sigma_micro: int
+    cap: int
+    epsilon_micro: int
+    delta_pico: int
+    rate: Fraction
+    steps: int
+    disclosure: str
+    accountant: str
+    family: str
+
+    @property
+    def expected(self) -> float:
+        """Returns the expected occurrences over the horizon, n_i: q T, or the signed cap if that is smaller."""
+        drawn = self.rate * self.steps
+        return float(min(drawn, self.cap) if self.cap else drawn)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnNoise:
+    """Says what suffices for one contribution.
+
+    Attributes:
+        expected: occurrences over the horizon, n_i.
+        multiplier: z*, the larger of the signed multiplier and what the signed limit of epsilon needs.
+        variance: v_i = (z* C_i)^2, per step and coordinate, on the sum of clipped gradients.
+        limited: whether the limit of epsilon needs more than the signed multiplier.
+    """
+
+    expected: float
+    multiplier: float
+    variance: float
+    limited: bool
+
+
+def own_bounds(
+    policy: Policy, class_name: str, clip_micro: int, sigma_micro: int, cap: int = 0, limit: tuple[int, int] = (0, 0)
+) -> OwnBounds | None:
+    """Returns the bounds of a contribution under a policy; None in a public class, which promises nothing.
+
+    Args:
+        policy: the rules.
+        class_name: class of the contribution.
+        clip_micro: signed clip norm in 1e-6.
+        sigma_micro: signed noise multiplier in 1e-6.
+        cap: signed cap on occurrences, 0 for none.
+        limit: signed limit of epsilon over all runs in 1e-6, and its delta in 1e-12; 0 and 0 for none.
+
+    Raises:
+        PolicyRefused: the policy has no such class.
+    """
+    rule = policy.class_rule(class_name)
+    if rule.public:
+        return None
+    how = (rule.sampling_rate, policy.steps, policy.disclosure, policy.accountant, policy.mechanism.name)
+    return OwnBounds(clip_micro, sigma_micro, cap, *limit, *how)
+
+
+def signed_bounds(signed: Terms, policy: Policy) -> OwnBounds | None:
+    """Returns `own_bounds` of a descriptor."""
+    limit = (signed.max_epsilon_micro or 0, signed.max_delta_pico or 0)
+    bounds = (signed.clip_norm_micro, signed.noise_multiplier_micro, signed.max_occurrences or 0, limit)
+    return own_bounds(policy, signed.admissibility_class, *bounds)
+
+
+def admitted_bounds(leaf: Admit, policy: Policy) -> OwnBounds | None:
+    """Returns `own_bounds` of an ADMIT leaf."""
+    limit = (leaf.max_epsilon_micro, leaf.max_delta_pico)
+    return own_bounds(policy, leaf.class_name, leaf.clip_micro, leaf.sigma_micro, leaf.max_occurrences, limit)
+
+
+@lru_cache(maxsize=4096)
+def own_noise(bounds: OwnBounds) -> OwnNoise:
+    """Returns the noise that suffices for what a contribution signed, whatever its class is given.
+
+    Guarantee: noise of this variance in every step, on all blocks of the contribution, keeps its signed multiplier at full
+    clip; and its signed limit of epsilon at the delta of that limit, over the horizon of this run as if it were the only one.
+    With secret draws that holds however often it is really drawn; where occurrences are public, for as many as expected,
+    rounded up.
+
+    With secret draws and a cap the smaller of two multipliers suffices, each of which does by itself: that of draws at rate q
+    without a cap, and that of as many occurrences as the cap without sampling (Lemma 3 of docs/mechanism.md). A rate of cap / T
+    would not: up to the cap draws come at rate q.
+
+    Args:
+        bounds: what it signed, and how it is drawn.
+
+    Raises:
+        AccountantError: the limit needs a multiplier above 1e6, or the family has no variance to speak of (laplace).
+    """
+    signed = from_micro(bounds.sigma_micro)
+    needed = _for_limit(bounds) if bounds.epsilon_micro else 0.0
+    multiplier = max(signed, needed)
+    per_step = variance(multiplier, from_micro(bounds.clip_micro), bounds.family)
+    return OwnNoise(bounds.expected, multiplier, per_step, needed > signed)
+
+
+def strictest(limits: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Returns the limits of epsilon, with their deltas, that no other one implies; sorted, and nothing for no limit."""
+    found: list[tuple[int, int]] = []
+    for epsilon, delta in sorted(limit for limit in set(limits) if limit[0]):
+        if all(delta < other for _, other in found):
+            found.append((epsilon, delta))
+    return found
+
+
+def _for_limit(bounds: OwnBounds) -> float:
+    """Returns the least multiplier that keeps the signed limit."""
+    target, delta = from_micro(bounds.epsilon_micro), bounds.delta_pico / PICO
+    name, family = bounds.accountant, bounds.family
+    if bounds.disclosure == "occurrences_public":
+        return multiplier_for(target, math.ceil(bounds.expected), delta, name, family)
+    capped = math.inf
+    if bounds.cap:
+        try:
+            capped = multiplier_for(target, min(bounds.cap, bounds.steps), delta, name, family)
+        except AccountantError:
+            capped = math.inf  # what sampling makes of it may do
+    try:
+        return min(capped, accountants.calibrate(target, float(bounds.rate), bounds.steps, delta, name, family=family))
+    except AccountantError:
+        if capped == math.inf:
+            raise
+        return capped

@@ -1,0 +1,1 @@
+"""From admitted contributions to microbatches: sample, pack and load what one step draws."""

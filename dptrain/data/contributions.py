@@ -1,0 +1,219 @@
+"""The pool of a run: admitted contributions in slots, and their content, re-hashed whenever it is read."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, Final, TypeVar
+
+import numpy as np
+
+from attest.corpus import Contents, Corpus
+from attest.descriptor import ContributionDescriptor
+from attest.gate.admission import Admission, Admitted, AdmittedRows
+from dptrain.clipping.resolver import Resolution, Schedule
+from dptrain.data.microbatch import Decode
+from dptrain.data.slots import Slot, Slots
+from dptrain.errors import ContentChanged, ResumeRefused
+
+_Answer = TypeVar("_Answer")
+
+
+class Descriptors(Mapping[bytes, ContributionDescriptor]):
+    """Descriptors of a pool by their hash, each read when somebody asks for it."""
+
+    def __init__(self, slots: Slots) -> None:
+        self._slots = slots
+
+    def __getitem__(self, descriptor_hash: bytes) -> ContributionDescriptor:
+        index = self._slots.find(descriptor_hash)
+        if index is None:
+            raise KeyError(descriptor_hash)
+        return self._slots.admission(index).descriptor
+
+    def __iter__(self) -> Iterator[bytes]:
+        return map(self._slots.descriptor_hash, range(len(self._slots)))
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+
+class Pool:
+    """Slots in the order of their admission; a withdrawn slot stays in place as a null contribution."""
+
+    def __init__(self, corpus: Corpus, decode: Decode, slots: Sequence[Slot], max_examples: int) -> None:
+        self._corpus = corpus
+        self._decode = decode
+        self._max_examples = max_examples
+        self._slots = Slots.of(slots)
+        self._sizes = np.zeros(len(slots), dtype=np.uint32)
+        self._begun = max((form.descriptor.not_before for form in self._slots.forms), default=0)
+
+    @property
+    def slots(self) -> Slots:
+        """Returns the slots."""
+        return self._slots
+
+    @slots.setter
+    def slots(self, slots: Sequence[Slot]) -> None:
+        self._slots = Slots.of(slots)
+
+    def reordered(self, slots: Sequence[Slot]) -> "Pool":
+        """Returns the same pool with its slots in another order; what was counted stays."""
+        other = Pool(self._corpus, self._decode, slots, self._max_examples)
+        places = other.slots.places_in(self.slots)
+        if places is not None:
+            other._sizes = self._sizes[places]
+            return other
+        for index in range(len(other)):
+            before = self.slots.find(other.slots.descriptor_hash(index))
+            other._sizes[index] = 0 if before is None else self._sizes[before]
+        return other
+
+    def size(self, index: int) -> int:
+        """Returns the number of examples of a slot, which is public; the content is read if it never was.
+
+        Raises:
+            ContentChanged: as :meth:`examples`.
+        """
+        return int(self._sizes[index]) or len(self.examples(index))
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    def indices(self, descriptor_hashes: Iterable[bytes]) -> list[int]:
+        """Returns the slots of these descriptors; those that are not in the pool are left out."""
+        return [index for index in map(self.slots.find, descriptor_hashes) if index is not None]
+
+    @property
+    def descriptors(self) -> Mapping[bytes, ContributionDescriptor]:
+        """Returns the descriptors of the pool by their hash."""
+        return Descriptors(self.slots)
+
+    @property
+    def admissions(self) -> Iterator[Admission]:
+        """Yields the admissions of the pool, in the order of their slots."""
+        return map(self.slots.admission, range(len(self)))
+
+    def asked(self, ask: Callable[[Admission], _Answer | None]) -> list[tuple[Admission, _Answer]]:
+        """Returns the admissions with the answer to a question about each, in order, without those where it is None.
+
+        Args:
+            ask: called with one admission of each form; its answer may follow from neither content nor nonce.
+        """
+        answers = {place: answer for place, form in enumerate(self.slots.forms) if (answer := ask(form.sample)) is not None}
+        if not answers:
+            return []
+        numbers = self.slots.numbers
+        found = np.flatnonzero(np.isin(numbers, list(answers)))
+        return [(self.slots.admission(int(index)), answers[int(numbers[index])]) for index in found]
+
+    def expired(self, now: int) -> list[Admission]:
+        """Returns the admissions whose attestation is no longer valid at ``now`` (validity is half-open)."""
+        return [admission for admission, _ in self.asked(lambda one: one.descriptor.not_after <= now or None)]
+
+    def not_yet_valid(self, now: int) -> list[Admission]:
+        """Returns admissions whose attestation is not valid yet at ``now``: a clock that was ahead let them in."""
+        if now >= self._begun:
+            return []
+        return [admission for admission, _ in self.asked(lambda one: one.descriptor.not_before > now or None)]
+
+    def examples(self, index: int) -> list[Any]:
+        """Returns the examples of a slot, at most as many as the policy and the contributor's own attestation allow.
+
+        Raises:
+            ContentChanged: the bytes are no longer those that were admitted.
+        """
+        with self.reading() as contents:
+            return self.counted(index, self.decoded(index, contents))
+
+    def reading(self) -> Contents:
+        """Returns a reader for the contents of many slots, for a ``with`` block."""
+        return self._corpus.contents()
+
+    def decoded(self, index: int, contents: Contents) -> list[Any]:
+        """Reads the content of a slot, compares its hash with the signed one, and decodes it; the number is for `counted`.
+
+        Raises:
+            ContentChanged: code CONTENT_CHANGED, the bytes are no longer those that were admitted.
+        """
+        locator = self.slots.locator(index)
+        content = contents.read(locator)
+        if hashlib.sha256(content).digest() != self.slots.content_hash(index):
+            raise ContentChanged(
+                "CONTENT_CHANGED",
+                f"{locator.source!r}: the content of an admitted contribution changed after the gate saw it; "
+                "restore the attested bytes, or withdraw the contribution and start again",
+            )
+        return self._decode(content)
+
+    def counted(self, index: int, found: list[Any]) -> list[Any]:
+        """Returns what the content of a slot decoded to, if that is an admissible number of examples.
+
+        Raises:
+            ContentChanged: code EXAMPLES, the number is not admissible, or another one than before.
+        """
+        most = self.slots.form(index).descriptor.max_examples
+        limit = min(self._max_examples, most or self._max_examples)
+        if not 1 <= len(found) <= limit:
+            raise ContentChanged(
+                "EXAMPLES",
+                f"{self.slots.locator(index).source!r}: a contribution decodes to {len(found)} examples, expected 1 to {limit} "
+                "(the policy's max_examples and the attestation's own cap); split it, or raise the cap before signing",
+            )
+        if not self._sizes[index]:
+            self._sizes[index] = len(found)
+        elif self._sizes[index] != len(found):
+            raise ContentChanged(
+                "EXAMPLES",
+                f"{self.slots.locator(index).source!r}: the same content decodes to {len(found)} examples now and to another "
+                "number before; decode must be a function of the content alone",
+            )
+        return found
+
+
+def slots_for(admitted: Iterable[Admitted], schedule: Schedule) -> Slots:
+    """Resolves every admission against a schedule; those of one class with the same signed bounds share what comes of it."""
+    rows = admitted if isinstance(admitted, AdmittedRows) else AdmittedRows(admitted)
+    known: dict[tuple[object, ...], Resolution] = {}
+    found = []
+    for form in rows.forms:
+        bounds = _bounds(form.descriptor)
+        resolution = known.get(bounds)
+        if resolution is None:
+            resolution = known[bounds] = schedule.resolve(form.sample)
+        found.append(resolution)
+    return Slots(rows, found)
+
+
+BOUNDS: Final = (
+    "admissibility_class",
+    "clip_norm_micro",
+    "noise_multiplier_micro",
+    "max_occurrences",
+    "max_examples",
+    "max_epsilon_micro",
+    "max_delta_pico",
+)
+"""All fields of a descriptor that `Schedule.resolve` looks at."""
+
+_bounds = attrgetter(*BOUNDS)
+
+
+def in_ledger_order(slots: Sequence[Slot], recorded: Sequence[bytes]) -> Slots:
+    """Returns the slots in the order in which a ledger recorded them.
+
+    Raises:
+        ResumeRefused: a recorded contribution is no longer in the corpus.
+    """
+    known = Slots.of(slots)
+    if len(known) == len(recorded) and all(known.descriptor_hash(i) == digest for i, digest in enumerate(recorded)):
+        return known
+    found = [known.find(digest) for digest in recorded]
+    missing = [digest for digest, index in zip(recorded, found, strict=True) if index is None]
+    if missing:
+        raise ResumeRefused(
+            "CORPUS_CHANGED",
+            f"{len(missing)} of the {len(recorded)} contributions that this run admitted are no longer admissible from "
+            f"the corpus (first: descriptor {missing[0].hex()[:16]}...); restore the corpus, policy and registry of the run",
+        )
+    return known.take([index for index in found if index is not None])

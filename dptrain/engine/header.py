@@ -1,0 +1,145 @@
+"""What the record says of a run: the ledger's header with the structure of the model, and public figures per class."""
+
+import hashlib
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import nn
+
+from attest.policy import ClassRule, Policy
+from attest.policy.sampling import POISSON, period
+from attest.schedule import waste
+from attest.schedule.blocks import derive
+from attest.schedule.turns import dearest_turns
+from dptrain.clipping.fast import precision_name
+from dptrain.clipping.resolver import Schedule
+from dptrain.data.slots import Slots
+from ledger.accountants import likely_occurrences
+from ledger.leaves import HeaderBlock, HeaderSpec
+from ledger.leaves.header import ADDRESSED
+from ledger.leaves.numerics import Numerics
+
+if TYPE_CHECKING:
+    from dptrain.engine.private_training import PrivateTraining
+
+
+def header_for(engine: "PrivateTraining", test_key: bytes | None) -> HeaderSpec:
+    """Returns what the ledger's first leaf says: policy, model structure, and the schedule of every block.
+
+    Scheduled blocks are those that the engine runs with; that they follow from policy and stack, the header itself checks. The
+    digest of the frozen parameters is added when the run begins.
+
+    With a fixed test key the run id is fixed too, so that two runs draw the same numbers, and the header says NOT PRIVATE.
+    """
+    return HeaderSpec(
+        policy=engine.signed,
+        owner_key=engine.recorder.owner_public,
+        registry_root=engine.gate.registry_root,
+        model_fingerprint=fingerprint(engine.model, engine.schedule),
+        stack=engine.schedule.stack.named(),
+        blocks=block_rows(engine.policy, engine.schedule),
+        numerics=Numerics(precision_name(engine.router.precision), engine.noise_generator),
+        private=test_key is None,
+        caps_enforced=True,
+        isolation=engine.isolation.told,
+        randomness=ADDRESSED,
+        unprobed=(),
+        run_id=os.urandom(16) if test_key is None else hashlib.sha256(test_key).digest()[:16],
+    )
+
+
+def block_rows(policy: Policy, schedule: Schedule) -> tuple[HeaderBlock, ...]:
+    """Returns the blocks that a run with this schedule has, those without classes behind the others."""
+    rows = [HeaderBlock(b.name, b.coordinates, b.classes, b.std, b.share) for b in schedule.blocks]
+    untouched = (block for block in derive(policy.classes, schedule.stack.named()) if not block.classes)
+    return (*rows, *(HeaderBlock(block.name, block.coordinates, (), 0.0) for block in untouched))
+
+
+def fingerprint(model: nn.Module, schedule: Schedule) -> bytes:
+    """Returns SHA-256 over names, shapes and types of all parameters and the block of each: the structure, not the values.
+
+    Of a parameter that is split, the block of every part, with its slice.
+    """
+    places: dict[str, list[str]] = {}
+    for block in schedule.blocks:
+        for tensor in block.tensors:
+            where = block.name if tensor.part is None else f"{tensor.part} {block.name}"
+            for alias in tensor.aliases:
+                places.setdefault(alias, []).append(where)
+    named = model.named_parameters(remove_duplicate=False)
+    lines = sorted(f"{name} {tuple(p.shape)} {p.dtype} {'; '.join(places.get(name, ['-']))}\n" for name, p in named)
+    return hashlib.sha256("".join(lines).encode()).digest()
+
+
+def summary(engine: "PrivateTraining") -> list[dict[str, Any]]:
+    """Returns the public figures per class, for tables: epsilon of a contribution with the class's preset bounds.
+
+    ``isolation`` says of the whole run whether statement A has held so far, or why not.
+
+    Those of a public class about privacy are None: no number would be true. Where occurrences are public, epsilons so far are
+    those of the contribution that spent most, and the planned one is for as many draws as one in a million exceeds. Where noise
+    varies over the run, multipliers are the least of its phases, and epsilons count the steps of each at its own.
+    """
+    policy = engine.policy
+    charged = engine.recorder.ledger.charged_steps
+    rows = []
+    for place, rule in enumerate(policy.classes):
+        slots = engine.pool.slots
+        forms = [place for place, found in enumerate(slots.resolutions()) if found.class_name == rule.name]
+        members = slots.take(np.flatnonzero(np.isin(slots.numbers, forms)))
+        row = {
+            "class": rule.name,
+            "public": rule.public,
+            "admitted": len(members),
+            "blocks": [engine.schedule.blocks[index].name for index in engine.schedule.profiles[rule.name]],
+            "sampling_rate": float(rule.sampling_rate),
+            "steps_charged": charged,
+            "delta": float(policy.delta),
+            "isolation": engine.isolation.told,
+        }
+        rows.append(row | (dict.fromkeys(PROMISES) if rule.public else _promises(engine, place, rule, members)))
+    return rows
+
+
+PROMISES = (
+    "clip_norm",
+    "noise_multiplier",
+    "effective_multiplier",
+    "waste",
+    "epsilon",
+    "epsilon_replace",
+    "epsilon_planned",
+)
+"""Figures of :func:`summary` about the privacy of a class: None in a public one, which has none."""
+
+
+def _promises(engine: "PrivateTraining", place: int, rule: ClassRule, members: Slots) -> dict[str, float]:
+    policy, run = engine.policy, engine.recorder.ledger.state
+    preset = (rule.noise_multiplier_micro, rule.clip_norm_micro)
+    descriptors = [members.forms[number].descriptor for number in set(members.numbers.tolist())]
+    signed = {(found.noise_multiplier_micro, found.clip_norm_micro) for found in descriptors} or {preset}
+    # Per phase the weakest of all members, whose epsilon is at least that of any of them.
+    weakest = tuple(map(min, zip(*(run.expenditure.multipliers(place, *bounds) for bounds in signed), strict=True)))
+    phases = run.header.phases
+    if policy.disclosure == "occurrences_public":
+        loss = max((run.contributions[name].loss for name in map(members.descriptor_hash, range(len(members)))), default=0.0)
+        if policy.sampling.name == POISSON:
+            planned = likely_occurrences(float(rule.sampling_rate), policy.steps) / min(weakest) ** 2
+        else:
+            planned = dearest_turns(policy.sampling.name, period(rule.sampling_rate), phases.horizon, weakest).loss
+        spent = [run.expenditure.of_loss(value) for value in (loss, 4 * loss, planned)]
+    else:
+        spent = [
+            run.expenditure.of_group(place, weakest, run.charged_phases),
+            run.expenditure.replace_of_group(place, weakest, run.charged_phases),
+            run.expenditure.of_group(place, weakest, phases.horizon),
+        ]
+    values = (
+        rule.clip_norm,
+        rule.noise_multiplier,
+        min(weakest),
+        waste(min(run.expenditure.multipliers(place, *preset)), rule.noise_multiplier),
+        *spent,
+    )
+    return dict(zip(PROMISES, values, strict=True))

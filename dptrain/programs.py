@@ -1,0 +1,56 @@
+"""End programs as commands end: one object of JSON, or an expected error as one line and exit code 1."""
+
+import json
+import math
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from attest.errors import AttestError
+from attest.schema.plain import visible
+from dptrain.errors import DptrainError
+from ledger.errors import LedgerError
+
+
+def quiet_libraries() -> None:
+    """Turns off the progress bars and notices of ``transformers``; for programs, never on import."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+
+
+def print_json(data: dict[str, Any]) -> None:
+    """Print one JSON object. JSON has no infinity: an unbounded epsilon is printed as the string "inf"."""
+    print(json.dumps(_finite(data), indent=2, allow_nan=False))
+
+
+def guarded(work: Callable[[], int], *, as_json: bool = False) -> int:
+    """Runs ``work`` and returns its exit code; a refusal is shown and becomes 1, a fault of our own propagates.
+
+    Args:
+        work: the program. as_json: show a refusal as the commands do with ``--json``.
+    """
+    try:
+        return work()
+    except (AttestError, LedgerError, DptrainError) as error:
+        code, sentence = str(error.code), error.sentence
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        code, sentence = "IO", f"{error.strerror or error}: {error.filename}" if error.filename else str(error)
+    if as_json:
+        print_json({"error": {"code": code, "sentence": sentence}})
+    else:
+        print(f"{code}: {visible(sentence)}", file=sys.stderr)
+    return 1
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value

@@ -1,0 +1,169 @@
+"""Write and open model checkpoints that know their place in the ledger.
+
+A checkpoint is a directory ``step-00000012`` with ``state.pt`` (model, optimizer and registered states) and ``pin.cose``: where
+the ledger stood, the step, and the digest of ``state.pt``, signed with the ledger's key (`dptrain.record.pin`). It is written
+aside, flushed and renamed, so a crash leaves the previous one whole. It never holds a key, and only its owner may read it.
+"""
+
+import hashlib
+import os
+import pickle
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import nn
+
+from attest.files import make_private_directory, sync_directory
+from dptrain.errors import ResumeRefused
+from dptrain.record.pin import HOW_ON, PIN, STATE, PinRecord, folder_name, found, opened_state
+from dptrain.record.recorder import Recorder
+from ledger.errors import StorageFailed
+
+KEEP = 2
+"""Checkpoints kept; older ones are removed after a newer one is durable."""
+
+
+def save(
+    directory: Path,
+    step: int,
+    sign: Callable[[int, bytes], bytes],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    registered: Sequence[Any],
+) -> Path:
+    """Writes a checkpoint durably and removes all but the newest ``KEEP``.
+
+    The states are digested while they are written: they are neither read again nor held in memory a second time.
+
+    Args:
+        directory: where checkpoints lie; made for its owner alone. step: last step in the states.
+        sign: makes the pin of size and SHA-256 of the states. registered: objects that have a ``state_dict``.
+
+    Raises:
+        StorageFailed: the disk is full or fails; nothing half-written stays under a checkpoint's name.
+        LedgerReplaced: the ledger that it would be pinned to is lost; no checkpoint is written.
+    """
+    state = {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "registered": [item.state_dict() for item in registered],
+    }
+    final = directory / folder_name(step)
+    aside = directory / f".{final.name}.{os.getpid()}"
+    try:
+        if not directory.is_dir():
+            directory.parent.mkdir(parents=True, exist_ok=True)
+            make_private_directory(directory)
+        shutil.rmtree(aside, ignore_errors=True)
+        make_private_directory(aside)
+        with _private_file(aside / STATE) as file:
+            written = _Digesting(file)
+            torch.save(state, written)
+        with _private_file(aside / PIN) as file:
+            file.write(sign(written.size, written.sha256.digest()))
+        sync_directory(aside)
+        if final.exists():
+            shutil.rmtree(final)
+        os.rename(aside, final)
+        sync_directory(directory)
+    except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
+        raise StorageFailed(
+            "STORAGE", f"could not write the checkpoint {final} ({error}); free space and resume from the previous checkpoint"
+        ) from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    for _, old in found(directory)[:-KEEP]:
+        shutil.rmtree(old, ignore_errors=True)
+    return final
+
+
+class _Digesting:
+    """A file that digests what is written to it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.size = 0
+        self.sha256 = hashlib.sha256()
+
+    def write(self, data: bytes) -> int:
+        count = self._file.write(data)
+        self.sha256.update(data)
+        self.size += count
+        return count
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+@contextmanager
+def _private_file(path: Path) -> Iterator[BinaryIO]:
+    """Makes a file for its owner alone, whatever the umask, and flushes it to the disk."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    with open(descriptor, "wb") as file:
+        os.fchmod(descriptor, 0o600)
+        yield file
+        file.flush()
+        os.fsync(descriptor)
+
+
+def restore(
+    directory: Path, recorder: Recorder, model: nn.Module, optimizer: torch.optim.Optimizer, registered: Sequence[Any]
+) -> PinRecord | None:
+    """Loads the newest checkpoint of a resumed run, after the ledger has shown that it is not behind it.
+
+    Guarantee: what is loaded is what this run saved, byte for byte, at the step and the place in the ledger that it is loaded
+    for. Nothing is loaded before signature, past and digest were checked, and nothing was charged.
+
+    Returns:
+        The pin of the checkpoint, or None where there is none to load.
+
+    Raises:
+        ResumeRefused: checkpoints of another run, or a state that does not fit.
+        PinRefused: a checkpoint that was changed, swapped with another, or is not whole.
+        LedgerBehind, LedgerForked, LedgerWrongRun: the ledger does not contain the checkpoint's past.
+    """
+    available = found(directory)
+    if not recorder.resuming:
+        if available:
+            raise ResumeRefused(
+                "CHECKPOINTS_OF_ANOTHER_RUN",
+                f"{directory} holds checkpoints, but this ledger is new; resume the old run, or use another directory",
+            )
+        return None
+    if not available:
+        return None
+    path = available[-1][1]
+    record, state = load(path, recorder.read_pin)
+    try:
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        for item, saved in zip(registered, state["registered"], strict=True):
+            item.load_state_dict(saved)
+    except (KeyError, ValueError, RuntimeError) as error:
+        raise ResumeRefused(
+            "CHECKPOINT_MISFIT", f"the checkpoint {path} does not fit this model and optimizer ({error})"
+        ) from error
+    return record
+
+
+def load(path: Path, read_pin: Callable[[Path], PinRecord]) -> tuple[PinRecord, dict[str, Any]]:
+    """Reads a checkpoint back.
+
+    Args:
+        path: its directory.
+        read_pin: reads and verifies the pin in it.
+
+    Raises:
+        PinRefused: as `dptrain.record.pin.read_record` and `dptrain.record.pin.opened_state`.
+        ResumeRefused: the states are those that were saved, and cannot be read here.
+    """
+    record = read_pin(path)
+    try:
+        with opened_state(path, record) as file:
+            return record, torch.load(file, map_location="cpu", weights_only=True)
+    except (OSError, ValueError, TypeError, RuntimeError, pickle.UnpicklingError) as error:
+        raise ResumeRefused("CHECKPOINT_UNREADABLE", f"cannot read the checkpoint {path} ({error}); {HOW_ON}") from error

@@ -1,0 +1,446 @@
+"""The run's side of the ledger: which windows are charged before their steps, when they are settled, when epochs close."""
+
+import hashlib
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from attest.attestation import CommonTerms
+from attest.gate.admission import Admission, Form, SharedTerms
+from attest.keys import generate, load_private_key, save_private_key
+from attest.policy import Policy
+from attest.withdrawal import EXPIRED
+from dptrain.clipping.resolver import Resolution
+from dptrain.data.slots import Slot, Slots
+from dptrain.errors import NotPrivateUse, ResumeRefused
+from dptrain.record.earlier_runs import EarlierRuns
+from dptrain.record.pin import PinRecord, read_record, sign_record
+from dptrain.record.registry_watch import cited_roots
+from ledger.accountants import to_micro_up
+from ledger.errors import BudgetExceeded
+from ledger.leaves import Header, HeaderSpec
+from ledger.log import AdmitSpec, Ledger, Window
+from ledger.note import NoteSigner
+from ledger.rules.weights import WeightRecord, frozen_digest
+from ledger.storage.beside import read_public, write_public
+from ledger.storage.opening import exists, set_unfinished_aside
+from ledger.storage.place import Place
+
+
+class Recorder:
+    """Owns the ledger of a run: when to charge, settle and close, and under which key.
+
+    Guarantee: a step's draw happens only after the window that contains it is durably charged.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        key_path: str | os.PathLike[str] | None,
+        origin: str,
+        resume: bool,
+        owner_public: bytes,
+        earlier: EarlierRuns,
+    ) -> None:
+        self.place = place
+        if resume:
+            set_unfinished_aside(place)
+        found = exists(place)
+        self.resuming = resume and found
+        if found and not resume:
+            raise ResumeRefused(
+                "LEDGER_EXISTS",
+                f"{place.shown} already holds a run; pass resume=True (--resume) to continue it, or name another ledger for a "
+                "new run",
+            )
+        self.owner_public = owner_public
+        self._signer = _signer(Path(key_path) if key_path else place.key, origin, place, make=not self.resuming)
+        self._ledger: Ledger | None = Ledger.open(place, self._signer) if self.resuming else None
+        try:
+            self._publish()
+            self._spent = earlier.registry(None if self._ledger is None else self._ledger.header.previous)
+        except BaseException:
+            self.close()
+            raise
+        self._window: Window | None = None
+        self._commitment = b""
+
+    @property
+    def ledger(self) -> Ledger:
+        if self._ledger is None:
+            raise ResumeRefused(
+                "NOT_BEGUN", "a new ledger is made when the first step begins, after the start-up probes; run a step first"
+            )
+        return self._ledger
+
+    @property
+    def private_key(self) -> Ed25519PrivateKey:
+        """The key that signs the ledger."""
+        return self._signer.private_key
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is a ledger already."""
+        return self._ledger is not None
+
+    @property
+    def run_id(self) -> bytes:
+        return self.ledger.header.run_id
+
+    def require_clock(self, now: int, *, accepted: bool = False) -> None:
+        """Refuses, before anything is written, a clock that ran far ahead since the last leaf of the run, or is behind it.
+
+        Args:
+            now: POSIX seconds.
+            accepted: whether the user says that this clock is right though it ran far ahead.
+
+        Raises:
+            LeafRefused: code CLOCK_JUMP or CLOCK (`ledger.log.Ledger.require_clock`).
+        """
+        if self._ledger is not None:
+            if accepted:
+                self._ledger.accept_clock(now)
+            self._ledger.require_clock(now)
+
+    def admission_time(self, now: int) -> int:
+        """Returns the gate's ``now``: that of the recorded admission when a run is resumed, so that verdicts repeat."""
+        return self._ledger.header.time if self._ledger is not None else now
+
+    def registry_roots(self) -> list[bytes]:
+        """Returns the registry roots that a resumed run's ledger cites, the header's first; none where there is no ledger."""
+        return [] if self._ledger is None else cited_roots(self._ledger)
+
+    def plan(self, header: HeaderSpec, slots: Sequence[Slot], now: int) -> Header:
+        """Returns the header leaf of a new run, held against what its contributions may spend over all runs; writes nothing.
+
+        Raises:
+            BudgetExceeded: the run could spend more of a contribution than it signed for all runs.
+        """
+        self._steps = header.policy.policy
+        header = replace(header, previous=self._spent.previous)
+        leaf = header.header(origin=self._signer.name, log_vkey=self._signer.vkey, time=now)
+        names = [rule.name for rule in self._steps.classes]
+        if not self._spent.previous:
+            # Without earlier runs the plan of a contribution follows from its bounds and limits, which a form shares.
+            try:
+                self._spent.require_within(leaf, _one_of_each_form(slots, names))
+                return leaf
+            except BudgetExceeded:
+                pass  # who else is beyond a limit is counted below
+        self._spent.require_within(leaf, _admissions(slots, names))
+        return leaf
+
+    def open(self, header: HeaderSpec, slots: Sequence[Slot], now: int) -> int | None:
+        """Creates the ledger with its admissions and returns attempt 0; for a resumed run checks it and returns None.
+
+        Raises:
+            ResumeRefused: the ledger is of another policy, model or schedule.
+            BudgetExceeded: as :meth:`plan`.
+        """
+        self._steps = header.policy.policy
+        fresh = self._ledger is None
+        names = [rule.name for rule in self._steps.classes]
+        if self._ledger is None:
+            self.plan(header, slots, now)
+            header = replace(header, previous=self._spent.previous)
+            self._ledger = Ledger.create(self.place, header, self._signer, now=now)
+        else:
+            _require_same(self._ledger, header)
+        if not self.ledger.state.contributions:
+            found = _admissions(slots, names)
+            self._require_earlier()
+            self.ledger.admit(map(self._carried, found) if self.ledger.header.previous else found, now=now)
+        self.ledger.withdraw_all(self._spent.withdrawn_among(self.ledger.state.contributions), now=now)
+        return self.ledger.attempt if fresh else None
+
+    def _publish(self) -> None:
+        """Writes the verifier keys of the ledger where none are; of a resumed run refuses a file without the one that signs."""
+        path, vkey = self.place.public, self._signer.vkey
+        known = read_public(path)
+        if vkey in known:
+            return
+        if known and self._ledger is not None:
+            raise ResumeRefused(
+                "PUBLIC_KEY",
+                f"{path} does not name {vkey}, the key that signs this ledger: somebody changed it. Whoever is given such a "
+                "file checks another's signatures; remove it to have it written anew, and tell those who have it",
+            )
+        write_public(path, [vkey] if self._ledger is None else self._ledger.state.keys.vkeys)
+
+    def _require_earlier(self) -> None:
+        """Refuses to admit anybody to a ledger whose header cites other earlier runs than were named."""
+        if len(self._spent.previous) != len(self.ledger.header.previous):
+            raise ResumeRefused("EARLIER", "the header cites earlier runs and nobody is admitted yet; name their ledgers again")
+
+    def _carried(self, admission: AdmitSpec) -> AdmitSpec:
+        """Returns an admission with what its contribution spent before."""
+        if self._steps.classes[admission.profile_id].public:
+            return admission
+        before = self._spent.carried(admission.descriptor_hash, self.ledger.header.delta, admission)
+        return replace(admission, carried_micro=to_micro_up(before))
+
+    def admitted(self) -> list[bytes]:
+        """Returns the descriptor hashes in the order of their admission."""
+        return [entry.descriptor_hash for entry in self.ledger.state.contributions.values()]
+
+    def admitted_classes(self) -> list[int]:
+        """Returns the place of its class in the policy, per contribution in the order of admission."""
+        return [entry.class_index for entry in self.ledger.state.contributions.values()]
+
+    def occurrences(self) -> list[int]:
+        """Returns how often each was drawn in all attempts, in the order of admission, where the ledger says so."""
+        return [entry.occurrences for entry in self.ledger.state.contributions.values()]
+
+    def resume(self, from_step: int, pin: PinRecord | None, now: int) -> int:
+        """Starts a new attempt after ``from_step``; every re-executed step is charged again. Warns where they run short."""
+        attempt = self.ledger.resume(from_step, None if pin is None else pin.pin, now=now)
+        left = self._steps_left(from_step)
+        if from_step + left < self._steps.steps:
+            end, steps = from_step + left, self._steps.steps
+            earliest = self.ledger.state.order.earliest_resume(self.ledger.charged_steps)
+            warnings.warn(
+                f"the policy pays for {left} more steps, so this attempt ends at step {end} of {steps}; only from a checkpoint "
+                f"at step {earliest} or later is the last step in reach. Another run may sign more redo_steps",
+                stacklevel=3,
+            )
+        return attempt
+
+    def _steps_left(self, step: int) -> int:
+        """Returns how many steps the policy still pays for after `step`, over all attempts."""
+        return self.ledger.state.order.steps_left(step, self.ledger.charged_steps)
+
+    def read_pin(self, folder: Path) -> PinRecord:
+        """Verifies the pin of a model checkpoint, and refuses a ledger that is behind it, forked from it, or another."""
+        return read_record(self.ledger, folder)
+
+    @property
+    def isolation(self) -> str:
+        """How statement A stands, as far as it is recorded."""
+        return self.ledger.state.isolation.told
+
+    def sign_pin(self, step: int, isolation: str, state_bytes: int, state_sha256: bytes) -> bytes:
+        """Signs where the ledger stands, statement A, and which states a model checkpoint after ``step`` holds."""
+        return sign_record(self.ledger, step, isolation, state_bytes, state_sha256)
+
+    def commit_stream(self, commitment: bytes) -> None:
+        """Takes the hiding commitment to this attempt's noise key; windows derive their public stream ids from it."""
+        self._commitment = commitment
+
+    def needs_charge(self, step: int) -> bool:
+        return self._window is None or step >= self._window.first_step + self._window.n_steps
+
+    def at_epoch_end(self, step: int) -> bool:
+        return step % self._steps.epoch_steps == 0 or step == self._steps.steps
+
+    def at_window_end(self, step: int) -> bool:
+        return self._window is not None and step == self._window.first_step + self._window.n_steps - 1
+
+    def charge(self, step: int, now: int) -> None:
+        """Durably charges the window that starts at ``step``: to the end of the window, the epoch or the phase."""
+        epoch_end = -(-step // self._steps.epoch_steps) * self._steps.epoch_steps
+        left = self._steps_left(step - 1)
+        phase_end = self.ledger.header.phases.last_step(step)  # of the last phase: the horizon
+        count = min(self._steps.window_steps, epoch_end - step + 1, phase_end - step + 1, max(1, left))
+        stream = hashlib.sha256(self._commitment + step.to_bytes(8, "big")).digest()[:16]
+        self._window = self.ledger.charge(step, count, now=now, noise_stream=stream)
+
+    def require_noise(self, step: int, stds: Sequence[float] | None) -> None:
+        """Holds the noise that a step is about to run with against what the ledger charged for it.
+
+        Args:
+            stds: effective standard deviation per class, in the policy's order; None where the draw decides it.
+
+        Raises:
+            NotPrivateUse: the step would run with other noise than it is accounted with.
+        """
+        window = self.ledger.state.open_window
+        charged = () if window is None else tuple(row.min_std for row in window.classes)
+        if stds is not None and tuple(stds) != charged:
+            raise NotPrivateUse(
+                "NOISE_OF_STEP", f"step {step} would run with noise {tuple(stds)} per class, the ledger charged {charged}"
+            )
+
+    @property
+    def draws_public(self) -> bool:
+        """Whether the ledger records who was drawn."""
+        return self.ledger.header.occurrences_public
+
+    def draw(self, step: int, slots: Iterable[int], now: int) -> None:
+        """Durably records who takes part in a step, where that is public; slots are in the order of admission."""
+        self.ledger.draw(step, slots, now=now)
+
+    def settle(self, step: int, now: int) -> None:
+        assert self._window is not None
+        self.ledger.settle(self._window, step - self._window.first_step + 1, now=now)
+
+    def close_epoch(self, step: int, weights: Iterable[WeightRecord], isolation: str, now: int) -> None:
+        """Closes an epoch that ended with these weights; the records of their tensors are kept beside the ledger."""
+        records = tuple(weights)
+        frozen = frozen_digest(records, self.ledger.header.stack.names)
+        digest = self.ledger.keep_weights(records)
+        self.ledger.close_epoch(step, digest, isolation=isolation, frozen_digest=frozen, now=now)
+
+    def expire(self, admissions: Iterable[Admission], now: int) -> None:
+        """Withdraws contributions whose validity has ended, with the attestation that says so as evidence."""
+        self.ledger.withdraw_all(((a.descriptor_hash, EXPIRED, a.attestation_hash) for a in admissions), now=now)
+
+    def take_registry(self, root: bytes, now: int) -> None:
+        """Records that the run goes by another state of the registry from here on, if it does."""
+        self.ledger.take_registry(root, now=now)
+
+    def bar(self, found: Iterable[tuple[Admission, str]], registry_root: bytes, now: int) -> None:
+        """Withdraws contributions that the registry no longer supports, with its root as evidence."""
+        self.ledger.withdraw_all(((a.descriptor_hash, reason, registry_root) for a, reason in found), now=now)
+
+    def withdraw(self, descriptor_hash: bytes, reason: str, evidence_hash: bytes, *, now: int) -> None:
+        """Records a withdrawal; from the next charge on the contribution is out of its pool."""
+        self.ledger.withdraw(descriptor_hash, reason, evidence_hash, now=now)
+
+    def withdrawn(self) -> frozenset[bytes]:
+        return self.ledger.withdrawn
+
+    def charged_in(self, attempt: int) -> Iterator[int]:
+        """Yields every step that was charged in an attempt, in order."""
+        for window in self.ledger.windows:
+            if window.attempt == attempt:
+                yield from range(window.first_step, window.first_step + window.n_steps)
+
+    def finish(self, step: int, weights: Callable[[], Iterable[WeightRecord]], isolation: str, now: int) -> None:
+        """Settles what is open with the steps that were released, closes the last epoch and the run; once.
+
+        The weights are asked for only if there is an epoch to close.
+
+        Raises:
+            LedgerReplaced: the ledger that was written is no longer the one under its name.
+        """
+        self.ledger.require_in_place()
+        if self.ledger.finished:
+            return
+        run = self.ledger.state
+        if run.open_window is not None:
+            self.settle(step, now)
+        if run.charged > (run.epochs[-1].charged if run.epochs else 0):
+            self.close_epoch(step, weights(), isolation, now)
+        self.ledger.finish(now=now)
+
+    def require_in_place(self) -> None:
+        """Refuses to end well if the ledger that was written is no longer the one under its name."""
+        if self._ledger is not None:
+            self._ledger.require_in_place()
+
+    def export(self, directory: str | os.PathLike[str], registry: Path | None = None) -> Path:
+        """Writes the record of the run with what contributors signed, and the registry, for an auditor."""
+        return Path(self.ledger.export(Path(directory), registry=registry))
+
+    def close(self) -> None:
+        if self._ledger is not None:
+            self._ledger.close()
+
+
+def _signer(key_path: Path, origin: str, place: Place, *, make: bool) -> NoteSigner:
+    """Returns the signer of a run, whose key is made where it is not there; of one that began before only if its key is."""
+    if not make and not key_path.exists():
+        raise ResumeRefused(
+            "KEY_MISSING", f"{place.shown} holds a run, and its key is not at {key_path}; name its key, or its state directory"
+        )
+    place.make_state_directory()
+    if not key_path.exists():
+        save_private_key(key_path, generate())
+    return NoteSigner(origin, load_private_key(key_path))
+
+
+def by_terms(slots: Sequence[Slot], policy: Policy) -> Slots:
+    """Returns slots with those of equal class, bounds and limits next to each other, and else in the order of the corpus.
+
+    A new run admits in this order, so that what its ledger keeps of pruned admissions grows with how many terms there are.
+    """
+    classes = [rule.name for rule in policy.classes]
+
+    def key(form: Form, resolution: Resolution) -> tuple[int, ...]:
+        bounds, limits = _quoted(form, resolution, classes)
+        return *bounds[1:], *limits
+
+    return Slots.of(slots).grouped_by(key)
+
+
+def _quoted(form: Form, resolution: Resolution, classes: list[str]) -> tuple[tuple[Any, ...], tuple[int, int]]:
+    """Returns class, its place and bounds, and the limit over runs, that the ledger quotes of a form."""
+    signed, name = form.descriptor, resolution.class_name
+    limit = (0, 0) if signed.public else (signed.max_epsilon_micro or 0, signed.max_delta_pico or 0)
+    bounds = (signed.clip_norm_micro, signed.noise_multiplier_micro, signed.max_occurrences)
+    return (name, classes.index(name), *bounds), limit
+
+
+def _admissions(slots: Sequence[Slot], classes: list[str]) -> Iterator[AdmitSpec]:
+    """Yields what the ledger records of slots, one at a time; what attestations share is made once."""
+    slots = Slots.of(slots)
+    made = _SharedAdmissions(slots, classes)
+    return (made.spec(index) for index in range(len(slots)))
+
+
+def _one_of_each_form(slots: Sequence[Slot], classes: list[str]) -> Iterator[AdmitSpec]:
+    """Yields what the ledger records of one slot of each form: the others differ in digests, anchor and signature alone."""
+    slots = Slots.of(slots)
+    made = _SharedAdmissions(slots, classes)
+    _, firsts = np.unique(slots.numbers, return_index=True)
+    return (made.spec(int(index)) for index in np.sort(firsts))
+
+
+_Shared = tuple[tuple[Any, ...], tuple[Any, ...], CommonTerms, bytes]
+"""Class and bounds, what was spent before and limits, common terms, and key id of the admissions of a form."""
+
+
+class _SharedAdmissions:
+    """What the ledger records of slots; what those of one form share is made once."""
+
+    def __init__(self, slots: Slots, classes: list[str]) -> None:
+        self._slots = slots
+        self._classes = classes
+        self._terms = SharedTerms()
+        self._known: dict[Form, _Shared] = {}
+
+    def spec(self, index: int) -> AdmitSpec:
+        """Returns what the ledger records of a slot."""
+        form = self._slots.form(index)
+        known = self._known.get(form)
+        if known is None:
+            known = self._known[form] = self._shared(form, self._slots.resolution(index))
+        bounds, limits, terms, key_id = known
+        descriptor_hash, attestation_hash, anchor, signature = self._slots.quoted(index)
+        return AdmitSpec(descriptor_hash, *bounds, attestation_hash, key_id, anchor, *limits, (terms, signature))
+
+    def _shared(self, form: Form, resolution: Resolution) -> _Shared:
+        bounds, limit = _quoted(form, resolution, self._classes)
+        return bounds, (0, *limit), self._terms.of(form.sample), form.sample.key_id
+
+
+def _require_same(ledger: Ledger, header: HeaderSpec) -> None:
+    found = ledger.header
+    for what, old, new in (
+        ("policy", found.policy_payload, header.policy.payload),
+        ("key of the corpus owner", found.owner_key, header.owner_key),
+        ("model structure", found.model_fingerprint, header.model_fingerprint),
+        ("layer stack", found.stack, header.stack),
+        ("schedule of blocks", found.blocks, header.blocks),
+        ("account of its numerics", found.exactness_note, header.exactness_note),
+        ("privacy mode", found.private, header.private),
+        ("state of the registry", found.registry_root, header.registry_root),
+        ("word on isolation by its optimizer", found.isolation, header.isolation),
+        ("randomness of forward passes", found.randomness, header.randomness),
+    ):
+        if old != new:
+            raise ResumeRefused(
+                "ANOTHER_RUN",
+                f"the ledger was opened with another {what}; resume with the policy, model, optimizer and noise_generator that "
+                "started the run, or start a new one",
+            )
+    if header.frozen_digest not in (None, found.frozen_digest):
+        raise ResumeRefused(
+            "FROZEN", "frozen parameters are not those that the run began with; resume with the weights it began with"
+        )
