@@ -27,10 +27,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from attest.keys import public_bytes
 from attest.policy import ClassRule, DepthRule, Policy, sign_policy, verify_policy
 from attest.schedule.stack import NO_TOWER, Stack, StackTensor, Tower
-from ledger.handles import AdmitSpec
 from ledger.leaves import HeaderSpec
 from ledger.log import Ledger
 from ledger.note import NoteSigner
+from ledger.replay.contributions import AdmitSpec
 
 EPOCHS = 5
 START = 1_750_000_000

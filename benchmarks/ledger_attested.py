@@ -26,9 +26,9 @@ from attest.corpus.signing import SigningTemplate
 from attest.keys import key_id, public_bytes
 from attest.registry import Enrol, RegistryLog
 from benchmarks.ledger import EPOCHS, KEY, SIGNER, START, header, peak_mib, run_epoch
-from ledger.handles import AdmitSpec
 from ledger.leaves import HeaderSpec
 from ledger.log import Ledger
+from ledger.replay.contributions import AdmitSpec
 
 PARTS = ("bare", "told", "held")
 YEAR = 365 * 86_400

@@ -25,7 +25,7 @@ from benchmarks.step import take_turns
 from benchmarks.variants import ours, ours_fast
 from dptrain.engine import private_training as engine
 from dptrain.sandbox import interception
-from ledger.rules.weights import model_digest
+from ledger.leaves.weights import model_digest
 
 TARGETS = {"routing": 1.02, "sandbox": 1.03, "ledger": 1.01, "noise": 16.0}
 

@@ -14,16 +14,15 @@ from fuzz.invariants import Target, require
 from ledger import tiles
 from ledger.errors import LedgerError
 from ledger.leaves import decode_leaf, encode_leaf
+from ledger.log.pinned import open_pinned
 from ledger.merkle import HASH_SIZE
 from ledger.note import NoteSigner
-from ledger.pinned import open_pinned
 from ledger.release.create import release
+from ledger.release.files import digest_tensors
 from ledger.release.manifest import Manifest, open_manifest
-from ledger.release.tensors import digest_tensors
-from ledger.retention.aggregates import Aggregate
-from ledger.retention.nodes import KeptNodes, nodes_file
-from ledger.rules.rotation import KeyChain
-from ledger.subtrees import Subtree
+from ledger.replay.signer import KeyChain
+from ledger.replay.summaries import Aggregate
+from ledger.tiles import KeptNodes, Subtree, nodes_file
 from tests.ledger.ledger_runs import OTHER_KEY, SIGNER, START, Driver
 from tests.ledger.retained_runs import grown
 

@@ -12,10 +12,10 @@ from ledger.errors import LedgerError
 from ledger.leaves import Withdraw, encode_leaf
 from ledger.note import Checkpoint, Cosigner, NoteSigner, checkpoint_text, cosign, merge_notes, open_note, sign_note
 from ledger.proofs import prover
-from ledger.proofs.evidence import Evidence, judge, parse_evidence
+from ledger.proofs.cosigning import make_request, read_answer, read_request
+from ledger.proofs.memory import Evidence, judge, parse_evidence
 from ledger.proofs.receipt import make_receipt, verify_receipt
 from ledger.proofs.tlog_proof import TlogProof, make_proof, parse_proof, verify_proof
-from ledger.proofs.witnessing import make_request, read_answer, read_request
 from ledger.trust import auditors_policy, parse_policy
 from tests.attacks.scene import ALICE, BOB, OWNER
 from tests.vectors.published import vectors

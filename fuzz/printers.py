@@ -28,7 +28,7 @@ from ledger.leaves import decode_leaf, encode_leaf
 from ledger.log import Ledger
 from ledger.note import Checkpoint, Signature
 from ledger.report import write_report
-from ledger.views.released import ReleasedPart, ReleaseRow
+from ledger.views.summary import ReleasedPart, ReleaseRow
 from tests.attacks.scene import ALICE, NOW, descriptor, opening
 from tests.ledger.ledger_runs import SIGNER, START, Driver, header_spec
 

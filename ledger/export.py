@@ -19,16 +19,15 @@ from attest.errors import AttestError, FileRefused
 from attest.files import read_limited, sync_directory, sync_tree
 from attest.registry import RegistryReader
 from ledger import layout, tiles
-from ledger.attestations import pack, unpack
 from ledger.errors import ExportRefused, LedgerCorrupt, StorageFailed
 from ledger.leaves import Admit, Header
+from ledger.leaves.attestations import pack, unpack
 from ledger.merkle import leaf_hash
-from ledger.retention.aggregates import Aggregate
-from ledger.retention.nodes import KeptNodes, nodes_file
+from ledger.replay.signer import KeyChain
+from ledger.replay.summaries import Aggregate
 from ledger.retention.retained import StandIns
-from ledger.rules.rotation import KeyChain
 from ledger.storage.store import Row, WholeSnapshot
-from ledger.subtrees import Subtree, Subtrees
+from ledger.tiles import KeptNodes, Subtree, Subtrees, nodes_file
 
 
 @dataclass(frozen=True, slots=True)

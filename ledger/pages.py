@@ -24,7 +24,7 @@ from ledger.leaves import Header
 from ledger.leaves.codec import RECORDS
 from ledger.release.contents import FORMS
 from ledger.release.manifest import ISSUER, Manifest
-from ledger.retention.aggregates import MAX_AGGREGATE_SIZE, Aggregate, Member
+from ledger.replay.summaries import MAX_AGGREGATE_SIZE, Aggregate, Member
 
 _WRITTEN: Final = "; Written from the declaration (python -m ledger.pages docs).\n"
 _LEAVES: Final[tuple[type[Any], ...]] = (Header, *sorted(RECORDS.values(), key=lambda leaf: leaf.KIND))

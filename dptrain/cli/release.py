@@ -95,7 +95,7 @@ def release(
     if check:
         signing = (ledger, registry, without_attestations or None, state, ledger_key, passphrase_file)
         report = _check(model, key or [], owner_key, export, min_size, require_quorum, now, json, signing=signing)
-        from ledger.audit.words import exit_code
+        from ledger.audit.findings import exit_code
 
         # Whoever takes the export out of a release must not get a pass by that.
         if code := exit_code(report.verdict, require_full=require_full, signature_only=signature_only):

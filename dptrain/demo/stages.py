@@ -34,7 +34,7 @@ from dptrain.tasks.runs import Outcome
 from dptrain.train import train
 from ledger.accountants import epsilon
 from ledger.audit import verify_export
-from ledger.audit.words import exit_code, headline
+from ledger.audit.findings import exit_code, headline
 from ledger.report import write_report
 
 RUN = """\

@@ -166,7 +166,7 @@ class PrivateTraining:
             microbatch_rows: examples per microbatch, at most; a contribution with more is spread over several, and clipped
                 once. The start-up probes use three examples at least.
             resume: continue a run that has a ledger. clock_jump_ok: the clock is right though it ran far ahead since the last
-                leaf (`ledger.rules.timeline.JUMP_SECONDS`, 14 days), so that what has expired by it may be withdrawn, for good.
+                leaf (`ledger.replay.signer.JUMP_SECONDS`, 14 days), so that what has expired by it may be withdrawn, for good.
             checkpoint_dir: default ``<ledger>.checkpoints``. progress: show a bar.
             insecure_test_key: 32 bytes that fix noise and sampling; the ledger is stamped NOT PRIVATE and cannot be exported.
             noise_generator: "host" draws noise on the processor, "device" where the gradients are; see :class:`DeviceGaussian`.
@@ -600,7 +600,7 @@ class PrivateTraining:
         """Writes the public record of the run for an auditor: the ledger, what contributors signed, and the registry.
 
         Raises:
-            ExportRefused: as ``ledger.log.Ledger.export``.
+            ExportRefused: as ``ledger.log.ledger.Ledger.export``.
         """
         return self.recorder.export(directory, self.registry.path)
 

@@ -8,8 +8,7 @@ from attest.gate import GateReport
 from attest.policy import Policy
 from dptrain.clipping.own_noise import strictest
 from dptrain.planning.plan import BoundPlan, ClassPlan, Plan, bound_plan, class_blocks, hopeless
-from ledger.rules.budgets import Limit, repetitions
-from ledger.rules.spending import of_plan
+from ledger.replay.budgets import Limit, of_plan, repetitions
 
 
 @dataclass(frozen=True, slots=True)

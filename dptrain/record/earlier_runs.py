@@ -8,11 +8,11 @@ from pathlib import Path
 from dptrain.errors import ConfigError, ResumeRefused
 from ledger.audit.earlier import earlier_run
 from ledger.errors import LeafRefused, LedgerClosed
-from ledger.handles import Pin
 from ledger.leaves import Previous
-from ledger.leaves.previous import COMPROMISED, SPENT
+from ledger.leaves.header import COMPROMISED, SPENT
 from ledger.log import Ledger
-from ledger.rules.spent import Earlier, SpentRegistry, left_out
+from ledger.log.pinned import Pin
+from ledger.replay.earlier_runs import Earlier, SpentRegistry, left_out
 
 LedgerPath = str | os.PathLike[str]
 

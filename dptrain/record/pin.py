@@ -17,10 +17,9 @@ from attest.errors import FileRefused
 from attest.files import read_limited
 from attest.schema import declared, wire
 from ledger.errors import LeafRefused, LedgerError, PinRefused
-from ledger.handles import Pin
 from ledger.leaves.kinds import SHA256, UINT, WORDS, Checked
 from ledger.log import Ledger
-from ledger.pinned import MAX_PINNED
+from ledger.log.pinned import MAX_PINNED, Pin
 
 PIN = "pin.cose"
 STATE = "state.pt"

@@ -25,9 +25,9 @@ from dptrain.record.registry_watch import cited_roots
 from ledger.accountants import to_micro_up
 from ledger.errors import BudgetExceeded
 from ledger.leaves import Header, HeaderSpec
-from ledger.log import AdmitSpec, Ledger, Window
+from ledger.leaves.weights import WeightRecord, frozen_digest
+from ledger.log.ledger import AdmitSpec, Ledger, Window
 from ledger.note import NoteSigner
-from ledger.rules.weights import WeightRecord, frozen_digest
 from ledger.storage.beside import read_public, write_public
 from ledger.storage.opening import exists, set_unfinished_aside
 from ledger.storage.place import Place
@@ -101,7 +101,7 @@ class Recorder:
             accepted: whether the user says that this clock is right though it ran far ahead.
 
         Raises:
-            LeafRefused: code CLOCK_JUMP or CLOCK (`ledger.log.Ledger.require_clock`).
+            LeafRefused: code CLOCK_JUMP or CLOCK (`ledger.log.ledger.Ledger.require_clock`).
         """
         if self._ledger is not None:
             if accepted:

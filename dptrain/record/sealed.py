@@ -14,7 +14,7 @@ from attest.files import atomic_write, read_limited
 from dptrain.errors import ResumeRefused
 from ledger.errors import LedgerError
 from ledger.log import Ledger
-from ledger.pinned import MAX_PINNED
+from ledger.log.pinned import MAX_PINNED
 
 KIND = "dptrain.draws/1"
 

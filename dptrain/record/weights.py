@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dptrain.routing import Router
-from ledger.rules.weights import WeightRecord, frozen_digest
+from ledger.leaves.weights import WeightRecord, frozen_digest
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ class Outcome:
         classes: what :meth:`PrivateTraining.summary` says per class; empty for a comparison run.
         refused: contributions that the gate refused, per reason.
         model: directory of the model. export: directory of the public record, None for a comparison run.
-        verdict: the audit of that record. qualifiers: what weakens it, as words of ``ledger.audit.words``.
+        verdict: the audit of that record. qualifiers: what weakens it, as words of ``ledger.audit.findings``.
         findings: what the audit found, one sentence each.
     """
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from ledger.accountants import core, gaussian, pld, prv, renyi
+from ledger.accountants import core, gaussian, prv, renyi
 from ledger.accountants.core import (
     ACCOUNTANTS,
     epsilon,
@@ -22,6 +22,7 @@ from ledger.accountants.core import (
 )
 from ledger.accountants.mixtures import epsilon_examples, epsilon_group, epsilon_of_principal
 from ledger.accountants.phases import MAX_MULTIPLIER, MAX_STEPS, MIN_DELTA, Phase, check_delta, check_epsilon, merged
+from ledger.accountants.pld import composed as pld
 from ledger.accountants.solvers import MICRO, calibrate, calibrate_phases, largest_rate, largest_steps
 from ledger.accountants.versions import check_recorder, leeway
 from ledger.errors import AccountantError

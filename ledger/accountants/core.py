@@ -6,8 +6,9 @@ from dataclasses import replace as _with
 from functools import lru_cache
 from typing import Final
 
-from ledger.accountants import gaussian, pld, prv, renyi
+from ledger.accountants import gaussian, prv, renyi
 from ledger.accountants.phases import Phase, check_delta, is_real, loss_of, merged
+from ledger.accountants.pld import composed as pld
 from ledger.errors import AccountantError
 
 ACCOUNTANTS: Final = ("pld", "rdp", "moments", "prv")

@@ -13,7 +13,7 @@ from typing import Any, Final
 from ledger.accountants.families import FFT_ERROR
 from ledger.accountants.gaussian import epsilon_of_mu
 from ledger.accountants.phases import Phase, check_delta
-from ledger.accountants.pld import COARSE_BELOW, INTERVAL, UNSAMPLED_BELOW
+from ledger.accountants.pld.composed import COARSE_BELOW, INTERVAL, UNSAMPLED_BELOW
 from ledger.errors import AccountantError
 
 MAX_MEMBERS: Final = 10_000

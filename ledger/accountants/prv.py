@@ -9,8 +9,8 @@ auditor without torch can check a recorded value: it is a bound if not below `pl
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from ledger.accountants import pld
 from ledger.accountants.phases import Phase
+from ledger.accountants.pld import composed as pld
 
 WIDTH: Final = 0.02
 """A recorded value of `prv` lies at most so much above `pld`'s."""

@@ -10,7 +10,8 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from ledger.accountants import core, families, pld, prv, renyi
+from ledger.accountants import core, families, prv, renyi
+from ledger.accountants.pld import composed as pld
 from ledger.errors import AccountantError
 
 _RELEASE: Final = r"[0-9]+(\.[0-9]+){1,3}([a-z]{1,4}[0-9]+)?"

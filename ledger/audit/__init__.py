@@ -3,9 +3,20 @@
 Imports no storage and no torch: what it needs is in the export, and the arithmetic is the trainer's own.
 """
 
-from ledger.audit.findings import AuditReport, ClockRow, EpochRow, Finding, Signer, WithdrawalCount, WithdrawalRow
+from ledger.audit.findings import (
+    QUALIFIERS,
+    VERDICTS,
+    AuditReport,
+    ClockRow,
+    EpochRow,
+    Finding,
+    Signer,
+    Verdict,
+    WithdrawalCount,
+    WithdrawalRow,
+    Word,
+)
 from ledger.audit.verify import verify_export
-from ledger.audit.words import QUALIFIERS, VERDICTS, Verdict, Word
 
 __all__ = [
     "QUALIFIERS",

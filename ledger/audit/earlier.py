@@ -9,21 +9,19 @@ from typing import Any, Final
 from attest.schema.plain import machine_time
 from attest.withdrawal import PASSING
 from ledger.accountants import MICRO
-from ledger.audit.crossing import Anchors, judge_crossing
 from ledger.audit.files import Leaves
-from ledger.audit.findings import AuditReport, Finding
-from ledger.audit.histories import Fault, Given, judge_citations, longest, read_export
+from ledger.audit.findings import AuditReport, Finding, Verdict, weakest
+from ledger.audit.histories import Anchors, Fault, Given, judge_citations, judge_crossing, longest, read_export
 from ledger.audit.remarks import Remarks
 from ledger.audit.replaying import begin, follow
 from ledger.audit.verify import MAX_FINDINGS, verify_export
-from ledger.audit.words import Verdict, weakest
 from ledger.errors import ExportChanged, LeafRefused, LedgerBehind, LedgerForked, ProofError
 from ledger.leaves import Header, Previous, Withdraw
-from ledger.leaves.previous import COMPROMISED, SPENT
+from ledger.leaves.header import COMPROMISED, SPENT
 from ledger.replay import Replay
-from ledger.rules.budgets import TOLERANCE_MICRO, Account, Use
-from ledger.rules.groups import Contribution
-from ledger.rules.spent import Accounts, Earlier, SpentRegistry, left_out
+from ledger.replay.budgets import TOLERANCE_MICRO, Account, Use
+from ledger.replay.contributions import Contribution
+from ledger.replay.earlier_runs import Accounts, Earlier, SpentRegistry, left_out
 
 CARRIED_TOLERANCE_MICRO = 2
 """What a run says was spent before is the recomputed value less at most this, in 1e-6: machines differ in last bits."""
@@ -128,7 +126,7 @@ def verify_with_earlier(
         epsilon over all runs, its own or one of any policy for its class; nor could anybody with a cited run as that was
         planned, and the runs that it counted.
 
-        The verdict is the weakest of the run and of those that it cites (`ledger.audit.words.VERDICTS`). It has the
+        The verdict is the weakest of the run and of those that it cites (`ledger.audit.findings.VERDICTS`). It has the
         qualifiers of the run, but for those that these exports answer, and those of `INHERITED` of any run that it cites.
 
     Args:

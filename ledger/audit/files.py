@@ -1,4 +1,4 @@
-"""From a directory to authenticated leaves: which files are there, and do they hash to the signed root.
+"""Turns a directory into authenticated leaves: which files are there, and whether they hash to the signed root.
 
 An export is read twice, a file at a time: `Export.leaves` folds every entry bundle to the root of its tile and holds only
 these, so that memory does not grow with the leaves; iterating over what it returns reads the bundles again for their meaning,
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Final
 
 from ledger import layout, tiles
-from ledger.audit.roots import TileRoots
 from ledger.errors import ExportChanged, NoteError, ProofError
 from ledger.merkle import Frontier, leaf_hash
 from ledger.note import (
@@ -27,9 +26,34 @@ from ledger.note import (
     parse_verifier_key,
     peek_checkpoint,
 )
-from ledger.retention.nodes import KeptNodes
 from ledger.retention.retained import is_stand_in
-from ledger.subtrees import Subtree, Subtrees
+from ledger.tiles import KeptNodes, Subtree, Subtrees
+
+
+class TileRoots:
+    """The tree over the roots of tiles, as entries or hashes give it.
+
+    Attributes:
+        roots: that tree.
+        missing: number of the first tile that could not be read, None without such.
+    """
+
+    def __init__(self) -> None:
+        self.roots = Subtrees()
+        self.missing: int | None = None
+
+    def add(self, n: int, pieces: list[Subtree] | None) -> None:
+        """Adds a tile by the subtrees that begin in it."""
+        if pieces is not None and (pieces or self.roots.size > n):
+            tiles.add_tile(self.roots, n, pieces)
+        elif self.roots.size <= n:
+            self.missing = n if self.missing is None else self.missing
+            self.roots.append(bytes(layout.HASH_SIZE))
+
+    def root(self) -> bytes | None:
+        """The root of all, where no tile is missing."""
+        return None if self.missing is not None else self.roots.root(self.roots.size)
+
 
 MAX_NAMED: Final = 50
 """Missing, unknown or wrong files are named up to this many of each."""
@@ -316,7 +340,7 @@ class Leaves:
             yield from self.tile(n)
 
     def between(self, first: int, end: int) -> Iterator[Subtree]:
-        """Yields subtrees that tile the leaves from one position up to another (`ledger.subtrees.Pieces`).
+        """Yields subtrees that tile the leaves from one position up to another (`ledger.tiles.Pieces`).
 
         Raises:
             ExportChanged: a bundle is no longer what was authenticated.

@@ -1,12 +1,206 @@
-"""What an audit reports."""
+"""Defines what an audit reports: verdicts and qualifiers in words, findings, rows, and leaves counted by kind.
 
+Pages, JSON, summaries and exit codes take their words from here, and add none. docs/auditors.md has them as one table.
+"""
+
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Final, Literal, get_args
 
-from ledger.audit.words import Verdict
-from ledger.leaves import HeaderBlock
-from ledger.views.released import ReleaseRow
-from ledger.views.summary import ClassSummary
+from ledger.leaves import HeaderBlock, Leaf
+from ledger.views.summary import ClassSummary, ReleaseRow
+
+Verdict = Literal["FULL", "SUMMARISED", "TOLD", "SIGNED", "FAILED"]
+"""From the strongest to the weakest. An audit of an export never says SIGNED, which is a word of releases."""
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """What a word means.
+
+    Attributes:
+        sentence: what it says, without a full stop.
+        remedy: what the reader can do about it.
+        code: exit code of a command that ends with this verdict (`exit_code`); 0 for a qualifier, which decides none.
+    """
+
+    sentence: str
+    remedy: str
+    code: int = 0
+
+
+VERDICTS: Final[dict[str, Word]] = {
+    "FULL": Word(
+        "nothing is wrong, and every figure was derived again from the export, signed attestations and the pinned keys",
+        "read the qualifiers",
+    ),
+    "SUMMARISED": Word(
+        "nothing is wrong, and part of the ledger was pruned: for that part the figures rest on the word of a quorum of the "
+        "policy's auditors, which the notes name",
+        "decide whether you trust these auditors, or ask for an export from before the leaves were pruned",
+    ),
+    "TOLD": Word(
+        "nothing is wrong, and the bounds of contributions are as told by the operator, not derived from signed attestations: "
+        "every epsilon but that at the class preset rests on that word",
+        "get an export with attestations and the registry of its contributors (--registry), or decide whether you trust the "
+        "operator; a contributor holds its own ADMIT leaf (ledger prove) against what it signed",
+    ),
+    "SIGNED": Word(
+        "the signature holds, and there was no export to check anything else against: all figures are the signer's word",
+        "get an export from the ledger's operator, and give it with --export",
+        code=1,
+    ),
+    "FAILED": Word(
+        "something is wrong, and the findings name it: no figure can be relied on",
+        "ask the operator, and keep the export: it is the evidence",
+        code=1,
+    ),
+}
+"""Verdicts from the strongest to the weakest."""
+
+QUALIFIERS: Final[dict[str, Word]] = {
+    "CLOCK_SET": Word(
+        "a leaf set the ledger's clock back, so its times are not the order of what happened",
+        "ask the operator why; the note names the leaf",
+    ),
+    "CODE_BESIDE": Word(
+        "files beside the weights can carry code for a loader to run, or name such code: what it makes of the weights has no "
+        "epsilon",
+        "read the files that the check names, or load the weights without running anything",
+    ),
+    "DRAWS_TOLD": Word(
+        "who took part in which step is the trainer's record, which no contributor signs and no order decides: an occurrence "
+        "that was left out of it is in no epsilon, and where noise follows the draw, one that was put in lowers everybody's",
+        "decide whether you trust the trainer's record, or ask the owner for a policy with a signed order of turns",
+    ),
+    "EARLIER_APART": Word(
+        "earlier runs share contributions and do not count each other: limits over runs hold only if neither was chosen by "
+        "looking at the other's model",
+        "ask the owner when and why each of them was planned",
+    ),
+    "EARLIER_TOLD": Word(
+        "what contributions spent in earlier runs, and whether they withdrew there, is the operator's word: exports of counted "
+        "runs were not given, or nothing in one says any more who stayed",
+        "give the exports of earlier runs with --earlier, from before admissions went where you have them",
+    ),
+    "FROZEN_TOLD": Word(
+        "that what no class may touch stayed frozen is the operator's word: such blocks carry no noise",
+        "check a release (dptrain release --check): it holds frozen parameters against what the header committed to",
+    ),
+    "ISOLATION_WEAKENED": Word(
+        "statement A (direct isolation) does not hold of this run, as the trainer recorded; no epsilon hangs on it",
+        "read the reason in the note; rely on statement B alone",
+    ),
+    "KEY_LOST": Word(
+        "an earlier run ended with its key lost: what was charged to it since is in no leaf, so its whole plan is counted, and "
+        "whoever has the key may have trained beyond that",
+        "ask the owner what became of it",
+    ),
+    "KEY_REVOKED": Word(
+        "windows were charged with contributions in the pool whose key was revoked by then, as the registry says; the operator "
+        "may not have had that entry yet",
+        "ask the operator when it learned of the revocation, and whether these contributions were withdrawn since",
+    ),
+    "LIMITS_ALONE": Word(
+        "limits of epsilon over all runs were held against this run and what it says was spent before, not against other runs",
+        "give the exports of all other runs over the corpus with --earlier",
+    ),
+    "NO_AUDITORS": Word(
+        "the policy names no auditors and no pinned one has cosigned: nobody vouches for what the leaves say, nor, without "
+        "witnesses, that everybody is shown this history",
+        "compare the checkpoint with that of other readers, or ask the owner for a policy with auditors",
+    ),
+    "NO_QUORUM": Word(
+        "fewer of the policy's auditors have cosigned than it asks for, so others may be shown another history",
+        "ask the operator for cosignatures; --require-quorum makes it a condition",
+    ),
+    "NO_WITNESS_QUORUM": Word(
+        "fewer of the policy's witnesses have cosigned than it asks for, so others may be shown another history",
+        "ask the operator to have the checkpoint witnessed; --require-quorum makes it a condition",
+    ),
+    "OPEN": Word("the run is not closed: more may be charged", "ask for a later export once it is closed"),
+    "PRUNED": Word(
+        "leaves were pruned, and auditors vouch for what these said",
+        "read in the notes who vouches, or ask for an export from before",
+    ),
+    "RELEASE_OLDER": Word(
+        "contributions were withdrawn after the release, which cannot take that into account",
+        "ask for a newer release",
+    ),
+    "UNADDRESSED": Word(
+        "random numbers of the forward passes come from one generator for everybody drawn in a step, as the trainer recorded: "
+        "who knows its seed may learn draws that the figures take for secret",
+        "ask who could know the seed; where draws are known, epsilon is larger than stated",
+    ),
+    "UNCOMPARED": Word(
+        "nothing says how large the ledger is at least: an export that was cut back to an earlier size would look the same",
+        "give --min-size, or let --remember keep the checkpoint for the next time",
+    ),
+    "UNPINNED": Word(
+        "the owner's key was not pinned: whose policy this is was read from the export itself",
+        "get the corpus owner's key by another way, and give it with --owner-key",
+    ),
+    "UNPROBED": Word(
+        "the start-up probes saw no gradient in some trained tensors, so they vouch for nothing there",
+        "ask the trainer for a run whose probes reach these tensors",
+    ),
+    "WEIGHTS_NOT_TIED": Word(
+        "a loader of these files is not shown to get every trained tensor of the run, bit for bit, and none in its place: "
+        "others have no epsilon",
+        "ask for the files as the run saved them",
+    ),
+    "WITHDRAWAL_UNENTERED": Word(
+        "a signed withdrawal that was given is entered by no leaf of the export: what it names may still be drawn",
+        "hand it to the operator, and ask for a later export",
+    ),
+    "WITHDRAWALS_TOLD": Word(
+        "who withdrew, and for what reason, is the operator's word where no signed withdrawal was held against the leaf",
+        "get the signed withdrawals, and give them with --withdrawals",
+    ),
+}
+"""Qualifiers: each weakens what a reader may believe though nothing is wrong."""
+
+BEYOND: Final = (
+    "that the trainer did what it recorded: drew whom it says, clipped, and added the noise",
+    "that nobody trained on the data outside of this ledger, or in a run that nobody gave",
+    "that this is the newest state of the ledger, beyond what you remember of it",
+    "that others are shown the same history, beyond the auditors and witnesses who cosigned",
+    "that somebody who asked to be withdrawn was, while no WITHDRAW leaf says so",
+    "that the model has the parameters that the header names: their names, order and coordinates, and which head, expert or "
+    "adapter has them, are the operator's word",
+    "that times are right: they are the operator's clock",
+    "that randomness of the forward passes, isolation, probes, the generator of the noise and the precision are as recorded",
+    "what contributions say, whose they are, and how many people stand behind them: no export has that",
+    "that a file at hand is the model of this run: dptrain release --check compares it",
+)
+"""What no audit can find in an export: with every verdict, FULL too."""
+
+WHERE_BEYOND: Final = "what no audit can find in an export: docs/auditors.md, What an audit cannot find"
+"""The one line that points to the list."""
+
+
+def weakest(verdicts: Iterable[Verdict]) -> Verdict:
+    """Returns the weakest of these verdicts: the one that a reader must not overlook."""
+    return max(verdicts, key=get_args(Verdict).index)
+
+
+def exit_code(verdict: Verdict, *, require_full: bool = False, signature_only: bool = False) -> int:
+    """Returns the exit code of a command that says this verdict.
+
+    Args:
+        verdict: what the audit, or the check of a release, says.
+        require_full: whether anything but FULL is a failure.
+        signature_only: whether SIGNED will do, unless FULL is asked for.
+    """
+    if require_full:
+        return int(verdict != "FULL")
+    return 0 if signature_only and verdict == "SIGNED" else VERDICTS[verdict].code
+
+
+def headline(verdict: Verdict, qualifiers: Iterable[str]) -> str:
+    """Returns verdict and qualifiers in one line: ``TOLD (OPEN, UNPINNED)``; FAILED stands alone, whatever else is known."""
+    words = ", ".join(qualifiers)
+    return f"{verdict} ({words})" if words and verdict != "FAILED" else verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +254,7 @@ class Signer:
         key_id: hex of the key id in the signature line.
         time: POSIX seconds that a cosignature states; None for a plain signature, as the log's own is.
         of_log: whether it is one of the ledger's own keys.
-        counts: whether that time lies where it can (`ledger.rules.timeline.Timeline.counts`); a cosignature that does not count
+        counts: whether that time lies where it can (`ledger.replay.signer.Timeline.counts`); a cosignature that does not count
             is in no quorum. True of a plain signature, and where the audit broke off before it read the leaves.
     """
 
@@ -145,7 +339,7 @@ class WithdrawalEvidence:
     Attributes:
         signed: leaves whose evidence is a signed withdrawal.
         shown: how many of them were held against the withdrawal that they name, and hold.
-        missing: positions of the others, at most `ledger.audit.signed_withdrawals.MAX_MISSING` of them.
+        missing: positions of the others, at most `ledger.audit.withdrawals.MAX_MISSING` of them.
     """
 
     signed: int
@@ -206,7 +400,7 @@ class CitedRow:
         origin: its origin.
         size: number of leaves.
         root_hex: root over them.
-        reason: `ledger.leaves.previous.SPENT` or `COMPROMISED`.
+        reason: `ledger.leaves.header.SPENT` or `COMPROMISED`.
     """
 
     origin: str
@@ -237,8 +431,8 @@ class AuditReport:
     """The result of an audit.
 
     Attributes:
-        verdict: FULL, SUMMARISED, TOLD or FAILED (`ledger.audit.words.VERDICTS`, `ledger.audit.verify_export`).
-        qualifiers: what weakens it, as words of `ledger.audit.words.QUALIFIERS`, sorted.
+        verdict: FULL, SUMMARISED, TOLD or FAILED (`ledger.audit.findings.VERDICTS`, `ledger.audit.verify_export`).
+        qualifiers: what weakens it, as words of `ledger.audit.findings.QUALIFIERS`, sorted.
         findings: what is wrong; empty unless FAILED.
         notes: what a reader should know though nothing is wrong, the particulars of the qualifiers among it.
         origin: the ledger's origin, as signed; None when the checkpoint itself was refused, and so are the rest.
@@ -263,7 +457,7 @@ class AuditReport:
         randomness: whose the random numbers of a forward are, likewise (`ledger.leaves.header.RANDOMNESS`).
         unprobed: names of the trained tensors in whose gradient the start-up probes saw nothing, likewise.
         multipliers: per block and class, the noise multiplier of the class's preset bounds on that block alone, as
-            `ledger.views.posture.block_multipliers` defines it.
+            `ledger.views.summary.block_multipliers` defines it.
         noise_follows_draw: whether the noise of a step is what those drawn brought, rather than the schedule's.
         noise_phases: first step, factor on the schedule, and charged steps of each phase, where the noise varies over the run.
         owner: id of the policy's owner.
@@ -286,7 +480,7 @@ class AuditReport:
         summaries: the SUMMARY leaves.
         folded: number of ADMIT leaves that are gone of contributions that had not left when the run was closed.
         release_count: number of RELEASE leaves.
-        releases: the last of them, at most `ledger.views.released.MAX_LISTED`, with what they cost each class.
+        releases: the last of them, at most `ledger.views.summary.MAX_LISTED`, with what they cost each class.
     """
 
     verdict: Verdict
@@ -342,3 +536,26 @@ class AuditReport:
     def to_json(self) -> dict[str, Any]:
         """Returns a form that ``json.dumps`` takes."""
         return asdict(self)
+
+
+class Kinds:
+    """Takes every leaf of a run in order, and keeps a row per kind."""
+
+    def __init__(self, header: Leaf) -> None:
+        """Begins with leaf 0."""
+        self._rows: dict[type, tuple[int, int, int]] = {}
+        self.see(header)
+
+    def see(self, leaf: Leaf) -> None:
+        """Takes the next leaf."""
+        count, first, _ = self._rows.get(type(leaf), (0, leaf.seq, 0))
+        self._rows[type(leaf)] = count + 1, first, leaf.seq
+
+    def rows(self) -> tuple[KindRow, ...]:
+        """Returns the kinds in the order in which they first came."""
+        return tuple(KindRow(kind.__name__.upper(), *row) for kind, row in self._rows.items())
+
+
+def count_of(rows: Iterable[KindRow], kind: str) -> int:
+    """Returns how many leaves of a kind there are."""
+    return next((row.count for row in rows if row.kind == kind), 0)

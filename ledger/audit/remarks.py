@@ -1,6 +1,6 @@
 """What a reader should know of a run though nothing is wrong with it: plain notes, and qualifiers.
 
-A qualifier weakens what a reader may believe, and is a word of `ledger.audit.words`; most come with a note that tells the
+A qualifier weakens what a reader may believe, and is a word of `ledger.audit.findings`; most come with a note that tells the
 particulars. A plain note explains.
 """
 
@@ -11,10 +11,9 @@ from attest.fixed_point import from_micro
 from attest.policy.sampling import POISSON
 from attest.schema.plain import utc, visible
 from ledger.accountants import MICRO, Phase, caveat, describe
-from ledger.audit.words import QUALIFIERS
+from ledger.audit.findings import QUALIFIERS
 from ledger.leaves import Header
-from ledger.leaves.header import UNADDRESSED
-from ledger.leaves.previous import COMPROMISED
+from ledger.leaves.header import COMPROMISED, UNADDRESSED
 from ledger.replay import Replay
 
 MAX_CLOCK_NOTES: Final = 10

@@ -1,5 +1,6 @@
-"""Verifying an export: names, hashes, signatures, and then the meaning of every leaf."""
+"""Verifies an export: names, hashes, signatures, the meaning of every leaf; and opens one that holds for questions."""
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -9,28 +10,31 @@ from typing import Any, Final
 from attest.schema.plain import machine_time, utc
 from ledger import layout
 from ledger.accountants import MICRO, describe
+from ledger.audit.attested import registered
 from ledger.audit.bounds import Bounds, bounds_are_signed
-from ledger.audit.carried import Carried, carried_notes, ignored_lines, known_keys, tell_ignored
 from ledger.audit.files import Export, Leaves
-from ledger.audit.findings import AuditReport, CitedRow, ClockRow, EpochRow, Finding, Signer
-from ledger.audit.kinds import Kinds
-from ledger.audit.quorum import judge_signers, pinned_signers
-from ledger.audit.registered import registered
+from ledger.audit.findings import AuditReport, CitedRow, ClockRow, EpochRow, Finding, Kinds, Signer, Verdict
+from ledger.audit.histories import read_export
 from ledger.audit.remarks import Remarks, charged_noise_phases, remark_header, remark_run
 from ledger.audit.replaying import begin, follow, lookup
-from ledger.audit.signed_withdrawals import SignedWithdrawals
-from ledger.audit.signing import judge_keys
-from ledger.audit.summaries import judge_summaries
-from ledger.audit.withdrawals import Withdrawals
-from ledger.audit.words import Verdict
-from ledger.errors import ExportChanged, LeafRefused, NoteError, ProofError
+from ledger.audit.signatures import (
+    Carried,
+    carried_notes,
+    ignored_lines,
+    judge_keys,
+    judge_signers,
+    judge_summaries,
+    known_keys,
+    pinned_signers,
+    tell_ignored,
+)
+from ledger.audit.withdrawals import SignedWithdrawals, Withdrawals
+from ledger.errors import ExportChanged, ExportRefused, LeafRefused, NoteError, ProofError
 from ledger.leaves import Header, decode_leaf
 from ledger.note import Checkpoint, checkpoint_text, parse_verifier_key
 from ledger.replay import Replay
 from ledger.retention.retained import RetainedReplay
-from ledger.views.posture import block_multipliers
-from ledger.views.released import release_rows
-from ledger.views.summary import class_summaries, preset_epsilon
+from ledger.views.summary import block_multipliers, class_summaries, preset_epsilon, release_rows
 
 MAX_FINDINGS: Final = 200
 """An audit stops naming faults after this many; one is enough to fail."""
@@ -92,7 +96,7 @@ def verify_export(
 
         TOLD means the same, pruned or not, but for the bounds: these are what the ledger's operator wrote into ADMIT leaves.
 
-        Whatever weakens a verdict is a qualifier (`ledger.audit.words.QUALIFIERS`).
+        Whatever weakens a verdict is a qualifier (`ledger.audit.findings.QUALIFIERS`).
 
     Args:
         path: the directory of the export.
@@ -330,3 +334,49 @@ def _describe(run: Replay, report: dict[str, Any]) -> None:
         owner=header.owner,
         model_digest=run.epochs[-1].model_digest.hex() if run.epochs else None,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedExport:
+    """An export that passed its audit.
+
+    Attributes:
+        report: what the audit says.
+        run: the run, replayed to its last leaf.
+        root: of the tree over all leaves.
+        leaves: all of them in order, of pruned ones what stands in for them.
+    """
+
+    report: AuditReport
+    run: Replay
+    root: bytes
+    leaves: Leaves
+
+
+def open_export(
+    path: str | Path, keys: Sequence[str], *, owner_key: bytes | None = None, now: int | None = None
+) -> OpenedExport:
+    """Audits an export, and replays it once more to be asked.
+
+    Args:
+        path: the directory.
+        keys: verifier keys of the log, as for `verify_export`.
+        owner_key: likewise.
+        now: likewise.
+
+    Raises:
+        ExportRefused: code FAILED, the audit found something; no answer from such a record would be worth anything.
+        ExportChanged: it changed after the audit.
+        LeafRefused, ProofError: likewise.
+    """
+    report = verify_export(path, keys, owner_key=owner_key, now=now)
+    if report.verdict == "FAILED":
+        first = report.findings[0]
+        more = f" (and {len(report.findings) - 1} findings more)" if len(report.findings) > 1 else ""
+        sentence = f"the audit of {path} FAILED, {first.code} {first.where}: {first.sentence}{more}"
+        raise ExportRefused("FAILED", f"{sentence}; nothing that it says can be relied on: see 'dptrain ledger verify {path}'")
+    given = read_export(Path(path))
+    given.require(report.size, report.root_hex)
+    run = begin(given.leaves, recompute=False)
+    deque(follow(run, given.leaves), maxlen=0)
+    return OpenedExport(report, run, given.leaves.root_at(given.leaves.size), given.leaves)

@@ -1,10 +1,23 @@
-"""What an audit remembers of withdrawals while it reads: all of them counted, the last ones one by one."""
+"""Counts the withdrawals of a run, and holds signed ones that are given beside an export against its leaves.
 
+A leaf names its evidence by a hash alone: of a signed withdrawal, or with the reasons of `attest.withdrawal.PASSING` of what
+the operator recorded. So who withdrew, and why, is the operator's word until somebody gives the withdrawal itself.
+"""
+
+import hashlib
 from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
-from ledger.audit.findings import WithdrawalCount, WithdrawalRow
-from ledger.leaves import Leaf, Withdraw
+from attest import sign1, signed_file
+from attest.errors import AttestError
+from attest.registry import Contributor, Registry
+from attest.withdrawal import EXPIRED, PASSING, REGISTRY_REASONS, Withdrawal, verify_withdrawal
+from ledger.audit.findings import WithdrawalCount, WithdrawalEvidence, WithdrawalRow
+from ledger.audit.remarks import Remarks
+from ledger.leaves import Admit, Header, Leaf, Withdraw
 from ledger.replay import Replay
 
 MAX_LISTED: Final = 50
@@ -53,3 +66,255 @@ def _row(leaf: Withdraw, run: Replay) -> WithdrawalRow:
         return WithdrawalRow(*told, None, None)
     public = run.header.policy.classes[found.class_index].public
     return WithdrawalRow(*told, run.expenditure.steps(found, run.charged_phases), None if public else run.epsilon(found))
+
+
+MAX_MISSING: Final = 50
+"""Leaves without evidence that are named one by one; the counts have them all."""
+
+_NAMED: Final = 5
+
+Report = Callable[[str, str, str], None]
+
+_SHOWN: Final = "shown"
+_UNPROVEN: Final = "unproven"
+
+
+@dataclass(frozen=True, slots=True)
+class GivenWithdrawal:
+    """A withdrawal that was given: read, and not verified yet.
+
+    Attributes:
+        name: of its file.
+        payload: the signed bytes.
+        message: the COSE_Sign1 message.
+        withdrawal: what it says.
+    """
+
+    name: str
+    payload: bytes
+    message: bytes
+    withdrawal: Withdrawal
+
+    @property
+    def issuer(self) -> str:
+        """Who says that it signed."""
+        return sign1.peek_issuer(self.message)
+
+
+class SignedWithdrawals:
+    """Takes every leaf of a run in order, and holds WITHDRAW leaves against the signed withdrawals that were given.
+
+    Guarantee:
+        A leaf counts as shown only if a file was given whose COSE_Sign1 message has the leaf's evidence hash, names that
+        contribution, this corpus and the leaf's reason, and verifies: under the owner's key as the owner, or under a key of a
+        contributor in the registry, valid when it says that it was signed or when it was entered, of whom the ADMIT leaf
+        names a key too. A withdrawal of a contribution whose leaf names another reason is a finding, if it was signed by then,
+        the leaf's own evidence is not shown, and no later leaf enters it. What the registry is said to have taken out counts
+        as shown only if the evidence is a root of the registry that was given; what expired, only with the attestation hash of
+        its ADMIT leaf as evidence, or the leaf is a finding.
+    """
+
+    def __init__(
+        self,
+        header: Header,
+        directory: Path | None,
+        registry: Registry | None,
+        fault: Report,
+        leaf_at: Callable[[int], Leaf | None] = lambda _: None,
+    ) -> None:
+        """Reads what was given.
+
+        Args:
+            header: leaf 0.
+            directory: where the files lie, each as `attest withdraw` wrote it, whatever its name; None for none.
+            registry: the contributors' keys; None accepts what the owner signed alone.
+            fault: takes (code, where, sentence) of everything wrong.
+            leaf_at: gives the leaf at a position before the one that is seen; None where its body was pruned.
+        """
+        self._header, self._fault, self._registry, self._leaf_at = header, fault, registry, leaf_at
+        self._given = directory is not None
+        # Not by name: a registry that travels has commitments in place of names.
+        self._holders: dict[bytes, list[Contributor]] = {}
+        for contributor in () if self._registry is None else self._registry.by_name.values():
+            for kid in {record.key_id for record in contributor.keys}:
+                self._holders.setdefault(kid, []).append(contributor)
+        self._by_digest: dict[bytes, GivenWithdrawal] = {}
+        self._by_contribution: dict[bytes, list[GivenWithdrawal]] = {}
+        self._others: list[str] = []
+        for item in () if directory is None else read_withdrawals(directory, self._others, fault):
+            self._by_digest[hashlib.sha256(item.message).digest()] = item
+            self._by_contribution.setdefault(item.withdrawal.descriptor_hash, []).append(item)
+        self._key_ids: dict[bytes, bytes] = {}
+        self._entered: set[bytes] = set()
+        self._overruled: dict[bytes, list[tuple[int, str]]] = {}
+        self._signed = self._shown = self._unproven = 0
+        self._missing: list[int] = []
+
+    def see(self, leaf: Leaf) -> None:
+        """Takes a leaf."""
+        if isinstance(leaf, Admit) and leaf.descriptor_hash in self._by_contribution:
+            self._key_ids[leaf.descriptor_hash] = leaf.key_id
+        elif isinstance(leaf, Withdraw):
+            self._withdraw(leaf)
+
+    def judge(self, admitted: Callable[[bytes], bool], unnamed: int, remarks: Remarks) -> WithdrawalEvidence | None:
+        """Says what became of the evidence, once every leaf was seen.
+
+        Args:
+            admitted: whether a leaf of the run names a contribution.
+            unnamed: how many the run has besides, of whom no leaf says any more who they are.
+            remarks: takes what a reader should know.
+        """
+        missing = self._signed - self._shown
+        if not self._given:
+            if missing:
+                remarks.qualify("WITHDRAWALS_TOLD")
+            return None
+        told = f"evidence of withdrawals: {self._shown} of {self._signed} leaves hold against the signed withdrawal they name"
+        if missing:
+            named = ", ".join(map(str, self._missing[:_NAMED])) + (" and more" if missing > _NAMED else "")
+            why = f"; of {self._unproven} nothing shows that the signer may withdraw (--registry)" if self._unproven else ""
+            remarks.qualify("WITHDRAWALS_TOLD", f"{told}; not shown: leaves {named}{why}")
+        else:
+            remarks.note(told)
+        late = [
+            name
+            for name in self._by_contribution
+            if name not in self._entered and (admitted(name) or (unnamed and self._given_for(name)))
+        ]
+        for seq, sentence in (found for name in late for found in self._overruled.get(name, ())):
+            self._fault("WITHDRAWAL_REASON", f"seq {seq}", sentence)
+        shown = list(filter(self._signed_for, late))
+        if shown:
+            told = f"{len(shown)} contributions have a signed withdrawal that no leaf enters, {min(shown).hex()} among them"
+            if hidden := sum(not admitted(name) for name in shown):
+                told += f"; whether {hidden} of these are among the {unnamed} that stayed nothing says any more"
+            remarks.qualify("WITHDRAWAL_UNENTERED", told)
+        if unproven := set(late).difference(shown):
+            told = f"withdrawals of {len(unproven)} contributions were given that no leaf enters"
+            why = "nothing shows that their signers may withdraw them (--registry)"
+            remarks.note(f"{told}, {min(unproven).hex()} among them, and {why}")
+        if self._others:
+            names = ", ".join(self._others[:_NAMED])
+            remarks.note(f"{len(self._others)} files among the withdrawals are none that can be read: {names}")
+        return WithdrawalEvidence(self._signed, self._shown, tuple(self._missing))
+
+    def _given_for(self, name: bytes) -> list[GivenWithdrawal]:
+        """Returns the withdrawals of a contribution from this corpus that were given."""
+        return [item for item in self._by_contribution[name] if item.withdrawal.corpus == self._corpus]
+
+    def _signed_for(self, name: bytes) -> bool:
+        """Tells whether a withdrawal of a contribution was given that holds by itself."""
+        return any(self._proof(item, None) == _SHOWN for item in self._given_for(name))
+
+    def _withdraw(self, leaf: Withdraw) -> None:
+        own = self._by_digest.get(leaf.evidence_hash)
+        holds = self._cites_registry(leaf) if own is None else self._holds(leaf, own)
+        if leaf.reason == EXPIRED and own is None:
+            self._expired(leaf)
+        else:
+            self._signed += 1
+            self._shown += holds
+            if not holds and len(self._missing) < MAX_MISSING:
+                self._missing.append(leaf.seq)
+        if self._given and leaf.reason not in PASSING:
+            self._entered.add(leaf.descriptor_hash)
+        if own is None or not holds:
+            self._hold_others(leaf, own)
+
+    def _expired(self, leaf: Withdraw) -> None:
+        """Holds the evidence of what expired against the ADMIT leaf, if its body is there."""
+        admit = None if leaf.admit_seq is None or leaf.admit_seq >= leaf.seq else self._leaf_at(leaf.admit_seq)
+        if isinstance(admit, Admit) and admit.attestation_hash != leaf.evidence_hash:
+            expected, found = admit.attestation_hash.hex(), leaf.evidence_hash.hex()
+            sentence = f"the evidence of what expired is the attestation hash of leaf {admit.seq}, {expected}, not {found}"
+            self._fault("WITHDRAWAL_EVIDENCE", f"seq {leaf.seq}", sentence)
+
+    def _cites_registry(self, leaf: Withdraw) -> bool:
+        """Tells whether a leaf cites a state of the registry that was given, for one of the reasons that rest on it."""
+        return leaf.reason in REGISTRY_REASONS and self._registry is not None and self._registry.extends(leaf.evidence_hash)
+
+    def _hold_others(self, leaf: Withdraw, own: GivenWithdrawal | None) -> None:
+        """Finds signed withdrawals of the same contribution that give another reason than the leaf."""
+        for other in self._by_contribution.get(leaf.descriptor_hash, ()):
+            said = other.withdrawal
+            if other is own or said.reason_code == leaf.reason or said.time > leaf.time or said.corpus != self._corpus:
+                continue
+            if self._proof(other, leaf) == _SHOWN:
+                sentence = f"{other.issuer} withdrew it at {said.time} for the reason {said.reason_code!r} ({other.name})"
+                sentence += f"; the leaf, of {leaf.time}, says {leaf.reason!r}: ask when the operator had it"
+                if leaf.reason in PASSING:  # a later leaf may enter it still
+                    self._overruled.setdefault(leaf.descriptor_hash, []).append((leaf.seq, sentence))
+                else:
+                    self._fault("WITHDRAWAL_REASON", f"seq {leaf.seq}", sentence)
+
+    @property
+    def _corpus(self) -> str:
+        return self._header.policy.corpus
+
+    def _holds(self, leaf: Withdraw, own: GivenWithdrawal) -> bool:
+        """Tells whether the leaf says what its own evidence says, and that was signed by who may; tells what is wrong."""
+        said, where = own.withdrawal, f"seq {leaf.seq}"
+        facts = (
+            ("WITHDRAWAL_EVIDENCE", "contribution", said.descriptor_hash.hex(), leaf.descriptor_hash.hex()),
+            ("WITHDRAWAL_EVIDENCE", "corpus", said.corpus, self._corpus),
+            ("WITHDRAWAL_REASON", "reason", said.reason_code, leaf.reason),
+        )
+        wrong = [(code, what, there, here) for code, what, there, here in facts if there != here]
+        for code, what, there, here in wrong:
+            self._fault(code, where, f"its evidence is {own.name}, of the {what} {there!r}; the leaf stands for {here!r}")
+        proof = self._proof(own, leaf)
+        if proof == _UNPROVEN:
+            self._unproven += 1
+        elif proof != _SHOWN:
+            self._fault("WITHDRAWAL_EVIDENCE", where, f"its evidence is {own.name}, which does not verify: {proof}")
+        return proof == _SHOWN and not wrong
+
+    def _proof(self, item: GivenWithdrawal, leaf: Withdraw | None) -> str:
+        """Says whether the signer may withdraw: `_SHOWN`, `_UNPROVEN`, or a sentence where the signature is bad."""
+        header, issuer = self._header, item.issuer
+        if issuer == header.owner:
+            return _verified(item, issuer, header.owner_key)
+        # Which contributor a contribution is of, the ADMIT leaf tells by a key; of a pruned one nothing does any more.
+        holders = self._holders.get(self._key_ids.get(item.withdrawal.descriptor_hash, b""), [])
+        if self._registry is not None and not self._registry.names_missing:
+            holders = [contributor for contributor in holders if contributor.name == issuer]
+        times = (item.withdrawal.time, *(() if leaf is None else (leaf.time,)))
+        named = sign1.parse(item.message).key_id
+        found = _UNPROVEN
+        # Of a key that is not in the registry nothing is known: it may have been enrolled since this copy was made.
+        for record in (record for contributor in holders for record in contributor.keys if record.key_id == named):
+            if any(record.valid(time) for time in times):
+                found = _verified(item, issuer, record.raw)
+                if found == _SHOWN:
+                    break
+        return found
+
+
+def _verified(item: GivenWithdrawal, issuer: str, key: bytes) -> str:
+    try:
+        verify_withdrawal(item.payload, item.message, key, signer=issuer, corpus=item.withdrawal.corpus)
+    except AttestError as error:
+        return error.sentence
+    return _SHOWN
+
+
+def read_withdrawals(directory: Path, others: list[str], fault: Report) -> Iterator[GivenWithdrawal]:
+    """Yields the withdrawals in a directory, by name; the names of other files go to ``others``. No signature is verified."""
+    try:
+        paths = sorted(path for path in directory.iterdir() if path.is_file())
+    except OSError as error:
+        fault("WITHDRAWALS", str(directory), f"cannot read the signed withdrawals: {error.strerror or error}")
+        return
+    for path in paths:
+        try:
+            payload, message = signed_file.read(path, what="withdrawal")
+            headers = sign1.parse(message)
+            found = Withdrawal.from_cbor(payload)
+        except AttestError:
+            others.append(ascii(path.name)[1:-1])
+            continue
+        if headers.typ != sign1.TYP_WITHDRAWAL or headers.subject != sign1.subject_of(payload):
+            others.append(ascii(path.name)[1:-1])
+            continue
+        yield GivenWithdrawal(ascii(path.name)[1:-1], payload, message, found)

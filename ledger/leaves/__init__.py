@@ -6,25 +6,30 @@ which step: the amplification by sampling that the accountant counts on assumes 
 """
 
 from ledger.leaves.codec import MAX_LEAF_SIZE, Leaf, decode_leaf, encode_leaf, peek_kind, spend_leaves
-from ledger.leaves.header import HELD, AccountantInfo, Header, HeaderBlock, HeaderSpec, Profile
-from ledger.leaves.previous import Previous
+from ledger.leaves.header import HELD, AccountantInfo, Header, HeaderBlock, HeaderSpec, Previous, Profile
 from ledger.leaves.records import (
     Admit,
     Charge,
     ChargeClass,
+    Clock,
     Close,
     Draw,
     Epoch,
     EpochClass,
+    Key,
+    Registry,
+    Release,
     Resume,
     Settle,
     Spend,
     SpendFacts,
     SpendKey,
     SpendRow,
+    Summary,
+    SummaryClass,
+    SummaryKind,
     Withdraw,
 )
-from ledger.leaves.upkeep import Clock, Key, Registry, Release, Summary, SummaryClass, SummaryKind
 
 __all__ = [
     "HELD",

@@ -13,7 +13,7 @@ from attest.policy import Policy
 from attest.schedule.stack import SCHEMA as DEPTH_SCHEMA
 from attest.schema import wire
 from ledger.errors import LeafRefused
-from ledger.leaves import records, upkeep
+from ledger.leaves import records
 from ledger.leaves.header import SCHEMA, Header, HeaderBlock
 
 Record = (
@@ -26,11 +26,11 @@ Record = (
     | records.Resume
     | records.Close
     | records.Draw
-    | upkeep.Summary
-    | upkeep.Key
-    | upkeep.Release
-    | upkeep.Clock
-    | upkeep.Registry
+    | records.Summary
+    | records.Key
+    | records.Release
+    | records.Clock
+    | records.Registry
 )
 Leaf = Header | Record
 
@@ -55,11 +55,11 @@ RECORDS: Final[dict[int, type[Any]]] = {
         records.Resume,
         records.Close,
         records.Draw,
-        upkeep.Summary,
-        upkeep.Key,
-        upkeep.Release,
-        upkeep.Clock,
-        upkeep.Registry,
+        records.Summary,
+        records.Key,
+        records.Release,
+        records.Clock,
+        records.Registry,
     )
 }
 

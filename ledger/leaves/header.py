@@ -1,7 +1,7 @@
-"""Leaf 0: everything a guarantee rests on, fixed before the first step."""
+"""Defines leaf 0: everything a guarantee rests on, fixed before the first step, earlier ledgers included."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, ClassVar, Final
@@ -38,10 +38,67 @@ from ledger.leaves.kinds import (
     words,
 )
 from ledger.leaves.numerics import Numerics, told
-from ledger.leaves.previous import Previous, check_previous
 from ledger.leaves.stack import read_stack, stack_row
 from ledger.note import SIGNATURE_ED25519, parse_verifier_key
 from ledger.trust import TrustPolicy, auditors_policy
+
+SPENT: Final = "spent"
+"""What contributions spent in the earlier run is counted in this one."""
+
+COMPROMISED: Final = "compromised"
+"""The key of the earlier ledger is lost to others: it ends with the checkpoint cited, and this one continues it elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Previous(Checked):
+    """An earlier ledger, at a checkpoint of it."""
+
+    CDDL: ClassVar = "earlier"
+    origin: str = declared(1, ORIGIN, "Its origin.")
+    size: int = declared(2, ABOVE_0, "Number of leaves.")
+    root: bytes = declared(3, SHA256, "Root over them.")
+    header_digest: bytes = declared(4, SHA256, "SHA-256 of its leaf 0.")
+    log_vkey: str = declared(5, LOG_VKEY, "Verifier key of its signer at that size.")
+    reason: str = declared(
+        6,
+        OneOf((SPENT, COMPROMISED), "TYPE", "how"),
+        "`spent`: what contributions spent in it is counted in this one. `compromised`: besides, its key is lost to others, and"
+        " this ledger continues it.",
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self, LeafRefused)
+        _public_key(self.log_vkey, self.origin)
+
+
+def check_previous(previous: Sequence[Previous], origin: str, log_vkey: str) -> None:
+    """Refuses earlier ledgers that a ledger of this origin and key may not cite.
+
+    Guarantee:
+        None is cited twice; a compromised one is cited once at most, and neither its origin nor its key is used on, so that
+        who holds the lost key can write nothing that passes for this ledger.
+    """
+    if len({(item.origin, item.header_digest) for item in previous}) != len(previous):
+        raise LeafRefused("PREVIOUS", "an earlier ledger is cited twice; cite each once")
+    lost = [item for item in previous if item.reason == COMPROMISED]
+    if len(lost) > 1:
+        raise LeafRefused("PREVIOUS", f"a ledger continues one compromised ledger at most, this one cites {len(lost)}")
+    for item in lost:
+        if item.origin == origin:
+            raise LeafRefused("PREVIOUS", f"the key of {origin!r} is compromised: go on under another origin")
+        if _public_key(item.log_vkey, item.origin) == _public_key(log_vkey, origin):
+            raise LeafRefused("PREVIOUS", f"the key of {item.origin!r} is compromised: go on with another key")
+
+
+def _public_key(vkey: str, name: str) -> bytes:
+    try:
+        key = parse_verifier_key(vkey)
+    except NoteError as error:
+        raise LeafRefused("LOG_KEY", f"the log key {vkey!r:.100} is refused: {error.sentence}") from error
+    if (key.name, key.kind) != (name, SIGNATURE_ED25519):
+        raise LeafRefused("LOG_KEY", f"the log key is named {key.name!r}, the origin is {name!r}")
+    return key.public_key
+
 
 SCHEMA: Final = "dptrain.ledger/4"
 AMPLIFICATION_POISSON: Final = "poisson"

@@ -28,8 +28,8 @@ from ledger.leaves import Leaf, Summary
 from ledger.merkle import HASH_SIZE, MAX_SIZE, inclusion_proof, verify_inclusion
 from ledger.proofs.tlog_proof import MAX_PATH
 from ledger.replay import Replay
-from ledger.retention.aggregates import Aggregate, Member, ShownMember
-from ledger.rules.groups import stand_in_name
+from ledger.replay.contributions import stand_in_name
+from ledger.replay.summaries import Aggregate, Member, ShownMember
 
 HEADER: Final = "dptrain-admitted-v1"
 """First line of such a file."""

@@ -1,32 +1,153 @@
-"""What somebody remembers of ledgers: the latest checkpoint of each, and evidence against those that contradict it.
+"""Remembers the latest checkpoint of each ledger, holds later exports against it, and keeps evidence of a fork.
 
-An auditor who cosigns remembers what was cosigned (`ledger.proofs.cosigning`), whoever else verifies remembers the largest
-checkpoint seen (`ledger.proofs.remembering`). Whoever loses the memory loses what keeps a log from showing two histories, or an
+A file of text, for publication: whoever has the log's key can check it, and needs neither ledger nor export::
+
+    dptrain-ledger-evidence-v1
+    prefix <base64>          root that the later tree gives its first leaves, as many as the earlier one has; and
+    <base64>                 the consistency proof from there to the later root (RFC 6962, 2.1.2), a hash a line.
+                             Both are left out where the sizes are equal, or the checkpoint offered is the smaller one
+    <checkpoint note remembered>
+
+    <checkpoint note offered>
+
+after an empty line each. A checkpoint's text has no empty line, so the parts cannot be mistaken.
+
+An auditor who cosigns remembers what was cosigned (`ledger.proofs.cosigning`), whoever else verifies remembers the
+largest checkpoint seen. Whoever loses the memory loses what keeps a log from showing two histories, or an
 old one: keep it as a key is kept.
+
+An export is of any size that was ever signed, so nothing in it shows that its tail was cut. Whoever remembers how far the
+ledger had come finds that; and finds a fork, with evidence that anybody can check.
 """
 
+import base64
 import fcntl
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from attest.errors import FileRefused
 from attest.files import atomic_write, read_limited
+from attest.schema.plain import read_base64
+from ledger import layout
+from ledger.audit import AuditReport, Finding
 from ledger.errors import ExportChanged, LedgerBehind, LedgerCorrupt, LedgerForked, NoteError, ProofError, StorageFailed
-from ledger.leaves.previous import COMPROMISED
-from ledger.merkle import verify_consistency
+from ledger.leaves.header import COMPROMISED
+from ledger.merkle import HASH_SIZE, verify_consistency
 from ledger.note import MAX_NOTE_SIZE, Checkpoint, open_note, parse_checkpoint, peek_checkpoint
-from ledger.proofs.evidence import Evidence, judge
-from ledger.proofs.prover import consistency_proof, tree_root
-from ledger.proofs.reader import ExportReader
+from ledger.proofs.prover import ExportReader, consistency_proof, tree_root
 
 if TYPE_CHECKING:
     from ledger.audit import AuditReport
     from ledger.audit.findings import CitedRow
+
+
+HEADER: Final = "dptrain-ledger-evidence-v1"
+"""First line of an evidence file."""
+
+MAX_EVIDENCE_SIZE: Final = 2 * MAX_NOTE_SIZE + 8_192
+"""Longest evidence file that is looked at, in bytes."""
+
+Contradiction = Literal["FORK", "ROLLBACK"]
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Two checkpoints of one log.
+
+    Attributes:
+        remembered: the note that was seen first.
+        offered: the note that was seen after it.
+        prefix: where the note offered is of the larger tree, the root of that tree's first leaves, as many as the remembered
+            one has; else None.
+        proof: the consistency proof from ``prefix`` to the root offered; else empty.
+    """
+
+    remembered: bytes
+    offered: bytes
+    prefix: bytes | None = None
+    proof: tuple[bytes, ...] = ()
+
+    def to_bytes(self) -> bytes:
+        """Returns the file."""
+        lines = [HEADER]
+        if self.prefix is not None:
+            lines += [f"prefix {_base64(self.prefix)}", *map(_base64, self.proof)]
+        return "\n".join(lines).encode() + b"\n\n" + self.remembered + b"\n" + self.offered
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What evidence shows.
+
+    Attributes:
+        kind: FORK, two histories under the log's own signature; or ROLLBACK, a smaller tree offered after a larger one,
+            which an old copy does too.
+        remembered: the checkpoint that was seen first.
+        offered: the one that was seen after it.
+    """
+
+    kind: Contradiction
+    remembered: Checkpoint
+    offered: Checkpoint
+
+
+def parse_evidence(data: bytes) -> Evidence:
+    """Reads an evidence file; raises ProofError if it is malformed."""
+    if type(data) is not bytes or len(data) > MAX_EVIDENCE_SIZE:
+        raise ProofError("EVIDENCE_SIZE", f"an evidence file has at most {MAX_EVIDENCE_SIZE} bytes")
+    parts = data.split(b"\n\n")
+    header, *lines = parts[0].decode("ascii", "replace").split("\n")
+    if header != HEADER or len(parts) != 5:
+        raise ProofError("EVIDENCE_FORMAT", f"expected {HEADER!r}, perhaps a prefix and a proof, and two checkpoint notes")
+    prefix = None
+    if lines:
+        word, _, root = lines.pop(0).partition(" ")
+        prefix = _hash(root if word == "prefix" else "")
+    return Evidence(
+        remembered=parts[1] + b"\n\n" + parts[2] + b"\n",
+        offered=parts[3] + b"\n\n" + parts[4],
+        prefix=prefix,
+        proof=tuple(map(_hash, lines)),
+    )
+
+
+def judge(evidence: Evidence, log_keys: Sequence[str]) -> Judgement:
+    """Says what evidence shows, believing nothing of it that the log's key does not confirm.
+
+    Guarantee:
+        FORK is returned only if a key given signed two checkpoints of one origin whose trees differ in a leaf that both have.
+
+    Raises:
+        NoteError: a note is not signed by the log's key.
+        ProofError: the two checkpoints are of different logs, or nothing shows that they disagree.
+    """
+    remembered, offered = (parse_checkpoint(open_note(note, log_keys).text) for note in (evidence.remembered, evidence.offered))
+    if remembered.origin != offered.origin:
+        raise ProofError("EVIDENCE_ORIGIN", f"the checkpoints are of {remembered.origin!r} and of {offered.origin!r}")
+    if offered.size < remembered.size:
+        return Judgement("ROLLBACK", remembered, offered)
+    prefix = offered.root if offered.size == remembered.size else evidence.prefix
+    if prefix is None or prefix == remembered.root:
+        raise ProofError("NO_EVIDENCE", "nothing here shows that the two checkpoints disagree")
+    verify_consistency(remembered.size, offered.size, evidence.proof, prefix, offered.root)
+    return Judgement("FORK", remembered, offered)
+
+
+def _hash(text: str) -> bytes:
+    found = read_base64(text)
+    if found is None or len(found) != HASH_SIZE:
+        raise ProofError("EVIDENCE_FORMAT", f"expected the base64 of {HASH_SIZE} bytes, got {text!r:.60}")
+    return found
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
 
 _PRIVATE: Final = 0o600
 
@@ -222,3 +343,53 @@ def check_extends(
 
 def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:32]
+
+
+ANSWERED = "UNCOMPARED"
+"""The qualifier that no longer holds once a checkpoint was compared with one seen before."""
+
+
+def hold_against_memory(report: AuditReport, export: Path, directory: Path, log_keys: Sequence[str]) -> AuditReport:
+    """Holds an export that passed its audit against the largest checkpoint that was seen of its ledger, and remembers it.
+
+    Guarantee:
+        The report comes back without a finding only if the tree extends the one remembered, or nothing was remembered; and
+        then no smaller one is remembered, on disk; and no earlier ledger is cited otherwise than it is remembered
+        (`ledger.proofs.memory.contradicted`). A smaller tree, or one of another history, is FAILED, and changes nothing
+        but that an evidence file is written beside (`ledger.proofs.memory`). So is one of which it cannot be shown any more,
+        because hashes about the remembered size are gone. A report that FAILED before comes back as it is, and is not
+        remembered.
+
+    Args:
+        report: the audit of the export.
+        export: its directory.
+        directory: the memory (`ledger.proofs.memory.Memory`), made if it is not there.
+        log_keys: the verifier keys under which the audit was made.
+
+    Raises:
+        StorageFailed: the memory cannot be read or written.
+    """
+    if report.verdict == "FAILED" or report.origin is None:
+        return report
+    keys = list(dict.fromkeys([*log_keys, *report.log_keys]))
+    memory = Memory(directory, kind="seen")
+    try:
+        reader = ExportReader(export)
+        offered = audited_checkpoint(reader, report, keys)
+        with memory.locked():
+            before = memory.read(report.origin)
+            if before is not None:
+                check_extends(before, offered, reader, memory, keys)
+            if wrong := contradicted(memory, report.cited):
+                return replace(report, verdict="FAILED", findings=(Finding("CITED", "seq 0", wrong),))
+            if before is None or offered.size > before.checkpoint.size:
+                memory.keep(report.origin, reader.checkpoint)
+    except (LedgerBehind, LedgerForked, LedgerCorrupt, ExportChanged, NoteError, ProofError) as error:
+        finding = Finding(error.code, layout.CHECKPOINT, error.sentence)
+        return replace(report, verdict="FAILED", findings=(finding,))
+    if before is None:
+        told = f"nothing was remembered of {report.origin} in {directory} yet; these {offered.size} leaves are from now on"
+        return replace(report, notes=(*report.notes, told))
+    told = f"extends the {before.checkpoint.size} leaves of {report.origin} that are remembered in {directory}"
+    words = tuple(word for word in report.qualifiers if word != ANSWERED)
+    return replace(report, qualifiers=words, notes=(*report.notes, told))

@@ -1,7 +1,7 @@
 """Watching a growing ledger for one contributor: what it says of their contributions, and what calls for an alarm.
 
 An export is held against what contributors have of their own: attestations and withdrawals that they signed, and what earlier
-exports said (`ledger.proofs.remembering`). Every other figure is the audit's, and as good as its verdict.
+exports said (`ledger.proofs.memory`). Every other figure is the audit's, and as good as its verdict.
 """
 
 from bisect import bisect_left
@@ -22,8 +22,8 @@ from ledger.audit.histories import read_export
 from ledger.audit.replaying import begin, follow
 from ledger.leaves import Admit, Withdraw
 from ledger.proofs.admitted import Admitted, name_member
-from ledger.proofs.reader import ExportReader
-from ledger.proofs.remembering import hold_against_memory
+from ledger.proofs.memory import hold_against_memory
+from ledger.proofs.prover import ExportReader
 from ledger.retention.retained import RetainedReplay
 from ledger.views.trace import restored
 
@@ -210,7 +210,7 @@ def watch(
         delay: seconds after its signing by which a withdrawal must be entered.
         now: the contributor's clock, POSIX seconds.
         key_ids: further keys of the contributor, by their short names, beside those that signed ``mine``.
-        remember: directory that keeps the largest checkpoint per ledger (`ledger.proofs.remembering`); None remembers nothing.
+        remember: directory that keeps the largest checkpoint per ledger (`ledger.proofs.memory`); None remembers nothing.
         owner_key: raw public key of the corpus owner, to be required of every ledger.
 
     Raises:

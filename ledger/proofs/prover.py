@@ -1,17 +1,24 @@
-"""Making proofs in logarithmic time: from a tree held in memory, or from the few tiles of an export that a proof needs.
+"""Makes proofs in logarithmic time: from a tree in memory, or from the few files of an export that a proof needs.
 
 Both are the same computation over *nodes*: node (level, index) is the hash of the perfect subtree over the leaves
 [index 2^level, (index + 1) 2^level). Nothing here is trusted: a proof holds or not, whoever made it (`ledger.merkle`).
+
+Whoever reads through this checks what comes out: a leaf by its inclusion proof, a root by a consistency proof. Whether the
+whole export holds is for the audit (`ledger.audit`).
 """
 
-from collections.abc import Callable, Iterable
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Final
 
-from ledger import layout
-from ledger.errors import ProofError
+from ledger import layout, tiles
+from ledger.errors import LedgerCorrupt, ProofError
 from ledger.merkle import EMPTY_ROOT, HASH_SIZE, node_hash
-from ledger.retention.nodes import KeptNodes
-from ledger.subtrees import refuse_within
+from ledger.note import peek_checkpoint
+from ledger.retention.retained import is_stand_in
+from ledger.tiles import KeptNodes, refuse_within
 
 TILES_KEPT: Final = 1024
 """Tiles whose nodes are held at a time, 16 KiB of hashes each; a proof needs two per level."""
@@ -190,3 +197,82 @@ def _folded(hashes: list[bytes]) -> list[list[bytes]]:
 def _half(n: int) -> int:
     """The largest power of two smaller than n (n >= 2)."""
     return 1 << ((n - 1).bit_length() - 1)
+
+
+class ExportReader:
+    """A directory in the layout of an export.
+
+    Attributes:
+        base: the directory.
+        checkpoint: its signed note, as it lies there.
+        claimed: what the note says; verify the note before relying on it.
+        size: number of leaves that it claims.
+    """
+
+    def __init__(self, base: Path) -> None:
+        """Reads the checkpoint.
+
+        Raises:
+            LedgerCorrupt: it cannot be read.
+            NoteError: it is no checkpoint.
+            ProofError: what it keeps of gone hashes is damaged.
+        """
+        self.base = base
+        self.checkpoint = _read(base, layout.CHECKPOINT)
+        self.claimed = peek_checkpoint(self.checkpoint)
+        self.size = self.claimed.size
+        kept = None
+        if (base / layout.RETAINED_NODES).is_file():
+            kept = KeptNodes(self.read(layout.RETAINED_NODES), self.size)
+        self._tree = TileTree(self.read, self.size, kept)
+
+    def read(self, name: str) -> bytes:
+        """Reads a file by its computed name; raises LedgerCorrupt if it cannot be read or is too large."""
+        return _read(self.base, name, self.size)
+
+    def node(self, level: int, index: int) -> bytes:
+        """Returns a node of the tree (`ledger.proofs.prover.Node`); raises ProofError, code HASHES_GONE, where it is gone."""
+        return self._tree.node(level, index)
+
+    def leaf(self, seq: int) -> bytes:
+        """Returns the bytes of a leaf; raises ProofError if the export has none of that number."""
+        if not 0 <= seq < self.size:
+            raise ProofError("INDEX", f"the export has leaves 0 to {self.size - 1}, and no leaf {seq}")
+        found = self._bundle(seq // layout.TILE_WIDTH)[seq % layout.TILE_WIDTH]
+        if is_stand_in(found):
+            raise ProofError("PRUNED", f"the body of leaf {seq} was pruned; a proof file handed out before still shows it")
+        return found
+
+    def backwards(self) -> Iterator[tuple[int, bytes]]:
+        """Yields (number, bytes) of all leaves, the last one first."""
+        for n in reversed(range(-(-self.size // layout.TILE_WIDTH))):
+            bundle = self._bundle(n)
+            for place in reversed(range(len(bundle))):
+                if not is_stand_in(bundle[place]):
+                    yield n * layout.TILE_WIDTH + place, bundle[place]
+
+    def entries(self) -> Iterator[bytes]:
+        """Yields the bytes of all leaves in order, or what stands in for pruned ones."""
+        for n in range(-(-self.size // layout.TILE_WIDTH)):
+            yield from self._bundle(n)
+
+    def _bundle(self, n: int) -> list[bytes]:
+        width = layout.width_of(n, self.size)
+        retained = layout.retained_path(n, width)
+        name = retained if (self.base / retained).is_file() else layout.entries_path(n, width)
+        return tiles.split_bundle(self.read(name), width)
+
+
+def _read(base: Path, name: str, size: int = 0) -> bytes:
+    limit = layout.max_file_size(name, size)
+    try:
+        descriptor = os.open(base / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(descriptor, "rb") as stream:
+            found = os.fstat(descriptor)
+            # The limit may follow from a size that nobody signed: no more is asked for than there is.
+            data = stream.read(min(limit, found.st_size) + 1) if stat.S_ISREG(found.st_mode) else None
+    except OSError as error:
+        raise LedgerCorrupt("FILE", f"{base / name} cannot be read ({error.strerror or error}); is this an export?") from error
+    if data is None or len(data) > limit:
+        raise LedgerCorrupt("FILE", f"{base / name} is no regular file of at most {limit} bytes; verify the export")
+    return data

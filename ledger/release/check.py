@@ -1,7 +1,12 @@
-"""Checking a release: files against the manifest, the manifest against pinned keys, and both against the ledger's export."""
+"""Checks a release against manifest, pinned keys and ledger, and says which artifact may answer a query.
+
+Nothing is assumed where nothing is known: a class that the query's rights do not name is not allowed, and a release that was
+not checked against its ledger admits nobody.
+"""
 
 import hashlib
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -11,25 +16,91 @@ from attest.schema.plain import is_ahead, machine_time, utc
 from ledger.accountants import leeway
 from ledger.audit import AuditReport, verify_export
 from ledger.audit.files import Export, Leaves
-from ledger.audit.findings import Finding
+from ledger.audit.findings import Finding, Verdict, headline
 from ledger.audit.histories import read_export
 from ledger.audit.replaying import begin, follow
-from ledger.audit.words import Verdict
-from ledger.errors import LedgerError
+from ledger.errors import LedgerError, ReleaseRefused
 from ledger.leaves import Header, Leaf, Release, Withdraw, decode_leaf
-from ledger.leaves.previous import COMPROMISED
+from ledger.leaves.header import COMPROMISED
+from ledger.leaves.weights import WeightRecord, frozen_digest, model_digest
 from ledger.note import Checkpoint
-from ledger.release.create import block_rows
-from ledger.release.differences import differences
+from ledger.release.create import block_rows, statements
+from ledger.release.files import differences
 from ledger.release.manifest import EXPORT, MANIFEST, Manifest, open_manifest, read_manifest
-from ledger.release.stack import frozen_note, stack_problems
-from ledger.release.statements import statements
-from ledger.release.tied import Tie, tie
-from ledger.replay import SPEND_TOLERANCE_MICRO, Replay
-from ledger.rules.expenditure import Expenditure
-from ledger.rules.influence import artifacts, class_costs, is_final
-from ledger.rules.releases import withdrawals_root
-from ledger.rules.weights import model_digest
+from ledger.release.tied import Tie, few, tie
+from ledger.replay.expenditure import Expenditure
+from ledger.replay.influence import artifacts, class_costs, is_final, withdrawals_root
+from ledger.replay.replay import SPEND_TOLERANCE_MICRO, Replay
+
+
+def stack_problems(header: Header, records: Sequence[WeightRecord]) -> Iterator[tuple[str, str]]:
+    """Finds where the tensors to which an epoch commits are not those of the header's stack.
+
+    Guarantee: without a problem every tensor that the run trained is a parameter of the stack in a block that a class may
+    touch, and every parameter of such a block that has a record was trained; each has the adapter and the size that the stack
+    says; the parameters in blocks without classes, whole ones, are bit for bit those to which the header commits. That the
+    records are of the model that was trained is the operator's word.
+
+    Args:
+        header: of the ledger.
+        records: of the tensors, as the manifest of a release has them.
+
+    Yields:
+        Code and sentence: STACK, a tensor is not as the stack says; FROZEN, frozen parameters changed.
+    """
+    stack, touched = header.stack, {piece.tensor for block in header.derived if block.classes for piece in block.pieces}
+    places = {name: place for place, tensor in enumerate(stack.tensors) for name in tensor.names}
+    unknown, sizes, wrong = [], [], []
+    for record in records:
+        if record.sources:
+            continue
+        place = places.get(record.names[0])
+        if place is None:
+            unknown += [record.names[0]] * record.trained
+            continue
+        if math.prod(record.shape) != stack.tensors[place].coordinates:
+            sizes.append(record.names[0])
+        adapter = stack.tensors[place].adapter
+        if record.trained != (place in touched) or (adapter is not None and record.adapter != adapter):
+            wrong.append(record.names[0])
+    if unknown:
+        yield "STACK", f"tensors were trained that the stack of the header does not have: {len(unknown)} ({few(unknown)})"
+    if sizes:
+        yield "STACK", f"tensors have other sizes than the stack of the header says: {len(sizes)} ({few(sizes)})"
+    if wrong:
+        told = "tensors were trained and are frozen in the header, or the reverse, or are of another adapter"
+        yield "STACK", f"{told}: {len(wrong)} ({few(wrong)})"
+    found = frozen_digest(records, places)
+    if header.frozen_digest is not None and found != header.frozen_digest:
+        there = found.hex() if found else "none"
+        yield "FROZEN", f"frozen parameters have the digest {there}, {header.frozen_digest.hex()} before the first step"
+
+
+def frozen_note(header: Header, records: Sequence[WeightRecord] | None) -> str | None:
+    """Says of frozen parameters what `stack_problems` cannot compare; None where there is nothing to say.
+
+    Args:
+        header: of the ledger.
+        records: of the tensors of the release, None without any.
+    """
+    own = [piece for block in header.derived if not block.classes for piece in block.pieces]
+    if not own:
+        return None
+    if records is None or header.frozen_digest is None:
+        which = "the release has no record of single tensors" if records is None else "the header does not commit to them"
+        return f"what is frozen is so as told: {which}"
+    parts = len({piece.tensor for piece in own if piece.owners is not None})
+    if parts:
+        return f"of {parts} tensors a part is frozen, by heads or experts, as told; the rest of each was trained"
+    frozen = {name: piece.tensor for piece in own for name in header.stack.tensors[piece.tensor].names}
+    left = set(frozen.values()) - {frozen.get(record.names[0]) for record in records if not record.sources}
+    if left:
+        names = [header.stack.tensors[place].names[0] for place in sorted(left)]
+        return f"{len(left)} frozen parameters have no record, so that nothing was compared ({few(names)})"
+    made = [record.names[0] for record in records if not frozen.keys().isdisjoint(record.sources)]
+    if made:
+        return f"{len(made)} tensors are computed from frozen ones, and are what these give as told ({few(made)})"
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +108,9 @@ class ReleaseReport:
     """The result of checking a release.
 
     Attributes:
-        verdict: that of the export (`ledger.audit.words.VERDICTS`), where files, signature and every number hold against it;
+        verdict: that of the export (`ledger.audit.findings.VERDICTS`), where files, signature and every number hold against it;
             SIGNED when there was no export to check against, so that the numbers are the signer's word; FAILED otherwise.
-        qualifiers: what weakens it, as words of `ledger.audit.words.QUALIFIERS`, sorted: of the export, and of the release.
+        qualifiers: what weakens it, as words of `ledger.audit.findings.QUALIFIERS`, sorted: of the export, and of the release.
         findings: what is wrong; empty unless FAILED.
         notes: what a reader should know though nothing is wrong.
         manifest: what was signed, None unless its signature holds.
@@ -365,3 +436,96 @@ def _compare_costs(check: _Check, run: Replay, manifest: Manifest) -> None:
                 check.fault("EPSILON", MANIFEST, sentence)
     if len(manifest.classes) != len(counts):
         check.fault("RECORD", MANIFEST, f"the manifest has {len(manifest.classes)} classes, the policy {len(counts)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """What may have influenced the artifact that answers.
+
+    Attributes:
+        classes: by name the largest epsilon allowed, None for any, of a public class too. Classes that are not named may have
+            no influence at all.
+        withdrawn: whether contributions that were withdrawn since the release may have had influence.
+        untied: whether weights may answer that are not, bit for bit, those that the run committed to: they have no epsilon.
+        told: whether a release may answer whose verdict is TOLD: every epsilon in it rests on the bounds that the ledger's
+            operator wrote.
+        code: whether files may lie beside the weights that can carry code, or name some, for a loader to run.
+    """
+
+    classes: Mapping[str, float | None] = field(default_factory=dict)
+    withdrawn: bool = False
+    untied: bool = False
+    told: bool = False
+    code: bool = False
+
+
+def choose_artifact(
+    report: ReleaseReport | None,
+    rights: Rights,
+    artifacts: Collection[str],
+    *,
+    withdrawn_classes: Collection[str] | None = None,
+) -> str:
+    """Returns the artifact that may answer, of those that can be served: the first that the rights admit.
+
+    Guarantee: fails closed. An artifact is returned only if the release was checked in full against its ledger, of which no
+    leaf was pruned (with bounds that are TOLD only where the rights say so), its weights are those that the run committed to,
+    all of them or all of the adapter, without code beside them (unless the rights say otherwise), and every class from which a
+    path leads to the artifact is allowed, at no less than the epsilon that the manifest states.
+
+    Args:
+        report: the check of the release (`check_release`); None where there is none.
+        rights: of the query.
+        artifacts: names of what can be served, the most wanted first.
+        withdrawn_classes: classes of the contributions withdrawn since the release; None where that is not known.
+
+    Raises:
+        ReleaseRefused: code NO_RELEASE, NOT_CHECKED, or of the last artifact NOT_TIED, CODE, CLASS, EPSILON or WITHDRAWN.
+    """
+    if report is None or report.manifest is None:
+        raise ReleaseRefused("NO_RELEASE", "there is no manifest that a pinned key signed; nothing is served without one")
+    enough = ("FULL", "TOLD") if rights.told else ("FULL",)
+    if report.verdict not in enough or "PRUNED" in report.qualifiers:
+        said = headline(report.verdict, report.qualifiers)
+        sentence = f"the release is {said}, not {' or '.join(enough)}; check it with a whole export of its ledger, and its key"
+        if report.verdict == "TOLD":
+            sentence += "; rights with told=True take the operator's word for the bounds"
+        raise ReleaseRefused("NOT_CHECKED", sentence)
+    refusal = ReleaseRefused("ARTIFACT", "no artifact was offered")
+    for name in artifacts:
+        found = _refusal(report, report.manifest, rights, name, withdrawn_classes)
+        if found is None:
+            return name
+        refusal = found
+    raise refusal
+
+
+def _refusal(
+    report: ReleaseReport, manifest: Manifest, rights: Rights, artifact: str, withdrawn: Collection[str] | None
+) -> ReleaseRefused | None:
+    """Returns why an artifact may not answer, None if it may."""
+    if not rights.untied and (report.weights is None or not report.weights.serves(artifact)):
+        status = "not judged" if report.weights is None else report.weights.status
+        sentence = f"the weights are {status}, not TIED: what these files learned from is not what the ledger counts"
+        return ReleaseRefused("NOT_TIED", f"{sentence}; serve the files as the run saved them")
+    if not rights.code and report.weights is not None and report.weights.code:
+        named = few(report.weights.code)
+        sentence = f"files beside the weights can carry code, or name some ({named}), to which the ledger does not commit"
+        return ReleaseRefused("CODE", f"{sentence}; read them, and give rights with code=True, or serve without them")
+    part = next((part for part in manifest.artifacts if part.name == artifact), None)
+    if part is None:
+        return ReleaseRefused("ARTIFACT", f"the release has no artifact {artifact!a:.80}")
+    for place, row in enumerate(manifest.classes):
+        if not part.influenced_by[place]:
+            continue
+        most, spent = rights.classes.get(row.name), manifest.epsilon_micro(artifact, place)
+        if row.name not in rights.classes:
+            return ReleaseRefused("CLASS", f"class {row.name} may have influenced {artifact}, and the rights do not allow it")
+        if most is not None and (spent is None or not spent <= most * MICRO):
+            told = "public: nothing is promised" if spent is None else f"{spent / MICRO:g}"
+            return ReleaseRefused("EPSILON", f"class {row.name} has epsilon {told} in {artifact}, at most {most:g} is allowed")
+        gone = bool(report.newer_withdrawals) if withdrawn is None else row.name in withdrawn
+        if gone and not rights.withdrawn:
+            sentence = f"a contribution that may have influenced {artifact} was withdrawn since; release again, or retrain"
+            return ReleaseRefused("WITHDRAWN", sentence)
+    return None

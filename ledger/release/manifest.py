@@ -21,13 +21,12 @@ from attest.schema import check_fields, declarations, declared, wire
 from attest.schema.quick import Array, OneOf, Row, Spelled
 from ledger.errors import LedgerError, ReleaseRefused
 from ledger.leaves.kinds import ABOVE_0, LOG_VKEY, MOMENT, ORIGIN, SHA256, TEXT, TRUTH, UINT, WORDS, Checked
+from ledger.leaves.weights import ordered
 from ledger.note import NoteSigner, parse_verifier_key
 from ledger.release.contents import MAX_NAMES, TENSORS
-from ledger.release.files import MAX_FILES, Digested, check_distinct, check_path
-from ledger.release.tensors import SUFFIX
+from ledger.release.files import MAX_FILES, SUFFIX, Digested, check_distinct, check_path
 from ledger.release.tied import Commitment
-from ledger.rules.influence import Artifact, ClassFigures
-from ledger.rules.weights import ordered
+from ledger.replay.influence import Artifact, ClassFigures
 
 MANIFEST: Final = "release.cose"
 EXPORT: Final = "export"

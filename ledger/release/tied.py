@@ -26,10 +26,9 @@ from typing import Any, ClassVar, Final, Literal
 from attest.schema import declared
 from attest.schema.quick import Array, Row
 from ledger.leaves.kinds import ABOVE_0, UINT, Checked
+from ledger.leaves.weights import WeightRecord
 from ledger.release.contents import CODE_FORMS, HARMLESS, INDEX, TEMPLATE
-from ledger.release.files import Digested
-from ledger.release.tensors import Tensor
-from ledger.rules.weights import WeightRecord
+from ledger.release.files import Digested, Tensor
 
 Status = Literal["TIED", "PART", "CONVERTED", "UNTIED", "UNRECORDED"]
 

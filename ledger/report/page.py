@@ -11,17 +11,14 @@ from typing import Any, Final
 
 from attest.files import atomic_write
 from ledger.audit import AuditReport
-from ledger.audit.words import headline
+from ledger.audit.findings import headline
 from ledger.errors import StorageFailed
-from ledger.report.checkpoints import checkpoints
-from ledger.report.events import gate, results, summaries, withdrawals
-from ledger.report.extras import read_extras
+from ledger.report.checkpoints import checkpoints, releases
+from ledger.report.events import gate, read_extras, results, summaries, withdrawals
 from ledger.report.layers import layers
 from ledger.report.markup import text
-from ledger.report.releases import releases
-from ledger.report.scope import scope
 from ledger.report.spending import classes, distribution, over_the_run
-from ledger.report.verdict import about, findings, notes, qualifiers, verdict
+from ledger.report.verdict import about, findings, notes, qualifiers, scope, verdict
 
 _STYLE: Final = re.compile(r"<style>(.*?)</style>", re.DOTALL)
 _HEADING: Final = re.compile(r"<section id='([a-z]+)'>\n<h2>(.*?)</h2>")
@@ -41,7 +38,7 @@ def write_report(
         export_dir: the audited export; its checkpoint is printed as it stands.
         out_html: the page.
         report: the audit of that export.
-        extras: what the ledger does not know, as `ledger.report.extras.read_extras` takes it; shown as told, not as audited.
+        extras: what the ledger does not know, as `ledger.report.events.read_extras` takes it; shown as told, not as audited.
 
     Returns:
         The path of the page.

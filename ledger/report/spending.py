@@ -6,8 +6,22 @@ from itertools import chain, pairwise
 from typing import Any, Final
 
 from ledger.audit import AuditReport
-from ledger.report.charts import BAR, bar, bin_edges, histogram, line_chart
-from ledger.report.markup import Html, details, rounded_down, rounded_up, section, soft, table, text, utc
+from ledger.report.markup import (
+    BAR,
+    Html,
+    bar,
+    bin_edges,
+    details,
+    histogram,
+    line_chart,
+    rounded_down,
+    rounded_up,
+    section,
+    soft,
+    table,
+    text,
+    utc,
+)
 from ledger.report.verdict import PUBLIC
 from ledger.views.summary import ClassSummary, Spread
 

@@ -1,4 +1,4 @@
-"""Replaying a pruned ledger: what stands in for the leaves whose bodies are gone, and what must then be vouched for.
+"""Replays a pruned ledger: says what stands in for bodies that are gone, and how far back they may go.
 
 One kind of bodies goes: an ADMIT leaf, when its contribution has left the run, or once the run is closed. What stands for all
 that followed one another under equal terms is their aggregate, from which the replay restores each at its place. Whom it
@@ -12,15 +12,43 @@ stand-ins keep their places, and are never pruned: so public occurrences are cou
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from ledger.errors import LeafRefused
-from ledger.leaves import Admit, Header, Summary, Withdraw, decode_leaf, peek_kind
+from ledger.leaves import Admit, Epoch, Header, Summary, Withdraw, decode_leaf, peek_kind
 from ledger.replay import Replay
-from ledger.retention.aggregates import Aggregate
-from ledger.retention.horizons import waited
-from ledger.rules.groups import stand_in_name
+from ledger.replay.contributions import stand_in_name
+from ledger.replay.summaries import Aggregate
+
+
+def waited(summary: Summary, epochs: Sequence[Epoch], closed: bool) -> bool:
+    """Tells whether what a SUMMARY leaf speaks for may go by now: an EPOCH leaf follows it, or the run is closed.
+
+    Args:
+        summary: the leaf.
+        epochs: the EPOCH leaves.
+        closed: whether the run was closed.
+    """
+    return closed or (bool(epochs) and summary.seq < epochs[-1].seq)
+
+
+def hashes_end(header: Header, summaries: Iterable[Summary], epochs: Sequence[Epoch]) -> int:
+    """Returns where the leaves end whose hashes the policy lets go; 0 where it keeps them.
+
+    That is the end of the last summarised range which at least ``retention_hash_epochs`` closed epochs follow. Only pruned
+    leaves lose their hashes, so bodies must be gone before, and auditors vouch for the range.
+
+    Args:
+        header: leaf 0.
+        summaries: the SUMMARY leaves.
+        epochs: the EPOCH leaves.
+    """
+    horizon = header.policy.retention_hash_epochs
+    if not 0 < horizon <= len(epochs):
+        return 0
+    return max((leaf.end for leaf in summaries if leaf.end <= epochs[-horizon].seq), default=0)
+
 
 MEMBER: Final = b"\x80"
 """What stands in for a pruned leaf behind the first one of its aggregate: an empty CBOR array."""

@@ -22,7 +22,7 @@ from ledger.errors import NoteError
 from ledger.leaves import Header, Summary
 from ledger.merkle import MAX_SIZE
 from ledger.note import Cosigner, open_note, parse_verifier_key, summary_message, with_signature
-from ledger.rules.timeline import Timeline
+from ledger.replay.signer import Timeline
 
 NAME_SUFFIX: Final = "/summary-v1"
 """Behind an auditor's name, the name under which it vouches for summaries."""

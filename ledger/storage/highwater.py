@@ -20,7 +20,7 @@ from ledger.note import (
     peek_checkpoint,
     sign_note,
 )
-from ledger.rules.rotation import KeyChain
+from ledger.replay.signer import KeyChain
 from ledger.storage.disks import is_there
 from ledger.storage.place import Place
 

@@ -21,15 +21,13 @@ from typing import Any, Final, Literal
 
 import sqlalchemy as sa
 
-from ledger.attestations import orphans, pack
 from ledger.errors import LedgerBusy, LedgerCorrupt, LedgerError, LedgerReplaced, ProofError
+from ledger.leaves.attestations import orphans, pack
 from ledger.merkle import Frontier
 from ledger.storage.place import Place
-from ledger.storage.postgres_connection import engine_of
-from ledger.storage.postgres_errors import translated
-from ledger.storage.postgres_schema import FUNCTIONS, TABLES, Tables, statements, tables, writer_grants
+from ledger.storage.postgres_server import FUNCTIONS, TABLES, Tables, engine_of, statements, tables, translated, writer_grants
 from ledger.storage.store import EMPTY_HEAD, SCHEMA_VERSION, Aggregated, Attested, Head, Row, check_head, found_terms
-from ledger.subtrees import Subtree
+from ledger.tiles import Subtree
 
 READ_BATCH: Final = 4_096
 """Rows in memory at once while a ledger is read or pruned."""

@@ -4,7 +4,7 @@ Life of a leaf: (1) the writer holds ``<path>.lock`` (an advisory lock, released
 (2) ``BEGIN IMMEDIATE`` takes SQLite's own write lock; (3) the head is compared with what the writer last saw; (4) rows
 are inserted, each checked by a trigger to be the next one; (5) the frontier of the Merkle tree is stored beside the
 new size; (6) COMMIT with ``synchronous=FULL`` reaches the disk before the call returns; (7) before (2) and after (6) the files
-open are compared with those under the ledger's name (`ledger.storage.in_place`). The triggers
+open are compared with those under the ledger's name (`ledger.storage.disks`). The triggers
 (`ledger.storage.sqlite_schema`) are a seat belt against accidents: whoever can write the file can drop them, and is found
 out by the tree.
 """
@@ -21,12 +21,11 @@ from typing import IO, Final, TypeVar, cast
 
 import sqlalchemy as sa
 
-from ledger.attestations import orphans, pack
 from ledger.errors import LedgerBusy, LedgerCorrupt, LedgerError, LedgerReplaced, ProofError, StorageFailed
+from ledger.leaves.attestations import orphans, pack
 from ledger.merkle import Frontier
 from ledger.storage import fsck
-from ledger.storage.disks import is_there, require_local
-from ledger.storage.in_place import FILES, OpenFiles
+from ledger.storage.disks import FILES, OpenFiles, is_there, require_local
 from ledger.storage.place import Place
 from ledger.storage.sqlite_schema import (
     AGGREGATE,
@@ -52,7 +51,7 @@ from ledger.storage.store import (
     check_head,
     found_terms,
 )
-from ledger.subtrees import Subtree
+from ledger.tiles import Subtree
 
 READ_BATCH: Final = 4_096
 """Rows in memory at once while a ledger is read or pruned."""

@@ -13,7 +13,7 @@ from ledger.errors import LedgerBusy, LedgerCorrupt, LedgerReplaced
 from ledger.leaves import Admit
 from ledger.merkle import Frontier
 from ledger.storage.place import Place
-from ledger.subtrees import Subtree
+from ledger.tiles import Subtree
 
 SCHEMA_VERSION: Final = "5"
 """Written into every new database and compared at opening; raised when its tables or triggers change."""
@@ -60,7 +60,7 @@ class Aggregated:
         first: position of the first leaf of the aggregate.
         end: position behind the last of them.
         summary_seq: the SUMMARY leaf that commits to it.
-        record: the `ledger.retention.aggregates.Aggregate`, encoded.
+        record: the `ledger.replay.summaries.Aggregate`, encoded.
     """
 
     first: int
@@ -70,7 +70,7 @@ class Aggregated:
 
 
 class Attested(NamedTuple):
-    """What is kept of what the contributor of an ADMIT leaf signed (`ledger.attestations`).
+    """What is kept of what the contributor of an ADMIT leaf signed (`ledger.leaves.attestations`).
 
     Attributes:
         seq: position of the leaf.
@@ -156,7 +156,7 @@ class WholeSnapshot(Snapshot, Protocol):
         """
 
     def attestations(self) -> Iterator[tuple[int, bytes]]:
-        """Yields positions of ADMIT leaves and what is kept of their attestations (`ledger.attestations.pack`), in order."""
+        """Yields positions of ADMIT leaves and attestations as they are kept (`ledger.leaves.attestations.pack`), in order."""
 
 
 def found_terms(numbers: Sequence[int], found: Mapping[int, bytes | None]) -> list[bytes]:

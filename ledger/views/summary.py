@@ -1,4 +1,7 @@
-"""A run in a few numbers per class: for the auditor's report, and for the trainer's own."""
+"""Tells a run in a few numbers: per class, per block of the model, and per release.
+
+The ledger has digests only. Which files they are says the manifest beside the weights (`dptrain release --check`).
+"""
 
 import math
 from collections import Counter
@@ -6,8 +9,147 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from attest.fixed_point import from_micro
+from ledger.errors import AccountantError, ReleaseRefused
+from ledger.leaves import Header
 from ledger.replay import Replay
-from ledger.rules.standing import Moment, Standing, Terms
+from ledger.replay.contributions import Moment, Standing, Terms
+from ledger.replay.influence import Artifact, Recorded, artifacts, class_costs
+
+
+def block_multipliers(header: Header) -> tuple[tuple[float | None, ...], ...]:
+    """Returns, per block and class of the policy, the noise multiplier that the class's preset bounds have on that block alone.
+
+    Guarantee:
+        In every step a contribution at the preset bounds C and sigma of its class adds to block l at most ``C_l`` in norm, and
+        at most ``s_l / sigma``: the noise of the block is at least ``z_l = max(sigma, s_l / C_l)`` times what it adds, and no
+        contribution of the class is admitted with more permissive bounds. ``C_l`` is C, or its part by the shares where the
+        policy has budgets; s_l that of the phase with least noise. Where the noise of a step follows its draw only sigma is
+        known beforehand, and stands for z_l. It is a statement about the direct update of one block: what a whole run reveals,
+        other blocks and later states included, is the epsilon of the class and nothing smaller (docs/mechanism.md).
+
+    Returns:
+        A row per block, an entry per class in the policy's order: None where the class may not touch the block, or is public.
+    """
+    columns = [_multipliers(header, place) for place in range(len(header.policy.classes))]
+    return tuple(tuple(column.get(index) for column in columns) for index in range(len(header.blocks)))
+
+
+def _multipliers(header: Header, place: int) -> dict[int, float]:
+    """The same for one class, by the index of the block."""
+    rule, touched = header.policy.classes[place], header.profiles[place].blocks
+    if rule.public:
+        return {}
+    sigma, clip = rule.noise_multiplier, from_micro(rule.clip_norm_micro)
+    if header.per_sample:
+        return dict.fromkeys(touched, sigma)
+    own = {index: header.blocks[index] for index in touched}
+    whole = math.sqrt(sum(block.share**2 for block in own.values()))
+    return {index: max(sigma, block.std / (clip * (block.share / whole if whole else 1.0))) for index, block in own.items()}
+
+
+MAX_LISTED: Final = 50
+"""Releases told one by one; the export has the others."""
+
+Costs = tuple[tuple[float, float] | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasedPart:
+    """A part of a released model.
+
+    Attributes:
+        name: ``full``, ``base``, or ``adapter:NAME``.
+        influenced_by: names of the classes whose contributions may have any influence on it.
+        epsilons: per class of the policy the largest epsilon of a contribution, under zero-out adjacency; 0 for a class without
+            influence, None for a public one, infinite where no bound is known.
+        epsilons_replace: the same under content replacement.
+    """
+
+    name: str
+    influenced_by: tuple[str, ...]
+    epsilons: tuple[float | None, ...]
+    epsilons_replace: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseRow:
+    """One release, as its RELEASE leaf tells of it, with what follows from the leaves before it.
+
+    Attributes:
+        seq: position of the leaf.
+        time: POSIX seconds of the leaf.
+        step: last released step that the weights contain.
+        size: number of leaves that the manifest cites.
+        root: hex of the root of these.
+        manifest_digest: hex of the SHA-256 of `release.cose`.
+        artifacts_digest: hex of the digest over the rows of its files.
+        withdrawn: withdrawals entered before.
+        planned_horizon: whether epsilons are those of the planned horizon, since the run had not gone to its signed end.
+        parts: the whole model first, then its parts.
+    """
+
+    seq: int
+    time: int
+    step: int
+    size: int
+    root: str
+    manifest_digest: str
+    artifacts_digest: str
+    withdrawn: int
+    planned_horizon: bool
+    parts: tuple[ReleasedPart, ...]
+
+
+def release_rows(run: Replay) -> tuple[ReleaseRow, ...]:
+    """Returns the last releases of a run, at most `MAX_LISTED`, in the order of their leaves."""
+    known: dict[tuple[int, bool], Costs] = {}
+    parts = artifacts(run.header) if run.releases.recorded else ()
+    rows = []
+    for item in run.releases.recorded[-MAX_LISTED:]:
+        moment = (item.admitted, item.final)
+        if moment not in known:
+            known[moment] = _costs(run, item)
+        rows.append(_row(run, item, parts, known[moment]))
+    return tuple(rows)
+
+
+def _costs(run: Replay, item: Recorded) -> Costs:
+    try:
+        return class_costs(run, admitted=item.admitted, final=item.final)
+    except (AccountantError, ReleaseRefused):
+        unbounded = (math.inf, math.inf)
+        return tuple(None if rule.public else unbounded for rule in run.header.policy.classes)
+
+
+def _row(run: Replay, item: Recorded, parts: tuple[Artifact, ...], costs: Costs) -> ReleaseRow:
+    leaf, names = item.leaf, [rule.name for rule in run.header.policy.classes]
+    told = []
+    for part in parts:
+        own = [
+            None if cost is None else cost if path else (0.0, 0.0) for cost, path in zip(costs, part.influenced_by, strict=True)
+        ]
+        told.append(
+            ReleasedPart(
+                name=part.name,
+                influenced_by=tuple(name for name, path in zip(names, part.influenced_by, strict=True) if path),
+                epsilons=tuple(None if cost is None else cost[0] for cost in own),
+                epsilons_replace=tuple(None if cost is None else cost[1] for cost in own),
+            )
+        )
+    return ReleaseRow(
+        seq=leaf.seq,
+        time=leaf.time,
+        step=leaf.step,
+        size=leaf.size,
+        root=leaf.root.hex(),
+        manifest_digest=leaf.manifest_digest.hex(),
+        artifacts_digest=leaf.artifacts_digest.hex(),
+        withdrawn=item.withdrawn,
+        planned_horizon=not item.final,
+        parts=tuple(told),
+    )
+
 
 SPREAD_BINS: Final = 20
 """Bins of a distribution: enough to show two groups in a class, few enough to read each as a figure."""

@@ -9,9 +9,9 @@ from attest.withdrawal import PASSING
 from ledger.errors import AnchorRefused, LedgerError
 from ledger.leaves import Admit, Charge, Withdraw, decode_leaf
 from ledger.replay import Replay
+from ledger.replay.contributions import Contribution
+from ledger.replay.influence import artifacts
 from ledger.retention.retained import is_stand_in
-from ledger.rules.groups import Contribution
-from ledger.rules.influence import artifacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ def trace(run: Replay, bodies: Iterable[bytes | None], wanted: Wanted) -> Trace:
     Guarantee:
         `Trace.releases` leaves out a release, or a part of one, only if no step in whose pool the contribution was, and no
         draw of it where draws are public, can be in its weights: no path leads from its class to a block of the part
-        (`ledger.rules.influence.artifacts`), or nothing was charged to it before the leaf. That the weights are of an earlier
+        (`ledger.replay.influence.artifacts`), or nothing was charged to it before the leaf. That the weights are of an earlier
         step than was charged is the operator's word, and leaves nothing out.
 
     Args:

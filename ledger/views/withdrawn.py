@@ -11,8 +11,8 @@ from typing import Final
 from ledger import accountants
 from ledger.errors import AccountantError, LeafRefused
 from ledger.replay import Replay
-from ledger.rules.groups import Contribution
-from ledger.rules.influence import ahead, planned_steps
+from ledger.replay.contributions import Contribution
+from ledger.replay.influence import ahead, planned_steps
 
 SENTENCE: Final = (
     "The released model is ({epsilon}, {delta:g})-indistinguishable from the model that the same pipeline would have produced "

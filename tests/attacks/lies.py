@@ -15,13 +15,13 @@ from pathlib import Path
 from attest.keys import public_bytes
 from ledger.audit import verify_export
 from ledger.audit.earlier import earlier_run, verify_with_earlier
-from ledger.handles import AdmitSpec
 from ledger.leaves import Admit, Charge, Close, Epoch, Leaf, Settle, Spend, Withdraw
 from ledger.log import Ledger
 from ledger.note import NoteSigner
 from ledger.release import MANIFEST, check_release, release
 from ledger.release.manifest import open_manifest, read_manifest, sign_manifest
-from ledger.rules.spent import SpentRegistry
+from ledger.replay.contributions import AdmitSpec
+from ledger.replay.earlier_runs import SpentRegistry
 from tests.attacks import test_ledger_attacks_bounds as bounds
 from tests.attacks import test_ledger_attacks_depth as depth
 from tests.attacks import test_ledger_attacks_draws as draws

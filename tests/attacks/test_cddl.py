@@ -14,7 +14,7 @@ from attest.descriptor import SignedDescriptor
 from attest.keys.vkeys import SIGNATURE_COSIGNATURE_V1, VerifierKey
 from attest.policy import NoisePhase, SamplingRule, unbuilt
 from fuzz.targets import ANCHORS, ORIGINALS, SCENE, key_statements, registry_entries
-from ledger.attestations import pack
+from ledger.leaves.attestations import pack
 from tests.attacks.scene import (
     CORPUS,
     ISSUER,

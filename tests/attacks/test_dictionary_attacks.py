@@ -27,9 +27,9 @@ from attest.schedule.stack import HEAD, NO_TOWER, Stack, StackTensor, Tower
 from attest.schema.plain import CONTENT, CONTRIBUTOR, DATA_CLASS, PRINCIPAL, commit
 from ledger.leaves import HELD, HeaderSpec
 from ledger.leaves.header import ADDRESSED
-from ledger.log import AdmitSpec, Ledger
+from ledger.leaves.weights import WeightRecord
+from ledger.log.ledger import AdmitSpec, Ledger
 from ledger.note import NoteSigner
-from ledger.rules.weights import WeightRecord
 from tests.attacks.scene import CORPUS, MICRO, NOW, OWNER, YEAR, key_of, make_policy, registry_bytes
 from tests.registries import continued, load, put
 

@@ -23,16 +23,15 @@ from attest.keys import key_id, public_bytes
 from attest.registry import RegistryLog, open_registry
 from attest.withdrawal import PASSING, Withdrawal, sign_withdrawal
 from ledger.audit import AuditReport, verify_export
-from ledger.audit.words import exit_code
+from ledger.audit.findings import exit_code
 from ledger.errors import HorizonExceeded, LeafRefused, LedgerCorrupt
 from ledger.export import write_export
 from ledger.leaves import MAX_LEAF_SIZE, Charge, Epoch, Header, Leaf, Settle, Spend, encode_leaf
 from ledger.log import Ledger
 from ledger.merkle import Frontier, leaf_hash, root
 from ledger.note import checkpoint_text, sign_note
-from ledger.proofs.evidence import judge, parse_evidence
-from ledger.proofs.remembering import hold_against_memory
-from ledger.rules.rotation import KeyChain
+from ledger.proofs.memory import hold_against_memory, judge, parse_evidence
+from ledger.replay.signer import KeyChain
 from ledger.storage.opening import create_store
 from ledger.storage.place import Place
 from ledger.storage.store import Row

@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 
 from dptrain.cli.app import app
 from ledger.errors import LedgerError
+from ledger.leaves.weights import WeightRecord
 from ledger.log import Ledger
 from ledger.note import NoteSigner
-from ledger.rules.weights import WeightRecord
 from ledger.storage.beside import check_beside
 from ledger.storage.place import Place
 from tests.ledger.ledger_runs import OTHER_KEY, SIGNER, START, Driver, admission, header_spec

@@ -22,12 +22,12 @@ from attest.registry import Enrol, RegistryLog
 from attest.registry.entries import join, split
 from attest.withdrawal import EXPIRED
 from ledger import layout, tiles
-from ledger.attestations import pack
 from ledger.audit import AuditReport, verify_export
-from ledger.audit.bounds import follow, shown
-from ledger.audit.bounds.agreed import Agreed
+from ledger.audit import attested as shown
+from ledger.audit import bounds as follow
+from ledger.audit.attested import Agreed, Known, registered
 from ledger.audit.files import Export
-from ledger.audit.registered import Known, registered
+from ledger.leaves.attestations import pack
 from tests.attacks.scene import compress
 from tests.ledger.attested import (
     CLASSES,

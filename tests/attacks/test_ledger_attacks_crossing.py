@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ledger.audit import verify_export
-from ledger.handles import AdmitSpec
 from ledger.leaves import Admit
+from ledger.replay.contributions import AdmitSpec
 from tests.attacks.test_ledger_attacks_earlier import KEYS, SECOND, THIRD, carrying, codes, counting, finished
 from tests.ledger.ledger_runs import SIGNER, admission, descriptor
 from tests.ledger.retained_runs import forged_export, leaves_of

@@ -21,13 +21,13 @@ from ledger.errors import LeafRefused
 from ledger.export import write_export
 from ledger.leaves import Epoch, Header, HeaderBlock, HeaderSpec, Leaf, encode_leaf
 from ledger.leaves.header import scheduled_blocks
+from ledger.leaves.weights import WeightRecord, frozen_digest
 from ledger.log import Ledger
 from ledger.merkle import leaf_hash, root
 from ledger.note import checkpoint_text, sign_note
 from ledger.release.check import check_release
 from ledger.release.create import release
-from ledger.rules.rotation import KeyChain
-from ledger.rules.weights import WeightRecord, frozen_digest
+from ledger.replay.signer import KeyChain
 from ledger.storage.store import Row
 from tests.ledger.ledger_runs import SIGNER, STACK, START, Driver, admission, header_spec, parameter, signed_policy, stack_of
 from tests.ledger.release_models import safetensors

@@ -19,11 +19,9 @@ from ledger.leaves.header import UNADDRESSED
 from ledger.log import Ledger
 from ledger.note import Cosigner, NoteSigner, cosign
 from ledger.proofs.cosigning import cosign_export
-from ledger.proofs.memory import Memory
-from ledger.proofs.remembering import hold_against_memory
-from ledger.rules.budgets import Account, Limit, reached
-from ledger.rules.spending import Spending, composed
-from ledger.rules.spent import SpentRegistry
+from ledger.proofs.memory import Memory, hold_against_memory
+from ledger.replay.budgets import Account, Limit, Spending, composed, reached
+from ledger.replay.earlier_runs import SpentRegistry
 from tests.ledger.ledger_runs import (
     OTHER_KEY,
     OWNER_KEY,

@@ -15,12 +15,12 @@ from attest.withdrawal import Withdrawal, sign_withdrawal
 from ledger.accountants import to_micro_up
 from ledger.audit import AuditReport, verify_export
 from ledger.audit.earlier import earlier_run, verify_with_earlier
-from ledger.handles import AdmitSpec
 from ledger.leaves import Previous
 from ledger.log import Ledger
 from ledger.note import NoteSigner
 from ledger.proofs.monitoring import watch
-from ledger.rules.spent import SpentRegistry
+from ledger.replay.contributions import AdmitSpec
+from ledger.replay.earlier_runs import SpentRegistry
 from tests.ledger.ledger_runs import (
     OTHER_KEY,
     OWNER_KEY,

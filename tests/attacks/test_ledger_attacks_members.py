@@ -12,7 +12,7 @@ from ledger.leaves import Admit, Withdraw, decode_leaf, encode_leaf
 from ledger.log import Ledger
 from ledger.merkle import Frontier, leaf_hash
 from ledger.note import checkpoint_text, parse_checkpoint, sign_note
-from ledger.retention.aggregates import Aggregate
+from ledger.replay.summaries import Aggregate
 from ledger.storage.store import Row
 from tests.ledger.ledger_runs import SIGNER, Driver, admission, descriptor
 from tests.ledger.retained_runs import ANNA, BEN, grown, is_pruned, vouched_for

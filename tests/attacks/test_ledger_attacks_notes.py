@@ -12,9 +12,8 @@ from ledger.log import Ledger
 from ledger.note import Cosigner, NoteSigner, checkpoint_text, cosign, open_note, parse_checkpoint, sign_note
 from ledger.proofs import prover
 from ledger.proofs.cosigning import cosign_export
-from ledger.proofs.evidence import judge, parse_evidence
-from ledger.proofs.memory import Memory
-from ledger.proofs.reader import ExportReader
+from ledger.proofs.memory import Memory, judge, parse_evidence
+from ledger.proofs.prover import ExportReader
 from ledger.proofs.tlog_proof import TlogProof, verify_proof
 from ledger.trust import auditors_policy
 from tests.ledger.ledger_runs import LOG_KEY, OTHER_KEY, OWNER_KEY, SIGNER, START, Driver, admission, header_spec

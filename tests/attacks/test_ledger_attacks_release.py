@@ -12,18 +12,17 @@ from attest.withdrawal import EXPIRED
 from ledger import merkle
 from ledger.errors import ReleaseRefused
 from ledger.leaves import Release, Withdraw
+from ledger.leaves.weights import WeightRecord
 from ledger.log import Ledger
 from ledger.merkle import root
 from ledger.note import NoteSigner
 from ledger.release import MANIFEST, ReleaseReport, Rights, check_release, choose_artifact, release
 from ledger.release.create import describe
-from ledger.release.files import Digested, digested, listed
+from ledger.release.files import Digested, Tensor, digested, listed
 from ledger.release.manifest import Manifest, sign_manifest
-from ledger.release.tensors import Tensor
 from ledger.release.tied import Commitment, tie, told
 from ledger.replay import Replay
-from ledger.rules.releases import withdrawals_root
-from ledger.rules.weights import WeightRecord
+from ledger.replay.influence import withdrawals_root
 from tests.ledger.ledger_runs import (
     OTHER_KEY,
     SIGNER,

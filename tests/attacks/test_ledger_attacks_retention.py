@@ -19,7 +19,7 @@ from ledger.leaves import Charge, Epoch, Leaf, Spend, Summary, SummaryKind, With
 from ledger.log import Ledger
 from ledger.merkle import Frontier, leaf_hash
 from ledger.note import checkpoint_text, sign_note
-from ledger.retention.aggregates import set_root
+from ledger.replay.summaries import set_root
 from tests.ledger.ledger_runs import SIGNER, Driver, admission, descriptor
 from tests.ledger.retained_runs import (
     ANNA,

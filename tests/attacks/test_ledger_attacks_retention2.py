@@ -13,8 +13,8 @@ from ledger.audit import verify_export
 from ledger.audit.findings import AuditReport
 from ledger.errors import LedgerCorrupt, LedgerError
 from ledger.log import Ledger
-from ledger.proofs.reader import ExportReader
-from ledger.retention.aggregates import Aggregate
+from ledger.proofs.prover import ExportReader
+from ledger.replay.summaries import Aggregate
 from ledger.retention.retained import is_stand_in
 from tests.ledger.ledger_runs import SIGNER
 from tests.ledger.retained_runs import export_of, hashes_gone, is_pruned, pruned_run

@@ -30,8 +30,7 @@ from ledger.log import Ledger
 from ledger.merkle import leaf_hash
 from ledger.note import Cosigner, NoteSigner, open_note, parse_checkpoint
 from ledger.proofs.cosigning import cosign_export
-from ledger.proofs.evidence import judge, parse_evidence
-from ledger.proofs.memory import Memory
+from ledger.proofs.memory import Memory, judge, parse_evidence
 from ledger.storage import highwater
 from tests.ledger.attested import attested_run
 from tests.ledger.ledger_runs import LOG_KEY, OTHER_KEY, SIGNER, START, Driver, admission, descriptor, header_spec

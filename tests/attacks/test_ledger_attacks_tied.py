@@ -17,14 +17,13 @@ from pathlib import Path
 import pytest
 
 from ledger.errors import ReleaseRefused
+from ledger.leaves.weights import WeightRecord
 from ledger.release import MANIFEST, Rights, Tie, check_release, choose_artifact, release, tie
-from ledger.release.contents import FORMS, HARMLESS, Looker
+from ledger.release.contents import FORMS, HARMLESS, Looker, is_pickle
 from ledger.release.create import describe
 from ledger.release.files import digested, listed
 from ledger.release.manifest import sign_manifest
-from ledger.release.pickles import is_pickle
 from ledger.release.tied import Commitment
-from ledger.rules.weights import WeightRecord
 from tests.ledger.ledger_runs import SIGNER
 from tests.ledger.release_models import WEIGHTS, model, run_to_the_end, safetensors
 

@@ -16,10 +16,10 @@ from ledger.leaves import Leaf, Withdraw, decode_leaf, encode_leaf
 from ledger.log import Ledger
 from ledger.note import cosign, open_note, sign_note, with_signature
 from ledger.proofs.cosigning import Memory, cosign_export
-from ledger.proofs.reader import ExportReader
+from ledger.proofs.prover import ExportReader
 from ledger.proofs.tlog_proof import make_proof, verify_proof
+from ledger.replay.signer import JUMP_SECONDS
 from ledger.retention.statements import summary_keys, vouch
-from ledger.rules.timeline import JUMP_SECONDS
 from ledger.trust import auditors_policy
 from tests.attacks.test_ledger_attacks_audit import stored
 from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
@@ -334,7 +334,7 @@ def test_B26_what_was_pruned_before_another_epoch_closed_is_found(tmp_path, monk
         vouched_for(driver, ANNA, BEN)
         with pytest.raises(RetentionRefused, match="TOO_EARLY"):
             ledger.prune()
-        monkeypatch.setattr("ledger.operating.retaining.waited", lambda *_: True)
+        monkeypatch.setattr("ledger.log.retaining.waited", lambda *_: True)
         with pytest.raises(LedgerCorrupt) as caught:
             ledger.prune()
         assert caught.value.code == "TOO_EARLY", "tried first, as everything that is pruned"

@@ -13,9 +13,9 @@ from attest import cbor
 from attest.errors import AttestError
 from fuzz.exports import LEAVES, MANIFEST, PINNED, RECORDS
 from ledger.leaves import codec, kinds
+from ledger.leaves.weights import MAX_NAME
+from ledger.replay.signer import DOMAIN, statement
 from ledger.retention.retained import MEMBER
-from ledger.rules.rotation import DOMAIN, statement
-from ledger.rules.weights import MAX_NAME
 from tests.attacks.test_cddl import for_the_tool
 from tests.attacks.test_cddl import valid as valid_in_the_first
 from tests.vectors.conformance.leaves import KINDS

@@ -32,8 +32,7 @@ from ledger.leaves import Withdraw
 from ledger.log import Ledger
 from ledger.note import Checkpoint, Signature
 from ledger.release import check_release, release
-from ledger.release.files import digested
-from ledger.release.tensors import MAX_HEADER, MAX_TENSORS, digest_tensors
+from ledger.release.files import MAX_HEADER, MAX_TENSORS, digest_tensors, digested
 from ledger.report import write_report
 from ledger.report.markup import text as html_text
 from ledger.report.markup import utc as html_utc

@@ -25,8 +25,8 @@ from dptrain.record.pin import KIND, PIN, STATE, folder_name  # noqa: E402
 from ledger.audit import verify_export  # noqa: E402
 from ledger.errors import LedgerWrongRun, PinRefused  # noqa: E402
 from ledger.log import Ledger  # noqa: E402
+from ledger.log.pinned import open_pinned, sign_pinned  # noqa: E402
 from ledger.note import NoteSigner  # noqa: E402
-from ledger.pinned import open_pinned, sign_pinned  # noqa: E402
 from tests.attacks.test_ledger_attacks_training import rows_of, run_to, start  # noqa: E402
 from tests.reference.families import FAMILIES  # noqa: E402
 from tests.trainers import Trainer  # noqa: E402

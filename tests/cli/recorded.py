@@ -13,9 +13,9 @@ from attest.schedule.stack import HEAD, NO_TOWER, Stack, StackTensor, Tower
 from attest.schema.plain import commit_content
 from ledger.leaves import HELD, HeaderSpec
 from ledger.leaves.header import ADDRESSED
-from ledger.log import AdmitSpec, Ledger
+from ledger.leaves.weights import WeightRecord
+from ledger.log.ledger import AdmitSpec, Ledger
 from ledger.note import NoteSigner
-from ledger.rules.weights import WeightRecord
 
 WEIGHTS = WeightRecord(("head.weight",), None, True, "F32", (2,), hashlib.sha256(bytes(8)).digest())
 """The one tensor with which every epoch of the run ends."""

@@ -9,8 +9,8 @@ from recorded import record
 from attest.keys import load_private_key
 from dptrain.record.pin import KIND
 from ledger.log import Ledger
+from ledger.log.pinned import sign_pinned
 from ledger.note import NoteSigner
-from ledger.pinned import sign_pinned
 from ledger.replay import Replay
 from tests.pins import checkpoint_of
 
@@ -82,7 +82,7 @@ def test_an_understated_epsilon_is_found_though_tree_and_signatures_fit(shell, c
     corpus()
     with monkeypatch.context() as lying:
         lying.setattr(Replay, "_least_micro", lambda self, group: None)
-        lying.setattr("ledger.replay.to_micro_up", lambda epsilon: int(epsilon * 1e6) - 10)
+        lying.setattr("ledger.replay.replay.to_micro_up", lambda epsilon: int(epsilon * 1e6) - 10)
         record(shell)
     assert shell.json("ledger", "show", "ledger.db")["finished"]
     error = shell.json(*FSCK, code=1)["error"]

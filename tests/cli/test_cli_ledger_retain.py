@@ -7,9 +7,8 @@ import pytest
 
 from attest.keys import save_private_key
 from dptrain.record.pin import KIND, PIN
-from ledger.handles import Pin
 from ledger.log import Ledger
-from ledger.pinned import sign_pinned
+from ledger.log.pinned import Pin, sign_pinned
 from tests.ledger.attested import put_registry
 from tests.ledger.ledger_runs import LOG_KEY, SIGNER, Driver
 from tests.ledger.retained_runs import ANNA, BEN, crowded_and_pruned, grown

@@ -11,11 +11,11 @@ from attest.corpus import open_corpus
 from attest.registry import RegistryLog
 from dptrain.record.registry_watch import registry_of_run
 from ledger import layout, tiles
-from ledger.attestations import unpack
 from ledger.errors import ExportRefused
 from ledger.leaves import Admit, decode_leaf
+from ledger.leaves.attestations import unpack
+from ledger.storage.fsck import check_attestations
 from ledger.storage.place import Place
-from ledger.storage.signed import check_attestations
 from tests.trainers import Trainer
 from tests.worlds import make_world
 

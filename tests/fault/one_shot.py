@@ -18,8 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ledger.errors import LedgerClosed, LedgerError
-from ledger.handles import Window
 from ledger.log import Ledger
+from ledger.log.ledger import Window
 from ledger.storage.opening import set_unfinished_aside
 from ledger.storage.place import Place
 from tests.ledger.attested import AttestedDriver, attested_admission, attested_header

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from ledger.handles import Pin
 from ledger.log import Ledger
-from ledger.storage.signed import check_attestations
+from ledger.log.pinned import Pin
+from ledger.storage.fsck import check_attestations
 from tests.fault.tracing import HARNESS, Outcome, Writers
 from tests.ledger.ledger_runs import SIGNER
 

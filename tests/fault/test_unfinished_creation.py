@@ -36,7 +36,7 @@ def test_a_header_without_high_water_file_is_set_aside(tmp_path, monkeypatch) ->
     def killed(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ledger.log.highwater.write", killed)
+    monkeypatch.setattr("ledger.log.ledger.highwater.write", killed)
     monkeypatch.setattr("ledger.storage.sqlite.SqliteStore.discard", lambda self: self.close())
     with pytest.raises(KeyboardInterrupt):
         Trainer(world).begin()

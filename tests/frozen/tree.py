@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from dptrain.cli.app import app
-from ledger.audit.words import VERDICTS, exit_code
+from ledger.audit.findings import VERDICTS, exit_code
 from ledger.proofs.monitoring import ALARMS, FAILED
 
 

@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 peft = pytest.importorskip("peft")
 
 from dptrain.errors import CoupledModel, NotPrivateUse, ResumeRefused, UnsupportedModule  # noqa: E402
-from ledger.rules.weights import frozen_digest  # noqa: E402
+from ledger.leaves.weights import frozen_digest  # noqa: E402
 from tests.reference import families  # noqa: E402
 from tests.routing.test_towers import batch, clip  # noqa: E402
 from tests.routing.test_towers import losses as pair_losses  # noqa: E402

@@ -15,7 +15,7 @@ from ledger import merkle
 from ledger.log import Ledger
 from ledger.note import Cosigner, NoteSigner, cosign, merge_notes
 from ledger.proofs import prover
-from ledger.proofs.reader import ExportReader
+from ledger.proofs.prover import ExportReader
 from ledger.proofs.receipt import make_receipt
 from ledger.proofs.tlog_proof import TlogProof, make_proof
 from tests.interop.interop import HERE, side

@@ -17,9 +17,9 @@ from attest.descriptor import SALTS_SIZE
 from attest.policy import SignedPolicy
 from attest.registry import Create, Entry, Registry
 from attest.registry.names import Named, Names
-from ledger.handles import AdmitSpec
 from ledger.leaves import HeaderSpec
 from ledger.log import Ledger
+from ledger.replay.contributions import AdmitSpec
 from tests.ledger.ledger_runs import OWNER_KEY, SIGNER, START, Driver, header_spec, signed_policy
 from tests.registries import RegistryBytes, continued, load, put
 

@@ -9,11 +9,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from attest.keys import public_bytes
 from attest.policy import ClassRule, DepthRule, Policy, SignedPolicy, sign_policy, verify_policy
 from attest.schedule.stack import EMBEDDINGS, HEAD, NO_TOWER, Stack, StackTensor, Tower
-from ledger.handles import AdmitSpec, Window
 from ledger.leaves import HELD, HeaderSpec
 from ledger.leaves.header import ADDRESSED
 from ledger.log import Ledger
+from ledger.log.ledger import Window
 from ledger.note import NoteSigner
+from ledger.replay.contributions import AdmitSpec
 
 OWNER_KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 LOG_KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(1, 33)))

@@ -5,8 +5,8 @@ import json
 from pathlib import Path
 
 from ledger.leaves import HeaderSpec
+from ledger.leaves.weights import WeightRecord
 from ledger.log import Ledger
-from ledger.rules.weights import WeightRecord
 from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, header_spec
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ledger.export import write_export
-from ledger.handles import AdmitSpec
 from ledger.leaves import decode_leaf, encode_leaf
 from ledger.log import Ledger
 from ledger.merkle import leaf_hash, root
 from ledger.note import Cosigner, checkpoint_text, sign_note
+from ledger.replay.contributions import AdmitSpec
+from ledger.replay.signer import KeyChain
 from ledger.retention.statements import summary_keys, vouch
-from ledger.rules.rotation import KeyChain
 from ledger.storage.store import Row
 from tests.ledger.attested import AttestedDriver, attested_admission, attested_header, attested_policy, put_registry
 from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, header_spec, signed_policy

@@ -6,8 +6,8 @@ And a run whose leaves have many such rows.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from ledger.handles import AdmitSpec
 from ledger.leaves import Admit, Charge, Draw, Epoch, Leaf, Resume, Spend, SpendRow, Withdraw
+from ledger.replay.contributions import AdmitSpec
 from tests.ledger.ledger_runs import Driver
 
 

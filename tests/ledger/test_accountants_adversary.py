@@ -9,8 +9,10 @@ import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import PLDAccountant
 
-from ledger.accountants import Phase, gaussian, losses, pld, tilted
+from ledger.accountants import Phase, gaussian
 from ledger.accountants.phases import merged
+from ledger.accountants.pld import composed as pld
+from ledger.accountants.pld import losses, tilted
 
 MOST = 1 << 22
 H = 1e-3

@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ledger import accountants
-from ledger.accountants import Phase, contour, gaussian, pld, prv, renyi
+from ledger.accountants import Phase, gaussian, prv, renyi
+from ledger.accountants.pld import composed as pld
+from ledger.accountants.pld import contour
 
 RATES = (1e-4, 1e-3, 0.01, 0.05, 0.2, 0.6, 1.0)
 MULTIPLIERS = (0.5, 0.8, 1.0, 2.0, 5.0, 20.0)

@@ -7,8 +7,11 @@ import mpmath as mp
 import numpy as np
 import pytest
 
-from ledger.accountants import Phase, contour, losses, pld, renyi, sampled, tilted
-from ledger.accountants.sampled import Step
+from ledger.accountants import Phase, renyi
+from ledger.accountants.pld import composed as pld
+from ledger.accountants.pld import contour, losses, tilted
+from ledger.accountants.pld import contour as sampled
+from ledger.accountants.pld.contour import Step
 
 INTERVAL = pld.INTERVAL
 CASES = [

@@ -7,7 +7,9 @@ import mpmath as mp
 import numpy as np
 import pytest
 
-from ledger.accountants import gaussian, losses, pld, tilted
+from ledger.accountants import gaussian
+from ledger.accountants.pld import composed as pld
+from ledger.accountants.pld import losses, tilted
 
 MOST = 1 << 24
 

@@ -1,14 +1,11 @@
-"""Several contributions of one person, examples drawn one by one, and filters for runs that look at themselves."""
+"""Several contributions of one person, and examples drawn one by one."""
 
 import math
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from ledger import accountants
-from ledger.accountants import Phase, gaussian, mixtures, renyi
-from ledger.accountants.filters import GaussianFilter, RenyiFilter
+from ledger.accountants import Phase, gaussian, mixtures
 from ledger.errors import AccountantError
 
 RUN = (4.0, 0.01, 1000)
@@ -135,86 +132,3 @@ def test_a_group_costs_no_more_than_group_privacy_and_no_less_than_a_member():
     one, four = accountants.epsilon(*RUN, 1e-5), accountants.epsilon_group(*RUN, 4, 1e-5)
     assert one < four < accountants.epsilon_group(*RUN, 5, 1e-5)
     assert four <= gaussian.epsilon_of_mu(4 * math.sqrt(1000) / 4.0, 1e-5)
-
-
-# Filters
-
-
-def test_a_filter_lets_through_what_its_order_affords_and_not_one_step_more():
-    step = Phase(1.0, 0.01, 1)
-    budget = RenyiFilter.planned(2.2, 1e-5, [Phase(1.0, 0.01, 1000)])
-    count = 0
-    while budget.fits(step) and count < 10_000:  # one that forgets would take them for ever
-        budget.charge(step)
-        count += 1
-    assert budget.spent <= 2.2
-    assert accountants.epsilon(1.0, 0.01, count, 1e-5, "rdp") <= 2.2
-    # The order was chosen for this plan, so no other order would have let more of it through.
-    assert accountants.epsilon(1.0, 0.01, count + 1, 1e-5, "rdp") > 2.2
-    with pytest.raises(AccountantError, match="BUDGET") as caught:
-        budget.charge(step)
-    assert caught.value.nearest == 0.0 and not budget.fits(step)
-
-
-def test_what_does_not_fit_is_not_charged_and_less_may_still_be():
-    budget = RenyiFilter(4.0, 1e-6, order=16.0)
-    before = budget.spent
-    with pytest.raises(AccountantError) as caught:
-        budget.charge(Phase(2.0, 0.01, 100_000))
-    assert budget.spent == before
-    fitting = int(caught.value.nearest)
-    assert 0 < fitting == budget.steps_left(Phase(2.0, 0.01, 100_000)) < 100_000
-    budget.charge(Phase(2.0, 0.01, fitting))
-    assert not budget.fits(Phase(2.0, 0.01, 1)) and budget.spent <= 4.0
-    assert budget.fits(Phase(1.0, 0.0, 5)) and budget.fits(Phase(1.0, 0.5, 0))
-    assert not budget.fits(Phase(0.0, 0.5, 1))
-
-
-@settings(max_examples=30, deadline=None)
-@given(
-    st.floats(0.5, 8.0),
-    st.sampled_from((2.0, 5.5, 16.0, 63.0)),
-    st.lists(st.builds(Phase, st.floats(0.4, 5.0), st.floats(0.0, 1.0), st.integers(0, 50)), max_size=30),
-)
-def test_no_sequence_of_charges_passes_the_budget(epsilon, order, steps):
-    try:
-        budget = RenyiFilter(epsilon, 1e-5, order=order)
-    except AccountantError as error:
-        assert error.nearest > epsilon
-        return
-    taken = [step for step in steps if budget.fits(step) and budget.charge(step) is None]
-    assert budget.spent <= epsilon
-    spent = sum(renyi.curve((step,))[renyi.ORDERS.index(order)] for step in taken if step.steps and step.sampling_rate)
-    assert renyi.of_order(spent, order, 1e-5) <= epsilon * (1 + 1e-12)
-
-
-def test_a_filter_has_one_order_and_keeps_it():
-    with pytest.raises(AccountantError, match="ORDER"):
-        RenyiFilter(1.0, 1e-6, order=11.0)
-    with pytest.raises(AccountantError, match="at order 2 ") as caught:
-        RenyiFilter(1.0, 1e-6, order=2.0)
-    assert RenyiFilter(caught.value.nearest, 1e-6, order=2.0).spent == 0.0
-    for plan in ([], [Phase(1.0, 0.1, 0)], [Phase(0.0, 0.1, 1)]):
-        with pytest.raises(AccountantError, match="PHASE"):
-            RenyiFilter.planned(1.0, 1e-6, plan)
-
-
-@pytest.mark.parametrize("epsilon", [0.0, -1.0, math.nan, math.inf, None])
-def test_budgets_that_are_no_epsilon_are_refused(epsilon):
-    for opened in (lambda: RenyiFilter(epsilon, 1e-6, order=8.0), lambda: GaussianFilter(epsilon, 1e-6)):
-        with pytest.raises(AccountantError, match="EPSILON"):
-            opened()
-
-
-def test_the_gaussian_filter_is_exact():
-    budget = GaussianFilter(3.0, 1e-5)
-    for z in (4.0, 10.0, 7.0, 4.0):
-        budget.charge(Phase(z, 0.01, 1))
-    assert budget.spent == pytest.approx(gaussian.epsilon_of_mu(math.sqrt(2 / 16 + 1 / 100 + 1 / 49), 1e-5))
-    for _ in range(1000):
-        if budget.fits(Phase(4.0, 1.0, 1)):
-            budget.charge(Phase(4.0, 1.0, 1))
-    assert budget.spent <= 3.0 < gaussian.epsilon_of_mu(math.sqrt(math.fsum(budget._losses) + 1 / 16), 1e-5)
-    with pytest.raises(AccountantError, match="BUDGET"):
-        budget.charge(Phase(4.0, 1.0, 1))
-    assert not budget.fits(Phase(0.0, 1.0, 1)) and not budget.fits(Phase(1e-200, 1.0, 1))

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ledger import accountants
-from ledger.accountants import ACCOUNTANTS, Phase, gaussian, pld
+from ledger.accountants import ACCOUNTANTS, Phase, gaussian
 from ledger.accountants.phases import merged
+from ledger.accountants.pld import composed as pld
 from ledger.errors import AccountantError
 
 DELTA = 1e-6

@@ -1,4 +1,4 @@
-"""Contributions of one person that differ, at long horizons, and filters that must not forget: what bounds may not lose."""
+"""Contributions of one person that differ, at long horizons: what bounds may not lose."""
 
 import math
 
@@ -6,7 +6,6 @@ import pytest
 
 from ledger import accountants
 from ledger.accountants import Phase, gaussian
-from ledger.accountants.filters import GaussianFilter, RenyiFilter
 
 
 def test_the_longest_member_counts_in_full_beside_a_short_one():
@@ -30,20 +29,6 @@ def test_rounding_of_a_long_composition_never_lowers_the_figure_of_a_group(delta
     z, q, steps = 2000.0, 1 - 1e-13, 10**5
     found = accountants.epsilon_group(z, q, steps, 2, delta)
     assert found >= gaussian.epsilon_of_mu(2 * math.sqrt(steps) / z, delta) * (1 - 1e-9)
-
-
-def test_a_filter_remembers_every_charge():
-    """In a bounded loop: a filter that forgets would let a run go on for ever."""
-    budget = RenyiFilter(3.0, 1e-6, order=8.0)
-    first = budget.steps_left(Phase(3.0, 0.02, 10**6))
-    assert first > 100
-    for count in range(1, 9):
-        budget.charge(Phase(3.0, 0.02, 10))
-        assert budget.steps_left(Phase(3.0, 0.02, 10**6)) == first - 10 * count
-    exact = GaussianFilter(3.0, 1e-6)
-    for count in range(1, 9):
-        exact.charge(Phase(10.0, 0.5, 2))
-        assert exact.spent == pytest.approx(gaussian.epsilon_of_mu(math.sqrt(2 * count) / 10.0, 1e-6))
 
 
 def test_content_replacement_counts_twice_the_shift_of_every_phase_sampled_or_not():

@@ -9,7 +9,7 @@ from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
 from ledger.leaves import Admit, Header, Previous
 from ledger.note import NoteSigner
 from ledger.replay import Replay
-from ledger.rules.limits import admission_problems
+from ledger.replay.permits import admission_problems
 
 OTHER = NoteSigner("ledger.example/run0", OTHER_KEY)
 EARLIER = Previous(OTHER.name, 9, bytes(32), bytes(range(32)), OTHER.vkey, "spent")
@@ -92,7 +92,7 @@ def test_bounds_are_judged_again_wherever_one_of_them_differs(monkeypatch):
     limit = {"max_epsilon_micro": 10**9, "max_delta_pico": 1}
     wrong.append({"carried_micro": 10**9 + 1, **limit})
     for most in (0, 1, 4096):
-        monkeypatch.setattr("ledger.replay.MOST_ADMISSIBLE", most)
+        monkeypatch.setattr("ledger.replay.replay.MOST_ADMISSIBLE", most)
         run = Replay(found, lambda size: bytes(32))
         for changes in ({}, *wrong, limit, *wrong, {"max_occurrences": 5}, {}):
             fields = {"profile_id": 0, "max_occurrences": 0, "carried_micro": 0, "max_epsilon_micro": 0, "max_delta_pico": 0}

@@ -8,7 +8,7 @@ import pytest
 from ledger.errors import ProofError
 from ledger.leaves import Summary
 from ledger.proofs.admitted import Admitted, parse_admitted, prove_admitted, verify_admitted
-from ledger.retention.aggregates import Member, ShownMember
+from ledger.replay.summaries import Member, ShownMember
 from tests.ledger.ledger_runs import Driver, admission, descriptor
 from tests.ledger.retained_runs import ANNA, BEN, grown, leaves_of, vouched_for
 

@@ -17,15 +17,15 @@ from attest.attestation import CommonTerms, Framing, subject_of
 from attest.descriptor import SignedDescriptor
 from attest.registry.names import beside
 from ledger import layout, tiles
-from ledger.attestations import pack, unpack
 from ledger.errors import ExportRefused, LeafRefused, LedgerCorrupt
 from ledger.export import _Attestations
-from ledger.handles import AdmitSpec
 from ledger.leaves import Admit, decode_leaf, encode_leaf
+from ledger.leaves.attestations import pack, unpack
 from ledger.log import Ledger
 from ledger.merkle import Frontier, leaf_hash
+from ledger.replay.contributions import AdmitSpec
+from ledger.storage.fsck import check_attestations
 from ledger.storage.place import Place
-from ledger.storage.signed import check_attestations
 from ledger.storage.sqlite import SqliteStore
 from ledger.storage.store import Attested, Row
 from tests.ledger.attested import (

@@ -13,10 +13,9 @@ from ledger.audit.earlier import earlier_run, verify_with_earlier
 from ledger.errors import BudgetExceeded, LeafRefused
 from ledger.log import Ledger
 from ledger.note import NoteSigner
-from ledger.rules import spent
-from ledger.rules.budgets import Account, Limit, Plans, reached, repetitions
-from ledger.rules.spending import Spending, composed, of_run
-from ledger.rules.spent import SpentRegistry
+from ledger.replay import earlier_runs as spent
+from ledger.replay.budgets import Account, Limit, Plans, Spending, composed, of_run, reached, repetitions
+from ledger.replay.earlier_runs import SpentRegistry
 
 SECOND = NoteSigner("ledger.example/run2", OTHER_KEY)
 THIRD = NoteSigner("ledger.example/run3", Ed25519PrivateKey.from_private_bytes(bytes(range(3, 35))))
@@ -242,7 +241,7 @@ def test_a_ledger_takes_nobody_whose_limit_its_own_plan_exceeds(tmp_path):
 
 def test_an_auditor_of_one_export_finds_a_plan_beyond_a_limit(tmp_path, monkeypatch):
     """The writer's refusal is switched off; the auditor's is the same rule."""
-    from ledger import replay
+    from ledger.replay import replay
 
     with monkeypatch.context() as patch:
         patch.setattr(replay, "budget_problems", lambda *args: iter(()))

@@ -22,8 +22,7 @@ from ledger.merkle import root
 from ledger.note import Cosigner, NoteSigner, checkpoint_text, open_note, parse_checkpoint, sign_note
 from ledger.proofs import cosigning
 from ledger.proofs.cosigning import cosign_export
-from ledger.proofs.evidence import Evidence, judge, parse_evidence
-from ledger.proofs.memory import Memory
+from ledger.proofs.memory import Evidence, Memory, judge, parse_evidence
 
 ANNA = Cosigner("auditor.example/anna", OTHER_KEY)
 KEYS = [SIGNER.vkey]

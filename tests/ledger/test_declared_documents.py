@@ -15,8 +15,8 @@ from ledger.leaves import Admit, Draw, Header, Resume, Withdraw, decode_leaf, en
 from ledger.leaves.codec import RECORDS
 from ledger.pages import PAGES, rows_in
 from ledger.release.manifest import Manifest
-from ledger.retention.aggregates import Aggregate, Member
-from ledger.rules.influence import Artifact
+from ledger.replay.influence import Artifact
+from ledger.replay.summaries import Aggregate, Member
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 LEAVES = sorted(RECORDS.values(), key=lambda leaf: leaf.KIND)

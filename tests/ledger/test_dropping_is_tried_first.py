@@ -1,6 +1,6 @@
 """Bodies and hashes that the ledger cannot do without are still there after it was asked to drop them, and it goes on.
 
-What may go is decided elsewhere (`ledger.operating.retaining`); here the appender is asked for what it must not do, as by a
+What may go is decided elsewhere (`ledger.log.retaining`); here the appender is asked for what it must not do, as by a
 mistake there. The database would let it: its triggers know of positions and kinds, not of auditors or of what leaves mean.
 """
 
@@ -13,7 +13,7 @@ import pytest
 
 from ledger.errors import LedgerCorrupt
 from ledger.log import Ledger
-from ledger.retention.aggregates import Aggregate
+from ledger.replay.summaries import Aggregate
 from ledger.storage.store import Aggregated
 from tests.ledger.ledger_runs import SIGNER, Driver, descriptor
 from tests.ledger.retained_runs import ANNA, BEN, grown, vouched_and_older, vouched_for

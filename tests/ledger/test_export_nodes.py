@@ -13,11 +13,9 @@ from ledger.errors import ProofError
 from ledger.export import write_export
 from ledger.log import Ledger
 from ledger.merkle import HASH_SIZE, node_hash, verify_consistency, verify_inclusion
-from ledger.proofs.prover import consistency_proof, inclusion_proof
-from ledger.proofs.reader import ExportReader
-from ledger.retention.nodes import KeptNodes, nodes_file
-from ledger.storage.lean import WithoutHashes, droppable
-from ledger.subtrees import Subtree
+from ledger.proofs.prover import ExportReader, consistency_proof, inclusion_proof
+from ledger.storage.appender import WithoutHashes, droppable
+from ledger.tiles import KeptNodes, Subtree, nodes_file
 from tests.ledger.ledger_runs import SIGNER, admission
 from tests.ledger.retained_runs import crowded_and_pruned, hashes_gone, is_pruned
 

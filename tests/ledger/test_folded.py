@@ -16,11 +16,11 @@ from ledger.note import NoteSigner
 from ledger.proofs.cosigning import Cosigned, cosign_export
 from ledger.proofs.membership import find_membership
 from ledger.proofs.memory import Memory
-from ledger.retention.aggregates import Aggregate, Member, ShownMember
+from ledger.replay.budgets import composed, most_of_run, of_run
+from ledger.replay.earlier_runs import SpentRegistry
+from ledger.replay.summaries import Aggregate, Member, ShownMember
 from ledger.retention.retained import MEMBER, named_by_withdrawals
 from ledger.retention.statements import statements, summary_keys
-from ledger.rules.spending import composed, most_of_run, of_run
-from ledger.rules.spent import SpentRegistry
 from ledger.views.withdrawn import withdrawal_statement
 from tests.ledger.ledger_runs import OTHER_KEY, SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
 from tests.ledger.retained_runs import ANNA, BEN, export_of, grown, is_pruned, retaining_spec, vouched_for

@@ -5,15 +5,14 @@ from test_pruning import told
 
 from ledger.audit import verify_export
 from ledger.errors import LedgerCorrupt, LedgerError, ProofError, RetentionRefused
-from ledger.handles import Pin
 from ledger.leaves import Resume, Summary, decode_leaf
 from ledger.log import Ledger
+from ledger.log.pinned import Pin
 from ledger.merkle import verify_consistency, verify_inclusion, verify_inclusion_hash
 from ledger.proofs.cosigning import cosign_export
 from ledger.proofs.memory import Memory
-from ledger.proofs.prover import consistency_proof, inclusion_proof
-from ledger.proofs.reader import ExportReader
-from ledger.storage.lean import droppable
+from ledger.proofs.prover import ExportReader, consistency_proof, inclusion_proof
+from ledger.storage.appender import droppable
 from ledger.storage.store import Row
 from tests.ledger.ledger_runs import SIGNER, START, admission
 from tests.ledger.retained_runs import ANNA, BEN, CLEO, crowded, crowded_and_pruned, hashes_gone, is_pruned, vouched_for

@@ -5,19 +5,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ledger import merkle
-from ledger.accountants import contour, core, tilted
+from ledger.accountants import core
+from ledger.accountants.pld import contour, tilted
 from ledger.audit import verify_export
-from ledger.audit.cited import Roots
 from ledger.audit.files import Export
+from ledger.audit.replaying import Roots
 from ledger.leaves import Admit, Resume, encode_leaf
 from ledger.merkle import SlotTree, leaf_hash, root_of_hashes
 from ledger.note import NoteSigner
 from ledger.replay import Replay
-from ledger.rules import rotation
-from ledger.rules.contributions import Register
-from ledger.rules.groups import EMPTY_SLOT
-from ledger.rules.limits import Reached
-from ledger.rules.standing import Moment
+from ledger.replay import signer as rotation
+from ledger.replay.contributions import EMPTY_SLOT, Moment, Register
+from ledger.replay.permits import Reached
 from tests.ledger.ledger_runs import SIGNER, START, Driver, Ledger, admission, descriptor, header_spec, signed_policy
 from tests.ledger.retained_runs import leaves_of
 

@@ -14,10 +14,9 @@ from ledger.errors import LeafRefused
 from ledger.leaves import HELD, Epoch, Header, decode_leaf, encode_leaf
 from ledger.log import Ledger
 from ledger.release import MANIFEST, check_release, release
-from ledger.release.create import describe
+from ledger.release.create import DIRECT, NOTHING_YET, WEAKER, describe
 from ledger.release.files import digested, listed
 from ledger.release.manifest import sign_manifest
-from ledger.release.statements import DIRECT, NOTHING_YET, WEAKER
 from ledger.report import write_report
 from tests.ledger.retained_runs import forged_export, leaves_of
 

@@ -9,11 +9,11 @@ from ledger_runs import OTHER_KEY, SIGNER, START, Driver, header_spec, signed_po
 
 from attest.descriptor import SignedDescriptor
 from attest.withdrawal import Withdrawal
-from ledger.handles import AdmitSpec
 from ledger.log import Ledger
 from ledger.note import NoteSigner
 from ledger.proofs.admitted import Admitted, prove_admitted
 from ledger.proofs.monitoring import ALARMS, Mine, watch
+from ledger.replay.contributions import AdmitSpec
 from tests.ledger.retained_runs import ANNA, BEN, retaining_spec, vouched_for
 
 KEYS = [SIGNER.vkey]

@@ -3,8 +3,8 @@
 import pytest
 from retained_runs import crowded_and_pruned, is_pruned
 
-from ledger.audit import opened as module
-from ledger.audit.opened import open_export
+from ledger.audit import verify as module
+from ledger.audit.verify import open_export
 from ledger.errors import ExportChanged
 from ledger.views.summary import class_summaries
 from ledger.views.withdrawn import withdrawal_statement

@@ -19,7 +19,7 @@ from ledger.log import Ledger
 from ledger.merkle import leaf_hash, root_of_hashes
 from ledger.note import checkpoint_text, sign_note
 from ledger.replay import Replay
-from ledger.rules.orders import OrderWatch
+from ledger.replay.permits import OrderWatch
 from ledger.storage.store import Row
 
 ORDERS = ("cyclic", "shuffled")
@@ -329,7 +329,7 @@ def test_without_an_order_such_a_lie_stands(tmp_path):
 
 def test_a_lie_about_repeated_steps_fails_the_audit(driver, tmp_path, monkeypatch):
     """A writer that does not count repetitions: the auditor does."""
-    from ledger.rules.orders import OrderWatch
+    from ledger.replay.permits import OrderWatch
 
     with monkeypatch.context() as patched:
         patched.setattr(OrderWatch, "charge", _uncounted(OrderWatch.charge))

@@ -6,8 +6,8 @@ from ledger_runs import LOG_KEY, OTHER_KEY, SIGNER, START, Driver, header_spec
 from attest import cbor, sign1
 from ledger.errors import LedgerBehind, LedgerClosed, LedgerError, LedgerForked, LedgerWrongRun, PinRefused
 from ledger.log import Ledger
+from ledger.log.pinned import sign_pinned
 from ledger.note import NoteSigner
-from ledger.pinned import sign_pinned
 
 KIND = "dptrain.test/1"
 SUCCESSOR = NoteSigner(SIGNER.name, OTHER_KEY)

@@ -13,8 +13,8 @@ from ledger.leaves import Admit, decode_leaf
 from ledger.log import Ledger
 from ledger.proofs.cosigning import cosign_export
 from ledger.proofs.memory import Memory
-from ledger.proofs.reader import ExportReader
-from ledger.retention.aggregates import Aggregate
+from ledger.proofs.prover import ExportReader
+from ledger.replay.summaries import Aggregate
 from ledger.retention.statements import summary_keys
 from ledger.views.trace import Wanted, trace
 from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy

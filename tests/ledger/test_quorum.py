@@ -16,7 +16,7 @@ from ledger.leaves import decode_leaf, encode_leaf
 from ledger.log import Ledger
 from ledger.merkle import leaf_hash, root
 from ledger.note import Cosigner, NoteSigner, checkpoint_text, cosign, merge_notes, sign_note
-from ledger.proofs.reader import ExportReader
+from ledger.proofs.prover import ExportReader
 from ledger.trust import AUDITORS, BOTH, WITNESSES, Group, parse_policy
 
 KEYS = [SIGNER.vkey]

@@ -12,9 +12,7 @@ from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
 from ledger.errors import LeafRefused
 from ledger.leaves import Admit
 from ledger.merkle import root
-from ledger.rules.contributions import Register
-from ledger.rules.groups import Contribution
-from ledger.rules.standing import Moment, Terms
+from ledger.replay.contributions import Contribution, Moment, Register, Terms
 
 CHARGED = (8, 0)
 LEFT = Moment(2, 1, CHARGED)

@@ -30,8 +30,7 @@ from ledger.release.create import describe
 from ledger.release.files import digested, listed
 from ledger.release.manifest import sign_manifest
 from ledger.replay import Replay
-from ledger.rules.influence import artifacts, class_costs, influenced
-from ledger.rules.releases import withdrawals_root
+from ledger.replay.influence import artifacts, class_costs, influenced, withdrawals_root
 from ledger.views.summary import class_summaries
 from tests.ledger.attested import attested_run, put_registry, registry_bytes
 from tests.ledger.retained_runs import ANNA, BEN, grown, is_pruned, vouched_for

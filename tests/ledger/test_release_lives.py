@@ -8,7 +8,7 @@ import pytest
 from ledger_runs import OTHER_KEY, SIGNER, START, Driver, admission, header_spec
 from release_models import WEIGHTS, model, records, run_to_the_end
 
-from ledger.leaves.previous import COMPROMISED, SPENT, Previous
+from ledger.leaves.header import COMPROMISED, SPENT, Previous
 from ledger.log import Ledger
 from ledger.note import NoteSigner
 from ledger.release import Rights, check_release, choose_artifact, release

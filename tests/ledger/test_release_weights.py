@@ -10,15 +10,13 @@ from release_models import WEIGHTS, model, records, run_to_the_end, safetensors,
 
 from attest import cbor
 from ledger.errors import LeafRefused, LedgerCorrupt, ReleaseRefused, StorageFailed
+from ledger.leaves.weights import WeightRecord, model_digest, read_records, write_records
 from ledger.log import Ledger
 from ledger.release import MANIFEST, Commitment, Rights, check_release, choose_artifact, release, tie
-from ledger.release.create import describe
-from ledger.release.files import Digested, digested, listed
+from ledger.release.create import describe, statements
+from ledger.release.files import Digested, Tensor, digested, listed
 from ledger.release.manifest import sign_manifest
-from ledger.release.statements import statements
-from ledger.release.tensors import Tensor
-from ledger.rules.influence import artifacts
-from ledger.rules.weights import WeightRecord, model_digest, read_records, write_records
+from ledger.replay.influence import artifacts
 
 KEYS = [SIGNER.vkey]
 
@@ -310,7 +308,7 @@ def test_no_epoch_is_closed_whose_records_are_not_on_disk(path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with Ledger.create(path, header_spec(), SIGNER, now=START) as ledger:
-        monkeypatch.setattr("ledger.operating.releasing.atomic_write", full)
+        monkeypatch.setattr("ledger.log.signing.atomic_write", full)
         with pytest.raises(StorageFailed, match="No space left"):
             ledger.keep_weights([record("a")])
         monkeypatch.undo()

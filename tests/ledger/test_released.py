@@ -10,8 +10,8 @@ from attest.policy import DepthRule
 from ledger.audit import verify_export
 from ledger.log import Ledger
 from ledger.release import release
-from ledger.rules.influence import class_costs
-from ledger.views.released import MAX_LISTED, release_rows
+from ledger.replay.influence import class_costs
+from ledger.views.summary import MAX_LISTED, release_rows
 from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, header_spec, parameter, signed_policy, stack_of
 from tests.ledger.release_models import model, run_to_the_end
 
@@ -90,7 +90,7 @@ def test_a_public_class_has_no_figure_and_a_part_without_influence_costs_nothing
 
 def test_where_no_horizon_has_an_epsilon_none_is_claimed(monkeypatch, path):
     from ledger.errors import ReleaseRefused
-    from ledger.views import released
+    from ledger.views import summary as released
 
     def refuse(*_, **__):
         raise ReleaseRefused("HORIZON", "the run stopped early and its occurrences are public")

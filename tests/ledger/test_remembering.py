@@ -12,11 +12,9 @@ from ledger.errors import StorageFailed
 from ledger.log import Ledger
 from ledger.note import Cosigner, NoteSigner, checkpoint_text, peek_checkpoint, sign_note
 from ledger.proofs.cosigning import cosign_export
-from ledger.proofs.evidence import parse_evidence
-from ledger.proofs.memory import Memory
-from ledger.proofs.reader import ExportReader
-from ledger.proofs.remembering import hold_against_memory
-from ledger.retention.nodes import KeptNodes
+from ledger.proofs.memory import Memory, hold_against_memory, parse_evidence
+from ledger.proofs.prover import ExportReader
+from ledger.tiles import KeptNodes
 from tests.ledger.retained_runs import crowded_and_pruned
 
 NEW = NoteSigner(SIGNER.name, OTHER_KEY)

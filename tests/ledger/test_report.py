@@ -24,13 +24,11 @@ from ledger.leaves import HeaderBlock
 from ledger.log import Ledger
 from ledger.note import NoteSigner
 from ledger.report import write_report
-from ledger.report.charts import bin_edges, histogram, line_chart, ticks
-from ledger.report.extras import MAX_EXAMPLES, ExtrasRefused
+from ledger.report.events import MAX_EXAMPLES, ExtrasRefused
 from ledger.report.layers import HEATS, merged, shade
-from ledger.report.markup import LONGEST_NAME, rounded_down, rounded_up, text, utc
+from ledger.report.markup import LONGEST_NAME, bin_edges, histogram, line_chart, rounded_down, rounded_up, text, ticks, utc
 from ledger.report.spending import MAX_POINTS
-from ledger.views.released import ReleasedPart
-from ledger.views.summary import ClassSummary, spread_of
+from ledger.views.summary import ClassSummary, ReleasedPart, spread_of
 
 VOID = {"meta"}
 

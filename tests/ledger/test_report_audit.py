@@ -10,8 +10,7 @@ from ledger_runs import OTHER_KEY, SIGNER, START, admission, descriptor, header_
 from ledger.audit import Signer, WithdrawalCount, verify_export, withdrawals
 from ledger.log import Ledger
 from ledger.note import NoteSigner
-from ledger.views.posture import block_multipliers
-from ledger.views.summary import SPREAD_BINS, spread_of
+from ledger.views.summary import SPREAD_BINS, block_multipliers, spread_of
 
 
 @pytest.fixture

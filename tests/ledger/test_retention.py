@@ -10,7 +10,7 @@ from ledger.errors import LeafRefused
 from ledger.leaves import Epoch, SummaryKind, encode_leaf
 from ledger.log import Ledger
 from ledger.merkle import root as merkle_root
-from ledger.retention.aggregates import Aggregate, Member, set_root
+from ledger.replay.summaries import Aggregate, Member, set_root
 from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
 from tests.ledger.retained_runs import export_of, forged_export, grown, leaves_of, retaining_spec
 from tests.ledger.spends import told

@@ -17,7 +17,7 @@ from ledger.log import Ledger
 from ledger.note import Cosigner, NoteSigner, checkpoint_text, open_note, sign_note
 from ledger.proofs.cosigning import cosign_export
 from ledger.proofs.memory import Memory
-from ledger.rules.rotation import KeyChain, rotation, statement
+from ledger.replay.signer import KeyChain, rotation, statement
 from ledger.storage import highwater
 from ledger.trust import auditors_policy
 

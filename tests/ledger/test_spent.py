@@ -13,8 +13,8 @@ from ledger.errors import ExportChanged, LeafRefused
 from ledger.leaves import Previous
 from ledger.log import Ledger
 from ledger.note import NoteSigner
-from ledger.rules.spending import Spending, composed
-from ledger.rules.spent import SpentRegistry
+from ledger.replay.budgets import Spending, composed
+from ledger.replay.earlier_runs import SpentRegistry
 
 SECOND = NoteSigner("ledger.example/run2", OTHER_KEY)
 KEYS = [SIGNER.vkey, SECOND.vkey]

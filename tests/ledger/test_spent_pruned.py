@@ -11,7 +11,7 @@ from ledger.audit import verify_export
 from ledger.audit.earlier import earlier_run, verify_with_earlier
 from ledger.log import Ledger
 from ledger.note import NoteSigner
-from ledger.rules.spent import SpentRegistry
+from ledger.replay.earlier_runs import SpentRegistry
 
 SECOND = NoteSigner("ledger.example/run2", OTHER_KEY)
 KEYS = [SIGNER.vkey, SECOND.vkey]

@@ -10,10 +10,10 @@ from ledger.errors import LeafRefused, ProofError
 from ledger.leaves import Header
 from ledger.log import Ledger
 from ledger.merkle import SlotTree, leaf_hash
-from ledger.retention.aggregates import MAX_AGGREGATE_SIZE, Aggregate, Aggregating, Member
+from ledger.replay.contributions import stand_in_name
+from ledger.replay.summaries import MAX_AGGREGATE_SIZE, Aggregate, Aggregating, Member
 from ledger.retention.retained import MEMBER, RetainedReplay, StandIns
 from ledger.retention.statements import vouched_end
-from ledger.rules.groups import stand_in_name
 from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, descriptor
 from tests.ledger.retained_runs import grown, leaves_of, retaining_spec
 from tests.ledger.spends import rows_of, told

@@ -15,7 +15,7 @@ from storage_backends import PostgresBackend
 from ledger.errors import LedgerBusy, LedgerClosed, LedgerReplaced
 from ledger.log import Ledger
 from ledger.storage import highwater
-from ledger.storage.postgres_schema import TABLES, statements
+from ledger.storage.postgres_server import TABLES, statements
 from ledger.storage.sqlite import SqliteStore
 
 

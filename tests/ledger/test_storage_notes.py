@@ -15,7 +15,7 @@ from ledger.merkle import leaf_hash
 from ledger.note import Cosigner, NoteSigner, checkpoint_text, cosign, sign_note
 from ledger.storage.opening import open_store
 from ledger.storage.store import PRUNABLE_KINDS, SUMMARY_KIND, Aggregated
-from ledger.subtrees import Subtree
+from ledger.tiles import Subtree
 
 ANNE = Cosigner("anne.example", OTHER_KEY)
 BERT = Cosigner("bert.example", Ed25519PrivateKey.from_private_bytes(bytes(range(3, 35))))

@@ -11,9 +11,9 @@ from storage_backends import PostgresBackend
 
 from ledger.errors import LedgerBusy, LedgerCorrupt, LedgerError, StorageFailed
 from ledger.log import Ledger
-from ledger.storage import postgres_connection
+from ledger.storage import postgres_server
 from ledger.storage.opening import create_store
-from ledger.storage.postgres_schema import TABLES, writer_grants
+from ledger.storage.postgres_server import TABLES, writer_grants
 from tests.ledger.attested import AttestedDriver, attested_header
 
 
@@ -134,7 +134,7 @@ def test_a_role_that_may_not_create_is_told_so(backend, tmp_path):
 
 def test_a_lock_held_elsewhere_is_waited_for_and_then_named(begun, backend, monkeypatch):
     begun.ledger.close()
-    monkeypatch.setitem(postgres_connection._SETTINGS, "lock_timeout", "200ms")
+    monkeypatch.setitem(postgres_server._SETTINGS, "lock_timeout", "200ms")
     with backend._connection() as other, backend.open() as ledger:
         other.execute("SELECT * FROM head FOR UPDATE")
         with pytest.raises(LedgerBusy) as found:

@@ -7,7 +7,7 @@ import pytest
 from ledger.errors import ProofError
 from ledger.merkle import Frontier, leaf_hash, node_hash, root_of_hashes, verify_consistency, verify_inclusion_hash
 from ledger.proofs.prover import consistency_proof, inclusion_proof
-from ledger.subtrees import MAX_LEVEL, Subtree, Subtrees, joined
+from ledger.tiles import MAX_LEVEL, Subtree, Subtrees, joined
 
 HASHES = [leaf_hash(b"%d" % n) for n in range(700)]
 

@@ -17,12 +17,12 @@ from attest.withdrawal import EXPIRED
 from ledger.accountants import Phase, epsilon_of_phases
 from ledger.audit.earlier import earlier_run
 from ledger.errors import AnchorRefused, ExportRefused, LeafRefused, LedgerBehind, LedgerError, LedgerForked
-from ledger.leaves.previous import COMPROMISED
+from ledger.leaves.header import COMPROMISED
 from ledger.log import Ledger
 from ledger.note import NoteSigner
 from ledger.proofs.admitted import prove_admitted
-from ledger.rules.spent import SpentRegistry
-from ledger.tracing import ANEW, DRAWS, OTHERS, open_exports, trace_over
+from ledger.proofs.tracing import ANEW, DRAWS, OTHERS, open_exports, trace_over
+from ledger.replay.earlier_runs import SpentRegistry
 from ledger.views.trace import Wanted, trace
 
 SECOND = NoteSigner("ledger.example/run2", OTHER_KEY)

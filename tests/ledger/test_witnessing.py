@@ -12,9 +12,8 @@ from ledger.errors import NoteError, ProofError, WitnessRefused
 from ledger.log import Ledger
 from ledger.merkle import EMPTY_ROOT
 from ledger.note import Cosigner, NoteSigner, checkpoint_text, cosign, lines_of, merge_notes, sign_note
-from ledger.proofs.prover import HashTree, tree_root
-from ledger.proofs.reader import ExportReader
-from ledger.proofs.witnessing import MAX_ANSWER_SIZE, make_request, read_answer, read_request
+from ledger.proofs.cosigning import MAX_ANSWER_SIZE, make_request, read_answer, read_request
+from ledger.proofs.prover import ExportReader, HashTree, tree_root
 from tests.ledger.tlog_witness import Witness
 
 RAW = SIGNER.verifier.public_key

@@ -12,9 +12,8 @@ from ledger_runs import OWNER_KEY, SIGNER, START, Driver, admission, header_spec
 from attest.keys import public_bytes
 from ledger.audit import QUALIFIERS, VERDICTS, Verdict, verify, verify_export
 from ledger.audit.bounds import bounds_are_signed
-from ledger.audit.findings import BoundsEvidence
+from ledger.audit.findings import BEYOND, BoundsEvidence, exit_code, headline, weakest
 from ledger.audit.remarks import Remarks
-from ledger.audit.words import BEYOND, exit_code, headline, weakest
 from ledger.log import Ledger
 from ledger.report import write_report
 from tests.ledger.retained_runs import AUDITORS, pruned_run

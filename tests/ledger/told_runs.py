@@ -14,10 +14,10 @@ from attest import sign1
 from attest.attestation import Attestation, CommonTerms
 from attest.corpus.signing import sign_descriptor
 from ledger import layout, tiles
-from ledger.attestations import pack
-from ledger.handles import AdmitSpec
 from ledger.leaves import Admit
+from ledger.leaves.attestations import pack
 from ledger.log import Ledger
+from ledger.replay.contributions import AdmitSpec
 from tests.ledger.attested import AttestedDriver, attestation, attested_header, registry_bytes, spec_of
 from tests.ledger.ledger_runs import SIGNER, START
 from tests.ledger.retained_runs import leaves_of

@@ -2,11 +2,11 @@
 
 from tests.mutants.mutant import Mutant
 
-KEPT = "ledger/attestations.py"
+KEPT = "ledger/leaves/attestations.py"
 EXPORT = "ledger/export.py"
 SQLITE = "ledger/storage/sqlite.py"
 POSTGRES = "ledger/storage/postgres.py"
-SIGNED = "ledger/storage/signed.py"
+SIGNED = "ledger/storage/fsck.py"
 
 T = "tests/ledger/test_attestations.py::"
 
@@ -64,7 +64,8 @@ ATTESTED = (
         T + "test_a_registry_that_is_not_that_of_the_run_is_refused_and_nothing_is_written",
     ),
     Mutant(
-        "attestations are left out where that is asked for", "ledger/log.py", "snapshot if attestations else None", "snapshot",
+        "attestations are left out where that is asked for", "ledger/log/ledger.py",
+        "snapshot if attestations else None", "snapshot",
         T + "test_an_export_without_attestations_has_no_byte_of_them",
     ),
     Mutant(

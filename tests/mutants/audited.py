@@ -2,25 +2,25 @@
 
 from tests.mutants.mutant import Mutant
 
-AGREED = "ledger/audit/bounds/agreed.py"
-FOLLOW = "ledger/audit/bounds/follow.py"
-POOL = "ledger/audit/bounds/pool.py"
-REGISTERED = "ledger/audit/registered.py"
+AGREED = "ledger/audit/attested.py"
+FOLLOW = "ledger/audit/bounds.py"
+POOL = "ledger/audit/bounds.py"
+REGISTERED = "ledger/audit/attested.py"
 REMARKS = "ledger/audit/remarks.py"
-CROSSING = "ledger/audit/crossing.py"
-SUMMARIES = "ledger/audit/summaries.py"
-TIMELINE = "ledger/rules/timeline.py"
-REPLAY = "ledger/replay.py"
+CROSSING = "ledger/audit/histories.py"
+SUMMARIES = "ledger/audit/signatures.py"
+TIMELINE = "ledger/replay/signer.py"
+REPLAY = "ledger/replay/replay.py"
 BLOCKS = "attest/schedule/blocks.py"
 COSIGNING = "ledger/proofs/cosigning.py"
 CONTENTS = "ledger/release/contents.py"
-PICKLES = "ledger/release/pickles.py"
+PICKLES = "ledger/release/contents.py"
 TIED = "ledger/release/tied.py"
 CHECK = "ledger/release/check.py"
-RIGHTS = "ledger/release/rights.py"
+RIGHTS = "ledger/release/check.py"
 STATEMENTS = "ledger/retention/statements.py"
 EARLIER = "ledger/audit/earlier.py"
-RETAINING = "ledger/operating/retaining.py"
+RETAINING = "ledger/log/retaining.py"
 
 T_FOLDED = "tests/ledger/test_folded.py::"
 T_FOLDED_LIES = "tests/attacks/test_ledger_attacks_folded.py::"
@@ -182,7 +182,7 @@ FIGURES = (
         T_FOLDED_LIES + "test_what_was_wrong_of_several_runs_before_folding_is_told_after_it[limit-BUDGET]",
     ),
     Mutant(
-        "a withdrawal may be of who stayed", "ledger/audit/signed_withdrawals.py",
+        "a withdrawal may be of who stayed", "ledger/audit/withdrawals.py",
         "(unnamed and self._given_for(name))", "False",
         T_FOLDED_LIES + "test_a_signed_withdrawal_that_no_leaf_enters_is_told_of_whoever_may_have_stayed",
     ),
@@ -296,7 +296,7 @@ RELEASES = (
         T_TIED + "test_E4_settings_and_code_that_were_changed_and_signed_along_are_named_under_signature",
     ),
     Mutant(
-        "a form is that of the bytes", "ledger/release/differences.py", "    if found == expected:\n",
+        "a form is that of the bytes", "ledger/release/files.py", "    if found == expected:\n",
         "    if found.sha256 == expected.sha256:\n",
         T_TIED + "test_E4_a_manifest_that_calls_a_pickle_text_is_refused_by_who_looks_at_the_file",
     ),

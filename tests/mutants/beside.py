@@ -2,12 +2,12 @@
 
 from tests.mutants.mutant import Mutant
 
-PINNED = "ledger/pinned.py"
+PINNED = "ledger/log/pinned.py"
 PIN = "dptrain/record/pin.py"
 CHECKPOINTS = "dptrain/record/checkpoints.py"
 RECORDING = "dptrain/record/recorder.py"
 ENGINE = "dptrain/engine/private_training.py"
-IN_PLACE = "ledger/storage/in_place.py"
+IN_PLACE = "ledger/storage/disks.py"
 SQLITE = "ledger/storage/sqlite.py"
 POSTGRES = "ledger/storage/postgres.py"
 STORE = "ledger/storage/store.py"
@@ -33,7 +33,7 @@ BESIDE = (
         T_PINNED + "test_a_file_of_another_kind_is_refused_though_the_key_signed_it",
     ),
     Mutant(
-        "a pinned file is of this ledger's past", "ledger/log.py",
+        "a pinned file is of this ledger's past", "ledger/log/ledger.py",
         "        self.check_pin(pin)\n        return pin, values", "        return pin, values",
         T_PINNED + "test_a_past_that_the_ledger_lacks_is_refused",
     ),
@@ -127,7 +127,7 @@ IN_THEIR_PLACE = (
         T_IN_PLACE + "test_whatever_writes_or_ends_a_run_asks",
     ),
     Mutant(
-        "an export asks", "ledger/log.py",
+        "an export asks", "ledger/log/ledger.py",
         "        self.require_in_place()\n        known = None if registry", "        known = None if registry",
         T_IN_PLACE + "test_whatever_writes_or_ends_a_run_asks",
     ),

@@ -9,9 +9,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from dptrain.record.weights import PIECE, Weights, _pieces, digest_of, saved_forms
+from ledger.leaves.weights import ordered
 from ledger.release import Commitment, tie
 from ledger.release.files import digested, listed
-from ledger.rules.weights import ordered
 from tests.reference.families import FAMILIES
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ledger.leaves import Header
     from ledger.log import Ledger
     from ledger.replay import Replay
-    from ledger.retention.aggregates import ShownMember
+    from ledger.replay.summaries import ShownMember
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -198,7 +198,7 @@ def verify(
     is wrong with and a reader should know. Times are held against the clock of this machine, so see that it is right. Exit
     code 1 for FAILED; with --require-full for whatever is not FULL.
     """
-    from ledger.audit.words import exit_code
+    from ledger.audit.findings import exit_code
 
     asked: dict[str, Any] = {"require_quorum": require_quorum, "minimum_size": min_size, "max_age": max_age}
     asked |= {"withdrawals": withdrawals, "registry": registry}
@@ -237,7 +237,7 @@ def withdraw(
     While a run holds the ledger, put the files into LEDGER.db.withdrawals/ instead (with --state, into
     DIR/ledger.withdrawals/): the run takes them in by itself.
     """
-    from ledger.audit.registered import registry_of
+    from ledger.audit.attested import registry_of
     from ledger.proofs.admitted import read_admitted
 
     now, place = int(time.time()), place_of(ledger, state)
@@ -285,7 +285,7 @@ def report(
     refuse_to_overwrite(out)
     told = _extras(extras)
     audited = _audit(export, key, owner_key, now=now)
-    from ledger.audit.words import exit_code, headline
+    from ledger.audit.findings import exit_code, headline
     from ledger.report import write_report
 
     write_report(export, out, report=audited, extras=told)
@@ -305,7 +305,7 @@ def _reading(
     if Path(ledger).is_dir():
         if not key or state is not None:
             raise typer.BadParameter(f"'{ledger}' is an export: give the ledger's public key with --key, and no --state")
-        from ledger.audit.opened import open_export
+        from ledger.audit.verify import open_export
 
         owner, vkeys = trusted(key, owner_key)
         with counting(f"auditing {ledger}"):
@@ -344,7 +344,7 @@ def _audit(
             report = verify_export(export, vkeys, owner_key=owner, **options)
     if remember is None:
         return report
-    from ledger.proofs.remembering import hold_against_memory
+    from ledger.proofs.memory import hold_against_memory
 
     return hold_against_memory(report, export, remember, vkeys)
 
@@ -407,7 +407,7 @@ def _extras(path: Path | None) -> dict[str, Any] | None:
         raise ConfigError("EXTRAS", f"{str(path)!r} is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise ConfigError("EXTRAS", f"{str(path)!r} holds no JSON object")
-    from ledger.report.extras import read_extras
+    from ledger.report.events import read_extras
 
     read_extras(value)  # an audit may take a minute: what would be refused after it is refused before
     return value

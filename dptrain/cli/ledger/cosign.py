@@ -72,7 +72,7 @@ def cosign(
     Your memory keeps the last checkpoint per ledger. A ledger that is smaller, or has another history, is refused, and both
     checkpoints are written to an evidence file that `ledger verify-proof` checks. Keep the memory as you keep the key.
     """
-    from ledger.audit.words import headline
+    from ledger.audit.findings import headline
     from ledger.note import Cosigner
     from ledger.proofs.cosigning import cosign_export
     from ledger.proofs.memory import Memory
@@ -200,7 +200,7 @@ def _merge_into_export(export: Path, given: list[bytes], named: list[str]) -> tu
     """Returns the merged note, once it is written, and the keys whose lines count."""
     from ledger.layout import CHECKPOINT, POLICY
     from ledger.note import merge_notes
-    from ledger.proofs.reader import ExportReader
+    from ledger.proofs.prover import ExportReader
     from ledger.retention.statements import summary_key
     from ledger.trust import AUDITORS, parse_policy
 
@@ -258,7 +258,7 @@ def witness_request(
     answers with that.
     """
     from ledger.note import peek_checkpoint
-    from ledger.proofs.witnessing import make_request
+    from ledger.proofs.cosigning import make_request
 
     if body != _PIPE:
         refuse_to_overwrite(body)
@@ -300,7 +300,7 @@ def witness_answer(
     that the witness signed before, WITNESS_PROOF, WITNESS_UNKNOWN, WITNESS_FORBIDDEN.
     """
     from ledger.note import SIGNATURE_COSIGNATURE_V1, open_note, peek_checkpoint
-    from ledger.proofs.witnessing import MAX_ANSWER_SIZE, MAX_REQUEST_SIZE, read_answer, read_request
+    from ledger.proofs.cosigning import MAX_ANSWER_SIZE, MAX_REQUEST_SIZE, read_answer, read_request
 
     request = read_request(read_limited(body, MAX_REQUEST_SIZE, "request to a witness"))
     if answer != _PIPE and not answer.is_file():
@@ -334,12 +334,12 @@ def witness_answer(
 def _tree(ledger: str, state: Path | None) -> tuple[bytes, "Node"]:
     """The last checkpoint of a ledger, or of an export, and the nodes of the tree under it."""
     if Path(ledger).is_dir():
-        from ledger.proofs.reader import ExportReader
+        from ledger.proofs.prover import ExportReader
 
         reader = ExportReader(Path(ledger))
         return reader.checkpoint, reader.node
     from ledger.log import Ledger
-    from ledger.subtrees import Subtrees
+    from ledger.tiles import Subtrees
 
     tree = Subtrees()
     with Ledger.open(place_of(ledger, state), read_only=True) as log, log.rows() as rows:

@@ -72,7 +72,7 @@ def monitor(
     it has spent, withdrawn or not. Run it again for every new export, with --remember and the withdrawals that you sent. The
     exit code says what to do, for a cron job; of several alarms the highest counts.
     """
-    from ledger.audit.words import headline
+    from ledger.audit.findings import headline
     from ledger.proofs.admitted import read_admitted
     from ledger.proofs.monitoring import watch
 
@@ -119,7 +119,7 @@ def _withdrawals(directory: Path) -> "list[tuple[str, Withdrawal]]":
     Raises:
         typer.BadParameter: it cannot be read, or holds another file, which could be a withdrawal that nobody watches.
     """
-    from ledger.audit.signed_withdrawals import read_withdrawals
+    from ledger.audit.withdrawals import read_withdrawals
 
     others: list[str] = []
     faults: list[str] = []

@@ -185,7 +185,7 @@ def verify_proof(
     It shows that the leaf is in the ledger, not that the rest of the ledger is in order: that is for `ledger verify`. With
     --quorum, or a trust policy that names one, auditors have said so. Evidence that `ledger cosign` wrote is checked too.
     """
-    from ledger.proofs.evidence import HEADER, MAX_EVIDENCE_SIZE
+    from ledger.proofs.memory import HEADER, MAX_EVIDENCE_SIZE
     from ledger.proofs.tlog_proof import verify_proof as verify
     from ledger.retention.statements import summary_key
 
@@ -269,7 +269,7 @@ def _verify_receipt(data: bytes, leaf: bytes | None, policy: "TrustPolicy", json
 
 def _verify_evidence(data: bytes, policy: "TrustPolicy", json: bool) -> None:
     """Says what evidence against a log shows."""
-    from ledger.proofs.evidence import judge, parse_evidence
+    from ledger.proofs.memory import judge, parse_evidence
 
     found = judge(parse_evidence(data), [str(key) for key in policy.logs])
     first, second = found.remembered, found.offered
@@ -373,7 +373,7 @@ def _wanted(leaf: int | None, contribution: str | None, kind: LeafKind | None) -
 def _in_export(base: Path, wanted: _Wanted) -> _Found:
     from ledger.layout import POLICY
     from ledger.note import open_note, parse_checkpoint
-    from ledger.proofs.reader import ExportReader
+    from ledger.proofs.prover import ExportReader
     from ledger.retention.retained import named_by_withdrawals
     from ledger.trust import parse_policy
 
@@ -402,7 +402,7 @@ def _spent(entries: Iterable[bytes], name: bytes, names: Mapping[int, bytes], si
 
 def _in_ledger(place: Place, wanted: _Wanted) -> _Found:
     from ledger.log import Ledger
-    from ledger.subtrees import Subtrees
+    from ledger.tiles import Subtrees
 
     leaf, found, tree = wanted.leaf, (-1, b""), Subtrees()
     with Ledger.open(place, read_only=True) as log:

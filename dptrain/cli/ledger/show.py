@@ -26,8 +26,7 @@ COLOURS: Final = {"FULL": "green", "SUMMARISED": "yellow", "TOLD": "yellow", "SI
 
 def summary(state: "Replay", root: bytes) -> dict[str, Any]:
     """What a ledger says of its run, as JSON."""
-    from ledger.views.released import release_rows
-    from ledger.views.summary import class_summaries
+    from ledger.views.summary import class_summaries, release_rows
 
     header = state.header
     return {
@@ -86,7 +85,7 @@ def print_summary(data: dict[str, Any]) -> None:
 
 def print_audit(audited: "AuditReport") -> None:
     """Prints the verdict and what weakens it, what is wrong, what a reader should know, and then the figures."""
-    from ledger.audit.words import WHERE_BEYOND
+    from ledger.audit.findings import WHERE_BEYOND
 
     out = console()
     print_verdict(audited.verdict, audited.qualifiers, audited.origin or "the checkpoint was refused")
@@ -115,7 +114,7 @@ def print_verdict(verdict: "Verdict", qualifiers: Iterable[str], about: str) -> 
         qualifiers: what weakens it.
         about: what it is the verdict on.
     """
-    from ledger.audit.words import QUALIFIERS, VERDICTS, headline
+    from ledger.audit.findings import QUALIFIERS, VERDICTS, headline
 
     out, words = console(), tuple(qualifiers)
     out.print(styled(f"bold {COLOURS.get(verdict, 'red')}", headline(verdict, words), f"  {about}"))

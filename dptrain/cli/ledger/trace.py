@@ -18,7 +18,7 @@ from dptrain.programs import print_json
 
 if TYPE_CHECKING:
     # Loaded where they are used, as in `dptrain.cli.ledger.commands`: help and completion need none of them.
-    from ledger.tracing import TracedOver, TracedRun
+    from ledger.proofs.tracing import TracedOver, TracedRun
 
 CONDITION = "if no run was chosen by looking at what another one released"
 
@@ -57,7 +57,7 @@ def trace(
     """
     check_keys(is_anchor(contribution), pub, registry)
     from ledger.proofs.admitted import read_admitted
-    from ledger.tracing import open_exports, trace_over
+    from ledger.proofs.tracing import open_exports, trace_over
 
     owner, vkeys = trusted(key, owner_key)
     said: dict[str, Any] = {"nonce": nonce, "content": content, "pub": pub, "registry": registry}
@@ -81,7 +81,7 @@ def register(app: typer.Typer) -> None:
 
 
 def _headline(item: "TracedRun") -> str:
-    from ledger.audit.words import headline
+    from ledger.audit.findings import headline
 
     return headline(item.opened.report.verdict, item.opened.report.qualifiers)
 
@@ -149,7 +149,7 @@ def _run_as_json(item: "TracedRun") -> dict[str, Any]:
 
 
 def _print(found: "TracedOver", asked: Asked) -> None:
-    from ledger.audit.words import VERDICTS, WHERE_BEYOND, headline
+    from ledger.audit.findings import VERDICTS, WHERE_BEYOND, headline
 
     out = console()
     print_anchor(asked, pruned=any(item.trace.pruned for item in found.runs if item.trace is not None))

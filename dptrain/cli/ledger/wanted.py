@@ -17,7 +17,7 @@ from dptrain.cli.inputs import existing_file
 if TYPE_CHECKING:
     # Loaded where they are used, as in `dptrain.cli.ledger.commands`: help and completion need none of them.
     from ledger.leaves import Header
-    from ledger.tracing import Signers
+    from ledger.proofs.tracing import Signers
     from ledger.views.trace import Wanted
 
 Content = Annotated[
@@ -134,7 +134,7 @@ def by_anchor(
         name, raw = keys.load_named_public_key(pub)
         found, ids = anchors.verify_anchor(payload, message, raw), frozenset({keys.key_id(raw)})
     else:
-        from ledger.audit.registered import registry_of
+        from ledger.audit.attested import registry_of
 
         assert registry is not None and headers  # `check_keys` saw to it
         for header in headers:

@@ -11,9 +11,9 @@ from attest.schedule import allocation
 from attest.schedule.turns import Order, permutation
 from ledger import accountants
 from ledger.accountants import Phase
-from ledger.accountants.contour import LEAST_REACH, LEAST_WIDTH, MOST_RATE
 from ledger.accountants.gaussian import epsilon_of_mu
-from ledger.accountants.pld import COARSE_BELOW, INTERVAL, UNSAMPLED_BELOW
+from ledger.accountants.pld.composed import COARSE_BELOW, INTERVAL, UNSAMPLED_BELOW
+from ledger.accountants.pld.contour import LEAST_REACH, LEAST_WIDTH, MOST_RATE
 from tests.ledger.ledger_runs import signed_policy
 from tests.vectors.conformance.honest import ordered
 

@@ -9,7 +9,7 @@ from ledger.audit import AuditReport, verify_export
 from ledger.audit.earlier import verify_with_earlier
 from ledger.audit.files import Export
 from ledger.audit.replaying import begin, follow
-from ledger.rules.expenditure import Expenditure
+from ledger.replay.expenditure import Expenditure
 from tests.vectors.conformance.honest import Pins
 from tests.vectors.conformance.written import Files, put
 

@@ -11,7 +11,7 @@ from attest.schema.plain import EARLIEST, MAX_TIME
 from ledger import tiles
 from ledger.errors import LedgerError
 from ledger.leaves import HeaderSpec, Release, decode_leaf, encode_leaf
-from ledger.leaves.previous import Previous
+from ledger.leaves.header import Previous
 from ledger.merkle import leaf_hash
 from tests.attacks.test_ledger_attacks_depth import ADAPTERS, ATTENTION, BAND, policy
 from tests.ledger.ledger_runs import OTHER_KEY, SIGNER, START, DepthRule, NoteSigner, header_spec, parameter, stack_of

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from ledger.leaves import Charge, Header, Previous, Withdraw
-from ledger.leaves.previous import SPENT
+from ledger.leaves.header import SPENT
 from ledger.merkle import root
 from ledger.note import NoteSigner
 from tests.ledger.attested import AttestedDriver, attested_admission

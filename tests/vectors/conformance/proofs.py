@@ -22,7 +22,7 @@ from ledger.proofs.prover import HashTree, tree_root
 from ledger.proofs.receipt import make_receipt, verify_receipt
 from ledger.proofs.tlog_proof import TlogProof, make_proof, verify_proof
 from ledger.release.manifest import Manifest, open_manifest
-from ledger.retention.aggregates import Aggregate, Member
+from ledger.replay.summaries import Aggregate, Member
 from ledger.trust import TrustPolicy, auditors_policy
 from tests.attacks.test_ledger_attacks_times import forged_cosignature
 from tests.ledger.ledger_runs import LOG_KEY, OTHER_KEY, SIGNER, START, descriptor

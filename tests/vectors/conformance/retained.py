@@ -12,7 +12,7 @@ from ledger.log import Ledger
 from ledger.merkle import leaf_hash, root
 from ledger.note import checkpoint_text, sign_note
 from ledger.proofs.prover import HashTree, tree_root
-from ledger.retention.aggregates import Aggregate, Member, set_root
+from ledger.replay.summaries import Aggregate, Member, set_root
 from ledger.retention.retained import is_stand_in
 from tests.ledger.attested import AttestedDriver, attested_admission, registry, spec_of
 from tests.ledger.ledger_runs import SIGNER, START

@@ -11,11 +11,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ledger.accountants import to_micro_up
 from ledger.audit.earlier import earlier_run
-from ledger.handles import AdmitSpec
-from ledger.leaves.previous import COMPROMISED, SPENT
+from ledger.leaves.header import COMPROMISED, SPENT
 from ledger.log import Ledger
 from ledger.note import NoteSigner
-from ledger.rules.spent import SpentRegistry
+from ledger.replay.contributions import AdmitSpec
+from ledger.replay.earlier_runs import SpentRegistry
 from tests.ledger.attested import AttestedDriver, attested_admission, attested_header, attested_policy
 from tests.ledger.ledger_runs import OTHER_KEY, SIGNER, START
 from tests.vectors.conformance import by_prv, honest, retained, withdrawing

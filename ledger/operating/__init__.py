@@ -1,1 +1,0 @@
-"""What an operator may do with an open ledger, an act a file; `ledger.log` joins them."""

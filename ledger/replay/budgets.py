@@ -1,0 +1,345 @@
+"""Adds up what runs amount to for one contribution, and holds it against the limits that were signed.
+
+A limit is a pair (epsilon, delta), and holds for all runs together, also where a later one was chosen by looking at the models
+of those before, as it mostly is. So several runs are added up by a Rényi filter, at an order that is fixed before the first of
+them, and not composed as if they had been planned together (docs/mechanism.md, Theorem 13). One run by itself is held against
+its accountant.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property, lru_cache
+from typing import Literal
+
+from attest.fixed_point import MICRO, from_micro, from_pico
+from attest.policy import Policy
+from attest.policy.sampling import POISSON
+from attest.schedule import Phases
+from ledger import accountants
+from ledger.accountants import Phase, divergence, renyi
+from ledger.errors import LeafRefused
+from ledger.leaves import Admit, Header
+from ledger.replay.contributions import AdmitSpec, Contribution, Terms
+from ledger.replay.expenditure import Expenditure
+from ledger.replay.state import RunState
+
+
+@dataclass(frozen=True, eq=False)
+class Spending:
+    """Releases of one family of noise, as an accountant composes them; one object for all contributions that are alike.
+
+    Attributes:
+        accountant: who computes its epsilon by itself; for `prv` it is `pld`, which every auditor has.
+        family: the family of noise.
+        phases: sampled steps.
+        loss: of public occurrences, the sum of 1/z^2; there are no phases then.
+        cap: the most of the steps in which it took part, 0 for no cap.
+    """
+
+    accountant: str
+    family: str
+    phases: tuple[Phase, ...] = ()
+    loss: float = 0.0
+    cap: int = 0
+
+    def __bool__(self) -> bool:
+        """Tells whether anything was released; what was counts with its delta even where its own epsilon at that delta is 0."""
+        return bool(self.phases or self.loss)
+
+    def epsilon(self, delta: float) -> float:
+        """Returns its epsilon by itself, at any delta."""
+        if self.loss:
+            return accountants.epsilon_occurrences(self.loss, delta, self.accountant, family=self.family)
+        if self.cap:
+            return accountants.epsilon_of_phases_capped(self.phases, self.cap, delta, self.accountant, family=self.family)
+        return accountants.epsilon_of_phases(self.phases, delta, self.accountant, family=self.family)
+
+    @cached_property
+    def divergences(self) -> tuple[float, ...]:
+        """Its Rényi divergence at every order of `renyi.ORDERS`, which adds up over runs."""
+        if self.loss:
+            return divergence.of_loss(self.loss, self.family)
+        return divergence.of_phases(accountants.merged(self.phases), self.family)
+
+
+def composed(spendings: Iterable[Spending], delta: float) -> float:
+    """Returns epsilon at delta of several runs together, if none was chosen by looking at what another one released.
+
+    Runs of one accountant and family compose in one call, all their phases together, as if they were one run. Where there are
+    several such groups each is taken at an equal share of delta and their epsilons add up, or all are taken by their Rényi
+    divergences, whichever is less.
+    """
+    groups: dict[tuple[str, str, bool], list[Spending]] = {}
+    for spending in filter(None, spendings):
+        of_loss = bool(spending.loss) and spending.family != "gaussian"
+        groups.setdefault((spending.accountant, spending.family, of_loss), []).append(spending)
+    joined = [_as_one(members) for members in groups.values()]
+    if len(joined) <= 1:
+        return joined[0].epsilon(delta) if joined else 0.0
+    summed = [math.fsum(one.divergences[place] for one in joined) for place in range(len(renyi.ORDERS))]
+    least = min(renyi.least_of_order(spent, order, delta) for spent, order in zip(summed, renyi.ORDERS, strict=True))
+    share = delta / len(joined)
+    return least if share < accountants.MIN_DELTA else min(least, math.fsum(one.epsilon(share) for one in joined))
+
+
+def _as_one(members: Sequence[Spending]) -> Spending:
+    first = members[0]
+    if len(members) == 1:
+        return first
+    if all(member.loss for member in members):
+        return Spending(first.accountant, first.family, loss=math.fsum(member.loss for member in members))
+    phases = [phase for member in members for phase in (_release(member.loss) if member.loss else member.phases)]
+    return Spending(first.accountant, first.family, accountants.merged(phases))
+
+
+def _release(loss: float) -> tuple[Phase, ...]:
+    """Returns the public Gaussian occurrences as one release of the same mu, which is what they compose to."""
+    return (Phase(min(loss**-0.5, accountants.MAX_MULTIPLIER), 1.0, 1),)
+
+
+def of_run(run: RunState, contribution: Contribution) -> Spending:
+    """Returns what a contribution spent in a run so far."""
+    policy, place = run.header.policy, contribution.class_index
+    if run.header.occurrences_public:
+        return _spending(policy, loss=contribution.loss)
+    spent = run.expenditure
+    steps = spent.phase_steps(contribution, run.charged_phases)
+    phases = spent.charged_phases(place, spent.of_contribution(contribution), steps)
+    return _spending(policy, phases, cap=spent.occurrences(contribution, steps, run.charged_attempt))
+
+
+def most_of_run(run: RunState, contributions: Iterable[Contribution]) -> Spending:
+    """Returns what is no less than any of these contributions of one class spent in a run so far.
+
+    Guarantee:
+        In each phase of the noise it counts the least multiplier and the most steps of any of them, the largest cap, and none
+        where one of them has none; where occurrences are public the largest loss. Each of these only adds to an epsilon.
+
+    Args:
+        run: the run.
+        contributions: one at least, all of one private class.
+    """
+    policy, spent = run.header.policy, run.expenditure
+    if run.header.occurrences_public:
+        return _spending(policy, loss=max(contribution.loss for contribution in contributions))
+    # Under equal terms some may have left before others did: each of these has its own steps.
+    alike = {(contribution.terms, contribution.until): contribution for contribution in contributions}.values()
+    steps = [spent.phase_steps(contribution, run.charged_phases) for contribution in alike]
+    multipliers = (spent.of_contribution(contribution) for contribution in alike)
+    caps = [spent.occurrences(contribution, own, run.charged_attempt) for contribution, own in zip(alike, steps, strict=True)]
+    least, most = tuple(map(min, zip(*multipliers, strict=True))), tuple(map(max, zip(*steps, strict=True)))
+    place = next(iter(alike)).class_index
+    return _spending(policy, spent.charged_phases(place, least, most), cap=max(caps) if all(caps) else 0)
+
+
+def of_plan(policy: Policy, place: int, multipliers: Sequence[float], steps: int | None = None) -> Spending:
+    """Returns the most that a contribution can spend in a run of a policy, or in its first steps.
+
+    Redone steps are counted where they are dearest. A cap of occurrences is not counted on: it begins anew in every attempt.
+
+    Args:
+        policy: the policy.
+        place: place of the class in it.
+        multipliers: effective noise multiplier of the contribution in each phase of the noise.
+        steps: how many steps are to run if not all.
+    """
+    rate = policy.classes[place].sampling_rate
+    counts = list(Phases.of(policy).count(1, policy.steps if steps is None else steps))
+    if policy.sampling.name != POISSON:
+        counts = [math.ceil(count * rate) + (count > 0) for count in counts]
+    dearest = min((index for index, count in enumerate(counts) if count), key=lambda index: multipliers[index], default=0)
+    counts[dearest] += policy.redo_steps
+    charged = [(min(z, accountants.MAX_MULTIPLIER), count) for z, count in zip(multipliers, counts, strict=True) if count]
+    if policy.disclosure == "occurrences_public":
+        return _spending(policy, loss=math.fsum(count / z**2 for z, count in charged))
+    return _spending(policy, [Phase(z, float(rate), count) for z, count in charged])
+
+
+def _spending(policy: Policy, phases: Iterable[Phase] = (), loss: float = 0.0, cap: int = 0) -> Spending:
+    name = "pld" if policy.accountant == "prv" else policy.accountant
+    return Spending(name, policy.mechanism.name, tuple(phases), loss, cap)
+
+
+TOLERANCE_MICRO = 2
+"""An auditor finds a limit exceeded from so much on, in 1e-6: machines differ in last bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """What a contribution may spend over all runs.
+
+    Attributes:
+        epsilon_micro: at most, in 1e-6.
+        delta: at this delta.
+        by: whose limit it is: its contributor's, or that of a policy for its class.
+        whose: the ledger whose policy it is in, or empty.
+    """
+
+    epsilon_micro: int
+    delta: Fraction
+    by: Literal["contributor", "class"]
+    whose: str = ""
+
+    def __str__(self) -> str:
+        said = f"epsilon {from_micro(self.epsilon_micro):g} at delta {float(self.delta):g}"
+        whose = "its contributor signed" if self.by == "contributor" else f"the policy of {self.whose} allows its class"
+        return f"{whose} {said}"
+
+    @property
+    def pair(self) -> tuple[float, float]:
+        """Epsilon and delta as doubles."""
+        return from_micro(self.epsilon_micro), float(self.delta)
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """How much of a limit is used.
+
+    Attributes:
+        limit: the limit.
+        epsilon: what is used of it, at its delta.
+    """
+
+    limit: Limit
+    epsilon: float
+
+    def share(self) -> float:
+        """Returns what is used over what is allowed."""
+        return self.epsilon * MICRO / self.limit.epsilon_micro
+
+    def too_much(self, tolerance: int = 0) -> bool:
+        """Tells whether more is used than allowed and, in 1e-6, tolerated."""
+        return self.epsilon * MICRO > self.limit.epsilon_micro + tolerance
+
+
+def limits_of(header: Header, place: int, max_epsilon_micro: int, max_delta_pico: int) -> tuple[Limit, ...]:
+    """Returns the limits under which a run admits a contribution to the class at ``place``: none in a public class."""
+    rule = header.policy.classes[place]
+    if rule.public:
+        return ()
+    found = []
+    if max_epsilon_micro:
+        found.append(Limit(max_epsilon_micro, from_pico(max_delta_pico), "contributor"))
+    if rule.max_epsilon_total_micro is not None:
+        found.append(Limit(rule.max_epsilon_total_micro, header.policy.delta, "class", header.origin))
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Account:
+    """One run in the account of a contribution; one object for all contributions that are alike.
+
+    Attributes:
+        order: how many runs it counts itself, and its time: runs of one contribution stand in this order.
+        spent: what the contribution spent in it; for the run in question the same as what follows.
+        planned: the most that it could have spent, by its policy.
+        limits: under which it was admitted.
+    """
+
+    order: tuple[int, int]
+    spent: Spending
+    planned: Spending
+    limits: tuple[Limit, ...]
+
+
+def limits_over(accounts: Iterable[Account]) -> tuple[Limit, ...]:
+    """Returns all limits under which any run admitted a contribution; an earlier policy's bind later runs too."""
+    return tuple(dict.fromkeys(limit for account in accounts for limit in account.limits))
+
+
+def reached(limit: Limit, accounts: Sequence[Account]) -> float:
+    """Returns what of a limit these runs use, as epsilon at its delta.
+
+    Guarantee:
+        If this never exceeded the limit's epsilon before a run began, counting that run as planned, all runs together are
+        within the limit, however each was chosen: by its accountant if only one has spent anything, else by the filter.
+    """
+    used = [account for account in accounts if account.spent]
+    if not used:
+        return 0.0
+    epsilon, delta = limit.pair
+    if len(used) == 1:
+        return used[0].spent.epsilon(delta)
+    first = min(used, key=lambda account: account.order).planned
+    place = _place(first, epsilon, delta)
+    order = renyi.ORDERS[place]
+    both = max(sum(account.spent.divergences[place] for account in used), first.divergences[place])
+    return renyi.least_of_order(both, order, delta)
+
+
+class Plans:
+    """What contributions could spend in a run of one header: one account per group with equal bounds and limits."""
+
+    def __init__(self, header: Header, steps: int | None = None) -> None:
+        """Takes the header, and how many of its steps are to run if not all."""
+        self.header, self._steps = header, steps
+        self._expenditure = Expenditure(header)
+        self._accounts: dict[tuple[int, ...], Account] = {}
+        self._plans: dict[tuple[int, int, int], Spending] = {}
+        self._limits: dict[Terms, tuple[Limit, ...]] = {}
+
+    def account(self, place: int, sigma_micro: int, clip_micro: int, max_epsilon_micro: int, max_delta_pico: int) -> Account:
+        """Returns the account of every contribution to the class at ``place`` that signed these bounds and this limit."""
+        key = (place, sigma_micro, clip_micro, max_epsilon_micro, max_delta_pico)
+        found = self._accounts.get(key)
+        if found is None:
+            plan = self._plans.get(key[:3])
+            if plan is None:
+                multipliers = self._expenditure.multipliers(*key[:3])
+                plan = self._plans[key[:3]] = of_plan(self.header.policy, place, multipliers, self._steps)
+            limits = limits_of(self.header, place, max_epsilon_micro, max_delta_pico)
+            order = (len(self.header.previous), self.header.time)
+            found = self._accounts[key] = Account(order, plan, plan, limits)
+        return found
+
+    def limits(self, contribution: Contribution) -> tuple[Limit, ...]:
+        """Returns the limits under which the run admitted a contribution."""
+        terms = contribution.terms
+        found = self._limits.get(terms)
+        if found is None:
+            found = limits_of(self.header, terms.class_index, terms.max_epsilon_micro, terms.max_delta_pico)
+            self._limits[terms] = found
+        return found
+
+    def of(self, admission: AdmitSpec) -> Account:
+        """Returns the account of a contribution that is to be admitted."""
+        bounds = (admission.profile_id, admission.sigma_micro, admission.clip_micro)
+        return self.account(*bounds, admission.max_epsilon_micro, admission.max_delta_pico)
+
+
+def budget_problems(leaf: Admit, plans: Plans, place: int) -> Iterator[LeafRefused]:
+    """Yields the limits that the plan of this run exceeds by itself, or that are used up by what was spent before.
+
+    What is said to be spent before is an epsilon at the policy's delta: it says nothing of a limit at a larger one.
+    """
+    if plans.header.policy.classes[place].public:
+        return  # nothing is promised, and a block that it touches alone has no noise to count with
+    bounds = (place, leaf.sigma_micro, leaf.clip_micro)
+    account = plans.account(*bounds, leaf.max_epsilon_micro, leaf.max_delta_pico)
+    for limit in account.limits:
+        alone = Use(limit, reached(limit, (account,)))
+        if alone.too_much(TOLERANCE_MICRO):
+            yield LeafRefused("BUDGET", f"{limit} over all runs; this run by itself could bring it to {alone.epsilon:.6g}")
+        if leaf.carried_micro > limit.epsilon_micro and limit.delta <= plans.header.policy.delta:
+            before = from_micro(leaf.carried_micro)
+            yield LeafRefused("BUDGET", f"{limit} over all runs; it has spent {before:g} before")
+
+
+@lru_cache(maxsize=4096)
+def _place(first: Spending, epsilon: float, delta: float) -> int:
+    """Finds the place in `renyi.ORDERS` of the filter: where the first run could be repeated most often, by its plan."""
+    return divergence.roomiest(first.divergences, epsilon, delta)
+
+
+def repetitions(limit: Limit, planned: Spending) -> int | None:
+    """Returns how many runs of this plan fit into a limit one after the other; None if any number does."""
+    epsilon, delta = limit.pair
+    if not planned:
+        return None
+    place = _place(planned, epsilon, delta)
+    if not planned.divergences[place]:
+        return None
+    fit = int(divergence.room(epsilon, delta)[place] / planned.divergences[place])
+    return max(fit, int(not Use(limit, planned.epsilon(delta)).too_much()))
