@@ -9,11 +9,14 @@ from collections.abc import Sequence
 import torch
 from accelerate import Accelerator
 
+from dptrain.cli.ledger.show import print_verdict
+from dptrain.cli.output import console, promised, spent, styled, table
 from dptrain.programs import guarded, print_json, quiet_libraries
 from dptrain.tasks import task
 from dptrain.tasks.classification import make_optimizer, make_scheduler, probe_records, read_examples
 from dptrain.tasks.runconfig import RunConfig
 from dptrain.tasks.runs import Outcome, conclude, open_run
+from dptrain.tasks.without_privacy import STAMP
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.json:
             print_json(outcome.to_json())
         else:
-            outcome.print()
+            print_outcome(outcome)
         return 0 if outcome.good else 1
 
     return guarded(work, as_json=arguments.json)
@@ -93,6 +96,29 @@ def train(
             if config.run.checkpoint_every and step.number % config.run.checkpoint_every == 0:
                 run.save()
         return conclude(run, accelerator.unwrap_model(model), collate, validation, config)
+
+
+def print_outcome(outcome: Outcome) -> None:
+    """Shows the outcome of a run to a person."""
+    out = console()
+    if outcome.classes:
+        rows = table("class", "admitted", "clip norm", "multiplier", "rate", "ε", "ε content replaced", "δ")
+        for row in outcome.classes:
+            plain = (promised(row[key]) for key in ("clip_norm", "effective_multiplier", "sampling_rate"))
+            bounds = (spent(row[key], 4) for key in ("epsilon", "epsilon_replace"))
+            rows.add_row(row["class"], str(row["admitted"]), *plain, *bounds, promised(row["delta"]))
+        out.print(rows)
+    if outcome.refused:
+        out.print("refused by the gate: " + ", ".join(f"{code} {count}" for code, count in outcome.refused.items()))
+    if not outcome.private:
+        out.print(styled("bold red", STAMP))
+    if outcome.accuracy is not None:
+        out.print(f"accuracy on public validation examples: {outcome.accuracy:.2%}")
+    out.print(f"model: {outcome.model}")
+    if outcome.export is not None and outcome.verdict is not None:
+        print_verdict(outcome.verdict, outcome.qualifiers, f"record of the run: {outcome.export}")
+    for sentence in outcome.findings:
+        out.print(styled("red", sentence))
 
 
 if __name__ == "__main__":

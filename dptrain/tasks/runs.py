@@ -8,8 +8,6 @@ from typing import Any
 from torch import nn
 
 from attest.schema.plain import visible
-from dptrain.cli.ledger.show import print_verdict
-from dptrain.cli.output import console, promised, spent, styled, table
 from dptrain.engine.private_training import PrivateTraining
 from dptrain.tasks.classification import evaluate
 from dptrain.tasks.runconfig import RunConfig
@@ -78,28 +76,6 @@ class Outcome:
     def to_json(self) -> dict[str, Any]:
         """The outcome as one JSON object."""
         return asdict(self)
-
-    def print(self) -> None:
-        """Shows the outcome to a person."""
-        out = console()
-        if self.classes:
-            rows = table("class", "admitted", "clip norm", "multiplier", "rate", "ε", "ε content replaced", "δ")
-            for row in self.classes:
-                plain = (promised(row[key]) for key in ("clip_norm", "effective_multiplier", "sampling_rate"))
-                bounds = (spent(row[key], 4) for key in ("epsilon", "epsilon_replace"))
-                rows.add_row(row["class"], str(row["admitted"]), *plain, *bounds, promised(row["delta"]))
-            out.print(rows)
-        if self.refused:
-            out.print("refused by the gate: " + ", ".join(f"{code} {count}" for code, count in self.refused.items()))
-        if not self.private:
-            out.print(styled("bold red", STAMP))
-        if self.accuracy is not None:
-            out.print(f"accuracy on public validation examples: {self.accuracy:.2%}")
-        out.print(f"model: {self.model}")
-        if self.export is not None and self.verdict is not None:
-            print_verdict(self.verdict, self.qualifiers, f"record of the run: {self.export}")
-        for sentence in self.findings:
-            out.print(styled("red", sentence))
 
 
 def conclude(

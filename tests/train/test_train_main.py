@@ -21,7 +21,7 @@ from attest.withdrawal import Withdrawal, sign_withdrawal
 from dptrain.cli.app import app
 from dptrain.tasks.runconfig import RunConfig
 from dptrain.tasks.without_privacy import STAMP
-from dptrain.train import main, train
+from dptrain.train import main, print_outcome, train
 from ledger.audit import verify_export
 from ledger.log import Ledger
 from tests.train.conftest import Digits
@@ -104,7 +104,7 @@ def test_resuming_a_finished_run_is_one_line(digits_world: Digits, capsys: pytes
 
 def test_a_comparison_run_is_stamped_and_makes_no_ledger(digits_world: Digits, capsys: pytest.CaptureFixture[str]) -> None:
     outcome = train(RunConfig.load(digits_world.run), privacy=False)
-    outcome.print()
+    print_outcome(outcome)
     printed = capsys.readouterr()
     assert STAMP in printed.out and STAMP in printed.err
     assert not outcome.private and outcome.export is None
