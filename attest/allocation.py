@@ -7,7 +7,7 @@ contribution is at most ``C_i / S_k`` with the *effective noise* of its class,
 
     S_k = (sum over D_k of u_kl^2 / s_l^2)^(-1/2),
 
-which is never below the least s_l, and takes its place in every formula (docs/mechanism.md, Theorem 7).
+which is never below the least s_l, and takes its place in every formula (docs/mechanism, Theorem 7).
 """
 
 import math
@@ -201,7 +201,7 @@ class Energies:
 
 
 def energies(classes: Sequence[ClassRule], parts: Sequence[Noised]) -> Energies:
-    """Energy of a schedule beside that of the max rule and of uniform noise (docs/mechanism.md, Proposition 3).
+    """Energy of a schedule beside that of the max rule and of uniform noise (docs/mechanism, Proposition 3).
 
     Raises:
         ValueRefused: No block has noise, or as `budget_stds`.

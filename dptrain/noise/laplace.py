@@ -2,7 +2,7 @@
 
 With y = 2^-(b+1), the rounded variate has P(k) = exp(-|k| / 2^b) sinh(y) for k != 0 and P(0) = 1 - exp(-y) = 2 sinh(y) / (1 +
 e^y). So it has the weights of the discrete Laplace law but at zero, where the weight is 2 / (1 + e^y) in place of 1. Being a
-function of a real Laplace variate, it is post-processing of the Laplace mechanism (docs/mechanism.md, Theorem 9). The discrete
+function of a real Laplace variate, it is post-processing of the Laplace mechanism (docs/mechanism, Theorem 9). The discrete
 Laplace law is not: its total variation at an odd shift is a little larger than the Laplace law's.
 """
 

@@ -7,7 +7,7 @@ transform on the grid of losses has 2^17.
 
 To every step a Gaussian of mu^2 = interval^2 / 6 is added, which is what a grid of that interval adds to it on the average: so
 figures are those of `tilted` on it, mostly to 4e-7, and upper bounds, since more was released than is. Proof of all in
-docs/mechanism.md, "What pld computes". Where the sum would be long, or figures would differ, `epsilon` says inf.
+docs/mechanism, "What pld computes". Where the sum would be long, or figures would differ, `epsilon` says inf.
 """
 
 import math

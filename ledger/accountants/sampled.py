@@ -2,7 +2,7 @@
 
 E e^(s loss) is the integral of phi(x) m(x)^(1+s), or of phi(x) m(x)^(-s) in the other direction, with
 m = 1 - q + q e^(x/z - 1/2z^2): analytic and falling quickly, so that a hundred points are right to rounding. Proof in
-docs/mechanism.md, "What pld computes".
+docs/mechanism, "What pld computes".
 """
 
 import math

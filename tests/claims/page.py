@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.claims.paragraphs import PACKAGES, ROOT, Guarantee, guarantees
-from tests.claims.tests_of import held, find
+from tests.claims.paragraphs import PACKAGES, ROOT, guarantees
+from tests.claims.tests_of import find, held
 
 FOLDER = Path("docs/mechanism")
 INDEX = FOLDER / "README.md"
@@ -41,7 +41,8 @@ def index(root: Path = ROOT) -> str:
     before, _, rest = text.partition(BEGIN)
     after = rest.partition(END)[2]
     rows = "\n".join(_rows(root))
-    return f"{before}{BEGIN}\n| theorem | code that keeps it | test that fails without it |\n|---|---|---|\n{rows}\n{END}{after}"
+    head = "| theorem | code that keeps it | test that fails without it |\n|---|---|---|"
+    return f"{before}{BEGIN}\n{head}\n{rows}\n{END}{after}"
 
 
 def _rows(root: Path) -> Iterator[str]:
@@ -59,7 +60,7 @@ def every() -> str:
     lines = [
         "# Every guarantee of the code, and the test that holds it",
         "",
-        "A function or class that a promise rests on has a paragraph `Guarantee:` in its docstring. This page has one row for each.",
+        "A function or class that a promise rests on has a paragraph `Guarantee:` in its docstring. Each has a row here.",
         "`tests/claims/held.toml` names its test. `make pages` writes the page, and a test holds the page to the code.",
         "",
     ]
@@ -78,6 +79,3 @@ def _tests(name: str) -> str:
 def written(root: Path = ROOT) -> dict[Path, str]:
     """What each page made here has to say."""
     return {root / INDEX: index(root), root / ALL: every()}
-
-
-__all__ = ["ALL", "FOLDER", "INDEX", "Guarantee", "every", "index", "keepers", "pages", "written"]

@@ -23,12 +23,14 @@ class Guarantee:
     """One paragraph.
 
     Attributes:
-        path: the file, below the root of the tree. within: class and function in it, with dots. text: the paragraph in one line.
+        path: the file, below the root. within: class and function in it, with dots. text: the paragraph in one line.
     """
 
     path: str
     within: str
     text: str
+    bare: bool = False
+    """Whether it stands over no statement of its own: a class of fields alone, or a function that subclasses fill in."""
 
     @property
     def module(self) -> str:
@@ -42,7 +44,13 @@ def paragraphs_of(path: str, source: str) -> Iterator[Guarantee]:
         if found:
             rest = _SECTION.split(found.string[found.end() :])[0]
             text = " ".join(rest.split("\n\n")[0].split())
-            yield Guarantee(path, within, text)
+            bare = not any(isinstance(one, ast.FunctionDef) or not _only_says(one) for one in node.body)
+            yield Guarantee(path, within, text, bare)
+
+
+def _only_says(statement: ast.stmt) -> bool:
+    says = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+    return says or isinstance(statement, ast.AnnAssign)
 
 
 def _named(node: ast.AST, name: str) -> Iterator[tuple[str, ast.Module | ast.ClassDef | ast.FunctionDef]]:
