@@ -145,3 +145,10 @@ def test_names_that_are_gone_are_found() -> None:
     assert unknown("attest.cbor.decode", page) == unknown("ledger/merkle.py", page) == unknown("verify_inclusion()", page) == []
     gone = ["attest.cbor.un" + "do", "ledger/merkle_" + "gone.py", "--no-such-" + "option", "NoSuch" + "Class.decode"]
     assert [unknown(word, page) for word in gone] == [[gone[0]], [gone[1]], [gone[2]], [gone[3].split(".")[0]]]
+
+
+def test_a_word_of_the_glossary_has_one_entry() -> None:
+    entries = re.findall(r"\*\*([^*]+)\*\*", (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8"))
+    assert len(entries) > 40
+    twice = {word for word in entries if entries.count(word) > 1} - {"Release", "release"}
+    assert not twice, f"the glossary says these twice: {sorted(twice)}"
