@@ -21,7 +21,12 @@ def main() -> int:
         for name in left:
             print(f"{name}: no test named for it entered its code")
         return 1 if left else 0
-    for path, text in page.written().items():
+    try:
+        written = page.written()
+    except LookupError as error:
+        print(error, file=sys.stderr)
+        return 1
+    for path, text in written.items():
         path.write_text(text, encoding="utf-8")
     return 0
 

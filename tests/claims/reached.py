@@ -61,10 +61,10 @@ def unreached(only: str = "") -> list[str]:
     code = pytest.main(["-q", "-W", "ignore", "-p", "no:cacheprovider", *(f"{ROOT}/{one}" for one in ids)], plugins=[watcher])
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) or watcher.failed:
         raise RuntimeError(f"pytest ended with {code}: {', '.join(watcher.failed) or 'no test ran'}")
-    return [name for name, ids in wanted.items() if not any(_holds(name, watcher.entered.get(one, set())) for one in ids)]
+    return [name for name, ids in wanted.items() if not any(holds(name, watcher.entered.get(one, set())) for one in ids)]
 
 
-def _holds(name: str, entered: set[tuple[str, str]]) -> bool:
+def holds(name: str, entered: set[tuple[str, str]]) -> bool:
     """Whether code of the guarantee ran. Where it has none, any of its file counts, or a subclass's method of its name."""
     one = guarantees()[name]
     if not one.bare:

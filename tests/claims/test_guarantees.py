@@ -6,6 +6,7 @@ import pytest
 
 from tests.claims import page
 from tests.claims.paragraphs import guarantees, paragraphs_of
+from tests.claims.reached import holds
 from tests.claims.tests_of import find, held
 
 
@@ -79,3 +80,16 @@ def test_code_of_a_guarantee_is_what_stands_behind_the_last_heading_of_its_page(
     text = f"# Title\n\n`{name}` is named here too.\n\n## Kept by\n\n`nobody` and `{name}`.\n\n## Source\n\n`{name}`\n"
     assert page.keepers(text) == [name]
     assert page.keepers(text.replace("## Kept by", "## Code")) == []
+
+
+def test_code_that_ran_counts_for_the_guarantee_that_it_keeps_and_for_no_other() -> None:
+    known = guarantees()
+    method = next(name for name, one in known.items() if "." in one.within and not one.bare)
+    one = known[method]
+    assert holds(method, {(one.path, one.within)}) and holds(method, {(one.path, f"{one.within}.<locals>.inner")})
+    assert not holds(method, {(one.path, f"{one.within}s"), ("attest/elsewhere.py", one.within)})
+    filled_in = next(name for name, one in known.items() if one.bare and "." in one.within)
+    one = known[filled_in]
+    beside = f"{one.path.rpartition('/')[0]}/beside.py"
+    assert holds(filled_in, {(beside, f"Other.{one.within.rpartition('.')[2]}")})
+    assert not holds(filled_in, {("attest/elsewhere.py", one.within), (beside, "Other.something_else")})
