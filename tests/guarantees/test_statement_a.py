@@ -268,7 +268,7 @@ ROW = "| {name} | {plain} | {clip} | {blocks} |"
 
 @cache
 def page() -> str:
-    return (Path(__file__).resolve().parents[2] / "docs/mechanism.md").read_text()
+    return (Path(__file__).resolve().parents[2] / "docs/mechanism/isolation.md").read_text()
 
 
 @pytest.mark.slow
