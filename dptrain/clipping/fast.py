@@ -19,7 +19,7 @@ _SMALLEST = torch.finfo(torch.float32).tiny
 """A smaller coefficient counts as zero: as a float32 weight it would be rounded by more than the margin."""
 
 Pieces = dict[int, list[Piece]]
-"""What a microbatch found, by index of the tensor in the schedule."""
+"""The pieces of a microbatch, by index of the tensor in the schedule."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class FastSums:
 
     @staticmethod
     def _parts(bounds: Bounds, squares: torch.Tensor) -> torch.Tensor:
-        """What part of a contribution's squared clip norm each block has, float64 (N, G); rows add up to 1."""
+        """Return each block's part of a contribution's squared clip norm, float64 (N, G); rows add up to 1."""
         own = torch.where(bounds.permitted_NG, squares, 0.0)
         return own / own.sum(1, keepdim=True).clamp_min(1.0)
 

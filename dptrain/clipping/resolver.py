@@ -67,7 +67,9 @@ def require_masks(rule: ClassRule, stack: LayerStack, permits: Callable[[Tensor]
 
 
 def _without(kind: Kind, touched: Sequence[str], stack: LayerStack) -> str | None:
-    """What lacks known owners: for heads any layer that a class may touch, for experts all of them; None if nothing does."""
+    """Name what lacks known owners: any layer that a class may touch for heads, all layers for experts; None if nothing
+    does.
+    """
     layers = [layer for layer in stack.layers if any(_within(alias, layer) for alias in touched)]
     known = stack.owners.get(kind, {})
     bare = [layer for layer in layers if not any(_within(path, layer) for path in known)]
@@ -104,7 +106,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Resolution:
-    """What one admission may do: its profile (indices of blocks) and the noise it is protected by.
+    """The rights of one admission: its profile (indices of blocks) and the noise that protects it.
 
     ``stds`` is the schedule of its class, which carries no count of occurrences. ``multiplier`` is the effective z of the
     contribution under it. ``own`` is what it signed itself, with its expected occurrences; ``sufficient`` is the noise that

@@ -1,4 +1,4 @@
-"""Who takes part in a step: Poisson sampling from the keyed stream or, where occurrences are public, turns in a signed order.
+"""Sample the contributions of a step: Poisson from the keyed stream, or turns in a signed order where occurrences are public.
 
 Under Poisson sampling every contribution of a class is drawn independently at every step with the class's rate. A draw is a
 function of (key, step, slot): no shuffle, no epoch, no loader; an empty draw is a step like any other.
@@ -32,11 +32,11 @@ class Sampler(ABC):
 
     @abstractmethod
     def _chosen(self, step: int) -> np.ndarray:
-        """Which slots a step would draw, closed and capped ones included: a boolean per slot."""
+        """Mark the slots that a step would draw, closed and capped ones included: a boolean per slot."""
 
     @property
     def capped(self) -> bool:
-        """Whether any slot has a cap on its occurrences, which makes the past of a run matter after a restart."""
+        """Tell if any slot has a cap on its occurrences, which makes the past of a run matter after a restart."""
         return bool(self._caps.any())
 
     def close(self, slots: Iterable[int]) -> None:
