@@ -1,7 +1,7 @@
 """Clipped sums at exactness level ``certified``: integers per contribution, each certified before it is added.
 
 The lattice of block l has the step ``gamma_l = s_l * 2^-b``. Floating point decides which integers a contribution is turned
-into, and nothing else: from there on the certificate, the sums and the release are exact (docs/mechanism.md, Theorem 4).
+into, and nothing else: from there on the certificate, the sums and the release are exact (docs/mechanism, Theorem 4).
 """
 
 import math

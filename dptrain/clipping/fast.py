@@ -56,7 +56,7 @@ class FastSums:
 
     Guarantee: the change of every sum due to contribution i is ``c_i m_il g_il`` with
     ``c_i = min(1, (1-eta_i) C_i / |g_i|, (1-eta_i) / (sigma_i |g_i|_s))``, both norms over the permitted blocks; up to the
-    float rounding that ``eta_i`` pays for (docs/mechanism.md, Theorems 1 and 2). Where blocks have shares of clip norms, every
+    float rounding that ``eta_i`` pays for (docs/mechanism, Theorems 1 and 2). Where blocks have shares of clip norms, every
     block is clipped to its own before, and z_i stands in the place of sigma_i (Theorem 7).
 
     Args:

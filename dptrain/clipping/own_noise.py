@@ -264,7 +264,7 @@ def own_noise(bounds: OwnBounds) -> OwnNoise:
     rounded up.
 
     With secret draws and a cap the smaller of two multipliers suffices, each of which does by itself: that of draws at rate q
-    without a cap, and that of as many occurrences as the cap without sampling (Lemma 3 of docs/mechanism.md). A rate of cap / T
+    without a cap, and that of as many occurrences as the cap without sampling (Lemma 2 of docs/mechanism). A rate of cap / T
     would not: up to the cap draws come at rate q.
 
     Args:

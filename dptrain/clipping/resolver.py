@@ -141,7 +141,7 @@ class Schedule:
 
     Guarantee: for every private class k the effective noise, of :meth:`class_std`, is at least ``sigma_k * C_k``, up to one
     rounding: the least std of its blocks, or S_k where the policy has budgets. A contribution clipped to its signed bounds is
-    protected at its signed noise multiplier or better (docs/mechanism.md, Theorems 1 and 7).
+    protected at its signed noise multiplier or better (docs/mechanism, Theorems 1 and 7).
     """
 
     stack: LayerStack
@@ -246,7 +246,7 @@ def bind(policy: Policy, stack: LayerStack) -> Schedule:
     optimizer moves them.
 
     Blocks only ever split what classes may touch alike: the noise of a block depends on its classes alone, so naming the
-    blocks of an adapter changes no bound (docs/mechanism.md, Corollary 1).
+    blocks of an adapter changes no bound (docs/mechanism, Corollary 1).
 
     Raises:
         UnsupportedPolicy: a profile that this build cannot honour, is out of range, matches nothing or touches nothing.

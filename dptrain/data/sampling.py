@@ -60,7 +60,7 @@ class PoissonSampler(Sampler):
     Guarantee: given the key is uniform, slot i is drawn at step t with probability ``floor(q_i * 2^64) / 2^64 <= q_i``,
     independently over slots and steps, except that a slot whose cap is used up or that was closed (withdrawn, expired) is
     silently not drawn. Both exceptions only lower the conditional probability, so Poisson(q) accounting stays an upper
-    bound (docs/mechanism.md, Lemma 1).
+    bound (docs/mechanism, Lemma 1).
     """
 
     def __init__(self, stream: KeyStream, rates: Sequence[Fraction], caps: Sequence[int]) -> None:
@@ -94,7 +94,7 @@ class OrderedSampler(Sampler):
 
     Guarantee: slots that are neither capped nor closed are drawn exactly once in every period of their class, in the step that
     `attest.schedule.turns.Order` says: there is no key, so a step that is done again, and every rank, draws alike. Nothing is
-    amplified: every draw is an occurrence that counts in full (docs/mechanism.md, Theorem 12).
+    amplified: every draw is an occurrence that counts in full (docs/mechanism, Theorem 12).
     """
 
     def __init__(self, order: Order, caps: Sequence[int]) -> None:

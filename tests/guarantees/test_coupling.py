@@ -123,7 +123,7 @@ def test_in_batch_negatives_are_refused(world: World) -> None:
 
 
 def test_a_mean_over_the_tokens_of_the_batch_is_refused(world: World) -> None:
-    """Hugging Face's token-mean loss couples contributions through the count (docs/mechanism.md, Separability)."""
+    """Hugging Face's token-mean loss couples contributions through the count (docs/mechanism, Separability)."""
 
     def token_mean(model, rows):
         counted = (rows["ids"] > 20).sum()

@@ -1,6 +1,6 @@
 """Channels by which one contribution reaches another that have no other test: each is refused by name, or shown harmless.
 
-The others are in test_coupling.py; the channels are those of docs/mechanism.md.
+The others are in test_coupling.py; the channels are those of docs/mechanism.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Noise per microbatch: M injections by policy, together the scheduled noise (docs/mechanism.md, Theorem 3)."""
+"""Noise per microbatch: M injections by policy, together the scheduled noise (docs/mechanism, Theorem 3)."""
 
 import math
 

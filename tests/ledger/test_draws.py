@@ -300,7 +300,7 @@ def test_likely_occurrences_are_rarely_exceeded(q, steps):
 
 
 def test_counted_occurrences_are_dearer_than_secret_ones():
-    """docs/mechanism.md, Theorem 6: z = 1, q = 0.01, T = 1000, delta 1e-5: 1.83 secret; ten occurrences in public are 17.86."""
+    """docs/mechanism, Theorem 6: z = 1, q = 0.01, T = 1000, delta 1e-5: 1.83 secret; ten occurrences in public are 17.86."""
     assert accountants.epsilon_occurrences(10.0, 1e-5) == pytest.approx(17.86, abs=0.01)
     assert accountants.epsilon_occurrences(0.0, 1e-5) == 0.0
     for bad in (-1.0, math.nan, "1", True):
