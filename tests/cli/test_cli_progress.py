@@ -10,8 +10,8 @@ from dptrain import progress
 from dptrain.cli.output import counting
 from dptrain.progress import contributions_in, progress_bar
 from tests.cli.terminals import on_terminal
-from tests.ledger.ledger_runs import LOG_KEY, SIGNER
-from tests.ledger.retained_runs import grown
+from tests.worlds.ledgers import LOG_KEY, SIGNER
+from tests.worlds.retained_ledgers import grown
 
 BOUNDS = ("--corpus", "clinic-notes-2026", "--clip-norm", "0.5", "--noise-multiplier", "1.2")
 

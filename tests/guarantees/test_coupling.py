@@ -10,8 +10,8 @@ from torch import nn  # noqa: E402
 from dptrain import PrivateTraining  # noqa: E402
 from dptrain.blocks.stack import EMBEDDINGS  # noqa: E402
 from dptrain.errors import ConfigError, CoupledModel, NonFinite, NotPrivateUse, UnsupportedModule  # noqa: E402
-from tests.trainers import Trainer  # noqa: E402
-from tests.worlds import World, make_world, token_record  # noqa: E402
+from tests.worlds.trainer import Trainer  # noqa: E402
+from tests.worlds.training import World, make_world, token_record  # noqa: E402
 
 
 class Net(nn.Module):

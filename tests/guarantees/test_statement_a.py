@@ -26,7 +26,7 @@ from dptrain.sandbox import isolation  # noqa: E402
 from dptrain.sandbox.isolation import IsolationNotice  # noqa: E402
 from ledger.leaves import HELD  # noqa: E402
 from tests.guarantees.peers import Run, must_fail, net  # noqa: E402
-from tests.worlds import World, make_world, token_record  # noqa: E402
+from tests.worlds.training import World, make_world, token_record  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::dptrain.sandbox.isolation.IsolationNotice")
 

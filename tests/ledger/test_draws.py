@@ -6,7 +6,6 @@ from dataclasses import replace
 from fractions import Fraction
 
 import pytest
-from ledger_runs import SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
 from spends import told
 
 from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
@@ -20,6 +19,7 @@ from ledger.leaves import Admit, Draw, Settle, decode_leaf, encode_leaf
 from ledger.log import Ledger
 from ledger.replay import Replay
 from ledger.report import write_report
+from tests.worlds.ledgers import SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
 
 PUBLIC = {"disclosure": "occurrences_public"}
 LITERAL = PUBLIC | {"noise_injection": "per_sample"}

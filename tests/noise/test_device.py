@@ -17,8 +17,8 @@ from dptrain.noise import DeviceGaussian, KeyStream, device, keystream  # noqa: 
 from dptrain.noise.keystream import ChaChaStream  # noqa: E402
 from dptrain.noise.lattice import LATTICE_BITS  # noqa: E402
 from dptrain.noise.normals import TAIL_LANE  # noqa: E402
-from tests.trainers import Trainer  # noqa: E402
-from tests.worlds import make_world  # noqa: E402
+from tests.worlds.trainer import Trainer  # noqa: E402
+from tests.worlds.training import make_world  # noqa: E402
 
 RUN = b"r" * 16
 MASTER = bytes(range(32))

@@ -16,8 +16,8 @@ import dptrain  # noqa: E402
 from dptrain.data.sampling import PoissonSampler  # noqa: E402
 from dptrain.noise import DeviceGaussian, KeyStream, LatticeGaussian  # noqa: E402
 from dptrain.noise.keystream import ChaChaStream  # noqa: E402
-from tests.trainers import Trainer  # noqa: E402
-from tests.worlds import make_world  # noqa: E402
+from tests.worlds.trainer import Trainer  # noqa: E402
+from tests.worlds.training import make_world  # noqa: E402
 
 RATE = "0.000000001"
 
