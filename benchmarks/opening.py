@@ -91,7 +91,7 @@ def opened(root: Path, *, kept: bool) -> dict[str, float]:
     """Seconds of `open`, `prepare`, and the making of the ledger."""
     import torch
 
-    from dptrain import PrivateTraining
+    from dptrain import PrivateTraining, RunLedger
     from dptrain.data.microbatch import json_examples
 
     def collate(examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
@@ -115,14 +115,15 @@ def opened(root: Path, *, kept: bool) -> dict[str, float]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     ledger, watch = root / ("ledger.db" if kept else "afresh.db"), Watch(own)
     run = PrivateTraining.open(
-        root / "policy.cose", root / "corpus", ledger=ledger, kept_reading=kept, progress=False,
-        decode=own.timed(json_examples),
+        root / "policy.cose", root / "corpus", ledger=RunLedger(ledger, keep_reading=kept), progress=False
     )  # fmt: skip
-    found = watch.lap("open") | {"spared": run.reading.spared if run.reading else 0}
+    found = watch.lap("open") | {"spared": run.opened.reading.spared if run.opened.reading else 0}
     if kept:
-        _, _, steps = run.prepare(model, optimizer, own.timed(collate), layers="layers")
+        _, _, steps = run.prepare(
+            model, optimizer, own.timed(collate), decode=own.timed(json_examples), layers="layers"
+        )
         found |= watch.lap("prepare")
-        begin = run.begin
+        begin = run.prepared.begin
 
         def begun() -> None:
             nonlocal found
@@ -130,10 +131,10 @@ def opened(root: Path, *, kept: bool) -> dict[str, float]:
             begin()
             found |= watch.lap("begin")
 
-        run.begin = begun
+        run.prepared.begin = begun
         for rows in next(iter(steps)):
-            run.backward(run.model(rows["x"]).square().mean(1), rows)
-            if run.begun:
+            run.backward(run.prepared.model(rows["x"]).square().mean(1), rows)
+            if run.prepared.attempt is not None:
                 break
     run.close()
     if kept:

@@ -23,7 +23,7 @@ from benchmarks import noise as generators
 from benchmarks.configs import CONFIGS, ROUTING, Config
 from benchmarks.step import take_turns
 from benchmarks.variants import ours, ours_fast
-from dptrain.engine import private_training as engine
+from dptrain.engine import prepared as engine
 from dptrain.sandbox import interception
 from ledger.leaves.weights import model_digest
 
@@ -114,16 +114,16 @@ def ledger(rounds: int, threads: int, config: Config = CONFIGS["bert_full"]) -> 
     steps = []
     with ours(config, window=1) as (private, step):
         step()
-        with timed(engine, ("settle_pool",), seconds), timed(private.recorder, ("charge", "settle"), seconds):
+        with timed(engine, ("settle_pool",), seconds), timed(private.opened.recorder, ("charge", "settle"), seconds):
             for _ in range(rounds):
                 start = time.process_time()
                 step()
                 steps.append(time.process_time() - start)
         start = time.process_time()
-        model_digest(private.weights.records())
+        model_digest(private.prepared.weights.records())
         digest = time.process_time() - start
         start = time.process_time()
-        private.finish()  # settles, closes the epoch (with a digest of its own) and the run
+        private.prepared.finish()  # settles, closes the epoch (with a digest of its own) and the run
         closing = time.process_time() - start
     per_window = sum(statistics.median(seconds[call]) for call in ("settle_pool", "charge", "settle"))
     taken = statistics.median(steps)

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from dptrain.demo.rehearsal import Contributor, Stage, stage
+from dptrain.engine.one_owner import Contributor, Stage, stage
 from dptrain.planning.measure import measure, peak_bytes
 from dptrain.programs import quiet_libraries
 from dptrain.tasks import task

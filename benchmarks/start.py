@@ -56,11 +56,11 @@ def measure(config: Config, threads: int) -> dict[str, Any]:
         with warnings.catch_warnings(), prepared(config, root) as (private, model, loss, optimizer, steps):
             warnings.simplefilter("ignore")
             before = time.process_time()
-            for rows in private.probe.run():
+            for rows in private.prepared.probe.run():
                 private.backward(loss(model, rows), rows)
             start = time.process_time() - before
             peak = peak_bytes(torch.device(config.device))
-            private.begin()
+            private.prepared.begin()
             for rows in next(iter(steps)):
                 before = time.process_time()
                 private.backward(loss(model, rows), rows)

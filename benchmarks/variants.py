@@ -20,7 +20,7 @@ from attest.policy import Policy, sign_policy
 from attest.registry import RegistryLog
 from benchmarks.bases import BANDS, BASES, Step, absent_bases, below_band, make_optimizer
 from benchmarks.configs import Config
-from dptrain import PrivateTraining
+from dptrain import Microbatches, NoiseSource, PrivateTraining
 from dptrain.engine.step import Steps
 from dptrain.routing.compiled import CompileNotice
 from dptrain.routing.repeated import Loss
@@ -64,8 +64,8 @@ def prepared(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         private = PrivateTraining.open(
-            root / "policy.cose", root / "corpus", ledger=root / "ledger.db", microbatch=config.microbatch, progress=False,
-            accelerator=accelerator, noise_generator=generator,
+            root / "policy.cose", root / "corpus", ledger=root / "ledger.db", microbatches=Microbatches(config.microbatch),
+            progress=False, accelerator=accelerator, noise=NoiseSource(generator),
         )  # fmt: skip
     with private:
         _, _, steps = private.prepare(model, optimizer, collate)
@@ -81,7 +81,7 @@ def ours(
     try:
         with prepared(config, root, exactness=exactness, window=window, generator=generator) as made:
             private, model, losses, optimizer, steps = made
-            loss = private.compile(losses) if compiled else losses
+            loss = private.loss(losses, compiled=True) if compiled else losses
             iterator = iter(steps)
 
             def step() -> None:

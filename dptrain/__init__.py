@@ -1,7 +1,7 @@
 """Differentially private training with signed bounds, depth-selective routing and an auditable ledger.
 
 Importing this package does not import torch, so that the contributor's and the auditor's commands run on the base
-install; `PrivateTraining` is loaded on first use.
+install; `PrivateTraining` and its options are loaded on first use.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -10,27 +10,27 @@ from dptrain.accounting import register as _register_prv
 from dptrain.errors import how_to_install, is_missing_extra
 
 if TYPE_CHECKING:
-    from dptrain.engine.private_training import PrivateTraining
+    from dptrain.engine import Clock, Earlier, Microbatches, NoiseSource, PrivateTraining, RunLedger
 
 __version__ = "0.1.0"
-__all__ = ["PrivateTraining", "__version__"]
+__all__ = ["Clock", "Earlier", "Microbatches", "NoiseSource", "PrivateTraining", "RunLedger", "__version__"]
 
 _register_prv()
 
 
 def __getattr__(name: str) -> Any:
-    """Load `PrivateTraining` lazily (PEP 562).
+    """Loads `PrivateTraining` and its options lazily (PEP 562).
 
     Raises:
         ImportError: if the training dependencies are not installed; says which extra to install.
         AttributeError: for any other name.
     """
-    if name != "PrivateTraining":
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from dptrain.engine.private_training import PrivateTraining
+        import dptrain.engine
     except ModuleNotFoundError as error:
         if not is_missing_extra(error):
             raise
         raise ImportError(how_to_install(error), name=error.name) from error
-    return PrivateTraining
+    return getattr(dptrain.engine, name)

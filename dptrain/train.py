@@ -59,7 +59,8 @@ def train(
     """Opens, prepares, trains to the end of the horizon, evaluates, saves, exports and verifies.
 
     Args:
-        config: the run. resume: continue a run that was interrupted. clock_jump_ok, kept_reading: see ``PrivateTraining.open``.
+        config: the run. resume: continue a run that was interrupted. clock_jump_ok, kept_reading: see
+            `open_run`.
         privacy: False for a comparison run without any protection, whose outputs are stamped so.
 
     Raises:
@@ -83,11 +84,10 @@ def train(
         optimizer = make_optimizer(model, config.optimizer, layers=config.model.layers, private=privacy)
         scheduler = make_scheduler(optimizer, config.optimizer, run.policy.steps)
         model, optimizer = accelerator.prepare(model, optimizer)
-        run.register_for_checkpointing(scheduler)
         model, optimizer, steps = run.prepare(
-            model, optimizer, collate, layers=config.model.layers, probe=probe_records(validation)
+            model, optimizer, collate, layers=config.model.layers, probe=probe_records(validation), states=[scheduler]
         )
-        loss = (run.compile if config.run.compile else run.loss)(tools.per_example_loss)
+        loss = run.loss(tools.per_example_loss, compiled=config.run.compile)
         for step in steps:
             for rows in step:
                 run.backward(loss(model, rows), rows)

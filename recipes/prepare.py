@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dptrain.demo.rehearsal import Tier, policy_text, shares, stage, write_records
+from dptrain.demo.rehearsal import Tier, policy_text, shares
+from dptrain.engine.one_owner import stage, write_records
 from dptrain.errors import ConfigError
 from dptrain.programs import guarded
 

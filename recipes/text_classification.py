@@ -39,10 +39,9 @@ def main() -> int:
         optimizer = make_optimizer(model, config.optimizer, private=not arguments.no_privacy)
         scheduler = make_scheduler(optimizer, config.optimizer, run.policy.steps)
         model, optimizer = accelerator.prepare(model, optimizer)
-        run.register_for_checkpointing(scheduler)
-        model, optimizer, steps = run.prepare(model, optimizer, collate, probe=probe_records(validation))
+        model, optimizer, steps = run.prepare(model, optimizer, collate, probe=probe_records(validation), states=[scheduler])
 
-        loss = (run.compile if config.run.compile else run.loss)(per_example_loss)
+        loss = run.loss(per_example_loss, compiled=config.run.compile)
         for step in steps:  # every logical step of the policy, each charged before it runs
             for rows in step:  # microbatches of whole contributions
                 run.backward(loss(model, rows), rows)

@@ -210,7 +210,7 @@ def test_a_run_takes_every_step_and_every_contribution_that_was_drawn(tmp_path: 
     from tests.worlds.training import make_world
 
     trainer = Trainer(make_world(tmp_path, steps=12, per_class=6, rate="0.1"), microbatch=2).begin()
-    drawing, wanted, taken = trainer.private.drawing, [], []
+    drawing, wanted, taken = trainer.private.prepared.attempt.drawing, [], []
     draw, planned = drawing.draw, drawing.planned
 
     def listening(number: int) -> list[int]:

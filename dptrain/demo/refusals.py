@@ -10,7 +10,7 @@ from attest import sign1
 from attest.attestation import Attestation, read_sequence
 from attest.corpus import SigningTemplate, sign_corpus
 from attest.keys import generate
-from dptrain.demo.rehearsal import DAY, Contributor, Stage, write_records
+from dptrain.engine.one_owner import DAY, Contributor, Stage, write_records
 
 _PREFIX = "refused"
 """Sorts after the contributors' names: a copy must come after what it copies."""

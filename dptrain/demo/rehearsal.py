@@ -1,32 +1,14 @@
-"""A rehearsal: one program plays the corpus owner and every contributor, on data that is public anyway.
+"""Plays a rehearsal: one program is the corpus owner and every contributor, on data that is public anyway.
 
 For the demo, the recipes and tests. In a real run each of these keys lies on another machine; see docs/walkthrough.md.
 """
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from attest import signed_file
-from attest.corpus import SigningTemplate, sign_corpus
-from attest.keys import generate, public_bytes, save_private_key, save_public_key
-from attest.policy import Policy, sign_policy
-from attest.registry import Enrol, RegistryLog
-from dptrain.errors import ConfigError
+from dptrain.engine.one_owner import Contributor
 from ledger.accountants import calibrate
-
-DAY = 86_400
-
-
-@dataclass(frozen=True)
-class Contributor:
-    """One contributor, its records and the admissibility class."""
-
-    name: str
-    admissibility_class: str
-    records: Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -40,47 +22,6 @@ class Tier:
     name: str
     epsilon: float
     start: str
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A directory with keys, registry, signed policy and attested corpus."""
-
-    root: Path
-    policy: Policy
-    keys: Mapping[str, Any]
-    now: int
-
-    @property
-    def signed_policy(self) -> Path:
-        return self.root / "policy.cose"
-
-    @property
-    def corpus(self) -> Path:
-        return self.root / "corpus"
-
-    @property
-    def owner_key(self) -> Path:
-        return self.root / "keys" / "owner.pub"
-
-    @property
-    def registry(self) -> Path:
-        return self.root / "registry.cbor"
-
-    def template(self, contributor: str, class_name: str, **changes: Any) -> SigningTemplate:
-        """Sign exactly what the class offers; ``changes`` for contributors who ask for something else."""
-        rule = self.policy.class_rule(class_name)
-        values: dict[str, Any] = {
-            "contributor": contributor,
-            "data_class": "public-benchmark",
-            "admissibility_class": class_name,
-            "clip_norm_micro": rule.clip_norm_micro,
-            "noise_multiplier_micro": rule.noise_multiplier_micro,
-            "corpus": self.policy.corpus,
-            "not_before": self.now - DAY,
-            "not_after": self.now + 365 * DAY,
-        }
-        return SigningTemplate(**values | changes)
 
 
 def policy_text(
@@ -127,50 +68,6 @@ def policy_text(
     return "\n".join(lines) + "\n"
 
 
-def stage(root: Path, policy: str, contributors: Sequence[Contributor], *, now: int) -> Stage:
-    """Makes keys, enrols the contributors, signs the policy, and lets every contributor sign what it contributes.
-
-    Args:
-        root: directory to write to. policy: text of ``policy.toml``. contributors: who takes part. now: seconds since 1970.
-
-    Raises:
-        ConfigError: the directory holds a rehearsal already.
-        AttestError: the policy or a record cannot be used.
-    """
-    if (root / "policy.cose").exists():
-        raise ConfigError("OUTPUT", f"{root} holds a corpus already; choose another directory, or remove it")
-    rules = Policy.from_toml(policy)
-    for folder in (root / "keys", root / "corpus"):
-        folder.mkdir(parents=True, exist_ok=True)
-    keys = {name: generate() for name in ("owner", *(contributor.name for contributor in contributors))}
-    for name, key in keys.items():
-        save_private_key(root / "keys" / f"{name}.key", key)
-        save_public_key(root / "keys" / f"{name}.pub", public_bytes(key), name)
-    log = RegistryLog.create(root / "registry.cbor", keys["owner"], owner="owner", now=now)
-    registry = log.append(
-        [
-            Enrol(
-                contributor.name,
-                public_bytes(keys[contributor.name]),
-                not_before=now - DAY,
-                not_after=now + 730 * DAY,
-                classes=(contributor.admissibility_class,),
-            )
-            for contributor in contributors
-        ],
-        now=now,
-    )
-    (root / "policy.toml").write_text(policy, encoding="utf-8")
-    payload, message = sign_policy(rules, keys["owner"], owner="owner", registry_root=registry.root())
-    signed_file.write(root / "policy.cose", payload, message)
-    made = Stage(root, rules, keys, now)
-    for contributor in contributors:
-        data = made.corpus / f"{contributor.name}.jsonl"
-        write_records(data, contributor.records)
-        sign_corpus(data, None, keys[contributor.name], made.template(contributor.name, contributor.admissibility_class))
-    return made
-
-
 def shares(records: Sequence[Any], tiers: Sequence[Tier], weights: Sequence[float], per_tier: int) -> list[Contributor]:
     """Deals records out to ``per_tier`` contributors in each tier; tier k gets the fraction ``weights[k]``."""
     found: list[Contributor] = []
@@ -182,8 +79,3 @@ def shares(records: Sequence[Any], tiers: Sequence[Tier], weights: Sequence[floa
             found.append(Contributor(f"contributor-{len(found) + 1:02d}", tier.name, own))
         start = end
     return found
-
-
-def write_records(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
-    """Writes JSON lines."""
-    path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), encoding="utf-8")

@@ -24,7 +24,8 @@ from dptrain.cli.output import console, number, styled, table
 from dptrain.demo.audit import checked, other_weights, released, tampered_copy, verify_without_torch
 from dptrain.demo.public import CONTRIBUTORS_PER_TIER, CORPUS, DELTA, SIZES, TIERS, WEIGHTS, Digits, digits, public_model
 from dptrain.demo.refusals import plant_refusals
-from dptrain.demo.rehearsal import Stage, policy_text, shares, stage, write_records
+from dptrain.demo.rehearsal import policy_text, shares
+from dptrain.engine.one_owner import Stage, stage, write_records
 from dptrain.errors import ConfigError
 from dptrain.programs import guarded, print_json, quiet_libraries
 from dptrain.routing.router import FallbackNotice

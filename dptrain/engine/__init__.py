@@ -1,5 +1,6 @@
-"""The engine: from the signed policy to the released gradient, one logical step after the other."""
+"""Runs logical steps one after the other, from the signed policy to the released gradient."""
 
+from dptrain.engine.options import Clock, Earlier, Microbatches, NoiseSource, RunLedger
 from dptrain.engine.private_training import PrivateTraining
 
-__all__ = ["PrivateTraining"]
+__all__ = ["Clock", "Earlier", "Microbatches", "NoiseSource", "PrivateTraining", "RunLedger"]

@@ -1,48 +1,60 @@
-"""What the record says of a run: the ledger's header with the structure of the model, and public figures per class."""
+"""Says a run in public words: the ledger's header with the structure of the model, and public figures per class."""
 
 import hashlib
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from torch import nn
 
-from attest.policy import ClassRule, Policy
+from attest.policy import ClassRule, Policy, SignedPolicy
 from attest.policy.sampling import POISSON, period
 from attest.schedule import waste
 from attest.schedule.blocks import derive
 from attest.schedule.turns import dearest_turns
-from dptrain.clipping.fast import precision_name
 from dptrain.clipping.resolver import Schedule
 from dptrain.data.slots import Slots
 from ledger.accountants import likely_occurrences
 from ledger.leaves import HeaderBlock, HeaderSpec
 from ledger.leaves.header import ADDRESSED
 from ledger.leaves.numerics import Numerics
-
-if TYPE_CHECKING:
-    from dptrain.engine.private_training import PrivateTraining
+from ledger.replay.state import RunState
 
 
-def header_for(engine: "PrivateTraining", test_key: bytes | None) -> HeaderSpec:
+def header_for(
+    signed: SignedPolicy,
+    owner_key: bytes,
+    registry_root: bytes,
+    structure: bytes,
+    schedule: Schedule,
+    numerics: Numerics,
+    isolation: str,
+    test_key: bytes | None,
+) -> HeaderSpec:
     """Returns what the ledger's first leaf says: policy, model structure, and the schedule of every block.
 
-    Scheduled blocks are those that the engine runs with; that they follow from policy and stack, the header itself checks. The
+    Scheduled blocks are those that the run has; that they follow from policy and stack, the header itself checks. The
     digest of the frozen parameters is added when the run begins.
 
-    With a fixed test key the run id is fixed too, so that two runs draw the same numbers, and the header says NOT PRIVATE.
+    With a fixed test key the run id is fixed too, so that two runs draw equal numbers, and the header says NOT PRIVATE.
+
+    Args:
+        owner_key: public key of the corpus owner. registry_root: state of the registry that the gate went by.
+        structure: `fingerprint` of the model. isolation: how statement A stands.
     """
     return HeaderSpec(
-        policy=engine.signed,
-        owner_key=engine.recorder.owner_public,
-        registry_root=engine.gate.registry_root,
-        model_fingerprint=fingerprint(engine.model, engine.schedule),
-        stack=engine.schedule.stack.named(),
-        blocks=block_rows(engine.policy, engine.schedule),
-        numerics=Numerics(precision_name(engine.router.precision), engine.noise_generator),
+        policy=signed,
+        owner_key=owner_key,
+        registry_root=registry_root,
+        model_fingerprint=structure,
+        stack=schedule.stack.named(),
+        blocks=block_rows(signed.policy, schedule),
+        numerics=numerics,
         private=test_key is None,
         caps_enforced=True,
-        isolation=engine.isolation.told,
+        isolation=isolation,
         randomness=ADDRESSED,
         unprobed=(),
         run_id=os.urandom(16) if test_key is None else hashlib.sha256(test_key).digest()[:16],
@@ -72,7 +84,36 @@ def fingerprint(model: nn.Module, schedule: Schedule) -> bytes:
     return hashlib.sha256("".join(lines).encode()).digest()
 
 
-def summary(engine: "PrivateTraining") -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class Epsilon:
+    """Says what a contribution of a class, with the preset bounds or stronger ones, has spent and will have spent.
+
+    Attributes:
+        spent: epsilon so far, under zero-out adjacency: the contribution is there, or adds nothing.
+        spent_replaced: epsilon so far where the content of the contribution is replaced by another.
+        planned: epsilon at the end of the horizon, under zero-out adjacency.
+        delta: of all three.
+    """
+
+    spent: float
+    spent_replaced: float
+    planned: float
+    delta: float
+
+
+def epsilons(rows: Sequence[Mapping[str, Any]]) -> dict[str, Epsilon | None]:
+    """Returns the epsilons of every class from the rows of `summary`; None for a public class, which has none."""
+    return {
+        row["class"]: None
+        if row["public"]
+        else Epsilon(row["epsilon"], row["epsilon_replace"], row["epsilon_planned"], row["delta"])
+        for row in rows
+    }
+
+
+def summary(
+    policy: Policy, run: RunState, charged: int, schedule: Schedule, slots: Slots, isolation: str
+) -> list[dict[str, Any]]:
     """Returns the public figures per class, for tables: epsilon of a contribution with the class's preset bounds.
 
     ``isolation`` says of the whole run whether statement A has held so far, or why not.
@@ -80,25 +121,25 @@ def summary(engine: "PrivateTraining") -> list[dict[str, Any]]:
     Those of a public class about privacy are None: no number would be true. Where occurrences are public, epsilons so far are
     those of the contribution that spent most, and the planned one is for as many draws as one in a million exceeds. Where noise
     varies over the run, multipliers are the least of its phases, and epsilons count the steps of each at its own.
+
+    Args:
+        run: what the ledger says so far. charged: steps that it charged. slots: contributions of the run.
     """
-    policy = engine.policy
-    charged = engine.recorder.ledger.charged_steps
     rows = []
     for place, rule in enumerate(policy.classes):
-        slots = engine.pool.slots
-        forms = [place for place, found in enumerate(slots.resolutions()) if found.class_name == rule.name]
+        forms = [number for number, found in enumerate(slots.resolutions()) if found.class_name == rule.name]
         members = slots.take(np.flatnonzero(np.isin(slots.numbers, forms)))
         row = {
             "class": rule.name,
             "public": rule.public,
             "admitted": len(members),
-            "blocks": [engine.schedule.blocks[index].name for index in engine.schedule.profiles[rule.name]],
+            "blocks": [schedule.blocks[index].name for index in schedule.profiles[rule.name]],
             "sampling_rate": float(rule.sampling_rate),
             "steps_charged": charged,
             "delta": float(policy.delta),
-            "isolation": engine.isolation.told,
+            "isolation": isolation,
         }
-        rows.append(row | (dict.fromkeys(PROMISES) if rule.public else _promises(engine, place, rule, members)))
+        rows.append(row | (dict.fromkeys(PROMISES) if rule.public else _promises(policy, run, place, rule, members)))
     return rows
 
 
@@ -114,8 +155,7 @@ PROMISES = (
 """Figures of :func:`summary` about the privacy of a class: None in a public one, which has none."""
 
 
-def _promises(engine: "PrivateTraining", place: int, rule: ClassRule, members: Slots) -> dict[str, float]:
-    policy, run = engine.policy, engine.recorder.ledger.state
+def _promises(policy: Policy, run: RunState, place: int, rule: ClassRule, members: Slots) -> dict[str, float]:
     preset = (rule.noise_multiplier_micro, rule.clip_norm_micro)
     descriptors = [members.forms[number].descriptor for number in set(members.numbers.tolist())]
     signed = {(found.noise_multiplier_micro, found.clip_norm_micro) for found in descriptors} or {preset}

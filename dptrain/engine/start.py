@@ -6,13 +6,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 from dptrain.clipping.fast import FastSums
 from dptrain.data.microbatch import Microbatch
+from dptrain.engine.step import UnderWay
 from dptrain.errors import ConfigError, CoupledModel, NonFinite, NotPrivateUse
+from dptrain.routing import Router
 from dptrain.routing.probes import (
     HALF_TOLERANCE,
     P2_TOLERANCE,
@@ -26,11 +28,10 @@ from dptrain.routing.probes import (
     opened_gates,
     stretched,
 )
+from dptrain.routing.repeated import RepeatedLoss
 from dptrain.routing.router import Site
-from dptrain.routing.synthetic_rows import HOW_TO, IGNORED, KINDS, LARGE, SMALL, needed
-
-if TYPE_CHECKING:
-    from dptrain.engine.private_training import PrivateTraining
+from dptrain.routing.synthetic_rows import HOW_TO, IGNORED, KINDS, LARGE, SMALL, ProbeRows, needed
+from dptrain.sandbox import Sandbox
 
 PASSES = 2.68
 """Bounds what the probes of the start may cost, in forward and backward passes of one full microbatch as they are counted here;
@@ -74,13 +75,35 @@ class Start:
     Guarantee: what is probed is a function of the model, the loop, and rows that are nobody's private ones: records that the
     user gives, contributions of public classes, or rows made up from shapes and types. No refusal depends on anything else.
 
+    Args:
+        made: rows that are nobody's. under_way: enters microbatches. repeated: losses that the user asked for, as they come.
+        full: rows of a full microbatch. exact: whether a contribution has bit for bit one loss in any company.
+
     Attributes:
         active: whether a probe is under way, so that ``backward`` belongs to it.
         unprobed: names of trained tensors in whose gradient there was nothing.
     """
 
-    def __init__(self, engine: "PrivateTraining") -> None:
-        self._engine = engine
+    def __init__(
+        self,
+        model: nn.Module,
+        router: Router,
+        sandbox: Sandbox,
+        made: ProbeRows,
+        under_way: UnderWay,
+        repeated: Sequence[RepeatedLoss],
+        *,
+        full: int,
+        exact: bool,
+    ) -> None:
+        self._model = model
+        self._router = router
+        self._sandbox = sandbox
+        self._made = made
+        self._under_way = under_way
+        self._repeated = repeated
+        self._full = full
+        self._same_bits = exact
         self.active = False
         self.unprobed: tuple[str, ...] = ()
         self._then: Then | None = None
@@ -91,26 +114,19 @@ class Start:
         self._last = 0
         self._times = 0
 
-    @property
-    def rows(self) -> int:
-        """Rows of a full microbatch."""
-        engine = self._engine
-        most = engine.microbatch_limits[1]
-        return engine.microbatch_limits[0] if most is None else min(engine.microbatch_limits[0], most)
-
     def run(self) -> Iterator[Microbatch]:
         """Yields the probe microbatches of the start; raises if one refuses the model, the loss or the loop."""
-        engine, full = self._engine, self.rows
+        full = self._full
         rows = 4 if full >= 12 else 3 if full >= 6 else min(full, 2)
-        sandbox = engine.sandbox
+        sandbox = self._sandbox
         sandbox.kept.seal()
         with self._hint():
             left = PASSES
-            if full == 1 and any(engine.probe_rows.extremes):
+            if full == 1 and any(self._made.extremes):
                 yield from self._settle(lambda: self._one([SMALL], self._temper))
             reserved = self._cost(full) + 2 * self._cost(rows) if full > rows else 0.0
             for seed in (_SEED, _SEED + 1, None):
-                with opened_gates(engine.router, seed) if seed is not None else nullcontext():
+                with opened_gates(self._router, seed) if seed is not None else nullcontext():
                     if seed == _SEED and full > 1:
                         left -= yield from self._learn(rows)
                     left -= yield from self._prove(rows)
@@ -123,18 +139,18 @@ class Start:
                     break
             if reserved:
                 left -= reserved
-                with stretched(engine.router, _SEED):
+                with stretched(self._router, _SEED):
                     yield from self._compare_losses(crowds(full, rows))
             if sandbox.coins:
                 left -= yield from self._other_side(rows)
             if rows > 1 and left >= 2 * self._cost(rows):
-                with stretched(engine.router, _SEED):
+                with stretched(self._router, _SEED):
                     yield from self._change_company(rows, left, norms=False)
         self._require_nothing_written()
-        engine.router.verified = frozenset(self._ran)
+        self._router.verified = frozenset(self._ran)
         assert self._exact is not None
         ran, others = (
-            {name for site in engine.router.sites if (site.name in self._ran) is seen for name in self._tensors_of(site)}
+            {name for site in self._router.sites if (site.name in self._ran) is seen for name in self._tensors_of(site)}
             for seen in (True, False)
         )
         never = others - ran
@@ -146,13 +162,13 @@ class Start:
 
         Single numbers that decide for everybody fall on one side now, and on the other next time.
         """
-        sandbox = self._engine.sandbox
-        rows = 4 if self.rows >= 12 else min(self.rows, 3)
+        sandbox = self._sandbox
+        rows = 4 if self._full >= 12 else min(self._full, 3)
         self._times += 1
         before, sandbox.kept.written = sandbox.kept.written, None
         sandbox.coin = "low" if sandbox.coins and self._times % 2 == 0 else "high"
         try:
-            with opened_gates(self._engine.router, _SEED):
+            with opened_gates(self._router, _SEED):
                 yield from self._prove(rows)
                 yield from self._change_company(rows, 0.0)
             self._require_unwritten()
@@ -173,22 +189,21 @@ class Start:
 
     def backward(self, losses: torch.Tensor, rows: Microbatch) -> None:
         """What ``private.backward`` does inside a probe microbatch: checks, and leaves no gradient."""
-        engine = self._engine
-        for form in engine.folding.repeated:
+        for form in self._repeated:
             form.made(losses)
-        engine.router.require_losses(losses)
-        engine.sandbox.refuse_leaves(losses)
-        self._ran.update(engine.router.order)
-        check_order(engine.router.order, engine.schedule.stack, engine.router)
+        self._router.require_losses(losses)
+        self._sandbox.refuse_leaves(losses)
+        self._ran.update(self._router.order)
+        check_order(self._router.order, self._router.schedule.stack, self._router)
         assert self._then is not None
-        with engine.sandbox.aside():
+        with self._sandbox.aside():
             self._then(losses, rows)
 
     # --------------------------------------------------------------------------------------------------------- the passes
 
     def _learn(self, rows: int) -> Iterator[Microbatch]:
         """Forward passes over two numbers of rows, which show where rows lie in what is drawn. Returns their cost."""
-        sandbox = self._engine.sandbox
+        sandbox = self._sandbox
         most = min(rows, 3)
         cost = self._cost(most) + self._cost(most - 1)
 
@@ -206,13 +221,13 @@ class Start:
 
     def _other_side(self, rows: int) -> Iterator[Microbatch]:
         """The same where single numbers, by which layers are skipped or rows mixed, fall the other way. Returns its cost."""
-        sandbox = self._engine.sandbox
+        sandbox = self._sandbox
         before = self._exact
         assert before is not None
         sandbox.coin = "low"
         try:
-            with opened_gates(self._engine.router, _SEED):
-                cost = (yield from self._learn(rows)) if self.rows > 1 else 0.0
+            with opened_gates(self._router, _SEED):
+                cost = (yield from self._learn(rows)) if self._full > 1 else 0.0
                 cost += yield from self._prove(rows)
                 cost += yield from self._change_company(rows, 0.0)
         finally:
@@ -225,22 +240,21 @@ class Start:
 
     def _prove(self, rows: int) -> Iterator[Microbatch]:
         """P0 and P1 on one microbatch, with the parameters in autograd so that its own gradient can be compared."""
-        engine = self._engine
-        parameters = [tensor.parameter for _, tensor in engine.router.tensors]
-        heads = HeadProbe(engine.model, engine.schedule)
+        parameters = [tensor.parameter for _, tensor in self._router.tensors]
+        heads = HeadProbe(self._model, self._router.schedule)
         for parameter in parameters:
             parameter.requires_grad_(True)
         handles = [p.register_post_accumulate_grad_hook(_drop_grad) for p in parameters]
 
         def then(losses: torch.Tensor, found: Microbatch) -> None:
             self._require_finite(losses)
-            with engine.sandbox.inside():
+            with self._sandbox.inside():
                 heads.check()
-            self._half = engine.router.half
+            self._half = self._router.half
             try:
-                self._exact = check_exact(engine.router, losses, found.weight)
+                self._exact = check_exact(self._router, losses, found.weight)
             except NonFinite:
-                if engine.probe_rows.made_up:
+                if self._made.made_up:
                     raise needed("gradients of them are NaN or infinite (a root or a quotient at zero, say)") from None
                 raise
             self._note(losses, found, self._exact.norms)
@@ -254,7 +268,7 @@ class Start:
                 parameter.grad = None
             for handle in handles:
                 handle.remove()
-        if engine.sandbox.host_draws and engine.sandbox.secret:
+        if self._sandbox.host_draws and self._sandbox.secret:
             raise NotPrivateUse(
                 "HOST_RANDOMNESS",
                 "the forward or the loss draws from Python's random or numpy.random, whose numbers belong to no contribution; "
@@ -303,10 +317,9 @@ class Start:
             base = {**self._seen, **base}
 
     def _check_company(self, base: Mapping[bytes, Seen], *, same_shape: bool) -> None:
-        engine = self._engine
         assert self._exact is not None
-        exact = engine.policy.exactness == "certified" and engine.device.type == "cpu" and same_shape
-        tolerance = 0.0 if exact else HALF_TOLERANCE if self._half else P2_TOLERANCE[engine.router.precision]
+        exact = self._same_bits and same_shape
+        tolerance = 0.0 if exact else HALF_TOLERANCE if self._half else P2_TOLERANCE[self._router.precision]
         check_company(base, self._seen, tolerance, self._exact.rounding)
 
     def _always(self, rows: int) -> float:
@@ -320,48 +333,45 @@ class Start:
             backward: backward passes through the activations, each as dear as a forward pass. sums: how often gradients of the
                 weights are formed besides, as dear again where all of them train.
         """
-        router = self._engine.router
+        router = self._router
         trained = sum(tensor.parameter.numel() for _, tensor in router.tensors)
-        share = min(1.0, trained / sum(parameter.numel() for parameter in self._engine.model.parameters()))
-        return rows / self.rows * (1.0 + backward + share * sums) / (2.0 + share)
+        share = min(1.0, trained / sum(parameter.numel() for parameter in self._model.parameters()))
+        return rows / self._full * (1.0 + backward + share * sums) / (2.0 + share)
 
     def _one(self, contents: Sequence[int], then: Then, *, learning: bool = False) -> Iterator[Microbatch]:
         """One probe microbatch."""
-        engine = self._engine
         names = [_name(content) for content in contents]
-        rows = engine.probe_rows.microbatch(contents, names)
+        rows = self._made.microbatch(contents, names)
         inputs = [value for value in rows.inputs.values() if isinstance(value, torch.Tensor)]
-        everything = torch.ones(len(names), len(engine.schedule.blocks), dtype=torch.bool)
+        everything = torch.ones(len(names), len(self._router.schedule.blocks), dtype=torch.bool)
         self._then, self.active = then, True
         try:
-            with engine.entered(rows, 0, learning=learning, probing=not learning, inputs=inputs):
-                engine.router.arm(rows.contributions, rows.examples, everything)
-                engine.current = rows
+            how = {"learning": learning, "probing": not learning, "inputs": inputs}
+            with self._under_way.enter(rows, 0, everything, **how):
                 yield rows
-                engine.require_consumed(0)
         finally:
             self.active, self._then = False, None
-            engine.current = None
-            engine.router.disarm()
+            self._under_way.rows = None
+            self._router.disarm()
 
     def _settle(self, look: Callable[[], Iterator[Microbatch]]) -> Iterator[Microbatch]:
         """Looks at made-up rows until nothing of them has to be tempered: what a loss drew before it raised shows nothing."""
-        made, before = self._engine.probe_rows, None
+        made, before = self._made, None
         while made.extremes != before:
             before = made.extremes
             yield from look()
 
     def _temper(self, losses: torch.Tensor, rows: Microbatch) -> None:
         """Makes up less that is extreme if the loss does not take it: labels out of range, a mask that shows too little."""
-        bad = self._engine.sandbox.current.bad
+        bad = self._sandbox.current.bad
         if (bad is not None and bool(bad.any())) or not bool(torch.isfinite(losses).all()):
-            self._engine.probe_rows.give_up()
+            self._made.give_up()
 
     def _look_at_losses(self, losses: torch.Tensor, rows: Microbatch) -> None:
         self._note(losses, rows, None)
 
     def _look_at_norms(self, losses: torch.Tensor, rows: Microbatch) -> None:
-        router = self._engine.router
+        router = self._router
         router.backward(losses, rows.weight)
         sums = FastSums(router.schedule, router.tensors, router.precision)
         self._note(losses, rows, norms_of(sums.squares(router.pieces), rows.contributions, len(router.tensors)))
@@ -377,12 +387,12 @@ class Start:
     @property
     def _dead(self) -> bool:
         """Whether no trained tensor at all had a gradient in :meth:`_prove`."""
-        return self._exact is not None and len(self._exact.silent) == len(self._engine.router.tensors)
+        return self._exact is not None and len(self._exact.silent) == len(self._router.tensors)
 
     def _require_alive(self) -> None:
         if not self._dead:
             return
-        if self._engine.probe_rows.made_up:
+        if self._made.made_up:
             raise needed("no trained tensor gets a gradient from them")
         raise ConfigError(
             "NO_GRADIENT",
@@ -391,9 +401,9 @@ class Start:
         )
 
     def _require_finite(self, losses: torch.Tensor) -> None:
-        bad = self._engine.sandbox.current.bad
+        bad = self._sandbox.current.bad
         if bad is not None and bool(bad.any()):
-            if self._engine.probe_rows.made_up:
+            if self._made.made_up:
                 raise needed("an index that the forward makes of them is out of range")
             raise ConfigError(
                 "INDEX_OUT_OF_RANGE",
@@ -402,7 +412,7 @@ class Start:
             )
         if bool(torch.isfinite(losses).all()):
             return
-        if self._engine.probe_rows.made_up:
+        if self._made.made_up:
             raise needed("losses of them are NaN or infinite")
         raise NonFinite(
             "LOSS_NOT_FINITE",
@@ -411,16 +421,15 @@ class Start:
         )
 
     def _require_nothing_written(self) -> None:
-        self._engine.sandbox.kept.changed()
+        self._sandbox.kept.changed()
         self._require_unwritten()
 
     def _require_unwritten(self) -> None:
         """Raises if a forward of the probes tried to write what the model keeps."""
-        engine = self._engine
-        name = engine.sandbox.kept.written
+        name = self._sandbox.kept.written
         if name is None:
             return
-        if name in dict(engine.model.named_buffers()):
+        if name in dict(self._model.named_buffers()):
             raise CoupledModel(
                 "BUFFER_CHANGES",
                 f"forward changed the buffer {name!r}: state written by one contribution is read by others; freeze it (eval())",
@@ -432,23 +441,23 @@ class Start:
         )
 
     def _hint(self) -> AbstractContextManager[object]:
-        return _Hint() if self._engine.probe_rows.made_up else nullcontext()
+        return _Hint() if self._made.made_up else nullcontext()
 
     def _tensors_of(self, site: Site) -> Iterator[str]:
-        router = self._engine.router
+        router = self._router
         for index in site.tensors.values():
             yield router.tensors[index][1].name
 
     def _tell(self, unseen: Sequence[str]) -> None:
         """Warns of branches by content, and of tensors without any gradient; rounding alone is told in the header."""
-        for path, way in self._engine.sandbox.truths.decided.items():
+        for path, way in self._sandbox.truths.decided.items():
             warnings.warn(
                 f"module {path or 'the model itself, or the loss'!r} decides by content whether to go one way or another; in "
                 f"private microbatches it goes the way of the probes ({way}), whatever a contribution says",
                 ContentBranch,
                 stacklevel=2,
             )
-        if self._engine.probe_rows.gave_up:
+        if self._made.gave_up:
             warnings.warn(
                 f"the loss takes no labels of {IGNORED} (it raised, they were out of range, or a loss was NaN), so the probes "
                 "made up none: a loss over the number of labels in the microbatch would not show; divide by what is the "

@@ -1,66 +1,180 @@
-"""The logical step: draw, microbatches, release, optimizer, each inside a window that the ledger has charged."""
+"""The logical step: charge, draw, one microbatch after the other, release, optimizer, settle.
+
+Training, the measurement of a plan and the comparison without privacy run this loop. They differ in its `Parts`.
+"""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
 from dptrain.data.microbatch import Microbatch
-from dptrain.engine.release import Phase
-from dptrain.errors import NonFinite
+from dptrain.errors import NonFinite, StepOrder
+from dptrain.routing import Router
+from dptrain.sandbox import Loop, Sandbox
 
-if TYPE_CHECKING:
-    from dptrain.engine.private_training import PrivateTraining
+Planned = TypeVar("Planned")
+"""Plan of a microbatch, before anything of it is read."""
 
 
-class Steps:
+class Parts(Protocol[Planned]):
+    """Does what a step is made of, in this order."""
+
+    def ready(self, number: int) -> Iterator[Microbatch]:
+        """Checks that a step may begin, and yields the microbatches of probes that are due before it."""
+
+    def charge(self, number: int) -> None:
+        """Durably charges the window of a step, unless it is charged already."""
+
+    def draw(self, number: int) -> Sequence[Planned]:
+        """Samples the contributions of a step, and plans its microbatches."""
+
+    def load(self, planned: Planned, number: int) -> AbstractContextManager[Microbatch]:
+        """Reads, collates and arms a microbatch; at its end the backward pass must be over."""
+
+    def release(self, number: int) -> None:
+        """Turns the sums of a step into gradients in ``p.grad``."""
+
+    def settle(self, number: int) -> None:
+        """Settles a step that the optimizer has taken."""
+
+    def finish(self) -> None:
+        """Ends the run."""
+
+
+class Unrecorded(Generic[Planned]):
+    """Stands for a ledger where nothing is charged or recorded: a null recorder."""
+
+    def ready(self, number: int) -> Iterator[Microbatch]:
+        """Yields nothing: there are no probes."""
+        yield from ()
+
+    def charge(self, number: int) -> None:
+        """Charges nothing."""
+
+    def settle(self, number: int) -> None:
+        """Settles nothing."""
+
+    def finish(self) -> None:
+        """Ends nothing."""
+
+
+class LogicalStep(Generic[Planned]):
+    """One logical step: iterate it for its microbatches, then call ``optimizer.step()``."""
+
+    def __init__(self, parts: Parts[Planned], number: int) -> None:
+        self._parts = parts
+        self.number = number
+
+    def __iter__(self) -> Iterator[Microbatch]:
+        parts, number = self._parts, self.number
+        yield from parts.ready(number)
+        parts.charge(number)
+        for planned in parts.draw(number):
+            with parts.load(planned, number) as rows:
+                yield rows  # the loop runs forward, and `backward`: route, clip, accumulate
+        parts.release(number)
+
+
+class Steps(Generic[Planned]):
     """Exactly T logical steps, empty draws included; iterate once.
 
     Before the first step, the user's own loop runs a few probe microbatches: they look like any other, carry no charge and
     change nothing.
+
+    Args:
+        parts: what a step does. first: number of the first step. last: that of the last. title: of the progress bar.
+        shown: whether there is a bar; None for one on a terminal.
     """
 
-    def __init__(self, engine: "PrivateTraining") -> None:
-        self._engine = engine
+    def __init__(self, parts: Parts[Planned], first: int, last: int, title: str, shown: bool | None = None) -> None:
+        self._parts = parts
+        self._numbers = range(first, last + 1)
+        self._title = title
+        self._shown = shown
 
     def __len__(self) -> int:
-        return max(0, self._engine.policy.steps - self._engine.start_step)
+        return len(self._numbers)
 
-    def __iter__(self) -> Iterator["LogicalStep"]:
-        engine = self._engine
-        with _progress(len(self), engine.show_progress) as advance:
-            for number in range(engine.start_step + 1, engine.policy.steps + 1):
-                yield LogicalStep(engine, number)
-                engine.end_step(number)
+    def __iter__(self) -> Iterator[LogicalStep[Planned]]:
+        with _progress(self._title, len(self), self._shown) as advance:
+            for number in self._numbers:
+                yield LogicalStep(self._parts, number)
+                self._parts.settle(number)  # the loop called optimizer.step()
                 advance()
-        engine.finish()
+        self.finish()
+
+    def finish(self) -> None:
+        """Closes the ledger and destroys every key and what was sealed; the loop over the steps ends so.
+
+        Called earlier, it ends the run there: a window that is still open is settled with the steps that were released. Before
+        the first step of a new run there is nothing to end, and once it has ended, nothing more.
+        """
+        self._parts.finish()
 
 
-class LogicalStep:
-    """One logical step: iterate it for its microbatches, then call ``optimizer.step()``."""
+class UnderWay:
+    """Holds the microbatch that is under way: armed, and in the sandbox until its backward pass is over."""
 
-    def __init__(self, engine: "PrivateTraining", number: int) -> None:
-        self._engine = engine
-        self.number = number
+    def __init__(self, sandbox: Sandbox, router: Router) -> None:
+        self._sandbox = sandbox
+        self._router = router
+        self._entered = ExitStack()
+        self.rows: Microbatch | None = None
 
-    def __iter__(self) -> Iterator[Microbatch]:
-        engine = self._engine
-        engine.gradients.require(Phase.IDLE, f"step {self.number} was started")
-        engine.check()
-        if not engine.begun:
-            yield from engine.probe.run()
-            engine.probe.began(self.number)
-            engine.begin()
-        elif engine.probe.due(self.number, engine.policy.epoch_steps):
-            yield from engine.probe.again()
-        chosen = engine.begin_step(self.number)
-        for planned in chosen:
-            with engine.microbatch(planned, self.number) as rows:
-                yield rows
-                engine.require_consumed(self.number)
-        engine.release(self.number)
+    @contextmanager
+    def enter(self, rows: Microbatch, step: int, permitted_NG: torch.Tensor, **options: Any) -> Iterator[Microbatch]:
+        """Arms a microbatch and runs it in the sandbox.
+
+        Args:
+            step: its number; 0 in the probes. permitted_NG: which block each contribution may touch. options: of
+                `Sandbox.enter`.
+
+        Raises:
+            StepOrder: code BACKWARD_MISSING, the loop moved on without a backward pass.
+        """
+        loop = Loop.around(LogicalStep.__iter__.__code__)
+        with ExitStack() as self._entered:
+            self._entered.enter_context(self._sandbox.enter(step, rows.names, loop=loop, **options))
+            self._router.arm(rows.contributions, rows.examples, permitted_NG)
+            self.rows = rows
+            yield rows
+            if self.rows is not None:
+                raise StepOrder(
+                    "BACKWARD_MISSING",
+                    f"a microbatch of step {step} was not given to private.backward(); every microbatch must be, or its "
+                    "contributions would be charged and unused",
+                )
+
+    @contextmanager
+    def backward(self, rows: Microbatch) -> Iterator[None]:
+        """Runs the backward pass of the microbatch; it is over when the block ends, and leaves the sandbox.
+
+        Raises:
+            StepOrder: these rows are another microbatch, or the sandbox was left before.
+        """
+        if self.rows is None or rows is not self.rows:
+            raise StepOrder(
+                "WRONG_ROWS", "backward() got rows that are not the current microbatch; call it once, inside `for rows in step`"
+            )
+        if not self._sandbox.active:
+            raise StepOrder(
+                "MICROBATCH_LEFT",
+                "the microbatch was left before backward() got its losses: something drew random numbers, wrote the model or "
+                "decided by a tensor while neither the loop that took the microbatch nor the model was running, or the "
+                "iterator over the step is gone. Do this in the loop itself, or in a function that it calls",
+            )
+        try:
+            yield
+        finally:
+            self.leave()
+        self.rows = None
+
+    def leave(self) -> None:
+        """Leaves the sandbox, if a microbatch is in it."""
+        self._entered.close()
 
 
 def check_parameters(tensors: Sequence[tuple[str, torch.Tensor]], step: int) -> None:
@@ -75,15 +189,15 @@ def check_parameters(tensors: Sequence[tuple[str, torch.Tensor]], step: int) -> 
 
 
 @contextmanager
-def _progress(total: int, shown: bool | None) -> Iterator[Callable[[], None]]:
-    """A progress bar on standard error, by default on a terminal only; it shows public numbers."""
+def _progress(title: str, total: int, shown: bool | None) -> Iterator[Callable[[], None]]:
+    """Draws a bar on standard error, by default on a terminal only; it shows public numbers."""
     if not (sys.stderr.isatty() if shown is None else shown):
         yield lambda: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("private training"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("steps", total=total)
         yield lambda: bar.advance(task)

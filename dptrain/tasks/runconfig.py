@@ -273,24 +273,28 @@ class RunConfig:
             raise ConfigError("RUN_KEY", "the run file has no table [data]; it says where policy and corpus lie")
         return cls(task=task, **{name: _read(kind, table.get(name, {}), name, base, tables) for name, kind in tables.items()})
 
-    @property
-    def opening(self) -> dict[str, Any]:
-        """Keyword arguments of ``PrivateTraining.open`` that a run file decides."""
+    def opening(self, *, resume: bool, clock_jump_ok: bool, kept_reading: bool) -> dict[str, Any]:
+        """Returns keyword arguments of ``PrivateTraining.open``: what the run file decides, and how the run is started.
+
+        Args:
+            resume: continue an interrupted run. clock_jump_ok: the clock is right though it ran far ahead since the last leaf.
+            kept_reading: spare signatures that verified before.
+        """
+        # Here and not above: plans read run files too, on the base install without torch.
+        from dptrain.engine.options import Clock, Earlier, Microbatches, NoiseSource, RunLedger
+
+        run = self.run
         return {
             "policy": self.data.policy,
             "corpus": self.data.corpus,
             "owner_key": self.data.owner_key,
             "registry": self.data.registry,
-            "ledger": self.run.ledger,
-            "ledger_state": self.run.ledger_state,
-            "ledger_key": self.run.ledger_key,
-            "origin": self.run.origin,
-            "earlier": self.run.earlier,
-            "earlier_keys": self.run.earlier_keys,
-            "replaces": self.run.replaces,
-            "microbatch": self.run.microbatch,
-            "microbatch_rows": self.run.microbatch_rows,
-            "noise_generator": self.run.noise_generator,
+            "ledger": RunLedger(run.ledger, run.ledger_state, run.ledger_key, run.origin, keep_reading=kept_reading),
+            "earlier": Earlier(run.earlier, run.replaces, run.earlier_keys),
+            "microbatches": Microbatches(run.microbatch, run.microbatch_rows),
+            "noise": NoiseSource(run.noise_generator),
+            "clock": Clock(jump_ok=clock_jump_ok),
+            "resume": resume,
         }
 
     def require_free_output(self) -> None:

@@ -28,18 +28,19 @@ def open_run(
 
     Args:
         config: the run. accelerator: see ``PrivateTraining.open``. resume: continue an interrupted run.
-        clock_jump_ok: the clock is right though it ran far ahead since the last leaf, as for ``PrivateTraining.open``.
-        kept_reading: spare signatures that verified before, as for ``PrivateTraining.open``.
+        clock_jump_ok: the clock is right though it ran far ahead since the last leaf (`dptrain.Clock`).
+        kept_reading: spare signatures that verified before (`dptrain.RunLedger`).
         privacy: False for the comparison run, which must not be released.
 
     Raises:
         DptrainError, AttestError, LedgerError: as ``PrivateTraining.open``.
     """
     if privacy:
-        how = {"resume": resume, "clock_jump_ok": clock_jump_ok, "kept_reading": kept_reading}
-        run = PrivateTraining.open(**config.opening, accelerator=accelerator, **how)
-        if run.reading is not None and run.reading.told:
-            print(visible(run.reading.told), file=sys.stderr)
+        how = config.opening(resume=resume, clock_jump_ok=clock_jump_ok, kept_reading=kept_reading)
+        run = PrivateTraining.open(**how, accelerator=accelerator)
+        reading = run.opened.reading
+        if reading is not None and reading.told:
+            print(visible(reading.told), file=sys.stderr)
         return run
     return WithoutPrivacy(config.data, microbatch=config.run.microbatch, accelerator=accelerator, seed=config.run.seed)
 
@@ -51,7 +52,7 @@ class Outcome:
     Attributes:
         private: False for a comparison run.
         accuracy: on public validation examples; None without them.
-        classes: what :meth:`PrivateTraining.summary` says per class; empty for a comparison run.
+        classes: what `dptrain.engine.header.summary` says per class; empty for a comparison run.
         refused: contributions that the gate refused, per reason.
         model: directory of the model. export: directory of the public record, None for a comparison run.
         verdict: the audit of that record. qualifiers: what weakens it, as words of ``ledger.audit.findings``.
@@ -96,12 +97,14 @@ def conclude(
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
     collate.save(folder)
-    refused = run.gate.counts()["refused"]
+    gate = run.opened.gate if isinstance(run, PrivateTraining) else run.gate
+    refused = gate.counts()["refused"]
     if not isinstance(run, PrivateTraining):
         (folder / "NOT_PRIVATE").write_text(STAMP + "\n")
         return Outcome(False, accuracy, (), refused, str(folder))
     export = run.export(config.run.output / "export")
-    audited = verify_export(export, [run.recorder.ledger.header.log_vkey], owner_key=run.recorder.owner_public)
+    recorder = run.opened.recorder
+    audited = verify_export(export, [recorder.ledger.header.log_vkey], owner_key=recorder.owner_public)
     findings = tuple(f"{item.code} {item.where}: {item.sentence}" for item in audited.findings)
     words = (audited.verdict, audited.qualifiers)
-    return Outcome(True, accuracy, tuple(run.summary()), refused, str(folder), str(export), *words, findings)
+    return Outcome(True, accuracy, tuple(run.prepared.summary()), refused, str(folder), str(export), *words, findings)

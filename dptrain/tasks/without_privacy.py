@@ -1,4 +1,4 @@
-"""The same data, model, loop and number of steps WITHOUT privacy, to see what privacy costs in accuracy.
+"""Trains the same model on the same data WITHOUT privacy, to see what privacy costs in accuracy.
 
 Nothing that comes out of here may be released: there is no clipping, no noise, no depth limit and no ledger. Every output
 carries the stamp.
@@ -7,11 +7,10 @@ carries the stamp.
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import track
 from torch import nn
 
 from attest.corpus import open_corpus
@@ -20,6 +19,7 @@ from attest.keys import load_public_key
 from attest.policy import open_policy
 from attest.registry import open_registry
 from dptrain.data.microbatch import Collate, Decode, Microbatch, build, json_examples
+from dptrain.engine.step import Steps, Unrecorded
 from dptrain.errors import ConfigError
 from dptrain.record.registry_watch import memory_of
 from dptrain.tasks.runconfig import DataConfig
@@ -30,15 +30,7 @@ STAMP = "NOT PRIVATE: trained without clipping, noise or ledger, for comparison 
 class WithoutPrivacy:
     """Takes the place of ``PrivateTraining`` in a training loop; not private at all."""
 
-    def __init__(
-        self,
-        data: DataConfig,
-        *,
-        microbatch: int = 16,
-        accelerator: Any | None = None,
-        decode: Decode = json_examples,
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, data: DataConfig, *, microbatch: int = 16, accelerator: Any | None = None, seed: int = 0) -> None:
         """Admits the corpus as a private run would, so that both train on the same contributions."""
         owner = load_public_key(data.owner_key or data.policy.parent / "owner.pub")
         self.policy = open_policy(data.policy, owner).policy
@@ -48,61 +40,54 @@ class WithoutPrivacy:
         self.gate = run_gate(self._corpus, self.policy, registry, now=int(time.time()))
         if not self.gate.admitted:
             raise ConfigError("NOTHING_ADMITTED", "the gate admitted no contribution; see `dptrain gate`")
-        self.device = accelerator.device if accelerator is not None else torch.device("cpu")
+        self._device = accelerator.device if accelerator is not None else torch.device("cpu")
         self._microbatch = microbatch
-        self._decode = decode
         self._generator = torch.Generator().manual_seed(seed)
         self._share = 1.0
         print(STAMP, file=sys.stderr)
 
     def prepare(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, collate: Collate, layers: str | None = None,
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        collate: Collate,
+        *,
+        decode: Decode = json_examples,
+        layers: object = None,
         probe: object = None,
-    ) -> tuple[nn.Module, torch.optim.Optimizer, "WithoutPrivacy"]:
-        """Model, optimizer and steps, as ``PrivateTraining.prepare`` gives them; ``layers`` and ``probe`` say nothing here."""
-        self._collate = collate
-        self._optimizer = optimizer
+        states: object = None,
+    ) -> tuple[nn.Module, torch.optim.Optimizer, Steps[list[int]]]:
+        """Returns model, optimizer and steps as ``PrivateTraining.prepare`` does; the last three say nothing here."""
         rules = {rule.name: float(rule.sampling_rate) for rule in self.policy.classes}
-        self._rates = torch.tensor([rules[item.admission.descriptor.admissibility_class] for item in self.gate.admitted])
-        return model, optimizer, self
+        rates = torch.tensor([rules[item.admission.descriptor.admissibility_class] for item in self.gate.admitted])
 
-    def __len__(self) -> int:
-        return self.policy.steps
+        def read(index: int) -> list[Any]:
+            return decode(self._corpus.read(self.gate.admitted[index].locator))
 
-    def __iter__(self) -> Iterator["PlainStep"]:
-        numbers = range(1, self.policy.steps + 1)
-        screen = Console(stderr=True)
-        for number in track(numbers, "training WITHOUT privacy", console=screen, disable=not screen.is_terminal):
-            yield PlainStep(self, number)
+        def draw() -> list[list[int]]:
+            optimizer.zero_grad()
+            drawn = torch.nonzero(torch.rand(len(rates), generator=self._generator) < rates).flatten().tolist()
+            self._share = 1.0 / max(1, len(drawn))
+            return [drawn[start : start + self._microbatch] for start in range(0, len(drawn), self._microbatch)]
 
-    def microbatches(self) -> Iterator[Microbatch]:
-        """The microbatches of one step; draws have the size that a private step's have."""
-        self._optimizer.zero_grad()
-        drawn = torch.nonzero(torch.rand(len(self._rates), generator=self._generator) < self._rates).flatten().tolist()
-        self._share = 1.0 / max(1, len(drawn))
-        for start in range(0, len(drawn), self._microbatch):
-            yield build([self._examples(i) for i in drawn[start : start + self._microbatch]], self._collate, self.device)
+        def load(slots: Sequence[int]) -> Microbatch:
+            return build([read(slot) for slot in slots], collate, self._device)
+
+        return model, optimizer, Steps(_Plain(draw, load), 1, self.policy.steps, "training WITHOUT privacy")
 
     def backward(self, losses: torch.Tensor, rows: Microbatch) -> None:
-        """Ordinary gradients of the mean loss over the draw."""
+        """Adds ordinary gradients of the mean loss over the draw."""
         (losses * rows.weight.to(losses)).sum().mul(self._share).backward()
 
-    def loss(self, loss: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        """The loss as it is: an example that raises ends a comparison run."""
-        return loss
-
-    def compile(self, loss: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        """The loss as it is: comparison runs are not compiled."""
-        return loss
-
-    def register_for_checkpointing(self, *objects: Any) -> None:
-        """Comparison runs keep no checkpoint."""
+    def loss(self, function: Callable[..., torch.Tensor], *, compiled: bool = False) -> Callable[..., torch.Tensor]:
+        """Returns the loss as it is: an example that raises ends a comparison run, and none is compiled."""
+        return function
 
     def save(self) -> None:
-        """Comparison runs keep no checkpoint."""
+        """Keeps no checkpoint."""
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Closes nothing."""
 
     def __enter__(self) -> "WithoutPrivacy":
         return self
@@ -110,16 +95,26 @@ class WithoutPrivacy:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _examples(self, index: int) -> Sequence[Any]:
-        return self._decode(self._corpus.read(self.gate.admitted[index].locator))
 
+class _Plain(Unrecorded[list[int]]):
+    """Parts of a step without privacy: nothing is charged or recorded, and gradients are released as they are.
 
-class PlainStep:
-    """One step; iterate it for its microbatches."""
+    Args:
+        draw: samples a step; draws have the size that a private step's have. load: makes rows of slots.
+    """
 
-    def __init__(self, run: WithoutPrivacy, number: int) -> None:
-        self._run = run
-        self.number = number
+    def __init__(self, draw: Callable[[], list[list[int]]], load: Callable[[Sequence[int]], Microbatch]) -> None:
+        self._draw = draw
+        self._load = load
 
-    def __iter__(self) -> Iterator[Microbatch]:
-        return self._run.microbatches()
+    def draw(self, number: int) -> list[list[int]]:
+        """Samples the contributions of a step."""
+        return self._draw()
+
+    @contextmanager
+    def load(self, planned: list[int], number: int) -> Iterator[Microbatch]:
+        """Collates a microbatch."""
+        yield self._load(planned)
+
+    def release(self, number: int) -> None:
+        """Leaves the gradients as they are: a null mechanism."""

@@ -40,7 +40,7 @@ def test_a_run_verifies_under_every_accountant(tmp_path, accountant):
     world = make_world(tmp_path, per_class=3, steps=4, rate="0.3", policy_extra=extra, now=None)
     trainer = Trainer(world)
     trainer.run()
-    ledger = trainer.private.recorder.ledger
+    ledger = trainer.private.opened.recorder.ledger
     assert ledger.header.accountant.name == accountant
     if accountant == "prv":
         assert ledger.header.accountant.library == "opacus"

@@ -31,14 +31,14 @@ KEY_ID = keys.key_id(RAW["alice"])
 
 def leaves_of(trainer, *kinds):
     """Leaves of some kinds in the trainer's ledger, all if none is named."""
-    with trainer.private.recorder.ledger.rows() as rows:
+    with trainer.private.opened.recorder.ledger.rows() as rows:
         leaves = [decode_leaf(row.body) for row in rows]
     return [leaf for leaf in leaves if not kinds or isinstance(leaf, kinds)]
 
 
 def draws_of(trainer):
     """How often each slot was drawn."""
-    return trainer.private.streams.sampler.occurrences.tolist()
+    return trainer.private.prepared.attempt.streams.sampler.occurrences.tolist()
 
 
 # --- A5: content changed after the gate saw it --------------------------------------------------------------------------
@@ -82,8 +82,8 @@ def test_A16_an_admission_softer_than_its_class_is_refused_where_bounds_become_n
     """Whoever hands the resolver an admission that the gate would not have made gets no noise for it, and the gate's code."""
     world = make_world(tmp_path, classes=CLASSES + PUBLIC, per_class=1, steps=2, policy_extra="[floors]\nclip_norm = 0.01")
     trainer = Trainer(world)
-    schedule = trainer.private.schedule
-    admissions = {slot.resolution.class_name: slot.admitted.admission for slot in trainer.private.pool.slots}
+    schedule = trainer.private.prepared.schedule
+    admissions = {slot.resolution.class_name: slot.admitted.admission for slot in trainer.private.prepared.pool.slots}
     private, public = admissions["sensitive"], admissions["encyclopedia"]
     assert schedule.resolve(forged(private)) == schedule.resolve(private)
     assert schedule.resolve(forged(private, clip_norm_micro=10_000, noise_multiplier_micro=1_500_000)).clip_norm == 0.01
@@ -120,10 +120,10 @@ def test_A21_every_admission_of_a_batch_has_its_one_time_and_time_never_runs_bac
     world = make_world(tmp_path, per_class=2, steps=4, rate="1")
     ticks = iter(range(world.now, world.now + 10**6, 7))
     trainer = Trainer(world, clock=lambda: next(ticks))
-    clock_back = trainer.private._clock
-    trainer.private._clock = lambda: clock_back() - 60
+    clock_back = trainer.private.opened.now
+    trainer.private.opened.now = lambda: clock_back() - 60
     trainer.run()
-    assert {leaf.time for leaf in leaves_of(trainer, Admit)} == {trainer.private.gate.now}
+    assert {leaf.time for leaf in leaves_of(trainer, Admit)} == {trainer.private.opened.gate.now}
     times = [leaf.time for leaf in leaves_of(trainer)]
     assert times == sorted(times)
     trainer.close()
@@ -140,12 +140,12 @@ def test_A21_a_clock_that_ran_far_ahead_lets_nothing_expire_unasked(tmp_path, wh
     for _ in range(4):
         trainer.one(next(steps))
     trainer.private.save()
-    size = trainer.private.recorder.ledger.size
+    size = trainer.private.opened.recorder.ledger.size
     now[0] = world.now + 250 * DAY
     if when == "within the run":
         with pytest.raises(LeafRefused) as caught:
             trainer.one(next(steps))
-        assert trainer.private.recorder.ledger.size == size
+        assert trainer.private.opened.recorder.ledger.size == size
         trainer.close()
     else:
         trainer.close()
@@ -156,7 +156,7 @@ def test_A21_a_clock_that_ran_far_ahead_lets_nothing_expire_unasked(tmp_path, wh
     now[0] = world.now + 60
     again = Trainer(world, resume=True, clock=lambda: now[0])
     again.run()
-    assert not leaves_of(again, Withdraw) and again.private.recorder.ledger.finished
+    assert not leaves_of(again, Withdraw) and again.private.opened.recorder.ledger.finished
     again.close()
 
 
@@ -189,8 +189,8 @@ def test_A21_a_run_that_a_false_clock_locked_goes_on_behind_a_clock_leaf(tmp_pat
     trainer.close()
     now[0] = world.now + 201 * DAY
     wrong = Trainer(world, resume=True, clock=lambda: now[0], clock_jump_ok=True).begin()
-    log = wrong.private.recorder.ledger
-    admission = wrong.private.pool.slots[0].admitted.admission
+    log = wrong.private.opened.recorder.ledger
+    admission = wrong.private.prepared.pool.slots[0].admitted.admission
     gone = admission.descriptor_hash
     log.withdraw(gone, "expired", admission.attestation_hash, now=now[0])
     wrong.close()
@@ -203,7 +203,7 @@ def test_A21_a_run_that_a_false_clock_locked_goes_on_behind_a_clock_leaf(tmp_pat
         log.set_clock("the machine was 201 days ahead", now=now[0])
     again = Trainer(world, resume=True, clock=lambda: now[0])
     again.run()
-    log = again.private.recorder.ledger
+    log = again.private.opened.recorder.ledger
     assert log.finished and log.withdrawn == {gone}
     report = verify_export(again.private.export(tmp_path / "export"), [signer.vkey], now=now[0])
     assert report.verdict == "FULL" and len(report.clock_sets) == 1
@@ -260,7 +260,7 @@ def test_A22_a_withdrawal_within_an_epoch_ends_the_draws_at_the_next_charge(tmp_
     for step in trainer.steps:
         trainer.one(step)
         if step.number == 3:
-            slot = next(s for s in trainer.private.pool.slots if s.admitted.admission.descriptor.contributor == name)
+            slot = next(s for s in trainer.private.prepared.pool.slots if s.admitted.admission.descriptor.contributor == name)
             withdrawal = Withdrawal(slot.descriptor_hash, "test-corpus", world.now, "consent")
             payload, message = sign_withdrawal(withdrawal, world.contributor_keys[name], signer=name)
             signed_file.write(world.root / "ledger.db.withdrawals" / "w.cose", payload, message)

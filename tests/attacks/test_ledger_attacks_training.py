@@ -144,7 +144,7 @@ def test_B13_every_step_is_charged_on_disk_before_its_sample_is_drawn_and_before
     def is_charged(number: int) -> bool:
         return any(w.first_step <= number < w.first_step + w.n_steps for w in leaves(world.ledger, Charge))
 
-    drawing = type(trainer.private.drawing)
+    drawing = type(trainer.private.prepared.attempt.drawing)
     draw = drawing.draw
 
     def charged_before(self: object, number: int) -> object:
@@ -249,7 +249,7 @@ def test_B17_a_second_training_run_on_one_ledger_is_LedgerBusy(world):
 def test_B18_where_the_charge_fails_no_step_runs_and_nothing_is_drawn(world, monkeypatch):
     trainer = start(world)
     run_to(trainer, 2)
-    before, drawn = weights(trainer), trainer.private.streams.sampler.occurrences.copy()
+    before, drawn = weights(trainer), trainer.private.prepared.attempt.streams.sampler.occurrences.copy()
 
     def full(*_: object) -> None:
         raise StorageFailed("STORAGE", "appending: database or disk is full; free space or mend the disk")
@@ -259,7 +259,7 @@ def test_B18_where_the_charge_fails_no_step_runs_and_nothing_is_drawn(world, mon
         with pytest.raises(StorageFailed):
             run_to(trainer, 8)
     assert all(torch.equal(one, other) for one, other in zip(weights(trainer), before, strict=True))
-    assert (trainer.private.streams.sampler.occurrences == drawn).all()
+    assert (trainer.private.prepared.attempt.streams.sampler.occurrences == drawn).all()
     trainer.close()
     assert len(leaves(world.ledger, Charge)) == 1
 
@@ -312,7 +312,7 @@ def test_a_run_never_ends_well_on_a_ledger_without_a_name(world, when):
     trainer = start(world)
     run_to(trainer, 8 if when == "after the last step" else 7)
     if when == "after the last step":
-        assert next(trainer.steps, None) is None and trainer.private.recorder.ledger.finished
+        assert next(trainer.steps, None) is None and trainer.private.opened.recorder.ledger.finished
     world.ledger.unlink()
     with pytest.raises(LedgerReplaced):
         for step in trainer.steps:
@@ -345,7 +345,7 @@ def test_B22_a_withdrawal_that_lies_there_before_the_first_charge_is_in_no_pool_
     trainer = Trainer(world)
     inbox = world.root / "ledger.db.withdrawals"
     assert inbox.stat().st_mode & 0o777 == 0o700 and not world.ledger.exists()
-    digest = trainer.private.pool.slots[0].descriptor_hash
+    digest = trainer.private.prepared.pool.slots[0].descriptor_hash
     payload, message = sign_withdrawal(Withdrawal(digest, "test-corpus", world.now, "consent"), world.owner_key, signer="owner")
     signed_file.write(inbox / "w.cose", payload, message)
     trainer.steps = iter(trainer.steps)

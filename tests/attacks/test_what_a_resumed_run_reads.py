@@ -198,7 +198,7 @@ def test_after_a_change_of_the_ledgers_key_its_checkpoints_are_taken_and_changed
     gc.collect()
     (checkpoint(world, 4) / STATE).write_bytes(kept)
     trainer = start(world, resume=True)
-    assert trainer.private.start_step == 4
+    assert trainer.private.prepared.start_step == 4
     assert (world.root / "ledger.pub").read_text().split() == [NoteSigner(old.name, new).vkey, old.vkey], "as fsck wants it"
     run_to(trainer, 6, save_at=(6,))
     trainer.close()

@@ -29,7 +29,7 @@ def test_a_run_trains_and_its_record_verifies(world: World) -> None:
     trainer = Trainer(world)
     before = {k: v.clone() for k, v in trainer.model.state_dict().items()}
     trainer.run()
-    ledger = trainer.private.recorder.ledger
+    ledger = trainer.private.opened.recorder.ledger
     assert ledger.finished and ledger.charged_steps == 4
     assert any(not torch.equal(v, before[k]) for k, v in trainer.model.state_dict().items())
     header = ledger.header
@@ -50,9 +50,9 @@ def test_a_run_resumes_at_its_level(world: World) -> None:
     first.private.save()
     first.close()
     second = Trainer(world, resume=True)
-    assert second.private.start_step == 2
+    assert second.private.prepared.start_step == 2
     second.run()
-    assert second.private.recorder.ledger.finished
+    assert second.private.opened.recorder.ledger.finished
     second.close()
 
 
@@ -75,17 +75,17 @@ def test_every_release_is_the_noise_plus_the_integers_of_the_definition(tmp_path
     )  # fmt: skip
     trainer = Scaled(world, insecure_test_key=KEY, dtype=torch.float64, microbatch=2)
     private = trainer.private
-    named = [(private.schedule.blocks[g].std, g, t) for g, t in private.router.tensors]
-    bits = private.router.sums.bits
+    named = [(private.prepared.schedule.blocks[g].std, g, t) for g, t in private.prepared.router.tensors]
+    bits = private.prepared.router.sums.bits
     sampling = streams.stream_key("sampling", hashlib.sha256(KEY).digest()[:16], 0, KEY)
     noise = streams.stream_key("noise", hashlib.sha256(KEY).digest()[:16], 0, KEY)
-    rates = [private.policy.class_rule(s.resolution.class_name).sampling_rate for s in private.pool.slots]
+    rates = [private.policy.class_rule(s.resolution.class_name).sampling_rate for s in private.prepared.pool.slots]
     compared = 0
     for step in trainer.steps:
         expected = [torch.zeros(t.shape, dtype=torch.int64) for _, _, t in named]
         for slot in streams.draw(sampling, step.number, rates):
-            resolution = private.pool.slots[slot].resolution
-            batch = collate_tokens(private.pool.examples(slot))
+            resolution = private.prepared.pool.slots[slot].resolution
+            batch = collate_tokens(private.prepared.pool.examples(slot))
             for _, _, t in named:
                 t.parameter.requires_grad_(True)
             loss = (trainer.family.losses(trainer.model, batch) * 50.0).mean()
@@ -117,7 +117,7 @@ def test_the_levels_release_the_same_up_to_their_margins(tmp_path) -> None:
         world = make_world(tmp_path / name, per_class=3, steps=1, rate="1", policy_extra=extra, now=1_800_000_000)
         trainer = Scaled(world, insecure_test_key=KEY, clock=lambda: 1_800_000_000)
         trainer.one(next(iter(trainer.steps)))
-        grads.append([t.parameter.grad.clone() for _, t in trainer.private.router.tensors])
+        grads.append([t.parameter.grad.clone() for _, t in trainer.private.prepared.router.tensors])
         trainer.close()
     for a, b in zip(*grads, strict=True):
         assert float((a - b).norm()) * 4 <= 9 * 1.0 * (2.0**-9 + 1e-4)  # normalizer 4, nine contributions of norm 1 at most

@@ -46,7 +46,7 @@ def releases(world: World, tmp_path, *, compiled: bool, **options) -> tuple[list
     for step in trainer.steps:
         for rows in step:
             trainer.private.backward(loss(trainer.model, rows), rows)
-        found.append([t.parameter.grad.clone() for _, t in trainer.private.router.tensors])
+        found.append([t.parameter.grad.clone() for _, t in trainer.private.prepared.router.tensors])
         trainer.optimizer.step()
     made = loss.graphs if compiled else 0
     trainer.close()
@@ -73,7 +73,7 @@ def test_every_release_of_a_run_is_the_same_bit_for_bit(family: str, traced: Non
 def test_compile_comes_after_prepare_and_takes_its_losses_as_they_are(traced: None, tmp_path) -> None:
     world = make_world(tmp_path, per_class=3, steps=2, rate="1")
     trainer = Trainer(world)
-    loss = trainer.private.compile(trainer.family.losses)
+    loss = trainer.private.loss(trainer.family.losses, compiled=True)
     step = iter(next(iter(trainer.steps)))
     for rows in step:
         losses = loss(trainer.model, rows)
@@ -100,7 +100,7 @@ def test_a_mismatch_ends_the_run_before_anything_is_released(traced: None, tmp_p
     monkeypatch.setattr("torch._inductor.compile", broken)
     world = make_world(tmp_path, per_class=3, steps=2, rate="1")
     trainer = Trainer(world)
-    loss = trainer.private.compile(trainer.family.losses)
+    loss = trainer.private.loss(trainer.family.losses, compiled=True)
     before = [p.clone() for p in trainer.model.parameters()]
     with pytest.raises(CompileRefused) as caught:
         for step in trainer.steps:
@@ -122,14 +122,14 @@ def test_public_microbatches_run_in_the_hook_form(traced: None, tmp_path, monkey
     run = graphs.StepGraph.__call__
 
     def watched(self: graphs.StepGraph, *values: object) -> tuple:
-        ran.append(trainer.private.folding.holds_public())
+        ran.append(trainer.private.prepared.folding.holds_public())
         return run(self, *values)
 
     monkeypatch.setattr(graphs.StepGraph, "__call__", watched)
     public = 0
     for step in trainer.steps:
         for rows in step:
-            public += trainer.private.folding.holds_public() and not trainer.private.probe.active
+            public += trainer.private.prepared.folding.holds_public() and not trainer.private.prepared.probe.active
             trainer.private.backward(loss(trainer.model, rows), rows)
         trainer.optimizer.step()
     trainer.close()

@@ -89,21 +89,21 @@ def run(world: World, way: str, *, compiled: bool) -> Found:
     found = Found()
     with Run(world, model, optimizer=optimizer, microbatch=6, **options) as made:
         private = made.private
-        loss = private.compile(per_example) if compiled else per_example
-        fold = private.folding.fold
+        loss = private.loss(per_example, compiled=True) if compiled else per_example
+        fold = private.prepared.folding.fold
 
         def noting() -> None:
-            found.types.append(types_of(private.router))
-            found.half = found.half or private.router.half
+            found.types.append(types_of(private.prepared.router))
+            found.half = found.half or private.prepared.router.half
             fold()
 
-        private.folding.fold = noting
+        private.prepared.folding.fold = noting
         with torch.autocast("cpu", dtype=torch.bfloat16) if way == "autocast" else nullcontext():
             for step in made.steps:
                 for rows in step:
                     losses = loss(model, rows)
                     private.backward(losses, rows)
-                    found.values += [] if private.probe.active else [losses.detach().float()]
+                    found.values += [] if private.prepared.probe.active else [losses.detach().float()]
                 found.values += [parameter.grad.clone() for parameter in inner.parameters()]
                 optimizer.step()
         found.graphs = loss.graphs if compiled else 0

@@ -102,7 +102,7 @@ def test_every_torch_optimizer_trains_on_private_gradients_alone(tmp_path, relea
     make = OPTIMIZERS[name]
     other = make(trainable(shadow))
     with Run(small_world(tmp_path, steps=STEPS), model, optimizer=make(trainable(model))) as run:
-        lanes = len(run.private.router.tensors)
+        lanes = len(run.private.prepared.router.tensors)
         for _ in steps_of(run):
             shadow_step(run, shadow, other)
             run.optimizer.step()
@@ -186,7 +186,7 @@ def test_schedulers_step_once_per_logical_step_and_per_group(tmp_path, releases,
     assert scheduler.last_epoch == STEPS, "microbatches do not count"
     assert len({tuple(rate) for rate in rates}) > 1 and rates[0][0] != rates[0][1]
     assert_equal(model, shadow)
-    assert len(releases) == STEPS * len(run.private.router.tensors)
+    assert len(releases) == STEPS * len(run.private.prepared.router.tensors)
 
 
 BANDS = """
@@ -210,7 +210,7 @@ def test_decay_and_momentum_never_move_a_tensor_that_is_frozen_or_outside_every_
     world = make_world(tmp_path, classes=BANDS, per_class=4, steps=STEPS, rate="1", now=1_800_000_000)
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
     with Run(world, model, optimizer=optimizer) as run:
-        scheduled = {tensor.name for _, tensor in run.private.router.tensors}
+        scheduled = {tensor.name for _, tensor in run.private.prepared.router.tensors}
         for _ in steps_of(run):
             run.optimizer.step()
         still = {n for n, p in model.named_parameters() if torch.equal(p, before[n])}

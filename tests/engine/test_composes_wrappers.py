@@ -95,7 +95,7 @@ def test_accelerate_in_either_order_with_a_prepared_scheduler(tmp_path, order: s
         if accelerator and order == "dptrain first":
             model, optimizer, scheduler, steps = accelerator.prepare(model, optimizer, scheduler, steps)
             assert steps is run.steps, "the loop over steps passes through accelerate as it is"
-        scheduled = len(run.private.router.tensors)
+        scheduled = len(run.private.prepared.router.tensors)
         for step in steps:
             for rows in step:
                 if accelerator:
@@ -111,7 +111,7 @@ def test_accelerate_in_either_order_with_a_prepared_scheduler(tmp_path, order: s
             optimizer.step()
             scheduler.step()
             optimizer.zero_grad()
-        assert run.private.recorder.ledger.charged_steps == STEPS
+        assert run.private.opened.recorder.ledger.charged_steps == STEPS
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.05 * 0.5**STEPS)
     found = state_of(model if accelerator is None else accelerator.unwrap_model(model))
     reference = torch.load(_reference(tmp_path), weights_only=True)
@@ -194,7 +194,7 @@ def test_a_copy_of_the_model_is_no_part_of_the_run(world, plain, when: str) -> N
         assert all(p.grad is None for p in twin.parameters())
         for hook in (h for m in twin.modules() for h in [*m._forward_hooks.values(), *m._forward_pre_hooks.values()]):
             router = hook.func.__self__
-            assert isinstance(router, Router) and router is not run.private.router and not hasattr(router, "sums")
+            assert isinstance(router, Router) and router is not run.private.prepared.router and not hasattr(router, "sums")
         twin.eval().requires_grad_(True)
         other = {"ids": torch.ones(5, 7, dtype=torch.long), "labels": torch.zeros(5, dtype=torch.long)}
         with torch.set_grad_enabled(when == "between steps"):  # a foreign leaf within a microbatch would be refused
@@ -202,7 +202,7 @@ def test_a_copy_of_the_model_is_no_part_of_the_run(world, plain, when: str) -> N
         if when == "between steps":
             losses.sum().backward()
             assert all(p.grad is not None for p in twin.parameters()), "the copy trains as any model does"
-        assert all(not p.requires_grad for p in run.model.parameters()) or run.private.probe.active
+        assert all(not p.requires_grad for p in run.model.parameters()) or run.private.prepared.probe.active
 
     torch.manual_seed(1)
     with Run(world, dropping(), microbatch=2) as run:
@@ -234,7 +234,7 @@ def test_a_copy_made_during_a_run_can_be_the_model_of_another_run(tmp_path) -> N
 def test_transformers_save_during_and_after_a_run_and_load_back(tmp_path, family: str) -> None:
     trainer = Trainer(small_world(tmp_path, steps=2, now=None), family)
     kind, keys = type(FAMILIES[family]().model), list(trainer.model.state_dict())
-    assert type(trainer.private.model) is kind and isinstance(trainer.model, nn.Module)
+    assert type(trainer.private.prepared.model) is kind and isinstance(trainer.model, nn.Module)
     for step in trainer.steps:
         for rows in step:
             trainer.private.backward(trainer.losses(rows), rows)

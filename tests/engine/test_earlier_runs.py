@@ -46,7 +46,7 @@ def other(world: World) -> World:
 
 def finish(trainer: Trainer, export: Path) -> Path:
     trainer.run()
-    trainer.private.recorder.finish(STEPS, bytes(32), "held", trainer.private.recorder.ledger.state.last_time)
+    trainer.private.opened.recorder.finish(STEPS, bytes(32), "held", trainer.private.opened.recorder.ledger.state.last_time)
     trainer.private.export(export)
     trainer.close()
     return export
@@ -127,9 +127,9 @@ def test_a_ledger_whose_key_was_stolen_goes_on_under_another_origin_and_key_only
             Trainer(other(world), replaces=world.ledger, **options)
         assert refused.value.code == "PREVIOUS" and not other(world).ledger.exists()
     heir = Trainer(other(world), replaces=world.ledger).begin()
-    (cited,) = heir.private.recorder.ledger.header.previous
-    name, found = next(iter(heir.private.recorder.ledger.state.contributions.items()))
-    carried = heir.private.recorder._spent.carried(name, 1e-5, found.terms)
+    (cited,) = heir.private.opened.recorder.ledger.header.previous
+    name, found = next(iter(heir.private.opened.recorder.ledger.state.contributions.items()))
+    carried = heir.private.opened.recorder._spent.carried(name, 1e-5, found.terms)
     with Ledger.open(world.ledger, read_only=True) as lost:
         spent, terms = lost.state.epsilon(lost.state.contributions[name]), found.terms
         bounds = (terms.class_index, terms.sigma_micro, terms.clip_micro, terms.max_epsilon_micro, terms.max_delta_pico)
@@ -176,7 +176,7 @@ def test_a_resumed_run_holds_the_exports_of_earlier_runs_against_what_it_cites(t
 def test_what_was_withdrawn_in_an_earlier_run_is_withdrawn_here_before_the_first_step(tmp_path, export):
     world = make_world(tmp_path, per_class=2, steps=STEPS)
     trainer = Trainer(world).begin()
-    recorder = trainer.private.recorder
+    recorder = trainer.private.opened.recorder
     gone, ended, *_ = recorder.admitted()
     root = recorder.ledger.state.registry_roots[-1]
     recorder.withdraw(ended, "key-revoked", root, now=recorder.ledger.state.last_time)
@@ -187,8 +187,8 @@ def test_what_was_withdrawn_in_an_earlier_run_is_withdrawn_here_before_the_first
     trainer.close()
     options = {"earlier": [tmp_path / "one" if export else world.ledger], "earlier_keys": [world.root / "ledger.pub"]}
     second = Trainer(other(world), **options).begin()
-    assert second.private.recorder.withdrawn() == {gone} and second.private.recorder.ledger.charged_steps == 0
-    (leaf,) = second.private.recorder._spent.withdrawn.values()
+    assert second.private.opened.recorder.withdrawn() == {gone} and second.private.opened.recorder.ledger.charged_steps == 0
+    (leaf,) = second.private.opened.recorder._spent.withdrawn.values()
     assert (leaf[1].reason, leaf[1].evidence_hash) == ("consent", bytes(range(32)))
     second.close()
     Trainer(other(world), resume=True, **options).close()
@@ -214,7 +214,7 @@ def test_an_export_of_a_run_that_is_open_is_not_counted(tmp_path):
     world = make_world(tmp_path, per_class=1, steps=STEPS)
     trainer = Trainer(world)
     trainer.one(next(iter(trainer.steps)))
-    trainer.private.recorder.export(tmp_path / "one")
+    trainer.private.opened.recorder.export(tmp_path / "one")
     trainer.close()
     with pytest.raises(LeafRefused) as refused:
         Trainer(other(world), earlier=[tmp_path / "one"], earlier_keys=[world.root / "ledger.pub"])
@@ -226,7 +226,7 @@ def test_a_run_with_a_fixed_test_key_is_no_earlier_run(tmp_path):
     world = make_world(tmp_path, per_class=1, steps=STEPS)
     trainer = Trainer(world, insecure_test_key=bytes(range(32)))
     trainer.run()
-    trainer.private.recorder.finish(STEPS, bytes(32), "held", trainer.private.recorder.ledger.state.last_time)
+    trainer.private.opened.recorder.finish(STEPS, bytes(32), "held", trainer.private.opened.recorder.ledger.state.last_time)
     trainer.close()
     with pytest.raises(LeafRefused) as refused:
         Trainer(other(world), earlier=[world.ledger])

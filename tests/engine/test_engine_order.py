@@ -9,7 +9,7 @@ from accelerate import Accelerator  # noqa: E402
 
 from attest.errors import PolicyRefused, RegistryRefused  # noqa: E402
 from attest.registry import RegistryLog  # noqa: E402
-from dptrain import PrivateTraining  # noqa: E402
+from dptrain import Clock, NoiseSource, PrivateTraining  # noqa: E402
 from dptrain.errors import (  # noqa: E402
     ConfigError,
     ContentChanged,
@@ -38,14 +38,14 @@ def test_a_run_takes_exactly_t_steps_and_charges_each_once(world: World) -> None
         numbers.append(step.number)
         trainer.one(step)
     assert numbers == [1, 2, 3, 4]
-    assert trainer.private.recorder.ledger.charged_steps == 4
-    assert trainer.private.recorder.ledger.finished
+    assert trainer.private.opened.recorder.ledger.charged_steps == 4
+    assert trainer.private.opened.recorder.ledger.finished
     trainer.close()
 
 
 def test_p_grad_is_private_or_nothing_at_every_moment(world: World) -> None:
     trainer = Trainer(world)
-    scheduled = [t.parameter for _, t in trainer.private.router.tensors]
+    scheduled = [t.parameter for _, t in trainer.private.prepared.router.tensors]
     for step in trainer.steps:
         for rows in step:
             assert all(p.grad is None for p in trainer.model.parameters())
@@ -100,7 +100,7 @@ def test_clipping_all_gradients_together_ends_isolation_and_clipping_blocks_does
         else:
             trainer.private.clip_blocks_(0.1)
             trainer.optimizer.step()
-        assert (trainer.private.isolation.told == "held") is not together
+        assert (trainer.private.prepared.isolation.told == "held") is not together
         trainer.close()
 
 
@@ -161,7 +161,7 @@ def test_accelerator_before_and_after_prepare_are_both_right(tmp_path) -> None:
         accelerator = Accelerator(cpu=True)
         private = PrivateTraining.open(
             world.policy, world.corpus, ledger=world.ledger, accelerator=accelerator, progress=False,
-            insecure_test_key=b"k" * 32, clock=lambda: 1_800_000_000,
+            noise=NoiseSource(insecure_test_key=b"k" * 32), clock=Clock(lambda: 1_800_000_000),
         )  # fmt: skip
         if order == "before":
             model, optimizer = accelerator.prepare(model, optimizer)
@@ -253,16 +253,16 @@ def test_resume_continues_from_the_checkpoint_and_pays_for_redone_steps(world: W
     first.one(next(iterator))
     first.one(next(iterator))
     saved = first.private.save()
-    assert first.private.recorder.read_pin(saved).step == 2
+    assert first.private.opened.recorder.read_pin(saved).step == 2
     first.one(next(iterator))  # charged, lost
     weights = None
     first.close()
     second = Trainer(world, resume=True, seed=9)
-    assert second.private.start_step == 2 and len(second.steps) == 2
+    assert second.private.prepared.start_step == 2 and len(second.steps) == 2
     weights = torch.load(saved / "state.pt", weights_only=True)["model"]
     assert all(torch.equal(v, weights[k]) for k, v in second.model.state_dict().items())
     second.run()
-    ledger = second.private.recorder.ledger
+    ledger = second.private.opened.recorder.ledger
     assert ledger.charged_steps == 2 + 2 + 2, "windows of two steps: the second was charged twice"
     assert ledger.finished
     second.close()
@@ -326,7 +326,7 @@ def test_caps_hold_over_restarts_and_the_sealed_store_goes_at_the_end(tmp_path) 
 
 def _consume(trainer: Trainer, step):
     for rows in step:
-        probing = trainer.private.probe.active
+        probing = trainer.private.prepared.probe.active
         trainer.private.backward(trainer.losses(rows), rows)
         if not probing:
             yield rows
@@ -350,7 +350,7 @@ def test_several_examples_are_clipped_once_as_one_contribution(tmp_path) -> None
 def test_the_test_key_stamps_the_ledger_not_private_and_refuses_export(world: World, tmp_path) -> None:
     trainer = Trainer(world, insecure_test_key=b"t" * 32)
     trainer.run()
-    assert not trainer.private.recorder.ledger.header.private
+    assert not trainer.private.opened.recorder.ledger.header.private
     with pytest.raises(LedgerError):
         trainer.private.export(tmp_path / "export")
     trainer.close()
@@ -360,10 +360,10 @@ def test_an_early_finish_settles_and_closes(world: World) -> None:
     trainer = Trainer(world)
     iterator = iter(trainer.steps)
     trainer.one(next(iterator))
-    trainer.private.finish()
-    ledger = trainer.private.recorder.ledger
+    trainer.private.prepared.finish()
+    ledger = trainer.private.opened.recorder.ledger
     assert ledger.finished and ledger.charged_steps == 2
     size = ledger.size
-    trainer.private.finish()
+    trainer.private.prepared.finish()
     assert ledger.size == size, "there is nothing more to end"
     trainer.close()

@@ -96,8 +96,8 @@ def test_a_probe_during_a_run_does_not_tell_of_what_a_private_microbatch_wrote(t
     probed = []
 
     def losses(model: nn.Module, rows: Any) -> torch.Tensor:
-        model.extra.on = len(found) == 6 and not run.private.probe.active
-        if run.private.probe.active:
+        model.extra.on = len(found) == 6 and not run.private.prepared.probe.active
+        if run.private.prepared.probe.active:
             probed.append(len(found))
         return per_example(model, rows)
 
@@ -133,7 +133,8 @@ def test_a_forward_that_writes_from_the_start_is_refused_before_the_charge(world
     with Run(world, model) as run:
         with pytest.raises(CoupledModel, match="BUFFER_CHANGES" if what == "buffer" else r"FORWARD_WRITES.*extra\.frozen"):
             run.gradients(next(iter(run.steps)))
-        assert not run.private.recorder.begun and not bool(model.extra.frozen.any()) and not bool(model.extra.buffer.any())
+        assert not run.private.opened.recorder.begun
+        assert not bool(model.extra.frozen.any()) and not bool(model.extra.buffer.any())
 
 
 def test_a_table_with_a_largest_norm_is_refused_at_the_start_and_left_as_it_is(world) -> None:
@@ -157,7 +158,8 @@ def test_the_digest_of_what_is_not_trained_is_that_of_the_start_whatever_was_wri
                 run.gradients(step)
                 run.optimizer.step()
                 if step.number == 4:
-                    return {record.names: record.sha256 for record in run.private.weights.records() if not record.trained}
+                    records = run.private.prepared.weights.records()
+                    return {record.names: record.sha256 for record in records if not record.trained}
         raise AssertionError
 
     plain, wrote = digests(99), digests(4)
@@ -177,7 +179,8 @@ def test_a_leaf_outside_the_model_is_refused_whenever_it_first_takes_part(world:
     def losses(model: nn.Module, rows: Any) -> torch.Tensor:
         found = per_example(model, rows)
         now = {
-            "first microbatch": run.private.begun, "second shape": run.private.begun and len(found) == 2,
+            "first microbatch": run.private.prepared.attempt is not None,
+            "second shape": run.private.prepared.attempt is not None and len(found) == 2,
             "another step": number == 2,
         }  # fmt: skip
         return found * temperature if now[when] else found
@@ -203,7 +206,7 @@ def test_a_leaf_that_a_backward_pass_of_the_users_own_has_filled_is_emptied_and_
         with pytest.raises(NotPrivateUse, match=r"FOREIGN_LEAF.*Linear\.(weight|bias)"):
             for rows in next(steps):
                 losses = per_example(run.model, rows)
-                if not run.private.probe.active:
+                if not run.private.prepared.probe.active:
                     head(run.model(rows["ids"]).detach()).sum().backward()
                     assert head.weight.grad is not None
                 run.private.backward(losses, rows)

@@ -61,8 +61,8 @@ def told(world: World, act: Callable[[Run], Any], after: Callable[[Run], Any] = 
             run.optimizer.step()
             if first:
                 after(run)
-        run.private.end_step(2)
-        return run.private.isolation.told
+        run.private.prepared.settle(2)
+        return run.private.prepared.isolation.told
 
 
 def grads(run: Run) -> list[torch.Tensor]:
@@ -124,7 +124,7 @@ def test_where_the_policy_requires_a_it_is_refused_before_the_optimizer_moves_an
         with pytest.raises(NotPrivateUse, match=r"ISOLATION"):
             run.private.clip_blocks_(0.1)
         assert all(torch.equal(p, b) for p, b in zip(run.model.parameters(), before, strict=True))
-        assert not run.optimizer.state and run.private.isolation.told == HELD
+        assert not run.optimizer.state and run.private.prepared.isolation.told == HELD
 
 
 def test_what_only_reads_keeps_a(world) -> None:
@@ -145,8 +145,8 @@ def test_it_is_said_once_and_the_first_reason_stays(world) -> None:
             nn.utils.clip_grad_norm_(run.model.parameters(), 0.05)
             run.optimizer.step()
         assert [item.category for item in noticed].count(IsolationNotice) == 1
-        assert run.private.isolation.told == CHANGED
-        assert {row["isolation"] for row in run.private.summary()} == {CHANGED}
+        assert run.private.prepared.isolation.told == CHANGED
+        assert {row["isolation"] for row in run.private.prepared.summary()} == {CHANGED}
 
 
 def test_a_second_reason_of_another_kind_does_not_replace_the_first() -> None:
@@ -241,7 +241,7 @@ def test_a_hook_that_changes_gradients_is_seen_whenever_it_was_registered_before
                 handles.append(optimizer.register_step_pre_hook(halve))
             for rows in (step := next(iter(run.steps))):
                 run.private.backward(per_example(model, rows), rows)
-                if when == "in the microbatches" and not run.private.probe.active and not handles:
+                if when == "in the microbatches" and not run.private.prepared.probe.active and not handles:
                     handles.append(optimizer.register_step_pre_hook(halve))
             if when == "globally":
                 handles.append(register_optimizer_step_pre_hook(halve))
@@ -249,7 +249,7 @@ def test_a_hook_that_changes_gradients_is_seen_whenever_it_was_registered_before
             optimizer.step()
             for handle in handles:
                 handle.remove()
-            assert run.private.isolation.told == CHANGED, when
+            assert run.private.prepared.isolation.told == CHANGED, when
 
 
 def test_a_hook_that_comes_after_the_release_is_named_since_nobody_looks_behind_it(world, strict) -> None:
@@ -262,7 +262,7 @@ def test_a_hook_that_comes_after_the_release_is_named_since_nobody_looks_behind_
             run.optimizer.step()
         handle.remove()
         run.optimizer.step()
-        assert run.private.isolation.told == HELD
+        assert run.private.prepared.isolation.told == HELD
 
 
 def test_hooks_that_look_keep_a(world) -> None:
@@ -276,7 +276,7 @@ def test_hooks_that_look_keep_a(world) -> None:
         for step in run.steps:
             run.gradients(step)
             optimizer.step()
-        assert run.private.isolation.told == HELD and seen == ["early", "late"] * STEPS
+        assert run.private.prepared.isolation.told == HELD and seen == ["early", "late"] * STEPS
 
 
 # --- loss scalers, averages, schedulers -----------------------------------------------------------------------------------
@@ -298,7 +298,7 @@ def test_a_loss_scaler_weakens_a_by_name_in_either_of_its_forms(world, strict) -
         with opened(world, lambda ps, fused=fused: torch.optim.AdamW(ps, lr=0.05, fused=fused)) as run:
             run.gradients(next(iter(run.steps)))
             scaled(run)
-            assert run.private.isolation.told == reason
+            assert run.private.prepared.isolation.told == reason
     with opened(strict, lambda ps: torch.optim.AdamW(ps, lr=0.05, fused=True)) as run:
         run.gradients(next(iter(run.steps)))
         with pytest.raises(NotPrivateUse, match=r"ISOLATION.*without a GradScaler"):
@@ -316,7 +316,7 @@ def test_averages_beside_the_model_and_schedulers_keep_a(strict) -> None:
             optimizer.step()
             scheduler.step()
             average.update_parameters(model)
-        assert run.private.isolation.told == HELD
+        assert run.private.prepared.isolation.told == HELD
     assert int(average.n_averaged) == STEPS
 
 
@@ -350,8 +350,8 @@ def test_a_hook_behind_the_step_that_was_there_before_prepare_is_seen_too(world)
     with Run(world, model, optimizer=optimizer, name=f"ledger-{next(_names)}") as run:
         run.gradients(next(iter(run.steps)))
         optimizer.step()
-        run.private.end_step(1)
-        assert run.private.isolation.told == WRITTEN
+        run.private.prepared.settle(1)
+        assert run.private.prepared.isolation.told == WRITTEN
 
 
 def test_writes_at_the_top_of_the_loop_and_among_microbatches_are_seen(world) -> None:
@@ -365,7 +365,7 @@ def test_writes_at_the_top_of_the_loop_and_among_microbatches_are_seen(world) ->
                     if place == "microbatches" and step.number == 2:
                         project(run)
                 run.optimizer.step()
-            assert run.private.isolation.told == WRITTEN, place
+            assert run.private.prepared.isolation.told == WRITTEN, place
 
 
 def test_where_the_policy_requires_a_written_parameters_end_the_run_and_reach_no_checkpoint(strict) -> None:
@@ -373,10 +373,11 @@ def test_where_the_policy_requires_a_written_parameters_end_the_run_and_reach_no
         run.gradients(next(iter(run.steps)))
         run.optimizer.step()
         project(run)
-        for attempt in (run.private.save, lambda: run.private.end_step(1), run.private.finish, run.private.finish):
+        made = run.private.prepared
+        for attempt in (run.private.save, lambda: made.settle(1), run.steps.finish, run.steps.finish):
             with pytest.raises(NotPrivateUse, match=r"ISOLATION.*leave parameters to the optimizer"):
                 attempt()
-        assert not run.private.recorder.ledger.finished
+        assert not run.private.opened.recorder.ledger.finished
 
 
 def test_weights_that_are_loaded_before_the_first_step_are_not_the_runs(strict) -> None:
@@ -386,7 +387,7 @@ def test_weights_that_are_loaded_before_the_first_step_are_not_the_runs(strict) 
             run.gradients(step)
             run.optimizer.step()
         project(run)
-        assert run.private.isolation.told == HELD, "nor what is done to them when the run is over"
+        assert run.private.prepared.isolation.told == HELD, "nor what is done to them when the run is over"
 
 
 # --- clip_blocks_ ---------------------------------------------------------------------------------------------------------
@@ -394,8 +395,8 @@ def test_weights_that_are_loaded_before_the_first_step_are_not_the_runs(strict) 
 
 def by_block(run: Run) -> dict[str, list[torch.Tensor]]:
     found: dict[str, list[torch.Tensor]] = {}
-    for block, tensor in run.private.router.tensors:
-        found.setdefault(run.private.schedule.blocks[block].name, []).append(tensor.parameter.grad)
+    for block, tensor in run.private.prepared.router.tensors:
+        found.setdefault(run.private.prepared.schedule.blocks[block].name, []).append(tensor.parameter.grad)
     return found
 
 
@@ -406,7 +407,8 @@ def test_every_block_is_scaled_by_its_own_norm_and_a_small_one_is_left_to_the_bi
         norms = {name: math.sqrt(sum(float(g.double().square().sum()) for g in own)) for name, own in before.items()}
         limit = sorted(norms.values())[len(norms) // 2]
         returned = run.private.clip_blocks_(limit)
-        assert returned == pytest.approx(norms, rel=1e-6) and list(returned) == [b.name for b in run.private.schedule.blocks]
+        assert returned == pytest.approx(norms, rel=1e-6)
+        assert list(returned) == [b.name for b in run.private.prepared.schedule.blocks]
         shrunk = 0
         for name, own in by_block(run).items():
             factor = min(1.0, limit / norms[name])
@@ -417,7 +419,7 @@ def test_every_block_is_scaled_by_its_own_norm_and_a_small_one_is_left_to_the_bi
         again = run.private.clip_blocks_(limit)
         assert max(again.values()) <= limit * (1 + 1e-6)
         run.optimizer.step()
-        assert run.private.isolation.told == HELD
+        assert run.private.prepared.isolation.told == HELD
 
 
 def test_it_belongs_between_the_last_microbatch_and_the_step(world) -> None:
@@ -456,7 +458,7 @@ def test_an_empty_gradient_is_clipped_to_itself(world) -> None:
         run.gradients(next(iter(run.steps)))
         for g in grads(run):
             g.data.zero_()
-        run.private.gradients._remember()
+        run.private.prepared.gradients._remember()
         assert set(run.private.clip_blocks_(1.0).values()) == {0.0}
         assert all(bool((g == 0).all()) for g in grads(run))
 
@@ -483,7 +485,7 @@ def test_a_weakening_found_during_a_run_is_in_its_ledger_and_its_audit(world, tm
             if step.number == 2:
                 nn.utils.clip_grad_norm_(run.model.parameters(), 0.05)
             run.optimizer.step()
-        recorder = run.private.recorder
+        recorder = run.private.opened.recorder
         assert recorder.ledger.header.isolation == HELD and epochs(recorder) == [CHANGED.replace("1", "2")]
         report = verify_export(run.private.export(tmp_path / "export"), [recorder.ledger.signer.vkey])
     assert report.verdict == "FULL" and report.isolation.endswith(CHANGED.replace("1", "2"))
@@ -497,13 +499,13 @@ def test_a_weakening_survives_a_crash_before_its_epoch_was_closed(world) -> None
         nn.utils.clip_grad_norm_(run.model.parameters(), 0.05)
         run.optimizer.step()
         run.private.save()
-        assert epochs(run.private.recorder) == []
+        assert epochs(run.private.opened.recorder) == []
     with opened(world, key=None, name=name, resume=True) as run:
-        assert run.private.isolation.told == CHANGED and run.private.start_step == 1
+        assert run.private.prepared.isolation.told == CHANGED and run.private.prepared.start_step == 1
         for step in run.steps:
             run.gradients(step)
             run.optimizer.step()
-        assert epochs(run.private.recorder) == [CHANGED]
+        assert epochs(run.private.opened.recorder) == [CHANGED]
 
 
 def test_a_weakening_in_the_ledger_stays_although_an_older_checkpoint_knows_nothing_of_it(tmp_path) -> None:
@@ -518,14 +520,14 @@ def test_a_weakening_in_the_ledger_stays_although_an_older_checkpoint_knows_noth
                 run.private.save()
             if step.number == 5:
                 break
-        found = epochs(run.private.recorder)
+        found = epochs(run.private.opened.recorder)
         assert found == [CHANGED.replace("1", "3")]
     with opened(world, key=None, name="ledger", resume=True) as run:
-        assert run.private.start_step == 2 and run.private.isolation.told == found[0]
+        assert run.private.prepared.start_step == 2 and run.private.prepared.isolation.told == found[0]
         for step in run.steps:
             run.gradients(step)
             run.optimizer.step()
-        assert set(epochs(run.private.recorder)) == set(found)
+        assert set(epochs(run.private.opened.recorder)) == set(found)
 
 
 def test_a_run_is_not_resumed_with_an_optimizer_of_another_word(world) -> None:

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from attest.attestation import Attestation  # noqa: E402
 from attest.descriptor import Terms  # noqa: E402
 from attest.gate import Admission, Admitted  # noqa: E402
-from dptrain import PrivateTraining  # noqa: E402
+from dptrain import Clock, PrivateTraining, RunLedger  # noqa: E402
 from dptrain.data.contributions import BOUNDS, Pool, in_ledger_order, slots_for  # noqa: E402
 from dptrain.errors import ConfigError, ContentChanged, NotPrivateUse, ResumeRefused  # noqa: E402
 from dptrain.noise.keystream import KeyStream  # noqa: E402
@@ -24,7 +24,7 @@ def pool(tmp_path) -> Pool:
             tmp_path, per_class=2, steps=2, policy_extra="[gate]\nmax_examples = 5\n", template_extra={"max_examples": 2}
         )
     )
-    yield trainer.private.pool
+    yield trainer.private.prepared.pool
     trainer.close()
 
 
@@ -73,7 +73,7 @@ def test_draws_of_abandoned_attempts_count_towards_caps_as_they_were(tmp_path) -
     counts = []
     for attempt in range(3):
         trainer = Trainer(world, resume=attempt > 0).begin()
-        found = trainer.private.streams.sampler.occurrences
+        found = trainer.private.prepared.attempt.streams.sampler.occurrences
         assert found.tolist() == (counts or [0] * 12)
         steps = iter(trainer.steps)
         for _ in range(2):  # one window
@@ -86,7 +86,7 @@ def test_draws_of_abandoned_attempts_count_towards_caps_as_they_were(tmp_path) -
 def test_the_store_of_sampling_keys_never_holds_the_key_of_the_noise(tmp_path) -> None:
     """It lies on disk while a run has caps; whoever reads it learns who was drawn and not what was added."""
     trainer = Trainer(make_world(tmp_path, per_class=1, steps=2, template_extra={"max_occurrences": 1})).begin()
-    streams = trainer.private.streams
+    streams = trainer.private.prepared.attempt.streams
     assert isinstance(streams.noise._stream, KeyStream) and isinstance(streams.sampler._stream, KeyStream)
     masters = {streams.noise._stream.master, streams.sampler._stream.master}
     assert len(masters) == 2 and streams.sealed.master(0) == streams.sampler._stream.master
@@ -100,9 +100,9 @@ def test_every_attempt_has_streams_of_its_own_even_under_one_key(tmp_path, gener
     words = set()
     for attempt in range(3):
         trainer = Trainer(world, resume=attempt > 0, insecure_test_key=b"\x07" * 32, noise_generator=generator).begin()
-        streams = trainer.private.streams
+        streams = trainer.private.prepared.attempt.streams
         for name, stream in (("noise", streams.noise._stream), ("draws", streams.sampler._stream)):
-            assert (stream.run, stream.attempt) == (trainer.private.recorder.run_id, attempt), name
+            assert (stream.run, stream.attempt) == (trainer.private.opened.recorder.run_id, attempt), name
             words.add(stream._key)
         steps = iter(trainer.steps)
         trainer.one(next(steps))
@@ -129,16 +129,16 @@ def test_a_run_spares_the_signatures_that_an_earlier_opening_verified_and_judges
     world = make_world(tmp_path, per_class=2, steps=4)
     people = len(world.contributor_keys) * 2
     first = PrivateTraining.open(world.policy, world.corpus, ledger=world.ledger)
-    assert (first.reading.spared, first.reading.checked, len(first.gate.admitted)) == (0, people, people)
+    assert (first.opened.reading.spared, first.opened.reading.checked, len(first.opened.gate.admitted)) == (0, people, people)
     first.close()
     trainer = Trainer(world).begin()
-    assert (trainer.private.reading.spared, trainer.private.reading.checked) == (people, 0)
-    assert trainer.private.gate.admitted == first.gate.admitted
+    assert (trainer.private.opened.reading.spared, trainer.private.opened.reading.checked) == (people, 0)
+    assert trainer.private.opened.gate.admitted == first.opened.gate.admitted
     trainer.close()
     resumed = PrivateTraining.open(world.policy, world.corpus, ledger=world.ledger, resume=True)
-    assert resumed.reading.spared == people and not resumed.reading.told
+    assert resumed.opened.reading.spared == people and not resumed.opened.reading.told
     resumed.close()
-    late = {"ledger": tmp_path / "other.db", "clock": lambda: world.now + 250 * DAY}
+    late = {"ledger": tmp_path / "other.db", "clock": Clock(lambda: world.now + 250 * DAY)}
     (tmp_path / "other.db.reading").write_bytes((tmp_path / "ledger.db.reading").read_bytes())
     (tmp_path / "other.key").write_bytes((tmp_path / "ledger.key").read_bytes())
     (tmp_path / "other.key").chmod(0o600)
@@ -148,8 +148,8 @@ def test_a_run_spares_the_signatures_that_an_earlier_opening_verified_and_judges
 
 def test_a_run_that_is_told_so_verifies_every_signature_and_keeps_nothing(tmp_path) -> None:
     world = make_world(tmp_path, per_class=1, steps=2)
-    private = PrivateTraining.open(world.policy, world.corpus, ledger=world.ledger, kept_reading=False)
-    assert private.reading is None and not (tmp_path / "ledger.db.reading").exists()
+    private = PrivateTraining.open(world.policy, world.corpus, ledger=RunLedger(world.ledger, keep_reading=False))
+    assert private.opened.reading is None and not (tmp_path / "ledger.db.reading").exists()
     private.close()
 
 
@@ -159,7 +159,7 @@ def test_contributions_share_a_resolution_only_where_all_that_is_looked_at_is_th
     assert {item.name for item in fields(Terms)} == {*BOUNDS, *others}
     softer = {"noise_multiplier_micro": 3_000_000, "max_occurrences": 3}
     trainer = Trainer(make_world(tmp_path, per_class=2, steps=2))
-    schedule, slots = trainer.private.schedule, trainer.private.pool.slots
+    schedule, slots = trainer.private.prepared.schedule, trainer.private.prepared.pool.slots
     assert all(slot.resolution == schedule.resolve(slot.admitted.admission) for slot in slots)
     assert len({id(slot.resolution) for slot in slots}) == len(schedule.profiles) < len(slots)
     entry = slots[0].admitted

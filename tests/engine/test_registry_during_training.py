@@ -27,7 +27,7 @@ def log_of(world: World) -> RegistryLog:
 
 
 def of_contributor(trainer: Trainer, name: str) -> list[int]:
-    slots = trainer.private.pool.slots
+    slots = trainer.private.prepared.pool.slots
     return [index for index, slot in enumerate(slots) if slot.admitted.admission.descriptor.contributor == name]
 
 
@@ -39,11 +39,11 @@ def interrupted(world: World, change, **options) -> tuple[Trainer, np.ndarray]:
     change()
     for step in iterator:
         trainer.one(step)
-    return trainer, trainer.private.streams.sampler.occurrences
+    return trainer, trainer.private.prepared.attempt.streams.sampler.occurrences
 
 
 def withdrawals(trainer: Trainer) -> list[Withdraw]:
-    with trainer.private.recorder.ledger.rows() as rows:
+    with trainer.private.opened.recorder.ledger.rows() as rows:
         return [leaf for leaf in (decode_leaf(row.body) for row in rows) if isinstance(leaf, Withdraw)]
 
 
@@ -57,9 +57,9 @@ def test_A24_a_key_revoked_while_training_stops_the_draws_from_the_next_charge(w
     gone = of_contributor(trainer, INTERNAL)
     expect_drawn(trainer, draws, gone, until=2)
     found = withdrawals(trainer)
-    assert {leaf.descriptor_hash for leaf in found} == {trainer.private.pool.slots[i].descriptor_hash for i in gone}
+    assert {leaf.descriptor_hash for leaf in found} == {trainer.private.prepared.pool.slots[i].descriptor_hash for i in gone}
     assert {(leaf.reason, leaf.evidence_hash) for leaf in found} == {("key-revoked", log_of(world).registry.root())}
-    ledger, slots = trainer.private.recorder.ledger, trainer.private.pool.slots
+    ledger, slots = trainer.private.opened.recorder.ledger, trainer.private.prepared.pool.slots
     assert ledger.state.registry_roots == [ledger.header.registry_root, log_of(world).registry.root()]
     kept = next(index for index in range(6) if index not in gone)
     assert 0 < ledger.epsilon(slots[gone[0]].descriptor_hash) < ledger.epsilon(slots[kept].descriptor_hash)
@@ -88,7 +88,8 @@ def test_A24_a_revocation_dated_ahead_takes_effect_when_its_time_comes(world: Wo
         trainer.one(step)
         if step.number == 3:  # inside the window of steps 3 and 4
             now[0] = world.now + 100
-    expect_drawn(trainer, trainer.private.streams.sampler.occurrences, of_contributor(trainer, INTERNAL), until=4)
+    occurrences = trainer.private.prepared.attempt.streams.sampler.occurrences
+    expect_drawn(trainer, occurrences, of_contributor(trainer, INTERNAL), until=4)
     trainer.close()
 
 
@@ -115,7 +116,7 @@ def test_enrolments_rotations_and_other_grants_disturb_nothing(world: World) -> 
 
     trainer, draws = interrupted(world, change)
     assert draws.tolist() == [6] * 6 and not withdrawals(trainer)
-    state = trainer.private.recorder.ledger.state
+    state = trainer.private.opened.recorder.ledger.state
     assert state.registry_roots[1:] == [log_of(world).registry.root()], "one leaf, for the state that the next charge found"
     trainer.close()
 
@@ -134,7 +135,7 @@ def test_a_key_enrolled_while_training_may_withdraw(world: World) -> None:
     trainer = Trainer(world)
 
     def target() -> bytes:
-        return trainer.private.pool.slots[of_contributor(trainer, INTERNAL)[0]].descriptor_hash
+        return trainer.private.prepared.pool.slots[of_contributor(trainer, INTERNAL)[0]].descriptor_hash
 
     iterator = iter(trainer.steps)
     trainer.one(next(iterator))
@@ -200,10 +201,10 @@ def test_a_registry_that_does_not_follow_stops_the_run_before_the_charge_and_it_
     trainer.private.save()
     before, names = path.read_bytes(), path.with_suffix(".names").read_bytes()
     tamper(world)
-    charged = trainer.private.recorder.ledger.charged_steps
+    charged = trainer.private.opened.recorder.ledger.charged_steps
     with pytest.raises(RegistryRefused):
         trainer.one(next(iterator))
-    assert trainer.private.recorder.ledger.charged_steps == charged == 2
+    assert trainer.private.opened.recorder.ledger.charged_steps == charged == 2
     assert all(parameter.grad is None for parameter in trainer.model.parameters())
     trainer.close()
     with pytest.raises(RegistryRefused):
@@ -212,7 +213,7 @@ def test_a_registry_that_does_not_follow_stops_the_run_before_the_charge_and_it_
     path.with_suffix(".names").write_bytes(names)
     again = Trainer(world, resume=True)
     again.run()
-    assert again.private.recorder.ledger.charged_steps == 6
+    assert again.private.opened.recorder.ledger.charged_steps == 6
     again.close()
 
 
@@ -236,7 +237,7 @@ def test_names_that_do_not_follow_the_registry_stop_the_run_before_the_charge_an
     names.write_bytes(kept)
     again = Trainer(world, resume=True)
     again.run()
-    assert withdrawals(again) == [] and again.private.recorder.ledger.charged_steps == 6
+    assert withdrawals(again) == [] and again.private.opened.recorder.ledger.charged_steps == 6
     again.close()
 
 
@@ -246,8 +247,8 @@ def test_names_that_do_not_follow_the_registry_stop_the_run_before_the_charge_an
 def test_the_header_records_the_state_that_admitted_the_corpus(world: World) -> None:
     grown = log_of(world).grant(INTERNAL, classes=["internal", "open"], cap=None, now=world.now)
     trainer = Trainer(world).begin()
-    header = trainer.private.recorder.ledger.header
-    assert header.registry_root == trainer.private.gate.registry_root == grown.root()
+    header = trainer.private.opened.recorder.ledger.header
+    assert header.registry_root == trainer.private.opened.gate.registry_root == grown.root()
     assert header.policy.registry_root == world.registry.root() != grown.root()
     trainer.close()
 
@@ -293,8 +294,8 @@ def test_a_run_resumes_after_a_revocation_and_leaves_out_what_it_bars(world: Wor
     again = Trainer(world, resume=True)
     again.run()
     gone = of_contributor(again, INTERNAL)
-    assert len(gone) == 2 and len(again.private.pool) == 6
-    draws = again.private.streams.sampler.occurrences
+    assert len(gone) == 2 and len(again.private.prepared.pool) == 6
+    draws = again.private.prepared.attempt.streams.sampler.occurrences
     assert {int(draws[index]) for index in gone} == ({4} if at > 0 else {0})
     assert {int(draws[index]) for index in range(6) if index not in gone} == {4}
     again.close()

@@ -134,7 +134,7 @@ def test_tensors_tied_between_the_preparation_and_the_first_step_are_refused_bef
         by_data(model)
         with pytest.raises(UnsupportedModule, match="SHARED_MEMORY"):
             run.gradients(next(iter(run.steps)))
-        assert not run.private.recorder.begun
+        assert not run.private.opened.recorder.begun
 
 
 def embedding_after(world: World, tie: Callable[[Tied], None]) -> torch.Tensor:

@@ -23,8 +23,9 @@ def trainer(tmp_path_factory):
 
 
 def test_slots_in_any_order_are_those_of_a_list(trainer) -> None:
-    slots = trainer.private.pool.slots
-    plain = [Slot(entry, trainer.private.schedule.resolve(entry.admission)) for entry in trainer.private.gate.admitted]
+    slots = trainer.private.prepared.pool.slots
+    admitted, schedule = trainer.private.opened.gate.admitted, trainer.private.prepared.schedule
+    plain = [Slot(entry, schedule.resolve(entry.admission)) for entry in admitted]
     assert list(slots) == plain == list(Slots.of(plain)) and len(slots) == len(plain) == 15
     assert len(slots.forms) < len(plain), "contributions that were signed together share a form"
     order = random.Random(7).sample(range(len(plain)), len(plain) - 3)
@@ -47,7 +48,7 @@ def test_slots_in_any_order_are_those_of_a_list(trainer) -> None:
 
 def test_slots_of_equal_terms_stand_together_and_else_as_they_stood(trainer) -> None:
     """So that a ledger whose corpus alternates between classes keeps no more of pruned admissions than one that does not."""
-    slots, policy = trainer.private.pool.slots, trainer.private.policy
+    slots, policy = trainer.private.prepared.pool.slots, trainer.private.policy
     mixed = slots.take([0, 5, 10, 1, 6, 11, 2, 7])
     found = by_terms(mixed, policy)
     assert found.class_names() == sorted(mixed.class_names(), key=mixed.class_names().index)
@@ -56,18 +57,18 @@ def test_slots_of_equal_terms_stand_together_and_else_as_they_stood(trainer) -> 
 
 
 def test_what_was_counted_stays_with_its_contribution_in_another_order(trainer) -> None:
-    pool = trainer.private.pool
+    pool = trainer.private.prepared.pool
     fresh = Pool(pool._corpus, pool._decode, pool.slots, 9)
     fresh.examples(1)
     fresh._sizes[1] = 5
     again = fresh.reordered(fresh.slots.take([3, 1, 0]))
     assert list(again._sizes) == [0, 5, 0]
-    same = fresh.reordered(slots_for(trainer.private.gate.admitted, trainer.private.schedule))
+    same = fresh.reordered(slots_for(trainer.private.opened.gate.admitted, trainer.private.prepared.schedule))
     assert list(same._sizes) == list(fresh._sizes)
 
 
 def test_what_is_asked_of_a_form_is_answered_for_everybody(trainer) -> None:
-    pool = trainer.private.pool
+    pool = trainer.private.prepared.pool
     names = [admission.admissibility_class for admission in pool.admissions]
     found = pool.asked(lambda admission: admission.admissibility_class if admission.admissibility_class != "open" else None)
     assert [(admission.descriptor_hash, answer) for admission, answer in found] == [
@@ -78,12 +79,12 @@ def test_what_is_asked_of_a_form_is_answered_for_everybody(trainer) -> None:
 
 def test_what_a_ledger_records_of_slots_is_made_of_each_admission(trainer) -> None:
     """By form and by slot alike, and the plan of a run is held against one of each form."""
-    slots, classes = trainer.private.pool.slots, [rule.name for rule in trainer.private.policy.classes]
+    slots, classes = trainer.private.prepared.pool.slots, [rule.name for rule in trainer.private.policy.classes]
     alone = AdmittedRows()
-    for entry in trainer.private.gate.admitted:
+    for entry in trainer.private.opened.gate.admitted:
         alone.append(entry, alone=True)
     found = list(_admissions(slots, classes))
-    assert found == list(_admissions(slots_for(alone, trainer.private.schedule), classes))
+    assert found == list(_admissions(slots_for(alone, trainer.private.prepared.schedule), classes))
     for spec, slot in zip(found, slots, strict=True):
         signed = slot.admitted.admission.descriptor
         assert spec.anchor == signed.signed.content and spec.descriptor_hash == signed.digest()

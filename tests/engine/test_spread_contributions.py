@@ -23,7 +23,7 @@ class Scaled(Trainer):
     """Losses large enough that every clip bound binds; remembers how many rows the model saw at a time."""
 
     def losses(self, rows):
-        if not self.private.probe.active:
+        if not self.private.prepared.probe.active:
             self.seen.append(len(rows["labels"]))
         return super().losses(rows) * 50.0
 
@@ -37,7 +37,7 @@ def released(root, level: str, dtype: torch.dtype = torch.float64, **options) ->
     trainer = Scaled(world, insecure_test_key=KEY, dtype=dtype, clock=lambda: NOW, **options)
     trainer.seen = []
     trainer.one(next(iter(trainer.steps)))
-    grads = [t.parameter.grad.clone() for _, t in trainer.private.router.tensors]
+    grads = [t.parameter.grad.clone() for _, t in trainer.private.prepared.router.tensors]
     trainer.close()
     return grads, trainer.seen
 

@@ -30,7 +30,7 @@ def met(world: World, **options: Any) -> tuple[list[torch.Tensor], list[torch.Te
     begun = [lambda: False]
     model.embed.register_forward_pre_hook(lambda m, args: found[begun[0]()].append(args[0].clone()))
     with Run(world, model, **options) as run:
-        begun[0] = lambda: run.private.begun
+        begun[0] = lambda: run.private.prepared.attempt is not None
         run.gradients(next(iter(run.steps)))
     return found[False], found[True]
 
@@ -67,7 +67,7 @@ def test_a_loss_in_which_no_trained_tensor_has_a_gradient_asks_for_other_rows(wo
     with Run(world, net()) as run:
         with pytest.raises(ConfigError, match=r"PROBE_NEEDED.*no trained tensor gets a gradient.*probe="):
             run.gradients(next(iter(run.steps)), lambda model, rows: per_example(model, rows) * 0.0)
-        assert not run.private.recorder.begun
+        assert not run.private.opened.recorder.begun
 
 
 class Reads(nn.Module):
@@ -86,7 +86,7 @@ def test_tensors_in_whose_gradient_the_probes_saw_nothing_are_named_in_the_heade
     with Run(world, net(Reads)) as run:
         with pytest.warns(Unprobed, match="2 trained tensors"):
             run.gradients(next(iter(run.steps)))
-        assert run.private.recorder.ledger.header.unprobed == names
+        assert run.private.opened.recorder.ledger.header.unprobed == names
     with Run(world, net()) as run:
         run.gradients(next(iter(run.steps)))
-        assert run.private.recorder.ledger.header.unprobed == ()
+        assert run.private.opened.recorder.ledger.header.unprobed == ()

@@ -37,7 +37,7 @@ def trained(tmp_path_factory):
 
 def test_every_attestation_of_the_corpus_is_made_again_from_the_export_of_a_run(trained):
     world, trainer = trained
-    ledger, export = trainer.private.recorder.ledger, world.root / "export"
+    ledger, export = trainer.private.opened.recorder.ledger, world.root / "export"
     with ledger.rows() as rows:
         leaves = {row.seq: decode_leaf(row.body) for row in rows if row.kind == Admit.KIND}
     names = {str(path.relative_to(export)) for path in export.rglob("*") if path.is_file()}
@@ -55,7 +55,7 @@ def test_every_attestation_of_the_corpus_is_made_again_from_the_export_of_a_run(
 
 def test_a_resumed_run_adds_nothing_to_what_is_kept(trained):
     _, trainer = trained
-    with trainer.private.recorder.ledger._file.store.snapshot() as snapshot:
+    with trainer.private.opened.recorder.ledger._file.store.snapshot() as snapshot:
         found = check_attestations(snapshot)
     assert (found.findings, found.fitting, found.missing) == ((), 6, 0)
 

@@ -40,9 +40,9 @@ def test_no_noise_can_be_drawn_once_a_run_has_ended(tmp_path, generator: str) ->
     """Whoever gets hold of the process later finds no key with which a release could be freed of its noise."""
     trainer = Trainer(make_world(tmp_path, per_class=1, steps=2), noise_generator=generator)
     trainer.run()
-    assert not hasattr(trainer.private.streams.noise, "_stream")
+    assert not hasattr(trainer.private.prepared.attempt.streams.noise, "_stream")
     with pytest.raises(AttributeError):
-        trainer.private.streams.noise.normals(1, 0, 0, 2)
+        trainer.private.prepared.attempt.streams.noise.normals(1, 0, 0, 2)
     trainer.close()
 
 
@@ -55,7 +55,7 @@ def test_a_checkpoint_taken_right_after_resuming_says_where_the_run_stands(tmp_p
     first.private.save()
     first.close()
     second = Trainer(world, resume=True)
-    assert second.private.recorder.read_pin(second.private.save()).step == second.private.start_step == 2
+    assert second.private.opened.recorder.read_pin(second.private.save()).step == second.private.prepared.start_step == 2
     second.close()
 
 
@@ -65,7 +65,7 @@ def test_a_contribution_withdrawn_before_a_charge_is_in_no_pool_that_is_charged(
     trainer = Trainer(world)
     steps = iter(trainer.steps)
     trainer.one(next(steps))
-    slot = trainer.private.pool.slots[0]
+    slot = trainer.private.prepared.pool.slots[0]
     key = world.contributor_keys["contributor-internal"]
     payload, message = sign_withdrawal(
         Withdrawal(slot.descriptor_hash, "test-corpus", world.now, "consent"), key, signer="contributor-internal"
@@ -74,7 +74,7 @@ def test_a_contribution_withdrawn_before_a_charge_is_in_no_pool_that_is_charged(
     signed_file.write(folder / "w.cose", payload, message)
     for step in steps:
         trainer.one(step)
-    ledger = trainer.private.recorder.ledger
+    ledger = trainer.private.opened.recorder.ledger
     with ledger.rows() as rows:
         windows = [leaf for leaf in (decode_leaf(row.body) for row in rows) if isinstance(leaf, Charge)]
     place = [rule.name for rule in trainer.private.policy.classes].index(slot.resolution.class_name)
@@ -85,10 +85,11 @@ def test_a_contribution_withdrawn_before_a_charge_is_in_no_pool_that_is_charged(
 
 def test_public_microbatches_of_one_step_do_not_share_their_random_numbers(tmp_path) -> None:
     trainer = Trainer(make_world(tmp_path, classes=SENSITIVE + PUBLIC, per_class=3, steps=2, rate="1"), microbatch=1)
-    public, seen = {i for i, slot in enumerate(trainer.private.pool.slots) if slot.resolution.public}, []
+    public, seen = {i for i, slot in enumerate(trainer.private.prepared.pool.slots) if slot.resolution.public}, []
     for step in trainer.steps:
         for rows in step:
-            if trainer.private.begun and rows is trainer.private.current and set(rows_of(trainer)) <= public:
+            run = trainer.private.prepared
+            if run.attempt is not None and rows is run.under_way.rows and set(rows_of(trainer)) <= public:
                 seen.append(tuple(torch.rand(4).tolist()))
             trainer.private.backward(trainer.losses(rows), rows)
         trainer.optimizer.step()
@@ -98,15 +99,15 @@ def test_public_microbatches_of_one_step_do_not_share_their_random_numbers(tmp_p
 
 def rows_of(trainer: Trainer) -> tuple[int, ...]:
     """The slots of the microbatch under way."""
-    return trainer.private.folding._planned.slots
+    return trainer.private.prepared.folding._planned.slots
 
 
 def test_what_fills_up_a_microbatch_may_touch_no_block(tmp_path) -> None:
     """Such rows repeat somebody's data: their weight is zero, and their bounds by themselves let nothing through."""
     trainer = Trainer(make_world(tmp_path, per_class=2, steps=2, policy_extra='exactness = "certified"')).begin()
-    bounds = trainer.private.drawing.bounds(Planned((0, 1), 1, fill=3))
+    bounds = trainer.private.prepared.attempt.drawing.bounds(Planned((0, 1), 1, fill=3))
     assert bounds.permitted_NG.any(1).tolist() == [True, True, False, False, False]
-    rows = trainer.private.feeder.planned(Planned((0, 1), 1, fill=3), 1)
+    rows = trainer.private.prepared.feeder.planned(Planned((0, 1), 1, fill=3), 1)
     assert rows.contributions == 5 and rows.weight.tolist()[2:] == [0.0] * 3
     trainer.close()
 
@@ -131,8 +132,8 @@ def test_a_parameter_that_comes_or_goes_during_a_run_is_refused_by_name(tmp_path
 def test_what_was_signed_as_public_and_what_was_not_are_never_taken_for_each_other(tmp_path) -> None:
     """The gate refuses it before; a schedule by itself gives the one no noise and the other no clip."""
     trainer = Trainer(make_world(tmp_path, classes=SENSITIVE + PUBLIC, per_class=1, steps=2))
-    schedule = trainer.private.schedule
-    admissions = {slot.resolution.class_name: slot.admitted.admission for slot in trainer.private.pool.slots}
+    schedule = trainer.private.prepared.schedule
+    admissions = {slot.resolution.class_name: slot.admitted.admission for slot in trainer.private.prepared.pool.slots}
     assert schedule.resolve(admissions["encyclopedia"]).public and not schedule.resolve(admissions["sensitive"]).public
     for public, name in ((frozenset(), "encyclopedia"), (frozenset({"sensitive", "encyclopedia"}), "sensitive")):
         with pytest.raises(NotPrivateUse, match=f"PUBLIC_UNSIGNED: class '{name}' is"):
@@ -143,8 +144,8 @@ def test_what_was_signed_as_public_and_what_was_not_are_never_taken_for_each_oth
 def test_the_resolver_emits_the_noise_of_own_bounds_beside_a_schedule_that_carries_no_count(tmp_path) -> None:
     """Cap and limit of epsilon change what a contribution would need by itself, and not one standard deviation of a block."""
     trainer = Trainer(make_world(tmp_path, classes=SENSITIVE + PUBLIC, per_class=1, steps=40))
-    schedule = trainer.private.schedule
-    admissions = {slot.resolution.class_name: slot.admitted.admission for slot in trainer.private.pool.slots}
+    schedule = trainer.private.prepared.schedule
+    admissions = {slot.resolution.class_name: slot.admitted.admission for slot in trainer.private.prepared.pool.slots}
     plain = schedule.resolve(admissions["sensitive"])
     assert (plain.sufficient.expected, plain.sufficient.variance) == (20.0, (1.5 * 0.5) ** 2)
     signed = admissions["sensitive"].descriptor
@@ -175,7 +176,7 @@ def test_a_window_is_no_longer_than_what_the_policy_still_pays_for(tmp_path) -> 
     steps = iter(second.steps)
     for _ in range(3):
         second.one(next(steps))
-    assert second.private.recorder.ledger.charged_steps == 5
+    assert second.private.opened.recorder.ledger.charged_steps == 5
     with pytest.raises(HorizonExceeded):
         second.one(next(steps))
     second.close()

@@ -37,19 +37,19 @@ def run_and_drop(world: World, key, signer: str, **options) -> tuple[Trainer, np
     trainer = Trainer(world, **options)
     iterator = iter(trainer.steps)
     trainer.one(next(iterator))
-    drop(world, trainer.private.pool.slots[0].descriptor_hash, key, signer)
+    drop(world, trainer.private.prepared.pool.slots[0].descriptor_hash, key, signer)
     for step in iterator:
         trainer.one(step)
-    return trainer, trainer.private.streams.sampler.occurrences
+    return trainer, trainer.private.prepared.attempt.streams.sampler.occurrences
 
 
 def test_a_contributors_withdrawal_stops_the_draws_from_the_next_charge(world: World) -> None:
     trainer, draws = run_and_drop(world, world.contributor_keys["contributor-internal"], "contributor-internal")
     assert draws.tolist() == [2, 6, 6, 6, 6, 6]
     assert (world.root / "ledger.db.withdrawals" / "w.cose.taken").exists()
-    digest = trainer.private.pool.slots[0].descriptor_hash
-    other = trainer.private.pool.slots[1].descriptor_hash
-    ledger = trainer.private.recorder.ledger
+    digest = trainer.private.prepared.pool.slots[0].descriptor_hash
+    other = trainer.private.prepared.pool.slots[1].descriptor_hash
+    ledger = trainer.private.opened.recorder.ledger
     assert 0 < ledger.epsilon(digest) < ledger.epsilon(other)
     trainer.close()
 
@@ -85,8 +85,8 @@ def test_an_expired_contribution_is_drawn_no_more_from_the_next_charge(tmp_path)
         trainer.one(step)
         if step.number == 5:  # inside the window of steps 5 and 6
             now[0] = world.now + 201 * DAY
-    assert trainer.private.streams.sampler.occurrences.tolist() == [6] * 6
-    assert len(trainer.private.recorder.ledger.withdrawn) == 6
+    assert trainer.private.prepared.attempt.streams.sampler.occurrences.tolist() == [6] * 6
+    assert len(trainer.private.opened.recorder.ledger.withdrawn) == 6
     trainer.close()
 
 
@@ -95,25 +95,25 @@ def test_a_withdrawal_is_entered_though_the_registry_had_taken_the_contribution_
     trainer = Trainer(world)
     steps = iter(trainer.steps)
     trainer.one(next(steps))
-    digest = trainer.private.pool.slots[0].descriptor_hash
+    digest = trainer.private.prepared.pool.slots[0].descriptor_hash
     RegistryLog(world.root / "registry.cbor", world.owner_key).grant(INTERNAL, classes=[], cap=None, now=world.now)
     for _ in range(2):
         trainer.one(next(steps))
-    assert digest in trainer.private.recorder.ledger.state.passing
+    assert digest in trainer.private.opened.recorder.ledger.state.passing
     drop(world, digest, world.contributor_keys[INTERNAL], INTERNAL)
     for step in steps:
         trainer.one(step)
-    with trainer.private.recorder.ledger.rows() as rows:
+    with trainer.private.opened.recorder.ledger.rows() as rows:
         found = [decode_leaf(row.body) for row in rows if row.kind == Withdraw.KIND]
         leaves = [leaf for leaf in found if leaf.descriptor_hash == digest]
     assert [leaf.reason for leaf in leaves] == ["class-not-granted", "consent"]
-    trainer.private.recorder.finish(6, bytes(32), "held", trainer.private.recorder.ledger.state.last_time)
+    trainer.private.opened.recorder.finish(6, bytes(32), "held", trainer.private.opened.recorder.ledger.state.last_time)
     trainer.close()
     RegistryLog(world.root / "registry.cbor", world.owner_key).grant(INTERNAL, classes=["internal"], cap=None, now=world.now)
     second = Trainer(other(world), earlier=[world.ledger])
     second.run()
-    place = [slot.descriptor_hash for slot in second.private.pool.slots].index(digest)
-    draws = second.private.streams.sampler.occurrences.tolist()
+    place = [slot.descriptor_hash for slot in second.private.prepared.pool.slots].index(digest)
+    draws = second.private.prepared.attempt.streams.sampler.occurrences.tolist()
     assert draws[place] == 0 and max(draws) > 0
     second.close()
 
@@ -126,7 +126,7 @@ def test_a_clock_set_back_lets_nobody_train_before_their_attestation_begins(tmp_
     trainer = Trainer(world, clock=lambda: ahead)
     trainer.one(next(iter(trainer.steps)))
     trainer.private.save()
-    trainer.private.recorder.ledger.set_clock("it was ahead", now=world.now)
+    trainer.private.opened.recorder.ledger.set_clock("it was ahead", now=world.now)
     trainer.close()
     again = Trainer(world, resume=True)
     with pytest.raises(ResumeRefused, match="NOT_YET_VALID"):

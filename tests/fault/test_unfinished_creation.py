@@ -17,7 +17,7 @@ def test_a_ledger_without_header_is_set_aside_and_started_anew(tmp_path) -> None
     create_store(Place.of(world.ledger)).close()
     trainer = Trainer(world, resume=True)
     trainer.run()
-    assert trainer.private.recorder.ledger.finished
+    assert trainer.private.opened.recorder.ledger.finished
     assert (tmp_path / "ledger.db.unfinished-1").exists()
     trainer.close()
 

@@ -16,6 +16,7 @@ from dptrain import PrivateTraining
 from dptrain.blocks.stack import layer_stack
 from dptrain.clipping.resolver import Block, Schedule
 from dptrain.routing import Router
+from tests.trainers import opening
 from tests.worlds.training import World, make_world
 
 KEY = b"\x35" * 32
@@ -112,8 +113,9 @@ class Run:
             count += 1
             ledger = world.root / f"{name}{count}.db"
         self.private = PrivateTraining.open(
-            world.policy, world.corpus, ledger=ledger, progress=False, insecure_test_key=key, clock=lambda: world.now, **options
-        )
+            world.policy, world.corpus,
+            **opening(ledger, progress=False, insecure_test_key=key, clock=lambda: world.now, **options),
+        )  # fmt: skip
         try:
             _, self.optimizer, self.steps = self.private.prepare(
                 model, self.optimizer, collate_fn, layers=layers, probe=probe
@@ -134,10 +136,10 @@ class Run:
         """Runs the microbatches of a step and returns what was released, times the normalizer."""
         seeds: list[int] = []
         for rows in step:
-            if not self.private.probe.active:
+            if not self.private.prepared.probe.active:
                 seeds += rows["seeds"].tolist() if "seeds" in rows else []
             # A loss without a gradient shows the probes nothing, and they refuse it.
-            shown = per_example if self.private.probe.active and getattr(losses, "silent", False) else losses
+            shown = per_example if self.private.prepared.probe.active and getattr(losses, "silent", False) else losses
             self.private.backward(shown(self.model, rows), rows)
         self.drawn.append(seeds)
         return {n: p.grad.double() * NORMALIZER for n, p in self.model.named_parameters() if p.grad is not None}

@@ -39,7 +39,7 @@ class Spy(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         mask = nn.functional.dropout(torch.ones_like(x), 0.5)
-        sandbox = self.run.private.sandbox if self.run is not None else None
+        sandbox = self.run.private.prepared.sandbox if self.run is not None else None
         if sandbox is not None and sandbox.active and not sandbox.current.learning and sandbox.current.step:
             for name, row in zip(sandbox.current.names, mask.detach(), strict=True):
                 self.seen[sandbox.current.step, name].append(row)
@@ -157,14 +157,14 @@ def test_in_a_run_that_is_resumed_in_a_process_with_another_seed(tmp_path) -> No
         run.private.save()
         run.gradients(next(steps))
         run.optimizer.step()
-        seed = run.private.sandbox.numbers.seed
+        seed = run.private.prepared.sandbox.numbers.seed
     again: Seen = defaultdict(list)
     spy = Spy(again)
     model = peers.net(lambda: spy)
     torch.manual_seed(12345)
     with peers.Run(world, model, microbatch=3, resume=True) as run:
         spy.run = run
-        assert run.private.start_step == 2 and run.private.sandbox.numbers.seed == seed
+        assert run.private.prepared.start_step == 2 and run.private.prepared.sandbox.numbers.seed == seed
         for _ in run.releases():
             pass
     third = {key: value for key, value in seen.items() if key[0] == 3}
@@ -289,10 +289,10 @@ def test_what_decode_draws_does_not_follow_from_whether_another_draws(world, nam
 
         torch.manual_seed(0), random.seed(3), np.random.seed(3)
         with peers.Run(world, peers.net(), microbatch=3, decode=decode) as run:
-            slots = range(len(run.private.pool))
-            together = run.private.feeder._examples(slots, 5)
-            assert together == [run.private.feeder._examples([slot], 5)[0] for slot in slots], "in any company"
-            assert together != run.private.feeder._examples(slots, 6), "anew in every step"
+            slots = range(len(run.private.prepared.pool))
+            together = run.private.prepared.feeder._examples(slots, 5)
+            assert together == [run.private.prepared.feeder._examples([slot], 5)[0] for slot in slots], "in any company"
+            assert together != run.private.prepared.feeder._examples(slots, 6), "anew in every step"
         found.append([(example["hides"], example["drawn"]) for examples in together for example in examples])
     hidden, shown = ([[drawn for hides, drawn in one if hides is kind] for one in found] for kind in (True, False))
     assert hidden[0] == hidden[1] and hidden[0] and all(hidden[0])
@@ -308,8 +308,8 @@ def test_contributions_that_draw_nothing_are_decoded_once(world) -> None:
 
     with peers.Run(world, peers.net(), decode=decode) as run:
         seen.clear()
-        run.private.feeder._examples(range(len(run.private.pool)), 1)
-        assert len(seen) == len(set(seen)) == len(run.private.pool)
+        run.private.prepared.feeder._examples(range(len(run.private.prepared.pool)), 1)
+        assert len(seen) == len(set(seen)) == len(run.private.prepared.pool)
 
 
 def test_decode_that_draws_from_a_generator_of_its_own_is_refused(world) -> None:
@@ -356,7 +356,7 @@ class Pairs(nn.Module):
 def test_a_draw_without_rows_is_refused_at_the_start_by_name_and_charges_nothing(world) -> None:
     with peers.Run(world, peers.net(Pairs)) as run, pytest.raises(UnsupportedModule, match=r"DRAW_ROWS: module 'extra'"):
         run.gradients(next(iter(run.steps)))
-    assert not run.private.recorder.begun
+    assert not run.private.opened.recorder.begun
 
 
 def test_the_users_generators_stand_where_they_stood_however_many_microbatches_ran(world) -> None:

@@ -245,8 +245,8 @@ def test_a_run_records_shares_and_an_auditor_finds_the_same_multipliers(tmp_path
         signed_bounds=lambda name: {"clip_norm_micro": "0.25"} if name == "open" else {},
     )
     trainer = Trainer(world).begin()
-    schedule, private = trainer.private.schedule, trainer.private
-    header = private.recorder.ledger.state.header
+    schedule, private = trainer.private.prepared.schedule, trainer.private
+    header = private.opened.recorder.ledger.state.header
     assert {(block.name, block.std, block.share) for block in header.blocks} == {
         (b.name, b.std, b.share) for b in schedule.blocks
     }
@@ -256,8 +256,8 @@ def test_a_run_records_shares_and_an_auditor_finds_the_same_multipliers(tmp_path
         assert header.min_std(index) == schedule.class_std(rule.name) > least
         assert header.min_std(index) >= rule.noise_multiplier * rule.clip_norm * (1 - 1e-15)
     trainer.run()
-    state = private.recorder.ledger.state
-    for slot in private.pool.slots:
+    state = private.opened.recorder.ledger.state
+    for slot in private.prepared.pool.slots:
         found = state.contributions[slot.descriptor_hash]
         zs = state.expenditure.multipliers(found.class_index, found.terms.sigma_micro, found.terms.clip_micro)
         assert zs == (slot.resolution.multiplier,)
@@ -309,14 +309,14 @@ def test_a_run_with_budgets_is_verified_by_an_auditor(tmp_path, mode: str) -> No
     trainer = Trainer(world, resume=True)
     trainer.run()
     private = trainer.private
-    state = private.recorder.ledger.state
+    state = private.opened.recorder.ledger.state
     scales = state.header.phases.scales
     for index, rule in enumerate(private.policy.classes):
         for scale in scales:
-            stds = [phase_std(block.std, scale) for block in private.schedule.blocks]
-            assert state.header.min_std(index, scale) == private.schedule.class_std(rule.name, stds)
+            stds = [phase_std(block.std, scale) for block in private.prepared.schedule.blocks]
+            assert state.header.min_std(index, scale) == private.prepared.schedule.class_std(rule.name, stds)
             asked = rule.noise_multiplier * rule.clip_norm * scale / M
-            assert rule.public or private.schedule.class_std(rule.name, stds) >= asked * (1 - 1e-15)
+            assert rule.public or private.prepared.schedule.class_std(rule.name, stds) >= asked * (1 - 1e-15)
     private.export(tmp_path / "export")
     trainer.close()
     key = world.ledger.with_suffix(".pub").read_text().strip()

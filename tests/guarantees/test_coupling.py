@@ -52,7 +52,7 @@ def first_step(world: World, model: nn.Module, losses=one_per_example, collate_f
             for rows in next(iter(steps)):
                 private.backward(losses(model, rows), rows)
         except Exception:
-            assert not private.recorder.begun, "a refusal at start charges nothing, and leaves no ledger"
+            assert not private.opened.recorder.begun, "a refusal at start charges nothing, and leaves no ledger"
             assert all(p.grad is None for p in model.parameters())
             raise
         optimizer.step()
@@ -219,7 +219,7 @@ def test_depth_follows_what_runs_and_not_what_is_registered(world: World) -> Non
     model = HeadFirst()
     with PrivateTraining.open(world.policy, world.corpus, ledger=world.ledger, progress=False) as private:
         private.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), collate, layers="layers")
-        lowest = [block for block in private.schedule.blocks if block.positions == (EMBEDDINGS,)]
+        lowest = [block for block in private.prepared.schedule.blocks if block.positions == (EMBEDDINGS,)]
         below = {tensor.name for block in lowest for tensor in block.tensors}
     assert below == {"embed.weight", "head.weight", "head.bias"}
     first_step(make_world(world.root / "other", per_class=3, steps=2, rate="1"), HeadFirst())
@@ -294,7 +294,7 @@ def test_a_module_that_the_probes_never_saw_run_is_refused_when_it_runs(world: W
         _, _, steps = private.prepare(model, optimizer, collate, layers="layers")
         with pytest.raises(UnsupportedModule, match=r"UNVERIFIED_MODULE.*extra\.inner"):
             for rows in next(iter(steps)):
-                extra.on = not private.probe.active
+                extra.on = not private.prepared.probe.active
                 private.backward(one_per_example(model, rows), rows)
 
 
@@ -318,7 +318,7 @@ def test_parameters_given_back_to_autograd_are_refused_before_a_gradient_forms(w
         _, _, steps = private.prepare(model, optimizer, collate, layers="layers")
         with pytest.raises(NotPrivateUse, match="REQUIRES_GRAD"):
             for rows in next(iter(steps)):
-                if not private.probe.active:
+                if not private.prepared.probe.active:
                     model.requires_grad_(True)
                 private.backward(one_per_example(model, rows), rows)
         assert all(p.grad is None for p in model.parameters())

@@ -41,7 +41,7 @@ def refused(tmp_path, extra, code: str, losses=per_example, **options) -> None:
         with pytest.raises(DptrainError, match=code) as error:
             run.gradients(next(iter(run.steps)), losses)
         assert isinstance(error.value, (CoupledModel, UnsupportedModule))
-        assert not run.private.recorder.begun
+        assert not run.private.opened.recorder.begun
         assert all(p.grad is None for p in model.parameters())
 
 
@@ -395,7 +395,7 @@ def test_a_loss_that_raises_for_a_row_alone_is_refused_and_counts_nobody_as_zero
     with Run(small_world(tmp_path, per_class=5), net(nn.Identity)) as run:
         with pytest.raises(CoupledModel, match=r"REPLACEMENT.*one example alone"):
             run.gradients(next(iter(run.steps)), run.private.loss(raises_alone))
-        assert not run.private.recorder.begun
+        assert not run.private.opened.recorder.begun
 
 
 def test_a_loss_that_raises_on_made_up_rows_asks_for_others_where_every_row_is_alone(tmp_path) -> None:
@@ -479,7 +479,7 @@ def test_a_layer_that_low_numbers_let_run_is_probed_and_trains(tmp_path) -> None
     with Run(small_world(tmp_path, per_class=5), model) as run:
         for _ in run.releases():
             pass
-        assert not run.private.probe.unprobed
+        assert not run.private.prepared.probe.unprobed
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.5])
@@ -489,7 +489,7 @@ def test_losses_made_from_those_of_private_loss_are_refused_at_the_start(tmp_pat
         safe = run.private.loss(per_example)
         with pytest.raises(LossShape, match="LOSS_CHANGED"):
             run.gradients(next(iter(run.steps)), lambda model, rows: scale * safe(model, rows))
-        assert not run.private.recorder.begun
+        assert not run.private.opened.recorder.begun
 
 
 # --- labels that a loss leaves out -----------------------------------------------------------------------------------
@@ -556,10 +556,10 @@ def whole(examples: list[dict]) -> dict[str, torch.Tensor]:
 def test_a_loss_that_knows_no_label_to_leave_out_is_probed_without(tmp_path, microbatch: int) -> None:
     torch.manual_seed(0)
     with Run(small_world(tmp_path), Tagger().double(), collate_fn=whole, microbatch=microbatch) as run:
-        assert run.private.probe_rows.ignores
+        assert run.private.prepared.probe_rows.ignores
         with pytest.warns(Unprobed, match="labels of -100"):
             run.gradients(next(iter(run.steps)), knows_no_such_label)
-        assert not run.private.probe_rows.ignores
+        assert not run.private.prepared.probe_rows.ignores
 
 
 def test_a_loss_that_raises_at_a_label_to_leave_out_is_probed_without(tmp_path) -> None:
@@ -577,7 +577,7 @@ def test_a_loss_that_raises_at_a_label_to_leave_out_is_probed_without(tmp_path) 
         with pytest.warns(Unprobed, match="labels of -100"):
             for rows in next(iter(run.steps)):
                 run.private.backward(loss(run.model, rows), rows)
-        assert not run.private.probe_rows.ignores
+        assert not run.private.prepared.probe_rows.ignores
 
 
 @pytest.mark.parametrize("length", [3, 4, 5, 7, 16, 128])
@@ -648,7 +648,7 @@ def padded(examples: list[dict]) -> dict[str, torch.Tensor]:
 def test_a_question_about_padding_is_answered_truly_where_everybody_is_alone(tmp_path, options, given: bool) -> None:
     def losses(model: nn.Module, rows: Any) -> torch.Tensor:
         found = nn.functional.cross_entropy(model(rows["ids"], rows["attention_mask"]), rows["labels"], reduction="none")
-        if not run.private.probe.active:
+        if not run.private.prepared.probe.active:
             taken.append(model.taken)
         return found
 

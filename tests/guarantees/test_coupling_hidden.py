@@ -31,7 +31,7 @@ def code_of_start(world: World, model: nn.Module, **options: Any) -> str:
         try:
             run.gradients(next(iter(run.steps)))
         except DptrainError as error:
-            assert not run.private.recorder.begun and all(p.grad is None for p in model.parameters())
+            assert not run.private.opened.recorder.begun and all(p.grad is None for p in model.parameters())
             return error.code
     return ""
 
@@ -98,14 +98,14 @@ def test_gates_without_anything_behind_them_pass_and_are_shut_again_to_the_bit(w
     met = []
 
     def noting(model: nn.Module, rows: Any) -> torch.Tensor:
-        if run.private.probe.active:
+        if run.private.prepared.probe.active:
             met.append(bool(model.extra.first.weight.any()))
         return per_example(model, rows)
 
     with Run(world, model) as run:
         for rows in next(iter(run.steps)):
             losses = noting(model, rows)
-            if not run.private.probe.active:
+            if not run.private.prepared.probe.active:
                 now = {name: value.view(torch.int64) for name, value in model.state_dict().items()}
                 assert now.keys() == before.keys() and all(torch.equal(now[name], before[name]) for name in before)
             run.private.backward(losses, rows)
@@ -137,7 +137,7 @@ class Attention(nn.Module):
 def test_a_gradient_that_is_rounding_noise_alone_is_no_mismatch(world, dtype) -> None:
     with Run(world, net(Attention).to(dtype)) as run:
         run.gradients(next(iter(run.steps)))
-        assert run.private.probe.unprobed == ("extra.key.bias",)
+        assert run.private.prepared.probe.unprobed == ("extra.key.bias",)
 
 
 # --- decisions over the batch -------------------------------------------------------------------------------------------
@@ -330,7 +330,7 @@ def test_the_probes_run_again_now_and_then_on_rows_that_are_nobodys_and_see_what
             model.extra.on = step.number >= since
             try:
                 for rows in step:
-                    if run.private.probe.active:
+                    if run.private.prepared.probe.active:
                         probed.append(step.number)
                         ids.append(rows["ids"])
                     run.private.backward(per_example(model, rows), rows)

@@ -69,13 +69,13 @@ class Measured:
         torch.manual_seed(0)
         with Run(world, Deep(), collate_fn=collate) as run:
             private = run.private
-            self.rules, self.blocks = private.policy.classes, private.schedule.blocks
+            self.rules, self.blocks = private.policy.classes, private.prepared.schedule.blocks
             self.planned = allocation.energies(self.rules, self.blocks)
-            self.effective = {own.name: private.schedule.class_std(own.name) for own in self.rules}
+            self.effective = {own.name: private.prepared.schedule.class_std(own.name) for own in self.rules}
             self.released = [0.0] * len(self.blocks)
             for step in run.steps:
                 run.gradients(step, nothing)
-                for g, tensor in private.router.tensors:
+                for g, tensor in private.prepared.router.tensors:
                     value = tensor.parameter.grad.double() * NORMALIZER
                     self.released[g] += float(value.square().sum()) / steps
                 run.optimizer.step()

@@ -67,12 +67,12 @@ def test_a_run_trains_its_record_verifies_and_its_epsilon_is_that_of_the_family(
     trainer = Trainer(world)
     before = {k: v.clone() for k, v in trainer.model.state_dict().items()}
     trainer.run()
-    ledger = trainer.private.recorder.ledger
+    ledger = trainer.private.opened.recorder.ledger
     assert any(not torch.equal(v, before[k]) for k, v in trainer.model.state_dict().items())
     header = ledger.header
     assert header.accountant.name == BESIDE[family] and f"family={family}" in header.accountant.parameters
     assert f"s*2^-{BITS[family]}" in header.exactness_note and "drawn exactly" in header.exactness_note
-    for slot in trainer.private.pool.slots:
+    for slot in trainer.private.prepared.pool.slots:
         z = slot.resolution.multiplier
         steps = [families._Steps(z, 0.7, 4)]
         assert ledger.epsilon(slot.descriptor_hash) == families.epsilon_of_phases(family, steps, 1e-5, BESIDE[family])
@@ -90,22 +90,22 @@ def test_every_release_is_noise_and_integers_of_the_definition_to_the_last_integ
     world = make_world(tmp_path, per_class=2, steps=3, rate="0.3", record=several, policy_extra=extra)
     trainer = Scaled(world, insecure_test_key=KEY, dtype=torch.float64, microbatch=2)
     private = trainer.private
-    named = [(private.schedule.blocks[g].std, g, t) for g, t in private.router.tensors]
-    bits = private.router.sums.bits
+    named = [(private.prepared.schedule.blocks[g].std, g, t) for g, t in private.prepared.router.tensors]
+    bits = private.prepared.router.sums.bits
     law, most = Naive(family, bits), 40 if family == "skellam" else 200  # quotients of Bessel functions take their time
     naive = naive_certified.integers_of_l1 if family == "laplace" else naive_certified.integers_of
     run = hashlib.sha256(KEY).digest()[:16]
     sampling, noise_key = (streams.stream_key(purpose, run, 0, KEY) for purpose in ("sampling", "noise"))
-    rates = [private.policy.class_rule(s.resolution.class_name).sampling_rate for s in private.pool.slots]
+    rates = [private.policy.class_rule(s.resolution.class_name).sampling_rate for s in private.prepared.pool.slots]
     compared = empty = 0
     for step in trainer.steps:
         expected = [torch.zeros(t.shape, dtype=torch.int64) for _, _, t in named]
         drawn = streams.draw(sampling, step.number, rates)
         for slot in drawn:
-            resolution = private.pool.slots[slot].resolution
+            resolution = private.prepared.pool.slots[slot].resolution
             for _, _, t in named:
                 t.parameter.requires_grad_(True)
-            loss = (trainer.family.losses(trainer.model, collate_tokens(private.pool.examples(slot))) * 50.0).mean()
+            loss = (trainer.family.losses(trainer.model, collate_tokens(private.prepared.pool.examples(slot))) * 50.0).mean()
             grads = torch.autograd.grad(loss, [t.parameter for _, _, t in named], allow_unused=True)
             for _, _, t in named:
                 t.parameter.requires_grad_(False)
@@ -368,8 +368,8 @@ def test_occurrences_in_public_count_in_full_and_caps_limit_them(tmp_path) -> No
     world = make_world(tmp_path / "public", per_class=3, steps=6, rate="0.5", policy_extra=extra)
     trainer = Trainer(world)
     trainer.run()
-    ledger = trainer.private.recorder.ledger
-    for slot in trainer.private.pool.slots:
+    ledger = trainer.private.opened.recorder.ledger
+    for slot in trainer.private.prepared.pool.slots:
         drawn = ledger.state.contributions[slot.descriptor_hash].occurrences
         steps = [families._Steps(slot.resolution.multiplier, 1.0, drawn)]
         own = families.epsilon_of_phases("discrete_gaussian", steps, 1e-5, "rdp")
@@ -387,8 +387,8 @@ def test_a_cap_limits_what_a_contribution_spends(family: str, tmp_path) -> None:
     )  # fmt: skip
     trainer = Trainer(world)
     trainer.run()
-    ledger = trainer.private.recorder.ledger
-    for slot in trainer.private.pool.slots:
+    ledger = trainer.private.opened.recorder.ledger
+    for slot in trainer.private.prepared.pool.slots:
         z = slot.resolution.multiplier
         full, two = ([families._Steps(z, q, n)] for q, n in ((0.9, 6), (1.0, 2)))
         spent = ledger.epsilon(slot.descriptor_hash)
@@ -404,8 +404,8 @@ def test_noise_that_varies_over_the_run_goes_with_every_family(tmp_path) -> None
         world = make_world(tmp_path / family, per_class=2, steps=4, rate="0.6", policy_extra=policy_text(family) + phases)
         trainer = Trainer(world)
         trainer.run()
-        ledger = trainer.private.recorder.ledger
-        for slot in trainer.private.pool.slots:
+        ledger = trainer.private.opened.recorder.ledger
+        for slot in trainer.private.prepared.pool.slots:
             z = slot.resolution.multiplier
             own = [families._Steps(2 * z, 0.6, 2), families._Steps(z, 0.6, 2)]
             found = ledger.epsilon(slot.descriptor_hash)

@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
-from dptrain import PrivateTraining  # noqa: E402
+from dptrain import Clock, PrivateTraining  # noqa: E402
 from dptrain.data.microbatch import Microbatch, json_examples  # noqa: E402
 from dptrain.errors import ConfigError, UnsupportedModule  # noqa: E402
 from dptrain.routing.synthetic_rows import ProbeRows  # noqa: E402
@@ -107,22 +107,24 @@ class Prepared:
         model = Net("truth")
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         self.private = PrivateTraining.open(
-            world.policy, world.corpus, ledger=root / f"{len(list(root.iterdir()))}.db", decode=self.run.decode, progress=False,
-            clock=lambda: NOW,
+            world.policy, world.corpus, ledger=root / f"{len(list(root.iterdir()))}.db", progress=False,
+            clock=Clock(lambda: NOW),
         )  # fmt: skip
         self.model = model
-        _, self.optimizer, self.steps = self.private.prepare(model, optimizer, collate, layers="layers", probe=probe)
+        _, self.optimizer, self.steps = self.private.prepare(
+            model, optimizer, collate, decode=self.run.decode, layers="layers", probe=probe
+        )
 
     def rows(self) -> dict[str, torch.Tensor]:
         names = [b"%04d" % place for place in range(16)]
-        return dict(self.private.probe_rows.microbatch(range(16), names)) | {
-            f"filled {key}": value for key, value in self.private.probe_rows.filled(16, 1).items()
+        return dict(self.private.prepared.probe_rows.microbatch(range(16), names)) | {
+            f"filled {key}": value for key, value in self.private.prepared.probe_rows.filled(16, 1).items()
         }
 
     def read_by_the_probes(self) -> list[int]:
         """Runs the probes alone; whom they read."""
         self.run.reads.clear()
-        for rows in self.private.probe.run():
+        for rows in self.private.prepared.probe.run():
             self.private.backward(scenes.loss_of(self.model, rows), rows)
         return list(self.run.reads)
 
@@ -139,7 +141,7 @@ def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 @pytest.mark.parametrize("kind", [other_words, KINDS["NaN"], KINDS["word out of range"], KINDS["1e38"]])
 def test_rows_that_are_made_up_are_a_function_of_shapes_and_types(root, world, kind) -> None:
     own, other = Prepared(root, world, everybody(null)), Prepared(root, world, everybody(kind))
-    assert own.private.probe_rows.made_up and equal(own.rows(), other.rows())
+    assert own.private.prepared.probe_rows.made_up and equal(own.rows(), other.rows())
     assert not own.read_by_the_probes() and not other.read_by_the_probes()
     own.private.close()
     other.private.close()
@@ -177,7 +179,7 @@ def test_rows_of_a_public_class_are_public_contributions_alone(root) -> None:
     )  # fmt: skip
     private = set(range(12)) | set(range(100, 104))
     own, other = (Prepared(root, world, lambda step, kind=kind: dict.fromkeys(private, kind)) for kind in (null, KINDS["NaN"]))
-    assert not own.private.probe_rows.made_up and equal(own.rows(), other.rows())
+    assert not own.private.prepared.probe_rows.made_up and equal(own.rows(), other.rows())
     public = collate([example(2000 + place) for place in range(6)])["x"].tolist()
     assert all(row in public for row in own.rows()["x"].tolist())
     assert not own.read_by_the_probes()

@@ -283,7 +283,7 @@ def test_a_run_that_ended_so_has_charged_and_settled_what_it_released(stage: Sta
 def closed(run: Run) -> None:
     """What a user may do after the end: close the ledger, epoch included."""
     with pytest.raises(NotPrivateUse, match="FORWARD_WROTE"):
-        run.private.finish()
+        run.private.prepared.finish()
 
 
 def digests(stage: Stage, value: float) -> tuple[list[torch.Tensor], list[bytes]]:

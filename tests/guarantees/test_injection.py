@@ -28,13 +28,13 @@ def policy(microbatches: int) -> str:
 def worst_score(trainer: Trainer) -> float:
     """Largest |chi-square score| over blocks of the released noise, every gradient having been made zero."""
     private = trainer.private
-    whitened: list[list[torch.Tensor]] = [[] for _ in private.schedule.blocks]
+    whitened: list[list[torch.Tensor]] = [[] for _ in private.prepared.schedule.blocks]
     for step in trainer.steps:
         for rows in step:
             losses = trainer.losses(rows)
-            private.backward(losses if private.probe.active else 0.0 * losses, rows)
-        for g, tensor in private.router.tensors:
-            value = tensor.parameter.grad.double() * private.policy.normalizer / private.schedule.blocks[g].std
+            private.backward(losses if private.prepared.probe.active else 0.0 * losses, rows)
+        for g, tensor in private.prepared.router.tensors:
+            value = tensor.parameter.grad.double() * private.policy.normalizer / private.prepared.schedule.blocks[g].std
             whitened[g].append(value.flatten())
         trainer.optimizer.step()
     trainer.close()
@@ -106,7 +106,7 @@ def test_more_injections_than_addresses_are_refused_before_a_step(tmp_path) -> N
     trainer = Trainer(make_world(tmp_path, steps=1, per_class=1))
     private = trainer.private
     with pytest.raises(UnsupportedPolicy, match="addresses"):
-        PrivateGradients(trainer.model, trainer.optimizer, private.router, 4, 1 << 31)
+        PrivateGradients(trainer.model, trainer.optimizer, private.prepared.router, 4, 1 << 31)
     trainer.close()
 
 
@@ -146,7 +146,7 @@ def test_microbatches_lie_within_groups(tmp_path) -> None:
     step = next(iter(trainer.steps))
     sizes = []
     for rows in step:
-        if not trainer.private.probe.active:
+        if not trainer.private.prepared.probe.active:
             sizes.append(rows.contributions)
         trainer.private.backward(trainer.losses(rows), rows)
     assert sizes == [2, 2, 2, 3]
@@ -161,7 +161,7 @@ def test_the_accounting_is_that_of_scheduled_noise(tmp_path) -> None:
         world = make_world(tmp_path / name, steps=4, policy_extra=extra)
         trainer = Trainer(world)
         trainer.run()
-        spent.append([row["epsilon"] for row in trainer.private.summary()])
+        spent.append([row["epsilon"] for row in trainer.private.prepared.summary()])
         trainer.private.export(tmp_path / name / "export")
         trainer.close()
         key = world.ledger.with_suffix(".pub").read_text().strip()

@@ -208,10 +208,10 @@ def test_the_accounting_is_that_of_scheduled_noise_and_an_auditor_agrees(tmp_pat
         world = make_world(tmp_path / name, steps=4, policy_extra=extra)
         trainer = Trainer(world)
         trainer.run()
-        spent.append([row["epsilon"] for row in trainer.private.summary()])
+        spent.append([row["epsilon"] for row in trainer.private.prepared.summary()])
         trainer.private.export(tmp_path / name / "export")
-        ledger = trainer.private.recorder.ledger
-        for slot in trainer.private.pool.slots:
+        ledger = trainer.private.opened.recorder.ledger
+        for slot in trainer.private.prepared.pool.slots:
             steps = [families._Steps(slot.resolution.multiplier, 0.5, 4)]
             own = families.epsilon_of_phases("skellam", steps, 1e-5, "rdp")
             assert math.isclose(ledger.epsilon(slot.descriptor_hash), own, rel_tol=1e-12)

@@ -25,7 +25,7 @@ def state_of(trainer: Trainer) -> tuple[dict, dict]:
 def step_once(trainer: Trainer, steps) -> list[dict[str, torch.Tensor]]:
     step = next(steps)
     trainer.one(step)
-    slots = {t.name: t.parameter for _, t in trainer.private.router.tensors}
+    slots = {t.name: t.parameter for _, t in trainer.private.prepared.router.tensors}
     return [
         {f"{name}/param": p.detach().clone()}
         | {f"{name}/{k}": v.clone() for k, v in trainer.optimizer.state[p].items() if isinstance(v, torch.Tensor)}
@@ -41,9 +41,9 @@ def test_restricted_payload_leaves_other_blocks_and_their_optimizer_state_bit_id
     a = Trainer(world_a, family, insecure_test_key=KEY)
     b = Trainer(world_b, family, insecure_test_key=KEY)
     assert json.dumps(token_record(0)) != json.dumps(other_payload(0))
-    resolution = a.private.pool.slots[_slot_of(a, "sensitive")].resolution
-    band = {a.private.schedule.blocks[i].name for i in resolution.profile}
-    names = [(a.private.schedule.blocks[g].name, t.name) for g, t in a.private.router.tensors]
+    resolution = a.private.prepared.pool.slots[_slot_of(a, "sensitive")].resolution
+    band = {a.private.prepared.schedule.blocks[i].name for i in resolution.profile}
+    names = [(a.private.prepared.schedule.blocks[g].name, t.name) for g, t in a.private.prepared.router.tensors]
     assert any(block not in band for block, _ in names) and any(block in band for block, _ in names)
     steps_a, steps_b = iter(a.steps), iter(b.steps)
     changed_inside = 0
@@ -65,7 +65,7 @@ def test_restricted_payload_leaves_other_blocks_and_their_optimizer_state_bit_id
 
 
 def _slot_of(trainer: Trainer, class_name: str) -> int:
-    return next(i for i, s in enumerate(trainer.private.pool.slots) if s.resolution.class_name == class_name)
+    return next(i for i, s in enumerate(trainer.private.prepared.pool.slots) if s.resolution.class_name == class_name)
 
 
 def test_a_leaky_mask_would_be_caught(tmp_path) -> None:
@@ -75,10 +75,10 @@ def test_a_leaky_mask_would_be_caught(tmp_path) -> None:
     outcomes = []
     for world in (world_a, world_b):
         trainer = Trainer(world, insecure_test_key=KEY)
-        everything = tuple(range(len(trainer.private.schedule.blocks)))
-        trainer.private.pool.slots = tuple(
+        everything = tuple(range(len(trainer.private.prepared.schedule.blocks)))
+        trainer.private.prepared.pool.slots = tuple(
             type(s)(s.admitted, type(s.resolution)(**{**vars(s.resolution), "profile": everything}))
-            for s in trainer.private.pool.slots
+            for s in trainer.private.prepared.pool.slots
         )
         outcomes.append(step_once(trainer, iter(trainer.steps)))
         trainer.close()

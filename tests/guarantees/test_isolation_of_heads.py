@@ -143,7 +143,7 @@ def test_what_no_class_may_touch_does_not_move_under_weight_decay(tmp_path) -> N
     """Head 3 is nobody's, so is the key-value head that it reads: not a bit moves, though their tensors are trained."""
     world = make_world(tmp_path, steps=3, rate="1", per_class=2, classes=APART)
     trainer = Trainer(world, "biased_llama", optimizer=lambda ps: torch.optim.AdamW(ps, lr=1e-2, weight_decay=0.5))
-    frozen = covered(trainer.model, trainer.private.schedule)["frozen"]
+    frozen = covered(trainer.model, trainer.private.prepared.schedule)["frozen"]
     before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
     for step in trainer.steps:
         trainer.one(step)
@@ -157,7 +157,7 @@ def test_what_no_class_may_touch_does_not_move_under_weight_decay(tmp_path) -> N
             split += 1
             assert not torch.equal(p[~frozen[name]], before[name][~frozen[name]])
     assert split > 6
-    blocks = trainer.private.recorder.ledger.header.blocks
+    blocks = trainer.private.opened.recorder.ledger.header.blocks
     assert sum(block.coordinates for block in blocks) == sum(p.numel() for p in trainer.model.parameters())
     trainer.close()
 
@@ -288,7 +288,7 @@ def test_a_masked_run_resumes_and_its_export_verifies(tmp_path) -> None:
 
 def test_blocks_say_which_heads_and_add_up(tmp_path) -> None:
     trainer = Trainer(make_world(tmp_path, steps=2, rate="1", per_class=2, classes=SOME), "biased_llama").begin()
-    blocks = trainer.private.recorder.ledger.header.blocks
+    blocks = trainer.private.opened.recorder.ledger.header.blocks
     assert [block.name for block in blocks if block.name.startswith("layer.1")] == [
         "layer.1", "layer.1 attention", "layer.1 heads 0-2", "layer.1 heads 3",
     ]  # fmt: skip

@@ -84,7 +84,7 @@ def step_once(trainer: Trainer, steps) -> list[dict[str, torch.Tensor]]:
     return [
         {"param": tensor.parameter.detach().clone()}
         | {k: v.clone() for k, v in trainer.optimizer.state[tensor.parameter].items() if isinstance(v, torch.Tensor)}
-        for _, tensor in trainer.private.router.tensors
+        for _, tensor in trainer.private.prepared.router.tensors
     ]
 
 
@@ -102,8 +102,8 @@ def test_a_payload_changes_no_bit_outside_what_its_class_is_bound_to(tmp_path, f
     world_b = make_world(tmp_path / "b", steps=4, rate="1", per_class=2, classes=text, record=other_payload, now=world_a.now)
     assert token_record(index) != other_payload(index)
     a, b = (Trainer(world, family, insecure_test_key=KEY) for world in (world_a, world_b))
-    schedule = a.private.schedule
-    permitted = [changed in schedule.blocks[g].classes for g, _ in a.private.router.tensors]
+    schedule = a.private.prepared.schedule
+    permitted = [changed in schedule.blocks[g].classes for g, _ in a.private.prepared.router.tensors]
     base = {name: value.clone() for name, value in a.model.named_parameters()}
     steps_a, steps_b = iter(a.steps), iter(b.steps)
     inside = 0
@@ -112,13 +112,13 @@ def test_a_payload_changes_no_bit_outside_what_its_class_is_bound_to(tmp_path, f
         b.model.load_state_dict(model_state)
         b.optimizer.load_state_dict(optimizer_state)
         after_a, after_b = step_once(a, steps_a), step_once(b, steps_b)
-        for (_, tensor), mine, x, y in zip(a.private.router.tensors, permitted, after_a, after_b, strict=True):
+        for (_, tensor), mine, x, y in zip(a.private.prepared.router.tensors, permitted, after_a, after_b, strict=True):
             assert x.keys() == y.keys() and len(x) >= 3
             same = all(torch.equal(x[k], y[k]) for k in x)
             assert same or mine, f"{tensor.name} lies outside the profile and changed"
             inside += mine and not same
     assert inside > 4, "positive control: inside the profile the payload must show"
-    scheduled = {alias for _, tensor in a.private.router.tensors for alias in tensor.aliases}
+    scheduled = {alias for _, tensor in a.private.prepared.router.tensors for alias in tensor.aliases}
     for name, value in a.model.named_parameters():
         assert name in scheduled or torch.equal(value, base[name]), f"{name} belongs to no class and changed"
         assert name in scheduled or value not in a.optimizer.state
@@ -131,12 +131,12 @@ def test_the_ledger_names_the_adapter_and_accounts_it_as_a_band(tmp_path) -> Non
     plain = Trainer(make_world(tmp_path / "b", steps=2, rate="1", per_class=2, classes=BANDS), "two_adapters")
     for trainer in (bound, plain):
         trainer.run()
-    header = bound.private.recorder.ledger.header
+    header = bound.private.opened.recorder.ledger.header
     assert [block.name for block in header.blocks if block.classes] == [
         f"layer.{k} adapter {name}" for k in range(3) for name in ("clinic-a", "lab-b")
     ]
     assert [(block.classes, block.std) for block in header.blocks[:2]] == [(("clinic",), 0.75), (("lab",), 1.0)]
-    lone, shared = bound.private.summary(), plain.private.summary()
+    lone, shared = bound.private.prepared.summary(), plain.private.prepared.summary()
     assert lone[1]["epsilon"] == shared[1]["epsilon"], "the most demanding class has the same noise either way"
     assert [row["effective_multiplier"] for row in lone] == [1.5, 1.0], "alone in its blocks a class has what it asked for"
     assert shared[0]["effective_multiplier"] == 2.0, "in shared blocks it has the noise of the other class"
@@ -152,11 +152,11 @@ def test_a_run_with_adapters_resumes_and_another_binding_is_refused(tmp_path, mo
     first.one(next(steps))
     first.private.save()
     kept = {name: value.clone() for name, value in first.model.state_dict().items()}
-    print_of = first.private.recorder.ledger.header.model_fingerprint
+    print_of = first.private.opened.recorder.ledger.header.model_fingerprint
     first.close()
     monkeypatch.setitem(families.FAMILIES, "swapped", lambda: two_adapters(swapped=True))
     again = Trainer(world, "swapped", resume=True, seed=5)  # adapters added in another order are the same adapters
-    assert again.private.recorder.ledger.header.model_fingerprint == print_of
+    assert again.private.opened.recorder.ledger.header.model_fingerprint == print_of
     assert all(torch.equal(value, kept[name]) for name, value in again.model.state_dict().items())
     again.run()
     again.close()
@@ -177,8 +177,8 @@ def test_a_header_commits_to_the_frozen_base_and_no_run_goes_on_over_another(tmp
     """The run was ended before its first checkpoint, so the weights are those that the user brings."""
     world = make_world(tmp_path, steps=4, rate="1", per_class=2, classes=ADAPTERS)
     first = Trainer(world, "two_adapters").begin()
-    header = first.private.recorder.ledger.header
-    assert header.frozen_digest == frozen_digest(first.private.weights.records(), header.stack.names)
+    header = first.private.opened.recorder.ledger.header
+    assert header.frozen_digest == frozen_digest(first.private.prepared.weights.records(), header.stack.names)
     assert header.frozen_digest is not None and any(block.name == "layer.0 (untrained)" for block in header.blocks)
     first.close()
 
@@ -219,7 +219,7 @@ def test_rows_sent_through_adapters_of_their_own_are_refused_before_anything_is_
     trainer = Trainer(make_world(tmp_path, steps=2, rate="1", per_class=2, classes=ADAPTERS), "mixed")
     with pytest.raises((UnsupportedModule, RuntimeError), match=r"BATCH_DIMENSION|doesn't match the broadcast shape"):
         trainer.run()
-    assert not trainer.private.recorder.begun
+    assert not trainer.private.opened.recorder.begun
     trainer.close()
 
 
@@ -239,7 +239,7 @@ def test_an_adapter_that_mixes_examples_is_refused_though_it_starts_at_zero(tmp_
     trainer = Trainer(make_world(tmp_path, steps=2, rate="1", per_class=4, classes=ADAPTERS), "coupled")
     with pytest.raises(CoupledModel):
         trainer.run()
-    assert not trainer.private.recorder.begun
+    assert not trainer.private.opened.recorder.begun
     trainer.close()
 
 
@@ -256,7 +256,7 @@ def test_a_prefix_trains_and_is_one_block_over_all_layers(tmp_path, monkeypatch)
     trainer.run()
     changed = {name for name, value in trainer.model.named_parameters() if not torch.equal(value, before[name])}
     assert changed == {"prompt_encoder.clinic-a.embedding.weight"}
-    header = trainer.private.recorder.ledger.header
+    header = trainer.private.opened.recorder.ledger.header
     assert [block.name for block in header.blocks if block.classes] == ["layer.0-2 adapter clinic-a"]
     trainer.close()
 
@@ -266,7 +266,7 @@ def test_switching_the_active_adapter_in_the_loop_is_refused(tmp_path) -> None:
     step = next(iter(trainer.steps))
     with pytest.raises(NotPrivateUse, match="REQUIRES_GRAD"):
         for rows in step:
-            if not trainer.private.probe.active:
+            if not trainer.private.prepared.probe.active:
                 trainer.model.base_model.set_adapter(["lab-b"])
             trainer.private.backward(trainer.losses(rows), rows)
     trainer.close()

@@ -41,14 +41,14 @@ depth = {{ from = 0.0, to = 1.0 }}
 def scores(trainer: Trainer) -> dict[float, float]:
     """Per scale the largest |chi-square score| over blocks of what is released, every gradient having been made zero."""
     private = trainer.private
-    found: dict[float, list[list[torch.Tensor]]] = {scale: [[] for _ in private.schedule.blocks] for scale in SCALES}
+    found: dict[float, list[list[torch.Tensor]]] = {scale: [[] for _ in private.prepared.schedule.blocks] for scale in SCALES}
     for step in trainer.steps:
         for rows in step:
             losses = trainer.losses(rows)
-            private.backward(losses if private.probe.active else 0.0 * losses, rows)
+            private.backward(losses if private.prepared.probe.active else 0.0 * losses, rows)
         scale = SCALES[step.number - 1]
-        for g, tensor in private.router.tensors:
-            std = scale * private.schedule.blocks[g].std
+        for g, tensor in private.prepared.router.tensors:
+            std = scale * private.prepared.schedule.blocks[g].std
             found[scale][g].append((tensor.parameter.grad.double() * private.policy.normalizer / std).flatten())
         trainer.optimizer.step()
     trainer.close()
@@ -82,8 +82,8 @@ def test_a_step_with_other_noise_than_was_charged_does_not_run(tmp_path, monkeyp
     with pytest.raises(NotPrivateUse) as refused:
         trainer.run()
     assert refused.value.code == "NOISE_OF_STEP" and "step 4" in refused.value.sentence
-    assert all(tensor.parameter.grad is None for _, tensor in trainer.private.router.tensors)
-    assert not any(total is not None for total in trainer.private.router.sums._sums)
+    assert all(tensor.parameter.grad is None for _, tensor in trainer.private.prepared.router.tensors)
+    assert not any(total is not None for total in trainer.private.prepared.router.sums._sums)
     trainer.close()
 
 
@@ -91,7 +91,7 @@ def clipped(world: World) -> tuple[list[list[torch.Tensor]], int]:
     """The sums of every step of a run in which one contribution takes part, always, with a huge gradient; and the lattice."""
     trainer = Trainer(world, microbatch=1)
     kept: list[list[torch.Tensor]] = []
-    sums = trainer.private.router.sums
+    sums = trainer.private.prepared.router.sums
     take = sums.take
 
     def keeping():
@@ -102,7 +102,7 @@ def clipped(world: World) -> tuple[list[list[torch.Tensor]], int]:
     sums.take = keeping
     for step in trainer.steps:
         for rows in step:
-            scale = 1.0 if trainer.private.probe.active else 1e6
+            scale = 1.0 if trainer.private.prepared.probe.active else 1e6
             trainer.private.backward(scale * trainer.losses(rows), rows)
         trainer.optimizer.step()
     trainer.close()
@@ -164,7 +164,7 @@ def hand(trainer: Trainer, name: str, steps: dict[float, int], **options: bool) 
     """Epsilon of a contribution of class presets from (scale: charged steps), composed outside ledger and engine."""
     policy = trainer.private.policy
     rule = policy.class_rule(name)
-    touched = [block.std for block in trainer.private.schedule.blocks if name in block.classes]
+    touched = [block.std for block in trainer.private.prepared.schedule.blocks if name in block.classes]
     phases = [
         accountants.Phase(max(rule.noise_multiplier, scale * min(touched) / rule.clip_norm), float(rule.sampling_rate), count)
         for scale, count in steps.items()
@@ -185,11 +185,11 @@ def audited(trainer: Trainer, world: World, directory):
 def test_a_run_is_charged_summed_up_and_audited_by_phase(tmp_path, mode) -> None:
     world = make_world(tmp_path, steps=8, per_class=2, policy_extra=mode)
     trainer = Trainer(world).begin()
-    planned = [row["epsilon_planned"] for row in trainer.private.summary()]
+    planned = [row["epsilon_planned"] for row in trainer.private.prepared.summary()]
     trainer.run()
-    windows = [(w.first_step, w.n_steps) for w in trainer.private.recorder.ledger.windows]
+    windows = [(w.first_step, w.n_steps) for w in trainer.private.opened.recorder.ledger.windows]
     assert windows == [(1, 2), (3, 1), (4, 1), (5, 1), (6, 2), (8, 1)]
-    rows = trainer.private.summary()
+    rows = trainer.private.prepared.summary()
     report = audited(trainer, world, tmp_path / "export")
     steps = {2.0: 3, 1.0: 2, 3.5: 3}
     for row, summed, plan in zip(rows, report.classes, planned, strict=True):
@@ -214,9 +214,9 @@ def test_steps_done_again_over_a_boundary_are_charged_in_their_own_phase(tmp_pat
             break
     first.close()
     second = Trainer(world, resume=True)
-    assert second.private.start_step == 2
+    assert second.private.prepared.start_step == 2
     second.run()
-    state = second.private.recorder.ledger.state
+    state = second.private.opened.recorder.ledger.state
     assert state.charged_phases == (4, 4, 3)
     report = audited(second, world, tmp_path / "export")
     for summed in report.classes:
@@ -234,19 +234,19 @@ def test_a_run_resumed_inside_a_phase_has_its_noise_at_once(tmp_path) -> None:
             break
     first.close()
     second = Trainer(world, resume=True)
-    assert second.private.start_step == 6
+    assert second.private.prepared.start_step == 6
     assert scores(second)[3.5] < ALARM
 
 
 def test_a_withdrawal_within_a_phase_stops_the_count_there(tmp_path) -> None:
     world = make_world(tmp_path, steps=8, per_class=2, policy_extra=SCHEDULED)
     trainer = Trainer(world)
-    gone = trainer.private.pool.slots[0]
+    gone = trainer.private.prepared.pool.slots[0]
     for step in trainer.steps:
         trainer.one(step)
         if step.number == 4:  # from the next window on, which is step 5, in the second phase
-            trainer.private.recorder.withdraw(gone.descriptor_hash, "contributor", bytes(32), now=int(time.time()))
-    spent = trainer.private.recorder.ledger.epsilon(gone.descriptor_hash)
+            trainer.private.opened.recorder.withdraw(gone.descriptor_hash, "contributor", bytes(32), now=int(time.time()))
+    spent = trainer.private.opened.recorder.ledger.epsilon(gone.descriptor_hash)
     assert spent == pytest.approx(hand(trainer, gone.resolution.class_name, {2.0: 3, 1.0: 1}), rel=1e-9)
     audited(trainer, world, tmp_path / "export")
     trainer.close()
@@ -256,14 +256,15 @@ def test_public_occurrences_are_counted_at_the_phase_of_their_step(tmp_path) -> 
     world = make_world(tmp_path, steps=8, rate="0.5", per_class=2, policy_extra=PUBLIC_DRAWS)
     trainer = Trainer(world).begin()
     drawn: list[list[int]] = []
-    draw = trainer.private.streams.sampler.draw
-    trainer.private.streams.sampler.draw = lambda step: (slots := draw(step), drawn.append([int(i) for i in slots]))[0]
+    sampler = trainer.private.prepared.attempt.streams.sampler
+    draw = sampler.draw
+    sampler.draw = lambda step: (slots := draw(step), drawn.append([int(i) for i in slots]))[0]
     trainer.run()
-    for number, slot in enumerate(trainer.private.pool.slots):
+    for number, slot in enumerate(trainer.private.prepared.pool.slots):
         z = slot.resolution.multiplier
         loss = sum(1.0 / (SCALES[step] * z) ** 2 for step, slots in enumerate(drawn) if number in slots)
         expected = accountants.gaussian.epsilon_of_mu(math.sqrt(loss), 1e-5)
-        assert trainer.private.recorder.ledger.epsilon(slot.descriptor_hash) == pytest.approx(expected, rel=1e-9)
+        assert trainer.private.opened.recorder.ledger.epsilon(slot.descriptor_hash) == pytest.approx(expected, rel=1e-9)
     audited(trainer, world, tmp_path / "export")
     trainer.close()
 
@@ -275,7 +276,7 @@ def test_a_public_class_has_no_noise_in_any_phase(tmp_path) -> None:
     world = make_world(tmp_path, steps=8, rate="0.5", per_class=2, policy_extra=SCHEDULED, classes=classes)
     trainer = Trainer(world)
     trainer.run()
-    for window in trainer.private.recorder.ledger.windows:
+    for window in trainer.private.opened.recorder.ledger.windows:
         assert [row.min_std for row in window.classes] == [SCALES[window.first_step - 1], 0.0]
     audited(trainer, world, tmp_path / "export")
     trainer.close()
@@ -297,10 +298,10 @@ def test_phases_go_with_budgets_and_with_every_family(tmp_path, mode) -> None:
     world = make_world(tmp_path, steps=8, per_class=2, policy_extra=mode)
     trainer = Trainer(world)
     trainer.run()
-    rows = trainer.private.summary()
+    rows = trainer.private.prepared.summary()
     report = audited(trainer, world, tmp_path / "export")
     assert [summed.epsilon for summed in report.classes] == pytest.approx([row["epsilon"] for row in rows])
-    first, second = (trainer.private.recorder.ledger.windows[n].classes for n in (0, 3))
+    first, second = (trainer.private.opened.recorder.ledger.windows[n].classes for n in (0, 3))
     for twice, once in zip(first, second, strict=True):
         assert twice.min_std == pytest.approx(2 * once.min_std)
     trainer.close()
@@ -323,5 +324,5 @@ def test_a_resumed_run_is_told_where_what_is_left_ends(tmp_path) -> None:
             second.one(step)
             done.append(step.number)
     assert done == [1]
-    assert second.private.recorder.ledger.state.charged_phases == (4, 2, 0)
+    assert second.private.opened.recorder.ledger.state.charged_phases == (4, 2, 0)
     second.close()

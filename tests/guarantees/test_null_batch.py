@@ -15,17 +15,17 @@ ALARM = 5.0
 
 def released(trainer: Trainer, steps: int) -> list[torch.Tensor]:
     """Whitened noise ``p.grad * B0 / s`` per block, steps concatenated; draws must be empty."""
-    blocks: list[list[torch.Tensor]] = [[] for _ in trainer.private.schedule.blocks]
+    blocks: list[list[torch.Tensor]] = [[] for _ in trainer.private.prepared.schedule.blocks]
     iterator = iter(trainer.steps)
     for _ in range(steps):
         step = next(iterator)
         microbatches = 0
         for rows in step:
-            microbatches += not trainer.private.probe.active
+            microbatches += not trainer.private.prepared.probe.active
             trainer.private.backward(trainer.losses(rows), rows)
         assert microbatches == 0
-        for g, tensor in trainer.private.router.tensors:
-            block = trainer.private.schedule.blocks[g]
+        for g, tensor in trainer.private.prepared.router.tensors:
+            block = trainer.private.prepared.schedule.blocks[g]
             blocks[g].append((tensor.parameter.grad.double() * trainer.private.policy.normalizer / block.std).flatten())
         trainer.optimizer.step()
     return [torch.cat(parts) for parts in blocks]
@@ -34,7 +34,7 @@ def released(trainer: Trainer, steps: int) -> list[torch.Tensor]:
 def test_noise_of_every_block_has_the_scheduled_variance(tmp_path) -> None:
     """Chi-square per block; blocks of this model have 2,000 coordinates and more over 8 steps."""
     trainer = Trainer(make_world(tmp_path, steps=8, rate="0.000000001"))
-    for block, values in zip(trainer.private.schedule.blocks, released(trainer, 8), strict=True):
+    for block, values in zip(trainer.private.prepared.schedule.blocks, released(trainer, 8), strict=True):
         d = values.numel()
         score = (float(values.square().sum()) - d) / math.sqrt(2 * d)
         assert abs(score) < ALARM, f"block {block.name}: variance {float(values.square().mean()):.4f} of the scheduled"
@@ -63,8 +63,8 @@ def test_a_resumed_run_draws_fresh_noise_and_pays_again(tmp_path) -> None:
     second = Trainer(world, resume=True)
     after = torch.cat(released(second, 2))
     assert abs(float((before * after).mean())) < ALARM / math.sqrt(len(before))
-    assert second.private.recorder.ledger.charged_steps == 4
-    assert second.private.start_step == 0
+    assert second.private.opened.recorder.ledger.charged_steps == 4
+    assert second.private.prepared.start_step == 0
     second.close()
 
 
@@ -74,6 +74,6 @@ def test_the_released_gradient_is_dense_in_every_scheduled_block_whoever_was_dra
     step = next(iter(trainer.steps))
     for rows in step:
         trainer.private.backward(trainer.losses(rows), rows)
-    for _, tensor in trainer.private.router.tensors:
+    for _, tensor in trainer.private.prepared.router.tensors:
         assert bool((tensor.parameter.grad != 0).all())
     trainer.close()

@@ -27,7 +27,7 @@ STRICTER = {
 
 
 def draws_of(trainer: Trainer) -> list[Draw]:
-    with trainer.private.recorder.ledger.rows() as rows:
+    with trainer.private.opened.recorder.ledger.rows() as rows:
         return [leaf for row in rows if isinstance(leaf := decode_leaf(row.body), Draw)]
 
 
@@ -36,12 +36,13 @@ def test_a_run_is_recorded_counted_and_audited(tmp_path, mode) -> None:
     world = make_world(tmp_path, steps=6, rate="0.5", per_class=3, policy_extra=mode, signed_bounds=STRICTER.__getitem__)
     trainer = Trainer(world).begin()
     drawn: list[tuple[int, ...]] = []
-    draw = trainer.private.streams.sampler.draw
-    trainer.private.streams.sampler.draw = lambda step: (slots := draw(step), drawn.append(tuple(map(int, slots))))[0]
+    sampler = trainer.private.prepared.attempt.streams.sampler
+    draw = sampler.draw
+    sampler.draw = lambda step: (slots := draw(step), drawn.append(tuple(map(int, slots))))[0]
     trainer.run()
     assert [leaf.drawn for leaf in draws_of(trainer)] == drawn and len(drawn) == 6
-    private, ledger = trainer.private, trainer.private.recorder.ledger
-    for number, slot in enumerate(private.pool.slots):
+    private, ledger = trainer.private, trainer.private.opened.recorder.ledger
+    for number, slot in enumerate(private.prepared.pool.slots):
         count = sum(number in step for step in drawn)
         bound = accountants.gaussian.epsilon_of_mu(math.sqrt(count) / slot.resolution.noise_multiplier, 1e-5)
         spent = ledger.epsilon(slot.descriptor_hash)
@@ -50,7 +51,7 @@ def test_a_run_is_recorded_counted_and_audited(tmp_path, mode) -> None:
             assert spent == pytest.approx(exact, rel=1e-9)
         assert (spent > 0) == (count > 0) and spent <= bound * (1 + 1e-9)
     export = private.export(tmp_path / "export")
-    rows = private.summary()
+    rows = private.prepared.summary()
     trainer.close()
     report = verify_export(
         export, [world.ledger.with_suffix(".pub").read_text().strip()], owner_key=public_bytes(world.owner_key)
@@ -69,18 +70,18 @@ def test_a_run_is_recorded_counted_and_audited(tmp_path, mode) -> None:
 def scores(trainer: Trainer, gradient: float = 0.0) -> tuple[list[float], int]:
     """Chi-square scores of the released noise against V of those recorded as drawn, per block; and how many blocks had none."""
     private = trainer.private
-    whitened: list[list[torch.Tensor]] = [[] for _ in private.schedule.blocks]
+    whitened: list[list[torch.Tensor]] = [[] for _ in private.prepared.schedule.blocks]
     bare = 0
     for step in trainer.steps:
         for rows in step:
             losses = trainer.losses(rows)
-            private.backward(losses if private.probe.active else gradient * losses, rows)
+            private.backward(losses if private.prepared.probe.active else gradient * losses, rows)
         own: dict[str, float] = {}
         for number in draws_of(trainer)[-1].drawn:
-            found = private.pool.slots[number].resolution
+            found = private.prepared.pool.slots[number].resolution
             own[found.class_name] = own.get(found.class_name, 0.0) + (found.clip_norm * found.noise_multiplier) ** 2
-        for g, tensor in private.router.tensors:
-            variance = sum(own.get(name, 0.0) for name in private.schedule.blocks[g].classes)
+        for g, tensor in private.prepared.router.tensors:
+            variance = sum(own.get(name, 0.0) for name in private.prepared.schedule.blocks[g].classes)
             value = tensor.parameter.grad.double() * private.policy.normalizer
             if variance == 0.0:
                 bare += 1
@@ -125,9 +126,9 @@ depth = {{ from = 0.0, to = 1.0 }}
     trainer.run()
     assert any(leaf.drawn for leaf in draws_of(trainer))
     for leaf in draws_of(trainer):
-        drawn = sum(not trainer.private.pool.slots[number].resolution.public for number in leaf.drawn)
+        drawn = sum(not trainer.private.prepared.pool.slots[number].resolution.public for number in leaf.drawn)
         assert leaf.variances == (pytest.approx(drawn * 0.75**2), 0.0)
-    everybody = trainer.private.schedule.realised_stds(trainer.private.pool.descriptors.values())
+    everybody = trainer.private.prepared.schedule.realised_stds(trainer.private.prepared.pool.descriptors.values())
     assert max(everybody) == pytest.approx(math.sqrt(3) * 0.75)
     export = trainer.private.export(tmp_path / "export")
     trainer.close()
@@ -167,13 +168,13 @@ def test_gradients_are_clipped_to_what_was_signed_under_literal_noise(tmp_path, 
     )  # fmt: skip
     trainer = Trainer(world, microbatch=1).begin()
     kept = []
-    take = trainer.private.router.sums.take
-    trainer.private.router.sums.take = lambda: iter(_kept(take(), kept))
-    draw = trainer.private.streams.sampler.draw
-    trainer.private.streams.sampler.draw = lambda step: draw(step)[:1]
+    take = trainer.private.prepared.router.sums.take
+    trainer.private.prepared.router.sums.take = lambda: iter(_kept(take(), kept))
+    draw = trainer.private.prepared.attempt.streams.sampler.draw
+    trainer.private.prepared.attempt.streams.sampler.draw = lambda step: draw(step)[:1]
     for rows in next(iter(trainer.steps)):
         trainer.private.backward(1e6 * trainer.losses(rows), rows)
-    slot = trainer.private.pool.slots[draws_of(trainer)[0].drawn[0]].resolution
+    slot = trainer.private.prepared.pool.slots[draws_of(trainer)[0].drawn[0]].resolution
     assert not sigma or slot.noise_multiplier == float(sigma)
     norm = math.sqrt(sum(float(total.square().sum()) for total in kept))
     assert 0.9 * slot.clip_norm < norm <= slot.clip_norm
@@ -190,7 +191,7 @@ def test_a_private_sum_without_noise_is_never_released(tmp_path, monkeypatch) ->
     """Mutation: noise counted without one of those drawn, who was alone in its blocks."""
     monkeypatch.setattr(Schedule, "realised_stds", lambda self, drawn: (0.0,) * len(self.blocks))
     trainer = Trainer(make_world(tmp_path, steps=1, rate="1", per_class=1, policy_extra=LITERAL))
-    monkeypatch.setattr(type(trainer.private.router.sums), "use", lambda self, stds: None)
+    monkeypatch.setattr(type(trainer.private.prepared.router.sums), "use", lambda self, stds: None)
     with pytest.raises(NotPrivateUse) as refused:
         trainer.run()
     assert refused.value.code == "NO_NOISE"
@@ -206,11 +207,11 @@ def test_a_step_does_not_run_before_its_draw_is_durable(tmp_path, monkeypatch) -
     def full(*_: object, **__: object) -> None:
         raise StorageFailed("DISK", "no space left")
 
-    monkeypatch.setattr(trainer.private.recorder, "draw", full)
+    monkeypatch.setattr(trainer.private.opened.recorder, "draw", full)
     with pytest.raises(StorageFailed):
         trainer.run()
-    assert all(tensor.parameter.grad is None for _, tensor in trainer.private.router.tensors)
-    assert not any(total is not None for total in trainer.private.router.sums._sums)
+    assert all(tensor.parameter.grad is None for _, tensor in trainer.private.prepared.router.tensors)
+    assert not any(total is not None for total in trainer.private.prepared.router.sums._sums)
     trainer.close()
 
 
@@ -225,7 +226,7 @@ def test_a_resumed_run_counts_what_was_drawn_in_both_attempts(tmp_path, mode) ->
     first.close()
     second = Trainer(world, resume=True)
     second.run()
-    counts = {entry.occurrences for entry in second.private.recorder.ledger.state.contributions.values()}
+    counts = {entry.occurrences for entry in second.private.opened.recorder.ledger.state.contributions.values()}
     assert counts == {6}
     export = second.private.export(tmp_path / "export")
     second.close()
@@ -237,7 +238,7 @@ def test_a_cap_holds_over_attempts_and_the_auditor_sees_it(tmp_path) -> None:
     world = make_world(tmp_path, steps=6, rate="1", per_class=1, policy_extra=SCHEDULED, template_extra={"max_occurrences": 3})
     trainer = Trainer(world)
     trainer.run()
-    assert {entry.occurrences for entry in trainer.private.recorder.ledger.state.contributions.values()} == {3}
+    assert {entry.occurrences for entry in trainer.private.opened.recorder.ledger.state.contributions.values()} == {3}
     trainer.close()
 
 

@@ -48,12 +48,12 @@ def test_an_empty_draw_is_a_step_without_a_forward(tmp_path, family: str) -> Non
     """BERT and GPT-2 raise inside forward for a batch of 0 (`view(0, T, -1)`); the step must add noise and count."""
     trainer = Trainer(small_world(tmp_path, rate="0.000000001", steps=2, now=None), family)
     forwards = []
-    trainer.model.register_forward_pre_hook(lambda *_: forwards.append(trainer.private.probe.active))
+    trainer.model.register_forward_pre_hook(lambda *_: forwards.append(trainer.private.prepared.probe.active))
     for step in trainer.steps:
         trainer.one(step)
-        assert all(bool((t.parameter.grad != 0).all()) for _, t in trainer.private.router.tensors)
+        assert all(bool((t.parameter.grad != 0).all()) for _, t in trainer.private.prepared.router.tensors)
     assert set(forwards) == {True}, "only the probes run the model"
-    assert trainer.private.recorder.ledger.charged_steps == 2
+    assert trainer.private.opened.recorder.ledger.charged_steps == 2
     trainer.close()
 
 
@@ -62,7 +62,7 @@ def test_empty_draws_are_not_left_out_of_the_steps(tmp_path) -> None:
     with Run(small_world(tmp_path, per_class=2, rate="0.3", steps=20), net()) as run:
         taken = sum(1 for _ in run.releases())
         empty = sum(not seeds for seeds in run.drawn)
-        assert taken == run.private.recorder.ledger.charged_steps == 20
+        assert taken == run.private.opened.recorder.ledger.charged_steps == 20
         assert 0 < empty < 20, "the test needs empty draws among others"
 
 
@@ -71,8 +71,8 @@ def test_the_number_of_steps_is_the_integer_that_was_signed(tmp_path, n: int) ->
     """Opacus: `int(1 / (1 / n))` is not n for 141 of n < 2000, so an epoch is one step short."""
     assert int(1 / (1 / n)) == n - 1, "the fault that this is about"
     with Run(small_world(tmp_path, steps=n), net()) as run:
-        run.private.begin()
-        assert len(run.steps) == run.private.recorder.ledger.header.policy.steps == n
+        run.private.prepared.begin()
+        assert len(run.steps) == run.private.opened.recorder.ledger.header.policy.steps == n
     sampler = PoissonSampler(KeyStream("sampling", b"\0" * 16, 0, b"\1" * 32), [Fraction(1, n)], [0])
     assert int(sampler._thresholds[0]) == 2**64 // n, "rates are exact fractions, rounded down once"
 
@@ -199,7 +199,7 @@ def test_state_dict_keys_and_save_pretrained_are_those_of_the_model(tmp_path) ->
     plain = FAMILIES["bert"]().model
     keys, kind = list(plain.state_dict()), type(plain)
     trainer = Trainer(small_world(tmp_path, steps=1, now=None))
-    prepared = trainer.private.model
+    prepared = trainer.private.prepared.model
     assert prepared is trainer.model and type(prepared) is kind
     trainer.run()
     assert list(prepared.state_dict()) == keys
@@ -236,7 +236,7 @@ def test_the_last_microbatch_is_neither_dropped_nor_padded(tmp_path) -> None:
         step = next(iter(run.steps))
         sizes, seeds = [], []
         for rows in step:
-            if not run.private.probe.active:
+            if not run.private.prepared.probe.active:
                 sizes.append(rows.contributions)
                 seeds += rows["seeds"].tolist()
             run.private.backward(per_example(run.model, rows), rows)

@@ -18,12 +18,12 @@ from torch import nn  # noqa: E402
 
 from attest.errors import PolicyRefused  # noqa: E402
 from attest.policy import Policy  # noqa: E402
-from dptrain import PrivateTraining  # noqa: E402
+from dptrain import Clock, PrivateTraining  # noqa: E402
 from dptrain.clipping import fast as sums  # noqa: E402
 from dptrain.data.sampling import PoissonSampler  # noqa: E402
 from dptrain.engine import draw as drawing  # noqa: E402
 from dptrain.engine import header as describe  # noqa: E402
-from dptrain.engine import private_training as engine  # noqa: E402
+from dptrain.engine import prepared as engine  # noqa: E402
 from dptrain.engine.release import PrivateGradients  # noqa: E402
 from dptrain.errors import CoupledModel, LossShape, NotPrivateUse, ResumeRefused  # noqa: E402
 from dptrain.gradients import forms, rules  # noqa: E402
@@ -216,7 +216,7 @@ def test_noise_does_not_follow_set_seed(tmp_path, monkeypatch) -> None:
             step = next(iter(run.steps))
             before = torch.get_rng_state()
             for rows in step:
-                losses = per_example if run.private.probe.active else nothing
+                losses = per_example if run.private.prepared.probe.active else nothing
                 run.private.backward(losses(run.model, rows), rows)
             released = torch.cat([p.grad.flatten() for p in run.model.parameters()])
             assert torch.equal(before, torch.get_rng_state()), "a release takes nothing from torch's generator"
@@ -368,7 +368,7 @@ def test_the_spend_survives_save_state_and_load_state(tmp_path) -> None:
     optimizer = accelerator.prepare(torch.optim.SGD(model.parameters(), lr=0.1))
 
     def spent(run: Run) -> float:
-        return run.private.recorder.ledger.epsilon(run.private.pool.slots[0].descriptor_hash)
+        return run.private.opened.recorder.ledger.epsilon(run.private.prepared.pool.slots[0].descriptor_hash)
 
     with Run(world, model, optimizer=optimizer, accelerator=accelerator, key=None) as run:
         releases = run.releases()
@@ -380,7 +380,7 @@ def test_the_spend_survives_save_state_and_load_state(tmp_path) -> None:
     assert before > 1
     accelerator.load_state(str(tmp_path / "state"))
     with pytest.raises(ResumeRefused, match="LEDGER_EXISTS"):
-        PrivateTraining.open(world.policy, world.corpus, ledger=world.ledger, clock=lambda: world.now, progress=False)
+        PrivateTraining.open(world.policy, world.corpus, ledger=world.ledger, clock=Clock(lambda: world.now), progress=False)
     with Run(world, model, optimizer=optimizer, accelerator=accelerator, key=None, resume=True) as again:
         assert spent(again) >= before
         next(again.releases())

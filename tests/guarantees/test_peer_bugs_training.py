@@ -12,7 +12,7 @@ from accelerate import Accelerator  # noqa: E402
 from torch import nn  # noqa: E402
 
 from dptrain.clipping.fast import FastSums  # noqa: E402
-from dptrain.engine import private_training as engine  # noqa: E402
+from dptrain.engine import prepared as engine  # noqa: E402
 from dptrain.errors import CoupledModel, NotPrivateUse, StepOrder, UnsupportedModule  # noqa: E402
 from dptrain.gradients.rules import EmbeddingRule  # noqa: E402
 from dptrain.routing import FallbackNotice, Router  # noqa: E402
@@ -143,8 +143,8 @@ def test_microbatches_do_not_count_as_steps(tmp_path) -> None:
         with Run(small_world(tmp_path / str(microbatch), rate="0.5"), net(), microbatch=microbatch) as run:
             for _ in run.releases():
                 pass
-            assert run.private.recorder.ledger.charged_steps == 2
-            spent.append(run.private.recorder.ledger.epsilon(run.private.pool.slots[0].descriptor_hash))
+            assert run.private.opened.recorder.ledger.charged_steps == 2
+            spent.append(run.private.opened.recorder.ledger.epsilon(run.private.prepared.pool.slots[0].descriptor_hash))
     assert spent[0] == spent[1] > 0
 
 
@@ -160,7 +160,7 @@ def test_breaking_out_of_a_step_leaves_nothing_behind(tmp_path, where: str) -> N
         for rows in step:
             if where == "probe":
                 break
-            if not run.private.probe.active:
+            if not run.private.prepared.probe.active:
                 seen += 1
                 if where == "first":
                     break

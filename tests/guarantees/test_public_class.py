@@ -55,35 +55,36 @@ def gradients(trainer: Trainer) -> dict[str, torch.Tensor]:
     """What the next step releases, by tensor; the optimizer does not step."""
     for rows in next(iter(trainer.steps)):
         trainer.private.backward(trainer.losses(rows), rows)
-    return {tensor.name: tensor.parameter.grad.clone() for _, tensor in trainer.private.router.tensors}
+    return {tensor.name: tensor.parameter.grad.clone() for _, tensor in trainer.private.prepared.router.tensors}
 
 
 def block_of(trainer: Trainer) -> dict[str, str]:
-    return {t.name: trainer.private.schedule.blocks[g].name for g, t in trainer.private.router.tensors}
+    return {t.name: trainer.private.prepared.schedule.blocks[g].name for g, t in trainer.private.prepared.router.tensors}
 
 
 def public_only(trainer: Trainer) -> set[str]:
     """Tensors that no private class may touch."""
-    return {t.name for g, t in trainer.private.router.tensors if trainer.private.schedule.blocks[g].std == 0.0}
+    run = trainer.private.prepared
+    return {t.name for g, t in run.router.tensors if run.schedule.blocks[g].std == 0.0}
 
 
 def naive_public_sum(trainer: Trainer, *classes: str) -> dict[str, torch.Tensor]:
     """Gradients of every public contribution (of some classes), one backward pass of plain autograd each, added up; no
     clipping anywhere."""
     private, found = trainer.private, {}
-    parameters = [t.parameter for _, t in private.router.tensors]
-    private.router.detach()
+    parameters = [t.parameter for _, t in private.prepared.router.tensors]
+    private.prepared.router.detach()
     for parameter in parameters:
         parameter.requires_grad_(True)
-    for slot, entry in enumerate(private.pool.slots):
+    for slot, entry in enumerate(private.prepared.pool.slots):
         if entry.resolution.public and (not classes or entry.resolution.class_name in classes):
-            rows = collate_tokens(private.pool.examples(slot))
+            rows = collate_tokens(private.prepared.pool.examples(slot))
             grads = torch.autograd.grad(trainer.losses(rows).mean(), parameters, allow_unused=True)
-            for (_, tensor), grad in zip(private.router.tensors, grads, strict=True):
+            for (_, tensor), grad in zip(private.prepared.router.tensors, grads, strict=True):
                 found[tensor.name] = found.get(tensor.name, 0) + (0 if grad is None else grad.double())
     for parameter in parameters:
         parameter.requires_grad_(False)
-    private.router.attach()
+    private.prepared.router.attach()
     return found
 
 
@@ -91,15 +92,15 @@ def test_public_gradients_are_added_as_they_are_and_private_noise_stays(tmp_path
     """H1 on the blocks that private classes touch; the plain sum, divided by the normaliser, where they do not."""
     trainer = Trainer(world_of(tmp_path, per_class=2, steps=2), dtype=torch.float64)
     alone = public_only(trainer)
-    assert alone and len(alone) < len(trainer.private.router.tensors)
+    assert alone and len(alone) < len(trainer.private.prepared.router.tensors)
     assert all("(public)" in block_of(trainer)[name] for name in alone)
     expected, released = naive_public_sum(trainer), gradients(trainer)
     for name in alone:
         assert torch.allclose(released[name].double(), expected[name] / 4, rtol=1e-9, atol=1e-12), name
     noise = []
-    for g, tensor in trainer.private.router.tensors:
+    for g, tensor in trainer.private.prepared.router.tensors:
         if tensor.name not in alone:
-            std = trainer.private.schedule.blocks[g].std
+            std = trainer.private.prepared.schedule.blocks[g].std
             assert std == 0.75
             noise.append(((released[tensor.name].double() - expected[tensor.name] / 4) * 4 / std).flatten())
     values = torch.cat(noise)
@@ -141,7 +142,7 @@ def test_public_classes_of_other_bands_keep_apart_in_one_microbatch(tmp_path) ->
     world = make_world(tmp_path, classes=f"{CLASSES}[[class]]{leaflet}", rate="1", per_class=2, steps=1)
     trainer = Trainer(world, dtype=torch.float64, microbatch=8)
     alone = public_only(trainer)
-    blocks = {t.name: trainer.private.schedule.blocks[g].classes for g, t in trainer.private.router.tensors}
+    blocks = {t.name: trainer.private.prepared.schedule.blocks[g].classes for g, t in trainer.private.prepared.router.tensors}
     assert alone and all(blocks[name] == ("encyclopedia",) for name in alone)
     expected, released = naive_public_sum(trainer, "encyclopedia"), gradients(trainer)
     for name in alone:
@@ -163,20 +164,20 @@ def test_a_private_payload_changes_nothing_in_the_public_sums(tmp_path, exactnes
     alone, seen, changed = public_only(a), {}, 0
     for trainer in (a, b):
         seen[trainer] = []
-        take = trainer.private.folding.public.take
-        trainer.private.folding.public.take = lambda take=take, kept=seen[trainer]: iter(_kept(take(), kept))
+        take = trainer.private.prepared.folding.public.take
+        trainer.private.prepared.folding.public.take = lambda take=take, kept=seen[trainer]: iter(_kept(take(), kept))
     steps = iter(a.steps), iter(b.steps)
     for _ in range(3):
         b.model.load_state_dict(a.model.state_dict())
         b.optimizer.load_state_dict(copy.deepcopy(a.optimizer.state_dict()))
         for trainer, iterator in zip((a, b), steps, strict=True):
             trainer.one(next(iterator))
-        for (_, left), (_, right) in zip(a.private.router.tensors, b.private.router.tensors, strict=True):
+        for (_, left), (_, right) in zip(a.private.prepared.router.tensors, b.private.prepared.router.tensors, strict=True):
             same = torch.equal(left.parameter, right.parameter)
             assert same or left.name not in alone, left.name
             changed += not same
     assert changed, "positive control: inside the band the payload must show"
-    assert len(seen[a]) == 3 * len(a.private.router.tensors)
+    assert len(seen[a]) == 3 * len(a.private.prepared.router.tensors)
     assert all(torch.equal(x, y) for x, y in zip(seen[a], seen[b], strict=True))
     a.close()
     b.close()
@@ -195,25 +196,26 @@ def test_a_private_contribution_cannot_be_routed_to_the_public_sums(tmp_path, mo
     with pytest.raises(NotPrivateUse) as refused:
         gradients(trainer)
     assert refused.value.code == "PRIVATE_IN_PUBLIC"
-    assert all(tensor.parameter.grad is None for _, tensor in trainer.private.router.tensors)
+    assert all(tensor.parameter.grad is None for _, tensor in trainer.private.prepared.router.tensors)
     trainer.close()
 
 
 def test_kinds_never_share_a_microbatch(tmp_path, monkeypatch) -> None:
     trainer = Trainer(world_of(tmp_path, per_class=5, steps=1), microbatch=4).begin()
-    pool = trainer.private.pool
-    planned = trainer.private.begin_step(1)
+    pool = trainer.private.prepared.pool
+    trainer.private.prepared.charge(1)
+    planned = trainer.private.prepared.draw(1)
     kinds = [{pool.slots[slot].resolution.public for slot in item.slots} for item in planned]
     assert kinds == [{False}, {False}, {True}, {True}]
     trainer.close()
     mixed = Trainer(world_of(tmp_path / "mixed", per_class=2, steps=1))
-    begin = mixed.private.begin_step
+    draw = mixed.private.prepared.draw
 
     def all_in_one(number):
-        slots = tuple(slot for item in begin(number) for slot in item.slots)
+        slots = tuple(slot for item in draw(number) for slot in item.slots)
         return [Planned(slots, 1)]
 
-    monkeypatch.setattr(mixed.private, "begin_step", all_in_one)
+    monkeypatch.setattr(mixed.private.prepared, "draw", all_in_one)
     with pytest.raises(NotPrivateUse) as refused:
         gradients(mixed)
     assert refused.value.code == "MIXED_MICROBATCH"
@@ -225,7 +227,7 @@ def test_only_the_bounds_that_say_public_come_to_the_public_sums(tmp_path, clip,
     trainer = Trainer(world_of(tmp_path, per_class=1, steps=1))
     bounds = bounds_of([(PUBLIC_CLIP_MICRO / 1e6, PUBLIC_NOISE_MICRO / 1e6, (0,)), (clip, sigma, (0,))], 1)
     with pytest.raises(NotPrivateUse):
-        trainer.private.folding.public.add({}, bounds)
+        trainer.private.prepared.folding.public.add({}, bounds)
     trainer.close()
 
 
@@ -236,8 +238,8 @@ def test_a_sum_of_private_gradients_without_noise_is_never_released(tmp_path, mo
     monkeypatch.setattr(
         FastSums, "coefficients", lambda self, norms, bounds: everything(self, norms, bounds).amax(1, True).expand_as(norms)
     )
-    arm = trainer.private.router.arm
-    monkeypatch.setattr(trainer.private.router, "arm", lambda n, m, permitted: arm(n, m, torch.ones_like(permitted)))
+    arm = trainer.private.prepared.router.arm
+    monkeypatch.setattr(trainer.private.prepared.router, "arm", lambda n, m, permitted: arm(n, m, torch.ones_like(permitted)))
     with pytest.raises(NotPrivateUse) as refused:
         gradients(trainer)
     assert refused.value.code == "NO_NOISE"
@@ -251,7 +253,7 @@ def test_a_public_gradient_that_is_not_finite_counts_as_zero(tmp_path) -> None:
         trainer = Trainer(world_of(tmp_path / str(fault), per_class=2, steps=1), insecure_test_key=KEY, microbatch=1)
 
         def losses(model, rows, plain=trainer.family.losses, private=trainer.private, fault=fault):
-            hit = not private.probe.active and int(rows["input_ids"][0, 0]) == first
+            hit = not private.prepared.probe.active and int(rows["input_ids"][0, 0]) == first
             return plain(model, rows) * (fault if hit else 1.0)
 
         trainer.family.losses = losses
@@ -265,12 +267,12 @@ def test_a_public_gradient_that_is_not_finite_counts_as_zero(tmp_path) -> None:
 
 def draw_less(trainer: Trainer) -> None:
     """The same run with other private draws: half of the private contributions of every step are not drawn."""
-    sampler = trainer.private.streams.sampler
+    sampler = trainer.private.prepared.attempt.streams.sampler
     draw = sampler.draw
 
     def fewer(step: int):
         slots = draw(step)
-        private = [s for s in slots if not trainer.private.pool.slots[int(s)].resolution.public]
+        private = [s for s in slots if not trainer.private.prepared.pool.slots[int(s)].resolution.public]
         return [s for s in slots if s not in private[: len(private) // 2]]
 
     sampler.draw = fewer
@@ -311,16 +313,16 @@ def test_the_record_claims_no_epsilon_for_public_contributions(tmp_path) -> None
     world = world_of(tmp_path, per_class=3, steps=4, rate="0.5")
     trainer = Trainer(world)
     trainer.run()
-    private, public = trainer.private.summary()
+    private, public = trainer.private.prepared.summary()
     assert private["epsilon"] > 0 and not private["public"]
     assert public["public"]
     assert all(
         public[key] is None for key in ("epsilon", "epsilon_replace", "epsilon_planned", "effective_multiplier", "waste")
     )
-    ledger = trainer.private.recorder.ledger
+    ledger = trainer.private.opened.recorder.ledger
     with ledger.rows() as rows:
         leaves = [decode_leaf(row.body) for row in rows]
-    hashes = {s.descriptor_hash: s.resolution.public for s in trainer.private.pool.slots}
+    hashes = {s.descriptor_hash: s.resolution.public for s in trainer.private.prepared.pool.slots}
     rows = [row for leaf in leaves if isinstance(leaf, Spend) for row in leaf.rows]
     assert {leaves[0].policy.classes[row.profile_id].public for row in rows} == {False}
     assert {row.count for row in rows} == {sum(not is_public for is_public in hashes.values())}
@@ -348,7 +350,7 @@ def test_a_number_in_place_of_no_promise_is_refused(tmp_path) -> None:
     """Zero would be the worst: it reads as perfect privacy."""
     trainer = Trainer(world_of(tmp_path, per_class=1, steps=1, rate="0.5"))
     trainer.run()
-    ledger = trainer.private.recorder.ledger
+    ledger = trainer.private.opened.recorder.ledger
     with ledger.rows() as rows:
         leaves = [decode_leaf(row.body) for row in rows]
     trainer.close()
@@ -371,12 +373,12 @@ def test_public_sums_keep_to_the_profile_of_their_class(tmp_path) -> None:
     trainer = Trainer(make_world(tmp_path, classes=classes, rate="1", per_class=2, steps=1))
     assert not public_only(trainer)
     kept: list[torch.Tensor] = []
-    take = trainer.private.folding.public.take
-    trainer.private.folding.public.take = lambda: iter(_kept(take(), kept))
+    take = trainer.private.prepared.folding.public.take
+    trainer.private.prepared.folding.public.take = lambda: iter(_kept(take(), kept))
     gradients(trainer)
-    assert isinstance(trainer.private.folding.public, PublicSums)
-    for (g, tensor), total in zip(trainer.private.router.tensors, kept, strict=True):
-        inside = "encyclopedia" in trainer.private.schedule.blocks[g].classes
+    assert isinstance(trainer.private.prepared.folding.public, PublicSums)
+    for (g, tensor), total in zip(trainer.private.prepared.router.tensors, kept, strict=True):
+        inside = "encyclopedia" in trainer.private.prepared.schedule.blocks[g].classes
         assert inside or not total.any(), tensor.name
     assert any(total.any() for total in kept)
     trainer.close()

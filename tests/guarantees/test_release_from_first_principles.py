@@ -62,7 +62,7 @@ def noise_std(name: str) -> float:
 
 def expected_release(trainer: Trainer, slots: list, drawn: list[int], step: int) -> dict[str, torch.Tensor]:
     """p.grad by definition: per-contribution autograd, mask, dual clip, sum, noise, divide by the public constant."""
-    named = [(t.name, t.parameter) for _, t in trainer.private.router.tensors]
+    named = [(t.name, t.parameter) for _, t in trainer.private.prepared.router.tensors]
     total = {name: torch.zeros_like(p) for name, p in named}
     coordinates = sum(p.numel() for _, p in named)
     for slot in drawn:
@@ -123,16 +123,16 @@ def test_every_release_of_a_run_equals_the_definition(world: World) -> None:
         expected = expected_release(trainer, slots, drawn, step.number)
         contributions = 0
         for rows in step:
-            contributions += 0 if trainer.private.probe.active else rows.contributions
+            contributions += 0 if trainer.private.prepared.probe.active else rows.contributions
             trainer.private.backward(trainer.losses(rows), rows)
         assert contributions == len(drawn)
-        for _, tensor in trainer.private.router.tensors:
+        for _, tensor in trainer.private.prepared.router.tensors:
             gap = (tensor.parameter.grad - expected[tensor.name]).abs().max()
             assert float(gap) < 2.0**-30 * noise_std(tensor.name), f"step {step.number}: {tensor.name} is not as defined"
         trainer.optimizer.step()
         if step.number == 3:
             payload, message = sign_withdrawal(
-                Withdrawal(trainer.private.pool.slots[gone].descriptor_hash, "test-corpus", world.now, "consent"),
+                Withdrawal(trainer.private.prepared.pool.slots[gone].descriptor_hash, "test-corpus", world.now, "consent"),
                 world.owner_key, signer="owner",
             )  # fmt: skip
             signed_file.write(world.root / "ledger.db.withdrawals" / "w.cose", payload, message)
@@ -149,7 +149,7 @@ def test_an_empty_draw_is_released_as_it_is(tmp_path) -> None:
     for step in trainer.steps:
         seen = 0
         for rows in step:
-            seen += 0 if trainer.private.probe.active else rows.contributions
+            seen += 0 if trainer.private.prepared.probe.active else rows.contributions
             trainer.private.backward(trainer.losses(rows), rows)
         trainer.optimizer.step()
         assert seen == len(streams.draw(key, step.number, [Fraction(1, 10)] * 3))
@@ -165,7 +165,7 @@ def test_the_public_record_does_not_depend_on_who_was_drawn(tmp_path) -> None:
         world = make_world(tmp_path / name, per_class=3, steps=6, rate="0.4", now=1_800_000_000)
         trainer = Trainer(world, insecure_test_key=key, clock=lambda: 1_800_000_000)
         trainer.run()
-        ledger = trainer.private.recorder.ledger
+        ledger = trainer.private.opened.recorder.ledger
         public = [
             [(c.class_name, c.q_num, c.q_den, c.min_std, c.pool_count) for c in w.classes] + [w.first_step, w.n_steps]
             for w in ledger.windows
@@ -178,7 +178,7 @@ def test_the_public_record_does_not_depend_on_who_was_drawn(tmp_path) -> None:
         rows = [row for x in leaves if isinstance(x, Spend) for row in x.rows]
         spent = [(*row.key, row.count, row.steps, row.variance, row.epsilon_micro) for row in rows]
         closed = [(x.number, x.step, x.charged, x.classes) for x in leaves if isinstance(x, Epoch)]
-        draws = trainer.private.streams.sampler.occurrences.tolist()
+        draws = trainer.private.prepared.attempt.streams.sampler.occurrences.tolist()
         records.append((public, settled, spent, closed, draws))
         trainer.close()
     assert records[0][4] != records[1][4], "the draws must differ for the test to mean something"
@@ -197,9 +197,9 @@ def test_redone_steps_are_paid_for_in_the_recorded_epsilon(tmp_path) -> None:
     first.close()  # four steps charged, nothing saved
     second = Trainer(world, resume=True)
     second.run()
-    ledger = second.private.recorder.ledger
+    ledger = second.private.opened.recorder.ledger
     assert ledger.charged_steps == 8
-    for slot in second.private.pool.slots:
+    for slot in second.private.prepared.pool.slots:
         spent = ledger.epsilon(slot.descriptor_hash)
         assert spent == pytest.approx(epsilon(slot.resolution.multiplier, 0.5, 8, 1e-5), rel=1e-9)
         assert spent > 1.2 * epsilon(slot.resolution.multiplier, 0.5, 4, 1e-5)

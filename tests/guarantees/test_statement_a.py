@@ -92,13 +92,13 @@ def prepared(world: World, make: Make, wrap: Callable[[Any], Any] = lambda optim
 
 
 def inner(run: Run) -> torch.optim.Optimizer:
-    return run.private.optimizer
+    return run.private.prepared.optimizer
 
 
 def snapshot(run: Run) -> dict[str, torch.Tensor]:
     """Every trained parameter and everything that the optimizer keeps for it, by name."""
     found = {}
-    for _, tensor in run.private.router.tensors:
+    for _, tensor in run.private.prepared.router.tensors:
         found[f"{tensor.name}/value"] = tensor.parameter.detach().clone()
         for key, value in inner(run).state[tensor.parameter].items():
             if isinstance(value, torch.Tensor):
@@ -129,7 +129,7 @@ class Swap:
 def swapped(worlds: tuple[World, World], make: Make, clip: Clip, **options: Any) -> Swap:
     """Runs both worlds step by step from equal states."""
     with prepared(worlds[0], make, **options) as a, prepared(worlds[1], make, **options) as b:
-        band = {tensor.name for _, tensor in a.private.router.tensors if ".2." in tensor.name or "head" in tensor.name}
+        band = {tensor.name for _, tensor in a.private.prepared.router.tensors if ".2." in tensor.name or "head" in tensor.name}
         outside: set[str] = set()
         inside = 0
         for first, second in zip(a.steps, b.steps, strict=True):
@@ -144,8 +144,9 @@ def swapped(worlds: tuple[World, World], make: Make, clip: Clip, **options: Any)
                 if not torch.equal(one[name], other[name]):
                     inside += name.split("/")[0] in band
                     outside |= set() if name.split("/")[0] in band else {name}
-        assert a.private.isolation.told == b.private.isolation.told, "what is recorded does not follow from the payload"
-        return Swap(a.private.isolation.told, outside, inside)
+        told = a.private.prepared.isolation.told
+        assert told == b.private.prepared.isolation.told, "what is recorded does not follow from the payload"
+        return Swap(told, outside, inside)
 
 
 def judged(found: Swap) -> None:
@@ -442,7 +443,7 @@ def test_it_is_said_before_the_first_step_where_it_can_be_known(worlds) -> None:
     with warnings.catch_warnings(record=True) as noticed:
         warnings.simplefilter("always", IsolationNotice)
         with prepared(worlds[0], lambda ps: GlobalLars(ps)) as run:
-            run.private.begin()
-            assert run.private.recorder.ledger.header.isolation == run.private.isolation.told != HELD
+            run.private.prepared.begin()
+            assert run.private.opened.recorder.ledger.header.isolation == run.private.prepared.isolation.told != HELD
     said = [str(item.message) for item in noticed if issubclass(item.category, IsolationNotice)]
     assert len(said) == 1 and "GlobalLars" in said[0] and "epsilon is not touched" in said[0]

@@ -28,11 +28,11 @@ def test_every_time_in_a_ledger_comes_from_the_clock_of_the_run(tmp_path) -> Non
     trainer = Trainer(world, clock=hours)
     trainer.run(save_every=2)
     trainer.private.save()
-    log = trainer.private.recorder.ledger
+    log = trainer.private.opened.recorder.ledger
     with log.rows() as rows:
         times = [decode_leaf(row.body).time for row in rows]
     assert len(times) > 10 and {t % HOUR for t in times} == {0} and len(set(times)) == 2
-    pins = [trainer.private.recorder.read_pin(path) for _, path in found(world.root / "ledger.db.checkpoints")]
+    pins = [trainer.private.opened.recorder.read_pin(path) for _, path in found(world.root / "ledger.db.checkpoints")]
     assert pins and not any("time" in name for pin in pins for name in (*vars(pin), *pin.pin.__slots__))
     trainer.private.export(tmp_path / "export")
     trainer.close()
@@ -47,7 +47,7 @@ def test_the_number_of_microbatches_follows_from_how_many_were_drawn(tmp_path, m
         for step in run.steps:
             sizes = []
             for rows in step:
-                if not run.private.probe.active:
+                if not run.private.prepared.probe.active:
                     sizes.append(rows.contributions)
                 run.private.backward(per_example(run.model, rows), rows)
             run.optimizer.step()
@@ -66,13 +66,13 @@ def test_a_gradient_that_is_not_finite_changes_neither_pace_nor_shape_of_what_fo
             for step in run.steps:
                 for rows in step:
                     losses = per_example(run.model, rows)
-                    if not run.private.probe.active:
+                    if not run.private.prepared.probe.active:
                         sizes.append(rows.contributions)
                         if spoiled:
                             losses = losses * torch.where(rows["seeds"] == 2, float("inf"), 1.0)
                     run.private.backward(losses, rows)
                 run.optimizer.step()
             seen[spoiled] = sizes
-            assert run.private.recorder.ledger.charged_steps == 2
+            assert run.private.opened.recorder.ledger.charged_steps == 2
             assert all(bool(torch.isfinite(p).all()) for p in run.model.parameters())
     assert seen[True] == seen[False] == [3, 3, 1] * 2

@@ -34,7 +34,7 @@ def world_of(path, order, extra="", **changes):
 def draws_of(trainer) -> dict[int, list[tuple[int, ...]]]:
     """Who was drawn, per step, in every attempt."""
     found: dict[int, list[tuple[int, ...]]] = {}
-    with trainer.private.recorder.ledger.rows() as rows:
+    with trainer.private.opened.recorder.ledger.rows() as rows:
         for row in rows:
             if isinstance(leaf := decode_leaf(row.body), Draw):
                 found.setdefault(leaf.step, []).append(leaf.drawn)
@@ -59,7 +59,7 @@ def test_everybody_takes_part_once_in_each_period_and_pays_for_that(tmp_path, or
     trainer.run()
     draws = draws_of(trainer)
     assert sorted(draws) == list(range(1, 9)) and all(len(found) == 1 for found in draws.values())
-    slots = trainer.private.pool.slots
+    slots = trainer.private.prepared.pool.slots
     for number, slot in enumerate(slots):
         steps = [step for step, found in draws.items() if number in found[0]]
         assert [(step - 1) // 3 for step in steps] == [0, 1, 2][: len(steps)] and len(steps) >= 2
@@ -68,11 +68,11 @@ def test_everybody_takes_part_once_in_each_period_and_pays_for_that(tmp_path, or
         if extra != LITERAL:
             z = {step: slot.resolution.multiplier * (2 if extra == PHASES and step < 5 else 1) for step in steps}
             expected = accountants.gaussian.epsilon_of_mu(math.sqrt(sum(1 / z[step] ** 2 for step in steps)), 1e-5)
-            assert trainer.private.recorder.ledger.epsilon(slot.descriptor_hash) == pytest.approx(expected, rel=1e-9)
+            assert trainer.private.opened.recorder.ledger.epsilon(slot.descriptor_hash) == pytest.approx(expected, rel=1e-9)
     for first in (1, 4):
         sizes = [len(draws[step][0]) for step in range(first, first + 3)]
         assert sum(sizes) == len(slots) and max(sizes) - min(sizes) <= 3  # at most one of each of three classes
-    rows = trainer.private.summary()
+    rows = trainer.private.prepared.summary()
     report = audited(trainer, world, tmp_path / "export")
     assert [found.occurrences for found in report.classes] == [3, 3, 3]
     for row, found in zip(rows, report.classes, strict=True):
@@ -99,17 +99,17 @@ def test_a_run_resumed_inside_a_period_has_the_turns_of_one_that_never_stopped(t
             break
     first.close()
     second = Trainer(world, resume=True)
-    assert second.private.start_step == 4
+    assert second.private.prepared.start_step == 4
     second.run()
     draws = draws_of(second)
     assert {step: len(found) for step, found in draws.items()} == {step: 1 + (step in (5, 6)) for step in range(1, 9)}
     assert all(len(set(found)) == 1 for found in draws.values())
-    counts = [0] * len(second.private.pool.slots)
+    counts = [0] * len(second.private.prepared.pool.slots)
     for found in draws.values():
         for drawn in found:
             for number in drawn:
                 counts[number] += 1
-    state = second.private.recorder.ledger.state
+    state = second.private.opened.recorder.ledger.state
     assert [entry.occurrences for entry in state.contributions.values()] == counts
     assert sum(counts) == sum(len(found[0]) * len(found) for found in draws.values())
     for period in ((1, 2, 3), (4, 5, 6)):
@@ -130,7 +130,7 @@ def test_a_cap_counts_what_the_ledger_recorded_in_all_attempts(tmp_path, order) 
     first.close()
     second = Trainer(world, resume=True)
     second.run()
-    assert {entry.occurrences for entry in second.private.recorder.ledger.state.contributions.values()} == {2}
+    assert {entry.occurrences for entry in second.private.opened.recorder.ledger.state.contributions.values()} == {2}
     audited(second, world, tmp_path / "export")
     second.close()
 
@@ -146,7 +146,7 @@ def test_steps_are_repeated_as_often_as_redo_steps_says_and_the_warning_says_fro
             break
     first.close()
     second = Trainer(world, resume=True)
-    assert second.private.start_step == 5
+    assert second.private.prepared.start_step == 5
     for step in second.steps:
         second.one(step)
         if step.number == 6:
@@ -177,7 +177,7 @@ due = Order.due
 def test_a_sampler_that_leaves_the_order_stops_before_its_gradient(tmp_path, monkeypatch, order, fault) -> None:
     """The ledger holds every draw against the order by itself, and a step whose draw is not recorded does not run."""
     trainer = Trainer(world_of(tmp_path, order)).begin()
-    sampler = trainer.private.streams.sampler
+    sampler = trainer.private.prepared.attempt.streams.sampler
     assert isinstance(sampler, OrderedSampler)
 
     class Faulty(Order):
@@ -187,7 +187,7 @@ def test_a_sampler_that_leaves_the_order_stops_before_its_gradient(tmp_path, mon
     with pytest.raises(LeafRefused) as refused:
         trainer.run()
     assert refused.value.code == "TURN"
-    assert all(tensor.parameter.grad is None for _, tensor in trainer.private.router.tensors)
+    assert all(tensor.parameter.grad is None for _, tensor in trainer.private.prepared.router.tensors)
     trainer.close()
 
 
@@ -197,13 +197,14 @@ def test_who_withdraws_leaves_the_turns_of_the_others(tmp_path, order) -> None:
 
     world = world_of(tmp_path, order)
     trainer = Trainer(world)
-    gone = trainer.private.pool.slots[0]
+    gone = trainer.private.prepared.pool.slots[0]
     for step in trainer.steps:
         trainer.one(step)
         if step.number == 4:  # the end of a window
-            trainer.private.recorder.withdraw(gone.descriptor_hash, "contributor", bytes(32), now=int(time()))
+            trainer.private.opened.recorder.withdraw(gone.descriptor_hash, "contributor", bytes(32), now=int(time()))
     draws = draws_of(trainer)
-    turns = Order(trainer.private.policy, trainer.private.recorder.run_id, trainer.private.recorder.admitted_classes())
+    recorder = trainer.private.opened.recorder
+    turns = Order(trainer.private.policy, recorder.run_id, recorder.admitted_classes())
     for step in range(1, 9):
         assert list(draws[step][0]) == [n for n in turns.due(step) if n or step <= 4]
     audited(trainer, world, tmp_path / "export")
@@ -228,7 +229,7 @@ depth = {{ from = 0.0, to = 1.0 }}
     trainer = Trainer(world)
     trainer.run()
     draws = draws_of(trainer)
-    of_class = {slot: trainer.private.pool.slots[slot].resolution.class_name for slot in range(6)}
+    of_class = {slot: trainer.private.prepared.pool.slots[slot].resolution.class_name for slot in range(6)}
     for name, length in (("sensitive", 3), ("encyclopedia", 2)):
         members = [slot for slot, own in of_class.items() if own == name]
         for start in range(1, 8 - length + 2, length):

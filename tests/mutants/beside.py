@@ -7,6 +7,7 @@ PIN = "dptrain/record/pin.py"
 CHECKPOINTS = "dptrain/record/checkpoints.py"
 RECORDING = "dptrain/record/recorder.py"
 ENGINE = "dptrain/engine/private_training.py"
+OPENING = "dptrain/engine/opening.py"
 IN_PLACE = "ledger/storage/disks.py"
 SQLITE = "ledger/storage/sqlite.py"
 POSTGRES = "ledger/storage/postgres.py"
@@ -73,7 +74,7 @@ BESIDE = (
         T_BESIDE + "test_an_owner_who_is_put_in_the_place_of_the_corpus_owner_is_refused",
     ),
     Mutant(
-        "the inbox is there before the first charge", ENGINE, "            inbox.make()\n", "",
+        "the inbox is there before the first charge", OPENING, "        inbox.make()\n", "",
         T_TRAINING + "test_B22_a_withdrawal_that_lies_there_before_the_first_charge_is_in_no_pool_at_all",
     ),
 )
@@ -133,7 +134,7 @@ IN_THEIR_PLACE = (
     ),
     Mutant(
         "closing asks", ENGINE,
-        "            self.recorder.require_in_place()\n        finally:", "            pass\n        finally:",
+        "            self.opened.recorder.require_in_place()\n        finally:", "            pass\n        finally:",
         T_TRAINING + "test_closing_tells_of_a_ledger_that_was_lost_and_an_error_before_it_is_not_hidden",
     ),
 )

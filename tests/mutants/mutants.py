@@ -31,7 +31,7 @@ PROBES = "dptrain/routing/probes.py"
 COUPLINGS = "dptrain/routing/couplings.py"
 START = "dptrain/engine/start.py"
 RELEASE = "dptrain/engine/release.py"
-ENGINE = "dptrain/engine/private_training.py"
+ENGINE = "dptrain/engine/prepared.py"
 WEIGHTS = "dptrain/record/weights.py"
 DEPTH = "dptrain/blocks/stack.py"
 
@@ -226,7 +226,7 @@ RANDOMNESS = (
     ),
     Mutant(
         "a forward that draws from Python or numpy is refused where draws are secret", START,
-        "if engine.sandbox.host_draws and engine.sandbox.secret:", "if False:",
+        "if self._sandbox.host_draws and self._sandbox.secret:", "if False:",
         T_RANDOMNESS + "test_a_forward_that_draws_from_python_or_numpy_is_refused_where_draws_are_secret",
     ),
     Mutant(
@@ -246,8 +246,8 @@ RANDOMNESS = (
         T_COMPILED + "test_dropout_is_drawn_anew_and_for_every_contribution_by_itself",
     ),
     Mutant(
-        "the seed of a run is kept in its checkpoints", ENGINE, "return [self.sandbox, *self._registered]",
-        "return [*self._registered]",
+        "the seed of a run is kept in its checkpoints", ENGINE, "self._states = [self.sandbox, *states]",
+        "self._states = [*states]",
         T_RANDOMNESS + "test_in_a_run_that_is_resumed_in_a_process_with_another_seed",
     ),
     Mutant(
@@ -326,8 +326,8 @@ WRITTEN = (
     ),
     Mutant(
         "a run whose forward wrote ends at the end of its window", ENGINE,
-        "self.recorder.settle(number, self._clock())\n            refusals.refuse_written(self.sandbox)",
-        "self.recorder.settle(number, self._clock())",
+        "self.recorder.settle(number, self.opened.now())\n            refusals.refuse_written(self.sandbox)",
+        "self.recorder.settle(number, self.opened.now())",
         T_INSIDE + "test_a_forward_that_begins_to_write_writes_a_copy_and_ends_the_run_at_the_end_of_its_window",
     ),
     Mutant(
@@ -529,13 +529,13 @@ STATEMENT_A = (
     ),
     Mutant(
         "a weakening is in the EPOCH leaf", ENGINE,
-        "self.recorder.close_epoch(number, self.weights.records(), self.isolation.told, self._clock())",
-        "self.recorder.close_epoch(number, self.weights.records(), HELD, self._clock())",
+        "self.recorder.close_epoch(number, self.weights.records(), self.isolation.told, self.opened.now())",
+        "self.recorder.close_epoch(number, self.weights.records(), HELD, self.opened.now())",
         T_WATCH + "test_a_weakening_found_during_a_run_is_in_its_ledger_and_its_audit",
     ),
     Mutant(
-        "a weakening is in the checkpoint", ENGINE, "step, told = self._step, self.isolation.told",
-        "step, told = self._step, HELD", T_WATCH + "test_a_weakening_survives_a_crash_before_its_epoch_was_closed",
+        "a weakening is in the checkpoint", ENGINE, "step, told = self.step, self.isolation.told",
+        "step, told = self.step, HELD", T_WATCH + "test_a_weakening_survives_a_crash_before_its_epoch_was_closed",
     ),
     Mutant(
         "once weakened it stays weakened", ISOLATION,
@@ -592,7 +592,7 @@ COUPLING = (
     ),
     Mutant(
         "and so is that of a whole microbatch", START,
-        "                with stretched(engine.router, _SEED):\n                    yield from self._compare_losses(",
+        "                with stretched(self._router, _SEED):\n                    yield from self._compare_losses(",
         "                with nullcontext():\n                    yield from self._compare_losses(",
         T_HIDDEN + "test_decisions_over_the_batch_are_refused_in_each_of_16_corpora[OutlierColumns-8]",
     ),
@@ -657,7 +657,7 @@ COUPLING = (
         T_CHANNELS + "test_made_up_labels_and_masks_leave_something_whatever_the_length",
     ),
     Mutant(
-        "but not from a loss that knows no such label", START, "self._engine.probe_rows.give_up()", "pass",
+        "but not from a loss that knows no such label", START, "self._made.give_up()", "pass",
         T_CHANNELS + "test_a_loss_that_knows_no_label_to_leave_out_is_probed_without",
     ),
     Mutant(

@@ -326,10 +326,10 @@ def test_a_device_without_float64_is_refused_by_name(untested: None) -> None:
 def test_a_run_with_noise_of_the_device_says_so_in_its_header_and_resumes_with_it_alone(tmp_path) -> None:
     world = make_world(tmp_path, steps=4)
     trainer = Trainer(world, noise_generator="device").begin()
-    assert isinstance(trainer.private.streams.noise, DeviceGaussian)
+    assert isinstance(trainer.private.prepared.attempt.streams.noise, DeviceGaussian)
     step = next(iter(trainer.steps))
     trainer.one(step)
-    note = trainer.private.recorder.ledger.header.exactness_note
+    note = trainer.private.opened.recorder.ledger.header.exactness_note
     assert note.startswith("fast: ") and note.endswith("float64 functions within 4 units in the last place.")
     trainer.close()
     with pytest.raises(ResumeRefused, match="another account of its numerics"):
@@ -342,8 +342,8 @@ def test_a_run_with_noise_of_the_device_says_so_in_its_header_and_resumes_with_i
 
 def test_the_default_header_says_nothing_of_generators(tmp_path) -> None:
     trainer = Trainer(make_world(tmp_path, steps=1)).begin()
-    assert "device" not in trainer.private.recorder.ledger.header.exactness_note
-    assert not isinstance(trainer.private.streams.noise, DeviceGaussian)
+    assert "device" not in trainer.private.opened.recorder.ledger.header.exactness_note
+    assert not isinstance(trainer.private.prepared.attempt.streams.noise, DeviceGaussian)
     trainer.close()
 
 
@@ -362,7 +362,7 @@ def test_what_a_run_releases_with_noise_of_the_device_lies_on_the_lattice(level:
     trainer = Trainer(make_world(tmp_path, steps=2, policy_extra=f'exactness = "{level}"'), noise_generator="device")
     trainer.run()
     trainer.close()
-    assert len(seen) == 2 * len(trainer.private.router.tensors) and max(seen) < 1e-3
+    assert len(seen) == 2 * len(trainer.private.prepared.router.tensors) and max(seen) < 1e-3
 
 
 def test_a_generator_that_there_is_not_and_a_family_it_does_not_carry_are_refused() -> None:

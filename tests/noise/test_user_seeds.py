@@ -80,14 +80,14 @@ def released(root: Path, generator: str) -> tuple[torch.Tensor, list[list[int]]]
         seed_everything(4)
         for rows in step:
             trainer.private.backward(trainer.losses(rows), rows)
-        for g, tensor in trainer.private.router.tensors:
-            std = trainer.private.schedule.blocks[g].std
+        for g, tensor in trainer.private.prepared.router.tensors:
+            std = trainer.private.prepared.schedule.blocks[g].std
             parts.append((tensor.parameter.grad.double() * trainer.private.policy.normalizer / std).flatten())
         trainer.optimizer.step()
     trainer.close()
     seed_everything(4)
     drawing = Trainer(make_world(root / "draws", steps=2, per_class=20), seed=4).begin()
-    draws = [drawing.private.drawing.draw(number) for number in range(1, 9)]
+    draws = [drawing.private.prepared.attempt.drawing.draw(number) for number in range(1, 9)]
     drawing.close()
     return torch.cat(parts), draws
 

@@ -81,7 +81,7 @@ def test_a_run_refuses_before_anything_is_charged(tmp_path, monkeypatch) -> None
     bad = Trainer(make_world(tmp_path / "b", steps=2, rate="1", per_class=2, classes=text), "biased_llama")
     with pytest.raises(UnsupportedPolicy, match="HEADS_MISMATCH"):
         bad.run()
-    assert not bad.private.recorder.begun
+    assert not bad.private.opened.recorder.begun
     bad.close()
 
 

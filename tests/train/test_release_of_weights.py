@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file, save_model
 from torch import nn
 
 from attest.keys import load_private_key
-from dptrain import PrivateTraining
+from dptrain import Microbatches, PrivateTraining
 from dptrain.demo.audit import without_torch
 from dptrain.tasks.text_classification import MeanPoolingClassifier, minilm_path
 from ledger.log import Ledger
@@ -59,7 +59,8 @@ def next_tokens(model: nn.Module, rows: Any) -> torch.Tensor:
 def trained(world: World, model: nn.Module, losses: Callable[[nn.Module, Any], torch.Tensor] = next_tokens) -> nn.Module:
     """Trains to the end of the horizon."""
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
-    with PrivateTraining.open(world.policy, world.corpus, ledger=world.ledger, progress=False, microbatch=4) as run:
+    how = {"progress": False, "microbatches": Microbatches(4)}
+    with PrivateTraining.open(world.policy, world.corpus, ledger=world.ledger, **how) as run:
         _, _, steps = run.prepare(model, optimizer, collate_tokens)
         for step in steps:
             for rows in step:
@@ -272,7 +273,8 @@ def trained_family(world: World, name: str) -> Any:
     family = FAMILIES[name]()
     model = family.model.float().train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    with PrivateTraining.open(world.policy, world.corpus, ledger=world.ledger, progress=False, microbatch=3) as run:
+    how = {"progress": False, "microbatches": Microbatches(3)}
+    with PrivateTraining.open(world.policy, world.corpus, ledger=world.ledger, **how) as run:
         _, _, steps = run.prepare(model, optimizer, _pictures if name == "vit" else collate_tokens)
         for step in steps:
             for rows in step:
@@ -317,8 +319,8 @@ depth = {{ from = 0.0, to = 1.0 }}
 def test_an_epoch_that_was_closed_with_the_last_step_is_not_digested_again(tmp_path: Path) -> None:
     trainer = Trainer(make_world(tmp_path, per_class=2)).begin()
     asked = []
-    original = trainer.private.weights.records
-    trainer.private.weights.records = lambda: asked.append(1) or original()
+    original = trainer.private.prepared.weights.records
+    trainer.private.prepared.weights.records = lambda: asked.append(1) or original()
     trainer.run()
     trainer.close()
     assert len(asked) == 1

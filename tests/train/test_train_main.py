@@ -13,6 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForImageClassification
 
+import dptrain.engine.prepared
 import dptrain.engine.private_training
 from attest import signed_file
 from attest.registry import RegistryLog
@@ -255,10 +256,10 @@ def assert_one_line(text: str) -> None:
 def test_a_run_file_makes_the_inbox_before_its_first_charge_and_takes_what_lies_there(
     digits_world: Digits, train_json: TrainJson, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = dptrain.engine.private_training.PrivateTraining
+    engine = dptrain.engine.prepared.PreparedRun
     inbox, begin = digits_world.root / "ledger.db.withdrawals", engine.begin
 
-    def dropped(self: dptrain.engine.private_training.PrivateTraining) -> None:
+    def dropped(self: dptrain.engine.prepared.PreparedRun) -> None:
         assert inbox.stat().st_mode & 0o777 == 0o700 and not (digits_world.root / "ledger.db").exists()
         digest = self.pool.slots[0].descriptor_hash
         withdrawal = Withdrawal(digest, self.policy.corpus, digits_world.made.now, "consent")

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from dptrain import PrivateTraining
+from dptrain import Clock, Earlier, Microbatches, NoiseSource, PrivateTraining, RunLedger
 from tests.reference.families import FAMILIES, Family
 from tests.worlds.training import World
 
@@ -12,6 +12,35 @@ from tests.worlds.training import World
 def collate_tokens(examples: list[dict]) -> dict[str, torch.Tensor]:
     ids = torch.tensor([e["ids"] for e in examples])
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": torch.tensor([e["label"] for e in examples])}
+
+
+def opening(
+    ledger: Any,
+    *,
+    ledger_state: Any = None,
+    ledger_key: Any = None,
+    origin: str | None = None,
+    checkpoint_dir: Any = None,
+    kept_reading: bool = True,
+    earlier: Any = (),
+    replaces: Any = None,
+    earlier_keys: Any = (),
+    microbatch: int = 16,
+    microbatch_rows: int | None = None,
+    clock: Any = None,
+    clock_jump_ok: bool = False,
+    insecure_test_key: bytes | None = None,
+    noise_generator: str = "host",
+    **others: Any,
+) -> dict[str, Any]:
+    """Returns what `PrivateTraining.open` takes, from single options."""
+    return {
+        "ledger": RunLedger(ledger, ledger_state, ledger_key, origin, checkpoint_dir, kept_reading),
+        "earlier": Earlier(earlier, replaces, earlier_keys),
+        "microbatches": Microbatches(microbatch, microbatch_rows),
+        "clock": Clock(jump_ok=clock_jump_ok) if clock is None else Clock(clock, clock_jump_ok),
+        "noise": NoiseSource(noise_generator, insecure_test_key),
+    } | others
 
 
 class Trainer:
@@ -34,19 +63,20 @@ class Trainer:
         self.optimizer = make(self.model.parameters())
         options.setdefault("progress", False)
         options.setdefault("microbatch", 3)
-        self.private = PrivateTraining.open(world.policy, world.corpus, ledger=world.ledger, **options)
+        how = {"decode": options.pop("decode")} if "decode" in options else {}
+        self.private = PrivateTraining.open(world.policy, world.corpus, **opening(world.ledger, **options))
         if self.private.policy.exactness == "certified" and hasattr(self.model, "set_attn_implementation"):
             self.model.set_attn_implementation("eager")  # other kinds are refused where a mask is collated
-        _, _, self.steps = self.private.prepare(self.model, self.optimizer, collate_tokens)
+        _, _, self.steps = self.private.prepare(self.model, self.optimizer, collate_tokens, **how)
 
     def losses(self, rows: Any) -> torch.Tensor:
         return self.family.losses(self.model, dict(rows))
 
     def begin(self) -> "Trainer":
         """What the first step does before it charges: the probes, and then the ledger is made or goes on."""
-        for rows in self.private.probe.run():
+        for rows in self.private.prepared.probe.run():
             self.private.backward(self.losses(rows), rows)
-        self.private.begin()
+        self.private.prepared.begin()
         return self
 
     def run(self, save_every: int = 0) -> None:

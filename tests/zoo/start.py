@@ -120,13 +120,14 @@ def _attempt(family: Family, variant: str, root: Path, layers: Layers, *, probe:
             stage, began = "probes", time.perf_counter()
             for step in steps:
                 for rows in step:
-                    if private.begun:
+                    if private.prepared.attempt is not None:
                         stage, probed = f"step {step.number}", probed or time.perf_counter()
                     private.backward(family.loss(model, rows), rows)
                 optimizer.step()
                 stage = f"step {step.number + 1}"
             probed = probed or time.perf_counter()
-            made |= {"unprobed": private.probe.unprobed, "probing": probed - began, "stepping": time.perf_counter() - probed}
+            unprobed = private.prepared.probe.unprobed
+            made |= {"unprobed": unprobed, "probing": probed - began, "stepping": time.perf_counter() - probed}
             return Outcome(EXACT, **made, **_told(noticed))
         except (DptrainError, AttestError, LedgerError) as error:
             return Outcome(str(error.code), stage, getattr(error, "sentence", str(error)), **made, **_told(noticed))

@@ -28,7 +28,7 @@ import numpy as np
 import pytest
 import torch
 
-from dptrain import PrivateTraining
+from dptrain import Clock, Microbatches, NoiseSource, PrivateTraining
 from dptrain.engine.release import Phase
 from dptrain.errors import DptrainError
 from dptrain.noise.families import Noise
@@ -151,14 +151,16 @@ class Party:
         self.model = scene.model().train()
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
         self.private = PrivateTraining.open(
-            world.policy, world.corpus, ledger=world.root / f"{name}.db", decode=self._decode, microbatch=scene.microbatch,
-            microbatch_rows=scene.rows, progress=False, insecure_test_key=key, clock=lambda: NOW,
+            world.policy, world.corpus, ledger=world.root / f"{name}.db", progress=False,
+            microbatches=Microbatches(scene.microbatch, scene.rows), noise=NoiseSource(insecure_test_key=key), clock=Clock(lambda: NOW),
         )  # fmt: skip
         try:
-            _, _, steps = self.private.prepare(self.model, self.optimizer, scene.collate, layers=scene.layers)
+            _, _, steps = self.private.prepare(
+                self.model, self.optimizer, scene.collate, decode=self._decode, layers=scene.layers
+            )
             self._steps = iter(steps)
-            self.loss: Any = self.private.compile(scene.loss) if scene.compiled else scene.loss
-            self._begin, self.private.begin = self.private.begin, self._begun
+            self.loss: Any = self.private.loss(scene.loss, compiled=True) if scene.compiled else scene.loss
+            self._begin, self.private.prepared.begin = self.private.prepared.begin, self._begun
         except BaseException:
             self.private.close()
             raise
@@ -169,9 +171,9 @@ class Party:
         self._each_step(self.model, step.number)
         for rows in step:
             self.private.backward(self.loss(self.model, rows), rows)
-        private = self.private
-        scale = [private.policy.normalizer / private.schedule.blocks[block].std for block, _ in private.router.tensors]
-        grads = [tensor.parameter.grad.double().flatten() for _, tensor in private.router.tensors]
+        run = self.private.prepared
+        scale = [run.policy.normalizer / run.schedule.blocks[block].std for block, _ in run.router.tensors]
+        grads = [tensor.parameter.grad.double().flatten() for _, tensor in run.router.tensors]
         seen = torch.cat([grad * factor for grad, factor in zip(grads, scale, strict=True)])
         self.optimizer.step()
         return seen
@@ -181,30 +183,30 @@ class Party:
 
         They are found by the parts of the engine that an audited run goes through, from the draw to the release.
         """
-        private, self.real = self.private, real
+        run, self.real = self.private.prepared, real
         self._each_step(self.model, number)
         drawn = [int(slot) for slot in np.flatnonzero(chosen)]
-        private.gradients.clear()
-        private.gradients.phase = Phase.DRAWING
-        private.folding.begin()
-        stds, _ = private.drawing.noise(number, drawn)
-        private.gradients.use(stds)
-        for planned in private.drawing.planned(drawn):
-            with private.microbatch(planned, number) as rows:
-                private.backward(self.loss(self.model, rows), rows)
-        private.release(number)
+        run.gradients.clear()
+        run.gradients.phase = Phase.DRAWING
+        run.folding.begin()
+        stds, _ = run.attempt.drawing.noise(number, drawn)
+        run.gradients.use(stds)
+        for planned in run.attempt.drawing.planned(drawn):
+            with run.load(planned, number) as rows:
+                run.backward(self.loss(self.model, rows), rows)
+        run.release(number)
         return self.sums.flat
 
     @cached_property
     def slots(self) -> list[int]:
         """Slot of every audited contribution, by its number; once the run has begun."""
-        pool = self.private.pool
+        pool = self.private.prepared.pool
         slots = range(len(pool))
         found = {pool.examples(slot)[0]["audited"]: slot for slot in slots if self._class_of(slot) == "m_audited"}
         return [found[number] for number in sorted(found)]
 
     def _class_of(self, slot: int) -> str:
-        return self.private.pool.slots[slot].admitted.admission.descriptor.admissibility_class
+        return self.private.prepared.pool.slots[slot].admitted.admission.descriptor.admissibility_class
 
     @property
     def claim(self) -> float:
@@ -214,11 +216,11 @@ class Party:
     @property
     def charged(self) -> int:
         """Steps that the ledger has charged to an audited contribution."""
-        return self._row["steps_charged"] if self.private.begun else 0
+        return self._row["steps_charged"] if self.private.prepared.attempt is not None else 0
 
     @property
     def _row(self) -> dict[str, Any]:
-        return next(row for row in self.private.summary() if row["class"] == "m_audited")
+        return next(row for row in self.private.prepared.summary() if row["class"] == "m_audited")
 
     def parameters(self) -> list[torch.Tensor]:
         """Copies of the parameters as they are."""
@@ -238,9 +240,11 @@ class Party:
     def _begun(self) -> None:
         """Begins the run, and stands in two places of what it made: the noise, and the draw."""
         self._begin()
-        self.sums = Sums(self.private.streams.noise if self._noisy else None)
-        self.private.streams = dataclasses.replace(self.private.streams, noise=self.sums)
-        sampler = self.private.streams.sampler
+        run = self.private.prepared
+        streams = run.attempt.streams
+        self.sums = Sums(streams.noise if self._noisy else None)
+        run.attempt = dataclasses.replace(run.attempt, streams=dataclasses.replace(streams, noise=self.sums))
+        sampler = streams.sampler
         sampled = sampler._chosen
 
         def chosen(step: int) -> np.ndarray:
@@ -269,7 +273,7 @@ class Lockstep:
         try:
             self.own = Party(scene, world, "own", own, seed, False)
             self.parties.append(self.own)
-            ours, theirs = (party.private.sandbox.state_dict() for party in self.parties)
+            ours, theirs = (party.private.prepared.sandbox.state_dict() for party in self.parties)
             assert ours == theirs, "the public seed follows from the user's"
         except BaseException:
             self.close()

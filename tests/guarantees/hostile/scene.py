@@ -20,7 +20,7 @@ import pytest
 import torch
 from torch import nn
 
-from dptrain import PrivateTraining
+from dptrain import Clock, Microbatches, NoiseSource, PrivateTraining, RunLedger
 from dptrain.errors import DptrainError
 from dptrain.routing.graphs import StepGraph
 from ledger.leaves import Charge, decode_leaf
@@ -247,9 +247,10 @@ class Run:
         optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05)
         with self._watched():
             self.private = private = PrivateTraining.open(
-                self.world.policy, self.world.corpus, ledger=ledger, ledger_key=self.world.root / "log.key", origin="hostile",
-                decode=self.decode, microbatch=self.scene.microbatch, microbatch_rows=self.scene.rows, progress=False,
-                insecure_test_key=self.key, clock=lambda: NOW,
+                self.world.policy, self.world.corpus,
+                ledger=RunLedger(ledger, key=self.world.root / "log.key", origin="hostile"), progress=False,
+                microbatches=Microbatches(self.scene.microbatch, self.scene.rows),
+                noise=NoiseSource(insecure_test_key=self.key), clock=Clock(lambda: NOW),
             )  # fmt: skip
             try:
                 with self._passes():
@@ -269,10 +270,12 @@ class Run:
 
     def _loop(self, optimizer: torch.optim.Optimizer) -> None:
         private, form = self.private, self.scene.form
-        _, _, steps = private.prepare(self.model, optimizer, collate, layers="layers", probe=self.records)
-        private.sandbox.load_state_dict({"seed": SEED})
-        private.sandbox.kept.look()
-        loss = {"plain": lambda f: f, "loss": private.loss, "compile": private.compile}[form](self.scene.loss)
+        _, _, steps = private.prepare(
+            self.model, optimizer, collate, decode=self.decode, layers="layers", probe=self.records
+        )
+        private.prepared.sandbox.load_state_dict({"seed": SEED})
+        private.prepared.sandbox.kept.look()
+        loss = self.scene.loss if form == "plain" else private.loss(self.scene.loss, compiled=form == "compile")
         self.loss = loss
         for step in steps:
             self.at = step.number
@@ -282,7 +285,7 @@ class Run:
                 self.trace.passes.append(("microbatch", rows.contributions, rows.examples, shapes))
                 private.backward(loss(self.model, rows), rows)
             self.trace.drawn.append(frozenset(self.reads))
-            self.trace.released.append([tensor.parameter.grad.clone() for _, tensor in private.router.tensors])
+            self.trace.released.append([tensor.parameter.grad.clone() for _, tensor in private.prepared.router.tensors])
             optimizer.step()
 
     @contextlib.contextmanager
@@ -330,7 +333,7 @@ class Run:
 
     def _read_ledger(self) -> None:
         try:
-            rows = self.private.recorder.ledger.rows()
+            rows = self.private.opened.recorder.ledger.rows()
         except DptrainError:
             return  # not begun: there is none
         with rows as found:

@@ -1,0 +1,142 @@
+"""Options of an opening, in small frozen values that check themselves; nothing here weakens what the policy guarantees."""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dptrain.errors import ConfigError
+from ledger.storage.place import Place
+
+Where = str | os.PathLike[str]
+"""A file, or a directory."""
+
+
+@dataclass(frozen=True)
+class RunLedger:
+    """Says where the ledger of a run lies, and what is kept beside it.
+
+    Attributes:
+        place: SQLite file of the run, or a ``postgresql://`` URL.
+        state: local directory for what a ledger on a server keeps beside it: the signer's own record and key, incoming
+            withdrawals, checkpoints.
+        key: signs the ledger's checkpoints; default ``<ledger>.key``, made on first use.
+        origin: name of the ledger in its signed notes; default ``<corpus>/<ledger>``.
+        checkpoints: directory for the states of the model; default ``<ledger>.checkpoints``.
+        keep_reading: spare signatures that verified before, as kept beside the ledger under its key (`attest.gate.reading`).
+    """
+
+    place: Where = "ledger.db"
+    state: Where | None = None
+    key: Where | None = None
+    origin: str | None = None
+    checkpoints: Where | None = None
+    keep_reading: bool = True
+
+    @classmethod
+    def of(cls, given: "RunLedger | Where") -> "RunLedger":
+        """Returns the options of a ledger that is named by its file or URL alone; those that are given stay."""
+        return given if isinstance(given, RunLedger) else cls(given)
+
+    def opened(self) -> Place:
+        """Returns the place of the ledger.
+
+        Raises:
+            StorageFailed: no such place can be.
+        """
+        return Place.of(self.place, self.state)
+
+    def checkpoints_of(self, place: Place) -> Path:
+        """Returns the directory of the checkpoints of a ledger at this place."""
+        return Path(self.checkpoints or place.side(".checkpoints"))
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """Names closed runs over the corpus, which count in every limit over runs.
+
+    Attributes:
+        ledgers: their ledgers, or directories of their exports, which are audited under ``keys``.
+        replaces: one that this run continues, likewise.
+        keys: verifier keys, or .pub files that hold them.
+    """
+
+    ledgers: Sequence[Where] = ()
+    replaces: Where | None = None
+    keys: Sequence[Where] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("ledgers", "keys"):
+            found = getattr(self, name)
+            if isinstance(found, (str, os.PathLike)):
+                raise ConfigError("EARLIER", f"{name} is {str(found)!r}, expected a list of them: [{str(found)!r}]")
+
+
+@dataclass(frozen=True)
+class Microbatches:
+    """Bounds the size of a microbatch: a matter of memory, not of privacy.
+
+    Attributes:
+        contributions: the most in one.
+        rows: the most examples in one, or None; a contribution with more is spread over several, and clipped once. The
+            start-up probes use three examples at least.
+
+    Raises:
+        ConfigError: code MICROBATCH, a microbatch without room.
+    """
+
+    contributions: int = 16
+    rows: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.contributions < 1:
+            raise ConfigError("MICROBATCH", f"microbatch is {self.contributions}, expected at least 1 contribution")
+        if self.rows is not None and self.rows < 1:
+            raise ConfigError("MICROBATCH", f"microbatch_rows is {self.rows}, expected at least 1 example, or None")
+
+    @property
+    def full(self) -> int:
+        """Returns the rows of a full microbatch of contributions with one example each."""
+        return self.contributions if self.rows is None else min(self.contributions, self.rows)
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Tells the time of a run.
+
+    Attributes:
+        now: returns POSIX seconds.
+        jump_ok: the clock is right though it ran far ahead since the last leaf (`ledger.replay.signer.JUMP_SECONDS`, 14 days),
+            so that what has expired by it may be withdrawn, for good.
+    """
+
+    now: Callable[[], int] = lambda: int(time.time())
+    jump_ok: bool = False
+
+
+@dataclass(frozen=True)
+class NoiseSource:
+    """Says where the random numbers of a run are drawn.
+
+    Attributes:
+        generator: ``host`` draws noise on the processor, ``device`` where the gradients are (`dptrain.noise.DeviceGaussian`).
+        insecure_test_key: 32 bytes that fix noise and sampling; the ledger is stamped NOT PRIVATE and cannot be exported.
+
+    Raises:
+        ConfigError: code NOISE_GENERATOR, an unknown generator.
+    """
+
+    generator: str = "host"
+    insecure_test_key: bytes | None = None
+
+    def __post_init__(self) -> None:
+        if self.generator not in ("host", "device"):
+            raise ConfigError("NOISE_GENERATOR", f"noise_generator is {self.generator!r}, expected 'host' or 'device'")
+
+
+NO_EARLIER = Earlier()
+MICROBATCHES = Microbatches()
+CLOCK = Clock()
+NOISE = NoiseSource()
+"""Defaults of an opening: no earlier runs, 16 contributions a microbatch, the clock of the machine, noise on the processor."""

@@ -1,0 +1,387 @@
+"""A prepared run: a model, bound to what was opened, and the parts of its logical step in the order in which they run."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from dptrain.blocks.stack import Ran, layer_stack, order_of
+from dptrain.clipping.exactness import level_of, refuse_skipped_masks, refuse_uncertifiable
+from dptrain.clipping.fast import precision_name
+from dptrain.clipping.resolver import Schedule, bind
+from dptrain.data.contributions import Pool, in_ledger_order, slots_for
+from dptrain.data.loader import Feeder
+from dptrain.data.microbatch import Collate, Decode, Microbatch
+from dptrain.data.packing import Planned
+from dptrain.data.slots import Slots
+from dptrain.engine import header, refusals
+from dptrain.engine.draw import Drawing
+from dptrain.engine.opening import Opened
+from dptrain.engine.release import Phase, PrivateGradients, refuse_addresses
+from dptrain.engine.start import Start
+from dptrain.engine.step import UnderWay, check_parameters
+from dptrain.engine.streams import Streams, open_streams
+from dptrain.errors import ConfigError
+from dptrain.progress import progress_bar
+from dptrain.record import checkpoints, weights
+from dptrain.record.recorder import by_terms
+from dptrain.record.settling import settle_pool
+from dptrain.routing import Router
+from dptrain.routing.accumulate import Folding
+from dptrain.routing.couplings import Program, refuse_coupled
+from dptrain.routing.repeated import Loss, RepeatedLoss
+from dptrain.routing.synthetic_rows import ProbeRows
+from dptrain.sandbox import Sandbox, forward_seed
+from dptrain.sandbox.isolation import Isolation
+from ledger.leaves import HELD
+from ledger.leaves.numerics import Numerics
+
+if TYPE_CHECKING:
+    from dptrain.routing.compiled import CompiledLoss
+
+
+MOST_PROBED = 16
+"""Contributions of public classes that the probes use, at most."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """Holds what an attempt at the run draws from: its random streams, and the draws that follow from them."""
+
+    streams: Streams
+    drawing: Drawing
+    program: Program
+
+
+class PreparedRun:
+    """Holds a model and its optimizer, bound to the policy, and does the parts of a logical step (`dptrain.engine.step.Parts`).
+
+    Guarantee: every draw happens after the window of its step is durably charged; the noise of a step is held against what was
+    charged before anything of it is released.
+
+    Args:
+        optimizer: as the user gave it. layers, probe: see `PrivateTraining.prepare`. states: what a checkpoint holds beside
+            model and optimizer.
+
+    Attributes:
+        step: the last step that began. start_step: the last one that is done when the run begins; 0 for a new run.
+        attempt: streams and draws; None before the first step of this attempt.
+    """
+
+    def __init__(
+        self,
+        opened: Opened,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        collate: Collate,
+        decode: Decode,
+        *,
+        layers: str | Sequence[str] | None,
+        probe: Sequence[bytes] | None,
+        states: Sequence[Any],
+    ) -> None:
+        policy = opened.policy
+        self.opened = opened
+        self.policy = policy
+        self.recorder = opened.recorder
+        self.model = opened.accelerator.unwrap_model(model) if opened.accelerator is not None else model
+        self.optimizer: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)
+        refuse_coupled(self.model)
+        trained = frozenset(id(parameter) for parameter in self.model.parameters() if parameter.requires_grad)
+        refusals.refuse_shared_memory(self.model, trained)
+        self.sandbox = Sandbox(self.model, trained, forward_seed(), secret=policy.disclosure == "secret_poisson")
+        pool = Pool(opened.corpus, decode, Slots.unresolved(opened.gate.admitted), policy.max_examples)
+        self.feeder = Feeder(pool, collate, opened.device, opened.microbatches.rows, self.sandbox)
+        with progress_bar("reading contributions", lambda: len(pool), shown=opened.progress is not False) as read:
+            self.feeder.check(read)
+        self.probe_rows = self._probe_rows(pool, decode, probe)
+        self.schedule: Schedule = bind(policy, layer_stack(self.model, layers, self._order()))
+        refusals.refuse_optimizer(self.optimizer, self.schedule, self.model)
+        self.isolation = Isolation(required=policy.isolation_required)
+        refusals.judge_optimizer(optimizer, self.optimizer, self.isolation)
+        refusals.refuse_gradient_hooks(self.schedule)
+        refuse_uncertifiable(policy.exactness, self.schedule.stack)
+        slots = by_terms(slots_for(opened.gate.admitted, self.schedule), policy)
+        self.router = Router(self.model, self.schedule, **level_of(policy), sandbox=self.sandbox)
+        self.router.sums.require_capacity(len(slots))
+        self.weights = weights.Weights(self.model, self.router)
+        draws = policy.noise_microbatches or 1
+        refuse_addresses(self.router, draws)
+        self.feeder.pool = pool.reordered(slots)
+        refuse_skipped_masks(policy.exactness, self.model, self.feeder.names)
+        refusals.warn_delta(policy, len(slots))
+        refusals.refuse_long_draws(policy, slots.class_names())
+        self._header = header.header_for(
+            opened.signed,
+            self.recorder.owner_public,
+            opened.gate.registry_root,
+            header.fingerprint(self.model, self.schedule),
+            self.schedule,
+            Numerics(precision_name(self.router.precision), opened.noise.generator),
+            self.isolation.told,
+            opened.noise.insecure_test_key,
+        )
+        if self.recorder.resuming:
+            self.recorder.open(self._header, slots, opened.gate.now)
+            self._take_ledger_order(slots)
+        else:
+            self.recorder.plan(self._header, slots, opened.gate.now)
+        self._states = [self.sandbox, *states]
+        self._pin = checkpoints.restore(opened.checkpoints, self.recorder, self.model, self.optimizer, self._states)
+        self.start_step = self.step = 0 if self._pin is None else self._pin.step
+        carried = [self.recorder.isolation] if self.recorder.resuming else []
+        self.isolation.carry(*carried, self._pin.isolation if self._pin is not None else HELD)
+        self.folding = Folding(self.router)
+        self.gradients = PrivateGradients(
+            self.model, self.optimizer, self.router, policy.normalizer, draws, self.isolation
+        )
+        self.under_way = UnderWay(self.sandbox, self.router)
+        self.probe = Start(
+            self.model,
+            self.router,
+            self.sandbox,
+            self.probe_rows,
+            self.under_way,
+            self.folding.repeated,
+            full=opened.microbatches.full,
+            exact=policy.exactness == "certified" and opened.device.type == "cpu",
+        )
+        self.attempt: Attempt | None = None
+        self._ended = False
+
+    @property
+    def pool(self) -> Pool:
+        """Returns the contributions of the run, in the order of their slots."""
+        return self.feeder.pool
+
+    # ---------------------------------------------------------------------------------------------- the parts of a step
+
+    def ready(self, number: int) -> Iterator[Microbatch]:
+        """Checks that a step may begin, yields the probes that are due, and begins the run before the first step."""
+        self.gradients.require(Phase.IDLE, f"step {number} was started")
+        self.check()
+        if self.attempt is None:
+            yield from self.probe.run()
+            self.probe.began(number)
+            self.begin()
+        elif self.probe.due(number, self.policy.epoch_steps):
+            yield from self.probe.again()
+
+    def begin(self) -> None:
+        """Makes the ledger of a new run, or starts another attempt of one that goes on; the first step does it.
+
+        Raises:
+            UnsupportedModule: code SHARED_MEMORY, for tensors that were tied by memory since `prepare`.
+            ResumeRefused, LedgerError, BudgetExceeded: the ledger cannot be made, or does not fit.
+        """
+        opened, policy, recorder = self.opened, self.policy, self.recorder
+        refusals.refuse_shared_memory(self.model, {id(tensor.parameter) for _, tensor in self.router.tensors})
+        slots = self.pool.slots
+        self.weights.fix()
+        found = replace(self._header, unprobed=self.probe.unprobed, frozen_digest=self.weights.frozen_digest)
+        attempt = recorder.open(found, slots, opened.gate.now)
+        if attempt is None:
+            attempt = recorder.resume(self.start_step, self._pin, opened.now())
+        self._take_ledger_order(slots)
+        test_key, generator = opened.noise.insecure_test_key, opened.noise.generator
+        streams = open_streams(recorder, self.pool, policy, attempt, test_key, generator, bits=self.router.sums.bits)
+        size = opened.microbatches
+        drawing = Drawing(policy, self.schedule, self.pool, streams, contributions=size.contributions, rows=size.rows)
+        self.attempt = Attempt(streams, drawing, Program(self.model))
+
+    def check(self) -> None:
+        """Checks what must hold at every step, as a user can change it at any time: no known coupling, full float32 products,
+        and the parameters that were bound."""
+        refuse_coupled(self.model)
+        if self.attempt is not None:
+            self.attempt.program.require()
+        refuse_skipped_masks(self.policy.exactness, self.model, self.feeder.names)
+        refusals.refuse_low_precision()
+        if self.sandbox.kept.written is None:  # else it may follow from content what was replaced, and the window ends the run
+            self.gradients.require_bound()
+        self.sandbox.kept.look()
+        self._watch()
+
+    def charge(self, number: int) -> None:
+        """Charges the window of a step if it is not charged yet, after who leaves the pool has left it.
+
+        Raises:
+            RegistryRefused: before anything is charged: the registry changed to one that does not verify or extend it.
+        """
+        self.gradients.clear()
+        if self.recorder.needs_charge(number):
+            opened = self.opened
+            settle_pool(self.pool, opened.registry, opened.inbox, self.recorder, now := opened.now())
+            self.recorder.charge(number, now)
+            self._going.drawing.close(self.pool.indices(self.recorder.withdrawn()))
+
+    def draw(self, number: int) -> list[Planned]:
+        """Draws the contributions of a charged step, and splits the draw into microbatches.
+
+        Where occurrences are public, they are recorded, durably, before the step runs. Noise is that of the step from here on.
+        """
+        drawing = self._going.drawing
+        self.step = number
+        self.gradients.phase = Phase.DRAWING
+        self.folding.begin()
+        drawn = drawing.draw(number)
+        if self.recorder.draws_public:
+            self.recorder.draw(number, drawn, self.opened.now())
+        stds, of_classes = drawing.noise(number, drawn)
+        self.recorder.require_noise(number, of_classes)
+        self.gradients.use(stds)
+        return drawing.planned(drawn)
+
+    @contextmanager
+    def load(self, planned: Planned, number: int) -> Iterator[Microbatch]:
+        """Collates one private microbatch, arms it, and runs it in the sandbox."""
+        bounds = self._going.drawing.bounds(planned)
+        self.folding.expect(planned, bounds)
+        rows = self.feeder.planned(planned, number)
+        with self.under_way.enter(rows, number, bounds.permitted_NG):
+            yield rows
+
+    def backward(self, losses: torch.Tensor, rows: Microbatch) -> None:
+        """Runs the backward pass of a microbatch: routes, clips and accumulates; see `PrivateTraining.backward`."""
+        with self.under_way.backward(rows):
+            if self.probe.active:
+                self.probe.backward(losses, rows)
+            else:
+                self.gradients.require_detached()
+                refuse_coupled(self.model)
+                self.folding.backward(losses, rows)
+
+    def release(self, number: int) -> None:
+        """Turns the step's sums into private gradients in ``p.grad``, and adds those of public contributions.
+
+        Once something has changed that is not trained, gradients no longer are what was signed: noise alone goes out. So it
+        does once a microbatch drew numbers that belong to no contribution.
+        """
+        blank = self.sandbox.kept.changed() or self.sandbox.late_host_draws
+        public = self.folding.public if self.schedule.public else None
+        self.gradients.release(self._going.streams.noise, number, public, blank=blank)
+
+    def settle(self, number: int) -> None:
+        """Settles the window at its end, closes epochs, and checks that the optimizer took the step."""
+        self.gradients.require(Phase.STEPPED, f"the loop left step {number}")
+        self._watch()
+        self.gradients.phase = Phase.IDLE
+        if self.recorder.at_window_end(number):
+            check_parameters([(t.name, t.parameter) for _, t in self.router.tensors], number)
+            self.recorder.settle(number, self.opened.now())
+            refusals.refuse_written(self.sandbox)
+        if self.recorder.at_epoch_end(number):
+            self.recorder.close_epoch(number, self.weights.records(), self.isolation.told, self.opened.now())
+
+    def finish(self) -> None:
+        """Closes the ledger and destroys every key and what was sealed; see `dptrain.engine.step.Steps.finish`."""
+        if self._ended:
+            return
+        if self.attempt is None:
+            if not self.recorder.resuming:
+                return
+            self.begin()
+        if self.gradients.phase is not Phase.IDLE:
+            self.gradients.require(Phase.STEPPED, "finish() was called")
+            self.gradients.phase = Phase.IDLE
+        self._watch()
+        self.recorder.finish(self.step, self.weights.records, self.isolation.told, self.opened.now())
+        self._going.streams.sealed.destroy()
+        self._going.streams.noise.destroy()
+        self._ended = True
+        refusals.refuse_written(self.sandbox)
+
+    # -------------------------------------------------------------------------------------------------- beside the steps
+
+    def save(self) -> Path:
+        """Writes a durable checkpoint of the states, pinned to the ledger; see `PrivateTraining.save`."""
+        if self.gradients.phase is not Phase.IDLE:
+            self.gradients.require(Phase.STEPPED, "save() was called")
+        self._watch()
+        step, told = self.step, self.isolation.told
+
+        def sign(size: int, sha256: bytes) -> bytes:
+            return self.recorder.sign_pin(step, told, size, sha256)
+
+        return checkpoints.save(self.opened.checkpoints, step, sign, self.model, self.optimizer, self._states)
+
+    def repeated(self, loss: Loss) -> RepeatedLoss:
+        """Returns a loss whose exceptions no contribution can stop the run with."""
+        made = RepeatedLoss(self.router, loss, self.probe_rows, whole=self.policy.exactness == "certified")
+        self.folding.repeated.append(made)
+        return made
+
+    def compiled(self, loss: Loss) -> "CompiledLoss":
+        """Returns a loss whose forward and backward pass of a microbatch is one compiled graph."""
+        from dptrain.routing.compiled import CompiledLoss
+
+        size = self.opened.microbatches
+        made = CompiledLoss(
+            self.router, self.model, self.repeated(loss), size.contributions, size.rows,
+            whole=self.policy.exactness == "certified", plain=self.folding.holds_public, probe=self.probe_rows,
+        )  # fmt: skip
+        self.folding.compiled.append(made)
+        return made
+
+    def summary(self) -> list[dict[str, Any]]:
+        """Returns the public figures per class: see `dptrain.engine.header.summary`."""
+        ledger = self.recorder.ledger
+        told = self.isolation.told
+        return header.summary(self.policy, ledger.state, ledger.charged_steps, self.schedule, self.pool.slots, told)
+
+    def detach(self) -> None:
+        """Leaves the sandbox, gives the parameters back to autograd and removes every hook."""
+        self.under_way.leave()
+        self.gradients.close()
+
+    @property
+    def _going(self) -> Attempt:
+        """Returns the attempt, which the first step began."""
+        assert self.attempt is not None
+        return self.attempt
+
+    def _take_ledger_order(self, slots: Slots) -> None:
+        """Puts the contributions into the order in which the ledger admitted them."""
+        self.feeder.pool = self.pool.reordered(in_ledger_order(slots, self.recorder.admitted()))
+
+    def _watch(self) -> None:
+        """Takes note, while the run goes on, of parameters that something else than the optimizer wrote."""
+        if self.attempt is not None and not self.recorder.ledger.finished:
+            self.gradients.require_own_parameters()
+
+    def _probe_rows(self, pool: Pool, decode: Decode, probe: Sequence[bytes] | None) -> ProbeRows:
+        """Returns rows for the probes: the user's records, else contributions of public classes, else made-up ones."""
+        like, device = self.feeder.like, self.opened.device
+        assert like is not None
+        if probe is not None:
+            records = [decode(content)[:1] for content in probe]
+            if len(records) < 2 or not all(records):
+                raise ConfigError(
+                    "PROBE",
+                    f"probe= holds {len(records)} records, some perhaps without an example; expected two or more, better "
+                    f"eight, each with one",
+                )
+        else:
+            public = {rule.name for rule in self.policy.classes if rule.public}
+            forms = [
+                number for number, form in enumerate(pool.slots.forms)
+                if form.descriptor.admissibility_class in public
+            ]  # fmt: skip
+            open_to_all = np.flatnonzero(np.isin(pool.slots.numbers, forms))
+            records = [pool.examples(int(index))[:1] for index in open_to_all[:MOST_PROBED]]
+        if len(records) < 2:
+            return ProbeRows(like, device)
+        names = [b"record" + place.to_bytes(4, "big") for place in range(len(records))]
+        return ProbeRows(like, device, self.feeder.records(records, names))
+
+    def _order(self) -> Ran:
+        """Finds in which order modules run, by a forward without gradients over rows of the probes."""
+        count = min(2, self.opened.microbatches.contributions)
+        rows = self.probe_rows.microbatch(range(count), [b"order" + bytes([place]) for place in range(count)])
+        with self.sandbox.enter(0, rows.names, learning=True):
+            return order_of(self.model, rows.inputs)
