@@ -476,19 +476,20 @@ def test_a_plan_times_the_microbatches_that_a_run_makes_of_a_draw(extra: str, tm
     case = plan.Case(8, 4, 4, per_class=3, rate=1.0, microbatch=4, policy=extra)
     made, config = plan.world(tmp_path, case, 2, 1)
     accelerator = Accelerator(cpu=True)
-    steps = measure._Steps(made.policy, config, accelerator)
-    drawn = [rule for rule in made.policy.classes for _ in range(3)]
-    ours = [([drawn[i].name for i in m.slots], m.examples, m.fill) for m in steps.mixed(drawn)]
-    steps.close()
+    planned = measure._Run(made.policy, config, accelerator, {rule.name: 3.0 for rule in made.policy.classes})
+    mixed = [(m, rules) for owner, m, rules in planned.draw(1) if owner is None]
+    ours = [([rules[i].name for i in m.slots], m.examples, m.fill) for m, rules in mixed]
+    planned.close()
     with plan.open_run(config, accelerator) as run:
         tools = plan.task(config.task)
         model, collate = tools.build(config.model)
         if made.policy.exactness == "certified":
             model.set_attn_implementation("eager")
         run.prepare(model, plan.make_optimizer(model, config.optimizer, layers=None), collate)
-        run.begin()
-        found = run.drawing.planned(run.drawing.draw(1))
-        slots = run.pool.slots
+        run.prepared.begin()
+        drawing = run.prepared.attempt.drawing
+        found = drawing.planned(drawing.draw(1))
+        slots = run.prepared.pool.slots
         theirs = [([slots[i].resolution.class_name for i in m.slots], m.examples, m.fill) for m in found]
     assert ours == theirs and any(len(set(names)) > 1 for names, _, _ in ours)
 

@@ -8,6 +8,7 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
+from typing import TypeVar
 
 import numpy as np
 
@@ -15,6 +16,8 @@ from attest.schedule.turns import Order
 from dptrain.noise.keystream import KeyStream
 
 _SLOTS_PER_BLOCK = 2
+
+One = TypeVar("One")
 
 
 class Sampler(ABC):
@@ -108,7 +111,7 @@ class OrderedSampler(Sampler):
         return chosen
 
 
-def groups(drawn: Sequence[int], count: int) -> list[list[int]]:
+def groups(drawn: Sequence[One], count: int) -> list[list[One]]:
     """Splits a draw into exactly ``count`` groups, in order, of sizes that differ by at most one.
 
     Guarantee: the groups joined are the draw; none is dropped, truncated or repeated, and a small draw leaves groups empty.

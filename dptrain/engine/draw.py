@@ -1,6 +1,6 @@
-"""Who takes part in a step, in which microbatches, under which bounds and noise."""
+"""Samples the contributions of one step and plans its microbatches."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from attest.policy import Policy
 from attest.schedule import Phases, phase_std
@@ -16,7 +16,7 @@ NOTHING = (1.0, 1.0, ())
 
 
 class Drawing:
-    """Draws of the run, and what follows from a draw by public numbers alone.
+    """Draws the contributions of every step; the rest follows from a draw by public numbers alone.
 
     Args:
         contributions: the most in one microbatch. rows: the most rows in one, or None.
@@ -57,18 +57,9 @@ class Drawing:
 
         Public contributions come last, in microbatches of their own; how the others are split does not depend on them.
         """
-        public = [slot for slot in drawn if self._resolution(slot).public]
-        private = [slot for slot in drawn if not self._resolution(slot).public]
-        return [
-            planned
-            for group in (*groups(private, self._groups), public)
-            for planned in plan(
-                [Drawn(i, self._depth(i), self._pool.size(i)) for i in group],
-                self._contributions,
-                self._rows,
-                fill=group is not public and self._fill,
-            )
-        ]
+        found = [Drawn(slot, self._depth(slot), self._pool.size(slot)) for slot in drawn]
+        public = {slot: self._resolution(slot).public for slot in drawn}
+        return microbatches_of(found, public, self._groups, self._contributions, self._rows, fill=self._fill)
 
     def noise(self, number: int, drawn: Sequence[int]) -> tuple[tuple[float, ...], tuple[float, ...] | None]:
         """Standard deviations of the noise of a step: per block, and effective ones per class, in the order of the policy.
@@ -96,3 +87,25 @@ class Drawing:
 
     def _depth(self, slot: int) -> int:
         return self._lowest[self._resolution(slot).class_name]
+
+
+def microbatches_of(
+    drawn: Sequence[Drawn],
+    public: Mapping[int, bool] | Sequence[bool],
+    injections: int,
+    contributions: int,
+    rows: int | None,
+    *,
+    fill: bool,
+) -> list[Planned]:
+    """Plans the microbatches of a draw, public contributions last, in microbatches of their own.
+
+    Guarantee: how private contributions are split does not depend on public ones.
+
+    Args:
+        drawn: those that may reach lowest first. public: by slot, whether it is of a public class. injections: how often
+            noise comes in per step. contributions, rows, fill: of `dptrain.data.packing.plan`; public ones never fill up.
+    """
+    private = groups([one for one in drawn if not public[one.slot]], injections)
+    planned = [made for group in private for made in plan(group, contributions, rows, fill=fill)]
+    return planned + plan([one for one in drawn if public[one.slot]], contributions, rows)

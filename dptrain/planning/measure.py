@@ -1,4 +1,4 @@
-"""What a run costs, measured: a few steps on random payloads through the engine's own parts.
+"""Measures what a run costs: a few steps of the engine's own loop, on random payloads.
 
 There is no ledger, no private data is read, and nothing is charged: the model, the schedule, the router, the sums, the noise
 and the optimizer are those of training, the contributions are made up here. This module imports torch; planning imports it
@@ -12,7 +12,8 @@ import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,9 +28,11 @@ from dptrain.clipping.exactness import level_of, refuse_uncertifiable
 from dptrain.clipping.resolver import Schedule, bind
 from dptrain.data.microbatch import Collate, Microbatch, build, row_names
 from dptrain.data.packing import Drawn, Planned, plan
-from dptrain.data.sampling import groups
 from dptrain.engine import refusals
+from dptrain.engine.draw import NOTHING, microbatches_of
+from dptrain.engine.options import Microbatches
 from dptrain.engine.release import Phase, PrivateGradients
+from dptrain.engine.step import Steps, UnderWay, Unrecorded
 from dptrain.engine.streams import noise_of
 from dptrain.noise import KeyStream
 from dptrain.programs import quiet_libraries
@@ -122,12 +125,12 @@ def measure(policy: Policy, config: RunConfig, counts: Mapping[str, int] | None,
         torch.cuda.reset_peak_memory_stats(accelerator.device)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        steps = _Steps(policy, config, accelerator)
+        run = _Run(policy, config, accelerator, expected)
         try:
-            taken, fixed = steps.run(expected, rounds)
+            taken, fixed = run.timed(rounds)
         finally:
-            steps.close()
-    schedule = steps.schedule
+            run.close()
+    schedule = run.schedule
     per_step = {name: taken[name] * expected[name] for name in expected}
     total = sum(per_step.values()) + fixed
     classes = tuple(
@@ -148,7 +151,7 @@ def measure(policy: Policy, config: RunConfig, counts: Mapping[str, int] | None,
         threads=torch.get_num_threads(),
         microbatch=config.run.microbatch,
         layers=len(schedule.stack.layers),
-        parameters=sum(parameter.numel() for parameter in steps.model.parameters()),
+        parameters=sum(parameter.numel() for parameter in run.model.parameters()),
         trained=schedule.coordinates,
         assumed=assumed,
         classes=classes,
@@ -160,11 +163,20 @@ def measure(policy: Policy, config: RunConfig, counts: Mapping[str, int] | None,
     )
 
 
-class _Steps:
-    """The parts of the engine that a step runs through, without draw and ledger."""
+_Timed = tuple[str | None, Planned, list[ClassRule]]
+"""Class that the time of a microbatch counts for, None in a mixed draw; the microbatch; and the class of each slot."""
 
-    def __init__(self, policy: Policy, config: RunConfig, accelerator: Accelerator) -> None:
-        self._policy, self._config, self._device = policy, config, accelerator.device
+
+class _Run(Unrecorded[_Timed]):
+    """A run without ledger and without data: its parts of a step are those of training, on what is made up.
+
+    One step has full microbatches of every class, one class after the other, and where few contributions are expected those
+    of a draw that mixes the classes as expected.
+    """
+
+    def __init__(self, policy: Policy, config: RunConfig, accelerator: Accelerator, expected: Mapping[str, float]) -> None:
+        self._policy, self._device = policy, accelerator.device
+        self._size = Microbatches(config.run.microbatch, config.run.microbatch_rows)
         tools = task(config.task)
         torch.manual_seed(config.run.seed)
         model, self._collate = tools.build(config.model)
@@ -173,11 +185,8 @@ class _Steps:
                 if hasattr(module, "set_attn_implementation"):
                     module.set_attn_implementation("eager")
         optimizer = make_optimizer(model, config.optimizer, layers=config.model.layers)
-        prepared, self._optimizer = accelerator.prepare(model, optimizer)
-        self._called = prepared
-        self._loss: Any = tools.per_example_loss
-        self._plain_loss = self._loss
-        self.model: nn.Module = accelerator.unwrap_model(prepared)
+        self._called, self._optimizer = accelerator.prepare(model, optimizer)
+        self.model: nn.Module = accelerator.unwrap_model(self._called)
         refuse_coupled(self.model)
         self.schedule: Schedule = bind(policy, layer_stack(self.model, config.model.layers))
         refuse_uncertifiable(policy.exactness, self.schedule.stack)
@@ -185,82 +194,96 @@ class _Steps:
         self._sandbox = Sandbox(self.model, trained, forward_seed(), secret=False)
         self._router = Router(self.model, self.schedule, **level_of(policy), sandbox=self._sandbox)
         self._folding = Folding(self._router)
-        if config.run.compile:
-            self._loss = self._compiled(self._loss)
+        self._under_way = UnderWay(self._sandbox, self._router)
+        self._plain_loss: Any = tools.per_example_loss
+        self._loss = self._compiled(self._plain_loss) if config.run.compile else self._plain_loss
         draws = policy.noise_microbatches or 1
         inner = getattr(self._optimizer, "optimizer", self._optimizer)
         self._gradients = PrivateGradients(self.model, inner, self._router, policy.normalizer, draws)
-        self._noise = noise_of(
-            policy, os.urandom(16), 0, KeyStream.fresh_master(), config.run.noise_generator, bits=self._router.sums.bits
-        )
-        self._number = 0
+        generator, bits = config.run.noise_generator, self._router.sums.bits
+        self._noise = noise_of(policy, os.urandom(16), 0, KeyStream.fresh_master(), generator, bits=bits)
+        count = max(1, min(self._size.contributions, round(sum(expected.values()))))
+        self._examples = _examples(config.model, count)
+        self._rules = [rule for rule in policy.classes if expected[rule.name]]
+        few = sum(expected.values()) <= MIXED * self._size.contributions
+        self._drawn = [rule for rule in self._rules for _ in range(round(expected[rule.name]))] if few else []
+        self._planned = self._plan()
 
-    def run(self, expected: Mapping[str, float], rounds: int) -> tuple[dict[str, float], float]:
-        """Seconds per contribution of every class, and of what a step costs beside."""
-        size = max(1, min(self._config.run.microbatch, round(sum(expected.values()))))
-        rules = [rule for rule in self._policy.classes if expected[rule.name]]
-        examples = _examples(self._config.model, size)
-        taken: dict[str, list[float]] = {rule.name: [] for rule in rules}
+    def timed(self, rounds: int) -> tuple[dict[str, float], float]:
+        """Returns seconds per contribution of every class, and of what a step costs beside, by the median of so many steps."""
+        self._learn()
+        groups: list[dict[str | None, float]] = []
         fixed: list[float] = []
-        whole: list[float] = []
-        few = sum(expected.values()) <= MIXED * self._config.run.microbatch
-        drawn = [rule for rule in rules for _ in range(round(expected[rule.name]))] if few else []
-        mixed = self.mixed(drawn)
-        self._learn(examples)
-        for _ in range(rounds + 1):
-            self._gradients.clear()
-            self._gradients.phase = Phase.DRAWING
-            self._folding.begin()
-            for rule in rules:
-                taken[rule.name].append(self._timed(lambda rule=rule: self._alone(rule, examples)) / size)
-            if mixed:
-                whole.append(self._timed(lambda: self._run(mixed, drawn, examples)))
-            fixed.append(self._timed(self._release))
-        middle = {name: statistics.median(times[1:]) for name, times in taken.items()}
-        alone = sum(middle[rule.name] for rule in drawn)
-        share = statistics.median(whole[1:]) / alone if mixed else 1.0
+        for step in Steps(self, 1, rounds + 1, "measuring", shown=False):
+            spent: dict[str | None, float] = {}
+            owners = iter(owner for owner, _, _ in self._planned)
+            start = self._now()
+            for rows in step:
+                self.backward(self._loss(self._called, rows), rows)
+                now, owner = self._now(), next(owners)
+                spent[owner] = spent.get(owner, 0.0) + now - start
+                start = now
+            self._optimizer.step()
+            groups.append(spent)
+            fixed.append(self._now() - start)
+        count = len(self._examples)
+        middle = {rule.name: statistics.median(spent[rule.name] for spent in groups[1:]) / count for rule in self._rules}
+        alone = sum(middle[rule.name] for rule in self._drawn)
+        share = statistics.median(spent[None] for spent in groups[1:]) / alone if self._drawn else 1.0
         return {rule.name: share * middle.get(rule.name, 0.0) for rule in self._policy.classes}, statistics.median(fixed[1:])
 
+    def draw(self, number: int) -> list[_Timed]:
+        """Returns the microbatches of every step, whatever its number: nothing is sampled."""
+        self._gradients.clear()
+        self._gradients.phase = Phase.DRAWING
+        self._folding.begin()
+        return self._planned
+
+    @contextmanager
+    def load(self, planned: _Timed, number: int) -> Iterator[Microbatch]:
+        """Collates and arms a microbatch of examples that are made up; its slots are places among the rules."""
+        _, microbatch, rules = planned
+        contents = [[self._examples[slot % len(self._examples)]] for slot in microbatch.slots]
+        rows = self._collated(contents, microbatch.examples, microbatch.fill)
+        found = [rules[slot] for slot in microbatch.slots]
+        signed = [(rule.clip_norm, rule.noise_multiplier, self.schedule.profiles[rule.name]) for rule in found]
+        bounds = bounds_of(signed + [NOTHING] * microbatch.fill, len(self.schedule.blocks))
+        self._folding.expect(microbatch, bounds)
+        with self._under_way.enter(rows, number, bounds.permitted_NG):
+            yield rows
+
+    def backward(self, losses: torch.Tensor, rows: Microbatch) -> None:
+        """Runs the backward pass of a microbatch: routes, clips and accumulates."""
+        with self._under_way.backward(rows):
+            self._folding.backward(losses, rows)
+
+    def release(self, number: int) -> None:
+        """Adds the noise of a step, under a key that nothing else uses."""
+        self._gradients.release(self._noise, number, self._folding.public if self.schedule.public else None)
+
+    def settle(self, number: int) -> None:
+        """Notes that the optimizer took the step; there is nothing to settle."""
+        self._gradients.phase = Phase.IDLE
+
     def close(self) -> None:
+        """Gives the parameters back and destroys the key."""
         self._gradients.close()
         self._noise.destroy()
 
-    def mixed(self, drawn: Sequence[ClassRule]) -> list[Planned]:
-        """Microbatches of a step that draws one contribution, of one example, of each of these classes; slots are places there.
-
-        As :meth:`dptrain.engine.draw.Drawing.planned` makes them.
-        """
-        most, rows = self._config.run.microbatch, self._config.run.microbatch_rows
-        depths = [self.schedule.lowest_position(rule.name) for rule in drawn]
-        order = sorted(range(len(drawn)), key=lambda slot: (depths[slot], slot))
-        public = [slot for slot in order if drawn[slot].public]
-        private = groups([slot for slot in order if not drawn[slot].public], self._policy.noise_microbatches or 1)
-        fill = self._policy.exactness == "certified"
-        return [
-            planned
-            for group in (*private, public)
-            for planned in plan([Drawn(i, depths[i], 1) for i in group], most, rows, fill=fill and group is not public)
-        ]
-
-    def _alone(self, rule: ClassRule, examples: Sequence[Any]) -> None:
-        """Full microbatches of one class."""
-        drawn = [Drawn(slot, 0, 1) for slot in range(len(examples))]
-        most, rows = self._config.run.microbatch, self._config.run.microbatch_rows
-        fill = self._policy.exactness == "certified" and not rule.public
-        self._run(plan(drawn, most, rows, fill=fill), [rule] * len(examples), examples)
-
-    def _run(self, microbatches: Sequence[Planned], rules: Sequence[ClassRule], examples: Sequence[Any]) -> None:
-        """Forward pass, backward pass and clip of microbatches, whose slots are places in ``rules``."""
-        for planned in microbatches:
-            contents = [[examples[slot % len(examples)]] for slot in planned.slots]
-            batch = self._collated(contents, planned.examples, planned.fill)
-            found = [rules[slot] for slot in planned.slots]
-            signed = [(rule.clip_norm, rule.noise_multiplier, self.schedule.profiles[rule.name]) for rule in found]
-            bounds = bounds_of(signed + [(1.0, 1.0, ())] * planned.fill, len(self.schedule.blocks))
-            self._folding.expect(planned, bounds)
-            with self._sandbox.enter(self._number, batch.names):
-                self._router.arm(batch.contributions, batch.examples, bounds.permitted_NG)
-                self._folding.backward(self._loss(self._called, batch), batch)
+    def _plan(self) -> list[_Timed]:
+        """Plans the microbatches of a step: each with the class that its time counts for, or None for those of a mixed draw."""
+        size, fill = self._size, self._policy.exactness == "certified"
+        found: list[_Timed] = []
+        for rule in self._rules:
+            slots = [Drawn(slot, 0, 1) for slot in range(len(self._examples))]
+            alone = plan(slots, size.contributions, size.rows, fill=fill and not rule.public)
+            found += [(rule.name, planned, [rule] * len(slots)) for planned in alone]
+        public = [rule.public for rule in self._drawn]
+        depths = [self.schedule.lowest_position(rule.name) for rule in self._drawn]
+        drawn = sorted((Drawn(slot, depth, 1) for slot, depth in enumerate(depths)), key=lambda one: (one.depth, one.slot))
+        groups = self._policy.noise_microbatches or 1
+        mixed = microbatches_of(drawn, public, groups, size.contributions, size.rows, fill=fill)
+        return found + [(None, planned, self._drawn) for planned in mixed]
 
     def _collated(self, contents: list[list[Any]], rows: int, fill: int) -> Microbatch:
         collate: Collate = self._collate
@@ -268,36 +291,28 @@ class _Steps:
         names = row_names(owners, rows, fill=fill)
         return build(contents, collate, self._device, names, rows_each=rows, fill=fill)
 
-    def _learn(self, examples: Sequence[Any]) -> None:
+    def _learn(self) -> None:
         """Shows where rows lie in what the model draws, by two forward passes."""
         for count in (3, 2):
-            batch = self._collated([examples[:1]] * count, 1, 0)
-            with self._sandbox.enter(0, batch.names, learning=True), torch.no_grad():
-                self._plain_loss(self._called, batch)
+            rows = self._collated([self._examples[:1]] * count, 1, 0)
+            with self._sandbox.enter(0, rows.names, learning=True), torch.no_grad():
+                self._plain_loss(self._called, rows)
         self._sandbox.layouts.decide()
 
     def _compiled(self, loss: Any) -> Any:
         from dptrain.routing.compiled import CompiledLoss
 
-        most, rows = self._config.run.microbatch, self._config.run.microbatch_rows
-        whole = self._policy.exactness == "certified"
-        made = CompiledLoss(self._router, self.model, loss, most, rows, whole=whole, plain=self._folding.holds_public)
+        size, whole = self._size, self._policy.exactness == "certified"
+        plain = self._folding.holds_public
+        made = CompiledLoss(self._router, self.model, loss, size.contributions, size.rows, whole=whole, plain=plain)
         self._folding.compiled.append(made)
         return made
 
-    def _release(self) -> None:
-        self._number += 1
-        public = self._folding.public if self.schedule.public else None
-        self._gradients.release(self._noise, self._number, public)
-        self._optimizer.step()
-        self._gradients.phase = Phase.IDLE
-
-    def _timed(self, work: Callable[[], None]) -> float:
-        start = time.perf_counter()
-        work()
+    def _now(self) -> float:
+        """Returns the time, once all work that was given to the device is done."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        return time.perf_counter() - start
+        return time.perf_counter()
 
 
 def _expected(policy: Policy, counts: Mapping[str, int] | None) -> tuple[dict[str, float], bool]:

@@ -152,7 +152,8 @@ class Party:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
         self.private = PrivateTraining.open(
             world.policy, world.corpus, ledger=world.root / f"{name}.db", progress=False,
-            microbatches=Microbatches(scene.microbatch, scene.rows), noise=NoiseSource(insecure_test_key=key), clock=Clock(lambda: NOW),
+            microbatches=Microbatches(scene.microbatch, scene.rows), noise=NoiseSource(insecure_test_key=key),
+            clock=Clock(lambda: NOW),
         )  # fmt: skip
         try:
             _, _, steps = self.private.prepare(
