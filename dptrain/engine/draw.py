@@ -100,7 +100,7 @@ def microbatches_of(
 ) -> list[Planned]:
     """Plans the microbatches of a draw, public contributions last, in microbatches of their own.
 
-    Guarantee: how private contributions are split does not depend on public ones.
+    How private contributions are split does not depend on public ones.
 
     Args:
         drawn: those that may reach lowest first. public: by slot, whether it is of a public class. injections: how often

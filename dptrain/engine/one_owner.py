@@ -90,7 +90,7 @@ def stage(root: Path, policy: str, contributors: Sequence[Contributor], *, now: 
         folder.mkdir(parents=True, exist_ok=True)
     classes: dict[str, tuple[str, ...]] = {}
     for one in contributors:
-        classes[one.name] = (*classes.get(one.name, ()), one.admissibility_class)
+        classes[one.name] = tuple(sorted((*classes.get(one.name, ()), one.admissibility_class)))
     keys = {name: generate() for name in ("owner", *classes)}
     for name, key in keys.items():
         save_private_key(root / "keys" / f"{name}.key", key)

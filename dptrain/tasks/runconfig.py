@@ -273,7 +273,7 @@ class RunConfig:
             raise ConfigError("RUN_KEY", "the run file has no table [data]; it says where policy and corpus lie")
         return cls(task=task, **{name: _read(kind, table.get(name, {}), name, base, tables) for name, kind in tables.items()})
 
-    def opening(self, *, resume: bool, clock_jump_ok: bool, kept_reading: bool) -> dict[str, Any]:
+    def opening(self, *, resume: bool = False, clock_jump_ok: bool = False, kept_reading: bool = True) -> dict[str, Any]:
         """Returns keyword arguments of ``PrivateTraining.open``: what the run file decides, and how the run is started.
 
         Args:

@@ -41,7 +41,7 @@ def releases(world: World, tmp_path, *, compiled: bool, **options) -> tuple[list
     trainer = Trainer(world, dtype=torch.float64, insecure_test_key=KEY, checkpoint_dir=ledger, **options)
     loss = trainer.family.losses
     if compiled:
-        loss = trainer.private.compile(lambda model, rows: trainer.family.losses(model, dict(rows)))
+        loss = trainer.private.loss(lambda model, rows: trainer.family.losses(model, dict(rows)), compiled=True)
     found = []
     for step in trainer.steps:
         for rows in step:
@@ -87,9 +87,9 @@ def test_compile_comes_after_prepare_and_takes_its_losses_as_they_are(traced: No
         break
     trainer.close()
     unprepared = object.__new__(type(trainer.private))
-    unprepared._prepared = False
+    unprepared._prepared = None
     with pytest.raises(StepOrder) as early:
-        unprepared.compile(trainer.family.losses)
+        unprepared.loss(trainer.family.losses, compiled=True)
     assert early.value.code == "COMPILE_EARLY"
 
 
@@ -117,7 +117,7 @@ def test_public_microbatches_run_in_the_hook_form(traced: None, tmp_path, monkey
     """Their sums carry no noise, and which graphs there are tells which private microbatches came before."""
     world = make_world(tmp_path / "world", classes=PUBLIC_AND_PRIVATE, per_class=4, steps=2, rate="1")
     trainer = Trainer(world, dtype=torch.float64, insecure_test_key=KEY, microbatch=2)
-    loss = trainer.private.compile(lambda model, rows: trainer.family.losses(model, dict(rows)))
+    loss = trainer.private.loss(lambda model, rows: trainer.family.losses(model, dict(rows)), compiled=True)
     ran: list[bool] = []
     run = graphs.StepGraph.__call__
 

@@ -76,7 +76,7 @@ class InPlace(nn.Module):
 
 
 def test_the_output_of_a_linear_map_over_tokens_may_be_changed_in_place(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert begun(tmp_path, Net(InPlace())).probe.unprobed == ()
+    assert begun(tmp_path, Net(InPlace())).prepared.probe.unprobed == ()
     monkeypatch.setattr("torch.Tensor._is_view", lambda value: False)  # the hook stays on the view that torch made
     with pytest.raises(UnsupportedModule, match=r"GRADIENT_MISMATCH.*extra\.inner"):
         begun(tmp_path / "hook lost", Net(InPlace()))
@@ -103,7 +103,7 @@ class _Rows(nn.Module):
 
 
 def test_an_input_as_long_as_there_are_rows_is_not_taken_for_one_with_examples(tmp_path, monkeypatch) -> None:
-    assert begun(tmp_path, Net(Positions())).probe.unprobed == ()
+    assert begun(tmp_path, Net(Positions())).prepared.probe.unprobed == ()
     monkeypatch.setattr(GenericRule, "learn", lambda *args: None)  # one number of rows decides, as before
     with pytest.raises(UnsupportedModule):
         begun(tmp_path / "by one number", Net(Positions()))
@@ -114,7 +114,7 @@ def test_a_tensor_that_another_module_uses_too_is_probed_where_one_of_them_runs(
     model.shared = nn.Embedding(50, 8)
     model.shared.weight = model.embed.weight
     model.never = nn.Linear(2, 2)
-    assert begun(tmp_path, model).probe.unprobed == ("never.bias", "never.weight")
+    assert begun(tmp_path, model).prepared.probe.unprobed == ("never.bias", "never.weight")
 
 
 class Sleeps(Net):

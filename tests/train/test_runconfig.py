@@ -34,27 +34,27 @@ def test_a_run_file_is_read_with_paths_relative_to_it(tmp_path: Path) -> None:
     assert config.data.policy == tmp_path / "policy.cose"
     assert config.run.ledger == str(tmp_path / "runs" / "ledger.db")
     assert config.model == TextModel(max_length=40, labels=("no", "yes"))
-    assert config.opening["corpus"] == tmp_path / "corpus"
+    assert config.opening()["corpus"] == tmp_path / "corpus"
 
 
 def test_a_ledger_may_be_on_a_server_with_its_state_on_this_machine(tmp_path: Path) -> None:
     run = tmp_path / "run.toml"
     url = "postgresql://trainer@db.example/privacy?schema=run7"
     run.write_text(TEXT + f'[run]\nledger = "{url}"\nledger_state = "state"\n')
-    opening = RunConfig.load(run).opening
-    assert (opening["ledger"], opening["ledger_state"]) == (url, tmp_path / "state")
+    opening = RunConfig.load(run).opening()
+    assert (opening["ledger"].place, opening["ledger"].state) == (url, tmp_path / "state")
     run.write_text(TEXT + '[run]\nledger = "sqlite:///runs/ledger.db"\n')
-    assert RunConfig.load(run).opening["ledger"] == str(tmp_path / "runs" / "ledger.db")
+    assert RunConfig.load(run).opening()["ledger"].place == str(tmp_path / "runs" / "ledger.db")
 
 
 def test_earlier_ledgers_are_named_relative_to_the_run_file_or_by_their_url(tmp_path: Path) -> None:
     run = tmp_path / "run.toml"
     more = 'replaces = "lost.db"\nearlier_keys = ["keys/one.pub"]\n'
     run.write_text(TEXT + f'[run]\nearlier = ["one.db", "postgresql://reader@db.example/privacy"]\n{more}')
-    opening = RunConfig.load(run).opening
-    assert opening["earlier"] == (str(tmp_path / "one.db"), "postgresql://reader@db.example/privacy")
-    assert opening["replaces"] == str(tmp_path / "lost.db")
-    assert opening["earlier_keys"] == (tmp_path / "keys" / "one.pub",)
+    opening = RunConfig.load(run).opening()["earlier"]
+    assert opening.ledgers == (str(tmp_path / "one.db"), "postgresql://reader@db.example/privacy")
+    assert opening.replaces == str(tmp_path / "lost.db")
+    assert opening.keys == (tmp_path / "keys" / "one.pub",)
     for wrong in ('earlier = "one.db"', "earlier = [1]", "replaces = []", "earlier_keys = [1]", 'earlier_keys = "a"'):
         run.write_text(TEXT + f"[run]\n{wrong}\n")
         with pytest.raises(ConfigError):

@@ -45,7 +45,7 @@ class Scene:
     Attributes:
         model: makes the model, after torch was seeded. record: one example, from a number. collate, loss: the user's, for
             ``prepare`` and ``compile``. layers: for ``prepare``.
-        level: exactness. compiled: whether the loss goes through ``private.compile``.
+        level: exactness. compiled: whether the loss is ``private.loss(..., compiled=True)``.
         drawn: contributions of the crowd that are expected in a step. microbatch, rows: limits, for ``open``.
         examples: examples of a contribution of the crowd, from its number. own_examples: of the audited one.
         augment: what the user's ``decode`` does to an example. each_step: what the user's loop does before a step.
