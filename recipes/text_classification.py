@@ -16,6 +16,7 @@ from dptrain.tasks.classification import make_optimizer, make_scheduler, probe_r
 from dptrain.tasks.runconfig import RunConfig
 from dptrain.tasks.runs import conclude, open_run
 from dptrain.tasks.text_classification import build, per_example_loss, read_examples
+from dptrain.train import print_outcome
 
 
 def main() -> int:
@@ -52,7 +53,7 @@ def main() -> int:
 
         # Accuracy on public data, save_pretrained, export of the ledger, and its audit.
         outcome = conclude(run, accelerator.unwrap_model(model), collate, validation, config)
-    outcome.print()
+    print_outcome(outcome)
     return 0 if outcome.good else 1
 
 

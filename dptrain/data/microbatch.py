@@ -27,7 +27,7 @@ def json_examples(content: bytes) -> list[Any]:
     except ValueError as error:
         raise ConfigError(
             "DECODE",
-            f"a contribution is not JSON ({type(error).__name__}); pass decode= to PrivateTraining.open for other contents",
+            f"a contribution is not JSON ({type(error).__name__}); pass decode= to prepare() for other contents",
         ) from None
     return value if isinstance(value, list) else [value]
 
