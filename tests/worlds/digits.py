@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dptrain.demo.public import CORPUS, DELTA, TIERS, WEIGHTS, digits
-from dptrain.demo.rehearsal import Contributor, Stage, policy_text, shares, stage, write_records
+from dptrain.demo.rehearsal import policy_text, shares
+from dptrain.engine.one_owner import Contributor, Stage, stage, write_records
 
 RUN = """\
 task = "image_classification"
