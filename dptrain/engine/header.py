@@ -1,4 +1,4 @@
-"""Says a run in public words: the ledger's header with the structure of the model, and public figures per class."""
+"""Describes a run in public words: the ledger's header with the structure of the model, and public figures per class."""
 
 import hashlib
 import os

@@ -81,7 +81,7 @@ def open_run(
     refusals.refuse_accelerator(accelerator)
     refusals.refuse_generator(noise.generator, signed.policy, accelerator)
     data = open_corpus(corpus)
-    place = ledger.opened()
+    place = ledger.where()
     watch = RegistryWatch(registry or beside / "registry.cbor", public, memories_of(place, data))
     origin = ledger.origin or f"{signed.policy.corpus}/{place.name}"
     named = EarlierRuns(earlier.ledgers, earlier.replaces, earlier.keys, public)

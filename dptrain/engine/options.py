@@ -39,12 +39,8 @@ class RunLedger:
         """Returns the options of a ledger that is named by its file or URL alone; those that are given stay."""
         return given if isinstance(given, RunLedger) else cls(given)
 
-    def opened(self) -> Place:
-        """Returns the place of the ledger.
-
-        Raises:
-            StorageFailed: no such place can be.
-        """
+    def where(self) -> Place:
+        """Returns the place of the ledger, which need not be there yet; raises as `ledger.storage.place.Place.of`."""
         return Place.of(self.place, self.state)
 
     def checkpoints_of(self, place: Place) -> Path:
