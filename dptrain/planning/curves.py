@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from dptrain.planning.figures import Canvas, curve_figure
+from dptrain.planning.figures import TABLES, Picture, curve_figure
 from dptrain.planning.rounding import rounded_up
 from ledger import accountants
 from ledger.accountants import MIN_DELTA, AccountantError, Phase
@@ -40,7 +40,7 @@ class Curve:
             ],
         }
 
-    def figure(self) -> Canvas:
+    def figure(self) -> Picture:
         """A line per accountant; with one alone, also that of replaced content."""
         series: dict[str, Sequence[float]] = dict(self.epsilon)
         if len(series) == 1:
@@ -54,7 +54,7 @@ class Curve:
             y_label="epsilon, zero-out unless said",
         )
 
-    def tables(self) -> list[tuple[str, list[list[str]]]]:
+    def tables(self) -> TABLES:
         """The points."""
         head = [self.over, *(f"{name}{note}" for name in self.epsilon for note in ("", ", content replaced"))]
         rows = [
