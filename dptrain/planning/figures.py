@@ -1,4 +1,4 @@
-"""Draw a plan, and epsilon over steps or delta, to files: SVG, PNG, or a page of HTML, by matplotlib (the extra `plot`)."""
+"""Draws a plan, and epsilon over steps or delta, to files: SVG, PNG, or a page of HTML, by matplotlib (the extra `plot`)."""
 
 import importlib
 import io

@@ -1,4 +1,4 @@
-"""Plan a run before anything is charged: occurrences, epsilon and noise of every class and contribution."""
+"""Plans a run before anything is charged: occurrences, epsilon and noise of every class and contribution."""
 
 import itertools
 import math
@@ -35,7 +35,7 @@ class DrawRange:
 
 
 def draw_range(steps: int, rate: Fraction) -> DrawRange:
-    """Quantiles of Bin(steps, rate).
+    """Returns the quantiles of Bin(steps, rate).
 
     Args:
         steps: Horizon T, at least 1.
@@ -75,7 +75,7 @@ class PhasePlan:
 
 @dataclass(frozen=True, slots=True)
 class BoundPlan:
-    """What one pair of signed bounds gets under the schedule.
+    """Holds what one pair of signed bounds gets under the schedule.
 
     Attributes:
         effective_multiplier: The smallest z over the phases, z = max(sigma, s_k / C): s_k is the smallest noise of a block of
@@ -108,7 +108,7 @@ class BoundPlan:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """What one class may touch, and how often its contributions are drawn; all that there is to say of a public one."""
+    """Says what one class may touch, and how often its contributions are drawn; of a public one no more can be said."""
 
     name: str
     blocks: tuple[str, ...]
@@ -150,7 +150,7 @@ class Plan:
 
     @property
     def reaches(self) -> tuple[Reach, ...]:
-        """All classes, public ones last."""
+        """Returns all classes, public ones last."""
         return (*self.classes, *self.public)
 
 
@@ -160,7 +160,7 @@ takes gigabytes then."""
 
 
 def make_plan(policy: Policy, layers: int, *, hasty: bool = False) -> Plan:
-    """Lay a policy over a stack of `layers` layers.
+    """Lays a policy over a stack of `layers` layers.
 
     Args:
         policy: The rules.

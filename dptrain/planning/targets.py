@@ -1,4 +1,4 @@
-"""Search for the settings that reach a target epsilon, by bisection over what it grows or falls with."""
+"""Searches for the settings that reach a target epsilon, by bisection over what it grows or falls with."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -103,7 +103,7 @@ class Line:
 
     @property
     def assignment(self) -> str:
-        """The change as `--what-if` takes it."""
+        """Returns the change as `--what-if` takes it."""
         return f"class.{self.where}.{self.key}={self.new}" if self.where else f"{self.key}={self.new}"
 
     @staticmethod
@@ -160,7 +160,7 @@ class Solution:
 
 
 def solve(policy: Policy, goals: Mapping[str, float], quantity: Quantity, layers: int) -> Solution:
-    """Find the least change of one quantity that keeps every class of `goals` within its epsilon.
+    """Finds the least change of one quantity that keeps every class of `goals` within its epsilon.
 
     Guarantee: the epsilon of every class with a target has been computed again, by the plan of the policy found, and is not
     above the target. Targets are about zero-out adjacency, a contribution at the presets of its class, and the planned horizon

@@ -29,13 +29,13 @@ class ClassTotal:
 
 
 def totals(policy: Policy, planned: Plan) -> tuple[ClassTotal, ...]:
-    """The private classes with a limit, by the rule that a ledger and its auditor hold runs to."""
+    """Returns the private classes with a limit, by the rule that a ledger and its auditor hold runs to."""
     found = (total_of(policy, item) for item in planned.classes)
     return tuple(total for total in found if total is not None)
 
 
 def total_of(policy: Policy, item: ClassPlan) -> ClassTotal | None:
-    """One class; None if it has no limit."""
+    """Returns the total of one class; None if it has no limit."""
     place = next(place for place, rule in enumerate(policy.classes) if rule.name == item.name)
     micro = policy.classes[place].max_epsilon_total_micro
     if micro is None:
@@ -56,7 +56,7 @@ class GroupPlan:
 
 
 def signed_groups(policy: Policy, planned: Plan, report: GateReport) -> dict[str, list[GroupPlan]]:
-    """Per class, how many admitted contributions signed which bounds and caps, most exposed first.
+    """Counts, per class, the admitted contributions that signed the same bounds and caps, most exposed first.
 
     The noise that suffices is for whoever of them signed the strictest limit of epsilon.
     """
