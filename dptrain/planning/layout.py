@@ -49,7 +49,7 @@ def lay_out(policy: Policy, layers: int) -> tuple[dict[str, tuple[str, ...]], li
 
 
 def _share(policy: Policy, block: str) -> int:
-    """Returns the weight of a block in the budgets, 0 without any; blocks by name are counted as layers until a model is seen."""
+    """Returns the weight of a block in the budgets, 0 without any; until a model is seen, blocks by name count as layers."""
     if policy.noise_budgets is None:
         return 0
     return allocation.share_of([block if block in ("embeddings", "head") else "layers"], policy.noise_budgets)
