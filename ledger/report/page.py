@@ -51,7 +51,6 @@ def write_report(
         StorageFailed: the page cannot be written.
     """
     told = read_extras(extras)
-    preset = any(c.epsilon_preset is not None for c in report.classes)
     run, run_chart = rows.run(report)
     template, style = _template()
     page = template.render(
@@ -61,30 +60,16 @@ def write_report(
         leaves=_leaves(report),
         pruned=sum(row.pruned for row in report.summaries),
         about=rows.about(report),
-        findings=rows.findings(report),
-        kinds=rows.kinds(report),
-        preset=preset,
-        classes=rows.classes(report, preset),
+        tables=rows.tables(report, told),
+        preset=any(c.epsilon_preset is not None for c in report.classes),
         epochs=rows.evenly(report.epochs),
         run=run,
         run_chart=run_chart,
-        spread=rows.spread(report),
         spreads=rows.spreads(report),
         layers=rows.layers(report),
         releases=rows.releases(report),
-        withdrawn=rows.withdrawn(report),
         withdrawn_in_all=sum(row.count for row in report.withdrawal_counts),
-        withdrawn_last=rows.withdrawn_last(report),
-        summaries=rows.summaries(report),
-        admitted=rows.tally("admitted-c", "Admitted, by class", "class", told.admitted),
-        refused=rows.tally("refused-c", "Refused, by reason", "reason", told.refused),
-        examples=rows.free("examples-c", "Refusals", told.examples, rows.MAX_EXAMPLES),
-        results=rows.free("results-c", "Results", told.results, rows.MAX_ROWS),
         note=_note(Path(export_dir)),
-        signers=rows.signers(report),
-        ignored=rows.ignored(report),
-        log_keys=rows.log_keys(report),
-        digests=rows.digests(report),
         style=Markup(style),
         style_digest=_digest(style),
     )

@@ -13,6 +13,7 @@ from attest.errors import ReasonCode
 from ledger.audit import AuditReport, EpochRow
 from ledger.note import parse_verifier_key
 from ledger.report.charts import bar, bin_edges, distribution, over_time
+from ledger.report.extras import Extras
 from ledger.report.shown import PUBLIC, bound, code, counted, is_numeric, name, noted, rounded_down, rounded_up, text, utc
 from ledger.views.summary import ReleaseRow, Spread
 
@@ -46,7 +47,7 @@ class Table:
     """A table whose first column names the rows: None is shown as a dash, numbers stand at the right.
 
     Attributes:
-        ident: id of the caption, unique in the page.
+        ident: name, unique in the page; the id of the caption is `-c` behind it.
         caption: what the table shows.
         head: titles of the columns.
         rows: their values; `Markup` stays as it is.
@@ -85,20 +86,99 @@ def about(report: AuditReport) -> list[tuple[str, Any]]:
     return [(what, code(value) if isinstance(value, str) else value) for what, value in facts if value is not None]
 
 
-def findings(report: AuditReport) -> Table:
-    """Returns what is wrong, and where."""
-    rows = ((noted(code(found.where), found.code), found.sentence) for found in report.findings)
-    return Table("findings-c", "What is wrong, and where", ("where", "what is wrong"), rows, heard=True)
+def tables(report: AuditReport, extras: Extras) -> dict[str, Table]:
+    """Returns every table whose rows are read off as they are, by its name."""
+    epochs, counts, keys = evenly(report.epochs), report.withdrawal_counts, [*map(parse_verifier_key, report.log_keys)]
+    largest, total = max((row.count for row in counts), default=0), sum(row.count for row in counts)
+    spreads = [(c.name, c.spread) for c in report.classes if c.spread is not None]
+    found = (
+        Table(
+            "findings",
+            "What is wrong, and where",
+            ("where", "what is wrong"),
+            [(noted(code(row.where), row.code), row.sentence) for row in report.findings],
+            heard=True,
+        ),
+        Table(
+            "kinds",
+            "Leaves of the ledger by kind",
+            ("kind", "leaves", "first", "last"),
+            [(row.kind, row.count, row.first, row.last) for row in report.kinds],
+        ),
+        Table(
+            "spread",
+            "ε of all contributions ever admitted, withdrawn ones included; rounded up",
+            ("class", "contributions", "least", "a quarter up to", "half up to", "three quarters up to", "most"),
+            [
+                (label, s.contributions, *map(rounded_up, (s.least, s.quarter, s.median, s.three_quarters, s.most)))
+                for label, s in spreads
+            ],
+        ),
+        # Class and reason share a column, so that on a phone there is room for whole bars, whose lengths can be compared.
+        Table(
+            "withdrawn",
+            f"{total:,} withdrawals by class and reason",
+            ("class, reason", "count", BAR),
+            [(noted(row.class_name or _NEVER, code(row.reason)), row.count, bar(row.count, largest)) for row in counts],
+        ),
+        Table(
+            "withdrawn-last",
+            "What each had spent when it left",
+            ("leaf", "time", "contribution", "reason", "class", "steps charged", "ε spent and kept"),
+            [
+                (
+                    row.seq,
+                    utc(row.time),
+                    code(row.descriptor_hash),
+                    code(row.reason),
+                    row.class_name or _NEVER,
+                    row.steps,
+                    spent,
+                )
+                for row in report.withdrawals
+                for spent in [None if row.class_name is None else bound(row.epsilon)]
+            ],
+        ),
+        Table(
+            "summaries",
+            "Ranges of the ledger that have a summary",
+            ("leaf", "first leaf", "last leaf", "bodies that are gone", "auditors who vouch for it"),
+            [(row.seq, row.first, row.end - 1, row.pruned, ", ".join(row.vouchers) or "none") for row in report.summaries],
+        ),
+        Table(
+            "ignored",
+            "Signature lines that count for nothing",
+            ("name in the line", "key id in the line", "lines", "the known key that it resembles"),
+            [(code(row.name), code(row.key_id), row.lines, _resembled(row.resembles)) for row in report.ignored],
+        ),
+        Table(
+            "keys",
+            "Keys of the ledger, in the order in which they signed it; each handed it over to the next",
+            ("key", "name", "key id", "state"),
+            [
+                (place, code(key.name), code(key.key_id.hex()), "current" if place == len(keys) else "replaced")
+                for place, key in enumerate(keys, start=1)
+            ],
+        ),
+        Table(
+            "epochs",
+            "Epochs recorded in the ledger that the checkpoint signs",
+            ("epoch", "leaf", "closed", "last step", "model digest"),
+            [(row.number, row.seq, utc(row.time), row.step, code(row.model_digest)) for row in epochs],
+        ),
+        tally("admitted", "Admitted, by class", "class", extras.admitted),
+        tally("refused", "Refused, by reason", "reason", extras.refused),
+        free("examples", "Refusals", extras.examples, MAX_EXAMPLES),
+        free("results", "Results", extras.results, MAX_ROWS),
+        classes(report),
+        signers(report),
+    )
+    return {table.ident: table for table in found}
 
 
-def kinds(report: AuditReport) -> Table:
-    """Returns where the leaves of every kind stand."""
-    rows = ((row.kind, row.count, row.first, row.last) for row in report.kinds)
-    return Table("kinds-c", "Leaves of the ledger by kind", ("kind", "leaves", "first", "last"), rows)
-
-
-def classes(report: AuditReport, preset: bool) -> Table:
-    """Returns the largest value of one contribution per class; `preset`: also at the preset of the class."""
+def classes(report: AuditReport) -> Table:
+    """Returns the largest value of one contribution per class; where bounds are the operator's word also at its preset."""
+    preset = any(c.epsilon_preset is not None for c in report.classes)
     taken = any(c.occurrences is not None for c in report.classes)
     steps = ("steps", "occurrences") if taken else ("steps",)
     told = ("ε at the preset, no caps",) if preset else ()
@@ -109,7 +189,7 @@ def classes(report: AuditReport, preset: bool) -> Table:
         multiplier = PUBLIC if c.public else None if c.noise_multiplier is None else rounded_down(c.noise_multiplier)
         often = (c.steps, c.occurrences) if taken else (c.steps,)
         rows.append((c.name, *spent, multiplier, c.sampling_rate, *often, c.active, c.withdrawn))
-    return Table("classes-c", "Largest value of one contribution per class; ε rounded up, noise down", head, rows)
+    return Table("classes", "Largest value of one contribution per class; ε rounded up, noise down", head, rows)
 
 
 def run(report: AuditReport) -> tuple[Table, Markup]:
@@ -127,22 +207,13 @@ def run(report: AuditReport) -> tuple[Table, Markup]:
         points.append((report.charged, now))
         left = (sum(c.active for c in report.classes), sum(c.withdrawn for c in report.classes), None)
         rows.append(("in no epoch yet", None, None, report.charged, *map(bound, now), *left))
-    listed = Table("run-c", "Largest ε of a contribution, at the close of each epoch; rounded up", head, rows)
+    listed = Table("run", "Largest ε of a contribution, at the close of each epoch; rounded up", head, rows)
     private = [(place, c.name) for place, c in enumerate(report.classes) if not c.public]
     series = {label: [epsilons[place] or 0.0 for _, epsilons in points] for place, label in private}
     if not (series and points and points[-1][0] and all(math.isfinite(e) for values in series.values() for e in values)):
         return listed, Markup("")
     xs, what = [at for at, _ in points], "largest ε of a contribution"
     return listed, over_time("run", "ε per class over the run", xs, series, "steps charged", what)
-
-
-def spread(report: AuditReport) -> Table:
-    """Returns quartiles of the epsilons of the contributions of each class."""
-    head = ("class", "contributions", "least", "a quarter up to", "half up to", "three quarters up to", "most")
-    found = ((c.name, c.spread) for c in report.classes if c.spread is not None)
-    ranks = ((label, s.contributions, (s.least, s.quarter, s.median, s.three_quarters, s.most)) for label, s in found)
-    rows = ((label, count, *map(rounded_up, values)) for label, count, values in ranks)
-    return Table("spread-c", "ε of all contributions ever admitted, withdrawn ones included; rounded up", head, rows)
 
 
 def spreads(report: AuditReport) -> list[tuple[str, Spread, Markup | None, Table | None]]:
@@ -157,7 +228,7 @@ def _distribution(place: int, label: str, s: Spread) -> tuple[Markup | None, Tab
     ends = pairwise(map(rounded_up, bin_edges(s)))
     rows = [(f"{low} to {high}", count, bar(count, max(s.counts))) for (low, high), count in zip(ends, s.counts, strict=True)]
     caption = f"Contributions of class {label} by ε"
-    listed = Table(f"spread-{place}-c", caption, ("ε", "count", BAR), rows, heard=True)
+    listed = Table(f"spread-{place}", caption, ("ε", "count", BAR), rows, heard=True)
     return distribution(f"spread-{place}", caption, s), listed
 
 
@@ -229,7 +300,7 @@ def releases(report: AuditReport) -> list[tuple[ReleaseRow, Table]]:
             costs = (_cost(epsilon, label in part.influenced_by) for label, epsilon in zip(names, part.epsilons, strict=True))
             rows.append((part.name, ", ".join(part.influenced_by) or "none", *costs))
         caption = f"Leaf {row.seq:,}: whose influence may be in the weights, and the largest ε of one contribution; rounded up"
-        found.append((row, Table(f"release-{row.seq}-c", caption, head, rows)))
+        found.append((row, Table(f"release-{row.seq}", caption, head, rows)))
     return found
 
 
@@ -238,36 +309,6 @@ def _cost(epsilon: float | None, reached: bool) -> Any:
     if not reached:
         return "no influence"
     return bound(epsilon) if epsilon is None or math.isfinite(epsilon) else "no bound known"
-
-
-def withdrawn(report: AuditReport) -> Table:
-    """Returns how many contributions were withdrawn and why."""
-    largest = max((row.count for row in report.withdrawal_counts), default=0)
-    # Class and reason share a column, so that on a phone there is room for whole bars, whose lengths can be compared.
-    rows = (
-        (noted(row.class_name or _NEVER, code(row.reason)), row.count, bar(row.count, largest))
-        for row in report.withdrawal_counts
-    )
-    total = sum(row.count for row in report.withdrawal_counts)
-    return Table("withdrawn-c", f"{total:,} withdrawals by class and reason", ("class, reason", "count", BAR), rows)
-
-
-def withdrawn_last(report: AuditReport) -> Table:
-    """Returns the last withdrawals one by one, with what each keeps."""
-    head = ("leaf", "time", "contribution", "reason", "class", "steps charged", "ε spent and kept")
-    rows = []
-    for row in report.withdrawals:
-        spent = None if row.class_name is None else bound(row.epsilon)
-        what = (utc(row.time), code(row.descriptor_hash), code(row.reason), row.class_name or _NEVER)
-        rows.append((row.seq, *what, row.steps, spent))
-    return Table("withdrawn-last-c", "What each had spent when it left", head, rows)
-
-
-def summaries(report: AuditReport) -> Table:
-    """Returns which ranges of the ledger have a summary, and who vouches for it."""
-    head = ("leaf", "first leaf", "last leaf", "bodies that are gone", "auditors who vouch for it")
-    rows = ((row.seq, row.first, row.end - 1, row.pruned, ", ".join(row.vouchers) or "none") for row in report.summaries)
-    return Table("summaries-c", "Ranges of the ledger that have a summary", head, rows)
 
 
 def tally(ident: str, caption: str, what: str, counts: Mapping[str, int]) -> Table:
@@ -306,14 +347,7 @@ def signers(report: AuditReport) -> Table:
     signed = {(signer.name, signer.key_id) for signer in report.signers}
     rows += [(*map(code, key), role, "has not cosigned", None) for key, role in roles.items() if key not in signed]
     head = ("name", "key id", "role", "signature", "time stated")
-    return Table("signers-c", "Who signed the checkpoint, and who has not", head, rows)
-
-
-def ignored(report: AuditReport) -> Table:
-    """Returns the signature lines that nobody could verify."""
-    head = ("name in the line", "key id in the line", "lines", "the known key that it resembles")
-    rows = ((code(row.name), code(row.key_id), row.lines, _resembled(row.resembles)) for row in report.ignored)
-    return Table("ignored-c", "Signature lines that count for nothing", head, rows)
+    return Table("signers", "Who signed the checkpoint, and who has not", head, rows)
 
 
 def _resembled(vkey: str | None) -> Markup | None:
@@ -321,19 +355,3 @@ def _resembled(vkey: str | None) -> Markup | None:
         return None
     key = parse_verifier_key(vkey)
     return Markup("{} {}").format(code(key.name), noted(code(key.key_id.hex()), "damaged, forged, or by another key"))
-
-
-def log_keys(report: AuditReport) -> Table:
-    """Returns the keys of a ledger that was handed over to another one."""
-    keys = [parse_verifier_key(vkey) for vkey in report.log_keys]
-    states = ["replaced"] * (len(keys) - 1) + ["current"]
-    rows = ((at + 1, code(key.name), code(key.key_id.hex()), states[at]) for at, key in enumerate(keys))
-    caption = "Keys of the ledger, in the order in which they signed it; each handed it over to the next"
-    return Table("keys-c", caption, ("key", "name", "key id", "state"), rows)
-
-
-def digests(report: AuditReport) -> Table:
-    """Returns the epochs that the checkpoint signs."""
-    head = ("epoch", "leaf", "closed", "last step", "model digest")
-    rows = ((row.number, row.seq, utc(row.time), row.step, code(row.model_digest)) for row in evenly(report.epochs))
-    return Table("epochs-c", "Epochs recorded in the ledger that the checkpoint signs", head, rows)
