@@ -48,7 +48,7 @@ def require_plot(path: Path | None) -> None:
     """Says before anything is computed if a figure cannot be written.
 
     Raises:
-        typer.BadParameter: Another suffix, or the file exists. ConfigError: matplotlib is missing for a .png.
+        typer.BadParameter: Another suffix, or the file exists. ConfigError: matplotlib is missing.
     """
     if path is None:
         return
@@ -58,7 +58,7 @@ def require_plot(path: Path | None) -> None:
         raise typer.BadParameter(f"{path} exists; choose another name or move it away")
     if not path.parent.is_dir():
         raise typer.BadParameter(f"there is no directory {path.parent} to write {path.name} to")
-    require_matplotlib(path)
+    require_matplotlib()
 
 
 def count_of(text: str, rules: Policy) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""What if a policy said something else: `steps=4000, class.sensitive.noise_multiplier=1.2`."""
+"""Changes settings of a policy to see what follows: `steps=4000, class.sensitive.noise_multiplier=1.2`."""
 
 import difflib
 import re

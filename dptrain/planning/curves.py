@@ -1,11 +1,11 @@
-"""Epsilon over the steps of a run or over delta, and by all accountants."""
+"""Computes epsilon over the steps of a run or over delta, and by all accountants."""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from dptrain.planning.figures import Canvas, curve_figure
+from dptrain.planning.figures import TABLES, Picture, curve_figure
 from dptrain.planning.rounding import rounded_up
 from ledger import accountants
 from ledger.accountants import MIN_DELTA, AccountantError, Phase
@@ -25,7 +25,7 @@ class Curve:
     terms: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """For `--json`."""
+        """Returns what `--json` prints."""
         return {
             "over": self.over,
             "points": [
@@ -40,8 +40,8 @@ class Curve:
             ],
         }
 
-    def figure(self) -> Canvas:
-        """A line per accountant; with one alone, also that of replaced content."""
+    def figure(self) -> Picture:
+        """Draws a line per accountant; with one alone, also that of replaced content."""
         series: dict[str, Sequence[float]] = dict(self.epsilon)
         if len(series) == 1:
             name = next(iter(series))
@@ -54,8 +54,8 @@ class Curve:
             y_label="epsilon, zero-out unless said",
         )
 
-    def tables(self) -> list[tuple[str, list[list[str]]]]:
-        """The points."""
+    def tables(self) -> TABLES:
+        """Returns the points."""
         head = [self.over, *(f"{name}{note}" for name in self.epsilon for note in ("", ", content replaced"))]
         rows = [
             [
@@ -76,10 +76,13 @@ def curve(
     over: Literal["steps", "delta"],
     progress: Callable[[int], None] | None = None,
 ) -> Curve:
-    """Epsilon of the run so far, phase after phase, or of the whole run at other deltas.
+    """Computes epsilon of the run so far, phase after phase, or of the whole run at other deltas.
 
     Args:
-        phases: The run. delta: Of the figure, or one of those shown. names: Accountants. family: Of the noise.
+        phases: The run.
+        delta: Of the figure, or one of those shown.
+        names: Accountants.
+        family: Of the noise.
         over: What varies.
         progress: Is told how many of the `values_of` figures are done.
 
@@ -112,12 +115,12 @@ def curve(
 
 
 def values_of(names: Sequence[str]) -> int:
-    """About how many figures a curve is made of."""
+    """Returns about how many figures a curve is made of."""
     return 2 * POINTS * len(names)
 
 
 def first_steps(phases: Sequence[Phase], count: int) -> list[Phase]:
-    """The phases up to a step."""
+    """Returns the phases up to a step."""
     found, left = [], count
     for phase in phases:
         if left > 0:
@@ -127,7 +130,7 @@ def first_steps(phases: Sequence[Phase], count: int) -> list[Phase]:
 
 
 def compared(phases: Sequence[Phase], delta: float, family: str) -> dict[str, dict[str, Any]]:
-    """Both figures by every accountant, and whose code computes them; why not, where one has none."""
+    """Computes both figures by every accountant, and names whose code that is; or why one has none."""
     found: dict[str, dict[str, Any]] = {}
     for name in accountants.ACCOUNTANTS:
         try:

@@ -1,6 +1,6 @@
-"""The layer stack without a model: which blocks a policy tells apart, who may touch them, and the noise on each.
+"""Lays a policy over a stack of layers without a model: its blocks, who may touch them, and the noise on each.
 
-Without a model the layer stack is a number of layers: blocks `embeddings`, `layer.0` ... `layer.N-1`, `head`. A class
+The stack is a number of layers then: blocks `embeddings`, `layer.0` ... `layer.N-1`, `head`. A class
 bound to name patterns or to an adapter gets blocks of those names; whether they overlap with layers only a model can
 tell.
 """
@@ -33,7 +33,7 @@ class BlockPlan:
 
 
 def lay_out(policy: Policy, layers: int) -> tuple[dict[str, tuple[str, ...]], list[BlockPlan]]:
-    """The blocks that each class may touch, and the noise on every block that any class may touch."""
+    """Returns the blocks that each class may touch, and the noise on every block that any class may touch."""
     touched = _divided(policy, {rule.name: touched_blocks(rule, layers) for rule in policy.classes})
     order = dict.fromkeys([*stack(layers), *(block for blocks in touched.values() for block in blocks)])
     blocks = []
@@ -49,19 +49,19 @@ def lay_out(policy: Policy, layers: int) -> tuple[dict[str, tuple[str, ...]], li
 
 
 def _share(policy: Policy, block: str) -> int:
-    """Weight of a block in the budgets, 0 without any; blocks by name are counted as layers until a model is seen."""
+    """Returns the weight of a block in the budgets, 0 without any; until a model is seen, blocks by name count as layers."""
     if policy.noise_budgets is None:
         return 0
     return allocation.share_of([block if block in ("embeddings", "head") else "layers"], policy.noise_budgets)
 
 
 def stack(layers: int) -> tuple[str, ...]:
-    """The blocks of a stack, input side first."""
+    """Returns the blocks of a stack, input side first."""
     return ("embeddings", *(f"layer.{index}" for index in range(layers)), "head")
 
 
 def touched_blocks(rule: ClassRule, layers: int) -> tuple[str, ...]:
-    """Blocks that a class may touch, in the order of the stack.
+    """Returns the blocks that a class may touch, in the order of the stack.
 
     A band from a to b covers layers floor(a N) up to but not including ceil(b N); the embeddings belong to it if a is 0
     and the head if b is 1, unless the rule says otherwise. Listed layers bring neither unless the rule says so.
@@ -85,7 +85,7 @@ def touched_blocks(rule: ClassRule, layers: int) -> tuple[str, ...]:
 
 
 def needs_model(policy: Policy) -> bool:
-    """Whether some multiplier depends on what only a model tells.
+    """Tells whether some multiplier depends on what only a model tells.
 
     Where parameters of patterns, an adapter, heads or experts lie, or with budgets how large blocks are.
     """
@@ -95,12 +95,12 @@ def needs_model(policy: Policy) -> bool:
 
 
 def _masks(depth: DepthRule) -> dict[str, tuple[int, ...]]:
-    """The masks of a rule, by what they mask."""
+    """Returns the masks of a rule, by what they mask."""
     return {what: own for what, own in (("heads", depth.heads), ("experts", depth.experts)) if own is not None}
 
 
 def _divided(policy: Policy, touched: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-    """The same with what masks divide of a layer as blocks of their own.
+    """Adds what masks divide of a layer, as blocks of their own.
 
     What all heads of a layer share, the heads that no mask names, and the router of experts are open to classes without a
     mask; a mask that happens to name all heads of a model has them too, which only a model tells.
@@ -124,7 +124,7 @@ def _divided(policy: Policy, touched: dict[str, tuple[str, ...]]) -> dict[str, t
 
 
 def sure_stds(policy: Policy, rule: ClassRule, blocks: Sequence[BlockPlan]) -> list[float]:
-    """Per phase, the noise that a class is sure of over the blocks that it may touch, before a model is seen.
+    """Returns, per phase, the noise that a class is sure of over the blocks that it may touch, before a model is seen.
 
     The smallest of the blocks. With budgets it is sigma_k C_k: the programme gives every class at least that whatever the sizes
     of blocks are, and what it gives beyond depends on them.

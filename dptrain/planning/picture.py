@@ -1,4 +1,4 @@
-"""Draw curves on a terminal, in Unicode or in plain characters."""
+"""Draws a plan on a terminal, in Unicode or in plain characters."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ _STEP_COLUMNS = 60
 
 
 def plan_picture(plan: Plan, glyphs: Glyphs) -> list[Line]:
-    """One line per class from input to output, and one of the noise.
+    """Draws one line per class from input to output, and one of the noise.
 
     Blocks that are bound to names or adapters, or that masks divide, lie somewhere in the stack that only a model tells: they
     are counted at the end of the line.
@@ -66,7 +66,7 @@ def plan_picture(plan: Plan, glyphs: Glyphs) -> list[Line]:
 
 
 def phase_picture(phases: Sequence[PhasePlan], glyphs: Glyphs) -> list[Line]:
-    """The noise over the steps of the run, as heights relative to the largest scale; nothing for a run of one level."""
+    """Draws the noise over the steps of the run, as heights relative to the largest scale; nothing for a run of one level."""
     if len(phases) < 2:
         return []
     steps = phases[-1].first_step + phases[-1].steps - 1
@@ -85,7 +85,7 @@ def phase_picture(phases: Sequence[PhasePlan], glyphs: Glyphs) -> list[Line]:
 
 
 def _columns(layers: int) -> list[set[str]]:
-    """Blocks of every column: embeddings, layers (several a column where there are many), head."""
+    """Returns the blocks of every column: embeddings, layers (several a column where there are many), head."""
     count = min(layers, _MOST_COLUMNS)
     inner: list[set[str]] = [set() for _ in range(count)]
     for index in range(layers):
@@ -94,7 +94,7 @@ def _columns(layers: int) -> list[set[str]]:
 
 
 def _ruler(layers: int, columns: list[set[str]]) -> str:
-    """What stands over the bars: E, numbers of layers, H."""
+    """Returns what stands over the bars: E, numbers of layers, H."""
     inner = [" "] * (len(columns) - 2)
     free = 0
     for column in range(len(inner)):
@@ -125,7 +125,7 @@ def _promise(plan: Plan, name: str, glyphs: Glyphs) -> str:
 
 
 def _noise_line(blocks: Sequence[BlockPlan], columns: list[set[str]], glyphs: Glyphs) -> tuple[str, str] | None:
-    """Heights of the noise per column, the largest of a column; None where no block of the stack has any."""
+    """Draws the noise per column, the largest of a column; None where no block of the stack has any."""
     stds = {block.name: block.std for block in blocks}
     heights = [max((stds.get(name, 0.0) for name in column), default=0.0) for column in columns]
     present = sorted({height for height in heights if height > 0})

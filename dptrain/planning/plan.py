@@ -1,13 +1,15 @@
-"""Plan a run before anything is charged: occurrences, epsilon and noise of every class and contribution."""
+"""Plans a run before anything is charged: occurrences, epsilon and noise of every class and contribution."""
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
 from attest import schedule
-from attest.fixed_point import from_micro
+from attest.fixed_point import MICRO, from_micro
+from attest.gate import GateReport
 from attest.policy import ClassRule, Policy
 from attest.policy.sampling import POISSON, period
 from attest.schedule import allocation
@@ -17,6 +19,7 @@ from dptrain.planning.layout import BlockPlan, lay_out, needs_model, sure_stds
 from ledger import accountants
 from ledger.accountants import Phase
 from ledger.errors import AccountantError
+from ledger.replay.budgets import Limit, of_plan, repetitions
 
 TAIL = 0.025
 """Probability beyond either end of the range that is shown: 95 of 100 contributions lie within."""
@@ -35,7 +38,7 @@ class DrawRange:
 
 
 def draw_range(steps: int, rate: Fraction) -> DrawRange:
-    """Quantiles of Bin(steps, rate).
+    """Returns the quantiles of Bin(steps, rate).
 
     Args:
         steps: Horizon T, at least 1.
@@ -75,7 +78,7 @@ class PhasePlan:
 
 @dataclass(frozen=True, slots=True)
 class BoundPlan:
-    """What one pair of signed bounds gets under the schedule.
+    """Holds what one pair of signed bounds gets under the schedule.
 
     Attributes:
         effective_multiplier: The smallest z over the phases, z = max(sigma, s_k / C): s_k is the smallest noise of a block of
@@ -108,7 +111,7 @@ class BoundPlan:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """What one class may touch, and how often its contributions are drawn; all that there is to say of a public one."""
+    """Says what one class may touch, and how often its contributions are drawn; of a public one no more can be said."""
 
     name: str
     blocks: tuple[str, ...]
@@ -150,7 +153,7 @@ class Plan:
 
     @property
     def reaches(self) -> tuple[Reach, ...]:
-        """All classes, public ones last."""
+        """Returns all classes, public ones last."""
         return (*self.classes, *self.public)
 
 
@@ -160,7 +163,7 @@ takes gigabytes then."""
 
 
 def make_plan(policy: Policy, layers: int, *, hasty: bool = False) -> Plan:
-    """Lay a policy over a stack of `layers` layers.
+    """Lays a policy over a stack of `layers` layers.
 
     Args:
         policy: The rules.
@@ -325,3 +328,73 @@ def _class_plan(policy: Policy, rule: ClassRule, names: tuple[str, ...], blocks:
     own = [block for block in blocks if block.name in names]
     preset = bound_plan(policy, rule, rule.noise_multiplier_micro, rule.clip_norm_micro, own, hasty=hasty)
     return ClassPlan(*_reach(policy, rule, names), preset)
+
+
+@dataclass(frozen=True, slots=True)
+class ClassTotal:
+    """A class with a limit of epsilon over all runs.
+
+    Attributes:
+        name: Name of the class.
+        limit: Most epsilon of a contribution over all runs together, at the policy's delta.
+        used: What this run could use of it for a contribution at the presets, with every step that may be done again.
+        runs: How many such runs fit into it one after the other, whatever is looked at between them; 0 if none may begin.
+    """
+
+    name: str
+    limit: float
+    used: float
+    runs: int | None
+
+
+def totals(policy: Policy, planned: Plan) -> tuple[ClassTotal, ...]:
+    """Returns the private classes with a limit, by the rule that a ledger and its auditor hold runs to."""
+    found = (total_of(policy, item) for item in planned.classes)
+    return tuple(total for total in found if total is not None)
+
+
+def total_of(policy: Policy, item: ClassPlan) -> ClassTotal | None:
+    """Returns the total of one class; None if it has no limit."""
+    place = next(place for place, rule in enumerate(policy.classes) if rule.name == item.name)
+    micro = policy.classes[place].max_epsilon_total_micro
+    if micro is None:
+        return None
+    preset, limit = item.preset, Limit(micro, policy.delta, "class")
+    if hopeless(preset.effective_multiplier, item.sampling_rate, policy.steps) and preset.epsilon_with_redo > micro / MICRO:
+        return ClassTotal(item.name, micro / MICRO, preset.epsilon_with_redo, 0)
+    spending = of_plan(policy, place, preset.multipliers)
+    return ClassTotal(item.name, micro / MICRO, spending.epsilon(float(policy.delta)), repetitions(limit, spending))
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPlan:
+    """Contributions of one class that signed the same bounds, and what each of them gets."""
+
+    contributions: int
+    bound: BoundPlan
+
+
+def signed_groups(policy: Policy, planned: Plan, report: GateReport) -> dict[str, list[GroupPlan]]:
+    """Counts, per class, the admitted contributions that signed the same bounds and caps, most exposed first.
+
+    The noise that suffices is for whoever of them signed the strictest limit of epsilon.
+    """
+    groups: dict[str, Counter[tuple[int, int, int]]] = {}
+    limits: dict[tuple[str, tuple[int, int, int]], set[tuple[int, int]]] = {}
+    for item in report.admitted:
+        signed = item.admission.descriptor
+        if signed.public:
+            continue
+        bounds = (signed.noise_multiplier_micro, signed.clip_norm_micro, signed.max_occurrences or 0)
+        groups.setdefault(signed.admissibility_class, Counter())[bounds] += 1
+        limit = (signed.max_epsilon_micro or 0, signed.max_delta_pico or 0)
+        limits.setdefault((signed.admissibility_class, bounds), set()).add(limit)
+    found = {}
+    for name, counts in groups.items():
+        rule, blocks = policy.class_rule(name), class_blocks(planned, name)
+        plans = []
+        for (sigma, clip, cap), count in counts.items():
+            least = strictest(limits[name, (sigma, clip, cap)])
+            plans.append(GroupPlan(count, bound_plan(policy, rule, sigma, clip, blocks, cap=cap, limits=least)))
+        found[name] = sorted(plans, key=lambda item: -item.bound.epsilon)
+    return found

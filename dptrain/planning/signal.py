@@ -1,4 +1,4 @@
-"""How much of a gradient is left beside the noise, from the norms of public gradients."""
+"""Compares gradients with the noise, from the norms of public gradients."""
 
 import difflib
 import fnmatch
@@ -22,7 +22,8 @@ class Signal:
     """One block of one class, at scale 1 of the noise.
 
     Attributes:
-        norm: Of a public gradient in the block. clipped: The same after the clip of a contribution at the class's presets.
+        norm: Of a public gradient in the block.
+        clipped: This norm after the clip of a contribution at the class's presets.
         std: Noise of the block.
         of_one: clipped / std: one contribution beside the noise in its own direction.
         of_step: The same for all contributions that a step draws on average, if all gradients pointed the same way: no more is
@@ -41,7 +42,7 @@ class Signal:
 
 
 def read_norms(path: Path) -> dict[str, float]:
-    """Norms of gradients by block, or by class and block: `{"layer.0": 0.3, "sensitive/head": 1.2, "layer.*": 0.2}`.
+    """Reads norms of gradients by block, or by class and block: `{"layer.0": 0.3, "sensitive/head": 1.2, "layer.*": 0.2}`.
 
     Raises:
         ConfigError: Code GRADIENT_NORMS for a file that is no such JSON object.
@@ -62,7 +63,7 @@ def read_norms(path: Path) -> dict[str, float]:
 
 
 def signals(policy: Policy, plan: Plan, norms: Mapping[str, float], counts: Mapping[str, int] | None) -> list[Signal]:
-    """Signal against noise per private class and block.
+    """Compares signal with noise per private class and block.
 
     Args:
         norms: As `read_norms` gives them; a name beats a pattern, and with a class beats without.
@@ -92,7 +93,7 @@ def signals(policy: Policy, plan: Plan, norms: Mapping[str, float], counts: Mapp
 
 
 def as_json(found: Sequence[Signal]) -> list[dict[str, Any]]:
-    """For `--json`."""
+    """Returns what `--json` prints."""
     return [
         {
             "class": item.name,
@@ -109,7 +110,7 @@ def as_json(found: Sequence[Signal]) -> list[dict[str, Any]]:
 
 
 def _clipped(rule: ClassRule, blocks: Sequence[BlockPlan], norms: Sequence[float]) -> list[float]:
-    """Norms after the clip: one for all blocks, or with budgets one for each."""
+    """Returns norms after the clip: one for all blocks, or with budgets one for each."""
     if any(block.share for block in blocks):
         whole = math.sqrt(sum(block.share**2 for block in blocks))
         return [min(norm, rule.clip_norm * block.share / whole) for block, norm in zip(blocks, norms, strict=True)]

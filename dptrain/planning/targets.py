@@ -1,8 +1,8 @@
-"""Search for the settings that reach a target epsilon, by bisection over what it grows or falls with."""
+"""Searches for the settings that reach a target epsilon, by bisection over what it grows or falls with."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any, Final, Literal
@@ -38,31 +38,18 @@ class Found:
     met: bool
 
 
-def largest_within(epsilon: Callable[[int], float], target: float, start: int, low: int, high: int) -> Found:
-    """The largest integer in [low, high] whose epsilon is at most the target; epsilon grows with the integer.
+def nearest_within(epsilon: Callable[[int], float], target: float, start: int, *, safe_end: int, unsafe_end: int) -> Found:
+    """Finds the integer nearest to the unsafe end whose epsilon is at most the target.
 
     Guarantee: the epsilon of the integer returned has been computed and is not above the target, if `met`.
 
     Args:
-        epsilon: Of an integer.
+        epsilon: Of an integer; it grows from the safe end to the unsafe one.
         target: What may not be exceeded, above 0.
         start: First guess, within the range.
-        low: Smallest integer, at least 1.
-        high: Largest integer.
+        safe_end: Where epsilon is least.
+        unsafe_end: Where it is largest; both ends are at least 1.
     """
-    return _search(epsilon, target, start, safe_end=low, unsafe_end=high)
-
-
-def smallest_within(epsilon: Callable[[int], float], target: float, start: int, low: int, high: int) -> Found:
-    """The smallest integer in [low, high] whose epsilon is at most the target; epsilon falls as the integer grows.
-
-    Guarantee and arguments: as for `largest_within`.
-    """
-    return _search(epsilon, target, start, safe_end=high, unsafe_end=low)
-
-
-def _search(epsilon: Callable[[int], float], target: float, start: int, *, safe_end: int, unsafe_end: int) -> Found:
-    """What `solvers.search` finds; the safe end where that is nothing."""
     values: dict[int, float] = {}
 
     def log_ratio(at: int) -> float:
@@ -103,7 +90,7 @@ class Line:
 
     @property
     def assignment(self) -> str:
-        """The change as `--what-if` takes it."""
+        """Returns the change as `--what-if` takes it."""
         return f"class.{self.where}.{self.key}={self.new}" if self.where else f"{self.key}={self.new}"
 
     @staticmethod
@@ -146,21 +133,12 @@ class Solution:
                 {"class": line.where or None, "key": line.key, "old": line.value(line.old), "new": line.value(line.new)}
                 for line in self.lines
             ],
-            "classes": [
-                {
-                    "name": item.name,
-                    "target": item.target,
-                    "epsilon_before": item.epsilon_before,
-                    "epsilon": item.epsilon,
-                    "waste": item.waste,
-                }
-                for item in self.classes
-            ],
+            "classes": [asdict(item) for item in self.classes],
         }
 
 
 def solve(policy: Policy, goals: Mapping[str, float], quantity: Quantity, layers: int) -> Solution:
-    """Find the least change of one quantity that keeps every class of `goals` within its epsilon.
+    """Finds the least change of one quantity that keeps every class of `goals` within its epsilon.
 
     Guarantee: the epsilon of every class with a target has been computed again, by the plan of the policy found, and is not
     above the target. Targets are about zero-out adjacency, a contribution at the presets of its class, and the planned horizon
@@ -268,7 +246,7 @@ def _multiplier(policy: Policy, rule: ClassRule, goal: float) -> tuple[ClassRule
         return _spent(policy, [scale * from_micro(micro) for scale in scales], float(rule.sampling_rate))
 
     low = max(1, policy.min_noise_multiplier_micro)
-    found = smallest_within(epsilon, goal, max(rule.noise_multiplier_micro, low), low, _MOST)
+    found = nearest_within(epsilon, goal, max(rule.noise_multiplier_micro, low), safe_end=_MOST, unsafe_end=low)
     _require(found, goal, rule.name, f"a noise multiplier of {from_micro(found.value):g}, the largest that is tried,", "")
     line = Line(rule.name, "noise_multiplier", decimal(rule.noise_multiplier_micro, 6), decimal(found.value, 6))
     return replace(rule, noise_multiplier_micro=found.value), line
@@ -283,7 +261,7 @@ def _rate(policy: Policy, rule: ClassRule, goal: float, multipliers: Sequence[fl
     if policy.sampling.name != POISSON:
         return _period(policy, rule, goal, multipliers)
     start = min(max(int(rule.sampling_rate * RATE_GRID), 1), RATE_GRID)
-    found = largest_within(epsilon, goal, start, 1, RATE_GRID)
+    found = nearest_within(epsilon, goal, start, safe_end=1, unsafe_end=RATE_GRID)
     what = f"a sampling rate of {found.value / RATE_GRID:g}, the smallest that is tried,"
     _require(found, goal, rule.name, what, "; more noise or fewer steps come nearer")
     line = Line(rule.name, "sampling_rate", decimal(int(rule.sampling_rate * 10**18), 18), decimal(found.value, 9))
@@ -294,7 +272,7 @@ def _period(policy: Policy, rule: ClassRule, goal: float, multipliers: Sequence[
     """Returns the shortest period that keeps within the goal under an order, up to one that is the whole horizon."""
     start = period(rule.sampling_rate)
     most = max(policy.steps, start)
-    found = smallest_within(lambda length: _spent(policy, multipliers, 1 / length), goal, start, 1, most)
+    found = nearest_within(lambda length: _spent(policy, multipliers, 1 / length), goal, start, safe_end=most, unsafe_end=1)
     what = f"one turn in {found.value:,} steps, the fewest that are tried,"
     _require(found, goal, rule.name, what, "; more noise or fewer steps come nearer")
     rate = Fraction(1, found.value)
@@ -309,9 +287,11 @@ def _steps(policy: Policy, goals: Mapping[str, float], multipliers: Mapping[str,
         return {name: _spent(other, multipliers[name], float(policy.class_rule(name).sampling_rate)) for name in goals}
 
     low = policy.noise_phases[-1].first_step if policy.noise_phases else 1
-    found = largest_within(
-        lambda steps: max(value / goals[name] for name, value in each(steps).items()), 1.0, policy.steps, low, MAX_STEPS
-    )
+
+    def furthest(steps: int) -> float:
+        return max(value / goals[name] for name, value in each(steps).items())
+
+    found = nearest_within(furthest, 1.0, policy.steps, safe_end=low, unsafe_end=MAX_STEPS)
     if not found.met:
         spent_then = each(low)
         name = max(goals, key=lambda name: spent_then[name] / goals[name])

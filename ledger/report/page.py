@@ -1,27 +1,30 @@
-"""Writing the report: one page of sections, under a policy that lets it fetch and run nothing."""
+"""Writes the report: one page by an escaping template, under a policy that lets it fetch and run nothing."""
 
 import base64
 import hashlib
-import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from importlib import resources
 from pathlib import Path
-from string import Template
 from typing import Any, Final
 
-from attest.files import atomic_write
-from ledger.audit import AuditReport
-from ledger.audit.findings import headline
-from ledger.errors import StorageFailed
-from ledger.report.checkpoints import checkpoints, releases
-from ledger.report.events import gate, read_extras, results, summaries, withdrawals
-from ledger.report.layers import layers
-from ledger.report.markup import text
-from ledger.report.spending import classes, distribution, over_the_run
-from ledger.report.verdict import about, findings, notes, qualifiers, scope, verdict
+from jinja2 import Environment, StrictUndefined, Template
+from markupsafe import Markup
 
-_STYLE: Final = re.compile(r"<style>(.*?)</style>", re.DOTALL)
-_HEADING: Final = re.compile(r"<section id='([a-z]+)'>\n<h2>(.*?)</h2>")
+from attest.errors import FileRefused
+from attest.files import atomic_write, read_limited
+from ledger import layout
+from ledger.audit import QUALIFIERS, VERDICTS, AuditReport, Verdict
+from ledger.audit.findings import BEYOND, count_of, headline
+from ledger.errors import StorageFailed
+from ledger.report import rows
+from ledger.report.extras import read_extras
+from ledger.report.shown import code, counted, is_number, moment, rounded_down, rounded_up, shown, text
+
+MAX_TILES: Final = 12
+"""Classes whose epsilon is told at a glance; the table has all."""
+
+_SIGNS: Final[dict[Verdict, str]] = {"FULL": "✓", "SUMMARISED": "◐", "TOLD": "◑", "SIGNED": "◌", "FAILED": "✗"}
 
 
 def write_report(
@@ -38,7 +41,7 @@ def write_report(
         export_dir: the audited export; its checkpoint is printed as it stands.
         out_html: the page.
         report: the audit of that export.
-        extras: what the ledger does not know, as `ledger.report.events.read_extras` takes it; shown as told, not as audited.
+        extras: what the ledger does not know, as `ledger.report.extras.read_extras` takes it; shown as told, not as audited.
 
     Returns:
         The path of the page.
@@ -48,32 +51,27 @@ def write_report(
         StorageFailed: the page cannot be written.
     """
     told = read_extras(extras)
-    sections = [
-        findings(report),
-        qualifiers(report),
-        about(report),
-        notes(report),
-        scope(report),
-        classes(report),
-        over_the_run(report),
-        distribution(report),
-        layers(report),
-        releases(report),
-        withdrawals(report),
-        summaries(report),
-        gate(told),
-        results(told),
-        checkpoints(report, Path(export_dir)),
-    ]
-    body = "\n".join(section for section in sections if section)
-    template = resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
-    page = Template(template).substitute(
-        title=text(f"Privacy ledger of {report.origin or 'an unknown run'}: {headline(report.verdict, report.qualifiers)}"),
-        subject=text(report.origin or "an unknown run"),
-        style_digest=_digest_of_style(template),
-        contents="".join(f"<li><a href='#{ident}'>{title}</a></li>" for ident, title in _HEADING.findall(body)),
-        verdict=verdict(report),
-        body=body,
+    run, run_chart = rows.run(report)
+    template, style = _template()
+    page = template.render(
+        report=report,
+        extras=told,
+        headline=headline(report.verdict, report.qualifiers),
+        leaves=_leaves(report),
+        pruned=sum(row.pruned for row in report.summaries),
+        about=rows.about(report),
+        tables=rows.tables(report, told),
+        preset=any(c.epsilon_preset is not None for c in report.classes),
+        epochs=rows.evenly(report.epochs),
+        run=run,
+        run_chart=run_chart,
+        spreads=rows.spreads(report),
+        layers=rows.layers(report),
+        releases=rows.releases(report),
+        withdrawn_in_all=sum(row.count for row in report.withdrawal_counts),
+        note=_note(Path(export_dir)),
+        style=Markup(style),
+        style_digest=_digest(style),
     )
     try:
         atomic_write(out_html, page.encode())
@@ -82,7 +80,55 @@ def write_report(
     return Path(out_html)
 
 
-def _digest_of_style(template: str) -> str:
-    """The digest of the style sheet as a content security policy names it (CSP Level 3, section 2.3.1)."""
-    (style,) = _STYLE.findall(template)
+@cache
+def _template() -> tuple[Template, str]:
+    """Reads the template, which escapes whatever it prints, and the style sheet."""
+    environment = Environment(
+        autoescape=True,
+        finalize=shown,
+        undefined=StrictUndefined,
+        extensions=["jinja2.ext.do"],
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {"code": code, "cut": text, "moment": moment, "up": rounded_up, "down": rounded_down}
+    environment.filters["short"] = "{:g}".format
+    environment.tests["numeric"] = is_number
+    environment.globals |= {
+        "verdicts": VERDICTS,
+        "qualifiers": QUALIFIERS,
+        "beyond": BEYOND,
+        "signs": _SIGNS,
+        "counted": counted,
+        "shade": rows.shade,
+        "heats": rows.HEATS,
+        "max_tiles": MAX_TILES,
+        "newline": Markup("\n"),
+    }
+    here = resources.files(__package__)
+    return environment.from_string(here.joinpath("page.html").read_text("utf-8")), here.joinpath("style.css").read_text("utf-8")
+
+
+def _leaves(report: AuditReport) -> Callable[..., str]:
+    """Returns what says how many leaves of some kinds there are."""
+
+    def leaves(*kinds: str) -> str:
+        there = [f"{count:,} {kind}" for kind in kinds if (count := count_of(report.kinds, kind))]
+        return f"leaves: {', '.join(there) or 'none'}"
+
+    return leaves
+
+
+def _note(export_dir: Path) -> list[str] | None:
+    """Reads the lines of the signed checkpoint; None where there is none that can be read."""
+    try:
+        note = read_limited(export_dir / layout.CHECKPOINT, layout.MAX_TEXT_SIZE, "checkpoint")
+    except FileRefused:
+        return None
+    return note.decode("utf-8", "backslashreplace").split("\n")[: rows.MAX_LINES]
+
+
+def _digest(style: str) -> str:
+    """Returns the digest of the style sheet as a content security policy names it (CSP Level 3, section 2.3.1)."""
     return f"sha256-{base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()}"

@@ -1,1 +1,1 @@
-"""The record told: summary, posture, and what became of one contribution."""
+"""Tells what a record says: in figures, of one contribution, and of those who withdrew."""

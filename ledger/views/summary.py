@@ -36,7 +36,7 @@ def block_multipliers(header: Header) -> tuple[tuple[float | None, ...], ...]:
 
 
 def _multipliers(header: Header, place: int) -> dict[int, float]:
-    """The same for one class, by the index of the block."""
+    """Returns these multipliers of one class, by the index of the block."""
     rule, touched = header.policy.classes[place], header.profiles[place].blocks
     if rule.public:
         return {}
@@ -157,7 +157,7 @@ SPREAD_BINS: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How the epsilons of the contributions of a class are distributed, withdrawn ones included.
+    """Holds the distribution of the epsilons of a class, withdrawn contributions included.
 
     Attributes:
         contributions: how many there are, at least one.
@@ -305,5 +305,5 @@ def spread_of(epsilons: Mapping[float, int]) -> Spread:
 
 
 def _least(z: tuple[float, ...], steps: tuple[int, ...]) -> float:
-    """The smallest multiplier over the phases in which steps were charged; over all, if there are none."""
+    """Returns the smallest multiplier over the phases in which steps were charged; over all, if there are none."""
     return min((multiplier for multiplier, count in zip(z, steps, strict=True) if count), default=min(z))

@@ -1,4 +1,4 @@
-"""What became of one contribution: where it was admitted, in which pools it was, what it could touch, what it has spent."""
+"""Tells what became of one contribution: where it was admitted, in which pools it was, what it could touch and has spent."""
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What is said to those who withdrew: the honest sentence, its epsilon, and the bound for all of them together.
+"""Tells those who withdrew what holds for them: the honest sentence, its epsilon, and the bound for all of them together.
 
 Source: docs/guarantee.md, "Withdrawal".
 """

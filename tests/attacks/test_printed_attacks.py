@@ -32,8 +32,8 @@ from ledger.note import Checkpoint, Signature
 from ledger.release import check_release, release
 from ledger.release.files import MAX_HEADER, MAX_TENSORS, digest_tensors, digested
 from ledger.report import write_report
-from ledger.report.markup import text as html_text
-from ledger.report.markup import utc as html_utc
+from ledger.report.shown import text as html_text
+from ledger.report.shown import utc as html_utc
 from tests.attacks.scene import descriptor, item_of, signed
 from tests.worlds.commands import run_command
 from tests.worlds.gate import ALICE, CONTENT, NOW, OWNER, RAW, make_policy

@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -14,7 +15,7 @@ from rich.console import Console
 
 from attest.policy import Policy
 from dptrain.cli import output
-from dptrain.planning.figures import PALETTE, Canvas, Rect, Stroke, Words
+from dptrain.planning.figures import PALETTE, plan_figure, plan_tables
 from dptrain.planning.picture import ASCII, UNICODE, phase_picture, plan_picture
 from dptrain.planning.plan import make_plan
 
@@ -101,21 +102,30 @@ def test_the_plan_is_drawn_to_files(shell, policy):
     plan = shell.json("plan", "policy.toml", "--layers", "4")
     shell.run("plan", "policy.toml", "--layers", "4", "--plot", "plan.svg")
     root = ElementTree.parse(shell.directory / "plan.svg").getroot()
-    titles = [title.text for rect in root.iter(f"{SVG}rect") for title in rect.findall(f"{SVG}title")]
-    reached = [block for item in plan["classes"] for block in item["blocks"]]
-    assert [title for title in titles if ":" not in title] == reached
-    assert {title.partition(":")[0] for title in titles if ":" in title} == {block["name"] for block in plan["blocks"]}
+    bars = [group.get("id") for group in root.iter(f"{SVG}g") if "/" in group.get("id", "")]
+    reached = [f"{item['name']}/{block}" for item in plan["classes"] for block in item["blocks"]]
+    assert [bar for bar in bars if not bar.startswith("noise/")] == reached
+    assert {bar for bar in bars if bar.startswith("noise/")} == {f"noise/{block['name']}" for block in plan["blocks"]}
+    assert root.findtext(f"{SVG}title") == "clinic-notes-2026: 20 steps"
     shell.run("plan", "policy.toml", "--layers", "4", "--plot", "plan.html")
     page = Tables()
     page.feed((shell.directory / "plan.html").read_text())
     assert {"sensitive", "epsilon", "layer.3", "0.6"} <= set(page.cells)
-    assert "http" not in (shell.directory / "plan.html").read_text().replace("http://www.w3.org/2000/svg", "")
+    for name in ("plan.svg", "plan.html"):
+        source = (shell.directory / name).read_text()
+        assert not re.search(r"https?:|<!DOCTYPE svg|@import|<script|<image", re.sub(r'xmlns(:xlink)?="[^"]*"', "", source))
 
 
-def test_names_from_a_policy_cannot_break_out_of_a_figure(shell, policy):
-    shell.write("odd.toml", policy.read_text().replace("{ from = 0.75, to = 1.0 }", '{ set = ["[!a]*"] }'))
-    shell.run("plan", "odd.toml", "--plot", "odd.svg")
-    ElementTree.parse(shell.directory / "odd.svg")
+def test_names_from_a_policy_cannot_break_out_of_a_figure(tmp_path, policy):
+    plan = make_plan(Policy.from_toml(policy.read_text().replace("{ from = 0.75, to = 1.0 }", '{ set = ["[!a]*"] }')), 4)
+    hostile = "<script>$x^{</title>\x1b\u202e"
+    for name in ("odd.svg", "odd.html", "odd.png"):
+        plan_figure(plan, hostile, hostile).write(tmp_path / name, plan_tables(plan, hostile))
+    root = ElementTree.parse(tmp_path / "odd.svg").getroot()
+    assert "sensitive/set [!a]*" in {group.get("id") for group in root.iter(f"{SVG}g")}
+    assert root.findtext(f"{SVG}title") == "<script>$x^{</title>\\x1b\\u202e"
+    page = (tmp_path / "odd.html").read_text()
+    assert "<script" not in page and "\x1b" not in page and "\u202e" not in page and page.count("</title>") == 2
 
 
 def test_figures_are_refused_before_anything_is_computed(shell, policy, monkeypatch):
@@ -126,52 +136,47 @@ def test_figures_are_refused_before_anything_is_computed(shell, policy, monkeypa
     assert (shell.directory / "there.svg").read_text() == "mine"
 
 
-def test_a_png_without_matplotlib_says_what_to_install(shell, policy, monkeypatch):
+@pytest.mark.parametrize("suffix", ["svg", "html", "png"])
+def test_a_figure_without_matplotlib_says_what_to_install_before_anything_is_computed(shell, policy, monkeypatch, suffix):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    error = shell.json("plan", "policy.toml", "--plot", "plan.png", code=1)["error"]
+    monkeypatch.setattr("dptrain.cli.plan.commands.make_plan", lambda *_, **__: 1 / 0)
+    error = shell.json("plan", "policy.toml", "--plot", f"plan.{suffix}", code=1)["error"]
     assert error["code"] == "PLOT_EXTRA_MISSING" and "pip install 'dptrain[plot]'" in error["sentence"]
 
 
-def pixels(path: Path) -> list[list[str]]:
-    """Colours of an image, row by row: matplotlib is in the extra `dev`, so this never goes untested."""
+def test_without_matplotlib_a_plan_still_has_its_picture_on_the_terminal(shell, policy, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert "noise" in shell.run("plan", "policy.toml", "--layers", "4").stdout
+
+
+def colours(path: Path) -> set[str]:
+    """Colours of an image: matplotlib is in the extra `dev`, so this never goes untested."""
     from matplotlib.image import imread
 
-    return [["#" + "".join(f"{round(255 * float(v)):02x}" for v in dot[:3]) for dot in row] for row in imread(path)]
+    dots = (imread(path)[..., :3] * 255).round().astype(int).reshape(-1, 3)
+    return {f"#{red:02x}{green:02x}{blue:02x}" for red, green, blue in {tuple(dot) for dot in dots.tolist()}}
 
 
-def test_a_png_shows_what_the_svg_shows(tmp_path):
-    canvas = Canvas(60, 40, "title")
-    canvas.add(
-        Rect(10, 10, 20, 8, PALETTE[0]),
-        Rect(40, 10, 10, 8, PALETTE[1], opacity=0.5),
-        Stroke(((5, 30), (55, 30)), PALETTE[2], width=3),
-        Rect(12, 12, 4, 4, PALETTE[3]),
-        Words(30, 38, "$x_1^{", size=6),  # no formula: a name from a policy must not be typeset
-    )
-    canvas.write(tmp_path / "one.png")
-    dots = pixels(tmp_path / "one.png")  # two for every unit
-    assert (len(dots[0]), len(dots)) == (120, 80)
-    assert dots[30][50] == PALETTE[0] and dots[26][28] == PALETTE[3] and dots[60][60] == PALETTE[2]
-    half = [round((int(PALETTE[1][i : i + 2], 16) + 255) / 2) for i in (1, 3, 5)]
-    assert all(abs(int(dots[28][90][i : i + 2], 16) - v) <= 2 for i, v in zip((1, 3, 5), half, strict=True))
-    assert dots[2][2] == dots[50][110] == "#ffffff"
-    assert any(dot != "#ffffff" for row in dots[64:78] for dot in row), "words are drawn too"
-
-
-@pytest.mark.slow
-def test_a_plan_and_a_curve_as_png_have_the_colours_of_the_svg(shell, policy):
+def test_a_plan_and_a_curve_have_the_same_colours_as_png_and_as_svg(shell, policy):
     asked = "account --noise-multiplier 1 --sampling-rate 1 --steps 4 --delta 1e-5 --curve steps"
     for name, command in (("plan", ["plan", "policy.toml", "--layers", "4"]), ("curve", asked.split())):
         shell.run(*command, "--plot", f"{name}.svg")
         shell.run(*command, "--plot", f"{name}.png")
-        root = ElementTree.parse(shell.directory / f"{name}.svg").getroot()
-        dots = pixels(shell.directory / f"{name}.png")
-        assert (len(dots[0]), len(dots)) == (2 * round(float(root.get("width"))), 2 * round(float(root.get("height"))))
-        found = {dot for row in dots for dot in row}
-        lines = {item.get("stroke") for item in root.iter(f"{SVG}polyline")}
-        whole = {item.get("fill") for item in root.iter(f"{SVG}rect") if not item.get("fill-opacity")}
-        assert lines | whole > {"#ffffff"} and lines | whole <= found, name
+        source = (shell.directory / f"{name}.svg").read_text()
+        ElementTree.fromstring(source)
+        assert {*PALETTE[:2], "#ffffff"} <= colours(shell.directory / f"{name}.png") & set(re.findall("#[0-9a-f]{6}", source))
+
+
+def test_a_deep_stack_with_phases_is_drawn_and_public_classes_are_pale(shell, policy):
+    text = policy.read_text().replace("clip_norm = 0.5\nnoise_multiplier = 0.8\n", "public = true\n")
+    phases = "[[noise.phase]]\nfrom_step = 1\nscale = 2\n[[noise.phase]]\nfrom_step = 11\nscale = 1\n[[class]]"
+    shell.write("deep.toml", text.replace("[[class]]", phases, 1))
+    shell.run("plan", "deep.toml", "--layers", "96", "--plot", "deep.svg")
+    root = ElementTree.parse(shell.directory / "deep.svg").getroot()
+    styles = {group.get("id"): group[0].get("style") for group in root.iter(f"{SVG}g") if "/" in group.get("id", "")}
+    assert "opacity: 0.35" in styles["public/layer.0"] and "opacity" not in styles["sensitive/layer.95"]
+    words = [word.text for word in root.iter(f"{SVG}text")]
+    assert "times the noise" in words and "public: nothing is promised" in words
 
 
 def norms(shell, **found: float) -> list[dict]:

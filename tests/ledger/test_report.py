@@ -10,11 +10,13 @@ import shutil
 import time
 from decimal import Decimal
 from html.parser import HTMLParser
+from importlib import resources
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jinja2 import StrictUndefined, UndefinedError
 from report_ledgers import ANNA, BORIS, EXTRAS, HOSTILE, many_layers, varied_export
 
 from ledger.audit import AuditReport, EpochRow, Finding, WithdrawalCount, WithdrawalRow, verify_export
@@ -22,11 +24,12 @@ from ledger.audit.findings import IgnoredLine, SummaryRow
 from ledger.leaves import HeaderBlock
 from ledger.log import Ledger
 from ledger.note import NoteSigner
+from ledger.report import page as page_room
 from ledger.report import write_report
-from ledger.report.events import MAX_EXAMPLES, ExtrasRefused
-from ledger.report.layers import HEATS, merged, shade
-from ledger.report.markup import LONGEST_NAME, bin_edges, histogram, line_chart, rounded_down, rounded_up, text, ticks, utc
-from ledger.report.spending import MAX_POINTS
+from ledger.report.charts import bin_edges, distribution, over_time, ticks
+from ledger.report.extras import ExtrasRefused
+from ledger.report.rows import HEATS, MAX_EXAMPLES, MAX_POINTS, merged, shade
+from ledger.report.shown import LONGEST_NAME, rounded_down, rounded_up, text, utc
 from ledger.views.summary import ClassSummary, ReleasedPart, spread_of
 from tests.worlds.ledgers import OTHER_KEY, SIGNER, START, Driver, admission, descriptor, header_spec
 
@@ -356,6 +359,20 @@ def test_words_stay_words(foreign):
     assert not any(not char.isprintable() for char in shown)
 
 
+def test_the_template_escapes_whatever_it_prints_and_takes_nothing_for_granted():
+    """Also of an expression that joins foreign words with others, and of one that nobody meant to be foreign."""
+    template, _ = page_room._template()
+    environment = template.environment
+    assert environment.autoescape is True and environment.undefined is StrictUndefined
+    for expression in ("word", "[word, word]|join(', ')", "word|cut(90)", "'a' if not word else word", "word|code"):
+        printed = environment.from_string("{{ " + expression + " }}").render(word=HOSTILE)
+        assert "<script" not in printed and "<img" not in printed and "\\u202e" in printed and printed.isprintable()
+    source = resources.files("ledger.report").joinpath("page.html").read_text("utf-8")
+    assert not re.search(r"\|\s*(safe|urlize|xmlattr)|autoescape|~", source)
+    with pytest.raises(UndefinedError):
+        environment.from_string("{{ nothing }}").render()
+
+
 @pytest.mark.parametrize(
     "extras",
     [
@@ -457,7 +474,7 @@ def heights_of_labels(chart: str) -> list[float]:
 @pytest.mark.parametrize("count,value", [(4, 1.0), (4, 0.001), (30, 0.01)])
 def test_labels_of_close_lines_do_not_overlap_and_stay_in_the_drawing(count, value):
     series = {f"class-{n}": [1.0 if n == 0 else value] for n in range(count)}
-    chart = line_chart("x", "t", [10], series, x_label="x", y_label="y")
+    chart = over_time("x", "t", [10], series, "x", "y")
     heights, drawing = heights_of_labels(chart), int(re.search(r"viewBox='0 0 720 (\d+)'", chart)[1])
     assert len(heights) == count and min(b - a for a, b in pairwise(heights)) >= 15.9
     assert heights[0] > 8 and heights[-1] < drawing
@@ -465,13 +482,13 @@ def test_labels_of_close_lines_do_not_overlap_and_stay_in_the_drawing(count, val
 
 def test_lines_differ_in_more_than_colour():
     series = {f"c{n}": [1.0] for n in range(64)}
-    chart = line_chart("x", "t", [10], series, x_label="x", y_label="y").split("</svg>")[0]
+    chart = over_time("x", "t", [10], series, "x", "y").split("</svg>")[0]
     styles = re.findall(r"polyline class='line c(\d) d(\d)'", chart)
     assert len(set(styles)) == 64 and all(a[1] != b[1] for a, b in pairwise(styles[:8]))
 
 
 def test_columns_of_a_distribution_stand_over_what_they_count():
-    chart = histogram("x", "t", spread_of({0.5: 2, 1.0: 6, 2.0: 1}))
+    chart = distribution("x", "t", spread_of({0.5: 2, 1.0: 6, 2.0: 1}))
     told = re.findall(r"<title>([^<]*): (\d+)</title>", chart)
     assert told == [("0.5000 to 0.6000", "2"), ("1 to 1.100", "6"), ("1.900 to 2", "1")] or [n for _, n in told] == [
         "2",

@@ -12,9 +12,8 @@ from typing import Any, Literal
 from attest.policy import Policy
 from dptrain.cli.advice.case import Case, CorpusSize
 from dptrain.cli.output import console, styled
-from dptrain.planning.plan import ClassPlan, spent_by
+from dptrain.planning.plan import ClassPlan, ClassTotal, spent_by, total_of
 from dptrain.planning.rounding import at_most
-from dptrain.planning.totals import ClassTotal, total_of
 
 
 @dataclass(frozen=True, slots=True)

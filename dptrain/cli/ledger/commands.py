@@ -408,7 +408,7 @@ def _extras(path: Path | None) -> dict[str, Any] | None:
         raise ConfigError("EXTRAS", f"{str(path)!r} is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise ConfigError("EXTRAS", f"{str(path)!r} holds no JSON object")
-    from ledger.report.events import read_extras
+    from ledger.report.extras import read_extras
 
     read_extras(value)  # an audit may take a minute: what would be refused after it is refused before
     return value

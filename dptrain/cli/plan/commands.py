@@ -33,10 +33,9 @@ from dptrain.cli.output import JsonFlag, console, counting, moment
 from dptrain.cli.plan import show
 from dptrain.cli.train import load_training
 from dptrain.planning import changes, figures, targets
-from dptrain.planning.plan import Plan, make_plan
+from dptrain.planning.plan import GroupPlan, Plan, make_plan, signed_groups, totals
 from dptrain.planning.signal import Signal, read_norms, signals
 from dptrain.planning.signal import as_json as signals_json
-from dptrain.planning.totals import GroupPlan, signed_groups, totals
 from dptrain.programs import print_json
 
 _LAYERS = 12

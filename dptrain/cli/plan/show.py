@@ -14,11 +14,10 @@ from dptrain.cli.advice.findings import repeated
 from dptrain.cli.output import amount, console, counted, duration, number, print_picture, print_table, size, styled, table
 from dptrain.planning.layout import BlockPlan
 from dptrain.planning.picture import phase_picture, plan_picture
-from dptrain.planning.plan import Plan
+from dptrain.planning.plan import GroupPlan, Plan, totals
 from dptrain.planning.rounding import rounded_up
 from dptrain.planning.signal import Signal
 from dptrain.planning.targets import Solution
-from dptrain.planning.totals import GroupPlan, totals
 
 if TYPE_CHECKING:
     from dptrain.planning.measure import Measured
