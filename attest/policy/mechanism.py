@@ -16,6 +16,7 @@ from attest.policy.classes import ADAPTER_NAME
 from attest.schema import check_fields, declared
 from attest.schema.groups import Many
 from attest.schema.kinds import Flag, Octets, Scaled, Whole
+from attest.schema.words import Words, check_among
 
 GAUSSIAN: Final = "gaussian"
 
@@ -108,7 +109,7 @@ class MechanismRule:
     """
 
     PREFIX: ClassVar = "noise."
-    PARAMETERS: ClassVar[Mapping[str, type | None]] = {
+    PARAMETERS: ClassVar[Words[type | None]] = Words({
         GAUSSIAN: None,
         "laplace": None,
         "discrete_gaussian": None,
@@ -118,7 +119,7 @@ class MechanismRule:
         "buffered_toeplitz": Buffers,
         "banded": Bands,
         "dense": None,
-    }
+    })  # fmt: skip
 
     STATED: ClassVar[Mapping[str, str]] = {
         GAUSSIAN: "never",
@@ -144,7 +145,7 @@ class MechanismRule:
     def __post_init__(self) -> None:
         check_word(self, "noise.family")
         check_fields(self, PolicyRefused)
-        stated = self.STATED.get(self.name)
+        stated = self.STATED.get(self.name, "never" if self.name in self.PARAMETERS.provided else None)
         coefficients = getattr(self.parameters, "coefficients", ())
         if stated == "always" and coefficients:
             raise PolicyRefused("RANGE", f"noise.family {self.name!r} has its coefficients in a digest; leave out coefficients")
@@ -162,8 +163,7 @@ def check_word(rule: Any, key: str) -> None:
         PolicyRefused: Code TYPE or RANGE.
     """
     known = rule.PARAMETERS
-    if type(rule.name) is not str or rule.name not in known:
-        raise PolicyRefused("RANGE", f"{key} is {ascii(rule.name)[:60]}, expected one of {', '.join(known)}")
+    check_among(rule.name, known, key, PolicyRefused)
     wanted = known[rule.name] or type(None)
     if type(rule.parameters) is not wanted:
         found = type(rule.parameters).__name__

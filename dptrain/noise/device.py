@@ -9,7 +9,7 @@ from dptrain.errors import ConfigError
 from dptrain.noise.keystream import WORDS, ChaChaStream, Keyed
 from dptrain.noise.lattice import SUM_LIMIT, Claims, require_std
 from dptrain.noise.normals import TAIL, TAIL_LANE
-from ledger.leaves.numerics import LATTICE_BITS
+from ledger.accountants.table import LATTICE_BITS
 
 UNITS = 4.0
 """Units in the last place by which log, log1p, sqrt, sin and cos may differ from the processor's."""

@@ -14,7 +14,7 @@ import torch
 from dptrain.noise.keystream import KeyStream
 from dptrain.noise.normals import TAIL_LANE, BoxMuller
 from dptrain.noise.threads import Threads
-from ledger.leaves.numerics import LATTICE_BITS
+from ledger.accountants.table import LATTICE_BITS
 
 CHUNK = 1 << 16
 """Coordinates per turn of a thread: the working set, some float64 arrays of half this size, stays in the caches of a core, and

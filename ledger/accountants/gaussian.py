@@ -1,13 +1,41 @@
-"""The analytic Gaussian mechanism: exact epsilon of one (or a composition of) unsampled Gaussian mechanisms.
+"""Costs Gaussian noise: the exact epsilon of unsampled releases, and the row of the family, which any accountant composes.
 
 Source: Balle and Wang, "Improving the Gaussian Mechanism for Differential Privacy" (2018), Theorem 8.
 """
 
 import math
-from typing import Final
+from typing import ClassVar, Final
+
+from ledger.accountants import renyi
+from ledger.accountants.phases import Counted, Participation
+from ledger.accountants.table import DEVICE, GAUSSIAN, HOST, Cost
 
 _SQRT2: Final = math.sqrt(2.0)
 _SQRT_PI: Final = math.sqrt(math.pi)
+
+
+class Gaussian(Cost):
+    """Costs Gaussian noise by whichever accountant the policy names.
+
+    The noise multiplier z is the standard deviation of the noise on the sum over the L2 clip norm.
+    """
+
+    name: ClassVar[str] = GAUSSIAN
+    sentence: ClassVar[str] = "the default"
+    exactness: ClassVar[tuple[str, ...]] = ("fast", "certified")
+    injections: ClassVar[tuple[str, ...]] = ("scheduled", "per_microbatch", "per_sample")
+    disclosures: ClassVar[tuple[str, ...]] = ("secret_poisson", "occurrences_public")
+    amplified: ClassVar[bool] = True
+    budgets: ClassVar[bool] = True
+    groups: ClassVar[tuple[str, ...]] = ("secret_poisson", "occurrences_public")
+    generators: ClassVar[tuple[str, ...]] = (HOST, DEVICE)
+    noise: ClassVar[str] = "integer Gaussian noise on s*2^-32"
+
+    def divergences(self, participation: Participation) -> tuple[float, ...]:
+        """Returns the Rényi divergence at every order: `renyi.curve`, or order / 2 times the sum of 1/z^2 of what is public."""
+        if isinstance(participation, Counted):
+            return tuple(order * participation.loss / 2.0 for order in renyi.ORDERS)
+        return renyi.curve(participation.phases)
 
 
 def epsilon_of_mu(mu: float, delta: float) -> float:

@@ -6,8 +6,9 @@ from dataclasses import replace as _with
 from typing import Final
 
 from ledger.accountants import renyi
-from ledger.accountants.core import cached, check_accountant, epsilon_of_phases
+from ledger.accountants.core import cached, epsilon_of_phases
 from ledger.accountants.phases import MAX_STEPS, Phase, check_delta, check_epsilon, merged
+from ledger.accountants.table import check_accountant
 from ledger.errors import AccountantError
 
 MICRO: Final = 1_000_000
