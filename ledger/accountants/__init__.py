@@ -3,7 +3,7 @@
 Results are upper bounds under zero-out adjacency: the payload of one contribution is replaced by a null of the same public
 shape (equal to add-or-remove-one in every number). The accountant of record is fixed by the policy: `pld` (default), `rdp`,
 `moments` or `prv`, or one that an installed package has registered; what each computes is said in `describe`, and how they
-lie to each other in docs/mechanism.md. `table` holds accountants and noise families, and what goes with what.
+lie to each other in docs/mechanism. `table` holds accountants and noise families, and what goes with what.
 """
 
 import math

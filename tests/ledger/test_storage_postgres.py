@@ -5,8 +5,6 @@ import traceback
 
 import psycopg
 import pytest
-from ledger_runs import SIGNER, START, Driver, admission, header_spec
-from pg_cluster import Cluster
 from storage_backends import PostgresBackend
 
 from ledger.errors import LedgerBusy, LedgerCorrupt, LedgerError, StorageFailed
@@ -14,7 +12,9 @@ from ledger.log import Ledger
 from ledger.storage import postgres_server
 from ledger.storage.opening import create_store
 from ledger.storage.postgres_server import TABLES, writer_grants
-from tests.ledger.attested import AttestedDriver, attested_header
+from tests.worlds.attested_ledgers import AttestedDriver, attested_header
+from tests.worlds.ledgers import SIGNER, START, Driver, admission, header_spec
+from tests.worlds.postgres import Cluster
 
 
 @pytest.fixture
