@@ -78,6 +78,6 @@ def check_among(word: object, words: Mapping[str, object], told: object, error: 
     if type(word) is str and word in words:
         return
     if isinstance(words, Words) and is_foreign(word):
-        sentence = f"unknown {told} {word!r}: install what provides it (an entry point of {ENTRY_POINTS!r}), or import that first"
+        sentence = f"unknown {told} {word!r}: install what provides it, as an entry point of {ENTRY_POINTS!r}, or import that"
         raise error(NOT_INSTALLED, sentence)
     raise error("RANGE", f"{told} is {ascii(word)[:60]}, expected one of {', '.join(words)}")

@@ -163,8 +163,8 @@ _BY_OPTION: dict[str, Proposals] = {
     "--contributor": contributors,
     "--key-id": key_ids,
     "--reason": reasons,
-    "--accountant": lambda ctx, incomplete: _starting({name: ACCOUNTANTS[name] for name in accountants.ACCOUNTANTS}, incomplete),
-    "--family": lambda ctx, incomplete: _starting({name: row.sentence for name, row in accountants.TABLE.items()}, incomplete),
+    "--accountant": lambda ctx, start: _starting({name: ACCOUNTANTS[name] for name in accountants.ACCOUNTANTS}, start),
+    "--family": lambda ctx, start: _starting({name: row.sentence for name, row in accountants.TABLE.items()}, start),
     "--target-epsilon": class_counts,
     "--what-if": settings,
 }

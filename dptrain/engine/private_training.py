@@ -320,6 +320,7 @@ class PrivateTraining:
         self.streams = open_streams(
             self.recorder, self.pool, self.policy, attempt, self._test_key, self.noise_generator, bits=self.router.sums.bits
         )
+        self.gradients.state_of(self.streams.noise)
         self.drawing = Drawing(
             self.policy, self.schedule, self.pool, self.streams, contributions=self._microbatch, rows=self._microbatch_rows
         )

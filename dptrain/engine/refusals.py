@@ -16,6 +16,7 @@ from dptrain.errors import ConfigError, NotPrivateUse, UnsupportedModule, Unsupp
 from dptrain.noise import device
 from dptrain.sandbox.interception import Sandbox
 from dptrain.sandbox.isolation import Isolation, Reach, reach, refuse_unusable, weakness
+from ledger.accountants.table import DEVICE, TABLE
 from ledger.leaves import HELD
 
 
@@ -62,7 +63,7 @@ def refuse_generator(generator: str, policy: Policy, accelerator: Any | None) ->
         raise ConfigError("NOISE_GENERATOR", f"noise_generator is {generator!r}, expected 'host' or 'device'")
     if generator == "host":
         return
-    if policy.mechanism.name != "gaussian":
+    if DEVICE not in TABLE[policy.mechanism.name].generators:
         raise ConfigError(
             "NOISE_GENERATOR",
             f"noise_generator = 'device' draws Gaussian noise, and the policy asks for {policy.mechanism.name!r}; "

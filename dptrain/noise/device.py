@@ -7,9 +7,10 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
 from dptrain.errors import ConfigError
 from dptrain.noise.keystream import WORDS, ChaChaStream, Keyed
-from dptrain.noise.lattice import SUM_LIMIT, Claims, require_std
+from dptrain.noise.lattice import SUM_LIMIT, Claims, LatticeGaussian, require_std
+from dptrain.noise.mechanism import Independent, Source, register_mechanism
 from dptrain.noise.normals import TAIL, TAIL_LANE
-from ledger.accountants.table import LATTICE_BITS
+from ledger.accountants.table import DEVICE, LATTICE_BITS
 
 UNITS = 4.0
 """Units in the last place by which log, log1p, sqrt, sin and cos may differ from the processor's."""
@@ -88,7 +89,7 @@ MOST_BLOCKS = 1 << 19
 _LOW = (1 << 32) - 1
 
 
-class DeviceGaussian:
+class DeviceGaussian(Independent):
     """Adds N(0, s^2) on the lattice to a clipped sum, on the device of that sum.
 
     Guarantee: the output of :meth:`release_` is ``gamma/normaliser`` times an integer per coordinate; the noise integer of
@@ -163,6 +164,14 @@ class DeviceGaussian:
         """Forgets the key, and overwrites it where devices hold it; nothing can be drawn again."""
         self._stream.forget()
         del self._stream
+
+
+@register_mechanism("gaussian")
+def gaussian(source: Source) -> DeviceGaussian | LatticeGaussian:
+    """Returns Gaussian noise on the device of the sums, or on the processor."""
+    if source.generator == DEVICE:
+        return DeviceGaussian(source.device_stream())
+    return LatticeGaussian(source.stream())
 
 
 def _small(words: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The families that draw whole numbers: discrete Gaussian, discrete Laplace and Skellam."""
+"""Gives the laws of noise of whole numbers: discrete Gaussian, discrete Laplace and Skellam."""
 
 import math
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from dptrain.noise.exact import exp_of_minus
-from ledger.accountants.families import SKELLAM_BITS
+from ledger.accountants.integers import SKELLAM_BITS
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Gaussian noise on an integer lattice (docs/mechanism, Theorem 2): exact accounting without floating-point leaks.
+"""Adds Gaussian noise on an integer lattice (docs/mechanism, Theorem 2): exact accounting without floating-point leaks.
 
 The released value is ``gamma * (rint(sum / gamma) + rint(N(0, (s / gamma)^2))) / normaliser`` with ``gamma = s * 2^-32``.
 Since ``rint(x) + a = rint(x + a)`` for integer ``a``, adding rounded noise to an integer sum is post-processing of the
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from dptrain.noise.keystream import KeyStream
+from dptrain.noise.mechanism import Independent
 from dptrain.noise.normals import TAIL_LANE, BoxMuller
 from dptrain.noise.threads import Threads
 from ledger.accountants.table import LATTICE_BITS
@@ -67,7 +68,7 @@ class Claims:
         self._lanes.add(lane)
 
 
-class LatticeGaussian:
+class LatticeGaussian(Independent):
     """Adds N(0, s^2) on the lattice to a clipped sum, reading noise from a :class:`KeyStream`.
 
     Guarantee: the output of :meth:`release_` is ``gamma/normaliser`` times an integer per coordinate, the noise integer of

@@ -148,7 +148,8 @@ def epsilon_occurrences(loss: float, delta: float, accountant: str = "pld", *, f
         raise AccountantError("LOSS", f"mu^2 is a number >= 0, got {loss!r}")
     cost = check(family, accountant)
     if "occurrences_public" not in cost.disclosures:
-        raise AccountantError("FAMILY", refusal(family, accountant, cost.exactness[0], cost.injections[0], "occurrences_public") or "")
+        told = refusal(family, accountant, cost.exactness[0], cost.injections[0], "occurrences_public")
+        raise AccountantError("FAMILY", told or "")
     return cost.epsilon(Counted(float(loss)), delta, accountant) if loss > 0.0 else 0.0
 
 

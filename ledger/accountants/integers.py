@@ -13,7 +13,7 @@ from ledger.accountants.renyi import ORDERS
 from ledger.accountants.table import Cost, check
 
 SKELLAM_BITS: Final = 16
-"""b of the lattice s * 2^-b on which Skellam noise is drawn (docs/mechanism.md, Theorem 11). All of its magnitudes have a place
+"""b of the lattice s * 2^-b on which Skellam noise is drawn (docs/mechanism, Theorem 11). All of its magnitudes have a place
 in a table, so it is coarser than that of the other families; truncation costs about sqrt(d / 3) of 2^16 / z steps of a clipped
 gradient."""
 
@@ -43,7 +43,8 @@ class _OfLoss(Cost):
             loss = participation.loss
         else:
             loss = math.fsum(p.steps / p.noise_multiplier**2 for p in participation.phases if p.steps)
-        return of_curve(self.orders, lambda order: self.divergence(order, loss * (4.0 if replace else 1.0)), delta) if loss else 0.0
+        apart = loss * (4.0 if replace else 1.0)
+        return of_curve(self.orders, lambda order: self.divergence(order, apart), delta) if loss else 0.0
 
     def divergences(self, participation: Participation) -> tuple[float, ...]:
         """Returns the Rényi divergence at every order; see `Cost.divergences`."""
@@ -57,8 +58,8 @@ class _OfLoss(Cost):
 
 
 _CONSEQUENCE: Final = (
-    "the noise is of the family {}: every epsilon counts all steps in full, as nothing is known of what the secrecy of draws would"
-    " take off; Gaussian noise by pld costs less at the same multiplier"
+    "the noise is of the family {}: every epsilon counts all steps in full, as nothing is known of what the secrecy of draws"
+    " would take off; Gaussian noise by pld costs less at the same multiplier"
 )
 _WHY: Final = {
     "accountant": "no amplification by sampling is shown for its integers, so only Rényi divergences are composed",
@@ -111,7 +112,7 @@ class Skellam(_OfLoss):
 
 
 def discrete_gaussian_rdp(order: float, loss: float) -> float:
-    """Returns the Rényi divergence of discrete Gaussian releases at most: order/2 times the sum of 1/z^2, that is (loss/2)-zCDP.
+    """Returns the Rényi divergence of discrete Gaussian releases: at most order/2 times the sum of 1/z^2, (loss/2)-zCDP.
 
     Source: Canonne, Kamath and Steinke (2020), Theorem 14: added to integers whose difference q has |q|_2 <= sigma/z.
     """

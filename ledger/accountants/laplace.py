@@ -62,7 +62,8 @@ class Laplace(Cost):
         """
         check(self.name, accountant)
         phases = self._phases(participation)
-        return _laplace(_merged((p.noise_multiplier, 1.0 if replace else p.sampling_rate, p.steps) for p in phases), delta, replace)
+        rows = ((p.noise_multiplier, 1.0 if replace else p.sampling_rate, p.steps) for p in phases)
+        return _laplace(_merged(rows), delta, replace)
 
     def divergences(self, participation: Participation) -> tuple[float, ...]:
         """Returns the Rényi divergence at every order; see `Cost.divergences`."""
@@ -93,8 +94,9 @@ class Laplace(Cost):
 
 @lru_cache(maxsize=4096)
 def _laplace(phases: tuple[tuple[float, float, int], ...], delta: float, replace: bool) -> float:
-    """Returns epsilon of Laplace releases, each dominated by the pair Laplace(0, z) and Laplace(1, z) sampled at rate q (docs/mechanism.md,
-    Theorem 9).
+    """Returns epsilon of Laplace releases, each dominated by the pair Laplace(0, z) and Laplace(1, z) sampled at rate q.
+
+    That is Theorem 9 of docs/mechanism.
 
     Under replacement two payloads are 2/z apart, and what sampling would add is not counted. Never above pure composition, nor
     above the Rényi bound without sampling. The library composes by a Fourier transform to the power of the number of steps,

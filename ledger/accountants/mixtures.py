@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Final
 
-from ledger.accountants.laplace import FFT_ERROR
 from ledger.accountants.gaussian import epsilon_of_mu
+from ledger.accountants.laplace import FFT_ERROR
 from ledger.accountants.phases import Phase, check_delta
 from ledger.accountants.pld.composed import COARSE_BELOW, INTERVAL, UNSAMPLED_BELOW
 from ledger.errors import AccountantError

@@ -32,8 +32,8 @@ PARAMETERS: Final = {
 """What the ledger's header says of the two accountants, before the words of `describe`."""
 
 LOOSER: Final = "renyi-1"
-"""Version whose Gaussian figures were larger than today's wherever they differ: converted by `of_order` alone, and for `moments`
-by its tail bound alone, which have a floor however little is spent."""
+"""Version whose Gaussian figures were larger than today's wherever they differ: converted by `of_order` alone, and for
+`moments` by its tail bound alone, which have a floor however little is spent."""
 
 _LOG_2: Final = math.log(2.0)
 _SPAN: Final = 12.0
@@ -87,7 +87,8 @@ class Moments(_Renyi):
     def caveat(self, phases: tuple[Phase, ...], delta: float) -> str | None:
         """Says so where the range of lambda decides the figure, and not the mechanism.
 
-        The bound is valid at every lambda, but at either end of its range the range decides it; not where its bound on chi^2 does.
+        The bound is valid at every lambda, but at either end of its range the range decides it; not where its bound on chi^2
+        does.
         """
         order = moments(phases, delta)[1]
         if order not in (LAMBDAS[0], LAMBDAS[-1]):

@@ -150,8 +150,8 @@ class Cost:
         """Returns epsilon of a run in which a contribution takes part in this pattern.
 
         Guarantee:
-            An upper bound at ``delta`` under zero-out adjacency, in both directions; with ``replace``, under content replacement.
-            A family that is not amplified counts every step in full.
+            An upper bound at ``delta`` under zero-out adjacency, in both directions; with ``replace``, under content
+            replacement. A family that is not amplified counts every step in full.
 
         Args:
             participation: phases in normal form, each with noise; or what is public.
@@ -247,8 +247,8 @@ def _register(name: str, row: R, rows: dict[str, R], words: Words[V], value: V) 
 
 def provided(accountant: str, family: str) -> tuple[str, ...]:
     """Says of each of the two that does not come with dptrain what it is, for whoever reads the record."""
-    both = (("accountant", accountant, accountant in NAMES.provided), ("noise family", family, family in TABLE and is_foreign(family)))
-    return tuple(f"{what} {name!r} is no part of dptrain" for what, name, foreign in both if foreign)
+    both = (("accountant", accountant), ("noise family", family))
+    return tuple(f"{what} {name!r} is no part of dptrain" for what, name in both if is_foreign(name))
 
 
 def check_accountant(accountant: str) -> None:
@@ -257,7 +257,7 @@ def check_accountant(accountant: str) -> None:
     Raises:
         AccountantError: code ACCOUNTANT.
     """
-    if accountant in ACCOUNTANTS or (accountant in NAMES and accountant in ACCOUNTANTS):  # the middle one loads what is installed
+    if accountant in NAMES and accountant in ACCOUNTANTS:  # the first one loads what is installed
         return
     if is_foreign(accountant):
         raise AccountantError("ACCOUNTANT", f"unknown accountant {accountant!r}: install what provides it")

@@ -65,7 +65,8 @@ def remark_header(header: Header, owner_key: bytes | None, remarks: Remarks) -> 
             told = f"{item.origin} ended at {item.size} leaves with its key lost"
             remarks.qualify("KEY_LOST", f"{told}: unless it was closed by then, its whole plan is what everybody spent in it")
     for told in accountants.provided(header.accountant.name, header.policy.mechanism.name):
-        remarks.note(f"{told}: its figures are those of {header.accountant.library} {header.accountant.version}, recomputed by it")
+        by = f"{header.accountant.library} {header.accountant.version}"
+        remarks.note(f"{told}: its figures are those of {by}, and were computed again by what is installed here")
     here = accountants.describe(header.accountant.name, header.policy.mechanism.name)
     there = (header.accountant.name, header.accountant.library, header.accountant.version, header.accountant.parameters)
     if there != here:

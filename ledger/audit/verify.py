@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from attest.schema.plain import machine_time, utc
-from ledger import layout
-from ledger import accountants
+from ledger import accountants, layout
 from ledger.accountants import MICRO
 from ledger.audit.attested import registered
 from ledger.audit.bounds import Bounds, bounds_are_signed

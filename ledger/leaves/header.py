@@ -11,7 +11,6 @@ from attest.errors import AttestError, Refused
 from attest.fixed_point import MICRO as ONE
 from attest.policy import Policy, SignedPolicy, verify_policy
 from attest.policy.unbuilt import NOT_BUILT
-from attest.schema.words import NOT_INSTALLED
 from attest.schedule import allocation
 from attest.schedule.blocks import StackBlock, check_blocks, clip_share, derive
 from attest.schedule.stack import SCHEMA as DEPTH_SCHEMA
@@ -19,8 +18,8 @@ from attest.schedule.stack import Stack
 from attest.schema import check_fields, declared, derived
 from attest.schema.kinds import Told
 from attest.schema.quick import Array, Blob, Held, OneOf, Row
+from attest.schema.words import NOT_INSTALLED
 from ledger import accountants
-
 from ledger.errors import AccountantError, LeafRefused, NoteError, TrustError
 from ledger.leaves.kinds import (
     ABOVE_0,

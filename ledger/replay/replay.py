@@ -34,7 +34,7 @@ from ledger.leaves import (
 )
 from ledger.replay.budgets import Plans, budget_problems
 from ledger.replay.contributions import Group, Moment, Standing, order, stand_in_name
-from ledger.replay.expenditure import Expenditure, of_record
+from ledger.replay.expenditure import of_record
 from ledger.replay.influence import Releases
 from ledger.replay.permits import Isolation, OrderWatch, Reached, admission_problems, window_problems
 from ledger.replay.signer import KeyChain, Timeline
