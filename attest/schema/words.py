@@ -45,6 +45,10 @@ class Words(Mapping[str, V], Generic[V]):
     def __contains__(self, word: object) -> bool:
         return word in self._specified or word in self.provided or (is_foreign(word) and self._load(str(word)))
 
+    def specifies(self, word: str) -> bool:
+        """Tells whether the format has a word."""
+        return word in self._specified
+
     def provide(self, word: str, value: V) -> None:
         """Adds a word that an installed package provides.
 

@@ -1,7 +1,7 @@
 """Draws the noise of a run: a table of mechanisms, by the family that a policy signs.
 
-A `Mechanism` turns clipped sums into releases. What its noise costs is the `Cost` of that name (`ledger.accountants.table`): the
-name joins the two. Rows that come with dptrain and rows of other packages are registered by one call.
+A `Mechanism` turns clipped sums into releases. What its noise costs is the `Cost` of that name (`ledger.accountants.table`);
+the name joins the two. Rows that come with dptrain and rows of other packages are registered by one call.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -221,6 +221,8 @@ def register_cost(cost: Cost) -> Cost:
         ValueError: the name is taken, is none of the format and not of the form ``provider.name``, or a row of another package
             names a library of dptrain.
     """
+    if not MechanismRule.PARAMETERS.specifies(cost.name):
+        _refuse_borrowed(cost.name, *(cost.describe(name)[0] for name in cost.own))
     _register(cost.name, cost, _COSTS, MechanismRule.PARAMETERS, None)
     return cost
 
@@ -231,16 +233,22 @@ def register_accountant(accountant: Accountant) -> Accountant:
     Raises:
         ValueError: as `register_cost`.
     """
-    if accountant.name not in NAMES and accountant.describe()[0] in OWN_LIBRARIES:
-        raise ValueError(f"accountant {accountant.name!r} names the library {accountant.describe()[0]!r}, expected its own")
+    if not NAMES.specifies(accountant.name):
+        _refuse_borrowed(accountant.name, accountant.describe()[0])
     _register(accountant.name, accountant, _ACCOUNTANTS, NAMES, accountant.sentence)
     return accountant
+
+
+def _refuse_borrowed(name: str, *libraries: str) -> None:
+    for library in libraries:
+        if library in OWN_LIBRARIES:
+            raise ValueError(f"{name!r} names the library {library!r} in headers, expected its own")
 
 
 def _register(name: str, row: R, rows: dict[str, R], words: Words[V], value: V) -> None:
     if name in rows:
         raise ValueError(f"{name!r} is registered already, by {type(rows[name]).__module__}")
-    if is_foreign(name) or name not in words:
+    if not words.specifies(name):
         words.provide(name, value)
     rows[name] = row
 

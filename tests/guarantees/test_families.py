@@ -278,7 +278,7 @@ def test_no_gradient_raises_in_the_l1_norm_however_large_or_small() -> None:
 
 def test_without_the_l1_norm_the_bound_of_laplace_noise_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fault that the table of families exists for: an L2 clip under Laplace noise."""
-    monkeypatch.setattr(level, "POWER", {})
+    monkeypatch.setattr(accountants.laplace.Laplace, "norm", 2)
     sums, tensors = l1_sums()
     gradients = {j: torch.randn(t.shape, dtype=torch.float64) * 100 for j, (_, t) in enumerate(tensors)}
     profile = tuple(sorted({g for g, _ in tensors}))
