@@ -1,4 +1,4 @@
-"""The noise of a policy: its law by name, the geometry of blocks, the phases of a run, and clip budgets of blocks.
+"""Declares the noise of a policy: its law by name, the geometry of blocks, the phases of a run, and clip budgets of blocks.
 
 A law has parameters, and a digest of what these do not hold. A geometry is the space in which contributions are clipped and
 noised, other than that of the coordinates.
@@ -94,7 +94,7 @@ class Buffers:
 
 @dataclass(frozen=True, slots=True)
 class MechanismRule:
-    """The mechanism: what noise is added, and how the noise of one step depends on that of others.
+    """Says what noise is added, and how the noise of one step depends on that of others.
 
     Args:
         name: Word of `PARAMETERS`. The first four draw the noise of every step by itself. The others are Gaussian, and
@@ -172,7 +172,7 @@ def check_word(rule: Any, key: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class GeometryRule:
-    """The geometry of the blocks of some adapters.
+    """Says the geometry of the blocks of some adapters.
 
     Every other block is Euclidean: its coordinates are clipped and noised as they are.
 
@@ -254,7 +254,7 @@ class NoisePhase:
 
     @property
     def scale(self) -> float:
-        """The factor as a double, for reading; noise is formed from the exact one (`attest.schedule.scaled_std`)."""
+        """Returns the factor as a double, for reading; noise is formed from the exact one (`attest.schedule.scaled_std`)."""
         return from_micro(self.scale_micro)
 
 

@@ -1,4 +1,4 @@
-"""The one owner of ``p.grad``: it holds a private gradient or nothing, at every moment a user can look."""
+"""Owns ``p.grad``: it holds a private gradient or nothing, at every moment a user can look."""
 
 import enum
 import math

@@ -29,7 +29,7 @@ SUM_LIMIT = float(1 << 51)
 
 
 def rounding_margin(coordinates: int, multiplier: float) -> float:
-    """Relative shrink of the clip bound that pays for rounding the clipped sum once to the lattice.
+    """Returns the relative shrink of the clip bound that pays for rounding the clipped sum once to the lattice.
 
     Rounding moves a difference of two sums by at most one lattice step per coordinate, which in the whitened norm
     (each block divided by its own ``s``) is ``2^-32 * sqrt(d)``. A contribution's whitened bound is ``1 / z_i``, so
@@ -49,7 +49,7 @@ def require_std(std: float) -> None:
 
 
 class Claims:
-    """The addresses at which noise was drawn in this attempt; each is claimed once, and steps only ascend."""
+    """Keeps the addresses at which noise was drawn in this attempt; each is claimed once, and steps only ascend."""
 
     def __init__(self) -> None:
         self._step = -1
@@ -84,7 +84,7 @@ class LatticeGaussian(Independent):
         self._kept = threading.local()
 
     def normals(self, step: int, lane: int, offset: int, count: int) -> torch.Tensor:
-        """Standard normals (float64, shape (count,)) of coordinates [offset, offset + count); ``offset`` must be even.
+        """Returns standard normals (float64, shape (count,)) of coordinates [offset, offset + count); ``offset`` must be even.
 
         The transform and its resolution are :class:`BoxMuller`'s; any number of threads may draw at a time.
 
@@ -101,7 +101,7 @@ class LatticeGaussian(Independent):
         return transform.normals(self._stream, step, lane, offset, count)
 
     def gaussian(self, step: int, lane: int, offset: int, count: int, draws: int = 1) -> torch.Tensor:
-        """Standard normals made of ``draws`` draws of variance 1/draws each, added up in float64 and not rounded.
+        """Returns standard normals made of ``draws`` draws of variance 1/draws each, added up in float64 and not rounded.
 
         Draw g is read at lane ``lane * draws + g``: (tensor, draw) and lane determine each other, so no draw meets another one.
         """

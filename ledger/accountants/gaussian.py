@@ -73,7 +73,7 @@ def epsilon_of_mu(mu: float, delta: float) -> float:
 
 
 def _delta(mu: float, epsilon: float) -> float:
-    """Balle and Wang: delta(eps) = Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu).
+    """Returns delta(eps) = Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu).
 
     With a = eps/mu - mu/2 and b = eps/mu + mu/2, e^eps = exp((b^2 - a^2)/2), so the second term is
     exp(-a^2/2) erfcx(b/sqrt 2)/2, which neither overflows nor underflows where it matters.
@@ -84,7 +84,7 @@ def _delta(mu: float, epsilon: float) -> float:
 
 
 def _erfcx(x: float) -> float:
-    """Scaled complementary error function exp(x^2) erfc(x) for x >= 0."""
+    """Returns the scaled complementary error function exp(x^2) erfc(x) for x >= 0."""
     if x < 5.0:
         return math.exp(x * x) * math.erfc(x)
     # Continued fraction x + (1/2)/(x + (2/2)/(x + (3/2)/(x + ...))); 40 terms are exact to double precision from 5 up.

@@ -1,4 +1,4 @@
-"""Several draws of one person in one step: mixtures of Gaussians, by dp-accounting's loss distributions.
+"""Costs several draws of one person in one step: mixtures of Gaussians, by dp-accounting's loss distributions.
 
 Two uses, one mathematics. Several contributions of one principal are drawn independently, so a step holds the sum of those
 that were; and where contribution-level clipping is declined, the examples of one are clipped and drawn by themselves.

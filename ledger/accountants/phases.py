@@ -103,7 +103,7 @@ class Sampled:
 
     @property
     def loss(self) -> float:
-        """The sum of 1/z^2 as if it took part in all steps."""
+        """Returns the sum of 1/z^2 as if it took part in all steps."""
         return loss_of(self.phases)
 
 
@@ -158,5 +158,5 @@ def check_epsilon(epsilon: object, what: str = "the target epsilon") -> float:
 
 
 def is_real(value: object) -> TypeGuard[int | float]:
-    """Whether a value is an int or a float, bool excluded. NaN is; it fails every comparison that follows."""
+    """Tells whether a value is an int or a float, bool excluded. NaN is; it fails every comparison that follows."""
     return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,4 +1,4 @@
-"""The accountant `prv`: privacy random variables composed by FFT (Gopi, Lee and Wutschitz 2021), in a bracket of `pld`.
+"""Keeps the accountant `prv`: privacy random variables composed by FFT (Gopi, Lee and Wutschitz 2021), in a bracket of `pld`.
 
 The value of record is that of opacus's PRVAccountant, which needs torch; so it is plugged in from outside (`register`). Its
 error bars are 0.01 in epsilon, and what it gives lies in [pld, pld + 0.02]; whatever does not (the domain it chooses can be too

@@ -1,4 +1,4 @@
-"""Renyi and moments accounting of the Poisson-sampled Gaussian mechanism, from its moments A_alpha.
+"""Does Renyi and moments accounting of the Poisson-sampled Gaussian mechanism, from its moments A_alpha.
 
 A_alpha = E over x ~ N(0, z^2) of (1 - q + q exp((2x - 1) / 2z^2))^alpha, and the mechanism is (alpha, log A_alpha /
 (alpha - 1))-RDP in both directions (Mironov, Talwar and Zhang 2019, Theorems 4 and 5). A is 1 plus a sum of positive terms, and

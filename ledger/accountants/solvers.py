@@ -1,4 +1,4 @@
-"""Solving for what a target epsilon allows: multiplier, factor, steps, rate. Answers are computed again, rounded to safety."""
+"""Solves for what a target epsilon allows: multiplier, factor, steps, rate. Answers are computed again, rounded to safety."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -238,7 +238,7 @@ def _root(points: Sequence[tuple[float, float]]) -> float | None:
 
 
 def _finite(value: float) -> bool:
-    """Whether a logarithm of epsilon over target is one of a positive finite epsilon."""
+    """Tells whether a logarithm of epsilon over target is one of a positive finite epsilon."""
     return abs(value) < _FAR
 
 

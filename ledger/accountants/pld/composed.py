@@ -1,4 +1,4 @@
-"""Privacy-loss-distribution accounting of the Poisson-sampled Gaussian mechanism.
+"""Does privacy-loss-distribution accounting of the Poisson-sampled Gaussian mechanism.
 
 Losses are put on a grid so that both worlds keep their mass, which dominates them (`losses`); so epsilon is an upper bound
 at any grid. What the composition rounds is bounded on the way (`tilted`): the bound is one of the exact epsilon. Where losses
