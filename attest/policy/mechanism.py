@@ -1,4 +1,4 @@
-"""The noise of a policy: its law by name, the geometry of blocks, the phases of a run, and clip budgets of blocks.
+"""Declares the noise of a policy: its law by name, the geometry of blocks, the phases of a run, and clip budgets of blocks.
 
 A law has parameters, and a digest of what these do not hold. A geometry is the space in which contributions are clipped and
 noised, other than that of the coordinates.
@@ -16,6 +16,7 @@ from attest.policy.classes import ADAPTER_NAME
 from attest.schema import check_fields, declared
 from attest.schema.groups import Many
 from attest.schema.kinds import Flag, Octets, Scaled, Whole
+from attest.schema.words import Words, check_among
 
 GAUSSIAN: Final = "gaussian"
 
@@ -93,7 +94,7 @@ class Buffers:
 
 @dataclass(frozen=True, slots=True)
 class MechanismRule:
-    """The mechanism: what noise is added, and how the noise of one step depends on that of others.
+    """Says what noise is added, and how the noise of one step depends on that of others.
 
     Args:
         name: Word of `PARAMETERS`. The first four draw the noise of every step by itself. The others are Gaussian, and
@@ -108,7 +109,7 @@ class MechanismRule:
     """
 
     PREFIX: ClassVar = "noise."
-    PARAMETERS: ClassVar[Mapping[str, type | None]] = {
+    PARAMETERS: ClassVar[Words[type | None]] = Words({
         GAUSSIAN: None,
         "laplace": None,
         "discrete_gaussian": None,
@@ -118,7 +119,7 @@ class MechanismRule:
         "buffered_toeplitz": Buffers,
         "banded": Bands,
         "dense": None,
-    }
+    })  # fmt: skip
 
     STATED: ClassVar[Mapping[str, str]] = {
         GAUSSIAN: "never",
@@ -144,7 +145,7 @@ class MechanismRule:
     def __post_init__(self) -> None:
         check_word(self, "noise.family")
         check_fields(self, PolicyRefused)
-        stated = self.STATED.get(self.name)
+        stated = self.STATED.get(self.name, "never" if self.name in self.PARAMETERS.provided else None)
         coefficients = getattr(self.parameters, "coefficients", ())
         if stated == "always" and coefficients:
             raise PolicyRefused("RANGE", f"noise.family {self.name!r} has its coefficients in a digest; leave out coefficients")
@@ -162,8 +163,7 @@ def check_word(rule: Any, key: str) -> None:
         PolicyRefused: Code TYPE or RANGE.
     """
     known = rule.PARAMETERS
-    if type(rule.name) is not str or rule.name not in known:
-        raise PolicyRefused("RANGE", f"{key} is {ascii(rule.name)[:60]}, expected one of {', '.join(known)}")
+    check_among(rule.name, known, key, PolicyRefused)
     wanted = known[rule.name] or type(None)
     if type(rule.parameters) is not wanted:
         found = type(rule.parameters).__name__
@@ -172,7 +172,7 @@ def check_word(rule: Any, key: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class GeometryRule:
-    """The geometry of the blocks of some adapters.
+    """Says the geometry of the blocks of some adapters.
 
     Every other block is Euclidean: its coordinates are clipped and noised as they are.
 
@@ -254,7 +254,7 @@ class NoisePhase:
 
     @property
     def scale(self) -> float:
-        """The factor as a double, for reading; noise is formed from the exact one (`attest.schedule.scaled_std`)."""
+        """Returns the factor as a double, for reading; noise is formed from the exact one (`attest.schedule.scaled_std`)."""
         return from_micro(self.scale_micro)
 
 

@@ -35,6 +35,7 @@ from attest.schema.kinds import Days, Exact, Flag, Identifier, Kind, Octets, Sca
 from attest.schema.plain import check_int
 from attest.schema.text import as_json, parse_document, write_document
 from attest.schema.wire import Payload
+from attest.schema.words import Words
 from attest.signed_file import MAX_PAYLOAD
 
 
@@ -136,12 +137,12 @@ def _key(kind: str, vkey: Any) -> VerifierKey:
     return key
 
 
-ACCOUNTANTS: Final = {
+ACCOUNTANTS: Final = Words({
     "pld": "privacy loss distributions; the default, and the tightest that is a bound by itself",
     "rdp": "Rényi divergences",
     "moments": "the moments accountant of Abadi et al. (2016)",
     "prv": "privacy random variables, by opacus",
-}
+})  # fmt: skip
 EXACTNESS: Final = {"fast": "floating point", "certified": "exact integers per contribution"}
 NOISE_INJECTIONS: Final = {
     "scheduled": "one draw per step and block",

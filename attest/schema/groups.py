@@ -11,6 +11,7 @@ from attest.errors import Refused
 from attest.schema import text, wire
 from attest.schema.declare import declarations
 from attest.schema.kinds import Exact, Kind, Reading, Sections, Told, tester
+from attest.schema.words import check_among
 
 
 class Several(Kind):
@@ -375,8 +376,7 @@ class Named(Kind):
 
     def _parameters(self, name: Any, told: Told, error: Refused) -> type | None:
         known = self.cls.PARAMETERS
-        if type(name) is not str or name not in known:
-            raise error("RANGE", f"{told.inner(self.word)} is {ascii(name)[:60]}, expected one of {', '.join(known)}")
+        check_among(name, known, told.inner(self.word), error)
         found: type | None = known[name]
         return found
 

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 from attest.errors import Refused, ValueRefused
 from attest.fixed_point import to_fraction
 from attest.schema.plain import COMMITMENT_SIZE, IDENTIFIER, MAX_TIME, check_bytes, check_id, check_int
+from attest.schema.words import check_among
 
 _MAX_INT = 2**63 - 1
 _ONE_OVER = re.compile(r"1/[1-9][0-9]{0,18}")
@@ -198,8 +199,7 @@ class Word(Kind):
         return " / ".join(f'"{word}"' for word in self.words)
 
     def check(self, value: Any, told: Told, error: Refused) -> None:
-        if type(value) is not str or value not in self.words:
-            raise error("RANGE", f"{told} is {ascii(value)[:60]}, expected one of {', '.join(self.words)}")
+        check_among(value, self.words, told, error)
 
     def write(self, value: Any) -> str:
         return quoted(value)

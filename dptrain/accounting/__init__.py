@@ -1,4 +1,4 @@
-"""What accounting needs torch for: the accountant `prv`, opacus's PRVAccountant, plugged into `ledger.accountants`."""
+"""Plugs what accounting needs torch for, opacus's PRVAccountant as the source of `prv`, into `ledger.accountants`."""
 
 from dptrain.accounting.prv import register
 

@@ -1,4 +1,4 @@
-"""Opacus's PRV accountant as the source of the accountant `prv`. Importing this imports neither opacus nor torch."""
+"""Makes opacus's PRV accountant the source of the accountant `prv`. Importing this imports neither opacus nor torch."""
 
 import math
 import warnings

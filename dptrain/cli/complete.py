@@ -6,7 +6,7 @@ is verified here: a completion is a proposal, and the command checks what it is 
 
 import os
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from attest.policy import Policy
 from attest.policy.rules import ACCOUNTANTS
 from attest.registry import Peek, peek
 from dptrain.planning import changes
+from ledger import accountants
 
 Proposals = Callable[[Any, str], Iterable[tuple[str, str]]]
 """From the line so far and the beginning of the word to (value, explanation)."""
@@ -30,13 +31,6 @@ WITHDRAWAL_REASONS = {
     "replaced": "a corrected contribution takes its place",
 }
 """Reason codes of withdrawals that are common; any identifier is one."""
-
-FAMILIES = {
-    "gaussian": "the default",
-    "laplace": "clipped in the L1 norm",
-    "discrete_gaussian": "on integers",
-    "skellam": "on integers, closed under sums",
-}
 
 _SUFFIXES = {
     "POLICY": (".cose", ".toml"),
@@ -159,14 +153,18 @@ def reasons(ctx: Any, incomplete: str) -> Iterator[tuple[str, str]]:
     return (item for item in WITHDRAWAL_REASONS.items() if item[0].startswith(incomplete))
 
 
+def _starting(words: Mapping[str, str], incomplete: str) -> Iterator[tuple[str, str]]:
+    return (item for item in words.items() if item[0].startswith(incomplete))
+
+
 _BY_OPTION: dict[str, Proposals] = {
     "--class": classes,
     "--contributions": class_counts,
     "--contributor": contributors,
     "--key-id": key_ids,
     "--reason": reasons,
-    "--accountant": lambda ctx, incomplete: (item for item in ACCOUNTANTS.items() if item[0].startswith(incomplete)),
-    "--family": lambda ctx, incomplete: (item for item in FAMILIES.items() if item[0].startswith(incomplete)),
+    "--accountant": lambda ctx, start: _starting({name: ACCOUNTANTS[name] for name in accountants.ACCOUNTANTS}, start),
+    "--family": lambda ctx, start: _starting({name: row.sentence for name, row in accountants.TABLE.items()}, start),
     "--target-epsilon": class_counts,
     "--what-if": settings,
 }

@@ -21,9 +21,9 @@ from dptrain.clipping.one_contribution import Rows, Single, gradient_of
 from dptrain.clipping.resolver import Schedule
 from dptrain.errors import UnsupportedPolicy
 from dptrain.gradients.forms import Dense, norm_sq
-from dptrain.noise.families import POWER
 from dptrain.noise.lattice import MOST_THREADS
 from dptrain.noise.threads import Threads
+from ledger.accountants.table import TABLE
 from ledger.leaves.numerics import CERTIFIED, MARGINS, lattice_bits
 
 EXACT = 1 << 53
@@ -117,7 +117,7 @@ class CertifiedSums:
         noise_family: str = "gaussian",
     ) -> None:
         self.float_margin = MARGINS[CERTIFIED][precision_name(precision)]
-        self._power = POWER.get(noise_family, 2)
+        self._power = TABLE[noise_family].norm
         self._widest = WIDEST if self._power == 2 else WIDEST_L1
         self.bits = lattice_bits(CERTIFIED, noise_family, schedule.coordinates, least_multiplier)
         self._precision = precision

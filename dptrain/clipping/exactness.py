@@ -12,6 +12,7 @@ from dptrain.clipping.certified import CertifiedSums
 from dptrain.clipping.fast import Bounds, FastSums, Pieces
 from dptrain.clipping.resolver import Schedule
 from dptrain.errors import UnsupportedPolicy
+from ledger.accountants.table import TABLE
 from ledger.leaves.numerics import least_multiplier
 
 
@@ -107,7 +108,7 @@ def sums_for(
         ValueError: no such level, or a family of noise that it cannot carry.
     """
     if exactness == "fast":
-        if noise_family != "gaussian":
+        if "fast" not in TABLE[noise_family].exactness:
             raise ValueError(f"noise of family {noise_family!r} is added to integers, which sums at level 'fast' are not")
         return FastSums(schedule, tensors, precision)
     if exactness == "certified":

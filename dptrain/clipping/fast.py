@@ -13,7 +13,8 @@ from dptrain.blocks.stack import Tensor
 from dptrain.clipping.resolver import Schedule
 from dptrain.gradients.forms import Piece, add_weighted, merge, norm_sq, zero_rows
 from dptrain.noise.lattice import rounding_margin
-from ledger.leaves.numerics import FAST, LATTICE_BITS, MARGINS
+from ledger.accountants.table import LATTICE_BITS
+from ledger.leaves.numerics import FAST, MARGINS
 
 _SMALLEST = torch.finfo(torch.float32).tiny
 """A smaller coefficient counts as zero: as a float32 weight it would be rounded by more than the margin."""

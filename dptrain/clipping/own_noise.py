@@ -83,8 +83,8 @@ def variance(multiplier: float, clip_norm: float, family: str = "gaussian") -> f
     Raises:
         AccountantError: under laplace, whose multiplier is no standard deviation.
     """
-    if family == "laplace":
-        sentence = "a multiplier of laplace is the scale of its noise over an L1 norm, and says nothing of this variance"
+    if accountants.TABLE[family].norm == 1:
+        sentence = f"a multiplier of {family} is the scale of its noise over an L1 norm, and says nothing of this variance"
         raise AccountantError("FAMILY", f"{sentence}; take gaussian, discrete_gaussian or skellam")
     return sufficient_variance(multiplier, clip_norm)
 

@@ -190,6 +190,7 @@ class PreparedRun:
         self._take_ledger_order(slots)
         test_key, generator = opened.noise.insecure_test_key, opened.noise.generator
         streams = open_streams(recorder, self.pool, policy, attempt, test_key, generator, bits=self.router.sums.bits)
+        self.gradients.state_of(streams.noise)
         size = opened.microbatches
         drawing = Drawing(policy, self.schedule, self.pool, streams, contributions=size.contributions, rows=size.rows)
         self.attempt = Attempt(streams, drawing, Program(self.model))

@@ -16,6 +16,7 @@ from dptrain.errors import ConfigError, NotPrivateUse, UnsupportedModule, Unsupp
 from dptrain.noise import device
 from dptrain.sandbox.interception import Sandbox
 from dptrain.sandbox.isolation import Isolation, Reach, reach, refuse_unusable, weakness
+from ledger.accountants.table import DEVICE, TABLE
 from ledger.leaves import HELD
 
 
@@ -52,7 +53,7 @@ def refuse_generator(generator: str, policy: Policy, accelerator: Any | None) ->
     """Raises ConfigError for a generator of noise that the device or the family of noise does not carry."""
     if generator == "host":
         return
-    if policy.mechanism.name != "gaussian":
+    if DEVICE not in TABLE[policy.mechanism.name].generators:
         raise ConfigError(
             "NOISE_GENERATOR",
             f"noise_generator = 'device' draws Gaussian noise, and the policy asks for {policy.mechanism.name!r}; "

@@ -1,4 +1,4 @@
-"""The one owner of ``p.grad``: it holds a private gradient or nothing, at every moment a user can look."""
+"""Owns ``p.grad``: it holds a private gradient or nothing, at every moment a user can look."""
 
 import enum
 import math
@@ -14,8 +14,8 @@ from torch.utils.hooks import RemovableHandle
 from dptrain.blocks.stack import Tensor
 from dptrain.clipping.public import PublicSums
 from dptrain.errors import ConfigError, NotPrivateUse, StepOrder, UnsupportedPolicy
-from dptrain.noise.families import Noise
-from dptrain.noise.lattice import TAIL_LANE
+from dptrain.noise.mechanism import Mechanism, Step, initial
+from dptrain.noise.normals import TAIL_LANE
 from dptrain.routing import Router
 from dptrain.sandbox.isolation import Isolation
 from dptrain.sandbox.untouched import Remembered, versions
@@ -44,7 +44,7 @@ class PrivateGradients:
     """Releases block sums into ``p.grad`` and lets the optimizer use each release exactly once.
 
     Guarantee: from construction to :meth:`close`, no parameter of the model takes part in autograd, so ``p.grad`` is written
-    here alone; what is written is the output of the noise's ``release_``, and sums of public gradients added to it. The
+    here alone; what is written is the output of the mechanism's ``release``, and sums of public gradients added to it. The
     optimizer is refused before a release, twice after one, or when it would see any other gradient. Of a tensor that is split,
     the coordinates that no class may touch have gradient zero, and no step of the optimizer moves them (weight decay would).
 
@@ -70,6 +70,7 @@ class PrivateGradients:
         isolation: Isolation | None = None,
     ) -> None:
         self.phase = Phase.IDLE
+        self._noise: tuple[Mechanism, Any] | None = None
         self._model = model
         self._router = router
         self._normalizer = float(normalizer)
@@ -108,7 +109,7 @@ class PrivateGradients:
         self._gradients.forget()
         self._versions = versions(self._scheduled)
 
-    def release(self, noise: Noise, step: int, public: PublicSums | None = None, *, blank: bool = False) -> None:
+    def release(self, noise: Mechanism, step: int, public: PublicSums | None = None, *, blank: bool = False) -> None:
         """Adds the noise of the step, that of ``stds``, to its sums and puts the private gradients into ``p.grad``.
 
         The sums of public contributions, where there are any, are added to what has been released, after the noise. ``blank``
@@ -118,6 +119,7 @@ class PrivateGradients:
             NotPrivateUse: a block without noise, which no private contribution of the step may touch, has a private sum.
         """
         self.require_own_parameters()
+        state = self.state_of(noise)
         added: Iterator[torch.Tensor | None] = repeat(None) if public is None else public.take()
         sums = zip(self._router.tensors, self._router.sums.take(), strict=True)
         for lane, (((block, tensor), total), unclipped) in enumerate(zip(sums, added, strict=False)):
@@ -125,7 +127,7 @@ class PrivateGradients:
             if blank:
                 total.zero_()
             if std > 0.0:
-                noise.release_(total, std, self._normalizer, step=step, lane=lane, draws=self._draws)
+                noise.release(total, state, Step(step, lane, std, self._normalizer, self._draws))
             elif bool((total != 0.0).any()):
                 raise NotPrivateUse("NO_NOISE", f"tensor {tensor.name!r} has a sum of private gradients, and no noise hides it")
             if unclipped is not None and not blank:
@@ -134,6 +136,12 @@ class PrivateGradients:
         self.phase, self._step = Phase.RELEASED, step
         self._remember()
         _order(self._before).move_to_end(self._before.id)
+
+    def state_of(self, noise: Mechanism) -> Any:
+        """Returns what a mechanism keeps from step to step, made once; refuses one whose state cannot be kept."""
+        if self._noise is None or self._noise[0] is not noise:
+            self._noise = noise, initial(noise, (tensor.shape for _, tensor in self._router.tensors))
+        return self._noise[1]
 
     def _put(self, tensor: Tensor, value: torch.Tensor) -> None:
         """Puts what was released for a tensor into ``p.grad``; the parts of a parameter one after the other, zero elsewhere."""

@@ -1,4 +1,4 @@
-"""The random streams of an attempt: fresh keys, and the draws of earlier attempts counted towards every cap."""
+"""Opens the random streams of an attempt: fresh keys, and the draws of earlier attempts counted towards every cap."""
 
 import hashlib
 import os
@@ -11,18 +11,16 @@ from attest.policy.sampling import POISSON
 from attest.schedule.turns import Order
 from dptrain.data.contributions import Pool
 from dptrain.data.sampling import OrderedSampler, PoissonSampler, Sampler
-from dptrain.noise import DeviceGaussian, KeyStream, LatticeGaussian
-from dptrain.noise.families import Noise, integer_noise
-from dptrain.noise.keystream import ChaChaStream
+from dptrain.noise import KeyStream, Mechanism, Source, mechanism_of
 from dptrain.record.recorder import Recorder
 from dptrain.record.sealed import SealedStore
 
 
 @dataclass(frozen=True)
 class Streams:
-    """Noise, sampler and sealed store of one attempt."""
+    """Holds noise, sampler and sealed store of one attempt."""
 
-    noise: Noise
+    noise: Mechanism
     sampler: Sampler
     sealed: SealedStore
 
@@ -91,15 +89,11 @@ def _poisson_sampler(
     return sampler
 
 
-def noise_of(policy: Policy, run_id: bytes, attempt: int, key: bytes, generator: str = "host", *, bits: int) -> Noise:
+def noise_of(policy: Policy, run_id: bytes, attempt: int, key: bytes, generator: str = "host", *, bits: int) -> Mechanism:
     """Returns the noise that a policy asks for, from a key.
 
     Args:
         generator: ``host``, or ``device`` for Gaussian noise drawn where the sums are. bits: as for :func:`open_streams`.
     """
-    if policy.mechanism.name != "gaussian":
-        stream = KeyStream("noise", run_id, attempt, key)
-        return integer_noise(policy.mechanism.name, stream, bits, policy.noise_microbatches or 1)
-    if generator == "device":
-        return DeviceGaussian(ChaChaStream("noise on a device", run_id, attempt, key))
-    return LatticeGaussian(KeyStream("noise", run_id, attempt, key))
+    draws = policy.noise_microbatches or 1
+    return mechanism_of(policy.mechanism.name, Source(run_id, attempt, key, bits, draws, generator))

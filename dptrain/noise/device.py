@@ -1,4 +1,4 @@
-"""Draw Gaussian noise on the device that holds the sums, after a test that the device computes it rightly."""
+"""Draws Gaussian noise on the device that holds the sums, after a test that the device computes it rightly."""
 
 import math
 
@@ -7,9 +7,10 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
 from dptrain.errors import ConfigError
 from dptrain.noise.keystream import WORDS, ChaChaStream, Keyed
-from dptrain.noise.lattice import SUM_LIMIT, Claims, require_std
+from dptrain.noise.lattice import SUM_LIMIT, Claims, LatticeGaussian, require_std
+from dptrain.noise.mechanism import Independent, Source, register_mechanism
 from dptrain.noise.normals import TAIL, TAIL_LANE
-from ledger.leaves.numerics import LATTICE_BITS
+from ledger.accountants.table import DEVICE, LATTICE_BITS
 
 UNITS = 4.0
 """Units in the last place by which log, log1p, sqrt, sin and cos may differ from the processor's."""
@@ -68,7 +69,7 @@ def _wrong(device: torch.device) -> str | None:
 
 
 def openssl_words(stream: Keyed, step: int, lane: int, first: int, count: int) -> torch.Tensor:
-    """The blocks of :meth:`ChaChaStream.words` as OpenSSL makes them: int32, shape (16, count)."""
+    """Returns the blocks of :meth:`ChaChaStream.words` as OpenSSL makes them: int32, shape (16, count)."""
     blocks = []
     for place in range(first, first + count):  # each with a nonce of its own: its counter has 32 bits
         nonce = place.to_bytes(8, "little") + lane.to_bytes(4, "little") + step.to_bytes(4, "little")
@@ -88,7 +89,7 @@ MOST_BLOCKS = 1 << 19
 _LOW = (1 << 32) - 1
 
 
-class DeviceGaussian:
+class DeviceGaussian(Independent):
     """Adds N(0, s^2) on the lattice to a clipped sum, on the device of that sum.
 
     Guarantee: the output of :meth:`release_` is ``gamma/normaliser`` times an integer per coordinate; the noise integer of
@@ -103,7 +104,7 @@ class DeviceGaussian:
         self._claims = Claims()
 
     def normals(self, step: int, lane: int, offset: int, count: int, device: torch.device | str = "cpu") -> torch.Tensor:
-        """Standard normals (float64, shape (count,)) of coordinates [offset, offset + count), on ``device``.
+        """Returns standard normals (float64, shape (count,)) of coordinates [offset, offset + count), on ``device``.
 
         Args:
             step, lane: the address; ``lane`` is the index of a tensor, below 2^31.
@@ -124,7 +125,7 @@ class DeviceGaussian:
     def gaussian(
         self, step: int, lane: int, offset: int, count: int, draws: int = 1, device: torch.device | str = "cpu"
     ) -> torch.Tensor:
-        """Standard normals made of ``draws`` draws of variance 1/draws each, added up in float64 and not rounded.
+        """Returns standard normals made of ``draws`` draws of variance 1/draws each, added up in float64 and not rounded.
 
         Draw g is read at lane ``lane * draws + g``, as :meth:`dptrain.noise.lattice.LatticeGaussian.gaussian` does.
         """
@@ -165,14 +166,22 @@ class DeviceGaussian:
         del self._stream
 
 
+@register_mechanism("gaussian")
+def gaussian(source: Source) -> DeviceGaussian | LatticeGaussian:
+    """Returns Gaussian noise on the device of the sums, or on the processor."""
+    if source.generator == DEVICE:
+        return DeviceGaussian(source.device_stream())
+    return LatticeGaussian(source.stream())
+
+
 def _small(words: torch.Tensor) -> torch.Tensor:
-    """x, uniform on (0, 1/2] in steps of 2^-75: float64, shape (4, N), from words of shape (4 pairs, 4, N)."""
+    """Returns x, uniform on (0, 1/2] in steps of 2^-75: float64, shape (4, N), from words of shape (4 pairs, 4, N)."""
     fine = ((words[:, 0] & 0x7FF) << 10) + ((words[:, 2] >> 1) & 0x3FF) + 1
     return _fifty_three(words[:, 0], words[:, 1]).mul_(2.0**-54).add_(fine.to(torch.float64).mul_(2.0**-75))
 
 
 def _box_muller(words: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Pairs of normals, one after the other: -2 log of x, or of 1 - x where a bit says so, and an angle of 53 bits."""
+    """Returns pairs of normals, one after the other: -2 log of x, or of 1 - x where a bit says so, and an angle of 53 bits."""
     mirrored = (words[:, 2] & 1).bool()
     radius = torch.where(mirrored, torch.log1p(-x), torch.log(x)).mul_(-2.0).sqrt_()
     angle = _fifty_three(words[:, 2], words[:, 3]).mul_(2.0**-53 * 2.0 * math.pi)
@@ -181,5 +190,5 @@ def _box_muller(words: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 
 def _fifty_three(low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
-    """The upper 53 of 64 bits as float64, exactly."""
+    """Returns the upper 53 of 64 bits as float64, exactly."""
     return (((high.to(torch.int64) & _LOW) << 21) | ((low.to(torch.int64) & _LOW) >> 11)).to(torch.float64)

@@ -1,4 +1,4 @@
-"""Integers of an exact law from blocks of a key stream: rejection under a step function, decided in exact arithmetic.
+"""Draws integers of an exact law from blocks of a key stream: rejection under a step function, decided in exact arithmetic.
 
 A law gives a weight w(k) to every magnitude k >= 0; the sign is a fair coin, and zero has one sign. Magnitudes are cut into
 cells of 2^(b-h) neighbours, h being the law's ``cell_bits``. A cell is chosen with an *integer* weight W_j >= S w(first of the
@@ -50,14 +50,14 @@ class Law(Protocol):
         """Integers (a, b) with a <= 2^precision w(k) <= b, as close as one likes for large precisions."""
 
     def top(self, k: int, precision: int) -> tuple[int, int]:
-        """The same of a bound of w at k and at all larger magnitudes."""
+        """Encloses in this way a bound of w at k and at all larger magnitudes."""
 
     def ratios(self, cells: np.ndarray, inside: np.ndarray, magnitudes: np.ndarray) -> np.ndarray:
-        """w(k) / top(first magnitude of the cell) in float64, relative error below 2^-48."""
+        """Returns w(k) / top(first magnitude of the cell) in float64, relative error below 2^-48."""
 
 
 class Table:
-    """The integer weights of a law's cells, as a table that one word looks up. Shared by all samplers of the law."""
+    """Holds the integer weights of a law's cells, as a table that one word looks up; all samplers of the law share it."""
 
     def __init__(self, law: Law) -> None:
         cells = law.scales << law.cell_bits
@@ -151,7 +151,7 @@ class ExactSampler:
     def _round(
         self, stream: Blocks, step: int, lane: int, start: int, number: int, count: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """One proposal for each of ``count`` coordinates, and whether it is taken."""
+        """Returns one proposal for each of ``count`` coordinates, and whether it is taken."""
         table, shift, resolution = self.table, self._shift, self._resolution
         data = stream.read(step, lane, (number << _ROUND) | start, count)
         words = np.frombuffer(data, dtype="<u8").reshape(count, 2)
@@ -184,7 +184,7 @@ class ExactSampler:
         return value, taken
 
     def _decide(self, cell: int, magnitude: int, prefix: int, bits: "_Bits") -> int | None:
-        """The magnitude if it is kept, None if not, by comparing a uniform number with S w(k) / W in integers.
+        """Returns the magnitude if it is kept, None if not, by comparing a uniform number with S w(k) / W in integers.
 
         Args:
             prefix: the first bits of the uniform number. bits: where all others come from.
@@ -208,14 +208,14 @@ class ExactSampler:
 
 
 class _Bits:
-    """Fresh bits of one coordinate, in blocks that no other reads."""
+    """Gives fresh bits of one coordinate, in blocks that no other reads."""
 
     def __init__(self, stream: Blocks, step: int, lane: int, place: int) -> None:
         self._stream, self._step, self._lane, self._place = stream, step, lane, place
         self._pieces = self._held = self._length = 0
 
     def take(self, count: int) -> int:
-        """The next ``count`` bits as a number below 2^count."""
+        """Returns the next ``count`` bits as a number below 2^count."""
         while self._length < count:
             if self._pieces >= 1 << (64 - _PIECE):
                 raise RuntimeError("a comparison took 32768 bits: the stream is not random")
@@ -256,5 +256,5 @@ def exp_of_minus(numerator: int, denominator_bits: int, precision: int) -> tuple
 
 @lru_cache(maxsize=16)
 def table_of(law: Law) -> Table:
-    """The table of a law; made once per law, which must be hashable by its parameters."""
+    """Returns the table of a law; made once per law, which must be hashable by its parameters."""
     return Table(law)

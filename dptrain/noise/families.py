@@ -1,10 +1,8 @@
-"""Noise of every family that a policy may sign, behind one release.
+"""Adds noise of whole numbers to certified sums: discrete Gaussian, Laplace and Skellam.
 
-The lattice Gaussian is the default and stands in :mod:`dptrain.noise.lattice`. The others add integers of their own law to the
-exact integer sums of level ``certified``, on the lattice ``s_l * 2^-b`` of those sums (docs/mechanism, Theorems 9 to 11).
+Integers of a law are added to the exact integer sums of level ``certified``, on the lattice ``s_l * 2^-b`` of those sums
+(docs/mechanism, Theorems 9 to 11).
 """
-
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -12,6 +10,7 @@ import torch
 from dptrain.noise.exact import CHUNK, ExactSampler, Law
 from dptrain.noise.integer_families import DiscreteGaussian, RoundedLaplace, Skellam
 from dptrain.noise.lattice import MOST_THREADS, Claims, require_std
+from dptrain.noise.mechanism import Independent, Source, register_mechanism
 from dptrain.noise.normals import Blocks
 from dptrain.noise.threads import Threads
 
@@ -22,21 +21,8 @@ LAWS: dict[str, type[DiscreteGaussian] | type[RoundedLaplace] | type[Skellam]] =
 }
 """Families beside the Gaussian, by the name that a policy signs."""
 
-POWER = {"laplace": 1}
-"""The norm in which contributions are clipped and whitened, by family; 2 where there is no entry."""
 
-
-class Noise(Protocol):
-    """What turns a clipped sum into a release; the lattice Gaussian too."""
-
-    def release_(
-        self, clipped_sum: torch.Tensor, std: float, normalizer: float, *, step: int, lane: int, draws: int = 1
-    ) -> torch.Tensor: ...
-
-    def destroy(self) -> None: ...
-
-
-class IntegerNoise:
+class IntegerNoise(Independent):
     """Adds integers of a law to a sum of integers, reading them from a key stream.
 
     Guarantee: the output of :meth:`release_` is ``s 2^-b / normalizer`` times the sum's integer plus the law's, to the last
@@ -60,7 +46,7 @@ class IntegerNoise:
         self._limit = float(1 << 18 + bits)
 
     def integers(self, step: int, lane: int, start: int, count: int) -> np.ndarray:
-        """Noise integers of part of a chunk, all draws added up; see :meth:`ExactSampler.integers`.
+        """Returns noise integers of part of a chunk, all draws added up; see :meth:`ExactSampler.integers`.
 
         Draw g is read at lane ``lane * draws + g``: (tensor, draw) and lane determine each other, so no draw meets another one.
         """
@@ -121,7 +107,7 @@ class IntegerNoise:
 
 
 def integer_noise(family: str, stream: Blocks, bits: int, draws: int = 1) -> IntegerNoise:
-    """Noise of a family beside the Gaussian, on the lattice ``s * 2^-bits``.
+    """Returns noise of a family beside the Gaussian, on the lattice ``s * 2^-bits``.
 
     Args:
         draws: how many draws make up the noise of a release, each with its share of the variance.
@@ -136,3 +122,13 @@ def integer_noise(family: str, stream: Blocks, bits: int, draws: int = 1) -> Int
     if draws != 1:
         raise ValueError(f"noise of family {family} is drawn once per step, got {draws} draws, whose sum has another law")
     return IntegerNoise(stream, LAWS[family](bits), bits)
+
+
+def _register(family: str) -> None:
+    @register_mechanism(family)
+    def make(source: Source) -> IntegerNoise:
+        return integer_noise(family, source.stream(), source.bits, source.draws)
+
+
+for _family in LAWS:
+    _register(_family)

@@ -1,4 +1,4 @@
-"""The families that draw whole numbers: discrete Gaussian, discrete Laplace and Skellam."""
+"""Gives the laws of noise of whole numbers: discrete Gaussian, discrete Laplace and Skellam."""
 
 import math
 from collections.abc import Iterable
@@ -9,12 +9,12 @@ from typing import ClassVar
 import numpy as np
 
 from dptrain.noise.exact import exp_of_minus
-from ledger.accountants.families import SKELLAM_BITS
+from ledger.accountants.integers import SKELLAM_BITS
 
 
 @dataclass(frozen=True)
 class DiscreteGaussian:
-    """Law of noise with the parameter sigma = 2^bits lattice steps."""
+    """Gives the law of noise with the parameter sigma = 2^bits lattice steps."""
 
     bits: int
     name: ClassVar[str] = "discrete_gaussian"
@@ -22,7 +22,7 @@ class DiscreteGaussian:
 
     @property
     def cell_bits(self) -> int:
-        """256 cells per sigma: three proposals of a thousand are rejected."""
+        """Returns 256 cells per sigma: three proposals of a thousand are rejected."""
         return min(self.bits, 8)
 
     def enclose(self, k: int, precision: int) -> tuple[int, int]:
@@ -31,7 +31,7 @@ class DiscreteGaussian:
     top = enclose
 
     def ratios(self, cells: np.ndarray, inside: np.ndarray, magnitudes: np.ndarray) -> np.ndarray:
-        """exp(-(k^2 - a^2) / 2^(2b+1)) with a the first of the cell: k^2 - a^2 = (k + a) (k - a), exact in 64 bits.
+        """Returns exp(-(k^2 - a^2) / 2^(2b+1)) with a the first of the cell: k^2 - a^2 = (k + a) (k - a), exact in 64 bits.
 
         The argument is at most 1/16 and rounded once, so the relative error is that of the exponential, some units of 2^-53.
         """
@@ -41,7 +41,7 @@ class DiscreteGaussian:
 
 @dataclass(frozen=True)
 class RoundedLaplace:
-    """Law of rint(L) for L of the density exp(-|x| / 2^b) / 2^(b+1)."""
+    """Gives the law of rint(L) for L of the density exp(-|x| / 2^b) / 2^(b+1)."""
 
     bits: int
     name: ClassVar[str] = "laplace"
@@ -49,7 +49,7 @@ class RoundedLaplace:
 
     @property
     def cell_bits(self) -> int:
-        """64 cells per scale: eight proposals of a thousand are rejected."""
+        """Returns 64 cells per scale: eight proposals of a thousand are rejected."""
         return min(self.bits, 6)
 
     def enclose(self, k: int, precision: int) -> tuple[int, int]:
@@ -63,7 +63,7 @@ class RoundedLaplace:
         return exp_of_minus(k, self.bits, precision)
 
     def ratios(self, cells: np.ndarray, inside: np.ndarray, magnitudes: np.ndarray) -> np.ndarray:
-        """exp(-(k - a) / 2^b) with a the first of the cell; the argument is exact and at most 1/64 (or zero: b <= 6)."""
+        """Returns exp(-(k - a) / 2^b), a the first of the cell; the argument is exact and at most 1/64 (or zero: b <= 6)."""
         ratios = np.exp(inside * -(2.0**-self.bits))
         zeros = np.flatnonzero(magnitudes == 0)
         if len(zeros):
@@ -76,7 +76,7 @@ _PRECISION = 192
 
 @dataclass(frozen=True)
 class Skellam:
-    """Law of a draw of variance 2^(2 lattice) / parts in squared lattice steps, of which ``parts`` together have 2^(2 lattice).
+    """Gives the law of a draw of variance 2^(2 lattice) / parts in squared lattice steps: ``parts`` draws have 2^(2 lattice).
 
     The scale that cells are cut by is 2^bits with 2^bits / 2 < standard deviation <= 2^bits; ``bits`` is 3 at least.
     """
@@ -87,12 +87,12 @@ class Skellam:
 
     @property
     def bits(self) -> int:
-        """The least with 4^bits >= 4^lattice / parts."""
+        """Returns the least with 4^bits >= 4^lattice / parts."""
         return self.lattice - (self.parts.bit_length() - 1) // 2
 
     @property
     def scales(self) -> int:
-        """As many as 13 standard deviations have, rounded down: 11 deviations at least."""
+        """Returns as many as 13 standard deviations have, rounded down: 11 deviations at least."""
         return math.isqrt(169 * 4 ** (self.lattice - self.bits) // self.parts)
 
     @property
@@ -112,19 +112,19 @@ class Skellam:
         return _enclosed(self, [k], precision)[0][k]
 
     def top(self, k: int, precision: int) -> tuple[int, int]:
-        """Of the first magnitudes of cells, at the precision that tables are made with."""
+        """Encloses those of the first magnitudes of cells, at the precision that tables are made with."""
         found = _tabulated(self)[0].get(k)
         return found if found is not None and precision == _PRECISION else self.enclose(k, precision)
 
     def ratios(self, cells: np.ndarray, inside: np.ndarray, magnitudes: np.ndarray) -> np.ndarray:
-        """From the table, whose entries are quotients of two doubles that are off by 2^-53 each."""
+        """Looks them up in the table, whose entries are quotients of two doubles that are off by 2^-53 each."""
         table = _tabulated(self)[1]
         return table[np.minimum(magnitudes, len(table) - 1)]
 
 
 @lru_cache(maxsize=4)
 def _tabulated(law: Skellam) -> tuple[dict[int, tuple[int, int]], np.ndarray]:
-    """Enclosures of w at the first magnitude of every cell, and w(k) / w(first of its cell) of every k."""
+    """Returns enclosures of w at the first magnitude of every cell, and w(k) / w(first of its cell) of every k."""
     width = 1 << (law.bits - law.cell_bits)
     count = law.scales << law.bits
     enclosed, doubles = _enclosed(law, range(0, count, width), _PRECISION, count)
@@ -135,7 +135,7 @@ def _tabulated(law: Skellam) -> tuple[dict[int, tuple[int, int]], np.ndarray]:
 def _enclosed(
     law: Skellam, wanted: Iterable[int], precision: int, doubles: int = 0
 ) -> tuple[dict[int, tuple[int, int]], list[float]]:
-    """Integers around 2^precision I_k(v) / I_0(v) for the wanted k; and I_k in some unit as doubles, k < ``doubles``.
+    """Returns integers around 2^precision I_k(v) / I_0(v) for the wanted k; and I_k in some unit as doubles, k < ``doubles``.
 
     The recurrence x_{k-1} = x_{k+1} + (2k / v) x_k (DLMF 10.29.1) runs down from a large n, from x_n = 1 and x_{n+1} = r. The
     quotient x_k / x_0 is a fraction linear in r, thus monotone, and r = I_{n+1} / I_n lies between 0 and 1: so what the two

@@ -1,4 +1,4 @@
-"""Give keyed random bytes addressed by position: the only source of randomness that privacy rests on.
+"""Gives keyed random bytes addressed by position: the only source of randomness that privacy rests on.
 
 A draw is read at an address (purpose, step, tensor, offset), so it does not depend on rank, sharding or the order of draws, and
 no byte is used twice. `KeyStream` is AES-256 in counter mode (NIST SP 800-38A, section 6.5), `ChaChaStream` is ChaCha20
@@ -23,7 +23,7 @@ _MAX_LANE = 1 << 32
 
 @dataclass(frozen=True)
 class Keyed:
-    """A 256-bit key for one purpose in one attempt of one run, derived from a master by HMAC-SHA-256.
+    """Holds a 256-bit key for one purpose in one attempt of one run, derived from a master by HMAC-SHA-256.
 
     Guarantee: purpose, run and attempt each change the key; it is never pickled, copied, shown, or used in a forked process.
     """
@@ -44,7 +44,7 @@ class Keyed:
 
     @staticmethod
     def fresh_master() -> bytes:
-        """32 bytes from the operating system; never written to disk for noise."""
+        """Returns 32 bytes from the operating system; never written to disk for noise."""
         return os.urandom(32)
 
     def _require_own_process(self) -> None:
@@ -52,13 +52,13 @@ class Keyed:
             raise RuntimeError("a key stream belongs to the process that made it; it is not read in a forked one")
 
     def __reduce__(self) -> NoReturn:
-        """A key stream is never written anywhere."""
+        """Refuses: a key stream is never written anywhere."""
         raise TypeError("a key stream cannot be pickled or copied: its key must not leave the process")
 
 
 @dataclass(frozen=True)
 class KeyStream(Keyed):
-    """Random bytes that are a function of (key, purpose, run, attempt, step, lane, block).
+    """Gives random bytes that are a function of (key, purpose, run, attempt, step, lane, block).
 
     The 128-bit AES counter is ``step (32 bits) | lane (32 bits) | block (64 bits)``; purpose, run and attempt enter the key.
     A lane is a tensor (noise) or a pool (sampling).
@@ -68,7 +68,7 @@ class KeyStream(Keyed):
     """
 
     def read(self, step: int, lane: int, first_block: int, blocks: int) -> bytes:
-        """``blocks`` 16-byte blocks of the stream of (step, lane), from ``first_block`` on.
+        """Returns ``blocks`` 16-byte blocks of the stream of (step, lane), from ``first_block`` on.
 
         Raises:
             ValueError: an address outside 32-bit step or lane, or a block range outside 64 bits.
@@ -96,7 +96,7 @@ _MAX = 1 << 32
 
 @dataclass(frozen=True)
 class ChaChaStream(Keyed):
-    """Random words that are a function of (key, purpose, run, attempt, step, lane, block).
+    """Gives random words that are a function of (key, purpose, run, attempt, step, lane, block).
 
     Words 12 to 15 of the state are ``block (64 bits, low word first), lane, step``: the RFC's counter is the low word of the
     block, its nonce the rest. Purpose, run and attempt enter the key, as in :class:`dptrain.noise.keystream.KeyStream`.
@@ -108,7 +108,7 @@ class ChaChaStream(Keyed):
     _heads: dict[torch.device, torch.Tensor] = field(init=False, repr=False, default_factory=dict)
 
     def words(self, step: int, lane: int, block: torch.Tensor) -> torch.Tensor:
-        """The blocks of the stream of (step, lane) at the places ``block``.
+        """Returns the blocks of the stream of (step, lane) at the places ``block``.
 
         Args:
             block: int64, shape (N,), each 0 or more. step, lane: below 2^32.
@@ -154,7 +154,7 @@ class ChaChaStream(Keyed):
 
 
 def chacha_blocks(key: bytes, nonces: Sequence[bytes], blocks: int, device: torch.device) -> torch.Tensor:
-    """The first blocks of the key stream of every nonce, as RFC 8439, section 2.4 has them with the counter at 0.
+    """Returns the first blocks of the key stream of every nonce, as RFC 8439, section 2.4 has them with the counter at 0.
 
     Args:
         key: 32 bytes. nonces: 12 bytes each. blocks: how many of each nonce, below 2^31.
@@ -174,7 +174,7 @@ def chacha_blocks(key: bytes, nonces: Sequence[bytes], blocks: int, device: torc
 
 
 def _twenty_rounds(state: torch.Tensor) -> torch.Tensor:
-    """Ten double rounds; all columns, then all diagonals, are worked on at a time. May use ``state`` up."""
+    """Makes ten double rounds; works on all columns, then all diagonals, at a time. May use ``state`` up."""
     a, b, c, d = state.view(4, 4, -1)
     spare = torch.empty_like(a)
     for _ in range(10):
@@ -186,7 +186,7 @@ def _twenty_rounds(state: torch.Tensor) -> torch.Tensor:
 
 
 def _quarter_round(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor, spare: torch.Tensor) -> None:
-    """RFC 8439, section 2.1, in place."""
+    """Makes a quarter round, RFC 8439, section 2.1, in place."""
     a += b
     _xor_and_turn(d, a, 16, spare)
     c += d
@@ -198,7 +198,7 @@ def _quarter_round(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.T
 
 
 def _xor_and_turn(x: torch.Tensor, other: torch.Tensor, bits: int, spare: torch.Tensor) -> None:
-    """``x ^= other``, turned left by ``bits``; the shift to the right brings the sign along, so it is masked."""
+    """Makes ``x ^= other``, turned left by ``bits``; the shift to the right brings the sign along, so it is masked."""
     x ^= other
     torch.bitwise_right_shift(x, 32 - bits, out=spare)
     spare &= (1 << bits) - 1
@@ -207,10 +207,10 @@ def _xor_and_turn(x: torch.Tensor, other: torch.Tensor, bits: int, spare: torch.
 
 
 def _wrapped(word: int) -> int:
-    """A 32-bit word as the signed number with the same bits."""
+    """Returns a 32-bit word as the signed number with the same bits."""
     return (word ^ _SIGN) - _SIGN
 
 
 def _signed(words: torch.Tensor) -> torch.Tensor:
-    """The same for int64 numbers below 2^32, as int32."""
+    """Returns this for int64 numbers below 2^32, as int32."""
     return ((words ^ _SIGN) - _SIGN).to(torch.int32)

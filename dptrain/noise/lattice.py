@@ -1,4 +1,4 @@
-"""Gaussian noise on an integer lattice (docs/mechanism, Theorem 2): exact accounting without floating-point leaks.
+"""Adds Gaussian noise on an integer lattice (docs/mechanism, Theorem 2): exact accounting without floating-point leaks.
 
 The released value is ``gamma * (rint(sum / gamma) + rint(N(0, (s / gamma)^2))) / normaliser`` with ``gamma = s * 2^-32``.
 Since ``rint(x) + a = rint(x + a)`` for integer ``a``, adding rounded noise to an integer sum is post-processing of the
@@ -12,9 +12,10 @@ import numpy as np
 import torch
 
 from dptrain.noise.keystream import KeyStream
+from dptrain.noise.mechanism import Independent
 from dptrain.noise.normals import TAIL_LANE, BoxMuller
 from dptrain.noise.threads import Threads
-from ledger.leaves.numerics import LATTICE_BITS
+from ledger.accountants.table import LATTICE_BITS
 
 CHUNK = 1 << 16
 """Coordinates per turn of a thread: the working set, some float64 arrays of half this size, stays in the caches of a core, and
@@ -28,7 +29,7 @@ SUM_LIMIT = float(1 << 51)
 
 
 def rounding_margin(coordinates: int, multiplier: float) -> float:
-    """Relative shrink of the clip bound that pays for rounding the clipped sum once to the lattice.
+    """Returns the relative shrink of the clip bound that pays for rounding the clipped sum once to the lattice.
 
     Rounding moves a difference of two sums by at most one lattice step per coordinate, which in the whitened norm
     (each block divided by its own ``s``) is ``2^-32 * sqrt(d)``. A contribution's whitened bound is ``1 / z_i``, so
@@ -48,7 +49,7 @@ def require_std(std: float) -> None:
 
 
 class Claims:
-    """The addresses at which noise was drawn in this attempt; each is claimed once, and steps only ascend."""
+    """Keeps the addresses at which noise was drawn in this attempt; each is claimed once, and steps only ascend."""
 
     def __init__(self) -> None:
         self._step = -1
@@ -67,7 +68,7 @@ class Claims:
         self._lanes.add(lane)
 
 
-class LatticeGaussian:
+class LatticeGaussian(Independent):
     """Adds N(0, s^2) on the lattice to a clipped sum, reading noise from a :class:`KeyStream`.
 
     Guarantee: the output of :meth:`release_` is ``gamma/normaliser`` times an integer per coordinate, the noise integer of
@@ -83,7 +84,7 @@ class LatticeGaussian:
         self._kept = threading.local()
 
     def normals(self, step: int, lane: int, offset: int, count: int) -> torch.Tensor:
-        """Standard normals (float64, shape (count,)) of coordinates [offset, offset + count); ``offset`` must be even.
+        """Returns standard normals (float64, shape (count,)) of coordinates [offset, offset + count); ``offset`` must be even.
 
         The transform and its resolution are :class:`BoxMuller`'s; any number of threads may draw at a time.
 
@@ -100,7 +101,7 @@ class LatticeGaussian:
         return transform.normals(self._stream, step, lane, offset, count)
 
     def gaussian(self, step: int, lane: int, offset: int, count: int, draws: int = 1) -> torch.Tensor:
-        """Standard normals made of ``draws`` draws of variance 1/draws each, added up in float64 and not rounded.
+        """Returns standard normals made of ``draws`` draws of variance 1/draws each, added up in float64 and not rounded.
 
         Draw g is read at lane ``lane * draws + g``: (tensor, draw) and lane determine each other, so no draw meets another one.
         """

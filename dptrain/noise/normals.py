@@ -1,4 +1,4 @@
-"""Standard normals from blocks of a key stream: the transform of Box and Muller, in few passes over memory.
+"""Makes standard normals from blocks of a key stream: the transform of Box and Muller, in few passes over memory.
 
 Integer work and comparisons are numpy's, on buffers that stay in the cache of one core; logarithm, root, sine and cosine are
 torch's, whose last bit every release since the first version follows.
@@ -26,7 +26,7 @@ _CENTRE = 2.0**-12
 
 
 class Blocks(Protocol):
-    """Where the random bytes come from; :class:`dptrain.noise.keystream.KeyStream`."""
+    """Gives random bytes; :class:`dptrain.noise.keystream.KeyStream`."""
 
     def read(self, step: int, lane: int, first_block: int, blocks: int) -> bytes: ...
 
@@ -49,7 +49,7 @@ class BoxMuller:
         self._mask = np.empty(pairs, np.bool_)
 
     def normals(self, stream: Blocks, step: int, lane: int, offset: int, count: int) -> torch.Tensor:
-        """Standard normals (float64, shape (count,)) of coordinates [offset, offset + count); ``offset`` must be even.
+        """Returns standard normals (float64, shape (count,)) of coordinates [offset, offset + count); ``offset`` must be even.
 
         Args:
             step, lane: the address; ``lane`` is below ``TAIL_LANE``.
@@ -108,5 +108,5 @@ class BoxMuller:
 
 
 def _to_float(integers: np.ndarray, out: np.ndarray) -> None:
-    """Exact: every integer here is below 2^53."""
+    """Converts exactly: every integer here is below 2^53."""
     np.copyto(out, integers.view(np.int64), casting="unsafe")

@@ -1,4 +1,4 @@
-"""Work that is cut into pieces, done by as many threads as torch is told to use.
+"""Shares work that is cut into pieces among as many threads as torch is told to use.
 
 For work that spends its time in numpy and torch, which let other threads run meanwhile, on pieces too small for torch to
 share among its own threads.
@@ -14,7 +14,7 @@ import torch
 
 
 class Threads:
-    """A pool of ``torch.get_num_threads()`` threads, at most ``most``, the caller's one of them; it follows that setting."""
+    """Holds ``torch.get_num_threads()`` threads, at most ``most``, the caller's one of them; follows that setting."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -64,7 +64,7 @@ class Threads:
 
 
 def _alone(ready: Barrier) -> None:
-    """A thread that shares no work with threads of its own.
+    """Makes this a thread that shares no work with threads of its own.
 
     Those would stay for good, and OpenMP lets threads wait by sleeping, not spinning, once there are more of them than cores:
     every later small product of the caller would pay for waking one (0.6 s in a step of 5 s, docs/performance.md).
@@ -75,7 +75,7 @@ def _alone(ready: Barrier) -> None:
 
 @contextmanager
 def _one_each() -> Iterator[None]:
-    """torch works on one thread inside; afterwards on as many as before, which is also what threads to come begin with."""
+    """Lets torch work on one thread inside; afterwards on as many as before, with which threads to come begin too."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,17 +1,17 @@
-"""Privacy accountants: training, planning and auditing compute one number with this one piece of code.
+"""Computes what a run costs: training, planning and auditing take one number from this one piece of code.
 
 Results are upper bounds under zero-out adjacency: the payload of one contribution is replaced by a null of the same public
 shape (equal to add-or-remove-one in every number). The accountant of record is fixed by the policy: `pld` (default), `rdp`,
-`moments` or `prv`; what each computes is said in `describe`, and how they lie to each other in docs/mechanism.
+`moments` or `prv`, or one that an installed package has registered; what each computes is said in `describe`, and how they
+lie to each other in docs/mechanism. `table` holds accountants and noise families, and what goes with what.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from ledger.accountants import core, gaussian, prv, renyi
+from ledger.accountants import core, gaussian, integers, laplace, prv, renyi
 from ledger.accountants.core import (
-    ACCOUNTANTS,
     epsilon,
     epsilon_capped,
     epsilon_occurrences,
@@ -21,10 +21,33 @@ from ledger.accountants.core import (
     likely_occurrences,
 )
 from ledger.accountants.mixtures import epsilon_examples, epsilon_group, epsilon_of_principal
-from ledger.accountants.phases import MAX_MULTIPLIER, MAX_STEPS, MIN_DELTA, Phase, check_delta, check_epsilon, merged
+from ledger.accountants.phases import (
+    MAX_MULTIPLIER,
+    MAX_STEPS,
+    MIN_DELTA,
+    Counted,
+    Participation,
+    Phase,
+    Sampled,
+    check_delta,
+    check_epsilon,
+    merged,
+)
 from ledger.accountants.pld import composed as pld
 from ledger.accountants.solvers import MICRO, calibrate, calibrate_phases, largest_rate, largest_steps
-from ledger.accountants.versions import check_recorder, leeway
+from ledger.accountants.table import (
+    ACCOUNTANTS,
+    TABLE,
+    Accountant,
+    Cost,
+    check,
+    check_accountant,
+    provided,
+    refusal,
+    register_accountant,
+    register_cost,
+)
+from ledger.accountants.versions import check_recorder, held_to, leeway
 from ledger.errors import AccountantError
 
 __all__ = [
@@ -33,8 +56,14 @@ __all__ = [
     "MAX_STEPS",
     "MICRO",
     "MIN_DELTA",
+    "TABLE",
+    "Accountant",
     "AccountantError",
+    "Cost",
+    "Counted",
+    "Participation",
     "Phase",
+    "Sampled",
     "calibrate",
     "calibrate_phases",
     "caveat",
@@ -51,14 +80,24 @@ __all__ = [
     "epsilon_of_principal",
     "epsilon_replace",
     "gaussian",
+    "held_to",
     "largest_rate",
     "largest_steps",
     "leeway",
     "likely_occurrences",
     "merged",
+    "provided",
+    "refusal",
+    "register_accountant",
+    "register_cost",
     "register_prv",
     "to_micro_up",
 ]
+
+for _accountant in (pld.Pld(), renyi.Rdp(), renyi.Moments(), prv.Prv()):
+    register_accountant(_accountant)
+for _cost in (gaussian.Gaussian(), laplace.Laplace(), integers.DiscreteGaussian(), integers.Skellam()):
+    register_cost(_cost)
 
 _MAX_EPSILON_MICRO: Final = (1 << 62) - 1
 _GUARD_MICRO: Final = 0.5
@@ -82,35 +121,17 @@ def to_micro_up(value: float) -> int:
 
 def describe(accountant: str = "pld", family: str = "gaussian") -> tuple[str, str, str, str]:
     """Returns (name, library, library version, parameters) of an accountant, for the ledger's header."""
-    core.check_accountant(accountant)
-    if family != "gaussian":
-        from ledger.accountants import families
-
-        return families.describe(family, accountant)
-    if accountant == "prv":
-        return "prv", *prv.describe()
-    if accountant == "pld":
-        return "pld", "dptrain", pld.KERNEL, pld.PARAMETERS
-    return accountant, "dptrain", renyi.KERNEL, renyi.described(accountant)
+    check_accountant(accountant)
+    return accountant, *check(family, accountant).describe(accountant)
 
 
 def caveat(phases: Sequence[Phase], delta: float, accountant: str = "pld") -> str | None:
-    """Returns what must be said beside an epsilon of this accountant, None if nothing.
-
-    The moments accountant's figure is valid at every lambda, but at either end of its range the range, not the
-    mechanism, decides it; not where its bound on chi^2 does.
-    """
-    core.check_accountant(accountant)
+    """Returns what must be said beside an epsilon of this accountant, None if nothing."""
+    check_accountant(accountant)
     normal = merged(phases)
-    if accountant != "moments" or not normal or normal[0].noise_multiplier == 0.0:
+    if not normal or normal[0].noise_multiplier == 0.0:
         return None
-    order = renyi.moments(normal, check_delta(delta))[1]
-    if order not in (renyi.LAMBDAS[0], renyi.LAMBDAS[-1]):
-        return None
-    return (
-        f"the moments accountant finds its least epsilon at lambda = {order}, the end of its range: the bound holds, but says "
-        "more about the range than about the run; compare mechanisms by another accountant"
-    )
+    return ACCOUNTANTS[accountant].caveat(normal, check_delta(delta))
 
 
 def register_prv(source: prv.Source, about: Callable[[], tuple[str, str, str] | None]) -> None:

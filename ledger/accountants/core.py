@@ -1,18 +1,12 @@
-"""Epsilon of a schedule of phases by the accountant of record; `ledger.accountants` is the name to import it from."""
+"""Computes epsilon of a schedule of phases by the accountant of record; import it from `ledger.accountants`."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace as _with
 from functools import lru_cache
-from typing import Final
 
-from ledger.accountants import gaussian, prv, renyi
-from ledger.accountants.phases import Phase, check_delta, is_real, loss_of, merged
-from ledger.accountants.pld import composed as pld
+from ledger.accountants.phases import Counted, Phase, Sampled, check_delta, dearest, is_real, merged
+from ledger.accountants.table import check, check_accountant, refusal
 from ledger.errors import AccountantError
-
-ACCOUNTANTS: Final = ("pld", "rdp", "moments", "prv")
-"""The accountants that a policy may name."""
 
 
 def epsilon(
@@ -36,7 +30,7 @@ def epsilon(
         steps: number of charged steps.
         delta: the delta of the policy, at least 1e-12.
         accountant: one of `ACCOUNTANTS`.
-        family: the noise; what ``noise_multiplier`` means for other families is said in `ledger.accountants.families`.
+        family: the noise, by its name in `table.TABLE`; its row says what ``noise_multiplier`` means.
 
     Returns:
         Epsilon >= 0; 0.0 without steps or sampling; inf without noise.
@@ -128,17 +122,7 @@ def epsilon_of_phases_capped(
     normal = merged(phases)
     if not normal or sampled == math.inf:
         return sampled
-    if family != "gaussian":
-        from ledger.accountants import families
-
-        return families.epsilon_capped(family, normal, occurrences, float(delta), accountant)
-    left, dearest = occurrences, []
-    for phase in normal:  # ascending in z
-        dearest.append(_with(phase, steps=min(left, phase.steps)))
-        left -= dearest[-1].steps
-    if len(normal) == 1 and accountant in ("pld", "prv"):
-        return min(sampled, gaussian.epsilon_of_mu(math.sqrt(dearest[0].steps) / normal[0].noise_multiplier, float(delta)))
-    return min(sampled, epsilon_occurrences(loss_of(dearest), delta, accountant))
+    return min(sampled, check(family, accountant).epsilon(dearest(normal, occurrences), float(delta), accountant))
 
 
 def epsilon_occurrences(loss: float, delta: float, accountant: str = "pld", *, family: str = "gaussian") -> float:
@@ -162,15 +146,11 @@ def epsilon_occurrences(loss: float, delta: float, accountant: str = "pld", *, f
     delta = check_delta(delta)
     if not is_real(loss) or not loss >= 0.0:
         raise AccountantError("LOSS", f"mu^2 is a number >= 0, got {loss!r}")
-    if family != "gaussian":
-        from ledger.accountants import families
-
-        return families.epsilon_occurrences(family, float(loss), delta, accountant)
-    if accountant == "rdp":
-        return renyi.epsilon_of_loss(float(loss), delta)
-    if accountant == "moments":
-        return renyi.moments_of_loss(float(loss), delta)[0]
-    return gaussian.epsilon_of_mu(math.sqrt(loss), delta)
+    cost = check(family, accountant)
+    if "occurrences_public" not in cost.disclosures:
+        told = refusal(family, accountant, cost.exactness[0], cost.injections[0], "occurrences_public")
+        raise AccountantError("FAMILY", told or "")
+    return cost.epsilon(Counted(float(loss)), delta, accountant) if loss > 0.0 else 0.0
 
 
 def likely_occurrences(sampling_rate: float, steps: int, tail: float = 1e-6) -> int:
@@ -206,22 +186,8 @@ def cached(phases: tuple[Phase, ...], delta: float, accountant: str, family: str
         return 0.0
     if phases[0].noise_multiplier == 0.0:
         return math.inf
-    if family != "gaussian":
-        from ledger.accountants import families
-
-        return families.epsilon_of_phases(family, phases, delta, accountant, replace=replace)
-    if replace and accountant != "pld":
+    cost = check(family, accountant)
+    if replace and not cost.replaces(accountant):
         own = cached(phases, delta, accountant, family, False)
         return max(own, cached(phases, delta, "pld", family, True))
-    if accountant == "rdp":
-        return renyi.epsilon(phases, delta)
-    if accountant == "moments":
-        return renyi.moments(phases, delta)[0]
-    value = pld.epsilon_of_phases(phases, delta, replace=replace)
-    return prv.epsilon(phases, delta, value) if accountant == "prv" else value
-
-
-def check_accountant(accountant: str) -> None:
-    """Raises AccountantError for a name that is none of `ACCOUNTANTS`."""
-    if accountant not in ACCOUNTANTS:
-        raise AccountantError("ACCOUNTANT", f"no accountant is named {accountant!r}; there are {', '.join(ACCOUNTANTS)}")
+    return cost.epsilon(Sampled(phases), delta, accountant, replace=replace)

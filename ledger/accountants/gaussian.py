@@ -1,13 +1,41 @@
-"""The analytic Gaussian mechanism: exact epsilon of one (or a composition of) unsampled Gaussian mechanisms.
+"""Costs Gaussian noise: the exact epsilon of unsampled releases, and the row of the family, which any accountant composes.
 
 Source: Balle and Wang, "Improving the Gaussian Mechanism for Differential Privacy" (2018), Theorem 8.
 """
 
 import math
-from typing import Final
+from typing import ClassVar, Final
+
+from ledger.accountants import renyi
+from ledger.accountants.phases import Counted, Participation
+from ledger.accountants.table import DEVICE, GAUSSIAN, HOST, Cost
 
 _SQRT2: Final = math.sqrt(2.0)
 _SQRT_PI: Final = math.sqrt(math.pi)
+
+
+class Gaussian(Cost):
+    """Costs Gaussian noise by whichever accountant the policy names.
+
+    The noise multiplier z is the standard deviation of the noise on the sum over the L2 clip norm.
+    """
+
+    name: ClassVar[str] = GAUSSIAN
+    sentence: ClassVar[str] = "the default"
+    exactness: ClassVar[tuple[str, ...]] = ("fast", "certified")
+    injections: ClassVar[tuple[str, ...]] = ("scheduled", "per_microbatch", "per_sample")
+    disclosures: ClassVar[tuple[str, ...]] = ("secret_poisson", "occurrences_public")
+    amplified: ClassVar[bool] = True
+    budgets: ClassVar[bool] = True
+    groups: ClassVar[tuple[str, ...]] = ("secret_poisson", "occurrences_public")
+    generators: ClassVar[tuple[str, ...]] = (HOST, DEVICE)
+    noise: ClassVar[str] = "integer Gaussian noise on s*2^-32"
+
+    def divergences(self, participation: Participation) -> tuple[float, ...]:
+        """Returns the Rényi divergence at every order: `renyi.curve`, or order / 2 times the sum of 1/z^2 of what is public."""
+        if isinstance(participation, Counted):
+            return tuple(order * participation.loss / 2.0 for order in renyi.ORDERS)
+        return renyi.curve(participation.phases)
 
 
 def epsilon_of_mu(mu: float, delta: float) -> float:
@@ -45,7 +73,7 @@ def epsilon_of_mu(mu: float, delta: float) -> float:
 
 
 def _delta(mu: float, epsilon: float) -> float:
-    """Balle and Wang: delta(eps) = Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu).
+    """Returns delta(eps) = Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu).
 
     With a = eps/mu - mu/2 and b = eps/mu + mu/2, e^eps = exp((b^2 - a^2)/2), so the second term is
     exp(-a^2/2) erfcx(b/sqrt 2)/2, which neither overflows nor underflows where it matters.
@@ -56,7 +84,7 @@ def _delta(mu: float, epsilon: float) -> float:
 
 
 def _erfcx(x: float) -> float:
-    """Scaled complementary error function exp(x^2) erfc(x) for x >= 0."""
+    """Returns the scaled complementary error function exp(x^2) erfc(x) for x >= 0."""
     if x < 5.0:
         return math.exp(x * x) * math.erfc(x)
     # Continued fraction x + (1/2)/(x + (2/2)/(x + (3/2)/(x + ...))); 40 terms are exact to double precision from 5 up.

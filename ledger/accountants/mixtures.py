@@ -1,4 +1,4 @@
-"""Several draws of one person in one step: mixtures of Gaussians, by dp-accounting's loss distributions.
+"""Costs several draws of one person in one step: mixtures of Gaussians, by dp-accounting's loss distributions.
 
 Two uses, one mathematics. Several contributions of one principal are drawn independently, so a step holds the sum of those
 that were; and where contribution-level clipping is declined, the examples of one are clipped and drawn by themselves.
@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Final
 
-from ledger.accountants.families import FFT_ERROR
 from ledger.accountants.gaussian import epsilon_of_mu
+from ledger.accountants.laplace import FFT_ERROR
 from ledger.accountants.phases import Phase, check_delta
 from ledger.accountants.pld.composed import COARSE_BELOW, INTERVAL, UNSAMPLED_BELOW
 from ledger.errors import AccountantError

@@ -1,8 +1,12 @@
-"""Phases of a run: stretches of steps with one noise multiplier and one sampling rate, and their normal form."""
+"""Describes who takes part in a run: phases of steps that are alike, and the pattern in which one contribution takes part.
+
+A pattern is what a cost takes. `Sampled`: each step draws the contribution by a coin, in secret. `Counted`: everybody knows the
+steps in which it took part, or may count on no secret.
+"""
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeGuard
 
 from ledger.errors import AccountantError
@@ -87,6 +91,48 @@ def loss_of(phases: Iterable[Phase]) -> float:
     return math.inf if math.inf in terms else math.fsum(terms)
 
 
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """Takes part in each step with the sampling rate of its phase, in secret.
+
+    Attributes:
+        phases: in normal form.
+    """
+
+    phases: tuple[Phase, ...]
+
+    @property
+    def loss(self) -> float:
+        """Returns the sum of 1/z^2 as if it took part in all steps."""
+        return loss_of(self.phases)
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Takes part in these steps, each counted in full.
+
+    Attributes:
+        loss: the sum of 1/z^2 over them.
+        phases: the steps themselves, ascending in z, where they are known; a phase may have none.
+    """
+
+    loss: float
+    phases: tuple[Phase, ...] = ()
+
+
+Participation = Sampled | Counted
+"""The pattern in which a contribution takes part in a run."""
+
+
+def dearest(phases: Iterable[Phase], occurrences: int) -> Counted:
+    """Returns the ``occurrences`` steps with the least noise, of phases in normal form: what a cap leaves at most."""
+    left, held = occurrences, []
+    for phase in phases:  # ascending in z
+        held.append(replace(phase, sampling_rate=1.0, steps=min(left, phase.steps)))
+        left -= held[-1].steps
+    return Counted(loss_of(held), tuple(held))
+
+
 def check_delta(delta: object) -> float:
     """Returns delta as a float.
 
@@ -112,5 +158,5 @@ def check_epsilon(epsilon: object, what: str = "the target epsilon") -> float:
 
 
 def is_real(value: object) -> TypeGuard[int | float]:
-    """Whether a value is an int or a float, bool excluded. NaN is; it fails every comparison that follows."""
+    """Tells whether a value is an int or a float, bool excluded. NaN is; it fails every comparison that follows."""
     return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,4 +1,4 @@
-"""The accountant `prv`: privacy random variables composed by FFT (Gopi, Lee and Wutschitz 2021), in a bracket of `pld`.
+"""Keeps the accountant `prv`: privacy random variables composed by FFT (Gopi, Lee and Wutschitz 2021), in a bracket of `pld`.
 
 The value of record is that of opacus's PRVAccountant, which needs torch; so it is plugged in from outside (`register`). Its
 error bars are 0.01 in epsilon, and what it gives lies in [pld, pld + 0.02]; whatever does not (the domain it chooses can be too
@@ -7,10 +7,11 @@ auditor without torch can check a recorded value: it is a bound if not below `pl
 """
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import ClassVar, Final
 
-from ledger.accountants.phases import Phase
+from ledger.accountants.phases import Counted, Phase
 from ledger.accountants.pld import composed as pld
+from ledger.accountants.table import RELEASE, Accountant, Recorder
 
 WIDTH: Final = 0.02
 """A recorded value of `prv` lies at most so much above `pld`'s."""
@@ -50,13 +51,36 @@ def epsilon(phases: Sequence[Phase], delta: float, pld_value: float) -> float:
     return found
 
 
-def describe() -> tuple[str, str, str]:
-    """Returns (library, version, parameters) for the ledger's header."""
-    about = _plugged[0][1]() if _plugged else None
-    if about is None:
-        return "dptrain", pld.KERNEL, ALONE
-    library, version, parameters = about
-    return library, f"{version}+{pld.KERNEL}", within_bracket(parameters)
+class Prv(Accountant):
+    """Takes what is plugged in, within the bracket; counts public occurrences as `pld` does."""
+
+    name: ClassVar[str] = "prv"
+    held_to: ClassVar[str] = "pld"
+
+    def sampled(self, phases: tuple[Phase, ...], delta: float, family: str, *, replace: bool = False) -> float:
+        """Returns `epsilon`."""
+        return epsilon(phases, delta, pld.epsilon_of_phases(phases, delta))
+
+    def counted(self, participation: Counted, delta: float, family: str) -> float:
+        """Returns the exact epsilon of the composition."""
+        return pld.epsilon_of_counted(participation, delta)
+
+    def describe(self) -> tuple[str, str, str]:
+        """Returns (library, version, parameters) for the header of a ledger."""
+        about = _plugged[0][1]() if _plugged else None
+        if about is None:
+            return "dptrain", pld.KERNEL, ALONE
+        library, version, parameters = about
+        return library, f"{version}+{pld.KERNEL}", within_bracket(parameters)
+
+    def recorders(self) -> tuple[Recorder, ...]:
+        """Returns the top of the bracket, and each source that may be plugged in."""
+        plugged = (Recorder(name, rf"{RELEASE}\+{pld.KERNEL}", within_bracket(said)) for name, said in SOURCES.items())
+        return (Recorder("dptrain", pld.KERNEL, ALONE), *plugged)
+
+    def leeway(self, library: str, version: str) -> float:
+        """Returns `WIDTH`: the figure is held against that of `pld`."""
+        return WIDTH
 
 
 def within_bracket(parameters: str) -> str:

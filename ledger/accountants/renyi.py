@@ -1,4 +1,4 @@
-"""Renyi and moments accounting of the Poisson-sampled Gaussian mechanism, from its moments A_alpha.
+"""Does Renyi and moments accounting of the Poisson-sampled Gaussian mechanism, from its moments A_alpha.
 
 A_alpha = E over x ~ N(0, z^2) of (1 - q + q exp((2x - 1) / 2z^2))^alpha, and the mechanism is (alpha, log A_alpha /
 (alpha - 1))-RDP in both directions (Mironov, Talwar and Zhang 2019, Theorems 4 and 5). A is 1 plus a sum of positive terms, and
@@ -8,9 +8,10 @@ A - 1 is what is computed, so small rates lose no digits. Nothing here needs sci
 import math
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
-from ledger.accountants.phases import Phase
+from ledger.accountants.phases import Counted, Phase
+from ledger.accountants.table import Accountant, Recorder
 
 ORDERS: Final = (*(k / 10 for k in range(11, 110)), *(float(k) for k in range(12, 64)), 128.0, 256.0, 512.0)
 """Orders alpha of the accountant `rdp`: opacus's own, and three more, without which epsilon is loose where little is spent."""
@@ -22,22 +23,80 @@ UNSAMPLED_BELOW: Final = 0.02
 """Below this noise multiplier sampling is ignored, which is valid: A_alpha grows with q."""
 
 KERNEL: Final = "renyi-2"
-"""Changes with every change of these numbers; what the one before said is in `versions`."""
+"""Changes with every change of these numbers; what the one before said is `LOOSER`."""
 
 PARAMETERS: Final = {
     "rdp": "orders=1.1..10.9/0.1,12..63,128,256,512 conversion=Asoodeh2021,Balle2020",
     "moments": "lambda=1..32 conversion=Abadi2016,chi2",
 }
-"""What the ledger's header says of the two accountants, before the words of `described`."""
+"""What the ledger's header says of the two accountants, before the words of `describe`."""
+
+LOOSER: Final = "renyi-1"
+"""Version whose Gaussian figures were larger than today's wherever they differ: converted by `of_order` alone, and for
+`moments` by its tail bound alone, which have a floor however little is spent."""
 
 _LOG_2: Final = math.log(2.0)
 _SPAN: Final = 12.0
 _BLOCK: Final = 1 << 16
 
 
-def described(accountant: str) -> str:
-    """Returns the parameters of an accountant of these, for the ledger's header."""
-    return f"{PARAMETERS[accountant]} relation=ADD_OR_REMOVE_ONE rounding=up-1e-6"
+class _Renyi(Accountant):
+    """Composes moments of the Gaussian mechanism; the two accountants differ in orders and conversion."""
+
+    def describe(self) -> tuple[str, str, str]:
+        """Returns (library, version, parameters) for the header of a ledger."""
+        return "dptrain", KERNEL, f"{PARAMETERS[self.name]} relation=ADD_OR_REMOVE_ONE rounding=up-1e-6"
+
+    def recorders(self) -> tuple[Recorder, ...]:
+        """Returns today's version and the looser one."""
+        library, version, parameters = self.describe()
+        return tuple(Recorder(library, known, parameters) for known in (version, LOOSER))
+
+    def leeway(self, library: str, version: str) -> float:
+        """Returns infinity for `LOOSER`, whose figure is held to be an upper bound and no more, which the auditor notes."""
+        return math.inf if (library, version) == ("dptrain", LOOSER) else 0.0
+
+
+class Rdp(_Renyi):
+    """Takes the least epsilon over Rényi orders."""
+
+    name: ClassVar[str] = "rdp"
+
+    def sampled(self, phases: tuple[Phase, ...], delta: float, family: str, *, replace: bool = False) -> float:
+        """Returns `epsilon`."""
+        return epsilon(phases, delta)
+
+    def counted(self, participation: Counted, delta: float, family: str) -> float:
+        """Returns `epsilon_of_loss`."""
+        return epsilon_of_loss(participation.loss, delta)
+
+
+class Moments(_Renyi):
+    """Takes the least epsilon over integer moments (Abadi et al. 2016)."""
+
+    name: ClassVar[str] = "moments"
+
+    def sampled(self, phases: tuple[Phase, ...], delta: float, family: str, *, replace: bool = False) -> float:
+        """Returns the epsilon of `moments`."""
+        return moments(phases, delta)[0]
+
+    def counted(self, participation: Counted, delta: float, family: str) -> float:
+        """Returns the epsilon of `moments_of_loss`."""
+        return moments_of_loss(participation.loss, delta)[0]
+
+    def caveat(self, phases: tuple[Phase, ...], delta: float) -> str | None:
+        """Says so where the range of lambda decides the figure, and not the mechanism.
+
+        The bound is valid at every lambda, but at either end of its range the range decides it; not where its bound on chi^2
+        does.
+        """
+        order = moments(phases, delta)[1]
+        if order not in (LAMBDAS[0], LAMBDAS[-1]):
+            return None
+        return (
+            f"the moments accountant finds its least epsilon at lambda = {order}, the end of its range: the bound holds, but"
+            " says more about the range than about the run; compare mechanisms by another accountant"
+        )
 
 
 def epsilon(phases: Sequence[Phase], delta: float) -> float:

@@ -1,4 +1,4 @@
-"""Solving for what a target epsilon allows: multiplier, factor, steps, rate. Answers are computed again, rounded to safety."""
+"""Solves for what a target epsilon allows: multiplier, factor, steps, rate. Answers are computed again, rounded to safety."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -6,8 +6,9 @@ from dataclasses import replace as _with
 from typing import Final
 
 from ledger.accountants import renyi
-from ledger.accountants.core import cached, check_accountant, epsilon_of_phases
+from ledger.accountants.core import cached, epsilon_of_phases
 from ledger.accountants.phases import MAX_STEPS, Phase, check_delta, check_epsilon, merged
+from ledger.accountants.table import check_accountant
 from ledger.errors import AccountantError
 
 MICRO: Final = 1_000_000
@@ -237,7 +238,7 @@ def _root(points: Sequence[tuple[float, float]]) -> float | None:
 
 
 def _finite(value: float) -> bool:
-    """Whether a logarithm of epsilon over target is one of a positive finite epsilon."""
+    """Tells whether a logarithm of epsilon over target is one of a positive finite epsilon."""
     return abs(value) < _FAR
 
 

@@ -10,7 +10,8 @@ from typing import Final
 from attest.fixed_point import from_micro
 from attest.policy.sampling import POISSON
 from attest.schema.plain import utc, visible
-from ledger.accountants import MICRO, Phase, caveat, describe
+from ledger import accountants
+from ledger.accountants import MICRO, Phase, caveat
 from ledger.audit.findings import QUALIFIERS
 from ledger.leaves import Header
 from ledger.leaves.header import COMPROMISED, UNADDRESSED
@@ -63,7 +64,10 @@ def remark_header(header: Header, owner_key: bytes | None, remarks: Remarks) -> 
         if item.reason == COMPROMISED:
             told = f"{item.origin} ended at {item.size} leaves with its key lost"
             remarks.qualify("KEY_LOST", f"{told}: unless it was closed by then, its whole plan is what everybody spent in it")
-    here = describe(header.accountant.name, header.policy.mechanism.name)
+    for told in accountants.provided(header.accountant.name, header.policy.mechanism.name):
+        by = f"{header.accountant.library} {header.accountant.version}"
+        remarks.note(f"{told}: its figures are those of {by}, and were computed again by what is installed here")
+    here = accountants.describe(header.accountant.name, header.policy.mechanism.name)
     there = (header.accountant.name, header.accountant.library, header.accountant.version, header.accountant.parameters)
     if there != here:
         remarks.note(f"recorded with {' '.join(there)}; recomputed with {' '.join(here)}")

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from attest.schema.plain import machine_time, utc
-from ledger import layout
-from ledger.accountants import MICRO, describe
+from ledger import accountants, layout
+from ledger.accountants import MICRO
 from ledger.audit.attested import registered
 from ledger.audit.bounds import Bounds, bounds_are_signed
 from ledger.audit.files import Export, Leaves
@@ -305,7 +305,7 @@ def _describe(run: Replay, report: dict[str, Any]) -> None:
         corpus=policy.corpus,
         cited=tuple(CitedRow(item.origin, item.size, item.root.hex(), item.reason) for item in header.previous),
         delta=header.delta,
-        accountant="{} ({} {})".format(*describe(header.accountant.name, policy.mechanism.name)[:3]),
+        accountant="{} ({} {})".format(*accountants.describe(header.accountant.name, policy.mechanism.name)[:3]),
         steps=policy.steps,
         charged=run.charged,
         attempts=run.attempt + 1,

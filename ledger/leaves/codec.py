@@ -12,6 +12,7 @@ from attest.errors import AttestError
 from attest.policy import Policy
 from attest.schedule.stack import SCHEMA as DEPTH_SCHEMA
 from attest.schema import wire
+from attest.schema.words import NOT_INSTALLED
 from ledger.errors import LeafRefused
 from ledger.leaves import records
 from ledger.leaves.header import SCHEMA, Header, HeaderBlock
@@ -246,7 +247,8 @@ def _policy(payload: Any) -> Policy:
     try:
         return Policy.from_cbor(payload)
     except AttestError as error:
-        raise LeafRefused("POLICY", f"the policy in the header is refused: {error.sentence}") from error
+        code = NOT_INSTALLED if error.code == NOT_INSTALLED else "POLICY"
+        raise LeafRefused(code, f"the policy in the header is refused: {error.sentence}") from error
 
 
 def _blocks(groups: Any, rows: Any, policy: Policy) -> tuple[HeaderBlock, ...]:

@@ -18,8 +18,8 @@ from attest.schedule.stack import Stack
 from attest.schema import check_fields, declared, derived
 from attest.schema.kinds import Told
 from attest.schema.quick import Array, Blob, Held, OneOf, Row
+from attest.schema.words import NOT_INSTALLED
 from ledger import accountants
-from ledger.accountants import families
 from ledger.errors import AccountantError, LeafRefused, NoteError, TrustError
 from ledger.leaves.kinds import (
     ABOVE_0,
@@ -117,7 +117,7 @@ _SUPPORTED: Final = (
     ("accountant", accountants.ACCOUNTANTS),
     ("adjacency", ("zero-out",)),
     ("disclosure", ("secret_poisson", "occurrences_public")),
-    ("mechanism.name", tuple(families.TABLE)),
+    ("mechanism.name", accountants.TABLE),
     ("noise_injection", ("scheduled", "per_microbatch", "per_sample")),  # M draws of s^2/M are one draw of s^2
     ("sampling.name", ("poisson", "cyclic", "shuffled")),
 )
@@ -318,7 +318,7 @@ class Header(Checked):
     @property
     def amplification(self) -> str:
         """Whether the accounting counts on draws that stay secret; it must not where the ledger publishes them."""
-        unamplified = self.occurrences_public or self.policy.mechanism.name in families.NOT_AMPLIFIED
+        unamplified = self.occurrences_public or not accountants.TABLE[self.policy.mechanism.name].amplified
         return AMPLIFICATION_NONE if unamplified else AMPLIFICATION_POISSON
 
     @property
@@ -387,7 +387,7 @@ class Header(Checked):
         try:
             signed = verify_policy(self.policy_payload, self.policy_sign1, self.owner_key)
         except AttestError as error:
-            code = NOT_BUILT if error.code == NOT_BUILT else "POLICY"
+            code = error.code if error.code in (NOT_BUILT, NOT_INSTALLED) else "POLICY"
             raise LeafRefused(code, f"the policy in the header is refused: {error.sentence}") from error
         if signed.owner != self.owner:
             raise LeafRefused("POLICY", f"the policy is signed by {signed.owner}, the header says {self.owner}")
@@ -397,7 +397,7 @@ class Header(Checked):
                 sentence = f"{name} {found!r} has no accounting in this version, expected {' or '.join(map(repr, supported))}"
                 raise LeafRefused("POLICY_UNSUPPORTED", sentence)
         policy = signed.policy
-        refused = families.refusal(
+        refused = accountants.refusal(
             policy.mechanism.name,
             policy.accountant,
             policy.exactness,

@@ -1,16 +1,15 @@
-"""What a header says of a run's numerics, derived from its policy: the lattice of the sums, the clip margin, and both in words.
+"""Derives from the policy what a header says of the numerics: the lattice of the sums, the clip margin, and both in words.
 
 The trainer that keeps a level of exactness, the writer of the header and its auditor take them from this one room. A header
 that says otherwise is refused. Two things no policy fixes are the trainer's word, each one of two: the precision in which
 gradients were formed, and where the noise was drawn.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Final
 
 from attest.policy import Policy
-from ledger.accountants.families import GAUSSIAN, SKELLAM_BITS
+from ledger.accountants.table import DEVICE, HOST, LATTICE_BITS, TABLE
 from ledger.errors import LeafRefused
 
 FAST: Final = "fast"
@@ -18,16 +17,6 @@ CERTIFIED: Final = "certified"
 
 FLOAT32: Final = "float32"
 FLOAT64: Final = "float64"
-
-HOST: Final = "host"
-DEVICE: Final = "device"
-
-LATTICE_BITS: Final = 32
-"""b of the lattice ``s * 2^-b`` of Gaussian noise. Integers below 2^52 are exact in float64, which bounds |sum| by 2^20 * s."""
-
-L1_BITS: Final = 30
-"""b where the norm is the sum of magnitudes, before the floor of log2 of the multiplier: a bound of 2^30 steps over d
-coordinates."""
 
 MARGINS: Final = {
     FAST: {FLOAT32: 2.0**-9, FLOAT64: 2.0**-40},
@@ -53,14 +42,6 @@ _CERTIFIED_NOTE: Final = (
     "clip_margin aims below the bounds so that checks pass; no bound rests on it. Remaining assumption: the integers of a "
     "contribution depend on no other's content."
 )
-
-_NOISES: Final = {
-    GAUSSIAN: "integer Gaussian noise on s*2^-32",
-    "laplace": "Laplace noise of scale s, rounded to s*2^-{bits} and drawn exactly,",
-    "discrete_gaussian": "discrete Gaussian noise on s*2^-{bits}, sigma = s, drawn exactly,",
-    "skellam": "Skellam noise on s*2^-{bits}, of standard deviation s, drawn exactly,",
-}
-"""What is added to the sums, by family of noise."""
 
 _DEVICE_NOTE: Final = (
     " Noise is drawn on the device of the sums, by ChaCha20 and float64 functions within 4 units in the last place."
@@ -116,7 +97,7 @@ def told(policy: Policy, coordinates: int, note: str, margin: float) -> Numerics
     if precision is None:
         expected = " or ".join(f"{value!r} ({name})" for name, value in margins.items())
         raise LeafRefused("NUMERICS", f"clip margin {margin!r} is none of exactness {policy.exactness!r}, expected {expected}")
-    for generator in (HOST, DEVICE) if policy.mechanism.name == GAUSSIAN else (HOST,):
+    for generator in TABLE[policy.mechanism.name].generators:
         found = Numerics(precision, generator)
         if found.note(policy, coordinates) == note:
             return found
@@ -128,7 +109,7 @@ def exactness_note(exactness: str, family: str, bits: int) -> str:
     """Returns what a level guarantees and assumes, with noise of a family on a lattice ``s * 2^-bits``."""
     if exactness == FAST:
         return _FAST_NOTE
-    return _CERTIFIED_NOTE.format(bits=bits, noise=_NOISES[family].format(bits=bits))
+    return _CERTIFIED_NOTE.format(bits=bits, noise=TABLE[family].noise.format(bits=bits))
 
 
 def least_multiplier(policy: Policy) -> float:
@@ -139,20 +120,10 @@ def least_multiplier(policy: Policy) -> float:
 def lattice_bits(exactness: str, family: str, coordinates: int, multiplier: float) -> int:
     """Returns b of the lattice ``s * 2^-b`` on which sums are integers.
 
-    At ``certified`` truncation then costs 2^-22 to 2^-26 of the clip bound per coordinate; other families than the Gaussian and
-    its discrete form have reasons of their own.
-
     Args:
-        exactness: the level.
+        exactness: the level; at ``certified`` the family decides.
         family: of the noise.
-        coordinates: number of scheduled coordinates, d; truncation loses about sqrt(d / 3) steps of a gradient's norm.
-        multiplier: the least noise multiplier of any class; the clip bound is about ``2^b / multiplier`` steps.
+        coordinates: number of scheduled coordinates, d.
+        multiplier: the least noise multiplier of any class.
     """
-    if exactness == FAST:
-        return LATTICE_BITS
-    if family == "skellam":
-        return SKELLAM_BITS
-    if family == "laplace":
-        return max(1, min(LATTICE_BITS, L1_BITS + math.floor(math.log2(multiplier))))
-    base = 22 if coordinates <= 1 << 22 else 24 if coordinates <= 1 << 28 else 26
-    return max(1, min(LATTICE_BITS, base + math.floor(math.log2(multiplier))))
+    return LATTICE_BITS if exactness == FAST else TABLE[family].lattice_bits(coordinates, multiplier)

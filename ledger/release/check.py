@@ -28,7 +28,7 @@ from ledger.release.create import block_rows, statements
 from ledger.release.files import differences
 from ledger.release.manifest import EXPORT, MANIFEST, Manifest, open_manifest, read_manifest
 from ledger.release.tied import Tie, few, tie
-from ledger.replay.expenditure import Expenditure
+from ledger.replay.expenditure import of_record
 from ledger.replay.influence import artifacts, class_costs, is_final, withdrawals_root
 from ledger.replay.replay import SPEND_TOLERANCE_MICRO, Replay
 
@@ -419,7 +419,7 @@ def _compare_weights(check: _Check, run: Replay, manifest: Manifest) -> None:
 def _compare_costs(check: _Check, run: Replay, manifest: Manifest) -> None:
     header = run.header
     about = header.accountant
-    least = Expenditure(header, "pld") if about.name == "prv" else run.expenditure
+    least = of_record(header, run.expenditure)
     room = SPEND_TOLERANCE_MICRO + MICRO * leeway(about.name, about.library, about.version, header.policy.mechanism.name)
     counts = [0] * len(header.policy.classes)
     for contribution in run.register.by_number:

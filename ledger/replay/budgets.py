@@ -31,7 +31,7 @@ class Spending:
     """Releases of one family of noise, as an accountant composes them; one object for all contributions that are alike.
 
     Attributes:
-        accountant: who computes its epsilon by itself; for `prv` it is `pld`, which every auditor has.
+        accountant: who computes its epsilon by itself; of one that is held to another one it is that, which every auditor has.
         family: the family of noise.
         phases: sampled steps.
         loss: of public occurrences, the sum of 1/z^2; there are no phases then.
@@ -158,8 +158,7 @@ def of_plan(policy: Policy, place: int, multipliers: Sequence[float], steps: int
 
 
 def _spending(policy: Policy, phases: Iterable[Phase] = (), loss: float = 0.0, cap: int = 0) -> Spending:
-    name = "pld" if policy.accountant == "prv" else policy.accountant
-    return Spending(name, policy.mechanism.name, tuple(phases), loss, cap)
+    return Spending(accountants.held_to(policy.accountant), policy.mechanism.name, tuple(phases), loss, cap)
 
 
 TOLERANCE_MICRO = 2

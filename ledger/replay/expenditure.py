@@ -172,6 +172,12 @@ class Expenditure:
         return [accountants.Phase(min(multiplier, most), rate, count) for multiplier, count in counted]
 
 
+def of_record(header: Header, own: Expenditure) -> Expenditure:
+    """Returns what figures of record are held against: those of the header's accountant, or of the one that it is held to."""
+    name = accountants.held_to(header.accountant.name)
+    return own if name == header.accountant.name else Expenditure(header, name)
+
+
 def _square(value: float) -> float:
     """Returns the exact square rounded once. `value ** 2` is the C library's `pow`, whose last bit differs between machines."""
     return value * value

@@ -34,7 +34,7 @@ from ledger.leaves import (
 )
 from ledger.replay.budgets import Plans, budget_problems
 from ledger.replay.contributions import Group, Moment, Standing, order, stand_in_name
-from ledger.replay.expenditure import Expenditure
+from ledger.replay.expenditure import of_record
 from ledger.replay.influence import Releases
 from ledger.replay.permits import Isolation, OrderWatch, Reached, admission_problems, window_problems
 from ledger.replay.signer import KeyChain, Timeline
@@ -85,7 +85,7 @@ class Replay(RunState):
         self._drawn_to = 0
         self._attempt_ended = False
         self._went_by = {header.registry_root}
-        self._least = Expenditure(header, "pld") if header.accountant.name == "prv" else self.expenditure
+        self._least = of_record(header, self.expenditure)
         self._leeway = SPEND_TOLERANCE_MICRO + MICRO * leeway(
             header.accountant.name, header.accountant.library, header.accountant.version, header.policy.mechanism.name
         )

@@ -148,9 +148,10 @@ def _group(run: Replay, members: list[Contribution]) -> tuple[float | None, str]
 
 def _bound(run: Replay, members: list[Contribution]) -> float:
     policy, spent = run.header.policy, run.expenditure
-    if run.header.occurrences_public and policy.mechanism.name in ("gaussian", "discrete_gaussian"):
+    groups = accountants.TABLE[policy.mechanism.name].groups
+    if run.header.occurrences_public and policy.disclosure in groups:
         return spent.of_loss(math.fsum(math.sqrt(member.loss) for member in members) ** 2)
-    if policy.mechanism.name != "gaussian":
+    if "secret_poisson" not in groups:
         raise AccountantError("GROUP", f"this version has none for {policy.mechanism.name} noise over secret draws")
     phases = []
     for member in members:

@@ -12,7 +12,7 @@ from attest.policy.classes import DecodingRule, ReadRule
 from attest.policy.mechanism import MAX_COEFFICIENTS, Bands, Buffers, GeometryRule
 from attest.policy.sampling import Bins, Groups, Separation, Sizes, Truncation
 from attest.policy.unbuilt import NOT_BUILT, UNBUILT
-from ledger.accountants import families
+from ledger import accountants
 from ledger.errors import LeafRefused
 from tests.worlds.ledgers import SIGNER, START, header_spec, signed_policy
 
@@ -137,10 +137,10 @@ def test_a_header_with_such_a_policy_is_refused_by_writer_and_auditor(monkeypatc
 
 
 def test_every_word_of_a_policy_is_accounted_for_or_refused_by_name():
-    assert set(MechanismRule.PARAMETERS) == set(families.TABLE) | set(UNBUILT["noise.family"])
+    assert set(MechanismRule.PARAMETERS) == set(accountants.TABLE) | set(UNBUILT["noise.family"])
     assert set(SamplingRule.PARAMETERS) == {"poisson", "cyclic", "shuffled"} | set(UNBUILT["sampling.order"])
     assert set(GeometryRule.PARAMETERS) == set(UNBUILT["geometry"])
-    assert not set(families.TABLE) & set(UNBUILT["noise.family"])
+    assert not set(accountants.TABLE) & set(UNBUILT["noise.family"])
 
 
 def test_a_signer_refuses_before_anything_is_signed(monkeypatch):

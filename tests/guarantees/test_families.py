@@ -25,7 +25,7 @@ from dptrain.noise import KeyStream  # noqa: E402
 from dptrain.noise.exact import CHUNK  # noqa: E402
 from dptrain.noise.families import IntegerNoise, integer_noise  # noqa: E402
 from dptrain.noise.integer_families import SKELLAM_BITS  # noqa: E402
-from ledger.accountants import families  # noqa: E402
+from ledger import accountants  # noqa: E402
 from ledger.audit import verify_export  # noqa: E402
 from tests.reference import naive_certified, streams  # noqa: E402
 from tests.reference.families import FAMILIES  # noqa: E402
@@ -74,8 +74,8 @@ def test_a_run_trains_its_record_verifies_and_its_epsilon_is_that_of_the_family(
     assert f"s*2^-{BITS[family]}" in header.exactness_note and "drawn exactly" in header.exactness_note
     for slot in trainer.private.prepared.pool.slots:
         z = slot.resolution.multiplier
-        steps = [families._Steps(z, 0.7, 4)]
-        assert ledger.epsilon(slot.descriptor_hash) == families.epsilon_of_phases(family, steps, 1e-5, BESIDE[family])
+        steps = [accountants.Phase(z, 0.7, 4)]
+        assert ledger.epsilon(slot.descriptor_hash) == accountants.epsilon_of_phases(steps, 1e-5, BESIDE[family], family=family)
     trainer.private.export(world.root / "export")
     trainer.close()
     key = (world.root / "ledger.pub").read_text().split()
@@ -278,7 +278,7 @@ def test_no_gradient_raises_in_the_l1_norm_however_large_or_small() -> None:
 
 def test_without_the_l1_norm_the_bound_of_laplace_noise_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fault that the table of families exists for: an L2 clip under Laplace noise."""
-    monkeypatch.setattr(level, "POWER", {})
+    monkeypatch.setattr(accountants.laplace.Laplace, "norm", 2)
     sums, tensors = l1_sums()
     gradients = {j: torch.randn(t.shape, dtype=torch.float64) * 100 for j, (_, t) in enumerate(tensors)}
     profile = tuple(sorted({g for g, _ in tensors}))
@@ -310,18 +310,18 @@ VALID = {
 def test_the_table_refuses_everything_that_is_not_accounted_for_and_names_what_is() -> None:
     for combination in itertools.product(MechanismRule.PARAMETERS, ACCOUNTANTS, EXACTNESS, NOISE_INJECTIONS, DISCLOSURES):
         family, accountant, exactness, injection, disclosure = combination
-        sentence = families.refusal(*combination)
+        sentence = accountants.refusal(*combination)
         valid = combination in VALID and not (injection == "per_sample" and exactness == "certified")
         assert (sentence is None) is valid, combination
-        if sentence is not None and family in families.TABLE and family != "gaussian":
-            wanted = families.TABLE[family]
+        if sentence is not None and family in accountants.TABLE and family != "gaussian":
+            wanted = accountants.TABLE[family]
             for name, found, possible in (
                 ("accountant", accountant, wanted.accountants), ("exactness", exactness, wanted.exactness),
                 ("noise.injection", injection, wanted.injections), ("disclosure", disclosure, wanted.disclosures),
             ):  # fmt: skip
                 assert (f"{name} = {possible[0]!r}" in sentence) is (found not in possible), sentence
-    assert "budgets" in (families.refusal("laplace", "pld", "certified", "scheduled", "secret_poisson", budgets=True) or "")
-    assert families.refusal("gaussian", "pld", "fast", "scheduled", "secret_poisson", budgets=True) is None
+    assert "budgets" in (accountants.refusal("laplace", "pld", "certified", "scheduled", "secret_poisson", budgets=True) or "")
+    assert accountants.refusal("gaussian", "pld", "fast", "scheduled", "secret_poisson", budgets=True) is None
 
 
 REFUSED = {
@@ -371,8 +371,8 @@ def test_occurrences_in_public_count_in_full_and_caps_limit_them(tmp_path) -> No
     ledger = trainer.private.opened.recorder.ledger
     for slot in trainer.private.prepared.pool.slots:
         drawn = ledger.state.contributions[slot.descriptor_hash].occurrences
-        steps = [families._Steps(slot.resolution.multiplier, 1.0, drawn)]
-        own = families.epsilon_of_phases("discrete_gaussian", steps, 1e-5, "rdp")
+        steps = [accountants.Phase(slot.resolution.multiplier, 1.0, drawn)]
+        own = accountants.epsilon_of_phases(steps, 1e-5, "rdp", family="discrete_gaussian")
         assert ledger.epsilon(slot.descriptor_hash) == pytest.approx(own, rel=1e-12)
     trainer.private.export(world.root / "export")
     trainer.close()
@@ -390,10 +390,10 @@ def test_a_cap_limits_what_a_contribution_spends(family: str, tmp_path) -> None:
     ledger = trainer.private.opened.recorder.ledger
     for slot in trainer.private.prepared.pool.slots:
         z = slot.resolution.multiplier
-        full, two = ([families._Steps(z, q, n)] for q, n in ((0.9, 6), (1.0, 2)))
+        full, two = ([accountants.Phase(z, q, n)] for q, n in ((0.9, 6), (1.0, 2)))
         spent = ledger.epsilon(slot.descriptor_hash)
-        assert spent == pytest.approx(families.epsilon_of_phases(family, two, 1e-5, BESIDE[family]), rel=1e-12)
-        assert spent < families.epsilon_of_phases(family, full, 1e-5, BESIDE[family])
+        assert spent == pytest.approx(accountants.epsilon_of_phases(two, 1e-5, BESIDE[family], family=family), rel=1e-12)
+        assert spent < accountants.epsilon_of_phases(full, 1e-5, BESIDE[family], family=family)
     trainer.close()
 
 
@@ -407,9 +407,9 @@ def test_noise_that_varies_over_the_run_goes_with_every_family(tmp_path) -> None
         ledger = trainer.private.opened.recorder.ledger
         for slot in trainer.private.prepared.pool.slots:
             z = slot.resolution.multiplier
-            own = [families._Steps(2 * z, 0.6, 2), families._Steps(z, 0.6, 2)]
+            own = [accountants.Phase(2 * z, 0.6, 2), accountants.Phase(z, 0.6, 2)]
             found = ledger.epsilon(slot.descriptor_hash)
-            assert found == pytest.approx(families.epsilon_of_phases(family, own, 1e-5, accountant), rel=1e-9)
+            assert found == pytest.approx(accountants.epsilon_of_phases(own, 1e-5, accountant, family=family), rel=1e-9)
         trainer.private.export(world.root / "export")
         trainer.close()
         assert verify_export(world.root / "export", (world.root / "ledger.pub").read_text().split()).verdict == "FULL"

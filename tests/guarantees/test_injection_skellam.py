@@ -14,7 +14,7 @@ from dptrain.noise import KeyStream  # noqa: E402
 from dptrain.noise.exact import CHUNK, ExactSampler  # noqa: E402
 from dptrain.noise.families import IntegerNoise, integer_noise  # noqa: E402
 from dptrain.noise.integer_families import SKELLAM_BITS, Skellam  # noqa: E402
-from ledger.accountants import families  # noqa: E402
+from ledger import accountants  # noqa: E402
 from ledger.audit import verify_export  # noqa: E402
 from tests.guarantees.test_injection import ALARM, STEPS, worst_score  # noqa: E402
 from tests.reference import streams  # noqa: E402
@@ -74,8 +74,8 @@ def test_sums_of_discrete_gaussian_draws_have_not_which_is_why_they_are_refused(
         law = [w / mpmath.fsum(one) for w in one]
         assert mpmath.fsum(abs(a - b) for a, b in zip(whole, law, strict=True)) > 0.01 and spread < 0.25
     for family in ("discrete_gaussian", "laplace"):
-        assert families.TABLE[family].injections == ("scheduled",)
-        assert "a sum of" in families.TABLE[family].why["injection"]
+        assert accountants.TABLE[family].injections == ("scheduled",)
+        assert "a sum of" in accountants.TABLE[family].why["injection"]
 
 
 # The integers.
@@ -212,8 +212,8 @@ def test_the_accounting_is_that_of_scheduled_noise_and_an_auditor_agrees(tmp_pat
         trainer.private.export(tmp_path / name / "export")
         ledger = trainer.private.opened.recorder.ledger
         for slot in trainer.private.prepared.pool.slots:
-            steps = [families._Steps(slot.resolution.multiplier, 0.5, 4)]
-            own = families.epsilon_of_phases("skellam", steps, 1e-5, "rdp")
+            steps = [accountants.Phase(slot.resolution.multiplier, 0.5, 4)]
+            own = accountants.epsilon_of_phases(steps, 1e-5, "rdp", family="skellam")
             assert math.isclose(ledger.epsilon(slot.descriptor_hash), own, rel_tol=1e-12)
         trainer.close()
         report = verify_export(tmp_path / name / "export", (world.root / "ledger.pub").read_text().split())

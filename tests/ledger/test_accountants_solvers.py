@@ -157,9 +157,9 @@ def test_the_search_finds_a_cliff_and_says_where_there_is_none(low, span, edge, 
 def test_a_multiplier_costs_few_evaluations_of_the_accountant(monkeypatch, target, most):
     """Loss distributions of little noise are the dear ones, and far from the root there is no need of any."""
     asked = []
-    whole = accountants.core.pld.epsilon_of_phases
+    whole = accountants.pld.epsilon_of_phases
     monkeypatch.setattr(
-        accountants.core.pld,
+        accountants.pld,
         "epsilon_of_phases",
         lambda phases, *rest, **more: asked.append(phases) or whole(phases, *rest, **more),
     )

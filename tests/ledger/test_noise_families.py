@@ -10,7 +10,7 @@ import pytest
 
 from attest.policy import MechanismRule
 from ledger import accountants
-from ledger.accountants import Phase, families
+from ledger.accountants import Phase, Sampled, integers, laplace
 from ledger.errors import AccountantError, LeafRefused
 from ledger.leaves import Header
 from ledger.leaves.header import AccountantInfo
@@ -145,7 +145,7 @@ def test_the_discrete_gaussian_is_the_zcdp_of_the_library(rho: float) -> None:
 
     z, steps = 3.0, max(1, round(rho * 18))
     true = steps / (2 * z * z)
-    orders = [order for order in families._REAL_ORDERS if order > 1.01]
+    orders = [order for order in integers.REAL_ORDERS if order > 1.01]
     same, default = RdpAccountant(orders), RdpAccountant()
     for accountant in (same, default):
         accountant.compose(dp_accounting.ZCDpEvent(rho=true))
@@ -172,9 +172,9 @@ def test_the_discrete_gaussian_itself_is_within_its_zcdp(sigma: float, shift: in
     for order in (1.1, 2.0, 3.0, 8.0):
         terms = order * log_p + (1 - order) * log_q
         true = (terms.max() + math.log(float(np.exp(terms - terms.max()).sum()))) / (order - 1)
-        bound = families.discrete_gaussian_rdp(order, loss)
+        bound = integers.discrete_gaussian_rdp(order, loss)
         assert 0.9 * bound <= true <= bound + 1e-9
-    epsilon = families.epsilon_occurrences("discrete_gaussian", loss, DELTA, "rdp")
+    epsilon = accountants.epsilon_occurrences(loss, DELTA, "rdp", family="discrete_gaussian")
     assert float(np.maximum(np.exp(log_p) - np.exp(epsilon + log_q), 0).sum()) <= DELTA
 
 
@@ -202,13 +202,13 @@ def test_the_skellam_law_itself_is_within_its_renyi_bound(v: float, shift: int) 
 @pytest.mark.parametrize("z", [0.02, 1.0, 300.0])
 def test_the_bound_in_one_over_z_squared_is_above_the_paper_s(z: float) -> None:
     """D2 = 2^16 / z, and D1 anything that integers of that norm can have."""
-    v = float(families.SKELLAM_VARIANCE)
+    v = float(integers.SKELLAM_VARIANCE)
     d2 = math.sqrt(v) / z
     for order in (2, 17, 300):
         for coordinates in (1, 10**3, 10**9):
             d1 = min(math.sqrt(coordinates) * d2, d2**2)
-            assert agarwal(order, v, d1, d2) <= families.skellam_rdp(order, 1 / z**2) * (1 + 1e-12)
-        assert families.skellam_rdp(order, 1 / z**2) == pytest.approx(order / (2 * z**2), rel=1e-8)
+            assert agarwal(order, v, d1, d2) <= integers.skellam_rdp(order, 1 / z**2) * (1 + 1e-12)
+        assert integers.skellam_rdp(order, 1 / z**2) == pytest.approx(order / (2 * z**2), rel=1e-8)
 
 
 def test_skellam_costs_a_little_more_than_the_discrete_gaussian() -> None:
@@ -219,13 +219,13 @@ def test_skellam_costs_a_little_more_than_the_discrete_gaussian() -> None:
 
 def test_the_lattice_that_is_accounted_for_is_the_one_that_is_drawn_on() -> None:
     pytest.importorskip("torch")
-    from dptrain.noise.families import LAWS, POWER
+    from dptrain.noise import MECHANISMS
     from dptrain.noise.integer_families import Skellam
 
-    assert 1 << 2 * Skellam().lattice == families.SKELLAM_VARIANCE
+    assert 1 << 2 * Skellam().lattice == integers.SKELLAM_VARIANCE
     drawn = {lattice_bits("certified", "skellam", d, z) for d in (10, 10**8, 10**9) for z in (1e-3, 1.0, 1e3)}
     assert drawn == {Skellam().lattice}
-    assert set(LAWS) | {"gaussian"} == set(families.TABLE) and POWER == {"laplace": 1}
+    assert set(MECHANISMS) == set(accountants.TABLE)
 
 
 # All of them.
@@ -256,7 +256,6 @@ def test_a_cap_counts_the_dearest_steps_in_full(family: str) -> None:
     capped = accountants.epsilon_of_phases_capped(phases, 5, DELTA, name, family=family)
     expected = spent(family, (2.0, 1.0, 3), (4.0, 1.0, 2))
     assert capped == pytest.approx(min(expected, spent(family, (4.0, 0.9, 20), (2.0, 0.9, 3))), rel=1e-12)
-    assert capped == pytest.approx(families.epsilon_capped(family, phases, 5, DELTA, name), rel=1e-12)
     most = accountants.epsilon_of_phases_capped(phases, 1000, DELTA, name, family=family)
     assert most == pytest.approx(accountants.epsilon_of_phases(phases, DELTA, name, family=family), rel=1e-12)
 
@@ -344,7 +343,7 @@ def test_the_renyi_divergence_of_laplace_noise_is_the_integral(b: float) -> None
             a, shift = mpmath.mpf(order), mpmath.mpf(b)
             middle = mpmath.exp((a - 1) * shift) * (1 - mpmath.exp((1 - 2 * a) * shift)) / (2 * a - 1)  # 0 < x < shift
             true = mpmath.log((mpmath.exp((a - 1) * shift) + middle + mpmath.exp(-a * shift)) / 2) / (a - 1)
-        found = families.laplace_rdp(order, [b], [1])
+        found = laplace.laplace_rdp(order, [b], [1])
         assert float(true) <= found * (1 + 1e-12) and found <= min(b, order * b * b / 2) + 2e-15
         if order * b > 1e-6 and (order - 1) * b < 600:
             assert found == pytest.approx(float(true), rel=1e-6, abs=1e-14)
@@ -360,16 +359,16 @@ def test_long_laplace_runs_stay_below_their_renyi_bound_and_are_quick(z: float, 
     began = time.monotonic()
     found = spent("laplace", (z, 0.01, steps), delta=delta)
     assert time.monotonic() - began < 30
-    renyi = families._of_curve(families._REAL_ORDERS, lambda a: families.laplace_rdp(a, [1 / z], [steps]), delta)
+    renyi = integers.of_curve(integers.REAL_ORDERS, lambda a: laplace.laplace_rdp(a, [1 / z], [steps]), delta)
     assert 0 < found <= min(renyi, steps / z)
 
 
 def test_laplace_asks_for_a_smaller_delta_where_the_transform_loses_some_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     phases = [Phase(40.0, 0.2, 20_000)]
-    families._laplace.cache_clear()
-    asked = families.epsilon_of_phases("laplace", phases, 1e-9, "pld")
-    monkeypatch.setattr(families, "FFT_ERROR", 0.0)
-    families._laplace.cache_clear()
-    trusting = families.epsilon_of_phases("laplace", phases, 1e-9, "pld")
-    families._laplace.cache_clear()
+    laplace._laplace.cache_clear()
+    asked = accountants.TABLE["laplace"].epsilon(Sampled(tuple(phases)), 1e-9, "pld")
+    monkeypatch.setattr(laplace, "FFT_ERROR", 0.0)
+    laplace._laplace.cache_clear()
+    trusting = accountants.TABLE["laplace"].epsilon(Sampled(tuple(phases)), 1e-9, "pld")
+    laplace._laplace.cache_clear()
     assert trusting < asked < 1.01 * trusting

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 
 from attest.policy import MechanismRule, Policy  # noqa: E402
 from dptrain.engine import refusals  # noqa: E402
+from dptrain.engine.options import NoiseSource  # noqa: E402
 from dptrain.errors import ConfigError, ResumeRefused  # noqa: E402
 from dptrain.noise import DeviceGaussian, KeyStream, device, keystream  # noqa: E402
 from dptrain.noise.keystream import ChaChaStream  # noqa: E402
@@ -371,7 +372,7 @@ def test_a_generator_that_there_is_not_and_a_family_it_does_not_carry_are_refuse
         "noise_multiplier = 1.0\nsampling_rate = 0.5\ndepth = { from = 0.0, to = 1.0 }\n"
     )
     with pytest.raises(ConfigError, match="expected 'host' or 'device'"):
-        refusals.refuse_generator("philox", policy, None)
+        NoiseSource("philox")
     object.__setattr__(policy, "mechanism", MechanismRule("laplace"))
     with pytest.raises(ConfigError, match="Gaussian noise"):
         refusals.refuse_generator("device", policy, None)

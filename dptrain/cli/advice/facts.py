@@ -15,6 +15,7 @@ from dptrain.cli.output import amount, number
 from dptrain.planning.layout import stack
 from dptrain.planning.plan import ClassPlan, Plan, Reach
 from dptrain.planning.rounding import at_most
+from ledger import accountants
 
 FALSE_ALARMS = 0.05
 """Share of false alarms at which the sentence about an attacker is computed."""
@@ -116,7 +117,7 @@ def _signal(case: Case, planned: ClassPlan) -> Iterator[Consequence]:
     per_step, blocks = case.draws_per_step(planned), case.noise_of(planned)
     if not per_step or blocks is None:
         return
-    unit = math.sqrt(2.0) if case.policy.mechanism.name == "laplace" else 1.0  # whose schedule names scales
+    unit = accountants.TABLE[case.policy.mechanism.name].deviation  # the schedule of Laplace noise names scales
     stds = [block.std * unit for block in blocks]
     noise = number(min(stds)) if min(stds) == max(stds) else f"{number(min(stds))} to {number(max(stds))}"
     strongest = per_step * planned.preset.clip_norm
@@ -219,19 +220,9 @@ def _noise(case: Case) -> Iterator[Consequence]:
 
 
 def _family(case: Case) -> Iterator[Consequence]:
-    family = case.policy.mechanism.name
-    if family == "laplace":
-        yield fact(
-            "FAMILY",
-            "the noise is Laplace's: every clip norm bounds the sum of the magnitudes of a gradient (L1), which a gradient of "
-            "many coordinates reaches far sooner than its length (L2); a noise multiplier is the scale of the noise over it",
-        )
-    elif family != "gaussian":
-        yield fact(
-            "FAMILY",
-            f"the noise is of the family {family}: every epsilon counts all steps in full, as nothing is known of what the "
-            "secrecy of draws would take off; Gaussian noise by pld costs less at the same multiplier",
-        )
+    fact_of_family = accountants.TABLE[case.policy.mechanism.name].consequence
+    if fact_of_family:
+        yield fact("FAMILY", fact_of_family)
 
 
 def _why_a_model(case: Case) -> str:

@@ -200,7 +200,7 @@ def _total(signed: Terms, policy: Policy) -> str:
 
 def _l1(policy: Policy) -> str:
     """Says what the clip norm means under Laplace noise: less than elsewhere, since no vector is longer than its L1 norm."""
-    if policy.mechanism.name != "laplace":
+    if accountants.TABLE[policy.mechanism.name].norm != 1:
         return ""
     return " Under it the clip norm bounds the sum of the magnitudes of the gradient, and so its length too."
 

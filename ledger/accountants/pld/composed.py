@@ -1,4 +1,4 @@
-"""Privacy-loss-distribution accounting of the Poisson-sampled Gaussian mechanism.
+"""Does privacy-loss-distribution accounting of the Poisson-sampled Gaussian mechanism.
 
 Losses are put on a grid so that both worlds keep their mass, which dominates them (`losses`); so epsilon is an upper bound
 at any grid. What the composition rounds is bounded on the way (`tilted`): the bound is one of the exact epsilon. Where losses
@@ -9,12 +9,13 @@ are wide and smooth against the grid, what it adds is known, and the figure is f
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Final
+from typing import ClassVar, Final
 
 from ledger.accountants import renyi
 from ledger.accountants.gaussian import epsilon_of_mu
-from ledger.accountants.phases import Phase, loss_of
+from ledger.accountants.phases import Counted, Phase, loss_of
 from ledger.accountants.pld import contour, losses, tilted
+from ledger.accountants.table import Accountant
 
 INTERVAL: Final = 1e-4
 """Grid of privacy losses for ordinary noise multipliers."""
@@ -93,6 +94,36 @@ def epsilon_of_phases(phases: Sequence[Phase], delta: float, *, replace: bool = 
     rest = math.sqrt(loss_of(p for p in phases if p not in sampled))
     interval = INTERVAL * max(1.0, (rest / _COARSE_MU) ** 2, *((COARSE_BELOW / p.noise_multiplier) ** 2 for p in sampled))
     return min(unsampled, _composed(phases, sampled, rest, interval, delta, replace))
+
+
+def epsilon_of_counted(participation: Counted, delta: float) -> float:
+    """Returns epsilon of releases that are all counted; exact for the composition.
+
+    Source: Balle and Wang (2018), Theorem 8; mu^2 of Gaussian mechanisms adds up (Dong, Roth and Su 2022, Corollary 3.3).
+    """
+    if len(participation.phases) == 1:
+        only = participation.phases[0]
+        return epsilon_of_mu(math.sqrt(only.steps) / only.noise_multiplier, delta)
+    return epsilon_of_mu(math.sqrt(participation.loss), delta)
+
+
+class Pld(Accountant):
+    """Composes privacy loss distributions."""
+
+    name: ClassVar[str] = "pld"
+    replaces: ClassVar[bool] = True
+
+    def sampled(self, phases: tuple[Phase, ...], delta: float, family: str, *, replace: bool = False) -> float:
+        """Returns `epsilon_of_phases`."""
+        return epsilon_of_phases(phases, delta, replace=replace)
+
+    def counted(self, participation: Counted, delta: float, family: str) -> float:
+        """Returns `epsilon_of_counted`."""
+        return epsilon_of_counted(participation, delta)
+
+    def describe(self) -> tuple[str, str, str]:
+        """Returns (library, version, parameters) for the header of a ledger."""
+        return "dptrain", KERNEL, PARAMETERS
 
 
 def _composed(

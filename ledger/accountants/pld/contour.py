@@ -32,12 +32,12 @@ MOST_POINTS: Final = 1 << 20
 
 
 class TooLong(ArithmeticError):
-    """A law would need more than `MOST_POINTS` points."""
+    """Says that a law would need more than `MOST_POINTS` points."""
 
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """The tilted law of the loss of one step, on the points of the trapezoid rule over its noise.
+    """Holds the tilted law of the loss of one step, on the points of the trapezoid rule over its noise.
 
     Attributes:
         losses: at the points.
@@ -56,7 +56,7 @@ class Nodes:
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """A bound on the transform of a tilted law at t and everywhere beyond: the integral over a line beside the real noise."""
+    """Bounds the transform of a tilted law at t and everywhere beyond: the integral over a line beside the real noise."""
 
     steps: int
     masses: Any
@@ -249,7 +249,7 @@ def _of_both(held: Held, rest: float, interval: float, delta: float) -> float:
 
 
 def _suits(held: Held, interval: float) -> bool:
-    """Whether the losses of every step are smooth to the grid, and not sampled so often that they are best composed there."""
+    """Tells whether losses of every step are smooth to the grid, and not sampled so often that it composes them best."""
     return all(
         q <= MOST_RATE and (wide := 2.0 * math.pi * q / (z * interval)) >= LEAST_WIDTH and z * math.log(wide) >= LEAST_REACH
         for z, q, _ in held
@@ -269,7 +269,7 @@ def _moments(steps: Sequence[Step], mu2: float, tilt: float) -> tuple[float, flo
 
 
 def _covers(steps: Sequence[Step], mu2: float, delta: float, tilt: float, at: float) -> bool:
-    """Whether Chernoff's bound by one tilt shows a divergence of at most delta; False says nothing (see `tilted.covers`)."""
+    """Tells whether Chernoff's bound by one tilt shows a divergence of at most delta; False says nothing (`tilted.covers`)."""
     total = _log_mass(steps, [step.nodes(tilt, 0.0) for step in steps], mu2, tilt)
     log = tilt * math.log(tilt) - (1.0 + tilt) * math.log1p(tilt) + total - tilt * at
     log += 16.0 * UNIT * (1.0 + tilt) * (1.0 + abs(math.log(tilt)) + at)
@@ -406,7 +406,7 @@ def _product(
 
 @dataclass(frozen=True, slots=True)
 class _Sum:
-    """The divergence of epsilon, e^(log - tilt epsilon) spacing / 2 pi times a sum of parts, and what was lost."""
+    """Holds the divergence of epsilon, e^(log - tilt epsilon) spacing / 2 pi times a sum of parts, and what was lost."""
 
     line: Any
     parts: Any

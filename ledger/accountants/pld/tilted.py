@@ -1,4 +1,4 @@
-"""Epsilon of a sum of losses on a grid: an exponentially tilted Fourier transform, with a bound on all that is rounded.
+"""Sums losses on a grid into an epsilon: an exponentially tilted Fourier transform, with a bound on all that is rounded.
 
 Masses are multiplied by e^(tilt loss) before they are transformed, with a tilt such that epsilon lies near the mean of the
 tilted sum, and divided by it after. So what the transform loses is a small share of delta, however small delta is.
@@ -72,7 +72,7 @@ def _alone(part: OneStep, interval: float, delta: float) -> float:
 
 
 def covers(parts: Sequence[tuple[OneStep, int]], interval: float, delta: float, at: float) -> bool:
-    """Whether a bound without a transform shows that the divergence at ``at`` is at most delta; False says nothing.
+    """Tells whether a bound without a transform shows that the divergence at ``at`` is at most delta; False says nothing.
 
     Source:
         (1 - e^-x)^+ <= e^(a x) a^a / (1 + a)^(1 + a) for every a > 0 (Canonne, Kamath and Steinke 2020, Proposition 12).
@@ -243,7 +243,7 @@ def _beyond(
 
 
 def _wraps_little(parts: Sequence[tuple[OneStep, int]], interval: float, place: int, tilt: float, deviation: float) -> bool:
-    """Whether what the tilted sum has above the window is too little to be seen where it wraps round to: it could only add.
+    """Tells whether the tilted sum has too little above the window to be seen where it wraps round to: it could only add.
 
     A sum of rarely sampled steps has two modes once it is tilted, and most of its tilted mass may lie far above epsilon.
     """

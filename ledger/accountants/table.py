@@ -1,0 +1,354 @@
+"""Holds the noise families and the accountants, by the names that a policy signs, and answers what goes with what.
+
+A family is a `Cost`: what its noise costs, what it is combined with, and where its sums lie. The noise itself is drawn by the
+`Mechanism` of that name (`dptrain.noise.mechanism`). An accountant turns releases into an epsilon. Rows that come with dptrain
+and rows of other packages are registered by the same two calls; the names of the latter are ``provider.name``.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import ClassVar, Final, TypeVar
+
+from attest.policy.mechanism import GAUSSIAN, MechanismRule
+from attest.policy.rules import ACCOUNTANTS as NAMES
+from attest.schema.words import Words, is_foreign
+from ledger.accountants.phases import Counted, Participation, Phase
+from ledger.errors import AccountantError
+
+R = TypeVar("R")
+V = TypeVar("V")
+
+LATTICE_BITS: Final = 32
+"""b of the lattice ``s * 2^-b`` of Gaussian noise. Integers below 2^52 are exact in float64, which bounds |sum| by 2^20 * s."""
+
+HOST: Final = "host"
+DEVICE: Final = "device"
+
+OWN_LIBRARIES: Final = ("dptrain", "own", "dp-accounting", "opacus")
+"""Libraries that a header names for rows that come with dptrain; a row of another package names its own."""
+
+
+RELEASE: Final = r"[0-9]+(\.[0-9]+){1,3}([a-z]{1,4}[0-9]+)?"
+"""Version numbers of libraries that others publish; what they compute is recomputed, or held to a bracket, whatever it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorder:
+    """Says what a header may tell of an accountant.
+
+    Attributes:
+        library: who computed.
+        version: pattern of its versions; the whole must match.
+        parameters: in the words of `ledger.accountants.describe`.
+    """
+
+    library: str
+    version: str
+    parameters: str
+
+
+class Accountant:
+    """Turns releases of noise into an epsilon.
+
+    Attributes:
+        name: the name that a policy signs.
+        sentence: what it composes, in a few words; of those of the format, the format says it.
+        families: the noise families that it accounts for by itself.
+        held_to: name of the accountant whose figure an auditor recomputes in the place of its own; empty for its own.
+        replaces: whether `sampled` knows content replacement; where not, `pld` gives it.
+    """
+
+    name: ClassVar[str]
+    sentence: ClassVar[str] = ""
+    families: ClassVar[tuple[str, ...]] = (GAUSSIAN,)
+    held_to: ClassVar[str] = ""
+    replaces: ClassVar[bool] = False
+
+    def sampled(self, phases: tuple[Phase, ...], delta: float, family: str, *, replace: bool = False) -> float:
+        """Returns epsilon of Poisson-sampled phases in normal form, each with noise.
+
+        Guarantee:
+            An upper bound at ``delta`` under zero-out adjacency, in both directions.
+        """
+        raise NotImplementedError
+
+    def counted(self, participation: Counted, delta: float, family: str) -> float:
+        """Returns epsilon of releases of which everybody knows that the contribution took part; an upper bound as `sampled`."""
+        raise NotImplementedError
+
+    def describe(self) -> tuple[str, str, str]:
+        """Returns (library, version, parameters) for the header of a ledger."""
+        raise NotImplementedError
+
+    def recorders(self) -> tuple[Recorder, ...]:
+        """Returns everything that has recorded epsilons under this name; what `describe` says today by default."""
+        library, version, parameters = self.describe()
+        return (Recorder(library, _literal(version), parameters),)
+
+    def leeway(self, library: str, version: str) -> float:
+        """Returns by how much a figure that this version of a library recorded may exceed the one recomputed."""
+        return 0.0
+
+    def caveat(self, phases: tuple[Phase, ...], delta: float) -> str | None:
+        """Returns what must be said beside an epsilon of phases in normal form, None if nothing."""
+        return None
+
+
+class Cost:
+    """Says what the noise of a family costs, and what it goes with.
+
+    Attributes:
+        name: the name that a policy signs.
+        sentence: what is particular to the family, in a few words.
+        consequence: what a policy with it should know of its epsilons; empty for nothing.
+        own: accountants under which `epsilon` has a formula of its own, the usual one first.
+        exactness, injections, disclosures: what else of a policy it goes with, the usual word first.
+        why: by ``accountant``, ``exactness``, ``injection`` and ``disclosure``, why nothing else goes with it.
+        amplified: whether the accounting counts on draws that stay secret.
+        budgets: whether the clip norm may be divided among blocks.
+        groups: disclosures for which several contributions of one person have a bound together.
+        norm: 2 where contributions are clipped in the L2 norm, 1 for the L1 norm.
+        deviation: standard deviation of noise whose scale is 1.
+        generators: where its noise can be drawn, `HOST` and perhaps `DEVICE`.
+        noise: what is added to the sums, for the header; ``{bits}`` stands for b of the lattice.
+    """
+
+    name: ClassVar[str]
+    sentence: ClassVar[str] = ""
+    consequence: ClassVar[str] = ""
+    own: ClassVar[tuple[str, ...]] = ()
+    exactness: ClassVar[tuple[str, ...]] = ("certified",)
+    injections: ClassVar[tuple[str, ...]] = ("scheduled",)
+    disclosures: ClassVar[tuple[str, ...]] = ("secret_poisson",)
+    why: ClassVar[Mapping[str, str]] = {}
+    amplified: ClassVar[bool] = False
+    budgets: ClassVar[bool] = False
+    groups: ClassVar[tuple[str, ...]] = ()
+    norm: ClassVar[int] = 2
+    deviation: ClassVar[float] = 1.0
+    generators: ClassVar[tuple[str, ...]] = (HOST,)
+    noise: ClassVar[str]
+
+    @property
+    def accountants(self) -> tuple[str, ...]:
+        """Names of the accountants that account for it, the usual one first."""
+        others = (name for name, row in ACCOUNTANTS.items() if self.name in row.families and name not in self.own)
+        return (*self.own, *others)
+
+    def sensitivity(self, participation: Participation) -> float:
+        """Returns how far a contribution moves all releases together, in units of the noise: sqrt of the sum of 1/z^2.
+
+        Every step counts as if the contribution took part. A family whose noise depends on that of other steps says here how
+        the pattern of participation enters.
+        """
+        return math.sqrt(participation.loss)
+
+    def epsilon(self, participation: Participation, delta: float, accountant: str, *, replace: bool = False) -> float:
+        """Returns epsilon of a run in which a contribution takes part in this pattern.
+
+        Guarantee:
+            An upper bound at ``delta`` under zero-out adjacency, in both directions; with ``replace``, under content
+            replacement. A family that is not amplified counts every step in full.
+
+        Args:
+            participation: phases in normal form, each with noise; or what is public.
+            delta: at least 1e-12.
+            accountant: one of `accountants`.
+            replace: content replacement in the place of zero-out.
+        """
+        row = ACCOUNTANTS[accountant]
+        if isinstance(participation, Counted):
+            return row.counted(participation, delta, self.name)
+        return row.sampled(participation.phases, delta, self.name, replace=replace)
+
+    def replaces(self, accountant: str) -> bool:
+        """Tells whether `epsilon` under this accountant knows content replacement."""
+        return accountant in self.own or ACCOUNTANTS[accountant].replaces
+
+    def divergences(self, participation: Participation) -> tuple[float, ...]:
+        """Returns the Rényi divergence at every order of `renyi.ORDERS`, an upper bound in both directions.
+
+        Raises:
+            AccountantError: code FAMILY; by default no such bound is known, so runs cannot be added up one after the other.
+        """
+        raise AccountantError("FAMILY", f"noise family {self.name!r} has no Rényi divergence here, which limits over runs need")
+
+    def describe(self, accountant: str) -> tuple[str, str, str]:
+        """Returns (library, version, parameters) for the header of a ledger."""
+        return ACCOUNTANTS[accountant].describe()
+
+    def recorders(self, accountant: str) -> tuple[Recorder, ...]:
+        """Returns everything that has recorded epsilons by an accountant over this noise."""
+        if accountant not in self.own:
+            return ACCOUNTANTS[accountant].recorders()
+        library, version, parameters = self.describe(accountant)
+        return (Recorder(library, _literal(version), parameters),)
+
+    def leeway(self, accountant: str, library: str, version: str) -> float:
+        """Returns by how much a figure that was recorded may exceed the one recomputed; nothing under a formula of its own."""
+        return 0.0 if accountant in self.own else ACCOUNTANTS[accountant].leeway(library, version)
+
+    def lattice_bits(self, coordinates: int, multiplier: float) -> int:
+        """Returns b of the lattice ``s * 2^-b`` on which certified sums are integers.
+
+        Truncation then costs 2^-22 to 2^-26 of the clip bound per coordinate.
+
+        Args:
+            coordinates: number of scheduled coordinates, d; truncation loses about sqrt(d / 3) steps of a gradient's norm.
+            multiplier: the least noise multiplier of any class; the clip bound is about ``2^b / multiplier`` steps.
+        """
+        base = 22 if coordinates <= 1 << 22 else 24 if coordinates <= 1 << 28 else 26
+        return max(1, min(LATTICE_BITS, base + math.floor(math.log2(multiplier))))
+
+
+_COSTS: dict[str, Cost] = {}
+_ACCOUNTANTS: dict[str, Accountant] = {}
+
+TABLE: Final[Mapping[str, Cost]] = MappingProxyType(_COSTS)
+"""The noise families, by name."""
+
+ACCOUNTANTS: Final[Mapping[str, Accountant]] = MappingProxyType(_ACCOUNTANTS)
+"""The accountants, by name."""
+
+
+def register_cost(cost: Cost) -> Cost:
+    """Adds a noise family, and lets policies name it.
+
+    Raises:
+        ValueError: the name is taken, is none of the format and not of the form ``provider.name``, or a row of another package
+            names a library of dptrain.
+    """
+    if not MechanismRule.PARAMETERS.specifies(cost.name):
+        _refuse_borrowed(cost.name, *(cost.describe(name)[0] for name in cost.own))
+    _register(cost.name, cost, _COSTS, MechanismRule.PARAMETERS, None)
+    return cost
+
+
+def register_accountant(accountant: Accountant) -> Accountant:
+    """Adds an accountant, and lets policies name it.
+
+    Raises:
+        ValueError: as `register_cost`.
+    """
+    if not NAMES.specifies(accountant.name):
+        _refuse_borrowed(accountant.name, accountant.describe()[0])
+    _register(accountant.name, accountant, _ACCOUNTANTS, NAMES, accountant.sentence)
+    return accountant
+
+
+def _refuse_borrowed(name: str, *libraries: str) -> None:
+    for library in libraries:
+        if library in OWN_LIBRARIES:
+            raise ValueError(f"{name!r} names the library {library!r} in headers, expected its own")
+
+
+def _register(name: str, row: R, rows: dict[str, R], words: Words[V], value: V) -> None:
+    if name in rows:
+        raise ValueError(f"{name!r} is registered already, by {type(rows[name]).__module__}")
+    if not words.specifies(name):
+        words.provide(name, value)
+    rows[name] = row
+
+
+def provided(accountant: str, family: str) -> tuple[str, ...]:
+    """Says of each of the two that does not come with dptrain what it is, for whoever reads the record."""
+    both = (("accountant", accountant), ("noise family", family))
+    return tuple(f"{what} {name!r} is no part of dptrain" for what, name in both if is_foreign(name))
+
+
+def check_accountant(accountant: str) -> None:
+    """Refuses a name that no accountant has.
+
+    Raises:
+        AccountantError: code ACCOUNTANT.
+    """
+    if accountant in NAMES and accountant in ACCOUNTANTS:  # the first one loads what is installed
+        return
+    if is_foreign(accountant):
+        raise AccountantError("ACCOUNTANT", f"unknown accountant {accountant!r}: install what provides it")
+    raise AccountantError("ACCOUNTANT", f"no accountant is named {accountant!r}; there are {', '.join(ACCOUNTANTS)}")
+
+
+def check(family: str, accountant: str) -> Cost:
+    """Returns the row of a family, if an accountant goes with it.
+
+    Raises:
+        AccountantError: code FAMILY, no such family, or the accountant does not account for it.
+    """
+    cost = TABLE.get(family)
+    if cost is None and family in MechanismRule.PARAMETERS:  # which loads what is installed
+        cost = TABLE.get(family)
+    if cost is None:
+        others = _or(name for name in TABLE if name != GAUSSIAN)
+        told = f"unknown noise family {family!r}: install what provides it" if is_foreign(family) else (
+            f"no formula here for noise family {family!r}, expected {others}"
+        )  # fmt: skip
+        raise AccountantError("FAMILY", told)
+    if accountant not in cost.accountants:
+        because = f": {cost.why['accountant']}" if "accountant" in cost.why else ""
+        sentence = f"noise family {family!r} is accounted by {_or(cost.accountants)}, not by {accountant!r}"
+        raise AccountantError("FAMILY", f"{sentence}{because}")
+    return cost
+
+
+def refusal(
+    family: str, accountant: str, exactness: str, injection: str, disclosure: str, *, budgets: bool = False
+) -> str | None:
+    """Returns why these settings have no accounting together, with the nearest that do, or None if they have.
+
+    Args: the fields of a policy that name them; budgets: whether the clip norm is divided among blocks.
+    """
+    cost = TABLE.get(family)
+    if cost is None:
+        return f"noise.family {family!r} has no accounting in this version, expected {_or(TABLE)}"
+    asked = _asked(cost, accountant, exactness, injection, disclosure)
+    for name, found, possible in asked:
+        if found not in possible:
+            key = "noise.injection" if name == "injection" else name
+            reason = f" ({cost.why[name]})" if name in cost.why else ""
+            return f"noise.family {family!r} goes with {key} {_or(possible)}, not with {found!r}{reason}; {_nearest(asked)}"
+    if injection == "per_sample" and exactness != "fast":
+        return (
+            f"noise.injection 'per_sample' goes with exactness 'fast', not with {exactness!r}, whose lattice is that of"
+            " scheduled noise; set exactness = 'fast', or noise.injection = 'scheduled'"
+        )
+    if budgets and not cost.budgets:
+        return (
+            f"noise.budgets goes with noise.family {GAUSSIAN!r}, not with {family!r}: what divided clip norms are worth is"
+            f" shown for Gaussian noise alone; leave budgets out, or set noise.family = {GAUSSIAN!r}"
+        )
+    return None
+
+
+def _asked(
+    cost: Cost, accountant: str, exactness: str, injection: str, disclosure: str
+) -> tuple[tuple[str, str, Sequence[str]], ...]:
+    return (
+        ("accountant", accountant, cost.accountants),
+        ("exactness", exactness, cost.exactness),
+        ("injection", injection, cost.injections),
+        ("disclosure", disclosure, cost.disclosures),
+    )
+
+
+def _nearest(asked: Iterable[tuple[str, str, Sequence[str]]]) -> str:
+    """Returns the settings of the family that differ least from these, as a sentence of what to set."""
+    changes = [
+        f"{'noise.injection' if name == 'injection' else name} = {possible[0]!r}"
+        for name, found, possible in asked
+        if found not in possible
+    ]
+    return f"set {' and '.join(changes)}, or noise.family = {GAUSSIAN!r}"
+
+
+def _literal(version: str) -> str:
+    """Returns the pattern of one version alone."""
+    return re.escape(version)
+
+
+def _or(names: Iterable[str]) -> str:
+    return " or ".join(map(repr, names))
+

@@ -1,0 +1,251 @@
+"""The pages "Add an accountant" and "Add a noise family" run as they stand; without the provider no figure is believed."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from attest.errors import PolicyRefused
+from attest.policy import MechanismRule, Policy
+from attest.policy.rules import ACCOUNTANTS as NAMES
+from attest.schema.words import ENTRY_POINTS, NOT_INSTALLED
+from ledger import accountants
+from ledger.accountants import table
+from ledger.audit import verify_export
+from ledger.errors import AccountantError, LeafRefused
+from ledger.leaves import Header
+from ledger.log import Ledger
+from tests.worlds.ledgers import SIGNER, START, Driver, descriptor, header_spec, signed_policy
+
+PAGES = Path(__file__).resolve().parents[1] / "docs" / "extending"
+ACCOUNTANT, FAMILY = "example.zcdp", "example.geometric"
+
+
+def page(name: str) -> str:
+    """The Python of a page, block after block."""
+    return "\n\n".join(re.findall(r"^```python\n(.*?)^```", (PAGES / name).read_text(encoding="utf-8"), re.M | re.S))
+
+
+def install(name: str) -> None:
+    text = page(name)
+    assert text.count("register_") >= 1
+    module = type(sys)(f"page_{name.removesuffix('.md')}")
+    sys.modules[module.__name__] = module  # where dataclasses look for their module
+    exec(compile(text, name, "exec"), module.__dict__)
+
+
+def uninstall() -> None:
+    for rows in (table._ACCOUNTANTS, table._COSTS, NAMES.provided, MechanismRule.PARAMETERS.provided):
+        for word in (ACCOUNTANT, FAMILY):
+            rows.pop(word, None)
+    if "dptrain.noise.mechanism" in sys.modules:
+        sys.modules["dptrain.noise.mechanism"]._MAKERS.pop(FAMILY, None)
+    accountants.core.cached.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays() -> Iterator[None]:
+    yield
+    uninstall()
+
+
+def a_run(base: Path) -> tuple[Path, float]:
+    with Ledger.create(base / "ledger.db", header_spec(signed_policy(accountant=ACCOUNTANT)), SIGNER, now=START) as ledger:
+        Driver(ledger).whole_run()
+        return ledger.export(base / "export"), ledger.epsilon(descriptor(1))
+
+
+def test_the_page_of_accountants_runs_and_its_accountant_keeps_a_ledger(tmp_path: Path) -> None:
+    install("accountant.md")
+    export, spent = a_run(tmp_path)
+    assert spent == accountants.epsilon(1.0, 0.02, 16, 1e-6, ACCOUNTANT) > accountants.epsilon(1.0, 0.02, 16, 1e-6)
+    report = verify_export(export, [SIGNER.vkey])
+    assert report.verdict == "TOLD" and report.accountant == "example.zcdp (example-zcdp 1.0)"
+    (note,) = (note for note in report.notes if f"accountant '{ACCOUNTANT}' is no part of dptrain" in note)
+    assert "example-zcdp 1.0" in note
+    assert accountants.epsilon_replace(1.0, 0.02, 16, 1e-6, ACCOUNTANT) >= spent
+
+
+def test_an_auditor_without_the_accountant_refuses_and_names_it(tmp_path: Path) -> None:
+    install("accountant.md")
+    export, _ = a_run(tmp_path)
+    uninstall()
+    found = refusal_of(export)
+    assert NOT_INSTALLED in found and f"unknown accountant '{ACCOUNTANT}': install what provides it" in found
+    with pytest.raises(AccountantError, match=f"unknown accountant '{ACCOUNTANT}': install") as refused:
+        accountants.epsilon(1.0, 0.02, 16, 1e-6, ACCOUNTANT)
+    assert refused.value.code == "ACCOUNTANT"
+
+
+def test_another_package_under_the_name_is_not_believed(tmp_path: Path) -> None:
+    install("accountant.md")
+    export, _ = a_run(tmp_path)
+    other = type(table.ACCOUNTANTS[ACCOUNTANT])
+    uninstall()
+    accountants.register_accountant(type("Other", (other,), {"describe": lambda self: ("other-zcdp", "1.0", "cheaper")})())
+    found = refusal_of(export)
+    assert "ACCOUNTANT_VERSION" in found and "other-zcdp" in found
+
+
+def test_a_figure_below_that_of_the_package_is_named(tmp_path: Path) -> None:
+    """The writer's package gave less than the one that the auditor has, under equal names and versions."""
+    install("accountant.md")
+    sound = type(table.ACCOUNTANTS[ACCOUNTANT])
+    uninstall()
+    lesser = type("Lesser", (sound,), {"_convert": lambda self, loss, delta: 0.5 * sound._convert(self, loss, delta)})
+    accountants.register_accountant(lesser())
+    export, _ = a_run(tmp_path)
+    uninstall()
+    accountants.register_accountant(sound())
+    report = verify_export(export, [SIGNER.vkey])
+    assert report.verdict == "FAILED" and any(finding.code == "SPEND_EPSILON" for finding in report.findings)
+
+
+def refusal_of(export: Path) -> str:
+    """What an audit says of an export that it refuses: its findings, or its error."""
+    try:
+        report = verify_export(export, [SIGNER.vkey])
+    except LeafRefused as error:
+        return f"{error.code}: {error.sentence}"
+    assert report.verdict == "FAILED"
+    return " ".join(f"{finding.code}: {finding.sentence}" for finding in report.findings)
+
+
+def test_a_policy_that_names_what_is_not_installed_is_refused_wherever_it_is_read() -> None:
+    install("accountant.md")
+    policy = signed_policy(accountant=ACCOUNTANT).policy
+    data, text = policy.to_cbor(), policy.to_toml()
+    assert Policy.from_cbor(data) == policy and f'accountant = "{ACCOUNTANT}"' in text
+    uninstall()
+    for read, given in ((Policy.from_cbor, data), (Policy.from_toml, text)):
+        with pytest.raises(PolicyRefused, match=f"unknown accountant '{ACCOUNTANT}': install what provides it") as refused:
+            read(given)
+        assert refused.value.code == NOT_INSTALLED
+    with pytest.raises(PolicyRefused) as refused:
+        MechanismRule(FAMILY)
+    assert refused.value.code == NOT_INSTALLED and FAMILY in refused.value.sentence
+    with pytest.raises(PolicyRefused) as refused:
+        MechanismRule("cauchy")
+    assert refused.value.code == "RANGE", "without a dot it is a word of the format, or none"
+
+
+def test_rows_that_would_pass_as_those_of_dptrain_are_refused() -> None:
+    install("accountant.md")
+    sound = type(table.ACCOUNTANTS[ACCOUNTANT])
+    with pytest.raises(ValueError, match="registered already"):
+        accountants.register_accountant(sound())
+    uninstall()
+    with pytest.raises(ValueError, match="expected its own"):
+        accountants.register_accountant(type("As", (sound,), {"describe": lambda self: ("dptrain", "pld-2", "")})())
+    with pytest.raises(ValueError, match=r"provider\.word"):
+        accountants.register_accountant(type("Plain", (sound,), {"name": "zcdp"})())
+    with pytest.raises(ValueError, match="registered already"):
+        accountants.register_accountant(type("Pld", (sound,), {"name": "pld"})())
+    free = {"name": "example.free", "own": ("pld",), "describe": lambda self, name: ("own", "1", "")}
+    with pytest.raises(ValueError, match="expected its own"):
+        accountants.register_cost(type("Free", (table.Cost,), free)())
+    assert "zcdp" not in NAMES and "example.free" not in table.TABLE
+
+
+def test_an_installed_package_is_loaded_by_the_name_that_a_document_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    class Point:
+        def load(self) -> None:
+            install("accountant.md")
+
+    def entry_points(*, group: str, name: str) -> list[Point]:
+        asked.append((group, name))
+        return [Point()] if name == ACCOUNTANT else []
+
+    monkeypatch.setattr(metadata, "entry_points", entry_points)
+    assert accountants.epsilon(1.0, 0.02, 16, 1e-6, ACCOUNTANT) > 0
+    assert "pld" in NAMES and "no_word" not in NAMES
+    assert asked == [(ENTRY_POINTS, ACCOUNTANT)], "only names of that form are looked for, and each once"
+
+
+def test_the_cost_of_the_page_of_families_needs_no_torch() -> None:
+    cost = page("noise.md").split("from dataclasses import dataclass")[0]
+    block = f"import sys; sys.modules['torch'] = None\n{cost}\nassert 'dptrain' not in sys.modules\n"
+    subprocess.run([sys.executable, "-c", block], check=True, timeout=120)
+
+
+def test_a_run_under_the_family_of_the_page_trains_and_is_audited_with_its_provider_alone(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    install("noise.md")
+    from tests.worlds.trainer import Trainer
+    from tests.worlds.training import make_world
+
+    extra = f'exactness = "certified"\n\n[noise]\nfamily = "{FAMILY}"\n'
+    world = make_world(tmp_path, per_class=3, steps=4, rate="0.7", policy_extra=extra)
+    trainer = Trainer(world)
+    before = {key: value.clone() for key, value in trainer.model.state_dict().items()}
+    trainer.run()
+    assert any(not torch.equal(value, before[key]) for key, value in trainer.model.state_dict().items())
+    header: Header = trainer.private.recorder.ledger.header
+    assert header.accountant.library == "example-geometric" and "geometric noise" in header.exactness_note
+    assert header.amplification == "none"
+    for slot in trainer.private.pool.slots:
+        spent = trainer.private.recorder.ledger.epsilon(slot.descriptor_hash)
+        assert spent == pytest.approx(4 / slot.resolution.multiplier, rel=1e-12)
+    trainer.private.export(world.root / "export")
+    trainer.close()
+    keys = (world.root / "ledger.pub").read_text().split()
+    report = verify_export(world.root / "export", keys)
+    assert report.verdict == "FULL" and any(f"noise family '{FAMILY}' is no part of dptrain" in note for note in report.notes)
+    uninstall()
+    try:
+        found = verify_export(world.root / "export", keys)
+        assert found.verdict == "FAILED"
+        told = " ".join(f"{finding.code}: {finding.sentence}" for finding in found.findings)
+    except LeafRefused as error:
+        told = f"{error.code}: {error.sentence}"
+    assert NOT_INSTALLED in told and FAMILY in told
+
+
+def test_the_noise_of_the_page_has_its_law() -> None:
+    """2^20 draws: P[k = 0] = (1 - t) / (1 + t) with t = exp(-2^-b), and E|k| = 2 t / (1 - t^2); six standard errors."""
+    pytest.importorskip("torch")
+    import numpy as np
+
+    install("noise.md")
+    from dptrain.noise import Source, mechanism_of
+
+    noise = mechanism_of(FAMILY, Source(bytes(16), 0, bytes(range(32)), bits=2))
+    drawn = np.concatenate([noise.integers(1, lane, 0, 1 << 15) for lane in range(32)])
+    t, n = np.exp(-0.25), len(drawn)
+    zero, mean, square = (1 - t) / (1 + t), 2 * t / (1 - t * t), 2 * t / (1 - t) ** 2
+    assert abs((drawn == 0).mean() - zero) < 6 * np.sqrt(zero * (1 - zero) / n)
+    assert abs(np.abs(drawn).mean() - mean) < 6 * np.sqrt((square - mean**2) / n)
+    assert abs(drawn.mean()) < 6 * np.sqrt(square / n)
+
+
+def test_noise_that_nothing_accounts_for_or_that_keeps_a_state_is_refused() -> None:
+    torch = pytest.importorskip("torch")
+    from dptrain.errors import UnsupportedPolicy
+    from dptrain.noise import Independent, Source, mechanism_of, register_mechanism
+    from dptrain.noise.mechanism import initial
+
+    with pytest.raises(ValueError, match="has no cost"):
+        register_mechanism("example.nothing")(lambda source: Independent())
+    with pytest.raises(ValueError, match="has a mechanism already"):
+        register_mechanism("gaussian")(lambda source: Independent())
+    with pytest.raises(UnsupportedPolicy) as refused:
+        mechanism_of("laplace", Source(bytes(16), 0, bytes(32), bits=20, generator="device"))
+    assert refused.value.code == "NOISE_FAMILY"
+
+    class Correlated(Independent):
+        def init(self, shapes):
+            return {"last": [torch.zeros(shape) for shape in shapes]}
+
+        def state_dict(self, state):
+            return {f"last.{place}": value for place, value in enumerate(state["last"])}
+
+    with pytest.raises(UnsupportedPolicy) as refused:
+        initial(Correlated(), [torch.Size([3])])
+    assert refused.value.code == "NOISE_STATE"
+    assert initial(Independent(), [torch.Size([3])]) is None
