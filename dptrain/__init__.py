@@ -1,9 +1,10 @@
 """Differentially private training with signed bounds, depth-selective routing and an auditable ledger.
 
 Importing this package does not import torch, so that the contributor's and the auditor's commands run on the base
-install; `PrivateTraining` is loaded on first use.
+install; what needs torch is loaded on first use.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from dptrain.accounting import register as _register_prv
@@ -11,26 +12,33 @@ from dptrain.errors import how_to_install, is_missing_extra
 
 if TYPE_CHECKING:
     from dptrain.engine.private_training import PrivateTraining
+    from dptrain.gradients import check_gradient_rule, gradient_rule
 
 __version__ = "0.1.0"
-__all__ = ["PrivateTraining", "__version__"]
+__all__ = ["PrivateTraining", "__version__", "check_gradient_rule", "gradient_rule"]
+
+_LAZY = {
+    "PrivateTraining": "dptrain.engine.private_training",
+    "check_gradient_rule": "dptrain.gradients",
+    "gradient_rule": "dptrain.gradients",
+}
 
 _register_prv()
 
 
 def __getattr__(name: str) -> Any:
-    """Load `PrivateTraining` lazily (PEP 562).
+    """Load what needs torch lazily (PEP 562).
 
     Raises:
         ImportError: if the training dependencies are not installed; says which extra to install.
         AttributeError: for any other name.
     """
-    if name != "PrivateTraining":
+    if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from dptrain.engine.private_training import PrivateTraining
+        found = import_module(_LAZY[name])
     except ModuleNotFoundError as error:
         if not is_missing_extra(error):
             raise
         raise ImportError(how_to_install(error), name=error.name) from error
-    return PrivateTraining
+    return getattr(found, name)

@@ -8,7 +8,7 @@ import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from torch.utils.checkpoint import CheckpointFunction
 
-from dptrain.gradients.rules import Call
+from dptrain.gradients.registry import Call
 from dptrain.sandbox import Entry
 
 
@@ -59,13 +59,15 @@ class Kept:
         device = values[0].device.type if values else "cpu"
         self._autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
-    def call(self, output: int) -> Call:
+    def call(self, output: int, wanted: frozenset[str], tied: frozenset[str]) -> Call:
         values = self._node.saved_tensors
         args, kwargs = values, {}
         if self._spec is not None:
             leaves = [values[leaf.index] if isinstance(leaf, _Place) else leaf for leaf in self._leaves]
             args, kwargs = tree_unflatten(leaves, self._spec)
-        return Call(args, kwargs, *self._counts, output=output, autocast=self._autocast, draws=self._draws)
+        return Call(
+            args, kwargs, *self._counts, output=output, autocast=self._autocast, draws=self._draws, wanted=wanted, tied=tied
+        )
 
 
 @dataclass(frozen=True)

@@ -271,7 +271,7 @@ class CompiledLoss:
         )  # fmt: skip
         python = tuple(pystate.of_model(model)), tuple(pystate.of_function(self._function))
         armed = self._like()
-        return (rows.contributions, rows.examples, armed.active, armed.blocks, kinds, inputs, setting), python
+        return (rows.contributions, rows.examples, armed.active, kinds, inputs, setting), python
 
     def _agrees(
         self, model: nn.Module, rows: Microbatch, losses: torch.Tensor, pieces: Pieces, contributions: int

@@ -19,7 +19,6 @@ from dptrain.blocks.slices import Part  # noqa: E402
 from dptrain.blocks.stack import layer_stack  # noqa: E402
 from dptrain.clipping.resolver import bind  # noqa: E402
 from dptrain.errors import UnsupportedModule, UnsupportedPolicy  # noqa: E402
-from dptrain.gradients import rules as layer_rules  # noqa: E402
 from dptrain.gradients.forms import (  # noqa: E402
     Dense,
     Gather,
@@ -172,7 +171,7 @@ def test_lora_around_masked_heads_equals_the_naive_loop(family: str, targets: li
 @pytest.mark.parametrize("family", ["llama", "gpt2_untied", "gpt2_tied", "bert"])
 def test_factored_gradients_are_narrowed_as_instantiated_ones(family: str, seed: int, monkeypatch, in_double) -> None:
     """No gradient is instantiated where a tensor is small, as none is where it is large."""
-    monkeypatch.setattr(layer_rules, "outer", lambda a, b, *, transposed, alone: Outer(a, b, transposed))
+    monkeypatch.setattr(Outer, "settled", lambda self, shape, *, alone: self)
     own = families.FAMILIES[family]()
     schedule = random_masks(own.model, random.Random(f"{family} {seed}"), None, ("heads",))
     compare(own.model, own.batch(7, seed), own.losses, seed=seed, schedule=schedule, probe_tolerance=1e-6)
