@@ -4,7 +4,7 @@ Its rooms register the project's own rules. Those known by their structure serve
 """
 
 from dptrain.gradients import attention, whole_modules, rules, generic  # noqa: F401, I001
-from dptrain.gradients.check import check_gradient_rule
+from dptrain.gradients.rule_check import check_gradient_rule
 from dptrain.gradients.forms import Dense, Form, Gather, Outer
 from dptrain.gradients.registry import Call, Rule, gradient_rule
 

@@ -64,7 +64,7 @@ class AttentionRule(GenericRule):
         return found
 
     def _fits(self, call: Call, given: dict[str, Any]) -> bool:
-        """Whether every input has a row per example, and what was drawn is the one mask that is known."""
+        """Tells whether every input has a row per example, and the one known mask is all that was drawn."""
         inputs = [given[key] for key in ("query", "key", "value")]
         if not all(isinstance(x, torch.Tensor) and x.dim() == 3 and x.shape[0] == call.rows for x in inputs):
             return False
@@ -105,7 +105,7 @@ class AttentionRule(GenericRule):
         return list(zip(inputs, torch.autograd.grad(context, results, inner), strict=True)), context.detach()
 
     def _attend(self, call: Call, given: dict[str, Any], *qkv: torch.Tensor) -> torch.Tensor:
-        """What goes into the output projection, (rows, T, E), by the operations of the module."""
+        """Computes the input of the output projection, (rows, T, E), by the operations of the module."""
         module = self.attention
         rows, heads, width = call.rows, module.num_heads, module.embed_dim // module.num_heads
         # (rows * heads, T, width) each, heads of an example beside each other
@@ -146,7 +146,7 @@ class AttentionRule(GenericRule):
 
 
 def serves(module: nn.MultiheadAttention) -> bool:
-    """Whether :class:`AttentionRule` knows all of a module: its own forward and tensors, no added keys and values."""
+    """Tells whether :class:`AttentionRule` knows all of a module: its own forward and tensors, no added keys and values."""
     names = {name for name, _ in module.named_parameters(remove_duplicate=False)}
     biases = {"in_proj_bias", "out_proj.bias"} if module.in_proj_bias is not None else set()
     weights = {"in_proj_weight"} if module.in_proj_weight is not None else set(_SEPARATE)

@@ -374,7 +374,7 @@ def _gram_norm_sq(piece: Outer) -> torch.Tensor:
 
 
 def _not_negative(square_N: torch.Tensor) -> torch.Tensor:
-    """What rounding took below zero is zero; minus infinity is an overflow of terms that cancel, and no norm of zero."""
+    """Raises to zero what rounding took below; minus infinity, an overflow of terms that cancel, is no norm of zero."""
     return square_N.clamp(min=0.0).masked_fill_(torch.isneginf(square_N), torch.inf)
 
 

@@ -225,7 +225,7 @@ class GenericRule(Rule):
 
 
 def _key(place: int, leaves: Sequence[Any], value: torch.Tensor) -> str:
-    """What an input is known by, in calls of one kind."""
+    """Names an input, alike in all calls of one kind."""
     return f"{place}/{len(leaves)}/{value.dim()}"
 
 

@@ -86,13 +86,13 @@ class Rule:
     """
 
     slow = False
-    """Whether it runs the module once more, which a notice announces."""
+    """It runs the module once more, which a notice announces."""
 
     again = False
-    """Whether it may run the module again, so that it needs the random numbers of the call, and takes several outputs."""
+    """It may run the module again: it needs the random numbers of the call, and takes modules with several outputs."""
 
     product = False
-    """Whether the output is one fresh product ``x W + bias`` of the first input."""
+    """The output is one fresh product ``x W + bias`` of the first input."""
 
     def __init__(self, name: str, module: nn.Module, *, whole: bool = False) -> None:
         self.name = name
@@ -138,7 +138,7 @@ class Registered:
 
     @property
     def structural(self) -> bool:
-        """Whether it serves modules of any class."""
+        """Tells whether it serves modules of any class."""
         return nn.Module in self.kinds
 
     def distance(self, module: nn.Module) -> int | None:

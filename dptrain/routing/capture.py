@@ -1,4 +1,4 @@
-"""What the router's hooks remember of a module's call: its inputs, kept as autograd keeps them, and where graphs begin."""
+"""Keeps the inputs of a module's call as autograd keeps them, and starts graphs where nothing trainable came before."""
 
 import sys
 from dataclasses import dataclass
@@ -89,7 +89,7 @@ class Tap(torch.autograd.Function):
 
 
 def in_reentrant_checkpoint() -> bool:
-    """Whether this runs inside the forward of a checkpoint with ``use_reentrant=True``."""
+    """Tells whether this runs inside the forward of a checkpoint with ``use_reentrant=True``."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code is CheckpointFunction.forward.__code__:

@@ -62,7 +62,7 @@ class _Armed:
     order: list[str] = field(default_factory=list)
     muted: bool = False
     half: bool = False
-    """Whether a captured module computed in half precision."""
+    """A captured module computed in half precision."""
     reach: dict[int, float] | None = None
     """In the probes, by tensor: the norm of the absolute summands of its gradient, or more; what rounding is measured by."""
 
@@ -167,7 +167,7 @@ class Router:
             self._begun[site.name] = self.sandbox.position()
 
     def _drawn(self, site: Site) -> tuple[Entry, ...]:
-        """What the forward of this site that just ended drew and read."""
+        """Returns what the forward of this site that just ended drew and read."""
         if self.sandbox is None or not self.sandbox.active or site.name not in self._begun:
             return ()
         return self.sandbox.since(self._begun.pop(site.name))
@@ -230,7 +230,7 @@ class Router:
 
     @property
     def half(self) -> bool:
-        """Whether a module of this microbatch that is trained computed in half precision."""
+        """Tells whether a trained module of this microbatch computed in half precision."""
         return self._armed is not None and self._armed.half
 
     @property
@@ -240,7 +240,7 @@ class Router:
 
     @property
     def probing(self) -> bool:
-        """Whether a probe is under way."""
+        """Tells whether a probe is under way."""
         sandbox = self.sandbox
         if sandbox is not None and sandbox.active and (sandbox.current.probing or sandbox.current.learning):
             return True
@@ -407,11 +407,11 @@ class Router:
                     armed.reach[index] = armed.reach.get(index, 0.0) + size
 
     def inside(self) -> AbstractContextManager[None]:
-        """Where a backward pass runs: what it recomputes is the program of the pass, whoever asked for it."""
+        """Enters the room of a backward pass: what it recomputes is the program of the pass, whoever asked for it."""
         return nullcontext() if self.sandbox is None else self.sandbox.inside()
 
     def aside(self) -> AbstractContextManager[None]:
-        """Where our own operations run."""
+        """Enters the room of our own operations."""
         return nullcontext() if self.sandbox is None else self.sandbox.aside()
 
     def _aside(self, site: Site) -> AbstractContextManager[None]:
@@ -471,7 +471,7 @@ class Router:
 
     @property
     def pieces(self) -> Pieces:
-        """What the backward passes of the armed microbatch found."""
+        """Returns what the backward passes of the armed microbatch found."""
         assert self._armed is not None
         return self._armed.pieces
 
