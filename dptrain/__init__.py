@@ -1,9 +1,10 @@
 """Differentially private training with signed bounds, depth-selective routing and an auditable ledger.
 
 Importing this package does not import torch, so that the contributor's and the auditor's commands run on the base
-install; `PrivateTraining` and its options are loaded on first use.
+install; what needs torch is loaded on first use.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from dptrain.accounting import register as _register_prv
@@ -11,15 +12,28 @@ from dptrain.errors import how_to_install, is_missing_extra
 
 if TYPE_CHECKING:
     from dptrain.engine import Clock, Earlier, Microbatches, NoiseSource, PrivateTraining, RunLedger
+    from dptrain.gradients import check_gradient_rule, gradient_rule
 
 __version__ = "0.1.0"
-__all__ = ["Clock", "Earlier", "Microbatches", "NoiseSource", "PrivateTraining", "RunLedger", "__version__"]
+__all__ = [
+    "Clock",
+    "Earlier",
+    "Microbatches",
+    "NoiseSource",
+    "PrivateTraining",
+    "RunLedger",
+    "__version__",
+    "check_gradient_rule",
+    "gradient_rule",
+]
+
+_RULES = frozenset({"check_gradient_rule", "gradient_rule"})
 
 _register_prv()
 
 
 def __getattr__(name: str) -> Any:
-    """Loads `PrivateTraining` and its options lazily (PEP 562).
+    """Loads what needs torch lazily (PEP 562).
 
     Raises:
         ImportError: if the training dependencies are not installed; says which extra to install.
@@ -28,9 +42,9 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        import dptrain.engine
+        found = import_module("dptrain.gradients" if name in _RULES else "dptrain.engine")
     except ModuleNotFoundError as error:
         if not is_missing_extra(error):
             raise
         raise ImportError(how_to_install(error), name=error.name) from error
-    return getattr(dptrain.engine, name)
+    return getattr(found, name)

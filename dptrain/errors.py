@@ -40,6 +40,26 @@ class UnsupportedModule(DptrainError):
     """A module for which no exact per-contribution gradient norm is known."""
 
 
+class WrongGradientRule(DptrainError):
+    """A gradient rule that does not give what autograd gives for each sample by itself.
+
+    Attributes:
+        parameter: Name of the tensor, None where the fault concerns no single one.
+        sample: Number of the sample, None where it concerns no single one.
+        found: The norm of the gradient that the rule gave, or another short account of what was found.
+        expected: The norm that autograd gives for this sample alone, or what was expected.
+    """
+
+    def __init__(
+        self, code: str, sentence: str, *, parameter: str | None, sample: int | None, found: object, expected: object
+    ) -> None:
+        super().__init__(code, sentence)
+        self.parameter = parameter
+        self.sample = sample
+        self.found = found
+        self.expected = expected
+
+
 class UnsupportedPolicy(DptrainError):
     """The signed policy asks for something this build does not carry."""
 

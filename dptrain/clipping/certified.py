@@ -153,10 +153,10 @@ class CertifiedSums:
         Sums of integers do not depend on the order in which threads add to them.
         """
         devices = {tensor.parameter.device.type: tensor.parameter.device for _, tensor in self._tensors}
-        permitted = bounds.permitted_NG.tolist()
+        profiles = bounds.profiles()
 
         def add_row(row: int) -> None:
-            profile = tuple(block for block, allowed in enumerate(permitted[row]) if allowed)
+            profile = profiles[row]
             if not profile:  # a row that only fills up the microbatch
                 return
             with torch.no_grad(), ExitStack() as stack:  # both belong to a thread
@@ -165,9 +165,9 @@ class CertifiedSums:
                 self._add_one(pieces, row, float(bounds.clip_N[row]), float(bounds.sigma_N[row]), profile)
 
         if set(devices) <= {"cpu"}:
-            self._threads.each(add_row, range(len(permitted)))
+            self._threads.each(add_row, range(len(profiles)))
         else:
-            for row in range(len(permitted)):
+            for row in range(len(profiles)):
                 add_row(row)
 
     def _add_one(self, pieces: Pieces, row: int, clip: float, sigma: float, profile: tuple[int, ...]) -> None:

@@ -34,6 +34,18 @@ class Bounds:
     sigma_N: torch.Tensor
     permitted_NG: torch.Tensor
 
+    def masked(self, table_NG: torch.Tensor) -> torch.Tensor:
+        """Puts zero where a contribution may not touch a block, whatever stands there, NaN included.
+
+        Guarantee: with :meth:`profiles`, the one place where the gradient of a contribution is masked that was captured;
+        what nobody in a microbatch may touch is not captured (:meth:`dptrain.routing.Router.arm`).
+        """
+        return torch.where(self.permitted_NG, table_NG, torch.zeros((), dtype=torch.float64))
+
+    def profiles(self) -> list[tuple[int, ...]]:
+        """Lists the blocks that each contribution may touch; of a row that only fills up, none."""
+        return [tuple(block for block, allowed in enumerate(row) if allowed) for row in self.permitted_NG.tolist()]
+
 
 def precision_name(precision: torch.dtype) -> str:
     """Returns the name of a type of parameters in `ledger.leaves.numerics`: ``float32`` or ``float64``."""
@@ -130,7 +142,7 @@ class FastSums:
     @staticmethod
     def _parts(bounds: Bounds, squares: torch.Tensor) -> torch.Tensor:
         """Return each block's part of a contribution's squared clip norm, float64 (N, G); rows add up to 1."""
-        own = torch.where(bounds.permitted_NG, squares, 0.0)
+        own = bounds.masked(squares)
         return own / own.sum(1, keepdim=True).clamp_min(1.0)
 
     def _caps(self, bounds: Bounds, squares: torch.Tensor) -> torch.Tensor:
@@ -140,7 +152,7 @@ class FastSums:
     def coefficients(self, norms_sq_NG: torch.Tensor, bounds: Bounds) -> torch.Tensor:
         """Dual-clip coefficient per contribution and block, float64 (N, G), zero where a block is not permitted."""
         zero = torch.zeros((), dtype=torch.float64)
-        masked = torch.where(bounds.permitted_NG, norms_sq_NG, zero)
+        masked = bounds.masked(norms_sq_NG)
         keep = (1.0 - self.margins(bounds)).clamp_min(0.0)
         tiny = torch.finfo(torch.float64).tiny
         sigma, within = bounds.sigma_N, None
@@ -158,8 +170,8 @@ class FastSums:
         factor = torch.where(finite & (factor >= _SMALLEST), factor, zero)
         if within is not None:
             each = factor[:, None] * within
-            return torch.where(bounds.permitted_NG & (each >= _SMALLEST), each, zero)
-        return torch.where(bounds.permitted_NG, factor[:, None], zero)
+            return bounds.masked(torch.where(each >= _SMALLEST, each, zero))
+        return bounds.masked(factor[:, None])
 
     def accumulate(self, pieces: Pieces, coefficients_NG: torch.Tensor) -> None:
         """Adds the weighted gradients of a microbatch to the sums; the pieces must have been through :meth:`norms_sq`."""

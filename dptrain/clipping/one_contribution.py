@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from dptrain.blocks.stack import Tensor
-from dptrain.gradients.forms import Dense, Gather, Outer, Piece
-from dptrain.gradients.matmul import outer_of_one
+from dptrain.gradients.forms import Dense, Gather, Piece
 
 
 @dataclass
@@ -41,12 +40,8 @@ def gradient_of(pieces: list[Piece], row: int, shape: torch.Size, dtype: torch.d
     for piece in pieces:
         if isinstance(piece, Gather):
             continue
-        if isinstance(piece, Outer):
-            a, b = piece.a_NTD[row], piece.b_NTP[row]
-            found = (outer_of_one(b, a) if piece.transposed else outer_of_one(a, b)).reshape(shape).to(dtype)
-        else:
-            found = piece.g[row].reshape(shape)
-            found = found.to(dtype) if total is not None else found.to(dtype, copy=True)
+        found = piece.of_one(row).reshape(shape)
+        found = found.to(dtype, copy=total is None and isinstance(piece, Dense))  # the others are fresh
         total = found if total is None else total.add_(found)
     assert total is not None
     total = total.contiguous()

@@ -53,6 +53,5 @@ class PublicSums(FastSums):
 
     def coefficients(self, norms_sq_NG: torch.Tensor, bounds: Bounds) -> torch.Tensor:
         """One where a block is permitted and the contribution's permitted gradient is finite, else zero; float64 (N, G)."""
-        zero, one = torch.zeros((), dtype=torch.float64), torch.ones((), dtype=torch.float64)
-        finite = torch.isfinite(torch.where(bounds.permitted_NG, norms_sq_NG, zero)).all(1)
-        return torch.where(bounds.permitted_NG & finite[:, None], one, zero)
+        finite = torch.isfinite(bounds.masked(norms_sq_NG)).all(1)
+        return bounds.masked(finite[:, None].double())

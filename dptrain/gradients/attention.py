@@ -7,16 +7,15 @@ computed once more for all rows together, with the masks and the dropout of the 
 
 import inspect
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from dptrain.gradients.forms import Dense, Outer, Piece, outer
-from dptrain.gradients.generic import GenericRule
-from dptrain.gradients.rules import Call
+from dptrain.gradients.forms import Dense, Form, Outer
+from dptrain.gradients.generic import GenericRule, require_batch_first
+from dptrain.gradients.registry import Call, gradient_rule
 from dptrain.sandbox import Draw
 
 _SIGNATURE = inspect.signature(nn.MultiheadAttention.forward)
@@ -24,47 +23,48 @@ _SEPARATE = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
 _OUT = frozenset({"out_proj.weight", "out_proj.bias"})
 
 
+@gradient_rule(nn.MultiheadAttention, whole=True, subclasses=True)
 class AttentionRule(GenericRule):
-    """Pieces of ``nn.MultiheadAttention`` without running it again; :func:`serves` says for which.
+    """Splits ``nn.MultiheadAttention`` without running it again; :func:`serves` says for which.
 
-    A gradient that reaches the weights of the attention, and inputs without a row per example, take the generic path.
+    The others, a gradient that reaches the weights of the attention, and inputs without a row per example take the generic
+    path.
     """
 
-    slow = False
-
-    def __init__(self, name: str, module: nn.MultiheadAttention) -> None:
-        super().__init__(name, module, whole=True)
+    def __init__(self, name: str, module: nn.MultiheadAttention, *, whole: bool = True) -> None:
+        require_batch_first(name, module)
+        super().__init__(name, module, whole=whole)
         self.attention = module
+        self.slow = not serves(module)
 
-    def pieces(
-        self, call: Call, grad_output: torch.Tensor, wanted: frozenset[str], alone: Callable[[str], bool]
-    ) -> dict[str, Piece]:
+    def __call__(self, module: nn.Module, call: Call, grad: torch.Tensor) -> dict[str, Form]:
+        if self.slow or call.output != 0:
+            return super().__call__(module, call, grad)
         given = _SIGNATURE.bind(self.attention, *call.inputs, **call.kwargs)
         given.apply_defaults()
-        if call.output != 0 or not self._fits(call, given.arguments):
-            return super().pieces(call, grad_output, wanted, alone)
-        with torch.autocast(grad_output.device.type, dtype=call.autocast, enabled=call.autocast is not None):
-            maps, context = self._between(call, given.arguments, grad_output, backward=bool(wanted - _OUT))
+        if not self._fits(call, given.arguments):
+            return super().__call__(module, call, grad)
+        inner = [name for name in ("in_proj_weight", "in_proj_bias", *_SEPARATE) if call.wants(name)]
+        with torch.autocast(grad.device.type, dtype=call.autocast, enabled=call.autocast is not None):
+            maps, context = self._between(call, given.arguments, grad, backward=bool(inner))
         pairs = [(call.positions(x, 1), call.positions(b, 1)) for x, b in maps]
-        pairs = [(a.to(b.dtype), b) for a, b in pairs]
-        b = call.positions(grad_output, 1)
-        found: dict[str, Piece] = {}
-        if "out_proj.weight" in wanted:
-            a = call.positions(context, 1).to(b.dtype)
-            found["out_proj.weight"] = outer(a, b, transposed=False, alone=alone("out_proj.weight"))
-        if "out_proj.bias" in wanted:
+        b = call.positions(grad, 1)
+        found: dict[str, Form] = {}
+        if call.wants("out_proj.weight"):
+            found["out_proj.weight"] = Outer(call.positions(context, 1), b)
+        if call.wants("out_proj.bias"):
             found["out_proj.bias"] = Dense(b.sum(1))
-        if "in_proj_weight" in wanted:
-            found["in_proj_weight"] = _stacked(pairs, alone("in_proj_weight"))
-        if "in_proj_bias" in wanted:
+        if call.wants("in_proj_weight"):
+            found["in_proj_weight"] = _stacked(pairs, alone="in_proj_weight" not in call.tied)
+        if call.wants("in_proj_bias"):
             found["in_proj_bias"] = Dense(torch.cat([b.sum(1) for _, b in pairs], dim=1))
         for place, key in enumerate(_SEPARATE):
-            if key in wanted:
-                found[key] = outer(*pairs[place], transposed=False, alone=alone(key))
+            if call.wants(key):
+                found[key] = Outer(*pairs[place])
         return found
 
     def _fits(self, call: Call, given: dict[str, Any]) -> bool:
-        """Whether every input has a row per example, and what was drawn is the one mask that is known."""
+        """Tells whether every input has a row per example, and the one known mask is all that was drawn."""
         inputs = [given[key] for key in ("query", "key", "value")]
         if not all(isinstance(x, torch.Tensor) and x.dim() == 3 and x.shape[0] == call.rows for x in inputs):
             return False
@@ -105,7 +105,7 @@ class AttentionRule(GenericRule):
         return list(zip(inputs, torch.autograd.grad(context, results, inner), strict=True)), context.detach()
 
     def _attend(self, call: Call, given: dict[str, Any], *qkv: torch.Tensor) -> torch.Tensor:
-        """What goes into the output projection, (rows, T, E), by the operations of the module."""
+        """Computes the input of the output projection, (rows, T, E), by the operations of the module."""
         module = self.attention
         rows, heads, width = call.rows, module.num_heads, module.embed_dim // module.num_heads
         # (rows * heads, T, width) each, heads of an example beside each other
@@ -146,7 +146,7 @@ class AttentionRule(GenericRule):
 
 
 def serves(module: nn.MultiheadAttention) -> bool:
-    """Whether :class:`AttentionRule` knows all of a module: its own forward and tensors, no added keys and values."""
+    """Tells whether :class:`AttentionRule` knows all of a module: its own forward and tensors, no added keys and values."""
     names = {name for name, _ in module.named_parameters(remove_duplicate=False)}
     biases = {"in_proj_bias", "out_proj.bias"} if module.in_proj_bias is not None else set()
     weights = {"in_proj_weight"} if module.in_proj_weight is not None else set(_SEPARATE)
@@ -168,11 +168,11 @@ def _as_float(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | N
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, -math.inf)
 
 
-def _stacked(pairs: list[tuple[torch.Tensor, torch.Tensor]], alone: bool) -> Piece:
-    """The gradient of a weight of which each pair serves some rows, in order."""
-    parts = [outer(a, b, transposed=False, alone=alone) for a, b in pairs]
-    if len(parts) == 1:
-        return parts[0]
+def _stacked(pairs: list[tuple[torch.Tensor, torch.Tensor]], *, alone: bool) -> Form:
+    """Joins the gradients of a weight whose rows are served by one pair after the other."""
+    if len(pairs) == 1:
+        return Outer(*pairs[0])
+    parts = [Outer(a, b).settled(torch.Size((b.shape[2], a.shape[2])), alone=alone) for a, b in pairs]
     dense = [part.g for part in parts if isinstance(part, Dense)]
     if len(dense) == len(parts):
         return Dense(torch.cat(dense, dim=1))

@@ -1,8 +1,10 @@
-"""Per-contribution gradients in the cheapest exact form, their norms and their weighted sums.
+"""Forms of per-contribution gradients: how each is stored, its norm, and its weighted sum over contributions.
 
 Shape letters: N contributions, T positions (those of all examples of a contribution, concatenated), D width in, P width
 out, V rows of a table, S positions of a second use. ``a`` is what went into a module, ``b`` the gradient of what came out.
 A tensor used k times has k pieces, and its gradient is their SUM; every norm below is the norm of that sum.
+
+A rule returns raw forms; the router hands in what :meth:`Form.settled` makes of them. To add a form, write one class here.
 
 Sources: Goodfellow (arXiv:1510.01799) for the norm without the gradient; Li et al. (arXiv:2110.05679) for sequences;
 Bu et al. (arXiv:2210.00038) for book-keeping, one backward pass and a weighted GEMM.
@@ -27,45 +29,203 @@ _MATERIALIZE_ELEMENTS = 1 << 24
 """Above this, a tied pair takes its norm by the cross term instead of N x V x D gradients."""
 
 
+def promote(value: torch.Tensor) -> torch.Tensor:
+    """Widens half precision to float32; norms and sums are never formed in half precision."""
+    return value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
+
+
+class Form:
+    """The gradients of one tensor by N contributions, in one call of a module; row i is that of contribution i.
+
+    Norm and weighted sum of a form are taken from the same numbers. So a contribution is clipped by what it adds, whatever
+    those numbers are.
+    """
+
+    def fault(self, contributions: int, shape: torch.Size) -> str:
+        """Tells how this differs from gradients of a tensor of this shape by so many contributions; empty where it does not."""
+        raise NotImplementedError
+
+    def settled(self, shape: torch.Size, *, alone: bool) -> "Form":
+        """Makes the form that is stored: at least float32, and the cheapest for a tensor of this shape.
+
+        Args:
+            alone: no other module uses the tensor, so that no cross term with another form will be needed.
+        """
+        raise NotImplementedError
+
+    @property
+    def count(self) -> int:
+        """N."""
+        raise NotImplementedError
+
+    def norm_sq(self) -> torch.Tensor:
+        """Squared Euclidean norm per contribution, float64 (N,); see :func:`norm_sq` for the guarantee."""
+        raise NotImplementedError
+
+    def add_weighted(self, weight_N: torch.Tensor, total: torch.Tensor) -> None:
+        """``total += sum_i weight_i * gradient_i``, in place; see :func:`add_weighted` for the guarantee."""
+        raise NotImplementedError
+
+    def dense(self, shape: torch.Size) -> torch.Tensor:
+        """Forms all gradients, N x shape."""
+        raise NotImplementedError
+
+    def of_one(self, row: int) -> torch.Tensor:
+        """Forms the gradient of one contribution, not always in its shape; the same bits wherever in the batch it lay."""
+        raise NotImplementedError
+
+    def part(self, part: Part, shape: torch.Size) -> "Form | None":
+        """Takes a slice of a tensor of this shape; None where no factor runs along the dimension of the slice."""
+        raise NotImplementedError
+
+
 @dataclass
-class Outer:
+class Outer(Form):
     """Gradient sum_t b_t a_t^T of a P x D weight (``transposed``: a_t b_t^T of a D x P one)."""
 
     a_NTD: torch.Tensor
     b_NTP: torch.Tensor
     transposed: bool = False
 
+    def fault(self, contributions: int, shape: torch.Size) -> str:
+        a, b = self.a_NTD, self.b_NTP
+        if a.dim() != 3 or b.dim() != 3 or a.shape[:2] != b.shape[:2] or b.shape[0] != contributions:
+            return f"factors of shapes {_size(a)} and {_size(b)}, expected ({contributions}, T, D) and ({contributions}, T, P)"
+        p, d = b.shape[2], a.shape[2]
+        expected = (shape[0], math.prod(shape[1:])) if len(shape) > 2 else tuple(shape)
+        if ((d, p) if self.transposed else (p, d)) != expected:
+            return f"a product of shape {(d, p) if self.transposed else (p, d)}, expected {expected}"
+        return "" if a.is_floating_point() and b.is_floating_point() else "factors that are not floating point"
+
+    def settled(self, shape: torch.Size, *, alone: bool) -> "Outer | Dense":
+        """Chooses between the factors and the gradient itself, whichever stores less.
+
+        Instantiating costs no extra multiplication (it is the weight-gradient GEMM, split per contribution) but stores P*D
+        numbers instead of T*(P+D); the Gram form costs 2 T^2 (P+D) more, a few hundredths of a step on the kernels of
+        :mod:`dptrain.gradients.matmul`. A tensor used elsewhere too (``alone`` false) stays factored, so that the cross terms
+        can be formed.
+        """
+        b = promote(self.b_NTP)
+        a = promote(self.a_NTD).to(b.dtype)
+        t, d, p = a.shape[1], a.shape[2], b.shape[2]
+        if not alone or p * d > t * (p + d):
+            return Outer(a, b, self.transposed)
+        found = _instantiate(a, b, self.transposed)
+        return Dense(found if found.shape[1:] == shape else found.reshape(-1, *shape))
+
+    @property
+    def count(self) -> int:
+        return self.b_NTP.shape[0]
+
+    def norm_sq(self) -> torch.Tensor:
+        a_NT, b_NT = _lengths(self.a_NTD), _lengths(self.b_NTP)
+        return _gram_norm_sq(self) + _slack(self, a_NT, b_NT, _reach(a_NT, b_NT))
+
+    def add_weighted(self, weight_N: torch.Tensor, total: torch.Tensor) -> None:
+        part = matmul.weighted_outer(self.a_NTD, self.b_NTP, weight_N)
+        part = part.t() if self.transposed else part
+        total.view(part.shape).add_(part)  # a convolution's weight has more than two dimensions
+
+    def dense(self, shape: torch.Size) -> torch.Tensor:
+        return _instantiate(self.a_NTD, self.b_NTP, self.transposed).reshape(self.count, *shape)
+
+    def of_one(self, row: int) -> torch.Tensor:
+        a, b = self.a_NTD[row], self.b_NTP[row]
+        return matmul.outer_of_one(b, a) if self.transposed else matmul.outer_of_one(a, b)
+
+    def part(self, part: Part, shape: torch.Size) -> "Outer | None":
+        if part.dim != 0 and len(shape) != 2:
+            return None
+        if (part.dim == 0) != self.transposed:  # along the outputs, which come first in W and last in a transposed W
+            return Outer(self.a_NTD, part.select(self.b_NTP, 2), self.transposed)
+        return Outer(part.select(self.a_NTD, 2), self.b_NTP, self.transposed) if len(shape) == 2 else None
+
 
 @dataclass
-class Gather:
-    """Gradient of a V x D table: row ids[t] receives b_t. Within a contribution no row receives two that are not zero."""
+class Gather(Form):
+    """Gradient of a V x D table: row ids[t] receives b_t.
+
+    Once settled, no row receives two of a contribution that are not zero.
+    """
 
     ids_NT: torch.Tensor
     b_NTD: torch.Tensor
 
+    def fault(self, contributions: int, shape: torch.Size) -> str:
+        ids, b = self.ids_NT, self.b_NTD
+        if ids.dim() != 2 or b.dim() != 3 or ids.shape != b.shape[:2] or ids.shape[0] != contributions:
+            expected = f"({contributions}, T) and ({contributions}, T, D)"
+            return f"ids and rows of shapes {_size(ids)} and {_size(b)}, expected {expected}"
+        if len(shape) != 2 or b.shape[2] != shape[1]:
+            return f"rows of width {b.shape[2]} for a tensor of shape {_size(shape)}"
+        whole = not ids.is_floating_point() and ids.dtype != torch.bool
+        return "" if whole and b.is_floating_point() else f"ids of type {ids.dtype} and rows of type {b.dtype}"
+
+    def settled(self, shape: torch.Size, *, alone: bool) -> "Gather":
+        # An id out of range would fall on a row of the next contribution; its own counts as zero (dptrain.sandbox).
+        return gather(self.ids_NT.clamp(0, shape[0] - 1), promote(self.b_NTD), shape[0])
+
+    @property
+    def count(self) -> int:
+        return self.b_NTD.shape[0]
+
+    def norm_sq(self) -> torch.Tensor:
+        return _sum_sq(self.b_NTD.flatten(1))
+
+    def add_weighted(self, weight_N: torch.Tensor, total: torch.Tensor) -> None:
+        scaled = self.b_NTD * weight_N.to(self.b_NTD.dtype)[:, None, None]
+        total.index_add_(0, self.ids_NT.reshape(-1), scaled.reshape(-1, scaled.shape[-1]).to(total.dtype))
+
+    def dense(self, shape: torch.Size) -> torch.Tensor:
+        return self.add_into(self.b_NTD.new_zeros(self.count, *shape))
+
+    def add_into(self, total: torch.Tensor) -> torch.Tensor:
+        """Adds the gradients to dense ones, N x V x D, in place."""
+        rows = torch.arange(self.count, device=self.ids_NT.device)[:, None] * total.shape[1] + self.ids_NT
+        total.view(-1, total.shape[-1]).index_add_(0, rows.reshape(-1), self.b_NTD.reshape(-1, total.shape[-1]))
+        return total
+
+    def part(self, part: Part, shape: torch.Size) -> "Gather | None":
+        return Gather(self.ids_NT, part.select(self.b_NTD, 2)) if part.dim == 1 else None
+
 
 @dataclass
-class Dense:
+class Dense(Form):
     """The gradient itself, N x (shape of the tensor)."""
 
     g: torch.Tensor
 
+    def fault(self, contributions: int, shape: torch.Size) -> str:
+        if self.g.shape != (contributions, *shape):
+            return f"gradients of shape {_size(self.g)}, expected {(contributions, *shape)}"
+        return "" if self.g.is_floating_point() else f"gradients of type {self.g.dtype}"
+
+    def settled(self, shape: torch.Size, *, alone: bool) -> "Dense":
+        return Dense(promote(self.g))
+
+    @property
+    def count(self) -> int:
+        return self.g.shape[0]
+
+    def norm_sq(self) -> torch.Tensor:
+        return _sum_sq(self.g.reshape(self.count, math.prod(self.g.shape[1:])))
+
+    def add_weighted(self, weight_N: torch.Tensor, total: torch.Tensor) -> None:
+        part = self.g.reshape(self.count, math.prod(self.g.shape[1:])).t().mv(weight_N.to(self.g.dtype))
+        total.view(-1).add_(part)
+
+    def dense(self, shape: torch.Size) -> torch.Tensor:
+        return self.g.clone()
+
+    def of_one(self, row: int) -> torch.Tensor:
+        return self.g[row]
+
+    def part(self, part: Part, shape: torch.Size) -> "Dense":
+        return Dense(part.select(self.g, part.dim + 1).contiguous())
+
 
 Piece = Outer | Gather | Dense
-
-
-def outer(a_NTD: torch.Tensor, b_NTP: torch.Tensor, *, transposed: bool, alone: bool) -> Outer | Dense:
-    """The form of an outer-product gradient that stores less.
-
-    Instantiating costs no extra multiplication (it is the weight-gradient GEMM, split per contribution) but stores P*D
-    numbers instead of T*(P+D); the Gram form costs 2 T^2 (P+D) more, a few hundredths of a step on the kernels of
-    :mod:`dptrain.gradients.matmul`. A tensor used elsewhere too (``alone`` false) stays factored, so that the cross terms
-    can be formed.
-    """
-    t, d, p = a_NTD.shape[1], a_NTD.shape[2], b_NTP.shape[2]
-    if not alone or p * d > t * (p + d):
-        return Outer(a_NTD, b_NTP, transposed)
-    return Dense(_instantiate(a_NTD, b_NTP, transposed))
+"""The forms that norms, sums and slices know; a rule returns nothing else."""
 
 
 def gather(ids_NT: torch.Tensor, b_NTD: torch.Tensor, rows: int) -> Gather:
@@ -83,7 +243,7 @@ def gather(ids_NT: torch.Tensor, b_NTD: torch.Tensor, rows: int) -> Gather:
     spots = torch.arange(n * t, device=keys.device)
     start = torch.where(begins, spots, torch.zeros_like(spots)).cummax(0).values
     first = torch.empty_like(order).scatter_(0, order, order[start])
-    b = b_NTD.reshape(n * t, -1)
+    b = b_NTD.reshape(n * t, b_NTD.shape[2])
     return Gather(ids_NT, torch.zeros_like(b).index_add_(0, first, b).view_as(b_NTD))
 
 
@@ -94,16 +254,10 @@ def norm_sq(pieces: list[Piece]) -> torch.Tensor:
     Gram matrices or cross terms, whose cancellation can hide a large gradient, a bound on that rounding is added.
     """
     if len(pieces) == 1:
-        piece = pieces[0]
-        if isinstance(piece, Dense):
-            return _sum_sq(piece.g.reshape(piece.g.shape[0], -1))
-        if isinstance(piece, Outer):
-            a_NT, b_NT = _lengths(piece.a_NTD), _lengths(piece.b_NTP)
-            return _gram_norm_sq(piece) + _slack(piece, a_NT, b_NT, _reach(a_NT, b_NT))
-        return _sum_sq(piece.b_NTD.reshape(piece.b_NTD.shape[0], -1))
+        return pieces[0].norm_sq()
     head, table = pieces
     assert isinstance(head, Outer) and isinstance(table, Gather)
-    square = _gram_norm_sq(head) + _sum_sq(table.b_NTD.reshape(table.b_NTD.shape[0], -1)) + _cross(head, table)
+    square = _gram_norm_sq(head) + table.norm_sq() + _cross(head, table)
     a_NT, b_NT = _lengths(head.a_NTD), _lengths(head.b_NTP)
     reach = _reach(a_NT, b_NT) + _lengths(table.b_NTD).sum(1)
     return _not_negative(square) + _slack(head, a_NT, b_NT, reach)
@@ -116,16 +270,7 @@ def add_weighted(pieces: list[Piece], weight_N: torch.Tensor, total: torch.Tenso
     hold cannot move the share of a contribution by more than float64 rounding.
     """
     for piece in pieces:
-        if isinstance(piece, Dense):
-            part = piece.g.reshape(piece.g.shape[0], -1).t().mv(weight_N.to(piece.g.dtype))
-            total.view(-1).add_(part)
-        elif isinstance(piece, Gather):
-            scaled = piece.b_NTD * weight_N.to(piece.b_NTD.dtype)[:, None, None]
-            total.index_add_(0, piece.ids_NT.reshape(-1), scaled.reshape(-1, scaled.shape[-1]).to(total.dtype))
-        else:
-            part = matmul.weighted_outer(piece.a_NTD, piece.b_NTP, weight_N)
-            part = part.t() if piece.transposed else part
-            total.view(part.shape).add_(part)  # a convolution's weight has more than two dimensions
+        piece.add_weighted(weight_N, total)
 
 
 def zero_rows(pieces: list[Piece], bad_N: torch.Tensor) -> None:
@@ -147,18 +292,14 @@ def merge(pieces: list[Piece], shape: torch.Size) -> list[Piece]:
     outers = [p for p in pieces if isinstance(p, Outer)]
     gathers = [p for p in pieces if isinstance(p, Gather)]
     dense = [p.g for p in pieces if isinstance(p, Dense)]
-    count = _count(pieces)
     materialize = bool(dense) or len({p.transposed for p in outers}) > 1 or any(p.transposed for p in outers if gathers)
-    if materialize or (outers and gathers and count * math.prod(shape) <= _MATERIALIZE_ELEMENTS):
+    if materialize or (outers and gathers and pieces[0].count * math.prod(shape) <= _MATERIALIZE_ELEMENTS):
         total = sum(dense[1:], dense[0].clone()) if dense else None
         for piece in outers:
-            g = _instantiate(piece.a_NTD, piece.b_NTP, piece.transposed).reshape(count, *shape)
+            g = piece.dense(shape)
             total = g if total is None else total.add_(g)
         for piece in gathers:
-            if total is None:
-                total = piece.b_NTD.new_zeros(count, *shape)
-            rows = torch.arange(count, device=piece.ids_NT.device)[:, None] * shape[0] + piece.ids_NT
-            total.view(-1, shape[-1]).index_add_(0, rows.reshape(-1), piece.b_NTD.reshape(-1, shape[-1]))
+            total = piece.dense(shape) if total is None else piece.add_into(total)
         assert total is not None
         return [Dense(total)]
     merged: list[Piece] = []
@@ -178,11 +319,8 @@ def _cat(values: list[torch.Tensor]) -> torch.Tensor:
     return values[0] if len(values) == 1 else torch.cat(values, dim=1)
 
 
-def _count(pieces: list[Piece]) -> int:
-    piece = pieces[0]
-    if isinstance(piece, Dense):
-        return piece.g.shape[0]
-    return piece.b_NTP.shape[0] if isinstance(piece, Outer) else piece.b_NTD.shape[0]
+def _size(value: torch.Tensor | torch.Size) -> tuple[int, ...]:
+    return tuple(value.shape if isinstance(value, torch.Tensor) else value)
 
 
 def _instantiate(a_NTD: torch.Tensor, b_NTP: torch.Tensor, transposed: bool) -> torch.Tensor:
@@ -195,7 +333,7 @@ def _sum_sq(flat: torch.Tensor) -> torch.Tensor:
     whole = k - k % _RUN
     out = torch.linalg.vector_norm(flat[:, whole:], dim=1).double().square()
     if whole:
-        runs = torch.linalg.vector_norm(flat[:, :whole].reshape(n, -1, _RUN), dim=2)
+        runs = torch.linalg.vector_norm(flat[:, :whole].reshape(n, whole // _RUN, _RUN), dim=2)
         out += runs.double().square_().sum(1)
     return out
 
@@ -236,7 +374,7 @@ def _gram_norm_sq(piece: Outer) -> torch.Tensor:
 
 
 def _not_negative(square_N: torch.Tensor) -> torch.Tensor:
-    """What rounding took below zero is zero; minus infinity is an overflow of terms that cancel, and no norm of zero."""
+    """Raises to zero what rounding took below; minus infinity, an overflow of terms that cancel, is no norm of zero."""
     return square_N.clamp(min=0.0).masked_fill_(torch.isneginf(square_N), torch.inf)
 
 
@@ -257,15 +395,9 @@ def narrow(piece: Piece, part: Part, shape: torch.Size) -> Piece:
     Raises:
         UnsupportedModule: the form of the piece has no factor along the dimension of the part.
     """
-    if isinstance(piece, Dense):
-        return Dense(part.select(piece.g, part.dim + 1).contiguous())
-    if isinstance(piece, Outer) and (part.dim == 0 or len(shape) == 2):
-        if (part.dim == 0) != piece.transposed:  # along the outputs, which come first in W and last in a transposed W
-            return Outer(piece.a_NTD, part.select(piece.b_NTP, 2), piece.transposed)
-        if len(shape) == 2:
-            return Outer(part.select(piece.a_NTD, 2), piece.b_NTP, piece.transposed)
-    if isinstance(piece, Gather) and part.dim == 1:
-        return Gather(piece.ids_NT, part.select(piece.b_NTD, 2))
+    found = piece.part(part, shape)
+    if found is not None:
+        return found
     raise UnsupportedModule(
         "PART_OF_PIECE",
         f"a tensor of shape {tuple(shape)} is split along dimension {part.dim}, for which there is no gradient in the form "

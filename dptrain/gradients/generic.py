@@ -7,42 +7,41 @@ site with all tensors below them. What a contribution's gradient is computed fro
 microbatch shares, nothing else. A notice names each module that takes this path.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, vmap
+from torch.func import grad as gradient
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from dptrain.errors import UnsupportedModule, without_text
-from dptrain.gradients.forms import Dense, Piece
+from dptrain.gradients.forms import Dense, Form, promote
+from dptrain.gradients.registry import Call, Rule, gradient_rule
 from dptrain.gradients.replayed_randomness import Replay, Unmatched, every_row, rows_of
-from dptrain.gradients.rules import Call, promote
 from dptrain.sandbox.draws import Generators
 
 OPAQUE = (type(None), bool, int, float, str, torch.dtype, torch.device)
 """Arguments beside tensors that a module may be run again with; any other object could carry state from call to call."""
 
 
-class GenericRule:
-    """Recomputes the module and takes the gradient of ``<output, grad>`` for the tensors it owns.
-
-    Args:
-        whole: the site owns every tensor below the module, not only those that it holds directly.
-        first: dimension of the example in the first input and the first output; the others have it in ``other``.
-    """
+@gradient_rule(nn.Module)
+class GenericRule(Rule):
+    """Recomputes the module and takes the gradient of ``<output, grad>`` for the tensors it owns."""
 
     slow = True
-    """Whether it runs the module once more, which a notice announces."""
+    again = True
 
-    def __init__(self, name: str, module: nn.Module, *, whole: bool = False, first: int = 0, other: int = 0) -> None:
-        self.name = name
-        self.module = module
-        self.whole = whole
-        self.first = first
-        self.other = other
+    first = 0
+    """Dimension of the example in the first input and the first output."""
+
+    other = 0
+    """Dimension of the example in the other inputs and outputs."""
+
+    def __init__(self, name: str, module: nn.Module, *, whole: bool = False) -> None:
+        super().__init__(name, module, whole=whole)
         self._kind = f"module {name!r} ({type(module).__name__})"
         self._loop = isinstance(module, nn.RNNBase)
         self._batched: dict[str, bool] = {}
@@ -51,36 +50,34 @@ class GenericRule:
         """Inputs that came with one row for all where they were first seen."""
 
     def dimension(self, output: int) -> int:
-        """Where the example is in this output."""
         return self.first if output == 0 else self.other
 
-    def pieces(
-        self, call: Call, grad_output: torch.Tensor, wanted: frozenset[str], alone: Callable[[str], bool]
-    ) -> dict[str, Piece]:
+    def __call__(self, module: nn.Module, call: Call, grad: torch.Tensor) -> dict[str, Form]:
         leaves, spec = tree_flatten((call.inputs, call.kwargs))
         dims = self._dimensions(call, leaves)
         names = dict(self.module.named_parameters(recurse=self.whole, remove_duplicate=False))
-        distinct = {id(names[key]): key for key in sorted(wanted)}
+        wanted = sorted(call.wanted)
+        distinct = {id(names[key]): key for key in wanted}
         tensors = {key: names[key].detach() for key in distinct.values()}
         # A tensor used under two names within the site enters once, under both.
         alias = {key: distinct[id(value)] for key, value in names.items() if id(value) in distinct}
         found, hosts = None, Generators(with_torch=False)
         if not self._loop:
             try:
-                found = self._vectorised(call, leaves, spec, dims, tensors, alias, grad_output)
+                found = self._vectorised(call, leaves, spec, dims, tensors, alias, grad)
             except torch.OutOfMemoryError:
                 raise  # says nothing about the module, and what is learnt of it must not hang on who was drawn
             except (RuntimeError, TypeError, ValueError, NotImplementedError):
                 self._loop = True  # vmap does not know an operation of this module; one by one is exact too, or raises below
         if found is None:
             try:
-                found = self._one_by_one(call, leaves, spec, dims, tensors, alias, grad_output)
+                found = self._one_by_one(call, leaves, spec, dims, tensors, alias, grad)
             except Unmatched as error:
                 raise self._dropout(f"draws random numbers that cannot be given to one contribution alone ({error})") from error
             except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
                 raise UnsupportedModule(
                     "NO_RULE",
-                    f"{self._kind} holds trainable tensors {sorted(wanted)} and cannot be run again for one contribution alone "
+                    f"{self._kind} holds trainable tensors {wanted} and cannot be run again for one contribution alone "
                     f"({without_text(error)}); freeze these tensors or move them into a supported layer",
                 ) from None
         self._refuse_host_draws(hosts)
@@ -96,6 +93,17 @@ class GenericRule:
             if rows > 1 and isinstance(value, torch.Tensor) and value.dim() > dim:
                 key = _key(place, leaves, value)
                 self._batched[key] = self._batched.get(key, True) and value.shape[dim] == rows
+
+    def spreads(self, output: int, value: object) -> bool:
+        """Tells whether an output came without examples; only where one row is known to stand for the batch.
+
+        Position embeddings do that, and relative position biases.
+        """
+        if not isinstance(value, torch.Tensor) or value.is_nested or value.shape[:1] != (1,):
+            return False
+        if isinstance(self.module, nn.Embedding):
+            return value.dim() == 3
+        return output > 0 and hasattr(self.module, "relative_attention_bias")
 
     def _dimensions(self, call: Call, leaves: list[Any]) -> list[int | None]:
         """Dimension of the example in every leaf of the inputs; None where it is shared by the microbatch.
@@ -155,7 +163,7 @@ class GenericRule:
                 raise ValueError(f"its output for one example has shape {tuple(out.shape)}, expected {tuple(grad_out.shape)}")
             return (out * grad_out).sum()
 
-        mapped = vmap(grad(product), in_dims=(None, value_dims, dim), randomness="different")
+        mapped = vmap(gradient(product), in_dims=(None, value_dims, dim), randomness="different")
         with Replay(call.draws, every_row(call.rows)):
             per_example = mapped(tensors, tuple(values), promote(grad_output))
         return {
@@ -217,7 +225,7 @@ class GenericRule:
 
 
 def _key(place: int, leaves: Sequence[Any], value: torch.Tensor) -> str:
-    """What an input is known by, in calls of one kind."""
+    """Names an input, alike in all calls of one kind."""
     return f"{place}/{len(leaves)}/{value.dim()}"
 
 
@@ -245,15 +253,11 @@ def _run_recurrent(module: nn.RNNBase, swapped: dict[str, torch.Tensor], args: t
         module._flat_weights = kept
 
 
-def spreads(rule: object, output: int, value: object) -> bool:
-    """Whether this output came without examples, one row for all, and is to be spread over them.
-
-    Only where the single row is known to stand for the batch: position embeddings, and relative position biases.
-    """
-    if not isinstance(rule, GenericRule) or not isinstance(value, torch.Tensor):
-        return False
-    if value.is_nested or value.shape[:1] != (1,):
-        return False
-    if isinstance(rule.module, nn.Embedding):
-        return value.dim() == 3
-    return output > 0 and hasattr(rule.module, "relative_attention_bias")
+def require_batch_first(name: str, module: nn.RNNBase | nn.MultiheadAttention) -> None:
+    """Raises UnsupportedModule for a module of torch's whose dimension 0 is time."""
+    if not module.batch_first:
+        raise UnsupportedModule(
+            "BATCH_DIMENSION",
+            f"module {name!r} ({type(module).__name__}) is built with batch_first=False, so dimension 0 is not the example; "
+            "build it with batch_first=True",
+        )

@@ -40,7 +40,7 @@ def _processor_of_intel() -> bool:
 
 
 AVAILABLE = _works()
-"""Whether this torch carries the oneDNN kernels used here."""
+"""This torch carries the oneDNN kernels used here."""
 
 ENABLED = AVAILABLE and not _processor_of_intel()
 """False sends every product to torch; results then differ by float32 rounding. One machine always chooses alike."""

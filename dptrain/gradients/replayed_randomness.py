@@ -16,7 +16,7 @@ from dptrain.sandbox.modes import READS
 
 
 class Unmatched(RuntimeError):
-    """What was drawn in the forward does not fit what another run asks for."""
+    """Raised where the draws of the forward do not fit those that another run asks for."""
 
 
 Fit = Callable[[Draw, torch.Size], torch.Tensor]

@@ -1,4 +1,4 @@
-"""Rules for modules that are more than one operation: attention blocks, and prompts of peft.
+"""Registers modules that are one site with everything below them, and spreads the prompts of peft.
 
 Prompt tuning and p-tuning compute virtual tokens for one example and repeat the result. While a microbatch is armed they are
 computed for all its examples instead: the same numbers, one row per example, so that each has a gradient of its own.
@@ -8,77 +8,81 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from dptrain.blocks.adapters import tuner_runs_whole
-from dptrain.errors import UnsupportedModule
-from dptrain.gradients.attention import AttentionRule, serves
-from dptrain.gradients.generic import GenericRule
+from dptrain.gradients.generic import GenericRule, require_batch_first
+from dptrain.gradients.registry import gradient_rule
 
-WHOLE = {
-    "OPTDecoderLayer", "DisentangledSelfAttention", "LongformerSelfAttention", "LEDEncoderSelfAttention", "MambaMixer",
-    "Mamba2Mixer", "Lfm2ShortConv", "Lfm2MoeShortConv",
-}  # fmt: skip
-"""Modules of transformers that give inner modules all tokens of a batch in one dimension, time before the example, one row for
-the whole batch, or use tensors of inner modules without calling them."""
+Trained = frozenset[str]
 
+@gradient_rule(
+    *(f"transformers.*.{kind}" for kind in (
+        "OPTDecoderLayer", "DisentangledSelfAttention", "LongformerSelfAttention", "LEDEncoderSelfAttention", "MambaMixer",
+        "Mamba2Mixer", "Lfm2ShortConv", "Lfm2MoeShortConv",
+    )),
+    whole=True,
+)  # fmt: skip
+class WholeRule(GenericRule):
+    """Runs again modules that give inner modules rows that are not examples.
 
-def composite_rule(name: str, module: nn.Module, scheduled: Callable[[Tensor], bool]) -> GenericRule | None:
-    """The rule of a module that is one site with everything below it, or None.
-
-    Args:
-        scheduled: whether a parameter is trained; where the part that needs this is frozen, the rest has better rules.
+    Those named give them all tokens of a batch in one dimension, time before the example, or one row for the whole batch; or
+    they use tensors of inner modules without calling them. The others are known by their structure, below.
     """
-    if not any(scheduled(parameter) for parameter in module.parameters()):
-        return None
-    if isinstance(module, nn.MultiheadAttention):
-        _require_batch_first(name, module, module.batch_first)
-        return AttentionRule(name, module) if serves(module) else GenericRule(name, module, whole=True)
-    if isinstance(module, nn.RNNBase):
-        _require_batch_first(name, module, module.batch_first)
-        return GenericRule(name, module, whole=True, other=1)
-    if tuner_runs_whole(module) or is_parametrized(module):
-        return GenericRule(name, module, whole=True)
-    if type(module).__name__ in WHOLE and _from_transformers(module):
-        return GenericRule(name, module, whole=True)
+
+
+@gradient_rule(nn.RNNBase, whole=True, subclasses=True)
+class RecurrentRule(GenericRule):
+    """Runs recurrent modules again, whose states have the example in dimension 1."""
+
+    other = 1
+
+    def __init__(self, name: str, module: nn.RNNBase, *, whole: bool = True) -> None:
+        require_batch_first(name, module)
+        super().__init__(name, module, whole=whole)
+
+
+def _uses_inner_tensors(module: nn.Module, trained: Trained) -> bool:
+    """Tells whether tensors of inner modules are used without calling these: parametrized ones, and some tuners of peft."""
+    return tuner_runs_whole(module) or is_parametrized(module)
+
+
+def _routes_to_experts(module: nn.Module, trained: Trained) -> bool:
+    """Tells whether a module holds experts.
+
+    They see the tokens that were routed to them, whoever they belong to: only the block around keeps examples apart.
+    """
     children = dict(module.named_children())
     named = any(_from_transformers(child) and type(child).__name__.endswith("Experts") for child in children.values())
-    if "experts" in children or (named and _from_transformers(module)):
-        # Experts see the tokens that were routed to them, whoever they belong to: only the block around keeps examples apart.
-        return GenericRule(name, module, whole=True)
-    if _from_transformers(module) and _mixes_by_weight(children, scheduled):
-        return GenericRule(name, module, whole=True)
-    bias = children.get("relative_attention_bias")
-    if isinstance(bias, nn.Embedding) and scheduled(bias.weight) and not _holds_layers(module):
-        return GenericRule(name, module, whole=True)
-    return None
+    return "experts" in children or (named and _from_transformers(module))
 
 
-def _mixes_by_weight(children: dict[str, nn.Module], scheduled: Callable[[Tensor], bool]) -> bool:
-    """Whether this is a state space mixer or a linear attention: the weight of its convolution over time goes to a kernel by
-    itself, and its norm sees every head of every token as a row."""
-    conv = children.get("conv1d")
-    if not isinstance(conv, nn.Conv1d) or conv.groups != conv.in_channels:
+def _mixes_by_weight(module: nn.Module, trained: Trained) -> bool:
+    """Tells whether a module is a state space mixer or a linear attention of which these tensors are trained.
+
+    The weight of its convolution over time goes to a kernel by itself, and its norm sees every head of every token as a row.
+    """
+    conv = dict(module.named_children()).get("conv1d")
+    if not _from_transformers(module) or not isinstance(conv, nn.Conv1d) or conv.groups != conv.in_channels:
         return False
-    return any(scheduled(p) for key in ("conv1d", "norm") if key in children for p in children[key].parameters())
+    return any(name.startswith(("conv1d.", "norm.")) for name in trained)
+
+
+def _adds_relative_bias(module: nn.Module, trained: Trained) -> bool:
+    """Tells whether an attention trains a table of biases that is looked up once for the whole batch."""
+    bias = dict(module.named_children()).get("relative_attention_bias")
+    if not isinstance(bias, nn.Embedding) or "relative_attention_bias.weight" not in trained:
+        return False
+    return not any(isinstance(child, (nn.ModuleList, nn.Sequential)) for child in module.modules())
+
+
+for _told in (_uses_inner_tensors, _routes_to_experts, _mixes_by_weight, _adds_relative_bias):
+    gradient_rule(nn.Module, when=_told, whole=True)(WholeRule)
 
 
 def _from_transformers(module: nn.Module) -> bool:
     return type(module).__module__.startswith("transformers.")
-
-
-def _holds_layers(module: nn.Module) -> bool:
-    return any(isinstance(child, (nn.ModuleList, nn.Sequential)) for child in module.modules())
-
-
-def _require_batch_first(name: str, module: nn.Module, batch_first: bool) -> None:
-    if not batch_first:
-        raise UnsupportedModule(
-            "BATCH_DIMENSION",
-            f"module {name!r} ({type(module).__name__}) is built with batch_first=False, so dimension 0 is not the example; "
-            "build it with batch_first=True",
-        )
 
 
 SPREAD = {"PROMPT_TUNING", "P_TUNING"}

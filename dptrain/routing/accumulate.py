@@ -1,4 +1,4 @@
-"""Where the pieces of a microbatch go: to the private sums, to the public ones, or to the other parts of a contribution."""
+"""Accumulates the pieces of a microbatch: in the private sums, the public ones, or with other parts of a contribution."""
 
 from typing import TYPE_CHECKING
 
@@ -38,11 +38,11 @@ class Folding:
         self._spread = Spread()
 
     def expect(self, planned: Planned, bounds: Bounds) -> None:
-        """Says what the microbatch that is armed now holds."""
+        """Takes the plan and the bounds of the armed microbatch."""
         self._planned, self._bounds = planned, bounds
 
     def holds_public(self) -> bool:
-        """Whether the microbatch that is armed is one of public contributions."""
+        """Tells whether the armed microbatch is one of public contributions."""
         return self._bounds is not None and is_public(self._bounds)
 
     def backward(self, losses: torch.Tensor, rows: Microbatch) -> None:

@@ -1,4 +1,4 @@
-"""What the router's hooks remember of a module's call: its inputs, kept as autograd keeps them, and where graphs begin."""
+"""Keeps the inputs of a module's call as autograd keeps them, and starts graphs where nothing trainable came before."""
 
 import sys
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from torch.utils.checkpoint import CheckpointFunction
 
-from dptrain.gradients.rules import Call
+from dptrain.gradients.registry import Call
 from dptrain.sandbox import Entry
 
 
@@ -59,13 +59,15 @@ class Kept:
         device = values[0].device.type if values else "cpu"
         self._autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
-    def call(self, output: int) -> Call:
+    def call(self, output: int, wanted: frozenset[str], tied: frozenset[str]) -> Call:
         values = self._node.saved_tensors
         args, kwargs = values, {}
         if self._spec is not None:
             leaves = [values[leaf.index] if isinstance(leaf, _Place) else leaf for leaf in self._leaves]
             args, kwargs = tree_unflatten(leaves, self._spec)
-        return Call(args, kwargs, *self._counts, output=output, autocast=self._autocast, draws=self._draws)
+        return Call(
+            args, kwargs, *self._counts, output=output, autocast=self._autocast, draws=self._draws, wanted=wanted, tied=tied
+        )
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ class Tap(torch.autograd.Function):
 
 
 def in_reentrant_checkpoint() -> bool:
-    """Whether this runs inside the forward of a checkpoint with ``use_reentrant=True``."""
+    """Tells whether this runs inside the forward of a checkpoint with ``use_reentrant=True``."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code is CheckpointFunction.forward.__code__:

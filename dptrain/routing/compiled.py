@@ -28,10 +28,10 @@ from dptrain.routing.router import Router
 from dptrain.routing.synthetic_rows import ProbeRows
 
 AGREEMENT = {torch.float64: 1e-6, torch.float32: 2e-3}
-"""How far, relative to the largest of a column, the compiled form may be from the hook form; float64 models may round to
+"""Accepted distance of the compiled form from the hook form, relative to the largest of a column; float64 models may round to
 float32 inside (the RMS norms of transformers do)."""
 HALF_AGREEMENT = 5e-2
-"""The same under autocast, where both forms round to 8 bits in different places."""
+"""Likewise under autocast, where both forms round to 8 bits in different places."""
 
 HALF = (torch.bfloat16, torch.float16)
 
@@ -61,7 +61,7 @@ class _Entry:
     differed: bool = False
 
     def due(self, version: int) -> bool:
-        """Whether this run is to be compared with the hook form.
+        """Tells whether this run is to be compared with the hook form.
 
         The first is the microbatch that was traced, and cannot show what of it was frozen into the graph; the second can.
         """
@@ -72,7 +72,7 @@ class _Entry:
         return self.ran % EVERY == 0 or _power_of_two(self.ran) or (changed and _power_of_two(self.changes))
 
     def systematic(self, others: int) -> bool:
-        """Whether the losses of two contributions or more differ in this comparison and did in the one before."""
+        """Tells whether losses of two contributions or more differ in this comparison and did in the one before."""
         before, self.differed = self.differed, others >= 2
         return before and self.differed
 
@@ -209,7 +209,7 @@ class CompiledLoss:
         )
 
     def _covers(self, model: nn.Module, rows: Microbatch) -> bool:
-        """Whether a graph is worth making for these rows, with a notice where it cannot be."""
+        """Tells whether a graph is worth making for these rows, with a notice where it cannot be made."""
         if not isinstance(rows, Microbatch):
             return self._tell(f"the loss is called with {type(rows).__name__} in place of the microbatch")
         if 2 * rows.contributions < self._size(rows)[0] or self._plain():
@@ -271,12 +271,12 @@ class CompiledLoss:
         )  # fmt: skip
         python = tuple(pystate.of_model(model)), tuple(pystate.of_function(self._function))
         armed = self._like()
-        return (rows.contributions, rows.examples, armed.active, armed.blocks, kinds, inputs, setting), python
+        return (rows.contributions, rows.examples, armed.active, kinds, inputs, setting), python
 
     def _agrees(
         self, model: nn.Module, rows: Microbatch, losses: torch.Tensor, pieces: Pieces, contributions: int
     ) -> tuple[bool, int]:
-        """Whether the hook form gives the same for this microbatch; what that found is forgotten.
+        """Compares with the hook form for this microbatch, whose pieces are forgotten.
 
         Each of the ``contributions`` that are not filling has one vote. A graph that is wrong is wrong for all of them, and
         one contribution alone, built so that rounding decides about it, cannot stop a run.
@@ -300,7 +300,7 @@ class CompiledLoss:
         return 2 * int(agrees_N[:contributions].sum()) > contributions, 0 if half else int((~same_N).sum())
 
     def _like(self) -> Armed:
-        """What says which blocks are active."""
+        """Returns the microbatch whose active blocks count."""
         armed = self._whole or self._router._armed
         assert armed is not None
         return armed
@@ -354,7 +354,7 @@ def fill(rows: Microbatch, contributions: int, examples: int) -> Microbatch:
 
 
 def agreement(found: Pieces, truth: Pieces, tolerance: float) -> torch.Tensor:
-    """Whether the pieces of each contribution are the same in both, bool (N,); what is not finite in ``truth`` is passed over.
+    """Compares the pieces of each contribution, bool (N,); what is not finite in ``truth`` is passed over.
 
     Pieces are compared one by one, as a graph keeps their order; small ones on the scale of the largest of their kind.
     """

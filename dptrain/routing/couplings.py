@@ -105,7 +105,7 @@ def _quantises_by_the_batch(module: nn.Module) -> bool:
 
 
 class Program:
-    """What a model runs beside the forwards of its classes: hooks, and forwards of single modules.
+    """Lists what a model runs beside the forwards of its classes: hooks, and forwards of single modules.
 
     Guarantee: what was added after the probes ran is refused, since no probe has seen it.
     """
@@ -138,4 +138,4 @@ def _programs(model: nn.Module) -> Iterator[tuple[str, tuple[object, ...]]]:
 _EVERYWHERE = (
     "_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks"
 )  # fmt: skip
-"""Where torch keeps hooks of every module there is."""
+"""Torch keeps the hooks of all modules here."""

@@ -37,7 +37,7 @@ class NotTraceable(Exception):
 
 @dataclass(frozen=True)
 class _Slot:
-    """Where one piece lies among the outputs of a graph: its tensors follow one another, the rest of it is constant."""
+    """Locates one piece among the outputs of a graph: its tensors follow one another, the rest of it is constant."""
 
     index: int
     kind: type
@@ -52,7 +52,7 @@ class StepGraph:
     run: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
     slots: tuple[_Slot, ...]
     draws: tuple[tuple[Place, Request], ...] = ()
-    """What random numbers it takes, in the order of its inputs."""
+    """The random numbers that it takes, in the order of its inputs."""
 
     def __call__(self, values: list[torch.Tensor], sandbox: Sandbox | None = None) -> tuple[torch.Tensor, Pieces]:
         """Losses (B,) and pieces.
@@ -225,7 +225,7 @@ def _require_no_constants(graph: GraphModule, state: Mapping[str, torch.Tensor])
 
 
 def _draws(node: Node) -> bool:
-    """Whether an operation draws random numbers; attention without dropout only could."""
+    """Tells whether an operation draws random numbers; attention without dropout only could."""
     if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
         return False
     for place, argument in enumerate(node.target._schema.arguments):

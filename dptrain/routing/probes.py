@@ -31,8 +31,8 @@ HALF_TOLERANCE = 5e-2
 
 ROUNDING = {torch.float64: 2.0**-44, torch.float32: 2.0**-16}
 HALF_ROUNDING = 2.0**-6
-"""What rounding may leave of a gradient that is zero in theory (the bias of attention keys, say), over the norm of its absolute
-summands."""
+"""Rounding may leave this much of a gradient that is zero in theory (the bias of attention keys, say), over the norm of its
+absolute summands."""
 
 SMALL = 1e-3
 """A gradient below so much of the largest tensor's may be rounding noise, which is then measured."""
@@ -41,12 +41,12 @@ NOISE = 32.0
 """Rounding in microbatches of other shapes is at most so many times that of one backward pass."""
 
 STRETCH = 8.0
-"""How far activations are stretched to find couplings that only outliers set off."""
+"""Activations are stretched by this factor, to find couplings that only outliers set off."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What P2 compares of one contribution: its loss, and its gradient norm in every tensor; none where no gradient was
+    """Holds what P2 compares of one contribution: its loss, and its gradient norm in every tensor; none where no gradient was
     formed."""
 
     loss: float
@@ -55,7 +55,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Exact:
-    """What P0 found: norms (N, tensors), their scale of rounding (tensors,), tensors in whose gradient there was nothing but
+    """Holds what P0 found: norms (N, tensors), their scale of rounding (tensors,), tensors whose gradient was nothing but
     rounding, and those of them that had none at all."""
 
     norms: torch.Tensor
@@ -157,7 +157,7 @@ def check_exact(router: Router, losses: torch.Tensor, example_weight: torch.Tens
 def _noise_of(
     router: Router, truth: Sequence[torch.Tensor | None], losses: torch.Tensor, weight: torch.Tensor
 ) -> torch.Tensor:
-    """What rounding is seen to leave of small gradients, by a backward pass that rounds otherwise; (tensors,).
+    """Measures what rounding leaves of small gradients, by a backward pass that rounds otherwise; (tensors,).
 
     A gradient that cancels in front of its module (of keys of attention, over tokens that are all but equal) is rounding noise
     many times larger than its own summands tell.
@@ -204,7 +204,7 @@ def _gather(found: dict[int, torch.Tensor], place: int, grad: torch.Tensor) -> N
 
 
 def rounding_of(router: Router, half: bool) -> torch.Tensor:
-    """What rounding may leave of the gradient of every tensor, by the backward pass of the armed microbatch; (tensors,)."""
+    """Bounds what rounding may leave of the gradient of every tensor, by the armed microbatch's backward pass; (tensors,)."""
     unit = HALF_ROUNDING if half else ROUNDING[router.precision]
     reach = router.reach
     return torch.tensor([unit * reach.get(router.first_of(index), 0.0) for index in range(len(router.tensors))])

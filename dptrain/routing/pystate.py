@@ -29,7 +29,7 @@ _BYTES = 1 << 14
 """The largest array that is looked at."""
 
 _NESTED = 16
-"""How deep containers are looked into."""
+"""Containers are looked into as deep as this."""
 
 _LIBRARIES = frozenset(("torch", "transformers", "peft", "accelerate", "numpy", *sys.stdlib_module_names)) - {"__main__"}
 """Packages whose functions and classes keep no state that anybody changes."""
@@ -82,7 +82,7 @@ class _Walk:
         self._left = _ENTRIES
 
     def values(self, value: Any, depth: int, nested: int = _NESTED) -> Iterator[Hashable]:
-        """What may be read of ``value``; ``depth`` counts functions and objects, ``nested`` containers."""
+        """Yields what may be read of ``value``; ``depth`` counts functions and objects, ``nested`` containers."""
         if isinstance(value, PLAIN):
             yield type(value)  # 1 is not 1.0 in a product
             yield value

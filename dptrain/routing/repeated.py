@@ -23,7 +23,7 @@ Loss = Callable[[nn.Module, Microbatch], torch.Tensor]
 
 @dataclass
 class _Made:
-    """What this loss was called with last, and what came of it; no losses where it raised."""
+    """Holds the last call of this loss, and what came of it; no losses where it raised."""
 
     model: nn.Module
     rows: Microbatch
@@ -96,7 +96,7 @@ class RepeatedLoss:
             raise needed(f"the loss raises on them ({type(error).__name__}: {error})") from error
 
     def failed(self, model: nn.Module, rows: Microbatch, error: Exception) -> torch.Tensor:
-        """What stands for losses of rows that raise; raises the error again if it is not their doing."""
+        """Returns what stands for losses of rows that raise; raises the error again if it is not their doing."""
         self._require_content(model, error)
         self._raised = True
         losses = torch.full((len(rows.names),), torch.nan, device=rows.weight.device)
@@ -104,7 +104,7 @@ class RepeatedLoss:
         return losses
 
     def made(self, losses: torch.Tensor) -> bool:
-        """Whether these losses are the last ones of this loss, if it was called in the microbatch that is armed.
+        """Tells whether these losses are the last ones of this loss, if it was called in the armed microbatch.
 
         Raises:
             LossShape: code LOSS_CHANGED, they were made from them. A repetition would not know how.
@@ -121,7 +121,7 @@ class RepeatedLoss:
 
     @property
     def raised(self) -> bool:
-        """Whether the last call raised, so that its microbatch has to be repeated."""
+        """Tells whether the last call raised, so that its microbatch has to be repeated."""
         return self._raised
 
     def require_content(self, error: Exception) -> None:
@@ -170,7 +170,7 @@ class RepeatedLoss:
 
 
 def first(pieces: Pieces, contributions: int) -> Pieces:
-    """The same pieces of the first contributions alone."""
+    """Cuts pieces down to the first contributions."""
     return {
         index: [
             dataclasses.replace(piece, **{k: v[:contributions] for k, v in vars(piece).items() if isinstance(v, torch.Tensor)})

@@ -23,9 +23,8 @@ from dptrain.clipping.resolver import Schedule
 from dptrain.data.microbatch import Microbatch
 from dptrain.errors import CoupledModel, LossShape, UnsupportedModule
 from dptrain.gradients.forms import Piece, narrow
-from dptrain.gradients.generic import GenericRule, spreads
-from dptrain.gradients.rules import LinearRule, Rule, rule_for
-from dptrain.gradients.whole_modules import SpreadPrompts, composite_rule, prompt_models
+from dptrain.gradients.registry import Rule, rule_of, settled
+from dptrain.gradients.whole_modules import SpreadPrompts, prompt_models
 from dptrain.routing.capture import Kept, Tap, in_reentrant_checkpoint
 from dptrain.sandbox import Entry, Given, Sandbox
 
@@ -44,6 +43,9 @@ class Site:
     tensors: dict[str, int]
     """Attribute name to index of the tensor in the schedule; of a tensor that is split, the index of its first part."""
 
+    shapes: dict[str, torch.Size]
+    """Of the whole tensors, by attribute name."""
+
 
 @dataclass
 class _Armed:
@@ -54,14 +56,13 @@ class _Armed:
     contributions: int
     examples: int
     active: frozenset[int]
-    """Indices of tensors of which a contribution may touch something; of one that is split, its first part stands for all."""
-    blocks: frozenset[int]
+    """Indices of the tensors, and of the parts of split ones, that a contribution may touch. Nothing else is captured."""
     pieces: Pieces = field(default_factory=dict)
     taps: list[tuple[str, torch.Tensor]] = field(default_factory=list)
     order: list[str] = field(default_factory=list)
     muted: bool = False
     half: bool = False
-    """Whether a captured module computed in half precision."""
+    """A captured module computed in half precision."""
     reach: dict[int, float] | None = None
     """In the probes, by tensor: the norm of the absolute summands of its gradient, or more; what rounding is measured by."""
 
@@ -122,28 +123,25 @@ class Router:
         for name, module in model.named_modules():
             if name.startswith(inside):
                 continue
-            rule: Rule | None = composite_rule(name, module, lambda parameter: id(parameter) in self._index)
-            whole = rule is not None
-            own = {
-                key: self._index[id(parameter)]
-                for key, parameter in module.named_parameters(recurse=whole, remove_duplicate=False)
+            below = {
+                key: parameter
+                for key, parameter in module.named_parameters(remove_duplicate=False)
                 if id(parameter) in self._index
             }
-            if not own:
-                continue
-            if whole:
-                inside = (*inside, f"{name}." if name else "")
-            rule = rule or rule_for(module)
+            rule = rule_of(name, module, frozenset(below))
             if rule is None:
-                rule = GenericRule(name, module)
-            if isinstance(rule, GenericRule) and rule.slow:
+                continue
+            if rule.whole:
+                inside = (*inside, f"{name}." if name else "")
+            own = {key: self._index[id(parameter)] for key, parameter in below.items() if rule.whole or "." not in key}
+            if rule.slow:
                 warnings.warn(
                     f"{name or type(module).__name__} ({type(module).__name__}) has no rule of its own: its tensors "
                     f"{sorted(own)} take the generic path, exact but slower (the module runs once more per microbatch)",
                     FallbackNotice,
                     stacklevel=3,
                 )
-            yield Site(name, module, rule, own)
+            yield Site(name, module, rule, own, {key: below[key].shape for key in own})
 
     def __getstate__(self) -> dict[str, object]:
         """A copied or pickled model takes its hooks along: they do nothing there, and no sum or gradient goes with them."""
@@ -153,7 +151,7 @@ class Router:
         """Installs the hooks; :meth:`detach` removes them and leaves no trace on the model."""
         for site in self.sites:
             self._handles.append(site.module.register_forward_pre_hook(partial(self._widen, site), with_kwargs=True))
-            if isinstance(site.rule, GenericRule):
+            if site.rule.again:
                 self._handles.append(site.module.register_forward_pre_hook(partial(self._begin, site)))
             self._handles.append(site.module.register_forward_hook(partial(self._capture, site), with_kwargs=True))
 
@@ -169,7 +167,7 @@ class Router:
             self._begun[site.name] = self.sandbox.position()
 
     def _drawn(self, site: Site) -> tuple[Entry, ...]:
-        """What the forward of this site that just ended drew and read."""
+        """Returns what the forward of this site that just ended drew and read."""
         if self.sandbox is None or not self.sandbox.active or site.name not in self._begun:
             return ()
         return self.sandbox.since(self._begun.pop(site.name))
@@ -182,11 +180,15 @@ class Router:
             prompts.detach()
 
     def arm(self, contributions: int, examples: int, permitted_NG: torch.Tensor) -> None:
-        """Starts a microbatch of ``contributions`` x ``examples`` rows; only blocks permitted to one of them are captured."""
+        """Starts a microbatch of ``contributions`` x ``examples`` rows.
+
+        Guarantee: what is captured lies in blocks permitted to one contribution at least. It is masked for each by its
+        coefficients (:meth:`Bounds.masked`); these two are all the masks that there are.
+        """
         blocks = frozenset(torch.nonzero(permitted_NG.any(0)).flatten().tolist())
-        active = frozenset(self._first[i] for i, (g, _) in enumerate(self.tensors) if g in blocks)
+        active = frozenset(i for i, (g, _) in enumerate(self.tensors) if g in blocks)
         self._serial += 1
-        self._armed = _Armed(self._serial, contributions, examples, active, blocks)
+        self._armed = _Armed(self._serial, contributions, examples, active)
 
     @contextmanager
     def rearmed(self, rows: Microbatch, like: "_Armed | None" = None, given: Given | None = None) -> Iterator[None]:
@@ -228,7 +230,7 @@ class Router:
 
     @property
     def half(self) -> bool:
-        """Whether a module of this microbatch that is trained computed in half precision."""
+        """Tells whether a trained module of this microbatch computed in half precision."""
         return self._armed is not None and self._armed.half
 
     @property
@@ -238,7 +240,7 @@ class Router:
 
     @property
     def probing(self) -> bool:
-        """Whether a probe is under way."""
+        """Tells whether a probe is under way."""
         sandbox = self.sandbox
         if sandbox is not None and sandbox.active and (sandbox.current.probing or sandbox.current.learning):
             return True
@@ -284,7 +286,7 @@ class Router:
         ):
             return None
         rows = armed.contributions * armed.examples
-        if rows > 1 and args[0].dim() > 1 and args[0].shape[0] == 1 and not armed.active.isdisjoint(site.tensors.values()):
+        if rows > 1 and args[0].dim() > 1 and args[0].shape[0] == 1 and self._wanted(armed, site):
             return (args[0].expand(rows, *args[0].shape[1:]), *args[1:]), kwargs
         return None
 
@@ -304,7 +306,7 @@ class Router:
         armed = self._armed
         if armed is None:
             return None
-        wanted = frozenset(key for key, index in site.tensors.items() if index in armed.active)
+        wanted = self._wanted(armed, site)
         if not wanted:
             return None
         again = torch._C._current_graph_task_id() != -1  # a checkpoint computes this once more, inside a backward pass
@@ -314,7 +316,7 @@ class Router:
             return None
         if again and site.name not in armed.order:
             raise _reentrant(site)
-        generic = isinstance(site.rule, GenericRule)
+        generic = site.rule.again
         if not isinstance(output, torch.Tensor) and not generic:
             raise UnsupportedModule(
                 "OUTPUT_TYPE",
@@ -327,7 +329,7 @@ class Router:
         rows = armed.contributions * armed.examples
         changed = False
         for place, value in enumerate(leaves):
-            if rows > 1 and spreads(site.rule, place, value):
+            if rows > 1 and site.rule.spreads(place, value):
                 leaves[place] = value.expand(rows, *value.shape[1:])
                 changed = True
         first = args[0] if args else None
@@ -349,7 +351,7 @@ class Router:
                 f"module {site.name!r} ({type(module).__name__}) runs now but did not run in the probes at start, so nothing "
                 f"shows that its gradient belongs to single contributions; freeze its tensors {sorted(wanted)}",
             )
-        if isinstance(site.rule, GenericRule) and self.sandbox is not None and self.sandbox.learning:
+        if self.sandbox is not None and self.sandbox.learning:
             site.rule.learn(args, kwargs, rows)
         armed.half = armed.half or _half(leaves)
         begins = not any(isinstance(value, torch.Tensor) and value.requires_grad for value in args)
@@ -361,7 +363,7 @@ class Router:
                 # Inside, one output may be made of another: what is seen here is what flows in from outside alone.
                 value = leaves[place] = value.view_as(value)
                 changed = True
-            if value.requires_grad and value._is_view() and isinstance(site.rule, LinearRule):
+            if value.requires_grad and value._is_view() and site.rule.product:
                 # A change in place (y = linear(x); y += x) would take the hook off a view. That it is one is an accident of how
                 # torch multiplies, and nothing keeps the product that it is a view of.
                 value = leaves[place] = torch.ops.aten._unsafe_view(value, value.shape)
@@ -372,7 +374,7 @@ class Router:
                 changed = True
             if begins and place == 0 and not again:
                 armed.taps.append((site.name, value))
-            at = site.rule.dimension(place) if isinstance(site.rule, GenericRule) else 0
+            at = site.rule.dimension(place)
             if value.dim() > at and value.shape[at] == rows:
                 kept = Kept(args, kwargs, self._anchor, armed.contributions, armed.examples, draws)
                 value.register_hook(partial(self._on_grad, armed.serial, site, kept, place, wanted))
@@ -394,9 +396,9 @@ class Router:
                 f"the losses reach back to an earlier microbatch (seen at {site.name!r}), whose contributions would enter "
                 "under the clip of others; keep no graph from one microbatch to the next",
             )
-        call = kept.call(place)
+        call = kept.call(place, wanted, frozenset(key for key in wanted if site.tensors[key] in self._shared))
         with torch.no_grad(), self.paused(), full_precision(grad.device), self._aside(site):
-            found = site.rule.pieces(call, grad, wanted, lambda key: site.tensors[key] not in self._shared)
+            found = settled(site.rule, call, grad, site.shapes)
             for key, piece in found.items():
                 self._deliver(armed, site.tensors[key], piece)
             if armed.reach is not None:
@@ -405,25 +407,27 @@ class Router:
                     armed.reach[index] = armed.reach.get(index, 0.0) + size
 
     def inside(self) -> AbstractContextManager[None]:
-        """Where a backward pass runs: what it recomputes is the program of the pass, whoever asked for it."""
+        """Enters the room of a backward pass: what it recomputes is the program of the pass, whoever asked for it."""
         return nullcontext() if self.sandbox is None else self.sandbox.inside()
 
     def aside(self) -> AbstractContextManager[None]:
-        """Where our own operations run."""
+        """Enters the room of our own operations."""
         return nullcontext() if self.sandbox is None else self.sandbox.aside()
 
     def _aside(self, site: Site) -> AbstractContextManager[None]:
         """Our own operations need no sandbox; a module that is run again does."""
-        return nullcontext() if isinstance(site.rule, GenericRule) else self.aside()
+        return nullcontext() if site.rule.again else self.aside()
 
     def _deliver(self, armed: _Armed, index: int, piece: Piece) -> None:
-        """Hands a piece in; of a tensor that is split, what lies in each part that a contribution may touch."""
+        """Hands a piece in; of a tensor that is split, what lies in each part that is captured."""
         for i in self._parts[index]:
-            block, tensor = self.tensors[i]
-            if tensor.part is None:
-                armed.pieces.setdefault(i, []).append(piece)
-            elif block in armed.blocks:
-                armed.pieces.setdefault(i, []).append(narrow(piece, tensor.part, tensor.parameter.shape))
+            part, shape = self.tensors[i][1].part, self.tensors[i][1].parameter.shape
+            if i in armed.active:
+                armed.pieces.setdefault(i, []).append(piece if part is None else narrow(piece, part, shape))
+
+    def _wanted(self, armed: _Armed, site: Site) -> frozenset[str]:
+        """Names of the tensors of a site of which something is captured."""
+        return frozenset(key for key, first in site.tensors.items() if not armed.active.isdisjoint(self._parts[first]))
 
     def require_losses(self, losses: torch.Tensor) -> None:
         """Raises LossShape unless the losses are one number per example of the armed microbatch, with a graph."""
@@ -467,7 +471,7 @@ class Router:
 
     @property
     def pieces(self) -> Pieces:
-        """What the backward passes of the armed microbatch found."""
+        """Returns what the backward passes of the armed microbatch found."""
         assert self._armed is not None
         return self._armed.pieces
 
@@ -483,7 +487,7 @@ def _reach(rule: Rule, key: str, inputs: tuple, grad: torch.Tensor) -> float:
     Of a weight of a linear map, lengths of output gradients times lengths of their inputs; else, times the longest input.
     """
     lengths = _lengths(grad)
-    if isinstance(rule, LinearRule):
+    if rule.product:
         return float(lengths.sum() if key == "bias" else (lengths * _lengths(inputs[0])).sum())
     longest = 1.0
     for value in inputs:

@@ -17,7 +17,7 @@ HOW_TO = (
 
 
 def needed(why: str) -> ConfigError:
-    """What is raised where rows that are made up do not serve."""
+    """Makes the error for rows that are made up and do not serve."""
     return ConfigError("PROBE_NEEDED", f"the start-up probes run on rows that are made up, and {why}; {HOW_TO}")
 
 

@@ -10,8 +10,7 @@ from torch import nn  # noqa: E402
 from dptrain.errors import UnsupportedModule  # noqa: E402
 from dptrain.gradients.attention import _SIGNATURE, AttentionRule, serves  # noqa: E402
 from dptrain.gradients.generic import GenericRule  # noqa: E402
-from dptrain.gradients.rules import Call  # noqa: E402
-from dptrain.gradients.whole_modules import composite_rule  # noqa: E402
+from dptrain.gradients.registry import Call, rule_of  # noqa: E402
 from dptrain.routing import FallbackNotice  # noqa: E402
 from dptrain.sandbox import Sandbox  # noqa: E402
 from tests.guarantees.test_layer_rules import Stack, batch_of, cross_entropy  # noqa: E402
@@ -227,8 +226,8 @@ class LoraLike(nn.Linear):
 def test_rare_kinds_keep_the_generic_path(make) -> None:
     module = make()
     assert not serves(module)
-    rule = composite_rule("attention", module, lambda parameter: True)
-    assert type(rule) is GenericRule
+    rule = rule_of("attention", module, frozenset(name for name, _ in module.named_parameters()))
+    assert isinstance(rule, GenericRule) and rule.slow and rule.whole
 
 
 def test_an_output_projection_of_another_kind_keeps_the_generic_path() -> None:

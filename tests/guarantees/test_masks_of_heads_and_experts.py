@@ -19,7 +19,6 @@ from dptrain.blocks.slices import Part  # noqa: E402
 from dptrain.blocks.stack import layer_stack  # noqa: E402
 from dptrain.clipping.resolver import bind  # noqa: E402
 from dptrain.errors import UnsupportedModule, UnsupportedPolicy  # noqa: E402
-from dptrain.gradients import rules as layer_rules  # noqa: E402
 from dptrain.gradients.forms import (  # noqa: E402
     Dense,
     Gather,
@@ -30,6 +29,7 @@ from dptrain.gradients.forms import (  # noqa: E402
     norm_sq,
 )
 from dptrain.planning.layout import lay_out  # noqa: E402
+from dptrain.routing import Router  # noqa: E402
 from tests.reference import families  # noqa: E402
 from tests.reference.compare import compare  # noqa: E402
 from tests.reference.masked import ALL, biased_llama, by_hand_gpt2, by_hand_llama, covered, random_masks, subset  # noqa: E402
@@ -172,7 +172,7 @@ def test_lora_around_masked_heads_equals_the_naive_loop(family: str, targets: li
 @pytest.mark.parametrize("family", ["llama", "gpt2_untied", "gpt2_tied", "bert"])
 def test_factored_gradients_are_narrowed_as_instantiated_ones(family: str, seed: int, monkeypatch, in_double) -> None:
     """No gradient is instantiated where a tensor is small, as none is where it is large."""
-    monkeypatch.setattr(layer_rules, "outer", lambda a, b, *, transposed, alone: Outer(a, b, transposed))
+    monkeypatch.setattr(Outer, "settled", lambda self, shape, *, alone: self)
     own = families.FAMILIES[family]()
     schedule = random_masks(own.model, random.Random(f"{family} {seed}"), None, ("heads",))
     compare(own.model, own.batch(7, seed), own.losses, seed=seed, schedule=schedule, probe_tolerance=1e-6)
@@ -198,6 +198,23 @@ def test_a_narrowed_piece_is_the_slice_of_the_whole_gradient(part: Part) -> None
     if part.dim == 0:
         with pytest.raises(UnsupportedModule, match="PART_OF_PIECE"):
             narrow(Gather(ids, table), part, shape)
+
+
+def test_a_slice_that_nobody_may_touch_is_not_captured() -> None:
+    own = families.FAMILIES["llama"]()
+    schedule = random_masks(own.model, random.Random(0), None, ("heads",))
+    router = Router(own.model, schedule)
+    split = [g for g, block in enumerate(schedule.blocks) if any(tensor.part is not None for tensor in block.tensors)]
+    assert len(split) > 1
+    router.attach()
+    for permitted in split:
+        mask = torch.zeros(2, len(schedule.blocks), dtype=torch.bool)
+        mask[:, permitted] = True
+        router.arm(2, 1, mask)
+        router.backward(own.losses(own.model, own.batch(2, 0)), torch.ones(2))
+        assert router.pieces and {router.tensors[index][0] for index in router.pieces} == {permitted}
+        router.disarm()
+    router.detach()
 
 
 def test_a_gradient_that_is_not_finite_in_foreign_heads_costs_its_own_heads_nothing() -> None:

@@ -22,6 +22,10 @@ ISOLATION = "dptrain/sandbox/isolation.py"
 FEEDING = "dptrain/data/loader.py"
 REPLAY = "dptrain/gradients/replayed_randomness.py"
 ROUTER = "dptrain/routing/router.py"
+REGISTRY = "dptrain/gradients/registry.py"
+FORMS = "dptrain/gradients/forms.py"
+RULE_CHECK = "dptrain/gradients/rule_check.py"
+CLIPPING = "dptrain/clipping/fast.py"
 COMPILED = "dptrain/routing/compiled.py"
 GRAPHS = "dptrain/routing/graphs.py"
 REPEATED = "dptrain/routing/repeated.py"
@@ -51,6 +55,8 @@ T_START = "tests/engine/test_start_of_a_run.py::"
 T_INSIDE = "tests/engine/test_inside_a_microbatch.py::"
 T_HALF = "tests/engine/test_compiled_runs_in_half_precision.py::"
 T_COMPILED = "tests/routing/test_compiled.py::"
+T_RULES = "tests/guarantees/test_gradient_rules.py::"
+T_MASKS = "tests/guarantees/test_masks_of_heads_and_experts.py::"
 
 RANDOMNESS = (
     Mutant(
@@ -725,7 +731,63 @@ HALF = (
     ),
 )
 
+RULES = (
+    Mutant(
+        "a rule's form that is not wanted is dropped", REGISTRY, "        if call.wants(name):\n            found",
+        "        if True:\n            found",
+        T_RULES + "test_what_is_not_wanted_is_dropped",
+    ),
+    Mutant(
+        "an id out of range stays with its contribution", FORMS, "self.ids_NT.clamp(0, shape[0] - 1)", "self.ids_NT",
+        T_RULES + "test_an_id_out_of_range_stays_with_its_contribution",
+    ),
+    Mutant(
+        "a form has a row per contribution", REGISTRY, "        if fault:\n", "        if False:\n",
+        T_RULES + "test_a_wrong_rule_is_told_by_parameter_and_sample[examples for contributions]",
+    ),
+    Mutant(
+        "a form is one whose norm is known", REGISTRY, "if type(form) not in (Dense, Outer, Gather):",
+        "if not isinstance(form, Form):",
+        T_RULES + "test_a_wrong_rule_is_told_by_parameter_and_sample[a form of its own]",
+    ),
+    Mutant(
+        "a rule of a base is not that of a subclass with another forward", REGISTRY,
+        "steps == 0 or subclasses or kind.forward is named.forward", "True",
+        T_RULES + "test_a_kind_that_is_served_needs_replace",
+    ),
+    Mutant(
+        "nor that of a parametrized module", REGISTRY, "if nearest and is_parametrized(module)",
+        "if False and is_parametrized(module)",
+        T_RULES + "test_a_parametrized_module_is_not_its_base",
+    ),
+    Mutant(
+        "a kind that is served needs replace", REGISTRY, "        if not replace:\n", "        if False:\n",
+        T_RULES + "test_a_kind_that_is_served_needs_replace",
+    ),
+    Mutant(
+        "other samples that are NaN do not show", RULE_CHECK, "hostile = poison and", "hostile = False and",
+        T_RULES + "test_a_wrong_rule_is_told_by_parameter_and_sample[NaN of other samples]",
+    ),
+    Mutant(
+        "half precision is widened before norms and sums", FORMS, "return value.float() if value.dtype in",
+        "return value if value.dtype in",
+        "tests/guarantees/test_peer_bugs_privacy.py::test_norms_and_sums_are_formed_in_full_precision",
+    ),
+    Mutant(
+        "what a contribution may not touch has coefficient zero", CLIPPING,
+        "return torch.where(self.permitted_NG, table_NG, torch.zeros((), dtype=torch.float64))",
+        "return table_NG + 0.0 * self.permitted_NG",
+        T_RULES + "test_a_users_rule_serves_the_engine_as_its_own_do[1]",
+    ),
+    Mutant(
+        "a slice that nobody may touch is not captured", ROUTER, "            if i in armed.active:\n",
+        "            if True:\n",
+        T_MASKS + "test_a_slice_that_nobody_may_touch_is_not_captured",
+    ),
+)
+
 GROUPS = {
+    "gradient rules and masks": RULES,
     "random numbers": RANDOMNESS,
     "what a forward writes": WRITTEN,
     "foreign leaves": LEAVES,

@@ -6,7 +6,10 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
-from dptrain.gradients.rules import LinearRule  # noqa: E402
+from torch import nn  # noqa: E402
+
+from dptrain.gradients import gradient_rule, registry  # noqa: E402
+from dptrain.gradients.rules import linear  # noqa: E402
 from dptrain.sandbox import Pass  # noqa: E402
 from tests.zoo import expectations, report  # noqa: E402
 from tests.zoo.exact import compare  # noqa: E402
@@ -98,19 +101,23 @@ def test_expectations_are_written_as_they_are_read(tmp_path) -> None:
 def test_the_comparison_sees_gradients_that_reach_the_wrong_contribution(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a fault in the rule for linear layers, the start is caught by its own probes or the comparison says INEXACT."""
     assert all(compared.exact for compared in compare(ZOO["BERT"], LIBRARY, None).values())
-    pieces = LinearRule.pieces
+    monkeypatch.setattr(registry, "_entries", registry._entries)
 
-    def swapped(self, call, grad, *rest):
-        return pieces(self, call, grad.flip(0), *rest)
+    @gradient_rule(nn.Linear, replace=True)
+    def swapped(module, call, grad):
+        return linear(module, call, grad.flip(0))
 
-    monkeypatch.setattr(LinearRule, "pieces", swapped)
     assert not any(compared.exact for compared in compare(ZOO["BERT"], LIBRARY, None).values())
     assert judge("BERT", LIBRARY).verdict not in (EXACT, INEXACT)
 
 
 def test_a_start_that_passes_a_missing_gradient_is_not_called_exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    pieces = LinearRule.pieces
-    monkeypatch.setattr(LinearRule, "pieces", lambda self, *rest: {k: v for k, v in pieces(self, *rest).items() if k != "bias"})
+    monkeypatch.setattr(registry, "_entries", registry._entries)
+
+    @gradient_rule(nn.Linear, replace=True)
+    def incomplete(module, call, grad):
+        return {name: form for name, form in linear(module, call, grad).items() if name != "bias"}
+
     monkeypatch.setattr("tests.zoo.judge.start", lambda family, variant: Outcome(EXACT))
     assert judge("BERT", LIBRARY).verdict == INEXACT
 
