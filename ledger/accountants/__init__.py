@@ -12,12 +12,15 @@ from typing import Final
 
 from ledger.accountants import core, gaussian, integers, laplace, prv, renyi
 from ledger.accountants.core import (
+    check_recorder,
     epsilon,
     epsilon_capped,
     epsilon_occurrences,
     epsilon_of_phases,
     epsilon_of_phases_capped,
     epsilon_replace,
+    held_to,
+    leeway,
     likely_occurrences,
 )
 from ledger.accountants.mixtures import epsilon_examples, epsilon_group, epsilon_of_principal
@@ -47,7 +50,6 @@ from ledger.accountants.table import (
     register_accountant,
     register_cost,
 )
-from ledger.accountants.versions import check_recorder, held_to, leeway
 from ledger.errors import AccountantError
 
 __all__ = [

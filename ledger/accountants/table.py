@@ -346,7 +346,7 @@ def _nearest(asked: Iterable[tuple[str, str, Sequence[str]]]) -> str:
 
 def _literal(version: str) -> str:
     """Returns the pattern of one version alone."""
-    return re.escape(version)
+    return re.escape(version).replace("\\-", "-")  # as a person writes it: outside of brackets it stands for itself
 
 
 def _or(names: Iterable[str]) -> str:
