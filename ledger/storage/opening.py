@@ -48,11 +48,11 @@ def _unfinished(place: Place) -> bool:
 
 def _backend(place: Place) -> type[Store]:
     if place.kind == "sqlite":
-        from ledger.storage.sqlite import SqliteStore
+        from ledger.storage.sql.sqlite import SqliteStore
 
         return SqliteStore
     try:
-        from ledger.storage.postgres import PostgresStore
+        from ledger.storage.sql.postgres import PostgresStore
     except ImportError as error:
         sentence = f"a ledger on PostgreSQL needs psycopg ({error}): pip install 'dptrain[postgres]'"
         raise StorageFailed("DRIVER", sentence) from error

@@ -15,7 +15,7 @@ from pg_cluster import Cluster
 
 from ledger.log import Ledger
 from ledger.storage.place import Place
-from ledger.storage.postgres_server import TABLES
+from ledger.storage.sql.tables import TABLES
 
 _numbers = count(1)
 

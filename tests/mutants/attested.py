@@ -4,8 +4,8 @@ from tests.mutants.mutant import Mutant
 
 KEPT = "ledger/leaves/attestations.py"
 EXPORT = "ledger/export.py"
-SQLITE = "ledger/storage/sqlite.py"
-POSTGRES = "ledger/storage/postgres.py"
+SQLITE = "ledger/storage/sql/sqlite.py"
+POSTGRES = "ledger/storage/sql/postgres.py"
 SIGNED = "ledger/storage/fsck.py"
 
 T = "tests/ledger/test_attestations.py::"
