@@ -1,8 +1,8 @@
-"""Creates and opens the store of a ledger by its place. A backend is imported when a ledger of its kind is met."""
+"""Creates and opens the store of a ledger by its place. A store is imported when a ledger of its kind is met."""
 
-from ledger.errors import LedgerCorrupt, StorageFailed
+from ledger.errors import LedgerCorrupt
 from ledger.storage import fsck, highwater
-from ledger.storage.place import Place
+from ledger.storage.place import Place, store_of
 from ledger.storage.store import Store
 
 
@@ -47,13 +47,4 @@ def _unfinished(place: Place) -> bool:
 
 
 def _backend(place: Place) -> type[Store]:
-    if place.kind == "sqlite":
-        from ledger.storage.sql.sqlite import SqliteStore
-
-        return SqliteStore
-    try:
-        from ledger.storage.sql.postgres import PostgresStore
-    except ImportError as error:
-        sentence = f"a ledger on PostgreSQL needs psycopg ({error}): pip install 'dptrain[postgres]'"
-        raise StorageFailed("DRIVER", sentence) from error
-    return PostgresStore
+    return store_of(place)

@@ -174,8 +174,15 @@ class PostgresStore(SqlStore):
     def _insert_attestations(self, connection: sa.Connection, kept: Iterable[tuple[int, bytes]]) -> None:
         _copy(connection, _COPY_ATTESTATIONS.format(schema=self.place.schema), _COPY_ATTESTATIONS_TYPES, kept)
 
-    def _equal_terms(self, data: bytes) -> sa.ColumnElement[bool]:
-        return sa.func.sha256(self._tables.terms.c.data) == hashlib.sha256(data).digest()
+    def _is_one_of(self, column: sa.ColumnElement[Any], values: Sequence[Any]) -> sa.ColumnElement[bool]:
+        return column == sa.any_(sa.cast(list(values), sa.ARRAY(column.type)))
+
+    @property
+    def _terms_key(self) -> sa.ColumnElement[bytes]:
+        return sa.func.sha256(self._tables.terms.c.data, type_=sa.LargeBinary)
+
+    def _key_of(self, terms: bytes) -> bytes:
+        return hashlib.sha256(terms).digest()
 
     def _make_tables(self, connection: sa.Connection) -> None:
         if not _schema_exists(connection, self.place.schema):

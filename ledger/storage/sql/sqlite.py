@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import IO, Final, cast
+from typing import IO, Any, Final, cast
 
 import sqlalchemy as sa
 
@@ -241,8 +241,15 @@ class SqliteStore(SqlStore):
         while batch := list(islice(pending, READ_BATCH)):
             connection.exec_driver_sql(_INSERT_ATTESTATION, batch)
 
-    def _equal_terms(self, data: bytes) -> sa.ColumnElement[bool]:
-        return self._tables.terms.c.data == data
+    def _is_one_of(self, column: sa.ColumnElement[Any], values: Sequence[Any]) -> sa.ColumnElement[bool]:
+        return column.in_(values)
+
+    @property
+    def _terms_key(self) -> sa.ColumnElement[bytes]:
+        return self._tables.terms.c.data
+
+    def _key_of(self, terms: bytes) -> bytes:
+        return terms
 
     @contextmanager
     def _writing(self, doing: str) -> Iterator[sa.Connection]:

@@ -136,8 +136,17 @@ class SqlStore(ABC):
         """Inserts positions and attestations, the fastest way that the database has."""
 
     @abstractmethod
-    def _equal_terms(self, data: bytes) -> sa.ColumnElement[bool]:
-        """Returns the condition that finds stored terms by their bytes, through the index."""
+    def _is_one_of(self, column: sa.ColumnElement[Any], values: Sequence[Any]) -> sa.ColumnElement[bool]:
+        """Returns the condition that a column has one of at most `READ_BATCH` values."""
+
+    @property
+    @abstractmethod
+    def _terms_key(self) -> sa.ColumnElement[bytes]:
+        """What the index finds stored terms by."""
+
+    @abstractmethod
+    def _key_of(self, terms: bytes) -> bytes:
+        """Returns the key of terms."""
 
     def append(
         self, rows: Sequence[Row], frontier: Frontier, note: bytes | None = None, attested: Sequence[Attested] = ()
@@ -186,10 +195,10 @@ class SqlStore(ABC):
                 connection.execute(sa.insert(known.aggregate), values)
             dropped = forgotten = 0
             for at in range(0, len(seqs), READ_BATCH):
-                batch = list(seqs[at : at + READ_BATCH])
-                bodies = sa.update(known.entry).where(known.entry.c.seq.in_(batch)).values(body=None)
-                dropped += connection.execute(bodies).rowcount
-                forgotten += connection.execute(sa.delete(known.attestation).where(known.attestation.c.seq.in_(batch))).rowcount
+                batch = seqs[at : at + READ_BATCH]
+                leaves, signed = (self._is_one_of(table.c.seq, batch) for table in (known.entry, known.attestation))
+                dropped += connection.execute(sa.update(known.entry).where(leaves).values(body=None)).rowcount
+                forgotten += connection.execute(sa.delete(known.attestation).where(signed)).rowcount
             snapshot = SqlSnapshot(connection, known)
             if forgotten and (unused := orphans(snapshot.terms(), snapshot.attestations())):
                 empty = sa.update(known.terms).where(known.terms.c.number == sa.bindparam("orphan")).values(data=None)
@@ -246,13 +255,15 @@ class SqlStore(ABC):
 
     def _numbered(self, connection: sa.Connection, attested: Sequence[Attested]) -> dict[bytes, int]:
         """Returns the numbers of the terms of attestations, and stores those that are not there yet."""
-        known = self._tables.terms
-        fresh = connection.scalar(sa.select(sa.func.coalesce(sa.func.max(known.c.number) + 1, 0))) or 0
-        numbers = dict[bytes, int]()
-        for data in dict.fromkeys(item.terms for item in attested):
-            found = connection.scalar(sa.select(known.c.number).where(self._equal_terms(data)))
-            if found is None:
-                connection.execute(sa.insert(known), [{"number": fresh, "data": data}])
-                found, fresh = fresh, fresh + 1
-            numbers[data] = found
+        known, key = self._tables.terms, self._terms_key
+        keys = {self._key_of(item.terms): item.terms for item in attested}
+        numbers, pending = dict[bytes, int](), list(keys)
+        for at in range(0, len(pending), READ_BATCH):
+            there = self._is_one_of(key, pending[at : at + READ_BATCH])
+            found = connection.execute(sa.select(key, known.c.number).where(there))
+            numbers |= {keys[item]: number for item, number in found}
+        if fresh := [data for data in keys.values() if data not in numbers]:
+            first = connection.scalar(sa.select(sa.func.coalesce(sa.func.max(known.c.number) + 1, 0))) or 0
+            numbers |= {data: number for number, data in enumerate(fresh, start=first)}
+            connection.execute(sa.insert(known), [{"number": numbers[data], "data": data} for data in fresh])
         return numbers
