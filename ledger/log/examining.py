@@ -15,7 +15,7 @@ from ledger.storage.fsck import Signed, check_attestations
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """What was examined.
+    """Tells what an examination found.
 
     Attributes:
         findings: all that is wrong, each naming its file.

@@ -195,7 +195,7 @@ class Ledger:
 
     @property
     def place(self) -> Place:
-        """Where the ledger lies."""
+        """Place of the ledger."""
         return self._file.store.place
 
     @property
@@ -250,7 +250,7 @@ class Ledger:
 
     @property
     def finished(self) -> bool:
-        """Whether the run was closed."""
+        """True once the run was closed."""
         return self.state.closed
 
     @property
@@ -689,7 +689,7 @@ class Ledger:
 
     @property
     def vouchers(self) -> dict[int, tuple[str, ...]]:
-        """By position of each SUMMARY leaf the names of the policy's auditors who vouch for it, as of this machine's clock."""
+        """Names of the policy's auditors who vouch for each SUMMARY leaf, by its position and as of this machine's clock."""
         return retaining.vouchers_of(self._file)
 
     def pruned(self) -> Pruned | None:
@@ -781,7 +781,7 @@ class Ledger:
         return examine(self._file)
 
     def pin(self) -> Pin:
-        """Returns what a model checkpoint saved now must remember."""
+        """Returns what a model checkpoint that is saved now must remember."""
         return Pin(self.header.origin, self.size, self.root, self.header_digest)
 
     def check_pin(self, pin: Pin) -> None:

@@ -40,7 +40,7 @@ _MAX_KEYS: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What was found beside a ledger.
+    """Tells what was found beside a ledger.
 
     Attributes:
         findings: what is wrong, each naming its file.
@@ -211,7 +211,7 @@ def _weights(folder: Path, epochs: Iterable[Epoch], before: int, wrong: list[Fin
 
 
 MEMBERS: Final = ".members"
-"""What is added to the name of a ledger to name the file."""
+"""Suffix of the file, behind the name of the ledger."""
 
 HEADER: Final = "dptrain-members-v1"
 """Its first line."""

@@ -23,7 +23,7 @@ ENTRY_POINTS: Final = "dptrain.stores"
 """Group of the entry points of installed stores: the name is the scheme, the value a module that registers it."""
 
 STATE_NAME: Final = "ledger"
-"""What the files in a state directory are called: ``ledger.highwater``, ``ledger.withdrawals/``, ``ledger.key``."""
+"""Name of the files in a state directory: ``ledger.highwater``, ``ledger.withdrawals/``, ``ledger.key``."""
 
 _URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*")
@@ -84,12 +84,12 @@ class Place:
 
     @property
     def key(self) -> Path:
-        """Where the ledger's private key lies unless another place is named."""
+        """Path of the ledger's private key, unless another one is named."""
         return self._beside().with_suffix(".key")
 
     @property
     def public(self) -> Path:
-        """Where the ledger's verifier key is written."""
+        """Path of the ledger's verifier key."""
         return self._beside().with_suffix(".pub")
 
     def from_directory(self, base: Path) -> str:

@@ -74,10 +74,10 @@ def _typed(doing: str, error: BaseException | None, committing: bool) -> LedgerE
 
 
 STATEMENT_TIMEOUT_SECONDS: Final = 120
-"""Longest time for one statement; reading a ledger is many, a batch each. The server does not apply it to a commit."""
+"""Longest time of one statement. Reading a ledger takes many, one a batch; the server does not apply this to a commit."""
 
 CONNECT_TIMEOUT_SECONDS: Final = 10
-"""How long to wait for the server to answer."""
+"""Longest time until the server answers."""
 
 LOST_AFTER_SECONDS: Final = 30
 """A connection over which nothing is acknowledged for so long counts as lost: here, so that a run stops, and at the server, so
@@ -157,7 +157,7 @@ def engine_of(place: Place, *, read_only: bool) -> sa.Engine:
 
 
 def _arguments(place: Place) -> dict[str, Any]:
-    """What to connect with: the URL's own, over our defaults."""
+    """Returns what to connect with: the keys of the URL, over our defaults."""
     try:
         given: dict[str, Any] = dict(conninfo_to_dict(place.target))
     except psycopg.ProgrammingError as error:

@@ -142,7 +142,7 @@ class SqlStore(ABC):
     @property
     @abstractmethod
     def _terms_key(self) -> sa.ColumnElement[bytes]:
-        """What the index finds stored terms by."""
+        """The expression whose index finds stored terms."""
 
     @abstractmethod
     def _key_of(self, terms: bytes) -> bytes:
