@@ -145,6 +145,11 @@ class StoreKind:
     place: PlaceReader
     needs: str
 
+    @property
+    def named(self) -> str:
+        """Module and name of the class, by which a module that runs again registers its store anew."""
+        return self.store if isinstance(self.store, str) else f"{self.store.__module__}:{self.store.__qualname__}"
+
     def load(self) -> type[Any]:
         """Returns the class of the store, imported now if only its name was given.
 
@@ -189,8 +194,8 @@ def register_store(
     for name in (scheme, *aliases):
         if not _SCHEME.fullmatch(name):
             raise LedgerError("SCHEME", f"{name!r} is no scheme of a URL; use [a-z][a-z0-9+.-]*")
-        if _KINDS.get(name, kind).store != store:
-            raise LedgerError("SCHEME", f"{name}:// has the store {_KINDS[name].store} already; choose another scheme")
+        if _KINDS.get(name, kind).named != kind.named:
+            raise LedgerError("SCHEME", f"{name}:// has the store {_KINDS[name].named} already; choose another scheme")
     for name in (scheme, *aliases):
         _KINDS[name] = kind
 

@@ -17,6 +17,7 @@ from ledger.log import Ledger
 from ledger.storage import Place, place, register_store
 from ledger.storage.checking import check_store
 from ledger.storage.opening import create_store
+from ledger.storage.place import store_of
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "extending" / "store.md"
 
@@ -118,8 +119,10 @@ def test_a_scheme_has_one_store_and_malformed_ones_none():
         with pytest.raises(LedgerError) as found:
             register_store(scheme, object)
         assert found.value.code == "SCHEME"
-    register_store("one-file", object)
-    register_store("one-file", object)
+    register_store("one-file", type("Store", (), {}))
+    again = type("Store", (), {})  # as a cell of a notebook that is run once more
+    register_store("one-file", again)
+    assert store_of(Place.of("one-file:///ledger")) is again
     with pytest.raises(LedgerError):
         register_store("other", dict, aliases=("one-file",))
     with pytest.raises(LedgerError) as found:
