@@ -20,7 +20,7 @@ BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test slow lint types bench bench-scaling bench-start bench-gate bench-ledger gpu fuzz faults lies mutations mutants interop zoo house man clean
+.PHONY: help install demo test slow lint types pages bench bench-scaling bench-start bench-gate bench-ledger gpu fuzz faults lies mutations mutants interop zoo house man clean
 
 help:
 	@echo "make demo    the whole way on real data, from keys to a verified export, into $(DIR)/"
@@ -32,6 +32,7 @@ help:
 	@echo "make faults  fail and kill every system call of a ledger's writers, and lose power after each"
 	@echo "make zoo     hundreds of model families through the start of a run, held to what is expected of each"
 	@echo "make house   count lines, import circles, upward arrows, folders too full and files too small"
+	@echo "make pages   write the pages of the docs that are made from the code"
 	@echo "make lies    tell every lie that the log's key can sign, and print the verdict that each gets"
 	@echo "make mutants   break every promise of the private step once, and demand that the test named for it fails"
 	@echo "make mutations   judge a million mutations of valid attestations; make interop: against cwt, pycose, Node, Go and others"
@@ -148,6 +149,12 @@ zoo: $(STAMP)
 # ratios, ARGS="--list upward circles" says which they are. tests/test_layering.py fails on new ones.
 house: $(STAMP)
 	$(BIN)/python -m tests.house $(ARGS)
+
+# Pages of the docs that are made from the code: the tables of docs/mechanism, and those of policies and documents.
+pages: $(STAMP)
+	$(BIN)/python -m tests.claims
+	$(BIN)/python -m attest.policy.pages docs
+	$(BIN)/python -m tests.zoo --docs
 
 man: $(STAMP)
 	$(BIN)/python -m dptrain.cli.man build/man

@@ -32,7 +32,7 @@ from ledger.merkle import Frontier, leaf_hash
 from ledger.storage.opening import create_store
 from ledger.storage.place import Place
 from ledger.storage.store import Row, Store
-from tests.ledger.pg_cluster import Cluster, server_binary
+from tests.worlds.postgres import Cluster, server_binary
 
 BATCHES = (1, 1_024, 8_192)
 """Rows per commit."""

@@ -23,8 +23,8 @@ from ledger.release.manifest import Manifest, open_manifest
 from ledger.replay.signer import KeyChain
 from ledger.replay.summaries import Aggregate
 from ledger.tiles import KeptNodes, Subtree, nodes_file
-from tests.ledger.ledger_runs import OTHER_KEY, SIGNER, START, Driver
-from tests.ledger.retained_runs import grown
+from tests.worlds.ledgers import OTHER_KEY, SIGNER, START, Driver
+from tests.worlds.retained_ledgers import grown
 
 NEXT = NoteSigner(SIGNER.name, OTHER_KEY)
 SIZE = 1_000

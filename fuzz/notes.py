@@ -17,8 +17,8 @@ from ledger.proofs.memory import Evidence, judge, parse_evidence
 from ledger.proofs.receipt import make_receipt, verify_receipt
 from ledger.proofs.tlog_proof import TlogProof, make_proof, parse_proof, verify_proof
 from ledger.trust import auditors_policy, parse_policy
-from tests.attacks.scene import ALICE, BOB, OWNER
 from tests.vectors.published import vectors
+from tests.worlds.gate import ALICE, BOB, OWNER
 
 LOG, ANNA, BEN = NoteSigner("ledger.example/run1", OWNER), Cosigner("anna", ALICE), Cosigner("ben", BOB)
 LEAVES = [

@@ -29,8 +29,9 @@ from ledger.log import Ledger
 from ledger.note import Checkpoint, Signature
 from ledger.report import write_report
 from ledger.views.summary import ReleasedPart, ReleaseRow
-from tests.attacks.scene import ALICE, NOW, descriptor, opening
-from tests.ledger.ledger_runs import SIGNER, START, Driver, header_spec
+from tests.attacks.scene import descriptor, opening
+from tests.worlds.gate import ALICE, NOW
+from tests.worlds.ledgers import SIGNER, START, Driver, header_spec
 
 _WHOLE = (0, 1, -1, 253402300799, 253402300800, 10**12, 2**62, 2**63 - 1, 2**64, -(2**63), 10**30, 1_750_000_000)
 _CHARS = "a\x00\x07\x1b[31m\n\r\t\x9b\x85\u202e\u2066\u200b\u2028\ud800\udfff\U000e0041<&'é字"

@@ -42,29 +42,20 @@ from fuzz.notes import NOTE_TARGETS
 from fuzz.printers import PRINTER_TARGETS
 from tests.attacks.mutations import COPIES, TRICKY, claimed_content, make_originals, parts_of
 from tests.attacks.scene import (
-    ALICE,
-    BOB,
-    CONTENT,
-    CORPUS,
     ISSUER,
-    MALLORY,
-    NOW,
     OPENING,
-    OWNER,
-    RAW,
     commitments,
     descriptor,
     descriptor_fields,
     envelope,
     header_fields,
-    make_registry,
     make_scene,
-    registry_bytes,
     sig_structure,
     signed,
 )
-from tests.registries import RegistryBytes
 from tests.vectors.published import vectors
+from tests.worlds.gate import ALICE, BOB, CONTENT, CORPUS, MALLORY, NOW, OWNER, RAW, make_registry, registry_bytes
+from tests.worlds.registries import RegistryBytes
 
 __all__ = ["LIMIT", "TARGETS", "BrokenInvariant", "Target", "timed"]
 

@@ -1,7 +1,11 @@
-"""For all tests: which cases of a cross are quick, and what a test leaves behind for the next."""
+"""For all tests: which cases of a cross are quick, where files lie, and what a test leaves behind for the next."""
 
+import gc
+import getpass
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib import import_module
@@ -16,6 +20,29 @@ os.environ.setdefault("MKL_CBWR", "AUTO")
 # away from those behind it (torch's compiler needs it).
 with suppress(ImportError):
     import_module("setuptools")
+
+
+MEMORY, ENOUGH = "/dev/shm", 4 * 1024**3
+"""A file system in memory, and its free bytes from which on the files of tests lie there."""
+
+
+def _files_in_memory() -> None:
+    """Puts temporary files into memory, unless TMPDIR says where: ledgers wait for a disk after every leaf.
+
+    What torch has compiled stays where it was: it is of use to the next run, too.
+    """
+    if "TMPDIR" not in os.environ and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ENOUGH:
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}")
+        os.environ["TMPDIR"] = tempfile.tempdir = MEMORY
+
+
+_files_in_memory()
+
+
+def pytest_collection_finish() -> None:
+    """Takes what imports and collection made out of the garbage collector's rounds: millions of objects that never go."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -15,8 +15,8 @@ from dptrain.clipping.own_noise import OwnBounds, admitted_bounds, own_bounds, o
 from ledger import accountants
 from ledger.errors import AccountantError
 from ledger.leaves import Admit
-from tests.ledger.ledger_runs import START, signed_policy
 from tests.test_layering import run_without_torch
+from tests.worlds.ledgers import START, signed_policy
 
 PHI = NormalDist().cdf
 

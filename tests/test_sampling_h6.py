@@ -206,8 +206,8 @@ def test_two_processes_with_seeds_of_their_own_share_each_draw_without_a_word() 
 
 def test_a_run_takes_every_step_and_every_contribution_that_was_drawn(tmp_path: Path) -> None:
     """Nothing between the sampler and the sums drops, repeats or cuts: T steps, and each drawn slot in one microbatch."""
-    from tests.trainers import Trainer
-    from tests.worlds import make_world
+    from tests.worlds.trainer import Trainer
+    from tests.worlds.training import make_world
 
     trainer = Trainer(make_world(tmp_path, steps=12, per_class=6, rate="0.1"), microbatch=2).begin()
     drawing, wanted, taken = trainer.private.drawing, [], []

@@ -214,7 +214,7 @@ class Policy(Payload):
         4,
         Word(ACCOUNTANTS),
         'Who computes epsilon: `"pld"` (the tightest, and the one to take), `"rdp"`, `"moments"` or `"prv"`, '
-        'compared in [mechanism.md](mechanism.md), Accounting. `"prv"` needs the training extra to compute its '
+        'compared in [accounting](mechanism/accounting.md). `"prv"` needs the training extra to compute its '
         "own figures; without it, and for auditors, it is `pld` + 0.02 at most.",
         default="pld",
     )
@@ -290,7 +290,7 @@ class Policy(Payload):
         '"secret_poisson"`), `rdp` for the others, which sampling does not amplify. **Under `laplace` every clip '
         "norm is a bound on the sum of magnitudes (L1)**, and a noise multiplier is the scale of the noise over "
         "it. Words of correlated noise are [not built yet](#specified-not-built-yet). The whole table: "
-        "[mechanism.md](mechanism.md#noise-of-other-families).",
+        "[the mechanism](mechanism/families.md).",
         key="noise",
         default=MechanismRule(),
     )

@@ -12,7 +12,7 @@ divides the clip norm of a contribution by them: ``C_il = C_i u_kl`` with ``u_kl
 
     S_k = (sum over D_k of u_kl^2 / s_l^2)^(-1/2),
 
-which is never below the least s_l, and takes its place in every formula (docs/mechanism.md, Theorem 7).
+which is never below the least s_l, and takes its place in every formula (docs/mechanism, Theorem 7).
 """
 
 import math
@@ -424,7 +424,7 @@ class Energies:
 
 
 def energies(classes: Sequence[ClassRule], parts: Sequence[Noised]) -> Energies:
-    """Energy of a schedule beside that of the max rule and of uniform noise (docs/mechanism.md, Proposition 3).
+    """Energy of a schedule beside that of the max rule and of uniform noise (docs/mechanism, Proposition 3).
 
     Raises:
         ValueRefused: No block has noise, or as `budget_stds`.

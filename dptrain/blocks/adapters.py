@@ -144,7 +144,7 @@ def require_adapter(adapters: Mapping[str, Adapter], name: str, class_name: str)
 
 @dataclass(frozen=True)
 class _Entry:
-    """What one module holds for one adapter."""
+    """The tensors that one module holds for one adapter."""
 
     path: str
     module: nn.Module
@@ -220,7 +220,7 @@ class _Entry:
 
 
 def tuner_runs_whole(module: nn.Module) -> bool:
-    """Whether a module is a tuner layer of :data:`WHOLE` that uses tensors without a call of the modules that hold them.
+    """Tell if a module is a tuner layer of :data:`WHOLE` that uses tensors without calling the modules that hold them.
 
     A layer that only calls its modules (LoRA on a linear layer) has better rules for each of them.
     """
@@ -267,7 +267,7 @@ def _configs(model: nn.Module) -> dict[str, object]:
 
 
 def _own_configs(module: nn.Module) -> dict[str, object]:
-    """What a module itself holds; a prompt-learning model keeps it under another name than the tuners do."""
+    """Return the configurations that a module holds; a prompt-learning model keeps them under another name than tuners do."""
     for key in ("peft_config", "_peft_config"):
         configs = vars(module).get(key)
         if isinstance(configs, dict):

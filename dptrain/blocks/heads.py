@@ -121,7 +121,7 @@ def find_heads(model: nn.Module) -> tuple[dict[str, Division], dict[str, int], t
 
 
 def _contains_known(model: nn.Module, path: str, counts: dict[str, int]) -> bool:
-    """Whether this only wraps known attention, with a norm beside it (T5's ``T5LayerSelfAttention``)."""
+    """Tell if this only wraps known attention, with a norm beside it (T5's ``T5LayerSelfAttention``)."""
     known = [f"{name}." for name in counts if name.startswith(f"{path}.")]
     named = model.get_submodule(path).named_parameters(prefix=path)
     return bool(known) and all(p.dim() == 1 or any(name.startswith(own) for own in known) for name, p in named)
@@ -149,7 +149,7 @@ def projections(module: nn.Module) -> Projections | None:
 
 
 class _Mismatch(Exception):
-    """What does not fit the layout."""
+    """Raised where a module does not fit the layout."""
 
 
 def _layout(module: nn.Module) -> Separate | Fused | None:
@@ -259,7 +259,7 @@ class _Projection:
         self.inputs = weight.shape[1 - self.output_dim]
 
     def rows(self, kind: Kind, count: int, owners: list[tuple[frozenset[int], int]]) -> dict[str, Division]:
-        """What makes an output: rows of the weight and the bias, and of LoRA's second factor."""
+        """Divide the output side: rows of the weight and the bias, and of LoRA's second factor."""
         if sum(length for _, length in owners) != self.outputs:
             raise _Mismatch(f"{self.outputs} outputs of {self.outer!r}, expected {sum(length for _, length in owners)}")
         found = {
@@ -272,7 +272,7 @@ class _Projection:
         return found
 
     def columns(self, kind: Kind, count: int, owners: list[tuple[frozenset[int], int]]) -> dict[str, Division]:
-        """What an input meets: columns of the weight, and of LoRA's first factor."""
+        """Divide the input side: columns of the weight, and of LoRA's first factor."""
         found = {f"{self.path}.weight": divided(kind, count, 1 - self.output_dim, owners)}
         for adapter in self.adapters:
             found[f"{self.outer}.lora_A.{adapter}.weight"] = divided(kind, count, 1, owners)

@@ -26,7 +26,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Division:
-    """Who owns which coordinates of a tensor.
+    """The owners of the coordinates of one tensor.
 
     Attributes:
         kind: what the owners are. count: how many of them there are in this attention, or in this block of experts.

@@ -59,7 +59,7 @@ class Tensor:
         return self.shape.numel()
 
     def select(self, value: torch.Tensor) -> torch.Tensor:
-        """What of a value in the shape of the parameter belongs to this tensor."""
+        """Select the part of a value, shaped like the parameter, that belongs to this tensor."""
         return value if self.part is None else self.part.select(value)
 
 

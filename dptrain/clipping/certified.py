@@ -1,7 +1,7 @@
 """Clipped sums at exactness level ``certified``: integers per contribution, each certified before it is added.
 
 The lattice of block l has the step ``gamma_l = s_l * 2^-b``. Floating point decides which integers a contribution is turned
-into, and nothing else: from there on the certificate, the sums and the release are exact (docs/mechanism.md, Theorem 4).
+into, and nothing else: from there on the certificate, the sums and the release are exact (docs/mechanism, Theorem 4).
 """
 
 import math
@@ -39,7 +39,7 @@ MOST_CONTRIBUTIONS = EXACT // (2 * WIDEST)
 """So many contributions of coordinates up to WIDEST add up exactly in float64; a sixteenth of them up to WIDEST_L1."""
 
 TRIES = 4
-"""How often a contribution that fails its certificate is shrunk before it counts as zero."""
+"""Times that a contribution which fails its certificate is shrunk before it counts as zero."""
 
 _CHUNK = {"cpu": 1 << 16}
 """Coordinates widened to float64 at a time; on the CPU they stay in the cache of one core."""
@@ -49,7 +49,7 @@ _CHUNK_ELSEWHERE = 1 << 24
 
 @dataclass(frozen=True)
 class Limits:
-    """What the certificate of a contribution asks, as integers; and the clip bounds in floating point that aim at it.
+    """The bounds of a certificate as integers, and the clip bounds in floating point that aim at them.
 
     With ``S_l`` the sum of squares of the integers in block l: ``sum_l S_l <= whitened`` and
     ``sum_l weights[l] S_l <= euclidean``, where ``weights[l]`` is proportional to s_l^2. ``caps`` are clip norms of single

@@ -19,7 +19,7 @@ _SMALLEST = torch.finfo(torch.float32).tiny
 """A smaller coefficient counts as zero: as a float32 weight it would be rounded by more than the margin."""
 
 Pieces = dict[int, list[Piece]]
-"""What a microbatch found, by index of the tensor in the schedule."""
+"""The pieces of a microbatch, by index of the tensor in the schedule."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class FastSums:
 
     Guarantee: the change of every sum due to contribution i is ``c_i m_il g_il`` with
     ``c_i = min(1, (1-eta_i) C_i / |g_i|, (1-eta_i) / (sigma_i |g_i|_s))``, both norms over the permitted blocks; up to the
-    float rounding that ``eta_i`` pays for (docs/mechanism.md, Theorems 1 and 2). Where blocks have shares of clip norms, every
+    float rounding that ``eta_i`` pays for (docs/mechanism, Theorems 1 and 2). Where blocks have shares of clip norms, every
     block is clipped to its own before, and z_i stands in the place of sigma_i (Theorem 7).
 
     Args:
@@ -128,7 +128,7 @@ class FastSums:
 
     @staticmethod
     def _parts(bounds: Bounds, squares: torch.Tensor) -> torch.Tensor:
-        """What part of a contribution's squared clip norm each block has, float64 (N, G); rows add up to 1."""
+        """Return each block's part of a contribution's squared clip norm, float64 (N, G); rows add up to 1."""
         own = torch.where(bounds.permitted_NG, squares, 0.0)
         return own / own.sum(1, keepdim=True).clamp_min(1.0)
 

@@ -25,7 +25,7 @@ _LARGEST = 1_000_000 * MICRO
 
 @dataclass(frozen=True, slots=True)
 class SufficientNoise:
-    """What suffices for one contribution.
+    """The noise that suffices for one contribution.
 
     Attributes:
         sampling_rate: q_i, expected occurrences per step.
@@ -92,7 +92,7 @@ def variance(multiplier: float, clip_norm: float, family: str = "gaussian") -> f
 def occurrences_within(
     epsilon: float, multiplier: float, delta: float, accountant: str = "pld", family: str = "gaussian"
 ) -> int:
-    """How many public occurrences a target epsilon pays for: the cap to sign where more than expected may come.
+    """Return how many public occurrences a target epsilon pays for: the cap to sign where more than expected may come.
 
     Guarantee: the epsilon of that many has been computed and is not above the target; that of one more is.
 
@@ -264,7 +264,7 @@ def own_noise(bounds: OwnBounds) -> OwnNoise:
     rounded up.
 
     With secret draws and a cap the smaller of two multipliers suffices, each of which does by itself: that of draws at rate q
-    without a cap, and that of as many occurrences as the cap without sampling (Lemma 3 of docs/mechanism.md). A rate of cap / T
+    without a cap, and that of as many occurrences as the cap without sampling (Lemma 2 of docs/mechanism). A rate of cap / T
     would not: up to the cap draws come at rate q.
 
     Args:

@@ -12,12 +12,12 @@ from dptrain.errors import NotPrivateUse
 
 
 def says_public(bounds: Bounds) -> torch.Tensor:
-    """Which contributions signed that they are public, (N,)."""
+    """Mark the contributions that signed that they are public, (N,)."""
     return (bounds.clip_N == from_micro(PUBLIC_CLIP_MICRO)) & (bounds.sigma_N == from_micro(PUBLIC_NOISE_MICRO))
 
 
 def is_public(bounds: Bounds) -> bool:
-    """Whether a microbatch is one of public contributions.
+    """Tell if a microbatch holds public contributions.
 
     Raises:
         NotPrivateUse: it has both kinds. Rows of one microbatch meet in one forward pass and in one product.

@@ -67,7 +67,9 @@ def require_masks(rule: ClassRule, stack: LayerStack, permits: Callable[[Tensor]
 
 
 def _without(kind: Kind, touched: Sequence[str], stack: LayerStack) -> str | None:
-    """What lacks known owners: for heads any layer that a class may touch, for experts all of them; None if nothing does."""
+    """Name what lacks known owners: any layer that a class may touch for heads, all layers for experts; None if nothing
+    does.
+    """
     layers = [layer for layer in stack.layers if any(_within(alias, layer) for alias in touched)]
     known = stack.owners.get(kind, {})
     bare = [layer for layer in layers if not any(_within(path, layer) for path in known)]
@@ -104,7 +106,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Resolution:
-    """What one admission may do: its profile (indices of blocks) and the noise it is protected by.
+    """The rights of one admission: its profile (indices of blocks) and the noise that protects it.
 
     ``stds`` is the schedule of its class, which carries no count of occurrences. ``multiplier`` is the effective z of the
     contribution under it. ``own`` is what it signed itself, with its expected occurrences; ``sufficient`` is the noise that
@@ -141,7 +143,7 @@ class Schedule:
 
     Guarantee: for every private class k the effective noise, of :meth:`class_std`, is at least ``sigma_k * C_k``, up to one
     rounding: the least std of its blocks, or S_k where the policy has budgets. A contribution clipped to its signed bounds is
-    protected at its signed noise multiplier or better (docs/mechanism.md, Theorems 1 and 7).
+    protected at its signed noise multiplier or better (docs/mechanism, Theorems 1 and 7).
     """
 
     stack: LayerStack
@@ -246,7 +248,7 @@ def bind(policy: Policy, stack: LayerStack) -> Schedule:
     optimizer moves them.
 
     Blocks only ever split what classes may touch alike: the noise of a block depends on its classes alone, so naming the
-    blocks of an adapter changes no bound (docs/mechanism.md, Corollary 1).
+    blocks of an adapter changes no bound (docs/mechanism, Corollary 1).
 
     Raises:
         UnsupportedPolicy: a profile that this build cannot honour, is out of range, matches nothing or touches nothing.

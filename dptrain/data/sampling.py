@@ -1,4 +1,4 @@
-"""Who takes part in a step: Poisson sampling from the keyed stream or, where occurrences are public, turns in a signed order.
+"""Sample the contributions of a step: Poisson from the keyed stream, or turns in a signed order where occurrences are public.
 
 Under Poisson sampling every contribution of a class is drawn independently at every step with the class's rate. A draw is a
 function of (key, step, slot): no shuffle, no epoch, no loader; an empty draw is a step like any other.
@@ -32,11 +32,11 @@ class Sampler(ABC):
 
     @abstractmethod
     def _chosen(self, step: int) -> np.ndarray:
-        """Which slots a step would draw, closed and capped ones included: a boolean per slot."""
+        """Mark the slots that a step would draw, closed and capped ones included: a boolean per slot."""
 
     @property
     def capped(self) -> bool:
-        """Whether any slot has a cap on its occurrences, which makes the past of a run matter after a restart."""
+        """Tell if any slot has a cap on its occurrences, which makes the past of a run matter after a restart."""
         return bool(self._caps.any())
 
     def close(self, slots: Iterable[int]) -> None:
@@ -60,7 +60,7 @@ class PoissonSampler(Sampler):
     Guarantee: given the key is uniform, slot i is drawn at step t with probability ``floor(q_i * 2^64) / 2^64 <= q_i``,
     independently over slots and steps, except that a slot whose cap is used up or that was closed (withdrawn, expired) is
     silently not drawn. Both exceptions only lower the conditional probability, so Poisson(q) accounting stays an upper
-    bound (docs/mechanism.md, Lemma 1).
+    bound (docs/mechanism, Lemma 1).
     """
 
     def __init__(self, stream: KeyStream, rates: Sequence[Fraction], caps: Sequence[int]) -> None:
@@ -94,7 +94,7 @@ class OrderedSampler(Sampler):
 
     Guarantee: slots that are neither capped nor closed are drawn exactly once in every period of their class, in the step that
     `attest.schedule.turns.Order` says: there is no key, so a step that is done again, and every rank, draws alike. Nothing is
-    amplified: every draw is an occurrence that counts in full (docs/mechanism.md, Theorem 12).
+    amplified: every draw is an occurrence that counts in full (docs/mechanism, Theorem 12).
     """
 
     def __init__(self, order: Order, caps: Sequence[int]) -> None:

@@ -33,7 +33,7 @@ main()
 
 
 def verify_without_torch(export: Path, log_key: Path, owner_key: Path) -> dict[str, Any]:
-    """What ``dptrain ledger verify EXPORT --json`` says where torch is not installed."""
+    """Return what ``dptrain ledger verify EXPORT --json`` says where torch is not installed."""
     return without_torch("ledger", "verify", str(export), "--key", str(log_key), "--owner-key", str(owner_key), "--json")[1]
 
 
@@ -56,7 +56,7 @@ def released(directory: Path, model: Path, owner_key: Path) -> dict[str, Any]:
 
 
 def checked(directory: Path, model: Path, owner_key: Path) -> dict[str, Any]:
-    """What ``dptrain release --check MODEL --json`` says where torch is not installed."""
+    """Return what ``dptrain release --check MODEL --json`` says where torch is not installed."""
     keys = ("--key", str(directory / "ledger.pub"), "--owner-key", str(owner_key))
     return without_torch("release", "--check", str(model), *keys, "--json")[1]
 

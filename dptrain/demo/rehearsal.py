@@ -22,7 +22,7 @@ DAY = 86_400
 
 @dataclass(frozen=True)
 class Contributor:
-    """Who contributes which records in which admissibility class."""
+    """One contributor, its records and the admissibility class."""
 
     name: str
     admissibility_class: str
@@ -68,7 +68,7 @@ class Stage:
         return self.root / "registry.cbor"
 
     def template(self, contributor: str, class_name: str, **changes: Any) -> SigningTemplate:
-        """What a contributor signs who asks for exactly what the class offers; ``changes`` for those who do not."""
+        """Sign exactly what the class offers; ``changes`` for contributors who ask for something else."""
         rule = self.policy.class_rule(class_name)
         values: dict[str, Any] = {
             "contributor": contributor,

@@ -71,7 +71,7 @@ threads = 1                       # a model this small is slower on several
 
 @dataclass(frozen=True)
 class Scale:
-    """How much the demo does; constants, chosen without looking at any contribution."""
+    """The size of the demo; constants, chosen without looking at any contribution."""
 
     pictures: int = 6000
     epochs: int = 15

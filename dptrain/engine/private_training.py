@@ -68,7 +68,7 @@ class PrivateTraining:
 
     Guarantee: under zero-out adjacency, the sequence of released gradients is (epsilon_i, delta)-differentially private
     with respect to each contribution i, with epsilon_i as the ledger records it: each logical step is a Poisson-subsampled
-    Gaussian mechanism with multiplier z_i >= sigma_i (docs/mechanism.md, Theorem 1), composed over all charged steps; or one of
+    Gaussian mechanism with multiplier z_i >= sigma_i (docs/mechanism, Theorem 1), composed over all charged steps; or one of
     the family of noise that the policy names (Theorems 9 to 11), or unsampled where occurrences are public (Theorems 6 and 12).
     """
 

@@ -94,7 +94,7 @@ class DeviceGaussian:
     Guarantee: the output of :meth:`release_` is ``gamma/normaliser`` times an integer per coordinate; the noise integer of
     coordinate ``o`` of tensor ``lane`` at ``step`` is a function of (key, step, lane, o) and of how the device rounds log, sin
     and cos, is used once, and comes from ChaCha20 under a key of 256 bits; radii are finer than the lattice, up to 11.7 s.
-    Assumption: the float64 functions of the device are within 4 units in the last place (docs/mechanism.md, Theorem 2), which
+    Assumption: the float64 functions of the device are within 4 units in the last place (docs/mechanism, Theorem 2), which
     is checked on some thousand arguments of every device before its first release.
     """
 

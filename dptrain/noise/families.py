@@ -1,7 +1,7 @@
 """Noise of every family that a policy may sign, behind one release.
 
 The lattice Gaussian is the default and stands in :mod:`dptrain.noise.lattice`. The others add integers of their own law to the
-exact integer sums of level ``certified``, on the lattice ``s_l * 2^-b`` of those sums (docs/mechanism.md, Theorems 9 to 11).
+exact integer sums of level ``certified``, on the lattice ``s_l * 2^-b`` of those sums (docs/mechanism, Theorems 9 to 11).
 """
 
 from typing import Protocol

@@ -1,4 +1,4 @@
-"""Gaussian noise on an integer lattice (docs/mechanism.md, Theorem 2): exact accounting without floating-point leaks.
+"""Gaussian noise on an integer lattice (docs/mechanism, Theorem 2): exact accounting without floating-point leaks.
 
 The released value is ``gamma * (rint(sum / gamma) + rint(N(0, (s / gamma)^2))) / normaliser`` with ``gamma = s * 2^-32``.
 Since ``rint(x) + a = rint(x + a)`` for integer ``a``, adding rounded noise to an integer sum is post-processing of the

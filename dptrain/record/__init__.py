@@ -1,1 +1,1 @@
-"""What a run writes down: the ledger's leaves, checkpoints pinned to them, and the withdrawals that it takes in."""
+"""Record a run: the ledger's leaves, checkpoints pinned to them, and the withdrawals that it takes in."""

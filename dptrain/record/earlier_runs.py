@@ -19,7 +19,7 @@ LedgerPath = str | os.PathLike[str]
 
 @dataclass(frozen=True, slots=True)
 class EarlierRuns:
-    """What a run is told of the runs before it.
+    """The costs of earlier runs, as a run is told of them.
 
     Attributes:
         ledgers: ledgers of closed runs over the same corpus, or directories of exports of them.

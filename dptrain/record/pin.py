@@ -1,4 +1,4 @@
-"""What a model checkpoint remembers of the ledger, and which bytes its states are: `pin.cose`, signed with the ledger's key.
+"""Pin a model checkpoint to its place in the ledger: `pin.cose`, with the digest of its states, signed with the ledger's key.
 
 Whoever checks one needs no torch: `dptrain ledger fsck` holds every checkpoint beside a ledger against its pin, too.
 """

@@ -86,7 +86,7 @@ class Recorder:
 
     @property
     def begun(self) -> bool:
-        """Whether there is a ledger already."""
+        """Tell if there is a ledger already."""
         return self._ledger is not None
 
     @property
@@ -221,7 +221,7 @@ class Recorder:
 
     @property
     def isolation(self) -> str:
-        """How statement A stands, as far as it is recorded."""
+        """Return how statement A stands, as far as it is recorded."""
         return self.ledger.state.isolation.told
 
     def sign_pin(self, step: int, isolation: str, state_bytes: int, state_sha256: bytes) -> bytes:
@@ -268,7 +268,7 @@ class Recorder:
 
     @property
     def draws_public(self) -> bool:
-        """Whether the ledger records who was drawn."""
+        """Tell if the ledger records who was drawn."""
         return self.ledger.header.occurrences_public
 
     def draw(self, step: int, slots: Iterable[int], now: int) -> None:
@@ -397,7 +397,7 @@ _Shared = tuple[tuple[Any, ...], tuple[Any, ...], CommonTerms, bytes]
 
 
 class _SharedAdmissions:
-    """What the ledger records of slots; what those of one form share is made once."""
+    """The records of slots for the ledger; slots of one form share them."""
 
     def __init__(self, slots: Slots, classes: list[str]) -> None:
         self._slots = slots

@@ -35,7 +35,7 @@ class Computed:
     sources: tuple[str, ...]
 
     def values(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """What is written, by name, given the tensors of ``sources``."""
+        """Return the tensors that are written, by name, given the tensors of ``sources``."""
         state = {name.removeprefix(self.prefix): value for name, value in zip(self.sources, tensors, strict=True)}
         return {self.prefix + name: value for name, value in _reverted(self.model, state).items()}
 
@@ -72,7 +72,7 @@ def saved_forms(model: nn.Module) -> tuple[dict[str, tuple[str, ...]], list[Comp
 
 
 def _is(library: str, kind: str, module: nn.Module) -> bool:
-    """Whether a module is of a library's class, without loading the library for it."""
+    """Tell if a module is of a library's class, without loading the library for it."""
     loaded = sys.modules.get(library)
     return loaded is not None and isinstance(module, getattr(loaded, kind))
 
@@ -111,7 +111,9 @@ def _renamed(state: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor
 def _computed(
     model: nn.Module, prefix: str, state: Mapping[str, torch.Tensor], written: Mapping[str, torch.Tensor]
 ) -> Iterator[Computed]:
-    """What is not written as it is, in the smallest groups that can be written alone: one tensor, or those of a module."""
+    """Yield the tensors that are not written as they are, in the smallest groups that can be written alone: one, or a
+    module's.
+    """
     as_is = {id(value) for value in written.values()}
     own = {id(value) for value in state.values()}
     others = {name for name, value in written.items() if id(value) not in own}
@@ -255,6 +257,6 @@ def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def _has_bytes(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is one that a safetensors file could hold as it is."""
+    """Tell if a safetensors file could hold a tensor as it is."""
     plain = tensor.layout is torch.strided and not tensor.is_meta and not is_traceable_wrapper_subclass(tensor)
     return plain and tensor.dtype in _DTYPES

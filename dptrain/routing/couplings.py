@@ -1,6 +1,6 @@
 """Module scan: known channels through which one contribution reaches another's gradient, refused by name.
 
-The channels are listed in docs/mechanism.md; the probes find what has no name here.
+The channels are listed in docs/mechanism; the probes find what has no name here.
 """
 
 from collections.abc import Iterator

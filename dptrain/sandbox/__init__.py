@@ -1,4 +1,4 @@
-"""What may happen in a private microbatch.
+"""Confine the code of others in a private microbatch.
 
 Between the draw of a microbatch and the end of its backward pass runs code that is not ours: the model, the loss, the loop.
 Some of what such code may do makes one contribution felt by others, or by whoever watches. This package holds all of it:

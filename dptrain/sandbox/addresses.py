@@ -2,7 +2,7 @@
 
 An address says whose number it is (step, contribution, example) and what for (module, draw, position). Nothing else enters:
 neither who else was drawn, nor where in a microbatch a row lies, nor how far a generator has moved. The numbers are the words
-of ChaCha20 (RFC 8439, section 2.3) under a key made of a public seed. They need not be secret (docs/mechanism.md, Lemma 3);
+of ChaCha20 (RFC 8439, section 2.3) under a key made of a public seed. They need not be secret (docs/mechanism, Theorem 14);
 ChaCha20 is taken because it is at hand on every device, to the bit.
 """
 

@@ -64,7 +64,7 @@ class UnknownDraw(RuntimeError):
 
 @dataclass(frozen=True)
 class Request:
-    """What an operation asks for.
+    """The numbers that an operation asks for.
 
     Attributes:
         kind: as :meth:`dptrain.sandbox.addresses.Numbers.values` takes it. parameters: of the kind.
@@ -83,7 +83,7 @@ Answer = Callable[[torch.Tensor], Any]
 
 
 def draws(func: Any, args: tuple, kwargs: dict) -> bool:
-    """Whether an operation draws in this call; a fused attention without dropout, which is marked as if it did, does not."""
+    """Tell if an operation draws in this call. A fused attention without dropout is marked as if it did, and does not."""
     if torch.Tag.nondeterministic_seeded not in func.tags:
         return False
     names = [argument.name for argument in func._schema.arguments]
@@ -99,7 +99,7 @@ def draws(func: Any, args: tuple, kwargs: dict) -> bool:
 
 
 def request(func: Any, args: tuple, kwargs: dict) -> tuple[Request, Answer]:
-    """What an operation that draws asks for, and what it makes of the answer.
+    """Return the request of an operation that draws, and the function that makes its result of the answer.
 
     Raises:
         UnknownDraw: nothing is known of the operation.

@@ -334,7 +334,7 @@ def _no(func: Any, args: tuple, kwargs: dict) -> bool:
 def _aligned(
     scores: torch.Tensor, targets: torch.Tensor, frames: Any, counts: Any
 ) -> tuple[torch.Tensor, torch.Tensor, Any, Any] | None:
-    """What a CTC loss aligns, brought into range.
+    """Bring the targets and lengths that a CTC loss aligns into range.
 
     Args:
         scores: (frames, rows, classes). targets: (rows, longest), or those of all rows one after another.

@@ -32,7 +32,7 @@ from dptrain.sandbox.writes import Kept, given_back
 
 _aten = torch.ops.aten
 _COINS = {"high": 1.0 - 2.0**-24, "low": 2.0**-24}
-"""What a draw that everybody shares is in the start-up probes, so that a layer that may be skipped runs."""
+"""The value of a draw that all samples share in the start-up probes, so that a layer that may be skipped runs."""
 
 _NO_MODULE = "<loop>"
 """Path of what runs in no module of the model: the loss, and the loop around it."""
@@ -60,15 +60,17 @@ class Sandbox:
         self.secret = secret
         self.truths = Truths()
         self.coin = "high"
-        """What the probes make of single numbers, by which a forward decides for everybody: nearly one, or nearly zero."""
+        """The side to which the probes set single numbers by which a forward decides for all samples: nearly one, or nearly
+        zero.
+        """
         self.coins = False
-        """Whether a forward of the probes drew such a number."""
+        """True once a forward of the probes drew such a number."""
         self.unknown: dict[str, str] = {}
         """Operations that draw in no known way: what, by module."""
         self.host_draws = False
-        """Whether a forward of the probes drew from Python's or numpy's generator."""
+        """True once a forward of the probes drew from Python's or numpy's generator."""
         self.late_host_draws = False
-        """Whether that of a private microbatch did, which nobody knew of: by rows, perhaps, so that others' numbers moved."""
+        """True once a private microbatch did, unforeseen: by rows, perhaps, so that numbers of other samples moved."""
         self._model = model
         self._trained = trained
         self._paths = {id(module): name for name, module in model.named_modules()}
@@ -96,12 +98,12 @@ class Sandbox:
 
     @property
     def active(self) -> bool:
-        """Whether a pass is entered."""
+        """Tell if a pass is entered."""
         return bool(self._passes)
 
     @property
     def learning(self) -> bool:
-        """Whether the pass that is entered is one from which layouts are learnt."""
+        """Tell if layouts are learnt from the pass that is entered."""
         return bool(self._passes) and self._passes[-1].learning
 
     @property
@@ -164,7 +166,7 @@ class Sandbox:
         self._passes.clear()
 
     def _ours(self) -> bool:
-        """Whether an operation belongs to the pass. After an error, what a notebook runs next does not: the pass is left."""
+        """Tell if an operation belongs to the pass. After an error, what a notebook runs next does not: the pass is left."""
         if self._loop is None or self._loop.runs(self._paths):
             return True
         self.abandon()
@@ -291,7 +293,7 @@ class Sandbox:
         return func(*args, **kwargs) if handler is None else handler(func, args, kwargs)
 
     def _found(self, bad: torch.Tensor) -> bool:
-        """Whether an index is out of range. In a graph and on a device nobody waits for the answer: then it is yes."""
+        """Tell if an index is out of range. In a graph and on a device nobody waits for the answer: then it is yes."""
         if self.current.given is not None or bad.device.type != "cpu" or type(bad) is not torch.Tensor:
             return True
         with self.aside():  # a function that asks before it is dispatched would be told what the probes saw

@@ -16,7 +16,7 @@ class IsolationNotice(UserWarning):
 
 
 class Isolation:
-    """What this run may say of statement A (docs/guarantee.md).
+    """The state of statement A (docs/guarantee.md) in this run.
 
     Guarantee:
         Once weakened it stays weakened, by the first reason. Where the policy requires A, whatever weakens it raises instead,
@@ -37,7 +37,7 @@ class Isolation:
 
     @property
     def held(self) -> bool:
-        """Whether nothing weakened it so far."""
+        """Tell if nothing weakened it so far."""
         return self.told == HELD
 
     def weaken(self, reason: str, instead: str) -> None:
@@ -72,7 +72,7 @@ class Isolation:
 
 
 class Reach(enum.Enum):
-    """What an update of one coordinate, and of its state, is a function of, besides public numbers."""
+    """The inputs of an update of one coordinate, and of its state, besides public numbers."""
 
     COORDINATE = "its own past gradients and values"
     TENSOR = "past gradients and values of its own tensor"
@@ -123,12 +123,12 @@ def refuse_unusable(optimizer: torch.optim.Optimizer) -> None:
 
 
 def reach(optimizer: torch.optim.Optimizer) -> Reach:
-    """How far one coordinate's gradient reaches in a step; ``UNKNOWN`` for what is not on the list."""
+    """Return how far one coordinate's gradient reaches in a step; ``UNKNOWN`` for an optimizer that is not on the list."""
     return KNOWN.get(type(optimizer), Reach.UNKNOWN)
 
 
 def weakness(given: Any, inner: torch.optim.Optimizer) -> str:
-    """What the choice of an optimizer means for statement A: ``HELD``, or why it is weaker.
+    """Return what the choice of an optimizer means for statement A: ``HELD``, or why it is weaker.
 
     Guarantee: where this says ``HELD`` and a step takes the released gradients as they are, the update and the state of every
     tensor are a function of that tensor's own released gradients and of public numbers.
@@ -145,7 +145,7 @@ def weakness(given: Any, inner: torch.optim.Optimizer) -> str:
 
 
 def _of_accelerate(wrapper: Any) -> bool:
-    """Whether it is accelerate's own wrapper, which passes a step on; a subclass of it is not."""
+    """Tell if it is accelerate's own wrapper, which passes a step on; a subclass of it is not."""
     module = sys.modules.get("accelerate.optimizer")
     return module is not None and type(wrapper) is module.AcceleratedOptimizer
 

@@ -1,4 +1,4 @@
-"""Which dimension of a draw is the row, learnt from passes over two different numbers of rows that are nobody's.
+"""Learn which dimension of a draw is the row, from passes over two different numbers of synthetic rows.
 
 Attention on a processor draws (rows, heads, T, T), a recurrent network (T, rows, D) even if it takes rows first, torch's own
 attention (rows * heads, T, T). What no pass can show is refused by name.
@@ -37,11 +37,12 @@ class Layout:
         return torch.Size((*shape[: self.dim], self.each, *shape[self.dim + 1 :]))
 
     def holds(self, shape: Sequence[int], rows: int) -> bool:
-        """Whether an index of this shape has all the rows where it should."""
+        """Tell if an index of this shape has all the rows where it should."""
         return self.dim is None or (len(shape) > self.dim and shape[self.dim] == rows * self.each)
 
     def fits(self, shape: Sequence[int], rows: int) -> bool:
-        """Whether a draw of this shape has, and is no larger otherwise than what was learnt; a shared one is just that.
+        """Tell if a draw of this shape has the rows in place, and is no larger otherwise than learnt; a shared one must be
+        equal.
 
         A shorter one may belong to fewer of something (special tokens), and by its place to another row's.
         """
@@ -81,7 +82,7 @@ SHARED = Layout(None)
 
 
 class Layouts:
-    """What passes over synthetic rows have shown of every draw.
+    """The layouts that passes over synthetic rows have shown of every draw.
 
     Guarantee: a draw has a layout only if two passes with different numbers of rows agree on one and on no other. Whether rows
     are in front or behind within a dimension (heads beside rows) no shape shows; the probes compare the same contribution in
@@ -96,11 +97,11 @@ class Layouts:
 
     @property
     def learnt(self) -> bool:
-        """Whether two passes were seen."""
+        """Tell if two passes were seen."""
         return len(self._passes) >= 2
 
     def expected(self, rows: int) -> dict[Place, Request]:
-        """What a forward over so many rows asks for, in its order."""
+        """Return what a forward over so many rows asks for, in its order."""
         return {
             place: replace(request, shape=layout.shape_for(request.shape, rows))
             for place, (layout, request) in self._known.items()

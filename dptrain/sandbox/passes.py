@@ -22,7 +22,7 @@ _PASSES = 1 << 20
 _ENTRIES = 1 << 24
 
 CALL_IMPL = nn.Module._call_impl.__code__
-"""What runs in every frame of torch that calls a module."""
+"""The code that runs in every frame of torch that calls a module."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Read:
 Entry = Draw | Read
 
 Given = Callable[[Place, Request], torch.Tensor]
-"""What is asked for to the numbers, where these are the inputs of a graph."""
+"""Added to the numbers that are asked for, where these are the inputs of a graph."""
 
 
 @dataclass(eq=False)
@@ -124,7 +124,7 @@ class Pass:
     outside: list[torch.Tensor] = field(default_factory=list)
     """Leaves of the graph that are none of the model's."""
     counts: dict[str, int] = field(default_factory=dict)
-    """How many draws, marked indices and truths of each module came before."""
+    """The draws, marked indices and truths of each module so far."""
     tainted: WeakTensorKeyDictionary | None = None
     _owners: tuple[bytes, ...] | None = None
 
@@ -171,7 +171,7 @@ class Loop:
         return None if frame is None else cls(id(frame), threading.get_ident())
 
     def runs(self, paths: Mapping[int, str]) -> bool:
-        """Whether what runs now was called from the loop, or from a module of the model; other threads are autograd's."""
+        """Tell if the running code was called from the loop, or from a module of the model; other threads are autograd's."""
         if threading.get_ident() != self.thread:
             return True
         frame: FrameType | None = sys._getframe(1)

@@ -1,4 +1,4 @@
-"""What forwards decide by content, and what is told to them in private microbatches.
+"""Learn what forwards decide by content, and answer such questions in private microbatches.
 
 A truth is told by its number in its module where the probes read so many of that module in every microbatch. Where the number
 follows the rows (a loop over them), the n-th truth is another row's in other company: then all of the module are told alike, or
@@ -9,22 +9,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 Answer = bool | None
-"""What is told; None where it goes by content."""
+"""An answer that is given; None where it goes by content."""
 
 
 @dataclass
 class _Module:
-    """What the probes saw of one module: by microbatch, of every truth in order whether it follows content, and what it was."""
+    """The truths of one module in the probes: by microbatch, in order, whether each follows content, and its value."""
 
     passes: dict[int, list[tuple[bool, bool]]] = field(default_factory=dict)
 
     def counted(self, sides: Mapping[int, str]) -> bool:
-        """Whether every microbatch had as many: all of those in which numbers that decide for everybody fell on one side."""
+        """Tell if every microbatch had as many: all those in which numbers that decide for all samples fell on one side."""
         ran = {sides[number] for number in self.passes}
         return len({len(self.passes.get(number, ())) for number, side in sides.items() if side in ran}) == 1
 
     def answers(self, counted: bool) -> list[Answer]:
-        """What is told of every truth, of the only one where they are not counted."""
+        """Return the answer to every truth, or to the only one where they are not counted."""
         if counted:
             return [_told(seen) for seen in zip(*self.passes.values(), strict=True)]
         every = [each for seen in self.passes.values() for each in seen]
@@ -54,11 +54,11 @@ class Truths:
         self._modules.setdefault(path, _Module()).passes.setdefault(number, []).append((content, answer))
 
     def known(self, path: str) -> bool:
-        """Whether truths of this module are told one by one, or all alike."""
+        """Tell if truths of this module are answered one by one, or all alike."""
         return path in self._modules and (self._found(path)[0] or self.told(path, 0) is not None)
 
     def told(self, path: str, number: int) -> Answer:
-        """What the truth of this number is told, None for its own answer."""
+        """Return the answer to the truth of this number, None for its own."""
         if path not in self._modules:
             return None
         counted, answers = self._found(path)
@@ -67,7 +67,7 @@ class Truths:
         return answers[number] if number < len(answers) else None
 
     def _found(self, path: str) -> tuple[bool, list[Answer]]:
-        """Whether truths of a module are counted, and what is told; found anew after a probe."""
+        """Tell if truths of a module are counted, and return the answers; found anew after a probe."""
         if path not in self._answers:
             module = self._modules[path]
             counted = module.counted(self._sides)

@@ -18,7 +18,7 @@ _PIECE = _SIDE * _SIDE
 
 
 def versions(tensors: Sequence[torch.Tensor]) -> list[int | None]:
-    """How many operations of torch have written each tensor; None for an inference tensor, which does not count."""
+    """Count the operations of torch that have written each tensor; None for an inference tensor, which does not count."""
     return [None if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
@@ -82,7 +82,7 @@ class Remembered:
         self._versions, self._sums = versions(self.tensors), checksums(self.tensors)
 
     def changed(self) -> bool:
-        """Whether anything has written one of them since.
+        """Tell if anything has written one of them since.
 
         A version that moved on counts although the values are the same: a clip that did not bite this time writes all the same,
         and would have bitten had another been larger.

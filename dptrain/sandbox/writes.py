@@ -1,4 +1,4 @@
-"""What a private forward may not write: any tensor that the model keeps.
+"""Find writes of a private forward to tensors that the model keeps, and take them back.
 
 A forward that writes a table, a counter or running statistics leaves something of a contribution in the model, without noise,
 and lets later contributions read it. Such an operation is carried out on a copy that nobody keeps. A checksum at every release
@@ -37,7 +37,7 @@ _CLOSED: tuple[type, ...] = (
     nn.Module, torch.Generator, type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, partial, property,
     classmethod, staticmethod,
 )  # fmt: skip
-"""What is not looked into: modules have their own turn, and a function keeps nothing of a model."""
+"""Types that are not looked into: modules have their own turn, and a function keeps nothing of a model."""
 
 _QUICK = frozenset((bool, int, float, str, bytes, type(None), torch.device, torch.dtype, *_CLOSED[2:]))
 
@@ -102,7 +102,7 @@ class _Walk:
 
 
 def _entries(name: str, value: object) -> Iterable[tuple[str, object]] | None:
-    """What a container holds, read past what a class of the user's makes of it; None of anything else."""
+    """Return the entries of a container, read past what a user's class makes of it; None of anything else."""
     if isinstance(value, dict):
         held = list(islice(dict.items(value), ENTRIES))
         return ((f"{name}[{key!r}]" if type(key) in (str, int) else f"{name}[{k}]", item) for k, (key, item) in enumerate(held))
@@ -154,9 +154,9 @@ class Kept:
         self._others: dict[int, tuple[StorageWeakRef, int]] = {}
         """Checksums of tensors that are neither parameters nor buffers, by the place of their memory."""
         self._unchanged = False
-        """Whether nothing had changed at the last release, and no look has come since."""
+        """True if nothing had changed at the last release, and no look has come since."""
         self.counters: dict[int, Any] = {}
-        """How often tensors had been written that were spared since, and of which torch counts a write all the same."""
+        """Writes so far of tensors that were spared since, where torch counts a write all the same."""
         self.written: str | None = None
         """The first tensor that something tried to write, or wrote."""
         self.look()
@@ -228,7 +228,7 @@ class Kept:
         self._take_others(None)
 
     def changed(self) -> bool:
-        """Whether a tensor that is not trained is new, not what it was, or no longer the model's; ``written`` names it.
+        """Tell if a tensor that is not trained is new, changed, or no longer the model's; ``written`` names it.
 
         Of tensors that are neither parameters nor buffers: whether one is not what it was.
         """

@@ -13,12 +13,17 @@ from torch import nn
 
 from dptrain.errors import ConfigError
 from dptrain.tasks.classification import (
+    evaluate,
     first_line,
     freeze,
     labels_of,
     local_or_named,
+    per_example_loss,
+    read_examples,
 )
 from dptrain.tasks.runconfig import TextModel
+
+__all__ = ["TextCollate", "build", "evaluate", "per_example_loss", "read_examples"]
 
 _HEAD_FILE = "classifier.safetensors"
 _LABELS_FILE = "classifier.json"

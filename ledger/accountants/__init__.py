@@ -2,7 +2,7 @@
 
 Results are upper bounds under zero-out adjacency: the payload of one contribution is replaced by a null of the same public
 shape (equal to add-or-remove-one in every number). The accountant of record is fixed by the policy: `pld` (default), `rdp`,
-`moments` or `prv`; what each computes is said in `describe`, and how they lie to each other in docs/mechanism.md.
+`moments` or `prv`; what each computes is said in `describe`, and how they lie to each other in docs/mechanism.
 """
 
 import math

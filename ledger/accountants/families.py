@@ -16,7 +16,7 @@ from ledger.errors import AccountantError
 
 GAUSSIAN: Final = "gaussian"
 SKELLAM_BITS: Final = 16
-"""b of the lattice s * 2^-b on which Skellam noise is drawn (docs/mechanism.md, Theorem 11). All of its magnitudes have a place
+"""b of the lattice s * 2^-b on which Skellam noise is drawn (docs/mechanism, Theorem 11). All of its magnitudes have a place
 in a table, so it is coarser than that of the other families; truncation costs about sqrt(d / 3) of 2^16 / z steps of a clipped
 gradient."""
 
@@ -307,7 +307,7 @@ def _merged(phases: Iterable[tuple[float, float, int]]) -> tuple[tuple[float, fl
 
 @lru_cache(maxsize=4096)
 def _laplace(phases: tuple[tuple[float, float, int], ...], delta: float, replace: bool) -> float:
-    """Laplace releases, each dominated by the pair Laplace(0, z) and Laplace(1, z) sampled at rate q (docs/mechanism.md,
+    """Laplace releases, each dominated by the pair Laplace(0, z) and Laplace(1, z) sampled at rate q (docs/mechanism,
     Theorem 9).
 
     Under replacement two payloads are 2/z apart, and what sampling would add is not counted. Never above pure composition, nor

@@ -41,7 +41,7 @@ def epsilon_group(noise_multiplier: float, sampling_rate: float, steps: int, gro
 def epsilon_examples(noise_multiplier: float, sampling_rate: float, steps: int, examples: int, delta: float) -> float:
     """Returns epsilon of a contribution whose examples are drawn and clipped one by one, each to the whole clip norm.
 
-    For comparison: dptrain clips a contribution once (docs/mechanism.md), which costs what one example does here.
+    For comparison: dptrain clips a contribution once (docs/mechanism), which costs what one example does here.
 
     Guarantee:
         As `epsilon_of_principal`.

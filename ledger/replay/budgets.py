@@ -2,7 +2,7 @@
 
 A limit is a pair (epsilon, delta), and holds for all runs together, also where a later one was chosen by looking at the models
 of those before, as it mostly is. So several runs are added up by a Rényi filter, at an order that is fixed before the first of
-them, and not composed as if they had been planned together (docs/mechanism.md, Theorem 13). One run by itself is held against
+them, and not composed as if they had been planned together (docs/mechanism, Theorem 13). One run by itself is held against
 its accountant.
 """
 

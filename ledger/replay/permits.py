@@ -98,7 +98,7 @@ class OrderWatch:
         unless it was withdrawn or had reached its enforced cap: a leaf that leaves one out is found like one that adds one.
         There, and where noise varies over the run, at most `redo_steps` of the charged steps were repetitions, however the run
         was interrupted: so a contribution has at most the periods that the run reached and redo_steps occurrences
-        (docs/mechanism.md, Theorem 12), and a phase of the noise at most its own steps and these.
+        (docs/mechanism, Theorem 12), and a phase of the noise at most its own steps and these.
     """
 
     def __init__(self, header: Header) -> None:

@@ -26,7 +26,7 @@ def block_multipliers(header: Header) -> tuple[tuple[float | None, ...], ...]:
         contribution of the class is admitted with more permissive bounds. ``C_l`` is C, or its part by the shares where the
         policy has budgets; s_l that of the phase with least noise. Where the noise of a step follows its draw only sigma is
         known beforehand, and stands for z_l. It is a statement about the direct update of one block: what a whole run reveals,
-        other blocks and later states included, is the epsilon of the class and nothing smaller (docs/mechanism.md).
+        other blocks and later states included, is the epsilon of the class and nothing smaller (docs/mechanism).
 
     Returns:
         A row per block, an entry per class in the policy's order: None where the class may not touch the block, or is public.

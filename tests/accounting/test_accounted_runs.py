@@ -11,8 +11,8 @@ pytest.importorskip("torch")
 from ledger import accountants
 from ledger.accountants import ACCOUNTANTS
 from ledger.audit import verify_export
-from tests.trainers import Trainer
-from tests.worlds import make_world
+from tests.worlds.trainer import Trainer
+from tests.worlds.training import make_world
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -10,8 +10,8 @@ from ledger.leaves import Leaf
 from ledger.log import Ledger
 from tests.attacks.scene import Scene, make_scene
 from tests.attacks.telling import TOLD_LIES
-from tests.ledger.ledger_runs import SIGNER, START, Driver, header_spec
-from tests.ledger.retained_runs import leaves_of
+from tests.worlds.ledgers import SIGNER, START, Driver, header_spec
+from tests.worlds.retained_ledgers import leaves_of
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

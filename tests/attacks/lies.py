@@ -28,7 +28,11 @@ from tests.attacks import test_ledger_attacks_draws as draws
 from tests.attacks import test_ledger_attacks_registry as registries
 from tests.attacks import test_ledger_attacks_retention as retention
 from tests.attacks import test_ledger_attacks_spend as groups
-from tests.ledger.attested import (
+from tests.ledger.release_models import WEIGHTS, model, records, safetensors
+from tests.ledger.spends import three_epochs
+from tests.ledger.told_runs import Shown, Told, attest
+from tests.vectors.conformance.lying import vouched_before_the_close
+from tests.worlds.attested_ledgers import (
     AttestedDriver,
     attested_admission,
     attested_header,
@@ -36,9 +40,8 @@ from tests.ledger.attested import (
     put_registry,
     registry_bytes,
 )
-from tests.ledger.ledger_runs import OTHER_KEY, OWNER_KEY, SIGNER, START
-from tests.ledger.release_models import WEIGHTS, model, records, safetensors
-from tests.ledger.retained_runs import (
+from tests.worlds.ledgers import OTHER_KEY, OWNER_KEY, SIGNER, START
+from tests.worlds.retained_ledgers import (
     ANNA,
     BEN,
     crowded_and_pruned,
@@ -49,9 +52,6 @@ from tests.ledger.retained_runs import (
     vouched_and_older,
     vouched_for,
 )
-from tests.ledger.spends import three_epochs
-from tests.ledger.told_runs import Shown, Told, attest
-from tests.vectors.conformance.lying import vouched_before_the_close
 
 SECOND = NoteSigner("ledger.example/run2", OTHER_KEY)
 KEYS = [SIGNER.vkey, SECOND.vkey]

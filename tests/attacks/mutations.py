@@ -31,23 +31,17 @@ from attest.gate.admission import Admitted
 from attest.gate.reading import Verified
 from attest.keys import ed25519
 from tests.attacks.scene import (
-    ALICE,
-    BOB,
-    CORPUS,
-    NOW,
     OPENED,
-    OTHER_CORPUS,
     commitments,
     descriptor,
     envelope,
     header_fields,
     issuer_of,
-    make_policy,
-    make_registry,
     opening,
     sealed,
     with_fields,
 )
+from tests.worlds.gate import ALICE, BOB, CORPUS, NOW, OTHER_CORPUS, make_policy, make_registry
 
 BATCH = 500
 """Mutants between two appearances of all originals."""

@@ -5,43 +5,34 @@ and insists that they say the same.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from fractions import Fraction
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from attest import cbor, keys, sign1, signed_file
+from attest import cbor, keys, sign1
 from attest.attestation import Attestation
 from attest.corpus import Item, Locator
 from attest.descriptor import SCHEMA
 from attest.errors import AttestError
 from attest.gate import Admission, Refusal, Seen, decide, run_gate
 from attest.keys import ed25519
-from attest.policy import ClassRule, DepthRule, Policy, sign_policy
-from attest.registry import Create, Entry, Registry, RegistryLog
-from attest.registry.names import Named, Names
-from tests.registries import RegistryBytes, continued, load, put
+from attest.policy import Policy
+from attest.registry import Registry
+from tests.worlds.gate import (
+    ALICE,
+    CONTENT,
+    CORPUS,
+    MICRO,
+    NOW,
+    RAW,
+    make_policy,
+    make_registry,
+)
 
-NOW = 1_800_000_000
-YEAR = 365 * 86400
-MICRO = 1_000_000
-CONTENT = b'{"text": "one record"}'
-CORPUS, OTHER_CORPUS = "clinic-notes-2026", "clinic-notes-2027"
 LEFT_OUT: Any = object()
 """As a field's value: leave the field out."""
-
-
-def key_of(seed: int) -> Ed25519PrivateKey:
-    """A private key that is the same in every run."""
-    return Ed25519PrivateKey.from_private_bytes(bytes([seed]) * 32)
-
-
-ALICE, BOB, MALLORY, OWNER = (key_of(seed) for seed in (1, 2, 3, 4))
-RAW = {name: keys.public_bytes(key) for name, key in (("alice", ALICE), ("bob", BOB), ("mallory", MALLORY))}
 
 
 # --- forging ----------------------------------------------------------
@@ -200,55 +191,9 @@ def challenge(r: bytes, raw: bytes, message: bytes) -> int:
 BASE = ed25519.decompress(bytes.fromhex("58" + "66" * 31))
 
 
-# --- the world ----------------------------------------------------------
-
-
-@cache
-def registry_bytes(alice: int | None = None, bob: int | None = None) -> RegistryBytes:
-    """A registry file: Alice may attest `sensitive`, Bob `open` and `sensitive`, each up to a cap; Mallory is unknown."""
-    first = Entry(0, bytes(32), NOW - YEAR, (Create(b"attacked-registry"[:16], "owner"),)).to_cbor()
-    begun = RegistryBytes(cbor.encode([first, sign1.sign(first, OWNER, contributor="owner", typ=sign1.TYP_REGISTRY)]))
-    # Salts that are the same in every run: the log finds them among the names and draws none.
-    begun.names = Names(Named(name, name[:1].encode() * 16) for name in ("alice", "bob")).to_cbor()
-    valid: dict[str, Any] = {"not_before": NOW - YEAR, "not_after": NOW + YEAR, "now": NOW - YEAR}
-    return continued(
-        begun,
-        OWNER,
-        lambda log: log.enrol("alice", RAW["alice"], classes=("sensitive",), cap=alice, **valid),
-        lambda log: log.enrol("bob", RAW["bob"], classes=("open", "sensitive"), cap=bob, **valid),
-    )
-
-
-def make_registry(*changes: Callable[[RegistryLog], object], **caps: int | None) -> Registry:
-    """The registry, after some changes by its owner such as `lambda log: log.revoke(...)`."""
-    return load(continued(registry_bytes(**caps), OWNER, *changes), OWNER)
-
-
-def make_policy(registry: Registry, corpus: str = CORPUS) -> Policy:
-    """Two classes with the same presets."""
-    rules = tuple(
-        ClassRule(
-            name=name,
-            clip_norm_micro=MICRO,
-            noise_multiplier_micro=1_100_000,
-            sampling_rate=Fraction(1, 250),
-            depth=DepthRule(band=(Fraction(3, 4), Fraction(1))),
-            max_window=window,
-        )
-        for name, window in (("sensitive", 90 * 86400), ("open", None))
-    )
-    return Policy(
-        corpus=corpus,
-        delta=Fraction(1, 10**6),
-        steps=2000,
-        normalizer=64,
-        classes=rules,
-        min_clip_norm_micro=10_000,
-        min_noise_multiplier_micro=500_000,
-        max_window=YEAR,
-        max_examples=4,
-        registry_root=registry.root(),
-    )
+def split(message):
+    """Everything before the signature, and the signature."""
+    return message[:-64], message[-64:]
 
 
 @dataclass(frozen=True)
@@ -327,12 +272,3 @@ def make_scene() -> Scene:
     """The scene of all tests."""
     registry = make_registry()
     return Scene(registry, make_policy(registry))
-
-
-def write_signed_files(root: Path, **caps: int | None) -> None:
-    """Registry, signed policy and the owner's public key, as the commands look for them."""
-    put(root / "registry.cbor", registry_bytes(**caps))
-    keys.save_public_key(root / "owner.pub", keys.public_bytes(OWNER), "owner")
-    registry = make_registry(**caps)
-    payload, message = sign_policy(make_policy(registry), OWNER, owner="owner", registry_root=registry.root())
-    signed_file.write(root / "policy.cose", payload, message)

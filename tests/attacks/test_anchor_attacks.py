@@ -14,10 +14,10 @@ from ledger.errors import LedgerError
 from ledger.leaves import encode_leaf
 from ledger.log import Ledger
 from ledger.views.trace import Wanted, trace
-from tests.ledger.attested import CONTRIBUTORS, NOT_BEFORE, attestation, attested_run, registry, registry_bytes, spec_of
-from tests.ledger.ledger_runs import OTHER_KEY, OWNER_KEY, START
-from tests.ledger.retained_runs import leaves_of
-from tests.registries import continued, load
+from tests.worlds.attested_ledgers import CONTRIBUTORS, NOT_BEFORE, attestation, attested_run, registry, registry_bytes, spec_of
+from tests.worlds.ledgers import OTHER_KEY, OWNER_KEY, START
+from tests.worlds.registries import continued, load
+from tests.worlds.retained_ledgers import leaves_of
 
 ALICE, BOB = CONTRIBUTORS["alice"], CONTRIBUTORS["bob"]
 ONE = attestation(2).opened()

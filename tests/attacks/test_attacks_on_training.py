@@ -21,9 +21,10 @@ from ledger.errors import LeafRefused
 from ledger.leaves import Admit, Charge, Withdraw, decode_leaf
 from ledger.log import Ledger
 from ledger.note import NoteSigner
-from tests.attacks.scene import BOB, CONTENT, MALLORY, NOW, RAW, item_of, make_registry, signed
-from tests.trainers import Trainer
-from tests.worlds import CLASSES, DAY, make_world
+from tests.attacks.scene import item_of, signed
+from tests.worlds.gate import BOB, CONTENT, MALLORY, NOW, RAW, make_registry
+from tests.worlds.trainer import Trainer
+from tests.worlds.training import CLASSES, DAY, make_world
 
 KEY_ID = keys.key_id(RAW["alice"])
 

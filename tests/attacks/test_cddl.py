@@ -15,23 +15,10 @@ from attest.keys.vkeys import SIGNATURE_COSIGNATURE_V1, VerifierKey
 from attest.policy import NoisePhase, SamplingRule, unbuilt
 from fuzz.targets import ANCHORS, ORIGINALS, SCENE, key_statements, registry_entries
 from ledger.leaves.attestations import pack
-from tests.attacks.scene import (
-    CORPUS,
-    ISSUER,
-    LEFT_OUT,
-    MICRO,
-    NOW,
-    OPENING,
-    RAW,
-    descriptor,
-    header_fields,
-    opening_fields,
-    registry_bytes,
-    signed,
-    with_fields,
-)
+from tests.attacks.scene import ISSUER, LEFT_OUT, OPENING, descriptor, header_fields, opening_fields, signed, with_fields
 from tests.attest.test_policy_words import PLAIN, WORDS
 from tests.interop.interop import documents
+from tests.worlds.gate import CORPUS, MICRO, NOW, RAW, registry_bytes
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "attestation.cddl").read_text()
 ATTESTATION = signed()

@@ -30,8 +30,8 @@ from ledger.leaves.header import ADDRESSED
 from ledger.leaves.weights import WeightRecord
 from ledger.log.ledger import AdmitSpec, Ledger
 from ledger.note import NoteSigner
-from tests.attacks.scene import CORPUS, MICRO, NOW, OWNER, YEAR, key_of, make_policy, registry_bytes
-from tests.registries import continued, load, put
+from tests.worlds.gate import CORPUS, MICRO, NOW, OWNER, YEAR, key_of, make_policy, registry_bytes
+from tests.worlds.registries import continued, load, put
 
 CLASSES = ("sensitive", "open")
 CONTRIBUTORS = ("hospital-berne", "hospital-basel", "practice-keller", "practice-favre")

@@ -16,30 +16,22 @@ from ledger.merkle import root
 from tests.attacks import (
     test_anchor_attacks,
     test_attacks_on_training,
-    test_attestation_attacks,
     test_dictionary_attacks,
     test_ledger_attacks_times,
     test_opening_attacks,
     test_printed_attacks,
 )
-from tests.attacks.scene import (
-    ALICE,
-    BOB,
-    CONTENT,
-    MALLORY,
-    MICRO,
-    NOW,
-    OPENING,
-    OTHER_CORPUS,
-    RAW,
-    descriptor,
-    descriptor_fields,
-    header_fields,
-    make_registry,
-    opening_fields,
-    signed,
+from tests.attacks.attestation import (
+    test_envelopes,
+    test_numbers_and_sizes,
+    test_signed_for_something_else,
+    test_validity_and_clocks,
+    test_weak_keys_and_signatures,
+    test_who_and_how_often,
 )
+from tests.attacks.scene import OPENING, descriptor, descriptor_fields, header_fields, opening_fields, signed
 from tests.engine import test_registry_during_training
+from tests.worlds.gate import ALICE, BOB, CONTENT, MALLORY, MICRO, NOW, OTHER_CORPUS, RAW, make_registry
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "formats.md").read_text()
 
@@ -191,7 +183,12 @@ def test_the_types_on_the_page_are_those_of_the_code():
 
 ATTACKS = rows(section("Attacks and defences"))[1:]
 MODULES = (
-    test_attestation_attacks,
+    test_weak_keys_and_signatures,
+    test_signed_for_something_else,
+    test_envelopes,
+    test_who_and_how_often,
+    test_numbers_and_sizes,
+    test_validity_and_clocks,
     test_attacks_on_training,
     test_anchor_attacks,
     test_opening_attacks,

@@ -35,7 +35,8 @@ from ledger.replay.signer import KeyChain
 from ledger.storage.opening import create_store
 from ledger.storage.place import Place
 from ledger.storage.store import Row
-from tests.ledger.ledger_runs import (
+from tests.ledger.spends import with_rows
+from tests.worlds.ledgers import (
     OTHER_KEY,
     OWNER_KEY,
     SIGNER,
@@ -46,9 +47,8 @@ from tests.ledger.ledger_runs import (
     header_spec,
     signed_policy,
 )
-from tests.ledger.retained_runs import forged_export
-from tests.ledger.spends import with_rows
-from tests.registries import put, registry_file
+from tests.worlds.registries import put, registry_file
+from tests.worlds.retained_ledgers import forged_export
 
 
 def audited(leaves: list[Leaf], directory: Path) -> set[tuple[str, str]]:

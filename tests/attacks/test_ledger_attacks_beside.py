@@ -15,17 +15,16 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from dptrain.cli.app import app
 from ledger.errors import LedgerError
 from ledger.leaves.weights import WeightRecord
 from ledger.log import Ledger
 from ledger.note import NoteSigner
 from ledger.storage.beside import check_beside
 from ledger.storage.place import Place
-from tests.ledger.ledger_runs import OTHER_KEY, SIGNER, START, Driver, admission, header_spec
-from tests.ledger.retained_runs import crowded, crowded_and_pruned
+from tests.worlds.commands import run_command
+from tests.worlds.ledgers import OTHER_KEY, SIGNER, START, Driver, admission, header_spec
+from tests.worlds.retained_ledgers import crowded, crowded_and_pruned
 
 FLIPS = 80
 TABLES = ("meta", "entry", "head", "checkpoint", "aggregate", "lease")
@@ -58,7 +57,7 @@ def kept(tmp_path: Path) -> Path:
 
 def fsck(path: Path) -> dict:
     """What `dptrain ledger fsck` answers; its exit code has to fit."""
-    done = CliRunner().invoke(app, ["ledger", "fsck", str(path), "--json"])
+    done = run_command(["ledger", "fsck", str(path), "--json"])
     answer = json.loads(done.stdout)
     assert done.exit_code == (0 if answer.get("verdict") == "OK" else 1), done.output
     return answer
@@ -185,7 +184,7 @@ def test_B5_files_beside_a_ledger_that_were_exchanged_cut_or_lost_are_named_by_f
     answer = fsck(kept)
     assert [(item["code"], item["file"]) for item in answer["findings"]] == [("WEIGHTS_MISSING", str(first))]
     assert "UNRECORDED" in answer["findings"][0]["sentence"] and answer["verdict"] == "FAILED"
-    shown = CliRunner().invoke(app, ["ledger", "fsck", str(kept)]).stdout
+    shown = run_command(["ledger", "fsck", str(kept)]).stdout
     assert "WEIGHTS_MISSING" in shown and first.stem[:16] in shown.replace("\n", "")
 
 
@@ -199,7 +198,7 @@ def test_a_ledger_without_weights_or_verifier_keys_is_whole_and_so_is_one_with_a
     kept.with_suffix(".pub").unlink()
     answer = fsck(kept)
     assert (answer["verdict"], answer["keys"], answer["weights"]) == ("OK", None, None)
-    shown = " ".join(CliRunner().invoke(app, ["ledger", "fsck", str(kept)]).stdout.split())
+    shown = " ".join(run_command(["ledger", "fsck", str(kept)]).stdout.split())
     assert "no file of verifier keys, no weights of epochs (a release from here would be UNRECORDED)" in shown
 
 

@@ -29,7 +29,8 @@ from ledger.audit.attested import Agreed, Known, registered
 from ledger.audit.files import Export
 from ledger.leaves.attestations import pack
 from tests.attacks.scene import compress
-from tests.ledger.attested import (
+from tests.ledger.told_runs import FIRST, Told, shown_of, signed_by, two_windows, write
+from tests.worlds.attested_ledgers import (
     CLASSES,
     CONTRIBUTORS,
     NOT_AFTER,
@@ -43,9 +44,8 @@ from tests.ledger.attested import (
     registry_bytes,
     spec_of,
 )
-from tests.ledger.ledger_runs import OTHER_KEY, OWNER_KEY, SIGNER, START
-from tests.ledger.told_runs import FIRST, Told, shown_of, signed_by, two_windows, write
-from tests.registries import RegistryBytes, continued, load, put, registry_file, signed_behind_the_back
+from tests.worlds.ledgers import OTHER_KEY, OWNER_KEY, SIGNER, START
+from tests.worlds.registries import RegistryBytes, continued, load, put, registry_file, signed_behind_the_back
 
 MALLORY = Ed25519PrivateKey.from_private_bytes(b"\x6d" * 32)
 CAROL = Ed25519PrivateKey.from_private_bytes(b"\x63" * 32)

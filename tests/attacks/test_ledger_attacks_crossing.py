@@ -12,8 +12,8 @@ from ledger.audit import verify_export
 from ledger.leaves import Admit
 from ledger.replay.contributions import AdmitSpec
 from tests.attacks.test_ledger_attacks_earlier import KEYS, SECOND, THIRD, carrying, codes, counting, finished
-from tests.ledger.ledger_runs import SIGNER, admission, descriptor
-from tests.ledger.retained_runs import forged_export, leaves_of
+from tests.worlds.ledgers import SIGNER, admission, descriptor
+from tests.worlds.retained_ledgers import forged_export, leaves_of
 
 
 def two_runs(base: Path, spec: AdmitSpec, *, cited: bool = True) -> list[str]:

@@ -29,9 +29,9 @@ from ledger.release.check import check_release
 from ledger.release.create import release
 from ledger.replay.signer import KeyChain
 from ledger.storage.store import Row
-from tests.ledger.ledger_runs import SIGNER, STACK, START, Driver, admission, header_spec, parameter, signed_policy, stack_of
 from tests.ledger.release_models import safetensors
-from tests.ledger.retained_runs import leaves_of
+from tests.worlds.ledgers import SIGNER, STACK, START, Driver, admission, header_spec, parameter, signed_policy, stack_of
+from tests.worlds.retained_ledgers import leaves_of
 
 TOLD = "names, order and coordinates"
 Blocks = Sequence[HeaderBlock]

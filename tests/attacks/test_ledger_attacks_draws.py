@@ -16,9 +16,9 @@ from attest.policy import SamplingRule
 from attest.schedule.turns import Order
 from attest.withdrawal import EXPIRED, KEY_REVOKED
 from ledger.audit import AuditReport, verify_export
-from tests.ledger.attested import AttestedDriver, attestation, attested_policy, registry, registry_bytes
-from tests.ledger.ledger_runs import OWNER_KEY, SIGNER, signed_policy
 from tests.ledger.told_runs import Told
+from tests.worlds.attested_ledgers import AttestedDriver, attestation, attested_policy, registry, registry_bytes
+from tests.worlds.ledgers import OWNER_KEY, SIGNER, signed_policy
 
 PUBLIC = {"disclosure": "occurrences_public"}
 LITERAL = PUBLIC | {"noise_injection": "per_sample"}

@@ -22,7 +22,7 @@ from ledger.proofs.cosigning import cosign_export
 from ledger.proofs.memory import Memory, hold_against_memory
 from ledger.replay.budgets import Account, Limit, Spending, composed, reached
 from ledger.replay.earlier_runs import SpentRegistry
-from tests.ledger.ledger_runs import (
+from tests.worlds.ledgers import (
     OTHER_KEY,
     OWNER_KEY,
     SIGNER,

@@ -21,7 +21,7 @@ from ledger.note import NoteSigner
 from ledger.proofs.monitoring import watch
 from ledger.replay.contributions import AdmitSpec
 from ledger.replay.earlier_runs import SpentRegistry
-from tests.ledger.ledger_runs import (
+from tests.worlds.ledgers import (
     OTHER_KEY,
     OWNER_KEY,
     SIGNER,
@@ -32,7 +32,7 @@ from tests.ledger.ledger_runs import (
     header_spec,
     signed_policy,
 )
-from tests.ledger.retained_runs import ANNA, BEN, vouched_for
+from tests.worlds.retained_ledgers import ANNA, BEN, vouched_for
 
 SECOND = NoteSigner("ledger.example/run2", OTHER_KEY)
 KEYS = [SIGNER.vkey, SECOND.vkey]

@@ -14,7 +14,7 @@ from ledger.log import Ledger
 from ledger.merkle import leaf_hash, root_of_hashes
 from ledger.note import NoteSigner, checkpoint_text, sign_note
 from ledger.proofs.prover import ExportReader
-from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, header_spec
+from tests.worlds.ledgers import SIGNER, START, Driver, admission, header_spec
 
 NEW = NoteSigner(SIGNER.name, Ed25519PrivateKey.from_private_bytes(bytes(range(40, 72))))
 THIEF = NoteSigner(SIGNER.name, Ed25519PrivateKey.from_private_bytes(bytes(range(50, 82))))

@@ -14,8 +14,8 @@ from ledger.merkle import Frontier, leaf_hash
 from ledger.note import checkpoint_text, parse_checkpoint, sign_note
 from ledger.replay.summaries import Aggregate
 from ledger.storage.store import Row
-from tests.ledger.ledger_runs import SIGNER, Driver, admission, descriptor
-from tests.ledger.retained_runs import ANNA, BEN, grown, is_pruned, vouched_for
+from tests.worlds.ledgers import SIGNER, Driver, admission, descriptor
+from tests.worlds.retained_ledgers import ANNA, BEN, grown, is_pruned, vouched_for
 
 KEYS = [SIGNER.vkey]
 

@@ -16,7 +16,7 @@ from ledger.proofs.memory import Memory, judge, parse_evidence
 from ledger.proofs.prover import ExportReader
 from ledger.proofs.tlog_proof import TlogProof, verify_proof
 from ledger.trust import auditors_policy
-from tests.ledger.ledger_runs import LOG_KEY, OTHER_KEY, OWNER_KEY, SIGNER, START, Driver, admission, header_spec
+from tests.worlds.ledgers import LOG_KEY, OTHER_KEY, OWNER_KEY, SIGNER, START, Driver, admission, header_spec
 
 ANNA, BEN = Cosigner("auditor.example/anna", OTHER_KEY), Cosigner("auditor.example/ben", OWNER_KEY)
 ROOT = merkle.root([b"a", b"b"])

@@ -19,7 +19,8 @@ from ledger.errors import ExportRefused, LeafRefused, LedgerClosed
 from ledger.leaves import Registry, decode_leaf, encode_leaf
 from ledger.log import Ledger
 from tests.attacks.test_ledger_attacks_bounds import CAROL, enrolled
-from tests.ledger.attested import (
+from tests.ledger.told_runs import Told, signed_by, two_windows
+from tests.worlds.attested_ledgers import (
     CLASSES,
     NOT_BEFORE,
     AttestedDriver,
@@ -29,9 +30,8 @@ from tests.ledger.attested import (
     registry,
     registry_bytes,
 )
-from tests.ledger.ledger_runs import OWNER_KEY, SIGNER, START
-from tests.ledger.told_runs import Told, signed_by, two_windows
-from tests.registries import RegistryBytes, continued, load, registry_file
+from tests.worlds.ledgers import OWNER_KEY, SIGNER, START
+from tests.worlds.registries import RegistryBytes, continued, load, registry_file
 
 Change = Callable[[RegistryLog], object]
 

@@ -23,7 +23,7 @@ from ledger.release.manifest import Manifest, sign_manifest
 from ledger.release.tied import Commitment, tie, told
 from ledger.replay import Replay
 from ledger.replay.influence import withdrawals_root
-from tests.ledger.ledger_runs import (
+from tests.worlds.ledgers import (
     OTHER_KEY,
     SIGNER,
     STACK,
@@ -35,7 +35,7 @@ from tests.ledger.ledger_runs import (
     parameter,
     stack_of,
 )
-from tests.ledger.retained_runs import leaves_of
+from tests.worlds.retained_ledgers import leaves_of
 
 KEYS = [SIGNER.vkey]
 

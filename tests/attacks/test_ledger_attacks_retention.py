@@ -20,8 +20,8 @@ from ledger.log import Ledger
 from ledger.merkle import Frontier, leaf_hash
 from ledger.note import checkpoint_text, sign_note
 from ledger.replay.summaries import set_root
-from tests.ledger.ledger_runs import SIGNER, Driver, admission, descriptor
-from tests.ledger.retained_runs import (
+from tests.worlds.ledgers import SIGNER, Driver, admission, descriptor
+from tests.worlds.retained_ledgers import (
     ANNA,
     BEN,
     export_of,

@@ -16,8 +16,8 @@ from ledger.log import Ledger
 from ledger.proofs.prover import ExportReader
 from ledger.replay.summaries import Aggregate
 from ledger.retention.retained import is_stand_in
-from tests.ledger.ledger_runs import SIGNER
-from tests.ledger.retained_runs import export_of, hashes_gone, is_pruned, pruned_run
+from tests.worlds.ledgers import SIGNER
+from tests.worlds.retained_ledgers import export_of, hashes_gone, is_pruned, pruned_run
 
 KEYS = [SIGNER.vkey]
 

@@ -17,9 +17,9 @@ from ledger.leaves import Epoch, Leaf, Spend, SpendRow, decode_leaf, encode_leaf
 from ledger.log import Ledger
 from ledger.merkle import root
 from ledger.replay import Replay
-from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
-from tests.ledger.retained_runs import forged_export, leaves_of
 from tests.ledger.spends import rows_of, three_epochs
+from tests.worlds.ledgers import SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
+from tests.worlds.retained_ledgers import forged_export, leaves_of
 
 Rows = tuple[SpendRow, ...]
 ORDER = {"SPEND_ORDER", "EPOCH_ORDER"}

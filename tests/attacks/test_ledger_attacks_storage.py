@@ -13,9 +13,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from dptrain.cli.app import app
 from ledger.errors import (
     LedgerBehind,
     LedgerBusy,
@@ -32,9 +30,10 @@ from ledger.note import Cosigner, NoteSigner, open_note, parse_checkpoint
 from ledger.proofs.cosigning import cosign_export
 from ledger.proofs.memory import Memory, judge, parse_evidence
 from ledger.storage import highwater
-from tests.ledger.attested import attested_run
-from tests.ledger.ledger_runs import LOG_KEY, OTHER_KEY, SIGNER, START, Driver, admission, descriptor, header_spec
-from tests.pins import checkpoint_of
+from tests.worlds.attested_ledgers import attested_run
+from tests.worlds.checkpoints import checkpoint_of
+from tests.worlds.commands import run_command
+from tests.worlds.ledgers import LOG_KEY, OTHER_KEY, SIGNER, START, Driver, admission, descriptor, header_spec
 
 ANNA = Cosigner("auditor.example/anna", OTHER_KEY)
 LATER = START + 10**6
@@ -87,7 +86,7 @@ def bodies(path: Path) -> list[bytes]:
 
 def fsck(path: Path) -> tuple[str, str]:
     """What `dptrain ledger fsck` answers: OK and nothing, or code and sentence of the error, or of the first finding."""
-    done = CliRunner().invoke(app, ["ledger", "fsck", str(path), "--json"])
+    done = run_command(["ledger", "fsck", str(path), "--json"])
     answer = json.loads(done.stdout)
     if done.exit_code == 0:
         return answer["verdict"], ""

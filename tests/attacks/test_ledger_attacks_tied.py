@@ -24,8 +24,8 @@ from ledger.release.create import describe
 from ledger.release.files import digested, listed
 from ledger.release.manifest import sign_manifest
 from ledger.release.tied import Commitment
-from tests.ledger.ledger_runs import SIGNER
 from tests.ledger.release_models import WEIGHTS, model, run_to_the_end, safetensors
+from tests.worlds.ledgers import SIGNER
 
 KEYS = [SIGNER.vkey]
 NAMES = list(WEIGHTS)

@@ -22,8 +22,8 @@ from ledger.replay.signer import JUMP_SECONDS
 from ledger.retention.statements import summary_keys, vouch
 from ledger.trust import auditors_policy
 from tests.attacks.test_ledger_attacks_audit import stored
-from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
-from tests.ledger.retained_runs import (
+from tests.worlds.ledgers import SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
+from tests.worlds.retained_ledgers import (
     ANNA,
     AUDITORS,
     BEN,

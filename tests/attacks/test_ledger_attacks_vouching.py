@@ -14,9 +14,9 @@ from ledger.proofs.cosigning import cosign_export
 from ledger.proofs.memory import Memory
 from ledger.retention.retained import MEMBER
 from ledger.retention.statements import statements, summary_keys
-from tests.ledger.attested import AttestedDriver, attested_admission
-from tests.ledger.ledger_runs import SIGNER, START, Driver
-from tests.ledger.retained_runs import ANNA, BEN, CLEO, export_of, retaining_spec, vouched_for
+from tests.worlds.attested_ledgers import AttestedDriver, attested_admission
+from tests.worlds.ledgers import SIGNER, START, Driver
+from tests.worlds.retained_ledgers import ANNA, BEN, CLEO, export_of, retaining_spec, vouched_for
 
 KEYS = [SIGNER.vkey]
 

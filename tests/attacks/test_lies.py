@@ -10,7 +10,7 @@ from ledger.release import ReleaseReport
 from ledger.storage.place import Place
 from tests.attacks.lies import TABLE, TOLD_AS_SOMEBODYS_WORD, Lie
 from tests.attacks.telling import TOLD_LIES
-from tests.ledger.pg_cluster import Cluster, require_server
+from tests.worlds.postgres import Cluster, require_server
 
 
 @pytest.fixture(scope="module")

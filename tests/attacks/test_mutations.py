@@ -22,7 +22,8 @@ from tests.attacks.mutations import (
     parts_of,
     run,
 )
-from tests.attacks.scene import CORPUS, NOW, item_of, make_policy, make_registry, signed
+from tests.attacks.scene import item_of, signed
+from tests.worlds.gate import CORPUS, NOW, make_policy, make_registry
 
 
 @pytest.mark.slow

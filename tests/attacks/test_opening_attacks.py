@@ -17,14 +17,9 @@ from attest.gate.admission import Passed
 from attest.gate.checks import Examiner
 from tests.attacks.mutations import parts_of
 from tests.attacks.scene import (
-    BOB,
-    CONTENT,
-    CORPUS,
     ISSUER,
     LEFT_OUT,
-    MALLORY,
     NONCE,
-    NOW,
     OPENED,
     OPENING,
     SALTS,
@@ -35,6 +30,7 @@ from tests.attacks.scene import (
     signed,
     with_fields,
 )
+from tests.worlds.gate import BOB, CONTENT, CORPUS, MALLORY, NOW
 
 BOBS = {"contributor": "bob", 4: "open"}
 FIELDS = [cbor.encode(key) + cbor.encode(value) for key, value in opening_fields().items()]

@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from attest import keys, sign1
 from attest.attestation import Attestation
@@ -22,7 +21,6 @@ from attest.gate import Refused, run_gate
 from attest.registry import Entry, Grant, Registry, RegistryLog, SetClock, open_registry
 from attest.registry.entries import join
 from attest.schema.plain import AHEAD_SECONDS, MAX_TIME, day, in_words, utc, visible
-from dptrain.cli.app import app
 from dptrain.cli.ledger import proofs as ledger_proofs
 from dptrain.cli.ledger import show as ledger_show
 from dptrain.cli.output import console
@@ -36,8 +34,10 @@ from ledger.release.files import MAX_HEADER, MAX_TENSORS, digest_tensors, digest
 from ledger.report import write_report
 from ledger.report.markup import text as html_text
 from ledger.report.markup import utc as html_utc
-from tests.attacks.scene import ALICE, CONTENT, NOW, OWNER, RAW, descriptor, item_of, make_policy, signed
-from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, header_spec
+from tests.attacks.scene import descriptor, item_of, signed
+from tests.worlds.commands import run_command
+from tests.worlds.gate import ALICE, CONTENT, NOW, OWNER, RAW, make_policy
+from tests.worlds.ledgers import SIGNER, START, Driver, admission, header_spec
 
 NUMBERS = [0, 1, -1, MAX_TIME - 1, MAX_TIME, 10**12, 2**62, 2**63 - 1, 2**63, 2**64, -(2**63), 10**400, -(10**5000), 10**5000]
 TRICKS = {
@@ -61,7 +61,7 @@ def harmless(printed: str) -> None:
 
 def run(*arguments: object, code: int = 0) -> str:
     """What a command prints, on both streams."""
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    result = run_command([str(argument) for argument in arguments])
     assert result.exit_code == code and (result.exception is None or isinstance(result.exception, SystemExit)), result.output
     return result.output
 

@@ -26,7 +26,7 @@ from attest.policy import ClassRule, DepthRule, NoisePhase, Policy, SamplingRule
 from attest.registry import Create, Enrol, Entry, Grant, KeyStatement, Prove, Revoke, RevokeOwn, Rotate, SetClock
 from attest.schema.plain import MAX_TIME
 from attest.withdrawal import Withdrawal, sign_withdrawal, verify_withdrawal
-from tests.attacks.scene import ALICE, OWNER, RAW
+from tests.worlds.gate import ALICE, OWNER, RAW
 
 MANY = settings(max_examples=120, deadline=None)
 IDS = st.text("abcdefghijklmnopqrstuvwxyz0123456789._/-", min_size=1, max_size=64)

@@ -15,13 +15,15 @@ from attest import cbor, keys
 from attest.errors import KeyRefused
 from attest.gate import Admission, Seen, decide
 from attest.keys import ed25519
+from tests.attacks.attestation.test_attested_through_the_command import THROUGH_THE_COMMAND
+from tests.attacks.attestation.test_weak_keys_and_signatures import SMALL_ORDER
 from tests.attacks.mutations import Mutator, claimed_content, make_originals, parts_of
-from tests.attacks.scene import ALICE, CONTENT, CORPUS, NOW, commitments, make_scene, opening_fields, sealed, signed
+from tests.attacks.scene import commitments, make_scene, opening_fields, sealed, signed
 from tests.attacks.scene import descriptor_fields as fields_of
 from tests.attacks.scene import header_fields as header_of
-from tests.attacks.test_attestation_attacks import SMALL_ORDER, THROUGH_THE_COMMAND
 from tests.reference import second_gate
 from tests.vectors.published import vectors
+from tests.worlds.gate import ALICE, CONTENT, CORPUS, NOW
 
 SCENE = make_scene()
 

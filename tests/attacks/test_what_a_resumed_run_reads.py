@@ -29,8 +29,8 @@ from ledger.log.pinned import open_pinned, sign_pinned  # noqa: E402
 from ledger.note import NoteSigner  # noqa: E402
 from tests.attacks.test_ledger_attacks_training import rows_of, run_to, start  # noqa: E402
 from tests.reference.families import FAMILIES  # noqa: E402
-from tests.trainers import Trainer  # noqa: E402
-from tests.worlds import World, make_world  # noqa: E402
+from tests.worlds.trainer import Trainer  # noqa: E402
+from tests.worlds.training import World, make_world  # noqa: E402
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from attest.corpus.signing import sign_corpus
 from attest.errors import KeyRefused
 from attest.keys import signers
 from attest.keys.signers import AgentSigner, CheckedSigner, as_signer, sign_all
-from tests.agents import (
+from tests.worlds.ssh_agents import (
     fake_agent,
     identities_answer,
     key_blob,

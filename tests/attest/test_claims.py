@@ -13,7 +13,7 @@ from attest.corpus.corpus import Claims
 from attest.corpus.digests import DigestTable
 from attest.errors import CborError, GateFailed
 from attest.gate import run_gate
-from tests.attest.conftest import NOW
+from tests.worlds.gate import NOW
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from attest import cbor, sign1
 from attest.descriptor import Parts, split
 from attest.gate.admission import Passed, Refusal
 from attest.gate.checks import MAX_KNOWN, MAX_PATTERNS, Examiner, examine
-from tests.attest.conftest import NOW
+from tests.worlds.gate import NOW
 
 
 def slow(world, attestation, content_hash, now=NOW):

@@ -18,8 +18,8 @@ from attest.gate.forms import Cut, Pattern
 from attest.keys import ed25519
 from attest.registry import Enrol
 from attest.schema.plain import SALT_SIZE
-from tests.attest.conftest import NOW
-from tests.registries import with_key
+from tests.worlds.gate import NOW
+from tests.worlds.registries import with_key
 
 YEAR = 365 * 86400
 PEOPLE = [f"person-{index}" for index in range(6)]

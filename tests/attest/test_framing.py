@@ -13,8 +13,9 @@ from attest.descriptor import SignedDescriptor
 from attest.errors import AttestError, DescriptorRefused
 from attest.gate import run_gate
 from attest.gate.admission import SharedTerms
-from tests.attacks.scene import MICRO, NOW, item_of, make_scene
+from tests.attacks.scene import item_of, make_scene
 from tests.attacks.scene import signed as signed_by_alice
+from tests.worlds.gate import MICRO, NOW
 
 TEMPLATE = SigningTemplate(
     contributor="alice",

@@ -16,7 +16,7 @@ from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
 from attest.errors import CorpusRefused, RegistryRefused
 from attest.gate import Admission, GateReport, ReasonCode, Refusal, Seen, decide, run_gate
 from attest.registry import KeyRecord
-from tests.registries import load, registry_file, with_key, without_contributors
+from tests.worlds.registries import load, registry_file, with_key, without_contributors
 
 NOW = 1_800_000_000
 M = 1_000_000

@@ -13,7 +13,7 @@ from attest.gate.checks import Examiner
 from attest.gate.reading import Verified
 from attest.keys import key_id
 from attest.registry import Revoke
-from tests.attest.conftest import NOW
+from tests.worlds.gate import NOW
 
 
 def _fresh_key(number):

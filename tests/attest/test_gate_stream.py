@@ -18,7 +18,7 @@ from attest.gate import workers as workers_module
 from attest.gate.admission import Admitted, Refused, Seen
 from attest.gate.reading import Verified
 from attest.gate.workers import Work, Workers, available_processors
-from tests.attest.conftest import NOW
+from tests.worlds.gate import NOW
 
 
 @pytest.fixture(scope="module")

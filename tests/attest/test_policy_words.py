@@ -14,7 +14,7 @@ from attest.policy.sampling import Bins, Groups, Separation, Sizes, Truncation
 from attest.policy.unbuilt import NOT_BUILT, UNBUILT
 from ledger.accountants import families
 from ledger.errors import LeafRefused
-from tests.ledger.ledger_runs import SIGNER, START, header_spec, signed_policy
+from tests.worlds.ledgers import SIGNER, START, header_spec, signed_policy
 
 TEXT = """
 corpus = "c"

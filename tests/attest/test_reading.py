@@ -21,7 +21,7 @@ from attest.gate.reading import MAC_SIZE, TAG_SIZE, Context, KeptReading, build_
 from attest.keys import public_bytes, verifier, verify_signature
 from attest.policy import sign_policy, verify_policy
 from attest.registry import Enrol, Revoke
-from tests.attest.conftest import NOW
+from tests.worlds.gate import NOW
 
 KEY, OTHER_KEY = (Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32) for n in (40, 41))
 PEOPLE = 12

@@ -7,8 +7,8 @@ import pytest
 
 from attest.errors import RegistryRefused
 from attest.registry.memory import RegistryMemory
-from tests.attacks.scene import OWNER, registry_bytes
-from tests.registries import continued, load
+from tests.worlds.gate import OWNER, registry_bytes
+from tests.worlds.registries import continued, load
 
 
 @pytest.fixture

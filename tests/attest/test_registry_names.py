@@ -12,8 +12,8 @@ from attest.errors import RegistryRefused
 from attest.gate import Gate, Seen, decide, run_gate
 from attest.registry import Enrol, KeyStatement, RegistryLog, open_registry, peek
 from attest.registry.names import Named, Names, beside
-from tests.attest.conftest import NOW
-from tests.registries import load, put
+from tests.worlds.gate import NOW
+from tests.worlds.registries import load, put
 
 T = 1_800_000_000
 

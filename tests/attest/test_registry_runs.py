@@ -18,7 +18,7 @@ from attest.registry.entries import SCHEMA, Entry, join, root_of, split, to_arra
 from attest.registry.names import DigestIndex, Names, PackedNames, beside
 from attest.registry.replay import State
 from tests.attest.test_keys import SMALL_ORDER
-from tests.registries import put, taken
+from tests.worlds.registries import put, taken
 
 T = 1_800_000_000
 OWNER = Ed25519PrivateKey.from_private_bytes(bytes([9]) * 32)

@@ -19,7 +19,7 @@ from attest.gate import gate as gate_module
 from attest.gate import workers as workers_module
 from attest.gate.admission import Passed
 from attest.gate.workers import Work, Workers
-from tests.attest.conftest import NOW
+from tests.worlds.gate import NOW
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -66,8 +66,8 @@ def test_workers_start_under_an_isolated_interpreter(options, tmp_path):
     (tmp_path / "json.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
     program = (
         f"import sys; sys.path[:0] = [{str(ROOT)!r}]\n"
-        "from tests.attest.conftest import world; from tests.attest.test_workers import answered, NOW, Passed, Workers\n"
-        "world = world.__wrapped__()\n"
+        "from tests.worlds.gate import make_gate_world; from tests.attest.test_workers import answered, NOW, Passed, Workers\n"
+        "world = make_gate_world()\n"
         "with Workers(1, world.policy, world.registry, NOW) as workers:\n"
         "    assert isinstance(answered(world, workers)[0], Passed)\n"
     )
@@ -262,8 +262,8 @@ def test_an_interrupt_meant_for_the_driver_does_not_end_a_worker(world):
 def test_workers_end_with_a_driver_that_is_killed(tmp_path):
     program = (
         f"import sys, time; sys.path[:0] = [{str(ROOT)!r}]\n"
-        "from tests.attest.conftest import world; from tests.attest.test_workers import answered, NOW, Workers\n"
-        "world = world.__wrapped__()\n"
+        "from tests.worlds.gate import make_gate_world; from tests.attest.test_workers import answered, NOW, Workers\n"
+        "world = make_gate_world()\n"
         "workers = Workers(2, world.policy, world.registry, NOW)\n"
         "answered(world, workers)\n"
         "print(*(worker._process.pid for worker in workers._workers), flush=True)\n"

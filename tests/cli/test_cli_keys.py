@@ -7,9 +7,9 @@ import subprocess
 import pytest
 
 from attest import keys
-from tests.agents import fake_agent, identities_answer, key_blob, needs_openssh, openssh_agent, ssh_add
-from tests.cli.conftest import POLICY
 from tests.cli.terminals import on_terminal
+from tests.worlds.commands import POLICY
+from tests.worlds.ssh_agents import fake_agent, identities_answer, key_blob, needs_openssh, openssh_agent, ssh_add
 
 BOUNDS = ("--corpus", "clinic-notes-2026", "--clip-norm", "0.5", "--noise-multiplier", "1.2")
 

@@ -1,13 +1,13 @@
 """`dptrain ledger`: the record of a run is shown, exported, verified and reported, and withdrawals are entered."""
 
 import pytest
-from recorded import record
 
 from attest import keys
 from attest.registry import open_registry
 from attest.registry.memory import RegistryMemory
 from ledger.log import Ledger
 from ledger.note import NoteSigner
+from tests.worlds.commands import record
 
 VERIFY = ("ledger", "verify", "export", "--key", "ledger.pub")
 

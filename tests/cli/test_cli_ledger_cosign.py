@@ -4,10 +4,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from recorded import record
 
 from attest import keys
 from ledger.note import NoteSigner
+from tests.worlds.commands import record
 
 COSIGN = ("ledger", "cosign", "export", "anna.note", "--key", "anna.key", "--log-key", "ledger.pub")
 AGAIN = ("ledger", "cosign", "export-2", "anna-2.note", "--key", "anna.key", "--log-key", "ledger.pub")

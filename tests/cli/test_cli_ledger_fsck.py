@@ -4,7 +4,6 @@ import sqlite3
 from dataclasses import replace
 
 import pytest
-from recorded import record
 
 from attest.keys import load_private_key
 from dptrain.record.pin import KIND
@@ -12,7 +11,8 @@ from ledger.log import Ledger
 from ledger.log.pinned import sign_pinned
 from ledger.note import NoteSigner
 from ledger.replay import Replay
-from tests.pins import checkpoint_of
+from tests.worlds.checkpoints import checkpoint_of
+from tests.worlds.commands import record
 
 FSCK = ("ledger", "fsck", "ledger.db")
 

@@ -3,11 +3,11 @@
 import os
 
 import pytest
-from recorded import record
 
 from attest.keys import load_private_key
 from ledger.log import Ledger
 from ledger.note import NoteSigner
+from tests.worlds.commands import record
 
 ROTATE = ("ledger", "rotate-key", "ledger.db")
 

@@ -4,7 +4,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from recorded import record
+
+from tests.worlds.commands import record
 
 WATCH = ("ledger", "monitor", "export", "--key", "ledger.pub", "--attestations", "corpus/notes.jsonl.attest")
 

@@ -3,11 +3,11 @@
 import time
 
 import pytest
-from recorded import record
 
 from attest import keys
 from ledger.note import Cosigner, NoteSigner, cosign
 from ledger.proofs.tlog_proof import TlogProof, parse_proof
+from tests.worlds.commands import record
 
 CHECK = ("ledger", "verify-proof", "mine.tlog-proof")
 

@@ -9,10 +9,10 @@ from attest.keys import save_private_key
 from dptrain.record.pin import KIND, PIN
 from ledger.log import Ledger
 from ledger.log.pinned import Pin, sign_pinned
-from tests.ledger.attested import put_registry
-from tests.ledger.ledger_runs import LOG_KEY, SIGNER, Driver
-from tests.ledger.retained_runs import ANNA, BEN, crowded_and_pruned, grown
-from tests.pins import checkpoint_of
+from tests.worlds.attested_ledgers import put_registry
+from tests.worlds.checkpoints import checkpoint_of
+from tests.worlds.ledgers import LOG_KEY, SIGNER, Driver
+from tests.worlds.retained_ledgers import ANNA, BEN, crowded_and_pruned, grown
 
 RETAIN = ("ledger", "retain", "ledger.db")
 EXPORT = ("ledger", "export", "ledger.db")

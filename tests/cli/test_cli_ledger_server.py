@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from recorded import record
 
 from ledger.storage.opening import open_store
 from ledger.storage.place import Place
-from tests.ledger.pg_cluster import Cluster, require_server
+from tests.worlds.commands import record
+from tests.worlds.postgres import Cluster, require_server
 
 
 @pytest.fixture(scope="module")

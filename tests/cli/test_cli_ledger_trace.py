@@ -1,7 +1,8 @@
 """`dptrain ledger show` of single contributions: by content and nonce, and those that were withdrawn."""
 
 import pytest
-from recorded import record
+
+from tests.worlds.commands import record
 
 SHOW = ("ledger", "show", "ledger.db")
 

@@ -3,12 +3,10 @@
 from pathlib import Path
 
 import pytest
-from recorded import record
-from typer.testing import CliRunner
 
-from dptrain.cli.app import app
 from ledger.note import parse_verifier_key
 from tests.ledger.tlog_witness import Witness
+from tests.worlds.commands import record, run_command
 
 
 @pytest.fixture
@@ -65,11 +63,11 @@ def test_a_line_by_a_key_that_nobody_named_is_told_and_changes_nothing(shell, wi
 
 def test_request_and_answer_go_through_pipes(shell, witness):
     shell.run("ledger", "export", "ledger.db", "export")
-    body = CliRunner().invoke(app, ["ledger", "witness-request", "export", "-"]).stdout_bytes
+    body = run_command(["ledger", "witness-request", "export", "-"]).stdout_bytes
     shell.run("ledger", "witness-request", "export", "w.body")
     assert body == Path("w.body").read_bytes()
     shell.run("ledger", "witness-request", "export", "-", "--json", code=2)
     words = ["ledger", "witness-answer", "export", "w.body", "-", "--key", "witness.pub"]
-    done = CliRunner().invoke(app, words, input=witness.curl(body))
+    done = run_command(words, input=witness.curl(body))
     assert done.exit_code == 0 and "cosigned by witness.example/w1" in done.stdout
     shell.run("ledger", "witness-answer", "export", "w.body", "nowhere", code=2)

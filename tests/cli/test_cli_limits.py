@@ -2,7 +2,7 @@
 
 from attest.policy import Policy
 from ledger.accountants import Phase, epsilon_of_phases
-from tests.cli.conftest import POLICY
+from tests.worlds.commands import POLICY
 
 SENSITIVE = "depth = { from = 0.75, to = 1.0 }\n"
 USED = epsilon_of_phases([Phase(1.2, 0.1, 30)], 1e-6)

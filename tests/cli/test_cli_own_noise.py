@@ -1,9 +1,9 @@
 """The noise that a contribution's own bounds would need: one figure by every door, whoever asks."""
 
 import pytest
-from recorded import record
 
 from ledger import accountants
+from tests.worlds.commands import record
 
 ATTESTATIONS = "corpus/notes.jsonl.attest"
 

@@ -10,8 +10,8 @@ from dptrain import progress
 from dptrain.cli.output import counting
 from dptrain.progress import contributions_in, progress_bar
 from tests.cli.terminals import on_terminal
-from tests.ledger.ledger_runs import LOG_KEY, SIGNER
-from tests.ledger.retained_runs import grown
+from tests.worlds.ledgers import LOG_KEY, SIGNER
+from tests.worlds.retained_ledgers import grown
 
 BOUNDS = ("--corpus", "clinic-notes-2026", "--clip-norm", "0.5", "--noise-multiplier", "1.2")
 
@@ -56,7 +56,7 @@ def test_an_export_says_that_it_reads_and_that_it_writes_and_says_nothing_in_a_p
         said.append(what)
         return counting(what)
 
-    for module in ("ledger", "ledger_place"):
+    for module in ("ledger.commands", "ledger.place"):
         monkeypatch.setattr(f"dptrain.cli.{module}.counting", told)
     assert shell.run("ledger", "export", "ledger.db", "export").stderr == ""
     assert said == ["reading ledger.db", "exporting ledger.db"]

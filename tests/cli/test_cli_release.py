@@ -3,9 +3,9 @@
 import hashlib
 
 import pytest
-from recorded import record
 
 from ledger.log import Ledger
+from tests.worlds.commands import record
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from recorded import record
 from terminals import on_terminal
 
 from attest.corpus.signing import SigningTemplate
@@ -22,11 +21,12 @@ from attest.keys import public_bytes, save_private_key, save_public_key
 from attest.registry.memory import SUFFIX, RegistryMemory
 from dptrain.tasks.runconfig import DataConfig, ImageModel, MachineConfig, OptimizerConfig, TextModel
 from ledger.log import Ledger
-from tests.agents import needs_openssh, openssh_agent, ssh_add
-from tests.ledger.attested import put_registry, registry
-from tests.ledger.ledger_runs import LOG_KEY, OWNER_KEY, SIGNER, START, Driver
-from tests.ledger.retained_runs import grown
 from tests.ledger.tlog_witness import Witness
+from tests.worlds.attested_ledgers import put_registry, registry
+from tests.worlds.commands import record
+from tests.worlds.ledgers import LOG_KEY, OWNER_KEY, SIGNER, START, Driver
+from tests.worlds.retained_ledgers import grown
+from tests.worlds.ssh_agents import needs_openssh, openssh_agent, ssh_add
 
 ROOT = Path(__file__).resolve().parents[2]
 LONG_AGO = 1_700_000_000

@@ -8,13 +8,12 @@ from types import SimpleNamespace
 import pytest
 
 torch = pytest.importorskip("torch")
-from typer.testing import CliRunner  # noqa: E402
 
-from dptrain.cli.app import app  # noqa: E402
 from ledger.audit import verify_export  # noqa: E402
 from ledger.note import parse_verifier_key  # noqa: E402
-from tests.trainers import Trainer  # noqa: E402
-from tests.worlds import token_record, write_jsonl  # noqa: E402
+from tests.worlds.commands import run_command  # noqa: E402
+from tests.worlds.trainer import Trainer  # noqa: E402
+from tests.worlds.training import token_record, write_jsonl  # noqa: E402
 
 STEPS = 4
 POLICY = """
@@ -34,7 +33,7 @@ depth = {{ from = {first}, to = 1.0 }}
 
 
 def dptrain(*words: str) -> str:
-    done = CliRunner().invoke(app, list(words))
+    done = run_command(list(words))
     assert done.exit_code == 0, done.output
     return done.stdout
 

@@ -16,7 +16,7 @@ from dptrain.record import checkpoints  # noqa: E402
 from dptrain.record.pin import STATE, PinRecord, read_record, sign_record  # noqa: E402
 from ledger.errors import LedgerReplaced, PinRefused, StorageFailed  # noqa: E402
 from ledger.log import Ledger  # noqa: E402
-from tests.ledger.ledger_runs import SIGNER, START, header_spec  # noqa: E402
+from tests.worlds.ledgers import SIGNER, START, header_spec  # noqa: E402
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from torch import nn  # noqa: E402
 
 from dptrain.errors import CompileRefused  # noqa: E402
 from tests.guarantees.peers import Run, per_example, small_world  # noqa: E402
-from tests.worlds import World  # noqa: E402
+from tests.worlds.training import World  # noqa: E402
 
 Accelerator = pytest.importorskip("accelerate").Accelerator
 

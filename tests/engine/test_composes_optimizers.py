@@ -17,7 +17,7 @@ from torch.optim import lr_scheduler  # noqa: E402
 from dptrain.errors import ConfigError, NotPrivateUse, StepOrder  # noqa: E402
 from dptrain.noise import LatticeGaussian  # noqa: E402
 from tests.guarantees.peers import Run, net, per_example, small_world  # noqa: E402
-from tests.worlds import make_world  # noqa: E402
+from tests.worlds.training import make_world  # noqa: E402
 
 STEPS = 3
 

@@ -19,8 +19,8 @@ from dptrain.errors import CoupledModel, DptrainError, NotPrivateUse, StepOrder,
 from dptrain.routing import Router  # noqa: E402
 from tests.guarantees.peers import NORMALIZER, Run, collate, net, per_example, small_world  # noqa: E402
 from tests.reference.families import FAMILIES  # noqa: E402
-from tests.trainers import Trainer  # noqa: E402
-from tests.worlds import World  # noqa: E402
+from tests.worlds.trainer import Trainer  # noqa: E402
+from tests.worlds.training import World  # noqa: E402
 
 STEPS = 3
 

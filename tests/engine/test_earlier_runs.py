@@ -19,8 +19,8 @@ from ledger.audit.earlier import verify_with_earlier
 from ledger.errors import BudgetExceeded, LeafRefused, LedgerBehind, LedgerClosed
 from ledger.log import Ledger
 from ledger.note import NoteSigner
-from tests.trainers import Trainer
-from tests.worlds import CLASSES, World, make_world
+from tests.worlds.trainer import Trainer
+from tests.worlds.training import CLASSES, World, make_world
 
 STEPS = 4
 

@@ -22,8 +22,8 @@ from dptrain.errors import (  # noqa: E402
 )
 from dptrain.sandbox.isolation import IsolationNotice  # noqa: E402
 from ledger.errors import LedgerError  # noqa: E402
-from tests.trainers import Trainer, collate_tokens  # noqa: E402
-from tests.worlds import World, make_world, token_record, write_jsonl  # noqa: E402
+from tests.worlds.trainer import Trainer, collate_tokens  # noqa: E402
+from tests.worlds.training import World, make_world, token_record, write_jsonl  # noqa: E402
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from torch import nn  # noqa: E402
 from dptrain.engine import start  # noqa: E402
 from dptrain.errors import CoupledModel, NotPrivateUse  # noqa: E402
 from tests.guarantees.peers import Run, net, nothing, per_example, small_world  # noqa: E402
-from tests.worlds import World  # noqa: E402
+from tests.worlds.training import World  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::dptrain.routing.FallbackNotice")
 

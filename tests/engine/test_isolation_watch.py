@@ -20,7 +20,7 @@ from ledger.audit import verify_export  # noqa: E402
 from ledger.leaves import HELD, Epoch, decode_leaf  # noqa: E402
 from tests.guarantees.peers import Run, must_fail, net, per_example  # noqa: E402
 from tests.guarantees.test_statement_a import BANDS, GlobalLars  # noqa: E402
-from tests.worlds import World, make_world  # noqa: E402
+from tests.worlds.training import World, make_world  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::dptrain.sandbox.isolation.IsolationNotice")
 

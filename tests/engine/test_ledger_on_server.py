@@ -5,9 +5,9 @@ import pytest
 pytest.importorskip("torch")
 
 from ledger.log import Ledger
-from tests.ledger.pg_cluster import Cluster, require_server
-from tests.trainers import Trainer
-from tests.worlds import World, make_world
+from tests.worlds.postgres import Cluster, require_server
+from tests.worlds.trainer import Trainer
+from tests.worlds.training import World, make_world
 
 
 class ServerWorld(World):

@@ -13,8 +13,8 @@ from dptrain import PrivateTraining  # noqa: E402
 from dptrain.data.contributions import BOUNDS, Pool, in_ledger_order, slots_for  # noqa: E402
 from dptrain.errors import ConfigError, ContentChanged, NotPrivateUse, ResumeRefused  # noqa: E402
 from dptrain.noise.keystream import KeyStream  # noqa: E402
-from tests.trainers import Trainer  # noqa: E402
-from tests.worlds import DAY, make_world, token_record  # noqa: E402
+from tests.worlds.trainer import Trainer  # noqa: E402
+from tests.worlds.training import DAY, make_world, token_record  # noqa: E402
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from attest.keys import generate, public_bytes
 from attest.registry import KeyStatement, RegistryLog
 from attest.withdrawal import Withdrawal, sign_withdrawal
 from ledger.leaves import Withdraw, decode_leaf
-from tests.trainers import Trainer
-from tests.worlds import DAY, World, make_world
+from tests.worlds.trainer import Trainer
+from tests.worlds.training import DAY, World, make_world
 
 INTERNAL = "contributor-internal"
 

@@ -10,7 +10,7 @@ from torch import nn  # noqa: E402
 from dptrain.engine import refusals  # noqa: E402
 from dptrain.errors import UnsupportedModule  # noqa: E402
 from tests.guarantees.peers import Run  # noqa: E402
-from tests.worlds import World, make_world, token_record  # noqa: E402
+from tests.worlds.training import World, make_world, token_record  # noqa: E402
 
 BANDS = """
 [[class]]

@@ -11,8 +11,8 @@ from attest.gate.admission import AdmittedRows
 from dptrain.data.contributions import Pool, in_ledger_order, slots_for
 from dptrain.data.slots import Slot, Slots
 from dptrain.record.recorder import _admissions, _one_of_each_form, by_terms
-from tests.trainers import Trainer
-from tests.worlds import make_world
+from tests.worlds.trainer import Trainer
+from tests.worlds.training import make_world
 
 
 @pytest.fixture(scope="module")

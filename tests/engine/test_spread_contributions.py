@@ -8,8 +8,8 @@ from dptrain.clipping import one_contribution as single  # noqa: E402
 from dptrain.errors import ConfigError  # noqa: E402
 from dptrain.routing.accumulate import Folding  # noqa: E402
 from tests.guarantees import peers  # noqa: E402
-from tests.trainers import Trainer  # noqa: E402
-from tests.worlds import World, make_world, token_record  # noqa: E402
+from tests.worlds.trainer import Trainer  # noqa: E402
+from tests.worlds.training import World, make_world, token_record  # noqa: E402
 
 KEY = b"\x77" * 32
 NOW = 1_800_000_000

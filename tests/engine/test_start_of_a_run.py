@@ -13,7 +13,7 @@ from dptrain.engine.start import Unprobed  # noqa: E402
 from dptrain.errors import ConfigError  # noqa: E402
 from tests.guarantees.peers import Run, net, per_example, small_world  # noqa: E402
 from tests.guarantees.test_public_class import CLASSES as PUBLIC_AND_PRIVATE  # noqa: E402
-from tests.worlds import World, make_world, token_record  # noqa: E402
+from tests.worlds.training import World, make_world, token_record  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::dptrain.routing.FallbackNotice")
 

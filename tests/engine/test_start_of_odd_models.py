@@ -14,7 +14,7 @@ from dptrain import PrivateTraining  # noqa: E402
 from dptrain.engine import start  # noqa: E402
 from dptrain.errors import ConfigError, CoupledModel, UnsupportedModule  # noqa: E402
 from dptrain.gradients.generic import GenericRule  # noqa: E402
-from tests.worlds import make_world, token_record  # noqa: E402
+from tests.worlds.training import make_world, token_record  # noqa: E402
 
 LENGTH = 4
 """Tokens of an example; and just as many rows are in a microbatch of the probes."""

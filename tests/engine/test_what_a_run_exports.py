@@ -16,8 +16,8 @@ from ledger.leaves import Admit, decode_leaf
 from ledger.leaves.attestations import unpack
 from ledger.storage.fsck import check_attestations
 from ledger.storage.place import Place
-from tests.trainers import Trainer
-from tests.worlds import make_world
+from tests.worlds.trainer import Trainer
+from tests.worlds.training import make_world
 
 
 @pytest.fixture(scope="module")

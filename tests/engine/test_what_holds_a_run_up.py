@@ -15,8 +15,8 @@ from dptrain.errors import NotPrivateUse  # noqa: E402
 from ledger import accountants  # noqa: E402
 from ledger.errors import HorizonExceeded  # noqa: E402
 from ledger.leaves import Charge, decode_leaf  # noqa: E402
-from tests.trainers import Trainer  # noqa: E402
-from tests.worlds import make_world  # noqa: E402
+from tests.worlds.trainer import Trainer  # noqa: E402
+from tests.worlds.training import make_world  # noqa: E402
 
 PUBLIC = """
 [[class]]

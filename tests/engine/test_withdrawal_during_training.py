@@ -13,8 +13,8 @@ from dptrain.errors import ConfigError, ResumeRefused
 from dptrain.record.settling import WithdrawalIgnored
 from ledger.leaves import Withdraw, decode_leaf
 from tests.engine.test_earlier_runs import other
-from tests.trainers import Trainer
-from tests.worlds import DAY, World, make_world
+from tests.worlds.trainer import Trainer
+from tests.worlds.training import DAY, World, make_world
 
 
 @pytest.fixture

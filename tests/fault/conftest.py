@@ -6,7 +6,7 @@ import pytest
 
 from tests.fault.scene import Scene, prepared
 from tests.fault.tracing import Writers, require_strace
-from tests.ledger.pg_cluster import Cluster, require_server
+from tests.worlds.postgres import Cluster, require_server
 
 
 @pytest.fixture(scope="session")

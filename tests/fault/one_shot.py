@@ -22,9 +22,9 @@ from ledger.log import Ledger
 from ledger.log.ledger import Window
 from ledger.storage.opening import set_unfinished_aside
 from ledger.storage.place import Place
-from tests.ledger.attested import AttestedDriver, attested_admission, attested_header
-from tests.ledger.ledger_runs import SIGNER, START, Driver
-from tests.ledger.retained_runs import ready_to_prune
+from tests.worlds.attested_ledgers import AttestedDriver, attested_admission, attested_header
+from tests.worlds.ledgers import SIGNER, START, Driver
+from tests.worlds.retained_ledgers import ready_to_prune
 
 _PR_SET_PTRACER = 0x59616D61
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -12,7 +12,7 @@ from ledger.log import Ledger
 from ledger.log.pinned import Pin
 from ledger.storage.fsck import check_attestations
 from tests.fault.tracing import HARNESS, Outcome, Writers
-from tests.ledger.ledger_runs import SIGNER
+from tests.worlds.ledgers import SIGNER
 
 LIVES: Final = {"create": None, "go_on": "closed", "recover": "killed", "export": "closed"}
 """What each life begins with; ``recover`` is ``go_on`` after a writer that was killed."""

@@ -10,7 +10,7 @@ from ledger.errors import LedgerBusy, StorageFailed
 from ledger.log import Ledger
 from ledger.storage import fsck
 from ledger.storage.opening import open_store
-from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, header_spec, signed_policy
+from tests.worlds.ledgers import SIGNER, START, Driver, admission, header_spec, signed_policy
 
 
 class Proxy:

@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 
 from dptrain.record.pin import found
 from ledger.log import Ledger
-from tests.worlds import make_world
+from tests.worlds.training import make_world
 
 ROOT = Path(__file__).resolve().parents[2]
 

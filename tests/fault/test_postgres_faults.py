@@ -25,8 +25,8 @@ from ledger.log import Ledger
 from ledger.storage.opening import exists, set_unfinished_aside
 from ledger.storage.place import Place
 from tests.fault.server_scene import Proxy, Writer
-from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, header_spec
-from tests.ledger.pg_cluster import Cluster
+from tests.worlds.ledgers import SIGNER, START, Driver, admission, header_spec
+from tests.worlds.postgres import Cluster
 
 TYPED = {"CONNECTION", "COMMIT_UNKNOWN"}
 

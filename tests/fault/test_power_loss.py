@@ -23,7 +23,7 @@ from ledger.errors import LedgerBehind, LedgerCorrupt, LedgerError
 from ledger.log import Ledger
 from tests.fault.disk_model import OPTIONS, Disk
 from tests.fault.scene import LIVES, Scene, holds, pin_of
-from tests.ledger.ledger_runs import SIGNER
+from tests.worlds.ledgers import SIGNER
 
 SYNCS = ("fsync", "fdatasync")
 

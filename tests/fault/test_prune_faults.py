@@ -24,8 +24,8 @@ from tests.fault.scene import NOT_FILES
 from tests.fault.server_scene import Proxy
 from tests.fault.test_syscall_faults import CANNOT_FAIL, FAULTS, JOBS, MUTATING, spread
 from tests.fault.tracing import HARNESS, Outcome, Writers, require_strace
-from tests.ledger.ledger_runs import SIGNER, Driver
-from tests.ledger.retained_runs import ready_to_prune, vouched_and_older
+from tests.worlds.ledgers import SIGNER, Driver
+from tests.worlds.retained_ledgers import ready_to_prune, vouched_and_older
 
 LIVES = ("prune", "drop_hashes")
 ATTEMPTS = 200

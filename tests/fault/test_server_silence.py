@@ -19,7 +19,7 @@ from ledger.log import Ledger
 from ledger.storage.sql import postgres_server
 from ledger.storage.sql.postgres_server import Connection
 from tests.fault.server_scene import Proxy, Writer
-from tests.ledger.ledger_runs import SIGNER
+from tests.worlds.ledgers import SIGNER
 
 LIMIT = 0.4
 SLACK = 5.0

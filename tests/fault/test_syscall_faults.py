@@ -27,7 +27,7 @@ from ledger.audit import verify_export
 from ledger.errors import LedgerError
 from tests.fault.scene import LIVES, Scene, holds
 from tests.fault.tracing import Outcome
-from tests.ledger.ledger_runs import SIGNER
+from tests.worlds.ledgers import SIGNER
 
 CANNOT_FAIL: Final = frozenset({"getpid", "geteuid", "getrandom"})
 """Calls that have no error to give: killed at, not failed."""

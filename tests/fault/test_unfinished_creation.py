@@ -8,8 +8,8 @@ from ledger.errors import LedgerError
 from ledger.storage import highwater
 from ledger.storage.opening import create_store
 from ledger.storage.place import Place
-from tests.trainers import Trainer
-from tests.worlds import make_world
+from tests.worlds.trainer import Trainer
+from tests.worlds.training import make_world
 
 
 def test_a_ledger_without_header_is_set_aside_and_started_anew(tmp_path) -> None:

@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from typer.testing import CliRunner
-
-from dptrain.cli.app import app
 from tests.frozen.normalise import Normaliser
+from tests.worlds.commands import run_command
 
 NOW = 1_800_000_000
 """The fixed time of every scenario: seconds since the epoch, 15 January 2027."""
@@ -94,7 +92,7 @@ def run_scenario(scenario: Scenario, directory: Path) -> dict[str, Any]:
 def _answered(case: Case, facts: dict[str, Any], directory: Path) -> dict[str, Any]:
     """Runs one command, and adds the facts that later ones need."""
     words = [word.format(**facts) for word in shlex.split(case.words)] + ["--json"] * case.speaks_json
-    done = CliRunner().invoke(app, words, env=_SURROUNDINGS)
+    done = run_command(words, env=_SURROUNDINGS)
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise AssertionError(f"{case.name}: dptrain {case.words} fails with a fault") from done.exception
     answer = None

@@ -17,16 +17,15 @@ from attest.keys import public_bytes, save_private_key, save_public_key
 from attest.policy import Policy, sign_policy
 from attest.registry import RegistryLog
 from ledger.note import parse_verifier_key
-from tests.cli.conftest import POLICY as CLINIC
-from tests.cli.conftest import Shell
-from tests.cli.recorded import record
 from tests.frozen.scenario import NOW, working_in
-from tests.ledger.attested import put_registry
-from tests.ledger.ledger_runs import LOG_KEY, SIGNER
-from tests.ledger.pg_cluster import Cluster, server_binary
-from tests.ledger.retained_runs import ANNA, BEN, crowded_and_pruned, grown
 from tests.ledger.tlog_witness import Witness
 from tests.vectors.conformance.written import put
+from tests.worlds.attested_ledgers import put_registry
+from tests.worlds.commands import POLICY as CLINIC
+from tests.worlds.commands import Shell, record
+from tests.worlds.ledgers import LOG_KEY, SIGNER
+from tests.worlds.postgres import Cluster, server_binary
+from tests.worlds.retained_ledgers import ANNA, BEN, crowded_and_pruned, grown
 
 _EXPORTS = Path(__file__).parents[1] / "vectors" / "conformance" / "exports.json"
 
@@ -138,17 +137,10 @@ def server_missing() -> str | None:
 
 def digits(directory: Path) -> None:
     """Writes sixty pictures of digits that three contributors signed, and a run file for four steps over them."""
-    from dptrain.demo import public
-    from dptrain.demo.rehearsal import policy_text, shares, stage, write_records
-    from tests.train.conftest import RUN
+    from tests.worlds.digits import make_digits
 
-    found = public.digits(validation=40)
-    # Drawn in every step: epsilon has a closed form, which keeps this quick.
-    how = {"steps": 4, "rate": 1.0, "normalizer": 60, "clip_norm": 1.0, "delta": public.DELTA, "epochs": 2}
-    text = policy_text(public.CORPUS, public.TIERS, **how)
-    stage(directory, text, shares(found.contributed[:60], public.TIERS, public.WEIGHTS, per_tier=1), now=NOW)
-    write_records(directory / "validation.jsonl", found.validation)
-    (directory / "run.toml").write_text(f'{RUN}device = "cpu"\n')
+    made = make_digits(directory, now=NOW)
+    made.run.write_text(f'{made.run.read_text()}device = "cpu"\n')
 
 
 def published(*names: str) -> Callable[[Path], None]:

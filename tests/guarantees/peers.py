@@ -16,7 +16,7 @@ from dptrain import PrivateTraining
 from dptrain.blocks.stack import layer_stack
 from dptrain.clipping.resolver import Block, Schedule
 from dptrain.routing import Router
-from tests.worlds import World, make_world
+from tests.worlds.training import World, make_world
 
 KEY = b"\x35" * 32
 NORMALIZER = 4

@@ -22,7 +22,7 @@ from dptrain.routing.couplings import refuse_coupled  # noqa: E402
 from tests.reference.compare import compare, random_schedule, rows_of  # noqa: E402
 from tests.reference.families import LENGTH, bert, gpt2  # noqa: E402
 from tests.reference.naive import gradients_of_one_forward  # noqa: E402
-from tests.worlds import make_world  # noqa: E402
+from tests.worlds.training import make_world  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

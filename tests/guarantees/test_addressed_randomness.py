@@ -23,7 +23,7 @@ from dptrain.engine import start  # noqa: E402
 from dptrain.errors import CoupledModel, NotPrivateUse, UnsupportedModule  # noqa: E402
 from dptrain.sandbox import interception  # noqa: E402
 from tests.guarantees import peers  # noqa: E402
-from tests.worlds import World, token_record  # noqa: E402
+from tests.worlds.training import World, token_record  # noqa: E402
 
 Seen = dict[tuple[int, bytes], list[torch.Tensor]]
 PUBLIC_DRAWS = 'disclosure = "occurrences_public"\n'

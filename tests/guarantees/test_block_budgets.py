@@ -23,8 +23,8 @@ from tests.guarantees.peers import must_fail  # noqa: E402
 from tests.reference import naive  # noqa: E402
 from tests.reference.compare import random_schedule  # noqa: E402
 from tests.reference.families import FAMILIES  # noqa: E402
-from tests.trainers import Trainer  # noqa: E402
-from tests.worlds import CLASSES, make_world  # noqa: E402
+from tests.worlds.trainer import Trainer  # noqa: E402
+from tests.worlds.training import CLASSES, make_world  # noqa: E402
 
 M = 10**6
 BUDGETS = "[noise.budgets]\nembeddings = 0.3\nlayers = 1.0\nhead = 2.0"

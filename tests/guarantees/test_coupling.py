@@ -10,8 +10,8 @@ from torch import nn  # noqa: E402
 from dptrain import PrivateTraining  # noqa: E402
 from dptrain.blocks.stack import EMBEDDINGS  # noqa: E402
 from dptrain.errors import ConfigError, CoupledModel, NonFinite, NotPrivateUse, UnsupportedModule  # noqa: E402
-from tests.trainers import Trainer  # noqa: E402
-from tests.worlds import World, make_world, token_record  # noqa: E402
+from tests.worlds.trainer import Trainer  # noqa: E402
+from tests.worlds.training import World, make_world, token_record  # noqa: E402
 
 
 class Net(nn.Module):
@@ -123,7 +123,7 @@ def test_in_batch_negatives_are_refused(world: World) -> None:
 
 
 def test_a_mean_over_the_tokens_of_the_batch_is_refused(world: World) -> None:
-    """Hugging Face's token-mean loss couples contributions through the count (docs/mechanism.md, Separability)."""
+    """Hugging Face's token-mean loss couples contributions through the count (docs/mechanism, Separability)."""
 
     def token_mean(model, rows):
         counted = (rows["ids"] > 20).sum()

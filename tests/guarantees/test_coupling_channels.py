@@ -1,6 +1,6 @@
 """Channels by which one contribution reaches another that have no other test: each is refused by name, or shown harmless.
 
-The others are in test_coupling.py; the channels are those of docs/mechanism.md.
+The others are in test_coupling.py; the channels are those of docs/mechanism.
 """
 
 import json
@@ -29,7 +29,7 @@ from dptrain.errors import (  # noqa: E402
 from dptrain.routing import Router, synthetic_rows  # noqa: E402
 from dptrain.routing.synthetic_rows import ProbeRows  # noqa: E402
 from tests.guarantees.peers import Net, Run, collate, first_release, net, per_example, small_world, whole_schedule  # noqa: E402
-from tests.worlds import token_record  # noqa: E402
+from tests.worlds.training import token_record  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::dptrain.routing.FallbackNotice")
 

@@ -15,7 +15,7 @@ from dptrain.engine import start  # noqa: E402
 from dptrain.errors import CoupledModel, DptrainError  # noqa: E402
 from dptrain.routing import couplings  # noqa: E402
 from tests.guarantees.peers import Net, Run, net, per_example, small_world  # noqa: E402
-from tests.worlds import World, token_record  # noqa: E402
+from tests.worlds.training import World, token_record  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::dptrain.routing.FallbackNotice", "ignore::dptrain.engine.start.Unprobed")
 

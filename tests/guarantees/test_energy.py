@@ -12,7 +12,7 @@ from torch import nn  # noqa: E402
 from attest.schedule import allocation  # noqa: E402
 from dptrain.engine.release import PrivateGradients  # noqa: E402
 from tests.guarantees.peers import NORMALIZER, Run, collate, nothing  # noqa: E402
-from tests.worlds import make_world  # noqa: E402
+from tests.worlds.training import make_world  # noqa: E402
 
 STEPS = 60
 TOLERANCE = 0.01

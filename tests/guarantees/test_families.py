@@ -30,8 +30,8 @@ from ledger.audit import verify_export  # noqa: E402
 from tests.reference import naive_certified, streams  # noqa: E402
 from tests.reference.families import FAMILIES  # noqa: E402
 from tests.reference.naive_families import Naive, integers  # noqa: E402
-from tests.trainers import Trainer, collate_tokens  # noqa: E402
-from tests.worlds import World, make_world, token_record  # noqa: E402
+from tests.worlds.trainer import Trainer, collate_tokens  # noqa: E402
+from tests.worlds.training import World, make_world, token_record  # noqa: E402
 
 KEY = b"\x21" * 32
 BESIDE = {"discrete_gaussian": "rdp", "laplace": "pld", "skellam": "rdp"}

@@ -20,7 +20,7 @@ from tests.guarantees import peers  # noqa: E402
 from tests.guarantees.hostile import scene as scenes  # noqa: E402
 from tests.guarantees.hostile.payloads import KINDS, null  # noqa: E402
 from tests.guarantees.hostile.scene import CLASSES, NOW, POOL, Net, Run, Scene, Trace, collate, example  # noqa: E402
-from tests.worlds import make_world, token_record  # noqa: E402
+from tests.worlds.training import make_world, token_record  # noqa: E402
 
 ONE = Scene(decides="truth", steps=1, window=1)
 EVERYBODY = range(POOL)

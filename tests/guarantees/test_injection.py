@@ -1,4 +1,4 @@
-"""Noise per microbatch: M injections by policy, together the scheduled noise (docs/mechanism.md, Theorem 3)."""
+"""Noise per microbatch: M injections by policy, together the scheduled noise (docs/mechanism, Theorem 3)."""
 
 import math
 
@@ -12,8 +12,8 @@ from dptrain.engine.release import PrivateGradients  # noqa: E402
 from dptrain.errors import UnsupportedPolicy  # noqa: E402
 from dptrain.noise import KeyStream, LatticeGaussian  # noqa: E402
 from ledger.audit import verify_export  # noqa: E402
-from tests.trainers import Trainer  # noqa: E402
-from tests.worlds import make_world  # noqa: E402
+from tests.worlds.trainer import Trainer  # noqa: E402
+from tests.worlds.training import make_world  # noqa: E402
 
 ALARM = 5.0
 """Standard errors; about 6e-7 false alarms per comparison."""

@@ -7,8 +7,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tests.trainers import Trainer  # noqa: E402
-from tests.worlds import make_world, token_record  # noqa: E402
+from tests.worlds.trainer import Trainer  # noqa: E402
+from tests.worlds.training import make_world, token_record  # noqa: E402
 
 KEY = b"\x07" * 32
 

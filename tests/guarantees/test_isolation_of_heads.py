@@ -8,11 +8,9 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 from torch import nn  # noqa: E402
-from typer.testing import CliRunner  # noqa: E402
 
 from attest.policy import DepthRule  # noqa: E402
 from dptrain.blocks.stack import layer_stack  # noqa: E402
-from dptrain.cli.app import app  # noqa: E402
 from dptrain.clipping.resolver import bind  # noqa: E402
 from dptrain.errors import NotPrivateUse  # noqa: E402
 from tests.guarantees.test_isolation_of_profiles import classes, step_once  # noqa: E402
@@ -20,8 +18,9 @@ from tests.reference import families  # noqa: E402
 from tests.reference.masked import ALL, biased_llama, by_hand_gpt2, by_hand_llama, covered, mixture  # noqa: E402
 from tests.routing import compiled_scene  # noqa: E402
 from tests.routing.test_depth_and_resolver import policy_of  # noqa: E402
-from tests.trainers import Trainer, collate_tokens  # noqa: E402
-from tests.worlds import make_world, token_record  # noqa: E402
+from tests.worlds.commands import run_command  # noqa: E402
+from tests.worlds.trainer import Trainer, collate_tokens  # noqa: E402
+from tests.worlds.training import make_world, token_record  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -283,7 +282,7 @@ def test_a_masked_run_resumes_and_its_export_verifies(tmp_path) -> None:
     again.run()
     exported = again.private.export(tmp_path / "export")
     again.close()
-    result = CliRunner().invoke(app, ["ledger", "verify", str(exported), "--key", str(tmp_path / "ledger.pub"), "--json"])
+    result = run_command(["ledger", "verify", str(exported), "--key", str(tmp_path / "ledger.pub"), "--json"])
     assert '"verdict": "FULL"' in result.output, result.output[-2000:]
 
 

@@ -15,7 +15,7 @@ from dptrain import PrivateTraining  # noqa: E402
 from dptrain.errors import UnsupportedModule  # noqa: E402
 from dptrain.routing import FallbackNotice, Router  # noqa: E402
 from tests.reference.compare import compare, random_schedule  # noqa: E402
-from tests.worlds import make_world  # noqa: E402
+from tests.worlds.training import make_world  # noqa: E402
 
 WIDTH = 6
 

@@ -14,8 +14,8 @@ from dptrain.errors import NotPrivateUse  # noqa: E402
 from ledger import accountants  # noqa: E402
 from ledger.audit import verify_export  # noqa: E402
 from ledger.errors import HorizonExceeded  # noqa: E402
-from tests.trainers import Trainer  # noqa: E402
-from tests.worlds import World, make_world  # noqa: E402
+from tests.worlds.trainer import Trainer  # noqa: E402
+from tests.worlds.training import World, make_world  # noqa: E402
 
 ALARM = 5.0
 """Standard errors; about 6e-7 false alarms per comparison."""

@@ -6,8 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tests.trainers import Trainer  # noqa: E402
-from tests.worlds import make_world  # noqa: E402
+from tests.worlds.trainer import Trainer  # noqa: E402
+from tests.worlds.training import make_world  # noqa: E402
 
 ALARM = 5.0
 """Standard errors; about 6e-7 false alarms per comparison."""

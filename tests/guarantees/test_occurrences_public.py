@@ -13,8 +13,8 @@ from dptrain.errors import NotPrivateUse, UnsupportedPolicy  # noqa: E402
 from ledger import accountants  # noqa: E402
 from ledger.audit import verify_export  # noqa: E402
 from ledger.leaves import Draw, decode_leaf  # noqa: E402
-from tests.trainers import Trainer  # noqa: E402
-from tests.worlds import make_world  # noqa: E402
+from tests.worlds.trainer import Trainer  # noqa: E402
+from tests.worlds.training import make_world  # noqa: E402
 
 ALARM = 5.0
 SCHEDULED = 'disclosure = "occurrences_public"'

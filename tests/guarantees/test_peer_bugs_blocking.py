@@ -28,7 +28,7 @@ from tests.guarantees.peers import (  # noqa: E402
     small_world,
 )
 from tests.reference.families import FAMILIES  # noqa: E402
-from tests.trainers import Trainer  # noqa: E402
+from tests.worlds.trainer import Trainer  # noqa: E402
 
 
 def exact(extra: nn.Module, tolerance: float = 1e-10) -> None:

@@ -26,8 +26,8 @@ from ledger.audit import verify_export  # noqa: E402
 from ledger.errors import LeafRefused  # noqa: E402
 from ledger.leaves import Epoch, EpochClass, Spend, decode_leaf  # noqa: E402
 from ledger.report import write_report  # noqa: E402
-from tests.trainers import Trainer, collate_tokens  # noqa: E402
-from tests.worlds import World, make_world, token_record  # noqa: E402
+from tests.worlds.trainer import Trainer, collate_tokens  # noqa: E402
+from tests.worlds.training import World, make_world, token_record  # noqa: E402
 
 KEY = b"\x07" * 32
 PRIVATE_SEEDS, PUBLIC_SEEDS = range(0, 100), range(1000, 1100)

@@ -22,11 +22,11 @@ from torch import nn  # noqa: E402
 
 from dptrain.engine.release import PrivateGradients  # noqa: E402
 from dptrain.errors import NotPrivateUse  # noqa: E402
-from dptrain.sandbox import optimizers  # noqa: E402
+from dptrain.sandbox import isolation  # noqa: E402
 from dptrain.sandbox.isolation import IsolationNotice  # noqa: E402
 from ledger.leaves import HELD  # noqa: E402
 from tests.guarantees.peers import Run, must_fail, net  # noqa: E402
-from tests.worlds import World, make_world, token_record  # noqa: E402
+from tests.worlds.training import World, make_world, token_record  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::dptrain.sandbox.isolation.IsolationNotice")
 
@@ -230,7 +230,7 @@ def found_by(worlds: tuple[World, World], name: str, form: str, clip: str) -> Sw
 def test_every_optimizer_of_torch_has_been_judged(name: str) -> None:
     """A new one, or a new option of an old one, fails here until it is on a list."""
     kind = TORCH[name]
-    assert (kind in optimizers.KNOWN) is (name not in REFUSED)
+    assert (kind in isolation.KNOWN) is (name not in REFUSED)
     if name not in REFUSED:
         new = set(inspect.signature(kind).parameters) - set(OPTIONS) - NUMBERS - ELSEWHERE
         assert not new, f"options of {name} that nobody judged: {sorted(new)}"
@@ -268,7 +268,7 @@ ROW = "| {name} | {plain} | {clip} | {blocks} |"
 
 @cache
 def page() -> str:
-    return (Path(__file__).resolve().parents[2] / "docs/mechanism.md").read_text()
+    return (Path(__file__).resolve().parents[2] / "docs/mechanism/isolation.md").read_text()
 
 
 @pytest.mark.slow
@@ -413,7 +413,7 @@ def test_a_clip_that_bites_for_one_payload_alone_weakens_a_in_both_worlds(worlds
 
 
 def test_an_entry_on_the_list_for_an_optimizer_that_couples_would_be_caught(worlds, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(optimizers.KNOWN, GlobalLars, optimizers.Reach.TENSOR)
+    monkeypatch.setitem(isolation.KNOWN, GlobalLars, isolation.Reach.TENSOR)
     found = swapped(worlds, lambda ps: GlobalLars(ps), CLIPS["plain"])
     assert found.told == HELD
     must_fail(lambda: judged(found))

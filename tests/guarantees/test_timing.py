@@ -10,8 +10,8 @@ torch = pytest.importorskip("torch")
 from dptrain.record.pin import found  # noqa: E402
 from ledger.leaves import decode_leaf  # noqa: E402
 from tests.guarantees.peers import Run, net, per_example, small_world  # noqa: E402
-from tests.trainers import Trainer  # noqa: E402
-from tests.worlds import make_world  # noqa: E402
+from tests.worlds.trainer import Trainer  # noqa: E402
+from tests.worlds.training import make_world  # noqa: E402
 
 HOUR = 3600
 

@@ -32,7 +32,7 @@ def questions(modules: Iterable[Module]) -> list[str]:
 
 
 def pages(root: Path) -> list[Path]:
-    return [*sorted((root / "docs").glob("*.md")), *sorted(root.glob("README.md"))]
+    return [*sorted((root / "docs").rglob("*.md")), *sorted(root.glob("README.md"))]
 
 
 def sentences(text: str) -> list[int]:

@@ -27,25 +27,20 @@ from attest.policy import sign_policy
 from attest.registry import KeyStatement
 from attest.withdrawal import Withdrawal, sign_withdrawal
 from tests.attacks.scene import (
-    ALICE,
-    CORPUS,
     ISSUER,
     LEFT_OUT,
-    NOW,
-    OWNER,
-    RAW,
     attested,
     descriptor,
     envelope,
     header_fields,
     make_scene,
-    registry_bytes,
     sealed,
     sig_structure,
     signed,
     with_fields,
 )
 from tests.vectors.published import vectors
+from tests.worlds.gate import ALICE, CORPUS, NOW, OWNER, RAW, registry_bytes
 
 HERE = Path(__file__).parent
 OWNER_RAW = keys.public_bytes(OWNER)

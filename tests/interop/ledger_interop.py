@@ -19,7 +19,7 @@ from ledger.proofs.prover import ExportReader
 from ledger.proofs.receipt import make_receipt
 from ledger.proofs.tlog_proof import TlogProof, make_proof
 from tests.interop.interop import HERE, side
-from tests.ledger.ledger_runs import LOG_KEY, OTHER_KEY, OWNER_KEY, SIGNER, START, Driver, header_spec
+from tests.worlds.ledgers import LOG_KEY, OTHER_KEY, OWNER_KEY, SIGNER, START, Driver, header_spec
 
 ANNA, BEN = Cosigner("auditor.example/anna", OTHER_KEY), Cosigner("auditor.example/ben", OWNER_KEY)
 MANY = [b"leaf %d" % number for number in range(600)]

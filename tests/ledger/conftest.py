@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ledger_runs import SIGNER, START, Driver, header_spec
-from pg_cluster import Cluster, require_server
 
 from ledger.log import Ledger
 from ledger.storage.place import Place
-from tests.ledger.attested import attested_run
+from tests.worlds.attested_ledgers import attested_run
+from tests.worlds.ledgers import SIGNER, START, Driver, header_spec
+from tests.worlds.postgres import Cluster, require_server
 
 
 @pytest.fixture

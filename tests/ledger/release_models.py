@@ -7,7 +7,7 @@ from pathlib import Path
 from ledger.leaves import HeaderSpec
 from ledger.leaves.weights import WeightRecord
 from ledger.log import Ledger
-from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, header_spec
+from tests.worlds.ledgers import SIGNER, START, Driver, admission, header_spec
 
 
 def safetensors(tensors: dict[str, tuple[str, list[int], bytes]], *, metadata: bool = True) -> bytes:

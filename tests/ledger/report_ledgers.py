@@ -5,12 +5,12 @@ import random
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from ledger_runs import OTHER_KEY, SIGNER, START, Driver, admission, header_spec, parameter, signed_policy, stack_of
 
 from ledger import layout
 from ledger.leaves import HeaderSpec
 from ledger.log import Ledger
 from ledger.note import Cosigner, cosign
+from tests.worlds.ledgers import OTHER_KEY, SIGNER, START, Driver, admission, header_spec, parameter, signed_policy, stack_of
 
 ANNA = Cosigner("auditor.example/anna", OTHER_KEY)
 BORIS = Cosigner("auditor.example/boris", Ed25519PrivateKey.from_private_bytes(bytes(range(3, 35))))

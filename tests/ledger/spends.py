@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ledger.leaves import Admit, Charge, Draw, Epoch, Leaf, Resume, Spend, SpendRow, Withdraw
 from ledger.replay.contributions import AdmitSpec
-from tests.ledger.ledger_runs import Driver
+from tests.worlds.ledgers import Driver
 
 
 def three_epochs(run: Driver, one: Callable[..., AdmitSpec]) -> None:

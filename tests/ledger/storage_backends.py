@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-from ledger_runs import SIGNER
-from pg_cluster import Cluster
 
 from ledger.log import Ledger
 from ledger.storage.place import Place
 from ledger.storage.sql.tables import TABLES
+from tests.worlds.ledgers import SIGNER
+from tests.worlds.postgres import Cluster
 
 _numbers = count(1)
 

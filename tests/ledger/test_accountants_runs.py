@@ -4,7 +4,6 @@ import math
 from dataclasses import replace
 
 import pytest
-from ledger_runs import OWNER_KEY, SIGNER, START, Driver, descriptor, header_spec, signed_policy
 from spends import with_rows
 from test_export import VKEYS, codes, rebuilt, write
 
@@ -15,6 +14,7 @@ from ledger.audit import verify_export
 from ledger.errors import LeafRefused
 from ledger.leaves import Epoch, Spend
 from ledger.log import Ledger
+from tests.worlds.ledgers import OWNER_KEY, SIGNER, START, Driver, descriptor, header_spec, signed_policy
 
 
 @pytest.fixture(autouse=True)

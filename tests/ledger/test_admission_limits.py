@@ -3,13 +3,13 @@
 from dataclasses import replace
 
 import pytest
-from ledger_runs import OTHER_KEY, SIGNER, START, descriptor, header_spec, signed_policy
 
 from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
 from ledger.leaves import Admit, Header, Previous
 from ledger.note import NoteSigner
 from ledger.replay import Replay
 from ledger.replay.permits import admission_problems
+from tests.worlds.ledgers import OTHER_KEY, SIGNER, START, descriptor, header_spec, signed_policy
 
 OTHER = NoteSigner("ledger.example/run0", OTHER_KEY)
 EARLIER = Previous(OTHER.name, 9, bytes(32), bytes(range(32)), OTHER.vkey, "spent")

@@ -9,8 +9,8 @@ from ledger.errors import ProofError
 from ledger.leaves import Summary
 from ledger.proofs.admitted import Admitted, parse_admitted, prove_admitted, verify_admitted
 from ledger.replay.summaries import Member, ShownMember
-from tests.ledger.ledger_runs import Driver, admission, descriptor
-from tests.ledger.retained_runs import ANNA, BEN, grown, leaves_of, vouched_for
+from tests.worlds.ledgers import Driver, admission, descriptor
+from tests.worlds.retained_ledgers import ANNA, BEN, grown, leaves_of, vouched_for
 
 
 @pytest.fixture

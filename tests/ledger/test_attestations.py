@@ -28,7 +28,7 @@ from ledger.storage.fsck import check_attestations
 from ledger.storage.place import Place
 from ledger.storage.sql.sqlite import SqliteStore
 from ledger.storage.store import Attested, Row
-from tests.ledger.attested import (
+from tests.worlds.attested_ledgers import (
     OWNER_KEY,
     attestation,
     attested_admission,
@@ -36,9 +36,9 @@ from tests.ledger.attested import (
     put_registry,
     registry_bytes,
 )
-from tests.ledger.ledger_runs import OTHER_KEY, SIGNER, START, admission
-from tests.ledger.retained_runs import vouched_and_older
-from tests.registries import continued, new_log, taken
+from tests.worlds.ledgers import OTHER_KEY, SIGNER, START, admission
+from tests.worlds.registries import continued, new_log, taken
+from tests.worlds.retained_ledgers import vouched_and_older
 
 SIGNED = {1: attestation(1), 2: attestation(2), 3: attestation(3, "sensitive"), 5: attestation(5)}
 

@@ -13,10 +13,10 @@ from ledger import layout, tiles
 from ledger.audit import AuditReport, verify_export
 from ledger.log import Ledger
 from ledger.report import write_report
-from tests.ledger.attested import attestation, attested_policy, put_registry
-from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, header_spec, signed_policy
-from tests.ledger.retained_runs import crowded_and_pruned, hashes_gone
 from tests.ledger.told_runs import Told, write
+from tests.worlds.attested_ledgers import attestation, attested_policy, put_registry
+from tests.worlds.ledgers import SIGNER, START, Driver, admission, header_spec, signed_policy
+from tests.worlds.retained_ledgers import crowded_and_pruned, hashes_gone
 
 KEYS = [SIGNER.vkey]
 

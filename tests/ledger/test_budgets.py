@@ -5,7 +5,6 @@ from fractions import Fraction
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from ledger_runs import OTHER_KEY, SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
 
 from ledger.accountants import MICRO, Phase, divergence, epsilon_of_phases, gaussian, renyi, to_micro_up
 from ledger.audit import verify_export
@@ -16,6 +15,7 @@ from ledger.note import NoteSigner
 from ledger.replay import earlier_runs as spent
 from ledger.replay.budgets import Account, Limit, Plans, Spending, composed, of_run, reached, repetitions
 from ledger.replay.earlier_runs import SpentRegistry
+from tests.worlds.ledgers import OTHER_KEY, SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
 
 SECOND = NoteSigner("ledger.example/run2", OTHER_KEY)
 THIRD = NoteSigner("ledger.example/run3", Ed25519PrivateKey.from_private_bytes(bytes(range(3, 35))))

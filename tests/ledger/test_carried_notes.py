@@ -10,8 +10,8 @@ from ledger import layout, tiles
 from ledger.audit import verify_export
 from ledger.note import Cosigner, cosign, merge_notes, sign_note
 from ledger.retention.statements import summary_keys, vouch
-from tests.ledger.ledger_runs import SIGNER, START
-from tests.ledger.retained_runs import ANNA, AUDITORS, BEN, CLEO, grown, is_pruned, pruned_run
+from tests.worlds.ledgers import SIGNER, START
+from tests.worlds.retained_ledgers import ANNA, AUDITORS, BEN, CLEO, grown, is_pruned, pruned_run
 
 KEYS = [SIGNER.vkey]
 

@@ -1,11 +1,11 @@
 """Auditors who cosign: what they remember, what they refuse, and the evidence that they keep."""
 
+import fcntl
 import shutil
 import threading
 from pathlib import Path
 
 import pytest
-from ledger_runs import OTHER_KEY, OWNER_KEY, SIGNER, START, Driver, admission, header_spec
 
 from attest.keys import public_bytes
 from ledger.errors import (
@@ -23,6 +23,7 @@ from ledger.note import Cosigner, NoteSigner, checkpoint_text, open_note, parse_
 from ledger.proofs import cosigning
 from ledger.proofs.cosigning import cosign_export
 from ledger.proofs.memory import Evidence, Memory, judge, parse_evidence
+from tests.worlds.ledgers import OTHER_KEY, OWNER_KEY, SIGNER, START, Driver, admission, header_spec
 
 ANNA = Cosigner("auditor.example/anna", OTHER_KEY)
 KEYS = [SIGNER.vkey]
@@ -263,13 +264,23 @@ def test_only_the_checkpoint_that_was_audited_is_cosigned(run, memory, tmp_path,
     assert memory.read(SIGNER.name) is None
 
 
-def test_two_runs_of_one_auditor_do_not_cross(run, memory):
+def test_two_runs_of_one_auditor_do_not_cross(run, memory, monkeypatch):
     """One that holds the memory makes the other wait; else both might sign what each alone extends."""
     done: list[int] = []
+    asked = threading.Event()
+    flock = fcntl.flock
+
+    def telling(stream, how):
+        if threading.current_thread() is other:
+            asked.set()
+        flock(stream, how)
+
+    monkeypatch.setattr("ledger.proofs.memory.fcntl.flock", telling)
     other = threading.Thread(target=lambda: done.append(signed(run.first, memory, first=True).report.size))
     with memory.locked():
         other.start()
-        other.join(timeout=2.0)
+        assert asked.wait(10.0)
+        other.join(timeout=0.2)
         assert other.is_alive() and not done
     other.join(timeout=60.0)
     assert done == [memory.read(SIGNER.name).checkpoint.size]

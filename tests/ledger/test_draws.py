@@ -6,7 +6,6 @@ from dataclasses import replace
 from fractions import Fraction
 
 import pytest
-from ledger_runs import SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
 from spends import told
 
 from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
@@ -20,6 +19,7 @@ from ledger.leaves import Admit, Draw, Settle, decode_leaf, encode_leaf
 from ledger.log import Ledger
 from ledger.replay import Replay
 from ledger.report import write_report
+from tests.worlds.ledgers import SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
 
 PUBLIC = {"disclosure": "occurrences_public"}
 LITERAL = PUBLIC | {"noise_injection": "per_sample"}
@@ -300,7 +300,7 @@ def test_likely_occurrences_are_rarely_exceeded(q, steps):
 
 
 def test_counted_occurrences_are_dearer_than_secret_ones():
-    """docs/mechanism.md, Theorem 6: z = 1, q = 0.01, T = 1000, delta 1e-5: 1.83 secret; ten occurrences in public are 17.86."""
+    """docs/mechanism, Theorem 6: z = 1, q = 0.01, T = 1000, delta 1e-5: 1.83 secret; ten occurrences in public are 17.86."""
     assert accountants.epsilon_occurrences(10.0, 1e-5) == pytest.approx(17.86, abs=0.01)
     assert accountants.epsilon_occurrences(0.0, 1e-5) == 0.0
     for bad in (-1.0, math.nan, "1", True):

@@ -15,8 +15,8 @@ from ledger.errors import LedgerCorrupt
 from ledger.log import Ledger
 from ledger.replay.summaries import Aggregate
 from ledger.storage.store import Aggregated
-from tests.ledger.ledger_runs import SIGNER, Driver, descriptor
-from tests.ledger.retained_runs import ANNA, BEN, grown, vouched_and_older, vouched_for
+from tests.worlds.ledgers import SIGNER, Driver, descriptor
+from tests.worlds.retained_ledgers import ANNA, BEN, grown, vouched_and_older, vouched_for
 
 
 def contents(ledger: Ledger) -> list[tuple[bytes, bytes]]:

@@ -16,8 +16,8 @@ from ledger.merkle import HASH_SIZE, node_hash, verify_consistency, verify_inclu
 from ledger.proofs.prover import ExportReader, consistency_proof, inclusion_proof
 from ledger.storage.appender import WithoutHashes, droppable
 from ledger.tiles import KeptNodes, Subtree, nodes_file
-from tests.ledger.ledger_runs import SIGNER, admission
-from tests.ledger.retained_runs import crowded_and_pruned, hashes_gone, is_pruned
+from tests.worlds.ledgers import SIGNER, admission
+from tests.worlds.retained_ledgers import crowded_and_pruned, hashes_gone, is_pruned
 
 KEYS = [SIGNER.vkey]
 NODES = layout.RETAINED_NODES

@@ -22,8 +22,8 @@ from ledger.replay.summaries import Aggregate, Member, ShownMember
 from ledger.retention.retained import MEMBER, named_by_withdrawals
 from ledger.retention.statements import statements, summary_keys
 from ledger.views.withdrawn import withdrawal_statement
-from tests.ledger.ledger_runs import OTHER_KEY, SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
-from tests.ledger.retained_runs import ANNA, BEN, export_of, grown, is_pruned, retaining_spec, vouched_for
+from tests.worlds.ledgers import OTHER_KEY, SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
+from tests.worlds.retained_ledgers import ANNA, BEN, export_of, grown, is_pruned, retaining_spec, vouched_for
 
 KEYS = [SIGNER.vkey, NoteSigner("ledger.example/run2", OTHER_KEY).vkey]
 SECOND = NoteSigner("ledger.example/run2", OTHER_KEY)

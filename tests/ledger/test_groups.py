@@ -21,9 +21,9 @@ from ledger.leaves import MAX_LEAF_SIZE, Previous, Spend, SpendRow, decode_leaf,
 from ledger.log import Ledger
 from ledger.merkle import root
 from ledger.note import NoteSigner
-from tests.ledger.ledger_runs import OTHER_KEY, SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
-from tests.ledger.retained_runs import leaves_of
 from tests.ledger.spends import rows_of, told
+from tests.worlds.ledgers import OTHER_KEY, SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
+from tests.worlds.retained_ledgers import leaves_of
 
 RATES = {"open": 0.02, "sensitive": 0.01}
 BEFORE = NoteSigner("ledger.example/run0", OTHER_KEY)

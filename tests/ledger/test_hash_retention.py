@@ -14,8 +14,8 @@ from ledger.proofs.memory import Memory
 from ledger.proofs.prover import ExportReader, consistency_proof, inclusion_proof
 from ledger.storage.appender import droppable
 from ledger.storage.store import Row
-from tests.ledger.ledger_runs import SIGNER, START, admission
-from tests.ledger.retained_runs import ANNA, BEN, CLEO, crowded, crowded_and_pruned, hashes_gone, is_pruned, vouched_for
+from tests.worlds.ledgers import SIGNER, START, admission
+from tests.worlds.retained_ledgers import ANNA, BEN, CLEO, crowded, crowded_and_pruned, hashes_gone, is_pruned, vouched_for
 
 KEYS = [SIGNER.vkey]
 

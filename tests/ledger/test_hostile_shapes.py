@@ -17,8 +17,8 @@ from ledger.replay import Replay
 from ledger.replay import signer as rotation
 from ledger.replay.contributions import EMPTY_SLOT, Moment, Register
 from ledger.replay.permits import Reached
-from tests.ledger.ledger_runs import SIGNER, START, Driver, Ledger, admission, descriptor, header_spec, signed_policy
-from tests.ledger.retained_runs import leaves_of
+from tests.worlds.ledgers import SIGNER, START, Driver, Ledger, admission, descriptor, header_spec, signed_policy
+from tests.worlds.retained_ledgers import leaves_of
 
 START_OF_RUN, FIRST_WINDOW = Moment(0, 0, (0,)), Moment(1, 0, (4,))
 

@@ -4,7 +4,6 @@ import hashlib
 from dataclasses import replace
 
 import pytest
-from ledger_runs import SIGNER, START, Driver, admission, header_spec, signed_policy
 from release_models import model
 
 from attest import cbor
@@ -18,7 +17,8 @@ from ledger.release.create import DIRECT, NOTHING_YET, WEAKER, describe
 from ledger.release.files import digested, listed
 from ledger.release.manifest import sign_manifest
 from ledger.report import write_report
-from tests.ledger.retained_runs import forged_export, leaves_of
+from tests.worlds.ledgers import SIGNER, START, Driver, admission, header_spec, signed_policy
+from tests.worlds.retained_ledgers import forged_export, leaves_of
 
 WHY = "step 3: gradients were changed after their release"
 COUPLES = "optimizer Prodigy is not known to keep tensors apart"

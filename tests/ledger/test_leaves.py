@@ -6,7 +6,6 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ledger_runs import LOG_KEY, OTHER_KEY, OWNER_KEY, SIGNER, START, header_spec, parameter, signed_policy, stack_of
 
 from attest import cbor
 from attest.keys import public_bytes
@@ -42,6 +41,7 @@ from ledger.leaves import (
 )
 from ledger.leaves.numerics import Numerics, exactness_note
 from ledger.note import NoteSigner
+from tests.worlds.ledgers import LOG_KEY, OTHER_KEY, OWNER_KEY, SIGNER, START, header_spec, parameter, signed_policy, stack_of
 
 uints = st.integers(0, 2**63 - 1)
 positive = st.integers(1, 2**63 - 1)

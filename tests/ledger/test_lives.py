@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ledger_runs import SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
 from spends import told
 
 from ledger import accountants
 from ledger.audit import verify_export
 from ledger.leaves import decode_leaf
 from ledger.log import Ledger
+from tests.worlds.ledgers import SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
 
 POLICY = signed_policy(steps=400, redo_steps=400)
 EVENTS = st.lists(

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from ledger_runs import LOG_KEY, OTHER_KEY, SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
 from spends import rows_of, told
 
 from attest.withdrawal import PASSING, REGISTRY_REASONS
@@ -19,6 +18,7 @@ from ledger.errors import (
 from ledger.leaves import Resume, Spend, Withdraw, decode_leaf
 from ledger.log import Ledger
 from ledger.merkle import root
+from tests.worlds.ledgers import LOG_KEY, OTHER_KEY, SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
 
 
 def leaves(ledger):

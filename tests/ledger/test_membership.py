@@ -9,9 +9,9 @@ from ledger.leaves import Spend, decode_leaf
 from ledger.log import Ledger
 from ledger.proofs.membership import MAX_MEMBER_SIZE, Membership, find_membership, parse_membership, verify_membership
 from ledger.retention.retained import named_by_withdrawals
-from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
-from tests.ledger.retained_runs import pruned_run
 from tests.ledger.spends import told
+from tests.worlds.ledgers import SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
+from tests.worlds.retained_ledgers import pruned_run
 
 
 def bodies(ledger: Ledger) -> list[bytes]:

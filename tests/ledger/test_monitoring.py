@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from ledger_runs import OTHER_KEY, SIGNER, START, Driver, header_spec, signed_policy
 
 from attest.descriptor import SignedDescriptor
 from attest.withdrawal import Withdrawal
@@ -14,7 +13,8 @@ from ledger.note import NoteSigner
 from ledger.proofs.admitted import Admitted, prove_admitted
 from ledger.proofs.monitoring import ALARMS, Mine, watch
 from ledger.replay.contributions import AdmitSpec
-from tests.ledger.retained_runs import ANNA, BEN, retaining_spec, vouched_for
+from tests.worlds.ledgers import OTHER_KEY, SIGNER, START, Driver, header_spec, signed_policy
+from tests.worlds.retained_ledgers import ANNA, BEN, retaining_spec, vouched_for
 
 KEYS = [SIGNER.vkey]
 KEY_ID = b"alicekey"

@@ -7,7 +7,6 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from ledger_runs import SIGNER, START, header_spec, signed_policy
 
 from attest.policy import MechanismRule
 from ledger import accountants
@@ -16,6 +15,7 @@ from ledger.errors import AccountantError, LeafRefused
 from ledger.leaves import Header
 from ledger.leaves.header import AccountantInfo
 from ledger.leaves.numerics import lattice_bits
+from tests.worlds.ledgers import SIGNER, START, header_spec, signed_policy
 
 BESIDE = {"discrete_gaussian": "rdp", "laplace": "pld", "skellam": "rdp"}
 DELTA = 1e-5

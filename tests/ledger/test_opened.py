@@ -1,13 +1,13 @@
 """Asking a verified export: the same answers as of the ledger, also where much was pruned, and none of another tree."""
 
 import pytest
-from retained_runs import crowded_and_pruned, is_pruned
 
 from ledger.audit import verify as module
 from ledger.audit.verify import open_export
 from ledger.errors import ExportChanged
 from ledger.views.summary import class_summaries
 from ledger.views.withdrawn import withdrawal_statement
+from tests.worlds.retained_ledgers import crowded_and_pruned, is_pruned
 
 
 @pytest.fixture

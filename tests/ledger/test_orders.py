@@ -6,7 +6,6 @@ from fractions import Fraction
 from types import SimpleNamespace
 
 import pytest
-from ledger_runs import SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
 
 from attest.policy import NoisePhase, SamplingRule
 from attest.schedule.turns import Order, dearest_turns
@@ -21,6 +20,7 @@ from ledger.note import checkpoint_text, sign_note
 from ledger.replay import Replay
 from ledger.replay.permits import OrderWatch
 from ledger.storage.store import Row
+from tests.worlds.ledgers import SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
 
 ORDERS = ("cyclic", "shuffled")
 STEPS, REDO = 12, 3

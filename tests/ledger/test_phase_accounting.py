@@ -6,7 +6,6 @@ from fractions import Fraction
 
 import dp_accounting
 import pytest
-from ledger_runs import OWNER_KEY, SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
 from spends import changing, rows_of, with_rows
 from test_export import VKEYS, codes, rebuilt, seq_of, stored_leaves, write
 
@@ -21,6 +20,7 @@ from ledger.log import Ledger
 from ledger.replay import Replay
 from ledger.report import write_report
 from ledger.views.summary import class_summaries
+from tests.worlds.ledgers import OWNER_KEY, SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
 
 DELTA = 1e-6
 TWO = (NoisePhase(1, 2_000_000), NoisePhase(11, 1_250_000))

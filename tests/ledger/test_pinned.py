@@ -1,13 +1,13 @@
 """Files beside a ledger that its key signs: of one kind, of this ledger's past, and under the key of then."""
 
 import pytest
-from ledger_runs import LOG_KEY, OTHER_KEY, SIGNER, START, Driver, header_spec
 
 from attest import cbor, sign1
 from ledger.errors import LedgerBehind, LedgerClosed, LedgerError, LedgerForked, LedgerWrongRun, PinRefused
 from ledger.log import Ledger
 from ledger.log.pinned import sign_pinned
 from ledger.note import NoteSigner
+from tests.worlds.ledgers import LOG_KEY, OTHER_KEY, SIGNER, START, Driver, header_spec
 
 KIND = "dptrain.test/1"
 SUCCESSOR = NoteSigner(SIGNER.name, OTHER_KEY)

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ledger_runs import OTHER_KEY, SIGNER, START, Driver, descriptor, header_spec
 
 from ledger import merkle, tiles
 from ledger.errors import LedgerError, NoteError, ProofError, TrustError
@@ -20,6 +19,7 @@ from ledger.proofs.prover import ExportReader
 from ledger.proofs.tlog_proof import MAX_PATH, TlogProof, make_proof, parse_proof, verify_proof
 from ledger.trust import auditors_policy
 from tests.vectors.published import vectors
+from tests.worlds.ledgers import OTHER_KEY, SIGNER, START, Driver, descriptor, header_spec
 
 TLOG = vectors("tlog")
 HASHES = [merkle.leaf_hash(b"leaf %d" % n) for n in range(700)]

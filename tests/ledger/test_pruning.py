@@ -17,8 +17,8 @@ from ledger.proofs.prover import ExportReader
 from ledger.replay.summaries import Aggregate
 from ledger.retention.statements import summary_keys
 from ledger.views.trace import Wanted, trace
-from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
-from tests.ledger.retained_runs import ANNA, AUDITORS, BEN, CLEO, export_of, grown, is_pruned, retaining_spec, vouched_for
+from tests.worlds.ledgers import SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
+from tests.worlds.retained_ledgers import ANNA, AUDITORS, BEN, CLEO, export_of, grown, is_pruned, retaining_spec, vouched_for
 
 KEYS = [SIGNER.vkey]
 EVERYBODY = range(1, 7)

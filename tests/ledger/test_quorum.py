@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from ledger_runs import LOG_KEY, OTHER_KEY, OWNER_KEY, SIGNER, START, Driver, admission, header_spec, signed_policy
 
 from attest.keys import generate, public_bytes
 from ledger import layout, tiles
@@ -18,6 +17,7 @@ from ledger.merkle import leaf_hash, root
 from ledger.note import Cosigner, NoteSigner, checkpoint_text, cosign, merge_notes, sign_note
 from ledger.proofs.prover import ExportReader
 from ledger.trust import AUDITORS, BOTH, WITNESSES, Group, parse_policy
+from tests.worlds.ledgers import LOG_KEY, OTHER_KEY, OWNER_KEY, SIGNER, START, Driver, admission, header_spec, signed_policy
 
 KEYS = [SIGNER.vkey]
 ANNA, BEN, CARLA = (

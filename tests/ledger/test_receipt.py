@@ -3,7 +3,6 @@
 import cbor2
 import pycddl
 import pytest
-from ledger_runs import LOG_KEY, OTHER_KEY, SIGNER, START, Driver, header_spec
 
 from attest import cbor, sign1
 from attest.errors import AttestError
@@ -15,6 +14,7 @@ from ledger.proofs import prover
 from ledger.proofs.receipt import make_receipt, verify_receipt
 from ledger.trust import auditors_policy, policy_of_keys
 from tests.vectors.published import vectors
+from tests.worlds.ledgers import LOG_KEY, OTHER_KEY, SIGNER, START, Driver, header_spec
 
 POLICY = auditors_policy(SIGNER.vkey)
 PUBLISHED = vectors("cose")["rfc9942_examples"]

@@ -6,13 +6,13 @@ Contributions share one object of terms only where every term is alike.
 from dataclasses import fields, replace
 
 import pytest
-from ledger_runs import START, admission, signed_policy
 
 from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
 from ledger.errors import LeafRefused
 from ledger.leaves import Admit
 from ledger.merkle import root
 from ledger.replay.contributions import Contribution, Moment, Register, Terms
+from tests.worlds.ledgers import START, admission, signed_policy
 
 CHARGED = (8, 0)
 LEFT = Moment(2, 1, CHARGED)

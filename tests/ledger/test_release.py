@@ -5,18 +5,6 @@ from dataclasses import replace
 from fractions import Fraction
 
 import pytest
-from ledger_runs import (
-    OTHER_KEY,
-    SIGNER,
-    START,
-    Driver,
-    admission,
-    descriptor,
-    header_spec,
-    parameter,
-    signed_policy,
-    stack_of,
-)
 from release_models import WEIGHTS, model, run_to_the_end, safetensors
 
 from attest.policy import ClassRule, DepthRule
@@ -32,8 +20,20 @@ from ledger.release.manifest import sign_manifest
 from ledger.replay import Replay
 from ledger.replay.influence import artifacts, class_costs, influenced, withdrawals_root
 from ledger.views.summary import class_summaries
-from tests.ledger.attested import attested_run, put_registry, registry_bytes
-from tests.ledger.retained_runs import ANNA, BEN, grown, is_pruned, vouched_for
+from tests.worlds.attested_ledgers import attested_run, put_registry, registry_bytes
+from tests.worlds.ledgers import (
+    OTHER_KEY,
+    SIGNER,
+    START,
+    Driver,
+    admission,
+    descriptor,
+    header_spec,
+    parameter,
+    signed_policy,
+    stack_of,
+)
+from tests.worlds.retained_ledgers import ANNA, BEN, grown, is_pruned, vouched_for
 
 
 @pytest.fixture

@@ -5,14 +5,14 @@ import shutil
 from pathlib import Path
 
 import pytest
-from ledger_runs import OTHER_KEY, SIGNER, START, Driver, admission, header_spec
 from release_models import WEIGHTS, model, records, run_to_the_end
 
 from ledger.leaves.header import COMPROMISED, SPENT, Previous
 from ledger.log import Ledger
 from ledger.note import NoteSigner
 from ledger.release import Rights, check_release, choose_artifact, release
-from tests.ledger.retained_runs import ANNA, BEN, is_pruned, retaining_spec, vouched_for
+from tests.worlds.ledgers import OTHER_KEY, SIGNER, START, Driver, admission, header_spec
+from tests.worlds.retained_ledgers import ANNA, BEN, is_pruned, retaining_spec, vouched_for
 
 KEYS = [SIGNER.vkey]
 BOTH = Rights({"open": None, "sensitive": None}, told=True)

@@ -5,7 +5,6 @@ import time
 from dataclasses import replace
 
 import pytest
-from ledger_runs import SIGNER, START, header_spec
 from release_models import WEIGHTS, model, records, run_to_the_end, safetensors, weights_of_epoch
 
 from attest import cbor
@@ -17,6 +16,7 @@ from ledger.release.create import describe, statements
 from ledger.release.files import Digested, Tensor, digested, listed
 from ledger.release.manifest import sign_manifest
 from ledger.replay.influence import artifacts
+from tests.worlds.ledgers import SIGNER, START, header_spec
 
 KEYS = [SIGNER.vkey]
 

@@ -12,8 +12,8 @@ from ledger.log import Ledger
 from ledger.release import release
 from ledger.replay.influence import class_costs
 from ledger.views.summary import MAX_LISTED, release_rows
-from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, header_spec, parameter, signed_policy, stack_of
 from tests.ledger.release_models import model, run_to_the_end
+from tests.worlds.ledgers import SIGNER, START, Driver, admission, header_spec, parameter, signed_policy, stack_of
 
 KEYS = [SIGNER.vkey]
 

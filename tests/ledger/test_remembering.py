@@ -5,7 +5,6 @@ import stat
 from pathlib import Path
 
 import pytest
-from ledger_runs import OTHER_KEY, SIGNER, START, Driver, admission, header_spec
 
 from ledger.audit import verify_export
 from ledger.errors import StorageFailed
@@ -15,7 +14,8 @@ from ledger.proofs.cosigning import cosign_export
 from ledger.proofs.memory import Memory, hold_against_memory, parse_evidence
 from ledger.proofs.prover import ExportReader
 from ledger.tiles import KeptNodes
-from tests.ledger.retained_runs import crowded_and_pruned
+from tests.worlds.ledgers import OTHER_KEY, SIGNER, START, Driver, admission, header_spec
+from tests.worlds.retained_ledgers import crowded_and_pruned
 
 NEW = NoteSigner(SIGNER.name, OTHER_KEY)
 

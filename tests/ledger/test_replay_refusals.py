@@ -5,7 +5,6 @@ from dataclasses import replace
 from fractions import Fraction
 
 import pytest
-from ledger_runs import SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
 
 from attest.policy import ClassRule, DepthRule
 from ledger import accountants
@@ -13,6 +12,7 @@ from ledger.errors import LeafRefused
 from ledger.leaves import Charge, Epoch, Leaf, Spend, decode_leaf
 from ledger.log import Ledger
 from ledger.replay import Replay
+from tests.worlds.ledgers import SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ledger_runs import OTHER_KEY, SIGNER, START, Driver, admission, descriptor, header_spec
 from report_ledgers import ANNA, BORIS, EXTRAS, HOSTILE, many_layers, varied_export
 
 from ledger.audit import AuditReport, EpochRow, Finding, WithdrawalCount, WithdrawalRow, verify_export
@@ -29,6 +28,7 @@ from ledger.report.layers import HEATS, merged, shade
 from ledger.report.markup import LONGEST_NAME, bin_edges, histogram, line_chart, rounded_down, rounded_up, text, ticks, utc
 from ledger.report.spending import MAX_POINTS
 from ledger.views.summary import ClassSummary, ReleasedPart, spread_of
+from tests.worlds.ledgers import OTHER_KEY, SIGNER, START, Driver, admission, descriptor, header_spec
 
 VOID = {"meta"}
 

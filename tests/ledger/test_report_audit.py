@@ -5,12 +5,22 @@ import dataclasses
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ledger_runs import OTHER_KEY, SIGNER, START, admission, descriptor, header_spec, parameter, signed_policy, stack_of
 
 from ledger.audit import Signer, WithdrawalCount, verify_export, withdrawals
 from ledger.log import Ledger
 from ledger.note import NoteSigner
 from ledger.views.summary import SPREAD_BINS, block_multipliers, spread_of
+from tests.worlds.ledgers import (
+    OTHER_KEY,
+    SIGNER,
+    START,
+    admission,
+    descriptor,
+    header_spec,
+    parameter,
+    signed_policy,
+    stack_of,
+)
 
 
 @pytest.fixture

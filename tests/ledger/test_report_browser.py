@@ -6,11 +6,11 @@ from itertools import pairwise
 
 import pytest
 from headless_chromium import CHROMIUM, Browser, Page
-from ledger_runs import SIGNER
 from report_ledgers import EXTRAS, varied_export
 
 from ledger.audit import verify_export
 from ledger.report import write_report
+from tests.worlds.ledgers import SIGNER
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium; apt-get install chromium")
 

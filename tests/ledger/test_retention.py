@@ -11,9 +11,9 @@ from ledger.leaves import Epoch, SummaryKind, encode_leaf
 from ledger.log import Ledger
 from ledger.merkle import root as merkle_root
 from ledger.replay.summaries import Aggregate, Member, set_root
-from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
-from tests.ledger.retained_runs import export_of, forged_export, grown, leaves_of, retaining_spec
 from tests.ledger.spends import told
+from tests.worlds.ledgers import SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
+from tests.worlds.retained_ledgers import export_of, forged_export, grown, leaves_of, retaining_spec
 
 
 @pytest.fixture

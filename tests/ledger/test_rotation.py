@@ -6,7 +6,6 @@ from pathlib import Path
 import cbor2
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from ledger_runs import LOG_KEY, OTHER_KEY, SIGNER, START, Driver, admission, header_spec, signed_policy
 
 from attest.keys import public_bytes
 from attest.keys.vkeys import SIGNATURE_COSIGNATURE_V1, VerifierKey
@@ -20,6 +19,7 @@ from ledger.proofs.memory import Memory
 from ledger.replay.signer import KeyChain, rotation, statement
 from ledger.storage import highwater
 from ledger.trust import auditors_policy
+from tests.worlds.ledgers import LOG_KEY, OTHER_KEY, SIGNER, START, Driver, admission, header_spec, signed_policy
 
 NEW = NoteSigner(SIGNER.name, Ed25519PrivateKey.from_private_bytes(bytes(range(40, 72))))
 NEWER = NoteSigner(SIGNER.name, Ed25519PrivateKey.from_private_bytes(bytes(range(41, 73))))

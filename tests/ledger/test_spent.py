@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from ledger_runs import OTHER_KEY, SIGNER, START, Driver, admission, descriptor, header_spec
 
 from ledger.accountants import MICRO, Phase, epsilon_occurrences, epsilon_of_phases, to_micro_up
 from ledger.audit import verify_export
@@ -15,6 +14,7 @@ from ledger.log import Ledger
 from ledger.note import NoteSigner
 from ledger.replay.budgets import Spending, composed
 from ledger.replay.earlier_runs import SpentRegistry
+from tests.worlds.ledgers import OTHER_KEY, SIGNER, START, Driver, admission, descriptor, header_spec
 
 SECOND = NoteSigner("ledger.example/run2", OTHER_KEY)
 KEYS = [SIGNER.vkey, SECOND.vkey]

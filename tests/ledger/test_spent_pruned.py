@@ -3,8 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from ledger_runs import OTHER_KEY, SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
-from retained_runs import ANNA, AUDITORS, BEN, grown, is_pruned, vouched_for
 
 from ledger.accountants import MICRO, to_micro_up
 from ledger.audit import verify_export
@@ -12,6 +10,8 @@ from ledger.audit.earlier import earlier_run, verify_with_earlier
 from ledger.log import Ledger
 from ledger.note import NoteSigner
 from ledger.replay.earlier_runs import SpentRegistry
+from tests.worlds.ledgers import OTHER_KEY, SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
+from tests.worlds.retained_ledgers import ANNA, AUDITORS, BEN, grown, is_pruned, vouched_for
 
 SECOND = NoteSigner("ledger.example/run2", OTHER_KEY)
 KEYS = [SIGNER.vkey, SECOND.vkey]

@@ -13,8 +13,8 @@ from attest.schedule.stack import EMBEDDINGS, HEAD, NO_TOWER, Stack, StackTensor
 from ledger.errors import LeafRefused
 from ledger.leaves import decode_leaf, encode_leaf
 from ledger.leaves.stack import MAX_DIVIDED, read_stack, stack_row
-from tests.ledger.ledger_runs import SIGNER, STACK, START, header_spec
 from tests.stacks import stacks
+from tests.worlds.ledgers import SIGNER, STACK, START, header_spec
 
 JUNK = st.sampled_from([None, True, -1, -2, 0, 1, 2, 7, 2**62, 1.5, "", "x", b"x", [], [0], [[]], {}])
 

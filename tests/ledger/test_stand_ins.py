@@ -14,9 +14,9 @@ from ledger.replay.contributions import stand_in_name
 from ledger.replay.summaries import MAX_AGGREGATE_SIZE, Aggregate, Aggregating, Member
 from ledger.retention.retained import MEMBER, RetainedReplay, StandIns
 from ledger.retention.statements import vouched_end
-from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, descriptor
-from tests.ledger.retained_runs import grown, leaves_of, retaining_spec
 from tests.ledger.spends import rows_of, told
+from tests.worlds.ledgers import SIGNER, START, Driver, admission, descriptor
+from tests.worlds.retained_ledgers import grown, leaves_of, retaining_spec
 
 QUORUM = frozenset({"anna", "ben"})
 """As many auditors as the policy asks for."""

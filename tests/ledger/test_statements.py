@@ -12,9 +12,9 @@ from ledger.note import Cosigner, cosign, open_note, parse_verifier_key
 from ledger.proofs.cosigning import cosign_export
 from ledger.proofs.memory import Memory
 from ledger.retention.statements import NAME_SUFFIX, statements, summary_key, summary_keys, vouch, vouched_end, vouchers
-from tests.ledger.attested import put_registry
-from tests.ledger.ledger_runs import OTHER_KEY, SIGNER, START
-from tests.ledger.retained_runs import ANNA, BEN, CLEO, export_of, grown
+from tests.worlds.attested_ledgers import put_registry
+from tests.worlds.ledgers import OTHER_KEY, SIGNER, START
+from tests.worlds.retained_ledgers import ANNA, BEN, CLEO, export_of, grown
 
 KEYS = [SIGNER.vkey]
 

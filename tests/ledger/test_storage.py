@@ -5,7 +5,6 @@ import threading
 import time
 
 import pytest
-from ledger_runs import OTHER_KEY, SIGNER, START, Driver, admission, descriptor, header_spec
 
 from ledger.audit import verify_export
 from ledger.errors import (
@@ -25,6 +24,7 @@ from ledger.note import NoteSigner
 from ledger.storage import fsck, highwater
 from ledger.storage.opening import create_store, exists, open_store, set_unfinished_aside
 from ledger.storage.store import Row
+from tests.worlds.ledgers import OTHER_KEY, SIGNER, START, Driver, admission, descriptor, header_spec
 
 
 @pytest.mark.one_in(3)

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-from ledger_runs import SIGNER, START, header_spec
 
 from ledger.errors import StorageFailed
 from ledger.log import Ledger
 from ledger.storage import disks
+from tests.worlds.ledgers import SIGNER, START, header_spec
 
 MOUNTS = [
     "/dev/vda / ext4 rw 0 0",

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from ledger_runs import SIGNER, START, Driver, admission, header_spec
 from storage_backends import PostgresBackend
 
 from ledger.errors import LedgerBusy, LedgerClosed, LedgerReplaced
@@ -17,6 +16,7 @@ from ledger.log import Ledger
 from ledger.storage import highwater
 from ledger.storage.sql.postgres_schema import TABLES, statements
 from ledger.storage.sql.sqlite import SqliteStore
+from tests.worlds.ledgers import SIGNER, START, Driver, admission, header_spec
 
 
 @pytest.fixture

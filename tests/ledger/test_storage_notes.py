@@ -4,7 +4,6 @@ from contextlib import closing
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from ledger_runs import OTHER_KEY, SIGNER, START, admission
 from storage_backends import SqliteBackend
 
 from ledger.audit import verify_export
@@ -16,6 +15,7 @@ from ledger.note import Cosigner, NoteSigner, checkpoint_text, cosign, sign_note
 from ledger.storage.opening import open_store
 from ledger.storage.store import PRUNABLE_KINDS, SUMMARY_KIND, Aggregated
 from ledger.tiles import Subtree
+from tests.worlds.ledgers import OTHER_KEY, SIGNER, START, admission
 
 ANNE = Cosigner("anne.example", OTHER_KEY)
 BERT = Cosigner("bert.example", Ed25519PrivateKey.from_private_bytes(bytes(range(3, 35))))

@@ -8,15 +8,14 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from ledger_runs import SIGNER, START, Driver, admission, header_spec
 from storage_backends import SqliteBackend
 
 from ledger.errors import LedgerBusy, LedgerClosed, LedgerCorrupt, StorageFailed
 from ledger.log import Ledger
 from ledger.storage.opening import set_unfinished_aside
 from ledger.storage.place import Place
-from ledger.storage.sql import sqlite
-from tests.ledger.attested import attested_run
+from tests.worlds.attested_ledgers import attested_run
+from tests.worlds.ledgers import SIGNER, START, Driver, admission, header_spec
 
 
 @pytest.fixture
@@ -146,7 +145,7 @@ def test_a_killed_writer_loses_nothing_it_was_told_is_durable(tmp_path):
         "import os, signal, sys\n"
         f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
         "from pathlib import Path\n"
-        "from ledger_runs import *\n"
+        "from tests.worlds.ledgers import *\n"
         f"run = Driver(Ledger.create(Path({str(path)!r}), header_spec(), SIGNER, now=START))\n"
         "run.admit(admission(1))\n"
         "run.charge()\n"
@@ -167,7 +166,7 @@ def test_killed_anywhere_no_reported_charge_is_lost(tmp_path, delay):
         "import sys\n"
         f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
         "from pathlib import Path\n"
-        "from ledger_runs import *\n"
+        "from tests.worlds.ledgers import *\n"
         "policy = signed_policy(steps=100_000, window_steps=1)\n"
         f"run = Driver(Ledger.create(Path({str(path)!r}), header_spec(policy), SIGNER, now=START))\n"
         "run.admit(admission(1))\n"

@@ -9,7 +9,6 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from ledger_runs import SIGNER, START, Driver, admission, header_spec
 
 from ledger.audit import verify_export
 from ledger.errors import LedgerError, StorageFailed, StoreUnfit
@@ -18,6 +17,7 @@ from ledger.storage import Place, place, register_store
 from ledger.storage.checking import check_store
 from ledger.storage.opening import create_store
 from ledger.storage.place import store_of
+from tests.worlds.ledgers import SIGNER, START, Driver, admission, header_spec
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "extending" / "store.md"
 

@@ -7,8 +7,6 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from ledger_runs import OTHER_KEY, SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
-from retained_runs import ANNA, BEN, crowded_and_pruned, vouched_for
 
 from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
 from attest.policy import DepthRule
@@ -24,6 +22,8 @@ from ledger.proofs.admitted import prove_admitted
 from ledger.proofs.tracing import ANEW, DRAWS, OTHERS, open_exports, trace_over
 from ledger.replay.earlier_runs import SpentRegistry
 from ledger.views.trace import Wanted, trace
+from tests.worlds.ledgers import OTHER_KEY, SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
+from tests.worlds.retained_ledgers import ANNA, BEN, crowded_and_pruned, vouched_for
 
 SECOND = NoteSigner("ledger.example/run2", OTHER_KEY)
 KEYS = [SIGNER.vkey, SECOND.vkey]

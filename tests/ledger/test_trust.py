@@ -4,12 +4,12 @@ import base64
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from ledger_runs import LOG_KEY, OTHER_KEY, OWNER_KEY, SIGNER, START
 
 from ledger import merkle, trust
 from ledger.errors import LedgerWrongRun, NoteError, TrustError
 from ledger.note import Cosigner, NoteSigner, checkpoint_text, cosign, merge_notes, open_note, parse_verifier_key, sign_note
 from tests.vectors.published import vectors
+from tests.worlds.ledgers import LOG_KEY, OTHER_KEY, OWNER_KEY, SIGNER, START
 
 TLOG = vectors("tlog")
 ANNA, BEN = Cosigner("auditor.example/anna", OTHER_KEY), Cosigner("auditor.example/ben", OWNER_KEY)

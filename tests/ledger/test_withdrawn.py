@@ -3,7 +3,6 @@
 import hashlib
 
 import pytest
-from ledger_runs import SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
 
 from attest.schema.plain import commit_content
 from ledger.accountants import epsilon_group, epsilon_occurrences
@@ -11,6 +10,7 @@ from ledger.errors import LeafRefused, LedgerError
 from ledger.log import Ledger
 from ledger.views.trace import Wanted, trace
 from ledger.views.withdrawn import withdrawal_statement
+from tests.worlds.ledgers import SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
 
 
 def bodies(ledger):

@@ -4,7 +4,6 @@ import base64
 from pathlib import Path
 
 import pytest
-from ledger_runs import SIGNER, START, Driver, admission, header_spec, signed_policy
 
 from attest.keys import generate
 from ledger.audit import verify_export
@@ -15,6 +14,7 @@ from ledger.note import Cosigner, NoteSigner, checkpoint_text, cosign, lines_of,
 from ledger.proofs.cosigning import MAX_ANSWER_SIZE, make_request, read_answer, read_request
 from ledger.proofs.prover import ExportReader, HashTree, tree_root
 from tests.ledger.tlog_witness import Witness
+from tests.worlds.ledgers import SIGNER, START, Driver, admission, header_spec, signed_policy
 
 RAW = SIGNER.verifier.public_key
 TREE = HashTree(bytes([n]) * 32 for n in range(200))

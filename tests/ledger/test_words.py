@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from ledger_runs import OWNER_KEY, SIGNER, START, Driver, admission, header_spec, parameter, signed_policy, stack_of
 
 from attest.keys import public_bytes
 from ledger.audit import QUALIFIERS, VERDICTS, Verdict, verify, verify_export
@@ -16,8 +15,9 @@ from ledger.audit.findings import BEYOND, BoundsEvidence, exit_code, headline, w
 from ledger.audit.remarks import Remarks
 from ledger.log import Ledger
 from ledger.report import write_report
-from tests.ledger.retained_runs import AUDITORS, pruned_run
 from tests.ledger.told_runs import Told
+from tests.worlds.ledgers import OWNER_KEY, SIGNER, START, Driver, admission, header_spec, parameter, signed_policy, stack_of
+from tests.worlds.retained_ledgers import AUDITORS, pruned_run
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 KEYS = [SIGNER.vkey]

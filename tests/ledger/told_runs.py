@@ -18,9 +18,9 @@ from ledger.leaves import Admit
 from ledger.leaves.attestations import pack
 from ledger.log import Ledger
 from ledger.replay.contributions import AdmitSpec
-from tests.ledger.attested import AttestedDriver, attestation, attested_header, registry_bytes, spec_of
-from tests.ledger.ledger_runs import SIGNER, START
-from tests.ledger.retained_runs import leaves_of
+from tests.worlds.attested_ledgers import AttestedDriver, attestation, attested_header, registry_bytes, spec_of
+from tests.worlds.ledgers import SIGNER, START
+from tests.worlds.retained_ledgers import leaves_of
 
 FIRST = 1
 """Position of the first ADMIT leaf."""

@@ -372,7 +372,7 @@ LEAVES = (
     ),
     Mutant(
         "the graph is walked for leaves that no operation showed", INTERCEPTION,
-        "for leaf in () if losses is None else leaves.reached(losses):", "for leaf in ():",
+        "for leaf in () if losses is None else untouched.reached(losses):", "for leaf in ():",
         T_INTERCEPTION + "test_leaves_that_no_operation_of_the_microbatch_shows_are_found_in_the_graph",
     ),
     Mutant(

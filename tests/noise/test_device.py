@@ -13,12 +13,12 @@ torch = pytest.importorskip("torch")
 from attest.policy import MechanismRule, Policy  # noqa: E402
 from dptrain.engine import refusals  # noqa: E402
 from dptrain.errors import ConfigError, ResumeRefused  # noqa: E402
-from dptrain.noise import DeviceGaussian, KeyStream, device, keystream, selftest  # noqa: E402
+from dptrain.noise import DeviceGaussian, KeyStream, device, keystream  # noqa: E402
 from dptrain.noise.keystream import ChaChaStream  # noqa: E402
 from dptrain.noise.lattice import LATTICE_BITS  # noqa: E402
 from dptrain.noise.normals import TAIL_LANE  # noqa: E402
-from tests.trainers import Trainer  # noqa: E402
-from tests.worlds import make_world  # noqa: E402
+from tests.worlds.trainer import Trainer  # noqa: E402
+from tests.worlds.training import make_world  # noqa: E402
 
 RUN = b"r" * 16
 MASTER = bytes(range(32))
@@ -105,7 +105,7 @@ def test_blocks_are_the_rfcs_at_every_kind_of_address(step: int, lane: int, firs
     found = s.words(step, lane, torch.arange(first, first + count))
     expected = [plain_words(s._key, step, lane, first + k) for k in range(count)]
     assert (found.T.numpy().astype(np.int64) & 0xFFFFFFFF).tolist() == expected
-    assert torch.equal(found, selftest.openssl_words(s, step, lane, first, count))
+    assert torch.equal(found, device.openssl_words(s, step, lane, first, count))
 
 
 def plain_normals(s: ChaChaStream, step: int, lane: int, offset: int, count: int) -> np.ndarray:
@@ -259,11 +259,11 @@ def test_a_release_works_in_inference_mode_and_after_it() -> None:
 
 @pytest.fixture
 def untested() -> Iterator[None]:
-    before = set(selftest._passed)
-    selftest._passed.clear()
+    before = set(device._passed)
+    device._passed.clear()
     yield
-    selftest._passed.clear()
-    selftest._passed.update(before)
+    device._passed.clear()
+    device._passed.update(before)
 
 
 def _rounds_too_few(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,7 +319,7 @@ def test_a_device_that_computes_otherwise_is_refused(fault, untested: None, monk
 
 def test_a_device_without_float64_is_refused_by_name(untested: None) -> None:
     with pytest.raises(ConfigError, match="cannot compute what is needed"):
-        selftest.require(torch.device("meta"))
+        device.require(torch.device("meta"))
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dptrain.noise import DeviceGaussian, device, keystream, selftest  # noqa: E402
+from dptrain.noise import DeviceGaussian, device, keystream  # noqa: E402
 from dptrain.noise.device import MOST_BLOCKS, PER_BLOCK  # noqa: E402
 from dptrain.noise.lattice import LATTICE_BITS  # noqa: E402
 from dptrain.noise.normals import TAIL_LANE  # noqa: E402
@@ -30,7 +30,7 @@ def test_counters_carry_into_the_high_word_and_wrap_nowhere_else(first: int) -> 
     s, count = stream(), 4
     found = s.words(3, 7, torch.arange(first, first + count))
     assert unsigned(found) == [plain_words(s._key, 3, 7, block) for block in range(first, first + count)]
-    assert torch.equal(found, selftest.openssl_words(s, 3, 7, first, count))
+    assert torch.equal(found, device.openssl_words(s, 3, 7, first, count))
 
 
 @pytest.mark.parametrize(("step", "lane"), list(itertools.product(EDGES, EDGES)))
@@ -77,7 +77,7 @@ def test_counters_without_carry_or_with_saturation_are_seen(
     monkeypatch.setattr(keystream, "_signed", fault)
     with pytest.raises(AssertionError):
         test_counters_carry_into_the_high_word_and_wrap_nowhere_else((1 << 32) - 2)
-    assert selftest._wrong(torch.device("cpu")) == "its ChaCha20 blocks are not those of RFC 8439"
+    assert device._wrong(torch.device("cpu")) == "its ChaCha20 blocks are not those of RFC 8439"
 
 
 # From words to normals.

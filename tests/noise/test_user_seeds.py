@@ -16,8 +16,8 @@ import dptrain  # noqa: E402
 from dptrain.data.sampling import PoissonSampler  # noqa: E402
 from dptrain.noise import DeviceGaussian, KeyStream, LatticeGaussian  # noqa: E402
 from dptrain.noise.keystream import ChaChaStream  # noqa: E402
-from tests.trainers import Trainer  # noqa: E402
-from tests.worlds import make_world  # noqa: E402
+from tests.worlds.trainer import Trainer  # noqa: E402
+from tests.worlds.training import make_world  # noqa: E402
 
 RATE = "0.000000001"
 
@@ -131,7 +131,9 @@ ROOT = Path(dptrain.__file__).parent
 
 
 @pytest.mark.parametrize(
-    "path", [*sorted((ROOT / "noise").glob("*.py")), ROOT / "sampling.py", ROOT / "streams.py"], ids=lambda path: path.name
+    "path",
+    [*sorted((ROOT / "noise").glob("*.py")), ROOT / "data/sampling.py", ROOT / "engine/streams.py"],
+    ids=lambda path: path.name,
 )
 def test_no_source_of_noise_or_draws_names_a_seeded_generator(path: Path) -> None:
     assert not seeded_names(path.read_text())

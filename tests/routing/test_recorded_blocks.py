@@ -17,7 +17,7 @@ from dptrain.clipping.resolver import bind  # noqa: E402
 from dptrain.engine.header import block_rows  # noqa: E402
 from dptrain.errors import UnsupportedPolicy  # noqa: E402
 from ledger.leaves import decode_leaf, encode_leaf  # noqa: E402
-from tests.ledger.ledger_runs import SIGNER, START, header_spec, signed_policy  # noqa: E402
+from tests.worlds.ledgers import SIGNER, START, header_spec, signed_policy  # noqa: E402
 
 
 class Layer(nn.Module):

@@ -127,7 +127,7 @@ def test_gradients_are_autograds_own_and_the_order_of_towers_does_not_matter(rul
 
 
 def test_a_class_of_one_tower_leaves_the_other_exactly_alone() -> None:
-    """The masks of docs/mechanism.md, Theorem 1, over two towers: nothing of a contribution is summed elsewhere."""
+    """The masks of docs/mechanism, Theorem 1, over two towers: nothing of a contribution is summed elsewhere."""
     model = clip()
     schedule = bind(policy_of(images=names("vision_model.*"), texts=names("text_model.*")), layer_stack(model))
     router = Router(model, schedule)

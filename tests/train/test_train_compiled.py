@@ -11,7 +11,7 @@ from dptrain.errors import CompileRefused, ConfigError
 from dptrain.routing import compiled
 from dptrain.tasks.runconfig import RunConfig
 from dptrain.train import train
-from tests.train.conftest import Digits
+from tests.worlds.digits import Digits
 
 TrainJson = Callable[..., tuple[int, dict]]
 

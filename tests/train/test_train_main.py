@@ -12,19 +12,18 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import AutoModelForImageClassification
-from typer.testing import CliRunner
 
 import dptrain.engine.private_training
 from attest import signed_file
 from attest.registry import RegistryLog
 from attest.withdrawal import Withdrawal, sign_withdrawal
-from dptrain.cli.app import app
 from dptrain.tasks.runconfig import RunConfig
 from dptrain.tasks.without_privacy import STAMP
 from dptrain.train import main, print_outcome, train
 from ledger.audit import verify_export
 from ledger.log import Ledger
-from tests.train.conftest import Digits
+from tests.worlds.commands import run_command
+from tests.worlds.digits import Digits
 
 TrainJson = Callable[..., tuple[int, dict]]
 
@@ -56,7 +55,7 @@ def test_A24_an_older_registry_than_one_that_was_used_is_refused_by_train(
     entries = len(log.registry.roots)
     log.revoke(name, at=made.now, now=made.now)
     gate = ["gate", str(root / "policy.cose"), str(root / "corpus"), "--owner-key", str(root / "keys" / "owner.pub"), "--json"]
-    assert "KEY_REVOKED" in json.loads(CliRunner().invoke(app, gate).stdout)["refused"]
+    assert "KEY_REVOKED" in json.loads(run_command(gate).stdout)["refused"]
     path.write_bytes(before)
     code, answer = train_json(digits_world.run)
     assert code == 1 and answer["error"]["code"] == "REGISTRY_OLDER"

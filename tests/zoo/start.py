@@ -20,7 +20,7 @@ from dptrain import PrivateTraining
 from dptrain.engine.start import ProbeFailed
 from dptrain.errors import DptrainError
 from ledger.errors import LedgerError
-from tests.worlds import CLASSES, make_world
+from tests.worlds.training import CLASSES, make_world
 from tests.zoo.family import Family, Layers
 
 STEPS = 2

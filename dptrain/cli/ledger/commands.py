@@ -18,7 +18,8 @@ from attest.registry import Registry
 from attest.withdrawal import Withdrawal, verify_entitled_withdrawal
 from dptrain.cli import exporting
 from dptrain.cli.inputs import MemberRecords, PassphraseFile, refuse_to_overwrite
-from dptrain.cli.ledger import contributions, cosign, fsck, monitor, proofs, retain, show, trace, upkeep, wanted
+from dptrain.cli.ledger import contributions, cosign, fsck, monitor, proofs, retain, trace, upkeep, wanted
+from dptrain.cli.ledger import show as shown
 from dptrain.cli.ledger.place import LedgerKey, LedgerName, LedgerOrExport, Now, StateDirectory, opened_to_sign, place_of
 from dptrain.cli.ledger.proofs import OwnersKey, VerifierKeys, trusted
 from dptrain.cli.output import JsonFlag, console, counting, parse_age
@@ -61,7 +62,7 @@ def show(
     pub: wanted.ContributorKey = None,
     registry: wanted.ContributorRegistry = None,
     withdrawn: contributions.Withdrawn = False,
-    header: show.HeaderAsked = False,
+    header: shown.HeaderAsked = False,
     now: Now = None,
     state: StateDirectory = None,
     json: JsonFlag = False,
@@ -91,13 +92,13 @@ def show(
             contributions.show_withdrawn(run, json=json)
             return
         if header:
-            show.show_parties(run, ledger, json=json)
+            shown.show_parties(run, ledger, json=json)
             return
-        data = show.summary(run, root)
+        data = shown.summary(run, root)
     if json:
         print_json(data)
         return
-    show.print_summary(data)
+    shown.print_summary(data)
 
 
 @app.command()
@@ -206,7 +207,7 @@ def verify(
     if json:
         print_json(report.to_json())
     else:
-        show.print_audit(report)
+        shown.print_audit(report)
     if code := exit_code(report.verdict, require_full=require_full):
         raise typer.Exit(code)
 

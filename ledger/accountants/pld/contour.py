@@ -2,7 +2,7 @@
 
 E e^(s loss) is the integral of phi(x) m(x)^(1+s), or of phi(x) m(x)^(-s) in the other direction, with
 m = 1 - q + q e^(x/z - 1/2z^2): analytic and falling quickly, so that a hundred points are right to rounding. Proof in
-docs/mechanism.md, "What pld computes".
+docs/mechanism, "What pld computes".
 
 With K(s) = log E e^(s loss), the divergence at epsilon is the integral of e^(K(s) - s epsilon) / (s (s + 1)) over any line
 Re s = tilt > 0, divided by 2 pi i: 1/(s (s + 1)) is the transform of (1 - e^(epsilon - loss))+. The trapezoid rule gives that
@@ -11,7 +11,7 @@ transform on the grid of losses has 2^17.
 
 To every step a Gaussian of mu^2 = interval^2 / 6 is added, which is what a grid of that interval adds to it on the average: so
 figures are those of `tilted` on it, mostly to 4e-7, and upper bounds, since more was released than is. Proof of all in
-docs/mechanism.md, "What pld computes". Where the sum would be long, or figures would differ, `epsilon` says inf.
+docs/mechanism, "What pld computes". Where the sum would be long, or figures would differ, `epsilon` says inf.
 """
 
 import math

@@ -3,7 +3,7 @@
 Masses are multiplied by e^(tilt loss) before they are transformed, with a tilt such that epsilon lies near the mean of the
 tilted sum, and divided by it after. So what the transform loses is a small share of delta, however small delta is.
 
-What is returned is an upper bound on the exact epsilon, proved in docs/mechanism.md ("What pld computes") from three facts
+What is returned is an upper bound on the exact epsilon, proved in docs/mechanism ("What pld computes") from three facts
 about the machine: IEEE double arithmetic; exp, expm1, log, log1p and sinh of numpy to 4 ulp; and that numpy's transform of
 2^t points is t stages of butterflies with twiddle factors to 1 ulp, the model of Higham (2002), Theorem 24.2.
 """

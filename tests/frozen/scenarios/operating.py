@@ -115,7 +115,7 @@ RETAINING = Scenario(
 
 def _one_more_epoch(directory: Path) -> None:
     from ledger.log import Ledger
-    from tests.ledger.ledger_runs import SIGNER, Driver
+    from tests.worlds.ledgers import SIGNER, Driver
 
     with Ledger.open(directory / "ledger.db", SIGNER) as ledger:
         driver = Driver(ledger, now=ledger.state.last_time, streams=500)

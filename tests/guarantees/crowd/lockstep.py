@@ -36,7 +36,7 @@ from dptrain.sandbox import Draw, Sandbox
 from dptrain.sandbox.draws import Request
 from tests.guarantees.crowd.readers import Readings, joined
 from tests.guarantees.crowd.scenes import Scene
-from tests.worlds import World, make_world
+from tests.worlds.training import World, make_world
 
 HORIZON = 1000
 RATE = 0.01

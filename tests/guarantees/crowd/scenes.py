@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from tests.reference.families import FAMILIES
-from tests.worlds import token_record
+from tests.worlds.training import token_record
 
 WIDTH = 16
 LABELS = 4

@@ -24,7 +24,7 @@ from dptrain import PrivateTraining
 from dptrain.errors import DptrainError
 from dptrain.routing.graphs import StepGraph
 from ledger.leaves import Charge, decode_leaf
-from tests.worlds import World, make_world
+from tests.worlds.training import World, make_world
 
 POOL = 64
 NOW = 1_800_000_000

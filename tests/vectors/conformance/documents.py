@@ -21,13 +21,19 @@ from attest.registry.entries import join, split
 from attest.registry.log import read_states
 from attest.registry.names import Named, Names
 from attest.withdrawal import Withdrawal, sign_withdrawal, verify_withdrawal
+from tests.attacks.attestation.test_attested_through_the_command import THROUGH_THE_COMMAND
+from tests.attacks.attestation.test_numbers_and_sizes import BOUNDS
+from tests.attacks.attestation.test_validity_and_clocks import VALIDITY
 from tests.attacks.mutations import TRICKY
-from tests.attacks.scene import (
+from tests.attacks.scene import ISSUER, Scene, descriptor, envelope, header_fields, make_scene, signed, with_fields
+from tests.attest.test_policy_words import PLAIN, WORDS
+from tests.vectors.conformance.leaves import mutations
+from tests.vectors.conformance.values import told
+from tests.worlds.gate import (
     ALICE,
     BOB,
     CONTENT,
     CORPUS,
-    ISSUER,
     MALLORY,
     MICRO,
     NOW,
@@ -35,21 +41,10 @@ from tests.attacks.scene import (
     OWNER,
     RAW,
     YEAR,
-    Scene,
-    descriptor,
-    envelope,
-    header_fields,
     key_of,
-    make_scene,
     registry_bytes,
-    signed,
-    with_fields,
 )
-from tests.attacks.test_attestation_attacks import BOUNDS, THROUGH_THE_COMMAND, VALIDITY
-from tests.attest.test_policy_words import PLAIN, WORDS
-from tests.registries import RegistryBytes, continued, load
-from tests.vectors.conformance.leaves import mutations
-from tests.vectors.conformance.values import told
+from tests.worlds.registries import RegistryBytes, continued, load
 
 OWNER_RAW = keys.public_bytes(OWNER)
 CAROL, DAVE = key_of(5), key_of(6)

@@ -14,8 +14,8 @@ from ledger.accountants import Phase
 from ledger.accountants.gaussian import epsilon_of_mu
 from ledger.accountants.pld.composed import COARSE_BELOW, INTERVAL, UNSAMPLED_BELOW
 from ledger.accountants.pld.contour import LEAST_REACH, LEAST_WIDTH, MOST_RATE
-from tests.ledger.ledger_runs import signed_policy
 from tests.vectors.conformance.honest import ordered
+from tests.worlds.ledgers import signed_policy
 
 Row = dict[str, Any]
 

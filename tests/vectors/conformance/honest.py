@@ -18,7 +18,8 @@ from attest.withdrawal import CLASS_NOT_GRANTED, EXPIRED, KEY_REVOKED
 from ledger import layout
 from ledger.log import Ledger
 from ledger.note import Cosigner, NoteSigner, cosign, merge_notes
-from tests.ledger.attested import (
+from tests.vectors.conformance.written import Files, read
+from tests.worlds.attested_ledgers import (
     AttestedDriver,
     attestation,
     attested_admission,
@@ -28,10 +29,9 @@ from tests.ledger.attested import (
     registry_bytes,
     spec_of,
 )
-from tests.ledger.ledger_runs import OWNER_KEY, SIGNER, START, signed_policy
-from tests.ledger.retained_runs import ANNA, BEN, CLEO, crowded_and_pruned, hashes_gone, vouched_and_older, vouched_for
-from tests.registries import RegistryBytes, continued, load
-from tests.vectors.conformance.written import Files, read
+from tests.worlds.ledgers import OWNER_KEY, SIGNER, START, signed_policy
+from tests.worlds.registries import RegistryBytes, continued, load
+from tests.worlds.retained_ledgers import ANNA, BEN, CLEO, crowded_and_pruned, hashes_gone, vouched_and_older, vouched_for
 
 NOW = START + 86400
 """What the reader's clock says in every vector: a day after the first leaf."""

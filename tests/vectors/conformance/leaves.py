@@ -14,9 +14,9 @@ from ledger.leaves import HeaderSpec, Release, decode_leaf, encode_leaf
 from ledger.leaves.header import Previous
 from ledger.merkle import leaf_hash
 from tests.attacks.test_ledger_attacks_depth import ADAPTERS, ATTENTION, BAND, policy
-from tests.ledger.ledger_runs import OTHER_KEY, SIGNER, START, DepthRule, NoteSigner, header_spec, parameter, stack_of
 from tests.vectors.conformance.honest import RUNS
 from tests.vectors.conformance.values import told
+from tests.worlds.ledgers import OTHER_KEY, SIGNER, START, DepthRule, NoteSigner, header_spec, parameter, stack_of
 
 KINDS: Final = {
     0: "HEADER",

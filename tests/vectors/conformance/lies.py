@@ -13,7 +13,6 @@ from attest.schema.plain import EARLIEST, MAX_TIME
 from ledger.leaves import Admit, Charge, Close, Draw, Epoch, Registry, Release, Resume, Spend, Withdraw
 from ledger.note import NoteSigner
 from tests.attacks import test_ledger_attacks_bounds as bounds
-from tests.ledger.ledger_runs import OTHER_KEY, SIGNER, START
 from tests.ledger.told_runs import Told
 from tests.vectors.conformance.honest import QUORUM, Pins
 from tests.vectors.conformance.lying import (
@@ -70,6 +69,7 @@ from tests.vectors.conformance.lying import (
     without_witnesses,
 )
 from tests.vectors.conformance.written import Files, read
+from tests.worlds.ledgers import OTHER_KEY, SIGNER, START
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,6 @@ from ledger.leaves import Charge, Header, Previous, Withdraw
 from ledger.leaves.header import SPENT
 from ledger.merkle import root
 from ledger.note import NoteSigner
-from tests.ledger.attested import AttestedDriver, attested_admission
-from tests.ledger.ledger_runs import OTHER_KEY, SIGNER, START
 from tests.vectors.conformance import lies, retained
 from tests.vectors.conformance.honest import Pins, ended, four
 from tests.vectors.conformance.lies import Lie
@@ -21,6 +19,8 @@ from tests.vectors.conformance.retained import after_the_end
 from tests.vectors.conformance.several import PASSED, PEOPLE, RUNS, SECOND, THIRD, LaterRun, carrying, files_of, going_on
 from tests.vectors.conformance.withdrawing import ALICE, BOB, ENDING, descriptor_of, signed
 from tests.vectors.conformance.written import Files, Pieces
+from tests.worlds.attested_ledgers import AttestedDriver, attested_admission
+from tests.worlds.ledgers import OTHER_KEY, SIGNER, START
 
 
 def another(name: str, **changes: Any) -> Callable[[Files], Files]:

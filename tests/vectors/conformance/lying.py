@@ -31,12 +31,12 @@ from ledger.retention.retained import MEMBER, is_stand_in
 from tests.attacks.test_ledger_attacks_depth import lying as lying_header
 from tests.attacks.test_ledger_attacks_spend import less
 from tests.attacks.test_ledger_attacks_times import forged_cosignature, shifted
-from tests.ledger.attested import registry, registry_bytes
-from tests.ledger.ledger_runs import OTHER_KEY, SIGNER, START, NoteSigner
-from tests.ledger.retained_runs import ANNA, BEN
 from tests.ledger.spends import with_rows
 from tests.vectors.conformance.honest import SUCCESSOR, registered_later
 from tests.vectors.conformance.written import Files, Pieces
+from tests.worlds.attested_ledgers import registry, registry_bytes
+from tests.worlds.ledgers import OTHER_KEY, SIGNER, START, NoteSigner
+from tests.worlds.retained_ledgers import ANNA, BEN
 
 YEAR = 365 * 86400
 Change = Callable[[Pieces], Pieces]

@@ -25,12 +25,12 @@ from ledger.release.manifest import Manifest, open_manifest
 from ledger.replay.summaries import Aggregate, Member
 from ledger.trust import TrustPolicy, auditors_policy
 from tests.attacks.test_ledger_attacks_times import forged_cosignature
-from tests.ledger.ledger_runs import LOG_KEY, OTHER_KEY, SIGNER, START, descriptor
-from tests.ledger.retained_runs import ANNA, BEN, CLEO, grown
 from tests.vectors.conformance.honest import NOW, RUNS
 from tests.vectors.conformance.leaves import cbor_of, mutations
 from tests.vectors.conformance.values import told
 from tests.vectors.conformance.written import Pieces
+from tests.worlds.ledgers import LOG_KEY, OTHER_KEY, SIGNER, START, descriptor
+from tests.worlds.retained_ledgers import ANNA, BEN, CLEO, grown
 
 Row = dict[str, Any]
 OTHER = NoteSigner(SIGNER.name, OTHER_KEY)

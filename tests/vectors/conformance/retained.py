@@ -14,14 +14,14 @@ from ledger.note import checkpoint_text, sign_note
 from ledger.proofs.prover import HashTree, tree_root
 from ledger.replay.summaries import Aggregate, Member, set_root
 from ledger.retention.retained import is_stand_in
-from tests.ledger.attested import AttestedDriver, attested_admission, registry, spec_of
-from tests.ledger.ledger_runs import SIGNER, START
-from tests.ledger.retained_runs import ANNA, BEN, grown, retaining_spec, vouched_for
 from tests.vectors.conformance.honest import PrunedRun, Run, ended, four, plain
 from tests.vectors.conformance.lies import Lie
 from tests.vectors.conformance.lying import file_gone, inserted, on_leaves, position_of, say, told
 from tests.vectors.conformance.withdrawing import AFTER_EXPIRY, ENDING, LATE_EVIDENCE
 from tests.vectors.conformance.written import Files, Pieces
+from tests.worlds.attested_ledgers import AttestedDriver, attested_admission, registry, spec_of
+from tests.worlds.ledgers import SIGNER, START
+from tests.worlds.retained_ledgers import ANNA, BEN, grown, retaining_spec, vouched_for
 
 Change = Callable[[Pieces], Pieces]
 

@@ -16,11 +16,11 @@ from ledger.log import Ledger
 from ledger.note import NoteSigner
 from ledger.replay.contributions import AdmitSpec
 from ledger.replay.earlier_runs import SpentRegistry
-from tests.ledger.attested import AttestedDriver, attested_admission, attested_header, attested_policy
-from tests.ledger.ledger_runs import OTHER_KEY, SIGNER, START
 from tests.vectors.conformance import by_prv, honest, retained, withdrawing
 from tests.vectors.conformance.honest import NOW, Pins, Run, ended, plain
 from tests.vectors.conformance.written import Files, put
+from tests.worlds.attested_ledgers import AttestedDriver, attested_admission, attested_header, attested_policy
+from tests.worlds.ledgers import OTHER_KEY, SIGNER, START
 
 SECOND: Final = NoteSigner("ledger.example/run2", OTHER_KEY)
 THIRD: Final = NoteSigner("ledger.example/run3", Ed25519PrivateKey.from_private_bytes(bytes(range(3, 35))))

@@ -8,10 +8,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from attest import cbor
 from attest.withdrawal import EXPIRED, Withdrawal, sign_withdrawal
-from tests.ledger.attested import CONTRIBUTORS, AttestedDriver, attestation, attested_admission, spec_of
-from tests.ledger.ledger_runs import OTHER_KEY, OWNER_KEY, START
 from tests.vectors.conformance.honest import Run, ended, expired, four, plain
 from tests.vectors.conformance.written import Files
+from tests.worlds.attested_ledgers import CONTRIBUTORS, AttestedDriver, attestation, attested_admission, spec_of
+from tests.worlds.ledgers import OTHER_KEY, OWNER_KEY, START
 
 ALICE, BOB = CONTRIBUTORS["alice"], CONTRIBUTORS["bob"]
 SIGNED_AT: Final = START + 4

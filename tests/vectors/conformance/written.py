@@ -10,7 +10,7 @@ from ledger import layout, tiles
 from ledger.leaves import Leaf, decode_leaf, encode_leaf
 from ledger.merkle import leaf_hash, root
 from ledger.note import NoteSigner, checkpoint_text, sign_note
-from tests.ledger.ledger_runs import SIGNER
+from tests.worlds.ledgers import SIGNER
 
 Files = dict[str, bytes]
 """Files of an export by their path in it."""

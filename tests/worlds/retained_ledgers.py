@@ -15,8 +15,8 @@ from ledger.replay.contributions import AdmitSpec
 from ledger.replay.signer import KeyChain
 from ledger.retention.statements import summary_keys, vouch
 from ledger.storage.store import Row
-from tests.ledger.attested import AttestedDriver, attested_admission, attested_header, attested_policy, put_registry
-from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, header_spec, signed_policy
+from tests.worlds.attested_ledgers import AttestedDriver, attested_admission, attested_header, attested_policy, put_registry
+from tests.worlds.ledgers import SIGNER, START, Driver, admission, header_spec, signed_policy
 
 ANNA, BEN, CLEO = (
     Cosigner(f"auditor.example/{name}", Ed25519PrivateKey.from_private_bytes(bytes([seed]) * 32))

@@ -6,7 +6,7 @@ import torch
 
 from dptrain import PrivateTraining
 from tests.reference.families import FAMILIES, Family
-from tests.worlds import World
+from tests.worlds.training import World
 
 
 def collate_tokens(examples: list[dict]) -> dict[str, torch.Tensor]:

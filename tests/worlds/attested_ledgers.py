@@ -1,4 +1,4 @@
-"""Admissions that contributors did sign, for the small ledgers of `ledger_runs`: a registry, its policy, and whole runs.
+"""Admissions that contributors did sign, for the small ledgers of `ledgers`: a registry, its policy, and whole runs.
 
 Everything is deterministic: an admission of one number and one set of changes is the same in every run, salts included.
 """
@@ -20,8 +20,8 @@ from attest.registry.names import Named, Names
 from ledger.leaves import HeaderSpec
 from ledger.log import Ledger
 from ledger.replay.contributions import AdmitSpec
-from tests.ledger.ledger_runs import OWNER_KEY, SIGNER, START, Driver, header_spec, signed_policy
-from tests.registries import RegistryBytes, continued, load, put
+from tests.worlds.ledgers import OWNER_KEY, SIGNER, START, Driver, header_spec, signed_policy
+from tests.worlds.registries import RegistryBytes, continued, load, put
 
 CONTRIBUTORS = {name: Ed25519PrivateKey.from_private_bytes(bytes([seed]) * 32) for seed, name in ((21, "alice"), (22, "bob"))}
 """Private keys of the contributors by name; `attested_admission` takes them in turn."""
@@ -66,12 +66,12 @@ def put_registry(directory: Path, data: RegistryBytes | None = None) -> Path:
 
 
 def attested_policy(**changes: object) -> SignedPolicy:
-    """`ledger_runs.signed_policy` that names the registry."""
+    """`ledgers.signed_policy` that names the registry."""
     return signed_policy(registry_root=registry().root(), **changes)
 
 
 def attested_header(policy: SignedPolicy | None = None, **changes: object) -> HeaderSpec:
-    """`ledger_runs.header_spec` of a run that admitted by the registry."""
+    """`ledgers.header_spec` of a run that admitted by the registry."""
     return header_spec(policy or attested_policy(), **{"registry_root": registry().root(), **changes})
 
 
@@ -124,7 +124,7 @@ def spec_of(signed: Attestation, **changes: object) -> AdmitSpec:
 
 
 def attested_admission(n: int, class_name: str = "open", **changes: object) -> AdmitSpec:
-    """`ledger_runs.admission` that was signed: what bounds it is signed as it is recorded.
+    """`ledgers.admission` that was signed: what bounds it is signed as it is recorded.
 
     `changes` of bounds (``clip_micro``, ``max_occurrences``, ...), ``contributor`` and fields of a `SigningTemplate` are signed
     so; other fields of `AdmitSpec`, such as ``carried_micro``, are recorded alone. For a leaf that says something else than was

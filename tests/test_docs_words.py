@@ -1,0 +1,154 @@
+"""Every word in code style on a page of the docs is a word of the code, or stands in a short list of words from outside.
+
+A page goes stale one name at a time: a function gets another name, an option goes, a test moves. So each backtick on a page
+is held against the code. Paths exist, dotted names of ours resolve, and every other word is a name or stands in a string of
+the code. Docstrings and comments are not code here: a name that is left only there is stale too.
+"""
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PACKAGES = ("attest", "ledger", "dptrain", "tests", "benchmarks", "fuzz", "recipes")
+
+OUTSIDE = frozenset(
+    {
+        # of other programs and formats, and examples of what a reader has
+        "--schema", "GOMP_SPINCOUNT", "Killed", "PORT", "SINCE", "VACUUM", "_internal", "clinic_a", "com0", "com9", "inkey",
+        "lpt0", "lpt9", "pg_dump", "sk", "sslrootcert", "cp", "c8", "a2", "a3", "KEYID", "nsummaries", "ntime",
+        # of torch, in the tables of what a run takes
+        "BatchNorm", "DecoderLayer", "EmbeddingBag", "InstanceNorm",
+    }
+)  # fmt: skip
+"""Words of other programs. A word of ours never stands here: mend the page instead."""
+
+WORD = re.compile(r"--[a-z][\w-]*|[A-Za-z_]\w*")
+_FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+_SPAN = re.compile(r"`([^`\n]+)`")
+_QUOTED = re.compile(r"\w[/.]\w")
+_PATH = re.compile(r"[\w.*-]+(/[\w.*-]+)*\.(py|md|toml|cddl|json|cfg)|(attest|ledger|dptrain|tests|docs)(/[\w.*-]+)+/?")
+_DOTTED = re.compile(rf"({'|'.join(PACKAGES)})(\.\w+)+(\(\))?")
+
+
+@cache
+def tracked() -> tuple[Path, ...]:
+    """Files of the project."""
+    command = ["git", "ls-files", "-co", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    names = listed.stdout.splitlines() or [path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*") if path.is_file()]
+    return tuple(ROOT / name for name in names if (ROOT / name).is_file())
+
+
+@cache
+def words_of_the_code() -> frozenset[str]:
+    """Names in programs, words in their strings, and words of other files that are no prose."""
+    found: set[str] = set()
+    for path in tracked():
+        found.update(path.relative_to(ROOT).parts, [path.stem])
+        if path.suffix == ".py":
+            found.update(_of_program(path))
+        elif path.suffix in (".toml", ".cddl", ".mjs", ".go", ".html", ".jsonl") or path.name == "Makefile":
+            found.update(WORD.findall(path.read_text(encoding="utf-8")))
+    return frozenset(found)
+
+
+@cache
+def strings_of_the_code() -> str:
+    """Every string of the programs, one after the other, so that a name in the middle of one is found."""
+    programs = [path for path in tracked() if path.suffix == ".py"]
+    return "\n".join(text for path in programs for text in _strings(ast.parse(path.read_text(encoding="utf-8"))))
+
+
+def _of_program(path: Path) -> Iterator[str]:
+    tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+    for text in _strings(tree):
+        yield from WORD.findall(text)
+    for node in ast.walk(tree):
+        for field in ("id", "attr", "arg", "name", "module", "asname"):
+            named = getattr(node, field, None)
+            if isinstance(named, str):
+                yield from named.split(".")
+
+
+def _strings(tree: ast.Module) -> Iterator[str]:
+    """The strings of a program but its docstrings."""
+    said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and id(node) not in said:
+            if isinstance(node.value, str):
+                yield node.value
+            elif isinstance(node.value, bytes):
+                yield node.value.decode("latin-1")
+
+
+def spans(text: str) -> list[str]:
+    """What stands in backticks in the sentences and tables of a page."""
+    return [span for span in _SPAN.findall(_FENCE.sub("", text)) if not re.fullmatch(r"[0-9a-f]{12,}", span)]
+
+
+def unknown(span: str, page: Path) -> list[str]:
+    """What of a span is no word of the code."""
+    if (_PATH.fullmatch(span) and _is_file(span, page)) or (_QUOTED.search(span) and span in strings_of_the_code()):
+        return []
+    if _PATH.fullmatch(span) and "/" in span:
+        return [span]
+    if _DOTTED.fullmatch(span) and not _PATH.fullmatch(span):
+        return [] if _resolves(span.removesuffix("()").split(".")) else [span]
+    return [word for word in WORD.findall(span) if not _known(word)]
+
+
+def _is_file(span: str, page: Path) -> bool:
+    """Whether it is a path from root or page, or the name of a file anywhere; modules may go without their ending."""
+    if "/" not in span:
+        return any(path.match(span) for path in tracked())
+    return any(place.joinpath(f"{span}{ending}").exists() for place in (page.parent, ROOT) for ending in ("", ".py"))
+
+
+def _known(word: str) -> bool:
+    if word in words_of_the_code() or word in OUTSIDE:
+        return True
+    return word.startswith("test_") and any(name.startswith(word) for name in words_of_the_code())
+
+
+def _resolves(parts: list[str]) -> bool:
+    """Whether a dotted name leads to a module, and from there on to words of its folder."""
+    for depth in range(len(parts), 0, -1):
+        place = ROOT.joinpath(*parts[:depth])
+        file = place.with_suffix(".py") if place.with_suffix(".py").is_file() else place / "__init__.py"
+        if file.is_file():
+            files = [file, *file.parent.glob("*.py")] if file.name == "__init__.py" else [file]
+            named = {word for one in files for word in _of_program(one)}
+            return all(part in named for part in parts[depth:])
+    return False
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_word_in_code_style_is_a_word_of_the_code(page: Path) -> None:
+    missing = [f"`{span}`: {word}" for span in spans(page.read_text(encoding="utf-8")) for word in unknown(span, page)]
+    assert not missing, f"{page.name} names what the code does not have: {sorted(set(missing))}"
+
+
+def test_no_word_from_outside_is_a_word_of_the_code_or_of_no_page() -> None:
+    said = {word for page in PAGES for span in spans(page.read_text(encoding="utf-8")) for word in WORD.findall(span)}
+    assert said >= OUTSIDE, f"no page says these any more: {sorted(OUTSIDE - said)}"
+
+
+def test_names_that_are_gone_are_found() -> None:
+    page = ROOT / "docs" / "guarantee.md"
+    assert unknown("attest.cbor.decode", page) == unknown("ledger/merkle.py", page) == unknown("verify_inclusion()", page) == []
+    gone = ["attest.cbor.un" + "do", "ledger/merkle_" + "gone.py", "--no-such-" + "option", "NoSuch" + "Class.decode"]
+    assert [unknown(word, page) for word in gone] == [[gone[0]], [gone[1]], [gone[2]], [gone[3].split(".")[0]]]
+
+
+def test_a_word_of_the_glossary_has_one_entry() -> None:
+    entries = re.findall(r"\*\*([^*]+)\*\*", (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8"))
+    assert len(entries) > 40
+    twice = {word for word in entries if entries.count(word) > 1} - {"Release", "release"}
+    assert not twice, f"the glossary says these twice: {sorted(twice)}"
