@@ -10,6 +10,7 @@ from storage_backends import PostgresBackend
 from ledger.errors import LedgerBusy, LedgerCorrupt, LedgerError, StorageFailed
 from ledger.log import Ledger
 from ledger.storage.opening import create_store
+from ledger.storage.sql import postgres_server
 from ledger.storage.sql.postgres_schema import TABLES, writer_grants
 from tests.worlds.attested_ledgers import AttestedDriver, attested_header
 from tests.worlds.ledgers import SIGNER, START, Driver, admission, header_spec
