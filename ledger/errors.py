@@ -62,6 +62,10 @@ class StorageFailed(LedgerError):
     """The disk refused a write (full, read-only, I/O error). The transaction was rolled back whole."""
 
 
+class StoreUnfit(LedgerError):
+    """A store does not keep the promise of `ledger.storage.store`; only `ledger.storage.checking` raises it."""
+
+
 class ProofError(LedgerError, ValueError):
     """A Merkle proof does not hold, or is malformed."""
 

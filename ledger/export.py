@@ -1,4 +1,4 @@
-"""Writing an export: a static directory from which anyone can re-derive and check everything, offline.
+"""Writes an export: a static directory from which anyone can re-derive and check everything, offline.
 
 Beside the leaves lies what contributors signed of them: common terms and signatures, and the registry with the keys that these
 verify under. With the anchors of ADMIT leaves they make every descriptor and message again, and show no content, contributor
@@ -32,7 +32,7 @@ from ledger.tiles import KeptNodes, Subtree, Subtrees, nodes_file
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """What a pruned ledger has instead of bodies.
+    """Holds what a pruned ledger has instead of bodies.
 
     Attributes:
         before: position below which bodies may be gone.

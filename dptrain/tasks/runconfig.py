@@ -310,7 +310,7 @@ class RunConfig:
 
 def _check_ledger(ledger: str, state: Path | None) -> None:
     place = _place(ledger, state)
-    if place.kind != "sqlite" and state is None:
+    if place.beside is None:
         raise ConfigError("RUN_KEY", "run.ledger is on a server; set run.ledger_state, a directory for the signer's own record")
     if place.has_password:
         raise ConfigError("RUN_VALUE", "run.ledger holds a password, and run files are shared; use ~/.pgpass or PGPASSWORD")
@@ -350,7 +350,7 @@ def _convert(hint: Any, value: Any, where: str, base: Path) -> Any:
     if hint is Location:
         _check(where, value, isinstance(value, str) and value != "" and "\x00" not in value, "a path or a URL")
         place = _place(value, None)
-        return Location(str(base / place.target) if place.kind == "sqlite" else value)
+        return Location(value if place.file is None else place.from_directory(base))
     if hint is Path:
         _check(where, value, isinstance(value, str) and value != "" and "\x00" not in value, "a path")
         return base / value

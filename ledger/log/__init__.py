@@ -1,4 +1,4 @@
-"""The life of a ledger, and what its operator may do with one that is open: charge, settle, sign, release, retain, examine."""
+"""Keeps the log of a run: created, charged, settled, signed, released from, pruned and examined by its operator."""
 
 from ledger.log.ledger import Ledger
 

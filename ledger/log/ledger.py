@@ -1,4 +1,8 @@
-"""The life of a ledger: created, charged window by window, closed epoch by epoch, finished. The one way to append."""
+"""Keeps a ledger, the one way to append; over 600 lines, for every call of an operator stands here with its promise.
+
+A ledger is created, charged window by window, closed epoch by epoch, and finished. The work of the longer calls stands beside
+the class as functions (`retaining`, `examining`, `pinned`, `ledger.storage.appender`).
+"""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from attest.schema.plain import BACK_SECONDS, utc
 from attest.withdrawal import EXPIRED, PASSING
 from ledger.errors import (
     ExportRefused,
@@ -21,34 +26,40 @@ from ledger.errors import (
     LedgerWrongRun,
     StorageFailed,
 )
-from ledger.export import read_registry, write_export
+from ledger.export import Pruned, read_registry, write_export
 from ledger.leaves import (
     Admit,
     Charge,
+    Clock,
     Close,
     Draw,
     Epoch,
     Header,
     HeaderSpec,
     Registry,
+    Release,
     Resume,
     Settle,
+    Summary,
     Withdraw,
     decode_leaf,
     encode_leaf,
     spend_leaves,
 )
 from ledger.leaves.attestations import Framings, misfit
+from ledger.leaves.weights import WeightRecord
+from ledger.log import retaining
+from ledger.log.examining import Examination, examine
 from ledger.log.pinned import Pin, open_pinned, sign_pinned
-from ledger.log.readings import Examining, Readings
-from ledger.log.retaining import Retaining
-from ledger.log.signing import Releasing, Signing
 from ledger.merkle import Frontier, leaf_hash
 from ledger.note import NoteSigner, checkpoint_text, sign_note
+from ledger.replay import Replay
 from ledger.replay.contributions import AdmitSpec
+from ledger.replay.signer import rotation
 from ledger.replay.summaries import ShownMember
 from ledger.storage import highwater
 from ledger.storage.appender import Appender
+from ledger.storage.beside import keep_weights, weights_of
 from ledger.storage.opening import create_store, open_store
 from ledger.storage.place import Place
 from ledger.storage.store import Attested, Row
@@ -66,7 +77,7 @@ class Window:
     attempt: int
 
 
-class Ledger(Retaining, Releasing, Signing, Examining, Readings):
+class Ledger:
     """An open ledger.
 
     Every method that appends returns once its leaves are durable and the signer's high-water file knows of them. When it
@@ -181,6 +192,76 @@ class Ledger(Retaining, Releasing, Signing, Examining, Readings):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+    @property
+    def place(self) -> Place:
+        """Place of the ledger."""
+        return self._file.store.place
+
+    @property
+    def header(self) -> Header:
+        """Leaf 0."""
+        return self.state.header
+
+    @property
+    def size(self) -> int:
+        """Number of leaves."""
+        return self._file.size
+
+    @property
+    def root(self) -> bytes:
+        """Root of the tree over all leaves."""
+        return self._file.frontier.root()
+
+    @property
+    def state(self) -> Replay:
+        """The replayed run, for reading: windows, epochs, contributions, totals."""
+        return self._file.replay
+
+    @property
+    def admitted(self) -> frozenset[bytes]:
+        """Descriptor hashes of all contributions ever admitted."""
+        return frozenset(self.state.contributions)
+
+    @property
+    def withdrawn(self) -> frozenset[bytes]:
+        """Descriptor hashes of all withdrawals, those that matched no contribution included."""
+        return frozenset(self.state.withdrawals)
+
+    @property
+    def windows(self) -> list[Charge]:
+        """All CHARGE leaves."""
+        return list(self.state.windows)
+
+    @property
+    def charged_steps(self) -> int:
+        """Steps charged over all attempts."""
+        return self.state.charged
+
+    @property
+    def attempt(self) -> int:
+        """Number of the running attempt."""
+        return self.state.attempt
+
+    @property
+    def header_digest(self) -> bytes:
+        """SHA-256 of leaf 0."""
+        return self._file.header_digest
+
+    @property
+    def finished(self) -> bool:
+        """True once the run was closed."""
+        return self.state.closed
+
+    @property
+    def checkpoint_sizes(self) -> list[int]:
+        """The sizes over which a signed checkpoint is kept, ascending."""
+        return sorted(self._file.checkpoints)
+
+    @property
+    def checkpoint(self) -> bytes:
+        """The latest signed checkpoint note."""
+        return self._file.checkpoints[max(self._file.checkpoints)]
 
     def require_clock(self, now: int) -> None:
         """Refuses to go on by a clock that ran far ahead since the last leaf, before anything is written by it.
@@ -455,8 +536,252 @@ class Ledger(Retaining, Releasing, Signing, Examining, Readings):
             self._file.stage(Close(self.size, time, self.state.position, self.state.charged))
         return self.checkpoint
 
+    def add_signatures(self, note: bytes, verifier_keys: Sequence[str]) -> bytes:
+        """Stores the signatures of others, such as auditors' cosignatures, below a checkpoint of this ledger.
+
+        Guarantee:
+            When this returns, the stored note is what it was, byte for byte, and behind it those lines of ``note`` that
+            verify under one of the keys, each key once; durably. Nothing signed is ever taken away or changed.
+
+        Args:
+            note: a copy of one of this ledger's checkpoints, with signatures added.
+            verifier_keys: keys whose signatures count.
+
+        Returns:
+            The note as it is stored now.
+
+        Raises:
+            NoteError: the note is malformed or not signed by the ledger's key, or a signature does not verify.
+            LedgerForked: the ledger's key signed another history in it; both notes are kept as evidence.
+            LedgerWrongRun: it is a checkpoint of another ledger.
+            LedgerError: code NO_CHECKPOINT if this ledger has no checkpoint of that size.
+            LedgerClosed, LedgerBusy, StorageFailed: as for appending.
+        """
+        return self._file.add_signatures(note, verifier_keys)
+
+    def rotate_key(self, successor: NoteSigner, *, now: int) -> bytes:
+        """Hands the ledger over to another key, also after the run was closed; from now on this handle signs with it.
+
+        Guarantee:
+            When this returns, the KEY leaf and a checkpoint over it that both keys signed are durable. Checkpoints of that
+            size or more by the old key alone are refused by every reader of the leaves from then on.
+
+        Args:
+            successor: the new key, under the ledger's own name. Keep it safe before calling this: afterwards nothing else
+                can append to the ledger.
+            now: POSIX seconds.
+
+        Returns:
+            The checkpoint that both keys signed, for publication.
+
+        Raises:
+            LeafRefused: code LOG_KEY, the new key has another name, signed this ledger before, or is an auditor's.
+            LedgerClosed, LedgerBusy, StorageFailed: as for appending.
+        """
+        with self._file.appending(now, checkpoint=True, successor=successor) as time:
+            signer = self._file.require_signer()
+            self._file.stage(rotation(self.header, self.size, time, signer, successor))
+        return self._file.checkpoints[self._file.size]
+
+    def set_clock(self, reason: str, *, now: int) -> Clock:
+        """Takes back times that a wrong clock put ahead, so that the ledger can go on; also after the run was closed.
+
+        Guarantee:
+            When this returns, the CLOCK leaf and a signed checkpoint over it are durable. Nothing else changes: no leaf before
+            it is altered, what was charged counts, and who was withdrawn, as expired too, stays withdrawn.
+
+        Args:
+            reason: why, in printable ASCII of at most 200 characters; everybody who audits the ledger reads it.
+            now: POSIX seconds by the clock that is right.
+
+        Returns:
+            The leaf.
+
+        Raises:
+            LeafRefused: code CLOCK_UNNEEDED, the clock is not behind the last leaf by more than a writer bears anyway; TYPE or
+                RANGE for a reason or a time that no leaf has.
+            LedgerClosed, LedgerBusy, StorageFailed: as for appending.
+        """
+        last = self.state.last_time
+        if now >= last - BACK_SECONDS:
+            sentence = f"the clock says {utc(now)} and the last leaf is of {utc(last)}: the ledger can go on as it is"
+            raise LeafRefused("CLOCK_UNNEEDED", f"{sentence}, and no time has to be taken back")
+        leaf = Clock(self._file.size, now, last, reason)
+        with self._file.appending(now, checkpoint=True, back=True):
+            self._file.stage(leaf)
+        return leaf
+
+    @property
+    def signer(self) -> NoteSigner:
+        """The ledger's key, which also signs the manifests of its releases.
+
+        Raises:
+            LedgerClosed: the ledger was opened for reading, or the handle is closed.
+        """
+        return self._file.require_signer()
+
+    def keep_weights(self, records: Iterable[WeightRecord]) -> bytes:
+        """Keeps the records of a model's tensors beside the ledger, for a release to cite, and returns its model digest.
+
+        Guarantee: when this returns, the records are durable, so that no EPOCH leaf with this digest is without them. They are
+        no secret beyond the weights themselves, and nothing rests on them: whoever reads them folds them to the digest again.
+
+        Args:
+            records: of all tensors of the model, in any order.
+
+        Raises:
+            StorageFailed: the disk refused.
+        """
+        return keep_weights(self.place, records)
+
+    def weights_of(self, digest: bytes) -> tuple[WeightRecord, ...] | None:
+        """Returns the records that a model digest commits to, None if they are not here.
+
+        Raises:
+            LedgerCorrupt: code WEIGHTS, the file of that digest holds something else.
+        """
+        return weights_of(self.place, digest)
+
+    def sign_checkpoint(self) -> bytes:
+        """Returns a signed checkpoint over all leaves, the stored one if there is one of that size.
+
+        Raises:
+            LedgerClosed, LedgerBusy, StorageFailed: as for appending.
+        """
+        if self._file.size not in self._file.checkpoints:
+            with self._file.appending(self.state.last_time, checkpoint=True):
+                pass
+        return self._file.checkpoints[self._file.size]
+
+    def record_release(self, manifest_digest: bytes, artifacts_digest: bytes, step: int, *, now: int) -> int:
+        """Records that weights are released, also after the run was closed; nothing was appended since the manifest was made.
+
+        Guarantee: when this returns, the RELEASE leaf and a signed checkpoint over it are durable.
+
+        Args:
+            manifest_digest: SHA-256 of the file `release.cose`, which cites the checkpoint over all leaves so far.
+            artifacts_digest: digest over the files, as the manifest says it.
+            step: last released step of the run.
+            now: POSIX seconds.
+
+        Returns:
+            The position of the leaf: the size of the checkpoint that the manifest cites.
+
+        Raises:
+            LeafRefused: code RELEASE, it is another step.
+            LedgerClosed, LedgerBusy, StorageFailed: as for appending.
+        """
+        seq, tree = self._file.size, self._file.frontier.root()
+        gone = self.state.releases.withdrawals_root
+        with self._file.appending(now, checkpoint=True) as time:
+            self._file.stage(Release(seq, time, step, seq, tree, manifest_digest, artifacts_digest, gone))
+        return seq
+
+    @property
+    def pruned_before(self) -> int:
+        """Position below which bodies may be gone; 0 where everything is there."""
+        return self._file.pruned_before
+
+    @property
+    def hashes_before(self) -> int:
+        """Position below which leaf hashes of pruned leaves may be gone; 0 where all are there."""
+        return self._file.hashes_before
+
+    @property
+    def vouchers(self) -> dict[int, tuple[str, ...]]:
+        """Names of the policy's auditors who vouch for each SUMMARY leaf, by its position and as of this machine's clock."""
+        return retaining.vouchers_of(self._file)
+
+    def pruned(self) -> Pruned | None:
+        """Returns what stands in for pruned leaves; None where everything is there."""
+        return retaining.pruned(self._file)
+
+    def summarise(self, *, now: int) -> Summary:
+        """Appends the SUMMARY leaf over all epochs past the policy's horizon, under a signed checkpoint; also after the close.
+
+        Guarantee:
+            When this returns, leaf and checkpoint are durable. Every field of the leaf is recomputed by whoever opens or
+            audits the ledger, while the bodies of the range are there.
+
+        Raises:
+            LeafRefused: code RETENTION if the policy keeps everything, NOTHING_DUE if no epoch is past the horizon.
+            LedgerClosed, LedgerBusy, StorageFailed: as for appending.
+        """
+        with self._file.appending(now, checkpoint=True) as time:
+            leaf, _ = self.state.tally.propose(self._file.size, time)
+            self._file.stage(leaf)
+        return leaf
+
+    def prune(self, *, who_stays: bool = False) -> int:
+        """Drops the bodies that vouched summaries speak for; returns how many went.
+
+        Guarantee:
+            A body goes only if it is of an ADMIT leaf whose aggregate stays, and of a contribution that has left, or that never
+            did in a run that is closed; if this leaf and the WITHDRAW leaf lie below the end of a summary for which a quorum of
+            the policy's auditors vouches, in signatures that this ledger keeps; and if the ledger without it replays to the
+            same figures. All go, or none. Who stayed is in the members file beside the ledger before its leaf goes.
+
+        Args:
+            who_stays: whether the ADMIT leaves of who never left go too, once the run is closed and a quorum of the auditors
+                vouches below a checkpoint that covers the close.
+
+        Raises:
+            RetentionRefused: code RETENTION if the policy keeps everything, NO_AUDITORS if it names nobody who could vouch,
+                NO_SUMMARY without one that is not pruned yet, UNVOUCHED if too few vouch for it, TOO_EARLY if no epoch closed
+                since, RUNNING if who stays in a run that is not closed is to go.
+            LedgerError: code STATE, who stays is to go and there is no place for the members file.
+            LedgerCorrupt: the ledger could not do without the bodies; nothing is gone.
+            LedgerClosed, LedgerBusy, StorageFailed: as for appending.
+        """
+        return retaining.prune(self._file, who_stays=who_stays)
+
+    def drop_hashes(self, *, keep: Iterable[int] = ()) -> int:
+        """Drops hashes of leaves that were pruned long ago, but for the roots of their subtrees; returns how many went.
+
+        Guarantee:
+            A hash goes only if the body of its leaf is gone; if the leaf lies in a summarised range that as many closed epochs
+            follow as the signed policy asks for (``retention_hash_epochs``); and into an aligned subtree that has leaves of
+            that kind alone. So every leaf that is left stays under the signed roots, and every stored checkpoint keeps its
+            root, its consistency proofs and the inclusion proofs of what is left. Lost are inclusion proofs of pruned leaves
+            that nobody keeps in a file. All go, or none; the ledger without them was replayed whole before.
+
+        Args:
+            keep: sizes whose roots must still be made, such as those that model checkpoints pin.
+
+        Raises:
+            RetentionRefused: code RETENTION if the policy keeps hashes, NOT_PRUNED if no range has lost its bodies whose hashes
+                are still there, TOO_EARLY if too few epochs follow it.
+            LedgerCorrupt: the ledger could not do without the hashes; nothing is gone.
+            LedgerClosed, LedgerBusy, StorageFailed: as for appending.
+        """
+        return retaining.drop_hashes(self._file, keep=keep)
+
+    def member(self, descriptor_hash: bytes) -> ShownMember | None:
+        """Returns what shows that a contribution is a member of an aggregate, from its leaves or from the members file.
+
+        None where neither has it, or no SUMMARY leaf speaks for its ADMIT leaf yet.
+
+        Raises:
+            LedgerCorrupt: code MEMBERS, the file cannot be read.
+        """
+        return retaining.member(self._file, descriptor_hash)
+
+    def examine(self) -> Examination:
+        """Checks what opening does not read: pages of the database, attestations, lines of auditors, public key file, weights.
+
+        Guarantee: with what opening has checked, no byte that changes what a reader of the ledger could see goes unnamed. Not
+        meant are the word on which process wrote last (``lease``), lines under a checkpoint by keys that the policy does not
+        name, comments in the public key file, and blanks and quotes in the text that made a table. ADMIT leaves without an
+        attestation are named in a note: whoever admitted had none.
+
+        Raises:
+            LedgerCorrupt: the database is too damaged to be checked.
+            StorageFailed: it, or the disk beside it, cannot be read.
+        """
+        return examine(self._file)
+
     def pin(self) -> Pin:
-        """Returns what a model checkpoint saved now must remember."""
+        """Returns what a model checkpoint that is saved now must remember."""
         return Pin(self.header.origin, self.size, self.root, self.header_digest)
 
     def check_pin(self, pin: Pin) -> None:

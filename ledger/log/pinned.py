@@ -1,4 +1,4 @@
-"""Files beside a ledger that its key signs, each pinned to the tree as it stood when the file was written.
+"""Signs and opens files beside a ledger, each pinned to the tree as it stood when the file was written.
 
 What a run reads again when it is resumed lies beside the ledger: model checkpoints, and the keys of earlier draws. Such a file
 is `[payload, sign1]`, as every signed document of this project. The payload is a map with the keys 1, 2, 3, ...: kind, origin,
@@ -27,7 +27,7 @@ _PIN_FIELDS: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Pin(Checked):
-    """What a model checkpoint remembers: a tree that must still be there, unchanged, when training goes on."""
+    """Remembers, in a model checkpoint, a tree that must still be there, unchanged, when training goes on."""
 
     origin: str = declared(2, ORIGIN, "The ledger's origin.")
     size: int = declared(3, ABOVE_0, "Number of leaves.")

@@ -51,7 +51,7 @@ def hashes_end(header: Header, summaries: Iterable[Summary], epochs: Sequence[Ep
 
 
 MEMBER: Final = b"\x80"
-"""What stands in for a pruned leaf behind the first one of its aggregate: an empty CBOR array."""
+"""Stands in for a pruned leaf behind the first one of its aggregate: an empty CBOR array."""
 
 
 def is_stand_in(data: bytes) -> bool:
@@ -78,7 +78,7 @@ def named_by_withdrawals(entries: Iterable[bytes]) -> dict[int, bytes]:
 
 
 class StandIns:
-    """What stands in for pruned leaves, in their order: each aggregate once, at the first of its leaves that is gone."""
+    """Stands in for pruned leaves, in their order: each aggregate once, at the first of its leaves that is gone."""
 
     def __init__(self, aggregates: Iterable[Aggregate]) -> None:
         """Takes the aggregates."""
@@ -98,7 +98,7 @@ class StandIns:
 
     @property
     def unused(self) -> int:
-        """How many aggregates stood for nothing that was asked for."""
+        """Number of aggregates that stood for nothing that was asked for."""
         return len(self._aggregates) - len(self._given)
 
 

@@ -149,7 +149,7 @@ def vouchers_of_close(
 
 
 def _said(header: Header, notes: Mapping[int, bytes], timeline: Timeline, now: int | None) -> dict[int, dict[str, int]]:
-    """What auditors say under each checkpoint, at times that count: since which SUMMARY leaf, by name."""
+    """Returns, for each checkpoint, the auditors who vouch at times that count, and since which SUMMARY leaf."""
     return {size: statements(header, note, partial(timeline.counts, size=size, now=now)) for size, note in notes.items()}
 
 

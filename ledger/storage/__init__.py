@@ -1,1 +1,18 @@
-"""The ledger where it is kept: an SQLite file or a schema of PostgreSQL, the signer's own record beside it, and the checks."""
+"""Keeps a ledger: the stores and what they promise, the signer's own record beside them, and the checks of both.
+
+The first lines of its interface (`Place`, `register_store`, `file_place`) are for who writes a store (docs/extending/store.md).
+"""
+
+from ledger.storage.place import Place, file_place, register_store
+from ledger.storage.sql.postgres_place import server_place
+
+__all__ = ["Place", "file_place", "register_store"]
+
+register_store("sqlite", "ledger.storage.sql.sqlite:SqliteStore")
+register_store(
+    "postgresql",
+    "ledger.storage.sql.postgres:PostgresStore",
+    place=server_place,
+    aliases=("postgres",),
+    needs="a ledger on PostgreSQL needs psycopg ({error}): pip install 'dptrain[postgres]'",
+)

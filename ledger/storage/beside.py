@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Final
 
 from attest.errors import AttestError
-from attest.files import atomic_write, read_limited
+from attest.files import atomic_write, read_limited, sync_directory
 from attest.schema.plain import read_decimal
 from ledger.audit.findings import Finding
 from ledger.errors import LedgerCorrupt, LedgerError, StorageFailed
 from ledger.leaves import Epoch
-from ledger.leaves.weights import MAX_RECORDS, WeightRecord, model_digest, read_records
+from ledger.leaves.weights import MAX_RECORDS, WeightRecord, model_digest, read_records, write_records
 from ledger.merkle import inclusion_proof_of_hashes, leaf_hash
 from ledger.replay.signer import KeyChain
 from ledger.replay.summaries import Aggregate, Member
@@ -40,7 +40,7 @@ _MAX_KEYS: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What was found beside a ledger.
+    """Tells what was found beside a ledger.
 
     Attributes:
         findings: what is wrong, each naming its file.
@@ -100,6 +100,39 @@ def read_weights(path: Path) -> tuple[WeightRecord, ...]:
     if model_digest(found).hex() != path.stem:
         raise LedgerCorrupt("WEIGHTS", f"{path} holds records of another model; restore it, or move it away")
     return found
+
+
+def keep_weights(place: Place, records: Iterable[WeightRecord]) -> bytes:
+    """Keeps the records of a model's tensors under their digest, durably, and returns the digest.
+
+    Raises:
+        StorageFailed: the disk refused.
+    """
+    kept = tuple(records)
+    digest = model_digest(kept)
+    path = weights_file(place, digest)
+    try:
+        if not path.parent.exists():
+            path.parent.mkdir(exist_ok=True)
+            sync_directory(path.parent.parent)
+        if not path.exists():
+            atomic_write(path, write_records(kept))
+    except OSError as error:
+        raise StorageFailed("STORAGE", f"cannot write {path}: {error.strerror or error}; free space and resume") from error
+    return digest
+
+
+def weights_of(place: Place, digest: bytes) -> tuple[WeightRecord, ...] | None:
+    """Returns the records that a model digest commits to; None where they are not here.
+
+    Raises:
+        LedgerCorrupt: as `read_weights`.
+    """
+    try:
+        path = weights_file(place, digest)
+    except LedgerError:  # a ledger on a server, opened without its state directory
+        return None
+    return read_weights(path) if path.exists() else None
 
 
 def read_public(path: Path) -> list[str]:
@@ -178,7 +211,7 @@ def _weights(folder: Path, epochs: Iterable[Epoch], before: int, wrong: list[Fin
 
 
 MEMBERS: Final = ".members"
-"""What is added to the name of a ledger to name the file."""
+"""Suffix of the file, behind the name of the ledger."""
 
 HEADER: Final = "dptrain-members-v1"
 """Its first line."""

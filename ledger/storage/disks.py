@@ -76,7 +76,7 @@ DATABASE: Final = ""
 LOG: Final = "-wal"
 INDEX: Final = "-shm"
 FILES: Final = (DATABASE, LOG, INDEX)
-"""What SQLite holds open in this mode (sqlite.org/wal.html), by what follows the ledger's name."""
+"""Suffixes of the files that SQLite holds open in this mode (sqlite.org/wal.html)."""
 
 _NAMES: Final = {DATABASE: "the ledger", LOG: "its write-ahead log", INDEX: "the index of its write-ahead log"}
 

@@ -165,7 +165,7 @@ class _Tree:
 
 
 class _Kept:
-    """What a database keeps of pruned leaves, and whether it was allowed to prune them."""
+    """Reads what a database keeps of pruned leaves, and checks that they were allowed to go."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.before, self.hashes_before = snapshot.pruned_before(), snapshot.hashes_before()
@@ -266,7 +266,7 @@ _NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class Signed:
-    """What was found of attestations in a database.
+    """Tells what was found of attestations in a database.
 
     Attributes:
         findings: what is wrong, at most `MAX_WRONG`, each naming its leaf or its terms.

@@ -1,24 +1,24 @@
-"""Creates and opens the store of a ledger by its place. A backend is imported when a ledger of its kind is met."""
+"""Creates and opens the store of a ledger by its place. A store is imported when a ledger of its kind is met."""
 
-from ledger.errors import LedgerCorrupt, StorageFailed
+from ledger.errors import LedgerCorrupt
 from ledger.storage import fsck, highwater
-from ledger.storage.place import Place
+from ledger.storage.place import Place, store_of
 from ledger.storage.store import Store
 
 
 def create_store(place: Place) -> Store:
     """Creates an empty ledger at a place; see `Store.create`."""
-    return _backend(place).create(place)
+    return store_of(place).create(place)
 
 
 def open_store(place: Place, *, read_only: bool) -> Store:
     """Opens the ledger at a place; see `Store.open`."""
-    return _backend(place).open(place, read_only=read_only)
+    return store_of(place).open(place, read_only=read_only)
 
 
 def exists(place: Place) -> bool:
     """Tells whether there is anything at the place of a ledger."""
-    return _backend(place).exists(place)
+    return store_of(place).exists(place)
 
 
 def set_unfinished_aside(place: Place) -> str | None:
@@ -32,7 +32,7 @@ def set_unfinished_aside(place: Place) -> str | None:
     """
     if not exists(place) or highwater.exists(place) or not _unfinished(place):
         return None
-    return _backend(place).set_aside(place)
+    return store_of(place).set_aside(place)
 
 
 def _unfinished(place: Place) -> bool:
@@ -43,17 +43,4 @@ def _unfinished(place: Place) -> bool:
         finally:
             store.close()
     except LedgerCorrupt as error:
-        return error.code == "HEADER" or _backend(place).is_blank(place)
-
-
-def _backend(place: Place) -> type[Store]:
-    if place.kind == "sqlite":
-        from ledger.storage.sqlite import SqliteStore
-
-        return SqliteStore
-    try:
-        from ledger.storage.postgres import PostgresStore
-    except ImportError as error:
-        sentence = f"a ledger on PostgreSQL needs psycopg ({error}): pip install 'dptrain[postgres]'"
-        raise StorageFailed("DRIVER", sentence) from error
-    return PostgresStore
+        return error.code == "HEADER" or store_of(place).is_blank(place)

@@ -1,4 +1,4 @@
-"""What a ledger asks of the database that holds it. Backends share this file and one test suite, and no other code.
+"""Promises what a ledger asks of the database that holds it; `ledger.storage.checking` holds a store to it.
 
 A store keeps rows and knows nothing of what leaves mean. Whatever it says is derived again from the bodies when a ledger is
 opened (`ledger.storage.fsck`), so a store can lose a ledger, but not falsify one unseen.
@@ -19,7 +19,7 @@ SCHEMA_VERSION: Final = "5"
 """Written into every new database and compared at opening; raised when its tables or triggers change."""
 
 LOCK_TIMEOUT_SECONDS: Final = 10
-"""How long an append waits for a lock that another holds before it says so."""
+"""Longest time that an append waits for a lock that another holds."""
 
 PRUNABLE_KINDS: Final = (Admit.KIND,)
 """Leaves whose bodies retention may drop; all others are kept for ever."""
@@ -54,7 +54,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Aggregated:
-    """What stays of ADMIT leaves that were pruned.
+    """Stands for ADMIT leaves that were pruned.
 
     Attributes:
         first: position of the first leaf of the aggregate.
@@ -70,7 +70,7 @@ class Aggregated:
 
 
 class Attested(NamedTuple):
-    """What is kept of what the contributor of an ADMIT leaf signed (`ledger.leaves.attestations`).
+    """Keeps what the contributor of an ADMIT leaf signed (`ledger.leaves.attestations`).
 
     Attributes:
         seq: position of the leaf.
@@ -85,7 +85,7 @@ class Attested(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What a database says of its writer and its tree."""
+    """Tells what a database says of its writer and its tree."""
 
     fence: int | None
     size: int | None
@@ -121,7 +121,7 @@ def check_head(shown: str, found: Head, fence: int, left: Frontier | None, expec
 
 
 class Snapshot(Protocol):
-    """What the database held at one moment; valid inside `Store.snapshot`."""
+    """Reads what the database held at one moment; valid inside `Store.snapshot`."""
 
     def head(self) -> Frontier:
         """Returns the stored size and frontier; raises LedgerCorrupt if they are gone or fit no tree."""
@@ -243,7 +243,7 @@ class Store(Protocol):
         """Drops bodies, stores what stands for them, and moves ``pruned_before``; all or nothing, durable as `append`.
 
         The attestation of a leaf goes with its body. Terms that no attestation is left of are emptied; they keep
-        their number. Leaf hashes stay. The triggers let bodies of `PRUNABLE_KINDS` go, below ``before``, and that no further
+        their number. Leaf hashes stay. Bodies of `PRUNABLE_KINDS` go, below ``before``, and that no further
         than the last SUMMARY leaf, those of ADMIT leaves only beside their aggregate; whether the summary was vouched for is
         the caller's to know.
 
@@ -254,15 +254,15 @@ class Store(Protocol):
             aggregates: those of these leaves that are not stored yet.
 
         Raises:
-            LedgerCorrupt: a trigger refused, or a leaf is not there.
+            LedgerCorrupt: something may not go, or a leaf is not there; then nothing has changed.
             LedgerBusy, StorageFailed: as `append`.
         """
 
     def drop_hashes(self, size: int, before: int, subtrees: Sequence[Subtree]) -> None:
         """Puts roots of aligned subtrees in the place of leaf hashes, and moves ``hashes_before``; durable as `append`.
 
-        The triggers let a hash go only into a subtree that is made of pruned leaves alone, below ``before``, and that no
-        further than ``pruned_before``.
+        A hash goes only into an aligned subtree of pruned leaves alone, below ``before``, and that no further than
+        ``pruned_before``.
 
         Args:
             size: number of leaves that the caller knows of.
@@ -270,7 +270,7 @@ class Store(Protocol):
             subtrees: each of two leaves or more; it may swallow smaller ones.
 
         Raises:
-            LedgerCorrupt: a trigger refused, or a leaf is not there.
+            LedgerCorrupt: something may not go, or a leaf is not there; then nothing has changed.
             LedgerBusy, StorageFailed: as `append`.
         """
 

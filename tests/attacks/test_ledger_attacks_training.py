@@ -33,7 +33,7 @@ from ledger.errors import (  # noqa: E402
 )
 from ledger.leaves import Charge, Resume, Withdraw, decode_leaf  # noqa: E402
 from ledger.log import Ledger  # noqa: E402
-from ledger.storage.sqlite import SqliteStore  # noqa: E402
+from ledger.storage.sql.sqlite import SqliteStore  # noqa: E402
 from tests.worlds.trainer import Trainer  # noqa: E402
 from tests.worlds.training import World, make_world  # noqa: E402
 

@@ -16,8 +16,8 @@ import pytest
 
 from ledger.errors import LedgerBusy, LedgerClosed, StorageFailed
 from ledger.log import Ledger
-from ledger.storage import postgres_server
-from ledger.storage.postgres_server import Connection
+from ledger.storage.sql import postgres_server
+from ledger.storage.sql.postgres_server import Connection
 from tests.fault.server_scene import Proxy, Writer
 from tests.worlds.ledgers import SIGNER
 

@@ -37,7 +37,7 @@ def test_a_header_without_high_water_file_is_set_aside(tmp_path, monkeypatch) ->
         raise KeyboardInterrupt
 
     monkeypatch.setattr("ledger.log.ledger.highwater.write", killed)
-    monkeypatch.setattr("ledger.storage.sqlite.SqliteStore.discard", lambda self: self.close())
+    monkeypatch.setattr("ledger.storage.sql.sqlite.SqliteStore.discard", lambda self: self.close())
     with pytest.raises(KeyboardInterrupt):
         Trainer(world).begin()
     monkeypatch.undo()

@@ -26,7 +26,7 @@ from ledger.merkle import Frontier, leaf_hash
 from ledger.replay.contributions import AdmitSpec
 from ledger.storage.fsck import check_attestations
 from ledger.storage.place import Place
-from ledger.storage.sqlite import SqliteStore
+from ledger.storage.sql.sqlite import SqliteStore
 from ledger.storage.store import Attested, Row
 from tests.worlds.attested_ledgers import (
     OWNER_KEY,

@@ -308,7 +308,7 @@ def test_no_epoch_is_closed_whose_records_are_not_on_disk(path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with Ledger.create(path, header_spec(), SIGNER, now=START) as ledger:
-        monkeypatch.setattr("ledger.log.signing.atomic_write", full)
+        monkeypatch.setattr("ledger.storage.beside.atomic_write", full)
         with pytest.raises(StorageFailed, match="No space left"):
             ledger.keep_weights([record("a")])
         monkeypatch.undo()

@@ -14,8 +14,8 @@ from storage_backends import PostgresBackend
 from ledger.errors import LedgerBusy, LedgerClosed, LedgerReplaced
 from ledger.log import Ledger
 from ledger.storage import highwater
-from ledger.storage.postgres_server import TABLES, statements
-from ledger.storage.sqlite import SqliteStore
+from ledger.storage.sql.postgres_schema import TABLES, statements
+from ledger.storage.sql.sqlite import SqliteStore
 from tests.worlds.ledgers import SIGNER, START, Driver, admission, header_spec
 
 

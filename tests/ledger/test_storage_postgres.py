@@ -9,9 +9,9 @@ from storage_backends import PostgresBackend
 
 from ledger.errors import LedgerBusy, LedgerCorrupt, LedgerError, StorageFailed
 from ledger.log import Ledger
-from ledger.storage import postgres_server
 from ledger.storage.opening import create_store
-from ledger.storage.postgres_server import TABLES, writer_grants
+from ledger.storage.sql import postgres_server
+from ledger.storage.sql.postgres_schema import TABLES, writer_grants
 from tests.worlds.attested_ledgers import AttestedDriver, attested_header
 from tests.worlds.ledgers import SIGNER, START, Driver, admission, header_spec
 from tests.worlds.postgres import Cluster
@@ -183,7 +183,7 @@ def test_what_cannot_be_reached_is_named_without_the_password(backend, tmp_path,
 
 
 def test_without_the_driver_the_extra_is_named(backend, monkeypatch):
-    monkeypatch.setitem(sys.modules, "ledger.storage.postgres", None)
+    monkeypatch.setitem(sys.modules, "ledger.storage.sql.postgres", None)
     with pytest.raises(StorageFailed) as found:
         Ledger.open(backend.place)
     assert found.value.code == "DRIVER" and "dptrain[postgres]" in found.value.sentence

@@ -4,8 +4,7 @@ from tests.mutants.mutant import Mutant
 
 KEPT = "ledger/leaves/attestations.py"
 EXPORT = "ledger/export.py"
-SQLITE = "ledger/storage/sqlite.py"
-POSTGRES = "ledger/storage/postgres.py"
+STATEMENTS = "ledger/storage/sql/statements.py"
 SIGNED = "ledger/storage/fsck.py"
 
 T = "tests/ledger/test_attestations.py::"
@@ -29,23 +28,21 @@ ATTESTED = (
         T + "test_a_refused_admission_leaves_no_attestation_for_the_next_leaves",
     ),
     Mutant(
-        "pruning takes the attestation with the body", SQLITE,
-        '"DELETE FROM attestation WHERE seq = ?"', '"DELETE FROM attestation WHERE seq = -1 - ?"',
+        "pruning takes the attestation with the body", STATEMENTS, ".where(signed)", ".where(signed & sa.false())",
         T + "test_no_byte_of_a_pruned_attestation_is_left_in_the_file",
     ),
     Mutant(
-        "pruning empties terms that nobody needs, in SQLite", SQLITE,
+        "pruning empties terms that nobody needs, in SQLite", STATEMENTS,
         "if forgotten and (unused", "if not forgotten and (unused",
         T + "test_no_byte_of_a_pruned_attestation_is_left_in_the_file",
     ),
     Mutant(
-        "pruning empties terms that nobody needs, in PostgreSQL", POSTGRES,
+        "pruning empties terms that nobody needs, in both", STATEMENTS,
         "if forgotten and (unused", "if not forgotten and (unused",
         T + "test_pruning_takes_the_attestation_with_the_body_and_empties_terms_that_nobody_needs",
     ),
     Mutant(
-        "terms are stored once", SQLITE,
-        "        if found is None:\n            connection", "        if True:\n            connection",
+        "terms are stored once", STATEMENTS, "for data in keys.values() if data not in numbers]", "for data in keys.values()]",
         T + "test_attestations_are_stored_with_their_leaves_and_terms_once",
     ),
     Mutant(

@@ -13,7 +13,7 @@ from ledger.errors import PinRefused
 
 if TYPE_CHECKING:
     from ledger.log import Ledger
-    from ledger.log.readings import Examination
+    from ledger.log.examining import Examination
     from ledger.storage.place import Place
 
 Pins = Annotated[

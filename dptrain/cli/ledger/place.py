@@ -30,9 +30,9 @@ def checked(ledger: str | None) -> str | None:
         place = Place.of(ledger)
     except LedgerError as error:
         raise typer.BadParameter(error.sentence) from error
-    if place.kind == "sqlite" and not Path(place.target).exists():
+    if place.file is not None and not place.file.exists():
         raise typer.BadParameter(f"File '{ledger}' does not exist.")
-    if place.kind == "sqlite" and Path(place.target).is_dir():
+    if place.file is not None and place.file.is_dir():
         what = "an export" if (Path(ledger) / "checkpoint").is_file() else "a directory"
         how = "of exports 'ledger verify', 'show', 'report' and 'prove' speak"
         raise typer.BadParameter(f"'{ledger}' is {what}, and no ledger; {how}")

@@ -74,7 +74,7 @@ def init(
     place = place_of(url, None)
     if place.kind != "postgresql":
         raise typer.BadParameter("a ledger in a file needs no preparation; training makes it")
-    from ledger.storage.postgres import PostgresStore
+    from ledger.storage.sql.postgres import PostgresStore
 
     store = PostgresStore.create(place)
     try:

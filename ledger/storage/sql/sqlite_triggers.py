@@ -1,4 +1,4 @@
-"""Tables and triggers of a ledger in SQLite.
+"""Guards the tables of a ledger in SQLite with triggers.
 
 The triggers stop accidents: a statement that would change the past fails, whether it updates, deletes or replaces.
 ``REPLACE`` fires no DELETE trigger unless ``recursive_triggers`` is on, so every table also refuses to insert over a row.
@@ -6,87 +6,7 @@ The triggers stop accidents: a statement that would change the past fails, wheth
 
 from typing import Final
 
-import sqlalchemy as sa
-
 from ledger.storage.store import ADMIT_KIND, PRUNABLE_KINDS, SUMMARY_KIND
-
-METADATA: Final = sa.MetaData()
-
-
-def _id() -> "sa.Column[int]":
-    return sa.Column("id", sa.Integer, sa.CheckConstraint("id = 0"), primary_key=True, autoincrement=False)
-
-
-def _position(name: str) -> "sa.Column[int]":
-    return sa.Column(name, sa.Integer, primary_key=True, autoincrement=False)
-
-
-META: Final = sa.Table(
-    "meta",
-    METADATA,
-    sa.Column("key", sa.Text, primary_key=True),
-    sa.Column("value", sa.Text, nullable=False),
-    sqlite_strict=True,
-)
-ENTRY: Final = sa.Table(
-    "entry",
-    METADATA,
-    _position("seq"),
-    sa.Column("kind", sa.Integer, nullable=False),
-    sa.Column("leaf", sa.LargeBinary, sa.CheckConstraint("length(leaf) = 32")),
-    sa.Column("body", sa.LargeBinary),
-    sa.Column("level", sa.Integer, sa.CheckConstraint("level BETWEEN 0 AND 62"), nullable=False, server_default="0"),
-    sqlite_strict=True,
-)
-HEAD: Final = sa.Table(
-    "head",
-    METADATA,
-    _id(),
-    sa.Column("size", sa.Integer, nullable=False),
-    sa.Column("frontier", sa.LargeBinary, nullable=False),
-    sa.Column("pruned_before", sa.Integer, nullable=False),
-    sa.Column("hashes_before", sa.Integer, nullable=False),
-    sqlite_strict=True,
-)
-CHECKPOINT: Final = sa.Table(
-    "checkpoint",
-    METADATA,
-    _position("size"),
-    sa.Column("note", sa.LargeBinary, nullable=False),
-    sqlite_strict=True,
-)
-AGGREGATE: Final = sa.Table(
-    "aggregate",
-    METADATA,
-    _position("first"),
-    sa.Column("past", sa.Integer, sa.CheckConstraint("past > first"), nullable=False),
-    sa.Column("summary_seq", sa.Integer, nullable=False),
-    sa.Column("record", sa.LargeBinary, nullable=False),
-    sqlite_strict=True,
-)
-TERMS: Final = sa.Table(
-    "terms",
-    METADATA,
-    _position("number"),
-    sa.Column("data", sa.LargeBinary),
-    sa.Index("terms_data", "data", unique=True),
-    sqlite_strict=True,
-)
-ATTESTATION: Final = sa.Table(
-    "attestation",
-    METADATA,
-    _position("seq"),
-    sa.Column("data", sa.LargeBinary, nullable=False),
-    sqlite_strict=True,
-)
-LEASE: Final = sa.Table(
-    "lease",
-    METADATA,
-    _id(),
-    sa.Column("holder", sa.Text, nullable=False),
-    sa.Column("fence", sa.Integer, nullable=False),
-    sqlite_strict=True,
-)
 
 
 def _refuse(name: str, before: str, when: str, sentence: str) -> str:

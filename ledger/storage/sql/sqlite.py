@@ -5,7 +5,7 @@ Life of a leaf: (1) the writer holds ``<path>.lock`` (an advisory lock, released
 are inserted, each checked by a trigger to be the next one; (5) the frontier of the Merkle tree is stored beside the
 new size; (6) COMMIT with ``synchronous=FULL`` reaches the disk before the call returns; (7) before (2) and after (6) the files
 open are compared with those under the ledger's name (`ledger.storage.disks`). The triggers
-(`ledger.storage.sqlite_schema`) are a seat belt against accidents: whoever can write the file can drop them, and is found
+(`ledger.storage.sql.sqlite_triggers`) are a seat belt against accidents: whoever can write the file can drop them, and is found
 out by the tree.
 """
 
@@ -13,152 +13,39 @@ import contextlib
 import fcntl
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from itertools import islice
 from pathlib import Path
-from typing import IO, Final, TypeVar, cast
+from typing import IO, Any, Final, cast
 
 import sqlalchemy as sa
 
-from ledger.errors import LedgerBusy, LedgerCorrupt, LedgerError, LedgerReplaced, ProofError, StorageFailed
-from ledger.leaves.attestations import orphans, pack
+from ledger.errors import LedgerBusy, LedgerCorrupt, LedgerError, LedgerReplaced, StorageFailed
 from ledger.merkle import Frontier
 from ledger.storage import fsck
 from ledger.storage.disks import FILES, OpenFiles, is_there, require_local
 from ledger.storage.place import Place
-from ledger.storage.sqlite_schema import (
-    AGGREGATE,
-    ATTESTATION,
-    CHECKPOINT,
-    ENTRY,
-    HEAD,
-    LEASE,
-    META,
-    METADATA,
-    TERMS,
-    TRIGGERS,
-)
-from ledger.storage.store import (
-    EMPTY_HEAD,
-    LOCK_TIMEOUT_SECONDS,
-    MAX_WRONG,
-    SCHEMA_VERSION,
-    Aggregated,
-    Attested,
-    Head,
-    Row,
-    check_head,
-    found_terms,
-)
-from ledger.tiles import Subtree
+from ledger.storage.sql.sqlite_triggers import TRIGGERS
+from ledger.storage.sql.statements import READ_BATCH, SqlSnapshot, SqlStore
+from ledger.storage.sql.tables import METADATA, tables
+from ledger.storage.store import LOCK_TIMEOUT_SECONDS, MAX_WRONG, Head, Row, check_head
 
-READ_BATCH: Final = 4_096
-"""Rows in memory at once while a ledger is read or pruned."""
-
-_STREAMED: Final = {"yield_per": READ_BATCH}
-"""Options of one statement: set on the connection, they would turn a later UPDATE into a cursor."""
-
-_DROP_BODY: Final = "UPDATE entry SET body = NULL WHERE seq = ?"
-_PUT_ROOT: Final = "UPDATE entry SET leaf = ?, level = ? WHERE seq = ?"
-_DROP_HASHES: Final = "UPDATE entry SET leaf = NULL, level = ? WHERE seq > ? AND seq < ?"
-_INSERT_AGGREGATE: Final = "INSERT INTO aggregate (first, past, summary_seq, record) VALUES (?, ?, ?, ?)"
-_FIND_TERMS: Final = "SELECT number FROM terms WHERE data = ?"
-_INSERT_TERMS: Final = "INSERT INTO terms (number, data) VALUES (?, ?)"
-_INSERT_ATTESTATION: Final = "INSERT INTO attestation (seq, data) VALUES (?, ?)"
-_DROP_ATTESTATION: Final = "DELETE FROM attestation WHERE seq = ?"
-_EMPTY_TERMS: Final = "UPDATE terms SET data = NULL WHERE number = ?"
 _INSERT_ENTRY: Final = "INSERT INTO entry (seq, kind, leaf, body) VALUES (?, ?, ?, ?)"
-
+_INSERT_ATTESTATION: Final = "INSERT INTO attestation (seq, data) VALUES (?, ?)"
 
 _TABLES: Final = "SELECT type, name, sql FROM sqlite_master"
 
-_BLOBS: Final = (bytes, type(None))
-_Value = TypeVar("_Value")
 
-
-def _stored(kind: type[_Value], value: object) -> _Value:
-    """Returns a value of the type that its column has in a ledger; a table made again without STRICT holds any."""
-    if type(value) is not kind:
-        raise LedgerCorrupt("DATABASE", f"the file has {value!r:.40} where a ledger has a value of another type")
-    return value
-
-
-class SqliteSnapshot:
-    """What the file held at one moment; valid inside `SqliteStore.snapshot`."""
-
-    def __init__(self, connection: sa.Connection) -> None:
-        """Takes a connection inside a transaction."""
-        self._connection = connection
-
-    def head(self) -> Frontier:
-        """Returns the stored size and frontier."""
-        row = self._connection.execute(sa.select(HEAD.c.size, HEAD.c.frontier)).one_or_none()
-        if row is None:
-            raise LedgerCorrupt("HEAD", "the stored head is gone")
-        try:
-            return Frontier.from_bytes(_stored(int, row.size), _stored(bytes, row.frontier))
-        except ProofError as error:
-            raise LedgerCorrupt("HEAD", f"the stored head is not one of a tree: {error.sentence}") from error
-
-    def rows(self) -> Iterator[Row]:
-        """Yields all rows in order of seq."""
-        columns = (ENTRY.c.seq, ENTRY.c.kind, ENTRY.c.leaf, ENTRY.c.body, ENTRY.c.level)
-        query = sa.select(*columns).order_by(ENTRY.c.seq)
-        for seq, kind, leaf, body, level in self._connection.execute(query, execution_options=_STREAMED):
-            if any(type(blob) not in _BLOBS for blob in (leaf, body)) or type(level) is not int:
-                raise LedgerCorrupt("DATABASE", f"row {seq!r:.40} of the leaves has values of other types than a ledger has")
-            yield Row(seq, kind, leaf or b"", body or b"", level)
-
-    def checkpoints(self) -> dict[int, bytes]:
-        """Returns all stored checkpoint notes by size."""
-        query = sa.select(CHECKPOINT.c.size, CHECKPOINT.c.note).order_by(CHECKPOINT.c.size)
-        return {_stored(int, row.size): _stored(bytes, row.note) for row in self._connection.execute(query)}
-
-    def pruned_before(self) -> int:
-        """Returns the position below which bodies may be gone."""
-        return _stored(int, self._connection.scalar(sa.select(HEAD.c.pruned_before)) or 0)
-
-    def hashes_before(self) -> int:
-        """Returns the position below which leaf hashes of pruned leaves may be gone."""
-        return _stored(int, self._connection.scalar(sa.select(HEAD.c.hashes_before)) or 0)
-
-    def aggregates(self) -> Iterator[Aggregated]:
-        """Yields all aggregates in order of their leaves."""
-        columns = (AGGREGATE.c.first, AGGREGATE.c.past, AGGREGATE.c.summary_seq, AGGREGATE.c.record)
-        query = sa.select(*columns).order_by(AGGREGATE.c.first)
-        for first, past, seq, record in self._connection.execute(query, execution_options=_STREAMED):
-            yield Aggregated(_stored(int, first), _stored(int, past), _stored(int, seq), _stored(bytes, record))
-
-    def terms(self) -> Iterator[tuple[int, bytes]]:
-        """Yields numbers and bytes of all common terms, in order; b"" where pruning has emptied them."""
-        query = sa.select(TERMS.c.number, TERMS.c.data).order_by(TERMS.c.number)
-        for number, data in self._connection.execute(query, execution_options=_STREAMED):
-            yield number, b"" if data is None else _stored(bytes, data)
-
-    def terms_at(self, numbers: Sequence[int]) -> list[bytes]:
-        """Returns the bytes of common terms, in the order of the numbers."""
-        rows = self._connection.execute(sa.select(TERMS.c.number, TERMS.c.data).where(TERMS.c.number.in_(numbers)))
-        return found_terms(numbers, {row.number: row.data and _stored(bytes, row.data) for row in rows})
-
-    def attestations(self) -> Iterator[tuple[int, bytes]]:
-        """Yields positions of ADMIT leaves and what is kept of their attestations, in order."""
-        query = sa.select(ATTESTATION.c.seq, ATTESTATION.c.data).order_by(ATTESTATION.c.seq)
-        for seq, data in self._connection.execute(query, execution_options=_STREAMED):
-            yield seq, _stored(bytes, data)
-
-
-class SqliteStore:
+class SqliteStore(SqlStore):
     """One SQLite file; a `ledger.storage.store.Store`."""
 
-    def __init__(self, place: Place, engine: sa.Engine, lock: IO[bytes] | None, fence: int) -> None:
+    def __init__(self, place: Place, engine: sa.Engine, lock: IO[bytes] | None) -> None:
         """Use `create` or `open`."""
-        self.place = place
-        self.fence = fence
-        self._engine = engine
+        super().__init__(place, engine, tables())
         self._lock = lock
         self._files: OpenFiles | None = None
-        self._left: Frontier | None = None
         self._rescued: Path | None = None
 
     @classmethod
@@ -173,15 +60,12 @@ class SqliteStore:
         except BaseException:
             lock.close()
             raise
-        store = cls(place, _engine(path, read_only=False), lock, 1)
+        store = cls(place, _engine(path, read_only=False), lock)
         try:
             with store._transaction("creating the ledger") as connection:
-                METADATA.create_all(connection)
-                for trigger in TRIGGERS:
-                    connection.exec_driver_sql(trigger)
-                connection.execute(sa.insert(META), [{"key": "schema", "value": SCHEMA_VERSION}])
-                connection.execute(sa.insert(HEAD), [EMPTY_HEAD])
-                connection.execute(sa.insert(LEASE), [{"id": 0, "holder": _holder(), "fence": 1}])
+                _make_tables(connection)
+                store._fill(connection)
+                store._take_over(connection, _holder())
             store._watch(Frontier())
         except BaseException:
             store.discard()
@@ -198,20 +82,14 @@ class SqliteStore:
             raise LedgerError("MISSING", f"there is no ledger at {path}")
         require_local(path)
         lock = None if read_only else _take_lock(path)
-        store, head = cls(place, _engine(path, read_only=read_only), lock, 0), None
+        store, head = cls(place, _engine(path, read_only=read_only), lock), None
         try:
             with store._transaction("opening the ledger") as connection:
-                version = connection.scalar(sa.select(META.c.value).where(META.c.key == "schema"))
-                if version != SCHEMA_VERSION:
-                    sentence = (
-                        f"{path} has schema {version!r}, this version reads {SCHEMA_VERSION!r}; use the one that wrote it"
-                    )
-                    raise LedgerCorrupt("SCHEMA", sentence)
+                store._check_version(connection)
                 if not read_only:
-                    connection.execute(sa.update(LEASE).values(fence=LEASE.c.fence + 1, holder=_holder()))
-                    store.fence = connection.scalar(sa.select(LEASE.c.fence)) or 0
+                    store._take_over(connection, _holder())
                     with contextlib.suppress(LedgerCorrupt):  # whoever loads the ledger next says what is wrong with it
-                        head = SqliteSnapshot(connection).head()
+                        head = SqlSnapshot(connection, store._tables).head()
             if not read_only:
                 store._watch(head)
         except BaseException:
@@ -244,73 +122,11 @@ class SqliteStore:
                 side.rename(aside.with_name(aside.name + suffix))
         return str(aside)
 
-    def append(
-        self, rows: Sequence[Row], frontier: Frontier, note: bytes | None = None, attested: Sequence[Attested] = ()
-    ) -> None:
-        """Appends rows and attestations, all or none, on disk when it returns (WAL, ``synchronous=FULL``)."""
-        expected = frontier.size - len(rows)
-        with self._writing("appending") as connection:
-            self._check_fence(connection, expected)
-            if rows:
-                values = [(row.seq, row.kind, row.leaf_hash, row.body) for row in rows]
-                connection.exec_driver_sql(_INSERT_ENTRY, values)
-            if attested:
-                numbers = _numbered(connection, attested)
-                for at in range(0, len(attested), READ_BATCH):
-                    batch = attested[at : at + READ_BATCH]
-                    kept = [(item.seq, pack(numbers[item.terms], item.signature)) for item in batch]
-                    connection.exec_driver_sql(_INSERT_ATTESTATION, kept)
-            moved = sa.update(HEAD).where(HEAD.c.size == frontier.size).values(frontier=frontier.to_bytes())
-            if connection.execute(moved).rowcount != 1:
-                raise LedgerCorrupt("HEAD", "the head did not move with the rows; the insert trigger is missing")
-            if note is not None:
-                connection.execute(sa.insert(CHECKPOINT), [{"size": frontier.size, "note": note}])
-        self._left = frontier.copy()
-
-    def put_note(self, size: int, note: bytes) -> None:
-        """Replaces a stored note by itself with signature lines appended."""
-        with self._writing("storing signatures") as connection:
-            self._check_fence(connection, None)
-            changed = sa.update(CHECKPOINT).where(CHECKPOINT.c.size == size).values(note=note)
-            if connection.execute(changed).rowcount != 1:
-                raise LedgerError("NO_CHECKPOINT", f"the ledger has no checkpoint of {size} leaves")
-
-    def prune(self, size: int, before: int, seqs: Sequence[int], aggregates: Sequence[Aggregated]) -> None:
-        """Drops bodies and stores what stands for them; SQLite zeroes the bytes that are gone (``secure_delete``)."""
-        with self._writing("pruning") as connection:
-            self._check_fence(connection, size)
-            connection.execute(sa.update(HEAD).values(pruned_before=before))
-            if aggregates:
-                values = [(kept.first, kept.end, kept.summary_seq, kept.record) for kept in aggregates]
-                connection.exec_driver_sql(_INSERT_AGGREGATE, values)
-            dropped = forgotten = 0
-            for at in range(0, len(seqs), READ_BATCH):
-                batch = seqs[at : at + READ_BATCH]
-                dropped += connection.exec_driver_sql(_DROP_BODY, [(seq,) for seq in batch]).rowcount
-                forgotten += connection.exec_driver_sql(_DROP_ATTESTATION, [(seq,) for seq in batch]).rowcount
-            snapshot = SqliteSnapshot(connection)
-            if forgotten and (unused := orphans(snapshot.terms(), snapshot.attestations())):
-                connection.exec_driver_sql(_EMPTY_TERMS, [(number,) for number in unused])
-            if dropped != len(seqs):
-                raise LedgerCorrupt("PRUNE", f"of {len(seqs)} leaves to prune, {dropped} are there")
-
-    def drop_hashes(self, size: int, before: int, subtrees: Sequence[Subtree]) -> None:
-        """Puts roots of subtrees in the place of leaf hashes; SQLite zeroes the bytes that are gone (``secure_delete``)."""
-        with self._writing("dropping hashes") as connection:
-            self._check_fence(connection, size)
-            connection.execute(sa.update(HEAD).values(hashes_before=before))
-            if subtrees:
-                roots = connection.exec_driver_sql(_PUT_ROOT, [(node.hash, node.level, node.first) for node in subtrees])
-                inside = connection.exec_driver_sql(_DROP_HASHES, [(node.level, node.first, node.end) for node in subtrees])
-                found, expected = roots.rowcount + inside.rowcount, sum(node.end - node.first for node in subtrees)
-                if found != expected:
-                    raise LedgerCorrupt("PRUNE", f"of {expected} leaves whose hashes go, {found} are there")
-
     @contextmanager
-    def snapshot(self) -> Iterator[SqliteSnapshot]:
+    def snapshot(self) -> Iterator[SqlSnapshot]:
         """Opens one view of the whole file, which a writer elsewhere does not move."""
         with self._transaction("reading the ledger") as connection:
-            yield SqliteSnapshot(connection)
+            yield SqlSnapshot(connection, self._tables)
 
     def examine(self) -> list[str] | None:
         """Has SQLite check its pages, and compares tables and triggers with a new ledger's."""
@@ -377,7 +193,7 @@ class SqliteStore:
 
     def close(self) -> None:
         """Closes the file and gives up the writer's lock."""
-        self._engine.dispose()
+        super().close()
         if self._lock is not None:
             lock, self._lock = self._lock, None
             with _translated("giving up the writer's lock"):
@@ -412,9 +228,28 @@ class SqliteStore:
 
     def _check_fence(self, connection: sa.Connection, expected: int | None) -> None:
         # The advisory lock keeps out processes of this program on this host; fence and size keep out all others.
-        size, frontier = connection.execute(sa.select(HEAD.c.size, HEAD.c.frontier)).one_or_none() or (None, None)
-        found = Head(connection.scalar(sa.select(LEASE.c.fence)), size, frontier)
+        head, lease = self._tables.head, self._tables.lease
+        size, frontier = connection.execute(sa.select(head.c.size, head.c.frontier)).one_or_none() or (None, None)
+        found = Head(connection.scalar(sa.select(lease.c.fence)), size, frontier)
         check_head(self.place.shown, found, self.fence, self._left, expected)
+
+    def _insert_rows(self, connection: sa.Connection, rows: Sequence[Row]) -> None:
+        connection.exec_driver_sql(_INSERT_ENTRY, [(row.seq, row.kind, row.leaf_hash, row.body) for row in rows])
+
+    def _insert_attestations(self, connection: sa.Connection, kept: Iterable[tuple[int, bytes]]) -> None:
+        pending = iter(kept)
+        while batch := list(islice(pending, READ_BATCH)):
+            connection.exec_driver_sql(_INSERT_ATTESTATION, batch)
+
+    def _is_one_of(self, column: sa.ColumnElement[Any], values: Sequence[Any]) -> sa.ColumnElement[bool]:
+        return column.in_(values)
+
+    @property
+    def _terms_key(self) -> sa.ColumnElement[bytes]:
+        return self._tables.terms.c.data
+
+    def _key_of(self, terms: bytes) -> bytes:
+        return terms
 
     @contextmanager
     def _writing(self, doing: str) -> Iterator[sa.Connection]:
@@ -429,20 +264,6 @@ class SqliteStore:
     def _transaction(self, doing: str) -> Iterator[sa.Connection]:
         with _translated(doing), self._engine.begin() as connection:
             yield connection
-
-
-def _numbered(connection: sa.Connection, attested: Sequence[Attested]) -> dict[bytes, int]:
-    """Returns the numbers of the terms of attestations, and stores those that are not there yet."""
-    fresh = connection.scalar(sa.select(sa.func.max(TERMS.c.number)))
-    fresh = 0 if fresh is None else fresh + 1
-    numbers: dict[bytes, int] = {}
-    for terms in dict.fromkeys(item.terms for item in attested):
-        found = connection.exec_driver_sql(_FIND_TERMS, (terms,)).scalar()
-        if found is None:
-            connection.exec_driver_sql(_INSERT_TERMS, (fresh, terms))
-            found, fresh = fresh, fresh + 1
-        numbers[terms] = found
-    return numbers
 
 
 def _wrong_pages(connection: sa.Connection) -> list[str]:
@@ -460,14 +281,18 @@ def _text(kind: str, name: str, sql: str | None) -> str:
     return text if kind == "trigger" else "".join(text.replace('"', "").split())
 
 
+def _make_tables(connection: sa.Connection) -> None:
+    METADATA.create_all(connection)
+    for trigger in TRIGGERS:
+        connection.exec_driver_sql(trigger)
+
+
 @cache
 def _made() -> dict[tuple[str, str], str]:
     """Returns the tables, indices and triggers of a new ledger."""
     engine = sa.create_engine("sqlite://")
     with engine.begin() as connection:
-        METADATA.create_all(connection)
-        for trigger in TRIGGERS:
-            connection.exec_driver_sql(trigger)
+        _make_tables(connection)
         found = {(row.type, row.name): _text(*row) for row in connection.exec_driver_sql(_TABLES)}
     engine.dispose()
     return found

@@ -21,19 +21,13 @@ from typing import Any, Final, Literal
 
 import sqlalchemy as sa
 
-from ledger.errors import LedgerBusy, LedgerCorrupt, LedgerError, LedgerReplaced, ProofError
-from ledger.leaves.attestations import orphans, pack
-from ledger.merkle import Frontier
+from ledger.errors import LedgerBusy, LedgerCorrupt, LedgerError, LedgerReplaced
 from ledger.storage.place import Place
-from ledger.storage.postgres_server import FUNCTIONS, TABLES, Tables, engine_of, statements, tables, translated, writer_grants
-from ledger.storage.store import EMPTY_HEAD, SCHEMA_VERSION, Aggregated, Attested, Head, Row, check_head, found_terms
-from ledger.tiles import Subtree
-
-READ_BATCH: Final = 4_096
-"""Rows in memory at once while a ledger is read or pruned."""
-
-_STREAMED: Final = {"yield_per": READ_BATCH}
-"""Options of one statement: set on the connection, they would turn a later UPDATE into a cursor."""
+from ledger.storage.sql.postgres_schema import FUNCTIONS, statements, writer_grants
+from ledger.storage.sql.postgres_server import engine_of, translated
+from ledger.storage.sql.statements import SqlSnapshot, SqlStore
+from ledger.storage.sql.tables import TABLES, tables
+from ledger.storage.store import Head, Row, check_head
 
 _COPY: Final = "COPY {schema}.entry (seq, kind, leaf, body) FROM STDIN (FORMAT BINARY)"
 _COPY_TYPES: Final = ("int8", "int4", "bytea", "bytea")
@@ -45,87 +39,14 @@ _MISSING: Final = ("42P01", "3F000")
 _WHERE: Final = sa.text("SELECT relnamespace::regnamespace::text FROM pg_catalog.pg_class WHERE oid = :oid")
 
 
-class PostgresSnapshot:
-    """What the database held at one moment; valid inside `PostgresStore.snapshot`."""
-
-    def __init__(self, connection: sa.Connection, known: Tables) -> None:
-        """Takes a connection inside a transaction."""
-        self._connection = connection
-        self._tables = known
-
-    def head(self) -> Frontier:
-        """Returns the stored size and frontier."""
-        head = self._tables.head
-        row = self._connection.execute(sa.select(head.c.size, head.c.frontier)).one_or_none()
-        if row is None:
-            raise LedgerCorrupt("HEAD", "the stored head is gone")
-        try:
-            return Frontier.from_bytes(row.size, row.frontier)
-        except ProofError as error:
-            raise LedgerCorrupt("HEAD", f"the stored head is not one of a tree: {error.sentence}") from error
-
-    def rows(self) -> Iterator[Row]:
-        """Yields all rows in order of seq."""
-        entry = self._tables.entry
-        columns = (entry.c.seq, entry.c.kind, entry.c.leaf, entry.c.body, entry.c.level)
-        query = sa.select(*columns).order_by(entry.c.seq)
-        for seq, kind, leaf, body, level in self._connection.execute(query, execution_options=_STREAMED):
-            yield Row(seq, kind, leaf or b"", body or b"", level)
-
-    def checkpoints(self) -> dict[int, bytes]:
-        """Returns all stored checkpoint notes by size."""
-        checkpoint = self._tables.checkpoint
-        query = sa.select(checkpoint.c.size, checkpoint.c.note).order_by(checkpoint.c.size)
-        return {row.size: row.note for row in self._connection.execute(query)}
-
-    def pruned_before(self) -> int:
-        """Returns the position below which bodies may be gone."""
-        return self._connection.scalar(sa.select(self._tables.head.c.pruned_before)) or 0
-
-    def hashes_before(self) -> int:
-        """Returns the position below which leaf hashes of pruned leaves may be gone."""
-        return self._connection.scalar(sa.select(self._tables.head.c.hashes_before)) or 0
-
-    def aggregates(self) -> Iterator[Aggregated]:
-        """Yields all aggregates in order of their leaves."""
-        kept = self._tables.aggregate
-        query = sa.select(kept.c.first, kept.c.past, kept.c.summary_seq, kept.c.record).order_by(kept.c.first)
-        for row in self._connection.execute(query, execution_options=_STREAMED):
-            yield Aggregated(*row)
-
-    def terms(self) -> Iterator[tuple[int, bytes]]:
-        """Yields numbers and bytes of all common terms, in order; b"" where pruning has emptied them."""
-        terms = self._tables.terms
-        query = sa.select(terms.c.number, terms.c.data).order_by(terms.c.number)
-        for number, data in self._connection.execute(query, execution_options=_STREAMED):
-            yield number, data or b""
-
-    def terms_at(self, numbers: Sequence[int]) -> list[bytes]:
-        """Returns the bytes of common terms, in the order of the numbers."""
-        terms = self._tables.terms
-        rows = self._connection.execute(sa.select(terms.c.number, terms.c.data).where(terms.c.number.in_(numbers)))
-        return found_terms(numbers, {row.number: row.data for row in rows})
-
-    def attestations(self) -> Iterator[tuple[int, bytes]]:
-        """Yields positions of ADMIT leaves and what is kept of their attestations, in order."""
-        kept = self._tables.attestation
-        query = sa.select(kept.c.seq, kept.c.data).order_by(kept.c.seq)
-        for row in self._connection.execute(query, execution_options=_STREAMED):
-            yield row.seq, row.data
-
-
-class PostgresStore:
+class PostgresStore(SqlStore):
     """One schema of a PostgreSQL database; a `ledger.storage.store.Store`."""
 
     def __init__(self, place: Place, engine: sa.Engine) -> None:
         """Use `create` or `open`."""
-        self.place = place
-        self.fence = 0
-        self._engine = engine
-        self._tables = tables(place.schema)
+        super().__init__(place, engine, tables(place.schema))
         self._made_tables = False
         self._identity: tuple[int | None, ...] = ()
-        self._left: Frontier | None = None
 
     @classmethod
     def create(cls, place: Place) -> "PostgresStore":
@@ -141,7 +62,7 @@ class PostgresStore:
                 if found == "nothing":
                     store._make_tables(connection)
                 store._made_tables = found == "nothing"
-                store._take_over(connection)
+                store._take_over(connection, _holder())
                 store._watch(connection)
             created = True
             return store
@@ -162,7 +83,7 @@ class PostgresStore:
                     raise LedgerError("MISSING", f"there is no ledger at {place.shown}")
                 store._check_version(connection)
                 if not read_only:
-                    store._take_over(connection)
+                    store._take_over(connection, _holder())
                     store._watch(connection)
             opened = True
             return store
@@ -191,83 +112,12 @@ class PostgresStore:
             connection.exec_driver_sql(f"ALTER SCHEMA {place.schema} RENAME TO {aside}")
             return aside
 
-    def append(
-        self, rows: Sequence[Row], frontier: Frontier, note: bytes | None = None, attested: Sequence[Attested] = ()
-    ) -> None:
-        """Appends rows and attestations, all or none, on the server's disk when it returns (``synchronous_commit=on``)."""
-        known, expected = self._tables, frontier.size - len(rows)
-        with self._transaction("appending") as connection:
-            self._check_fence(connection, expected)
-            if rows:
-                values = ((row.seq, row.kind, row.leaf_hash, row.body) for row in rows)
-                _copy(connection, _COPY.format(schema=self.place.schema), _COPY_TYPES, values)
-            if attested:
-                numbers = self._numbered(connection, attested)
-                kept = ((item.seq, pack(numbers[item.terms], item.signature)) for item in attested)
-                _copy(connection, _COPY_ATTESTATIONS.format(schema=self.place.schema), _COPY_ATTESTATIONS_TYPES, kept)
-            moved = sa.update(known.head).where(known.head.c.size == frontier.size).values(frontier=frontier.to_bytes())
-            if connection.execute(moved).rowcount != 1:
-                raise LedgerCorrupt("HEAD", "the head did not move with the rows; the insert trigger is missing")
-            if note is not None:
-                connection.execute(sa.insert(known.checkpoint), [{"size": frontier.size, "note": note}])
-        self._left = frontier.copy()
-
-    def put_note(self, size: int, note: bytes) -> None:
-        """Replaces a stored note by itself with signature lines appended."""
-        checkpoint = self._tables.checkpoint
-        with self._transaction("storing signatures") as connection:
-            self._check_fence(connection, None)
-            changed = sa.update(checkpoint).where(checkpoint.c.size == size).values(note=note)
-            if connection.execute(changed).rowcount != 1:
-                raise LedgerError("NO_CHECKPOINT", f"the ledger has no checkpoint of {size} leaves")
-
-    def prune(self, size: int, before: int, seqs: Sequence[int], aggregates: Sequence[Aggregated]) -> None:
-        """Drops bodies and stores what stands for them; the bytes are gone from disk once the table is vacuumed."""
-        known = self._tables
-        with self._transaction("pruning") as connection:
-            self._check_fence(connection, size)
-            connection.execute(sa.update(known.head).values(pruned_before=before))
-            if aggregates:
-                values = [
-                    {"first": kept.first, "past": kept.end, "summary_seq": kept.summary_seq, "record": kept.record}
-                    for kept in aggregates
-                ]
-                connection.execute(sa.insert(known.aggregate), values)
-            dropped = forgotten = 0
-            for at in range(0, len(seqs), READ_BATCH):
-                batch = sa.any_(sa.cast(list(seqs[at : at + READ_BATCH]), sa.ARRAY(sa.BigInteger)))
-                bodies = sa.update(known.entry).where(known.entry.c.seq == batch).values(body=None)
-                dropped += connection.execute(bodies).rowcount
-                forgotten += connection.execute(sa.delete(known.attestation).where(known.attestation.c.seq == batch)).rowcount
-            snapshot = PostgresSnapshot(connection, known)
-            if forgotten and (unused := orphans(snapshot.terms(), snapshot.attestations())):
-                empty = sa.update(known.terms).where(known.terms.c.number == sa.bindparam("orphan")).values(data=None)
-                connection.execute(empty, [{"orphan": number} for number in unused])
-            if dropped != len(seqs):
-                raise LedgerCorrupt("PRUNE", f"of {len(seqs)} leaves to prune, {dropped} are there")
-
-    def drop_hashes(self, size: int, before: int, subtrees: Sequence[Subtree]) -> None:
-        """Puts roots of subtrees in the place of leaf hashes; the bytes are gone from disk once the table is vacuumed."""
-        entry = self._tables.entry
-        with self._transaction("dropping hashes") as connection:
-            self._check_fence(connection, size)
-            connection.execute(sa.update(self._tables.head).values(hashes_before=before))
-            found = 0
-            for node in subtrees:
-                root = sa.update(entry).where(entry.c.seq == node.first).values(leaf=node.hash, level=node.level)
-                inside = entry.c.seq.between(node.first + 1, node.end - 1)
-                found += connection.execute(root).rowcount
-                found += connection.execute(sa.update(entry).where(inside).values(leaf=None, level=node.level)).rowcount
-            expected = sum(node.end - node.first for node in subtrees)
-            if found != expected:
-                raise LedgerCorrupt("PRUNE", f"of {expected} leaves whose hashes go, {found} are there")
-
     @contextmanager
-    def snapshot(self) -> Iterator[PostgresSnapshot]:
+    def snapshot(self) -> Iterator[SqlSnapshot]:
         """Opens one view of the whole ledger, which a writer elsewhere does not move."""
         with translated("reading the ledger"), self._engine.connect() as connection:
             connection.execution_options(isolation_level="REPEATABLE READ")
-            yield PostgresSnapshot(connection, self._tables)
+            yield SqlSnapshot(connection, self._tables)
 
     def examine(self) -> list[str] | None:
         """Says that there is none: PostgreSQL leaves the check of its pages to the server's keeper, with ``pg_amcheck``."""
@@ -311,50 +161,35 @@ class PostgresStore:
         finally:
             self.close()
 
-    def close(self) -> None:
-        """Ends the connection, and with it the writer's lock."""
-        self._engine.dispose()
-
     def grant(self, role: str) -> None:
         """Gives another role what a run needs, and no way to change or remove what is recorded; for the owner of the tables."""
         with self._transaction(f"granting rights to {role}") as connection:
             for statement in writer_grants(self.place.schema, role):
                 connection.exec_driver_sql(statement)
 
-    def _numbered(self, connection: sa.Connection, attested: Sequence[Attested]) -> dict[bytes, int]:
-        """Returns the numbers of the terms of attestations, and stores those that are not there yet."""
-        known = self._tables.terms
-        fresh = connection.scalar(sa.select(sa.func.coalesce(sa.func.max(known.c.number) + 1, 0))) or 0
-        by_digest, numbers = sa.func.sha256(known.c.data), dict[bytes, int]()
-        for data in dict.fromkeys(item.terms for item in attested):
-            found = connection.scalar(sa.select(known.c.number).where(by_digest == hashlib.sha256(data).digest()))
-            if found is None:
-                connection.execute(sa.insert(known), [{"number": fresh, "data": data}])
-                found, fresh = fresh, fresh + 1
-            numbers[data] = found
-        return numbers
+    def _insert_rows(self, connection: sa.Connection, rows: Sequence[Row]) -> None:
+        values = ((row.seq, row.kind, row.leaf_hash, row.body) for row in rows)
+        _copy(connection, _COPY.format(schema=self.place.schema), _COPY_TYPES, values)
+
+    def _insert_attestations(self, connection: sa.Connection, kept: Iterable[tuple[int, bytes]]) -> None:
+        _copy(connection, _COPY_ATTESTATIONS.format(schema=self.place.schema), _COPY_ATTESTATIONS_TYPES, kept)
+
+    def _is_one_of(self, column: sa.ColumnElement[Any], values: Sequence[Any]) -> sa.ColumnElement[bool]:
+        return column == sa.any_(sa.cast(list(values), sa.ARRAY(column.type)))
+
+    @property
+    def _terms_key(self) -> sa.ColumnElement[bytes]:
+        return sa.func.sha256(self._tables.terms.c.data, type_=sa.LargeBinary)
+
+    def _key_of(self, terms: bytes) -> bytes:
+        return hashlib.sha256(terms).digest()
 
     def _make_tables(self, connection: sa.Connection) -> None:
-        known = self._tables
         if not _schema_exists(connection, self.place.schema):
             connection.exec_driver_sql(f"CREATE SCHEMA {self.place.schema}")
         for statement in statements(self.place.schema):
             connection.exec_driver_sql(statement)
-        connection.execute(sa.insert(known.meta), [{"key": "schema", "value": SCHEMA_VERSION}])
-        connection.execute(sa.insert(known.head), [EMPTY_HEAD])
-        connection.execute(sa.insert(known.lease), [{"id": 0, "holder": "", "fence": 0}])
-
-    def _check_version(self, connection: sa.Connection) -> None:
-        meta = self._tables.meta
-        version = connection.scalar(sa.select(meta.c.value).where(meta.c.key == "schema"))
-        if version != SCHEMA_VERSION:
-            sentence = f"{self.place.shown} has schema {version!r}, this version reads {SCHEMA_VERSION!r}"
-            raise LedgerCorrupt("SCHEMA", f"{sentence}; use the one that wrote it")
-
-    def _take_over(self, connection: sa.Connection) -> None:
-        lease = self._tables.lease
-        bump = sa.update(lease).values(fence=lease.c.fence + 1, holder=_holder()).returning(lease.c.fence)
-        self.fence = connection.scalar(bump) or 0
+        self._fill(connection)
 
     def _lock(self) -> None:
         # The advisory lock keeps out other writers of this program; fence and size keep out all others.
@@ -386,7 +221,7 @@ class PostgresStore:
         """Remembers tables and head of a ledger that this store may write."""
         self._identity = tuple(connection.execute(sa.select(*self._identities())).one())
         with suppress(LedgerCorrupt):  # whoever loads the ledger next says what is wrong with it
-            self._left = PostgresSnapshot(connection, self._tables).head()
+            self._left = SqlSnapshot(connection, self._tables).head()
 
     def _identities(self) -> Iterator[sa.ColumnElement[int | None]]:
         """Yields the object identifiers of the tables under their names now; NULL for one that is not there."""
