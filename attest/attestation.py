@@ -18,8 +18,8 @@ from attest.errors import CborError, DescriptorRefused
 from attest.schema.plain import COMMITMENT_SIZE, check_bytes
 
 MAX_SIZE = 2 * MAX_DESCRIPTOR + 16
-"""Bytes of one item of a sequence. Looser than the gate's limits on the three parts, so that one attestation that is too
-large is refused by itself and does not end the file."""
+"""Bytes of one item of a sequence. Looser than the gate's limits on the three parts, so that one attestation that is too large
+is refused by itself and does not end the file."""
 
 _CHUNK = 1 << 20
 
@@ -229,8 +229,8 @@ class Framing:
 class FramingPattern:
     """Makes the framings of terms that differ in commitments, times and key alone, without encoding each.
 
-    Guarantee: `framing` is `Framing` of the terms that were cut, byte for byte, where these differ from the terms given here
-    in the commitments, in times and in the key id alone.
+    Guarantee: `framing` is `Framing` of the terms that were cut, byte for byte, where these differ from the terms given here in
+    the commitments, in times and in the key id alone.
 
     Args:
         terms: Any of these terms.

@@ -8,10 +8,9 @@ The accepted language is a subset of RFC 8949 section 4.2.1 (core deterministic 
 * `false`, `true`, `null`, and finite floats in the shortest width that keeps their value;
 * at most `max_depth` containers inside one another.
 
-There are no tags, no indefinite lengths, no other simple values and no bytes after the item.
-`cbor2` is not used on untrusted bytes: it accepts many encodings of one value, and hands out values that compare equal
-in Python (`1`, `1.0`, `True`), so that two readers of one signature could see two documents. It serves as a second
-opinion in the tests.
+There are no tags, no indefinite lengths, no other simple values and no bytes after the item. `cbor2` is not used on untrusted
+bytes: it accepts many encodings of one value, and hands out values that compare equal in Python (`1`, `1.0`, `True`), so that
+two readers of one signature could see two documents. It serves as a second opinion in the tests.
 """
 
 import math
@@ -34,9 +33,9 @@ _HALF, _SINGLE, _DOUBLE = struct.Struct(">e"), struct.Struct(">f"), struct.Struc
 def encode(value: Any, *, max_depth: int = MAX_DEPTH) -> bytes:
     """Encode a value to its only accepted encoding.
 
-    Guarantee: type-exact. Only `bool`, `int`, `float`, `str`, `bytes`, `None`, `list`, `tuple` and `dict` themselves
-    are encoded; subclasses (an `IntEnum`, a numpy float) and everything else are refused, so nothing is signed under a
-    type that a reader would not get back. Tuples are written as arrays.
+    Guarantee: type-exact. Only `bool`, `int`, `float`, `str`, `bytes`, `None`, `list`, `tuple` and `dict` themselves are
+    encoded; subclasses (an `IntEnum`, a numpy float) and everything else are refused, so nothing is signed under a type that a
+    reader would not get back. Tuples are written as arrays.
 
     Raises:
         CborError: Code TYPE or RANGE.
@@ -49,12 +48,12 @@ def encode(value: Any, *, max_depth: int = MAX_DEPTH) -> bytes:
 def decode(data: bytes, *, max_size: int = MAX_SIZE, max_depth: int = MAX_DEPTH) -> Any:
     """Decode exactly one item.
 
-    Guarantee: `encode(decode(data)) == data` for every accepted `data`; time and memory are bounded by `max_size`,
-    which is checked before anything is read. Arrays come back as `list`.
+    Guarantee: `encode(decode(data)) == data` for every accepted `data`; time and memory are bounded by `max_size`, which is
+    checked before anything is read. Arrays come back as `list`.
 
     Raises:
-        CborError: Code SIZE (too long), CBOR (not well-formed), CBOR_NONCANONICAL (well-formed, outside the subset),
-            RANGE (an integer beyond 64 bits, a float that is not finite).
+        CborError: Code SIZE (too long), CBOR (not well-formed), CBOR_NONCANONICAL (well-formed, outside the subset), RANGE (an
+            integer beyond 64 bits, a float that is not finite).
     """
     _check_bytes(data)
     if len(data) > max_size:
@@ -96,8 +95,8 @@ def decode_prefix(data: bytes, offset: int, *, max_size: int = MAX_SIZE, max_dep
 def byte_string_triple(data: bytes, at: int) -> tuple[bytes, bytes, bytes, int] | None:
     """Returns the byte strings of an array of three that begins at `at`, and the offset after it.
 
-    A shortcut for files of such arrays: what it returns is what `decode_prefix` returns, and wherever it returns None it
-    leaves the verdict to `decode_prefix`.
+    A shortcut for files of such arrays: what it returns is what `decode_prefix` returns, and wherever it returns None it leaves
+    the verdict to `decode_prefix`.
     """
     parts = []
     try:
@@ -180,9 +179,7 @@ def _check_bytes(data: object) -> None:
 
 
 def _truncated(wanted: int, left: int) -> _TruncatedError:
-    return _TruncatedError(
-        "CBOR", f"input ends inside an item: {wanted} more bytes or items announced, {left} bytes left"
-    )
+    return _TruncatedError("CBOR", f"input ends inside an item: {wanted} more bytes or items announced, {left} bytes left")
 
 
 def _decode_item(data: bytes, at: int, depth: int) -> tuple[Any, int]:

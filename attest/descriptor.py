@@ -1,8 +1,8 @@
 """The contribution descriptor: what a contributor signs about one contribution, and the opening that stays beside the data.
 
 Signed are the bounds in the clear, and commitments to content, contributor, data class and principal. So an export can show
-what was signed to anybody, and confirms no guess of who or what it was. The opening (values, nonce and salts) lies beside
-the content, and no ledger or export holds it.
+what was signed to anybody, and confirms no guess of who or what it was. The opening (values, nonce and salts) lies beside the
+content, and no ledger or export holds it.
 """
 
 import hashlib
@@ -45,8 +45,8 @@ MAX_MICRO = 10**15
 
 PUBLIC_CLIP_MICRO = MAX_MICRO
 PUBLIC_NOISE_MICRO = 1
-"""The bounds by which a contributor says that a contribution is public: the largest clip norm and the smallest noise
-multiplier that can be written. A public class admits these and no others, and no private class offers less."""
+"""The bounds by which a contributor says that a contribution is public: the largest clip norm and the smallest noise multiplier
+that can be written. A public class admits these and no others, and no private class offers less."""
 
 MAX_COUNT = 2**32 - 1
 

@@ -14,8 +14,8 @@ from attest.errors import FileRefused
 def atomic_writer(path: str | os.PathLike[str], mode: int = 0o644) -> Iterator[BinaryIO]:
     """Open a file that appears under `path` only once it is complete and on disk.
 
-    Guarantee: after a crash at any instant `path` holds either its old content or the whole new one. The data is
-    written to a temporary file beside it, synced, renamed over it, and the directory is synced.
+    Guarantee: after a crash at any instant `path` holds either its old content or the whole new one. The data is written to a
+    temporary file beside it, synced, renamed over it, and the directory is synced.
 
     Args:
         path: Final name; an existing file is replaced.

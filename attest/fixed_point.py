@@ -22,8 +22,8 @@ _MAX_EXPONENT = 100
 def to_fraction(value: object) -> Fraction:
     """Exact rational value of a decimal.
 
-    Floats are refused: their decimal text is not what was written. The number of digits is bounded, so a short text
-    like `1e999999999` cannot ask for gigabytes.
+    Floats are refused: their decimal text is not what was written. The number of digits is bounded, so a short text like
+    `1e999999999` cannot ask for gigabytes.
 
     Args:
         value: `int`, `decimal.Decimal`, or a decimal in ASCII digits as `str`; exactly these types.
@@ -54,8 +54,8 @@ def to_micro(value: object, *, rounding: Literal["down", "up", "exact"]) -> int:
 
     Args:
         value: `int`, `Decimal` or decimal `str`; never a float.
-        rounding: `down` toward minus infinity, `up` toward plus infinity, `exact` refuses what needs rounding.
-            An issuer rounds a clip norm down and a noise multiplier up, which is the strict side of both.
+        rounding: `down` toward minus infinity, `up` toward plus infinity, `exact` refuses what needs rounding. An issuer rounds
+            a clip norm down and a noise multiplier up, which is the strict side of both.
 
     Raises:
         ValueRefused: Code TYPE or RANGE.

@@ -116,9 +116,7 @@ def assemble(protected: bytes, signature: bytes) -> bytes:
     return _TAG_SIGN1 + cbor.encode([protected, {}, None, signature])
 
 
-def sign(
-    payload: bytes, key: Signer | Ed25519PrivateKey, *, contributor: str, typ: str = TYP_ATTESTATION
-) -> bytes:
+def sign(payload: bytes, key: Signer | Ed25519PrivateKey, *, contributor: str, typ: str = TYP_ATTESTATION) -> bytes:
     """Sign a payload; the message carries its digest, not the payload itself.
 
     Args:
@@ -142,15 +140,12 @@ def sign(
     return assemble(protected, signer.sign(to_be_signed(protected, payload)))
 
 
-def verify(
-    message: bytes, payload: bytes, public_key: bytes | Ed25519PublicKey, *, typ: str = TYP_ATTESTATION
-) -> Headers:
+def verify(message: bytes, payload: bytes, public_key: bytes | Ed25519PublicKey, *, typ: str = TYP_ATTESTATION) -> Headers:
     """Check a message over a payload.
 
-    Guarantee: on return, the holder of `public_key` signed exactly these payload bytes for the purpose `typ` under the
-    issuer name returned. The message has the one header form above and no other field; the signature is checked over
-    the protected bytes as received, after they passed the strict decoder. Who may use the issuer's name is for the
-    caller to check.
+    Guarantee: on return, the holder of `public_key` signed exactly these payload bytes for the purpose `typ` under the issuer
+    name returned. The message has the one header form above and no other field; the signature is checked over the protected
+    bytes as received, after they passed the strict decoder. Who may use the issuer's name is for the caller to check.
 
     Args:
         message: The COSE_Sign1 message.

@@ -74,9 +74,9 @@ def sign_withdrawal(withdrawal: Withdrawal, key: Signer | Ed25519PrivateKey, *, 
 def verify_withdrawal(payload: bytes, message: bytes, public_key: bytes, *, signer: str, corpus: str) -> Withdrawal:
     """Check that `signer` withdrew something from `corpus`.
 
-    Guarantee: on return, the holder of `public_key` signed this withdrawal as `signer`, as a withdrawal and nothing
-    else, for this corpus. Whether the signer may withdraw that contribution is `verify_own_withdrawal`'s matter, or the
-    operator's standing.
+    Guarantee: on return, the holder of `public_key` signed this withdrawal as `signer`, as a withdrawal and nothing else, for
+    this corpus. Whether the signer may withdraw that contribution is `verify_own_withdrawal`'s matter, or the operator's
+    standing.
 
     Raises:
         CborError, SignatureRefused, KeyRefused, ValueRefused: What was refused.
@@ -95,8 +95,8 @@ def verify_own_withdrawal(
 ) -> Withdrawal:
     """Check that a contributor withdrew this contribution.
 
-    Guarantee: on return, a key enrolled for the descriptor's contributor and valid at `now` signed a withdrawal of
-    exactly this descriptor, for its corpus. Nobody else's signature passes.
+    Guarantee: on return, a key enrolled for the descriptor's contributor and valid at `now` signed a withdrawal of exactly this
+    descriptor, for its corpus. Nobody else's signature passes.
 
     Raises:
         AttestError: What was refused; code KEY_UNKNOWN without a valid key, AUDIENCE for another contribution.
@@ -128,8 +128,8 @@ def verify_entitled_withdrawal(
 ) -> Withdrawal:
     """Check that the signer of a withdrawal may withdraw what it names: the corpus owner, or the contributor itself.
 
-    Guarantee: on return, the withdrawal is for `corpus` and signed by the holder of `owner_key` as `owner`, or by a key of
-    the contributor of the contribution it names that the registry holds valid at `now`. Nobody else's signature passes.
+    Guarantee: on return, the withdrawal is for `corpus` and signed by the holder of `owner_key` as `owner`, or by a key of the
+    contributor of the contribution it names that the registry holds valid at `now`. Nobody else's signature passes.
 
     Args:
         owner: Identifier of the corpus owner.

@@ -8,9 +8,9 @@ hashes are gone too, tiles that had them are not there either, and ``retained/no
 
 What contributors signed lies beside the leaves that quote it, unless it was left out: ``attestations/terms/<N>[.p/<W>]``,
 bundles of common terms (`attest.attestation.CommonTerms`) by number, from 0 in the order in which contributions first use them;
-``attestations/signed/<N>[.p/<W>]``, beside every bundle of entries with the body of an ADMIT leaf, an entry per leaf: the
-CBOR array of number of terms and signature, empty for other leaves; and ``registry``, the contributor registry as its owner
-signed it.
+``attestations/signed/<N>[.p/<W>]``, beside every bundle of entries with the body of an ADMIT leaf, an entry per leaf: the CBOR
+array of number of terms and signature, empty for other leaves; and ``registry``, the contributor registry as its owner signed
+it.
 """
 
 from collections.abc import Callable, Container, Iterable, Iterator

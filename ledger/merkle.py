@@ -1,8 +1,8 @@
 """RFC 6962 Merkle trees over SHA-256: roots, inclusion proofs, consistency proofs, and a frontier for appends.
 
-A leaf hashes as SHA-256(0x00 || data) and a node as SHA-256(0x01 || left || right) (RFC 6962, 2.1); the prefixes
-keep a leaf from being read as a node. Functions take leaf *data*; those ending in ``_hashes`` or ``_hash`` take leaf
-hashes. Verification follows the iterative algorithms of RFC 9162, 2.1.3.2 and 2.1.4.2.
+A leaf hashes as SHA-256(0x00 || data) and a node as SHA-256(0x01 || left || right) (RFC 6962, 2.1); the prefixes keep a leaf
+from being read as a node. Functions take leaf *data*; those ending in ``_hashes`` or ``_hash`` take leaf hashes. Verification
+follows the iterative algorithms of RFC 9162, 2.1.3.2 and 2.1.4.2.
 """
 
 import hashlib
@@ -233,9 +233,8 @@ def inclusion_proof_of_hashes(hashes: Sequence[bytes], index: int) -> list[bytes
 def verify_inclusion(leaf: bytes, index: int, size: int, proof: Sequence[bytes], root: bytes) -> None:
     """Checks that ``leaf`` is entry ``index`` of the tree of ``size`` leaves with this ``root`` (RFC 9162, 2.1.3.2).
 
-    Guarantee:
-        Returns only if the proof recomputes ``root``. The same proof can also hold for other (index, size) pairs, so
-        take the size from a signed checkpoint and the index from the leaf's own sequence number.
+    Guarantee: Returns only if the proof recomputes ``root``. The same proof can also hold for other (index, size) pairs, so
+    take the size from a signed checkpoint and the index from the leaf's own sequence number.
 
     Args:
         leaf: the leaf data (not its hash).
@@ -319,8 +318,7 @@ def consistency_proof_of_hashes(hashes: Sequence[bytes], old_size: int) -> list[
 def verify_consistency(old_size: int, new_size: int, proof: Sequence[bytes], old_root: bytes, new_root: bytes) -> None:
     """Checks that the tree ``(new_size, new_root)`` is an extension of ``(old_size, old_root)`` (RFC 9162, 2.1.4.2).
 
-    Guarantee:
-        Returns only if every leaf under ``old_root`` is, unchanged and in place, under ``new_root``.
+    Guarantee: Returns only if every leaf under ``old_root`` is, unchanged and in place, under ``new_root``.
 
     Raises:
         ProofError: if the proof does not hold. An old size of 0 is refused: it would prove nothing.

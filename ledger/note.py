@@ -1,8 +1,8 @@
 """Signed notes and checkpoints: the only bytes by which a ledger commits to its history.
 
 Formats: C2SP signed-note v1.0.0, tlog-checkpoint v1.0.0 and tlog-cosignature v1. Signs and verifies Ed25519 log signatures
-(type 0x01) and timestamped cosignatures (type 0x04). Parsing is by anchored ASCII patterns and re-encoding, because
-Python's own ``int`` and ``b64decode`` accept several spellings of one value.
+(type 0x01) and timestamped cosignatures (type 0x04). Parsing is by anchored ASCII patterns and re-encoding, because Python's
+own ``int`` and ``b64decode`` accept several spellings of one value.
 """
 
 import base64
@@ -143,12 +143,11 @@ def sign_note(text: str, *signers: NoteSigner) -> bytes:
 def cosign(data: bytes, cosigner: Cosigner, log_keys: Sequence[str], *, time: int) -> bytes:
     """Adds a cosigner's line to a log's checkpoint.
 
-    Only a cosigner who has checked, against its own memory, that the checkpoint extends every one that it cosigned before
-    may call this; `ledger.proofs.cosigning` is the way that does.
+    Only a cosigner who has checked, against its own memory, that the checkpoint extends every one that it cosigned before may
+    call this; `ledger.proofs.cosigning` is the way that does.
 
-    Guarantee:
-        The note returned is ``data``, byte for byte, and one further line, which verifies under ``cosigner.vkey``; or
-        ``data`` itself, if that line is already in it.
+    Guarantee: The note returned is ``data``, byte for byte, and one further line, which verifies under ``cosigner.vkey``; or
+    ``data`` itself, if that line is already in it.
 
     Args:
         data: a note by the log over a checkpoint without extension lines.
@@ -157,8 +156,8 @@ def cosign(data: bytes, cosigner: Cosigner, log_keys: Sequence[str], *, time: in
         time: POSIX seconds of signing; part of what is signed.
 
     Raises:
-        NoteError: the note is not one by the log, is no plain checkpoint, was cosigned under this name with a signature
-            that does not verify, or the cosigner's key is the log's.
+        NoteError: the note is not one by the log, is no plain checkpoint, was cosigned under this name with a signature that
+            does not verify, or the cosigner's key is the log's.
     """
     if any(parse_verifier_key(key).public_key == cosigner.verifier.public_key for key in log_keys):
         raise NoteError("COSIGNER", f"the key of {cosigner.name} is the log's own: a log that cosigns itself proves nothing")
@@ -180,9 +179,8 @@ def cosign(data: bytes, cosigner: Cosigner, log_keys: Sequence[str], *, time: in
 def merge_notes(base: bytes, others: Sequence[bytes], verifier_keys: Sequence[str]) -> bytes:
     """Adds to a note the signatures that other copies of it carry.
 
-    Guarantee:
-        The note returned is ``base``, byte for byte, and lines of ``others`` after it, each by one of the keys and verified,
-        none by a key that signed before. Lines by other keys are not taken over. Merging again adds nothing.
+    Guarantee: The note returned is ``base``, byte for byte, and lines of ``others`` after it, each by one of the keys and
+    verified, none by a key that signed before. Lines by other keys are not taken over. Merging again adds nothing.
 
     Args:
         base: the note to add to.
@@ -208,9 +206,8 @@ def merge_notes(base: bytes, others: Sequence[bytes], verifier_keys: Sequence[st
 def open_note(data: bytes, verifier_keys: Sequence[str]) -> Note:
     """Verifies a signed note against pinned keys.
 
-    Guarantee:
-        Returns only if at least one of ``verifier_keys`` signed exactly the returned text, and no line that claims one
-        of them fails to verify. Lines by other keys count for nothing, as the format demands, and are told (`Note.ignored`).
+    Guarantee: Returns only if at least one of ``verifier_keys`` signed exactly the returned text, and no line that claims one
+    of them fails to verify. Lines by other keys count for nothing, as the format demands, and are told (`Note.ignored`).
 
     Args:
         data: the note, as stored or received.

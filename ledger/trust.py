@@ -1,9 +1,9 @@
 """Whose signatures make a checkpoint one to rely on: the log's, and quorums of auditors and witnesses who saw one history.
 
-Format: C2SP tlog-policy. A file of lines ``log <vkey> [<url>]``, ``witness <name> <vkey> [<url>]``,
-``group <name> all|any|<k> <name>...`` and one ``quorum <name>|none``. It is read as octets: names are compared byte for
-byte, and only space and tab separate. What this reader asks beyond the format: key ids fit their keys, a witness has no key
-of a log (a log that cosigns itself proves nothing), and keys are Ed25519 (types 0x01 for logs and 0x04 for witnesses).
+Format: C2SP tlog-policy. A file of lines ``log <vkey> [<url>]``, ``witness <name> <vkey> [<url>]``, ``group <name> all|any|<k>
+<name>...`` and one ``quorum <name>|none``. It is read as octets: names are compared byte for byte, and only space and tab
+separate. What this reader asks beyond the format: key ids fit their keys, a witness has no key of a log (a log that cosigns
+itself proves nothing), and keys are Ed25519 (types 0x01 for logs and 0x04 for witnesses).
 """
 
 import re
@@ -120,11 +120,10 @@ class TrustPolicy:
     def open_checkpoint(self, data: bytes, *, now: int | None = None) -> TrustedCheckpoint:
         """Opens a checkpoint under this policy.
 
-        Guarantee:
-            Returns only if a log of the policy, named like the checkpoint's origin, signed it, and cosigners that are a
-            quorum did, over this very size and root, at times in [`attest.schema.plain.EARLIEST`, ``now`` +
-            `attest.schema.plain.AHEAD_SECONDS`]; and no line that claims a key of the policy fails to verify. So two readers
-            with one policy, whose quorums share an honest cosigner, never accept different histories of one log.
+        Guarantee: Returns only if a log of the policy, named like the checkpoint's origin, signed it, and cosigners that are a
+        quorum did, over this very size and root, at times in [`attest.schema.plain.EARLIEST`, ``now`` +
+        `attest.schema.plain.AHEAD_SECONDS`]; and no line that claims a key of the policy fails to verify. So two readers with
+        one policy, whose quorums share an honest cosigner, never accept different histories of one log.
 
         Args:
             data: the note.

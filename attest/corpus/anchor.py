@@ -74,8 +74,7 @@ class ContentAnchor(Payload):
         found = self.nonce or nonce
         if found is None:
             raise ValueRefused(
-                "NONCE",
-                "the anchor holds no nonce, so nothing shows which content it is of; give the nonce of the attestation",
+                "NONCE", "the anchor holds no nonce, so nothing shows which content it is of; give the nonce of the attestation"
             )
         if nonce is not None and nonce != found:
             raise ValueRefused("NONCE", "the nonce given is not the one in the anchor; leave it out, or give the right anchor")

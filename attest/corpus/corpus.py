@@ -1,10 +1,9 @@
 """Reads a corpus on disk: data, and beside it the attestations.
 
-Attestations of data `X` lie in `X.attest`, a CBOR sequence. `X` is a `.jsonl` file (one contribution per non-empty
-line, the k-th attestation belongs to the k-th line), any other file (one contribution), or a folder (every regular file
-below it is a contribution; attestations are paired by content hash first, what remains by position).
-A corpus is one such `X`, or a directory that is searched for them. `Claims` finds the attestations of a folder by the content
-that they claim, in bounded memory.
+Attestations of data `X` lie in `X.attest`, a CBOR sequence. `X` is a `.jsonl` file (one contribution per non-empty line, the
+k-th attestation belongs to the k-th line), any other file (one contribution), or a folder (every regular file below it is a
+contribution; attestations are paired by content hash first, what remains by position). A corpus is one such `X`, or a directory
+that is searched for them. `Claims` finds the attestations of a folder by the content that they claim, in bounded memory.
 """
 
 import marshal
@@ -88,9 +87,7 @@ class Corpus:
         for name in sorted(kinds):
             kind, source = kinds[name], prefix + name
             if kind == "link":
-                yield _unread(
-                    source, CorpusRefused("UNATTESTED", f"{source!r} is a symbolic link; put the data itself here")
-                )
+                yield _unread(source, CorpusRefused("UNATTESTED", f"{source!r} is a symbolic link; put the data itself here"))
             elif name.endswith(SUFFIX) and kind == "file":
                 if name.removesuffix(SUFFIX) not in kinds:
                     yield from self._data(source.removesuffix(SUFFIX))
@@ -185,9 +182,7 @@ class Contents:
         self._stream.seek(offset)
         content = self._stream.read(length)
         if len(content) != length:
-            raise CorpusRefused(
-                "CONTENT_MISSING", f"{source!r} is shorter than when it was admitted; restore it"
-            )
+            raise CorpusRefused("CONTENT_MISSING", f"{source!r} is shorter than when it was admitted; restore it")
         return content
 
     def close(self) -> None:
@@ -216,9 +211,7 @@ def open_corpus(path: str | os.PathLike[str]) -> Corpus:
     if not target.exists():
         raise CorpusRefused("CONTENT_MISSING", f"no corpus at {os.fspath(path)!r}; check the path")
     if target.name.endswith(SUFFIX) and target.is_file():
-        raise CorpusRefused(
-            "RANGE", f"{os.fspath(path)!r} holds attestations; give the data beside it or the directory"
-        )
+        raise CorpusRefused("RANGE", f"{os.fspath(path)!r} holds attestations; give the data beside it or the directory")
     if target.is_dir() and not target.with_name(target.name + SUFFIX).is_file():
         return Corpus(target)
     if target.is_symlink():
@@ -252,8 +245,8 @@ def _unread(source: str, problem: AttestError) -> Item:
 class Claims:
     """An attestation file as a stock from which each attestation is taken once.
 
-    What an attestation claims is read without decoding or verifying it: it serves to pair attestations with files, never
-    to admit one.
+    What an attestation claims is read without decoding or verifying it: it serves to pair attestations with files, never to
+    admit one.
 
     Args:
         stream: The file, open for reading and seekable.

@@ -1,7 +1,7 @@
 """A map from digests to numbers whose memory is bounded: what does not fit lies in a temporary file.
 
-The gate remembers what it admitted, and finds the attestation of a file, through this map; so a corpus of any size is
-judged in the memory of a small one.
+The gate remembers what it admitted, and finds the attestation of a file, through this map; so a corpus of any size is judged in
+the memory of a small one.
 """
 
 import hashlib
@@ -30,10 +30,10 @@ _FIRST_PAGES = 16
 class DigestTable:
     """Map from byte strings to integers from 0 to 2^64 - 1.
 
-    Guarantee: two different keys are confused with probability at most n^2 / 2^129 for n entries, whoever chose them:
-    keys enter the pages through BLAKE2b under a secret of this table, so nobody can search for collisions or crowd a page.
-    Memory stays below some 80 MB for any n; beyond `MEMORY_ENTRIES` it takes a system call or two per access.
-    A table that could not be written in full answers nothing any more: it might call a key new that it was given.
+    Guarantee: two different keys are confused with probability at most n^2 / 2^129 for n entries, whoever chose them: keys
+    enter the pages through BLAKE2b under a secret of this table, so nobody can search for collisions or crowd a page. Memory
+    stays below some 80 MB for any n; beyond `MEMORY_ENTRIES` it takes a system call or two per access. A table that could not
+    be written in full answers nothing any more: it might call a key new that it was given.
 
     Args:
         memory_entries: Entries up to which nothing is written to disk.

@@ -1,7 +1,7 @@
 """Data on disk as contributions: the lines of a JSONL file, a single file, or the files of a folder.
 
-Signer and gate read through this module, so both see the same bytes. Symbolic links are never followed, and names
-that begin with a dot are never data.
+Signer and gate read through this module, so both see the same bytes. Symbolic links are never followed, and names that begin
+with a dot are never data.
 """
 
 import hashlib
@@ -49,8 +49,8 @@ class Record(NamedTuple):
 def jsonl_records(root: Path, source: str) -> Iterator[Record]:
     """The non-empty lines of a JSONL file, without their newlines, hashed while reading; a megabyte is held at a time.
 
-    A line of blanks, tabs and carriage returns alone is empty. A carriage return before the newline belongs to the
-    content: the bytes that were signed are the bytes that are read.
+    A line of blanks, tabs and carriage returns alone is empty. A carriage return before the newline belongs to the content: the
+    bytes that were signed are the bytes that are read.
 
     Raises:
         CorpusRefused: Code SIZE for a line above `MAX_RECORD`.
@@ -92,8 +92,8 @@ def file_record(root: Path, source: str) -> Record:
 def folder_sources(root: Path, source: str) -> Iterator[str]:
     """Every regular file below a folder, as paths relative to `root`, sorted by code point.
 
-    Only the names in the folders on the way to the current file are held. A folder within that cannot be listed comes as if
-    it were a file, which nobody can read.
+    Only the names in the folders on the way to the current file are held. A folder within that cannot be listed comes as if it
+    were a file, which nobody can read.
 
     Raises:
         CorpusRefused: Code CONTENT_MISSING if the folder itself cannot be listed.
@@ -164,8 +164,8 @@ def file_kind(root: Path, source: str) -> Literal["file", "folder", "other", "mi
 def open_beneath(root: Path, source: str) -> BinaryIO:
     """Open a regular file below `root` without leaving it.
 
-    Guarantee: every component is opened relative to its parent and without following a symbolic link, so the file read
-    lies inside `root` even while others rename what is there.
+    Guarantee: every component is opened relative to its parent and without following a symbolic link, so the file read lies
+    inside `root` even while others rename what is there.
 
     Raises:
         CorpusRefused: Code CONTENT_MISSING.

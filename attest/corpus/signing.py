@@ -62,8 +62,8 @@ class SigningTemplate:
 class TemplateEncoder:
     """Encodes what one key signs from one template, by joining pieces that were encoded once.
 
-    Guarantee: `descriptor` and `opening` are `to_cbor()` and `opening()` of `SigningTemplate.descriptor(...)`,
-    `to_be_signed` is what `sign1.sign` has signed for it, and `attestation` is `Attestation(...).to_cbor()`, byte for byte.
+    Guarantee: `descriptor` and `opening` are `to_cbor()` and `opening()` of `SigningTemplate.descriptor(...)`, `to_be_signed`
+    is what `sign1.sign` has signed for it, and `attestation` is `Attestation(...).to_cbor()`, byte for byte.
 
     Args:
         template: The fields in common.
@@ -158,8 +158,8 @@ def sign_corpus(
 
     Args:
         data_path: The data.
-        out_path: Where the attestations go; None for the data's name with `.attest` added, where the gate looks.
-            The file appears complete or not at all.
+        out_path: Where the attestations go; None for the data's name with `.attest` added, where the gate looks. The file
+            appears complete or not at all.
         key: The contributor's key, or what signs with it.
         template: Bounds, validity and audience for all of them.
         progress: Called with the number signed so far.

@@ -48,11 +48,10 @@ def examine(
 ) -> Passed | Refusal:
     """Make every check that needs this contribution alone.
 
-    Guarantee: `Passed` means that a key enrolled for the named contributor and valid at `now` signed exactly these
-    descriptor bytes, for this corpus, within its validity, in a class granted to the contributor; that the signed clip norm
-    is at most and the signed noise multiplier at least the class preset, both at least the corpus floors; and that the
-    commitments that were signed open to that contributor and to the content read. Every error on the way refuses; nothing
-    depends on an assertion.
+    Guarantee: `Passed` means that a key enrolled for the named contributor and valid at `now` signed exactly these descriptor
+    bytes, for this corpus, within its validity, in a class granted to the contributor; that the signed clip norm is at most and
+    the signed noise multiplier at least the class preset, both at least the corpus floors; and that the commitments that were
+    signed open to that contributor and to the content read. Every error on the way refuses; nothing depends on an assertion.
 
     Args:
         attestation: Descriptor, signature and opening as received.
@@ -60,8 +59,8 @@ def examine(
         policy: The rules.
         registry: The contributors.
         now: Seconds since 1970.
-        verified: This very attestation passed before with this content, under this policy and this registry, whatever the
-            time was; spares the signature, unless its contributor has several keys of that key id.
+        verified: This very attestation passed before with this content, under this policy and this registry, whatever the time
+            was; spares the signature, unless its contributor has several keys of that key id.
     """
     descriptor_hash, name = None, None
     try:
@@ -97,8 +96,8 @@ def examine(
 class Examiner:
     """`examine` for many contributions under one policy, one registry and one reading of the clock.
 
-    Guarantee: the outcome is that of `examine`, for every input. What is taken over from an earlier attestation is only
-    what cannot differ: see `attest.gate.forms`.
+    Guarantee: the outcome is that of `examine`, for every input. What is taken over from an earlier attestation is only what
+    cannot differ: see `attest.gate.forms`.
 
     Args:
         policy: The rules.
@@ -296,10 +295,7 @@ def check_bounds(descriptor: Terms, rule: ClassRule, policy: Policy) -> None:
             f"noise multiplier is {noise}, expected at least {rule.noise_multiplier_micro} {where}",
         )
     if not rule.public and clip < policy.min_clip_norm_micro:
-        refuse(
-            ReasonCode.CLIP_BELOW_FLOOR,
-            f"clip norm is {clip}, the corpus asks for at least {policy.min_clip_norm_micro}",
-        )
+        refuse(ReasonCode.CLIP_BELOW_FLOOR, f"clip norm is {clip}, the corpus asks for at least {policy.min_clip_norm_micro}")
     if not rule.public and noise < policy.min_noise_multiplier_micro:
         refuse(
             ReasonCode.NOISE_BELOW_FLOOR,
@@ -379,10 +375,7 @@ def check_clock(now: int, seen: Seen, registry: Registry) -> None:
     if type(now) is not int or not 0 <= now < MAX_TIME:
         refuse(ReasonCode.CLOCK, f"clock reads {ascii(now)[:60]}, expected whole seconds since 1970")
     if now < seen.latest - BACK_SECONDS:
-        refuse(
-            ReasonCode.CLOCK,
-            f"clock reads {now}, {seen.latest - now} s before the last admission; set the clock right",
-        )
+        refuse(ReasonCode.CLOCK, f"clock reads {now}, {seen.latest - now} s before the last admission; set the clock right")
     try:
         registry.require_not_ahead(now)
     except RegistryRefused as error:

@@ -2,8 +2,8 @@
 
 A `Pattern` is what attestations of the same terms share, whoever signed them and when: they differ in the four commitments, the
 two times, the opening, the key and the signature. A `Form` is what attestations share that one contributor signed in one go:
-they differ in content, nonce and signature alone. Patterns are learned from attestations that `attest.gate.checks.examine`
-let pass; a form is made of a pattern and of the first attestation of that form, by checking all in which it differs.
+they differ in content, nonce and signature alone. Patterns are learned from attestations that `attest.gate.checks.examine` let
+pass; a form is made of a pattern and of the first attestation of that form, by checking all in which it differs.
 """
 
 import hashlib
@@ -110,9 +110,9 @@ class Pattern:
     """Holds what attestations of the same terms share, whoever signed them and when, after one of them passed.
 
     A descriptor whose `Cut` has the `shared` bytes of one that passed is one that the strict decoder accepts, with the same
-    values in all fields but four byte strings of 32 bytes and two integers of 4 bytes. So audience, class of the policy,
-    bounds and whatever else the shared fields say turn out the same, under one policy. `form` makes every other check anew:
-    opening, commitments, times, contributor, principal, grant and key.
+    values in all fields but four byte strings of 32 bytes and two integers of 4 bytes. So audience, class of the policy, bounds
+    and whatever else the shared fields say turn out the same, under one policy. `form` makes every other check anew: opening,
+    commitments, times, contributor, principal, grant and key.
     """
 
     def __init__(self, framing: FramingPattern, admissibility_class: str, longest: int) -> None:
@@ -141,8 +141,8 @@ class Pattern:
     def form(self, parts: Parts, cut: Cut, message: bytes, registry: Registry, now: int) -> Form | None:
         """Returns the form of an attestation of this pattern; None leaves the judgement to `examine`.
 
-        Guarantee: where a form is returned, `examine` refuses no attestation of it for anything but its content, its message
-        or its key.
+        Guarantee: where a form is returned, `examine` refuses no attestation of it for anything but its content, its message or
+        its key.
 
         Args:
             parts: Descriptor and opening.

@@ -1,7 +1,7 @@
 """The admission gate: admit a contribution, or refuse it with a reason code.
 
-`attest.gate.checks` judges every contribution by itself; what was admitted before is looked up here, in corpus order.
-`decide` is the pure decision about one contribution. A `Gate` streams a corpus of any size through all processors.
+`attest.gate.checks` judges every contribution by itself; what was admitted before is looked up here, in corpus order. `decide`
+is the pure decision about one contribution. A `Gate` streams a corpus of any size through all processors.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from attest.gate.workers import Question, Work, Workers, available_processors
 from attest.policy import Policy
 from attest.registry import Registry
 
-__all__ = ['Admission', 'Admitted', 'Gate', 'GateReport', 'ReasonCode', 'Refusal', 'Refused', 'Seen', 'decide', 'run_gate']
+__all__ = ["Admission", "Admitted", "Gate", "GateReport", "ReasonCode", "Refusal", "Refused", "Seen", "decide", "run_gate"]
 
 
 BATCH = 256
@@ -36,13 +36,7 @@ PARALLEL_FROM = 2048
 
 
 def decide(
-    attestation: Attestation | None,
-    content_hash: bytes | None,
-    *,
-    policy: Policy,
-    registry: Registry,
-    now: int,
-    seen: Seen,
+    attestation: Attestation | None, content_hash: bytes | None, *, policy: Policy, registry: Registry, now: int, seen: Seen
 ) -> Admission | Refusal:
     """Judge one contribution; changes nothing.
 
@@ -127,10 +121,10 @@ class Gate:
         workers: Processes that verify, 1 for this process alone; None for one per processor, as far as the system allows.
         seen: What earlier batches admitted, for one more batch of the same epoch.
         remember: What verified before, and takes in what verifies now; None to remember nothing.
-        fingerprint: What is the same for contents that count as one, for instance a digest of the normalized text, or None
-            for a content that is like no other. The content hash finds exact copies only; this hook finds the near ones.
-            Whether a contribution is admitted then hangs on what another one says, which no epsilon covers; training never
-            judges with it.
+        fingerprint: What is the same for contents that count as one, for instance a digest of the normalized text, or None for
+            a content that is like no other. The content hash finds exact copies only; this hook finds the near ones. Whether a
+            contribution is admitted then hangs on what another one says, which no epsilon covers; training never judges with
+            it.
 
     Raises:
         RegistryRefused: Code REGISTRY_ROOT if the registry does not extend the one that the policy names, NAMES if the names
@@ -335,11 +329,7 @@ class _Batch(Work):
     __slots__ = ("items", "outcomes", "tags")
 
     def __init__(
-        self,
-        items: list[Item],
-        outcomes: list[Passed | Refusal | None],
-        questions: list[Question],
-        tags: list[_Tag | None],
+        self, items: list[Item], outcomes: list[Passed | Refusal | None], questions: list[Question], tags: list[_Tag | None]
     ) -> None:
         super().__init__(questions)
         self.items = items

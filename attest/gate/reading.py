@@ -2,8 +2,8 @@
 
 Signatures take nearly all the time of a reading. What is remembered of an attestation is a tag: that its descriptor, message,
 opening and content passed once, signature included. It spares the signature and nothing else. The content is hashed again at
-each reading; decoding, audience, class and bounds, validity and revocation at the time of the use, withdrawals, repetitions
-and caps are judged again.
+each reading; decoding, audience, class and bounds, validity and revocation at the time of the use, withdrawals, repetitions and
+caps are judged again.
 
 The file is the CBOR array `[schema, policy, registry root, largest root, build]`, the tags in corpus order, 16 bytes each, and
 a message authentication code over both. Its key is derived from a private key of whoever judges.

@@ -1,8 +1,8 @@
 """Processes that examine contributions beside the one that reads the corpus.
 
-A worker is a fresh interpreter at the other end of a socket pair: nothing is forked, so threads and accelerators of the
-caller do not matter, and the caller's main module is not run again. The driver never blocks on a worker that waits for it:
-all its reads and writes are non-blocking, in one loop.
+A worker is a fresh interpreter at the other end of a socket pair: nothing is forked, so threads and accelerators of the caller
+do not matter, and the caller's main module is not run again. The driver never blocks on a worker that waits for it: all its
+reads and writes are non-blocking, in one loop.
 
 A request is a batch `[descriptor, message, opening, content hash, ...]`; the answer has one entry per contribution, the fields
 of `Passed` as a tuple or those of `Refusal` as a list. What travels is between processes of one program.

@@ -90,12 +90,12 @@ def in_prime_subgroup(point: Point) -> bool:
     The group is cyclic of order 8 * L, so the subgroup is what can be halved three times. Guarantee: the answer is that of
     `is_identity(multiply(L, point))`, at the cost of three modular powers instead of 250 doublings.
 
-    On the Montgomery form v^2 = u^3 + A u^2 + u (RFC 7748 section 4.1) the point can be halved iff u is a square. A half Q
-    is found through the 2-isogeny to w^2 = t (t^2 - 2 A t + A^2 - 4) and its dual, whose composition is doubling; which half
-    is of no account, for they differ by the point of order 2, itself four times another. And Q can be halved twice more iff
-    its Tate pairing with T = (1, r), a point of order 4, is trivial: iff (v_Q - r u_Q)^2 / u_Q is a fourth power.
-    Signs of square roots are of no account either: they turn a point into its negative.
-    Source: Pornin, "Point-Halving and Subgroup Membership in Twisted Edwards Curves" (2022), section 3.
+    On the Montgomery form v^2 = u^3 + A u^2 + u (RFC 7748 section 4.1) the point can be halved iff u is a square. A half Q is
+    found through the 2-isogeny to w^2 = t (t^2 - 2 A t + A^2 - 4) and its dual, whose composition is doubling; which half is of
+    no account, for they differ by the point of order 2, itself four times another. And Q can be halved twice more iff its Tate
+    pairing with T = (1, r), a point of order 4, is trivial: iff (v_Q - r u_Q)^2 / u_Q is a fourth power. Signs of square roots
+    are of no account either: they turn a point into its negative. Source: Pornin, "Point-Halving and Subgroup Membership in
+    Twisted Edwards Curves" (2022), section 3.
     """
     x, y, z, _ = point
     inverse = pow((z - y) * x, -1, P)
@@ -119,17 +119,17 @@ def in_prime_subgroup(point: Point) -> bool:
 def has_prime_order(raw: bytes) -> bool | None:
     """Tells whether 32 bytes are the canonical encoding of a point of prime order L; None where the library has no X25519.
 
-    Guarantee: the answer is yes exactly where `decompress` finds a point other than the neutral element and
-    `in_prime_subgroup` says yes of it.
+    Guarantee: the answer is yes exactly where `decompress` finds a point other than the neutral element and `in_prime_subgroup`
+    says yes of it.
 
     X25519 multiplies a point u of the Montgomery form by a scalar that is a multiple of 8 from 2^254 to 2^255, be it on the
-    curve or on its twist, and returns the u of the product (RFC 7748 section 5). Such a scalar is s = 5 L - 1, for L = 5
-    modulo 8. Write a point of the curve as A + T with A in the subgroup of order L and T of an order that divides 8. Then
-    s (A + T) = -A, whose u is that of A + T only where T = 0: from A + T = A follows T = 0, and from A + T = -A that 2 A = -T
-    lies in both subgroups, so that A = T = 0. The library refuses the product 0. A point of the twist has an order that divides
-    4 L', L' prime, and comes back as itself or its negative only if 5 L - 2 or 5 L is a multiple of that order. Both numbers
-    have no divisor in common with 4 L', so no such point does. And a Montgomery point of the curve is one of edwards25519 with
-    u = (1 + y) / (1 - y) (RFC 7748 section 4.1). Its x is 0 only for y = 1 and y = -1, which are refused.
+    curve or on its twist, and returns the u of the product (RFC 7748 section 5). Such a scalar is s = 5 L - 1, for L = 5 modulo
+    8. Write a point of the curve as A + T with A in the subgroup of order L and T of an order that divides 8. Then s (A + T) =
+    -A, whose u is that of A + T only where T = 0: from A + T = A follows T = 0, and from A + T = -A that 2 A = -T lies in both
+    subgroups, so that A = T = 0. The library refuses the product 0. A point of the twist has an order that divides 4 L', L'
+    prime, and comes back as itself or its negative only if 5 L - 2 or 5 L is a multiple of that order. Both numbers have no
+    divisor in common with 4 L', so no such point does. And a Montgomery point of the curve is one of edwards25519 with u = (1 +
+    y) / (1 - y) (RFC 7748 section 4.1). Its x is 0 only for y = 1 and y = -1, which are refused.
 
     Args:
         raw: The encoding.
@@ -183,10 +183,10 @@ _VERIFIER_LINE = re.compile(rb"[^\s+]+\+[0-9a-f]{8}\+[A-Za-z0-9+/]+=*\n")
 def check_public_key(raw: bytes) -> None:
     """Accept a public key for enrolment, or refuse it.
 
-    Guarantee: an accepted key is the canonical encoding of a point of prime order. So no signature verifies under it
-    for every message (small-order keys), no two encodings name one key, and verifiers that multiply by the cofactor
-    agree with those that do not (mixed-order keys). OpenSSL checks none of this.
-    Source: RFC 8032 section 5.1.3; Chalkias, Garillot, Nikolaenko, "Taming the many EdDSAs" (2020).
+    Guarantee: an accepted key is the canonical encoding of a point of prime order. So no signature verifies under it for every
+    message (small-order keys), no two encodings name one key, and verifiers that multiply by the cofactor agree with those that
+    do not (mixed-order keys). OpenSSL checks none of this. Source: RFC 8032 section 5.1.3; Chalkias, Garillot, Nikolaenko,
+    "Taming the many EdDSAs" (2020).
 
     Raises:
         KeyRefused: Code TYPE or RANGE for something that is not 32 bytes, KEY_WEAK for an unsound key.
@@ -233,8 +233,8 @@ def public_bytes(key: Ed25519PrivateKey | Ed25519PublicKey) -> bytes:
 def verify_signature(raw: bytes, signature: bytes, message: bytes) -> None:
     """Check one Ed25519 signature under a sound key.
 
-    Guarantee: the key passes `check_public_key`, and the signature is the 64-byte form with S < L, so no second
-    signature can be derived from a first one.
+    Guarantee: the key passes `check_public_key`, and the signature is the 64-byte form with S < L, so no second signature can
+    be derived from a first one.
 
     Raises:
         KeyRefused: The key is unsound.
@@ -267,11 +267,7 @@ def _verifier(raw: bytes) -> Ed25519PublicKey:
 
 
 def save_private_key(
-    path: str | os.PathLike[str],
-    key: Ed25519PrivateKey,
-    passphrase: str | bytes | None = None,
-    *,
-    form: KeyForm = "pem",
+    path: str | os.PathLike[str], key: Ed25519PrivateKey, passphrase: str | bytes | None = None, *, form: KeyForm = "pem"
 ) -> None:
     """Write a private key, readable by its owner alone, never over an existing file nor through a symbolic link.
 
@@ -289,9 +285,7 @@ def save_private_key(
     try:
         descriptor = os.open(path, flags, 0o600)
     except FileExistsError as error:
-        raise KeyRefused(
-            "EXISTS", f"{os.fspath(path)!r} exists; keys are never overwritten, take another name"
-        ) from error
+        raise KeyRefused("EXISTS", f"{os.fspath(path)!r} exists; keys are never overwritten, take another name") from error
     except OSError as error:
         raise KeyRefused("FILE", f"cannot write {os.fspath(path)!r}: {error.strerror or error}") from error
     try:

@@ -24,8 +24,8 @@ from attest.keys.ed25519 import check_public_key, public_bytes, verify_signature
 class Signer(Protocol):
     """Signs with one Ed25519 key (RFC 8032, the pure variant without context or prehash).
 
-    Nothing else is asked of it: whatever it returns is verified under `public_key` before it is used. A signer whose every
-    call takes long may also have `sign_many(messages)`, which takes an iterable and yields the signatures in its order.
+    Nothing else is asked of it: whatever it returns is verified under `public_key` before it is used. A signer whose every call
+    takes long may also have `sign_many(messages)`, which takes an iterable and yields the signatures in its order.
     """
 
     @property
@@ -52,8 +52,8 @@ class LocalSigner:
 class CheckedSigner:
     """A signer outside this process, not trusted to sign well.
 
-    Guarantee: what `sign` returns and `sign_many` yields verifies under `public_key` over the message given. So a lying
-    or broken signer can refuse, and never brings a bad signature into a file.
+    Guarantee: what `sign` returns and `sign_many` yields verifies under `public_key` over the message given. So a lying or
+    broken signer can refuse, and never brings a bad signature into a file.
 
     Raises:
         KeyRefused: Code TYPE, RANGE or KEY_WEAK for an unsound public key; SIGNER for an answer that is no signature of it.
@@ -140,8 +140,8 @@ TIMEOUT = 60.0
 """Seconds that one answer may take; an agent may ask a person first."""
 
 CONNECTIONS = 4
-"""Connections on which many messages are signed: the agent signs one while the others' signatures are verified here.
-Several requests on one connection would do as well with OpenSSH, but not every agent reads on before it has answered."""
+"""Connections on which many messages are signed: the agent signs one while the others' signatures are verified here. Several
+requests on one connection would do as well with OpenSSH, but not every agent reads on before it has answered."""
 
 _FAILURE = 5
 _REQUEST_IDENTITIES, _IDENTITIES_ANSWER = 11, 12
@@ -162,8 +162,8 @@ class AgentSigner(CheckedSigner):
         timeout: Seconds that one answer may take.
 
     Raises:
-        KeyRefused: Code AGENT (no agent, or one that cannot be understood), AGENT_KEY (it does not hold the key),
-            AGENT_REFUSED (it will not sign), SIGNER (its signature is not one of the key), or the key is unsound.
+        KeyRefused: Code AGENT (no agent, or one that cannot be understood), AGENT_KEY (it does not hold the key), AGENT_REFUSED
+            (it will not sign), SIGNER (its signature is not one of the key), or the key is unsound.
     """
 
     def __init__(self, public_key: bytes, path: str | None = None, timeout: float = TIMEOUT) -> None:

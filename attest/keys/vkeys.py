@@ -1,8 +1,8 @@
 """Verifier keys as text, `<name>+<key id>+<base64 of type and key>`: how notes, policies and people name who signs notes.
 
-Format: C2SP signed-note, "Verifier keys". Ed25519 only: type 0x01 signs as a log, type 0x04 cosigns with a time
-(C2SP tlog-cosignature). Of the numbers left to others (0xff and a name of one's own) one is ours: by it an auditor vouches for
-the summaries under a checkpoint (docs/formats.md, "Retention").
+Format: C2SP signed-note, "Verifier keys". Ed25519 only: type 0x01 signs as a log, type 0x04 cosigns with a time (C2SP
+tlog-cosignature). Of the numbers left to others (0xff and a name of one's own) one is ours: by it an auditor vouches for the
+summaries under a checkpoint (docs/formats.md, "Retention").
 """
 
 import base64

@@ -54,9 +54,8 @@ class KeyRecord:
     """One enrolled key.
 
     Args:
-        raw: 32 raw bytes of the public key. Small-order keys and keys with y >= p, under which OpenSSL accepts
-            forgeries, are refused here at once; whoever enrols a key, and whoever checks a signature, runs the whole
-            of `check_public_key`.
+        raw: 32 raw bytes of the public key. Small-order keys and keys with y >= p, under which OpenSSL accepts forgeries, are
+            refused here at once; whoever enrols a key, and whoever checks a signature, runs the whole of `check_public_key`.
         not_before: First second of validity.
         not_after: First second after validity.
         revoked_at: From this second on the key is revoked; None while it is not.
@@ -78,9 +77,7 @@ class KeyRecord:
         check_time(self.not_before, "not_before", error=RegistryRefused)
         check_time(self.not_after, "not_after", error=RegistryRefused)
         if self.not_after <= self.not_before:
-            raise RegistryRefused(
-                "RANGE", f"key is valid until {self.not_after}, not after its start {self.not_before}"
-            )
+            raise RegistryRefused("RANGE", f"key is valid until {self.not_after}, not after its start {self.not_before}")
         if self.revoked_at is not None:
             check_time(self.revoked_at, "revoked_at", error=RegistryRefused)
 
@@ -125,9 +122,7 @@ class Contributor:
         for name in self.classes:
             check_id(name, "class name", error=RegistryRefused)
         if list(self.classes) != sorted(set(self.classes)) or len(self.classes) > MAX_CLASSES:
-            raise RegistryRefused(
-                "RANGE", f"classes of {self.name} are not sorted, distinct and at most {MAX_CLASSES}"
-            )
+            raise RegistryRefused("RANGE", f"classes of {self.name} are not sorted, distinct and at most {MAX_CLASSES}")
         if self.cap is not None:
             check_int(self.cap, f"cap of {self.name}", 0, MAX_COUNT, error=RegistryRefused)
         if self.principal is not None:
@@ -141,9 +136,7 @@ _CAP: Final = Whole(0, MAX_COUNT, "cap")
 _STATEMENT: Final = Blob("statement-bytes")
 _MESSAGE: Final = Blob("message")
 _REASON: Final = Spelled(
-    f"[ -~]{{1,{MAX_REASON}}}",
-    f"1 to {MAX_REASON} printable ASCII characters",
-    f'tstr .regexp "[ -~]{{1,{MAX_REASON}}}"',
+    f"[ -~]{{1,{MAX_REASON}}}", f"1 to {MAX_REASON} printable ASCII characters", f'tstr .regexp "[ -~]{{1,{MAX_REASON}}}"'
 )
 
 

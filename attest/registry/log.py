@@ -48,9 +48,8 @@ _ROOM = 192 << 10
 def open_registry(path: str | os.PathLike[str], owner_public_key: bytes, *, at: bytes | None = None) -> Registry:
     """Read a registry file and verify all of it.
 
-    Guarantee: see `Registry`. A file that was cut off at the end of an entry is a registry too, an older one: whoever
-    knows a later root asks `extends`. The gate asks for the root that the signed policy names, a run for the one that it
-    began with.
+    Guarantee: see `Registry`. A file that was cut off at the end of an entry is a registry too, an older one: whoever knows a
+    later root asks `extends`. The gate asks for the root that the signed policy names, a run for the one that it began with.
 
     Args:
         path: `registry.cbor`.
@@ -58,8 +57,8 @@ def open_registry(path: str | os.PathLike[str], owner_public_key: bytes, *, at: 
         at: Root of the state wanted; None for the last one. The whole file is verified either way.
 
     Raises:
-        RegistryRefused: Code FILE or SIZE; the code of what is wrong with an entry, which the sentence names; or
-            REGISTRY_ROOT if the log has no state `at`.
+        RegistryRefused: Code FILE or SIZE; the code of what is wrong with an entry, which the sentence names; or REGISTRY_ROOT
+            if the log has no state `at`.
     """
     data = _read(Path(path))
     latest = _replay(State(), data, 0, owner_public_key)
@@ -180,9 +179,9 @@ class RegistryReader:
 class RegistryLog:
     """Appends to a registry as its owner.
 
-    Guarantee: after `append` returns, the new entries are signed, follow the rules and are on disk, all of them; after
-    an error or a crash, none is. The names beside the registry are on disk before entries that commit to them. Two writers
-    never overwrite each other's entries: the later one is refused.
+    Guarantee: after `append` returns, the new entries are signed, follow the rules and are on disk, all of them; after an error
+    or a crash, none is. The names beside the registry are on disk before entries that commit to them. Two writers never
+    overwrite each other's entries: the later one is refused.
     """
 
     def __init__(self, path: str | os.PathLike[str], key: Signer | Ed25519PrivateKey) -> None:
@@ -199,9 +198,7 @@ class RegistryLog:
         self._names = names_of(path) or Names()
 
     @classmethod
-    def create(
-        cls, path: str | os.PathLike[str], key: Signer | Ed25519PrivateKey, *, owner: str, now: int
-    ) -> "RegistryLog":
+    def create(cls, path: str | os.PathLike[str], key: Signer | Ed25519PrivateKey, *, owner: str, now: int) -> "RegistryLog":
         """Start a registry in which nobody is enrolled yet.
 
         Args:
@@ -235,12 +232,7 @@ class RegistryLog:
         return self._names
 
     def append(
-        self,
-        actions: Iterable[Action],
-        *,
-        now: int,
-        progress: Callable[[int], None] | None = None,
-        look_alikes: bool = False,
+        self, actions: Iterable[Action], *, now: int, progress: Callable[[int], None] | None = None, look_alikes: bool = False
     ) -> Registry:
         """Sign actions as one entry, or as several if they do not fit into one, and write them.
 

@@ -59,9 +59,7 @@ class DigestIndex:
 
     __slots__ = ("_factors", "_levels")
 
-    def __init__(
-        self, levels: "tuple[tuple[array[int], array[int]], ...]" = (), factors: tuple[int, ...] = _FACTORS
-    ) -> None:
+    def __init__(self, levels: "tuple[tuple[array[int], array[int]], ...]" = (), factors: tuple[int, ...] = _FACTORS) -> None:
         self._levels, self._factors = levels, factors
 
     def extended(self, rows: bytes | bytearray, start: int) -> "DigestIndex | None":
@@ -366,7 +364,6 @@ class Names:
 
     def told(self, text: str) -> str:
         """Returns a sentence with the names of contributors in place of their commitments in hex."""
-
 
         def name(found: re.Match[str]) -> str:
             entry = self._named(bytes.fromhex(found[0]))

@@ -42,9 +42,9 @@ from attest.schema.plain import AHEAD_SECONDS, MAX_TIME, check_int, is_ahead, sk
 class Registry:
     """Who may attest what, as a verified log says; immutable.
 
-    `open_registry` and `RegistryLog` make these. Guarantee of both: the corpus owner signed every entry, each follows
-    the one before it, no key stands twice (under one name or two), so that a signature names one contributor, and
-    every statement of a contributor among the entries verified under a key that was valid when it was taken in.
+    `open_registry` and `RegistryLog` make these. Guarantee of both: the corpus owner signed every entry, each follows the one
+    before it, no key stands twice (under one name or two), so that a signature names one contributor, and every statement of a
+    contributor among the entries verified under a key that was valid when it was taken in.
 
     Args:
         registry_id: 16 random bytes that tell this log from every other.
@@ -110,9 +110,8 @@ class Registry:
     def require_not_ahead(self, now: int) -> None:
         """Holds the time of the last entry against a clock.
 
-        Guarantee:
-            Where it returns, no entry since the owner's clock was last set back is dated more than
-            `attest.schema.plain.AHEAD_SECONDS` after ``now``: what is revoked at the true time can be appended to it.
+        Guarantee: Where it returns, no entry since the owner's clock was last set back is dated more than
+        `attest.schema.plain.AHEAD_SECONDS` after ``now``: what is revoked at the true time can be appended to it.
 
         Args:
             now: Seconds since 1970.
@@ -184,8 +183,8 @@ class State:
 
     Contributors and principals stand here by their commitments in hex, which is all that the entries say of them.
 
-    Guarantee: `accept` raises for every entry that the rules forbid. The state is then worth nothing any more: whoever
-    wants to go on from it works on a `copy`.
+    Guarantee: `accept` raises for every entry that the rules forbid. The state is then worth nothing any more: whoever wants to
+    go on from it works on a `copy`.
     """
 
     def __init__(self) -> None:
@@ -309,8 +308,7 @@ class State:
         if type(first) is SetClock:
             if first.before != self.time or entry.time >= self.time:
                 raise RegistryRefused(
-                    "CLOCK",
-                    f"it sets the clock back from {ascii(first.before)[:40]} to {entry.time}; it stands at {self.time}",
+                    "CLOCK", f"it sets the clock back from {ascii(first.before)[:40]} to {entry.time}; it stands at {self.time}"
                 )
         elif entry.time < self.time:
             raise RegistryRefused(
@@ -385,9 +383,7 @@ class State:
         signing = signing_key(action.message)
         known = self._holder(signing, "the key that signed the revocation")
         if not any(record.raw == signing and record.valid(self.time) for record in known.keys):
-            raise RegistryRefused(
-                "SIG_BAD", f"the revocation is signed by no key of {known.name} that is valid at {self.time}"
-            )
+            raise RegistryRefused("SIG_BAD", f"the revocation is signed by no key of {known.name} that is valid at {self.time}")
         self._check_signed(statement, action.message, signing, "signing")
         self._end(known, statement.key, statement.revoked_at or 0)
 
@@ -433,9 +429,7 @@ class State:
         except KeyRefused as error:
             raise RegistryRefused(error.code, error.sentence) from error
         except SignatureRefused as error:
-            raise SignatureRefused(
-                error.code, f"the statement is not signed by the {which} key: {error.sentence}"
-            ) from error
+            raise SignatureRefused(error.code, f"the statement is not signed by the {which} key: {error.sentence}") from error
         if headers.issuer != key.hex():
             raise SignatureRefused("HEADER", f"the statement is issued by {headers.issuer}, not by the {which} key in hex")
 

@@ -1,14 +1,14 @@
 """Allocates noise: from signed bounds to the noise of every block, by arithmetic that training and audit share.
 
-Notation: class k has preset noise multiplier sigma_k and clip norm C_k; a contribution i signed sigma_i and C_i; s_l is
-the public standard deviation of the noise on the sum of clipped gradients in block l; s_{t,l} that of step t, s_l times the
-scale of the phase that t lies in. Bounds and scales come in units of 1e-6. D_k are the blocks that class k may touch, d_l the
-coordinates of block l.
-Products of bounds are formed in integers and turned into a double once, so that every reader gets the same double.
+Notation: class k has preset noise multiplier sigma_k and clip norm C_k; a contribution i signed sigma_i and C_i; s_l is the
+public standard deviation of the noise on the sum of clipped gradients in block l; s_{t,l} that of step t, s_l times the scale
+of the phase that t lies in. Bounds and scales come in units of 1e-6. D_k are the blocks that class k may touch, d_l the
+coordinates of block l. Products of bounds are formed in integers and turned into a double once, so that every reader gets the
+same double.
 
 Without budgets the max rule gives every block its noise. With budgets the policy gives every block a weight w_l, its share, and
-divides the clip norm of a contribution by them: ``C_il = C_i u_kl`` with ``u_kl = w_l / sqrt(sum over D_k of w^2)``, so
-``sum_l C_il^2 = C_i^2``. Then the whitened norm of a contribution is at most ``C_i / S_k``. The *effective noise* of its class,
+divides the clip norm of a contribution by them: ``C_il = C_i u_kl`` with ``u_kl = w_l / sqrt(sum over D_k of w^2)``, so ``sum_l
+C_il^2 = C_i^2``. Then the whitened norm of a contribution is at most ``C_i / S_k``. The *effective noise* of its class,
 
     S_k = (sum over D_k of u_kl^2 / s_l^2)^(-1/2),
 
@@ -50,16 +50,16 @@ def scheduled_std(rules: Iterable[ClassRule]) -> float:
 def block_std(presets: Sequence[tuple[int, int]]) -> float:
     """Noise standard deviation of one block: s_l = max over the classes k that touch it of sigma_k * C_k.
 
-    Guarantee: under zero-out adjacency, with gradients clipped to C_k, every class k that touches the block has
-    s_l / C_k >= sigma_k up to the rounding of one double; and no smaller schedule has that property, since the
-    constraint separates over blocks. Only presets enter, so the schedule is public before the first step.
+    Guarantee: under zero-out adjacency, with gradients clipped to C_k, every class k that touches the block has s_l / C_k >=
+    sigma_k up to the rounding of one double; and no smaller schedule has that property, since the constraint separates over
+    blocks. Only presets enter, so the schedule is public before the first step.
 
     Args:
         presets: Pairs (sigma_k, C_k) in 1e-6 of all classes that may touch the block.
 
     Raises:
-        ValueRefused: Code RANGE without presets (a block that no class touches is frozen and has no schedule) or for a
-            bound below 1; TYPE for a bound that is not an int.
+        ValueRefused: Code RANGE without presets (a block that no class touches is frozen and has no schedule) or for a bound
+            below 1; TYPE for a bound that is not an int.
     """
     if not presets:
         raise ValueRefused("RANGE", "no class touches the block; freeze it and leave it out of the schedule")
@@ -189,8 +189,8 @@ def occurrence_loss(clip_micro: int, variance: int) -> float:
 def effective_multiplier(sigma_micro: int, clip_micro: int, stds: Iterable[float]) -> float:
     """Noise multiplier that a contribution enjoys: z_i = max(sigma_i, min over its blocks of s_l / C_i).
 
-    Guarantee: valid for dual clipping, which holds the gradient to norm C_i and to whitened norm 1/sigma_i; the first
-    gives z_i >= min s_l / C_i, the second z_i >= sigma_i for any public schedule.
+    Guarantee: valid for dual clipping, which holds the gradient to norm C_i and to whitened norm 1/sigma_i; the first gives z_i
+    >= min s_l / C_i, the second z_i >= sigma_i for any public schedule.
 
     Args:
         sigma_micro: Signed noise multiplier in 1e-6.
@@ -205,9 +205,7 @@ def effective_multiplier(sigma_micro: int, clip_micro: int, stds: Iterable[float
     smallest = None
     for std in stds:
         if not (math.isfinite(std) and std > 0):
-            raise ValueRefused(
-                "RANGE", f"noise of a block is {std}, expected a positive number; give every block noise"
-            )
+            raise ValueRefused("RANGE", f"noise of a block is {std}, expected a positive number; give every block noise")
         smallest = std if smallest is None else min(smallest, std)
     if smallest is None:
         raise ValueRefused("RANGE", "contribution touches no block, so it has no effective noise multiplier")
@@ -217,8 +215,8 @@ def effective_multiplier(sigma_micro: int, clip_micro: int, stds: Iterable[float
 def sufficient_variance(multiplier: float, clip: float) -> float:
     """Per-step variance v_i = (z C_i)^2 that suffices for a contribution at full clip.
 
-    It is a floor for privacy (s_l^2 >= v_i on its blocks, or the contribution is scaled down) and a ceiling on the
-    noise that the contribution may ask for.
+    It is a floor for privacy (s_l^2 >= v_i on its blocks, or the contribution is scaled down) and a ceiling on the noise that
+    the contribution may ask for.
     """
     _check_positive(multiplier, "noise multiplier")
     _check_positive(clip, "clip norm")
@@ -280,8 +278,8 @@ def share_of(places: Iterable[str], budgets: tuple[int, int, int]) -> int:
 def effective_std(stds: Sequence[float], shares: Sequence[int] = ()) -> float:
     """Effective noise of a class, from that of its blocks: the least s_l, or S_k with budgets.
 
-    Guarantee: a contribution clipped to C_i, and with budgets to C_i u_kl in every block, has a whitened norm of at most
-    C_i / S. The result is rounded down, in integers, so every reader gets the same double and none a larger one.
+    Guarantee: a contribution clipped to C_i, and with budgets to C_i u_kl in every block, has a whitened norm of at most C_i /
+    S. The result is rounded down, in integers, so every reader gets the same double and none a larger one.
 
     Args:
         stds: Standard deviations of the blocks that the class may touch.
@@ -360,8 +358,8 @@ def budget_stds(classes: Iterable[ClassRule], parts: Sequence[Part]) -> convex.O
 def check_budgets(classes: Sequence[ClassRule], budgets: tuple[int, int, int], parts: Sequence[Noised]) -> None:
     """Check a schedule with budgets as an auditor does, who has no model.
 
-    Guarantee: on return every block that a private class may touch has one of the three shares and positive noise, no other
-    has either, and what `budget_stds` guarantees holds, the first part in exact arithmetic.
+    Guarantee: on return every block that a private class may touch has one of the three shares and positive noise, no other has
+    either, and what `budget_stds` guarantees holds, the first part in exact arithmetic.
 
     Raises:
         ValueRefused: With the block or the class that is wrong.

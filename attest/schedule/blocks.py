@@ -84,11 +84,10 @@ class StackBlock:
 def derive(classes: Sequence[ClassRule], stack: Stack) -> tuple[StackBlock, ...]:
     """Derives the blocks of a model under the classes of a policy.
 
-    Guarantee:
-        Every coordinate of every parameter of the stack is in exactly one block. A class is among those of a block only if its
-        depth rule permits every place of each parameter in it (every name, for name patterns), and its masks have every owner
-        of each coordinate in it. A parameter that is not trained is in a block without classes. The result is a function of
-        the depth rules, of which classes are public (names only), and of the stack.
+    Guarantee: Every coordinate of every parameter of the stack is in exactly one block. A class is among those of a block only
+    if its depth rule permits every place of each parameter in it (every name, for name patterns), and its masks have every
+    owner of each coordinate in it. A parameter that is not trained is in a block without classes. The result is a function of
+    the depth rules, of which classes are public (names only), and of the stack.
 
     Args:
         classes: of the policy, in its order.

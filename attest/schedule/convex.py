@@ -5,9 +5,9 @@ Notation: block l costs ``costs[l]`` per unit of noise variance v_l; class k may
 
     minimise  sum_l costs[l] v_l   subject to   sum_l demands[k][l] / v_l <= 1  for every class k,
 
-which is convex. With a multiplier lam_k >= 0 per class its solution is ``v_l = sqrt(q_l / costs[l])``,
-``q_l = sum_k lam_k demands[k][l]``, and its dual is to maximise ``2 sum_l sqrt(costs[l] q_l) - sum_k lam_k``: as many unknowns
-as classes, however many blocks there are (Boyd and Vandenberghe 2004, sections 5.5 and 11.3).
+which is convex. With a multiplier lam_k >= 0 per class its solution is ``v_l = sqrt(q_l / costs[l])``, ``q_l = sum_k lam_k
+demands[k][l]``, and its dual is to maximise ``2 sum_l sqrt(costs[l] q_l) - sum_k lam_k``: as many unknowns as classes, however
+many blocks there are (Boyd and Vandenberghe 2004, sections 5.5 and 11.3).
 
 Arithmetic is +, -, *, / and square roots of doubles, in one order, so that every machine finds the same numbers; what is
 promised of them is checked in integers.

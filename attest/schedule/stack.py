@@ -143,10 +143,9 @@ class Layers:
 class Stack:
     """The towers of a model and its parameters, ascending by name.
 
-    Guarantee:
-        A parameter whose name lies below a layer is placed in that layer, and one whose names all do, and that belongs to no
-        adapter, is placed nowhere else. What lies outside the layers is placed at `EMBEDDINGS`, at `HEAD` or at both, unless an
-        adapter has it. No name stands twice. Two models of the same parameters have one stack, in whatever order these came.
+    Guarantee: A parameter whose name lies below a layer is placed in that layer, and one whose names all do, and that belongs
+    to no adapter, is placed nowhere else. What lies outside the layers is placed at `EMBEDDINGS`, at `HEAD` or at both, unless
+    an adapter has it. No name stands twice. Two models of the same parameters have one stack, in whatever order these came.
 
     Raises:
         ValueRefused: code STACK, with the parameter that is not so.

@@ -6,8 +6,8 @@ which the horizon may cut short. In every period each contribution of the class 
 * `cyclic`: the j-th contribution of its class, counted from 0 in the order of admission, in step 1 + (j mod P_k) of the period;
 * `shuffled`: the same with its place in a permutation of the class, a fresh one for every period.
 
-The permutations are a function of the run id, 16 random bytes that the header of the ledger publishes: whoever reads the
-ledger knows who was due in every step. Nothing about privacy rests on their being secret (docs/mechanism, Theorem 12).
+The permutations are a function of the run id, 16 random bytes that the header of the ledger publishes: whoever reads the ledger
+knows who was due in every step. Nothing about privacy rests on their being secret (docs/mechanism, Theorem 12).
 """
 
 import hashlib

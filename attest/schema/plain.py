@@ -54,8 +54,8 @@ IDENTIFIER = re.compile(r"[a-z0-9._/-]{1,64}")
 def check_id(text: object, what: str, *, error: Refused = ValueRefused) -> str:
     """Return `text` unchanged if it is an identifier.
 
-    Guarantee: identifiers are compared byte for byte and never normalized. A Cyrillic letter, a trailing space, another case
-    or a control character is refused, not folded. Within the alphabet some names still look alike: see `skeleton`.
+    Guarantee: identifiers are compared byte for byte and never normalized. A Cyrillic letter, a trailing space, another case or
+    a control character is refused, not folded. Within the alphabet some names still look alike: see `skeleton`.
 
     Args:
         text: Candidate, must be exactly `str`.
@@ -182,10 +182,9 @@ def in_words(seconds: int) -> str:
 def visible(text: str, *, longest: int | None = None, lines: bool = False, plain: bool = False) -> str:
     """Returns text that others wrote so that every character of it is seen and none does anything.
 
-    Guarantee:
-        The result has no control character (ESC and the C1 codes too), no character that reorders, hides or joins others (all
-        of Unicode's category Cf, bidirectional ones too), no lone surrogate and no unusual space: each is shown by its escape
-        sequence. So it can be encoded in UTF-8 and stays on its line. It returns for every string.
+    Guarantee: The result has no control character (ESC and the C1 codes too), no character that reorders, hides or joins others
+    (all of Unicode's category Cf, bidirectional ones too), no lone surrogate and no unusual space: each is shown by its escape
+    sequence. So it can be encoded in UTF-8 and stays on its line. It returns for every string.
 
     Args:
         text: A name, a path, a sentence that holds one.

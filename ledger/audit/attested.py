@@ -35,9 +35,8 @@ _LATEST: Final = "get the latest registry from the corpus owner"
 class Registered:
     """A verified registry, and the state of it by which a run admitted.
 
-    Guarantee:
-        The header's owner key signed every entry. The log has the root that the signed policy names, and `admitted` is its
-        state with the root that the header names, which is that of the policy or a later one.
+    Guarantee: The header's owner key signed every entry. The log has the root that the signed policy names, and `admitted` is
+    its state with the root that the header names, which is that of the policy or a later one.
 
     Attributes:
         admitted: the state that the header names.
@@ -163,12 +162,11 @@ class Signing:
 class Agreed:
     """Holds ADMIT leaves against the attestations of some terms.
 
-    Guarantee:
-        Where `judge` returns nothing, the descriptor made of the terms and the leaf's anchor has the leaf's descriptor hash,
-        and with the message made of the signature the leaf's attestation hash; the leaf quotes of it class, bounds, limits and
-        key; its time lies in the validity of the attestation and, if the registry is known, of the key, which is not revoked by
-        then and under which the signature verifies. Where `problems` yields nothing, the descriptor is for this corpus, no
-        longer valid than the policy allows, within the bounds of its class, and that class is granted to the key's contributor.
+    Guarantee: Where `judge` returns nothing, the descriptor made of the terms and the leaf's anchor has the leaf's descriptor
+    hash, and with the message made of the signature the leaf's attestation hash; the leaf quotes of it class, bounds, limits
+    and key; its time lies in the validity of the attestation and, if the registry is known, of the key, which is not revoked by
+    then and under which the signature verifies. Where `problems` yields nothing, the descriptor is for this corpus, no longer
+    valid than the policy allows, within the bounds of its class, and that class is granted to the key's contributor.
 
     Attributes:
         signed: the descriptor, without a content.

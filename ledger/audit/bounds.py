@@ -134,14 +134,13 @@ _KNOWN: Final = 2048
 class Bounds:
     """Takes every leaf of a run in order, and holds it against the attestations of the export.
 
-    Guarantee:
-        Without a finding, no content commitment was admitted twice; and where the export holds attestations, each ADMIT leaf
-        whose body is there, private or public, holds against one (`ledger.audit.attested.Agreed`), no contributor has
-        more admissions than its cap, no contribution was in the pool of a charge before its attestation began or after it
-        ended, and none was withdrawn as expired before. By the state of the registry that was in force then (of the header, or
-        of the last REGISTRY leaf) every admission holds, no contribution was in the pool of a charge whose key was revoked or
-        whose class was not granted, and none was withdrawn for such a reason which that state supports. Which contributors are
-        one person no export shows: caps count by contributor.
+    Guarantee: Without a finding, no content commitment was admitted twice; and where the export holds attestations, each ADMIT
+    leaf whose body is there, private or public, holds against one (`ledger.audit.attested.Agreed`), no contributor has more
+    admissions than its cap, no contribution was in the pool of a charge before its attestation began or after it ended, and
+    none was withdrawn as expired before. By the state of the registry that was in force then (of the header, or of the last
+    REGISTRY leaf) every admission holds, no contribution was in the pool of a charge whose key was revoked or whose class was
+    not granted, and none was withdrawn for such a reason which that state supports. Which contributors are one person no export
+    shows: caps count by contributor.
 
     Attributes:
         admits: ADMIT leaves whose bodies are there.
@@ -410,10 +409,9 @@ class Bounds:
 def bounds_are_signed(bounds: BoundsEvidence) -> bool:
     """Returns whether class, clip norm, noise multiplier and occurrences of contributions were derived from attestations.
 
-    Guarantee:
-        True only if each ADMIT leaf whose body is there, of a run without findings, says what an attestation says that verifies
-        under a key of a registry; and there is one, or all are gone, for which a quorum of auditors then vouches (else the run
-        has a finding). The one place that decides whether a verdict is TOLD.
+    Guarantee: True only if each ADMIT leaf whose body is there, of a run without findings, says what an attestation says that
+    verifies under a key of a registry; and there is one, or all are gone, for which a quorum of auditors then vouches (else the
+    run has a finding). The one place that decides whether a verdict is TOLD.
 
     Args:
         bounds: what `Bounds.judge` said of the run.

@@ -112,19 +112,17 @@ def verify_with_earlier(
 ) -> AuditReport:
     """Audits an export as `verify_export` does, and what it says of earlier runs against their exports.
 
-    Guarantee:
-        FULL means besides, and SUMMARISED of everybody whom a leaf names (what of the others is told, EARLIER_TOLD says): every
-        cited earlier run was given, is FULL itself (or SUMMARISED), of the same corpus, is no shorter than cited and
-        has the cited root at that size, under the cited name and key, and was closed there; whatever one of them counted is
-        cited too, and so is every run given that began before and shares a contribution; none has leaves dated after the run
-        that cites it began; a compromised one is no longer than cited, and is counted with its whole plan unless it was closed,
-        for whoever was admitted in it and whoever may have been; all exports given, and all that the runs in them counted, tell
-        one history of each ledger; no noise stream of any was used in another; no admission says less than what its
-        contribution had spent in them together, or another signed limit than they did; one descriptor has one class, one set of
-        bounds and one content in all exports given, and one content one descriptor; nobody took part who was withdrawn in
-        a cited one, or in any that was given before this one began; and with this run as planned nobody exceeds a limit of
-        epsilon over all runs, its own or one of any policy for its class; nor could anybody with a cited run as that was
-        planned, and the runs that it counted.
+    Guarantee: FULL means besides, and SUMMARISED of everybody whom a leaf names (what of the others is told, EARLIER_TOLD
+    says): every cited earlier run was given, is FULL itself (or SUMMARISED), of the same corpus, is no shorter than cited and
+    has the cited root at that size, under the cited name and key, and was closed there; whatever one of them counted is cited
+    too, and so is every run given that began before and shares a contribution; none has leaves dated after the run that cites
+    it began; a compromised one is no longer than cited, and is counted with its whole plan unless it was closed, for whoever
+    was admitted in it and whoever may have been; all exports given, and all that the runs in them counted, tell one history of
+    each ledger; no noise stream of any was used in another; no admission says less than what its contribution had spent in them
+    together, or another signed limit than they did; one descriptor has one class, one set of bounds and one content in all
+    exports given, and one content one descriptor; nobody took part who was withdrawn in a cited one, or in any that was given
+    before this one began; and with this run as planned nobody exceeds a limit of epsilon over all runs, its own or one of any
+    policy for its class; nor could anybody with a cited run as that was planned, and the runs that it counted.
 
         The verdict is the weakest of the run and of those that it cites (`ledger.audit.findings.VERDICTS`). It has the
         qualifiers of the run, but for those that these exports answer, and those of `INHERITED` of any run that it cites.
@@ -476,9 +474,7 @@ def _whole(given: Given) -> tuple[Replay, Anchors, list[Withdraw]]:
     return _replay(given.leaves, given.leaves.size, withdrawn, anchors), anchors, withdrawn
 
 
-def _replay(
-    leaves: Leaves, size: int, withdrawn: list[Withdraw] | None = None, anchors: Anchors | None = None
-) -> Replay:
+def _replay(leaves: Leaves, size: int, withdrawn: list[Withdraw] | None = None, anchors: Anchors | None = None) -> Replay:
     """Replays a run as its first leaves tell it; it was verified before, so recorded epsilons are not computed again.
 
     Args:

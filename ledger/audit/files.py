@@ -103,9 +103,7 @@ class Export:
                 elif child.is_file(follow_symlinks=False):
                     self.names.add(name)
                 else:
-                    self.report(
-                        "NOT_A_FILE", ascii(name)[1:-1], "an export has regular files only: no links, no devices"
-                    )
+                    self.report("NOT_A_FILE", ascii(name)[1:-1], "an export has regular files only: no links, no devices")
         return True
 
     def read(self, name: str) -> bytes | None:
@@ -176,9 +174,8 @@ class Export:
     def leaves(self, checkpoint: Checkpoint) -> "Leaves | None":
         """Returns the leaves if they hash to the signed root, or None after naming the files that do not fit.
 
-        Guarantee:
-            The leaves returned are exactly those under the signed root, but for stand-ins, for which a hash or the root of a
-            subtree of stand-ins is; and every hash tile and kept node has been compared with what they give.
+        Guarantee: The leaves returned are exactly those under the signed root, but for stand-ins, for which a hash or the root
+        of a subtree of stand-ins is; and every hash tile and kept node has been compared with what they give.
         """
         given = TileRoots()
         unlike: list[int] = []

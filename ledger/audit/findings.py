@@ -124,8 +124,7 @@ QUALIFIERS: Final[dict[str, Word]] = {
         "read in the notes who vouches, or ask for an export from before",
     ),
     "RELEASE_OLDER": Word(
-        "contributions were withdrawn after the release, which cannot take that into account",
-        "ask for a newer release",
+        "contributions were withdrawn after the release, which cannot take that into account", "ask for a newer release"
     ),
     "UNADDRESSED": Word(
         "random numbers of the forward passes come from one generator for everybody drawn in a step, as the trainer recorded: "

@@ -172,10 +172,10 @@ def judge_crossing(runs: Iterable[tuple[Replay, Anchors]], fault: Fault) -> None
     """Holds the contributions of each run against those of the runs before it.
 
     Guarantee: without a finding a descriptor hash that stands in two of these runs stands there with one class, clip norm,
-        noise multiplier, cap and content commitment, and a content commitment stands in all of them under one descriptor hash.
-        So nobody begins at nothing again but who signed anew, under a fresh nonce. (Limits are held against each other where
-        totals are: code LIMIT.) Of an ADMIT leaf that was pruned the content commitment is gone, and of who stayed the
-        descriptor hash too: these are held against nothing.
+    noise multiplier, cap and content commitment, and a content commitment stands in all of them under one descriptor hash. So
+    nobody begins at nothing again but who signed anew, under a fresh nonce. (Limits are held against each other where totals
+    are: code LIMIT.) Of an ADMIT leaf that was pruned the content commitment is gone, and of who stayed the descriptor hash
+    too: these are held against nothing.
 
     Args:
         runs: each with its commitments; the run under audit last.

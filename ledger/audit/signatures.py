@@ -154,10 +154,9 @@ def judge_keys(
 ) -> Note | None:
     """Follows the changes of the ledger's key from the pinned ones, and verifies the checkpoint under the key that signs now.
 
-    Guarantee:
-        Nothing is told to ``fault`` only if a pinned key stands in the ledger's chain of keys, so does every other that was
-        pinned for this ledger, and all keys that must have signed a checkpoint of this size did, whose note is returned. An old
-        key alone never suffices.
+    Guarantee: Nothing is told to ``fault`` only if a pinned key stands in the ledger's chain of keys, so does every other that
+    was pinned for this ledger, and all keys that must have signed a checkpoint of this size did, whose note is returned. An old
+    key alone never suffices.
 
     Args:
         data: the checkpoint note.
@@ -207,10 +206,9 @@ def judge_signers(
 ) -> dict[str, Any]:
     """Says who signed the checkpoint under audit, and whether auditors and witnesses among them are the quorums asked for.
 
-    Guarantee:
-        ``quorum_met`` is True only if as many of the policy's auditors as it asks for have cosigned this checkpoint, each by a
-        line that verifies, at a time that counts; ``witness_quorum_met`` says that of its witnesses. Neither kind counts for
-        the other.
+    Guarantee: ``quorum_met`` is True only if as many of the policy's auditors as it asks for have cosigned this checkpoint,
+    each by a line that verifies, at a time that counts; ``witness_quorum_met`` says that of its witnesses. Neither kind counts
+    for the other.
 
     Args:
         notes_of_tree: the notes over the checkpoint under audit, all with its text; their lines count together.

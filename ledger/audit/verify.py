@@ -68,25 +68,21 @@ def verify_export(
 ) -> AuditReport:
     """Audits an export offline.
 
-    Guarantee:
-        The verdict FULL means: the directory holds exactly the files that its signed size calls for; they are the tree
-        whose root a pinned key signed, or the key to which a pinned one handed the ledger over by leaves that both signed;
-        the policy in the header is signed by the header's owner key (and that is ``owner_key``, if given);
-        blocks and their noise are those that the policy's rule makes of the stack that the header names, whose names, order and
-        coordinates are the operator's word; every epoch says of the frozen parameters what the header says; class, bounds and
-        limits of every contribution are those of an attestation that verifies under a key of its contributor in the state of
-        the owner's registry in force then, of the header or of the last REGISTRY leaf, within the policy and valid at every
-        charge (`ledger.audit.bounds`);
-        the charged windows tile every attempt within the horizon, each in one phase of the noise, over the pool of its
-        moment and under a fresh noise stream; draws are recorded step by step where
-        the policy makes them public, with the variances that they give, of exactly those due where it signs an order, and
-        nowhere else; and every recorded epsilon is at
-        least the one recomputed here from admissions, charges and withdrawals, and at most 2e-6 above it (for the accountant
-        `prv`: at least what `pld` gives, and at most 0.02 above it; for versions of an accountant that were looser than
-        this one, which a note names: at least the one recomputed); and no time runs back but at a CLOCK leaf, which a note
-        names, and none since the last of these lies ahead of the auditor's clock. An auditor's signature counts only if its
-        time lies between the last leaf that it covers and that clock. The audit cannot
-        tell whether the trainer did what it recorded, or trained elsewhere on unlogged data.
+    Guarantee: The verdict FULL means: the directory holds exactly the files that its signed size calls for; they are the tree
+    whose root a pinned key signed, or the key to which a pinned one handed the ledger over by leaves that both signed; the
+    policy in the header is signed by the header's owner key (and that is ``owner_key``, if given); blocks and their noise are
+    those that the policy's rule makes of the stack that the header names, whose names, order and coordinates are the operator's
+    word; every epoch says of the frozen parameters what the header says; class, bounds and limits of every contribution are
+    those of an attestation that verifies under a key of its contributor in the state of the owner's registry in force then, of
+    the header or of the last REGISTRY leaf, within the policy and valid at every charge (`ledger.audit.bounds`); the charged
+    windows tile every attempt within the horizon, each in one phase of the noise, over the pool of its moment and under a fresh
+    noise stream; draws are recorded step by step where the policy makes them public, with the variances that they give, of
+    exactly those due where it signs an order, and nowhere else; and every recorded epsilon is at least the one recomputed here
+    from admissions, charges and withdrawals, and at most 2e-6 above it (for the accountant `prv`: at least what `pld` gives,
+    and at most 0.02 above it; for versions of an accountant that were looser than this one, which a note names: at least the
+    one recomputed); and no time runs back but at a CLOCK leaf, which a note names, and none since the last of these lies ahead
+    of the auditor's clock. An auditor's signature counts only if its time lies between the last leaf that it covers and that
+    clock. The audit cannot tell whether the trainer did what it recorded, or trained elsewhere on unlogged data.
 
         SUMMARISED means the same of a ledger without the ADMIT leaves of contributions that left, or, once the run was closed,
         of all: every figure was recomputed from what stays, a quorum of the auditors whom the signed policy names vouches for
@@ -105,8 +101,8 @@ def verify_export(
         require_quorum: fail unless as many of the policy's auditors, and of its witnesses, as it asks for have cosigned.
         now: the auditor's clock, POSIX seconds; that of this machine without. Times may lie `attest.schema.plain.AHEAD_SECONDS`
         ahead.
-        max_age: fail if the last leaf, and every cosignature that counts, is older than this many seconds; None for any age.
-            An operator who shows an old export shows nothing wrong, only less than there is.
+        max_age: fail if the last leaf, and every cosignature that counts, is older than this many seconds; None for any age. An
+            operator who shows an old export shows nothing wrong, only less than there is.
         minimum_size: fail if the checkpoint has fewer leaves: the largest size that the auditor knows of; None for unknown.
         withdrawals: a directory of signed withdrawals, to hold WITHDRAW leaves against.
         registry: file of the contributor registry, in place of the one in the export: under its keys attestations and signed
@@ -257,12 +253,7 @@ def _check_header(header: Header, checkpoint: Checkpoint, owner_key: bytes | Non
 
 
 def _replay(
-    leaves: Leaves,
-    findings: list[Finding],
-    withdrawals: Withdrawals,
-    kinds: Kinds,
-    evidence: SignedWithdrawals,
-    bounds: Bounds,
+    leaves: Leaves, findings: list[Finding], withdrawals: Withdrawals, kinds: Kinds, evidence: SignedWithdrawals, bounds: Bounds
 ) -> RetainedReplay:
     run = begin(leaves)
     try:

@@ -1,8 +1,8 @@
 """The leaves of the ledger: one frozen dataclass per kind, and the strict CBOR they are hashed as.
 
 Every leaf begins with its own sequence number, so that an inclusion proof cannot move a record in time. No leaf names a
-contributor or carries a contributor's free text. Unless the policy makes occurrences public, none says who was drawn in
-which step: the amplification by sampling that the accountant counts on assumes that the draw stays secret.
+contributor or carries a contributor's free text. Unless the policy makes occurrences public, none says who was drawn in which
+step: the amplification by sampling that the accountant counts on assumes that the draw stays secret.
 """
 
 from ledger.leaves.codec import MAX_LEAF_SIZE, Leaf, decode_leaf, encode_leaf, peek_kind, spend_leaves

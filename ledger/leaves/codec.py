@@ -83,9 +83,8 @@ def encode_leaf(leaf: Leaf) -> bytes:
 class AdmitForms:
     """Encodes ADMIT leaves; those that differ in position and digests alone share the bytes around these.
 
-    Guarantee:
-        `encode` returns what the general encoder writes for every leaf: that encodes the first of each form, and makes the
-        bytes that the others share.
+    Guarantee: `encode` returns what the general encoder writes for every leaf: that encodes the first of each form, and makes
+    the bytes that the others share.
 
     Args:
         most: forms that are remembered.
@@ -161,12 +160,11 @@ def peek_kind(data: bytes) -> int | None:
 def decode_leaf(data: bytes) -> Leaf:
     """Reads a leaf.
 
-    Guarantee:
-        Accepts exactly the bytes that `encode_leaf` writes for some valid leaf, and no others.
+    Guarantee: Accepts exactly the bytes that `encode_leaf` writes for some valid leaf, and no others.
 
     Raises:
-        LeafRefused: if the bytes are not canonical, a field is missing, unknown or of the wrong type, or the kind is
-            not one of this version.
+        LeafRefused: if the bytes are not canonical, a field is missing, unknown or of the wrong type, or the kind is not one of
+            this version.
     """
     value = _values(data)
     kind = value[1] if len(value) > 1 else None

@@ -74,9 +74,8 @@ class Previous(Checked):
 def check_previous(previous: Sequence[Previous], origin: str, log_vkey: str) -> None:
     """Refuses earlier ledgers that a ledger of this origin and key may not cite.
 
-    Guarantee:
-        None is cited twice; a compromised one is cited once at most, and neither its origin nor its key is used on, so that
-        who holds the lost key can write nothing that passes for this ledger.
+    Guarantee: None is cited twice; a compromised one is cited once at most, and neither its origin nor its key is used on, so
+    that who holds the lost key can write nothing that passes for this ledger.
     """
     if len({(item.origin, item.header_digest) for item in previous}) != len(previous):
         raise LeafRefused("PREVIOUS", "an earlier ledger is cited twice; cite each once")
@@ -186,13 +185,12 @@ class Blocks(Array):
 class Header(Checked):
     """Everything that a guarantee rests on, fixed before the first step: leaf 0.
 
-    Guarantee:
-        A header exists only if its policy is signed by ``owner_key`` under ``owner``, its blocks are those that the classes of
-        the policy make of its stack (`attest.schedule.blocks.derive`), the noise of every block is the max rule's over the
-        presets of the private classes that touch it (with budgets, what `attest.schedule.allocation.check_budgets` demands),
-        every class touches a block, the policy asks for a mechanism that this version can account for, and accountant,
-        exactness note and clip margin are what this code derives from the policy. Names, order and coordinates of what is in
-        the stack are the operator's word.
+    Guarantee: A header exists only if its policy is signed by ``owner_key`` under ``owner``, its blocks are those that the
+    classes of the policy make of its stack (`attest.schedule.blocks.derive`), the noise of every block is the max rule's over
+    the presets of the private classes that touch it (with budgets, what `attest.schedule.allocation.check_budgets` demands),
+    every class touches a block, the policy asks for a mechanism that this version can account for, and accountant, exactness
+    note and clip margin are what this code derives from the policy. Names, order and coordinates of what is in the stack are
+    the operator's word.
 
     Precision and generator that note and margin give are `numerics`: the trainer's word.
     """
@@ -484,9 +482,9 @@ def scheduled_blocks(policy: Policy, stack: Stack) -> tuple[HeaderBlock, ...]:
 class HeaderSpec:
     """What the engine knows when it creates a ledger; the rest of the header the ledger fills in itself.
 
-    Attributes: as in `Header`; ``policy`` is the opened signed policy, with the raw key it was opened under, ``unprobed``
-    comes in any order, ``blocks`` are those of policy and stack where they are None, and ``numerics`` gives exactness note and
-    clip margin.
+    Attributes: as in `Header`; ``policy`` is the opened signed policy, with the raw key it was opened under, ``unprobed`` comes
+    in any order, ``blocks`` are those of policy and stack where they are None, and ``numerics`` gives exactness note and clip
+    margin.
     """
 
     policy: SignedPolicy

@@ -29,10 +29,7 @@ L1_BITS: Final = 30
 """b where the norm is the sum of magnitudes, before the floor of log2 of the multiplier: a bound of 2^30 steps over d
 coordinates."""
 
-MARGINS: Final = {
-    FAST: {FLOAT32: 2.0**-9, FLOAT64: 2.0**-40},
-    CERTIFIED: {FLOAT32: 2.0**-20, FLOAT64: 2.0**-40},
-}
+MARGINS: Final = {FAST: {FLOAT32: 2.0**-9, FLOAT64: 2.0**-40}, CERTIFIED: {FLOAT32: 2.0**-20, FLOAT64: 2.0**-40}}
 """Relative shrink of every clip bound, by level and precision.
 
 At ``fast`` it pays for the rounding of norms, coefficients and sums. A product over the K = N * T positions of a microbatch is
@@ -105,8 +102,7 @@ class Numerics:
 def told(policy: Policy, coordinates: int, note: str, margin: float) -> Numerics:
     """Returns the trainer's word that a header with this note and clip margin gives.
 
-    Guarantee:
-        Returns only if both are what writers derive from the policy, for one precision and one generator.
+    Guarantee: Returns only if both are what writers derive from the policy, for one precision and one generator.
 
     Raises:
         LeafRefused: code NUMERICS, no precision or generator gives them.

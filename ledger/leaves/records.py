@@ -60,10 +60,7 @@ class Admit(Entry):
     )
     max_epsilon_micro: int = declared(13, MICRO, "Most epsilon that it may spend over all runs, as it signed; 0 for no limit.")
     max_delta_pico: int = declared(
-        14,
-        PICO_BELOW_1,
-        "The delta of that limit, as it signed; 0 for no limit.",
-        rule="0 exactly with 13",
+        14, PICO_BELOW_1, "The delta of that limit, as it signed; 0 for no limit.", rule="0 exactly with 13"
     )
 
     def __post_init__(self) -> None:
@@ -240,9 +237,7 @@ class Epoch(Entry):
     classes: tuple[EpochClass, ...] = declared(6, Array(Row(EpochClass), 1), "Totals per class of the policy, in its order.")
     model_digest: bytes = declared(7, SHA256, "Over the tensors of the model ([Weights](#weights)).")
     isolation: str = declared(
-        8,
-        WORDS,
-        "`held` if statement A held in every step so far, else the first reason why it did not: the trainer's word.",
+        8, WORDS, "`held` if statement A held in every step so far, else the first reason why it did not: the trainer's word."
     )
     frozen_digest: bytes | None = declared(
         9, SHA256, "Over the frozen parameters ([Weights](#weights)): that of the header.", nil=True
@@ -311,9 +306,7 @@ class SummaryClass(Checked):
 
     CDDL: ClassVar = "summary-class"
     contributions: int = declared(
-        1,
-        UINT,
-        "Contributions that are active at its end or left in it; in a public class, with an ADMIT leaf in it.",
+        1, UINT, "Contributions that are active at its end or left in it; in a public class, with an ADMIT leaf in it."
     )
     active: int = declared(2, UINT, "Contributions in the pool at its end.")
     sum_epsilon_micro: int | None = declared(
@@ -354,10 +347,7 @@ class Summary(Entry):
     first: int = declared(3, ABOVE_0, "First leaf of the range.")
     end: int = declared(4, ABOVE_0, "First leaf after it.", rule="larger than 3")
     kinds: tuple[SummaryKind, ...] = declared(
-        5,
-        Array(Row(SummaryKind), 1),
-        "Leaves per kind.",
-        rule="ascending by kind; counts add up to the range",
+        5, Array(Row(SummaryKind), 1), "Leaves per kind.", rule="ascending by kind; counts add up to the range"
     )
     classes: tuple[SummaryClass, ...] = declared(
         6, Array(Row(SummaryClass), 1), "Totals per class of the policy, in its order."
@@ -400,9 +390,7 @@ class Release(Entry):
     manifest_digest: bytes = declared(6, SHA256, "SHA-256 of the signed manifest.")
     artifacts_digest: bytes = declared(7, SHA256, "Digest over the digests of the released files ([Release](#release)).")
     withdrawals_root: bytes = declared(
-        8,
-        SHA256,
-        "RFC 6962 root over the descriptor hashes withdrawn by that size, in the order of their leaves.",
+        8, SHA256, "RFC 6962 root over the descriptor hashes withdrawn by that size, in the order of their leaves."
     )
 
 
@@ -429,9 +417,7 @@ class Registry(Entry):
 
     KIND: ClassVar = 14
     before: bytes = declared(
-        3,
-        SHA256,
-        "Root of the state by which it went until now: that of the header, or of the REGISTRY leaf before.",
+        3, SHA256, "Root of the state by which it went until now: that of the header, or of the REGISTRY leaf before."
     )
     after: bytes = declared(4, SHA256, "Root of the later state.", rule="not equal to 3")
 

@@ -74,8 +74,7 @@ class Admitted:
 def parse_admitted(data: bytes) -> Admitted:
     """Reads such a file.
 
-    Guarantee:
-        What is accepted is exactly what `Admitted.to_bytes` of the result writes.
+    Guarantee: What is accepted is exactly what `Admitted.to_bytes` of the result writes.
 
     Raises:
         ProofError: code ADMITTED_FORMAT, the file is malformed.
@@ -134,9 +133,8 @@ def prove_admitted(summary_seq: int, aggregates: Sequence[Aggregate], shown: Sho
 def verify_admitted(proof: Admitted, leaf: Leaf) -> Aggregate:
     """Verifies that a contribution was admitted, and returns the terms under which.
 
-    Guarantee:
-        Returns only if the member record is under the root of the aggregate, at its own place, and the aggregate under the root
-        that this leaf says. The leaf is for the caller to prove (`ledger.proofs.tlog_proof.verify_proof`).
+    Guarantee: Returns only if the member record is under the root of the aggregate, at its own place, and the aggregate under
+    the root that this leaf says. The leaf is for the caller to prove (`ledger.proofs.tlog_proof.verify_proof`).
 
     Args:
         proof: the proof.
@@ -167,8 +165,7 @@ def shows_member(run: Replay, proof: Admitted) -> bool:
 def name_member(run: Replay, proof: Admitted) -> bool:
     """Names who stayed in a run, and whose admission is gone, as its member record shows; tells whether it does.
 
-    Guarantee:
-        Nobody is named whom the record does not show under a SUMMARY leaf of this run. One of another run names nobody.
+    Guarantee: Nobody is named whom the record does not show under a SUMMARY leaf of this run. One of another run names nobody.
 
     Args:
         run: the replayed run; what it says of the contribution is from then on found under its descriptor hash.

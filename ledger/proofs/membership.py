@@ -63,8 +63,7 @@ class Membership:
 def parse_membership(data: bytes) -> Membership:
     """Reads a membership file.
 
-    Guarantee:
-        What is accepted is exactly what `Membership.to_bytes` of the result writes.
+    Guarantee: What is accepted is exactly what `Membership.to_bytes` of the result writes.
 
     Raises:
         ProofError: the file is malformed.
@@ -93,9 +92,8 @@ def parse_membership(data: bytes) -> Membership:
 def verify_membership(proof: Membership, leaf: Leaf) -> SpendRow:
     """Verifies that a contribution is a member of the group of a row, and returns the row.
 
-    Guarantee:
-        Returns only if the descriptor hash is under the root that the row of this leaf says, as a member. The leaf is for the
-        caller to prove (`ledger.proofs.tlog_proof.verify_proof`).
+    Guarantee: Returns only if the descriptor hash is under the root that the row of this leaf says, as a member. The leaf is
+    for the caller to prove (`ledger.proofs.tlog_proof.verify_proof`).
 
     Args:
         proof: the membership.
@@ -146,9 +144,7 @@ def find_membership(
     return found
 
 
-def _replayed(
-    entries: Iterable[bytes], names: Mapping[int, bytes] | None
-) -> Iterator[tuple[bytes, Leaf, RetainedReplay]]:
+def _replayed(entries: Iterable[bytes], names: Mapping[int, bytes] | None) -> Iterator[tuple[bytes, Leaf, RetainedReplay]]:
     """Yields every leaf behind the header with its bytes, and the run behind it."""
     leaves = iter(entries)
     header = decode_leaf(next(leaves, b""))

@@ -12,9 +12,9 @@ A file of text, for publication: whoever has the log's key can check it, and nee
 
 after an empty line each. A checkpoint's text has no empty line, so the parts cannot be mistaken.
 
-An auditor who cosigns remembers what was cosigned (`ledger.proofs.cosigning`), whoever else verifies remembers the
-largest checkpoint seen. Whoever loses the memory loses what keeps a log from showing two histories, or an
-old one: keep it as a key is kept.
+An auditor who cosigns remembers what was cosigned (`ledger.proofs.cosigning`), whoever else verifies remembers the largest
+checkpoint seen. Whoever loses the memory loses what keeps a log from showing two histories, or an old one: keep it as a key is
+kept.
 
 An export is of any size that was ever signed, so nothing in it shows that its tail was cut. Whoever remembers how far the
 ledger had come finds that; and finds a fork, with evidence that anybody can check.
@@ -85,8 +85,8 @@ class Judgement:
     """What evidence shows.
 
     Attributes:
-        kind: FORK, two histories under the log's own signature; or ROLLBACK, a smaller tree offered after a larger one,
-            which an old copy does too.
+        kind: FORK, two histories under the log's own signature; or ROLLBACK, a smaller tree offered after a larger one, which
+            an old copy does too.
         remembered: the checkpoint that was seen first.
         offered: the one that was seen after it.
     """
@@ -119,8 +119,8 @@ def parse_evidence(data: bytes) -> Evidence:
 def judge(evidence: Evidence, log_keys: Sequence[str]) -> Judgement:
     """Says what evidence shows, believing nothing of it that the log's key does not confirm.
 
-    Guarantee:
-        FORK is returned only if a key given signed two checkpoints of one origin whose trees differ in a leaf that both have.
+    Guarantee: FORK is returned only if a key given signed two checkpoints of one origin whose trees differ in a leaf that both
+    have.
 
     Raises:
         NoteError: a note is not signed by the log's key.
@@ -352,13 +352,11 @@ ANSWERED = "UNCOMPARED"
 def hold_against_memory(report: AuditReport, export: Path, directory: Path, log_keys: Sequence[str]) -> AuditReport:
     """Holds an export that passed its audit against the largest checkpoint that was seen of its ledger, and remembers it.
 
-    Guarantee:
-        The report comes back without a finding only if the tree extends the one remembered, or nothing was remembered; and
-        then no smaller one is remembered, on disk; and no earlier ledger is cited otherwise than it is remembered
-        (`ledger.proofs.memory.contradicted`). A smaller tree, or one of another history, is FAILED, and changes nothing
-        but that an evidence file is written beside (`ledger.proofs.memory`). So is one of which it cannot be shown any more,
-        because hashes about the remembered size are gone. A report that FAILED before comes back as it is, and is not
-        remembered.
+    Guarantee: The report comes back without a finding only if the tree extends the one remembered, or nothing was remembered;
+    and then no smaller one is remembered, on disk; and no earlier ledger is cited otherwise than it is remembered
+    (`ledger.proofs.memory.contradicted`). A smaller tree, or one of another history, is FAILED, and changes nothing but that an
+    evidence file is written beside (`ledger.proofs.memory`). So is one of which it cannot be shown any more, because hashes
+    about the remembered size are gone. A report that FAILED before comes back as it is, and is not remembered.
 
     Args:
         report: the audit of the export.

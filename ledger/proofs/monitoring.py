@@ -193,13 +193,12 @@ def watch(
 ) -> Watched:
     """Audits exports, and says what they hold of one contributor.
 
-    Guarantee:
-        Without an alarm every export passed its audit and extends what was remembered of its ledger; no ADMIT leaf that is
-        there names a key of the contributor and a contribution that is not among ``mine``; each contribution of ``mine`` that
-        was admitted is recorded with the class, clip norm, noise multiplier, cap, limit, content and corpus that its
-        contributor signed; and each signed withdrawal that is older than ``delay`` and names an admitted contribution is
-        entered, with its own reason unless something else ended the contribution before it was signed. Of ADMIT leaves that
-        were pruned nothing tells the key; and whom they admitted who stayed until a run was closed, the member record alone.
+    Guarantee: Without an alarm every export passed its audit and extends what was remembered of its ledger; no ADMIT leaf that
+    is there names a key of the contributor and a contribution that is not among ``mine``; each contribution of ``mine`` that
+    was admitted is recorded with the class, clip norm, noise multiplier, cap, limit, content and corpus that its contributor
+    signed; and each signed withdrawal that is older than ``delay`` and names an admitted contribution is entered, with its own
+    reason unless something else ended the contribution before it was signed. Of ADMIT leaves that were pruned nothing tells the
+    key; and whom they admitted who stayed until a run was closed, the member record alone.
 
     Args:
         exports: directories; of several exports of one ledger the largest is told, and all must be one history.

@@ -83,9 +83,8 @@ def make_receipt(signer: NoteSigner, node: Node, index: int, checkpoint: Checkpo
 def verify_receipt(data: bytes, leaf: bytes, policy: TrustPolicy) -> ReceivedLeaf:
     """Verifies a receipt offline.
 
-    Guarantee:
-        Returns only if a log of the policy signed, for this leaf, a root, size and index to which the path leads from it, and
-        the leaf states that index itself.
+    Guarantee: Returns only if a log of the policy signed, for this leaf, a root, size and index to which the path leads from
+    it, and the leaf states that index itself.
 
     Args:
         data: the receipt.

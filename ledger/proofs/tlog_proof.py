@@ -90,8 +90,7 @@ def make_proof(node: Node, index: int, size: int, checkpoint: bytes, leaf: bytes
 def parse_proof(data: bytes) -> TlogProof:
     """Reads a proof file.
 
-    Guarantee:
-        What is accepted is exactly what `TlogProof.to_bytes` of the result writes.
+    Guarantee: What is accepted is exactly what `TlogProof.to_bytes` of the result writes.
 
     Raises:
         ProofError: the file is malformed.
@@ -119,9 +118,8 @@ def parse_proof(data: bytes) -> TlogProof:
 def verify_proof(data: bytes, policy: TrustPolicy, *, leaf: bytes | None = None, now: int | None = None) -> ProvenLeaf:
     """Verifies a proof file offline.
 
-    Guarantee:
-        Returns only if the leaf is, unchanged and at the position that it states itself, in the tree that a log of the
-        policy signed and a quorum of its witnesses cosigned.
+    Guarantee: Returns only if the leaf is, unchanged and at the position that it states itself, in the tree that a log of the
+    policy signed and a quorum of its witnesses cosigned.
 
     Args:
         data: the proof file.

@@ -197,13 +197,12 @@ def trace_over(
 ) -> TracedOver:
     """Finds a contribution in several runs, and composes what it spent.
 
-    Guarantee:
-        `epsilon` is an upper bound, at `delta` and under zero-out adjacency, of all that these runs released together, if none
-        of them was chosen by looking at what another one released (`ledger.replay.budgets.composed`; docs/mechanism,
-        Accounting). A limit that is `LimitUse.held` holds without that condition (docs/mechanism, Theorem 13). Both rest on
-        the verdicts of the runs, and count these runs alone, one whose key was lost with its whole plan, whether its leaves
-        admit the contribution or not; and of these not one of which nothing says whether it is among those that stayed there
-        (`TracedRun.unnamed`), which `unseen` says.
+    Guarantee: `epsilon` is an upper bound, at `delta` and under zero-out adjacency, of all that these runs released together,
+    if none of them was chosen by looking at what another one released (`ledger.replay.budgets.composed`; docs/mechanism,
+    Accounting). A limit that is `LimitUse.held` holds without that condition (docs/mechanism, Theorem 13). Both rest on the
+    verdicts of the runs, and count these runs alone, one whose key was lost with its whole plan, whether its leaves admit the
+    contribution or not; and of these not one of which nothing says whether it is among those that stayed there
+    (`TracedRun.unnamed`), which `unseen` says.
 
     Args:
         exports: as `open_exports` returns them.

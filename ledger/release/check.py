@@ -161,20 +161,18 @@ def check_release(
 ) -> ReleaseReport:
     """Checks a release offline, without torch.
 
-    Guarantee:
-        FULL means: the directory has exactly the files of the manifest, byte for byte, and beside them the manifest and the
-        export alone; a key of the ledger that a pinned key leads to signed the manifest; the export is FULL by
-        `ledger.audit.verify_export`; its first leaves are the tree that the manifest cites, with that header and those
-        withdrawals, and the RELEASE leaf right behind them, so that no release is hidden from who reads the ledger; whose
-        influence may be in which artifact follows from that header; every epsilon is at least the one computed here and at
-        most 2e-6 more (accountants as in `verify_export`); and the tree has at least ``minimum_size`` leaves. And what the
-        manifest says of the weights is true: the records of their tensors fold to the model digest of the epoch that it
-        names, and the tensors of the files are those, or not, as ``weights`` tells: FULL does not mean that they are, and
-        WEIGHTS_NOT_TIED says that they are not, or not all. CODE_BESIDE says that files can carry code. Names, sizes and
-        which were trained are as the stack of the header says, and what was frozen is, tensor by tensor, what the header
-        committed to before the first step (FROZEN_TOLD where that could not be compared whole, with files that are TIED).
-        TOLD and SUMMARISED mean the same of an export that is no more.
-        Whether the ledger's operator committed to what was trained, no check can tell.
+    Guarantee: FULL means: the directory has exactly the files of the manifest, byte for byte, and beside them the manifest and
+    the export alone; a key of the ledger that a pinned key leads to signed the manifest; the export is FULL by
+    `ledger.audit.verify_export`; its first leaves are the tree that the manifest cites, with that header and those withdrawals,
+    and the RELEASE leaf right behind them, so that no release is hidden from who reads the ledger; whose influence may be in
+    which artifact follows from that header; every epsilon is at least the one computed here and at most 2e-6 more (accountants
+    as in `verify_export`); and the tree has at least ``minimum_size`` leaves. And what the manifest says of the weights is
+    true: the records of their tensors fold to the model digest of the epoch that it names, and the tensors of the files are
+    those, or not, as ``weights`` tells: FULL does not mean that they are, and WEIGHTS_NOT_TIED says that they are not, or not
+    all. CODE_BESIDE says that files can carry code. Names, sizes and which were trained are as the stack of the header says,
+    and what was frozen is, tensor by tensor, what the header committed to before the first step (FROZEN_TOLD where that could
+    not be compared whole, with files that are TIED). TOLD and SUMMARISED mean the same of an export that is no more. Whether
+    the ledger's operator committed to what was trained, no check can tell.
 
     Args:
         directory: the release.

@@ -1,8 +1,8 @@
 """Finds what kind of thing a released file is by its bytes, pickles included; nothing is unpickled.
 
 `pickletools.genops` does not answer that: it refuses arguments that unpicklers take, such as ``I0x10``, or a string that is not
-ASCII. The walk here takes every argument that an unpickler takes, CPython's in C or in Python, with any encoding. It ends
-at what each of them refuses too: an unknown opcode, a number that none of them reads, a stack with fewer items than an opcode
+ASCII. The walk here takes every argument that an unpickler takes, CPython's in C or in Python, with any encoding. It ends at
+what each of them refuses too: an unknown opcode, a number that none of them reads, a stack with fewer items than an opcode
 takes.
 
 Sources: `Modules/_pickle.c` and `Lib/pickle.py` of CPython 3 (what unpicklers take); `pickletools.opcodes` (the opcodes of all
@@ -11,9 +11,8 @@ protocols, their arguments, and what they take from the stack and put there).
 Only what is recognised here counts as a file that holds no weights. Whatever is not recognised may hold some, and keeps a
 release from being TIED. Nothing is run or unpickled: opcodes, magic numbers and strings are read, and no more.
 
-Sources: the first bytes of the formats as their specifications have them;
-the protobuf encoding and `sentencepiece_model.proto` (ModelProto); RFC 8259 (JSON); YAML 1.2 (tags, escapes); transformers'
-`integrations/hub_kernels.py` (kernels).
+Sources: the first bytes of the formats as their specifications have them; the protobuf encoding and `sentencepiece_model.proto`
+(ModelProto); RFC 8259 (JSON); YAML 1.2 (tags, escapes); transformers' `integrations/hub_kernels.py` (kernels).
 """
 
 import codecs
@@ -70,7 +69,7 @@ def is_pickle(head: bytes, size: int) -> bool:
     it is no case, else a list of words could be one: it runs what the reader has installed, and nothing of the file.
 
     Guarantee: an unpickler that reads other bytes from the first one on acts on no object that it obtained, and returns none.
-        It fails, or returns plain data of at most seven opcodes.
+    It fails, or returns plain data of at most seven opcodes.
 
     Args:
         head: the first bytes of a file.
@@ -270,8 +269,8 @@ class Looker:
         """Returns the form of the file, and what it names: the shards of an index, the keys of settings that name code.
 
         Guarantee: a file of one of the forms of `HARMLESS` but `CODE` is, all of it, text without control characters that is no
-            pickle; or it begins as a picture or a PDF does, or is a sentencepiece model to the last byte, and ends as no zip
-            file does. One of form `CODE` begins as machine code does or is named like code, and may go on with anything.
+        pickle; or it begins as a picture or a PDF does, or is a sentencepiece model to the last byte, and ends as no zip file
+        does. One of form `CODE` begins as machine code does or is named like code, and may go on with anything.
         """
         head, ending = bytes(self._head), PurePosixPath(self._name).suffix
         self._text = self._text and self._decodes(b"", last=True)

@@ -113,16 +113,13 @@ class Released:
     weights: Tie
 
 
-def release(
-    log: Ledger, directory: Path, *, now: int, registry: Path | None = None, attestations: bool = True
-) -> Released:
+def release(log: Ledger, directory: Path, *, now: int, registry: Path | None = None, attestations: bool = True) -> Released:
     """Releases the files of a directory as the model of a ledger.
 
-    Guarantee:
-        The ledger has a RELEASE leaf with the digest of the manifest, durably, before the manifest exists; the manifest appears
-        whole or not at all, and after it the export that it is checked against. A crash in between leaves a RELEASE leaf
-        without a manifest, which says too much and never too little: release again. Whether the files are the weights of an
-        epoch is found out and said, not demanded: a release of converted or other weights says that it is one.
+    Guarantee: The ledger has a RELEASE leaf with the digest of the manifest, durably, before the manifest exists; the manifest
+    appears whole or not at all, and after it the export that it is checked against. A crash in between leaves a RELEASE leaf
+    without a manifest, which says too much and never too little: release again. Whether the files are the weights of an epoch
+    is found out and said, not demanded: a release of converted or other weights says that it is one.
 
     Args:
         log: the ledger, opened with its key.

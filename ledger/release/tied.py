@@ -5,10 +5,10 @@ the model, and name its tensors from there: the encoder alone, or one adapter, w
 So each group is read in one *view*: one prefix that its names lack or have too much, and one adapter where a name could be of
 several; the same for all its tensors, so that no two can trade places.
 
-Where a group lies says what a loader takes it for. In a folder that has the name of a module or of an adapter of the run, or
-in a file of the directory itself that has it, it is looked for as that one, and read in that view. Any other group that lies
-in the directory itself is read in the view in which most of its tensors are the run's. No loader looks into other folders.
-The view is told with the result, and whoever checks finds it again.
+Where a group lies says what a loader takes it for. In a folder that has the name of a module or of an adapter of the run, or in
+a file of the directory itself that has it, it is looked for as that one, and read in that view. Any other group that lies in
+the directory itself is read in the view in which most of its tensors are the run's. No loader looks into other folders. The
+view is told with the result, and whoever checks finds it again.
 
 Weights are TIED only if a loader that takes these files gets the trained tensors of the run and nothing in their place: none is
 left out, no group has only some of those of the model, module or adapter that it is, no file hides its tensors behind names
@@ -182,11 +182,11 @@ def tie(commitment: Commitment | None, files: Sequence[Digested]) -> Tie:
     """Holds released files against the weights of an epoch.
 
     Guarantee: a tensor counts as tied only if the record that has its name, in the view told with the result, has its dtype,
-        shape and SHA-256; nothing else is asked of whoever made the file. Where the status is TIED every trained tensor of the
-        epoch is in a safetensors file where a loader looks for it, under names that it looks for: all of the model, of a module
-        or of an adapter in one file or set of shards, and whatever else could be taken for that one has all of it too. No file
-        in the place of a module or an adapter has tensors of another, and no file beside them is of a form that may hold
-        weights (`ledger.release.contents`). What code and settings make of the tensors nothing here says; `code` names them.
+    shape and SHA-256; nothing else is asked of whoever made the file. Where the status is TIED every trained tensor of the
+    epoch is in a safetensors file where a loader looks for it, under names that it looks for: all of the model, of a module or
+    of an adapter in one file or set of shards, and whatever else could be taken for that one has all of it too. No file in the
+    place of a module or an adapter has tensors of another, and no file beside them is of a form that may hold weights
+    (`ledger.release.contents`). What code and settings make of the tensors nothing here says; `code` names them.
 
     Args:
         commitment: the tensors of the epoch, whose digest the caller has compared with the EPOCH leaf.

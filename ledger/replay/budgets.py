@@ -2,8 +2,8 @@
 
 A limit is a pair (epsilon, delta), and holds for all runs together, also where a later one was chosen by looking at the models
 of those before, as it mostly is. So several runs are added up by a Rényi filter, at an order that is fixed before the first of
-them, and not composed as if they had been planned together (docs/mechanism, Theorem 13). One run by itself is held against
-its accountant.
+them, and not composed as if they had been planned together (docs/mechanism, Theorem 13). One run by itself is held against its
+accountant.
 """
 
 import math
@@ -113,9 +113,8 @@ def of_run(run: RunState, contribution: Contribution) -> Spending:
 def most_of_run(run: RunState, contributions: Iterable[Contribution]) -> Spending:
     """Returns what is no less than any of these contributions of one class spent in a run so far.
 
-    Guarantee:
-        In each phase of the noise it counts the least multiplier and the most steps of any of them, the largest cap, and none
-        where one of them has none; where occurrences are public the largest loss. Each of these only adds to an epsilon.
+    Guarantee: In each phase of the noise it counts the least multiplier and the most steps of any of them, the largest cap, and
+    none where one of them has none; where occurrences are public the largest loss. Each of these only adds to an epsilon.
 
     Args:
         run: the run.
@@ -252,9 +251,8 @@ def limits_over(accounts: Iterable[Account]) -> tuple[Limit, ...]:
 def reached(limit: Limit, accounts: Sequence[Account]) -> float:
     """Returns what of a limit these runs use, as epsilon at its delta.
 
-    Guarantee:
-        If this never exceeded the limit's epsilon before a run began, counting that run as planned, all runs together are
-        within the limit, however each was chosen: by its accountant if only one has spent anything, else by the filter.
+    Guarantee: If this never exceeded the limit's epsilon before a run began, counting that run as planned, all runs together
+    are within the limit, however each was chosen: by its accountant if only one has spent anything, else by the filter.
     """
     used = [account for account in accounts if account.spent]
     if not used:

@@ -327,9 +327,7 @@ class Register:
         terms = self._last[1]
         hashed = leaf_hash(leaf.descriptor_hash)
         slot = self._pools[place].append(hashed)
-        contribution = Contribution(
-            descriptor_hash=leaf.descriptor_hash, seq=leaf.seq, terms=terms, slot=slot, unnamed=unnamed
-        )
+        contribution = Contribution(descriptor_hash=leaf.descriptor_hash, seq=leaf.seq, terms=terms, slot=slot, unnamed=unnamed)
         self.unnamed[place] += unnamed
         self.by_hash[leaf.descriptor_hash] = contribution
         self.by_number.append(contribution)
@@ -363,9 +361,8 @@ class Register:
     def pool(self, place: int) -> tuple[int, bytes]:
         """Returns the number of active contributions of a class, and the root that commits to who they are.
 
-        Guarantee:
-            The root determines all that were ever admitted to the class, in that order, and which of them are active: it is the
-            RFC 6962 root over one leaf per admission, the descriptor hash, or nothing once the contribution was withdrawn.
+        Guarantee: The root determines all that were ever admitted to the class, in that order, and which of them are active: it
+        is the RFC 6962 root over one leaf per admission, the descriptor hash, or nothing once the contribution was withdrawn.
         """
         return self.active[place], self._pools[place].root()
 

@@ -93,11 +93,10 @@ class Accounts:
     def of(self, descriptor_hash: bytes, signed: Signed | None = None, *, named: bool = False) -> Account | None:
         """Returns the account of a contribution; None if the run has none of it, or only as a public one.
 
-        Guarantee:
-            Of a run that was lost the account is what the whole plan could have spent, for everybody whose class its policy
-            has: whoever was not admitted in the cited leaves may have been admitted behind them. So it does not matter at
-            which size its operator says that the key was lost. Of a run whose ADMIT leaves of who stayed are gone, the account
-            of whom no leaf names is no less than that of any unnamed contribution of its class: it may be one of them.
+        Guarantee: Of a run that was lost the account is what the whole plan could have spent, for everybody whose class its
+        policy has: whoever was not admitted in the cited leaves may have been admitted behind them. So it does not matter at
+        which size its operator says that the key was lost. Of a run whose ADMIT leaves of who stayed are gone, the account of
+        whom no leaf names is no less than that of any unnamed contribution of its class: it may be one of them.
 
         Args:
             descriptor_hash: of the contribution.
@@ -196,9 +195,7 @@ class SpentRegistry:
                 _, leaf = self.withdrawn[name]
                 yield name, leaf.reason, leaf.evidence_hash
 
-    def accounts(
-        self, descriptor_hash: bytes, signed: Signed | None = None, *, named: bool = False
-    ) -> tuple[Account, ...]:
+    def accounts(self, descriptor_hash: bytes, signed: Signed | None = None, *, named: bool = False) -> tuple[Account, ...]:
         """Returns the accounts of a contribution in the runs that admitted it, may have, or were lost (`Accounts.of`)."""
         found = (ledger.of(descriptor_hash, signed, named=named) for ledger in self._ledgers)
         return tuple(account for account in found if account is not None)
@@ -250,8 +247,7 @@ class SpentRegistry:
     def require_within(self, header: Header, admissions: Iterable[AdmitSpec]) -> None:
         """Refuses a run that could bring a contribution above a limit of epsilon over all runs: its own, or of its class.
 
-        Guarantee:
-            When this returns, no charge of the run, up to its horizon with every redone step, can exceed a limit.
+        Guarantee: When this returns, no charge of the run, up to its horizon with every redone step, can exceed a limit.
 
         Args:
             header: of the new run.

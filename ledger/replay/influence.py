@@ -1,8 +1,8 @@
 """Computes who may have influenced a part of the model and at what cost, and judges RELEASE leaves.
 
-Source: docs/guarantee.md, statement D. An edge leads from class k to every block that k may write, and from a
-block to every class whose forward reads it. Without a path from k to any block of an artifact, the artifact is a function of
-everything but the contributions of k.
+Source: docs/guarantee.md, statement D. An edge leads from class k to every block that k may write, and from a block to every
+class whose forward reads it. Without a path from k to any block of an artifact, the artifact is a function of everything but
+the contributions of k.
 """
 
 from collections import Counter
@@ -83,10 +83,9 @@ def influenced(
 def artifacts(header: Header) -> tuple[Artifact, ...]:
     """Returns the full model, its base without the adapters that classes are bound to, and each of these adapters.
 
-    Guarantee:
-        Computed from the header alone, for the forward that the engine has: all adapters are active, so that every
-        contribution reads every block. A part is free of the influence of a class only if no class may touch any of its blocks:
-        it is then what it was before the first step.
+    Guarantee: Computed from the header alone, for the forward that the engine has: all adapters are active, so that every
+    contribution reads every block. A part is free of the influence of a class only if no class may touch any of its blocks: it
+    is then what it was before the first step.
     """
     classes = header.policy.classes
     writes = {profile.class_name: frozenset(profile.blocks) for profile in header.profiles}
@@ -115,12 +114,11 @@ def class_costs(
 ) -> tuple[tuple[float, float] | None, ...]:
     """Returns what a model of this run costs the contributions of each class: the largest epsilon, and with content replaced.
 
-    Guarantee:
-        Upper bounds for every contribution of the class, at the policy's delta; None for a public class, of which nothing is
-        promised. Of a run that has not gone to its signed end they are those of the planned horizon and all steps that may be
-        done again: when to stop may have been decided by looking at the model, and an epsilon up to there would say nothing.
-        So the figures of an earlier release can be had later too; where steps were done again since, in a phase of more
-        noise than the least, they may be above those of its moment, and never below.
+    Guarantee: Upper bounds for every contribution of the class, at the policy's delta; None for a public class, of which
+    nothing is promised. Of a run that has not gone to its signed end they are those of the planned horizon and all steps that
+    may be done again: when to stop may have been decided by looking at the model, and an epsilon up to there would say nothing.
+    So the figures of an earlier release can be had later too; where steps were done again since, in a phase of more noise than
+    the least, they may be above those of its moment, and never below.
 
     Args:
         run: the run.

@@ -93,12 +93,11 @@ class Reached:
 class OrderWatch:
     """The order of a run, and how often its steps are repeated, over the leaves of its ledger.
 
-    Guarantee:
-        Where no problem was found, every contribution took part in exactly those steps with a DRAW leaf in which it was due,
-        unless it was withdrawn or had reached its enforced cap: a leaf that leaves one out is found like one that adds one.
-        There, and where noise varies over the run, at most `redo_steps` of the charged steps were repetitions, however the run
-        was interrupted: so a contribution has at most the periods that the run reached and redo_steps occurrences
-        (docs/mechanism, Theorem 12), and a phase of the noise at most its own steps and these.
+    Guarantee: Where no problem was found, every contribution took part in exactly those steps with a DRAW leaf in which it was
+    due, unless it was withdrawn or had reached its enforced cap: a leaf that leaves one out is found like one that adds one.
+    There, and where noise varies over the run, at most `redo_steps` of the charged steps were repetitions, however the run was
+    interrupted: so a contribution has at most the periods that the run reached and redo_steps occurrences (docs/mechanism,
+    Theorem 12), and a phase of the noise at most its own steps and these.
     """
 
     def __init__(self, header: Header) -> None:
@@ -175,9 +174,8 @@ class OrderWatch:
 class Isolation:
     """What the leaves so far say of statement A.
 
-    Guarantee:
-        Once weakened, A stays weakened, by the first reason that was recorded: a leaf that says otherwise is a problem. So is
-        one that says it is weakened where the policy requires A.
+    Guarantee: Once weakened, A stays weakened, by the first reason that was recorded: a leaf that says otherwise is a problem.
+    So is one that says it is weakened where the policy requires A.
 
     Attributes:
         told: `HELD`, or why A does not hold.

@@ -108,8 +108,8 @@ class Replay(RunState):
         """Applies the next leaf.
 
         Returns:
-            What contradicts the leaves before it, each with the position of this leaf; an empty list when all is well.
-            The state moves on either way, counting every charge in full.
+            What contradicts the leaves before it, each with the position of this leaf; an empty list when all is well. The
+            state moves on either way, counting every charge in full.
         """
         problems = list(self._problems(leaf))
         for problem in problems:
@@ -410,7 +410,7 @@ class Replay(RunState):
         """Holds what a leaf says of an admission that is gone against its aggregate, and takes the name from it.
 
         Guarantee: a member that is shown has its ADMIT leaf gone, left with this leaf and no other, and was in the run at its
-            close. So whose names rest on auditors' word does not hang on how often, or when, something is shown.
+        close. So whose names rest on auditors' word does not hang on how often, or when, something is shown.
         """
         seq, (anchor, *path) = leaf.admit_seq or 0, leaf.member or (b"",)
         aggregate = self.tally.aggregate_of(seq)

@@ -3,11 +3,11 @@
 A leaf says when it was written by the clock of the writer, and nothing else shows that. What is judged here: times follow one
 another; a CLOCK leaf says which time it takes back; and how far the last one lies from the clock of whoever asks.
 
-A KEY leaf at position i is signed by the key until then and by the next one. Checkpoints of more than i leaves, which are
-those that contain it, must be signed by the next key, and the old key's count no more; the first of them, of i + 1 leaves,
-carries both signatures. So whoever pinned any key of the chain can follow it, and whoever steals a key that was retired can
-sign nothing that extends the ledger. A key that was stolen before it was retired is another matter: a thief could retire it
-too, so that ledger ends, and a new one under another origin cites it (`ledger.leaves.header`).
+A KEY leaf at position i is signed by the key until then and by the next one. Checkpoints of more than i leaves, which are those
+that contain it, must be signed by the next key, and the old key's count no more; the first of them, of i + 1 leaves, carries
+both signatures. So whoever pinned any key of the chain can follow it, and whoever steals a key that was retired can sign
+nothing that extends the ledger. A key that was stolen before it was retired is another matter: a thief could retire it too, so
+that ledger ends, and a new one under another origin cites it (`ledger.leaves.header`).
 """
 
 from array import array
@@ -50,10 +50,9 @@ class Timeline:
     def take(self, leaf: Leaf, seq: int) -> Iterator[LeafRefused]:
         """Takes the leaf at ``seq``, and yields what is wrong with its time.
 
-        Guarantee:
-            Without a problem the time is no earlier than that of any leaf since the last CLOCK leaf; and a CLOCK leaf says the
-            time of the leaf before it, so that it takes back what stands there and no other time (of a leaf that was pruned,
-            no earlier time than that of the last one that is kept).
+        Guarantee: Without a problem the time is no earlier than that of any leaf since the last CLOCK leaf; and a CLOCK leaf
+        says the time of the leaf before it, so that it takes back what stands there and no other time (of a leaf that was
+        pruned, no earlier time than that of the last one that is kept).
         """
         loose, self.loose = self.loose, False
         if isinstance(leaf, Clock):
@@ -77,9 +76,8 @@ class Timeline:
     def counts(self, time: int, size: int, now: int | None) -> bool:
         """Tells whether somebody can have signed a checkpoint at a time.
 
-        Guarantee:
-            True only for times in [time of the last leaf under the checkpoint, ``now`` + `AHEAD_SECONDS`]: nobody signs a leaf
-            before it is written, or tomorrow.
+        Guarantee: True only for times in [time of the last leaf under the checkpoint, ``now`` + `AHEAD_SECONDS`]: nobody signs
+        a leaf before it is written, or tomorrow.
 
         Args:
             time: POSIX seconds that the signature states.

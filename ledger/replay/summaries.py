@@ -134,8 +134,7 @@ class Aggregate(Checked):
     def require_member(self, member: Member, path: Sequence[bytes]) -> None:
         """Checks that a record is one of the members.
 
-        Guarantee:
-            Returns only if the record, at its own position, is under the root over the members.
+        Guarantee: Returns only if the record, at its own position, is under the root over the members.
 
         Args:
             member: the record.
@@ -170,10 +169,9 @@ class Aggregating:
     def take(self, leaf: Admit, place: int, known: Aggregate | None) -> None:
         """Takes the next ADMIT leaf.
 
-        Guarantee:
-            An aggregate that is known gives its root, and only where all else in it is what the leaves give: first leaf, number
-            of leaves, class and every bound. Where it says anything else, or two stand for leaves that belong to one, no root
-            comes out here that a SUMMARY leaf could have.
+        Guarantee: An aggregate that is known gives its root, and only where all else in it is what the leaves give: first leaf,
+        number of leaves, class and every bound. Where it says anything else, or two stand for leaves that belong to one, no
+        root comes out here that a SUMMARY leaf could have.
 
         Args:
             leaf: the leaf, or what was restored of it.
