@@ -26,11 +26,9 @@ _CHUNK = 1 << 20
 
 @dataclass(slots=True, unsafe_hash=True)
 class Attestation:
-    """A descriptor, the signature over it, and what opens its commitments, all as received; nothing is checked yet.
+    """Holds descriptor, signature and opening as received; nothing is checked yet.
 
     Args:
-        descriptor: Bytes of the descriptor.
-        sign1: Bytes of the COSE_Sign1 message.
         opening: Bytes of the opening; empty where it is not known, as to an auditor.
     """
 
@@ -43,11 +41,12 @@ class Attestation:
             raise CborError("TYPE", "descriptor, signature and opening of an attestation are byte strings")
 
     def to_cbor(self) -> bytes:
-        """One item of an attestation file."""
+        """Returns one item of an attestation file."""
         return cbor.encode([self.descriptor, self.sign1, self.opening])
 
     def digest(self) -> bytes:
-        """SHA-256 over descriptor and signature: names this very message, as a descriptor's digest names what was signed.
+        """Returns SHA-256 over descriptor and signature: names this very message, as a descriptor's digest names what was
+        signed.
 
         The opening is left out, so whoever holds an export computes it too.
         """
@@ -73,7 +72,7 @@ class Attestation:
 
 
 def read_sequence(stream: BinaryIO) -> Iterator[Attestation]:
-    """Read attestations one by one; memory stays bounded whatever the file holds.
+    """Reads attestations one by one; memory stays bounded whatever the file holds.
 
     Raises:
         CborError: An item is malformed or too large. What follows it cannot be found, so the sequence ends there.
@@ -83,7 +82,7 @@ def read_sequence(stream: BinaryIO) -> Iterator[Attestation]:
 
 
 def read_places(stream: BinaryIO) -> Iterator[tuple[int, Attestation]]:
-    """Attestations with the byte at which each begins, counted from where the stream stands.
+    """Yields attestations with the byte at which each begins, counted from where the stream stands.
 
     Raises:
         CborError: As for `read_sequence`.
@@ -108,11 +107,7 @@ def read_places(stream: BinaryIO) -> Iterator[tuple[int, Attestation]]:
 
 
 def read_at(stream: BinaryIO, place: int) -> Attestation:
-    """The attestation that begins at a byte of a file.
-
-    Raises:
-        CborError: There is none.
-    """
+    """Returns the attestation that begins at a byte of a file. Raises CborError: There is none."""
     stream.seek(place)
     return _attestation(cbor.decode_prefix(stream.read(MAX_SIZE), 0, max_size=MAX_SIZE)[0])
 
@@ -134,11 +129,10 @@ _NO_CONTENT: Final = bytes(COMMITMENT_SIZE)
 
 @dataclass(frozen=True, slots=True)
 class CommonTerms:
-    """What attestations have in common that were signed together.
+    """Holds the terms that attestations share which were signed together.
 
     Args:
         signed: The descriptor with 32 zero bytes in place of the commitment to the content.
-        key_id: Short name of the key that signed.
 
     Raises:
         DescriptorRefused: Code TYPE or RANGE.
@@ -176,14 +170,11 @@ class CommonTerms:
 
 
 class Framing:
-    """The bytes around what differs among attestations of the same terms.
+    """Holds the bytes around what differs among attestations of equal terms.
 
     Guarantee: `descriptor` is `to_cbor()` of the descriptor with that content, `to_be_signed` what `sign1.sign` signs of it for
     the key id and issuer of the terms, `message` the only COSE_Sign1 message over it that `sign1.read` accepts with that
     issuer, key id and signature, and `digest` is `Attestation.digest()` of both, byte for byte.
-
-    Args:
-        terms: What they have in common.
     """
 
     __slots__ = ("_descriptor", "_digested", "_message", "_to_be_signed")
@@ -231,9 +222,6 @@ class FramingPattern:
 
     Guarantee: `framing` is `Framing` of the terms that were cut, byte for byte, where these differ from the terms given here in
     the commitments, in times and in the key id alone.
-
-    Args:
-        terms: Any of these terms.
     """
 
     __slots__ = ("_framing", "_message", "_to_be_signed")
@@ -256,7 +244,6 @@ class FramingPattern:
         Args:
             descriptor: The bytes of its descriptor before and after the commitment to the content.
             contributor: The commitment that stands in them, 32 bytes.
-            key_id: Short name of the key that signed.
         """
         made, known, issuer = object.__new__(Framing), self._framing, contributor.hex().encode("ascii")
         made._descriptor, made._digested = descriptor, known._digested

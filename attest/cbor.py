@@ -31,7 +31,7 @@ _HALF, _SINGLE, _DOUBLE = struct.Struct(">e"), struct.Struct(">f"), struct.Struc
 
 
 def encode(value: Any, *, max_depth: int = MAX_DEPTH) -> bytes:
-    """Encode a value to its only accepted encoding.
+    """Encodes a value to its only accepted encoding.
 
     Guarantee: type-exact. Only `bool`, `int`, `float`, `str`, `bytes`, `None`, `list`, `tuple` and `dict` themselves are
     encoded; subclasses (an `IntEnum`, a numpy float) and everything else are refused, so nothing is signed under a type that a
@@ -46,7 +46,7 @@ def encode(value: Any, *, max_depth: int = MAX_DEPTH) -> bytes:
 
 
 def decode(data: bytes, *, max_size: int = MAX_SIZE, max_depth: int = MAX_DEPTH) -> Any:
-    """Decode exactly one item.
+    """Decodes exactly one item.
 
     Guarantee: `encode(decode(data)) == data` for every accepted `data`; time and memory are bounded by `max_size`, which is
     checked before anything is read. Arrays come back as `list`.
@@ -65,7 +65,7 @@ def decode(data: bytes, *, max_size: int = MAX_SIZE, max_depth: int = MAX_DEPTH)
 
 
 def decode_prefix(data: bytes, offset: int, *, max_size: int = MAX_SIZE, max_depth: int = MAX_DEPTH) -> tuple[Any, int]:
-    """Decode one item of a CBOR sequence (RFC 8742) that starts at `offset`.
+    """Decodes one item of a CBOR sequence (RFC 8742) that starts at `offset`.
 
     Args:
         data: The sequence, or a window of it.
@@ -123,7 +123,7 @@ def byte_string_triple(data: bytes, at: int) -> tuple[bytes, bytes, bytes, int] 
 
 
 def record_values(data: bytes, *, max_depth: int = MAX_DEPTH) -> list[Any] | None:
-    """The values of a map with the keys 0, 1, 2, ... (at most 23), in order of the keys.
+    """Returns the values of a map with the keys 0, 1, 2, ... (at most 23), in order of the keys.
 
     A shortcut for logs of such maps: what it returns are the values of what `decode` returns, and wherever it returns None it
     leaves the verdict to `decode`.
@@ -183,7 +183,7 @@ def _truncated(wanted: int, left: int) -> _TruncatedError:
 
 
 def _decode_item(data: bytes, at: int, depth: int) -> tuple[Any, int]:
-    """Decode the item at `at`; `depth` is the number of containers still allowed."""
+    """Decodes the item at `at`; `depth` is the number of containers still allowed."""
     if at >= len(data):
         raise _truncated(1, 0)
     head = data[at]
@@ -280,7 +280,7 @@ def _decode_simple(data: bytes, at: int, info: int) -> tuple[bool | float | None
 
 
 def _shortest_float(value: float) -> bytes:
-    """Head and payload of a finite float in the smallest width that keeps its value."""
+    """Returns the head and payload of a finite float in the smallest width that keeps its value."""
     for head, layout in ((b"\xf9", _HALF), (b"\xfa", _SINGLE)):
         try:
             packed = layout.pack(value)

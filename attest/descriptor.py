@@ -167,17 +167,17 @@ class Terms:
 
     @property
     def public(self) -> bool:
-        """Whether the contributor signed that the contribution is public: by the bounds that say so, and no others."""
+        """Tells whether the contributor signed that the contribution is public: by the bounds that say so, and no others."""
         return (self.clip_norm_micro, self.noise_multiplier_micro) == (PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO)
 
     @property
     def clip_norm(self) -> float:
-        """Signed clip norm C as a double."""
+        """Returns the signed clip norm C as a double."""
         return from_micro(self.clip_norm_micro)
 
     @property
     def noise_multiplier(self) -> float:
-        """Signed noise multiplier sigma as a double."""
+        """Returns the signed noise multiplier sigma as a double."""
         return from_micro(self.noise_multiplier_micro)
 
 
@@ -216,12 +216,12 @@ class SignedDescriptor(Terms):
         return self.contributor.hex()
 
     def to_cbor(self) -> bytes:
-        """The bytes that are signed; optional fields that are None are left out."""
+        """Returns the bytes that are signed; optional fields that are None are left out."""
         return cbor.encode(wire.encode_map(self))
 
     @classmethod
     def from_cbor(cls, data: bytes) -> "SignedDescriptor":
-        """Read a descriptor strictly.
+        """Reads a descriptor strictly.
 
         Guarantee: an accepted byte string is exactly `to_cbor()` of the result, so a digest names one descriptor.
 
@@ -235,7 +235,7 @@ class SignedDescriptor(Terms):
         return read
 
     def digest(self) -> bytes:
-        """SHA-256 of `to_cbor()`: the name under which ledgers and withdrawals know the contribution."""
+        """Returns SHA-256 of `to_cbor()`: the name under which ledgers and withdrawals know the contribution."""
         return hashlib.sha256(self.to_cbor()).digest()
 
     def opened(self, opening: bytes) -> "ContributionDescriptor":
@@ -299,11 +299,7 @@ class Opening:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ContributionDescriptor(Terms, Opening):
-    """A descriptor with its opening, as its contributor and the gate hold it.
-
-    Raises:
-        DescriptorRefused: As for `Terms`.
-    """
+    """A descriptor with its opening, as its contributor and the gate hold it. Raises DescriptorRefused: As for `Terms`."""
 
     salts: bytes = field(default_factory=lambda: secrets.token_bytes(SALTS_SIZE), repr=False)
 
@@ -338,7 +334,7 @@ class ContributionDescriptor(Terms, Opening):
         return self.signed.to_cbor()
 
     def digest(self) -> bytes:
-        """SHA-256 of `to_cbor()`: the name under which ledgers and withdrawals know the contribution."""
+        """Returns SHA-256 of `to_cbor()`: the name under which ledgers and withdrawals know the contribution."""
         return self.signed.digest()
 
     def opening(self) -> bytes:
@@ -352,7 +348,6 @@ class ContributionDescriptor(Terms, Opening):
         Guarantee: an accepted pair is exactly `to_cbor()` and `opening()` of the result (`SignedDescriptor.opened`).
 
         Args:
-            data: Bytes of the descriptor.
             opening: Bytes of the opening; empty where only the descriptor is known.
 
         Raises:
@@ -412,7 +407,7 @@ def claimed_content(opening: bytes) -> bytes | None:
 
 
 def split(data: bytes, opening: bytes) -> Parts | None:
-    """Cut around the commitment to the content, the nonce and the content hash, by the lengths of what is before them.
+    """Cuts around the commitment to the content, the nonce and the content hash, by the lengths of what is before them.
 
     Guarantee: `split(data, opening).join() == (data, opening)`, or None. Where these are a descriptor and its opening the cuts
     are where the fields are; whether they are is for the caller to establish.

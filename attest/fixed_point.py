@@ -20,7 +20,7 @@ _MAX_EXPONENT = 100
 
 
 def to_fraction(value: object) -> Fraction:
-    """Exact rational value of a decimal.
+    """Returns the exact rational value of a decimal.
 
     Floats are refused: their decimal text is not what was written. The number of digits is bounded, so a short text like
     `1e999999999` cannot ask for gigabytes.
@@ -50,7 +50,7 @@ def to_fraction(value: object) -> Fraction:
 
 
 def to_micro(value: object, *, rounding: Literal["down", "up", "exact"]) -> int:
-    """Convert a decimal to an integer count of 1e-6.
+    """Converts a decimal to an integer count of 1e-6.
 
     Args:
         value: `int`, `Decimal` or decimal `str`; never a float.
@@ -77,18 +77,14 @@ def to_micro(value: object, *, rounding: Literal["down", "up", "exact"]) -> int:
 
 
 def from_micro(count: int) -> float:
-    """The double nearest to `count` * 1e-6.
-
-    Raises:
-        ValueRefused: Code TYPE if `count` is not exactly an `int`.
-    """
+    """Returns the double nearest to `count` * 1e-6. Raises ValueRefused: code TYPE if `count` is not exactly an `int`."""
     if type(count) is not int:
         raise ValueRefused("TYPE", f"found {type(count).__name__}, expected an int count of 1e-6")
     return count / MICRO
 
 
 def to_pico(value: object) -> int:
-    """Convert a delta to an integer count of 1e-12, rounded down: the strict side.
+    """Converts a delta to an integer count of 1e-12, rounded down: the strict side.
 
     Args:
         value: `int`, `Decimal` or decimal `str`; never a float.
@@ -103,11 +99,7 @@ def to_pico(value: object) -> int:
 
 
 def from_pico(count: int) -> Fraction:
-    """The exact delta of a count of 1e-12.
-
-    Raises:
-        ValueRefused: Code TYPE if `count` is not exactly an `int`.
-    """
+    """Returns the exact delta of a count of 1e-12. Raises ValueRefused: code TYPE if `count` is not exactly an `int`."""
     if type(count) is not int:
         raise ValueRefused("TYPE", f"found {type(count).__name__}, expected an int count of 1e-12")
     return Fraction(count, PICO)

@@ -79,7 +79,6 @@ def settings_table(cls: type, place: str = "") -> str:
     """Returns the table of the settings that a person writes in one place: key, default, meaning.
 
     Args:
-        cls: The document.
         place: Name of the table of TOML; empty for what stands above the first.
     """
     rows = []

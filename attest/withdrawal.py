@@ -28,11 +28,7 @@ PASSING: Final = frozenset({EXPIRED, *REGISTRY_REASONS})
 
 @dataclass(frozen=True, slots=True)
 class Withdrawal(Payload):
-    """What is signed to withdraw a contribution.
-
-    Raises:
-        ValueRefused: Code TYPE, RANGE or REASON.
-    """
+    """Withdraws a contribution: what is signed for it."""
 
     SCHEMA: ClassVar = "dptrain.withdrawal/1"
     CDDL: ClassVar = "withdrawal"
@@ -57,22 +53,13 @@ class Withdrawal(Payload):
 
 
 def sign_withdrawal(withdrawal: Withdrawal, key: Signer | Ed25519PrivateKey, *, signer: str) -> tuple[bytes, bytes]:
-    """Sign a withdrawal.
-
-    Args:
-        withdrawal: What is withdrawn.
-        key: Key of the signer, or what signs with it.
-        signer: Identifier of the contributor, or of the operator.
-
-    Returns:
-        Payload and COSE_Sign1 message.
-    """
+    """Signs a withdrawal. Returns payload and COSE_Sign1 message."""
     payload = withdrawal.to_cbor()
     return payload, sign1.sign(payload, key, contributor=signer, typ=sign1.TYP_WITHDRAWAL)
 
 
 def verify_withdrawal(payload: bytes, message: bytes, public_key: bytes, *, signer: str, corpus: str) -> Withdrawal:
-    """Check that `signer` withdrew something from `corpus`.
+    """Checks that `signer` withdrew something from `corpus`.
 
     Guarantee: on return, the holder of `public_key` signed this withdrawal as `signer`, as a withdrawal and nothing else, for
     this corpus. Whether the signer may withdraw that contribution is `verify_own_withdrawal`'s matter, or the operator's
@@ -93,7 +80,7 @@ def verify_withdrawal(payload: bytes, message: bytes, public_key: bytes, *, sign
 def verify_own_withdrawal(
     payload: bytes, message: bytes, descriptor: ContributionDescriptor, registry: Registry, *, now: int
 ) -> Withdrawal:
-    """Check that a contributor withdrew this contribution.
+    """Checks that a contributor withdrew this contribution.
 
     Guarantee: on return, a key enrolled for the descriptor's contributor and valid at `now` signed a withdrawal of exactly this
     descriptor, for its corpus. Nobody else's signature passes.
@@ -126,14 +113,12 @@ def verify_entitled_withdrawal(
     registry: Registry | None,
     now: int,
 ) -> Withdrawal:
-    """Check that the signer of a withdrawal may withdraw what it names: the corpus owner, or the contributor itself.
+    """Checks that the signer of a withdrawal may withdraw what it names: the corpus owner, or the contributor itself.
 
     Guarantee: on return, the withdrawal is for `corpus` and signed by the holder of `owner_key` as `owner`, or by a key of the
     contributor of the contribution it names that the registry holds valid at `now`. Nobody else's signature passes.
 
     Args:
-        owner: Identifier of the corpus owner.
-        owner_key: Raw public key of the corpus owner.
         descriptors: Known contributions by descriptor hash; a contributor's withdrawal must name one of them.
         registry: Keys of the contributors; None accepts the owner only.
 

@@ -115,7 +115,6 @@ def file_paths(size: int, retained: int = 0, has_tile: HasTile | None = None) ->
     """Yields the names of all files of an export but `REGISTRY` and those of `attestation_paths`, which may be left out.
 
     Args:
-        size: number of leaves.
         retained: how many bundles, from the first on, are retained ones.
         has_tile: tells the hash tiles that are there, where leaf hashes are gone.
     """
@@ -137,7 +136,6 @@ def attestation_paths(size: int, terms: int, signed: Iterable[int]) -> Iterator[
     """Yields the names of the files with what contributors signed.
 
     Args:
-        size: number of leaves.
         terms: number of common terms.
         signed: numbers of the entry bundles, retained ones too, with the body of an ADMIT leaf.
     """

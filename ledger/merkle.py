@@ -99,7 +99,7 @@ class Frontier:
 
     @classmethod
     def from_bytes(cls, size: int, data: bytes) -> "Frontier":
-        """Inverse of `to_bytes`; raises ProofError when the bytes do not fit the size."""
+        """Returns the inverse of `to_bytes`; raises ProofError when the bytes do not fit the size."""
         if len(data) % HASH_SIZE:
             raise ProofError("FRONTIER", f"edge hashes take a multiple of {HASH_SIZE} bytes, got {len(data)}")
         return cls(size, [data[i : i + HASH_SIZE] for i in range(0, len(data), HASH_SIZE)])
@@ -121,7 +121,7 @@ class SlotTree:
 
     @property
     def size(self) -> int:
-        """Number of leaves."""
+        """Returns the number of leaves."""
         return len(self._levels[0]) // HASH_SIZE
 
     def append(self, hash_: bytes) -> int:
@@ -239,7 +239,6 @@ def verify_inclusion(leaf: bytes, index: int, size: int, proof: Sequence[bytes],
     Args:
         leaf: the leaf data (not its hash).
         index: position of the leaf, from 0.
-        size: number of leaves of the tree.
         proof: audit path, leaf side first.
         root: the tree head to be met.
 

@@ -62,7 +62,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What a checkpoint commits to: the log's origin, its size, and its root."""
+    """Names what a checkpoint commits to: the log's origin, its size, and its root."""
 
     origin: str
     size: int
@@ -81,12 +81,12 @@ class NoteSigner:
 
     @property
     def verifier(self) -> VerifierKey:
-        """The public half."""
+        """Returns the public half."""
         return VerifierKey(self.name, SIGNATURE_ED25519, public_bytes(self.private_key))
 
     @property
     def vkey(self) -> str:
-        """The public half as text, to be pinned by auditors."""
+        """Returns the public half as text, to be pinned by auditors."""
         return str(self.verifier)
 
 
@@ -99,7 +99,6 @@ class Cosigner:
 
     Attributes:
         name: as it stands in signature lines; best a URL without its scheme.
-        key: the private key, or what signs with it.
     """
 
     name: str
@@ -110,12 +109,12 @@ class Cosigner:
 
     @property
     def verifier(self) -> VerifierKey:
-        """The public half."""
+        """Returns the public half."""
         return VerifierKey(self.name, SIGNATURE_COSIGNATURE_V1, as_signer(self.key).public_key)
 
     @property
     def vkey(self) -> str:
-        """The public half as text, to be named in policies."""
+        """Returns the public half as text, to be named in policies."""
         return str(self.verifier)
 
 
@@ -151,7 +150,6 @@ def cosign(data: bytes, cosigner: Cosigner, log_keys: Sequence[str], *, time: in
 
     Args:
         data: a note by the log over a checkpoint without extension lines.
-        cosigner: who signs.
         log_keys: verifier keys of the log, obtained from a trusted place.
         time: POSIX seconds of signing; part of what is signed.
 
@@ -210,7 +208,6 @@ def open_note(data: bytes, verifier_keys: Sequence[str]) -> Note:
     of them fails to verify. Lines by other keys count for nothing, as the format demands, and are told (`Note.ignored`).
 
     Args:
-        data: the note, as stored or received.
         verifier_keys: the keys the caller trusts, as `parse_verifier_key` reads them.
 
     Raises:
@@ -285,7 +282,8 @@ def with_signature(data: bytes, key: VerifierKey, blob: bytes) -> bytes:
 
 
 def summary_message(timestamp: int, since: int, text: str) -> bytes:
-    """What a statement on summaries signs: no checkpoint and no cosignature begins like this, so neither passes for it."""
+    """Returns what a statement on summaries signs: no checkpoint and no cosignature begins like this, so neither passes for it.
+    """
     return f"dptrain/summary/v1\ntime {timestamp}\nsummaries from {since}\n{text}".encode()
 
 
@@ -335,14 +333,14 @@ def _signature_line(key: VerifierKey, signature: bytes) -> str:
 
 
 def _with_lines(data: bytes, lines: Sequence[str]) -> bytes:
-    """A note with further signature lines; refuses what a reader would."""
+    """Returns a note with further signature lines; refuses what a reader would."""
     whole = data + "".join(f"{line}\n" for line in lines).encode()
     _split(whole)
     return whole
 
 
 def _cosigned_message(timestamp: int, text: str) -> bytes:
-    """What a cosignature signs (C2SP tlog-cosignature, "Ed25519 signed message")."""
+    """Returns what a cosignature signs (C2SP tlog-cosignature, "Ed25519 signed message")."""
     return f"cosignature/v1\ntime {timestamp}\n{text}".encode()
 
 

@@ -31,7 +31,6 @@ class Subtree(NamedTuple):
 
     Attributes:
         first: its first leaf, a multiple of 2^level.
-        level: height.
         hash: its root.
     """
 
@@ -41,7 +40,7 @@ class Subtree(NamedTuple):
 
     @property
     def end(self) -> int:
-        """First leaf after it."""
+        """Returns the first leaf after it."""
         return self.first + (1 << self.level)
 
 
@@ -81,11 +80,7 @@ class Subtrees:
         self.size += 1 << level
 
     def extend(self, hashes: Iterable[bytes]) -> None:
-        """Adds leaf hashes in order.
-
-        Raises:
-            ProofError: one has another length; none is added then.
-        """
+        """Adds leaf hashes in order. Raises ProofError: one has another length; none is added then."""
         added = list(hashes)
         if wrong := [hash_ for hash_ in added if len(hash_) != HASH_SIZE]:
             raise ProofError("HASH", f"a hash of a tree has {HASH_SIZE} bytes, got {len(wrong[0])}")
@@ -190,7 +185,6 @@ def upper_tiles(roots: Subtrees, size: int, has_tile: layout.HasTile | None = No
 
     Args:
         roots: the tree over the roots of the tiles of level 0.
-        size: number of leaves.
         has_tile: tells which tiles there are, where hashes are gone.
     """
     for row in range(1, layout.level_count(size)):
@@ -241,11 +235,7 @@ def entry_bundle(entries: Sequence[bytes]) -> bytes:
 
 
 def split_bundle(data: bytes, width: int | None) -> list[bytes]:
-    """Reads exactly ``width`` entries that fill ``data``, or as many as fill it.
-
-    Raises:
-        ProofError: if they do not.
-    """
+    """Reads exactly ``width`` entries that fill ``data``, or as many as fill it. Raises ProofError: if they do not."""
     entries: list[bytes] = []
     offset = 0
     while offset < len(data) if width is None else len(entries) < width:
@@ -271,9 +261,6 @@ class KeptNodes:
         Args:
             data: its content.
             size: number of leaves of the tree.
-
-        Raises:
-            ProofError: code NODES; it is damaged, or its subtrees do not tile whole tiles, each with a larger subtree in it.
         """
         body, digest = data[:-HASH_SIZE], data[-HASH_SIZE:]
         if not body or len(body) % NODE_SIZE:
@@ -315,11 +302,11 @@ class KeptNodes:
 
     @property
     def gone_before(self) -> int:
-        """Position behind the last leaf whose hash is gone."""
+        """Returns the position behind the last leaf whose hash is gone."""
         return max(node.end for node in self if node.level)
 
     def count_gone(self, first: int, end: int) -> int:
-        """How many leaves from one position up to another lie in subtrees of two leaves or more."""
+        """Says how many leaves from one position up to another lie in subtrees of two leaves or more."""
         return sum(node.end - node.first for node in self if node.level and first <= node.first < end)
 
     def _reaching(self, first: int, end: int) -> Iterator[Subtree]:
@@ -332,7 +319,7 @@ class KeptNodes:
                 yield node
 
     def _place(self, position: int) -> int:
-        """Place of the last subtree that begins at a position or before."""
+        """Returns the place of the last subtree that begins at a position or before."""
         return bisect_right(self._firsts, position, key=lambda place: self._at(place).first) - 1
 
     def _at(self, place: int) -> Subtree:

@@ -1,4 +1,4 @@
-"""Whose signatures make a checkpoint one to rely on: the log's, and quorums of auditors and witnesses who saw one history.
+"""Judges whose signatures make a checkpoint one to rely on: the log's, and quorums of auditors and witnesses.
 
 Format: C2SP tlog-policy. A file of lines ``log <vkey> [<url>]``, ``witness <name> <vkey> [<url>]``, ``group <name> all|any|<k>
 <name>...`` and one ``quorum <name>|none``. It is read as octets: names are compared byte for byte, and only space and tab
@@ -85,7 +85,7 @@ class TrustedCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class TrustPolicy:
-    """Which logs count, and which cosignatures a checkpoint of theirs needs.
+    """Says which logs count, and which cosignatures a checkpoint of theirs needs.
 
     Attributes:
         logs: keys of the logs; the name of each is the log's origin.
@@ -101,7 +101,7 @@ class TrustPolicy:
 
     @property
     def vkeys(self) -> list[str]:
-        """All keys of the policy, as `open_note` takes them."""
+        """Returns all keys of the policy, as `open_note` takes them."""
         return [str(key) for key in (*self.logs, *(witness.key for witness in self.witnesses))]
 
     def satisfied(self, cosigners: Collection[VerifierKey]) -> bool:
@@ -126,7 +126,6 @@ class TrustPolicy:
         one policy, whose quorums share an honest cosigner, never accept different histories of one log.
 
         Args:
-            data: the note.
             now: the caller's clock, POSIX seconds; that of this machine without.
 
         Raises:
@@ -176,7 +175,7 @@ class TrustPolicy:
         return "".join(f"{line}\n" for line in (*lines, f"quorum {self.quorum}")).encode("utf-8", "surrogateescape")
 
     def _names(self, cosigners: Collection[VerifierKey]) -> set[str]:
-        """The witnesses and groups that count as having cosigned; members are defined before their group."""
+        """Returns the witnesses and groups that count as having cosigned; members are defined before their group."""
         names = {witness.name for witness in self.witnesses if witness.key in cosigners}
         for group in self.groups:
             if len(names.intersection(group.members)) >= group.threshold:
@@ -225,11 +224,7 @@ def policy_of_keys(vkeys: Sequence[str], quorum: int = 0) -> TrustPolicy:
 
 
 def parse_policy(data: bytes) -> TrustPolicy:
-    """Reads a trust policy.
-
-    Raises:
-        TrustError: the text is not a policy; the sentence names the line.
-    """
+    """Reads a trust policy. Raises TrustError: the text is not a policy; the sentence names the line."""
     if type(data) is not bytes or len(data) > MAX_POLICY_SIZE:
         raise TrustError("SIZE", f"a trust policy has at most {MAX_POLICY_SIZE} bytes")
     found = _FORBIDDEN.search(data)

@@ -1,4 +1,4 @@
-"""The content anchor: a small signed record that lies beside a content, and leads to its contribution in every ledger.
+"""Signs and checks content anchors: small records beside a content that lead to its contribution in every ledger.
 
 A ledger knows a contribution by the commitment to its content and by the hash of its descriptor. The record holds both, signed
 by the contributor. So whoever has it finds the contribution in an export, without the attestation.
@@ -31,11 +31,7 @@ being taken for data, by the gate and by whoever signs a folder."""
 
 @dataclass(frozen=True, slots=True)
 class ContentAnchor(Payload):
-    """What is signed to anchor a content.
-
-    Raises:
-        ValueRefused: Code TYPE or RANGE.
-    """
+    """Anchors a content: what its contributor signs."""
 
     SCHEMA: ClassVar = "dptrain.anchor/1"
     CDDL: ClassVar = "anchor"
@@ -64,7 +60,6 @@ class ContentAnchor(Payload):
         it, if SHA-256 is collision resistant.
 
         Args:
-            content_hash: SHA-256 of the content.
             nonce: Of its descriptor, where the record does not hold it.
 
         Raises:
@@ -91,7 +86,6 @@ def anchor_of(descriptor: ContributionDescriptor, *, time: int, opened: bool = F
 
     Args:
         descriptor: Of the contribution, with its opening.
-        time: Seconds since 1970.
         opened: Whether the record holds the nonce. It cannot be taken back: whoever has content and nonce can show for ever
             that this content was contributed, and a guess of a short or predictable content is confirmed.
     """
@@ -103,8 +97,6 @@ def sign_anchor(anchor: ContentAnchor, key: Signer | Ed25519PrivateKey, *, issue
     """Signs an anchor.
 
     Args:
-        anchor: What is signed.
-        key: Key of the contributor, or what signs with it.
         issuer: Issuer of the descriptor, its commitment to the contributor in hex: a record tells no name either.
 
     Returns:
@@ -115,11 +107,7 @@ def sign_anchor(anchor: ContentAnchor, key: Signer | Ed25519PrivateKey, *, issue
 
 
 def read_anchor(path: str | os.PathLike[str]) -> tuple[bytes, bytes]:
-    """Reads payload and signature of an anchor file; neither is verified.
-
-    Raises:
-        FileRefused: Code FILE, SIZE or FORMAT.
-    """
+    """Reads payload and signature of an anchor file; neither is verified. Raises FileRefused: code FILE, SIZE or FORMAT."""
     return signed_file.read(path, what="content anchor")
 
 

@@ -53,7 +53,7 @@ class Corpus:
     only: str | None = None
 
     def __iter__(self) -> Iterator[Item]:
-        """Read the corpus once; files are hashed while they stream by."""
+        """Reads the corpus once; files are hashed while they stream by."""
         if self.only is not None:
             yield from self._data(self.only)
         else:
@@ -65,7 +65,7 @@ class Corpus:
         return place.with_name(f".{place.name}{suffix}")
 
     def read(self, locator: Locator) -> bytes:
-        """The bytes at a locator, as they are now; compare their hash with the signed one before use.
+        """Returns the bytes at a locator, as they are now; compare their hash with the signed one before use.
 
         Raises:
             CorpusRefused: Code CONTENT_MISSING if they cannot be read or are fewer than the locator says.
@@ -100,7 +100,7 @@ class Corpus:
                 yield from self._data(source)
 
     def _data(self, source: str) -> Iterator[Item]:
-        """The contributions of one `X`, or the attestations that lost theirs."""
+        """Yields the contributions of one `X`, or the attestations that lost theirs."""
         kind = file_kind(self.root, source)
         if file_kind(self.root, source + SUFFIX) != "file":
             yield Item(Locator(source, 0, 0), None, None)
@@ -123,7 +123,7 @@ class Corpus:
         yield from (_orphan(claim) for claim in attestations)
 
     def _pair_by_hash(self, source: str) -> Iterator[Item]:
-        """Files that an attestation claims; then the other files with the attestations left over, by position."""
+        """Yields files that an attestation claims; then the other files with the attestations left over, by position."""
         with open_beneath(self.root, source + SUFFIX) as stream, tempfile.TemporaryFile() as unclaimed:
             claims = Claims(stream)
             try:
@@ -148,7 +148,7 @@ class Corpus:
             yield from (_orphan(claim) for claim in rest)
 
     def _attestations(self, source: str) -> Iterator[Attestation | AttestError]:
-        """The attestations of a file; a malformed item comes last, since nothing behind it can be found."""
+        """Yields the attestations of a file; a malformed item comes last, since nothing behind it can be found."""
         try:
             with open_beneath(self.root, source) as stream:
                 yield from read_sequence(stream)
@@ -172,7 +172,7 @@ class Contents:
         self._stream: BinaryIO | None = None
 
     def read(self, locator: Locator) -> bytes:
-        """The bytes at a locator; as `Corpus.read`."""
+        """Returns the bytes at a locator; as `Corpus.read`."""
         source, offset, length = locator
         if offset < 0 or length < 0:
             raise CorpusRefused("CONTENT_MISSING", f"{locator} is no place in a file")
@@ -199,7 +199,7 @@ class Contents:
 
 
 def open_corpus(path: str | os.PathLike[str]) -> Corpus:
-    """Open a corpus directory or one piece of data.
+    """Opens a corpus directory or one piece of data.
 
     Args:
         path: A directory to search, or data `X` with `X.attest` beside it.
@@ -220,7 +220,7 @@ def open_corpus(path: str | os.PathLike[str]) -> Corpus:
 
 
 def _kind(entry: os.DirEntry[str]) -> Literal["link", "file", "folder", "other"]:
-    """What an entry is: a word, since the entry itself takes several times the memory of its name."""
+    """Returns what an entry is: a word, since the entry itself takes several times the memory of its name."""
     if entry.is_symlink():
         return "link"
     if entry.is_dir(follow_symlinks=False):
@@ -269,7 +269,8 @@ class Claims:
             return  # `rest` meets it again, and tells.
 
     def take(self, content_hash: bytes) -> Attestation | CborError | None:
-        """The first attestation that claims a content and was not taken yet; an error if it is no longer in the file."""
+        """Returns the first attestation that claims a content and was not taken yet; an error if it is no longer in the file.
+        """
         taken = self._table.get(b"t" + content_hash) or 0
         place = self._table.get(b"p" + content_hash + taken.to_bytes(8, "big"))
         if place is None:
@@ -282,7 +283,8 @@ class Claims:
             return error
 
     def rest(self) -> Iterator[Attestation | CborError]:
-        """Attestations that were not taken, in order; a malformed one comes last, since nothing behind it can be found."""
+        """Yields attestations that were not taken, in order; a malformed one comes last, since nothing behind it can be found.
+        """
         self._stream.seek(0)
         try:
             for place, attestation in read_places(self._stream):

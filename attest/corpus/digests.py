@@ -66,7 +66,7 @@ class DigestTable:
         raise TypeError("a DigestTable is not copied: two of them would write to one file")
 
     def get(self, key: bytes) -> int | None:
-        """The number kept for a key, None if there is none."""
+        """Returns the number kept for a key, None if there is none."""
         if not self._sound:
             _fail("was not written in full before")
         found = self._recent.get(key)
@@ -77,7 +77,7 @@ class DigestTable:
         return found
 
     def set(self, key: bytes, value: int) -> None:
-        """Keep a number for a key, in place of an earlier one."""
+        """Keeps a number for a key, in place of an earlier one."""
         if not self._sound:
             _fail("was not written in full before")
         if self._count and key not in self._recent:
@@ -92,7 +92,7 @@ class DigestTable:
         self._remember(key, value)
 
     def setdefault(self, key: bytes, value: int) -> int | None:
-        """The number kept for a key; if there is none, keep `value` and return None."""
+        """Returns the number kept for a key; if there is none, keep `value` and return None."""
         found = self.get(key)
         if found is None:
             self._remember(key, value)
@@ -115,7 +115,7 @@ class DigestTable:
         return int.from_bytes(name[:5], "big") & (len(self._fill) - 1)
 
     def _find(self, page: int, name: bytes) -> tuple[int, int] | None:
-        """Place of an entry within its page, and its number."""
+        """Returns the place of an entry within its page, and its number."""
         held = self._read(page)
         at = held.find(name)
         while at >= 0 and at % _ENTRY:

@@ -26,7 +26,7 @@ _NEWLINE = 0x0A
 
 
 class Locator(NamedTuple):
-    """Where a contribution's content lies.
+    """Says where a contribution's content lies.
 
     Args:
         source: Path of the file relative to the corpus, with forward slashes.
@@ -47,7 +47,7 @@ class Record(NamedTuple):
 
 
 def jsonl_records(root: Path, source: str) -> Iterator[Record]:
-    """The non-empty lines of a JSONL file, without their newlines, hashed while reading; a megabyte is held at a time.
+    """Yields the non-empty lines of a JSONL file, without their newlines, hashed while reading; a megabyte is held at a time.
 
     A line of blanks, tabs and carriage returns alone is empty. A carriage return before the newline belongs to the content: the
     bytes that were signed are the bytes that are read.
@@ -80,7 +80,7 @@ def jsonl_records(root: Path, source: str) -> Iterator[Record]:
 
 
 def file_record(root: Path, source: str) -> Record:
-    """A whole file as one contribution, hashed while reading."""
+    """Returns a whole file as one contribution, hashed while reading."""
     digest, length = hashlib.sha256(), 0
     with open_beneath(root, source) as stream:
         while chunk := stream.read(_CHUNK):
@@ -90,7 +90,7 @@ def file_record(root: Path, source: str) -> Record:
 
 
 def folder_sources(root: Path, source: str) -> Iterator[str]:
-    """Every regular file below a folder, as paths relative to `root`, sorted by code point.
+    """Yields every regular file below a folder, as paths relative to `root`, sorted by code point.
 
     Only the names in the folders on the way to the current file are held. A folder within that cannot be listed comes as if it
     were a file, which nobody can read.
@@ -115,7 +115,7 @@ def folder_sources(root: Path, source: str) -> Iterator[str]:
 
 
 def _listed(root: Path, folder: str) -> list[str]:
-    """Sorted names of the files and folders in a folder; a folder's name ends with a slash."""
+    """Returns the sorted names of the files and folders in a folder; a folder's name ends with a slash."""
     names = []
     try:
         with os.scandir(root / folder) as entries:
@@ -133,7 +133,7 @@ def _listed(root: Path, folder: str) -> list[str]:
 
 
 def records_of(root: Path, source: str) -> Iterator[Record]:
-    """The contributions of one piece of data, by its kind.
+    """Yields the contributions of one piece of data, by its kind.
 
     Raises:
         CorpusRefused: Code CONTENT_MISSING if it is neither a regular file nor a folder, or cannot be read.
@@ -151,7 +151,7 @@ def records_of(root: Path, source: str) -> Iterator[Record]:
 
 
 def file_kind(root: Path, source: str) -> Literal["file", "folder", "other", "missing"]:
-    """What lies at a path; a symbolic link is `other`."""
+    """Returns what lies at a path; a symbolic link is `other`."""
     try:
         mode = os.lstat(os.path.join(root, source)).st_mode
     except OSError:
@@ -162,7 +162,7 @@ def file_kind(root: Path, source: str) -> Literal["file", "folder", "other", "mi
 
 
 def open_beneath(root: Path, source: str) -> BinaryIO:
-    """Open a regular file below `root` without leaving it.
+    """Opens a regular file below `root` without leaving it.
 
     Guarantee: every component is opened relative to its parent and without following a symbolic link, so the file read lies
     inside `root` even while others rename what is there.

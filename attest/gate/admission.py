@@ -26,10 +26,6 @@ class Passed(NamedTuple):
     """A contribution that may be admitted, as far as it alone is concerned.
 
     Args:
-        descriptor_hash: SHA-256 of the signed bytes.
-        attestation_hash: SHA-256 of descriptor and signature together.
-        key_id: Short name of the key that signed.
-        contributor: Who signed.
         admissibility_class: Class under which it may be admitted.
     """
 
@@ -47,7 +43,6 @@ class Admission:
     `attest.attestation.Framing` makes the rest again.
 
     Args:
-        attestation: Descriptor, signature and opening.
         passed: What the gate found.
         holder: Who it counts for: the contributor, or the person behind it that the registry names.
 
@@ -77,27 +72,27 @@ class Admission:
 
     @property
     def descriptor_hash(self) -> bytes:
-        """SHA-256 of the signed bytes."""
+        """Returns SHA-256 of the signed bytes."""
         return self._passed.descriptor_hash
 
     @property
     def attestation_hash(self) -> bytes:
-        """SHA-256 of descriptor and signature together."""
+        """Returns SHA-256 of descriptor and signature together."""
         return self._passed.attestation_hash
 
     @property
     def key_id(self) -> bytes:
-        """Short name of the key that signed."""
+        """Returns the short name of the key that signed."""
         return self._passed.key_id
 
     @property
     def contributor(self) -> str:
-        """Who signed."""
+        """Says who signed."""
         return self._passed.contributor
 
     @property
     def admissibility_class(self) -> str:
-        """Class under which the contribution was admitted."""
+        """Returns class under which the contribution was admitted."""
         return self._passed.admissibility_class
 
     def __eq__(self, other: object) -> bool:
@@ -157,7 +152,7 @@ class Refusal(NamedTuple):
 
 @dataclass(slots=True)
 class Seen:
-    """What was admitted so far, to refuse repetitions and floods; takes bounded memory for any number of contributions.
+    """Remembers what was admitted, to refuse repetitions and floods; memory is bounded for any number of contributions.
 
     Args:
         withdrawn: Descriptor hashes of withdrawn contributions.
@@ -309,7 +304,6 @@ class AdmittedRows(Sequence[Admitted]):
         """Adds an admission behind the last one.
 
         Args:
-            admitted: the admission.
             alone: whether to give it a form of its own, whatever it shares with others.
         """
         admission, (source, offset, length) = admitted

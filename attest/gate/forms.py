@@ -26,7 +26,7 @@ from attest.schema.plain import COMMITMENT_SIZE, CONTRIBUTOR, DATA_CLASS, PRINCI
 
 _CONTRIBUTOR_AT: Final = len(cbor.encode({1: SCHEMA})) + 3
 _DATA_CLASS_AT: Final = _CONTRIBUTOR_AT + COMMITMENT_SIZE + 3
-"""Where the two commitments begin in a descriptor: behind the head of the map, the schema, and the heads of their fields."""
+"""Offsets of the two commitments in a descriptor: behind the head of the map, the schema, and the heads of their fields."""
 
 _LEAST_TIME: Final = 1 << 16
 """The least integer that takes four bytes behind its head; all times since 1970 but those of its first day do until 2106."""
@@ -145,11 +145,8 @@ class Pattern:
         its key.
 
         Args:
-            parts: Descriptor and opening.
             cut: The descriptor's `Cut`, whose shared bytes are this pattern's.
             message: The COSE_Sign1 message; its key id chooses the key.
-            registry: The contributors.
-            now: Seconds since 1970.
         """
         opened = _opened(parts, cut)
         not_before, not_after = int.from_bytes(cut.not_before, "big"), int.from_bytes(cut.not_after, "big")
@@ -169,13 +166,14 @@ class Pattern:
 
 
 def _drawn_times() -> tuple[bytes, bytes]:
-    """Two times at random, the earlier one first."""
+    """Returns two times at random, the earlier one first."""
     start = int.from_bytes(os.urandom(3), "big") + _LEAST_TIME
     return start.to_bytes(4, "big"), (start + 1 + int.from_bytes(os.urandom(3), "big")).to_bytes(4, "big")
 
 
 def _opened(parts: Parts, cut: Cut) -> tuple[str, str | None] | None:
-    """Contributor and principal of an opening that opens the commitments other than the content's; None for any other bytes."""
+    """Returns the contributor and principal of an opening that opens the commitments other than the content's; None for any
+    other bytes."""
     head, tail = parts.rest[2:]
     names_at = len(_SALTS) + SALTS_SIZE
     if tail[: len(_SALTS)] != _SALTS or head not in (b"\xa5", b"\xa6"):

@@ -38,7 +38,7 @@ PARALLEL_FROM = 2048
 def decide(
     attestation: Attestation | None, content_hash: bytes | None, *, policy: Policy, registry: Registry, now: int, seen: Seen
 ) -> Admission | Refusal:
-    """Judge one contribution; changes nothing.
+    """Judges one contribution; changes nothing.
 
     Guarantee: an `Admission` means what `attest.gate.checks.examine` guarantees, and that neither the content nor the
     descriptor was admitted before or withdrawn. Every error on the way refuses; nothing depends on an assertion.
@@ -46,8 +46,6 @@ def decide(
     Args:
         attestation: Descriptor and signature as received, None if there is none.
         content_hash: SHA-256 of the content, computed by the caller from the bytes that will be used.
-        policy: The rules.
-        registry: The contributors.
         now: Seconds since 1970, one reading per batch.
         seen: What was admitted before.
 
@@ -80,11 +78,9 @@ def run_gate(
     workers: int | None = None,
     remember: Verified | None = None,
 ) -> GateReport:
-    """Judge a whole corpus and keep every outcome; `Gate.judge` is the same as a stream.
+    """Judges a whole corpus and keep every outcome; `Gate.judge` is the same as a stream.
 
     Args:
-        corpus: Items as `attest.corpus.open_corpus` yields them.
-        policy: The rules, from a signed file.
         registry: The registry that the policy names, or a later state of the same log.
         now: Seconds since 1970, for all of the batch.
         withdrawn: Descriptor hashes of withdrawn contributions.
@@ -116,7 +112,6 @@ class Gate:
     signatures again. Whatever depends on time, on what was withdrawn or on what was admitted before is checked each time.
 
     Args:
-        policy: The rules, from a signed file.
         registry: The registry that the policy names, or a later state of the same log.
         workers: Processes that verify, 1 for this process alone; None for one per processor, as far as the system allows.
         seen: What earlier batches admitted, for one more batch of the same epoch.
@@ -169,7 +164,7 @@ class Gate:
         withdrawn: Set[bytes] = frozenset(),
         progress: Callable[[int], None] | None = None,
     ) -> Iterator[Admitted | Refused]:
-        """Judge every contribution, in corpus order, without holding more of the corpus than some batches of attestations.
+        """Judges every contribution, in corpus order, without holding more of the corpus than some batches of attestations.
 
         What grows is small: about 100 bytes for each name in the directory that is being read, the registry and the withdrawals
         given, and for each worker up to `AHEAD` batches, which are `BATCH_BYTES` at most if attestations are made as large as
@@ -179,7 +174,6 @@ class Gate:
         own, unless the gate was given `seen`.
 
         Args:
-            corpus: Items as `attest.corpus.open_corpus` yields them.
             now: Seconds since 1970, for all of the batch.
             withdrawn: Descriptor hashes of withdrawn contributions.
             progress: Called now and then with the number judged so far.
@@ -320,7 +314,6 @@ class _Batch(Work):
     """Some contributions on their way through the gate.
 
     Args:
-        items: As the corpus yields them.
         outcomes: One per item, None where the answer is awaited.
         questions: What is examined, one per None among the outcomes.
         tags: One per item, None where none is remembered.

@@ -67,7 +67,6 @@ class Context:
         """Returns the context of a reading by this program.
 
         Args:
-            signed: The policy.
             registry: The state that contributions are judged against.
             largest: The largest state that is known; None where that is the same one.
         """
@@ -152,7 +151,6 @@ class Verified:
         """Returns the tag of an attestation whose parts have admissible sizes, with its content.
 
         Args:
-            attestation: As received.
             content_hash: SHA-256 of the content as it was read just now, 32 bytes.
         """
         descriptor, message, opening = attestation.descriptor, attestation.sign1, attestation.opening
@@ -205,16 +203,12 @@ class KeptReading(Verified):
 
     What is trusted: the holder of the private key, who could have the gate pass anything without this file. No auditor believes
     it: exports hold what contributors signed, and every signature is verified from there.
-
-    Attributes:
-        path: The file.
     """
 
     def __init__(self, path: str | os.PathLike[str], private_key: Ed25519PrivateKey, context: Context) -> None:
         """Reads what is kept, if it is there.
 
         Args:
-            path: The file.
             private_key: Of the ledger that the corpus is read for.
             context: What the corpus is judged under now.
         """

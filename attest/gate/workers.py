@@ -40,7 +40,7 @@ _BOOT = "import json,sys; sys.path[:] = json.loads(sys.argv[1]); from attest.gat
 
 
 def available_processors() -> int:
-    """Processors that this process may run on."""
+    """Returns processors that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -63,9 +63,6 @@ class Workers:
 
     Args:
         count: Number of processes.
-        policy: The rules.
-        registry: The contributors.
-        now: Seconds since 1970.
         spare: Whether a worker that ends before it has started is done without.
     """
 
@@ -94,7 +91,7 @@ class Workers:
         self.close()
 
     def take(self, work: Work) -> bool:
-        """Send a batch to the worker that has least to do, once it can take one; False while none has started.
+        """Sends a batch to the worker that has least to do, once it can take one; False while none has started.
 
         Raises:
             GateFailed: Code WORKER if a worker has gone.
@@ -113,7 +110,7 @@ class Workers:
         return True
 
     def pump(self, timeout: float | None) -> None:
-        """Write what workers can take and read what they have; wait up to `timeout` seconds, for ever if None.
+        """Writes what workers can take and read what they have; wait up to `timeout` seconds, for ever if None.
 
         Raises:
             GateFailed: Code WORKER if a worker has gone; nothing it was asked is taken for judged.
@@ -132,7 +129,7 @@ class Workers:
                 self._workers.remove(worker)
 
     def close(self) -> None:
-        """End all workers."""
+        """Ends all workers."""
         for worker in self._workers:
             worker.close()
         self._workers = []

@@ -42,7 +42,7 @@ IDENTITY: Point = (0, 1, 1, 0)
 
 
 def decompress(raw: bytes) -> Point | None:
-    """The point that 32 bytes encode, or None if they are no canonical encoding of a point (RFC 8032 section 5.1.3)."""
+    """Returns the point that 32 bytes encode, or None if they are no canonical encoding of a point (RFC 8032 section 5.1.3)."""
     encoded = int.from_bytes(raw, "little")
     sign, y = encoded >> 255, encoded & (2**255 - 1)
     if len(raw) != 32 or y >= P:
@@ -59,7 +59,7 @@ def decompress(raw: bytes) -> Point | None:
 
 
 def add(p: Point, q: Point) -> Point:
-    """Sum of two points by the complete formulas of RFC 8032 section 5.1.4; also right for p = q."""
+    """Returns the sum of two points by the complete formulas of RFC 8032 section 5.1.4; also right for p = q."""
     a = (p[1] - p[0]) * (q[1] - q[0]) % P
     b = (p[1] + p[0]) * (q[1] + q[0]) % P
     c = 2 * p[3] * q[3] * _D % P
@@ -69,7 +69,7 @@ def add(p: Point, q: Point) -> Point:
 
 
 def multiply(scalar: int, point: Point) -> Point:
-    """`scalar` times `point` by double and add; variable time, for public values only."""
+    """Returns `scalar` times `point` by double and add; variable time, for public values only."""
     result = IDENTITY
     while scalar:
         if scalar & 1:
@@ -80,12 +80,12 @@ def multiply(scalar: int, point: Point) -> Point:
 
 
 def is_identity(point: Point) -> bool:
-    """Whether the point is the neutral element."""
+    """Tells whether the point is the neutral element."""
     return point[0] % P == 0 and (point[1] - point[2]) % P == 0
 
 
 def in_prime_subgroup(point: Point) -> bool:
-    """Whether a point, which must not have small order, lies in the subgroup of prime order L.
+    """Tells whether a point, which must not have small order, lies in the subgroup of prime order L.
 
     The group is cyclic of order 8 * L, so the subgroup is what can be halved three times. Guarantee: the answer is that of
     `is_identity(multiply(L, point))`, at the cost of three modular powers instead of 250 doublings.
@@ -149,7 +149,7 @@ def has_prime_order(raw: bytes) -> bool | None:
 
 @cache
 def _multiplier() -> X25519PrivateKey | None:
-    """The scalar 5 L - 1, which X25519 takes as it is."""
+    """Returns the scalar 5 L - 1, which X25519 takes as it is."""
     try:
         return X25519PrivateKey.from_private_bytes((5 * L - 1).to_bytes(32, "little"))
     except UnsupportedAlgorithm:
@@ -157,7 +157,7 @@ def _multiplier() -> X25519PrivateKey | None:
 
 
 def _square_root(value: int) -> int | None:
-    """A square root modulo P, or None (RFC 8032 section 5.1.3, step 3)."""
+    """Returns a square root modulo P, or None (RFC 8032 section 5.1.3, step 3)."""
     root = pow(value, (P + 3) // 8, P)
     square = root * root % P
     if square == value % P:
@@ -172,7 +172,7 @@ _V_FACTOR = _square_root(-(_A + 2) % P) or 0
 
 
 KeyForm = Literal["pem", "openssh"]
-"""How a private key lies in its file."""
+"""Form of a private key in its file."""
 
 _MAX_KEY_FILE = 16384
 _OPENSSH_HEAD = b"-----BEGIN OPENSSH PRIVATE KEY-----"
@@ -181,7 +181,7 @@ _VERIFIER_LINE = re.compile(rb"[^\s+]+\+[0-9a-f]{8}\+[A-Za-z0-9+/]+=*\n")
 
 
 def check_public_key(raw: bytes) -> None:
-    """Accept a public key for enrolment, or refuse it.
+    """Accepts a public key for enrolment, or refuse it.
 
     Guarantee: an accepted key is the canonical encoding of a point of prime order. So no signature verifies under it for every
     message (small-order keys), no two encodings name one key, and verifiers that multiply by the cofactor agree with those that
@@ -215,23 +215,23 @@ def _weakness(raw: bytes) -> str | None:
 
 
 def key_id(raw: bytes) -> bytes:
-    """Short name of a public key, a lookup hint and no proof: the first 8 bytes of its SHA-256."""
+    """Returns the short name of a public key, a lookup hint and no proof: the first 8 bytes of its SHA-256."""
     return hashlib.sha256(raw).digest()[:8]
 
 
 def generate() -> Ed25519PrivateKey:
-    """A fresh private key from the operating system's generator."""
+    """Returns a fresh private key from the operating system's generator."""
     return Ed25519PrivateKey.generate()
 
 
 def public_bytes(key: Ed25519PrivateKey | Ed25519PublicKey) -> bytes:
-    """The 32 raw bytes of a key's public half."""
+    """Returns the 32 raw bytes of a key's public half."""
     public = key.public_key() if isinstance(key, Ed25519PrivateKey) else key
     return public.public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
 
 
 def verify_signature(raw: bytes, signature: bytes, message: bytes) -> None:
-    """Check one Ed25519 signature under a sound key.
+    """Checks one Ed25519 signature under a sound key.
 
     Guarantee: the key passes `check_public_key`, and the signature is the 64-byte form with S < L, so no second signature can
     be derived from a first one.
@@ -269,11 +269,9 @@ def _verifier(raw: bytes) -> Ed25519PublicKey:
 def save_private_key(
     path: str | os.PathLike[str], key: Ed25519PrivateKey, passphrase: str | bytes | None = None, *, form: KeyForm = "pem"
 ) -> None:
-    """Write a private key, readable by its owner alone, never over an existing file nor through a symbolic link.
+    """Writes a private key, readable by its owner alone, never over an existing file nor through a symbolic link.
 
     Args:
-        path: New file.
-        key: The private key.
         passphrase: Encrypts the file when given.
         form: `pem` for PKCS#8 (RFC 5958), `openssh` for what `ssh-add` of every OpenSSH reads.
 
@@ -301,7 +299,7 @@ def save_private_key(
 
 
 def load_private_key(path: str | os.PathLike[str], passphrase: str | bytes | None = None) -> Ed25519PrivateKey:
-    """Read a private key in either form that `save_private_key` writes.
+    """Reads a private key in either form that `save_private_key` writes.
 
     A symbolic link is followed, as secret stores use them; type and permissions are those of the file that is read.
 
@@ -331,7 +329,7 @@ def load_private_key(path: str | os.PathLike[str], passphrase: str | bytes | Non
 
 
 def is_openssh(path: str | os.PathLike[str]) -> bool:
-    """Whether a file begins as a private key in OpenSSH's form does; no permission is checked and nothing is decoded."""
+    """Tells whether a file begins as a private key in OpenSSH's form does; no permission is checked and nothing is decoded."""
     try:
         with open(path, "rb") as stream:
             return stream.read(len(_OPENSSH_HEAD)) == _OPENSSH_HEAD
@@ -382,7 +380,7 @@ def _no_bcrypt(what: str) -> KeyRefused:
 
 
 def save_public_key(path: str | os.PathLike[str], raw: bytes, name: str) -> None:
-    """Write a public key as one line of text: `dptrain-key-v1 <name> <base64>`.
+    """Writes a public key as one line of text: `dptrain-key-v1 <name> <base64>`.
 
     Raises:
         KeyRefused: The key is unsound or the name is no identifier.
@@ -393,12 +391,12 @@ def save_public_key(path: str | os.PathLike[str], raw: bytes, name: str) -> None
 
 
 def load_public_key(path: str | os.PathLike[str]) -> bytes:
-    """Read and check the public key of a file written by `save_public_key`; returns 32 raw bytes."""
+    """Reads and check the public key of a file written by `save_public_key`; returns 32 raw bytes."""
     return load_named_public_key(path)[1]
 
 
 def load_named_public_key(path: str | os.PathLike[str]) -> tuple[str, bytes]:
-    """Read a public key file; returns the name it states and the 32 raw bytes.
+    """Reads a public key file; returns the name it states and the 32 raw bytes.
 
     Raises:
         FileRefused: The file cannot be read.
@@ -426,7 +424,7 @@ def load_named_public_key(path: str | os.PathLike[str]) -> tuple[str, bytes]:
 
 
 def load_openssh_public_key(path: str | os.PathLike[str]) -> bytes:
-    """Read and check the Ed25519 key of an OpenSSH `.pub` file; returns 32 raw bytes.
+    """Reads and check the Ed25519 key of an OpenSSH `.pub` file; returns 32 raw bytes.
 
     Raises:
         FileRefused: The file cannot be read.

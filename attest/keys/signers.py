@@ -30,10 +30,10 @@ class Signer(Protocol):
 
     @property
     def public_key(self) -> bytes:
-        """The 32 raw bytes of the public half."""
+        """Returns the 32 raw bytes of the public half."""
 
     def sign(self, message: bytes) -> bytes:
-        """The 64-byte signature over the whole message."""
+        """Returns the 64-byte signature over the whole message."""
 
 
 class LocalSigner:
@@ -66,15 +66,15 @@ class CheckedSigner:
 
     @property
     def public_key(self) -> bytes:
-        """The 32 raw bytes of the public half, as they were when this object was made."""
+        """Returns the 32 raw bytes of the public half, as they were when this object was made."""
         return self._public_key
 
     def sign(self, message: bytes) -> bytes:
-        """Sign one message."""
+        """Signs one message."""
         return self._checked(self._signer.sign(message), message)
 
     def sign_many(self, messages: Iterable[bytes]) -> Iterator[bytes]:
-        """Sign message after message; how far it reads ahead is for the signer to say."""
+        """Signs message after message; how far it reads ahead is for the signer to say."""
         waiting: deque[bytes] = deque()
 
         def remembered() -> Iterator[bytes]:
@@ -104,7 +104,7 @@ class CheckedSigner:
 
 
 def as_signer(key: Signer | Ed25519PrivateKey) -> "LocalSigner | CheckedSigner":
-    """A private key as a signer; a foreign signer as one whose signatures are checked; ours as it is.
+    """Returns a private key as a signer; a foreign signer as one whose signatures are checked; ours as it is.
 
     Raises:
         KeyRefused: Code TYPE if it is neither, or as `CheckedSigner`.
@@ -121,7 +121,7 @@ def as_signer(key: Signer | Ed25519PrivateKey) -> "LocalSigner | CheckedSigner":
 
 
 def sign_all(key: Signer | Ed25519PrivateKey, messages: Iterable[bytes]) -> Iterator[bytes]:
-    """The signatures over messages, in order; messages are drawn as they are needed."""
+    """Returns the signatures over messages, in order; messages are drawn as they are needed."""
     return _each(as_signer(key), messages)
 
 
@@ -157,7 +157,6 @@ class AgentSigner(CheckedSigner):
     signature that does not verify.
 
     Args:
-        public_key: 32 raw bytes.
         path: The agent's socket; default: the environment variable SSH_AUTH_SOCK.
         timeout: Seconds that one answer may take.
 
@@ -180,11 +179,7 @@ class AgentSigner(CheckedSigner):
 
 
 def agent_path() -> str:
-    """The socket of the running agent.
-
-    Raises:
-        KeyRefused: Code AGENT if the environment names none.
-    """
+    """Returns the socket of the running agent. Raises KeyRefused: code AGENT if the environment names none."""
     path = os.environ.get("SSH_AUTH_SOCK")
     if not path:
         raise KeyRefused(
@@ -194,7 +189,7 @@ def agent_path() -> str:
 
 
 def identities(path: str | None = None, timeout: float = TIMEOUT) -> list[bytes]:
-    """The raw Ed25519 public keys that an agent holds, in its order; keys of other kinds are left out.
+    """Returns the raw Ed25519 public keys that an agent holds, in its order; keys of other kinds are left out.
 
     Args:
         path: The agent's socket; default: the environment variable SSH_AUTH_SOCK.
@@ -215,13 +210,13 @@ class _AgentKey:
         self.public_key, self.path, self.timeout = public_key, path, timeout
 
     def sign(self, message: bytes) -> bytes:
-        """The signature that the agent returns, on a connection of its own."""
+        """Returns the signature that the agent returns, on a connection of its own."""
         with _Connection(self.path, self.timeout) as connection:
             self._ask(connection, message)
             return _signature(connection)
 
     def sign_many(self, messages: Iterable[bytes]) -> Iterator[bytes]:
-        """Sign on several connections in turn; at most `CONNECTIONS` messages are in work at once."""
+        """Signs on several connections in turn; at most `CONNECTIONS` messages are in work at once."""
         with contextlib.ExitStack() as opened:
             waiting: deque[_Connection] = deque()
             for message in messages:
@@ -264,7 +259,7 @@ class _Connection:
         self._socket.close()
 
     def send(self, request: bytes) -> None:
-        """Send one request; the answer to the one before has been received."""
+        """Sends one request; the answer to the one before has been received."""
         if len(request) > MAX_MESSAGE:
             raise KeyRefused(
                 "AGENT",
@@ -278,7 +273,7 @@ class _Connection:
             raise _broken(error) from error
 
     def receive(self, kind: int, what: str) -> bytes:
-        """The fields of an answer of one kind; `what` was asked, for the message."""
+        """Returns the fields of an answer of one kind; `what` was asked, for the message."""
         deadline = time.monotonic() + self._timeout
         (length,) = _UINT32.unpack(self._exactly(4, deadline))
         if not 1 <= length <= MAX_MESSAGE:
@@ -331,7 +326,7 @@ class _Fields:
 
 
 def parse_identities(data: bytes) -> list[bytes]:
-    """The Ed25519 keys of an SSH_AGENT_IDENTITIES_ANSWER, given without its type byte.
+    """Returns the Ed25519 keys of an SSH_AGENT_IDENTITIES_ANSWER, given without its type byte.
 
     Raises:
         KeyRefused: Code AGENT.

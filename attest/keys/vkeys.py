@@ -77,11 +77,7 @@ def parse_verifier_key(vkey: str) -> VerifierKey:
 
 
 def check_key_name(name: str) -> None:
-    """Refuses what no signature line can name.
-
-    Raises:
-        KeyRefused: Code NAME.
-    """
+    """Refuses what no signature line can name. Raises KeyRefused: code NAME."""
     if type(name) is not str or not name or "+" in name or any(c.isspace() or c < "!" for c in name) or not _is_utf8(name):
         raise KeyRefused("NAME", f"a key name is not empty, UTF-8, without spaces, control characters and '+', got {name!r}")
 

@@ -324,11 +324,7 @@ class ClassRule:
 
     @classmethod
     def implied(cls, table: Any, reading: Reading) -> dict[str, Any]:
-        """Returns the bounds of a public class, which nobody writes.
-
-        Raises:
-            PolicyRefused: Code KEY, somebody did.
-        """
+        """Returns the bounds of a public class, which nobody writes. Raises PolicyRefused: code KEY, somebody did."""
         if table.get("public", False) is not True:
             return {}
         given = [name for name in ("clip_norm", "noise_multiplier") if name in table]
@@ -359,10 +355,10 @@ class ClassRule:
 
     @property
     def clip_norm(self) -> float:
-        """Preset clip norm as a double; says nothing in a public class."""
+        """Returns the preset clip norm as a double; says nothing in a public class."""
         return from_micro(self.clip_norm_micro)
 
     @property
     def noise_multiplier(self) -> float:
-        """Preset noise multiplier as a double."""
+        """Returns the preset noise multiplier as a double."""
         return from_micro(self.noise_multiplier_micro)

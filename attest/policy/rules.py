@@ -478,11 +478,7 @@ class Policy(Payload):
         refuse_unbuilt(self._asked())
 
     def class_rule(self, name: str) -> ClassRule:
-        """Returns the rule of a class.
-
-        Raises:
-            PolicyRefused: Code CLASS_UNKNOWN.
-        """
+        """Returns the rule of a class. Raises PolicyRefused: code CLASS_UNKNOWN."""
         rule = self.find_class(name)
         if rule is None:
             known = ", ".join(rule.name for rule in self.classes)

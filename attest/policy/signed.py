@@ -18,9 +18,7 @@ class SignedPolicy:
     """A policy whose signature was checked.
 
     Args:
-        policy: The rules.
         payload: The signed bytes, `policy.to_cbor()`.
-        sign1: The COSE_Sign1 message.
         owner: Identifier of the corpus owner who signed.
         digest: SHA-256 of the payload.
     """
@@ -35,12 +33,10 @@ class SignedPolicy:
 def sign_policy(
     policy: Policy, owner_key: Signer | Ed25519PrivateKey, *, owner: str, registry_root: bytes
 ) -> tuple[bytes, bytes]:
-    """Bind a policy to a contributor registry and sign it.
+    """Binds a policy to a contributor registry and sign it.
 
     Args:
         policy: The rules; a root that they already carry is replaced.
-        owner_key: Key of the corpus owner, or what signs with it.
-        owner: Identifier of the corpus owner.
         registry_root: `Registry.root()` of the registry whose contributors may be admitted.
 
     Returns:
@@ -52,7 +48,7 @@ def sign_policy(
 
 
 def verify_policy(payload: bytes, message: bytes, owner_public_key: bytes) -> SignedPolicy:
-    """Check a policy's signature, then read it.
+    """Checks a policy's signature, then read it.
 
     Guarantee: every rule returned was signed, as a policy, by the holder of `owner_public_key`.
 
@@ -72,10 +68,9 @@ def verify_policy(payload: bytes, message: bytes, owner_public_key: bytes) -> Si
 
 
 def open_policy(path: str | os.PathLike[str], owner_public_key: bytes) -> SignedPolicy:
-    """Open a `.cose` policy file.
+    """Opens a `.cose` policy file.
 
     Args:
-        path: The signed file.
         owner_public_key: 32 raw bytes, obtained from the owner by a trusted way.
 
     Raises:

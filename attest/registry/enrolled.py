@@ -125,7 +125,7 @@ def read_enrolments(payload: bytes) -> Enrolments | None:
 
 
 def _head(payload: bytes) -> tuple[dict[int, Any], int, int]:
-    """The fields of an entry before its actions, the number of these, and where they begin.
+    """Returns the fields of an entry before its actions, the number of these, and where they begin.
 
     Raises:
         ValueError, IndexError, CborError: They are not the ones of an entry in their only encoding.
@@ -161,7 +161,8 @@ def _first(payload: bytes, at: int) -> tuple[int, Enrol]:
 
 
 def _run(payload: bytes, at: int, stride: int, left: int, first: Enrol) -> Run | None:
-    """The longest run that begins with an enrolment of `stride` bytes at a byte; None if it is short, or nothing for a run."""
+    """Returns the longest run that begins with an enrolment of `stride` bytes at a byte; None if it is short, or nothing for a
+    run."""
     if payload[at : at + _NAME_AT] != _HEAD or payload[at + _KEY_AT - 2 : at + _KEY_AT] != _BETWEEN:
         return None
     count = min(left, (len(payload) - at) // stride)
@@ -287,7 +288,7 @@ class Enrolled(Mapping[str, Contributor]):
         return True
 
     def _row(self, name: str) -> int | None:
-        """The row of a contributor who was enrolled in a run."""
+        """Returns the row of a contributor who was enrolled in a run."""
         if not self._runs:
             return None
         try:

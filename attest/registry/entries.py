@@ -83,15 +83,15 @@ class KeyRecord:
 
     @property
     def key_id(self) -> bytes:
-        """Short name of the key."""
+        """Returns the short name of the key."""
         return key_id(self.raw)
 
     def revoked(self, now: int) -> bool:
-        """Whether the key is revoked at `now`."""
+        """Tells whether the key is revoked at `now`."""
         return self.revoked_at is not None and now >= self.revoked_at
 
     def valid(self, now: int) -> bool:
-        """Whether the key may be used at `now`: inside its half-open validity and not revoked."""
+        """Tells whether the key may be used at `now`: inside its half-open validity and not revoked."""
         return self.not_before <= now < self.not_after and not self.revoked(now)
 
 
@@ -100,7 +100,6 @@ class Contributor:
     """One contributor.
 
     Args:
-        name: Identifier.
         keys: Enrolled keys in the order of enrolment.
         classes: Admissibility classes that the contributor may attest, sorted.
         cap: Contributions admitted from this contributor, None for the policy's cap.
@@ -277,7 +276,7 @@ def to_array(action: Action) -> list[Any]:
 
 SCHEMA: Final = "dptrain.registry-entry/2"
 NO_ROOT: Final = bytes(32)
-"""What the first entry names as the root before it."""
+"""Root that the first entry names as the one before it."""
 
 MAX_ENTRY: Final = 1 << 20
 """Bytes of an entry's payload; about ten thousand enrolments."""
@@ -290,11 +289,7 @@ _ROOT_PREFIX = b"dptrain.registry.root/1\x00"
 
 @dataclass(frozen=True, slots=True)
 class Entry(Payload):
-    """One signed step of the log.
-
-    Raises:
-        RegistryRefused: Code SCHEMA, TYPE or RANGE.
-    """
+    """One signed step of the log. Raises RegistryRefused: code SCHEMA, TYPE or RANGE."""
 
     SCHEMA: ClassVar = SCHEMA
     CDDL: ClassVar = "registry-entry"
@@ -311,11 +306,7 @@ class Entry(Payload):
     )
 
     def to_cbor(self) -> bytes:
-        """Returns the bytes that are signed.
-
-        Raises:
-            RegistryRefused: Code SIZE.
-        """
+        """Returns the bytes that are signed. Raises RegistryRefused: code SIZE."""
         data = Payload.to_cbor(self)
         if len(data) > MAX_ENTRY:
             raise RegistryRefused("SIZE", f"entry has {len(data)} bytes, expected at most {MAX_ENTRY}; split it")
@@ -323,20 +314,19 @@ class Entry(Payload):
 
 
 def root_of(payload: bytes) -> bytes:
-    """The root after an entry. The payload holds the root before it, so this names the whole log up to here."""
+    """Returns the root after an entry. The payload holds the root before it, so this names the whole log up to here."""
     return hashlib.sha256(_ROOT_PREFIX + payload).digest()
 
 
 def join(items: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """The bytes of a file, or of its continuation, from payloads and messages."""
+    """Returns the bytes of a file, or of its continuation, from payloads and messages."""
     return b"".join(cbor.encode([payload, message]) for payload, message in items)
 
 
 def split(data: bytes, start: int = 0) -> Iterator[tuple[bytes, bytes]]:
-    """Payloads and messages of a file, none of them verified.
+    """Yields payloads and messages of a file, none of them verified.
 
     Args:
-        data: The file.
         start: Where an entry begins.
 
     Raises:
@@ -353,7 +343,7 @@ def split(data: bytes, start: int = 0) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _byte_string(data: bytes, at: int, limit: int) -> tuple[int, bytes]:
-    """End and content of the byte string at `at`.
+    """Ends and content of the byte string at `at`.
 
     Only its head goes through the strict decoder: to hand it a window per entry would copy a megabyte for each.
     """
@@ -381,11 +371,7 @@ MAX_AGE: Final = 30 * 86400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyStatement(Payload):
-    """One statement; good for one registry, for 30 days, and once.
-
-    Raises:
-        RegistryRefused: Code SCHEMA, TYPE or RANGE.
-    """
+    """One statement; good for one registry, for 30 days, and once. Raises RegistryRefused: code SCHEMA, TYPE or RANGE."""
 
     SCHEMA: ClassVar = "dptrain.key-statement/2"
     CDDL: ClassVar = "key-statement"
@@ -419,7 +405,7 @@ class KeyStatement(Payload):
         check_by_word(self, RegistryRefused)
 
     def sign(self, key: Signer | Ed25519PrivateKey) -> bytes:
-        """The COSE_Sign1 message of one key of the contributor; a rotation takes one by each of the two keys."""
+        """Returns the COSE_Sign1 message of one key of the contributor; a rotation takes one by each of the two keys."""
         signer = as_signer(key)
         return sign1.sign(self.to_cbor(), signer, contributor=signer.public_key.hex(), typ=sign1.TYP_KEY)
 
@@ -437,12 +423,12 @@ def signing_key(message: Any) -> bytes:
 
 
 def write_statement(path: str | os.PathLike[str], statement: KeyStatement, *messages: bytes) -> None:
-    """Write a statement and its signatures as one file, the CBOR array of the payload and the messages."""
+    """Writes a statement and its signatures as one file, the CBOR array of the payload and the messages."""
     atomic_write(path, cbor.encode([statement.to_cbor(), *messages]))
 
 
 def read_statement(path: str | os.PathLike[str]) -> tuple[KeyStatement, tuple[bytes, ...]]:
-    """Read a statement and its signatures; none of them is verified.
+    """Reads a statement and its signatures; none of them is verified.
 
     Raises:
         FileRefused: Code FILE, SIZE or FORMAT.

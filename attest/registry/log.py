@@ -46,7 +46,7 @@ _ROOM = 192 << 10
 
 
 def open_registry(path: str | os.PathLike[str], owner_public_key: bytes, *, at: bytes | None = None) -> Registry:
-    """Read a registry file and verify all of it.
+    """Reads a registry file and verify all of it.
 
     Guarantee: see `Registry`. A file that was cut off at the end of an entry is a registry too, an older one: whoever knows a
     later root asks `extends`. The gate asks for the root that the signed policy names, a run for the one that it began with.
@@ -80,7 +80,6 @@ def read_states(
     """Reads a registry from its bytes, and verifies all of it as `open_registry` does.
 
     Args:
-        data: The file.
         owner_public_key: 32 raw bytes, obtained from the owner by a trusted way.
         root: Root of an earlier state that is wanted too.
         names: What opens the commitments; None where only these are known, as in an export.
@@ -107,8 +106,6 @@ class RegistryWalk:
     """Goes through the states of a registry, from one to a later one; every entry is verified once.
 
     Args:
-        data: The file.
-        owner_public_key: 32 raw bytes of the owner's key.
         names: What opens the commitments; None where only these are known, as in an export.
         place: Where names were looked for, for the error that says that some are missing.
     """
@@ -141,7 +138,6 @@ class RegistryReader:
 
     Args:
         path: `registry.cbor`.
-        owner_public_key: 32 raw bytes of the owner's key.
     """
 
     def __init__(self, path: str | os.PathLike[str], owner_public_key: bytes) -> None:
@@ -167,7 +163,7 @@ class RegistryReader:
         return _replay(State(), data, 0, self.owner_public_key)
 
     def adopt(self, data: bytes, state: State) -> Registry:
-        """Take `data`, and the state that `advance` found in it, for what was read last."""
+        """Takes `data`, and the state that `advance` found in it, for what was read last."""
         self._state, self._size, self._digest = state, len(data), hashlib.sha256(data).digest()
         return _view(state, self.owner_public_key, self.path)
 
@@ -185,7 +181,7 @@ class RegistryLog:
     """
 
     def __init__(self, path: str | os.PathLike[str], key: Signer | Ed25519PrivateKey) -> None:
-        """Open an existing registry to append to it; `key` is the owner's.
+        """Opens an existing registry to append to it; `key` is the owner's.
 
         Raises:
             RegistryRefused: As `open_registry`, above all SIG_BAD for a key that is not the owner's.
@@ -199,13 +195,10 @@ class RegistryLog:
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], key: Signer | Ed25519PrivateKey, *, owner: str, now: int) -> "RegistryLog":
-        """Start a registry in which nobody is enrolled yet.
+        """Starts a registry in which nobody is enrolled yet.
 
         Args:
-            path: New file.
-            key: The owner's key.
             owner: Identifier of the owner, who signs every entry under this name.
-            now: Seconds since 1970.
 
         Raises:
             RegistryRefused: Code EXISTS, or what is wrong with the arguments.
@@ -223,7 +216,7 @@ class RegistryLog:
 
     @property
     def registry(self) -> Registry:
-        """The registry as it stands."""
+        """Returns the registry as it stands."""
         return self._registry
 
     @property
@@ -234,7 +227,7 @@ class RegistryLog:
     def append(
         self, actions: Iterable[Action], *, now: int, progress: Callable[[int], None] | None = None, look_alikes: bool = False
     ) -> Registry:
-        """Sign actions as one entry, or as several if they do not fit into one, and write them.
+        """Signs actions as one entry, or as several if they do not fit into one, and write them.
 
         Every key enrolled goes through the whole of `check_public_key` here, about a millisecond each.
 
@@ -293,20 +286,20 @@ class RegistryLog:
         now: int,
         look_alikes: bool = False,
     ) -> Registry:
-        """Enrol one key; arguments as in `Enrol` and `append`."""
+        """Enrols one key; arguments as in `Enrol` and `append`."""
         action = Enrol(name, key, not_before, not_after, sorted(set(classes)), cap, principal)
         return self.append([action], now=now, look_alikes=look_alikes)
 
     def prove(self, statement: KeyStatement, message: bytes, *, now: int) -> Registry:
-        """Take in a contributor's proof that it holds a key; arguments as in `Prove`."""
+        """Takes in a contributor's proof that it holds a key; arguments as in `Prove`."""
         return self.append([Prove(statement.to_cbor(), message)], now=now)
 
     def grant(self, name: str, *, classes: Iterable[str], cap: int | None, now: int) -> Registry:
-        """Set exactly what a contributor may attest; arguments as in `Grant`."""
+        """Sets exactly what a contributor may attest; arguments as in `Grant`."""
         return self.append([Grant(name, sorted(set(classes)), cap)], now=now)
 
     def revoke(self, name: str, key: bytes | None = None, *, at: int, now: int) -> Registry:
-        """Revoke keys; arguments as in `Revoke`, but `key` may be a key id of 8 bytes too."""
+        """Revokes keys; arguments as in `Revoke`, but `key` may be a key id of 8 bytes too."""
         return self.append([Revoke(name, self._raw_key(name, key), at)], now=now)
 
     def rotate(
@@ -320,16 +313,16 @@ class RegistryLog:
         old_not_after: int,
         now: int,
     ) -> Registry:
-        """Take in a contributor's rotation; arguments as in `Rotate`."""
+        """Takes in a contributor's rotation; arguments as in `Rotate`."""
         action = Rotate(statement.to_cbor(), by_old, by_new, not_before, not_after, old_not_after)
         return self.append([action], now=now)
 
     def revoke_own(self, statement: KeyStatement, message: bytes, *, now: int) -> Registry:
-        """Take in a contributor's own revocation; arguments as in `RevokeOwn`."""
+        """Takes in a contributor's own revocation; arguments as in `RevokeOwn`."""
         return self.append([RevokeOwn(statement.to_cbor(), message)], now=now)
 
     def set_clock(self, reason: str, *, now: int) -> Registry:
-        """Take back times that a wrong clock put ahead, so that entries of today can follow; arguments as in `SetClock`.
+        """Takes back times that a wrong clock put ahead, so that entries of today can follow; arguments as in `SetClock`.
 
         What was enrolled or revoked stays so, with the moments that those entries say.
 
@@ -373,7 +366,7 @@ class RegistryLog:
 
 @dataclass(frozen=True, slots=True)
 class Peek:
-    """What a registry file says, to look at; nobody has verified who signed it, and nothing takes it for a `Registry`."""
+    """Shows what a registry file says; nobody has verified who signed it, and nothing takes it for a `Registry`."""
 
     registry_id: bytes
     owner: str
@@ -383,7 +376,7 @@ class Peek:
 
 
 def peek(path: str | os.PathLike[str]) -> Peek:
-    """Read a registry file for display: its entries, the root after each, and what they amount to.
+    """Reads a registry file for display: its entries, the root after each, and what they amount to.
 
     Checks every rule but the owner's signatures.
 
@@ -406,7 +399,7 @@ def _replay(
     until: bytes | None = None,
     note: Callable[[bytes], None] | None = None,
 ) -> State:
-    """Take a state through the entries of `data` from byte `start` on, to the end or to the root `until`."""
+    """Takes a state through the entries of `data` from byte `start` on, to the end or to the root `until`."""
     entries = split(data, start)
     while not state.roots or state.roots[-1] != until:
         try:

@@ -73,7 +73,6 @@ class RegistryMemory:
         Warns where an optional memory cannot be written.
 
         Args:
-            registry: The registry.
             place: Its file, if that shall be found again.
 
         Raises:
@@ -96,7 +95,7 @@ class RegistryMemory:
             warnings.warn(f"{sentence}, so an older copy of it would not be found out here", stacklevel=2)
 
     def _known(self) -> dict[str, "_Row"]:
-        """Entries, root and place by registry id."""
+        """Returns entries, root and place by registry id."""
         if not os.path.lexists(self.path):
             return {}
         try:

@@ -113,7 +113,7 @@ class DigestIndex:
         return result
 
     def _hashes(self, rows: bytes | bytearray) -> "np.ndarray[Any, Any]":
-        """A hash of each row: the sum of its words times secret odd factors, modulo 2^64."""
+        """Returns a hash of each row: the sum of its words times secret odd factors, modulo 2^64."""
         import numpy as np
 
         words = np.frombuffer(rows, "<u8").reshape(-1, _WORDS)
@@ -146,7 +146,6 @@ class PackedNames:
     Guarantee: `read` accepts a file only if `attest.registry.names.Names.read` finds these names in it one by one.
 
     Args:
-        data: The file.
         starts: Where each name's item begins.
         commitments: To the contributors of these names, 32 bytes each.
         index: Finds them.
@@ -335,7 +334,7 @@ class Names:
         return None if number is None or self._packed is None else Named(*self._packed.entry(number))
 
     def _all(self) -> dict[str, Named]:
-        """Everything, by name; an object for each."""
+        """Returns everything, by name; an object for each."""
         packed = () if self._packed is None else map(self._packed.entry, range(len(self._packed)))
         return {entry.name: entry for entry in (Named(*fields) for fields in packed)} | self._by_name
 
@@ -374,7 +373,7 @@ class Names:
     def committed(
         self, actions: Iterable[Action], enrolled: Mapping[str, Contributor] = MappingProxyType({})
     ) -> tuple[list[Action], "Names"]:
-        """Actions with commitments in place of names, and the names that open them: these, and those enrolled first.
+        """Returns actions with commitments in place of names, and the names that open them: these, and those enrolled first.
 
         Args:
             actions: What is to be done.
@@ -411,11 +410,7 @@ def beside(registry: str | os.PathLike[str]) -> Path:
 
 
 def names_of(registry: str | os.PathLike[str]) -> Names | None:
-    """Returns the names beside a registry; None where there is no such file.
-
-    Raises:
-        RegistryRefused: As for `Names.read`.
-    """
+    """Returns the names beside a registry; None where there is no such file. Raises RegistryRefused: As for `Names.read`."""
     path = beside(registry)
     return Names.read(path) if os.path.lexists(path) else None
 

@@ -40,7 +40,7 @@ from attest.schema.plain import AHEAD_SECONDS, MAX_TIME, check_int, is_ahead, sk
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Registry:
-    """Who may attest what, as a verified log says; immutable.
+    """Says who may attest what, by a verified log; immutable.
 
     `open_registry` and `RegistryLog` make these. Guarantee of both: the corpus owner signed every entry, each follows the one
     before it, no key stands twice (under one name or two), so that a signature names one contributor, and every statement of a
@@ -48,7 +48,6 @@ class Registry:
 
     Args:
         registry_id: 16 random bytes that tell this log from every other.
-        owner: Identifier of the corpus owner.
         owner_key: 32 raw bytes of the key under which the entries verified.
         time: Time of the last entry.
         roots: Root after each entry, the last one being that of this state.
@@ -78,11 +77,11 @@ class Registry:
 
     @property
     def contributors(self) -> tuple[Contributor, ...]:
-        """All contributors, sorted by name."""
+        """Returns all contributors, sorted by name."""
         return tuple(self.by_name[name] for name in sorted(self.by_name))
 
     def find(self, name: str) -> Contributor | None:
-        """The contributor of that name, or None."""
+        """Returns the contributor of that name, or None."""
         return self.by_name.get(name)
 
     def holder(self, key: bytes) -> Contributor | None:
@@ -95,16 +94,16 @@ class Registry:
         return next((item for item in self.by_name.values() if any(record.raw == key for record in item.keys)), None)
 
     def keys_valid_at(self, name: str, now: int) -> tuple[KeyRecord, ...]:
-        """Keys of a contributor that may be used at `now`; empty for an unknown contributor."""
+        """Returns keys of a contributor that may be used at `now`; empty for an unknown contributor."""
         contributor = self.find(name)
         return tuple(record for record in contributor.keys if record.valid(now)) if contributor else ()
 
     def root(self) -> bytes:
-        """Digest that names this state and all that led to it: SHA-256 over the last entry, which holds the one before."""
+        """Names this state and all that led to it: the SHA-256 over the last entry, which holds the one before."""
         return self.roots[-1]
 
     def extends(self, root: bytes) -> bool:
-        """Whether `root` is this registry's root or that of an earlier state of the same log."""
+        """Tells whether `root` is this registry's root or that of an earlier state of the same log."""
         return root in self.roots
 
     def require_not_ahead(self, now: int) -> None:
@@ -112,9 +111,6 @@ class Registry:
 
         Guarantee: Where it returns, no entry since the owner's clock was last set back is dated more than
         `attest.schema.plain.AHEAD_SECONDS` after ``now``: what is revoked at the true time can be appended to it.
-
-        Args:
-            now: Seconds since 1970.
 
         Raises:
             RegistryRefused: Code CLOCK.
@@ -150,7 +146,6 @@ def require_unlike(actions: Iterable[Action], registry: Registry) -> None:
 
     Args:
         actions: What is to be appended, in order.
-        registry: The registry before.
 
     Raises:
         RegistryRefused: Code LOOK_ALIKE, naming both.
@@ -179,7 +174,7 @@ def _require_unlike(what: str, names: Iterable[object], known: Iterable[str]) ->
 
 
 class State:
-    """What the entries so far amount to; one entry more at a time.
+    """Adds up the entries, one at a time.
 
     Contributors and principals stand here by their commitments in hex, which is all that the entries say of them.
 
@@ -208,7 +203,7 @@ class State:
         }
 
     def copy(self) -> "State":
-        """A state that goes its own way from here."""
+        """Returns a state that goes its own way from here."""
         other = State()
         other.registry_id, other.owner, other.time = self.registry_id, self.owner, self.time
         other.roots, other.by_name = self.roots.copy(), self.by_name.copy()
@@ -220,7 +215,6 @@ class State:
         """Returns the state as it is now, for those who ask and change nothing.
 
         Args:
-            owner_key: 32 raw bytes of the owner's key.
             names: What opens the commitments; None where it is not known.
             place: Where the names were looked for, for the error that says that they are missing.
         """
@@ -229,7 +223,7 @@ class State:
         return Registry(*state, revocations=self.revocations.copy())
 
     def named(self, names: Names | None, place: str) -> tuple[Mapping[str, Contributor], str]:
-        """Contributors by name, by commitment where that is not known, and what is missing, "" if nothing is."""
+        """Returns contributors by name, by commitment where that is not known, and what is missing, "" if nothing is."""
         if self.by_name.has_runs:
             found = None if names is None else Opened.of(self.by_name.copy(), names)
             if found is not None:
@@ -248,10 +242,9 @@ class State:
         return by_name, missing
 
     def accept(self, payload: bytes, message: bytes, owner_key: bytes | None) -> None:
-        """Take one entry further, or refuse it.
+        """Takes one entry further, or refuse it.
 
         Args:
-            payload: The signed bytes.
             message: The owner's COSE_Sign1 message over them.
             owner_key: 32 raw bytes of the owner's key; None to look without verifying, for display only.
 
@@ -401,7 +394,7 @@ class State:
             self.revocations[raw] = min(max(self.time, at), self.revocations.get(raw, MAX_TIME))
 
     def _statement(self, data: bytes, kind: str) -> KeyStatement:
-        """A statement that may be taken in here and now; its signatures are still to be checked."""
+        """Returns a statement that may be taken in here and now; its signatures are still to be checked."""
         statement = KeyStatement.from_cbor(data)
         if statement.kind != kind:
             raise RegistryRefused("SCHEMA", f"the statement is to {statement.kind}, expected to {kind}")
@@ -440,7 +433,7 @@ class State:
         return known
 
     def _holder(self, raw: bytes, what: str) -> Contributor:
-        """Whose key it is: every key stands in one contributor only."""
+        """Says whose key it is: every key stands in one contributor only."""
         name = self.by_name.holder(raw)
         if name is None:
             raise RegistryRefused("KEY_UNKNOWN", f"{what}, {raw.hex()}, is not in the registry")
@@ -466,7 +459,7 @@ def _in_hex(commitment: str | bytes) -> str:
 
 
 def _missing(what: str) -> str:
-    """The sentence that names are missing."""
+    """Returns the sentence that names are missing."""
     return f"{what}: it holds the names of contributors; get the one of this registry from the owner"
 
 

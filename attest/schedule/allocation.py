@@ -29,7 +29,7 @@ from attest.schedule import convex
 
 
 def class_presets(policy: Policy, names: Iterable[str]) -> tuple[tuple[int, int], ...]:
-    """Preset (noise multiplier, clip norm), both in 1e-6, of the named classes in the order given.
+    """Returns the preset (noise multiplier, clip norm), both in 1e-6, of the named classes in the order given.
 
     Raises:
         PolicyRefused: A name is not a class of the policy.
@@ -39,7 +39,7 @@ def class_presets(policy: Policy, names: Iterable[str]) -> tuple[tuple[int, int]
 
 
 def scheduled_std(rules: Iterable[ClassRule]) -> float:
-    """Noise standard deviation of a block that these classes may touch: that of its private ones, and 0.0 without any.
+    """Returns the standard deviation of the noise of a block that these classes may touch; 0.0 without a private one.
 
     Guarantee: 0.0 means that no private class may touch the block: it is frozen, or public classes alone train it.
     """
@@ -48,7 +48,7 @@ def scheduled_std(rules: Iterable[ClassRule]) -> float:
 
 
 def block_std(presets: Sequence[tuple[int, int]]) -> float:
-    """Noise standard deviation of one block: s_l = max over the classes k that touch it of sigma_k * C_k.
+    """Returns the noise standard deviation of one block: s_l = max over the classes k that touch it of sigma_k * C_k.
 
     Guarantee: under zero-out adjacency, with gradients clipped to C_k, every class k that touches the block has s_l / C_k >=
     sigma_k up to the rounding of one double; and no smaller schedule has that property, since the constraint separates over
@@ -70,7 +70,7 @@ def block_std(presets: Sequence[tuple[int, int]]) -> float:
 
 
 def phase_std(std: float, scale_micro: int) -> float:
-    """Noise standard deviation of a block in a phase: s_{t,l} = scale_t s_l.
+    """Returns the noise standard deviation of a block in a phase: s_{t,l} = scale_t s_l.
 
     Guarantee: the exact product of the double and the scale, rounded once, so that every reader gets the same double; that of
     scale 1 is the double itself. It grows with either factor, so the smallest over blocks is that of the smallest s_l.
@@ -91,7 +91,7 @@ def phase_std(std: float, scale_micro: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Phases:
-    """Which steps of a run have how much noise; see `of`. Phases are counted from 0, and there is always one.
+    """Divides the steps of a run by how much noise they have. Phases are counted from 0, and there is always one.
 
     Args:
         firsts: First step of each phase, ascending, the first of them 1.
@@ -105,14 +105,14 @@ class Phases:
 
     @classmethod
     def of(cls, policy: Policy) -> "Phases":
-        """The phases of a policy: those stated, after one of scale 1 if they leave steps before them."""
+        """Returns the phases of a policy: those stated, after one of scale 1 if they leave steps before them."""
         stated = [(phase.first_step, phase.scale_micro) for phase in policy.noise_phases]
         if not stated or stated[0][0] > 1:
             stated.insert(0, (1, MICRO))
         return cls(tuple(first for first, _ in stated), tuple(scale for _, scale in stated), policy.steps)
 
     def index(self, step: int) -> int:
-        """Phase of a step; the last one goes on past the horizon.
+        """Returns the phase of a step; the last one goes on past the horizon.
 
         Raises:
             ValueRefused: Code RANGE, there is no step before 1.
@@ -122,28 +122,28 @@ class Phases:
         return bisect_right(self.firsts, step) - 1
 
     def scale_micro(self, step: int) -> int:
-        """Scale of a step in 1e-6."""
+        """Returns the scale of a step in 1e-6."""
         return self.scales[self.index(step)]
 
     def last_step(self, step: int) -> int:
-        """Last step of the phase that a step lies in; the horizon in the last one."""
+        """Returns the last step of the phase that a step lies in; the horizon in the last one."""
         after = self.index(step) + 1
         return self.firsts[after] - 1 if after < len(self.firsts) else self.steps
 
     def count(self, first_step: int, n_steps: int) -> tuple[int, ...]:
-        """How many of `n_steps` steps from `first_step` on lie in each phase; they add up to `n_steps`."""
+        """Says how many of `n_steps` steps from `first_step` on lie in each phase; they add up to `n_steps`."""
         end = first_step + n_steps
         bounds = zip(self.firsts, (*self.firsts[1:], end), strict=True)
         return tuple(max(0, min(end, stop) - max(first_step, start)) for start, stop in bounds)
 
     @property
     def horizon(self) -> tuple[int, ...]:
-        """Steps of the whole run in each phase, none done again."""
+        """Returns the steps of the whole run in each phase, none done again."""
         return self.count(1, self.steps)
 
 
 def phase_multipliers(sigma_micro: int, clip_micro: int, stds: Iterable[float]) -> tuple[float, ...]:
-    """Effective multiplier of a contribution in each phase, from the noise of its class in each: z_{i,t} of Theorem 1.
+    """Returns a contribution's effective multiplier in each phase, from the noise of its class: z_{i,t} of Theorem 1.
 
     Raises:
         ValueRefused: As `effective_multiplier`.
@@ -152,7 +152,8 @@ def phase_multipliers(sigma_micro: int, clip_micro: int, stds: Iterable[float]) 
 
 
 def realised_variance(bounds: Iterable[tuple[int, int]]) -> int:
-    """Noise variance of a block under injection per sample: V_{t,l} = sum over the contributions drawn of (sigma_j C_j)^2.
+    """Returns the noise variance of a block under injection per sample: V_{t,l} = sum over the contributions drawn of (sigma_j
+    C_j)^2.
 
     Args:
         bounds: Signed (sigma_j, C_j) in 1e-6 of the contributions drawn that may touch the block.
@@ -164,17 +165,17 @@ def realised_variance(bounds: Iterable[tuple[int, int]]) -> int:
 
 
 def realised_std(variance: int) -> float:
-    """Standard deviation of a variance in units of 1e-24: one rounding, so that every reader gets the same double."""
+    """Returns the standard deviation of a variance in units of 1e-24, rounded once, so that all readers get one double."""
     return math.sqrt(variance) / (MICRO * MICRO)
 
 
 def occurrence_loss(clip_micro: int, variance: int) -> float:
-    """What one occurrence adds to mu_i^2 under injection per sample: 1/z_{i,t}^2 = C_i^2 / min over its blocks of V_{t,l}.
+    """Returns what one occurrence adds to mu_i^2 under injection per sample: 1/z_{i,t}^2 = C_i^2 / min over its blocks of
+    V_{t,l}.
 
     Guarantee: at most 1/sigma_i^2, since a contribution that was drawn added its own variance to every block it may touch.
 
     Args:
-        clip_micro: Signed clip norm in 1e-6.
         variance: The smallest realised variance over the blocks it may touch, in units of 1e-24.
 
     Raises:
@@ -187,14 +188,12 @@ def occurrence_loss(clip_micro: int, variance: int) -> float:
 
 
 def effective_multiplier(sigma_micro: int, clip_micro: int, stds: Iterable[float]) -> float:
-    """Noise multiplier that a contribution enjoys: z_i = max(sigma_i, min over its blocks of s_l / C_i).
+    """Returns the noise multiplier that a contribution enjoys: z_i = max(sigma_i, min over its blocks of s_l / C_i).
 
     Guarantee: valid for dual clipping, which holds the gradient to norm C_i and to whitened norm 1/sigma_i; the first gives z_i
     >= min s_l / C_i, the second z_i >= sigma_i for any public schedule.
 
     Args:
-        sigma_micro: Signed noise multiplier in 1e-6.
-        clip_micro: Signed clip norm in 1e-6.
         stds: Standard deviations of the blocks that the contribution may touch.
 
     Raises:
@@ -213,7 +212,7 @@ def effective_multiplier(sigma_micro: int, clip_micro: int, stds: Iterable[float
 
 
 def sufficient_variance(multiplier: float, clip: float) -> float:
-    """Per-step variance v_i = (z C_i)^2 that suffices for a contribution at full clip.
+    """Returns the per-step variance v_i = (z C_i)^2 that suffices for a contribution at full clip.
 
     It is a floor for privacy (s_l^2 >= v_i on its blocks, or the contribution is scaled down) and a ceiling on the noise that
     the contribution may ask for.
@@ -224,7 +223,7 @@ def sufficient_variance(multiplier: float, clip: float) -> float:
 
 
 def waste(effective: float, signed: float) -> float:
-    """Waste meter z / sigma: above 1, other classes' noise gives the class more privacy than it asked for."""
+    """Returns the waste meter z / sigma: above 1, other classes' noise gives the class more privacy than it asked for."""
     _check_positive(effective, "effective noise multiplier")
     _check_positive(signed, "signed noise multiplier")
     return effective / signed
@@ -247,7 +246,7 @@ _FIXED = 110
 
 
 class Part(Protocol):
-    """What allocation sees of a block."""
+    """Holds what allocation sees of a block."""
 
     @property
     def name(self) -> str: ...
@@ -260,7 +259,7 @@ class Part(Protocol):
 
     @property
     def share(self) -> int:
-        """w_l in 1e-6; 0 without budgets."""
+        """Returns w_l in 1e-6; 0 without budgets."""
 
 
 class Noised(Part, Protocol):
@@ -271,12 +270,13 @@ class Noised(Part, Protocol):
 
 
 def share_of(places: Iterable[str], budgets: tuple[int, int, int]) -> int:
-    """Share of a block that lies at these places, each `embeddings`, `layers` or `head`: the largest weight among theirs."""
+    """Returns the share of a block that lies at these places, each `embeddings`, `layers` or `head`: the largest weight among
+    theirs."""
     return max(budgets[("embeddings", "layers", "head").index(place)] for place in places)
 
 
 def effective_std(stds: Sequence[float], shares: Sequence[int] = ()) -> float:
-    """Effective noise of a class, from that of its blocks: the least s_l, or S_k with budgets.
+    """Returns the effective noise of a class, from that of its blocks: the least s_l, or S_k with budgets.
 
     Guarantee: a contribution clipped to C_i, and with budgets to C_i u_kl in every block, has a whitened norm of at most C_i /
     S. The result is rounded down, in integers, so every reader gets the same double and none a larger one.
@@ -312,7 +312,8 @@ def effective_std(stds: Sequence[float], shares: Sequence[int] = ()) -> float:
 
 
 def class_std(rule: ClassRule, parts: Iterable[Noised]) -> float:
-    """Effective noise of a class over these blocks, of which only its own count; the least of any block for a public class."""
+    """Returns the effective noise of a class over these blocks, of which only its own count; the least of any block for a
+    public class."""
     own = [part for part in parts if rule.name in part.classes]
     return effective_std([part.std for part in own], [] if rule.public else [part.share for part in own])
 
@@ -340,13 +341,12 @@ def demands(classes: Iterable[ClassRule], parts: Sequence[Part]) -> list[dict[in
 
 
 def budget_stds(classes: Iterable[ClassRule], parts: Sequence[Part]) -> convex.Optimum:
-    """The noise of every block with budgets: least energy at which every private class has its multiplier.
+    """Returns the noise of every block with budgets: least energy at which every private class has its multiplier.
 
     Guarantee: for every private class k, ``sum over D_k of C_kl^2 / s_l^2 <= sigma_k^-2`` in exact arithmetic, and the energy
     ``sum_l d_l s_l^2`` is within 1e-6 of the least possible. Only presets, shares and sizes enter.
 
     Args:
-        classes: Of the policy.
         parts: All blocks. One that no private class may touch gets no noise.
 
     Raises:
@@ -356,7 +356,7 @@ def budget_stds(classes: Iterable[ClassRule], parts: Sequence[Part]) -> convex.O
 
 
 def check_budgets(classes: Sequence[ClassRule], budgets: tuple[int, int, int], parts: Sequence[Noised]) -> None:
-    """Check a schedule with budgets as an auditor does, who has no model.
+    """Checks a schedule with budgets as an auditor does, who has no model.
 
     Guarantee: on return every block that a private class may touch has one of the three shares and positive noise, no other has
     either, and what `budget_stds` guarantees holds, the first part in exact arithmetic.
@@ -389,7 +389,7 @@ def check_budgets(classes: Sequence[ClassRule], budgets: tuple[int, int, int], p
 
 
 def noise_energy(parts: Iterable[Noised]) -> float:
-    """Expected squared norm of the noise of a step, ``sum_l d_l s_l^2``."""
+    """Returns the expected squared norm of the noise of a step, ``sum_l d_l s_l^2``."""
     own = list(parts)
     return convex.energy([float(part.coordinates) for part in own], [part.std for part in own])
 
@@ -412,17 +412,17 @@ class Energies:
 
     @property
     def of_uniform(self) -> float:
-        """Scheduled energy as a part of uniform noise's."""
+        """Returns the scheduled energy as a part of uniform noise's."""
         return self.scheduled / self.uniform
 
     @property
     def gap(self) -> float:
-        """How far the schedule is from what was shown to be least, relative."""
+        """Says how far the schedule is from what was shown to be least, relative."""
         return max(0.0, self.scheduled / self.bound - 1.0)
 
 
 def energies(classes: Sequence[ClassRule], parts: Sequence[Noised]) -> Energies:
-    """Energy of a schedule beside that of the max rule and of uniform noise (docs/mechanism, Proposition 3).
+    """Returns the energy of a schedule beside that of the max rule and of uniform noise (docs/mechanism, Proposition 3).
 
     Raises:
         ValueRefused: No block has noise, or as `budget_stds`.
@@ -443,7 +443,8 @@ def energies(classes: Sequence[ClassRule], parts: Sequence[Noised]) -> Energies:
 
 
 def wastes(classes: Iterable[ClassRule], parts: Sequence[Noised]) -> dict[str, float]:
-    """Waste meter of every private class: the multiplier of a contribution at the class's own bounds, by the one it signed.
+    """Returns the waste meter of every private class: the multiplier of a contribution at the class's own bounds, by the one it
+    signed.
 
     Above 1, noise that other classes need gives the class more privacy than it asked for, paid in usefulness. Classes that
     share blocks waste least with equal products sigma_k C_k.

@@ -89,10 +89,6 @@ def derive(classes: Sequence[ClassRule], stack: Stack) -> tuple[StackBlock, ...]
     owner of each coordinate in it. A parameter that is not trained is in a block without classes. The result is a function of
     the depth rules, of which classes are public (names only), and of the stack.
 
-    Args:
-        classes: of the policy, in its order.
-        stack: of the model.
-
     Returns:
         The blocks that classes touch, in order of depth, and behind them those without classes, likewise.
     """
@@ -193,7 +189,6 @@ def pieces(place: int, tensor: StackTensor, rules: Sequence[ClassRule]) -> Itera
 
     Args:
         place: of the parameter in the stack.
-        tensor: the parameter.
         rules: the classes to which their depth permits it.
     """
     return _made(place, tensor, _cuts(tensor.divisions, rules))

@@ -85,7 +85,7 @@ class Division:
 
     @property
     def whole(self) -> int:
-        """Sum of the weights; 1 for what nobody owns."""
+        """Returns the sum of the weights; 1 for what nobody owns."""
         return sum(weight for _, _, weight in self.owners) or 1
 
 

@@ -1,4 +1,4 @@
-"""Who takes turns in which step, where the policy signs an order: the arithmetic that training and audit share.
+"""Computes turns where the policy signs an order, by arithmetic that training and audit share.
 
 The steps of a run are cut, class by class, into periods of P_k = 1/q_k steps: step t lies in period ceil(t / P_k), the last of
 which the horizon may cut short. In every period each contribution of the class is due in exactly one step:

@@ -130,7 +130,6 @@ def told_of(cls: type, key: str, shown: Any, outer: Told | None = None) -> Told:
     """Names a field in sentences.
 
     Args:
-        cls: The document that has it.
         key: Its key.
         shown: What tells this document from others of its class, if `TELLS` of the class names such a field.
         outer: Name of the document in the one around it.
@@ -148,8 +147,6 @@ def check_fields(document: Any, error: Refused, cls: type | None = None) -> None
     default or null is signed, and what it needs is there.
 
     Args:
-        document: The document.
-        error: Makes the errors.
         cls: Whose fields are checked, of a document that has those of two; its own class where None.
 
     Raises:

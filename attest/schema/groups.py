@@ -33,10 +33,8 @@ class Many(Several):
     """Several values of one kind, as a tuple.
 
     Args:
-        kind: Of each.
         least: How many there are at least, where they are stated.
         most: How many there are at most.
-        what: What they are, in words.
         ascending: Whether they stand in ascending order.
         empty: Whether the field is an empty tuple where nothing is stated.
         distinct: Whether no value stands twice.
@@ -124,9 +122,7 @@ class Inline(Kind):
     """A document inside of another, written on one line in braces.
 
     Args:
-        cls: Its class.
         cddl: Its name in CDDL.
-        what: What it is, in words.
         example: How it is written, for the sentence.
         row: Whether an array of its fields is signed, in place of a map.
     """
@@ -192,7 +188,6 @@ class Coded(Kind):
     Args:
         classes: By their codes, from 0.
         cddl: Its name in CDDL.
-        what: What it is, in words.
     """
 
     classes: tuple[type, ...]
@@ -227,10 +222,8 @@ class Parts(Several):
 
     Args:
         names: Of the values, in the order in which they are signed.
-        kind: Of each.
         part: The kind in CDDL.
         cddl: Name of the whole in CDDL.
-        what: What they are, in words.
     """
 
     names: tuple[str, ...]
@@ -268,7 +261,6 @@ class Band(Several):
 
     Args:
         keys: The two keys.
-        kind: Of each.
     """
 
     keys: tuple[str, str]
@@ -313,7 +305,6 @@ class Named(Kind):
     Its `PARAMETERS` maps every word to the class of its parameters, None for a word that takes none.
 
     Args:
-        cls: Class of the value.
         cddl: Its name in CDDL.
         word: Key of the word, as a person writes it.
         shown: Prefix of the keys under which JSON shows it; the word itself has ``word``.

@@ -40,7 +40,6 @@ class Reading:
     """Holds what every reader of one text needs.
 
     Attributes:
-        error: Class of the errors.
         places: Keys by the table that they belong to, for whoever wrote one into another table.
     """
 
@@ -160,11 +159,7 @@ class Identifier(Kind):
 
 @dataclass(frozen=True)
 class Schema(Kind):
-    """The name of the format of a document, of which a reader knows one.
-
-    Args:
-        name: The name.
-    """
+    """The name of the format of a document, of which a reader knows one."""
 
     name: str
 

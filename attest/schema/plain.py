@@ -20,7 +20,7 @@ from attest.errors import AttestError, Refused, ValueRefused
 
 
 def check_int(value: object, name: str, low: int, high: int, *, error: Refused) -> None:
-    """Refuse anything but an integer from `low` to `high`.
+    """Refuses anything but an integer from `low` to `high`.
 
     Guarantee: the type is exactly `int`. `True == 1` and `1.0 == 1`, and what compares equal must not pass for equal.
 
@@ -34,11 +34,7 @@ def check_int(value: object, name: str, low: int, high: int, *, error: Refused) 
 
 
 def check_bytes(value: object, name: str, length: int, *, error: Refused) -> None:
-    """Refuse anything but a byte string of one length.
-
-    Raises:
-        Exception: Made by `error`, code TYPE or RANGE.
-    """
+    """Refuses anything but a byte string of one length. Raises Exception: Made by `error`, code TYPE or RANGE."""
     if type(value) is not bytes:
         raise error("TYPE", f"{name} is {type(value).__name__}, expected {length} bytes")
     if len(value) != length:
@@ -52,15 +48,13 @@ IDENTIFIER = re.compile(r"[a-z0-9._/-]{1,64}")
 
 
 def check_id(text: object, what: str, *, error: Refused = ValueRefused) -> str:
-    """Return `text` unchanged if it is an identifier.
+    """Returns `text` unchanged if it is an identifier.
 
     Guarantee: identifiers are compared byte for byte and never normalized. A Cyrillic letter, a trailing space, another case or
     a control character is refused, not folded. Within the alphabet some names still look alike: see `skeleton`.
 
     Args:
         text: Candidate, must be exactly `str`.
-        what: Name of the field, for the message.
-        error: Makes the error.
 
     Raises:
         Exception: Made by `error`, code TYPE if not a string, RANGE if it is no identifier.
@@ -78,9 +72,6 @@ def skeleton(name: str) -> str:
 
     The map is ``0`` to ``o``, ``1`` to ``l``, ``m`` to ``rn``, ``w`` to ``vv``, ``d`` to ``cl``; a run of ``.``, ``_`` and
     ``-`` to one ``-``, and a run of ``/`` to one. It is idempotent.
-
-    Args:
-        name: An identifier.
 
     Source: Unicode TS #39, section 4, "skeleton", restricted to the alphabet of identifiers, which has no capitals, so that 0
     goes to o. Its data file maps 0, 1 and m so; w and d are added, for they are read as vv and cl in many fonts. Runs of
@@ -103,11 +94,7 @@ BACK_SECONDS: Final = 60
 
 
 def check_time(value: object, name: str, *, error: type[AttestError]) -> None:
-    """Refuses anything but a time before the year 10000.
-
-    Raises:
-        AttestError: Of class `error`, code TYPE or RANGE.
-    """
+    """Refuses anything but a time before the year 10000. Raises AttestError: Of class `error`, code TYPE or RANGE."""
     check_int(value, name, 0, MAX_TIME - 1, error=error)
 
 
@@ -238,16 +225,10 @@ def commit(domain: bytes, value: bytes, salt: bytes) -> bytes:
     Args:
         domain: One of this module.
         value: What is committed to: the SHA-256 of a content, or an identifier in ASCII; empty where there is none.
-        salt: `SALT_SIZE` random bytes.
     """
     return hashlib.sha256(b"".join((domain, value, salt))).digest()
 
 
 def commit_content(content_hash: bytes, nonce: bytes) -> bytes:
-    """Returns the commitment to a content: it stands in descriptors and ledgers, and whoever has content and nonce finds it.
-
-    Args:
-        content_hash: SHA-256 of the content.
-        nonce: `SALT_SIZE` random bytes.
-    """
+    """Returns the commitment to a content: it stands in descriptors and ledgers, and whoever has content and nonce finds it."""
     return commit(CONTENT, content_hash, nonce)

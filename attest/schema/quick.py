@@ -149,7 +149,6 @@ class Array(Several):
     """Several values of one quick kind, as a tuple.
 
     Args:
-        kind: Of each.
         least: How many there are at least.
         most: How many there are at most; more are refused with code RANGE.
         ascending: Whether they ascend, none twice; else they are refused with code ORDER.

@@ -21,10 +21,6 @@ def parse_document(cls: type, text: Any, *, what: str, error: Refused) -> Any:
         text: The text.
         what: The document in words.
         error: Class of the errors.
-
-    Raises:
-        AttestError: Of class `error`; code TOML for text that is no TOML, KEY for an unknown or missing key, TYPE or RANGE for
-            a value, SIZE, or that of a rule.
     """
     if type(text) is not str:
         raise error("TYPE", f"{what} is {type(text).__name__}, expected text")
@@ -41,8 +37,6 @@ def read_table(cls: type, table: Mapping[str, Any], where: str, reading: Reading
     """Reads a document from a table of TOML.
 
     Args:
-        cls: Its class.
-        table: The table.
         where: What it is, for sentences on its keys.
         reading: What all readers of this text need.
         outer: Name of the document in the one around it.

@@ -26,7 +26,6 @@ def encode_map(document: Any, cls: type | None = None) -> dict[int, Any]:
     """Returns a document as a map of plain values: optional fields at their default are left out, None else is null.
 
     Args:
-        document: The document.
         cls: Whose fields are written, of a document that has those of two; its own class where None.
     """
     form = map_of(cls or type(document))
@@ -68,9 +67,6 @@ def decode_document(
 
     Args:
         cls: Its class, or the class of the fields that stand in the bytes.
-        data: The bytes.
-        what: The document in words, for sentences.
-        error: Makes the errors.
         max_size: Most bytes.
         schema: Schema that label 1 has to name; empty where a field does.
         codes: How something else than a map is refused, and a map with other labels than those of the fields.
@@ -113,10 +109,7 @@ def decode_row(cls: type, plain: Any, what: str, error: Refused, *, code: str = 
     """Reads a document that is an array of its fields.
 
     Args:
-        cls: Its class.
         plain: The array.
-        what: The document in words, for sentences.
-        error: Makes the errors.
         code: How something else than an array of as many values is refused.
     """
     row = row_of(cls)
@@ -270,7 +263,6 @@ class Payload:
         SCHEMA: Name and version of the format.
         CDDL: Its name in attestation.cddl.
         WHAT: Its name in sentences.
-        ERROR: Class of the errors.
         MAX_SIZE: Most bytes.
 
     Raises:

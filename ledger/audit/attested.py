@@ -54,7 +54,6 @@ class Known:
     """A state of a registry by which a run goes, and its keys.
 
     Attributes:
-        state: the state.
         by_key: its keys by key id, each with the contributor for whom it is enrolled.
     """
 
@@ -87,10 +86,7 @@ def registered(header: Header, export: Export, brought: Path | None, fault: Repo
     """Returns the registry by which a run admitted; None without any, or after reporting what is wrong with it.
 
     Args:
-        header: leaf 0.
-        export: the directory.
         brought: file of a registry that the auditor has; it counts in place of the export's, which it must extend.
-        fault: takes (code, where, sentence) of everything wrong.
     """
     found, where = None, layout.REGISTRY
     try:
@@ -150,7 +146,6 @@ class Signing:
 
     Attributes:
         contributor: for whom the registry that the run admitted by enrols it.
-        record: the key.
         verify: takes signature and message; raises `InvalidSignature`.
     """
 
@@ -179,7 +174,6 @@ class Agreed:
 
         Args:
             terms: as the export has them.
-            policy: the signed policy.
             registry: the state by which the run goes then; None where only the leaves can be held against the terms.
         """
         self.signed: SignedDescriptor = terms.signed
@@ -341,12 +335,7 @@ class Shown:
     """
 
     def __init__(self, export: Export, fault: Report) -> None:
-        """Begins before leaf 0.
-
-        Args:
-            export: the directory, its names checked.
-            fault: takes (code, where, sentence) of everything wrong.
-        """
+        """Begins before leaf 0."""
         self._export, self._fault = export, fault
         self._n, self._admits = -1, 0
         self._entries: list[bytes] | None = []

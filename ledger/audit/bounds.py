@@ -44,7 +44,7 @@ class AttestedPool:
 
     @property
     def size(self) -> int:
-        """Number of terms."""
+        """Returns the number of terms."""
         return len(self._active)
 
     def add_terms(self, not_before: int, not_after: int, revoked_at: int = MAX_TIME) -> None:
@@ -102,7 +102,7 @@ class AttestedPool:
         return terms_of[contribution.slot] if contribution.slot < len(terms_of) else -1
 
     def ended(self, time: int) -> Iterator[tuple[int, int]]:
-        """Yields first second after validity, and number of contributions, of terms that ended by a time; each once."""
+        """Yields the first second after validity, and number of contributions, of terms that ended by a time; each once."""
         for number in _due(self._ends, time):
             if self._active[number]:
                 yield self._not_after[number], self._active[number]
@@ -151,10 +151,7 @@ class Bounds:
         """Begins behind leaf 0.
 
         Args:
-            header: leaf 0.
-            export: the directory, its names checked.
             registry: by which the run went; None where that is not known.
-            fault: takes (code, where, sentence) of everything wrong.
         """
         self._policy, self._export, self._registry, self._fault = header.policy, export, registry, fault
         self._state = None if registry is None else Known.of(registry.admitted)
@@ -194,12 +191,7 @@ class Bounds:
             self._take_registry(seq, leaf)
 
     def judge(self, run: RetainedReplay, remarks: Remarks) -> BoundsEvidence:
-        """Says what became of the attestations, once every leaf was seen.
-
-        Args:
-            run: the run that the leaves tell.
-            remarks: takes what a reader should know.
-        """
+        """Says what became of the attestations, once every leaf was seen."""
         self._shown.end()
         export, unused = self._export, self._export.terms - self._pool.size
         if unused and run.size == export.size:

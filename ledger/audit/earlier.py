@@ -24,7 +24,7 @@ from ledger.replay.contributions import Contribution
 from ledger.replay.earlier_runs import Accounts, Earlier, SpentRegistry, left_out
 
 CARRIED_TOLERANCE_MICRO = 2
-"""What a run says was spent before is the recomputed value less at most this, in 1e-6: machines differ in last bits."""
+"""Most by which what a run says was spent before may lie below the recomputed value, in 1e-6: last bits differ."""
 
 
 ANSWERED: Final = frozenset({"EARLIER_TOLD", "LIMITS_ALONE"})
@@ -61,7 +61,6 @@ def earlier_run(
     A pruned one will do: what was spent is recomputed from what stays (`ledger.retention.retained`).
 
     Args:
-        path: the directory.
         keys: verifier keys of its ledger.
         owner_key: raw public key of the corpus owner, if its policy must have been signed by that.
         reason: as what it is to be cited.
@@ -128,7 +127,6 @@ def verify_with_earlier(
         qualifiers of the run, but for those that these exports answer, and those of `INHERITED` of any run that it cites.
 
     Args:
-        path: the directory of the export.
         keys: verifier keys of this ledger and of the earlier ones.
         earlier: directories of the exports of earlier runs: all that the auditor knows of, whether cited or not.
         owner_key: raw public key of the corpus owner, for all of them.
@@ -136,10 +134,8 @@ def verify_with_earlier(
             different histories of an earlier run could show here the one in which less was spent.
         now: the auditor's clock, as for `verify_export`, for all of them.
         max_age: as for `verify_export`, for this run alone: an earlier one is closed, and grows old.
-        minimum_size: as for `verify_export`, of the run alone.
         withdrawals: as for `verify_export`, for all of them: who withdrew in an earlier run, whatever the reason that its leaf
             gives, has withdrawn from the corpus.
-        registry: likewise.
     """
     now = machine_time() if now is None else now
     report = verify_export(

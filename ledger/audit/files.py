@@ -51,7 +51,7 @@ class TileRoots:
             self.roots.append(bytes(layout.HASH_SIZE))
 
     def root(self) -> bytes | None:
-        """The root of all, where no tile is missing."""
+        """Returns the root of all, where no tile is missing."""
         return None if self.missing is not None else self.roots.root(self.roots.size)
 
 
@@ -66,8 +66,6 @@ class Export:
     """A directory under audit.
 
     Attributes:
-        base: the directory.
-        report: takes (code, where, sentence) of everything wrong.
         names: names of the regular files found.
         retained: how many bundles, from the first on, are those of a pruned ledger (`ledger.layout`).
         nodes: what stands for leaf hashes that are gone, None where all are there.
@@ -261,14 +259,15 @@ class Export:
         return [Subtree(seq, 0, hash_) for seq, hash_ in enumerate(_split(tile), n * layout.TILE_WIDTH)]
 
     def _is_unlike(self, n: int, width: int, pieces: list[Subtree]) -> bool:
-        """Whether the stored hashes of a tile of level 0, as far as they can be read, are not those that its entries give."""
+        """Tells whether the stored hashes of a tile of level 0, as far as they can be read, are not those that its entries
+        give."""
         if self.nodes is not None and not self.nodes.has_tile(0, n):
             return pieces != self.nodes.in_tile(n)
         tile = self.read(layout.tile_path(0, n, width))
         return tile is not None and tile != b"".join(piece.hash for piece in pieces)
 
     def _hashes_name(self, n: int, size: int) -> str:
-        """The file that has the hashes of a tile of level 0."""
+        """Returns the file that has the hashes of a tile of level 0."""
         if self.nodes is not None and not self.nodes.has_tile(0, n):
             return layout.RETAINED_NODES
         return layout.tile_path(0, n, layout.width_of(n, size))
@@ -318,9 +317,7 @@ class Leaves:
     """The leaves under a signed root, read from their bundles anew at every use.
 
     Attributes:
-        export: the directory.
         roots: the tree over the roots of the tiles of 256 leaves, and of the partial one at the end.
-        size: number of leaves.
     """
 
     export: Export
@@ -328,11 +325,7 @@ class Leaves:
     size: int
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yields the leaves in order.
-
-        Raises:
-            ExportChanged: a bundle is no longer what was authenticated.
-        """
+        """Yields the leaves in order. Raises ExportChanged: a bundle is no longer what was authenticated."""
         for n in range(self.roots.size):
             yield from self.tile(n)
 
@@ -371,20 +364,16 @@ class Leaves:
         return frontier.root()
 
     def tile(self, n: int) -> list[bytes]:
-        """Returns the entries of a bundle.
-
-        Raises:
-            ExportChanged: it is no longer what was authenticated.
-        """
+        """Returns the entries of a bundle. Raises ExportChanged: it is no longer what was authenticated."""
         return self._read(n)[0]
 
     @property
     def retained(self) -> int:
-        """Position below which an entry may be a stand-in."""
+        """Returns the position below which an entry may be a stand-in."""
         return self.export.retained * layout.TILE_WIDTH
 
     def _whole(self, n: int) -> Subtree:
-        """The subtree that begins with a full tile: that tile, or a kept one over several."""
+        """Returns the subtree that begins with a full tile: that tile, or a kept one over several."""
         node = None if self.export.nodes is None else self.export.nodes.around(n * layout.TILE_WIDTH)
         level = layout.TILE_HEIGHT if node is None else max(layout.TILE_HEIGHT, node.level)
         (root,) = self.roots.between(n, n + (1 << level - layout.TILE_HEIGHT))
@@ -394,7 +383,7 @@ class Leaves:
         return self._read(n)[1]
 
     def _read(self, n: int) -> tuple[list[bytes], list[Subtree]]:
-        """Entries of a bundle, and the subtrees that begin in it."""
+        """Returns entries of a bundle, and the subtrees that begin in it."""
         width = layout.width_of(n, self.size)
         entries = self.export.bundle(n, width)
         pieces = None if entries is None else self.export.pieces(n, width, entries)
@@ -404,7 +393,7 @@ class Leaves:
         return entries, pieces
 
     def _same(self, n: int, pieces: list[Subtree]) -> bool:
-        """Whether a tile has the root that it had; inside a kept subtree of several there is none."""
+        """Tells whether a tile has the root that it had; inside a kept subtree of several there is none."""
         if not pieces or pieces[0].level > layout.TILE_HEIGHT:
             return True
         again = Subtrees()
@@ -413,7 +402,7 @@ class Leaves:
 
 
 def _claimed(data: bytes, keys: list[str]) -> Checkpoint | None:
-    """What a note claims that none of these keys signed, if one of them is named like the log it claims."""
+    """Returns what a note claims that none of these keys signed, if one of them is named like the log it claims."""
     try:
         found = peek_checkpoint(data)
     except NoteError:

@@ -16,7 +16,7 @@ Verdict = Literal["FULL", "SUMMARISED", "TOLD", "SIGNED", "FAILED"]
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """What a word means.
+    """Explains a word.
 
     Attributes:
         sentence: what it says, without a full stop.
@@ -172,7 +172,7 @@ BEYOND: Final = (
     "what contributions say, whose they are, and how many people stand behind them: no export has that",
     "that a file at hand is the model of this run: dptrain release --check compares it",
 )
-"""What no audit can find in an export: with every verdict, FULL too."""
+"""Facts that no audit can find in an export, whatever its verdict."""
 
 WHERE_BEYOND: Final = "what no audit can find in an export: docs/auditors.md, What an audit cannot find"
 """The one line that points to the list."""
@@ -249,7 +249,6 @@ class Signer:
     """A pinned key whose signature on the checkpoint was verified.
 
     Attributes:
-        name: name of the key.
         key_id: hex of the key id in the signature line.
         time: POSIX seconds that a cosignature states; None for a plain signature, as the log's own is.
         of_log: whether it is one of the ledger's own keys.
@@ -284,7 +283,7 @@ class IgnoredLine:
 
 @dataclass(frozen=True, slots=True)
 class KindRow:
-    """How many leaves of a kind there are.
+    """Counts the leaves of a kind.
 
     Attributes:
         kind: its name, as docs/formats.md has it.
@@ -301,7 +300,7 @@ class KindRow:
 
 @dataclass(frozen=True, slots=True)
 class WithdrawalCount:
-    """How many withdrawals of a class were entered for a reason; the class is None where nothing was ever admitted."""
+    """Counts withdrawals of a class by reason; the class is None where nothing was ever admitted."""
 
     class_name: str | None
     reason: str
@@ -333,7 +332,7 @@ class WithdrawalRow:
 
 @dataclass(frozen=True, slots=True)
 class WithdrawalEvidence:
-    """What became of the evidence that WITHDRAW leaves name, where signed withdrawals were given.
+    """Counts what became of the evidence that WITHDRAW leaves name, where signed withdrawals were given.
 
     Attributes:
         signed: leaves whose evidence is a signed withdrawal.
@@ -348,7 +347,7 @@ class WithdrawalEvidence:
 
 @dataclass(frozen=True, slots=True)
 class BoundsEvidence:
-    """What became of the attestations that ADMIT leaves quote.
+    """Counts what became of the attestations that ADMIT leaves quote.
 
     Attributes:
         admits: ADMIT leaves whose bodies are there.
@@ -372,7 +371,6 @@ class SummaryRow:
     """One SUMMARY leaf.
 
     Attributes:
-        seq: its position.
         first: first leaf of its range.
         end: first leaf after it.
         vouchers: names of the policy's auditors who vouch for it, as far as the export shows.
@@ -396,8 +394,6 @@ class CitedRow:
     """An earlier ledger as the header cites it (`ledger.leaves.Previous`).
 
     Attributes:
-        origin: its origin.
-        size: number of leaves.
         root_hex: root over them.
         reason: `ledger.leaves.header.SPENT` or `COMPROMISED`.
     """
@@ -413,7 +409,6 @@ class ClockRow:
     """One CLOCK leaf: the ledger's operator took back times that a wrong clock had put into the leaves before it.
 
     Attributes:
-        seq: its position.
         before: time of the leaf before it, POSIX seconds.
         time: time from which the ledger went on.
         reason: why, in the operator's words.
@@ -441,7 +436,6 @@ class AuditReport:
         last_time: time of the last leaf, None where the leaves were not read.
         clock_sets: the CLOCK leaves.
         finished: whether the run was closed.
-        corpus: corpus of the policy.
         cited: the earlier ledgers that the header cites.
         delta: the policy's delta.
         accountant: name, library and version that this audit computed with; a note says where the run recorded another.

@@ -33,9 +33,7 @@ class Given:
     """An export that was given.
 
     Attributes:
-        path: the directory.
         leaves: its leaves, under the root that it claims.
-        header: leaf 0.
         digest: SHA-256 of leaf 0, by which a ledger is known.
     """
 
@@ -87,7 +85,6 @@ def longest(given: Sequence[Given], fault: Fault) -> list[Given]:
 
     Args:
         given: all exports.
-        fault: takes (code, where, sentence) of everything wrong.
 
     Raises:
         ExportChanged, ProofError: roots cannot be made.
@@ -114,7 +111,6 @@ def judge_citations(shown: Iterable[Given], own: Given, fault: Fault) -> None:
     Args:
         shown: the longest export of each ledger, without that of the run under audit.
         own: the run under audit.
-        fault: takes (code, where, sentence) of everything wrong.
 
     Raises:
         ExportChanged, ProofError: roots cannot be made.

@@ -66,11 +66,8 @@ def carried_notes(
 
     Args:
         run: the run, for the keys that must have signed.
-        export: the directory.
-        leaves: its leaves.
         signed: the checkpoint under audit, verified under the ledger's key.
         known: all keys whose lines are verified.
-        fault: takes (code, where, sentence) of everything wrong.
     """
     found = [signed]
     try:
@@ -97,7 +94,7 @@ def carried_notes(
 
 
 def _kept(run: Replay, leaves: Leaves, data: bytes, known: Sequence[str]) -> Carried:
-    """A kept checkpoint, which the ledger's key of its time signed, over this tree and nothing else."""
+    """Returns a kept checkpoint, which the ledger's key of its time signed, over this tree and nothing else."""
     note, checkpoint = run.keys.open_note(data)
     if checkpoint.size > leaves.size or leaves.root_at(checkpoint.size) != checkpoint.root:
         raise NoteError("ROOT", f"a kept checkpoint of {checkpoint.size} leaves is not of this tree")
@@ -159,12 +156,8 @@ def judge_keys(
     key alone never suffices.
 
     Args:
-        data: the checkpoint note.
-        origin: the ledger's name.
         chain: the keys of the ledger, from its leaves.
         pinned: the verifier keys that the auditor trusts.
-        fault: takes (code, where, sentence) of everything wrong.
-        remarks: takes what a reader should know.
     """
     log_keys = [vkey for vkey in dict.fromkeys(pinned) if _is_log_key(vkey, origin)]
     strangers = [vkey for vkey in log_keys if vkey not in chain.vkeys]
@@ -212,12 +205,9 @@ def judge_signers(
 
     Args:
         notes_of_tree: the notes over the checkpoint under audit, all with its text; their lines count together.
-        header: leaf 0.
         chain: the keys of the ledger.
         counts: tells whether that checkpoint can have been signed at a time, in POSIX seconds.
         required: whether a quorum that the policy names and that was not reached is a fault, and a policy that names none.
-        fault: takes (code, where, sentence) of everything wrong.
-        remarks: takes what a reader should know.
 
     Returns:
         The fields ``signers``, ``auditors``, ``quorum``, ``quorum_met``, ``witnesses``, ``witness_quorum`` and
@@ -292,8 +282,6 @@ def judge_summaries(
         nodes: what stands for leaf hashes that are gone, None where all are there.
         carried: the checkpoints of the export; what auditors say below any of them counts together.
         now: POSIX seconds by the auditor's clock.
-        fault: takes (code, where, sentence) of everything wrong.
-        remarks: takes what a reader should know.
     """
     summaries = run.tally.summaries
     try:

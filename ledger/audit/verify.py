@@ -42,7 +42,7 @@ MAX_FINDINGS: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What an auditor brings and asks for; fields as the arguments of `verify_export`."""
+    """Holds what an auditor brings and asks for; fields as the arguments of `verify_export`."""
 
     keys: list[str]
     owner_key: bytes | None
@@ -95,7 +95,6 @@ def verify_export(
         Whatever weakens a verdict is a qualifier (`ledger.audit.findings.QUALIFIERS`).
 
     Args:
-        path: the directory of the export.
         keys: verifier keys of the log, obtained from a place that the exporter does not control.
         owner_key: raw public key of the corpus owner, likewise; without it the header's own counts (UNPINNED).
         require_quorum: fail unless as many of the policy's auditors, and of its witnesses, as it asks for have cosigned.
@@ -332,7 +331,6 @@ class OpenedExport:
     """An export that passed its audit.
 
     Attributes:
-        report: what the audit says.
         run: the run, replayed to its last leaf.
         root: of the tree over all leaves.
         leaves: all of them in order, of pruned ones what stands in for them.
@@ -350,10 +348,7 @@ def open_export(
     """Audits an export, and replays it once more to be asked.
 
     Args:
-        path: the directory.
         keys: verifier keys of the log, as for `verify_export`.
-        owner_key: likewise.
-        now: likewise.
 
     Raises:
         ExportRefused: code FAILED, the audit found something; no answer from such a record would be worth anything.

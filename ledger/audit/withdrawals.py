@@ -85,9 +85,6 @@ class GivenWithdrawal:
 
     Attributes:
         name: of its file.
-        payload: the signed bytes.
-        message: the COSE_Sign1 message.
-        withdrawal: what it says.
     """
 
     name: str
@@ -97,7 +94,7 @@ class GivenWithdrawal:
 
     @property
     def issuer(self) -> str:
-        """Who says that it signed."""
+        """Says who says that it signed."""
         return sign1.peek_issuer(self.message)
 
 
@@ -124,10 +121,8 @@ class SignedWithdrawals:
         """Reads what was given.
 
         Args:
-            header: leaf 0.
             directory: where the files lie, each as `attest withdraw` wrote it, whatever its name; None for none.
             registry: the contributors' keys; None accepts what the owner signed alone.
-            fault: takes (code, where, sentence) of everything wrong.
             leaf_at: gives the leaf at a position before the one that is seen; None where its body was pruned.
         """
         self._header, self._fault, self._registry, self._leaf_at = header, fault, registry, leaf_at
@@ -162,7 +157,6 @@ class SignedWithdrawals:
         Args:
             admitted: whether a leaf of the run names a contribution.
             unnamed: how many the run has besides, of whom no leaf says any more who they are.
-            remarks: takes what a reader should know.
         """
         missing = self._signed - self._shown
         if not self._given:

@@ -1,4 +1,4 @@
-"""What a ledger keeps of what contributors signed, so that each ADMIT leaf can be held against it.
+"""Packs what contributors signed, so that each ADMIT leaf can be held against it.
 
 An attestation is a descriptor and a COSE_Sign1 message. Both are made again from three parts: the common terms, kept once for
 all that were signed together; the commitment to the content, which is the anchor of the ADMIT leaf; and the signature
@@ -27,15 +27,15 @@ class Quoting(Protocol):
 
     @property
     def descriptor_hash(self) -> bytes:
-        """SHA-256 of the descriptor."""
+        """Returns SHA-256 of the descriptor."""
 
     @property
     def attestation_hash(self) -> bytes:
-        """SHA-256 of descriptor and message."""
+        """Returns SHA-256 of descriptor and message."""
 
     @property
     def anchor(self) -> bytes:
-        """The commitment to the content."""
+        """Returns the commitment to the content."""
 
 
 class Framings:
@@ -69,7 +69,6 @@ def misfit(leaf: Quoting, framing: Framing, signature: bytes) -> str | None:
     Args:
         leaf: what quotes it.
         framing: of its terms.
-        signature: 64 bytes.
     """
     if len(signature) != SIGNATURE_SIZE:
         return f"the signature has {len(signature)} bytes, expected {SIGNATURE_SIZE}"

@@ -187,7 +187,7 @@ def _record_map(leaf: Record) -> dict[int, Any]:
 
 
 def _values(data: bytes) -> list[Any]:
-    """The values of the map that a leaf is, in order of its keys 0, 1, 2, ..."""
+    """Returns the values of the map that a leaf is, in order of its keys 0, 1, 2, ..."""
     try:
         if len(data) <= MAX_LEAF_SIZE and (values := cbor.record_values(data)) is not None:
             return values
@@ -200,7 +200,8 @@ def _values(data: bytes) -> list[Any]:
 
 
 def _header_map(header: Header) -> dict[int, Any]:
-    """Blocks refer to groups, one per distinct set of classes, noise and share; a model has many blocks and few of these.
+    """Groups the blocks, one group per distinct set of classes, noise and share; a model has many blocks and few of
+    these.
 
     Groups say their share where the policy has budgets.
     """

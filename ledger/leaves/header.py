@@ -43,7 +43,7 @@ from ledger.note import SIGNATURE_ED25519, parse_verifier_key
 from ledger.trust import TrustPolicy, auditors_policy
 
 SPENT: Final = "spent"
-"""What contributions spent in the earlier run is counted in this one."""
+"""Spending of the earlier run counts in this one."""
 
 COMPROMISED: Final = "compromised"
 """The key of the earlier ledger is lost to others: it ends with the checkpoint cited, and this one continues it elsewhere."""
@@ -105,12 +105,12 @@ AMPLIFICATION_NONE: Final = "none"
 """Of a run whose occurrences are public, or of a family that sampling is not shown to amplify: each is counted in full."""
 
 HELD: Final = "held"
-"""What a leaf says of statement A where nothing is known to weaken it; anything else there is the reason why it is weaker."""
+"""Word of statement A where nothing is known to weaken it; anything else there is the reason why it is weaker."""
 
 ADDRESSED: Final = "addressed"
 UNADDRESSED: Final = "unaddressed"
 RANDOMNESS: Final = (ADDRESSED, UNADDRESSED)
-"""Whether the random numbers of a forward are a contribution's own, or those of one generator for everybody drawn in a step."""
+"""Randomness of a forward: a contribution's own, or one generator's for everybody drawn in a step."""
 
 _SUPPORTED: Final = (
     ("accountant", accountants.ACCOUNTANTS),
@@ -315,23 +315,23 @@ class Header(Checked):
 
     @property
     def amplification(self) -> str:
-        """Whether the accounting counts on draws that stay secret; it must not where the ledger publishes them."""
+        """Tells whether the accounting counts on draws that stay secret; it must not where the ledger publishes them."""
         unamplified = self.occurrences_public or self.policy.mechanism.name in families.NOT_AMPLIFIED
         return AMPLIFICATION_NONE if unamplified else AMPLIFICATION_POISSON
 
     @property
     def occurrences_public(self) -> bool:
-        """Whether DRAW leaves say who was drawn."""
+        """Tells whether DRAW leaves say who was drawn."""
         return self.policy.disclosure == "occurrences_public"
 
     @property
     def per_sample(self) -> bool:
-        """Whether every occurrence brings noise of its own, so that a step has the variance of those drawn in it."""
+        """Tells whether every occurrence brings noise of its own, so that a step has the variance of those drawn in it."""
         return self.policy.noise_injection == "per_sample"
 
     @property
     def delta(self) -> float:
-        """The policy's delta, as the accountant takes it."""
+        """Returns the policy's delta, as the accountant takes it."""
         return float(self.policy.delta)
 
     def min_std(self, class_index: int, scale_micro: int = ONE) -> float:
@@ -480,7 +480,7 @@ def scheduled_blocks(policy: Policy, stack: Stack) -> tuple[HeaderBlock, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeaderSpec:
-    """What the engine knows when it creates a ledger; the rest of the header the ledger fills in itself.
+    """Brings what the engine knows when it creates a ledger; the ledger fills in the rest of the header.
 
     Attributes: as in `Header`; ``policy`` is the opened signed policy, with the raw key it was opened under, ``unprobed`` comes
     in any order, ``blocks`` are those of policy and stack where they are None, and ``numerics`` gives exactness note and clip
@@ -505,11 +505,7 @@ class HeaderSpec:
 
     @property
     def scheduled(self) -> tuple[HeaderBlock, ...]:
-        """Returns the blocks: those given, or those of policy and stack.
-
-        Raises:
-            ValueRefused: as `scheduled_blocks`.
-        """
+        """Returns the blocks: those given, or those of policy and stack. Raises ValueRefused: as `scheduled_blocks`."""
         return scheduled_blocks(self.policy.policy, self.stack) if self.blocks is None else self.blocks
 
     @property

@@ -1,4 +1,4 @@
-"""What a header says of a run's numerics, derived from its policy: the lattice of the sums, the clip margin, and both in words.
+"""Derives a run's numerics from its policy: the lattice of the sums, the clip margin, and both in words.
 
 The trainer that keeps a level of exactness, the writer of the header and its auditor take them from this one room. A header
 that says otherwise is refused. Two things no policy fixes are the trainer's word, each one of two: the precision in which
@@ -57,7 +57,7 @@ _NOISES: Final = {
     "discrete_gaussian": "discrete Gaussian noise on s*2^-{bits}, sigma = s, drawn exactly,",
     "skellam": "Skellam noise on s*2^-{bits}, of standard deviation s, drawn exactly,",
 }
-"""What is added to the sums, by family of noise."""
+"""Noise that is added to the sums, by its family."""
 
 _DEVICE_NOTE: Final = (
     " Noise is drawn on the device of the sums, by ChaCha20 and float64 functions within 4 units in the last place."
@@ -91,7 +91,6 @@ class Numerics:
         """Returns what the numerics of a run under a policy guarantee and assume, in words.
 
         Args:
-            policy: the signed policy.
             coordinates: number of scheduled coordinates, d.
         """
         family = policy.mechanism.name
@@ -139,7 +138,6 @@ def lattice_bits(exactness: str, family: str, coordinates: int, multiplier: floa
     its discrete form have reasons of their own.
 
     Args:
-        exactness: the level.
         family: of the noise.
         coordinates: number of scheduled coordinates, d; truncation loses about sqrt(d / 3) steps of a gradient's norm.
         multiplier: the least noise multiplier of any class; the clip bound is about ``2^b / multiplier`` steps.

@@ -31,7 +31,7 @@ MAX_MEMBER = 64
 """Most hashes of a member in a WITHDRAW leaf: a content anchor, and a path in a tree of less than 2^63 leaves."""
 
 SpendKey = tuple[int, int, int, int, int, int, int, int, int, int | None, int, float]
-"""What sets a group of contributions apart: the first twelve fields of `SpendRow`."""
+"""Sets a group of contributions apart: the first twelve fields of `SpendRow`."""
 
 SpendFacts = tuple[int, bytes, int, float]
 """Number of members, their root, charged steps and smallest variance of a group."""
@@ -70,7 +70,7 @@ class Admit(Entry):
 
 @dataclass(frozen=True, slots=True)
 class ChargeClass(Checked):
-    """What one class is charged in a window, and the pool it is sampled from."""
+    """Charges one class in a window, and states the pool it is sampled from."""
 
     CDDL: ClassVar = "charged-class"
     class_name: str = declared(1, ID, "Name of the class.")
@@ -107,7 +107,7 @@ class Charge(Entry):
 
     @property
     def last_step(self) -> int:
-        """Last step of the window."""
+        """Returns the last step of the window."""
         return self.first_step + self.n_steps - 1
 
 
@@ -128,7 +128,7 @@ class Settle(Entry):
 
 @dataclass(frozen=True, slots=True)
 class SpendRow(Checked):
-    """What each member of a group has spent: contributions with equal terms that came and left between equal windows.
+    """States what each member of a group has spent: contributions with equal terms that came and left between equal windows.
 
     The first twelve fields set the group apart from all others of its run.
     """
@@ -167,7 +167,7 @@ class SpendRow(Checked):
 
     @property
     def key(self) -> SpendKey:
-        """The fields that set the group apart."""
+        """Returns the fields that set the group apart."""
         bounds = (self.profile_id, self.clip_micro, self.sigma_micro, self.max_occurrences)
         limits = (self.carried_micro, self.max_epsilon_micro, self.max_delta_pico)
         times = (self.window_before, self.attempt_before, self.window_until)
@@ -175,13 +175,13 @@ class SpendRow(Checked):
 
     @property
     def facts(self) -> SpendFacts:
-        """The fields that follow from the key, the members and the charges: all others but the epsilon."""
+        """Returns the fields that follow from the key, the members and the charges: all others but the epsilon."""
         return self.count, self.members_root, self.steps, self.variance
 
 
 @dataclass(frozen=True, slots=True)
 class Spend(Entry):
-    """What contributions have spent, in groups, at the close of an epoch. Contributions of public classes are in none."""
+    """States what contributions have spent, in groups, at the close of an epoch. Public contributions are in no group."""
 
     KIND: ClassVar = 4
     rows: tuple[SpendRow, ...] = declared(
@@ -263,7 +263,7 @@ class Resume(Entry):
 
 @dataclass(frozen=True, slots=True)
 class Draw(Entry):
-    """Who takes part in a step, written before it runs; in ledgers whose policy makes occurrences public, and no other."""
+    """Names who takes part in a step, before it runs; in ledgers whose policy makes occurrences public, and no other."""
 
     KIND: ClassVar = 12
     window: int = declared(3, ABOVE_0, "Number of the window that pays for the step.")
@@ -293,7 +293,7 @@ class Close(Entry):
 
 @dataclass(frozen=True, slots=True)
 class SummaryKind(Checked):
-    """How many leaves of a kind a summarised range has."""
+    """Counts the leaves of a kind in a summarised range."""
 
     CDDL: ClassVar = "summary-kind"
     kind: int = declared(1, UINT, "Kind of leaves.")
@@ -341,7 +341,7 @@ class SummaryClass(Checked):
 
 @dataclass(frozen=True, slots=True)
 class Summary(Entry):
-    """What a range of leaves said, so that bodies in it may be pruned once an auditor has vouched for it."""
+    """Says what a range of leaves held, so that bodies in it may be pruned once an auditor has vouched for it."""
 
     KIND: ClassVar = 6
     first: int = declared(3, ABOVE_0, "First leaf of the range.")

@@ -9,7 +9,7 @@ from ledger.errors import LeafRefused
 
 _KINDS: Final[tuple[Kind, ...]] = ("heads", "experts")
 _HEAD: Final = -2
-"""How the wire writes `HEAD`."""
+"""Number by which the wire writes `HEAD`."""
 
 MAX_DIVIDED: Final = 1 << 20
 """Heads and experts of all divisions together, and of all their entries: what a reader does stays in proportion to the leaf."""

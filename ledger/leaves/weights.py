@@ -1,4 +1,4 @@
-"""What the model digest of an EPOCH leaf commits to: every tensor of the model, each by its own digest.
+"""Commits to a model in the digest of an EPOCH leaf: every tensor, each by its own digest.
 
 The digest is an RFC 6962 root over one record per tensor, so 32 bytes in the leaf stand for all of them, and whoever is given
 the records can say which tensor of a file is the one that the epoch ended with. Neither side needs torch for that: a record
@@ -65,11 +65,7 @@ class WeightRecord(Checked):
 
     @classmethod
     def of(cls, row: Any) -> "WeightRecord":
-        """Reads a record from its decoded CBOR array.
-
-        Raises:
-            LeafRefused: it is none.
-        """
+        """Reads a record from its decoded CBOR array. Raises LeafRefused: it is none."""
         found: WeightRecord = wire.decode_row(cls, row, "the record of a tensor", LeafRefused)
         return found
 
@@ -125,11 +121,7 @@ def write_records(records: Iterable[WeightRecord]) -> bytes:
 
 
 def read_records(data: bytes) -> tuple[WeightRecord, ...]:
-    """Reads what `write_records` wrote.
-
-    Raises:
-        LeafRefused: it is nothing of the kind.
-    """
+    """Reads what `write_records` wrote. Raises LeafRefused: it is nothing of the kind."""
     try:
         rows = cbor.decode(data, max_size=MAX_RECORDS)
     except AttestError as error:

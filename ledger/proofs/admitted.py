@@ -42,11 +42,10 @@ _WORDS: Final = ("leaf ", "aggregate ", "place ", "contribution ", "admitted ", 
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """What such a file says; nothing of it is verified.
+    """Holds what such a file says; nothing of it is verified.
 
     Attributes:
         leaf: position of the SUMMARY leaf.
-        aggregate: the aggregate.
         place: its place among those of the leaf, from 0.
         places: how many these are.
         shown: the member record, and the path to the root of the aggregate.
@@ -137,7 +136,6 @@ def verify_admitted(proof: Admitted, leaf: Leaf) -> Aggregate:
     the root that this leaf says. The leaf is for the caller to prove (`ledger.proofs.tlog_proof.verify_proof`).
 
     Args:
-        proof: the proof.
         leaf: the leaf that it is about.
 
     Raises:
@@ -169,7 +167,6 @@ def name_member(run: Replay, proof: Admitted) -> bool:
 
     Args:
         run: the replayed run; what it says of the contribution is from then on found under its descriptor hash.
-        proof: the record.
     """
     found = run.contributions.get(stand_in_name(proof.shown.member.seq))
     if found is None or not shows_member(run, proof):

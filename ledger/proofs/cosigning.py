@@ -38,7 +38,6 @@ class Cosigned:
 
     Attributes:
         note: the log's note with the auditor's line, to be handed to the log and to readers.
-        report: the audit.
         before: what was remembered; None at the first checkpoint of a log.
         vouched: positions of the SUMMARY leaves that the auditor vouches for in it.
         stayed: whether it vouches for whoever stayed until the run was closed.
@@ -73,9 +72,7 @@ def cosign_export(
     contributors signed, and were charged for no longer than they signed.
 
     Args:
-        export: directory of the export.
         log_keys: verifier keys of the log, obtained from a place that the log's operator does not control.
-        cosigner: the auditor.
         memory: what the auditor cosigned before.
         now: POSIX seconds by the auditor's clock, against which the times of leaves are held; the cosignature says this time
             or, where the clock lags behind by less than two clocks may differ, that of the last leaf.
@@ -213,7 +210,6 @@ def make_request(node: Node, note: bytes, since: int) -> bytes:
 
     Args:
         node: gives nodes of the tree under the checkpoint (`ledger.proofs.prover`).
-        note: the signed checkpoint.
         since: the size that the witness cosigned last, 0 for none.
 
     Raises:
@@ -250,7 +246,6 @@ def read_answer(data: bytes, request: WitnessRequest) -> bytes:
     Args:
         data: the body of the answer; status line and headers may stand before it, as ``curl -i`` prints them. Without these the
             body tells whether it is a cosignature or, by a size, status 409.
-        request: what was asked.
 
     Raises:
         WitnessRefused: the witness did not cosign; the code says why, and ``size`` what it cosigned before, where it tells.

@@ -27,7 +27,7 @@ HEADER: Final = "dptrain-member-v1"
 """First line of a membership file."""
 
 SUFFIX: Final = ".member"
-"""What is added to the name of a proof file to name the membership file beside it."""
+"""Ends the name of the membership file beside a proof file."""
 
 MAX_MEMBER_SIZE: Final = 8_192
 """Longest membership file that is looked at, in bytes."""
@@ -35,12 +35,11 @@ MAX_MEMBER_SIZE: Final = 8_192
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """What a membership file says; nothing of it is verified.
+    """Holds what a membership file says; nothing of it is verified.
 
     Attributes:
         leaf: position of the SPEND leaf.
         row: place of the row in it, from 0.
-        descriptor_hash: the member.
         place: its place among all who joined the group, from 0.
         places: how many these are.
         hashes: the path, member side first.
@@ -96,7 +95,6 @@ def verify_membership(proof: Membership, leaf: Leaf) -> SpendRow:
     for the caller to prove (`ledger.proofs.tlog_proof.verify_proof`).
 
     Args:
-        proof: the membership.
         leaf: the leaf that it is about.
 
     Raises:
@@ -120,7 +118,6 @@ def find_membership(
     Args:
         entries: the leaves in order, or what stands in for pruned ones. They are replayed, and not judged: a proof of what a
             faulty ledger says is as good as that ledger.
-        descriptor_hash: the contribution.
         names: whom pruned ADMIT leaves admitted (`ledger.retention.retained.named_by_withdrawals`).
 
     Returns:

@@ -82,7 +82,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What evidence shows.
+    """Names what evidence shows.
 
     Attributes:
         kind: FORK, two histories under the log's own signature; or ROLLBACK, a smaller tree offered after a larger one, which
@@ -152,7 +152,7 @@ def _base64(data: bytes) -> str:
 _PRIVATE: Final = 0o600
 
 Kind = Literal["cosigned", "seen"]
-"""What is remembered: notes that an auditor cosigned, or notes that were seen. One directory may hold both."""
+"""Tells notes that an auditor cosigned from notes that were seen. One directory may hold both."""
 
 _SUFFIX: Final[dict[Kind, str]] = {"cosigned": "note", "seen": "seen"}
 
@@ -162,7 +162,6 @@ class Remembered:
     """The latest checkpoint of a log.
 
     Attributes:
-        note: as it was kept.
         checkpoint: what it commits to.
         time: POSIX seconds of the cosignature; 0 where none was asked for.
     """
@@ -299,7 +298,6 @@ def check_extends(
     """Proves that the tree offered extends the one remembered, or raises with evidence that it does not.
 
     Args:
-        before: what is remembered.
         offered: the checkpoint of the export, verified.
         reader: the export.
         memory: takes the evidence.
@@ -359,8 +357,6 @@ def hold_against_memory(report: AuditReport, export: Path, directory: Path, log_
     about the remembered size are gone. A report that FAILED before comes back as it is, and is not remembered.
 
     Args:
-        report: the audit of the export.
-        export: its directory.
         directory: the memory (`ledger.proofs.memory.Memory`), made if it is not there.
         log_keys: the verifier keys under which the audit was made.
 

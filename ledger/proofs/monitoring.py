@@ -50,9 +50,6 @@ class Mine:
     Attributes:
         name: where it was found, for reading.
         signed: what was signed: bounds in the clear, and commitments.
-        descriptor_hash: SHA-256 of the descriptor.
-        attestation_hash: SHA-256 of descriptor and signature.
-        key_id: short name of the key that signed.
     """
 
     name: str
@@ -80,7 +77,7 @@ class Terminus:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What was signed, or is recorded, of one contribution: the class, and integers in the units of an ADMIT leaf."""
+    """Holds what was signed or recorded of one contribution: the class, and integers in the units of an ADMIT leaf."""
 
     class_name: str
     clip_micro: int
@@ -97,7 +94,6 @@ class WatchedRow:
     Attributes:
         name: where its attestation was found; of one that is known by its withdrawal alone, the name of that file.
         descriptor_hash: hex of the hash of its descriptor.
-        origin: the ledger.
         seq: position of its ADMIT leaf, None where it was not admitted.
         time: POSIX seconds of that leaf, None likewise and where it was pruned.
         signed: its bounds as its contributor signed them, None where the attestation was not given.
@@ -132,7 +128,6 @@ class Alarm:
 
     Attributes:
         code: a key of `ALARMS`, or the code of a finding of the audit.
-        export: the directory.
         seq: the leaf, None where it is of none.
         sentence: what was found, what was expected, and what to do.
     """
@@ -144,13 +139,13 @@ class Alarm:
 
     @property
     def exit_code(self) -> int:
-        """The exit code that it asks for."""
+        """Returns the exit code that it asks for."""
         return ALARMS.get(self.code, FAILED)
 
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """What a look at some exports found.
+    """Tells what a look at some exports found.
 
     Attributes:
         rows: a row per contribution and ledger that says something of it, or says of some no more who they are; and one per
@@ -165,7 +160,8 @@ class Watched:
 
     @property
     def exit_code(self) -> int:
-        """0 where there is nothing to say; else the highest of the alarms', so that a fork outranks a late withdrawal."""
+        """Returns 0 where there is nothing to say, else the highest of the alarms', so that a fork outranks a late withdrawal.
+        """
         return max((alarm.exit_code for alarm in self.alarms), default=0)
 
     def to_json(self) -> dict[str, Any]:

@@ -40,7 +40,7 @@ class HashTree:
 
     @property
     def size(self) -> int:
-        """Number of leaves."""
+        """Returns the number of leaves."""
         return len(self._levels[0]) // HASH_SIZE
 
     def extend(self, hashes: Iterable[bytes]) -> None:
@@ -91,7 +91,7 @@ class TileTree:
         return self._tile(row, n)[height][place >> height]
 
     def _kept_node(self, kept: KeptNodes, level: int, index: int) -> bytes:
-        """A node of a tile that is not there: one that is kept, or over such."""
+        """Returns a node of a tile that is not there: one that is kept, or over such."""
         node = kept.around(index << level)
         if node is not None and node.level >= level:
             if node.level > level:
@@ -107,7 +107,7 @@ class TileTree:
         return self._rebuilt[level, index]
 
     def _tile(self, row: int, n: int) -> list[list[bytes]]:
-        """The perfect subtrees of a tile by height, the tile's own hashes first."""
+        """Returns the perfect subtrees of a tile by height, the tile's own hashes first."""
         if (row, n) not in self._tiles:
             width = min(layout.TILE_WIDTH, (self._size >> layout.TILE_HEIGHT * row) - n * layout.TILE_WIDTH)
             name = layout.tile_path(row, n, width)
@@ -173,7 +173,7 @@ def consistency_proof(node: Node, old_size: int, size: int) -> list[bytes]:
 
 
 def _range(node: Node, low: int, high: int) -> bytes:
-    """The root over leaves [low, high), where low is a multiple of a power of two that is at least high - low."""
+    """Returns the root over leaves [low, high), where low is a multiple of a power of two that is at least high - low."""
     parts: list[bytes] = []
     while low < high:
         level = (high - low).bit_length() - 1
@@ -186,7 +186,7 @@ def _range(node: Node, low: int, high: int) -> bytes:
 
 
 def _folded(hashes: list[bytes]) -> list[list[bytes]]:
-    """Hashes, the perfect pairs over them, the perfect pairs over these, and so on."""
+    """Returns the hashes, the perfect pairs over them, the perfect pairs over these, and so on."""
     levels = [hashes]
     while len(levels[-1]) > 1:
         below = levels[-1]
@@ -195,7 +195,7 @@ def _folded(hashes: list[bytes]) -> list[list[bytes]]:
 
 
 def _half(n: int) -> int:
-    """The largest power of two smaller than n (n >= 2)."""
+    """Returns the largest power of two smaller than n (n >= 2)."""
     return 1 << ((n - 1).bit_length() - 1)
 
 
@@ -203,7 +203,6 @@ class ExportReader:
     """A directory in the layout of an export.
 
     Attributes:
-        base: the directory.
         checkpoint: its signed note, as it lies there.
         claimed: what the note says; verify the note before relying on it.
         size: number of leaves that it claims.

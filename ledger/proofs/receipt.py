@@ -43,8 +43,6 @@ class ReceivedLeaf:
     """A leaf that a receipt proves.
 
     Attributes:
-        leaf: the leaf, decoded.
-        data: its bytes.
         checkpoint: origin, size and root of the tree that it is in.
     """
 
@@ -57,11 +55,8 @@ def make_receipt(signer: NoteSigner, node: Node, index: int, checkpoint: Checkpo
     """Signs a receipt for a leaf.
 
     Args:
-        signer: the log's key.
         node: nodes of the tree (`ledger.proofs.prover`).
-        index: the leaf.
         checkpoint: what the log has committed to; only such a tree may be signed.
-        leaf: bytes of the leaf.
 
     Raises:
         ProofError: the tree has one leaf, or the leaf is not in the tree of the checkpoint at this place.
@@ -87,9 +82,7 @@ def verify_receipt(data: bytes, leaf: bytes, policy: TrustPolicy) -> ReceivedLea
     it, and the leaf states that index itself.
 
     Args:
-        data: the receipt.
         leaf: bytes of the leaf, which a receipt does not carry.
-        policy: the logs that the caller trusts.
 
     Raises:
         ProofError: the receipt is not of the one form, is for another leaf, or its path leads elsewhere.
@@ -136,7 +129,7 @@ def _protected(public_key: bytes, leaf: bytes, origin: str, size: int, index: in
 
 
 def _parts(data: bytes) -> tuple[bytes, bytes, bytes]:
-    """Protected header, inclusion proof and signature of a message of the one form."""
+    """Returns protected header, inclusion proof and signature of a message of the one form."""
     if type(data) is not bytes or len(data) > MAX_RECEIPT_SIZE or data[:1] != _TAG_SIGN1:
         raise ProofError("RECEIPT", f"a receipt is tag 18 (COSE_Sign1), and at most {MAX_RECEIPT_SIZE} bytes")
     body = _decoded(data[1:])

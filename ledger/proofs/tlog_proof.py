@@ -22,7 +22,7 @@ HEADER: Final = "c2sp.org/tlog-proof@v1"
 """First line of a proof file."""
 
 SUFFIX: Final = ".tlog-proof"
-"""How the names of proof files end."""
+"""Ends the names of proof files."""
 
 MAX_PATH: Final = 63
 """Hashes in the longest path: trees have less than 2^63 leaves."""
@@ -36,7 +36,7 @@ MAX_PROOF_SIZE: Final = MAX_NOTE_SIZE + 2 * MAX_EXTRA
 
 @dataclass(frozen=True, slots=True)
 class TlogProof:
-    """What a proof file says; nothing of it is verified.
+    """Holds what a proof file says; nothing of it is verified.
 
     Attributes:
         index: position of the leaf, from 0.
@@ -64,8 +64,6 @@ class ProvenLeaf:
     """A leaf that is in the tree of a checkpoint that a policy accepts.
 
     Attributes:
-        leaf: the leaf, decoded.
-        data: its bytes.
         trusted: the checkpoint, and who cosigned it.
     """
 
@@ -79,10 +77,7 @@ def make_proof(node: Node, index: int, size: int, checkpoint: bytes, leaf: bytes
 
     Args:
         node: nodes of the tree (`ledger.proofs.prover`).
-        index: the leaf.
         size: size that the checkpoint signs.
-        checkpoint: the signed note.
-        leaf: bytes of the leaf.
     """
     return TlogProof(index, tuple(inclusion_proof(node, index, size)), checkpoint, leaf)
 
@@ -122,8 +117,6 @@ def verify_proof(data: bytes, policy: TrustPolicy, *, leaf: bytes | None = None,
     policy signed and a quorum of its witnesses cosigned.
 
     Args:
-        data: the proof file.
-        policy: the logs and auditors that the caller trusts.
         leaf: the leaf, for files that do not carry it; where both are given they must be equal.
         now: the reader's clock, POSIX seconds; that of this machine without. A cosignature counts only if its time lies between
             that of the leaf and this. (Of a leaf whose time a later CLOCK leaf took back none may count before that time; then

@@ -41,7 +41,6 @@ class AskedExport:
     """An export that passed its audit, among others.
 
     Attributes:
-        path: the directory.
         opened: the export: its verdict stands beside every figure of it.
         digest: SHA-256 of leaf 0, by which a ledger is known.
     """
@@ -67,31 +66,30 @@ class TracedRun:
 
     @property
     def opened(self) -> OpenedExport:
-        """The export, as it passed its audit."""
+        """Returns the export, as it passed its audit."""
         return self.asked.opened
 
     @property
     def run(self) -> Replay:
-        """The run, replayed to its last leaf."""
+        """Returns the run, replayed to its last leaf."""
         return self.opened.run
 
     @property
     def origin(self) -> str:
-        """Origin of its ledger."""
+        """Returns the origin of its ledger."""
         return self.run.header.origin
 
     @property
     def unnamed(self) -> int:
-        """How many stayed there of whom nothing says who they are, if the contribution may be one of them."""
+        """Says how many stayed there of whom nothing says who they are, if the contribution may be one of them."""
         return sum(self.run.register.unnamed) if self.trace is None else 0
 
 
 @dataclass(frozen=True, slots=True)
 class LimitUse:
-    """What several runs use of a limit of epsilon over all of them.
+    """Says what several runs use of a limit of epsilon over all of them.
 
     Attributes:
-        limit: the limit.
         used: what was spent of it.
         planned: the most that could have been by the end of any run, as that was planned, with what was spent before it.
     """
@@ -102,7 +100,7 @@ class LimitUse:
 
     @property
     def held(self) -> bool:
-        """Whether no run began that had no room: only then the limit holds however each run was chosen."""
+        """Tells whether no run began that had no room: only then the limit holds however each run was chosen."""
         return not Use(self.limit, self.planned).too_much(TOLERANCE_MICRO)
 
 
@@ -153,12 +151,13 @@ class TracedOver:
 
     @property
     def found(self) -> tuple[TracedRun, ...]:
-        """The runs that admitted it, at least one."""
+        """Returns the runs that admitted it, at least one."""
         return tuple(item for item in self.runs if item.trace is not None)
 
     @property
     def composed(self) -> tuple[TracedRun, ...]:
-        """The runs that are composed: those that admitted it, and those that may have behind where their key was lost."""
+        """Returns the runs that are composed: those that admitted it, and those that may have behind where their key was lost.
+        """
         return tuple(item for item in self.runs if item.trace is not None or item.lost)
 
 
@@ -171,7 +170,6 @@ def open_exports(
         paths: the directories; of two exports of one ledger the longer is asked.
         keys: verifier keys of their ledgers, as for `verify_export`.
         owner_key: likewise, for all of them.
-        now: likewise.
 
     Raises:
         ExportRefused: code FAILED, the audit of one found something.

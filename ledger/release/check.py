@@ -42,7 +42,6 @@ def stack_problems(header: Header, records: Sequence[WeightRecord]) -> Iterator[
     records are of the model that was trained is the operator's word.
 
     Args:
-        header: of the ledger.
         records: of the tensors, as the manifest of a release has them.
 
     Yields:
@@ -80,7 +79,6 @@ def frozen_note(header: Header, records: Sequence[WeightRecord] | None) -> str |
     """Says of frozen parameters what `stack_problems` cannot compare; None where there is nothing to say.
 
     Args:
-        header: of the ledger.
         records: of the tensors of the release, None without any.
     """
     own = [piece for block in header.derived if not block.classes for piece in block.pieces]
@@ -175,7 +173,6 @@ def check_release(
     the ledger's operator committed to what was trained, no check can tell.
 
     Args:
-        directory: the release.
         keys: verifier keys of the ledger, obtained from a place that the releaser does not control.
         export: an export of the ledger; by default the one in the directory, if it is there.
         owner_key: raw public key of the corpus owner, obtained likewise; code `NO_EXPORT` if there is no export to find it in.
@@ -438,7 +435,7 @@ def _compare_costs(check: _Check, run: Replay, manifest: Manifest) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """What may have influenced the artifact that answers.
+    """Says what may have influenced the artifact that answers.
 
     Attributes:
         classes: by name the largest epsilon allowed, None for any, of a public class too. Classes that are not named may have

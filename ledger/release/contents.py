@@ -111,7 +111,7 @@ class _Walk:
         return opcode.name
 
     def _take(self, count: int) -> bytes:
-        """The next bytes; none where the file has not so many."""
+        """Returns the next bytes; none where the file has not so many."""
         end = self.at + count
         if end > len(self._head):
             self.cut = end <= self._size
@@ -120,7 +120,8 @@ class _Walk:
         return data
 
     def _line(self) -> bytes | None:
-        """The next line. At the end of the file one without an end, of which the unpickler in Python drops the last byte."""
+        """Returns the next line. At the end of the file one without an end, of which the unpickler in Python drops the last
+        byte."""
         end = self._head.find(b"\n", self.at)
         if end < 0 and len(self._head) < self._size:
             self.cut = True
@@ -191,7 +192,7 @@ FORMS: Final = {
     LONG: "settings too long to be looked into",
     UNKNOWN: "none of these",
 }
-"""What a file can be, each in words."""
+"""Forms of a file, each in words."""
 
 CODE_FORMS: Final = frozenset((CODE, NAMES_CODE, PICKLE, ARCHIVE, LONG))
 """Forms of files that can carry code, or name some, for a loader to run."""
@@ -365,7 +366,8 @@ def _keys(data: bytes) -> set[str]:
 
 
 def _names_kernel(data: bytes, at: int) -> bool:
-    """Whether the value that follows is, or may have in it, the name of a repository: text with a slash, however spelled."""
+    """Tells whether the value that follows is, or may have in it, the name of a repository: text with a slash, however spelled.
+    """
     value = _VALUE.match(data, at)
     if value is None:
         return True
@@ -376,7 +378,7 @@ def _names_kernel(data: bytes, at: int) -> bool:
 
 
 def _named(data: bytes, *, tags: bool) -> set[str]:
-    """What settings that are not JSON name code by, wherever in the bytes it stands, in a comment too.
+    """Returns what settings that are not JSON name code by, wherever in the bytes it stands, in a comment too.
 
     That is a key, an attention or experts implementation that is not one plain word behind its key, or where there are tags
     (YAML) one that is not of its core, or a directive that could make those mean something else: PyYAML and HyperPyYAML run
@@ -395,7 +397,7 @@ def _named(data: bytes, *, tags: bool) -> set[str]:
 
 
 def _character(escape: re.Match[bytes]) -> bytes:
-    """The character that an escape of YAML or TOML stands for; nothing for one at the end of a line."""
+    """Returns the character that an escape of YAML or TOML stands for; nothing for one at the end of a line."""
     number = int(escape[1] or escape[2] or escape[3] or b"0", 16)
     return chr(number).encode("utf-8", "replace") if 0 < number <= 0x10FFFF else b""
 

@@ -99,10 +99,8 @@ class Released:
     """A release that was made.
 
     Attributes:
-        path: the manifest.
         export: the export of the ledger beside it, with the RELEASE leaf in it.
         seq: position of that leaf.
-        manifest: what was signed.
         weights: what the files have to do with the weights of the run, tensor by tensor.
     """
 
@@ -124,7 +122,6 @@ def release(log: Ledger, directory: Path, *, now: int, registry: Path | None = N
     Args:
         log: the ledger, opened with its key.
         directory: where the weights lie, and nothing that is not to be released.
-        now: POSIX seconds.
         registry: the contributor registry of the run, and
         attestations: whether what contributors signed goes into the export, as `ledger.log.ledger.Ledger.export` has them.
 

@@ -62,7 +62,6 @@ def digest_tensors(read: Callable[[int], bytes], size: int, path: str) -> tuple[
     Args:
         read: gives the next bytes of the file, at most as many as asked for, and none at its end.
         size: bytes of the file.
-        path: for messages.
 
     Returns:
         The tensors in order of name.
@@ -195,11 +194,7 @@ class Digested(Checked):
 
 
 def check_path(path: object) -> str:
-    """Accepts a path that means one file below a directory, the same one on every system.
-
-    Raises:
-        ReleaseRefused: code PATH.
-    """
+    """Accepts a path that means one file below a directory, the same one on every system. Raises ReleaseRefused: code PATH."""
     if type(path) is not str or not path or not path.isprintable():
         raise ReleaseRefused("PATH", f"a path is printable text, got {path!a:.100}")
     if unicodedata.normalize("NFC", path) != path:
@@ -240,7 +235,6 @@ def listed(base: Path, left_out: Iterable[str] = ()) -> list[str]:
     """Returns the paths of all files of a directory in order, without following a link.
 
     Args:
-        base: the directory.
         left_out: names directly in it that are not looked at.
 
     Raises:
@@ -272,7 +266,8 @@ def listed(base: Path, left_out: Iterable[str] = ()) -> list[str]:
 
 
 def digested(base: Path, path: str) -> Digested:
-    """Digests one file of a directory, and each tensor in it if it is a safetensors file, or finds its form; reads it once.
+    """Digests one file of a directory, and each tensor in it if it is a safetensors file, or finds its form; reads it
+    once.
 
     Raises:
         ReleaseRefused: code UNREADABLE or NOT_A_FILE; SAFETENSORS if a file of that name is of another form.
@@ -336,8 +331,6 @@ def differences(directory: Path, files: Sequence[Digested], left_out: Sequence[s
     """Names every file that is missing, not in the manifest, or another than it says.
 
     Args:
-        directory: the release.
-        files: those of the manifest.
         left_out: names directly in the directory that are none of them.
 
     Raises:

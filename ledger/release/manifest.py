@@ -59,7 +59,7 @@ def _rows(cls: type[Checked], least: int = 0) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What was released."""
+    """Says what was released."""
 
     CDDL: ClassVar = "manifest"
     OF: ClassVar = " of the manifest"
@@ -121,7 +121,7 @@ class Manifest:
 
     @property
     def artifacts_digest(self) -> bytes:
-        """SHA-256 of the canonical CBOR of the rows of its files: what the RELEASE leaf says of them."""
+        """Returns SHA-256 of the canonical CBOR of the rows of its files: what the RELEASE leaf says of them."""
         return files_digest(self.files)
 
     def epsilon_micro(self, artifact: str, place: int) -> int | None:
@@ -226,7 +226,6 @@ def open_manifest(data: bytes, keys: Sequence[str]) -> Manifest:
     Guarantee: one of the pinned keys, a log key of the origin that the manifest names, signed exactly this manifest.
 
     Args:
-        data: the file.
         keys: verifier keys of the ledger, obtained from a place that the releaser does not control.
 
     Raises:
@@ -251,11 +250,7 @@ def open_manifest(data: bytes, keys: Sequence[str]) -> Manifest:
 
 
 def read_manifest(directory: Path) -> bytes:
-    """Returns the bytes of the manifest of a release.
-
-    Raises:
-        ReleaseRefused: code NO_MANIFEST.
-    """
+    """Returns the bytes of the manifest of a release. Raises ReleaseRefused: code NO_MANIFEST."""
     try:
         return read_limited(directory / MANIFEST, MAX_MANIFEST, "release manifest")
     except AttestError as error:

@@ -1,4 +1,4 @@
-"""Which tensors of released files are those that the run committed to, and what a loader would take from the others.
+"""Finds the tensors of released files to which the run committed, and what a loader would take from the others.
 
 A loader reads a file by itself, or the shards of one set together: such files are a *group* here. A group may hold a part of
 the model, and name its tensors from there: the encoder alone, or one adapter, whose name the library that saves it leaves out.
@@ -81,7 +81,7 @@ class Commitment(Checked):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """How the names of a file stand for names of the run's model: without ``drop`` in front, and with ``add`` instead."""
+    """Maps the names of a file to names of the run's model: without ``drop`` in front, and with ``add`` instead."""
 
     drop: str
     add: str
@@ -89,7 +89,8 @@ class View:
 
     @property
     def known(self) -> bool:
-        """Whether a loader finds the tensors: under their own names, behind a known wrapper, or as one module of the model."""
+        """Tells whether a loader finds the tensors: under their own names, behind a known wrapper, or as one module of the
+        model."""
         return self.drop in ("", *WRAPPERS) and (self.add in ("", *WRAPPERS) or self.add.count(".") == 1)
 
     def name(self, found: str) -> str | None:
@@ -102,7 +103,6 @@ class FileTie:
     """One safetensors file against the commitment; tensors by their names in the file.
 
     Attributes:
-        path: the file.
         view: how its names were read.
         tied: tensors that are the run's, bit for bit.
         converted: those of another dtype than in the run, whose bytes cannot be compared.
@@ -120,11 +120,10 @@ class FileTie:
 
 @dataclass(frozen=True, slots=True)
 class Tie:
-    """What released files have to do with the weights of a run.
+    """Compares released files with the weights of a run.
 
     Attributes:
         commitment: what they were held against, None if nothing was committed to or its records are gone.
-        files: the safetensors files.
         opaque: paths of files that are not compared and may hold weights: all that are not known to hold none.
         trained: how many tensors the run trained.
         present: how many of them a loader gets from the files, bit for bit or converted.
@@ -174,7 +173,7 @@ class Tie:
 
     @property
     def empty(self) -> bool:
-        """Whether there is not one tensor in the files."""
+        """Tells whether there is not one tensor in the files."""
         return not any(file.tied or file.converted or file.changed or file.foreign for file in self.files)
 
 
@@ -235,7 +234,7 @@ def tie(commitment: Commitment | None, files: Sequence[Digested]) -> Tie:
 
 
 def _groups(files: Sequence[Digested]) -> dict[str, list[Digested]]:
-    """The safetensors files that a loader reads as one, by the path that all of it would have in one file.
+    """Returns the safetensors files that a loader reads as one, by the path that all of it would have in one file.
 
     Those that an index names are one if their names begin with that of the index, unless the one file that it stands for lies
     there too, which a loader would take first.
@@ -378,7 +377,7 @@ def _verdict(tensor: Tensor, record: WeightRecord) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """How a loader reads a group.
+    """Says how a loader reads a group.
 
     Attributes:
         view: how its names stand for the run's.
@@ -394,7 +393,7 @@ class _Reading:
 
 
 class _Taken:
-    """What a loader takes from groups, counted for each thing that it could load: the model or one module, without adapters or
+    """Counts what a loader takes from groups, for each thing that it could load: the model or one module, without adapters or
     one adapter of it."""
 
     def __init__(self, records: Sequence[WeightRecord]) -> None:
@@ -501,7 +500,8 @@ class _Index:
         return module if module in self._modules else None
 
     def _best(self, views: Iterable[tuple[View, str]], tensors: Sequence[Tensor]) -> tuple[View, int]:
-        """The best of some views, each with the adapter that a name of several adapters is of; and how many names it knows."""
+        """Returns the best of some views, each with the adapter that a name of several adapters is of; and how many names it
+        knows."""
         best, most = View("", "", None), (-1, 0, 0)
         for plain, own in views:
             view, tied, known = self._with_adapter(plain, own, tensors)

@@ -58,7 +58,7 @@ class Spending:
 
     @cached_property
     def divergences(self) -> tuple[float, ...]:
-        """Its Rényi divergence at every order of `renyi.ORDERS`, which adds up over runs."""
+        """Returns the Rényi divergence at every order of `renyi.ORDERS`, which adds up over runs."""
         if self.loss:
             return divergence.of_loss(self.loss, self.family)
         return divergence.of_phases(accountants.merged(self.phases), self.family)
@@ -117,7 +117,6 @@ def most_of_run(run: RunState, contributions: Iterable[Contribution]) -> Spendin
     none where one of them has none; where occurrences are public the largest loss. Each of these only adds to an epsilon.
 
     Args:
-        run: the run.
         contributions: one at least, all of one private class.
     """
     policy, spent = run.header.policy, run.expenditure
@@ -139,7 +138,6 @@ def of_plan(policy: Policy, place: int, multipliers: Sequence[float], steps: int
     Redone steps are counted where they are dearest. A cap of occurrences is not counted on: it begins anew in every attempt.
 
     Args:
-        policy: the policy.
         place: place of the class in it.
         multipliers: effective noise multiplier of the contribution in each phase of the noise.
         steps: how many steps are to run if not all.
@@ -167,11 +165,10 @@ TOLERANCE_MICRO = 2
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What a contribution may spend over all runs.
+    """Says what a contribution may spend over all runs.
 
     Attributes:
         epsilon_micro: at most, in 1e-6.
-        delta: at this delta.
         by: whose limit it is: its contributor's, or that of a policy for its class.
         whose: the ledger whose policy it is in, or empty.
     """
@@ -188,16 +185,15 @@ class Limit:
 
     @property
     def pair(self) -> tuple[float, float]:
-        """Epsilon and delta as doubles."""
+        """Returns epsilon and delta as doubles."""
         return from_micro(self.epsilon_micro), float(self.delta)
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """How much of a limit is used.
+    """Says how much of a limit is used.
 
     Attributes:
-        limit: the limit.
         epsilon: what is used of it, at its delta.
     """
 
@@ -234,7 +230,6 @@ class Account:
         order: how many runs it counts itself, and its time: runs of one contribution stand in this order.
         spent: what the contribution spent in it; for the run in question the same as what follows.
         planned: the most that it could have spent, by its policy.
-        limits: under which it was admitted.
     """
 
     order: tuple[int, int]
@@ -268,7 +263,7 @@ def reached(limit: Limit, accounts: Sequence[Account]) -> float:
 
 
 class Plans:
-    """What contributions could spend in a run of one header: one account per group with equal bounds and limits."""
+    """Computes what contributions could spend in a run of one header: one account per group with equal bounds and limits."""
 
     def __init__(self, header: Header, steps: int | None = None) -> None:
         """Takes the header, and how many of its steps are to run if not all."""

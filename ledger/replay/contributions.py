@@ -43,7 +43,7 @@ class AdmitSpec:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """How far a run had been charged at some moment.
+    """Says how far a run had been charged at some moment.
 
     Attributes:
         window: number of the last charged window, 0 before the first.
@@ -58,13 +58,10 @@ class Moment:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Terms:
-    """What contributions that were admitted alike share; one object for all of them, compared by identity.
+    """Holds what contributions admitted alike share; one object for all of them, compared by identity.
 
     Attributes:
         class_index: place of the class in the policy.
-        class_name: its name.
-        clip_micro: signed clip norm in 1e-6.
-        sigma_micro: signed noise multiplier in 1e-6.
         max_occurrences: most steps in which one may take part, 0 for no cap.
         carried_micro: what the ADMIT leaf says that one had spent in earlier runs, in 1e-6.
         max_epsilon_micro: most epsilon over all runs that it signed, in 1e-6, 0 for no limit.
@@ -85,7 +82,7 @@ class Terms:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Standing:
-    """How one contribution, or all contributions of a group, stand in a run.
+    """Says how one contribution, or all contributions of a group, stand in a run.
 
     Attributes:
         terms: what was signed, and when one came.
@@ -101,17 +98,17 @@ class Standing:
 
     @property
     def class_index(self) -> int:
-        """Place of the class in the policy."""
+        """Returns the place of the class in the policy."""
         return self.terms.class_index
 
     @property
     def active(self) -> bool:
-        """Whether one is still in the pool."""
+        """Tells whether one is still in the pool."""
         return self.until is None
 
 
 EMPTY_SLOT: Final = leaf_hash(b"")
-"""What stands in the tree of a pool or a group for a contribution that left it; no descriptor hash is empty."""
+"""Stands in the tree of a pool or a group for a contribution that left it; no descriptor hash is empty."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -119,7 +116,6 @@ class Contribution(Standing):
     """An admitted contribution.
 
     Attributes:
-        descriptor_hash: SHA-256 of its descriptor.
         seq: position of its ADMIT leaf.
         slot: its place among all contributions of its class, from 0, in the order of admission.
         group: those with whom it shares a row of SPEND leaves; None in a public class.
@@ -163,7 +159,6 @@ class Group(Standing):
         """Makes a contribution the last member.
 
         Args:
-            contribution: who joins.
             hashed: the leaf hash of its descriptor hash, where it is at hand.
         """
         hashed = leaf_hash(contribution.descriptor_hash) if hashed is None else hashed
@@ -179,7 +174,7 @@ class Group(Standing):
 
     @property
     def key(self) -> SpendKey:
-        """What sets the group apart from all others of the run (`ledger.leaves.SpendRow.key`)."""
+        """Returns what sets the group apart from all others of the run (`ledger.leaves.SpendRow.key`)."""
         terms, until = self.terms, None if self.until is None else self.until.window
         bounds = (terms.class_index, terms.clip_micro, terms.sigma_micro, terms.max_occurrences)
         limits = (terms.carried_micro, terms.max_epsilon_micro, terms.max_delta_pico)
@@ -311,7 +306,6 @@ class Register:
         """Adds the contribution of an ADMIT leaf to the pool of the class at ``place``.
 
         Args:
-            leaf: the leaf.
             place: of its class.
             moment: how far the run has been charged.
             unnamed: whether its descriptor hash only stands for one.
@@ -367,11 +361,7 @@ class Register:
         return self.active[place], self._pools[place].root()
 
     def numbered(self, numbers: Iterable[int]) -> list[Contribution]:
-        """Returns contributions by the number of their admission, counted from 0.
-
-        Raises:
-            LeafRefused: fewer were admitted.
-        """
+        """Returns contributions by the number of their admission, counted from 0. Raises LeafRefused: fewer were admitted."""
         wanted = list(numbers)
         if any(not 0 <= number < len(self.by_number) for number in wanted):
             raise LeafRefused("DRAW", f"number {max(wanted)} was drawn, {len(self.by_number)} were admitted")

@@ -1,4 +1,4 @@
-"""What contributions have spent over several runs of one corpus, and whether one more run keeps within every limit.
+"""Adds up what contributions spent over several runs of one corpus, and tells whether one more keeps within every limit.
 
 A contribution is known by the hash of its descriptor, which is the same in every run that admits the same attestation. What it
 is said to have spent before is the epsilon of the runs composed, at the delta of the policy that says so; it holds if no policy
@@ -21,27 +21,27 @@ from ledger.replay.replay import Replay
 
 
 class Signed(Protocol):
-    """What a contributor signed, as an admission says it: `AdmitSpec`, or the terms of a contribution."""
+    """Holds what a contributor signed, as an admission says it: `AdmitSpec`, or the terms of a contribution."""
 
     @property
     def class_name(self) -> str:
-        """Name of its class."""
+        """Returns the name of its class."""
 
     @property
     def clip_micro(self) -> int:
-        """Clip norm in 1e-6."""
+        """Returns the clip norm in 1e-6."""
 
     @property
     def sigma_micro(self) -> int:
-        """Noise multiplier in 1e-6."""
+        """Returns the noise multiplier in 1e-6."""
 
     @property
     def max_epsilon_micro(self) -> int:
-        """Most epsilon over all runs in 1e-6, 0 for no limit."""
+        """Returns the most epsilon over all runs in 1e-6, 0 for no limit."""
 
     @property
     def max_delta_pico(self) -> int:
-        """The delta of that limit, in 1e-12."""
+        """Returns the delta of that limit, in 1e-12."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,8 @@ class Earlier:
 
     @property
     def lost(self) -> bool:
-        """Whether its key was lost before it was closed: nobody can show what was charged to it behind the cited leaves."""
+        """Tells whether its key was lost before it was closed: nobody can show what was charged to it behind the cited leaves.
+        """
         return self.cited.reason == COMPROMISED and not self.run.closed
 
     def misdates(self, time: int) -> str | None:
@@ -99,7 +100,6 @@ class Accounts:
         whom no leaf names is no less than that of any unnamed contribution of its class: it may be one of them.
 
         Args:
-            descriptor_hash: of the contribution.
             signed: what it signed; needed of a run that was lost, or of which nothing says any more who stayed.
             named: whether to give the account only of whom a leaf names, and not what may have been spent besides.
         """
@@ -171,12 +171,13 @@ class SpentRegistry:
 
     @property
     def previous(self) -> tuple[Previous, ...]:
-        """What the header of the new run must cite."""
+        """Returns what the header of the new run must cite."""
         return tuple(earlier.cited for earlier in self._runs)
 
     @cached_property
     def withdrawn(self) -> dict[bytes, tuple[str, Withdraw]]:
-        """What was withdrawn in the earlier runs for good, by descriptor hash: the origin of the first of them, and the leaf.
+        """Returns what was withdrawn in the earlier runs for good, by descriptor hash: the origin of the first of them, and the
+        leaf.
 
         A withdrawal is signed for the corpus, not for a run. What only the state of that day took out (`PASSING`) is for the
         gate to judge anew.
@@ -209,8 +210,6 @@ class SpentRegistry:
         """Returns the epsilon that a contribution has spent in the earlier runs, composed, at this delta.
 
         Args:
-            descriptor_hash: of the contribution.
-            delta: at which.
             signed: what it signed; needed where the key of an earlier run was lost (`Accounts.of`).
         """
         return self.composed(self.accounts(descriptor_hash, signed), delta)

@@ -1,4 +1,4 @@
-"""What one contribution has spent: a function of its admission, the charges, and its withdrawal. Nothing else."""
+"""Computes what one contribution has spent from its admission, the charges, and its withdrawal, and nothing else."""
 
 from collections.abc import Iterable
 

@@ -24,7 +24,7 @@ from ledger.replay.state import RunState
 
 @dataclass(frozen=True, slots=True)
 class ClassFigures(Checked):
-    """What is promised to the contributions of a class in a released model; epsilons are null for a public class."""
+    """Promises to the contributions of a class in a released model; epsilons are null for a public class."""
 
     CDDL: ClassVar = "released-class"
     TELLS: ClassVar = ("name", " of class {}")
@@ -121,7 +121,6 @@ def class_costs(
     the least, they may be above those of its moment, and never below.
 
     Args:
-        run: the run.
         spent: the accountant; by default that of the run.
         admitted: count the first contributions only, as many as had been admitted by a release; by default all.
         final: whether the run had gone to its signed end by then; by default whether it has.
@@ -246,7 +245,7 @@ class Releases:
 
     @property
     def withdrawals_root(self) -> bytes:
-        """The root over all withdrawals so far, as `withdrawals_root` computes it."""
+        """Returns the root over all withdrawals so far, as `withdrawals_root` computes it."""
         return self._withdrawn.root()
 
     def take(self, leaf: Release, run: RunState) -> Iterator[LeafRefused]:

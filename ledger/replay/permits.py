@@ -39,7 +39,6 @@ def window_problems(leaf: Charge, header: Header, position: int, charged: int) -
     """Yields what is wrong with the steps of a window, each with the nearest that would be right.
 
     Args:
-        leaf: the window.
         header: with policy and phases. A window has the noise of one phase, so that its rows say what each of its steps has.
         position: last released step of the running attempt.
         charged: steps charged before, over all attempts.
@@ -172,7 +171,7 @@ class OrderWatch:
 
 
 class Isolation:
-    """What the leaves so far say of statement A.
+    """Says what the leaves so far say of statement A.
 
     Guarantee: Once weakened, A stays weakened, by the first reason that was recorded: a leaf that says otherwise is a problem.
     So is one that says it is weakened where the policy requires A.
@@ -189,12 +188,12 @@ class Isolation:
 
     @property
     def held(self) -> bool:
-        """Whether nothing weakened it so far."""
+        """Tells whether nothing weakened it so far."""
         return self.told == HELD
 
     @property
     def sentence(self) -> str:
-        """The same for people."""
+        """Returns the same for people."""
         if not self.held:
             return f"weakened, as the trainer recorded: {self.told}"
         if not self.until:

@@ -50,7 +50,7 @@ MOST_ADMISSIBLE: Final = 4096
 """Bounds and limits that are remembered as admissible."""
 
 _AFTER_CLOSE: Final = (Withdraw, Key, Summary, Release, Clock)
-"""What may still be said of a run that is over: nothing that charges, admits or releases a step."""
+"""Kinds that may still follow in a run that is over: nothing that charges, admits or releases a step."""
 
 Problems = Iterator[LeafRefused]
 
@@ -73,7 +73,6 @@ class Replay(RunState):
         """Starts after leaf 0.
 
         Args:
-            header: leaf 0.
             root_at: gives the root over the first n leaves; used where a RESUME cites one.
             recompute: whether SPEND leaves are checked against the accountant, or only their order and fields.
         """
@@ -101,7 +100,7 @@ class Replay(RunState):
 
     @property
     def last_time(self) -> int:
-        """Time of the last leaf, POSIX seconds."""
+        """Returns the time of the last leaf, POSIX seconds."""
         return self.timeline.last
 
     def apply(self, leaf: Leaf) -> list[LeafRefused]:

@@ -106,7 +106,6 @@ class Timeline:
         """Refuses to go on where the clock is so far ahead of the last leaf that it may be wrong.
 
         Args:
-            now: POSIX seconds.
             accepted: a reading of the clock that somebody vouched for; 0 for none.
 
         Raises:
@@ -124,7 +123,7 @@ class Timeline:
 
 
 DOMAIN: Final = b"dptrain/rotate-ledger-key/1\0"
-"""What the signed statement begins with; a zero byte stands in no note, so no signature of a ledger serves as both."""
+"""Begins the signed statement; a zero byte stands in no note, so no signature of a ledger serves as both."""
 
 
 def statement(header: Header, seq: int, old_vkey: str, new_vkey: str) -> bytes:
@@ -149,17 +148,17 @@ class KeyChain:
 
     @property
     def vkeys(self) -> tuple[str, ...]:
-        """All verifier keys, the current one last."""
+        """Returns all verifier keys, the current one last."""
         return tuple(vkey for _, vkey in self._keys)
 
     @property
     def current(self) -> str:
-        """The verifier key that signs the next checkpoint."""
+        """Returns the verifier key that signs the next checkpoint."""
         return self._keys[-1][1]
 
     @property
     def changes(self) -> tuple[tuple[int, str], ...]:
-        """Position of every KEY leaf, and the key that signs since."""
+        """Returns the position of every KEY leaf, and the key that signs since."""
         return tuple(self._keys[1:])
 
     def at(self, size: int) -> str:

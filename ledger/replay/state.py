@@ -9,7 +9,6 @@ class RunState:
     """The state of a run after its first ``size`` leaves. Rules, summaries and views read it; `Replay` alone writes it.
 
     Attributes:
-        header: leaf 0.
         size: number of leaves applied.
         attempt: running attempt, 0 before the first resume.
         position: last released step of the running attempt.
@@ -52,15 +51,15 @@ class RunState:
 
     @property
     def closed(self) -> bool:
-        """Whether CLOSE has been seen."""
+        """Tells whether CLOSE has been seen."""
         return self.closed_at is not None
 
     @property
     def contributions(self) -> dict[bytes, Contribution]:
-        """All admitted contributions by descriptor hash, in order of admission."""
+        """Returns all admitted contributions by descriptor hash, in order of admission."""
         return self.register.by_hash
 
     @property
     def charged(self) -> int:
-        """Steps charged over all attempts."""
+        """Returns steps charged over all attempts."""
         return sum(self.charged_phases)

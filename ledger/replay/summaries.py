@@ -58,7 +58,6 @@ class ShownMember:
     """A member record with what shows that it is one; nothing of it is verified.
 
     Attributes:
-        member: the record.
         path: hashes to the root over the members of its aggregate, member side first (RFC 6962, 2.1.1).
     """
 
@@ -88,12 +87,12 @@ class Aggregate(Checked):
 
     @property
     def end(self) -> int:
-        """Position behind the last of them."""
+        """Returns the position behind the last of them."""
         return self.first + self.count
 
     @property
     def terms(self) -> SharedTerms:
-        """What they share: class, bounds, what was spent before, and the limit."""
+        """Returns what they share: class, bounds, what was spent before, and the limit."""
         bounds = (self.class_index, self.clip_micro, self.sigma_micro, self.max_occurrences)
         return *bounds, self.carried_micro, self.max_epsilon_micro, self.max_delta_pico
 
@@ -118,14 +117,7 @@ class Aggregate(Checked):
         return aggregate
 
     def admission(self, seq: int, descriptor_hash: bytes, class_name: str, time: int) -> Admit:
-        """Returns an ADMIT leaf that means to the replay what a pruned one did; what only the attestation tells is blank.
-
-        Args:
-            seq: its position.
-            descriptor_hash: whom it admitted.
-            class_name: name of the class.
-            time: POSIX seconds.
-        """
+        """Returns an ADMIT leaf that means to the replay what a pruned one did; what only the attestation tells is blank."""
         head = (seq, time, descriptor_hash, class_name, self.class_index)
         bounds = (self.clip_micro, self.sigma_micro, self.max_occurrences)
         limit = (self.carried_micro, self.max_epsilon_micro, self.max_delta_pico)
@@ -137,7 +129,6 @@ class Aggregate(Checked):
         Guarantee: Returns only if the record, at its own position, is under the root over the members.
 
         Args:
-            member: the record.
             path: hashes to the root, member side first (RFC 6962, 2.1.1).
 
         Raises:
@@ -203,7 +194,7 @@ class Aggregating:
 
 
 FIRST_LEAF: Final = 1
-"""Where the first range begins: the header is in none."""
+"""First leaf of the first range: the header is in none."""
 
 
 @dataclass(slots=True)
