@@ -33,15 +33,12 @@ _LATEST: Final = "get the latest registry from the corpus owner"
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """A verified registry, and the state of it by which a run admitted.
+    """Holds a verified registry, and the state of it by which a run admitted.
+
+    `walk` stands at the state that the header names, and goes on to later ones.
 
     Guarantee: The header's owner key signed every entry. The log has the root that the signed policy names, and `admitted` is
     its state with the root that the header names, which is that of the policy or a later one.
-
-    Attributes:
-        admitted: the state that the header names.
-        latest: the last state.
-        walk: stands at the state that the header names, and goes on to later ones.
     """
 
     admitted: Registry
@@ -51,11 +48,7 @@ class Registered:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A state of a registry by which a run goes, and its keys.
-
-    Attributes:
-        by_key: its keys by key id, each with the contributor for whom it is enrolled.
-    """
+    """Holds a state of a registry by which a run goes, and its keys by key id, each with the contributor who has it."""
 
     state: Registry
     by_key: dict[bytes, list[tuple[Contributor, KeyRecord]]]
@@ -83,11 +76,8 @@ def registry_of(header: Header, path: Path) -> Registry:
 
 
 def registered(header: Header, export: Export, brought: Path | None, fault: Report) -> Registered | None:
-    """Returns the registry by which a run admitted; None without any, or after reporting what is wrong with it.
-
-    Args:
-        brought: file of a registry that the auditor has; it counts in place of the export's, which it must extend.
-    """
+    """Returns the registry by which a run admitted; None without any, or after reporting what is wrong with it. A file
+    `brought` by the auditor counts in place of the export's, which it must extend."""
     found, where = None, layout.REGISTRY
     try:
         data = export.read(layout.REGISTRY)
@@ -142,12 +132,7 @@ Fault = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Signing:
-    """The key under which attestations of some terms verify.
-
-    Attributes:
-        contributor: for whom the registry that the run admitted by enrols it.
-        verify: takes signature and message; raises `InvalidSignature`.
-    """
+    """Holds the key under which attestations of some terms verify; `verify` raises `InvalidSignature`."""
 
     contributor: Contributor
     record: KeyRecord
@@ -157,25 +142,18 @@ class Signing:
 class Agreed:
     """Holds ADMIT leaves against the attestations of some terms.
 
+    `signing` is None where no registry is known, or it has no key of that id. `share` counts the admissions of the key's
+    contributor, and those it may have; all terms of one contributor share it.
+
     Guarantee: Where `judge` returns nothing, the descriptor made of the terms and the leaf's anchor has the leaf's descriptor
     hash, and with the message made of the signature the leaf's attestation hash; the leaf quotes of it class, bounds, limits
     and key; its time lies in the validity of the attestation and, if the registry is known, of the key, which is not revoked by
     then and under which the signature verifies. Where `problems` yields nothing, the descriptor is for this corpus, no longer
     valid than the policy allows, within the bounds of its class, and that class is granted to the key's contributor.
-
-    Attributes:
-        signed: the descriptor, without a content.
-        signing: the key; None where no registry is known, or it has none of that id.
-        share: how many admissions the contributor of the key has by now, and may have; shared by all terms of one contributor.
     """
 
     def __init__(self, terms: CommonTerms, policy: Policy, registry: Known | None) -> None:
-        """Takes terms.
-
-        Args:
-            terms: as the export has them.
-            registry: the state by which the run goes then; None where only the leaves can be held against the terms.
-        """
+        """Takes terms; without a registry only the leaves can be held against them."""
         self.signed: SignedDescriptor = terms.signed
         self.signing: Signing | None = None
         self.share = [0, 0]
@@ -199,11 +177,7 @@ class Agreed:
             self._end = min(self._end, record.not_after, revoked)
 
     def problems(self, time: int) -> Iterator[Fault]:
-        """Yields what is wrong with these terms, whatever their attestations say.
-
-        Args:
-            time: of the first leaf that is admitted under them, POSIX seconds.
-        """
+        """Yields what is wrong with these terms by the time of the first leaf admitted under them."""
         rule = self._policy.find_class(self.signed.admissibility_class)
         try:
             check_audience(self.signed, self._policy)
@@ -343,12 +317,8 @@ class Shown:
         self._bundle = lru_cache(maxsize=_BUNDLES)(self._read_terms)
 
     def entry(self, seq: int, *, admit: bool = False) -> bytes | None:
-        """Returns what stands beside a leaf: empty where nothing does, None where it cannot be read, which was reported.
-
-        Args:
-            seq: position of the leaf; larger than that of the call before.
-            admit: whether it is an ADMIT leaf whose body is there.
-        """
+        """Returns what stands beside a leaf behind that of the call before: empty where nothing does, None where it cannot be
+        read, which was reported. `admit` says that it is an ADMIT leaf whose body is there."""
         n, within = divmod(seq, layout.TILE_WIDTH)
         if n != self._n:
             self._turn(n)
@@ -358,12 +328,7 @@ class Shown:
         return self._entries[within] if self._entries else b""
 
     def number(self, entry: bytes, seq: int) -> int | None:
-        """Returns the number of the terms of an attestation, or None after reporting what is wrong.
-
-        Args:
-            entry: what stands beside an ADMIT leaf whose body is there; its last 64 bytes are the signature.
-            seq: position of that leaf.
-        """
+        """Returns the number of the terms of what stands beside an ADMIT leaf, or None after reporting what is wrong."""
         head, signature_head = entry[: -SIGNATURE_SIZE - 2], entry[-SIGNATURE_SIZE - 2 : -SIGNATURE_SIZE]
         number = self._numbers.get(head) if signature_head == _SIGNATURE_HEAD else None
         if number is None:

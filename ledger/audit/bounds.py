@@ -30,11 +30,7 @@ class AttestedPool:
     """
 
     def __init__(self, classes: int) -> None:
-        """Begins without a contribution.
-
-        Args:
-            classes: number of classes of the policy.
-        """
+        """Begins without a contribution."""
         self._active, self._not_before, self._not_after, self._revoked_at = (array("q") for _ in range(4))
         self._ends: list[tuple[int, int]] = []
         self._revocations: list[tuple[int, int]] = []
@@ -48,13 +44,8 @@ class AttestedPool:
         return len(self._active)
 
     def add_terms(self, not_before: int, not_after: int, revoked_at: int = MAX_TIME) -> None:
-        """Takes the next terms.
-
-        Args:
-            not_before: first second of their validity.
-            not_after: first second after their validity.
-            revoked_at: first second from which on the owner's log says that their key is revoked; `MAX_TIME` for never.
-        """
+        """Takes the next terms: first second of validity, first second after it, and first second of the key's revocation by
+        the owner's log."""
         self._active.append(0)
         self._not_before.append(not_before)
         self._not_after.append(not_after)
@@ -134,6 +125,9 @@ _KNOWN: Final = 2048
 class Bounds:
     """Takes every leaf of a run in order, and holds it against the attestations of the export.
 
+    `admits` counts ADMIT leaves whose bodies are there; `held` those that hold against an attestation, under a key if a
+    registry is known.
+
     Guarantee: Without a finding, no content commitment was admitted twice; and where the export holds attestations, each ADMIT
     leaf whose body is there, private or public, holds against one (`ledger.audit.attested.Agreed`), no contributor has more
     admissions than its cap, no contribution was in the pool of a charge before its attestation began or after it ended, and
@@ -141,18 +135,10 @@ class Bounds:
     REGISTRY leaf) every admission holds, no contribution was in the pool of a charge whose key was revoked or whose class was
     not granted, and none was withdrawn for such a reason which that state supports. Which contributors are one person no export
     shows: caps count by contributor.
-
-    Attributes:
-        admits: ADMIT leaves whose bodies are there.
-        held: how many of them hold against an attestation; under a key, if a registry is known.
     """
 
     def __init__(self, header: Header, export: Export, registry: Registered | None, fault: Report) -> None:
-        """Begins behind leaf 0.
-
-        Args:
-            registry: by which the run went; None where that is not known.
-        """
+        """Begins behind leaf 0; the registry is that by which the run went, None where it is not known."""
         self._policy, self._export, self._registry, self._fault = header.policy, export, registry, fault
         self._state = None if registry is None else Known.of(registry.admitted)
         # By key and class: numbers of the terms, and from when on the state in force supports them no more.
@@ -404,9 +390,6 @@ def bounds_are_signed(bounds: BoundsEvidence) -> bool:
     Guarantee: True only if each ADMIT leaf whose body is there, of a run without findings, says what an attestation says that
     verifies under a key of a registry; and there is one, or all are gone, for which a quorum of auditors then vouches (else the
     run has a finding). The one place that decides whether a verdict is TOLD.
-
-    Args:
-        bounds: what `Bounds.judge` said of the run.
     """
     if not bounds.admits:
         return bounds.pruned > 0

@@ -1,4 +1,4 @@
-"""Auditing a run together with the earlier runs that it says it counted."""
+"""Audits a run together with the earlier runs that it says it counted."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -61,11 +61,7 @@ def earlier_run(
     A pruned one will do: what was spent is recomputed from what stays (`ledger.retention.retained`).
 
     Args:
-        keys: verifier keys of its ledger.
-        owner_key: raw public key of the corpus owner, if its policy must have been signed by that.
-        reason: as what it is to be cited.
         counted: how a header cites earlier ledgers, perhaps this one, which must have grown from there.
-        now: the clock of whoever counts it, as for `verify_export`.
 
     Raises:
         LedgerBehind, LedgerForked: it is shorter than cited, or another history.
@@ -127,15 +123,11 @@ def verify_with_earlier(
         qualifiers of the run, but for those that these exports answer, and those of `INHERITED` of any run that it cites.
 
     Args:
-        keys: verifier keys of this ledger and of the earlier ones.
         earlier: directories of the exports of earlier runs: all that the auditor knows of, whether cited or not.
-        owner_key: raw public key of the corpus owner, for all of them.
         require_quorum: as for `verify_export`, for the run and every earlier one: an operator who shows different people
             different histories of an earlier run could show here the one in which less was spent.
-        now: the auditor's clock, as for `verify_export`, for all of them.
         max_age: as for `verify_export`, for this run alone: an earlier one is closed, and grows old.
-        withdrawals: as for `verify_export`, for all of them: who withdrew in an earlier run, whatever the reason that its leaf
-            gives, has withdrawn from the corpus.
+        withdrawals: for all of them: who withdrew in an earlier run, for whatever reason, has withdrawn from the corpus.
     """
     now = machine_time() if now is None else now
     report = verify_export(
@@ -365,12 +357,8 @@ def _judge_plans(runs: Sequence[Earlier], fault: Fault, remarks: Remarks) -> Non
 def _beyond(
     registry: SpentRegistry, name: bytes, contribution: Contribution, planned: Account, delta: float
 ) -> tuple[Use | None, bool]:
-    """Holds the limits of a contribution against the plan of a run and what was spent before.
-
-    Returns:
-        The limit that is exceeded by what leaves say, None without one; and whether one is exceeded with what the contribution
-        may have spent besides, in runs of which nothing says any more who stayed.
-    """
+    """Returns the limit that is exceeded by what leaves say, if any; and whether one is exceeded with what the contribution may
+    have spent besides, in runs of which nothing says any more who stayed."""
     known = registry.accounts(name, contribution.terms, named=True)
     use = registry.worst(known, planned, delta)
     if use is not None and use.too_much(TOLERANCE_MICRO):
@@ -471,13 +459,8 @@ def _whole(given: Given) -> tuple[Replay, Anchors, list[Withdraw]]:
 
 
 def _replay(leaves: Leaves, size: int, withdrawn: list[Withdraw] | None = None, anchors: Anchors | None = None) -> Replay:
-    """Replays a run as its first leaves tell it; it was verified before, so recorded epsilons are not computed again.
-
-    Args:
-        leaves: of the export. size: how many of them.
-        withdrawn: takes the WITHDRAW leaves.
-        anchors: takes the content commitments.
-    """
+    """Replays the first leaves of a run; it was verified before, so recorded epsilons are not computed again. Lists given take
+    the WITHDRAW leaves and the content commitments."""
     run = begin(leaves, recompute=False)
     for leaf, _ in follow(run, leaves, size):
         if withdrawn is not None and isinstance(leaf, Withdraw):

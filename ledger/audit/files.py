@@ -31,12 +31,8 @@ from ledger.tiles import KeptNodes, Subtree, Subtrees
 
 
 class TileRoots:
-    """The tree over the roots of tiles, as entries or hashes give it.
-
-    Attributes:
-        roots: that tree.
-        missing: number of the first tile that could not be read, None without such.
-    """
+    """Builds the tree over the roots of tiles, as entries or hashes give it; `missing` is the first tile that could not be
+    read."""
 
     def __init__(self) -> None:
         self.roots = Subtrees()
@@ -63,15 +59,13 @@ Report = Callable[[str, str, str], None]
 
 @dataclass(slots=True)
 class Export:
-    """A directory under audit.
+    """Reads a directory under audit.
 
     Attributes:
-        names: names of the regular files found.
         retained: how many bundles, from the first on, are those of a pruned ledger (`ledger.layout`).
         nodes: what stands for leaf hashes that are gone, None where all are there.
         size: the signed size, 0 until it is known.
         terms: how many common terms of attestations its files hold, as their names say (`ledger.layout`).
-        attested: whether any file holds attestations.
     """
 
     base: Path
@@ -314,11 +308,7 @@ class Export:
 
 @dataclass(frozen=True, slots=True)
 class Leaves:
-    """The leaves under a signed root, read from their bundles anew at every use.
-
-    Attributes:
-        roots: the tree over the roots of the tiles of 256 leaves, and of the partial one at the end.
-    """
+    """The leaves under a signed root, read from their bundles anew at every use."""
 
     export: Export
     roots: Subtrees

@@ -30,12 +30,8 @@ Fault = Callable[[str, str, str], None]
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """An export that was given.
-
-    Attributes:
-        leaves: its leaves, under the root that it claims.
-        digest: SHA-256 of leaf 0, by which a ledger is known.
-    """
+    """Holds an export that was given: its leaves under the root that it claims, and the SHA-256 of leaf 0, by which a ledger is
+    known."""
 
     path: Path
     leaves: Leaves
@@ -83,9 +79,6 @@ def read_export(path: Path) -> Given:
 def longest(given: Sequence[Given], fault: Fault) -> list[Given]:
     """Returns the longest export of each ledger, of equals that with most leaves; reports every one that is no beginning of it.
 
-    Args:
-        given: all exports.
-
     Raises:
         ExportChanged, ProofError: roots cannot be made.
     """
@@ -110,7 +103,6 @@ def judge_citations(shown: Iterable[Given], own: Given, fault: Fault) -> None:
 
     Args:
         shown: the longest export of each ledger, without that of the run under audit.
-        own: the run under audit.
 
     Raises:
         ExportChanged, ProofError: roots cannot be made.
@@ -174,8 +166,7 @@ def judge_crossing(runs: Iterable[tuple[Replay, Anchors]], fault: Fault) -> None
     too: these are held against nothing.
 
     Args:
-        runs: each with its commitments; the run under audit last.
-        fault: takes (code, where, sentence) of everything wrong; of two runs only the first contribution of each kind is named.
+        fault: of two runs only the first contribution of each kind is named.
     """
     before: list[tuple[Replay, Anchors]] = []
     for run, anchors in runs:

@@ -21,11 +21,7 @@ MAX_CLOCK_NOTES: Final = 10
 
 
 class Remarks:
-    """Collects notes and qualifiers in the order in which an audit comes to them.
-
-    Attributes:
-        notes: sentences.
-    """
+    """Collects notes and qualifiers in the order in which an audit comes to them."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []

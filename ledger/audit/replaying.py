@@ -52,8 +52,7 @@ class Roots:
 def begin(leaves: Leaves, *, recompute: bool = True) -> RetainedReplay:
     """Returns a replay behind leaf 0 of these.
 
-    Args:
-        recompute: whether recorded epsilons are to be computed again; not where an audit did that before.
+    Recorded epsilons are computed again unless an audit did that before.
 
     Raises:
         LeafRefused: code HEADER, the first leaf is none; or a WITHDRAW leaf cannot be read.
@@ -87,14 +86,8 @@ def lookup(leaves: Leaves) -> Callable[[int], Leaf | None]:
 
 
 def follow(run: RetainedReplay, leaves: Leaves, end: int | None = None) -> Iterator[tuple[Leaf, list[LeafRefused]]]:
-    """Applies the leaves behind those that the run has seen, one after the other.
-
-    Args:
-        run: from `begin`.
-        end: how many leaves to go up to; all without.
-
-    Yields:
-        Each leaf, or what means the same where it was pruned, and what contradicts the leaves before it.
+    """Applies the leaves behind those that the run has seen, up to `end`; yields each, or what means it where it was pruned,
+    with what contradicts the leaves before it.
 
     Raises:
         LeafRefused: a leaf cannot be read, so that nothing behind it can be judged.

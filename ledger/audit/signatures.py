@@ -37,13 +37,7 @@ Report = Callable[[str, str, str], None]
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """A checkpoint of the tree under audit.
-
-    Attributes:
-        size: the number of leaves that it signs.
-        data: the note, as it stands in the export.
-        note: the same, opened under all known keys.
-    """
+    """Holds a checkpoint of the tree under audit: its size, its bytes, and the note opened under all known keys."""
 
     size: int
     data: bytes
@@ -65,9 +59,7 @@ def carried_notes(
     the last that is looked at.
 
     Args:
-        run: the run, for the keys that must have signed.
         signed: the checkpoint under audit, verified under the ledger's key.
-        known: all keys whose lines are verified.
     """
     found = [signed]
     try:
@@ -154,10 +146,6 @@ def judge_keys(
     Guarantee: Nothing is told to ``fault`` only if a pinned key stands in the ledger's chain of keys, so does every other that
     was pinned for this ledger, and all keys that must have signed a checkpoint of this size did, whose note is returned. An old
     key alone never suffices.
-
-    Args:
-        chain: the keys of the ledger, from its leaves.
-        pinned: the verifier keys that the auditor trusts.
     """
     log_keys = [vkey for vkey in dict.fromkeys(pinned) if _is_log_key(vkey, origin)]
     strangers = [vkey for vkey in log_keys if vkey not in chain.vkeys]
@@ -205,7 +193,6 @@ def judge_signers(
 
     Args:
         notes_of_tree: the notes over the checkpoint under audit, all with its text; their lines count together.
-        chain: the keys of the ledger.
         counts: tells whether that checkpoint can have been signed at a time, in POSIX seconds.
         required: whether a quorum that the policy names and that was not reached is a fault, and a policy that names none.
 
@@ -278,10 +265,7 @@ def judge_summaries(
     """Returns a row per SUMMARY leaf, and reports what is pruned though no quorum of auditors vouches for it.
 
     Args:
-        run: the run, whose SUMMARY leaves were judged as they were replayed.
-        nodes: what stands for leaf hashes that are gone, None where all are there.
         carried: the checkpoints of the export; what auditors say below any of them counts together.
-        now: POSIX seconds by the auditor's clock.
     """
     summaries = run.tally.summaries
     try:

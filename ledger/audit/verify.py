@@ -328,11 +328,9 @@ def _describe(run: Replay, report: dict[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class OpenedExport:
-    """An export that passed its audit.
+    """Holds an export that passed its audit.
 
     Attributes:
-        run: the run, replayed to its last leaf.
-        root: of the tree over all leaves.
         leaves: all of them in order, of pruned ones what stands in for them.
     """
 
@@ -346,9 +344,6 @@ def open_export(
     path: str | Path, keys: Sequence[str], *, owner_key: bytes | None = None, now: int | None = None
 ) -> OpenedExport:
     """Audits an export, and replays it once more to be asked.
-
-    Args:
-        keys: verifier keys of the log, as for `verify_export`.
 
     Raises:
         ExportRefused: code FAILED, the audit found something; no answer from such a record would be worth anything.

@@ -81,11 +81,7 @@ _UNPROVEN: Final = "unproven"
 
 @dataclass(frozen=True, slots=True)
 class GivenWithdrawal:
-    """A withdrawal that was given: read, and not verified yet.
-
-    Attributes:
-        name: of its file.
-    """
+    """Holds a withdrawal that was given: read, and not verified yet."""
 
     name: str
     payload: bytes
@@ -122,7 +118,6 @@ class SignedWithdrawals:
 
         Args:
             directory: where the files lie, each as `attest withdraw` wrote it, whatever its name; None for none.
-            registry: the contributors' keys; None accepts what the owner signed alone.
             leaf_at: gives the leaf at a position before the one that is seen; None where its body was pruned.
         """
         self._header, self._fault, self._registry, self._leaf_at = header, fault, registry, leaf_at
@@ -152,11 +147,7 @@ class SignedWithdrawals:
             self._withdraw(leaf)
 
     def judge(self, admitted: Callable[[bytes], bool], unnamed: int, remarks: Remarks) -> WithdrawalEvidence | None:
-        """Says what became of the evidence, once every leaf was seen.
-
-        Args:
-            admitted: whether a leaf of the run names a contribution.
-            unnamed: how many the run has besides, of whom no leaf says any more who they are.
+        """Says what became of the evidence, once every leaf was seen; `unnamed` counts those of whom no leaf says who they are.
         """
         missing = self._signed - self._shown
         if not self._given:

@@ -23,7 +23,7 @@ MAX_FRAMINGS: Final = 4096
 
 
 class Quoting(Protocol):
-    """An ADMIT leaf, or what will become one: it quotes an attestation by its digests."""
+    """Quotes an attestation by its digests: an ADMIT leaf, or what will become one."""
 
     @property
     def descriptor_hash(self) -> bytes:
@@ -39,7 +39,7 @@ class Quoting(Protocol):
 
 
 class Framings:
-    """Framings of terms, each made once; takes bounded memory for any number of terms."""
+    """Makes the framings of terms, each once; memory is bounded for any number of terms."""
 
     __slots__ = ("_known", "_last")
 
@@ -65,10 +65,6 @@ def misfit(leaf: Quoting, framing: Framing, signature: bytes) -> str | None:
 
     Guarantee: on None, the descriptor that the framing makes of the leaf's anchor has the leaf's descriptor hash, and with the
     message that it makes of the signature it has the leaf's attestation hash. Whether the signature verifies is not asked.
-
-    Args:
-        leaf: what quotes it.
-        framing: of its terms.
     """
     if len(signature) != SIGNATURE_SIZE:
         return f"the signature has {len(signature)} bytes, expected {SIGNATURE_SIZE}"
@@ -112,7 +108,6 @@ def orphans(terms: Iterable[tuple[int, bytes]], attestations: Iterable[tuple[int
 
     Args:
         terms: numbers and bytes of all, b"" for those that are gone.
-        attestations: positions, and what is kept of each.
 
     Raises:
         LedgerCorrupt: as `unpack`.

@@ -85,9 +85,6 @@ class AdmitForms:
 
     Guarantee: `encode` returns what the general encoder writes for every leaf: that encodes the first of each form, and makes
     the bytes that the others share.
-
-    Args:
-        most: forms that are remembered.
     """
 
     def __init__(self, most: int = 4096) -> None:

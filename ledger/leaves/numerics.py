@@ -70,7 +70,6 @@ class Numerics:
     """The trainer's word on what no policy fixes.
 
     Attributes:
-        precision: in which gradients were formed, `FLOAT32` or `FLOAT64`.
         generator: where the noise was drawn, `HOST` or `DEVICE`.
     """
 
@@ -88,11 +87,7 @@ class Numerics:
         return MARGINS[policy.exactness][self.precision]
 
     def note(self, policy: Policy, coordinates: int) -> str:
-        """Returns what the numerics of a run under a policy guarantee and assume, in words.
-
-        Args:
-            coordinates: number of scheduled coordinates, d.
-        """
+        """Returns what the numerics of a run under a policy guarantee and assume, in words; d coordinates are scheduled."""
         family = policy.mechanism.name
         bits = lattice_bits(policy.exactness, family, coordinates, least_multiplier(policy))
         return exactness_note(policy.exactness, family, bits) + (_DEVICE_NOTE if self.generator == DEVICE else "")

@@ -88,9 +88,6 @@ def model_digest(records: Iterable[WeightRecord]) -> bytes:
     Guarantee: two models have one digest only if they have the same tensors, bit for bit, under the same names (or SHA-256 is
     broken).
 
-    Args:
-        records: of all its tensors, in any order.
-
     Returns:
         The RFC 6962 root over the canonical CBOR of the records, in order of their first names.
     """

@@ -45,10 +45,7 @@ class Admitted:
     """Holds what such a file says; nothing of it is verified.
 
     Attributes:
-        leaf: position of the SUMMARY leaf.
         place: its place among those of the leaf, from 0.
-        places: how many these are.
-        shown: the member record, and the path to the root of the aggregate.
         path: the path from the aggregate to the root that the leaf says.
     """
 
@@ -115,9 +112,7 @@ def prove_admitted(summary_seq: int, aggregates: Sequence[Aggregate], shown: Sho
     """Makes the proof of a member.
 
     Args:
-        summary_seq: position of the SUMMARY leaf.
         aggregates: all to which it commits, in order.
-        shown: the record, and its path to the root of its aggregate.
 
     Raises:
         ProofError: code NO_LEAF, none of them has the member.
@@ -134,9 +129,6 @@ def verify_admitted(proof: Admitted, leaf: Leaf) -> Aggregate:
 
     Guarantee: Returns only if the member record is under the root of the aggregate, at its own place, and the aggregate under
     the root that this leaf says. The leaf is for the caller to prove (`ledger.proofs.tlog_proof.verify_proof`).
-
-    Args:
-        leaf: the leaf that it is about.
 
     Raises:
         ProofError: it is about another leaf, or no such aggregate or member is there.

@@ -34,10 +34,9 @@ from ledger.retention.statements import vouch
 
 @dataclass(frozen=True, slots=True)
 class Cosigned:
-    """A checkpoint that was cosigned.
+    """Holds a checkpoint that was cosigned.
 
     Attributes:
-        note: the log's note with the auditor's line, to be handed to the log and to readers.
         before: what was remembered; None at the first checkpoint of a log.
         vouched: positions of the SUMMARY leaves that the auditor vouches for in it.
         stayed: whether it vouches for whoever stayed until the run was closed.
@@ -73,15 +72,12 @@ def cosign_export(
 
     Args:
         log_keys: verifier keys of the log, obtained from a place that the log's operator does not control.
-        memory: what the auditor cosigned before.
         now: POSIX seconds by the auditor's clock, against which the times of leaves are held; the cosignature says this time
             or, where the clock lags behind by less than two clocks may differ, that of the last leaf.
-        owner_key: raw public key of the corpus owner, as for the audit.
         first: whether nothing of this log was ever cosigned. An auditor says so once, so that a lost memory is not taken for a
             new log.
         summary: whether to vouch for the last summaries too, as many as the export has whole (`ledger.retention.statements`).
             Once a quorum of auditors does, the ledger's operator may delete what they speak for.
-        registry: file of the contributor registry, as for the audit.
 
     Raises:
         CosignRefused: the audit failed, nothing is remembered of the log though it is not the first time, or the reverse; code
@@ -192,12 +188,8 @@ _REFUSALS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class WitnessRequest:
-    """A request to cosign.
-
-    Attributes:
-        since: the size that the witness cosigned last, 0 for none.
-        note: the checkpoint, signed by the ledger alone.
-    """
+    """Holds a request to cosign: the checkpoint signed by the ledger alone, and the size that the witness cosigned last, 0 for
+    none."""
 
     since: int
     note: bytes
@@ -207,10 +199,6 @@ def make_request(node: Node, note: bytes, since: int) -> bytes:
     """Returns the body of an ``add-checkpoint`` request.
 
     It holds the checkpoint with the ledger's own lines alone: who else cosigned it is no business of the witness.
-
-    Args:
-        node: gives nodes of the tree under the checkpoint (`ledger.proofs.prover`).
-        since: the size that the witness cosigned last, 0 for none.
 
     Raises:
         NoteError: the note is malformed.

@@ -38,11 +38,7 @@ class Membership:
     """Holds what a membership file says; nothing of it is verified.
 
     Attributes:
-        leaf: position of the SPEND leaf.
-        row: place of the row in it, from 0.
         place: its place among all who joined the group, from 0.
-        places: how many these are.
-        hashes: the path, member side first.
     """
 
     leaf: int
@@ -93,9 +89,6 @@ def verify_membership(proof: Membership, leaf: Leaf) -> SpendRow:
 
     Guarantee: Returns only if the descriptor hash is under the root that the row of this leaf says, as a member. The leaf is
     for the caller to prove (`ledger.proofs.tlog_proof.verify_proof`).
-
-    Args:
-        leaf: the leaf that it is about.
 
     Raises:
         ProofError: it is about another leaf, or no such row or member is there.

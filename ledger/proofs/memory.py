@@ -57,14 +57,11 @@ Contradiction = Literal["FORK", "ROLLBACK"]
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Two checkpoints of one log.
+    """Holds two checkpoints of one log.
 
     Attributes:
-        remembered: the note that was seen first.
-        offered: the note that was seen after it.
         prefix: where the note offered is of the larger tree, the root of that tree's first leaves, as many as the remembered
             one has; else None.
-        proof: the consistency proof from ``prefix`` to the root offered; else empty.
     """
 
     remembered: bytes
@@ -87,8 +84,6 @@ class Judgement:
     Attributes:
         kind: FORK, two histories under the log's own signature; or ROLLBACK, a smaller tree offered after a larger one, which
             an old copy does too.
-        remembered: the checkpoint that was seen first.
-        offered: the one that was seen after it.
     """
 
     kind: Contradiction
@@ -159,10 +154,9 @@ _SUFFIX: Final[dict[Kind, str]] = {"cosigned": "note", "seen": "seen"}
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """The latest checkpoint of a log.
+    """Holds the latest checkpoint of a log.
 
     Attributes:
-        checkpoint: what it commits to.
         time: POSIX seconds of the cosignature; 0 where none was asked for.
     """
 
@@ -172,20 +166,14 @@ class Remembered:
 
 
 class Memory:
-    """A directory with the latest note per log.
+    """Keeps the latest note of each log in a directory.
 
     What was cosigned is verified as the auditor's own when it is read. What was seen was verified before it was kept; the log
     may have signed it with a later key than those that an older export leads to, so it is read whoever signed it.
     """
 
     def __init__(self, directory: Path, *keys: str, kind: Kind = "cosigned") -> None:
-        """Takes the directory.
-
-        Args:
-            directory: where it lies; it is made when it is first held.
-            keys: verifier key of the auditor, for what was cosigned.
-            kind: what is remembered.
-        """
+        """Takes the directory, which is made when it is first held; `keys` are the auditor's, for what was cosigned."""
         self.directory, self.kind = directory, kind
         self._keys = list(keys)
 
@@ -268,14 +256,10 @@ def audited_checkpoint(reader: ExportReader, report: "AuditReport", keys: Sequen
 
 
 def contradicted(memory: Memory, cited: Sequence["CitedRow"]) -> str | None:
-    """Tells which earlier ledger a header cites otherwise than it is remembered; None for none.
+    """Tells which earlier ledger a header cites otherwise than a locked memory has it; None for none.
 
     A ledger whose key is said to be lost at fewer leaves than are remembered had more: what was charged to it there would count
     nowhere. Of a ledger that was closed where it is cited leaves may follow, and only its export tells what they are.
-
-    Args:
-        memory: what is remembered; it should be locked.
-        cited: the earlier ledgers.
 
     Raises:
         LedgerCorrupt: the memory cannot be read.
@@ -298,9 +282,6 @@ def check_extends(
     """Proves that the tree offered extends the one remembered, or raises with evidence that it does not.
 
     Args:
-        offered: the checkpoint of the export, verified.
-        reader: the export.
-        memory: takes the evidence.
         log_keys: verifier keys of the log, under which evidence must stand.
 
     Raises:
@@ -355,10 +336,6 @@ def hold_against_memory(report: AuditReport, export: Path, directory: Path, log_
     (`ledger.proofs.memory.contradicted`). A smaller tree, or one of another history, is FAILED, and changes nothing but that an
     evidence file is written beside (`ledger.proofs.memory`). So is one of which it cannot be shown any more, because hashes
     about the remembered size are gone. A report that FAILED before comes back as it is, and is not remembered.
-
-    Args:
-        directory: the memory (`ledger.proofs.memory.Memory`), made if it is not there.
-        log_keys: the verifier keys under which the audit was made.
 
     Raises:
         StorageFailed: the memory cannot be read or written.

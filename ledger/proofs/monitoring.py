@@ -1,4 +1,4 @@
-"""Watching a growing ledger for one contributor: what it says of their contributions, and what calls for an alarm.
+"""Watches a growing ledger for one contributor: what it says of their contributions, and what calls for an alarm.
 
 An export is held against what contributors have of their own: attestations and withdrawals that they signed, and what earlier
 exports said (`ledger.proofs.memory`). Every other figure is the audit's, and as good as its verdict.
@@ -45,12 +45,7 @@ FAILED: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Mine:
-    """A contribution that the contributor signed.
-
-    Attributes:
-        name: where it was found, for reading.
-        signed: what was signed: bounds in the clear, and commitments.
-    """
+    """Holds a contribution that the contributor signed: where it was found, its bounds in the clear, and its commitments."""
 
     name: str
     signed: SignedDescriptor
@@ -89,19 +84,16 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class WatchedRow:
-    """One contribution in one ledger.
+    """Tells of one contribution in one ledger.
 
     Attributes:
         name: where its attestation was found; of one that is known by its withdrawal alone, the name of that file.
-        descriptor_hash: hex of the hash of its descriptor.
         seq: position of its ADMIT leaf, None where it was not admitted.
         time: POSIX seconds of that leaf, None likewise and where it was pruned.
         signed: its bounds as its contributor signed them, None where the attestation was not given.
         recorded: its bounds as the ADMIT leaf, or what stands in for it, says them; None where it was not admitted.
-        steps: charged steps in whose pool it was.
         epsilon: what it has spent in this ledger by the audit's figures; None in a public class and where it was not admitted.
         carried: what its ADMIT leaf says that it had spent in earlier runs.
-        withdrawn: its WITHDRAW leaf, None where there is none.
         asked: POSIX seconds of the earliest signed withdrawal that was given, None without one.
         unnamed: where it is not known to have been admitted there, how many contributions stayed of whom the ledger says no
             names any more; it may be one of them, which its member record shows.
@@ -124,12 +116,10 @@ class WatchedRow:
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """Something that the contributor should act on.
+    """Says something that the contributor should act on.
 
     Attributes:
         code: a key of `ALARMS`, or the code of a finding of the audit.
-        seq: the leaf, None where it is of none.
-        sentence: what was found, what was expected, and what to do.
     """
 
     code: str
@@ -150,7 +140,6 @@ class Watched:
     Attributes:
         rows: a row per contribution and ledger that says something of it, or says of some no more who they are; and one per
             contribution of which there is none.
-        alarms: what calls for an alarm.
         reports: the audit of each export, in the order of their sizes.
     """
 
@@ -198,15 +187,11 @@ def watch(
 
     Args:
         exports: directories; of several exports of one ledger the largest is told, and all must be one history.
-        keys: verifier keys of the ledgers.
-        mine: every contribution that the contributor signed.
         withdrawals: what the contributor withdrew, each behind the name of its file.
         members: the member records of contributions, as `ledger prove --kind summary` hands them out.
         delay: seconds after its signing by which a withdrawal must be entered.
-        now: the contributor's clock, POSIX seconds.
         key_ids: further keys of the contributor, by their short names, beside those that signed ``mine``.
         remember: directory that keeps the largest checkpoint per ledger (`ledger.proofs.memory`); None remembers nothing.
-        owner_key: raw public key of the corpus owner, to be required of every ledger.
 
     Raises:
         LedgerCorrupt, NoteError: an export has no checkpoint that can be read.
@@ -235,7 +220,7 @@ def watch(
 
 
 class _Look:
-    """One pass over the latest export of every ledger."""
+    """Makes one pass over the latest export of every ledger."""
 
     def __init__(
         self,

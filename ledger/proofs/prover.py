@@ -31,7 +31,7 @@ Node = Callable[[int, int], bytes]
 
 
 class HashTree:
-    """All nodes of a growing tree, 64 bytes a leaf."""
+    """Keeps all nodes of a growing tree, 64 bytes a leaf."""
 
     def __init__(self, hashes: Iterable[bytes] = ()) -> None:
         """Begins with these leaf hashes."""
@@ -65,7 +65,8 @@ class HashTree:
 
 
 class TileTree:
-    """The nodes of an export's tree, from its hash tiles as they are needed, and from what it keeps where these are gone."""
+    """Gives the nodes of an export's tree, from its hash tiles as they are needed, and from what it keeps where these are gone.
+    """
 
     def __init__(self, fetch: Callable[[str], bytes], size: int, kept: KeptNodes | None = None) -> None:
         """Takes what reads a file of the export by its name, the signed size, and the nodes that stand for gone hashes."""
@@ -200,13 +201,7 @@ def _half(n: int) -> int:
 
 
 class ExportReader:
-    """A directory in the layout of an export.
-
-    Attributes:
-        checkpoint: its signed note, as it lies there.
-        claimed: what the note says; verify the note before relying on it.
-        size: number of leaves that it claims.
-    """
+    """Reads a directory in the layout of an export. What its note claims is to be verified before it is relied on."""
 
     def __init__(self, base: Path) -> None:
         """Reads the checkpoint.

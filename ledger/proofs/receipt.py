@@ -40,11 +40,7 @@ _RFC9162_SHA256: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class ReceivedLeaf:
-    """A leaf that a receipt proves.
-
-    Attributes:
-        checkpoint: origin, size and root of the tree that it is in.
-    """
+    """Holds a leaf that a receipt proves, and the checkpoint of its tree."""
 
     leaf: Leaf
     data: bytes
@@ -55,7 +51,6 @@ def make_receipt(signer: NoteSigner, node: Node, index: int, checkpoint: Checkpo
     """Signs a receipt for a leaf.
 
     Args:
-        node: nodes of the tree (`ledger.proofs.prover`).
         checkpoint: what the log has committed to; only such a tree may be signed.
 
     Raises:
@@ -80,9 +75,6 @@ def verify_receipt(data: bytes, leaf: bytes, policy: TrustPolicy) -> ReceivedLea
 
     Guarantee: Returns only if a log of the policy signed, for this leaf, a root, size and index to which the path leads from
     it, and the leaf states that index itself.
-
-    Args:
-        leaf: bytes of the leaf, which a receipt does not carry.
 
     Raises:
         ProofError: the receipt is not of the one form, is for another leaf, or its path leads elsewhere.

@@ -39,9 +39,6 @@ class TlogProof:
     """Holds what a proof file says; nothing of it is verified.
 
     Attributes:
-        index: position of the leaf, from 0.
-        hashes: the path, leaf side first.
-        checkpoint: the signed note, as it was.
         extra: what the file carries beside, here the leaf; None without it.
     """
 
@@ -61,11 +58,7 @@ class TlogProof:
 
 @dataclass(frozen=True, slots=True)
 class ProvenLeaf:
-    """A leaf that is in the tree of a checkpoint that a policy accepts.
-
-    Attributes:
-        trusted: the checkpoint, and who cosigned it.
-    """
+    """Holds a leaf that is in the tree of a checkpoint that a policy accepts, and who cosigned that."""
 
     leaf: Leaf
     data: bytes
@@ -73,12 +66,7 @@ class ProvenLeaf:
 
 
 def make_proof(node: Node, index: int, size: int, checkpoint: bytes, leaf: bytes) -> TlogProof:
-    """Makes the proof of a leaf.
-
-    Args:
-        node: nodes of the tree (`ledger.proofs.prover`).
-        size: size that the checkpoint signs.
-    """
+    """Makes the proof of a leaf, from the nodes of the tree of the size that the checkpoint signs."""
     return TlogProof(index, tuple(inclusion_proof(node, index, size)), checkpoint, leaf)
 
 

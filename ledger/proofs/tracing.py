@@ -1,4 +1,4 @@
-"""One contribution in several exports: what became of it in each, what it spent in all of them, and what no export shows.
+"""Traces one contribution through several exports: what became of it in each, what it spent in all, and what none shows.
 
 Every export is audited by itself first; one that FAILED is asked nothing, and a trace over it is refused. The exports are held
 against each other only as far as an answer hangs on it: two histories of one ledger are refused.
@@ -38,12 +38,7 @@ Signers = Callable[[Header], Collection[bytes]]
 
 @dataclass(frozen=True, slots=True)
 class AskedExport:
-    """An export that passed its audit, among others.
-
-    Attributes:
-        opened: the export: its verdict stands beside every figure of it.
-        digest: SHA-256 of leaf 0, by which a ledger is known.
-    """
+    """Holds an export that passed its audit among others; its digest is the SHA-256 of leaf 0, by which a ledger is known."""
 
     path: Path
     opened: OpenedExport
@@ -52,11 +47,9 @@ class AskedExport:
 
 @dataclass(frozen=True, slots=True)
 class TracedRun:
-    """One of the runs that were asked.
+    """Holds one of the runs that were asked.
 
     Attributes:
-        asked: its export.
-        trace: what became of the contribution there; None if it was not admitted.
         lost: whether another run says that its key was lost before it was closed: it counts with its whole plan then.
     """
 
@@ -90,7 +83,6 @@ class LimitUse:
     """Says what several runs use of a limit of epsilon over all of them.
 
     Attributes:
-        used: what was spent of it.
         planned: the most that could have been by the end of any run, as that was planned, with what was spent before it.
     """
 
@@ -106,11 +98,9 @@ class LimitUse:
 
 @dataclass(frozen=True, slots=True)
 class AtWithdrawal:
-    """The first withdrawal that somebody signed, and what was spent by then and after.
+    """Tells of the first withdrawal that somebody signed, and what was spent by then and after.
 
     Attributes:
-        origin: the ledger that has it.
-        leaf: its WITHDRAW leaf.
         epsilon: composed over all runs, of what was charged by its time; None like `TracedOver.epsilon`.
         steps_after: steps charged later in other runs, to which the withdrawal had not come: 0 is as it should be.
     """
@@ -123,19 +113,17 @@ class AtWithdrawal:
 
 @dataclass(frozen=True, slots=True)
 class TracedOver:
-    """A contribution over several runs.
+    """Traces a contribution over several runs.
 
     Attributes:
         runs: all that were asked, in the order in which they began.
         verdict: the weakest of their verdicts: what is composed rests on each of them.
-        qualifiers: what weakens them.
         delta: of the composed epsilon: the smallest of the policies of runs that admitted it.
         epsilon: of these runs composed, at that delta; None where its class is public in one: nothing bounds what was learned.
         limits: every limit over all runs under which it was admitted, and what of it these runs use.
         withdrawal: its first withdrawal that somebody signed; None without any.
         not_given: earlier ledgers that a run counts, and whose export is not here.
         descriptors: the descriptor hashes found: more than one where a content was signed again with its old nonce.
-        unseen: what no export shows of it, in words.
     """
 
     runs: tuple[TracedRun, ...]
