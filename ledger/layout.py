@@ -1,4 +1,4 @@
-"""Names and sizes of the files of an export: pure functions of the tree's size, and of what of it is gone.
+"""Names the files of an export and bounds their sizes: pure functions of the tree's size, and of what of it is gone.
 
 Source: C2SP tlog-tiles v1.0.0. A directory holds ``checkpoint``, ``policy``, ``tile/<L>/<N>[.p/<W>]`` and
 ``tile/entries/<N>[.p/<W>]``. Of a pruned ledger the first bundles are not there ("Pruning": entries below a minimum index may
@@ -115,7 +115,6 @@ def file_paths(size: int, retained: int = 0, has_tile: HasTile | None = None) ->
     """Yields the names of all files of an export but `REGISTRY` and those of `attestation_paths`, which may be left out.
 
     Args:
-        retained: how many bundles, from the first on, are retained ones.
         has_tile: tells the hash tiles that are there, where leaf hashes are gone.
     """
     yield CHECKPOINT
@@ -133,12 +132,7 @@ def file_paths(size: int, retained: int = 0, has_tile: HasTile | None = None) ->
 
 
 def attestation_paths(size: int, terms: int, signed: Iterable[int]) -> Iterator[str]:
-    """Yields the names of the files with what contributors signed.
-
-    Args:
-        terms: number of common terms.
-        signed: numbers of the entry bundles, retained ones too, with the body of an ADMIT leaf.
-    """
+    """Yields the names of the files with what contributors signed."""
     for n, width in tile_widths(terms):
         yield terms_path(n, width)
     for n in signed:

@@ -1,4 +1,4 @@
-"""RFC 6962 Merkle trees over SHA-256: roots, inclusion proofs, consistency proofs, and a frontier for appends.
+"""Builds RFC 6962 Merkle trees over SHA-256: roots, inclusion proofs, consistency proofs, and a frontier for appends.
 
 A leaf hashes as SHA-256(0x00 || data) and a node as SHA-256(0x01 || left || right) (RFC 6962, 2.1); the prefixes keep a leaf
 from being read as a node. Functions take leaf *data*; those ending in ``_hashes`` or ``_hash`` take leaf hashes. Verification
@@ -34,7 +34,7 @@ def _pair_hash(pair: bytes) -> bytes:
 
 
 class Frontier:
-    """The perfect subtrees on the right edge of a growing tree: O(1) amortised appends, O(log n) memory.
+    """Keeps the perfect subtrees on the right edge of a growing tree: O(1) amortised appends, O(log n) memory.
 
     The stack holds one hash per set bit of the size, largest subtree first (the *compact range* [0, size)).
     """
@@ -45,7 +45,6 @@ class Frontier:
         """Restores a frontier.
 
         Args:
-            size: number of leaves already in the tree.
             hashes: one 32-byte hash per set bit of ``size``, largest subtree first.
 
         Raises:
@@ -106,7 +105,7 @@ class Frontier:
 
 
 class SlotTree:
-    """A tree of which leaves change in place: O(log n) hashes per change, done when the root is asked for.
+    """Keeps a tree of which leaves change in place: O(log n) hashes per change, done when the root is asked for.
 
     All levels lie in one block of memory each, 64 bytes a leaf together.
     """
@@ -214,7 +213,7 @@ def inclusion_proof(leaves: Sequence[bytes], index: int) -> list[bytes]:
 
 
 def inclusion_proof_of_hashes(hashes: Sequence[bytes], index: int) -> list[bytes]:
-    """`inclusion_proof` over leaf hashes."""
+    """Returns `inclusion_proof` over leaf hashes."""
     _check_index(index, len(hashes))
     path: list[bytes] = []
     low, high = 0, len(hashes)
@@ -236,12 +235,6 @@ def verify_inclusion(leaf: bytes, index: int, size: int, proof: Sequence[bytes],
     Guarantee: Returns only if the proof recomputes ``root``. The same proof can also hold for other (index, size) pairs, so
     take the size from a signed checkpoint and the index from the leaf's own sequence number.
 
-    Args:
-        leaf: the leaf data (not its hash).
-        index: position of the leaf, from 0.
-        proof: audit path, leaf side first.
-        root: the tree head to be met.
-
     Raises:
         ProofError: if the proof is malformed or gives another root.
     """
@@ -249,7 +242,7 @@ def verify_inclusion(leaf: bytes, index: int, size: int, proof: Sequence[bytes],
 
 
 def verify_inclusion_hash(hash_: bytes, index: int, size: int, proof: Sequence[bytes], root: bytes) -> None:
-    """`verify_inclusion` for a leaf hash."""
+    """Runs `verify_inclusion` for a leaf hash."""
     _check_hashes([root], "root")
     result = root_of_inclusion(hash_, index, size, proof)
     if result != root:
@@ -293,7 +286,7 @@ def consistency_proof(leaves: Sequence[bytes], old_size: int) -> list[bytes]:
 
 
 def consistency_proof_of_hashes(hashes: Sequence[bytes], old_size: int) -> list[bytes]:
-    """`consistency_proof` over leaf hashes."""
+    """Returns `consistency_proof` over leaf hashes."""
     _check_size(old_size, "old size")
     if not 1 <= old_size <= len(hashes):
         raise ProofError("CONSISTENCY", f"the old size must lie in 1..{len(hashes)}, got {old_size}")

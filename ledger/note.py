@@ -1,4 +1,4 @@
-"""Signed notes and checkpoints: the only bytes by which a ledger commits to its history.
+"""Signs and reads notes and checkpoints: the only bytes by which a ledger commits to its history.
 
 Formats: C2SP signed-note v1.0.0, tlog-checkpoint v1.0.0 and tlog-cosignature v1. Signs and verifies Ed25519 log signatures
 (type 0x01) and timestamped cosignatures (type 0x04). Parsing is by anchored ASCII patterns and re-encoding, because Python's
@@ -32,11 +32,9 @@ _SIGNATURE_LINE = re.compile(r"— ([^ ]+) ([A-Za-z0-9+/]+={0,2})")
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """One signature of a note that was verified.
+    """Holds one signature of a note that was verified.
 
     Attributes:
-        key: the verifier key it was verified with.
-        timestamp: POSIX time stated by a cosignature, None for a plain signature.
         since: position of the first SUMMARY leaf that a statement on summaries vouches for, None for other signatures.
     """
 
@@ -47,11 +45,9 @@ class Signature:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A note whose text is signed by at least one of the given keys.
+    """Holds a note whose text is signed by at least one of the given keys.
 
     Attributes:
-        text: the signed text, final newline included.
-        signatures: the verified signatures, in the order of their lines.
         ignored: name and key id of each line by a key that was not given: it counts for nothing, but readers should hear of it.
     """
 
@@ -71,7 +67,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class NoteSigner:
-    """The private key of a log, under the log's name (its origin line)."""
+    """Signs with the private key of a log, under the log's name (its origin line)."""
 
     name: str
     private_key: Ed25519PrivateKey
@@ -92,7 +88,7 @@ class NoteSigner:
 
 @dataclass(frozen=True, slots=True)
 class Cosigner:
-    """An auditor's key, under the auditor's own name.
+    """Cosigns with an auditor's key, under the auditor's own name.
 
     The signed message does not hold the name (C2SP tlog-cosignature, "Ed25519 signed message"), so a key belongs to one
     cosigner only.
@@ -151,7 +147,6 @@ def cosign(data: bytes, cosigner: Cosigner, log_keys: Sequence[str], *, time: in
     Args:
         data: a note by the log over a checkpoint without extension lines.
         log_keys: verifier keys of the log, obtained from a trusted place.
-        time: POSIX seconds of signing; part of what is signed.
 
     Raises:
         NoteError: the note is not one by the log, is no plain checkpoint, was cosigned under this name with a signature that
@@ -181,8 +176,6 @@ def merge_notes(base: bytes, others: Sequence[bytes], verifier_keys: Sequence[st
     verified, none by a key that signed before. Lines by other keys are not taken over. Merging again adds nothing.
 
     Args:
-        base: the note to add to.
-        others: copies of it, with the same text.
         verifier_keys: the keys whose lines count, that of ``base`` among them.
 
     Raises:
@@ -206,9 +199,6 @@ def open_note(data: bytes, verifier_keys: Sequence[str]) -> Note:
 
     Guarantee: Returns only if at least one of ``verifier_keys`` signed exactly the returned text, and no line that claims one
     of them fails to verify. Lines by other keys count for nothing, as the format demands, and are told (`Note.ignored`).
-
-    Args:
-        verifier_keys: the keys the caller trusts, as `parse_verifier_key` reads them.
 
     Raises:
         NoteError: if the note or a key is malformed, or no signature counts.

@@ -27,12 +27,7 @@ MAX_LEVEL: Final = 62
 
 
 class Subtree(NamedTuple):
-    """An aligned subtree and its root; at level 0 a leaf hash.
-
-    Attributes:
-        first: its first leaf, a multiple of 2^level.
-        hash: its root.
-    """
+    """Holds an aligned subtree and its root; at level 0 a leaf hash."""
 
     first: int
     level: int
@@ -184,7 +179,6 @@ def upper_tiles(roots: Subtrees, size: int, has_tile: layout.HasTile | None = No
     """Yields (name, content) of the hash tiles above level 0.
 
     Args:
-        roots: the tree over the roots of the tiles of level 0.
         has_tile: tells which tiles there are, where hashes are gone.
     """
     for row in range(1, layout.level_count(size)):
@@ -200,7 +194,6 @@ def add_tile(roots: Subtrees, n: int, pieces: Sequence[Subtree]) -> None:
     """Adds a tile of level 0 to the tree over their roots.
 
     Args:
-        roots: that tree, in which a tile counts as one leaf.
         n: number of the tile, which a subtree of several tiles may contain already.
         pieces: the subtrees that begin in it: they tile it, or the only one reaches over it and those behind it.
     """
@@ -256,12 +249,7 @@ class KeptNodes:
     """The subtrees of a ``retained/nodes`` file, held as its bytes."""
 
     def __init__(self, data: bytes, size: int) -> None:
-        """Reads a file.
-
-        Args:
-            data: its content.
-            size: number of leaves of the tree.
-        """
+        """Reads a file of the tree of this size."""
         body, digest = data[:-HASH_SIZE], data[-HASH_SIZE:]
         if not body or len(body) % NODE_SIZE:
             raise ProofError("NODES", f"it has {len(data)} bytes, expected {NODE_SIZE} for each of its nodes and {HASH_SIZE}")

@@ -49,7 +49,7 @@ _THRESHOLD = re.compile("[1-9][0-9]{0,3}")
 
 @dataclass(frozen=True, slots=True)
 class Witness:
-    """A cosigner that a policy knows: its name inside the policy, and its key."""
+    """Names a cosigner that a policy knows: its name inside the policy, and its key."""
 
     name: str
     key: VerifierKey
@@ -57,7 +57,7 @@ class Witness:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Witnesses and groups, of which ``threshold`` make the group count as one that has cosigned."""
+    """Joins witnesses and groups, of which ``threshold`` make the group count as one that has cosigned."""
 
     name: str
     threshold: int
@@ -66,11 +66,9 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class TrustedCheckpoint:
-    """A checkpoint that satisfies a policy.
+    """Holds a checkpoint that satisfies a policy.
 
     Attributes:
-        checkpoint: what the log committed to.
-        log: key of the log that signed it.
         cosigned: the verified cosignatures by witnesses of the policy that count, in the order of their lines.
         ignored: name and key id of each line by a key that the policy does not know; it counts for nothing.
         misdated: verified cosignatures by witnesses of the policy that count for nothing, for their time.
@@ -88,8 +86,6 @@ class TrustPolicy:
     """Says which logs count, and which cosignatures a checkpoint of theirs needs.
 
     Attributes:
-        logs: keys of the logs; the name of each is the log's origin.
-        witnesses: the cosigners known.
         groups: in the order of their definition, so that members come before.
         quorum: the witness or group that must have cosigned, or ``none``.
     """
@@ -155,8 +151,7 @@ class TrustPolicy:
         """Returns an opened checkpoint without the cosignatures that are older than a leaf under it.
 
         Args:
-            found: the checkpoint.
-            since: POSIX seconds of the last leaf under it that the caller knows of: who cosigned before had not seen that.
+            since: time of the last leaf under it that the caller knows of: who cosigned before had not seen that.
 
         Raises:
             TrustError: code QUORUM, the others are no quorum.
@@ -195,14 +190,8 @@ class TrustPolicy:
 def auditors_policy(
     log_vkey: str, auditors: Sequence[str] = (), quorum: int = 0, witnesses: Sequence[str] = (), witness_quorum: int = 0
 ) -> TrustPolicy:
-    """Returns the policy of one log under which ``quorum`` of these auditors, and of these witnesses, must have cosigned.
-
-    Args:
-        log_vkey: the log's verifier key.
-        auditors: verifier keys of the auditors.
-        quorum: how many of them; 0 asks for none.
-        witnesses: verifier keys of the witnesses.
-        witness_quorum: how many of them, besides the auditors; 0 asks for none.
+    """Returns the policy of one log under which ``quorum`` of these auditors, and ``witness_quorum`` of these witnesses, must
+    have cosigned; 0 asks for none.
 
     Raises:
         NoteError: a key is malformed.

@@ -191,8 +191,6 @@ def trace_over(
     (`TracedRun.unnamed`), which `unseen` says.
 
     Args:
-        exports: as `open_exports` returns them.
-        wanted: which contribution.
         signers: takes the header of a run that admitted it, and returns the ids of the keys that may have signed it; None for
             any. A contribution under another key is refused.
         members: its member records, by which it is found in runs whose admissions are gone.
@@ -259,12 +257,7 @@ def _not_found(runs: Sequence[TracedRun]) -> LedgerError:
 
 
 def _accounts(runs: Iterable[TracedRun], signed: Admit) -> list[tuple[Account, Account]]:
-    """Returns what was spent in each run where its class is private, and what could have been by plan, in order of the runs.
-
-    Args:
-        runs: all that were asked.
-        signed: an admission of the contribution, for what it signed.
-    """
+    """Returns what was spent in each run where its class is private, and what could have been by plan, in order of the runs."""
     found = []
     for item in runs:
         if item.trace is None and not item.lost:

@@ -36,16 +36,12 @@ from ledger.replay.replay import SPEND_TOLERANCE_MICRO, Replay
 def stack_problems(header: Header, records: Sequence[WeightRecord]) -> Iterator[tuple[str, str]]:
     """Finds where the tensors to which an epoch commits are not those of the header's stack.
 
+    Yields code and sentence: STACK, a tensor is not as the stack says; FROZEN, frozen parameters changed.
+
     Guarantee: without a problem every tensor that the run trained is a parameter of the stack in a block that a class may
     touch, and every parameter of such a block that has a record was trained; each has the adapter and the size that the stack
     says; the parameters in blocks without classes, whole ones, are bit for bit those to which the header commits. That the
     records are of the model that was trained is the operator's word.
-
-    Args:
-        records: of the tensors, as the manifest of a release has them.
-
-    Yields:
-        Code and sentence: STACK, a tensor is not as the stack says; FROZEN, frozen parameters changed.
     """
     stack, touched = header.stack, {piece.tensor for block in header.derived if block.classes for piece in block.pieces}
     places = {name: place for place, tensor in enumerate(stack.tensors) for name in tensor.names}
@@ -76,11 +72,7 @@ def stack_problems(header: Header, records: Sequence[WeightRecord]) -> Iterator[
 
 
 def frozen_note(header: Header, records: Sequence[WeightRecord] | None) -> str | None:
-    """Says of frozen parameters what `stack_problems` cannot compare; None where there is nothing to say.
-
-    Args:
-        records: of the tensors of the release, None without any.
-    """
+    """Says of frozen parameters what `stack_problems` cannot compare; None where there is nothing to say."""
     own = [piece for block in header.derived if not block.classes for piece in block.pieces]
     if not own:
         return None
@@ -103,15 +95,12 @@ def frozen_note(header: Header, records: Sequence[WeightRecord] | None) -> str |
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseReport:
-    """The result of checking a release.
+    """Holds the result of checking a release.
 
     Attributes:
         verdict: that of the export (`ledger.audit.findings.VERDICTS`), where files, signature and every number hold against it;
             SIGNED when there was no export to check against, so that the numbers are the signer's word; FAILED otherwise.
         qualifiers: what weakens it, as words of `ledger.audit.findings.QUALIFIERS`, sorted: of the export, and of the release.
-        findings: what is wrong; empty unless FAILED.
-        notes: what a reader should know though nothing is wrong.
-        manifest: what was signed, None unless its signature holds.
         newer_withdrawals: contributions whose withdrawal the export has and the manifest cannot know, None without an export.
         weights: what the files that the manifest names have to do with the weights of the run, tensor by tensor; None unless
             its signature holds. Where the verdict is SIGNED or FAILED, what they were held against is the signer's word.
@@ -128,7 +117,7 @@ class ReleaseReport:
 
 @dataclass(slots=True)
 class _Check:
-    """A check under way."""
+    """Runs one check."""
 
     directory: Path
     keys: tuple[str, ...]
@@ -440,7 +429,6 @@ class Rights:
     Attributes:
         classes: by name the largest epsilon allowed, None for any, of a public class too. Classes that are not named may have
             no influence at all.
-        withdrawn: whether contributions that were withdrawn since the release may have had influence.
         untied: whether weights may answer that are not, bit for bit, those that the run committed to: they have no epsilon.
         told: whether a release may answer whose verdict is TOLD: every epsilon in it rests on the bounds that the ledger's
             operator wrote.
@@ -469,8 +457,6 @@ def choose_artifact(
     path leads to the artifact is allowed, at no less than the epsilon that the manifest states.
 
     Args:
-        report: the check of the release (`check_release`); None where there is none.
-        rights: of the query.
         artifacts: names of what can be served, the most wanted first.
         withdrawn_classes: classes of the contributions withdrawn since the release; None where that is not known.
 

@@ -247,10 +247,7 @@ class Looker:
     """Takes the bytes of a file from front to back, and tells its form; memory does not grow beyond what is looked into."""
 
     def __init__(self, path: str) -> None:
-        """Begins before the first byte.
-
-        Args:
-            path: of the file; its ending decides only which of two readings of the bytes a loader takes.
+        """Begins before the first byte; the ending of the path decides only which of two readings of the bytes a loader takes.
         """
         self._name = PurePosixPath(path).name.lower()
         self._head, self._tail, self._size = bytearray(), b"", 0

@@ -45,7 +45,7 @@ _BITS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Tensor(Checked):
-    """A tensor of a file."""
+    """Describes a tensor of a file."""
 
     CDDL: ClassVar = "tensor"
     name: str = declared(1, Text(code="MANIFEST"), "Its name in the file.")
@@ -55,16 +55,12 @@ class Tensor(Checked):
 
 
 def digest_tensors(read: Callable[[int], bytes], size: int, path: str) -> tuple[Tensor, ...]:
-    """Digests every tensor of a file.
+    """Digests every tensor of a file, in order of name.
 
     Guarantee: every byte of the data belongs to exactly one tensor, so that the tensors are all that a reader can load.
 
     Args:
         read: gives the next bytes of the file, at most as many as asked for, and none at its end.
-        size: bytes of the file.
-
-    Returns:
-        The tensors in order of name.
 
     Raises:
         ReleaseRefused: code SAFETENSORS, the file is of another form.
@@ -167,7 +163,7 @@ _FORBIDDEN: Final = frozenset('<>:"|?*\\')
 
 @dataclass(frozen=True, slots=True)
 class Digested(Checked):
-    """A file as it lies there."""
+    """Describes a file as it lies there."""
 
     CDDL: ClassVar = "released-file"
     TELLS: ClassVar = ("path", " of {}")
@@ -233,9 +229,6 @@ def check_distinct(paths: Iterable[str]) -> None:
 
 def listed(base: Path, left_out: Iterable[str] = ()) -> list[str]:
     """Returns the paths of all files of a directory in order, without following a link.
-
-    Args:
-        left_out: names directly in it that are not looked at.
 
     Raises:
         ReleaseRefused: code NOT_A_FILE for links, devices and the like; PATH and CASE as `check_path` and `check_distinct`;
@@ -329,9 +322,6 @@ MAX_NAMED: Final = 50
 
 def differences(directory: Path, files: Sequence[Digested], left_out: Sequence[str]) -> Iterator[Finding]:
     """Names every file that is missing, not in the manifest, or another than it says.
-
-    Args:
-        left_out: names directly in the directory that are none of them.
 
     Raises:
         ReleaseRefused: the directory has what no release can have (`ledger.release.files.listed`).

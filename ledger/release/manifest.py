@@ -1,4 +1,4 @@
-"""The release manifest: `release.cose` beside the weights, a COSE_Sign1 message by the ledger's key over strict CBOR.
+"""Defines the release manifest: `release.cose` beside the weights, a COSE_Sign1 message by the ledger's key over strict CBOR.
 
 The file is the CBOR array `[payload, sign1]` of two byte strings, as every signed document of this project. The payload is a
 map with the keys 1, 2, 3, ... in the order of the fields of `Manifest`; rows are arrays of their fields (docs/formats.md).
@@ -224,9 +224,6 @@ def open_manifest(data: bytes, keys: Sequence[str]) -> Manifest:
     """Reads and verifies `release.cose`.
 
     Guarantee: one of the pinned keys, a log key of the origin that the manifest names, signed exactly this manifest.
-
-    Args:
-        keys: verifier keys of the ledger, obtained from a place that the releaser does not control.
 
     Raises:
         ReleaseRefused: code MANIFEST, SCHEMA, KEYS, UNSIGNED, or that of what is wrong with signature or fields.

@@ -68,7 +68,7 @@ _VIEWS: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Commitment(Checked):
-    """The tensors of a model at the end of an epoch, to which the EPOCH leaf commits by its model digest."""
+    """Holds the tensors of a model at the end of an epoch, to which the EPOCH leaf commits by its model digest."""
 
     CDDL: ClassVar = "weights"
     number: int = declared(1, ABOVE_0, "Number of the epoch.")
@@ -100,11 +100,9 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class FileTie:
-    """One safetensors file against the commitment; tensors by their names in the file.
+    """Holds one safetensors file against the commitment; tensors by their names in the file.
 
     Attributes:
-        view: how its names were read.
-        tied: tensors that are the run's, bit for bit.
         converted: those of another dtype than in the run, whose bytes cannot be compared.
         changed: those of the run's name with other bytes or another shape.
         foreign: those of no name that the run's model had.
@@ -125,7 +123,6 @@ class Tie:
     Attributes:
         commitment: what they were held against, None if nothing was committed to or its records are gone.
         opaque: paths of files that are not compared and may hold weights: all that are not known to hold none.
-        trained: how many tensors the run trained.
         present: how many of them a loader gets from the files, bit for bit or converted.
         untrained: how many of the others it gets from them, bit for bit.
         elsewhere: how many of the others it gets from somewhere else.
@@ -135,7 +132,6 @@ class Tie:
         aside: paths of safetensors files that lie where no loader looks for them; what they hold is in no count.
         astray: paths of indices of shards by which a loader would read other files than the safetensors files beside them.
         code: paths of files that can carry code, or are settings that name some, for a loader to run.
-        templates: paths of files that hold templates of prompts.
     """
 
     commitment: Commitment | None
@@ -154,7 +150,7 @@ class Tie:
 
     @property
     def status(self) -> Status:
-        """TIED: a loader gets every trained tensor of the run, bit for bit, and none in its place; PART: some of them are left
+        """Returns TIED: a loader gets every trained tensor of the run, bit for bit, and none in its place; PART: some are left
         out, all others are the run's; CONVERTED: but for dtypes; UNTIED: something is not the run's; UNRECORDED."""
         if self.commitment is None:
             return "UNRECORDED"
@@ -189,7 +185,6 @@ def tie(commitment: Commitment | None, files: Sequence[Digested]) -> Tie:
 
     Args:
         commitment: the tensors of the epoch, whose digest the caller has compared with the EPOCH leaf.
-        files: the files of the release, digested.
     """
     beside: dict[str, Any] = {
         "opaque": tuple(file.path for file in files if file.tensors is None and not _is_companion(file)),
@@ -380,7 +375,6 @@ class _Reading:
     """Says how a loader reads a group.
 
     Attributes:
-        view: how its names stand for the run's.
         read: whether it looks for the group where that lies.
         adapter: the adapter as which it is looked for; None for what the group has.
         module: the one module of which it has tensors; None for the model.
@@ -437,7 +431,7 @@ class _Taken:
 
 
 class _Index:
-    """The records of a model by name, by every end of a name, and by content.
+    """Finds the records of a model by name, by every end of a name, and by content.
 
     What a lookup may cost is bounded, so that a check takes time in proportion to the manifest, whoever made it: a few prefixes
     per file, one pass over its tensors for each, and as many records of one name as there may be adapters.

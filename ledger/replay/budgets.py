@@ -28,12 +28,10 @@ from ledger.replay.state import RunState
 
 @dataclass(frozen=True, eq=False)
 class Spending:
-    """Releases of one family of noise, as an accountant composes them; one object for all contributions that are alike.
+    """Adds up releases of one family of noise, as an accountant composes them; one object for all contributions that are alike.
 
     Attributes:
         accountant: who computes its epsilon by itself; for `prv` it is `pld`, which every auditor has.
-        family: the family of noise.
-        phases: sampled steps.
         loss: of public occurrences, the sum of 1/z^2; there are no phases then.
         cap: the most of the steps in which it took part, 0 for no cap.
     """
@@ -113,11 +111,10 @@ def of_run(run: RunState, contribution: Contribution) -> Spending:
 def most_of_run(run: RunState, contributions: Iterable[Contribution]) -> Spending:
     """Returns what is no less than any of these contributions of one class spent in a run so far.
 
+    The contributions, one at least, are of one private class.
+
     Guarantee: In each phase of the noise it counts the least multiplier and the most steps of any of them, the largest cap, and
     none where one of them has none; where occurrences are public the largest loss. Each of these only adds to an epsilon.
-
-    Args:
-        contributions: one at least, all of one private class.
     """
     policy, spent = run.header.policy, run.expenditure
     if run.header.occurrences_public:
@@ -138,9 +135,7 @@ def of_plan(policy: Policy, place: int, multipliers: Sequence[float], steps: int
     Redone steps are counted where they are dearest. A cap of occurrences is not counted on: it begins anew in every attempt.
 
     Args:
-        place: place of the class in it.
         multipliers: effective noise multiplier of the contribution in each phase of the noise.
-        steps: how many steps are to run if not all.
     """
     rate = policy.classes[place].sampling_rate
     counts = list(Phases.of(policy).count(1, policy.steps if steps is None else steps))
@@ -168,7 +163,6 @@ class Limit:
     """Says what a contribution may spend over all runs.
 
     Attributes:
-        epsilon_micro: at most, in 1e-6.
         by: whose limit it is: its contributor's, or that of a policy for its class.
         whose: the ledger whose policy it is in, or empty.
     """
@@ -191,11 +185,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Says how much of a limit is used.
-
-    Attributes:
-        epsilon: what is used of it, at its delta.
-    """
+    """Says how much of a limit is used."""
 
     limit: Limit
     epsilon: float
@@ -224,7 +214,7 @@ def limits_of(header: Header, place: int, max_epsilon_micro: int, max_delta_pico
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Account:
-    """One run in the account of a contribution; one object for all contributions that are alike.
+    """Holds one run in the account of a contribution; one object for all contributions that are alike.
 
     Attributes:
         order: how many runs it counts itself, and its time: runs of one contribution stand in this order.

@@ -19,7 +19,7 @@ from ledger.merkle import SlotTree, leaf_hash
 
 @dataclass(frozen=True, slots=True)
 class AdmitSpec:
-    """A contribution to admit.
+    """Describes a contribution to admit.
 
     Attributes: as in `ledger.leaves.Admit`, and
         attestation: what is kept of what its contributor signed: the common terms, and the signature of 64 bytes. The anchor is
@@ -61,12 +61,8 @@ class Terms:
     """Holds what contributions admitted alike share; one object for all of them, compared by identity.
 
     Attributes:
-        class_index: place of the class in the policy.
         max_occurrences: most steps in which one may take part, 0 for no cap.
         carried_micro: what the ADMIT leaf says that one had spent in earlier runs, in 1e-6.
-        max_epsilon_micro: most epsilon over all runs that it signed, in 1e-6, 0 for no limit.
-        max_delta_pico: the delta of that limit, in 1e-12.
-        since: how far the run had been charged at the admission.
     """
 
     class_index: int
@@ -85,7 +81,6 @@ class Standing:
     """Says how one contribution, or all contributions of a group, stand in a run.
 
     Attributes:
-        terms: what was signed, and when one came.
         until: how far the run had been charged when one was withdrawn, None while active.
         occurrences: steps in which one took part, where the ledger says so; else 0.
         loss: sum over them of 1/z^2.
@@ -113,13 +108,11 @@ EMPTY_SLOT: Final = leaf_hash(b"")
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Contribution(Standing):
-    """An admitted contribution.
+    """Holds an admitted contribution.
 
     Attributes:
-        seq: position of its ADMIT leaf.
         slot: its place among all contributions of its class, from 0, in the order of admission.
         group: those with whom it shares a row of SPEND leaves; None in a public class.
-        place: its place in the tree of the group.
         unnamed: whether nothing says who it is: its ADMIT leaf is gone, and it has not left. Its descriptor hash is then
             `stand_in_name`, and roots over it are not the recorded ones.
     """
@@ -139,14 +132,11 @@ def stand_in_name(seq: int) -> bytes:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Group(Standing):
-    """Contributions of equal standing.
+    """Holds contributions of equal standing.
 
     Attributes:
         members: tree with a leaf for everybody who joined, in that order: the descriptor hash, or nothing once it left.
-        count: how many members there are.
-        unnamed: how many of them are unnamed.
         told: what the last row of the group says of them, None before the first.
-        epsilon_micro: the epsilon of that row, in 1e-6.
     """
 
     members: SlotTree = field(default_factory=SlotTree)
@@ -156,11 +146,7 @@ class Group(Standing):
     epsilon_micro: int = 0
 
     def join(self, contribution: Contribution, hashed: bytes | None = None) -> None:
-        """Makes a contribution the last member.
-
-        Args:
-            hashed: the leaf hash of its descriptor hash, where it is at hand.
-        """
+        """Makes a contribution the last member, by the leaf hash of its descriptor hash where that is at hand."""
         hashed = leaf_hash(contribution.descriptor_hash) if hashed is None else hashed
         contribution.group, contribution.place = self, self.members.append(hashed)
         self.count += 1
@@ -187,7 +173,7 @@ def order(group: Group) -> tuple[float, ...]:
 
 
 class Groups:
-    """The groups of a run whose draws are secret."""
+    """Keeps the groups of a run whose draws are secret."""
 
     def __init__(self) -> None:
         """Begins without a member."""
@@ -238,7 +224,7 @@ class Groups:
 
 
 class DrawnGroups(Groups):
-    """The groups of a run whose draws are public: those of who is active are made anew when they are asked for."""
+    """Keeps the groups of a run whose draws are public: those of who is active are made anew when they are asked for."""
 
     def __init__(self) -> None:
         """Begins without a member."""
@@ -279,14 +265,9 @@ class DrawnGroups(Groups):
 
 
 class Register:
-    """All contributions of a run, in the order of their admission.
+    """Keeps all contributions of a run, in the order of their admission.
 
     Attributes:
-        by_hash: every contribution ever admitted, by descriptor hash.
-        by_number: the same by the number of their admission, from 0.
-        active: contributions in the pool, per class.
-        withdrawn: contributions that were withdrawn, per class.
-        groups: those of private classes in groups.
         unnamed: active contributions per class of which nothing says who they are (`Contribution.unnamed`).
     """
 
@@ -303,13 +284,8 @@ class Register:
         self.groups: Groups = DrawnGroups() if occurrences_public else Groups()
 
     def admit(self, leaf: Admit, place: int, moment: Moment, *, unnamed: bool = False) -> None:
-        """Adds the contribution of an ADMIT leaf to the pool of the class at ``place``.
-
-        Args:
-            place: of its class.
-            moment: how far the run has been charged.
-            unnamed: whether its descriptor hash only stands for one.
-        """
+        """Adds the contribution of an ADMIT leaf to the pool of the class at ``place``; the descriptor hash of an unnamed one
+        only stands for one."""
         bounds = (leaf.clip_micro, leaf.sigma_micro, leaf.max_occurrences)
         limits = (leaf.carried_micro, leaf.max_epsilon_micro, leaf.max_delta_pico)
         key = (place, bounds, limits, moment)

@@ -46,13 +46,7 @@ class Signed(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """An earlier run, as it was at the size that is cited.
-
-    Attributes:
-        cited: its place in a header.
-        run: its replayed leaves, exactly as many as cited.
-        withdrawn: its WITHDRAW leaves.
-    """
+    """Holds an earlier run, replayed up to exactly the size that a header cites."""
 
     cited: Previous
     run: Replay
@@ -82,7 +76,7 @@ def left_out(runs: Sequence[Earlier]) -> Iterator[tuple[str, Previous]]:
 
 
 class Accounts:
-    """The accounts of one run: one per group of contributions with equal bounds, limits and charges."""
+    """Keeps the accounts of one run: one per group of contributions with equal bounds, limits and charges."""
 
     def __init__(self, run: Replay, *, lost: bool = False) -> None:
         """Takes the run at the size at which it is counted, and whether its key was lost before it was closed."""
@@ -134,7 +128,6 @@ class Accounts:
         """Returns an account that is no less than that of anybody in the class of a contribution; None where nobody is in it.
 
         Args:
-            signed: what the contribution signed.
             unnamed: whether to take only those of whom nothing says any more who they are.
         """
         if signed is None:
@@ -160,7 +153,7 @@ class Accounts:
 
 
 class SpentRegistry:
-    """The earlier runs that a new run counts."""
+    """Keeps the earlier runs that a new run counts."""
 
     def __init__(self, runs: Sequence[Earlier] = ()) -> None:
         """Takes the runs; none means that nothing was spent before."""
@@ -226,11 +219,6 @@ class SpentRegistry:
 
         None where it has no limit. Counted are all runs together, the new one by itself (`ledger.replay.budgets.reached`), and
         what its admission says to be spent before.
-
-        Args:
-            before: its accounts in the earlier runs.
-            own: its account in the new one.
-            delta: of the new run's policy.
         """
         key = (before, own, delta)
         if key not in self._worst:
@@ -247,10 +235,6 @@ class SpentRegistry:
         """Refuses a run that could bring a contribution above a limit of epsilon over all runs: its own, or of its class.
 
         Guarantee: When this returns, no charge of the run, up to its horizon with every redone step, can exceed a limit.
-
-        Args:
-            header: of the new run.
-            admissions: who is to take part.
 
         Raises:
             BudgetExceeded: code BUDGET; ``nearest`` is the largest number of steps that would stay within the limit.

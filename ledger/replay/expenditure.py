@@ -11,7 +11,7 @@ from ledger.replay.contributions import Contribution, Standing
 
 
 class Expenditure:
-    """Epsilon per contribution, computed once per group of contributions with equal bounds and equal charges."""
+    """Computes epsilon per contribution, once per group of contributions with equal bounds and equal charges."""
 
     def __init__(self, header: Header, accountant: str | None = None) -> None:
         """Takes schedule, sampling rates and delta from the header, and its accountant unless another is named."""
@@ -111,8 +111,6 @@ class Expenditure:
 
         Args:
             contribution: the contribution, or a group of those that stand alike.
-            charged: steps charged in the ledger so far, per phase.
-            attempt: last attempt that has charged a step.
 
         Raises:
             LeafRefused: its class is public: nothing is promised, and no number says so.

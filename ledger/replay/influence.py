@@ -60,15 +60,10 @@ class Artifact(Checked):
 def influenced(
     writes: Mapping[str, Collection[int]], reads: Mapping[str, Collection[int]], blocks: Collection[int]
 ) -> frozenset[str]:
-    """Returns the classes from which a path leads to one of these blocks.
+    """Returns the classes from which a path leads to one of these blocks, by the blocks that each may write and reads.
 
     Guarantee: of a class that is not returned, no contribution has any influence on the blocks, at any step: exactly, if no
     contribution of a class reads or writes other blocks than are said here.
-
-    Args:
-        writes: per class the blocks that its contributions may change.
-        reads: per class the blocks that enter the forward of its contributions.
-        blocks: those asked for.
     """
     reached = {name for name, written in writes.items() if not frozenset(blocks).isdisjoint(written)}
     pending = list(reached)
@@ -121,7 +116,6 @@ def class_costs(
     the least, they may be above those of its moment, and never below.
 
     Args:
-        spent: the accountant; by default that of the run.
         admitted: count the first contributions only, as many as had been admitted by a release; by default all.
         final: whether the run had gone to its signed end by then; by default whether it has.
 
@@ -203,7 +197,6 @@ def withdrawals_root(withdrawals: Mapping[bytes, int], size: int) -> tuple[int, 
 
     Args:
         withdrawals: position of the WITHDRAW leaf by descriptor hash, in order, those that matched nothing included.
-        size: number of leaves that count.
     """
     found = [descriptor_hash for descriptor_hash, seq in withdrawals.items() if seq < size]
     return len(found), root(found)
@@ -211,12 +204,9 @@ def withdrawals_root(withdrawals: Mapping[bytes, int], size: int) -> tuple[int, 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A release, as far as the ledger tells of it.
+    """Tells of a release, as far as the ledger does.
 
     Attributes:
-        leaf: its RELEASE leaf.
-        admitted: number of contributions admitted before it.
-        withdrawn: number of withdrawals entered before it.
         final: whether the run had gone to its signed end, so that what it had charged is all that it ever charges.
     """
 
@@ -227,11 +217,7 @@ class Recorded:
 
 
 class Releases:
-    """The RELEASE leaves of a run: each stands right behind the checkpoint that it cites, and tells of it truly.
-
-    Attributes:
-        recorded: all of them.
-    """
+    """Judges the RELEASE leaves of a run: each stands right behind the checkpoint that it cites, and tells of it truly."""
 
     def __init__(self, root_at: Callable[[int], bytes]) -> None:
         """Takes what returns the root over the first leaves, as many as it is asked for."""

@@ -41,7 +41,6 @@ def window_problems(leaf: Charge, header: Header, position: int, charged: int) -
     Args:
         header: with policy and phases. A window has the noise of one phase, so that its rows say what each of its steps has.
         position: last released step of the running attempt.
-        charged: steps charged before, over all attempts.
     """
     policy, phases = header.policy, header.phases
     if leaf.n_steps > policy.window_steps:
@@ -65,11 +64,7 @@ def window_problems(leaf: Charge, header: Header, position: int, charged: int) -
 
 
 class Reached:
-    """The farthest step of a kind of leaf, by every size of the ledger.
-
-    Attributes:
-        most: the farthest of all.
-    """
+    """Keeps the farthest step of a kind of leaf, by every size of the ledger."""
 
     def __init__(self) -> None:
         self.most = 0
@@ -90,7 +85,7 @@ class Reached:
 
 
 class OrderWatch:
-    """The order of a run, and how often its steps are repeated, over the leaves of its ledger.
+    """Follows the order of a run, and how often its steps are repeated, over the leaves of its ledger.
 
     Guarantee: Where no problem was found, every contribution took part in exactly those steps with a DRAW leaf in which it was
     due, unless it was withdrawn or had reached its enforced cap: a leaf that leaves one out is found like one that adds one.
@@ -147,12 +142,7 @@ class OrderWatch:
             yield HorizonExceeded("HORIZON", sentence)
 
     def draw(self, leaf: Draw, admitted: Sequence[Contribution]) -> Iterator[LeafRefused]:
-        """Yields how those drawn are not those due; before the occurrences of the step are counted.
-
-        Args:
-            leaf: of an open window, with numbers that were admitted.
-            admitted: everybody, in the order of admission.
-        """
+        """Yields how those drawn of an open window are not those due, before the occurrences of the step are counted."""
         if self._order is None:
             return
         due = {number for number in self._order.due(leaf.step) if self._takes_part(admitted[number])}
@@ -177,7 +167,6 @@ class Isolation:
     So is one that says it is weakened where the policy requires A.
 
     Attributes:
-        told: `HELD`, or why A does not hold.
         until: last step of the model for which an EPOCH leaf says so; 0 before the first.
     """
 

@@ -104,12 +104,8 @@ class Replay(RunState):
         return self.timeline.last
 
     def apply(self, leaf: Leaf) -> list[LeafRefused]:
-        """Applies the next leaf.
-
-        Returns:
-            What contradicts the leaves before it, each with the position of this leaf; an empty list when all is well. The
-            state moves on either way, counting every charge in full.
-        """
+        """Applies the next leaf, and returns what contradicts those before it. The state moves on either way, counting every
+        charge in full."""
         problems = list(self._problems(leaf))
         for problem in problems:
             problem.seq = self.size

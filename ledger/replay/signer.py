@@ -35,8 +35,6 @@ class Timeline:
     """Takes the time of every leaf in order.
 
     Attributes:
-        last: time of the last leaf.
-        sets: all CLOCK leaves that took a time back.
         loose: whether the leaf before was pruned: its time is gone, and was that of the last one that is kept, or a later one.
     """
 
@@ -76,13 +74,10 @@ class Timeline:
     def counts(self, time: int, size: int, now: int | None) -> bool:
         """Tells whether somebody can have signed a checkpoint at a time.
 
+        A reader without a clock gives None, and then the end is not judged.
+
         Guarantee: True only for times in [time of the last leaf under the checkpoint, ``now`` + `AHEAD_SECONDS`]: nobody signs
         a leaf before it is written, or tomorrow.
-
-        Args:
-            time: POSIX seconds that the signature states.
-            size: size of the checkpoint.
-            now: POSIX seconds by the reader's clock; None where it has none, and then the end is not judged.
         """
         return self.at(size) <= time and (now is None or not is_ahead(time, now))
 
@@ -105,8 +100,7 @@ class Timeline:
     def require_no_jump(self, now: int, accepted: int) -> None:
         """Refuses to go on where the clock is so far ahead of the last leaf that it may be wrong.
 
-        Args:
-            accepted: a reading of the clock that somebody vouched for; 0 for none.
+        A time `accepted` is a reading of the clock that somebody vouched for; 0 for none.
 
         Raises:
             LeafRefused: code CLOCK_JUMP.
@@ -138,7 +132,7 @@ def rotation(header: Header, seq: int, time: int, old: NoteSigner, new: NoteSign
 
 
 class KeyChain:
-    """The keys of a ledger, in the order in which they signed it."""
+    """Follows the keys of a ledger, in the order in which they signed it."""
 
     def __init__(self, header: Header) -> None:
         """Begins with the key in the header."""

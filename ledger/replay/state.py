@@ -9,19 +9,13 @@ class RunState:
     """The state of a run after its first ``size`` leaves. Rules, summaries and views read it; `Replay` alone writes it.
 
     Attributes:
-        size: number of leaves applied.
         attempt: running attempt, 0 before the first resume.
         position: last released step of the running attempt.
         charged_phases: steps charged over all attempts, per phase of the noise.
         charged_attempt: last attempt that has charged a step.
-        windows: all CHARGE leaves.
         open_window: the window that has been charged and not settled in this attempt.
         unsettled: windows that were never settled because their attempt was abandoned.
-        epochs: all EPOCH leaves.
-        spends: number of rows of SPEND leaves.
-        draws: number of DRAW leaves.
         register: all admitted contributions, and the pools of those that are active.
-        expenditure: what a contribution has spent, as the run's accountant computes it.
         withdrawals: position of the first WITHDRAW leaf by descriptor hash, unknown hashes included.
         shown_members: positions of ADMIT leaves of whom a WITHDRAW leaf shows whom they admitted.
         passing: of these hashes those whose only WITHDRAW leaf has a reason of `attest.withdrawal.PASSING`: a later run may

@@ -36,7 +36,7 @@ MAX_AGGREGATE_SIZE: Final = 192
 
 @dataclass(frozen=True, slots=True)
 class Member(Checked):
-    """One admission, as the root of its aggregate commits to it."""
+    """Records one admission, as the root of its aggregate commits to it."""
 
     CDDL: ClassVar = "member-record"
     descriptor_hash: bytes = declared(1, SHA256, "SHA-256 of its descriptor.")
@@ -55,11 +55,8 @@ class Member(Checked):
 
 @dataclass(frozen=True, slots=True)
 class ShownMember:
-    """A member record with what shows that it is one; nothing of it is verified.
-
-    Attributes:
-        path: hashes to the root over the members of its aggregate, member side first (RFC 6962, 2.1.1).
-    """
+    """Shows a member record by its path to the root over the members of its aggregate (RFC 6962, 2.1.1); nothing of it is
+    verified."""
 
     member: Member
     path: tuple[bytes, ...]
@@ -128,9 +125,6 @@ class Aggregate(Checked):
 
         Guarantee: Returns only if the record, at its own position, is under the root over the members.
 
-        Args:
-            path: hashes to the root, member side first (RFC 6962, 2.1.1).
-
         Raises:
             ProofError: it is not.
             LeafRefused: code MEMBER, its position is of no member.
@@ -163,11 +157,6 @@ class Aggregating:
         Guarantee: An aggregate that is known gives its root, and only where all else in it is what the leaves give: first leaf,
         number of leaves, class and every bound. Where it says anything else, or two stand for leaves that belong to one, no
         root comes out here that a SUMMARY leaf could have.
-
-        Args:
-            leaf: the leaf, or what was restored of it.
-            place: place of its class in the policy.
-            known: the aggregate that stands for it, where its body is gone.
         """
         bounds = (place, leaf.clip_micro, leaf.sigma_micro, leaf.max_occurrences)
         terms: SharedTerms = (*bounds, leaf.carried_micro, leaf.max_epsilon_micro, leaf.max_delta_pico)
@@ -251,8 +240,6 @@ class Tally:
 
     Attributes:
         pieces: gives subtrees; None unless whoever holds them sets it, and then no summary can be judged.
-        start: where the next range begins.
-        summaries: all SUMMARY leaves.
         summarised: the aggregates to which SUMMARY leaves commit, in order, each with the position of that leaf.
         known: the aggregate that stands for the ADMIT leaf which the run applies next, where its body is gone.
     """
