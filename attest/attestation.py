@@ -26,10 +26,7 @@ _CHUNK = 1 << 20
 
 @dataclass(slots=True, unsafe_hash=True)
 class Attestation:
-    """Holds descriptor, signature and opening as received; nothing is checked yet.
-
-    Args:
-        opening: Bytes of the opening; empty where it is not known, as to an auditor.
+    """Holds descriptor, signature and opening as received; nothing is checked yet. The opening is empty where it is not known.
     """
 
     descriptor: bytes
@@ -57,11 +54,7 @@ class Attestation:
         return ContributionDescriptor.open(self.descriptor, self.opening)
 
     def read(self) -> ContributionDescriptor | SignedDescriptor:
-        """Reads what there is: the descriptor opened, or as it was signed where its opening is not known.
-
-        Raises:
-            CborError, DescriptorRefused: As for `ContributionDescriptor.open`.
-        """
+        """Reads the descriptor, opened where its opening is known. Raises CborError, DescriptorRefused: as `opened`."""
         return self.opened() if self.opening else SignedDescriptor.from_cbor(self.descriptor)
 
     @property
@@ -82,10 +75,7 @@ def read_sequence(stream: BinaryIO) -> Iterator[Attestation]:
 
 
 def read_places(stream: BinaryIO) -> Iterator[tuple[int, Attestation]]:
-    """Yields attestations with the byte at which each begins, counted from where the stream stands.
-
-    Raises:
-        CborError: As for `read_sequence`.
+    """Yields attestations with the byte at which each begins, counted from where the stream stands; errors as `read_sequence`.
     """
     buffer, at, start, ended = b"", 0, 0, False
     while True:
@@ -132,10 +122,7 @@ class CommonTerms:
     """Holds the terms that attestations share which were signed together.
 
     Args:
-        signed: The descriptor with 32 zero bytes in place of the commitment to the content.
-
-    Raises:
-        DescriptorRefused: Code TYPE or RANGE.
+        signed: the descriptor with 32 zero bytes in place of the commitment to the content.
     """
 
     signed: SignedDescriptor
@@ -239,12 +226,7 @@ class FramingPattern:
         return message[at : at + KEY_ID_SIZE]
 
     def framing(self, descriptor: list[bytes], contributor: bytes, key_id: bytes) -> Framing:
-        """Returns the framing of a contributor's terms.
-
-        Args:
-            descriptor: The bytes of its descriptor before and after the commitment to the content.
-            contributor: The commitment that stands in them, 32 bytes.
-        """
+        """Returns the framing of a contributor's terms, by the bytes of its descriptor around the content's commitment."""
         made, known, issuer = object.__new__(Framing), self._framing, contributor.hex().encode("ascii")
         made._descriptor, made._digested = descriptor, known._digested
         for name, (before, between, after) in (("_message", self._message), ("_to_be_signed", self._to_be_signed)):

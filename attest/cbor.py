@@ -1,4 +1,4 @@
-"""Deterministic CBOR: one strict decoder and one type-exact encoder for everything that is signed or logged.
+"""Encodes and decodes deterministic CBOR: one strict decoder and one type-exact encoder for all that is signed or logged.
 
 The accepted language is a subset of RFC 8949 section 4.2.1 (core deterministic encoding requirements):
 
@@ -65,19 +65,10 @@ def decode(data: bytes, *, max_size: int = MAX_SIZE, max_depth: int = MAX_DEPTH)
 
 
 def decode_prefix(data: bytes, offset: int, *, max_size: int = MAX_SIZE, max_depth: int = MAX_DEPTH) -> tuple[Any, int]:
-    """Decodes one item of a CBOR sequence (RFC 8742) that starts at `offset`.
-
-    Args:
-        data: The sequence, or a window of it.
-        offset: Where the item starts.
-        max_size: Bytes that this one item may take.
-        max_depth: Containers inside one another.
-
-    Returns:
-        The value and the offset after it.
+    """Decodes one item of a CBOR sequence (RFC 8742) that starts at `offset`; returns the value and the offset after it.
 
     Raises:
-        CborError: As for `decode`.
+        CborError: As for `decode`; `max_size` counts the bytes of this one item.
     """
     _check_bytes(data)
     if not 0 <= offset <= len(data):

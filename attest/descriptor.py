@@ -1,4 +1,4 @@
-"""The contribution descriptor: what a contributor signs about one contribution, and the opening that stays beside the data.
+"""Defines the contribution descriptor, which a contributor signs, and the opening that stays beside the data.
 
 Signed are the bounds in the clear, and commitments to content, contributor, data class and principal. So an export can show
 what was signed to anybody, and confirms no guess of who or what it was. The opening (values, nonce and salts) lies beside the
@@ -183,7 +183,7 @@ class Terms:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SignedDescriptor(Terms):
-    """A descriptor as it is signed and as an export shows it: terms, and commitments to who and what.
+    """Holds a descriptor as it is signed and as an export shows it: terms, and commitments to who and what.
 
     Raises:
         DescriptorRefused: As for `Terms`.
@@ -239,13 +239,10 @@ class SignedDescriptor(Terms):
         return hashlib.sha256(self.to_cbor()).digest()
 
     def opened(self, opening: bytes) -> "ContributionDescriptor":
-        """Reads the opening of this descriptor strictly.
+        """Reads the opening of this descriptor strictly; an empty one stands for none.
 
         Guarantee: each commitment that was signed is opened by the value in the result, and an accepted opening is exactly
         `opening()` of the result: no byte of it can be another.
-
-        Args:
-            opening: Bytes of the opening; empty where only the descriptor is known.
 
         Raises:
             DescriptorRefused: Code OPENING if the opening is missing, has other labels or is another's; SIZE, CBOR, TYPE or
@@ -299,7 +296,7 @@ class Opening:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ContributionDescriptor(Terms, Opening):
-    """A descriptor with its opening, as its contributor and the gate hold it. Raises DescriptorRefused: As for `Terms`."""
+    """Holds a descriptor with its opening, as its contributor and the gate have them."""
 
     salts: bytes = field(default_factory=lambda: secrets.token_bytes(SALTS_SIZE), repr=False)
 
@@ -347,9 +344,6 @@ class ContributionDescriptor(Terms, Opening):
 
         Guarantee: an accepted pair is exactly `to_cbor()` and `opening()` of the result (`SignedDescriptor.opened`).
 
-        Args:
-            opening: Bytes of the opening; empty where only the descriptor is known.
-
         Raises:
             DescriptorRefused: As for `SignedDescriptor.from_cbor` and `SignedDescriptor.opened`.
         """
@@ -361,14 +355,11 @@ _COMMITTED: Final = tuple(item.name for item in declarations(SignedDescriptor) i
 
 
 class Parts(NamedTuple):
-    """A descriptor and its opening, cut where contributions that are signed together differ.
+    """Holds a descriptor and its opening, cut where contributions that are signed together differ.
 
     Args:
         rest: Bytes of the descriptor before and after the commitment to the content; first byte of the opening, and what
             follows the content hash in it.
-        content: The commitment, 32 bytes.
-        nonce: The 16 bytes that salt it.
-        content_hash: The 32 bytes that it opens to, as the opening says.
     """
 
     rest: tuple[bytes, bytes, bytes, bytes]
@@ -426,12 +417,10 @@ def split(data: bytes, opening: bytes) -> Parts | None:
 
 
 class Opener:
-    """Opens many descriptors; those that differ in content and nonce alone are decoded once, and share their values.
+    """Opens many descriptors; remembers `most`. Those that differ in content and nonce alone are decoded once, and share
+    values.
 
     Guarantee: `open` returns what `ContributionDescriptor.open` returns, and raises what it raises, for every pair of bytes.
-
-    Args:
-        most: Descriptors that are remembered, each for all that differ from it in content and nonce alone.
     """
 
     def __init__(self, most: int = 4096) -> None:

@@ -1,4 +1,4 @@
-"""Files written all or not at all, and read without following a symbolic link."""
+"""Writes files all or not at all, and reads them without following a symbolic link."""
 
 import contextlib
 import os
@@ -12,14 +12,10 @@ from attest.errors import FileRefused
 
 @contextlib.contextmanager
 def atomic_writer(path: str | os.PathLike[str], mode: int = 0o644) -> Iterator[BinaryIO]:
-    """Opens a file that appears under `path` only once it is complete and on disk.
+    """Opens a file that appears under `path`, in place of an existing one, only once it is complete and on disk.
 
     Guarantee: after a crash at any instant `path` holds either its old content or the whole new one. The data is written to a
     temporary file beside it, synced, renamed over it, and the directory is synced.
-
-    Args:
-        path: Final name; an existing file is replaced.
-        mode: Permission bits of the new file.
     """
     target = Path(path)
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
@@ -82,13 +78,7 @@ def sync_tree(path: str | os.PathLike[str]) -> None:
 
 
 def read_limited(path: str | os.PathLike[str], limit: int, what: str) -> bytes:
-    """Reads a regular file of at most `limit` bytes.
-
-    Args:
-        path: The file.
-        limit: Largest size to read.
-        what: Name of the document, for the message.
-    """
+    """Reads a regular file of at most `limit` bytes."""
     shown = os.fspath(path)
     try:
         if not os.path.isfile(path):

@@ -1,4 +1,5 @@
-"""Fixed point: signed bounds are integers of 1e-6, signed deltas of 1e-12, so that no NaN or rounding enters a comparison."""
+"""Converts fixed point: signed bounds are integers of 1e-6, signed deltas of 1e-12, so no NaN or rounding enters a comparison.
+"""
 
 import re
 from decimal import Decimal
@@ -85,9 +86,6 @@ def from_micro(count: int) -> float:
 
 def to_pico(value: object) -> int:
     """Converts a delta to an integer count of 1e-12, rounded down: the strict side.
-
-    Args:
-        value: `int`, `Decimal` or decimal `str`; never a float.
 
     Raises:
         ValueRefused: Code TYPE, or RANGE unless it is at least 1e-12 and below 1.

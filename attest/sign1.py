@@ -46,12 +46,7 @@ class Headers:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message of the one form allowed, not verified yet; `read` makes it.
-
-    Args:
-        headers: What it says about itself.
-        protected: Bytes of the protected header, as received.
-    """
+    """A message of the one form allowed, not verified yet; `read` makes it."""
 
     headers: Headers
     protected: bytes
@@ -65,13 +60,7 @@ class Message:
         return self._by(raw)
 
     def fit(self, payload: bytes, raw: bytes, *, typ: str) -> Headers:
-        """Checks all that `verify` checks but the signature, for a message that verified under this key before.
-
-        Args:
-            payload: The detached payload.
-            raw: 32 raw bytes of the key.
-            typ: The purpose expected.
-        """
+        """Checks all that `verify` checks but the signature, for a message that verified under this key before."""
         self._require_for(payload, typ)
         return self._by(raw)
 
@@ -116,12 +105,8 @@ def sign(payload: bytes, key: Signer | Ed25519PrivateKey, *, contributor: str, t
     """Signs a payload; the message carries its digest, not the payload itself.
 
     Args:
-        payload: Bytes that the verifier will be given again.
         contributor: Identifier of the signer; becomes the issuer claim.
         typ: Purpose of the signature; a message of one purpose is refused for every other.
-
-    Returns:
-        The COSE_Sign1 message.
 
     Raises:
         SignatureRefused: Contributor or payload is of the wrong kind.

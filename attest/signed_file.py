@@ -25,9 +25,6 @@ def write(path: str | os.PathLike[str], payload: bytes, message: bytes) -> None:
 def read(path: str | os.PathLike[str], *, what: str = "signed document") -> tuple[bytes, bytes]:
     """Reads payload and signature; neither is verified.
 
-    Args:
-        path: A file written by `write`.
-
     Raises:
         FileRefused: Code FILE, SIZE or FORMAT.
     """
@@ -36,9 +33,6 @@ def read(path: str | os.PathLike[str], *, what: str = "signed document") -> tupl
 
 def split(data: bytes, what: str, *, max_size: int) -> tuple[bytes, bytes]:
     """Cuts the bytes of a signed file into payload and signature; neither is verified.
-
-    Args:
-        max_size: Bytes that it may have.
 
     Raises:
         FileRefused: Code FORMAT.

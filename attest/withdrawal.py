@@ -1,4 +1,4 @@
-"""Withdrawals: a contributor, or the operator with a stated reason, ends the use of a contribution."""
+"""Withdraws contributions: a contributor, or the operator with a stated reason, ends their use."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -64,9 +64,6 @@ def verify_withdrawal(payload: bytes, message: bytes, public_key: bytes, *, sign
     Guarantee: on return, the holder of `public_key` signed this withdrawal as `signer`, as a withdrawal and nothing else, for
     this corpus. Whether the signer may withdraw that contribution is `verify_own_withdrawal`'s matter, or the operator's
     standing.
-
-    Raises:
-        CborError, SignatureRefused, KeyRefused, ValueRefused: What was refused.
     """
     headers = sign1.verify(message, payload, public_key, typ=sign1.TYP_WITHDRAWAL)
     if headers.issuer != signer:
@@ -119,7 +116,6 @@ def verify_entitled_withdrawal(
     contributor of the contribution it names that the registry holds valid at `now`. Nobody else's signature passes.
 
     Args:
-        descriptors: Known contributions by descriptor hash; a contributor's withdrawal must name one of them.
         registry: Keys of the contributors; None accepts the owner only.
 
     Raises:

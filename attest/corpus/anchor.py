@@ -59,9 +59,6 @@ class ContentAnchor(Payload):
         Guarantee: where it returns, `content` commits to this hash: with another content the contributor could not have made
         it, if SHA-256 is collision resistant.
 
-        Args:
-            nonce: Of its descriptor, where the record does not hold it.
-
         Raises:
             ValueRefused: Code NONCE, there is none, or another one than in the record; CONTENT_MISMATCH, the content is
                 another, or changed since it was signed.
@@ -85,7 +82,6 @@ def anchor_of(descriptor: ContributionDescriptor, *, time: int, opened: bool = F
     """Returns the anchor of a contribution.
 
     Args:
-        descriptor: Of the contribution, with its opening.
         opened: Whether the record holds the nonce. It cannot be taken back: whoever has content and nonce can show for ever
             that this content was contributed, and a guess of a short or predictable content is confirmed.
     """
@@ -94,13 +90,10 @@ def anchor_of(descriptor: ContributionDescriptor, *, time: int, opened: bool = F
 
 
 def sign_anchor(anchor: ContentAnchor, key: Signer | Ed25519PrivateKey, *, issuer: str) -> tuple[bytes, bytes]:
-    """Signs an anchor.
+    """Signs an anchor; returns payload and COSE_Sign1 message.
 
     Args:
-        issuer: Issuer of the descriptor, its commitment to the contributor in hex: a record tells no name either.
-
-    Returns:
-        Payload and COSE_Sign1 message.
+        issuer: of the descriptor: a record tells no name either.
     """
     payload = anchor.to_cbor()
     return payload, sign1.sign(payload, key, contributor=issuer, typ=sign1.TYP_ANCHOR)
@@ -112,14 +105,7 @@ def read_anchor(path: str | os.PathLike[str]) -> tuple[bytes, bytes]:
 
 
 def verify_anchor(payload: bytes, message: bytes, public_key: bytes) -> ContentAnchor:
-    """Checks an anchor under one key.
-
-    Guarantee: on return, the holder of `public_key` signed exactly this record, as an anchor and as nothing else. Whether that
-    key is of the contributor whose attestation was admitted, a ledger tells by its id (`ledger.views.trace`).
-
-    Raises:
-        CborError, SignatureRefused, KeyRefused, ValueRefused: What was refused; code SIG_BAD for another key's signature.
-    """
+    """Checks an anchor under one key. Raises CborError, SignatureRefused, KeyRefused, ValueRefused: what was refused."""
     sign1.verify(message, payload, public_key, typ=sign1.TYP_ANCHOR)
     return ContentAnchor.from_cbor(payload)
 
@@ -130,10 +116,6 @@ def verify_enrolled_anchor(payload: bytes, message: bytes, registry: Registry) -
     Guarantee: as for `verify_anchor`, and the key is enrolled for the contributor returned, and was valid and not revoked at
     the time that the record states. That time is the signer's word: a thief of a key may date a record back, and a ledger still
     refuses it unless it pairs commitment and descriptor as the contributor's own attestation does.
-
-    Args:
-        payload, message: As `read_anchor` returns them.
-        registry: Of the corpus; names are not needed.
 
     Raises:
         CborError, SignatureRefused, KeyRefused, ValueRefused: What was refused; code KEY_UNKNOWN, no key of the registry has

@@ -25,12 +25,10 @@ _MAX_DEPTH = 32
 
 
 class Item(NamedTuple):
-    """One contribution as found: its place, the hash of its bytes, and the attestation that claims it.
+    """Holds one contribution as found: its place, the hash of its bytes, and the attestation that claims it.
 
     Args:
-        locator: None if an attestation has no content.
         content_hash: SHA-256 of the bytes read; None without content, and for data that has no attestation at all.
-        attestation: None if the content has none.
         problem: Why the item could not be read; the gate refuses it with this code.
     """
 
@@ -42,10 +40,9 @@ class Item(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """Contributions below a directory, in a fixed order.
+    """Yields the contributions below a directory, in a fixed order.
 
     Args:
-        root: Directory to which locators are relative.
         only: Name of the one piece of data that counts, None for all.
     """
 
@@ -157,14 +154,7 @@ class Corpus:
 
 
 class Contents:
-    """Reads the bytes at many locators; a file stays open until the next one is asked for.
-
-    Guarantee: as `attest.corpus.records.open_beneath`, of every file. A file that is replaced under its name in between is read
-    to its end as it was: compare hashes, as after `Corpus.read`.
-
-    Args:
-        root: Directory to which locators are relative.
-    """
+    """Reads the bytes at many locators below a directory; a file stays open until the next one is asked for."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -199,10 +189,7 @@ class Contents:
 
 
 def open_corpus(path: str | os.PathLike[str]) -> Corpus:
-    """Opens a corpus directory or one piece of data.
-
-    Args:
-        path: A directory to search, or data `X` with `X.attest` beside it.
+    """Opens a corpus directory, or one piece of data `X` with `X.attest` beside it.
 
     Raises:
         CorpusRefused: Code CONTENT_MISSING or RANGE.
@@ -243,13 +230,10 @@ def _unread(source: str, problem: AttestError) -> Item:
 
 
 class Claims:
-    """An attestation file as a stock from which each attestation is taken once.
+    """Takes each attestation of a seekable file once.
 
     What an attestation claims is read without decoding or verifying it: it serves to pair attestations with files, never to
     admit one.
-
-    Args:
-        stream: The file, open for reading and seekable.
     """
 
     def __init__(self, stream: BinaryIO) -> None:

@@ -1,4 +1,4 @@
-"""A map from digests to numbers whose memory is bounded: what does not fit lies in a temporary file.
+"""Maps digests to numbers in bounded memory: what does not fit lies in a temporary file.
 
 The gate remembers what it admitted, and finds the attestation of a file, through this map; so a corpus of any size is judged in
 the memory of a small one.
@@ -28,7 +28,7 @@ _FIRST_PAGES = 16
 
 
 class DigestTable:
-    """Map from byte strings to integers from 0 to 2^64 - 1.
+    """Maps byte strings to integers from 0 to 2^64 - 1.
 
     Guarantee: two different keys are confused with probability at most n^2 / 2^129 for n entries, whoever chose them: keys
     enter the pages through BLAKE2b under a secret of this table, so nobody can search for collisions or crowd a page. Memory
@@ -37,7 +37,6 @@ class DigestTable:
 
     Args:
         memory_entries: Entries up to which nothing is written to disk.
-        recent: Entries that wait in a dictionary, None for `RECENT`.
 
     Raises:
         GateFailed: Code STORAGE, from every method, once the temporary file failed, or an interruption left it half written.

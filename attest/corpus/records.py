@@ -1,4 +1,4 @@
-"""Data on disk as contributions: the lines of a JSONL file, a single file, or the files of a folder.
+"""Reads data on disk as contributions: the lines of a JSONL file, a single file, or the files of a folder.
 
 Signer and gate read through this module, so both see the same bytes. Symbolic links are never followed, and names that begin
 with a dot are never data.
@@ -26,13 +26,7 @@ _NEWLINE = 0x0A
 
 
 class Locator(NamedTuple):
-    """Says where a contribution's content lies.
-
-    Args:
-        source: Path of the file relative to the corpus, with forward slashes.
-        offset: First byte.
-        length: Number of bytes.
-    """
+    """Says where a contribution's content lies: in which file below the corpus (forward slashes), from which byte, how long."""
 
     source: str
     offset: int

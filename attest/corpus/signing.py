@@ -64,9 +64,6 @@ class TemplateEncoder:
 
     Guarantee: `descriptor` and `opening` are `to_cbor()` and `opening()` of `SigningTemplate.descriptor(...)`, `to_be_signed`
     is what `sign1.sign` has signed for it, and `attestation` is `Attestation(...).to_cbor()`, byte for byte.
-
-    Args:
-        template: The fields in common.
     """
 
     __slots__ = ("_attestation", "_framing", "_opening", "to_be_signed")
@@ -153,16 +150,11 @@ def sign_corpus(
     template: SigningTemplate,
     progress: Callable[[int], None] | None = None,
 ) -> int:
-    """Signs a file, every record of a JSONL file, or every file of a folder.
+    """Signs a file, every record of a JSONL file, or every file of a folder; returns how many contributions.
 
     Args:
         out_path: Where the attestations go; None for the data's name with `.attest` added, where the gate looks. The file
             appears complete or not at all.
-        template: Bounds, validity and audience for all of them.
-        progress: Called with the number signed so far.
-
-    Returns:
-        The number of contributions signed.
 
     Raises:
         CorpusRefused: The data cannot be read or holds no contribution.

@@ -1,4 +1,4 @@
-"""Outcomes of the admission gate, its memory of what was admitted, and admissions kept in columns.
+"""Holds outcomes of the admission gate, its memory of what was admitted, and admissions in columns.
 
 A row takes some 240 bytes, where an object of its own for each admission takes over a thousand. Attestations that are signed
 together differ in five byte strings of fixed length alone. These stand in one block of memory, a row for each contribution;
@@ -23,11 +23,7 @@ from attest.schema.plain import COMMITMENT_SIZE, SALT_SIZE, commit_content
 
 
 class Passed(NamedTuple):
-    """A contribution that may be admitted, as far as it alone is concerned.
-
-    Args:
-        admissibility_class: Class under which it may be admitted.
-    """
+    """Says that a contribution may be admitted, as far as it alone is concerned."""
 
     descriptor_hash: bytes
     attestation_hash: bytes
@@ -37,13 +33,12 @@ class Passed(NamedTuple):
 
 
 class Admission:
-    """A contribution that may be used within its signed bounds.
+    """Holds a contribution that may be used within its signed bounds.
 
     Descriptor and opening are kept as bytes until somebody asks for a field. Of the message the signature alone is kept:
     `attest.attestation.Framing` makes the rest again.
 
     Args:
-        passed: What the gate found.
         holder: Who it counts for: the contributor, or the person behind it that the registry names.
 
     Attributes:
@@ -135,13 +130,10 @@ _in_common = attrgetter(*(item.name for item in fields(ContributionDescriptor) i
 
 
 class Refusal(NamedTuple):
-    """A contribution that may not be used.
+    """Says why a contribution may not be used.
 
     Args:
-        code: Why, for programs.
-        sentence: Why and what to do, for a person.
-        descriptor_hash: SHA-256 of the descriptor if it could be read.
-        contributor: Contributor that the descriptor names, which may be false before the signature was checked.
+        contributor: whom the descriptor names, which may be false before the signature was checked.
     """
 
     code: ReasonCode
@@ -152,12 +144,7 @@ class Refusal(NamedTuple):
 
 @dataclass(slots=True)
 class Seen:
-    """Remembers what was admitted, to refuse repetitions and floods; memory is bounded for any number of contributions.
-
-    Args:
-        withdrawn: Descriptor hashes of withdrawn contributions.
-        latest: Latest time at which something was admitted.
-    """
+    """Remembers what was admitted, to refuse repetitions and floods; memory is bounded for any number of contributions."""
 
     withdrawn: Set[bytes] = frozenset()
     latest: int = 0
@@ -257,9 +244,6 @@ class Form:
         """Tells whether others with the same rest differ from the sample in content and nonce alone; asked once, of the second.
 
         The sample is encoded again with another content and nonce: what differs must be what was cut out.
-
-        Args:
-            parts: of the second one.
         """
         try:
             opened = self.sample.descriptor
@@ -278,14 +262,9 @@ class Form:
 
 
 class AdmittedRows(Sequence[Admitted]):
-    """Admissions in order; reads like a list of `Admitted`, and grows at its end alone.
+    """Keeps admissions in order; reads like a list of `Admitted`, and grows at its end alone.
 
     Guarantee: the admission at a place equals the one that was appended there, and its descriptor is read from the same bytes.
-
-    Attributes:
-        forms: every form, by its number.
-        numbers: number of the form, a contribution each.
-        packed: the rows, one after the other.
     """
 
     def __init__(self, admitted: Iterable[Admitted] = ()) -> None:
@@ -301,11 +280,7 @@ class AdmittedRows(Sequence[Admitted]):
             self.append(item)
 
     def append(self, admitted: Admitted, *, alone: bool = False) -> None:
-        """Adds an admission behind the last one.
-
-        Args:
-            alone: whether to give it a form of its own, whatever it shares with others.
-        """
+        """Adds an admission behind the last one; `alone` gives it a form of its own, whatever it shares with others."""
         admission, (source, offset, length) = admitted
         signed, passed, signature = admission.kept
         signer = passed[2:]

@@ -223,14 +223,7 @@ def _check_class(descriptor: ContributionDescriptor, contributor: Contributor, p
 
 
 def check_validity(descriptor: Terms, rule: ClassRule, policy: Policy, now: int) -> None:
-    """Refuses what is not valid at a time, or is signed for longer than the class or the corpus takes.
-
-    Args:
-        descriptor: What was signed.
-        rule: The class that it names.
-        policy: The rules.
-        now: Seconds since 1970.
-    """
+    """Refuses what is not valid at a time, or is signed for longer than the class or the corpus takes."""
     if now < descriptor.not_before:
         refuse(ReasonCode.NOT_YET_VALID, f"attestation is valid from {descriptor.not_before}, now is {now}")
     if now >= descriptor.not_after:

@@ -1,4 +1,4 @@
-"""The admission gate: admit a contribution, or refuse it with a reason code.
+"""Runs the admission gate: admits a contribution, or refuses it with a reason code.
 
 `attest.gate.checks` judges every contribution by itself; what was admitted before is looked up here, in corpus order. `decide`
 is the pure decision about one contribution. A `Gate` streams a corpus of any size through all processors.
@@ -44,10 +44,7 @@ def decide(
     descriptor was admitted before or withdrawn. Every error on the way refuses; nothing depends on an assertion.
 
     Args:
-        attestation: Descriptor and signature as received, None if there is none.
         content_hash: SHA-256 of the content, computed by the caller from the bytes that will be used.
-        now: Seconds since 1970, one reading per batch.
-        seen: What was admitted before.
 
     Raises:
         RegistryRefused: Code NAMES if the names beside the registry are missing.
@@ -81,18 +78,7 @@ def run_gate(
     """Judges a whole corpus and keep every outcome; `Gate.judge` is the same as a stream.
 
     Args:
-        registry: The registry that the policy names, or a later state of the same log.
-        now: Seconds since 1970, for all of the batch.
-        withdrawn: Descriptor hashes of withdrawn contributions.
-        progress: Called now and then with the number judged so far.
-        seen: What earlier batches admitted; extended by this one.
-        workers: Processes that verify, None for one per processor.
-        remember: What verified before, as for `Gate`.
-
-    Raises:
-        RegistryRefused: Code REGISTRY_ROOT if the registry does not extend the one that the policy names, NAMES if the names
-            beside it are missing.
-        GateFailed: Code WORKER if a process was lost, STORAGE if the temporary file of what was seen fails.
+        registry, workers, remember: As for `Gate`, which raises the same errors.
     """
     gate = Gate(policy, registry, workers=workers, seen=seen, remember=remember)
     admitted = AdmittedRows()
@@ -172,11 +158,6 @@ class Gate:
 
         Where two attestations claim the same content, the first in corpus order is admitted. Each reading is an epoch of its
         own, unless the gate was given `seen`.
-
-        Args:
-            now: Seconds since 1970, for all of the batch.
-            withdrawn: Descriptor hashes of withdrawn contributions.
-            progress: Called now and then with the number judged so far.
 
         Raises:
             GateFailed: Code WORKER if a process was lost, STORAGE if the temporary file of what was seen fails.
@@ -311,13 +292,7 @@ class _Tag(NamedTuple):
 
 
 class _Batch(Work):
-    """Some contributions on their way through the gate.
-
-    Args:
-        outcomes: One per item, None where the answer is awaited.
-        questions: What is examined, one per None among the outcomes.
-        tags: One per item, None where none is remembered.
-    """
+    """Holds some contributions on their way through the gate."""
 
     __slots__ = ("items", "outcomes", "tags")
 

@@ -45,11 +45,7 @@ def available_processors() -> int:
 
 
 class Work:
-    """One batch of questions; `answer` is None until it is back.
-
-    Args:
-        questions: What is examined.
-    """
+    """Holds one batch of questions; `answer` is None until it is back."""
 
     __slots__ = ("answer", "questions")
 
@@ -59,10 +55,9 @@ class Work:
 
 
 class Workers:
-    """A pool of examining processes; a context manager that ends them.
+    """Runs a pool of examining processes; a context manager that ends them.
 
     Args:
-        count: Number of processes.
         spare: Whether a worker that ends before it has started is done without.
     """
 
@@ -137,7 +132,7 @@ class Workers:
 
 
 class _Worker:
-    """The driver's side of one process."""
+    """Drives one process."""
 
     def __init__(self, selector: selectors.BaseSelector, setup: bytes) -> None:
         self.works: deque[Work] = deque()
@@ -225,7 +220,7 @@ class _Worker:
 
 
 def serve() -> None:
-    """The worker's side: read requests from the socket that is standard input until the driver closes it."""
+    """Serves as a worker: reads requests from the socket that is standard input until the driver closes it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with socket.socket(fileno=os.dup(0)) as channel:
         setup = _receive(channel)

@@ -130,9 +130,6 @@ def has_prime_order(raw: bytes) -> bool | None:
     prime, and comes back as itself or its negative only if 5 L - 2 or 5 L is a multiple of that order. Both numbers have no
     divisor in common with 4 L', so no such point does. And a Montgomery point of the curve is one of edwards25519 with u = (1 +
     y) / (1 - y) (RFC 7748 section 4.1). Its x is 0 only for y = 1 and y = -1, which are refused.
-
-    Args:
-        raw: The encoding.
     """
     multiplier = _multiplier()
     if multiplier is None:
@@ -272,7 +269,6 @@ def save_private_key(
     """Writes a private key, readable by its owner alone, never over an existing file nor through a symbolic link.
 
     Args:
-        passphrase: Encrypts the file when given.
         form: `pem` for PKCS#8 (RFC 5958), `openssh` for what `ssh-add` of every OpenSSH reads.
 
     Raises:

@@ -151,14 +151,13 @@ _UINT32 = struct.Struct(">I")
 
 
 class AgentSigner(CheckedSigner):
-    """A key that an SSH agent holds.
+    """Signs with a key that an SSH agent holds.
 
     Guarantee: as `CheckedSigner`; an agent that lies, hangs up or talks nonsense costs a typed error and never yields a
     signature that does not verify.
 
     Args:
-        path: The agent's socket; default: the environment variable SSH_AUTH_SOCK.
-        timeout: Seconds that one answer may take.
+        path: the agent's socket; default: the environment variable SSH_AUTH_SOCK.
 
     Raises:
         KeyRefused: Code AGENT (no agent, or one that cannot be understood), AGENT_KEY (it does not hold the key), AGENT_REFUSED
@@ -193,7 +192,6 @@ def identities(path: str | None = None, timeout: float = TIMEOUT) -> list[bytes]
 
     Args:
         path: The agent's socket; default: the environment variable SSH_AUTH_SOCK.
-        timeout: Seconds that the answer may take.
 
     Raises:
         KeyRefused: Code AGENT or AGENT_REFUSED.

@@ -1,4 +1,4 @@
-"""Verifier keys as text, `<name>+<key id>+<base64 of type and key>`: how notes, policies and people name who signs notes.
+"""Reads and writes verifier keys as text, `<name>+<key id>+<base64 of type and key>`, by which people name who signs notes.
 
 Format: C2SP signed-note, "Verifier keys". Ed25519 only: type 0x01 signs as a log, type 0x04 cosigns with a time (C2SP
 tlog-cosignature). Of the numbers left to others (0xff and a name of one's own) one is ours: by it an auditor vouches for the

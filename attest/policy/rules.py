@@ -44,7 +44,6 @@ def check_retention(bodies: int, hashes: int, auditors: tuple[str, ...]) -> None
     Args:
         bodies: Epochs after which bodies may go, 0 for never.
         hashes: Epochs after which the hashes of what is gone may go, 0 for never.
-        auditors: Verifier keys of the auditors.
 
     Raises:
         PolicyRefused: Code RANGE.

@@ -152,10 +152,6 @@ class SamplingRule:
     def check_beside(self, disclosure: str, rates: Iterable[tuple[str, Fraction]]) -> None:
         """Refuses a scheme that does not go with what else a policy says.
 
-        Args:
-            disclosure: Whether participations stay secret.
-            rates: Of the classes: name and sampling rate.
-
         Raises:
             PolicyRefused: Code RANGE; says what would do, and of a rate the nearest that have a period.
         """

@@ -1,4 +1,4 @@
-"""Signing a policy and opening a signed one."""
+"""Signs a policy and opens a signed one."""
 
 import hashlib
 import os
@@ -15,13 +15,7 @@ from attest.schema.plain import check_bytes
 
 @dataclass(frozen=True, slots=True)
 class SignedPolicy:
-    """A policy whose signature was checked.
-
-    Args:
-        payload: The signed bytes, `policy.to_cbor()`.
-        owner: Identifier of the corpus owner who signed.
-        digest: SHA-256 of the payload.
-    """
+    """Holds a policy whose signature was checked, its signed bytes, `policy.to_cbor()`, and their SHA-256."""
 
     policy: Policy
     payload: bytes
@@ -33,15 +27,8 @@ class SignedPolicy:
 def sign_policy(
     policy: Policy, owner_key: Signer | Ed25519PrivateKey, *, owner: str, registry_root: bytes
 ) -> tuple[bytes, bytes]:
-    """Binds a policy to a contributor registry and sign it.
-
-    Args:
-        policy: The rules; a root that they already carry is replaced.
-        registry_root: `Registry.root()` of the registry whose contributors may be admitted.
-
-    Returns:
-        Payload and COSE_Sign1 message; `attest.signed_file.write` puts them into one `.cose` file.
-    """
+    """Binds a policy to the contributor registry with this root, in place of another, and signs it. Returns payload and message
+    for `attest.signed_file.write`."""
     check_bytes(registry_root, "registry_root", 32, error=PolicyRefused)
     payload = replace(policy, registry_root=registry_root).to_cbor()
     return payload, sign1.sign(payload, owner_key, contributor=owner, typ=sign1.TYP_POLICY)
@@ -71,7 +58,7 @@ def open_policy(path: str | os.PathLike[str], owner_public_key: bytes) -> Signed
     """Opens a `.cose` policy file.
 
     Args:
-        owner_public_key: 32 raw bytes, obtained from the owner by a trusted way.
+        owner_public_key: obtained from the owner by a trusted way.
 
     Raises:
         PolicyRefused: Unreadable, unsigned, signed by another key, or malformed.

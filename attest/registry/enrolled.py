@@ -41,13 +41,10 @@ _MAX_TERMS: Final = 1 << 15
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Contributors with one key each, enrolled one after the other for one time and the same classes.
+    """Holds contributors with one key each, enrolled one after the other for one time and the same classes.
 
     Args:
-        names: Commitments to the contributors, 32 bytes each.
-        keys: Keys, 32 bytes each.
-        principals: Commitments to principals, 32 bytes each; None if none is stated.
-        first: The first of them.
+        principals: commitments, 32 bytes each, as of names and keys; None if none is stated.
     """
 
     names: bytes
@@ -80,12 +77,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Enrolments:
-    """An entry that does nothing but enrol contributors in runs.
-
-    Args:
-        head: The entry, with the first of its actions alone.
-        runs: What it enrols, in order.
-    """
+    """Holds an entry that does nothing but enrol contributors in runs, by its first action alone and the runs in order."""
 
     head: Entry
     runs: tuple[Run, ...]

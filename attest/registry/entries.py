@@ -51,13 +51,11 @@ _Y_MASK = 2**255 - 1
 
 @dataclass(frozen=True, slots=True)
 class KeyRecord:
-    """One enrolled key.
+    """Describes one enrolled key.
 
     Args:
         raw: 32 raw bytes of the public key. Small-order keys and keys with y >= p, under which OpenSSL accepts forgeries, are
             refused here at once; whoever enrols a key, and whoever checks a signature, runs the whole of `check_public_key`.
-        not_before: First second of validity.
-        not_after: First second after validity.
         revoked_at: From this second on the key is revoked; None while it is not.
         proved: Whether a statement in the registry is signed by this key: its holder wants it in this registry. Without one,
             that anybody holds it is the word of the owner who enrolled it. Under which name it stands is the owner's word.
@@ -97,10 +95,9 @@ class KeyRecord:
 
 @dataclass(frozen=True, slots=True)
 class Contributor:
-    """One contributor.
+    """Describes one contributor.
 
     Args:
-        keys: Enrolled keys in the order of enrolment.
         classes: Admissibility classes that the contributor may attest, sorted.
         cap: Contributions admitted from this contributor, None for the policy's cap.
         principal: Person or group behind this and perhaps other contributors; None if it stands for itself.
@@ -325,9 +322,6 @@ def join(items: Sequence[tuple[bytes, bytes]]) -> bytes:
 
 def split(data: bytes, start: int = 0) -> Iterator[tuple[bytes, bytes]]:
     """Yields payloads and messages of a file, none of them verified.
-
-    Args:
-        start: Where an entry begins.
 
     Raises:
         CborError: Something else than `[payload, message]`, or an end inside an item.

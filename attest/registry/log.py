@@ -1,4 +1,4 @@
-"""Reading a registry file, verified, and appending to one."""
+"""Reads a registry file, verified, and appends to one."""
 
 import fcntl
 import hashlib
@@ -52,8 +52,7 @@ def open_registry(path: str | os.PathLike[str], owner_public_key: bytes, *, at: 
     later root asks `extends`. The gate asks for the root that the signed policy names, a run for the one that it began with.
 
     Args:
-        path: `registry.cbor`.
-        owner_public_key: 32 raw bytes, obtained from the owner by a trusted way.
+        owner_public_key: obtained from the owner by a trusted way.
         at: Root of the state wanted; None for the last one. The whole file is verified either way.
 
     Raises:
@@ -77,16 +76,12 @@ def open_registry(path: str | os.PathLike[str], owner_public_key: bytes, *, at: 
 def read_states(
     data: bytes, owner_public_key: bytes, root: bytes, *, names: Names | None = None, place: str = "registry.names"
 ) -> tuple[Registry | None, Registry]:
-    """Reads a registry from its bytes, and verifies all of it as `open_registry` does.
+    """Reads a registry from its bytes, and verifies all of it as `open_registry` does; returns the state with a root, None if
+    the log never had it, and the last state.
 
     Args:
-        owner_public_key: 32 raw bytes, obtained from the owner by a trusted way.
-        root: Root of an earlier state that is wanted too.
+        root: of an earlier state that is wanted too.
         names: What opens the commitments; None where only these are known, as in an export.
-        place: Where names were looked for, for the error that says that some are missing.
-
-    Returns:
-        The state with that root, None if the log never had it; and the last state.
 
     Raises:
         RegistryRefused: The code of what is wrong with an entry, which the sentence names.
@@ -103,12 +98,7 @@ def read_states(
 
 
 class RegistryWalk:
-    """Goes through the states of a registry, from one to a later one; every entry is verified once.
-
-    Args:
-        names: What opens the commitments; None where only these are known, as in an export.
-        place: Where names were looked for, for the error that says that some are missing.
-    """
+    """Goes through the states of a registry, from one to a later one; every entry is verified once."""
 
     def __init__(
         self, data: bytes, owner_public_key: bytes, *, names: Names | None = None, place: str = "registry.names"
@@ -117,10 +107,7 @@ class RegistryWalk:
         self._state = State()
 
     def to(self, root: bytes) -> Registry | None:
-        """Goes on to the state with a root.
-
-        Returns:
-            The state; None if no state from here on has that root, and then the walk is at its end.
+        """Goes on to the state with a root; returns None at the end if no state from here on has it.
 
         Raises:
             RegistryRefused: As `open_registry`, for an entry on the way.
@@ -134,11 +121,7 @@ class RegistryWalk:
 
 
 class RegistryReader:
-    """Reads a registry file again and again, and verifies only what is new.
-
-    Args:
-        path: `registry.cbor`.
-    """
+    """Reads a registry file again and again, and verifies only what is new."""
 
     def __init__(self, path: str | os.PathLike[str], owner_public_key: bytes) -> None:
         self.path = Path(path)
@@ -181,10 +164,7 @@ class RegistryLog:
     """
 
     def __init__(self, path: str | os.PathLike[str], key: Signer | Ed25519PrivateKey) -> None:
-        """Opens an existing registry to append to it; `key` is the owner's.
-
-        Raises:
-            RegistryRefused: As `open_registry`, above all SIG_BAD for a key that is not the owner's.
+        """Opens an existing registry to append to it as its owner. Raises RegistryRefused: above all SIG_BAD for another's key.
         """
         self.path = Path(path)
         self._signer = as_signer(key)
@@ -232,13 +212,8 @@ class RegistryLog:
         Every key enrolled goes through the whole of `check_public_key` here, about a millisecond each.
 
         Args:
-            actions: What to do, in order.
             now: Seconds since 1970; up to 60 s before the last entry passes as its time.
-            progress: Called with the number of actions checked so far.
             look_alikes: Whether a new name may look like an enrolled one, so that a person takes one for the other.
-
-        Returns:
-            The registry afterwards.
 
         Raises:
             RegistryRefused: What the rules forbid; LOOK_ALIKE; CLOCK; CONFLICT if the file changed since it was read.

@@ -21,15 +21,13 @@ _MAX_SIZE: Final = 1 << 20
 
 
 class RegistryMemory:
-    """The largest state of each registry that was used for one ledger, or for one corpus, and where its file lay.
+    """Remembers the largest state of each registry that was used for one ledger or one corpus, and where its file lay.
 
     Guarantee: after `keep` returned, `check` refuses every registry of the same id that lacks an entry of the one kept, or has
     another in its place, for as long as the file stays. The file is not signed: it holds against whoever can exchange the
     registry, and not against whoever can write beside the ledger or the corpus.
 
     Args:
-        path: The file; it need not be there.
-        what: What it was used for, in words.
         optional: Whether its place may be one that cannot be written, as a corpus on a disk that is read only.
     """
 
@@ -71,9 +69,6 @@ class RegistryMemory:
         """Checks a registry and remembers it, durably; writes nothing if it is the one kept.
 
         Warns where an optional memory cannot be written.
-
-        Args:
-            place: Its file, if that shall be found again.
 
         Raises:
             RegistryRefused: As `check`; code STORAGE if it cannot be written.

@@ -49,8 +49,6 @@ class Registry:
     Args:
         registry_id: 16 random bytes that tell this log from every other.
         owner_key: 32 raw bytes of the key under which the entries verified.
-        time: Time of the last entry.
-        roots: Root after each entry, the last one being that of this state.
         by_name: The contributors, by name; by commitment in hex where the name is not known.
         names_missing: Why not all names are known, for `require_names`; "" if they are.
         revocations: Keys that were revoked, by their 32 raw bytes, each with the first second from which on it was, and the log
@@ -144,9 +142,6 @@ def require_unlike(actions: Iterable[Action], registry: Registry) -> None:
 
     The rule binds who writes, and not who reads: a registry with such names, by the will of its owner, is a registry.
 
-    Args:
-        actions: What is to be appended, in order.
-
     Raises:
         RegistryRefused: Code LOOK_ALIKE, naming both.
     """
@@ -212,12 +207,7 @@ class State:
         return other
 
     def view(self, owner_key: bytes, names: Names | None, place: str) -> Registry:
-        """Returns the state as it is now, for those who ask and change nothing.
-
-        Args:
-            names: What opens the commitments; None where it is not known.
-            place: Where the names were looked for, for the error that says that they are missing.
-        """
+        """Returns the state as it is now, for those who ask and change nothing."""
         by_name, missing = self.named(names, place)
         state = (self.registry_id, self.owner, owner_key, self.time, tuple(self.roots), by_name, missing)
         return Registry(*state, revocations=self.revocations.copy())
@@ -245,7 +235,6 @@ class State:
         """Takes one entry further, or refuse it.
 
         Args:
-            message: The owner's COSE_Sign1 message over them.
             owner_key: 32 raw bytes of the owner's key; None to look without verifying, for display only.
 
         Raises:

@@ -54,9 +54,6 @@ def block_std(presets: Sequence[tuple[int, int]]) -> float:
     sigma_k up to the rounding of one double; and no smaller schedule has that property, since the constraint separates over
     blocks. Only presets enter, so the schedule is public before the first step.
 
-    Args:
-        presets: Pairs (sigma_k, C_k) in 1e-6 of all classes that may touch the block.
-
     Raises:
         ValueRefused: Code RANGE without presets (a block that no class touches is frozen and has no schedule) or for a bound
             below 1; TYPE for a bound that is not an int.
@@ -91,13 +88,7 @@ def phase_std(std: float, scale_micro: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Phases:
-    """Divides the steps of a run by how much noise they have. Phases are counted from 0, and there is always one.
-
-    Args:
-        firsts: First step of each phase, ascending, the first of them 1.
-        scales: Scale of each in 1e-6.
-        steps: Horizon of the run.
-    """
+    """Divides the steps of a run by how much noise they have. Phases are counted from 0, and there is always one."""
 
     firsts: tuple[int, ...]
     scales: tuple[int, ...]
@@ -152,15 +143,8 @@ def phase_multipliers(sigma_micro: int, clip_micro: int, stds: Iterable[float]) 
 
 
 def realised_variance(bounds: Iterable[tuple[int, int]]) -> int:
-    """Returns the noise variance of a block under injection per sample: V_{t,l} = sum over the contributions drawn of (sigma_j
-    C_j)^2.
-
-    Args:
-        bounds: Signed (sigma_j, C_j) in 1e-6 of the contributions drawn that may touch the block.
-
-    Returns:
-        The variance in units of 1e-24, exact; 0 without any.
-    """
+    """Returns the noise variance of a block under injection per sample, exact, in units of 1e-24: V_{t,l} = sum over the
+    contributions drawn of (sigma_j C_j)^2; 0 without any."""
     return sum((sigma * clip) ** 2 for sigma, clip in bounds)
 
 
@@ -263,7 +247,7 @@ class Part(Protocol):
 
 
 class Noised(Part, Protocol):
-    """A block that has its noise."""
+    """Says of a block that it has its noise."""
 
     @property
     def std(self) -> float: ...
@@ -396,10 +380,10 @@ def noise_energy(parts: Iterable[Noised]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Energies:
-    """Expected squared norm of the noise of one step, by how it is allocated, at the same multiplier of every class.
+    """Compares the expected squared norm of the noise of one step, by how it is allocated, at the same multiplier of every
+    class.
 
     Attributes:
-        scheduled: What the schedule has.
         routed: The max rule, ``sum_l d_l max over the classes that may touch l of (sigma_k C_k)^2``.
         uniform: One level for all blocks that have noise, that of the most demanding class.
         bound: No allocation for the same clipping has less: the max rule's own energy, or the programme's dual bound.

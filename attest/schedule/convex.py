@@ -1,4 +1,4 @@
-"""The convex programme of noise under budgets: least noise energy at which every class keeps its multiplier.
+"""Solves the convex programme of noise under budgets: least noise energy at which every class keeps its multiplier.
 
 Notation: block l costs ``costs[l]`` per unit of noise variance v_l; class k may touch the blocks in ``demands[k]``, and
 ``demands[k][l] = (sigma_k C_kl)^2`` with C_kl its clip norm there. The programme is
@@ -34,11 +34,10 @@ _MARGIN = 2.0**-40
 
 @dataclass(frozen=True, slots=True)
 class Optimum:
-    """A solution whose feasibility was checked in integers.
+    """Holds a solution whose feasibility was checked in integers.
 
     Attributes:
         stds: square roots of v_l, per block; 0.0 for a block that no class demands anything of.
-        energy: sum_l costs[l] v_l.
         bound: no feasible point has less energy than this.
     """
 

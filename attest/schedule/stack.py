@@ -56,7 +56,6 @@ class Division:
     """Divides the coordinates of a parameter among heads or experts.
 
     Attributes:
-        kind: what the owners are.
         count: how many of them there are in this attention, or in this mixture.
         owners: `(first, stop, weight)`: owners ``first`` to ``stop`` - 1 together own this part of the coordinates, relative to
             the sum of all weights. Ascending, each pair once, weights without a common factor. Empty for what decides between
@@ -94,9 +93,6 @@ class StackTensor:
     """A parameter of a model.
 
     Attributes:
-        names: its names, ascending; a tied parameter has several.
-        coordinates: how many numbers it has.
-        places: the places that use it, ascending, each once.
         adapter: the adapter that all its names lie in; None for a parameter of the model itself.
         divisions: how its coordinates fall to heads or experts; of a tied parameter whose uses do not agree one for each use,
             and it is then needed whole by each. Empty for an ordinary parameter.

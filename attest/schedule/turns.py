@@ -87,12 +87,7 @@ def permutation(run_id: bytes, place: int, number: int, count: int) -> list[int]
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """The dearest turns that an order allows one contribution, in a run without repeated steps.
-
-    Args:
-        count: E, how many.
-        loss: Sum over them of 1/z^2.
-    """
+    """The dearest turns that an order allows one contribution, in a run without repeated steps."""
 
     count: int
     loss: float
@@ -106,9 +101,6 @@ def dearest_turns(order: str, length: int, steps: Sequence[int], multipliers: Se
     and the dearest of these; `shuffled` any step of each, and in every period the dearest.
 
     Args:
-        order: `cyclic` or `shuffled`.
-        length: Period P of its class in steps.
-        steps: Of each phase, in the order of the run.
         multipliers: z in each phase, above 0.
         cap: Most occurrences that it signed, 0 for any number; the dearest count.
     """

@@ -180,11 +180,7 @@ class Schema(Kind):
 
 @dataclass(frozen=True)
 class Word(Kind):
-    """One of some words.
-
-    Args:
-        words: The words, each with what it means in short.
-    """
+    """One of some words."""
 
     words: Mapping[str, str]
 
@@ -205,9 +201,7 @@ class Text(Kind):
     """Text of a form.
 
     Args:
-        pattern: What the whole text matches.
         example: A text that does, for the sentence.
-        cddl: The value in CDDL.
     """
 
     pattern: re.Pattern[str]
@@ -227,9 +221,6 @@ class Whole(Kind):
     """A whole number from `low` to `high`.
 
     Args:
-        low: Least value.
-        high: Largest value.
-        cddl: The value in CDDL.
         unit: What is counted, if that is a unit.
     """
 
@@ -259,9 +250,6 @@ class Scaled(Kind):
     """A decimal, signed as a count of its last place, so that no rounding enters a comparison.
 
     Args:
-        low: Least count.
-        high: Largest count.
-        cddl: The count in CDDL.
         places: Decimals that a person may write.
     """
 
@@ -303,11 +291,7 @@ class Scaled(Kind):
 
 @dataclass(frozen=True)
 class Days(Kind):
-    """A span of time: whole days as a person writes it, seconds as it is signed.
-
-    Args:
-        high: Most seconds.
-    """
+    """A span of time: whole days as a person writes it, seconds as it is signed."""
 
     high: int
     cddl: str = "seconds"
@@ -336,8 +320,6 @@ class Exact(Kind):
     """A number as an exact fraction, signed as a reduced pair [numerator, denominator].
 
     Args:
-        low: Least value.
-        high: Largest value.
         above: Whether `low` itself is refused.
         below: Whether `high` itself is refused.
         one_over: Whether a person may write one over a whole number, in quotes.
@@ -395,11 +377,7 @@ class Exact(Kind):
 
 @dataclass(frozen=True)
 class Octets(Kind):
-    """A byte string of one length, shown in hexadecimal digits.
-
-    Args:
-        length: Bytes.
-    """
+    """A byte string of one length, shown in hexadecimal digits."""
 
     length: int
     cddl: str

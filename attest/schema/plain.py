@@ -53,9 +53,6 @@ def check_id(text: object, what: str, *, error: Refused = ValueRefused) -> str:
     Guarantee: identifiers are compared byte for byte and never normalized. A Cyrillic letter, a trailing space, another case or
     a control character is refused, not folded. Within the alphabet some names still look alike: see `skeleton`.
 
-    Args:
-        text: Candidate, must be exactly `str`.
-
     Raises:
         Exception: Made by `error`, code TYPE if not a string, RANGE if it is no identifier.
     """
@@ -99,12 +96,7 @@ def check_time(value: object, name: str, *, error: type[AttestError]) -> None:
 
 
 def is_ahead(moment: int, now: int) -> bool:
-    """Tells whether a time lies further ahead of a clock than clocks may disagree.
-
-    Args:
-        moment: Seconds since 1970, as a document states it.
-        now: What the clock of the reader says, in seconds since 1970.
-    """
+    """Tells whether a time lies further ahead of a clock than clocks may disagree."""
     return moment > now + AHEAD_SECONDS
 
 
@@ -142,12 +134,9 @@ _MONTHS = (
 
 
 def utc(seconds: int) -> str:
-    """Returns a time as ISO 8601 in UTC, `2026-11-30T12:00:00Z`; of a number that is no time the number.
+    """Returns a time as people read it; times before 1970, and from the year 10000 on, are no times of any document.
 
     Guarantee: it returns for every integer.
-
-    Args:
-        seconds: Seconds since 1970. Those before it, and from the year 10000 on, are no times of any document.
     """
     found = _moment(seconds)
     return _no_time(seconds) if found is None else f"{found:%Y-%m-%dT%H:%M:%S}Z"
@@ -174,9 +163,7 @@ def visible(text: str, *, longest: int | None = None, lines: bool = False, plain
     sequence. So it can be encoded in UTF-8 and stays on its line. It returns for every string.
 
     Args:
-        text: A name, a path, a sentence that holds one.
         longest: Characters that are shown; None for all. A longer text is cut, and its length is told.
-        lines: Whether newlines stay, for text of several lines.
         plain: Whether letters beyond ASCII are shown by their escape sequences too, for names that may be made to look alike.
     """
     if text.isprintable() and longest is None and not plain:
@@ -223,7 +210,6 @@ def commit(domain: bytes, value: bytes, salt: bytes) -> bytes:
     random oracle, each guess of the value costs 2^128 guesses of the salt).
 
     Args:
-        domain: One of this module.
         value: What is committed to: the SHA-256 of a content, or an identifier in ASCII; empty where there is none.
     """
     return hashlib.sha256(b"".join((domain, value, salt))).digest()

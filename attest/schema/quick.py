@@ -19,9 +19,7 @@ class Quick(Kind):
     """A kind that one test tells.
 
     Attributes:
-        type: The type of its values, and no other.
         code: How anything else is refused.
-        expected: What a value is, in words.
     """
 
     fits: Callable[[Any], bool]
@@ -149,10 +147,8 @@ class Array(Several):
     """Several values of one quick kind, as a tuple.
 
     Args:
-        least: How many there are at least.
         most: How many there are at most; more are refused with code RANGE.
         ascending: Whether they ascend, none twice; else they are refused with code ORDER.
-        code: How bytes are refused that are no array.
         named: Name of the list in CDDL, where it is said by itself.
     """
 

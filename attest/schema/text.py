@@ -14,14 +14,7 @@ _MAX_TEXT = 1 << 20
 
 
 def parse_document(cls: type, text: Any, *, what: str, error: Refused) -> Any:
-    """Reads a document that a person wrote in TOML. Numbers are read exactly; no float is formed.
-
-    Args:
-        cls: Its class.
-        text: The text.
-        what: The document in words.
-        error: Class of the errors.
-    """
+    """Reads a document that a person wrote in TOML. Numbers are read exactly; no float is formed."""
     if type(text) is not str:
         raise error("TYPE", f"{what} is {type(text).__name__}, expected text")
     if len(text) > _MAX_TEXT:
@@ -37,8 +30,6 @@ def read_table(cls: type, table: Mapping[str, Any], where: str, reading: Reading
     """Reads a document from a table of TOML.
 
     Args:
-        where: What it is, for sentences on its keys.
-        reading: What all readers of this text need.
         outer: Name of the document in the one around it.
     """
     items = [item for item in declarations(cls) if item.written]

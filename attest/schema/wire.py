@@ -67,7 +67,6 @@ def decode_document(
 
     Args:
         cls: Its class, or the class of the fields that stand in the bytes.
-        max_size: Most bytes.
         schema: Schema that label 1 has to name; empty where a field does.
         codes: How something else than a map is refused, and a map with other labels than those of the fields.
         make: Makes the document from the values of the fields by name; its class where None.
@@ -109,7 +108,6 @@ def decode_row(cls: type, plain: Any, what: str, error: Refused, *, code: str = 
     """Reads a document that is an array of its fields.
 
     Args:
-        plain: The array.
         code: How something else than an array of as many values is refused.
     """
     row = row_of(cls)
@@ -130,8 +128,6 @@ class _Row:
     """Holds how a class of rows is written and read.
 
     Attributes:
-        names: Its fields in the order of their labels.
-        read: Gives their values.
         coded: The fields whose plain values are not their values, with their places.
         positional: Whether the class takes the fields in this order.
     """
@@ -159,16 +155,11 @@ class _Map:
     """Holds how a class of maps is written and read.
 
     Attributes:
-        labels: Of its fields, ascending.
-        names: Of the fields, in this order.
-        read: Gives their values.
         coded: The fields whose plain values are not their values.
         told: Names of these in sentences; None where they say too which document of its class it is.
         lossy: Those of them that may be read from other plain values than they are written as.
-        optional: The fields that may be left out.
         null: Labels under which null may stand for None.
         always: Labels that are never left out.
-        known: All labels.
     """
 
     labels: tuple[int, ...]
@@ -258,12 +249,6 @@ class Payload:
     """A declared document that is signed by itself: a map with its schema at label 1, and its fields from label 2 on.
 
     A class of them is a frozen dataclass. Rules over several fields go into its `__post_init__`, behind `check_fields`.
-
-    Attributes:
-        SCHEMA: Name and version of the format.
-        CDDL: Its name in attestation.cddl.
-        WHAT: Its name in sentences.
-        MAX_SIZE: Most bytes.
 
     Raises:
         AttestError: Of class `ERROR`, code TYPE or RANGE, or that of a rule of its own.
