@@ -65,11 +65,8 @@ class Attestation:
 
 
 def read_sequence(stream: BinaryIO) -> Iterator[Attestation]:
-    """Reads attestations one by one; memory stays bounded whatever the file holds.
-
-    Raises:
-        CborError: An item is malformed or too large. What follows it cannot be found, so the sequence ends there.
-    """
+    """Reads attestations one by one; memory stays bounded whatever the file holds. Raises CborError: an item is malformed or
+    too large. What follows it cannot be found, so the sequence ends there."""
     for _, attestation in read_places(stream):
         yield attestation
 
@@ -144,12 +141,8 @@ class CommonTerms:
 
     @classmethod
     def from_cbor(cls, data: bytes) -> "CommonTerms":
-        """Reads terms strictly; an accepted byte string is exactly `to_cbor()` of the result.
-
-        Raises:
-            CborError: Code SIZE, CBOR or CBOR_NONCANONICAL.
-            DescriptorRefused: As for `SignedDescriptor.from_cbor`; code TYPE for another form.
-        """
+        """Reads terms strictly; an accepted byte string is exactly `to_cbor()` of the result. Raises CborError: code SIZE, CBOR
+        or CBOR_NONCANONICAL; DescriptorRefused: as for `SignedDescriptor.from_cbor`; code TYPE for another form."""
         value = cbor.decode(data, max_size=MAX_TERMS)
         if type(value) is not list or [type(part) for part in value] != [bytes, bytes]:
             raise DescriptorRefused("TYPE", "common terms are not an array of descriptor and key id, both byte strings")

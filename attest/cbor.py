@@ -65,11 +65,8 @@ def decode(data: bytes, *, max_size: int = MAX_SIZE, max_depth: int = MAX_DEPTH)
 
 
 def decode_prefix(data: bytes, offset: int, *, max_size: int = MAX_SIZE, max_depth: int = MAX_DEPTH) -> tuple[Any, int]:
-    """Decodes one item of a CBOR sequence (RFC 8742) that starts at `offset`; returns the value and the offset after it.
-
-    Raises:
-        CborError: As for `decode`; `max_size` counts the bytes of this one item.
-    """
+    """Decodes one item of a CBOR sequence (RFC 8742) that starts at `offset`; returns the value and the offset after it. Raises
+    CborError: as for `decode`; `max_size` counts the bytes of this one item."""
     _check_bytes(data)
     if not 0 <= offset <= len(data):
         raise CborError("CBOR", f"offset {offset} lies outside the {len(data)} bytes given")

@@ -85,11 +85,8 @@ def from_micro(count: int) -> float:
 
 
 def to_pico(value: object) -> int:
-    """Converts a delta to an integer count of 1e-12, rounded down: the strict side.
-
-    Raises:
-        ValueRefused: Code TYPE, or RANGE unless it is at least 1e-12 and below 1.
-    """
+    """Converts a delta to an integer count of 1e-12, rounded down: the strict side. Raises ValueRefused: code TYPE, or RANGE
+    unless it is at least 1e-12 and below 1."""
     scaled = to_fraction(value) * PICO
     if not 1 <= scaled < PICO:
         raise ValueRefused("RANGE", f"delta is {value}, expected at least 1e-12 and below 1, such as 1e-6")

@@ -136,12 +136,8 @@ def verify(message: bytes, payload: bytes, public_key: bytes | Ed25519PublicKey,
 
 
 def parse(message: bytes) -> Headers:
-    """Reads the header of a message strictly, without checking its signature.
-
-    Raises:
-        CborError: The message is not strict CBOR.
-        SignatureRefused: Code HEADER or SIG_BAD (a signature of another length).
-    """
+    """Reads the header of a message strictly, without checking its signature. Raises CborError: the message is not strict CBOR;
+    SignatureRefused: code HEADER or SIG_BAD (a signature of another length)."""
     return read(message).headers
 
 
@@ -151,12 +147,8 @@ def peek_issuer(message: bytes) -> str:
 
 
 def read(message: bytes) -> Message:
-    """Reads a message strictly, without checking its signature.
-
-    Raises:
-        CborError: The message is not strict CBOR.
-        SignatureRefused: Code HEADER or SIG_BAD (a signature of another length).
-    """
+    """Reads a message strictly, without checking its signature. Raises CborError: the message is not strict CBOR;
+    SignatureRefused: code HEADER or SIG_BAD (a signature of another length)."""
     if type(message) is not bytes:
         raise CborError("TYPE", f"message is {type(message).__name__}, expected bytes")
     if len(message) > MAX_SIZE:

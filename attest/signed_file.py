@@ -23,20 +23,12 @@ def write(path: str | os.PathLike[str], payload: bytes, message: bytes) -> None:
 
 
 def read(path: str | os.PathLike[str], *, what: str = "signed document") -> tuple[bytes, bytes]:
-    """Reads payload and signature; neither is verified.
-
-    Raises:
-        FileRefused: Code FILE, SIZE or FORMAT.
-    """
+    """Reads payload and signature; neither is verified. Raises FileRefused: code FILE, SIZE or FORMAT."""
     return split(read_limited(path, _MAX_FILE, what), f"{os.fspath(path)!r}", max_size=_MAX_FILE)
 
 
 def split(data: bytes, what: str, *, max_size: int) -> tuple[bytes, bytes]:
-    """Cuts the bytes of a signed file into payload and signature; neither is verified.
-
-    Raises:
-        FileRefused: Code FORMAT.
-    """
+    """Cuts the bytes of a signed file into payload and signature; neither is verified. Raises FileRefused: code FORMAT."""
     try:
         value = cbor.decode(data, max_size=max_size)
     except CborError as error:

@@ -60,11 +60,8 @@ class Frontier:
         self._stack = stack
 
     def append(self, hash_: bytes, level: int = 0) -> None:
-        """Adds one leaf hash, or the root of a perfect subtree of 2^level leaves.
-
-        Raises:
-            ProofError: no such subtree can begin at this size.
-        """
+        """Adds one leaf hash, or the root of a perfect subtree of 2^level leaves. Raises ProofError: no such subtree can begin
+        at this size."""
         size = self.size >> level
         if size << level != self.size:
             raise ProofError("SUBTREE", f"no subtree of level {level} begins at leaf {self.size}")
@@ -167,11 +164,8 @@ class SlotTree:
         return bytes(below)
 
     def inclusion_proof(self, index: int) -> list[bytes]:
-        """Returns the audit path of a leaf in the tree as it stands (RFC 6962, 2.1.1), leaf side first.
-
-        Raises:
-            ProofError: if the index is not in the tree.
-        """
+        """Returns the audit path of a leaf in the tree as it stands (RFC 6962, 2.1.1), leaf side first. Raises ProofError: if
+        the index is not in the tree."""
         _check_index(index, self.size)
         self.root()
         path = []
@@ -204,11 +198,8 @@ def root_of_hashes(hashes: Sequence[bytes]) -> bytes:
 
 
 def inclusion_proof(leaves: Sequence[bytes], index: int) -> list[bytes]:
-    """Returns the audit path of leaf ``index`` in the tree over ``leaves`` (RFC 6962, 2.1.1).
-
-    Raises:
-        ProofError: if the index is not in the tree.
-    """
+    """Returns the audit path of leaf ``index`` in the tree over ``leaves`` (RFC 6962, 2.1.1). Raises ProofError: if the index
+    is not in the tree."""
     return inclusion_proof_of_hashes([leaf_hash(leaf) for leaf in leaves], index)
 
 
@@ -250,11 +241,8 @@ def verify_inclusion_hash(hash_: bytes, index: int, size: int, proof: Sequence[b
 
 
 def root_of_inclusion(hash_: bytes, index: int, size: int, proof: Sequence[bytes]) -> bytes:
-    """Returns the root to which a proof leads, which the caller compares, or whose signature it checks.
-
-    Raises:
-        ProofError: if the proof does not have the hashes that leaf ``index`` of ``size`` needs.
-    """
+    """Returns the root to which a proof leads, which the caller compares, or whose signature it checks. Raises ProofError: if
+    the proof does not have the hashes that leaf ``index`` of ``size`` needs."""
     _check_size(size, "size")
     _check_index(index, size)
     _check_hashes([hash_, *proof], "leaf hash and proof")
@@ -277,11 +265,8 @@ def root_of_inclusion(hash_: bytes, index: int, size: int, proof: Sequence[bytes
 
 
 def consistency_proof(leaves: Sequence[bytes], old_size: int) -> list[bytes]:
-    """Returns the proof that the tree over ``leaves`` extends its own first ``old_size`` leaves (RFC 6962, 2.1.2).
-
-    Raises:
-        ProofError: unless 1 <= old_size <= len(leaves).
-    """
+    """Returns the proof that the tree over ``leaves`` extends its own first ``old_size`` leaves (RFC 6962, 2.1.2). Raises
+    ProofError: unless 1 <= old_size <= len(leaves)."""
     return consistency_proof_of_hashes([leaf_hash(leaf) for leaf in leaves], old_size)
 
 

@@ -115,11 +115,8 @@ class Cosigner:
 
 
 def parse_verifier_key(vkey: str) -> VerifierKey:
-    """Reads ``<name>+<key id>+<base64(type || key)>``.
-
-    Raises:
-        NoteError: if it is malformed, its key id does not fit its key, or the key is weak.
-    """
+    """Reads ``<name>+<key id>+<base64(type || key)>``. Raises NoteError: if it is malformed, its key id does not fit its key,
+    or the key is weak."""
     try:
         return vkeys.parse_verifier_key(vkey)
     except KeyRefused as error:
@@ -233,11 +230,8 @@ def checkpoint_text(origin: str, size: int, root: bytes) -> str:
 
 
 def parse_checkpoint(text: str) -> Checkpoint:
-    """Reads a checkpoint text; extension lines are tolerated and not returned.
-
-    Raises:
-        NoteError: if a line is malformed, a number or base64 is not canonical, or an empty tree has another root.
-    """
+    """Reads a checkpoint text; extension lines are tolerated and not returned. Raises NoteError: if a line is malformed, a
+    number or base64 is not canonical, or an empty tree has another root."""
     _check_text(text)
     lines = text.split("\n")
     if len(lines) < 4 or lines.pop() != "":

@@ -58,11 +58,8 @@ class Subtrees:
         self._levels = array("b")
 
     def append(self, hash_: bytes, level: int = 0) -> None:
-        """Adds a piece behind the last one.
-
-        Raises:
-            ProofError: its hash has another length, or the tree does not end where such a piece can begin.
-        """
+        """Adds a piece behind the last one. Raises ProofError: its hash has another length, or the tree does not end where such
+        a piece can begin."""
         if len(hash_) != HASH_SIZE:
             raise ProofError("HASH", f"a hash of a tree has {HASH_SIZE} bytes, got {len(hash_)}")
         if level:
@@ -83,11 +80,8 @@ class Subtrees:
         self.size += len(added)
 
     def between(self, first: int, end: int) -> Iterator[Subtree]:
-        """Yields the pieces that tile [first, end).
-
-        Raises:
-            ProofError: code HASHES_GONE if a piece reaches beyond one of the two, SIZE if there are fewer leaves.
-        """
+        """Yields the pieces that tile [first, end). Raises ProofError: code HASHES_GONE if a piece reaches beyond one of the
+        two, SIZE if there are fewer leaves."""
         if not 0 <= first <= end <= self.size:
             raise ProofError("SIZE", f"there are {self.size} leaves, not {end}")
         above, place = bisect_right(self._firsts, first) - 1, first
@@ -107,22 +101,16 @@ class Subtrees:
             first, place = piece.end, place + 1
 
     def root(self, size: int) -> bytes:
-        """Returns the root over the first ``size`` leaves, in memory that does not grow with them.
-
-        Raises:
-            ProofError: code HASHES_GONE if that size lies inside a piece, SIZE if there are fewer leaves.
-        """
+        """Returns the root over the first ``size`` leaves, in memory that does not grow with them. Raises ProofError: code
+        HASHES_GONE if that size lies inside a piece, SIZE if there are fewer leaves."""
         frontier = Frontier()
         for piece in self.between(0, size):
             frontier.append(piece.hash, piece.level)
         return frontier.root()
 
     def node(self, level: int, index: int) -> bytes:
-        """Returns the hash of a perfect subtree (`ledger.proofs.prover.Node`).
-
-        Raises:
-            ProofError: code HASHES_GONE if it lies inside a piece, NODE if the tree has none there.
-        """
+        """Returns the hash of a perfect subtree (`ledger.proofs.prover.Node`). Raises ProofError: code HASHES_GONE if it lies
+        inside a piece, NODE if the tree has none there."""
         first = index << level
         if not 0 <= first <= self.size - (1 << level):
             raise ProofError("NODE", f"a tree of {self.size} leaves has no perfect subtree {index} of {1 << level} leaves")

@@ -191,22 +191,13 @@ def auditors_policy(
     log_vkey: str, auditors: Sequence[str] = (), quorum: int = 0, witnesses: Sequence[str] = (), witness_quorum: int = 0
 ) -> TrustPolicy:
     """Returns the policy of one log under which ``quorum`` of these auditors, and ``witness_quorum`` of these witnesses, must
-    have cosigned; 0 asks for none.
-
-    Raises:
-        NoteError: a key is malformed.
-        TrustError: as `parse_policy`.
-    """
+    have cosigned; 0 asks for none. Raises NoteError: a key is malformed; TrustError: as `parse_policy`."""
     return _written([log_vkey], auditors, quorum, witnesses, witness_quorum)
 
 
 def policy_of_keys(vkeys: Sequence[str], quorum: int = 0) -> TrustPolicy:
     """Returns the policy over verifier keys by their types: logs (0x01), and auditors (0x04) of whom ``quorum`` must cosign.
-
-    Raises:
-        NoteError: a key is malformed.
-        TrustError: as `parse_policy`.
-    """
+    Raises NoteError: a key is malformed; TrustError: as `parse_policy`."""
     kinds = [(vkey, parse_verifier_key(vkey).kind) for vkey in vkeys]
     logs = [vkey for vkey, kind in kinds if kind == SIGNATURE_ED25519]
     return _written(logs, [vkey for vkey, kind in kinds if kind == SIGNATURE_COSIGNATURE_V1], quorum)

@@ -62,11 +62,8 @@ class Corpus:
         return place.with_name(f".{place.name}{suffix}")
 
     def read(self, locator: Locator) -> bytes:
-        """Returns the bytes at a locator, as they are now; compare their hash with the signed one before use.
-
-        Raises:
-            CorpusRefused: Code CONTENT_MISSING if they cannot be read or are fewer than the locator says.
-        """
+        """Returns the bytes at a locator, as they are now; compare their hash with the signed one before use. Raises
+        CorpusRefused: code CONTENT_MISSING if they cannot be read or are fewer than the locator says."""
         with Contents(self.root) as contents:
             return contents.read(locator)
 
@@ -189,11 +186,8 @@ class Contents:
 
 
 def open_corpus(path: str | os.PathLike[str]) -> Corpus:
-    """Opens a corpus directory, or one piece of data `X` with `X.attest` beside it.
-
-    Raises:
-        CorpusRefused: Code CONTENT_MISSING or RANGE.
-    """
+    """Opens a corpus directory, or one piece of data `X` with `X.attest` beside it. Raises CorpusRefused: code CONTENT_MISSING
+    or RANGE."""
     target = Path(os.path.abspath(path))
     if not target.exists():
         raise CorpusRefused("CONTENT_MISSING", f"no corpus at {os.fspath(path)!r}; check the path")

@@ -127,11 +127,8 @@ def _listed(root: Path, folder: str) -> list[str]:
 
 
 def records_of(root: Path, source: str) -> Iterator[Record]:
-    """Yields the contributions of one piece of data, by its kind.
-
-    Raises:
-        CorpusRefused: Code CONTENT_MISSING if it is neither a regular file nor a folder, or cannot be read.
-    """
+    """Yields the contributions of one piece of data, by its kind. Raises CorpusRefused: code CONTENT_MISSING if it is neither a
+    regular file nor a folder, or cannot be read."""
     kind = file_kind(root, source)
     if kind == "folder":
         for name in folder_sources(root, source):

@@ -80,11 +80,8 @@ class TemplateEncoder:
         self._attestation = around(Attestation(payload, message, opening).to_cbor(), payload, message, opening)
 
     def descriptor(self, content_hash: bytes, nonce: bytes) -> bytes:
-        """Returns the descriptor of one contribution.
-
-        Raises:
-            DescriptorRefused: Code TYPE or RANGE if hash or nonce are not 32 and 16 bytes.
-        """
+        """Returns the descriptor of one contribution. Raises DescriptorRefused: code TYPE or RANGE if hash or nonce are not 32
+        and 16 bytes."""
         check_bytes(content_hash, "content_hash", 32, error=DescriptorRefused)
         check_bytes(nonce, "nonce", SALT_SIZE, error=DescriptorRefused)
         return self._framing.descriptor(commit_content(content_hash, nonce))

@@ -86,11 +86,8 @@ class Workers:
         self.close()
 
     def take(self, work: Work) -> bool:
-        """Sends a batch to the worker that has least to do, once it can take one; False while none has started.
-
-        Raises:
-            GateFailed: Code WORKER if a worker has gone.
-        """
+        """Sends a batch to the worker that has least to do, once it can take one; False while none has started. Raises
+        GateFailed: code WORKER if a worker has gone."""
         self.pump(0)
         while True:
             ready = [worker for worker in self._workers if worker.ready]
@@ -105,11 +102,8 @@ class Workers:
         return True
 
     def pump(self, timeout: float | None) -> None:
-        """Writes what workers can take and read what they have; wait up to `timeout` seconds, for ever if None.
-
-        Raises:
-            GateFailed: Code WORKER if a worker has gone; nothing it was asked is taken for judged.
-        """
+        """Writes what workers can take and reads what they have; waits up to `timeout` seconds, for ever if None. Raises
+        GateFailed: code WORKER if a worker has gone; nothing it was asked is taken for judged."""
         for key, events in self._selector.select(timeout):
             worker: _Worker = key.data
             try:

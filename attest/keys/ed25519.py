@@ -376,28 +376,21 @@ def _no_bcrypt(what: str) -> KeyRefused:
 
 
 def save_public_key(path: str | os.PathLike[str], raw: bytes, name: str) -> None:
-    """Writes a public key as one line of text: `dptrain-key-v1 <name> <base64>`.
-
-    Raises:
-        KeyRefused: The key is unsound or the name is no identifier.
-    """
+    """Writes a public key as one line of text: `dptrain-key-v1 <name> <base64>`. Raises KeyRefused: the key is unsound or the
+    name is no identifier."""
     check_public_key(raw)
     check_id(name, "key name", error=KeyRefused)
     atomic_write(path, f"dptrain-key-v1 {name} {base64.b64encode(raw).decode('ascii')}\n".encode("ascii"))
 
 
 def load_public_key(path: str | os.PathLike[str]) -> bytes:
-    """Reads and check the public key of a file written by `save_public_key`; returns 32 raw bytes."""
+    """Reads and checks the public key of a file written by `save_public_key`; returns 32 raw bytes."""
     return load_named_public_key(path)[1]
 
 
 def load_named_public_key(path: str | os.PathLike[str]) -> tuple[str, bytes]:
-    """Reads a public key file; returns the name it states and the 32 raw bytes.
-
-    Raises:
-        FileRefused: The file cannot be read.
-        KeyRefused: Code FORMAT, or the key is unsound.
-    """
+    """Reads a public key file; returns the name it states and the 32 raw bytes. Raises FileRefused: the file cannot be read;
+    KeyRefused: code FORMAT, or the key is unsound."""
     line = read_limited(path, _MAX_KEY_FILE, "public key")
     match = _PUBLIC_LINE.fullmatch(line)
     shown = repr(os.fspath(path))
@@ -420,12 +413,8 @@ def load_named_public_key(path: str | os.PathLike[str]) -> tuple[str, bytes]:
 
 
 def load_openssh_public_key(path: str | os.PathLike[str]) -> bytes:
-    """Reads and check the Ed25519 key of an OpenSSH `.pub` file; returns 32 raw bytes.
-
-    Raises:
-        FileRefused: The file cannot be read.
-        KeyRefused: Code FORMAT, or the key is unsound.
-    """
+    """Reads and checks the Ed25519 key of an OpenSSH `.pub` file; returns 32 raw bytes. Raises FileRefused: the file cannot be
+    read; KeyRefused: code FORMAT, or the key is unsound."""
     shown = repr(os.fspath(path))
     words = read_limited(path, _MAX_KEY_FILE, "public key").split(None, 2)
     try:

@@ -104,11 +104,8 @@ class CheckedSigner:
 
 
 def as_signer(key: Signer | Ed25519PrivateKey) -> "LocalSigner | CheckedSigner":
-    """Returns a private key as a signer; a foreign signer as one whose signatures are checked; ours as it is.
-
-    Raises:
-        KeyRefused: Code TYPE if it is neither, or as `CheckedSigner`.
-    """
+    """Returns a private key as a signer; a foreign signer as one whose signatures are checked; ours as it is. Raises
+    KeyRefused: code TYPE if it is neither, or as `CheckedSigner`."""
     if isinstance(key, LocalSigner | CheckedSigner):
         return key
     if isinstance(key, Ed25519PrivateKey):
@@ -324,10 +321,7 @@ class _Fields:
 
 
 def parse_identities(data: bytes) -> list[bytes]:
-    """Returns the Ed25519 keys of an SSH_AGENT_IDENTITIES_ANSWER, given without its type byte.
-
-    Raises:
-        KeyRefused: Code AGENT.
+    """Returns the Ed25519 keys of an SSH_AGENT_IDENTITIES_ANSWER, given without its type byte. Raises KeyRefused: code AGENT.
     """
     answer = _Fields(data)
     count = answer.uint32()

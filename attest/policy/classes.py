@@ -179,10 +179,7 @@ def check_uses(
     adapter: str | None,
 ) -> None:  # fmt: skip
     """Refuses a rule of decoding without its purpose, a purpose without its rule, and a class that moves what it does not read.
-
-    Raises:
-        PolicyRefused: Code RANGE.
-    """
+    Raises PolicyRefused: code RANGE."""
     for word, rule, key in ((GENERATE, generation, "generation"), (QUERY, query, "query")):
         if (word in purposes) != (rule is not None):
             raise PolicyRefused("RANGE", f"purpose {word!r} and the table {key} go together; give both, or neither")

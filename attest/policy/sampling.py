@@ -150,11 +150,8 @@ class SamplingRule:
         return self.name in self.TURNS
 
     def check_beside(self, disclosure: str, rates: Iterable[tuple[str, Fraction]]) -> None:
-        """Refuses a scheme that does not go with what else a policy says.
-
-        Raises:
-            PolicyRefused: Code RANGE; says what would do, and of a rate the nearest that have a period.
-        """
+        """Refuses a scheme that does not go with what else a policy says. Raises PolicyRefused: code RANGE; says what would do,
+        and of a rate the nearest that have a period."""
         rates = tuple(rates)
         if self.turns and disclosure != OCCURRENCES_PUBLIC:
             raise PolicyRefused(
@@ -186,11 +183,8 @@ class SamplingRule:
 
 
 def period(rate: Fraction) -> int:
-    """Returns the steps P in which a contribution of this rate takes part once under an order.
-
-    Raises:
-        PolicyRefused: Code RANGE, the rate is not 1/P.
-    """
+    """Returns the steps P in which a contribution of this rate takes part once under an order. Raises PolicyRefused: code
+    RANGE, the rate is not 1/P."""
     if rate.numerator != 1:
         raise PolicyRefused("RANGE", f"a rate of {rate} has no period; {_nearest(rate)}")
     return rate.denominator

@@ -117,11 +117,8 @@ def read_enrolments(payload: bytes) -> Enrolments | None:
 
 
 def _head(payload: bytes) -> tuple[dict[int, Any], int, int]:
-    """Returns the fields of an entry before its actions, the number of these, and where they begin.
-
-    Raises:
-        ValueError, IndexError, CborError: They are not the ones of an entry in their only encoding.
-    """
+    """Returns the fields of an entry before its actions, the number of these, and where they begin. Raises ValueError,
+    IndexError, CborError: they are not the ones of an entry in their only encoding."""
     values: dict[int, Any] = {}
     at = 1
     for key in range(1, 5):
@@ -139,11 +136,8 @@ def _head(payload: bytes) -> tuple[dict[int, Any], int, int]:
 
 
 def _first(payload: bytes, at: int) -> tuple[int, Enrol]:
-    """Returns where the enrolment that begins at a byte ends, and what it says.
-
-    Raises:
-        ValueError, AttestError: It is no enrolment.
-    """
+    """Returns where the enrolment that begins at a byte ends, and what it says. Raises ValueError, AttestError: it is no
+    enrolment."""
     value, end = cbor.decode_prefix(payload, at, max_size=_MAX_TERMS)
     action = ACTION.decode(value, Told("actions"), RegistryRefused)
     if type(action) is not Enrol:

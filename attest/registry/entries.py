@@ -321,11 +321,8 @@ def join(items: Sequence[tuple[bytes, bytes]]) -> bytes:
 
 
 def split(data: bytes, start: int = 0) -> Iterator[tuple[bytes, bytes]]:
-    """Yields payloads and messages of a file, none of them verified.
-
-    Raises:
-        CborError: Something else than `[payload, message]`, or an end inside an item.
-    """
+    """Yields payloads and messages of a file, none of them verified. Raises CborError: something else than `[payload,
+    message]`, or an end inside an item."""
     at = start
     while at < len(data):
         head, body = _byte_string(data, at + 1, MAX_ENTRY)
@@ -405,11 +402,8 @@ class KeyStatement(Payload):
 
 
 def signing_key(message: Any) -> bytes:
-    """Returns the key that a statement's message says it is signed by, not verified.
-
-    Raises:
-        AttestError: The message is malformed, or its issuer is no key in hex.
-    """
+    """Returns the key that a statement's message says it is signed by, not verified. Raises AttestError: the message is
+    malformed, or its issuer is no key in hex."""
     issuer = sign1.peek_issuer(message)
     if not re.fullmatch("[0-9a-f]{64}", issuer):
         raise SignatureRefused("HEADER", f"the statement is issued by {issuer}, not by the signing key in hex")
@@ -422,12 +416,8 @@ def write_statement(path: str | os.PathLike[str], statement: KeyStatement, *mess
 
 
 def read_statement(path: str | os.PathLike[str]) -> tuple[KeyStatement, tuple[bytes, ...]]:
-    """Reads a statement and its signatures; none of them is verified.
-
-    Raises:
-        FileRefused: Code FILE, SIZE or FORMAT.
-        CborError, RegistryRefused: The statement itself is malformed.
-    """
+    """Reads a statement and its signatures; none of them is verified. Raises FileRefused: code FILE, SIZE or FORMAT; CborError,
+    RegistryRefused: the statement itself is malformed."""
     try:
         value = cbor.decode(read_limited(path, cbor.MAX_SIZE, "key statement"))
     except CborError as error:

@@ -46,7 +46,7 @@ _ROOM = 192 << 10
 
 
 def open_registry(path: str | os.PathLike[str], owner_public_key: bytes, *, at: bytes | None = None) -> Registry:
-    """Reads a registry file and verify all of it.
+    """Reads a registry file and verifies all of it.
 
     Guarantee: see `Registry`. A file that was cut off at the end of an entry is a registry too, an older one: whoever knows a
     later root asks `extends`. The gate asks for the root that the signed policy names, a run for the one that it began with.
@@ -107,11 +107,8 @@ class RegistryWalk:
         self._state = State()
 
     def to(self, root: bytes) -> Registry | None:
-        """Goes on to the state with a root; returns None at the end if no state from here on has it.
-
-        Raises:
-            RegistryRefused: As `open_registry`, for an entry on the way.
-        """
+        """Goes on to the state with a root; returns None at the end if no state from here on has it. Raises RegistryRefused: as
+        `open_registry`, for an entry on the way."""
         while not self._state.roots or self._state.roots[-1] != root:
             item = next(self._entries, None)
             if item is None:
@@ -131,11 +128,8 @@ class RegistryReader:
         self._digest = hashlib.sha256().digest()
 
     def read(self) -> Registry:
-        """Returns the registry as the file holds it now; a file that is refused leaves this reader as it was.
-
-        Raises:
-            RegistryRefused: As `open_registry`.
-        """
+        """Returns the registry as the file holds it now; a file that is refused leaves this reader as it was. Raises
+        RegistryRefused: as `open_registry`."""
         data = _read(self.path)
         return self.adopt(data, self.advance(data))
 

@@ -37,11 +37,8 @@ class RegistryMemory:
         self._optional = optional
 
     def check(self, registry: Registry) -> None:
-        """Refuses a registry that does not extend the one that was kept.
-
-        Raises:
-            RegistryRefused: Code REGISTRY_OLDER, saying both sizes; FORMAT if the file is not one that `keep` wrote.
-        """
+        """Refuses a registry that does not extend the one that was kept. Raises RegistryRefused: code REGISTRY_OLDER, saying
+        both sizes; FORMAT if the file is not one that `keep` wrote."""
         entry = self._known().get(registry.registry_id.hex())
         if entry is None:
             return
@@ -58,11 +55,8 @@ class RegistryMemory:
         )
 
     def places(self) -> list[Path]:
-        """Returns where the registries lay that were kept, as far as it was said; a file may have gone or changed since.
-
-        Raises:
-            RegistryRefused: Code FORMAT if the file is not one that `keep` wrote.
-        """
+        """Returns where the registries lay that were kept, as far as it was said; a file may have gone or changed since. Raises
+        RegistryRefused: code FORMAT if the file is not one that `keep` wrote."""
         return [Path(place) for _, _, place in self._known().values() if place is not None]
 
     def keep(self, registry: Registry, place: Path | None = None) -> None:

@@ -267,11 +267,8 @@ class Names:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> "Names":
-        """Reads a file of names strictly; an accepted file is exactly `to_cbor()` of the result.
-
-        Raises:
-            RegistryRefused: Code NAMES if it is malformed; FILE or SIZE.
-        """
+        """Reads a file of names strictly; an accepted file is exactly `to_cbor()` of the result. Raises RegistryRefused: code
+        NAMES if it is malformed; FILE or SIZE."""
         shown, entries, at = os.fspath(path), list[Named](), 0
         try:
             data = read_limited(path, MAX_SIZE, "names of the registry")

@@ -65,11 +65,8 @@ class Registry:
     revocations: Mapping[bytes, int] = field(default_factory=dict, repr=False)
 
     def require_names(self) -> None:
-        """Checks that every contributor is known by name, as whoever asks by name must.
-
-        Raises:
-            RegistryRefused: Code NAMES, with the file that is missing.
-        """
+        """Checks that every contributor is known by name, as whoever asks by name must. Raises RegistryRefused: code NAMES,
+        with the file that is missing."""
         if self.names_missing:
             raise RegistryRefused("NAMES", self.names_missing)
 

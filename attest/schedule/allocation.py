@@ -29,11 +29,8 @@ from attest.schedule import convex
 
 
 def class_presets(policy: Policy, names: Iterable[str]) -> tuple[tuple[int, int], ...]:
-    """Returns the preset (noise multiplier, clip norm), both in 1e-6, of the named classes in the order given.
-
-    Raises:
-        PolicyRefused: A name is not a class of the policy.
-    """
+    """Returns the preset (noise multiplier, clip norm), both in 1e-6, of the named classes in the order given. Raises
+    PolicyRefused: A name is not a class of the policy."""
     rules = [policy.class_rule(name) for name in names]
     return tuple((rule.noise_multiplier_micro, rule.clip_norm_micro) for rule in rules)
 
@@ -103,11 +100,8 @@ class Phases:
         return cls(tuple(first for first, _ in stated), tuple(scale for _, scale in stated), policy.steps)
 
     def index(self, step: int) -> int:
-        """Returns the phase of a step; the last one goes on past the horizon.
-
-        Raises:
-            ValueRefused: Code RANGE, there is no step before 1.
-        """
+        """Returns the phase of a step; the last one goes on past the horizon. Raises ValueRefused: code RANGE, there is no step
+        before 1."""
         if step < 1:
             raise ValueRefused("RANGE", f"step is {step}, expected at least 1: steps count from 1")
         return bisect_right(self.firsts, step) - 1
@@ -134,11 +128,8 @@ class Phases:
 
 
 def phase_multipliers(sigma_micro: int, clip_micro: int, stds: Iterable[float]) -> tuple[float, ...]:
-    """Returns a contribution's effective multiplier in each phase, from the noise of its class: z_{i,t} of Theorem 1.
-
-    Raises:
-        ValueRefused: As `effective_multiplier`.
-    """
+    """Returns a contribution's effective multiplier in each phase, from the noise of its class: z_{i,t} of Theorem 1. Raises
+    ValueRefused: as `effective_multiplier`."""
     return tuple(effective_multiplier(sigma_micro, clip_micro, [std]) for std in stds)
 
 
@@ -303,11 +294,8 @@ def class_std(rule: ClassRule, parts: Iterable[Noised]) -> float:
 
 
 def demands(classes: Iterable[ClassRule], parts: Sequence[Part]) -> list[dict[int, Fraction]]:
-    """Per private class (sigma_k C_kl)^2 on every block that it may touch, exact; see `attest.schedule.convex`.
-
-    Raises:
-        ValueRefused: A private class touches no block, or one without a share.
-    """
+    """Per private class (sigma_k C_kl)^2 on every block that it may touch, exact; see `attest.schedule.convex`. Raises
+    ValueRefused: A private class touches no block, or one without a share."""
     found = []
     for rule in classes:
         if rule.public:
@@ -406,11 +394,8 @@ class Energies:
 
 
 def energies(classes: Sequence[ClassRule], parts: Sequence[Noised]) -> Energies:
-    """Returns the energy of a schedule beside that of the max rule and of uniform noise (docs/mechanism, Proposition 3).
-
-    Raises:
-        ValueRefused: No block has noise, or as `budget_stds`.
-    """
+    """Returns the energy of a schedule beside that of the max rule and of uniform noise (docs/mechanism, Proposition 3). Raises
+    ValueRefused: no block has noise, or as `budget_stds`."""
     rules = {rule.name: rule for rule in classes}
     own = [(part.coordinates, scheduled_std([rules[name] for name in part.classes])) for part in parts]
     loudest = max((std for _, std in own), default=0.0)

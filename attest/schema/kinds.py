@@ -420,11 +420,8 @@ class Flag(Kind):
 
 
 def exactly(found: Any, told: Told, reading: Reading) -> Fraction:
-    """Reads a number of TOML as the exact fraction that was written.
-
-    Raises:
-        AttestError: Of class `reading.error`, code TYPE or RANGE.
-    """
+    """Reads a number of TOML as the exact fraction that was written. Raises AttestError: of class `reading.error`, code TYPE or
+    RANGE."""
     if type(found) is not int and type(found) is not Decimal:
         raise reading.error("TYPE", f"{told} is {type(found).__name__}, expected a number without quotes")
     try:

@@ -65,10 +65,7 @@ class Known:
 
 def registry_of(header: Header, path: Path) -> Registry:
     """Opens a registry under the key of the policy's owner, if it is the one that the run began with or a later state of it.
-
-    Raises:
-        RegistryRefused: as `attest.registry.open_registry`; code REGISTRY_ROOT, it is another one or an earlier state.
-    """
+    Raises RegistryRefused: as `attest.registry.open_registry`; code REGISTRY_ROOT, it is another one or an earlier state."""
     known = open_registry(path, header.owner_key)
     if not known.extends(header.registry_root):
         raise RegistryRefused("REGISTRY_ROOT", _not_there(known, header.registry_root, "the run began"))

@@ -320,11 +320,8 @@ class Leaves:
             yield from self.tile(n)
 
     def between(self, first: int, end: int) -> Iterator[Subtree]:
-        """Yields subtrees that tile the leaves from one position up to another (`ledger.tiles.Pieces`).
-
-        Raises:
-            ExportChanged: a bundle is no longer what was authenticated.
-            ProofError: code HASHES_GONE if a kept node reaches beyond one of the two.
+        """Yields subtrees that tile the leaves from one position up to another (`ledger.tiles.Pieces`). Raises ExportChanged: a
+        bundle is no longer what was authenticated; ProofError: code HASHES_GONE if a kept node reaches beyond one of the two.
         """
         if self.export.nodes is not None:
             self.export.nodes.refuse_inside(first)
@@ -342,12 +339,8 @@ class Leaves:
             first = min(end, (n + 1) * layout.TILE_WIDTH)
 
     def root_at(self, size: int) -> bytes:
-        """Returns the root over the first ``size`` leaves.
-
-        Raises:
-            ExportChanged: a bundle is no longer what was authenticated.
-            ProofError: code HASHES_GONE where a kept node reaches beyond that size.
-        """
+        """Returns the root over the first ``size`` leaves. Raises ExportChanged: a bundle is no longer what was authenticated;
+        ProofError: code HASHES_GONE where a kept node reaches beyond that size."""
         frontier = Frontier()
         for piece in self.between(0, size):
             frontier.append(piece.hash, piece.level)

@@ -44,21 +44,15 @@ class Given:
         return sum(map(is_stand_in, islice(self.leaves, self.leaves.retained)))
 
     def require(self, size: int | None, root_hex: str | None) -> None:
-        """Holds the leaves against those of which an audit said that they are signed: others may write there.
-
-        Raises:
-            ExportChanged: code CHANGED, they are others.
-        """
+        """Holds the leaves against those of which an audit said that they are signed: others may write there. Raises
+        ExportChanged: code CHANGED, they are others."""
         if (size, root_hex) != (self.leaves.size, self.leaves.root_at(self.leaves.size).hex()):
             raise ExportChanged("CHANGED", f"{self.path} changed while it was audited; audit a copy that nobody writes")
 
 
 def read_export(path: Path) -> Given:
-    """Reads an export under the root that it claims; who signed that is for the audit.
-
-    Raises:
-        LeafRefused: code EARLIER, it is no whole export; HEADER, its first leaf is no header.
-    """
+    """Reads an export under the root that it claims; who signed that is for the audit. Raises LeafRefused: code EARLIER, it is
+    no whole export; HEADER, its first leaf is no header."""
     faults: list[str] = []
     export = Export(path, lambda code, where, sentence: faults.append(f"{where}: {sentence}"))
     data = export.read(layout.CHECKPOINT) if export.scan() else None
@@ -78,10 +72,7 @@ def read_export(path: Path) -> Given:
 
 def longest(given: Sequence[Given], fault: Fault) -> list[Given]:
     """Returns the longest export of each ledger, of equals that with most leaves; reports every one that is no beginning of it.
-
-    Raises:
-        ExportChanged, ProofError: roots cannot be made.
-    """
+    Raises ExportChanged, ProofError: roots cannot be made."""
     found: dict[bytes, Given] = {}
     for item in given:
         top = found.setdefault(item.digest, item)

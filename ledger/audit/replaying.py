@@ -87,12 +87,8 @@ def lookup(leaves: Leaves) -> Callable[[int], Leaf | None]:
 
 def follow(run: RetainedReplay, leaves: Leaves, end: int | None = None) -> Iterator[tuple[Leaf, list[LeafRefused]]]:
     """Applies the leaves behind those that the run has seen, up to `end`; yields each, or what means it where it was pruned,
-    with what contradicts the leaves before it.
-
-    Raises:
-        LeafRefused: a leaf cannot be read, so that nothing behind it can be judged.
-        ExportChanged, ProofError: roots cannot be made.
-    """
+    with what contradicts the leaves before it. Raises LeafRefused: a leaf cannot be read, so that nothing behind it can be
+    judged; ExportChanged, ProofError: roots cannot be made."""
     for data in islice(leaves, run.size, end):
         if run.size < leaves.retained and is_stand_in(data):
             yield run.stand_in(data)

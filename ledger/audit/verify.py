@@ -343,13 +343,9 @@ class OpenedExport:
 def open_export(
     path: str | Path, keys: Sequence[str], *, owner_key: bytes | None = None, now: int | None = None
 ) -> OpenedExport:
-    """Audits an export, and replays it once more to be asked.
-
-    Raises:
-        ExportRefused: code FAILED, the audit found something; no answer from such a record would be worth anything.
-        ExportChanged: it changed after the audit.
-        LeafRefused, ProofError: likewise.
-    """
+    """Audits an export, and replays it once more to be asked. Raises ExportRefused: code FAILED, the audit found something; no
+    answer from such a record would be worth anything; ExportChanged: it changed after the audit; LeafRefused, ProofError:
+    likewise."""
     report = verify_export(path, keys, owner_key=owner_key, now=now)
     if report.verdict == "FAILED":
         first = report.findings[0]

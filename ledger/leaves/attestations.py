@@ -87,11 +87,8 @@ def pack(number: int, signature: bytes) -> bytes:
 
 
 def unpack(data: bytes) -> tuple[int, bytes]:
-    """Reads what `pack` returned, strictly: an accepted byte string is exactly `pack` of the result.
-
-    Raises:
-        LedgerCorrupt: code ATTESTATION.
-    """
+    """Reads what `pack` returned, strictly: an accepted byte string is exactly `pack` of the result. Raises LedgerCorrupt: code
+    ATTESTATION."""
     try:
         value = cbor.decode(data, max_size=MAX_KEPT)
     except AttestError as error:

@@ -65,11 +65,8 @@ RECORDS: Final[dict[int, type[Any]]] = {
 
 
 def encode_leaf(leaf: Leaf) -> bytes:
-    """Returns the canonical bytes of a leaf: what is hashed, stored and exported.
-
-    Raises:
-        LeafRefused: if they do not fit an entry bundle.
-    """
+    """Returns the canonical bytes of a leaf: what is hashed, stored and exported. Raises LeafRefused: if they do not fit an
+    entry bundle."""
     if type(leaf) is records.Admit:
         return _ADMITS.encode(leaf)
     value = _header_map(leaf) if isinstance(leaf, Header) else _record_map(leaf)

@@ -464,11 +464,8 @@ def _shares(policy: Policy, derived: Iterable[StackBlock]) -> list[int]:
 
 
 def scheduled_blocks(policy: Policy, stack: Stack) -> tuple[HeaderBlock, ...]:
-    """Returns the blocks of a model under a policy, each with its noise: what a header has to say.
-
-    Raises:
-        ValueRefused: with budgets that cannot be settled, as `attest.schedule.allocation.budget_stds`.
-    """
+    """Returns the blocks of a model under a policy, each with its noise: what a header has to say. Raises ValueRefused: with
+    budgets that cannot be settled, as `attest.schedule.allocation.budget_stds`."""
     derived = derive(policy.classes, stack)
     told = zip(derived, _max_rule(policy, derived), _shares(policy, derived), strict=True)
     rows = [HeaderBlock(block.name, block.coordinates, block.classes, std, share) for block, std, share in told]
@@ -514,11 +511,8 @@ class HeaderSpec:
         return self.numerics.note(self.policy.policy, _scheduled_coordinates(self.scheduled))
 
     def header(self, *, origin: str, log_vkey: str, time: int) -> Header:
-        """Returns the header leaf.
-
-        Raises:
-            LeafRefused: code POLICY_UNSUPPORTED, nothing accounts for the noise of the policy; or as `Header`.
-        """
+        """Returns the header leaf. Raises LeafRefused: code POLICY_UNSUPPORTED, nothing accounts for the noise of the policy;
+        or as `Header`."""
         policy = self.policy.policy
         try:
             about = AccountantInfo(*accountants.describe(policy.accountant, policy.mechanism.name))

@@ -71,11 +71,8 @@ class WeightRecord(Checked):
 
 
 def ordered(records: Iterable[WeightRecord]) -> tuple[WeightRecord, ...]:
-    """Returns records in the one order that they are committed to in: by their first name.
-
-    Raises:
-        LeafRefused: two have the same first name, or there is none.
-    """
+    """Returns records in the one order that they are committed to in: by their first name. Raises LeafRefused: two have the
+    same first name, or there is none."""
     found = tuple(sorted(records, key=lambda record: record.names[0]))
     if not found or len({record.names[0] for record in found}) != len(found):
         raise LeafRefused("TYPE", "records of a model: expected at least one, each of a name of its own")

@@ -99,12 +99,8 @@ def parse_admitted(data: bytes) -> Admitted:
 
 
 def read_admitted(path: Path) -> Admitted:
-    """Reads such a file from a place.
-
-    Raises:
-        FileRefused: it cannot be read, or is too long to be one.
-        ProofError: code ADMITTED_FORMAT, as `parse_admitted`.
-    """
+    """Reads such a file from a place. Raises FileRefused: it cannot be read, or is too long to be one; ProofError: code
+    ADMITTED_FORMAT, as `parse_admitted`."""
     return parse_admitted(read_limited(path, MAX_ADMITTED_SIZE, "member record"))
 
 

@@ -212,11 +212,8 @@ def make_request(node: Node, note: bytes, since: int) -> bytes:
 
 
 def read_request(data: bytes) -> WitnessRequest:
-    """Reads a request back for its checkpoint; the proof is not looked at.
-
-    Raises:
-        WitnessRefused: code WITNESS_REQUEST, it is none.
-    """
+    """Reads a request back for its checkpoint; the proof is not looked at. Raises WitnessRefused: code WITNESS_REQUEST, it is
+    none."""
     head, blank, note = data.partition(b"\n\n")
     first = head.split(b"\n", 1)[0].decode("ascii", "replace")
     since = read_decimal(first.removeprefix("old ")) if first.startswith("old ") else None

@@ -182,11 +182,8 @@ class Memory:
         return self.directory / f"{_digest(origin.encode())}.{_SUFFIX[self.kind]}"
 
     def read(self, origin: str) -> Remembered | None:
-        """Returns what is remembered of a log, None for nothing.
-
-        Raises:
-            LedgerCorrupt: the file is not a checkpoint of that log, or not one that this auditor cosigned.
-        """
+        """Returns what is remembered of a log, None for nothing. Raises LedgerCorrupt: the file is not a checkpoint of that
+        log, or not one that this auditor cosigned."""
         path = self.path(origin)
         if not path.exists():
             return None
@@ -243,12 +240,8 @@ class Memory:
 
 
 def audited_checkpoint(reader: ExportReader, report: "AuditReport", keys: Sequence[str]) -> Checkpoint:
-    """Returns the checkpoint of an export, which must be the one that its audit saw.
-
-    Raises:
-        ExportChanged: code CHANGED.
-        NoteError: none of the keys signed it.
-    """
+    """Returns the checkpoint of an export, which must be the one that its audit saw. Raises ExportChanged: code CHANGED;
+    NoteError: none of the keys signed it."""
     offered = parse_checkpoint(open_note(reader.checkpoint, keys).text)
     if (offered.origin, offered.size, offered.root.hex()) != (report.origin, report.size, report.root_hex):
         raise ExportChanged("CHANGED", "the checkpoint changed while it was audited; audit a copy that nobody writes")

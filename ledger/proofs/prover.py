@@ -77,12 +77,8 @@ class TileTree:
         self._tiles: dict[tuple[int, int], list[list[bytes]]] = {}
 
     def node(self, level: int, index: int) -> bytes:
-        """Returns the hash of a perfect subtree.
-
-        Raises:
-            ProofError: the tree has none there, or a tile has another length than its width asks for; code HASHES_GONE where
-                the hashes below it are gone, and it with them.
-        """
+        """Returns the hash of a perfect subtree. Raises ProofError: the tree has none there, or a tile has another length than
+        its width asks for; code HASHES_GONE where the hashes below it are gone, and it with them."""
         if (index + 1) << level > self._size:
             raise ProofError("NODE", f"a tree of {self._size} leaves has no perfect subtree {index} of {1 << level} leaves")
         row, height = divmod(level, layout.TILE_HEIGHT)
@@ -127,11 +123,8 @@ def tree_root(node: Node, size: int) -> bytes:
 
 
 def inclusion_proof(node: Node, index: int, size: int) -> list[bytes]:
-    """Returns the audit path of leaf ``index`` in the tree of ``size`` leaves (RFC 6962, 2.1.1), leaf side first.
-
-    Raises:
-        ProofError: if the index is not in the tree.
-    """
+    """Returns the audit path of leaf ``index`` in the tree of ``size`` leaves (RFC 6962, 2.1.1), leaf side first. Raises
+    ProofError: if the index is not in the tree."""
     if type(index) is not int or not 0 <= index < size:
         raise ProofError("INDEX", f"a tree of {size} leaves has no leaf {index!r}")
     path: list[bytes] = []
@@ -149,11 +142,8 @@ def inclusion_proof(node: Node, index: int, size: int) -> list[bytes]:
 
 
 def consistency_proof(node: Node, old_size: int, size: int) -> list[bytes]:
-    """Returns the proof that the tree of ``size`` leaves extends that of its first ``old_size`` (RFC 6962, 2.1.2).
-
-    Raises:
-        ProofError: unless 1 <= old_size <= size.
-    """
+    """Returns the proof that the tree of ``size`` leaves extends that of its first ``old_size`` (RFC 6962, 2.1.2). Raises
+    ProofError: unless 1 <= old_size <= size."""
     if type(old_size) is not int or not 1 <= old_size <= size:
         raise ProofError("CONSISTENCY", f"the old size must lie in 1..{size}, got {old_size!r}")
     path: list[bytes] = []
@@ -204,13 +194,8 @@ class ExportReader:
     """Reads a directory in the layout of an export. What its note claims is to be verified before it is relied on."""
 
     def __init__(self, base: Path) -> None:
-        """Reads the checkpoint.
-
-        Raises:
-            LedgerCorrupt: it cannot be read.
-            NoteError: it is no checkpoint.
-            ProofError: what it keeps of gone hashes is damaged.
-        """
+        """Reads the checkpoint. Raises LedgerCorrupt: it cannot be read; NoteError: it is no checkpoint; ProofError: what it
+        keeps of gone hashes is damaged."""
         self.base = base
         self.checkpoint = _read(base, layout.CHECKPOINT)
         self.claimed = peek_checkpoint(self.checkpoint)

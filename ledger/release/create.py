@@ -176,10 +176,7 @@ def describe(log: Ledger, files: tuple[ReleasedFile, ...], *, now: int) -> Manif
 
 def closest(log: Ledger, files: tuple[ReleasedFile, ...]) -> Commitment | None:
     """Returns the epoch whose weights the files are, else the one that they share most tensors with; the later of equal ones.
-
-    Raises:
-        LedgerCorrupt: the records of an epoch are not what its leaf commits to.
-    """
+    Raises LedgerCorrupt: the records of an epoch are not what its leaf commits to."""
     best, most = None, (-1, -1)
     for epoch in reversed(log.state.epochs):
         records = log.weights_of(epoch.model_digest)

@@ -205,11 +205,8 @@ def check_path(path: object) -> str:
 
 
 def check_distinct(paths: Iterable[str]) -> None:
-    """Refuses paths of which two are one file, or a file and a folder, where case does not count.
-
-    Raises:
-        ReleaseRefused: code CASE.
-    """
+    """Refuses paths of which two are one file, or a file and a folder, where case does not count. Raises ReleaseRefused: code
+    CASE."""
     seen: dict[str, str] = {}
     folders: dict[str, str] = {}
     for path in paths:
@@ -259,12 +256,8 @@ def listed(base: Path, left_out: Iterable[str] = ()) -> list[str]:
 
 
 def digested(base: Path, path: str) -> Digested:
-    """Digests one file of a directory, and each tensor in it if it is a safetensors file, or finds its form; reads it
-    once.
-
-    Raises:
-        ReleaseRefused: code UNREADABLE or NOT_A_FILE; SAFETENSORS if a file of that name is of another form.
-    """
+    """Digests one file of a directory, and each tensor in it if it is a safetensors file, or finds its form; reads it once.
+    Raises ReleaseRefused: code UNREADABLE or NOT_A_FILE; SAFETENSORS if a file of that name is of another form."""
     with opened(base, path) as stream:
         whole = hashlib.sha256()
         size = 0
@@ -287,11 +280,8 @@ def digested(base: Path, path: str) -> Digested:
 
 @contextmanager
 def opened(base: Path, path: str) -> Iterator[BinaryIO]:
-    """Opens a regular file below a directory; no part of its path may be a link.
-
-    Raises:
-        ReleaseRefused: code UNREADABLE or NOT_A_FILE, or PATH as `check_path`.
-    """
+    """Opens a regular file below a directory; no part of its path may be a link. Raises ReleaseRefused: code UNREADABLE or
+    NOT_A_FILE, or PATH as `check_path`."""
     *folders, name = check_path(path).split("/")
     held: list[int] = []
     try:
@@ -321,11 +311,8 @@ MAX_NAMED: Final = 50
 
 
 def differences(directory: Path, files: Sequence[Digested], left_out: Sequence[str]) -> Iterator[Finding]:
-    """Names every file that is missing, not in the manifest, or another than it says.
-
-    Raises:
-        ReleaseRefused: the directory has what no release can have (`ledger.release.files.listed`).
-    """
+    """Names every file that is missing, not in the manifest, or another than it says. Raises ReleaseRefused: the directory has
+    what no release can have (`ledger.release.files.listed`)."""
     found = set(listed(directory, left_out))
     expected = {file.path: file for file in files}
     for path in islice(sorted(expected.keys() - found), MAX_NAMED):

@@ -125,11 +125,8 @@ class Manifest:
         return files_digest(self.files)
 
     def epsilon_micro(self, artifact: str, place: int) -> int | None:
-        """Returns what an artifact costs the contributions of a class, in 1e-6: 0 without a path, None if it is public.
-
-        Raises:
-            ReleaseRefused: code ARTIFACT, there is none of that name.
-        """
+        """Returns what an artifact costs the contributions of a class, in 1e-6: 0 without a path, None if it is public. Raises
+        ReleaseRefused: code ARTIFACT, there is none of that name."""
         for part in self.artifacts:
             if part.name == artifact:
                 return self.classes[place].epsilon_micro if part.influenced_by[place] else 0

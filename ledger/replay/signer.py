@@ -82,11 +82,8 @@ class Timeline:
         return self.at(size) <= time and (now is None or not is_ahead(time, now))
 
     def require_not_ahead(self, now: int) -> None:
-        """Holds the times since the last CLOCK leaf against a clock; what that leaf took back is told, and no fault.
-
-        Raises:
-            LeafRefused: code CLOCK, with the position of the first leaf that lies ahead.
-        """
+        """Holds the times since the last CLOCK leaf against a clock; what that leaf took back is told, and no fault. Raises
+        LeafRefused: code CLOCK, with the position of the first leaf that lies ahead."""
         if not is_ahead(self.last, now):
             return
         since = self.sets[-1].seq if self.sets else 0
@@ -164,11 +161,8 @@ class KeyChain:
         return tuple(dict.fromkeys((self.at(max(1, size - 1)), self.at(size))))
 
     def open_note(self, data: bytes) -> tuple[Note, Checkpoint]:
-        """Verifies a checkpoint of the ledger under the keys that must have signed one of its size.
-
-        Raises:
-            NoteError: it is malformed; code LOG_KEY if a key that must have signed it has not.
-        """
+        """Verifies a checkpoint of the ledger under the keys that must have signed one of its size. Raises NoteError: it is
+        malformed; code LOG_KEY if a key that must have signed it has not."""
         size = peek_checkpoint(data).size
         required = self.required(size)
         try:

@@ -310,11 +310,8 @@ class Tally:
         return found if found is not None and found.covers(seq) else None
 
     def propose(self, seq: int, time: int) -> tuple[Summary, list[Aggregate]]:
-        """Returns the SUMMARY leaf over all epochs past the horizon, and the aggregates that it commits to.
-
-        Raises:
-            LeafRefused: code RETENTION if the policy keeps everything, NOTHING_DUE if no epoch is past the horizon.
-        """
+        """Returns the SUMMARY leaf over all epochs past the horizon, and the aggregates that it commits to. Raises LeafRefused:
+        code RETENTION if the policy keeps everything, NOTHING_DUE if no epoch is past the horizon."""
         self._check_policy()
         due = len(self._closed) - self._horizon
         if due <= 0:
