@@ -116,11 +116,8 @@ _NO_CONTENT: Final = bytes(COMMITMENT_SIZE)
 
 @dataclass(frozen=True, slots=True)
 class CommonTerms:
-    """Holds the terms that attestations share which were signed together.
-
-    Args:
-        signed: the descriptor with 32 zero bytes in place of the commitment to the content.
-    """
+    """Holds the terms that attestations share which were signed together. `signed`: the descriptor with 32 zero bytes in place
+    of the commitment to the content."""
 
     signed: SignedDescriptor
     key_id: bytes

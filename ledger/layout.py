@@ -113,10 +113,7 @@ def width_of(n: int, size: int) -> int:
 
 def file_paths(size: int, retained: int = 0, has_tile: HasTile | None = None) -> Iterator[str]:
     """Yields the names of all files of an export but `REGISTRY` and those of `attestation_paths`, which may be left out.
-
-    Args:
-        has_tile: tells the hash tiles that are there, where leaf hashes are gone.
-    """
+    `has_tile`: tells the hash tiles that are there, where leaf hashes are gone."""
     yield CHECKPOINT
     yield POLICY
     if retained:

@@ -42,14 +42,8 @@ class Frontier:
     __slots__ = ("_stack", "size")
 
     def __init__(self, size: int = 0, hashes: Sequence[bytes] = ()) -> None:
-        """Restores a frontier.
-
-        Args:
-            hashes: one 32-byte hash per set bit of ``size``, largest subtree first.
-
-        Raises:
-            ProofError: if the number or the length of the hashes does not fit the size.
-        """
+        """Restores a frontier. `hashes`: one 32-byte hash per set bit of ``size``, largest subtree first. Raises ProofError: if
+        the number or the length of the hashes does not fit the size."""
         _check_size(size, "size")
         stack = list(hashes)
         if len(stack) != size.bit_count():
@@ -110,7 +104,6 @@ class SlotTree:
     __slots__ = ("_changed", "_levels", "_rooted")
 
     def __init__(self) -> None:
-        """Begins empty."""
         self._levels = [bytearray()]
         self._changed: set[int] = set()  # of the leaves that were there when the root was last asked for
         self._rooted = 0

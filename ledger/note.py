@@ -32,11 +32,8 @@ _SIGNATURE_LINE = re.compile(r"— ([^ ]+) ([A-Za-z0-9+/]+={0,2})")
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """Holds one signature of a note that was verified.
-
-    Attributes:
-        since: position of the first SUMMARY leaf that a statement on summaries vouches for, None for other signatures.
-    """
+    """Holds one signature of a note that was verified. `since`: position of the first SUMMARY leaf that a statement on
+    summaries vouches for, None for other signatures."""
 
     key: VerifierKey
     timestamp: int | None
@@ -45,11 +42,8 @@ class Signature:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Holds a note whose text is signed by at least one of the given keys.
-
-    Attributes:
-        ignored: name and key id of each line by a key that was not given: it counts for nothing, but readers should hear of it.
-    """
+    """Holds a note whose text is signed by at least one of the given keys. `ignored`: name and key id of each line by a key
+    that was not given: it counts for nothing, but readers should hear of it."""
 
     text: str
     signatures: tuple[Signature, ...]

@@ -49,7 +49,6 @@ class Subtrees:
     __slots__ = ("_firsts", "_hashes", "_levels", "_places", "size")
 
     def __init__(self) -> None:
-        """Begins empty."""
         self.size = 0
         self._hashes = bytearray()
         # Of every piece above level 0: first leaf, number among all pieces, level. Between two of them lie single leaves.
@@ -164,10 +163,7 @@ def hash_tiles(hashes: Sequence[bytes]) -> Iterator[tuple[str, bytes]]:
 
 
 def upper_tiles(roots: Subtrees, size: int, has_tile: layout.HasTile | None = None) -> Iterator[tuple[str, bytes]]:
-    """Yields (name, content) of the hash tiles above level 0.
-
-    Args:
-        has_tile: tells which tiles there are, where hashes are gone.
+    """Yields (name, content) of the hash tiles above level 0. `has_tile`: tells which tiles there are, where hashes are gone.
     """
     for row in range(1, layout.level_count(size)):
         height = layout.TILE_HEIGHT * (row - 1)

@@ -148,14 +148,9 @@ class TrustPolicy:
         return self.judged_since(found, EARLIEST)
 
     def judged_since(self, found: TrustedCheckpoint, since: int) -> TrustedCheckpoint:
-        """Returns an opened checkpoint without the cosignatures that are older than a leaf under it.
-
-        Args:
-            since: time of the last leaf under it that the caller knows of: who cosigned before had not seen that.
-
-        Raises:
-            TrustError: code QUORUM, the others are no quorum.
-        """
+        """Returns an opened checkpoint without the cosignatures that are older than a leaf under it. `since`: time of the last
+        leaf under it that the caller knows of: who cosigned before had not seen that. Raises TrustError: code QUORUM, the
+        others are no quorum."""
         early = tuple(item for item in found.cosigned if (item.timestamp or 0) < since)
         cosigned, misdated = tuple(item for item in found.cosigned if item not in early), (*found.misdated, *early)
         if not self.satisfied({item.key for item in cosigned}):

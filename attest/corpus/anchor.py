@@ -90,11 +90,7 @@ def anchor_of(descriptor: ContributionDescriptor, *, time: int, opened: bool = F
 
 
 def sign_anchor(anchor: ContentAnchor, key: Signer | Ed25519PrivateKey, *, issuer: str) -> tuple[bytes, bytes]:
-    """Signs an anchor; returns payload and COSE_Sign1 message.
-
-    Args:
-        issuer: of the descriptor: a record tells no name either.
-    """
+    """Signs an anchor; returns payload and COSE_Sign1 message. `issuer`: of the descriptor: a record tells no name either."""
     payload = anchor.to_cbor()
     return payload, sign1.sign(payload, key, contributor=issuer, typ=sign1.TYP_ANCHOR)
 
@@ -105,7 +101,14 @@ def read_anchor(path: str | os.PathLike[str]) -> tuple[bytes, bytes]:
 
 
 def verify_anchor(payload: bytes, message: bytes, public_key: bytes) -> ContentAnchor:
-    """Checks an anchor under one key. Raises CborError, SignatureRefused, KeyRefused, ValueRefused: what was refused."""
+    """Checks an anchor under one key.
+
+    Guarantee: on return, the holder of `public_key` signed exactly this record, as an anchor and as nothing else. Whether that
+    key is of the contributor whose attestation was admitted, a ledger tells by its id (`ledger.views.trace`).
+
+    Raises:
+        CborError, SignatureRefused, KeyRefused, ValueRefused: What was refused; code SIG_BAD for another key's signature.
+    """
     sign1.verify(message, payload, public_key, typ=sign1.TYP_ANCHOR)
     return ContentAnchor.from_cbor(payload)
 

@@ -40,11 +40,8 @@ class Item(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """Yields the contributions below a directory, in a fixed order.
-
-    Args:
-        only: Name of the one piece of data that counts, None for all.
-    """
+    """Yields the contributions below a directory, in a fixed order. `only`: name of the one piece of data that counts, None for
+    all."""
 
     root: Path
     only: str | None = None
@@ -151,7 +148,11 @@ class Corpus:
 
 
 class Contents:
-    """Reads the bytes at many locators below a directory; a file stays open until the next one is asked for."""
+    """Reads the bytes at many locators below a directory; a file stays open until the next one is asked for.
+
+    Guarantee: as `attest.corpus.records.open_beneath`, of every file. A file that is replaced under its name in between is read
+    to its end as it was: compare hashes, as after `Corpus.read`.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root

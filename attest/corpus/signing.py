@@ -147,16 +147,9 @@ def sign_corpus(
     template: SigningTemplate,
     progress: Callable[[int], None] | None = None,
 ) -> int:
-    """Signs a file, every record of a JSONL file, or every file of a folder; returns how many contributions.
-
-    Args:
-        out_path: Where the attestations go; None for the data's name with `.attest` added, where the gate looks. The file
-            appears complete or not at all.
-
-    Raises:
-        CorpusRefused: The data cannot be read or holds no contribution.
-        KeyRefused: The signer refused.
-    """
+    """Signs a file, every record of a JSONL file, or every file of a folder; returns how many contributions. `out_path`: where
+    the attestations go; None for the data's name with `.attest` added, where the gate looks. The file appears complete or not
+    at all. Raises CorpusRefused: the data cannot be read or holds no contribution; KeyRefused: the signer refused."""
     data = Path(os.path.abspath(data_path))
     if not os.path.lexists(data):
         raise CorpusRefused("CONTENT_MISSING", f"no data at {os.fspath(data_path)!r}; check the path")

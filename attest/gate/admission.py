@@ -130,11 +130,8 @@ _in_common = attrgetter(*(item.name for item in fields(ContributionDescriptor) i
 
 
 class Refusal(NamedTuple):
-    """Says why a contribution may not be used.
-
-    Args:
-        contributor: whom the descriptor names, which may be false before the signature was checked.
-    """
+    """Says why a contribution may not be used. `contributor`: whom the descriptor names, which may be false before the
+    signature was checked."""
 
     code: ReasonCode
     sentence: str

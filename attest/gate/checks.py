@@ -107,11 +107,8 @@ class Examiner:
     def examine(
         self, descriptor: bytes, message: bytes, opening: bytes, content_hash: bytes | None, *, verified: bool = False
     ) -> Passed | Refusal:
-        """Judges one contribution by itself.
-
-        Args:
-            verified: This very attestation passed before with this content, as for `examine`; spares the signature alone.
-        """
+        """Judges one contribution by itself. `verified`: this very attestation passed before with this content, as for
+        `examine`; spares the signature alone."""
         parts = split(descriptor, opening)
         if parts is not None and parts.content_hash == content_hash:
             form = self._known.get(parts.rest)

@@ -55,11 +55,8 @@ class Work:
 
 
 class Workers:
-    """Runs a pool of examining processes; a context manager that ends them.
-
-    Args:
-        spare: Whether a worker that ends before it has started is done without.
-    """
+    """Runs a pool of examining processes; a context manager that ends them. `spare`: whether a worker that ends before it has
+    started is done without."""
 
     def __init__(self, count: int, policy: Policy, registry: Registry, now: int, *, spare: bool = False) -> None:
         # In a frozen program, the interpreter's path is that program: to start it would run all of it again, and again.

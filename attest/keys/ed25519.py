@@ -266,14 +266,9 @@ def _verifier(raw: bytes) -> Ed25519PublicKey:
 def save_private_key(
     path: str | os.PathLike[str], key: Ed25519PrivateKey, passphrase: str | bytes | None = None, *, form: KeyForm = "pem"
 ) -> None:
-    """Writes a private key, readable by its owner alone, never over an existing file nor through a symbolic link.
-
-    Args:
-        form: `pem` for PKCS#8 (RFC 5958), `openssh` for what `ssh-add` of every OpenSSH reads.
-
-    Raises:
-        KeyRefused: Code EXISTS, FILE, PASSPHRASE (an empty one) or BCRYPT (missing for an encrypted OpenSSH file).
-    """
+    """Writes a private key, readable by its owner alone, never over an existing file nor through a symbolic link. `form`: `pem`
+    for PKCS#8 (RFC 5958), `openssh` for what `ssh-add` of every OpenSSH reads. Raises KeyRefused: code EXISTS, FILE, PASSPHRASE
+    (an empty one) or BCRYPT (missing for an encrypted OpenSSH file)."""
     data = _private_bytes(key, _passphrase_bytes(passphrase), form)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
     try:

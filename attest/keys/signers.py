@@ -185,14 +185,8 @@ def agent_path() -> str:
 
 
 def identities(path: str | None = None, timeout: float = TIMEOUT) -> list[bytes]:
-    """Returns the raw Ed25519 public keys that an agent holds, in its order; keys of other kinds are left out.
-
-    Args:
-        path: The agent's socket; default: the environment variable SSH_AUTH_SOCK.
-
-    Raises:
-        KeyRefused: Code AGENT or AGENT_REFUSED.
-    """
+    """Returns the raw Ed25519 public keys that an agent holds, in its order; keys of other kinds are left out. `path`: the
+    agent's socket; default: the environment variable SSH_AUTH_SOCK. Raises KeyRefused: code AGENT or AGENT_REFUSED."""
     with _Connection(agent_path() if path is None else path, timeout) as connection:
         connection.send(bytes([_REQUEST_IDENTITIES]))
         return parse_identities(connection.receive(_IDENTITIES_ANSWER, "to list its keys"))

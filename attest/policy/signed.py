@@ -55,14 +55,8 @@ def verify_policy(payload: bytes, message: bytes, owner_public_key: bytes) -> Si
 
 
 def open_policy(path: str | os.PathLike[str], owner_public_key: bytes) -> SignedPolicy:
-    """Opens a `.cose` policy file.
-
-    Args:
-        owner_public_key: obtained from the owner by a trusted way.
-
-    Raises:
-        PolicyRefused: Unreadable, unsigned, signed by another key, or malformed.
-    """
+    """Opens a `.cose` policy file. `owner_public_key`: obtained from the owner by a trusted way. Raises PolicyRefused:
+    unreadable, unsigned, signed by another key, or malformed."""
     try:
         payload, message = signed_file.read(path, what="signed policy")
     except FileRefused as error:

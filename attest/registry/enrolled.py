@@ -41,11 +41,8 @@ _MAX_TERMS: Final = 1 << 15
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Holds contributors with one key each, enrolled one after the other for one time and the same classes.
-
-    Args:
-        principals: commitments, 32 bytes each, as of names and keys; None if none is stated.
-    """
+    """Holds contributors with one key each, enrolled one after the other for one time and the same classes. `principals`:
+    commitments, 32 bytes each, as of names and keys; None if none is stated."""
 
     names: bytes
     keys: bytes

@@ -169,14 +169,8 @@ class RegistryLog:
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], key: Signer | Ed25519PrivateKey, *, owner: str, now: int) -> "RegistryLog":
-        """Starts a registry in which nobody is enrolled yet.
-
-        Args:
-            owner: Identifier of the owner, who signs every entry under this name.
-
-        Raises:
-            RegistryRefused: Code EXISTS, or what is wrong with the arguments.
-        """
+        """Starts a registry in which nobody is enrolled yet. `owner`: identifier of the owner, who signs every entry under this
+        name. Raises RegistryRefused: code EXISTS, or what is wrong with the arguments."""
         signer, entry = as_signer(key), Entry(0, NO_ROOT, now, (Create(secrets.token_bytes(16), owner),))
         payload = entry.to_cbor()
         message = sign1.sign(payload, signer, contributor=owner, typ=sign1.TYP_REGISTRY)
@@ -201,7 +195,7 @@ class RegistryLog:
     def append(
         self, actions: Iterable[Action], *, now: int, progress: Callable[[int], None] | None = None, look_alikes: bool = False
     ) -> Registry:
-        """Signs actions as one entry, or as several if they do not fit into one, and write them.
+        """Signs actions as one entry, or as several if they do not fit into one, and writes them.
 
         Every key enrolled goes through the whole of `check_public_key` here, about a millisecond each.
 

@@ -229,14 +229,8 @@ class State:
         return by_name, missing
 
     def accept(self, payload: bytes, message: bytes, owner_key: bytes | None) -> None:
-        """Takes one entry further, or refuse it.
-
-        Args:
-            owner_key: 32 raw bytes of the owner's key; None to look without verifying, for display only.
-
-        Raises:
-            RegistryRefused: With the number of the entry and the code of what is wrong with it.
-        """
+        """Takes one entry further, or refuses it. `owner_key`: 32 raw bytes of the owner's key; None to look without verifying,
+        for display only. Raises RegistryRefused: with the number of the entry and the code of what is wrong with it."""
         try:
             issuer = _issuer(payload, message, owner_key)
             if not self._enrol_runs(payload, issuer):

@@ -37,11 +37,8 @@ class Told(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Holds what every reader of one text needs.
-
-    Attributes:
-        places: Keys by the table that they belong to, for whoever wrote one into another table.
-    """
+    """Holds what every reader of one text needs. `places`: keys by the table that they belong to, for whoever wrote one into
+    another table."""
 
     error: Refused
     places: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -198,11 +195,7 @@ class Word(Kind):
 
 @dataclass(frozen=True)
 class Text(Kind):
-    """Text of a form.
-
-    Args:
-        example: A text that does, for the sentence.
-    """
+    """Takes text of a form. `example`: a text that does, for the sentence."""
 
     pattern: re.Pattern[str]
     example: str
@@ -218,11 +211,7 @@ class Text(Kind):
 
 @dataclass(frozen=True)
 class Whole(Kind):
-    """A whole number from `low` to `high`.
-
-    Args:
-        unit: What is counted, if that is a unit.
-    """
+    """Takes a whole number from `low` to `high`. `unit`: what is counted, if that is a unit."""
 
     low: int
     high: int
@@ -247,11 +236,8 @@ class Whole(Kind):
 
 @dataclass(frozen=True)
 class Scaled(Kind):
-    """A decimal, signed as a count of its last place, so that no rounding enters a comparison.
-
-    Args:
-        places: Decimals that a person may write.
-    """
+    """Takes a decimal, signed as a count of its last place, so that no rounding enters a comparison. `places`: decimals that a
+    person may write."""
 
     low: int
     high: int

@@ -16,11 +16,7 @@ from attest.schema.kinds import Kind, Told
 
 
 class Quick(Kind):
-    """A kind that one test tells.
-
-    Attributes:
-        code: How anything else is refused.
-    """
+    """Checks a kind that one test tells. `code`: how anything else is refused."""
 
     fits: Callable[[Any], bool]
     type: type[Any]
@@ -41,7 +37,7 @@ class Tested(Quick):
 
 
 class Count(Tested):
-    """A whole number from `low` to `high`, in a unit."""
+    """Takes a whole number from `low` to `high`, in a unit."""
 
     type = int
     code = "RANGE"

@@ -27,11 +27,7 @@ def parse_document(cls: type, text: Any, *, what: str, error: Refused) -> Any:
 
 
 def read_table(cls: type, table: Mapping[str, Any], where: str, reading: Reading, outer: Told | None = None) -> Any:
-    """Reads a document from a table of TOML.
-
-    Args:
-        outer: Name of the document in the one around it.
-    """
+    """Reads a document from a table of TOML. `outer`: name of the document in the one around it."""
     items = [item for item in declarations(cls) if item.written]
     shown = None
     if hasattr(cls, "TELLS"):

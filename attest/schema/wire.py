@@ -23,11 +23,8 @@ def encode_document(document: Any, schema: str) -> bytes:
 
 
 def encode_map(document: Any, cls: type | None = None) -> dict[int, Any]:
-    """Returns a document as a map of plain values: optional fields at their default are left out, None else is null.
-
-    Args:
-        cls: Whose fields are written, of a document that has those of two; its own class where None.
-    """
+    """Returns a document as a map of plain values: optional fields at their default are left out, None else is null. `cls`:
+    whose fields are written, of a document that has those of two; its own class where None."""
     form = map_of(cls or type(document))
     plain = dict(zip(form.labels, form.read(document), strict=True))
     for item in form.optional:
@@ -105,10 +102,7 @@ def decode_map(cls: type, plain: Any, what: str, error: Refused) -> Any:
 
 
 def decode_row(cls: type, plain: Any, what: str, error: Refused, *, code: str = "TYPE") -> Any:
-    """Reads a document that is an array of its fields.
-
-    Args:
-        code: How something else than an array of as many values is refused.
+    """Reads a document that is an array of its fields. `code`: how something else than an array of as many values is refused.
     """
     row = row_of(cls)
     if type(plain) is not list or len(plain) != len(row.names):

@@ -306,7 +306,6 @@ class Shown:
     """
 
     def __init__(self, export: Export, fault: Report) -> None:
-        """Begins before leaf 0."""
         self._export, self._fault = export, fault
         self._n, self._admits = -1, 0
         self._entries: list[bytes] | None = []

@@ -30,7 +30,6 @@ class AttestedPool:
     """
 
     def __init__(self, classes: int) -> None:
-        """Begins without a contribution."""
         self._active, self._not_before, self._not_after, self._revoked_at = (array("q") for _ in range(4))
         self._ends: list[tuple[int, int]] = []
         self._revocations: list[tuple[int, int]] = []

@@ -16,11 +16,8 @@ Verdict = Literal["FULL", "SUMMARISED", "TOLD", "SIGNED", "FAILED"]
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """Explains a word.
-
-    Attributes:
-        code: exit code of a command that ends with this verdict (`exit_code`); 0 for a qualifier, which decides none.
-    """
+    """Explains a word. `code`: exit code of a command that ends with this verdict (`exit_code`); 0 for a qualifier, which
+    decides none."""
 
     sentence: str
     remedy: str
@@ -196,11 +193,7 @@ def headline(verdict: Verdict, qualifiers: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Names something that is wrong.
-
-    Attributes:
-        where: the file of the export, or ``seq N`` for the meaning of a leaf.
-    """
+    """Names something that is wrong. `where`: the file of the export, or ``seq N`` for the meaning of a leaf."""
 
     code: str
     where: str
@@ -474,7 +467,6 @@ class Kinds:
     """Takes every leaf of a run in order, and keeps a row per kind."""
 
     def __init__(self, header: Leaf) -> None:
-        """Begins with leaf 0."""
         self._rows: dict[type, tuple[int, int, int]] = {}
         self.see(header)
 

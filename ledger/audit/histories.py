@@ -127,7 +127,6 @@ class Anchors:
     """
 
     def __init__(self) -> None:
-        """Begins before the first admission."""
         self._numbers, self._all = DigestTable(), bytearray()
 
     def see(self, leaf: Leaf, run: Replay) -> None:

@@ -262,11 +262,8 @@ def _times(notes_of_tree: Iterable[Carried], counts: Callable[[int], bool]) -> d
 def judge_summaries(
     run: RetainedReplay, nodes: KeptNodes | None, carried: Sequence[Carried], now: int, fault: Report, remarks: Remarks
 ) -> tuple[SummaryRow, ...]:
-    """Returns a row per SUMMARY leaf, and reports what is pruned though no quorum of auditors vouches for it.
-
-    Args:
-        carried: the checkpoints of the export; what auditors say below any of them counts together.
-    """
+    """Returns a row per SUMMARY leaf, and reports what is pruned though no quorum of auditors vouches for it. `carried`: the
+    checkpoints of the export; what auditors say below any of them counts together."""
     summaries = run.tally.summaries
     try:
         notes = [{item.size: item.data} for item in carried]

@@ -98,8 +98,8 @@ def verify_export(
         keys: verifier keys of the log, obtained from a place that the exporter does not control.
         owner_key: raw public key of the corpus owner, likewise; without it the header's own counts (UNPINNED).
         require_quorum: fail unless as many of the policy's auditors, and of its witnesses, as it asks for have cosigned.
-        now: the auditor's clock, POSIX seconds; that of this machine without. Times may lie `attest.schema.plain.AHEAD_SECONDS`
-        ahead.
+        now: the auditor's clock, POSIX seconds; that of this machine without. Times may lie
+            `attest.schema.plain.AHEAD_SECONDS` ahead.
         max_age: fail if the last leaf, and every cosignature that counts, is older than this many seconds; None for any age. An
             operator who shows an old export shows nothing wrong, only less than there is.
         minimum_size: fail if the checkpoint has fewer leaves: the largest size that the auditor knows of; None for unknown.
@@ -328,11 +328,7 @@ def _describe(run: Replay, report: dict[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class OpenedExport:
-    """Holds an export that passed its audit.
-
-    Attributes:
-        leaves: all of them in order, of pruned ones what stands in for them.
-    """
+    """Holds an export that passed its audit. `leaves`: all of them in order, of pruned ones what stands in for them."""
 
     report: AuditReport
     run: Replay

@@ -101,13 +101,7 @@ def unpack(data: bytes) -> tuple[int, bytes]:
 
 
 def orphans(terms: Iterable[tuple[int, bytes]], attestations: Iterable[tuple[int, bytes]]) -> list[int]:
-    """Returns the numbers of terms that are there and belong to no attestation.
-
-    Args:
-        terms: numbers and bytes of all, b"" for those that are gone.
-
-    Raises:
-        LedgerCorrupt: as `unpack`.
-    """
+    """Returns the numbers of terms that are there and belong to no attestation. `terms`: numbers and bytes of all, b"" for
+    those that are gone. Raises LedgerCorrupt: as `unpack`."""
     used = {unpack(data)[0] for _, data in attestations}
     return [number for number, data in terms if data and number not in used]

@@ -344,11 +344,8 @@ class Header(Checked):
         return allocation.effective_std([schedule.phase_std(block.std, scale_micro) for block in own], shares)
 
     def trust_policy(self, log_vkey: str | None = None) -> TrustPolicy:
-        """Returns the C2SP trust policy of this ledger: its key, and the quorums that its policy asks for.
-
-        Args:
-            log_vkey: the key that signs it by now; that of the header without.
-        """
+        """Returns the C2SP trust policy of this ledger: its key, and the quorums that its policy asks for. `log_vkey`: the key
+        that signs it by now; that of the header without."""
         policy = self.policy
         quorums = (policy.auditors, policy.auditor_quorum or 0, policy.witnesses, policy.witness_quorum or 0)
         return auditors_policy(log_vkey or self.log_vkey, *quorums)

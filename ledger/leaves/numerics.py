@@ -67,11 +67,7 @@ _DEVICE_NOTE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Numerics:
-    """The trainer's word on what no policy fixes.
-
-    Attributes:
-        generator: where the noise was drawn, `HOST` or `DEVICE`.
-    """
+    """The trainer's word on what no policy fixes. `generator`: where the noise was drawn, `HOST` or `DEVICE`."""
 
     precision: str = FLOAT32
     generator: str = HOST

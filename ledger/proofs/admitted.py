@@ -105,14 +105,8 @@ def read_admitted(path: Path) -> Admitted:
 
 
 def prove_admitted(summary_seq: int, aggregates: Sequence[Aggregate], shown: ShownMember) -> Admitted:
-    """Makes the proof of a member.
-
-    Args:
-        aggregates: all to which it commits, in order.
-
-    Raises:
-        ProofError: code NO_LEAF, none of them has the member.
-    """
+    """Makes the proof of a member. `aggregates`: all to which it commits, in order. Raises ProofError: code NO_LEAF, none of
+    them has the member."""
     place = next((place for place, found in enumerate(aggregates) if found.covers(shown.member.seq)), None)
     if place is None:
         raise ProofError("NO_LEAF", f"leaf {summary_seq} does not speak for the ADMIT leaf {shown.member.seq}")

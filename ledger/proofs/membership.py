@@ -35,10 +35,7 @@ MAX_MEMBER_SIZE: Final = 8_192
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """Holds what a membership file says; nothing of it is verified.
-
-    Attributes:
-        place: its place among all who joined the group, from 0.
+    """Holds what a membership file says; nothing of it is verified. `place`: its place among all who joined the group, from 0.
     """
 
     leaf: int

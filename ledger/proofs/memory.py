@@ -57,12 +57,8 @@ Contradiction = Literal["FORK", "ROLLBACK"]
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Holds two checkpoints of one log.
-
-    Attributes:
-        prefix: where the note offered is of the larger tree, the root of that tree's first leaves, as many as the remembered
-            one has; else None.
-    """
+    """Holds two checkpoints of one log. `prefix`: where the note offered is of the larger tree, the root of that tree's first
+    leaves, as many as the remembered one has; else None."""
 
     remembered: bytes
     offered: bytes
@@ -79,12 +75,8 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Names what evidence shows.
-
-    Attributes:
-        kind: FORK, two histories under the log's own signature; or ROLLBACK, a smaller tree offered after a larger one, which
-            an old copy does too.
-    """
+    """Names what evidence shows. `kind`: FORK, two histories under the log's own signature; or ROLLBACK, a smaller tree offered
+    after a larger one, which an old copy does too."""
 
     kind: Contradiction
     remembered: Checkpoint
@@ -154,11 +146,7 @@ _SUFFIX: Final[dict[Kind, str]] = {"cosigned": "note", "seen": "seen"}
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """Holds the latest checkpoint of a log.
-
-    Attributes:
-        time: POSIX seconds of the cosignature; 0 where none was asked for.
-    """
+    """Holds the latest checkpoint of a log. `time`: POSIX seconds of the cosignature; 0 where none was asked for."""
 
     note: bytes
     checkpoint: Checkpoint

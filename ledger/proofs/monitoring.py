@@ -116,11 +116,7 @@ class WatchedRow:
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """Says something that the contributor should act on.
-
-    Attributes:
-        code: a key of `ALARMS`, or the code of a finding of the audit.
-    """
+    """Says something that the contributor should act on. `code`: a key of `ALARMS`, or the code of a finding of the audit."""
 
     code: str
     export: str

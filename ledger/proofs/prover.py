@@ -34,7 +34,6 @@ class HashTree:
     """Keeps all nodes of a growing tree, 64 bytes a leaf."""
 
     def __init__(self, hashes: Iterable[bytes] = ()) -> None:
-        """Begins with these leaf hashes."""
         self._levels: list[bytearray] = [bytearray()]
         self.extend(hashes)
 

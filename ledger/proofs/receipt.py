@@ -48,15 +48,9 @@ class ReceivedLeaf:
 
 
 def make_receipt(signer: NoteSigner, node: Node, index: int, checkpoint: Checkpoint, leaf: bytes) -> bytes:
-    """Signs a receipt for a leaf.
-
-    Args:
-        checkpoint: what the log has committed to; only such a tree may be signed.
-
-    Raises:
-        ProofError: the tree has one leaf, or the leaf is not in the tree of the checkpoint at this place.
-        LedgerWrongRun: the key is of another log.
-    """
+    """Signs a receipt for a leaf. `checkpoint`: what the log has committed to; only such a tree may be signed. Raises
+    ProofError: the tree has one leaf, or the leaf is not in the tree of the checkpoint at this place; LedgerWrongRun: the key
+    is of another log."""
     if signer.name != checkpoint.origin:
         raise LedgerWrongRun("WRONG_KEY", f"the checkpoint is of {checkpoint.origin!r}, the key of {signer.name!r}")
     if checkpoint.size < 2:

@@ -36,11 +36,8 @@ MAX_PROOF_SIZE: Final = MAX_NOTE_SIZE + 2 * MAX_EXTRA
 
 @dataclass(frozen=True, slots=True)
 class TlogProof:
-    """Holds what a proof file says; nothing of it is verified.
-
-    Attributes:
-        extra: what the file carries beside, here the leaf; None without it.
-    """
+    """Holds what a proof file says; nothing of it is verified. `extra`: what the file carries beside, here the leaf; None
+    without it."""
 
     index: int
     hashes: tuple[bytes, ...]

@@ -47,11 +47,8 @@ class AskedExport:
 
 @dataclass(frozen=True, slots=True)
 class TracedRun:
-    """Holds one of the runs that were asked.
-
-    Attributes:
-        lost: whether another run says that its key was lost before it was closed: it counts with its whole plan then.
-    """
+    """Holds one of the runs that were asked. `lost`: whether another run says that its key was lost before it was closed: it
+    counts with its whole plan then."""
 
     asked: AskedExport
     trace: Trace | None
@@ -80,11 +77,8 @@ class TracedRun:
 
 @dataclass(frozen=True, slots=True)
 class LimitUse:
-    """Says what several runs use of a limit of epsilon over all of them.
-
-    Attributes:
-        planned: the most that could have been by the end of any run, as that was planned, with what was spent before it.
-    """
+    """Says what several runs use of a limit of epsilon over all of them. `planned`: the most that could have been by the end of
+    any run, as that was planned, with what was spent before it."""
 
     limit: Limit
     used: float

@@ -176,7 +176,6 @@ class Groups:
     """Keeps the groups of a run whose draws are secret."""
 
     def __init__(self) -> None:
-        """Begins without a member."""
         self._joining: dict[Terms, Group] = {}
         self._active: dict[Group, None] = {}  # those with a member; who has none costs an epoch nothing
         self._left: dict[tuple[Terms, Moment, int, float], Group] = {}
@@ -227,7 +226,6 @@ class DrawnGroups(Groups):
     """Keeps the groups of a run whose draws are public: those of who is active are made anew when they are asked for."""
 
     def __init__(self) -> None:
-        """Begins without a member."""
         super().__init__()
         self._members: dict[Contribution, None] = {}
         self._groups: dict[SpendKey, Group] = {}
@@ -265,11 +263,8 @@ class DrawnGroups(Groups):
 
 
 class Register:
-    """Keeps all contributions of a run, in the order of their admission.
-
-    Attributes:
-        unnamed: active contributions per class of which nothing says who they are (`Contribution.unnamed`).
-    """
+    """Keeps all contributions of a run, in the order of their admission. `unnamed`: active contributions per class of which
+    nothing says who they are (`Contribution.unnamed`)."""
 
     def __init__(self, classes: Sequence[ClassRule], *, occurrences_public: bool = False) -> None:
         self.by_hash: dict[bytes, Contribution] = {}

@@ -126,10 +126,7 @@ class Accounts:
 
     def anybody(self, signed: Signed | None, *, unnamed: bool = False) -> Account | None:
         """Returns an account that is no less than that of anybody in the class of a contribution; None where nobody is in it.
-
-        Args:
-            unnamed: whether to take only those of whom nothing says any more who they are.
-        """
+        `unnamed`: whether to take only those of whom nothing says any more who they are."""
         if signed is None:
             raise TypeError("of this run nothing says any more who stayed: give what the contribution signed")
         run, rules = self.run, self.run.header.policy.classes
@@ -200,11 +197,8 @@ class SpentRegistry:
         return tuple(account for account in found if account is not None)
 
     def carried(self, descriptor_hash: bytes, delta: float, signed: Signed | None = None) -> float:
-        """Returns the epsilon that a contribution has spent in the earlier runs, composed, at this delta.
-
-        Args:
-            signed: what it signed; needed where the key of an earlier run was lost (`Accounts.of`).
-        """
+        """Returns the epsilon that a contribution has spent in the earlier runs, composed, at this delta. `signed`: what it
+        signed; needed where the key of an earlier run was lost (`Accounts.of`)."""
         return self.composed(self.accounts(descriptor_hash, signed), delta)
 
     def composed(self, accounts: tuple[Account, ...], delta: float) -> float:

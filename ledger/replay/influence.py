@@ -194,21 +194,15 @@ def ahead(contribution: Contribution, planned: tuple[int, ...], charged: tuple[i
 
 def withdrawals_root(withdrawals: Mapping[bytes, int], size: int) -> tuple[int, bytes]:
     """Returns how many contributions were withdrawn by a size of the ledger, and the RFC 6962 root over their hashes.
-
-    Args:
-        withdrawals: position of the WITHDRAW leaf by descriptor hash, in order, those that matched nothing included.
-    """
+    `withdrawals`: position of the WITHDRAW leaf by descriptor hash, in order, those that matched nothing included."""
     found = [descriptor_hash for descriptor_hash, seq in withdrawals.items() if seq < size]
     return len(found), root(found)
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """Tells of a release, as far as the ledger does.
-
-    Attributes:
-        final: whether the run had gone to its signed end, so that what it had charged is all that it ever charges.
-    """
+    """Tells of a release, as far as the ledger does. `final`: whether the run had gone to its signed end, so that what it had
+    charged is all that it ever charges."""
 
     leaf: Release
     admitted: int

@@ -32,14 +32,10 @@ false clock lets expire is withdrawn for good."""
 
 
 class Timeline:
-    """Takes the time of every leaf in order.
-
-    Attributes:
-        loose: whether the leaf before was pruned: its time is gone, and was that of the last one that is kept, or a later one.
-    """
+    """Takes the time of every leaf in order. `loose`: whether the leaf before was pruned: its time is gone, and was that of the
+    last one that is kept, or a later one."""
 
     def __init__(self, header: Header) -> None:
-        """Begins with leaf 0."""
         self.last = header.time
         self.sets: list[Clock] = []
         self.loose = False
@@ -132,7 +128,6 @@ class KeyChain:
     """Follows the keys of a ledger, in the order in which they signed it."""
 
     def __init__(self, header: Header) -> None:
-        """Begins with the key in the header."""
         self._header = header
         self._keys: list[tuple[int, str]] = [(0, header.log_vkey)]
         self._used = {parse_verifier_key(header.log_vkey).public_key}

@@ -26,7 +26,6 @@ class RunState:
     """
 
     def __init__(self, header: Header) -> None:
-        """Starts after leaf 0."""
         self.header, self.size = header, 1
         self.attempt = self.position = self.charged_attempt = 0
         self.charged_phases = (0,) * len(header.phases.scales)

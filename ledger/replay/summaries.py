@@ -144,7 +144,6 @@ class Aggregating:
     """Puts the ADMIT leaves of an epoch into aggregates."""
 
     def __init__(self) -> None:
-        """Begins without a leaf."""
         self._made: list[Aggregate] = []
         self._first = self._count = 0
         self._terms: SharedTerms = (-1, 0, 0, 0, 0, 0, 0)
@@ -245,7 +244,6 @@ class Tally:
     """
 
     def __init__(self, header: Header) -> None:
-        """Takes leaf 0."""
         self.pieces: Pieces | None = None
         self.start = FIRST_LEAF
         self.summaries: list[Summary] = []
