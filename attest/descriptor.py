@@ -137,15 +137,13 @@ class Terms:
         if self.max_epsilon_micro is not None:
             check_int(self.max_epsilon_micro, "max_epsilon_micro", 1, MAX_MICRO, error=DescriptorRefused)
         if (self.max_epsilon_micro is None) != (self.max_delta_pico is None):
-            raise DescriptorRefused(
-                "RANGE", "max_epsilon_micro and max_delta_pico go together: an epsilon is a limit at a delta; give both"
-            )
+            sentence = "max_epsilon_micro and max_delta_pico go together: an epsilon is a limit at a delta; give both"
+            raise DescriptorRefused("RANGE", sentence)
         if self.max_delta_pico is not None:
             check_int(self.max_delta_pico, "max_delta_pico", 1, PICO - 1, error=DescriptorRefused)
         if self.not_after <= self.not_before:
-            raise DescriptorRefused(
-                "WINDOW", f"validity ends at {self.not_after}, not after its start {self.not_before}; sign a later end"
-            )
+            sentence = f"validity ends at {self.not_after}, not after its start {self.not_before}; sign a later end"
+            raise DescriptorRefused("WINDOW", sentence)
         self._check_unbuilt()
 
     def _check_unbuilt(self) -> None:
@@ -161,9 +159,8 @@ class Terms:
                 raise DescriptorRefused("PURPOSE", f"purposes are {named}; this version serves {TRAIN} alone: sign for that")
         if self.public_length is not None:
             check_int(self.public_length, "public_length", 1, MAX_COUNT, error=DescriptorRefused)
-            raise DescriptorRefused(
-                "PUBLIC_LENGTH", f"public length is {self.public_length}; this version serves none: sign without one"
-            )
+            sentence = f"public length is {self.public_length}; this version serves none: sign without one"
+            raise DescriptorRefused("PUBLIC_LENGTH", sentence)
 
     @property
     def public(self) -> bool:

@@ -125,10 +125,8 @@ def verify_entitled_withdrawal(
         return verify_withdrawal(payload, message, owner_key, signer=owner, corpus=corpus)
     descriptor = descriptors.get(Withdrawal.from_cbor(payload).descriptor_hash)
     if registry is None or descriptor is None:
-        raise SignatureRefused(
-            "UNPROVEN",
-            "a contributor signed this withdrawal; to check it takes the registry and the attestation that it withdraws",
-        )
+        sentence = "a contributor signed this withdrawal; to check it takes the registry and the attestation that it withdraws"
+        raise SignatureRefused("UNPROVEN", sentence)
     if descriptor.corpus != corpus:
         raise SignatureRefused("AUDIENCE", f"the contribution is for corpus {descriptor.corpus}, this one is {corpus}")
     return verify_own_withdrawal(payload, message, descriptor, registry, now=now)

@@ -65,9 +65,8 @@ class ContentAnchor(Payload):
         """
         found = self.nonce or nonce
         if found is None:
-            raise ValueRefused(
-                "NONCE", "the anchor holds no nonce, so nothing shows which content it is of; give the nonce of the attestation"
-            )
+            sentence = "the anchor holds no nonce, so nothing shows which content it is of; give the nonce of the attestation"
+            raise ValueRefused("NONCE", sentence)
         if nonce is not None and nonce != found:
             raise ValueRefused("NONCE", "the nonce given is not the one in the anchor; leave it out, or give the right anchor")
         if commit_content(content_hash, found) != self.content:

@@ -75,8 +75,8 @@ def run_gate(
     workers: int | None = None,
     remember: Verified | None = None,
 ) -> GateReport:
-    """Judges a whole corpus and keeps every outcome; `Gate.judge` is the same as a stream. `registry, workers, remember`: as for
-    `Gate`, which raises the same errors."""
+    """Judges a whole corpus and keeps every outcome; `Gate.judge` streams them. `registry, workers, remember`: as for `Gate`,
+    which raises the same errors."""
     gate = Gate(policy, registry, workers=workers, seen=seen, remember=remember)
     admitted = AdmittedRows()
     refused: list[Refused] = []

@@ -347,9 +347,8 @@ def _read_private(path: str | os.PathLike[str], shown: str) -> bytes:
             if not stat.S_ISREG(status.st_mode):
                 raise KeyRefused("FILE", f"{shown} is not a regular file")
             if os.name == "posix" and status.st_mode & 0o077:
-                raise KeyRefused(
-                    "MODE", f"{shown} has mode {stat.S_IMODE(status.st_mode):04o}, expected 0600; run chmod 600 on it"
-                )
+                sentence = f"{shown} has mode {stat.S_IMODE(status.st_mode):04o}, expected 0600; run chmod 600 on it"
+                raise KeyRefused("MODE", sentence)
             data = stream.read(_MAX_KEY_FILE + 1)
     except OSError as error:
         raise KeyRefused("FILE", f"cannot read the private key {shown}: {error.strerror or error}") from error
@@ -390,9 +389,8 @@ def load_named_public_key(path: str | os.PathLike[str]) -> tuple[str, bytes]:
     match = _PUBLIC_LINE.fullmatch(line)
     shown = repr(os.fspath(path))
     if line.startswith(b"ssh-"):
-        raise KeyRefused(
-            "FORMAT", f"{shown} is a public key in OpenSSH's form; run dptrain attest keygen NAME --from {shown} first"
-        )
+        sentence = f"{shown} is a public key in OpenSSH's form; run dptrain attest keygen NAME --from {shown} first"
+        raise KeyRefused("FORMAT", sentence)
     if not match and _VERIFIER_LINE.search(line):
         raise KeyRefused("FORMAT", f"{shown} holds the key of a ledger or of an auditor; wanted is the public key of a person")
     if not match:

@@ -111,9 +111,8 @@ def as_signer(key: Signer | Ed25519PrivateKey) -> "LocalSigner | CheckedSigner":
     if isinstance(key, Ed25519PrivateKey):
         return LocalSigner(key)
     if not isinstance(key, Signer):
-        raise KeyRefused(
-            "TYPE", f"signer is {type(key).__name__}, expected an Ed25519 private key or an object with public_key and sign"
-        )
+        sentence = f"signer is {type(key).__name__}, expected an Ed25519 private key or an object with public_key and sign"
+        raise KeyRefused("TYPE", sentence)
     return CheckedSigner(key)
 
 
@@ -178,9 +177,8 @@ def agent_path() -> str:
     """Returns the socket of the running agent. Raises KeyRefused: code AGENT if the environment names none."""
     path = os.environ.get("SSH_AUTH_SOCK")
     if not path:
-        raise KeyRefused(
-            "AGENT", "no SSH agent: SSH_AUTH_SOCK is not set; run eval $(ssh-agent) and ssh-add, or give the private key file"
-        )
+        sentence = "no SSH agent: SSH_AUTH_SOCK is not set; run eval $(ssh-agent) and ssh-add, or give the private key file"
+        raise KeyRefused("AGENT", sentence)
     return path
 
 
@@ -237,9 +235,8 @@ class _Connection:
             self._socket.connect(path)
         except OSError as error:
             self._socket.close()
-            raise KeyRefused(
-                "AGENT", f"no SSH agent answers at {path!r}: {error.strerror or error}; is it running? see SSH_AUTH_SOCK"
-            ) from error
+            sentence = f"no SSH agent answers at {path!r}: {error.strerror or error}; is it running? see SSH_AUTH_SOCK"
+            raise KeyRefused("AGENT", sentence) from error
 
     def __enter__(self) -> "_Connection":
         return self

@@ -96,9 +96,8 @@ class DepthRule:
             raise PolicyRefused("RANGE", f"depth sets {found}, expected one of from/to, layers, set, adapter")
         for name in ("heads", "experts"):
             if getattr(self, name) is not None and name not in self.FORMS[chosen[0]]:
-                raise PolicyRefused(
-                    "RANGE", f"depth.{name} goes with from/to or layers, whose attention or experts it narrows; leave it out"
-                )
+                sentence = f"depth.{name} goes with from/to or layers, whose attention or experts it narrows; leave it out"
+                raise PolicyRefused("RANGE", sentence)
         check_fields(self, PolicyRefused)
 
     @property
@@ -304,9 +303,8 @@ class ClassRule:
         check_fields(self, PolicyRefused)
         says_public = (self.clip_norm_micro, self.noise_multiplier_micro) == (PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO)
         if says_public and not self.public:
-            raise PolicyRefused(
-                "RANGE", f"class {self.name} has the bounds by which contributors sign that data is public; set public = true"
-            )
+            sentence = f"class {self.name} has the bounds by which contributors sign that data is public; set public = true"
+            raise PolicyRefused("RANGE", sentence)
         if self.public and not says_public:
             raise PolicyRefused(
                 "RANGE",
@@ -314,9 +312,8 @@ class ClassRule:
                 " noised: leave both out, or leave out public",
             )
         if self.public and self.max_epsilon_total_micro is not None:
-            raise PolicyRefused(
-                "RANGE", f"class {self.name} is public, with no claim of an epsilon; leave out max_epsilon_total, or public"
-            )
+            sentence = f"class {self.name} is public, with no claim of an epsilon; leave out max_epsilon_total, or public"
+            raise PolicyRefused("RANGE", sentence)
         check_uses(self.purposes, self.generation, self.query, self.reads, self.depth.adapter)
 
     @classmethod

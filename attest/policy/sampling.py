@@ -168,9 +168,8 @@ class SamplingRule:
             )
         if type(self.parameters) is Sizes and len(self.parameters.sizes) != len(rates):
             found = len(self.parameters.sizes)
-            raise PolicyRefused(
-                "RANGE", f"sampling.parameters.sizes are {found}, expected one for each of {len(rates)} classes"
-            )
+            sentence = f"sampling.parameters.sizes are {found}, expected one for each of {len(rates)} classes"
+            raise PolicyRefused("RANGE", sentence)
         if self.name not in (CYCLIC, SHUFFLED):
             return
         for name, rate in rates:

@@ -45,9 +45,8 @@ def verify_policy(payload: bytes, message: bytes, owner_public_key: bytes) -> Si
     try:
         headers = sign1.verify(message, payload, owner_public_key, typ=sign1.TYP_POLICY)
     except AttestError as error:
-        raise PolicyRefused(
-            error.code, f"policy is not signed by the owner's key given: {error.sentence}; check key and file"
-        ) from error
+        sentence = f"policy is not signed by the owner's key given: {error.sentence}; check key and file"
+        raise PolicyRefused(error.code, sentence) from error
     policy = Policy.from_cbor(payload)
     if policy.registry_root is None:
         raise PolicyRefused("SCHEMA", "policy names no contributor registry; sign it again with the registry's root")

@@ -423,7 +423,6 @@ def read_statement(path: str | os.PathLike[str]) -> tuple[KeyStatement, tuple[by
     except CborError as error:
         raise FileRefused("FORMAT", f"{os.fspath(path)!r} is no key statement: {error}") from error
     if type(value) is not list or not 2 <= len(value) <= 3 or any(type(part) is not bytes for part in value):
-        raise FileRefused(
-            "FORMAT", f"{os.fspath(path)!r} is no key statement: expected [payload, signature] or a signature more"
-        )
+        sentence = f"{os.fspath(path)!r} is no key statement: expected [payload, signature] or a signature more"
+        raise FileRefused("FORMAT", sentence)
     return KeyStatement.from_cbor(value[0]), tuple(value[1:])

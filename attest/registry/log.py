@@ -368,9 +368,8 @@ def _replay(
         try:
             item = next(entries, None)
         except CborError as error:
-            raise RegistryRefused(
-                error.code, f"entry {len(state.roots)} of the registry cannot be read: {error.sentence}"
-            ) from error
+            sentence = f"entry {len(state.roots)} of the registry cannot be read: {error.sentence}"
+            raise RegistryRefused(error.code, sentence) from error
         if item is None:
             break
         state.accept(*item, owner_key)

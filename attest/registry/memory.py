@@ -93,9 +93,8 @@ class RegistryMemory:
         except FileRefused as error:
             raise RegistryRefused(error.code, error.sentence) from error
         except (ValueError, TypeError, KeyError, AttributeError, AttestError) as error:
-            raise RegistryRefused(
-                "FORMAT", f"{str(self.path)!r} does not say which registry was used: {error}; restore it, or remove it"
-            ) from error
+            sentence = f"{str(self.path)!r} does not say which registry was used: {error}; restore it, or remove it"
+            raise RegistryRefused("FORMAT", sentence) from error
 
 
 _Row = tuple[int, bytes, str | None]

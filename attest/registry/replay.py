@@ -236,9 +236,8 @@ class State:
             if not self._enrol_runs(payload, issuer):
                 self._follow(Entry.from_cbor(payload), issuer)
         except AttestError as error:
-            raise RegistryRefused(
-                error.code, f"entry {len(self.roots)} of the registry is refused: {error.sentence}"
-            ) from error
+            sentence = f"entry {len(self.roots)} of the registry is refused: {error.sentence}"
+            raise RegistryRefused(error.code, sentence) from error
         self.roots.append(root_of(payload))
 
     def _enrol_runs(self, payload: bytes, issuer: str) -> bool:
@@ -280,13 +279,11 @@ class State:
         first = entry.actions[0]
         if type(first) is SetClock:
             if first.before != self.time or entry.time >= self.time:
-                raise RegistryRefused(
-                    "CLOCK", f"it sets the clock back from {ascii(first.before)[:40]} to {entry.time}; it stands at {self.time}"
-                )
+                sentence = f"it sets the clock back from {ascii(first.before)[:40]} to {entry.time}; it stands at {self.time}"
+                raise RegistryRefused("CLOCK", sentence)
         elif entry.time < self.time:
-            raise RegistryRefused(
-                "CLOCK", f"its time is {entry.time}, {self.time - entry.time} s before the entry before it, without 'set clock'"
-            )
+            sentence = f"its time is {entry.time}, {self.time - entry.time} s before the entry before it, without 'set clock'"
+            raise RegistryRefused("CLOCK", sentence)
 
     def _set_clock(self, action: SetClock) -> None:
         """Does nothing: what it sets is the time of the entry, which `_follow_time` held against it."""
@@ -304,9 +301,8 @@ class State:
             changed = Contributor(name, (record,), classes, action.cap, principal)
         else:
             if principal not in (None, known.principal) and known.principal is not None:
-                raise RegistryRefused(
-                    "RANGE", f"{known.name} has another principal already, and once stated it stays; enrol another name"
-                )
+                sentence = f"{known.name} has another principal already, and once stated it stays; enrol another name"
+                raise RegistryRefused("RANGE", sentence)
             changed = Contributor(
                 known.name,
                 (*known.keys, record),
@@ -327,10 +323,8 @@ class State:
         known = self._holder(old, "the old key of the rotation")
         record = next(record for record in known.keys if record.raw == old)
         if not record.valid(self.time):
-            raise RegistryRefused(
-                "KEY_UNKNOWN",
-                f"the old key of the rotation is no valid key of {known.name} at {self.time}; enrol the new key instead",
-            )
+            sentence = f"the old key of the rotation is no valid key of {known.name} at {self.time}; enrol the new key instead"
+            raise RegistryRefused("KEY_UNKNOWN", sentence)
         self._check_signed(statement, action.by_old, old, "old")
         self._check_signed(statement, action.by_new, new, "new")
         check_int(action.old_not_after, "end of the old key", 0, record.not_after, error=RegistryRefused)
@@ -422,9 +416,8 @@ class State:
     def _claim(self, raw: bytes, name: str) -> None:
         holder = self.by_name.holder(raw)
         if holder is not None:
-            raise RegistryRefused(
-                "KEY_IN_USE", f"key {raw.hex()} is enrolled for {holder} already; every contributor needs keys of its own"
-            )
+            sentence = f"key {raw.hex()} is enrolled for {holder} already; every contributor needs keys of its own"
+            raise RegistryRefused("KEY_IN_USE", sentence)
         self.by_name.claim(raw, name)
 
     def _classes(self, names: Sequence[str]) -> tuple[str, ...]:
@@ -449,6 +442,5 @@ def _issuer(payload: bytes, message: bytes, owner_key: bytes | None) -> str:
     try:
         return sign1.verify(message, payload, owner_key, typ=sign1.TYP_REGISTRY).issuer
     except SignatureRefused as error:
-        raise SignatureRefused(
-            error.code, f"{error.sentence}; the owner's key given is another one, or the file was altered"
-        ) from error
+        sentence = f"{error.sentence}; the owner's key given is another one, or the file was altered"
+        raise SignatureRefused(error.code, sentence) from error

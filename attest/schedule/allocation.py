@@ -264,9 +264,8 @@ def effective_std(stds: Sequence[float], shares: Sequence[int] = ()) -> float:
         ValueRefused: No block, or a block whose noise is no finite number of at least 0.
     """
     if not stds or not all(math.isfinite(std) and std >= 0.0 for std in stds):
-        raise ValueRefused(
-            "RANGE", f"noise of the blocks of a class is {list(stds)!r:.80}, expected finite numbers, one at least"
-        )
+        sentence = f"noise of the blocks of a class is {list(stds)!r:.80}, expected finite numbers, one at least"
+        raise ValueRefused("RANGE", sentence)
     least = min(stds)
     if not shares or 0 in shares or least == 0.0:
         return least
@@ -340,20 +339,17 @@ def check_budgets(classes: Sequence[ClassRule], budgets: tuple[int, int, int], p
     for part in parts:
         touched = not private.isdisjoint(part.classes)
         if part.share not in (budgets if touched else (0,)):
-            raise ValueRefused(
-                "BUDGET", f"block {part.name} has the share {part.share}, expected {budgets if touched else 0} of the policy"
-            )
+            sentence = f"block {part.name} has the share {part.share}, expected {budgets if touched else 0} of the policy"
+            raise ValueRefused("BUDGET", sentence)
         if touched != (part.std > 0.0):
-            raise ValueRefused(
-                "BUDGET", f"block {part.name} has noise {part.std}, and {'a' if touched else 'no'} private class"
-            )
+            sentence = f"block {part.name} has noise {part.std}, and {'a' if touched else 'no'} private class"
+            raise ValueRefused("BUDGET", sentence)
     wanted = demands(classes, parts)
     stds = [part.std for part in parts]
     for rule, demand in zip((rule for rule in classes if not rule.public), wanted, strict=True):
         if not convex.feasible(stds, [demand]):
-            raise ValueRefused(
-                "BUDGET", f"the noise of the blocks of class {rule.name} is below what its bounds and shares need"
-            )
+            sentence = f"the noise of the blocks of class {rule.name} is below what its bounds and shares need"
+            raise ValueRefused("BUDGET", sentence)
     best = budget_stds(classes, parts)
     found = noise_energy(parts)
     if found > best.energy * (1.0 + convex.LARGEST_GAP):

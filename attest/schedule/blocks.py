@@ -312,9 +312,8 @@ def _compare_classes(both: Sequence[tuple[_Row, _Row]]) -> None:
     for (name, _, due), (_, _, found) in both:
         narrower = next((own for own in due if own not in found), None)
         if narrower is not None:
-            raise ValueRefused(
-                "DEPTH_NARROWER", f"class {narrower} is said not to touch {name}, which its signed depth permits"
-            )
+            sentence = f"class {narrower} is said not to touch {name}, which its signed depth permits"
+            raise ValueRefused("DEPTH_NARROWER", sentence)
 
 
 def _compare_reach(classes: Sequence[ClassRule], due: dict[str, _Row], found: dict[str, _Row]) -> None:

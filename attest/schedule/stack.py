@@ -194,9 +194,8 @@ class Stack:
 
     def _check(self, tensor: StackTensor, depths: dict[str, int]) -> None:
         if not tensor.names or any(type(name) is not str or not 0 < len(name) <= MAX_NAME for name in tensor.names):
-            raise ValueRefused(
-                "STACK", f"a parameter is named {tensor.names!a:.80}, expected names of 1..{MAX_NAME} characters"
-            )
+            sentence = f"a parameter is named {tensor.names!a:.80}, expected names of 1..{MAX_NAME} characters"
+            raise ValueRefused("STACK", sentence)
         told = f"parameter {tensor.names[0]!a:.120}"
         if type(tensor.coordinates) is not int or not 0 <= tensor.coordinates < 1 << 63 or type(tensor.trained) is not bool:
             raise ValueRefused("STACK", f"{told} has {tensor.coordinates!a:.40} coordinates, expected a number of them")

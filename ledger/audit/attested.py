@@ -22,11 +22,10 @@ from attest.registry.names import beside, names_of
 from attest.schema.plain import MAX_TIME, utc
 from ledger import layout, tiles
 from ledger.audit.files import Export
+from ledger.audit.findings import Report
 from ledger.errors import LedgerCorrupt, ProofError
 from ledger.leaves import Admit, Header
 from ledger.leaves.attestations import misfit, unpack
-
-Report = Callable[[str, str, str], None]
 
 _LATEST: Final = "get the latest registry from the corpus owner"
 

@@ -2,7 +2,7 @@
 
 import hashlib
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 from typing import Final
 
@@ -16,7 +16,7 @@ from attest.withdrawal import EXPIRED, REGISTRY_REASONS
 from ledger import layout
 from ledger.audit.attested import Agreed, Known, Registered, Shown
 from ledger.audit.files import Export
-from ledger.audit.findings import BoundsEvidence
+from ledger.audit.findings import BoundsEvidence, Report
 from ledger.audit.remarks import Remarks
 from ledger.leaves import Admit, Charge, Header, Leaf, Registry, Withdraw
 from ledger.replay.contributions import Contribution
@@ -113,9 +113,6 @@ def _due(heap: list[tuple[int, int]], time: int) -> Iterable[int]:
     while heap and heap[0][0] <= time:
         found[heappop(heap)[1]] = None
     return found
-
-
-Report = Callable[[str, str, str], None]
 
 _KNOWN: Final = 2048
 """Terms that are kept in memory, held against policy and registry."""

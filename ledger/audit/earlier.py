@@ -10,8 +10,8 @@ from attest.schema.plain import machine_time
 from attest.withdrawal import PASSING
 from ledger.accountants import MICRO
 from ledger.audit.files import Leaves
-from ledger.audit.findings import AuditReport, Finding, Verdict, weakest
-from ledger.audit.histories import Anchors, Fault, Given, judge_citations, judge_crossing, longest, read_export
+from ledger.audit.findings import AuditReport, Finding, Report, Verdict, weakest
+from ledger.audit.histories import Anchors, Given, judge_citations, judge_crossing, longest, read_export
 from ledger.audit.remarks import Remarks
 from ledger.audit.replaying import begin, follow
 from ledger.audit.verify import MAX_FINDINGS, verify_export
@@ -224,7 +224,7 @@ def _cited_runs(
     header: Header,
     given: Sequence[Given],
     audited: Callable[[Given], AuditReport],
-    fault: Fault,
+    fault: Report,
     remarks: Remarks,
     verdicts: list[Verdict],
 ) -> list[Earlier]:
@@ -259,7 +259,7 @@ def _summarised(report: AuditReport) -> Iterator[tuple[int, str]]:
         yield row.pruned, f"{told} from what stays, on the word of {', '.join(row.vouchers) or 'nobody'}"
 
 
-def _is_cited(leaves: Leaves, cited: Previous, path: str, fault: Fault) -> bool:
+def _is_cited(leaves: Leaves, cited: Previous, path: str, fault: Report) -> bool:
     """Tells whether an export is one of the ledger that is cited, and whether that has ended where it must have."""
     if leaves.size < cited.size:
         fault("EARLIER_BEHIND", path, f"{cited.size} leaves of {cited.origin} were cited, {leaves.size} are here")
@@ -273,7 +273,7 @@ def _is_cited(leaves: Leaves, cited: Previous, path: str, fault: Fault) -> bool:
     return False
 
 
-def _judge_cited(earlier: Earlier, header: Header, path: str, fault: Fault) -> None:
+def _judge_cited(earlier: Earlier, header: Header, path: str, fault: Report) -> None:
     """Holds a citation against the run as it was then."""
     cited, run = earlier.cited, earlier.run
     named = (run.header.origin, run.keys.at(cited.size))
@@ -291,7 +291,7 @@ def _judge_cited(earlier: Earlier, header: Header, path: str, fault: Fault) -> N
 
 
 def _judge_uncited(
-    run: Replay, digest: bytes, given: Given, report: AuditReport, fault: Fault, remarks: Remarks
+    run: Replay, digest: bytes, given: Given, report: AuditReport, fault: Report, remarks: Remarks
 ) -> Iterator[str]:
     """Looks at an export that is not cited: what was spent in a run that began before this one must be counted."""
     if report.verdict == "FAILED":
@@ -316,7 +316,7 @@ def _judge_uncited(
         yield f"{origin} began after this run, shares {shared} contributions with it and does not count it: audit it too"
 
 
-def _judge_streams(runs: Sequence[Replay], fault: Fault) -> None:
+def _judge_streams(runs: Sequence[Replay], fault: Report) -> None:
     """Refuses a noise stream that two runs share, cited or not; each run by itself was judged as it was verified."""
     seen: set[bytes] = set()
     for run in runs:
@@ -327,7 +327,7 @@ def _judge_streams(runs: Sequence[Replay], fault: Fault) -> None:
         seen |= own
 
 
-def _judge_plans(runs: Sequence[Earlier], fault: Fault, remarks: Remarks) -> None:
+def _judge_plans(runs: Sequence[Earlier], fault: Report, remarks: Remarks) -> None:
     """Holds every cited run, as it was planned, against limits with the runs that it counts itself.
 
     A filter lets through what it has room for beforehand: where a run without room stopped early may depend on what it saw.
@@ -375,7 +375,7 @@ def _remark_unheld(count: int, origin: str, remarks: Remarks) -> None:
         remarks.qualify("EARLIER_TOLD", f"{told} earlier run names no more: whether they are among these nothing shows")
 
 
-def _judge_spent(run: Replay, registry: SpentRegistry, fault: Fault, remarks: Remarks) -> Iterator[str]:
+def _judge_spent(run: Replay, registry: SpentRegistry, fault: Report, remarks: Remarks) -> Iterator[str]:
     """Holds what every admission says against what is recomputed, and yields the largest totals per class.
 
     Wrong is what contradicts leaves that name the contribution. Where an earlier run names nobody any more who stayed, totals
@@ -423,7 +423,7 @@ def _judge_spent(run: Replay, registry: SpentRegistry, fault: Fault, remarks: Re
         yield f"class {class_name}: over all runs counted, {spent}, if none was chosen by looking at another one's model"
 
 
-def _judge_left(run: Replay, other: Replay, left: Sequence[Withdraw], registry: SpentRegistry, fault: Fault) -> None:
+def _judge_left(run: Replay, other: Replay, left: Sequence[Withdraw], registry: SpentRegistry, fault: Report) -> None:
     """Finds who was withdrawn for good before this run began, and took part: in leaves behind those cited, or in no cited run.
 
     Whoever chooses the size at which a run is cited, or cites none, does not choose what was withdrawn by then.
@@ -435,7 +435,7 @@ def _judge_left(run: Replay, other: Replay, left: Sequence[Withdraw], registry: 
             _tell_withdrawn(here, other.header.origin, leaf, fault)
 
 
-def _tell_withdrawn(contribution: Contribution, origin: str, leaf: Withdraw, fault: Fault) -> None:
+def _tell_withdrawn(contribution: Contribution, origin: str, leaf: Withdraw, fault: Report) -> None:
     sentence = f"{leaf.descriptor_hash.hex()} was withdrawn in {origin} (leaf {leaf.seq}, {leaf.reason})"
     fault("EARLIER_WITHDRAWN", f"seq {contribution.seq}", f"{sentence}, and was in the pool of charged steps here")
 
@@ -445,7 +445,7 @@ def _says_less(contribution: Contribution, before: float) -> bool:
     return contribution.terms.carried_micro + CARRIED_TOLERANCE_MICRO < before * MICRO
 
 
-def _judge_admission(contribution: Contribution, before: float, fault: Fault) -> None:
+def _judge_admission(contribution: Contribution, before: float, fault: Report) -> None:
     if _says_less(contribution, before):
         name, said = contribution.descriptor_hash.hex(), contribution.terms.carried_micro
         sentence = f"{name} had spent {before * MICRO:.3f} (1e-6) before, the leaf says {said}"

@@ -7,13 +7,14 @@ and folds each again, since the directory may lie where others write.
 
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Final
 
 from ledger import layout, tiles
+from ledger.audit.findings import Report
 from ledger.errors import ExportChanged, NoteError, ProofError
 from ledger.merkle import Frontier, leaf_hash
 from ledger.note import (
@@ -53,8 +54,6 @@ class TileRoots:
 
 MAX_NAMED: Final = 50
 """Missing, unknown or wrong files are named up to this many of each."""
-
-Report = Callable[[str, str, str], None]
 
 
 @dataclass(slots=True)

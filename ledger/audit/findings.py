@@ -3,12 +3,15 @@
 Pages, JSON, summaries and exit codes take their words from here, and add none. docs/auditors.md has them as one table.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal, get_args
 
 from ledger.leaves import HeaderBlock, Leaf
 from ledger.views.summary import ClassSummary, ReleaseRow
+
+Report = Callable[[str, str, str], None]
+"""Takes code, place and sentence of everything wrong."""
 
 Verdict = Literal["FULL", "SUMMARISED", "TOLD", "SIGNED", "FAILED"]
 """From the strongest to the weakest. An audit of an export never says SIGNED, which is a word of releases."""

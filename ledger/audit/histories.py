@@ -9,7 +9,7 @@ hash with other bounds, or who admits the content under another hash, would carr
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -17,6 +17,7 @@ from pathlib import Path
 from attest.corpus.digests import DigestTable
 from ledger import layout
 from ledger.audit.files import Export, Leaves
+from ledger.audit.findings import Report
 from ledger.errors import ExportChanged, LeafRefused, NoteError
 from ledger.leaves import Admit, Header, Leaf, decode_leaf
 from ledger.leaves.header import COMPROMISED
@@ -24,8 +25,6 @@ from ledger.note import peek_checkpoint
 from ledger.replay import Replay
 from ledger.replay.contributions import Contribution
 from ledger.retention.retained import is_stand_in
-
-Fault = Callable[[str, str, str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,7 @@ def read_export(path: Path) -> Given:
     return Given(path, leaves, header, hashlib.sha256(first).digest())
 
 
-def longest(given: Sequence[Given], fault: Fault) -> list[Given]:
+def longest(given: Sequence[Given], fault: Report) -> list[Given]:
     """Returns the longest export of each ledger, of equals that with most leaves; reports every one that is no beginning of it.
     Raises ExportChanged, ProofError: roots cannot be made."""
     found: dict[bytes, Given] = {}
@@ -87,7 +86,7 @@ def longest(given: Sequence[Given], fault: Fault) -> list[Given]:
     return list(found.values())
 
 
-def judge_citations(shown: Iterable[Given], own: Given, fault: Fault) -> None:
+def judge_citations(shown: Iterable[Given], own: Given, fault: Report) -> None:
     """Holds what every run counts against the exports of the ledgers that it names; what ``own`` counts is judged elsewhere.
 
     So no run forgets that a key was lost, as another one says: behind the leaves for which that one vouches nothing counts.
@@ -146,7 +145,7 @@ class Anchors:
         return self._numbers.get(anchor)
 
 
-def judge_crossing(runs: Iterable[tuple[Replay, Anchors]], fault: Fault) -> None:
+def judge_crossing(runs: Iterable[tuple[Replay, Anchors]], fault: Report) -> None:
     """Holds the contributions of each run against those of the runs before it.
 
     Guarantee: without a finding a descriptor hash that stands in two of these runs stands there with one class, clip norm,
@@ -165,7 +164,7 @@ def judge_crossing(runs: Iterable[tuple[Replay, Anchors]], fault: Fault) -> None
         before.append((run, anchors))
 
 
-def _judge_pair(run: Replay, anchors: Anchors, other: Replay, theirs: Anchors, fault: Fault) -> None:
+def _judge_pair(run: Replay, anchors: Anchors, other: Replay, theirs: Anchors, fault: Report) -> None:
     here, there = run.header.origin, other.header.origin
     terms, renamed = [], []
     places = {item.descriptor_hash: number for number, item in enumerate(other.register.by_number) if not item.unnamed}

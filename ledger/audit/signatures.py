@@ -15,7 +15,7 @@ from attest.keys.vkeys import SIGNATURE_COSIGNATURE_V1, SIGNATURE_ED25519, SIGNA
 from attest.schema.plain import utc, visible
 from ledger import layout
 from ledger.audit.files import Export, Leaves
-from ledger.audit.findings import IgnoredLine, Signer, SummaryRow
+from ledger.audit.findings import IgnoredLine, Report, Signer, SummaryRow
 from ledger.audit.remarks import Remarks
 from ledger.errors import ExportChanged, NoteError, ProofError
 from ledger.leaves import Header
@@ -31,8 +31,6 @@ MAX_NAMED: Final = 5
 """Keys of ignored lines that a note names; the report has all."""
 
 _LONGEST_NAME: Final = 80
-
-Report = Callable[[str, str, str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +136,7 @@ def judge_keys(
     origin: str,
     chain: KeyChain,
     pinned: Sequence[str],
-    fault: Callable[[str, str, str], None],
+    fault: Report,
     remarks: Remarks,
 ) -> Note | None:
     """Follows the changes of the ledger's key from the pinned ones, and verifies the checkpoint under the key that signs now.
@@ -182,7 +180,7 @@ def judge_signers(
     chain: KeyChain,
     counts: Callable[[int], bool],
     required: bool,
-    fault: Callable[[str, str, str], None],
+    fault: Report,
     remarks: Remarks,
 ) -> dict[str, Any]:
     """Says who signed the checkpoint under audit, and whether auditors and witnesses among them are the quorums asked for.

@@ -13,7 +13,7 @@ from ledger.accountants import MICRO, describe
 from ledger.audit.attested import registered
 from ledger.audit.bounds import Bounds, bounds_are_signed
 from ledger.audit.files import Export, Leaves
-from ledger.audit.findings import AuditReport, CitedRow, ClockRow, EpochRow, Finding, Kinds, Signer, Verdict
+from ledger.audit.findings import AuditReport, CitedRow, ClockRow, EpochRow, Finding, Kinds, Report, Signer, Verdict
 from ledger.audit.histories import read_export
 from ledger.audit.remarks import Remarks, charged_noise_phases, remark_header, remark_run
 from ledger.audit.replaying import begin, follow, lookup
@@ -208,7 +208,7 @@ def _verify(path: Path, asked: _Asked, findings: list[Finding], report: dict[str
     return "SUMMARISED" if any(row.pruned for row in summaries) else "FULL"
 
 
-def _check_size(checkpoint: Checkpoint, minimum: int | None, fault: Any, remarks: Remarks) -> None:
+def _check_size(checkpoint: Checkpoint, minimum: int | None, fault: Report, remarks: Remarks) -> None:
     """Holds the size against what the auditor knows of; an export can be of any size that was ever signed."""
     if minimum is None:
         remarks.qualify("UNCOMPARED")
@@ -217,7 +217,7 @@ def _check_size(checkpoint: Checkpoint, minimum: int | None, fault: Any, remarks
         fault("OLD", layout.CHECKPOINT, f"{sentence}: an old copy, or the tail was cut; ask the operator for the newest export")
 
 
-def _check_keys(keys: list[str], fault: Any) -> bool:
+def _check_keys(keys: list[str], fault: Report) -> bool:
     if not keys:
         fault("KEYS", "keys", "no verifier key was given; get the log's key from a trusted place")
     for key in keys:
@@ -229,7 +229,7 @@ def _check_keys(keys: list[str], fault: Any) -> bool:
     return bool(keys)
 
 
-def _header(data: bytes, fault: Any) -> Header | None:
+def _header(data: bytes, fault: Report) -> Header | None:
     try:
         leaf = decode_leaf(data)
     except LeafRefused as error:
@@ -241,7 +241,7 @@ def _header(data: bytes, fault: Any) -> Header | None:
     return None
 
 
-def _check_header(header: Header, checkpoint: Checkpoint, owner_key: bytes | None, fault: Any) -> None:
+def _check_header(header: Header, checkpoint: Checkpoint, owner_key: bytes | None, fault: Report) -> None:
     if header.origin != checkpoint.origin:
         sentence = f"the checkpoint is of {checkpoint.origin!r}, the header of {header.origin!r}"
         fault("ORIGIN", layout.CHECKPOINT, sentence)
@@ -272,7 +272,7 @@ def _replay(
     return run
 
 
-def _judge_times(run: Replay, now: int, fault: Any) -> None:
+def _judge_times(run: Replay, now: int, fault: Report) -> None:
     """Holds the times of the leaves against the auditor's clock."""
     try:
         run.timeline.require_not_ahead(now)
@@ -280,7 +280,7 @@ def _judge_times(run: Replay, now: int, fault: Any) -> None:
         fault(error.code, f"seq {error.seq}", error.sentence)
 
 
-def _judge_age(run: Replay, signers: Sequence[Signer], now: int, max_age: int | None, fault: Any) -> None:
+def _judge_age(run: Replay, signers: Sequence[Signer], now: int, max_age: int | None, fault: Report) -> None:
     """Holds the newest time that this export shows against what its reader asks for."""
     newest = max([run.last_time, *(signer.time for signer in signers if signer.counts and signer.time is not None)])
     if max_age is not None and now - newest > max_age:

@@ -15,7 +15,7 @@ from attest import sign1, signed_file
 from attest.errors import AttestError
 from attest.registry import Contributor, Registry
 from attest.withdrawal import EXPIRED, PASSING, REGISTRY_REASONS, Withdrawal, verify_withdrawal
-from ledger.audit.findings import WithdrawalCount, WithdrawalEvidence, WithdrawalRow
+from ledger.audit.findings import Report, WithdrawalCount, WithdrawalEvidence, WithdrawalRow
 from ledger.audit.remarks import Remarks
 from ledger.leaves import Admit, Header, Leaf, Withdraw
 from ledger.replay import Replay
@@ -72,8 +72,6 @@ MAX_MISSING: Final = 50
 """Leaves without evidence that are named one by one; the counts have them all."""
 
 _NAMED: Final = 5
-
-Report = Callable[[str, str, str], None]
 
 _SHOWN: Final = "shown"
 _UNPROVEN: Final = "unproven"

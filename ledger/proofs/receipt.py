@@ -88,9 +88,8 @@ def verify_receipt(data: bytes, leaf: bytes, policy: TrustPolicy) -> ReceivedLea
         raise LedgerWrongRun("ORIGIN", f"the receipt is of {origin!r:.200}, the policy is for {known}")
     log = next((key for key in named if keys.key_id(key.public_key) == fields.get(4)), named[0])
     if protected != cbor.encode(_protected(log.public_key, leaf, log.name, size, index)):
-        raise ProofError(
-            "RECEIPT_HEADER", "the receipt's header is not that of this leaf, place and log; is it for another leaf?"
-        )
+        sentence = "the receipt's header is not that of this leaf, place and log; is it for another leaf?"
+        raise ProofError("RECEIPT_HEADER", sentence)
     root = root_of_inclusion(leaf_hash(leaf), index, size, path)
     try:
         keys.verify_signature(log.public_key, signature, sign1.to_be_signed(protected, root))

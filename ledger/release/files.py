@@ -246,9 +246,8 @@ def listed(base: Path, left_out: Iterable[str] = ()) -> list[str]:
                 elif child.is_file(follow_symlinks=False):
                     found.append(check_path(name))
                 else:
-                    raise ReleaseRefused(
-                        "NOT_A_FILE", f"{name!a} is no regular file; a release has no links and no devices: put a copy there"
-                    )
+                    sentence = f"{name!a} is no regular file; a release has no links and no devices: put a copy there"
+                    raise ReleaseRefused("NOT_A_FILE", sentence)
                 if len(found) > MAX_FILES:
                     raise ReleaseRefused("TOO_MANY", f"a release has at most {MAX_FILES} files; give the model's own directory")
     check_distinct(found)

@@ -15,6 +15,7 @@ class RunState:
         charged_attempt: last attempt that has charged a step.
         open_window: the window that has been charged and not settled in this attempt.
         unsettled: windows that were never settled because their attempt was abandoned.
+        spends: number of rows of SPEND leaves.
         register: all admitted contributions, and the pools of those that are active.
         withdrawals: position of the first WITHDRAW leaf by descriptor hash, unknown hashes included.
         shown_members: positions of ADMIT leaves of whom a WITHDRAW leaf shows whom they admitted.
