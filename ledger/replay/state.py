@@ -13,6 +13,7 @@ class RunState:
         position: last released step of the running attempt.
         charged_phases: steps charged over all attempts, per phase of the noise.
         charged_attempt: last attempt that has charged a step.
+        windows: all CHARGE leaves.
         open_window: the window that has been charged and not settled in this attempt.
         unsettled: windows that were never settled because their attempt was abandoned.
         spends: number of rows of SPEND leaves.
