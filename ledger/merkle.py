@@ -6,7 +6,7 @@ follows the iterative algorithms of RFC 9162, 2.1.3.2 and 2.1.4.2.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from ledger.errors import ProofError
@@ -17,6 +17,9 @@ EMPTY_ROOT: Final = hashlib.sha256(b"").digest()
 
 MAX_SIZE: Final = 1 << 63
 """Sizes stay below this, so that they fit a signed 64-bit column."""
+
+RangeRoot = Callable[[int, int], bytes]
+"""Gives the root over the leaves [low, high), where low is a multiple of a power of two that is at least high - low."""
 
 
 def leaf_hash(data: bytes) -> bytes:
@@ -198,16 +201,22 @@ def inclusion_proof(leaves: Sequence[bytes], index: int) -> list[bytes]:
 
 def inclusion_proof_of_hashes(hashes: Sequence[bytes], index: int) -> list[bytes]:
     """Returns `inclusion_proof` over leaf hashes."""
-    _check_index(index, len(hashes))
+    return inclusion_path(lambda low, high: root_of_hashes(hashes[low:high]), index, len(hashes))
+
+
+def inclusion_path(root_of: RangeRoot, index: int, size: int) -> list[bytes]:
+    """Returns the audit path of leaf ``index`` in a tree of ``size`` leaves (RFC 6962, 2.1.1), leaf side first. Raises
+    ProofError: if the index is not in the tree."""
+    _check_index(index, size)
     path: list[bytes] = []
-    low, high = 0, len(hashes)
+    low, high = 0, size
     while high - low > 1:
         split = low + _largest_power_below(high - low)
         if index < split:
-            path.append(root_of_hashes(hashes[split:high]))
+            path.append(root_of(split, high))
             high = split
         else:
-            path.append(root_of_hashes(hashes[low:split]))
+            path.append(root_of(low, split))
             low = split
     path.reverse()
     return path
@@ -266,21 +275,27 @@ def consistency_proof(leaves: Sequence[bytes], old_size: int) -> list[bytes]:
 def consistency_proof_of_hashes(hashes: Sequence[bytes], old_size: int) -> list[bytes]:
     """Returns `consistency_proof` over leaf hashes."""
     _check_size(old_size, "old size")
-    if not 1 <= old_size <= len(hashes):
-        raise ProofError("CONSISTENCY", f"the old size must lie in 1..{len(hashes)}, got {old_size}")
+    return consistency_path(lambda low, high: root_of_hashes(hashes[low:high]), old_size, len(hashes))
+
+
+def consistency_path(root_of: RangeRoot, old_size: int, size: int) -> list[bytes]:
+    """Returns the proof that a tree of ``size`` leaves extends that of its first ``old_size`` (RFC 6962, 2.1.2). Raises
+    ProofError: unless 1 <= old_size <= size."""
+    if type(old_size) is not int or not 1 <= old_size <= size:
+        raise ProofError("CONSISTENCY", f"the old size must lie in 1..{size}, got {old_size!r}")
     path: list[bytes] = []
-    low, high, known = 0, len(hashes), True
+    low, high, known = 0, size, True
     # SUBPROOF(m, D[low:high], known) of RFC 6962, unrolled from the top; `known` means the verifier has the old root.
     while old_size != high:
         split = low + _largest_power_below(high - low)
         if old_size <= split:
-            path.append(root_of_hashes(hashes[split:high]))
+            path.append(root_of(split, high))
             high = split
         else:
-            path.append(root_of_hashes(hashes[low:split]))
+            path.append(root_of(low, split))
             low, known = split, False
     if not known:
-        path.append(root_of_hashes(hashes[low:high]))
+        path.append(root_of(low, high))
     path.reverse()
     return path
 

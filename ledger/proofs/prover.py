@@ -10,12 +10,13 @@ whole export holds is for the audit (`ledger.audit`).
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from ledger import layout, tiles
 from ledger.errors import LedgerCorrupt, ProofError
-from ledger.merkle import EMPTY_ROOT, HASH_SIZE, node_hash
+from ledger.merkle import EMPTY_ROOT, HASH_SIZE, consistency_path, inclusion_path, node_hash
 from ledger.note import peek_checkpoint
 from ledger.retention.retained import is_stand_in
 from ledger.tiles import KeptNodes, refuse_within
@@ -124,42 +125,13 @@ def tree_root(node: Node, size: int) -> bytes:
 def inclusion_proof(node: Node, index: int, size: int) -> list[bytes]:
     """Returns the audit path of leaf ``index`` in the tree of ``size`` leaves (RFC 6962, 2.1.1), leaf side first. Raises
     ProofError: if the index is not in the tree."""
-    if type(index) is not int or not 0 <= index < size:
-        raise ProofError("INDEX", f"a tree of {size} leaves has no leaf {index!r}")
-    path: list[bytes] = []
-    low, high = 0, size
-    while high - low > 1:
-        split = low + _half(high - low)
-        if index < split:
-            path.append(_range(node, split, high))
-            high = split
-        else:
-            path.append(_range(node, low, split))
-            low = split
-    path.reverse()
-    return path
+    return inclusion_path(partial(_range, node), index, size)
 
 
 def consistency_proof(node: Node, old_size: int, size: int) -> list[bytes]:
     """Returns the proof that the tree of ``size`` leaves extends that of its first ``old_size`` (RFC 6962, 2.1.2). Raises
     ProofError: unless 1 <= old_size <= size."""
-    if type(old_size) is not int or not 1 <= old_size <= size:
-        raise ProofError("CONSISTENCY", f"the old size must lie in 1..{size}, got {old_size!r}")
-    path: list[bytes] = []
-    low, high, known = 0, size, True
-    # SUBPROOF(m, D[low:high], known), unrolled from the top; `known` means that the verifier has the old root.
-    while old_size != high:
-        split = low + _half(high - low)
-        if old_size <= split:
-            path.append(_range(node, split, high))
-            high = split
-        else:
-            path.append(_range(node, low, split))
-            low, known = split, False
-    if not known:
-        path.append(_range(node, low, high))
-    path.reverse()
-    return path
+    return consistency_path(partial(_range, node), old_size, size)
 
 
 def _range(node: Node, low: int, high: int) -> bytes:
@@ -182,11 +154,6 @@ def _folded(hashes: list[bytes]) -> list[list[bytes]]:
         below = levels[-1]
         levels.append([node_hash(below[at], below[at + 1]) for at in range(0, len(below) - 1, 2)])
     return levels
-
-
-def _half(n: int) -> int:
-    """Returns the largest power of two smaller than n (n >= 2)."""
-    return 1 << ((n - 1).bit_length() - 1)
 
 
 class ExportReader:
