@@ -102,10 +102,7 @@ class Subtrees:
     def root(self, size: int) -> bytes:
         """Returns the root over the first ``size`` leaves, in memory that does not grow with them. Raises ProofError: code
         HASHES_GONE if that size lies inside a piece, SIZE if there are fewer leaves."""
-        frontier = Frontier()
-        for piece in self.between(0, size):
-            frontier.append(piece.hash, piece.level)
-        return frontier.root()
+        return root_over(self.between(0, size))
 
     def node(self, level: int, index: int) -> bytes:
         """Returns the hash of a perfect subtree (`ledger.proofs.prover.Node`). Raises ProofError: code HASHES_GONE if it lies
@@ -113,16 +110,21 @@ class Subtrees:
         first = index << level
         if not 0 <= first <= self.size - (1 << level):
             raise ProofError("NODE", f"a tree of {self.size} leaves has no perfect subtree {index} of {1 << level} leaves")
-        frontier = Frontier()
-        for piece in self.between(first, first + (1 << level)):
-            frontier.append(piece.hash, piece.level)
-        return frontier.root()
+        return root_over(self.between(first, first + (1 << level)))
 
     def _end(self, above: int) -> int:
         return self._firsts[above] + (1 << self._levels[above])
 
     def _at(self, place: int) -> bytes:
         return bytes(self._hashes[place * HASH_SIZE : (place + 1) * HASH_SIZE])
+
+
+def root_over(pieces: Iterable[Subtree]) -> bytes:
+    """Returns the root over leaves that these pieces tile in order: of a whole tree, or of a perfect subtree."""
+    frontier = Frontier()
+    for piece in pieces:
+        frontier.append(piece.hash, piece.level)
+    return frontier.root()
 
 
 def refuse_within(first: int, end: int, position: int) -> None:

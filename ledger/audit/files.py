@@ -16,7 +16,7 @@ from typing import Final
 from ledger import layout, tiles
 from ledger.audit.findings import Report
 from ledger.errors import ExportChanged, NoteError, ProofError
-from ledger.merkle import Frontier, leaf_hash
+from ledger.merkle import leaf_hash
 from ledger.note import (
     SIGNATURE_ED25519,
     Checkpoint,
@@ -28,7 +28,7 @@ from ledger.note import (
     peek_checkpoint,
 )
 from ledger.retention.retained import is_stand_in
-from ledger.tiles import KeptNodes, Subtree, Subtrees
+from ledger.tiles import KeptNodes, Subtree, Subtrees, root_over
 
 
 class TileRoots:
@@ -340,10 +340,7 @@ class Leaves:
     def root_at(self, size: int) -> bytes:
         """Returns the root over the first ``size`` leaves. Raises ExportChanged: a bundle is no longer what was authenticated;
         ProofError: code HASHES_GONE where a kept node reaches beyond that size."""
-        frontier = Frontier()
-        for piece in self.between(0, size):
-            frontier.append(piece.hash, piece.level)
-        return frontier.root()
+        return root_over(self.between(0, size))
 
     def tile(self, n: int) -> list[bytes]:
         """Returns the entries of a bundle. Raises ExportChanged: it is no longer what was authenticated."""

@@ -21,7 +21,7 @@ import pickletools
 import re
 from collections.abc import Iterator
 from pathlib import PurePosixPath
-from typing import Final
+from typing import Any, Final
 
 MAX_OPCODES: Final = 1 << 16
 """Opcodes that are walked over; bytes that may still be a pickle by then count as one."""
@@ -337,7 +337,7 @@ def shards_of(data: bytes) -> tuple[str, ...] | None:
     if len(data) > MAX_PARSED:
         return None
     try:
-        value = json.loads(data, object_pairs_hook=_unique)
+        value = json.loads(data, object_pairs_hook=unique_names)
         names = sorted(set(value["weight_map"].values()))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
@@ -432,7 +432,8 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     return 0, len(data) + 1
 
 
-def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns an object of JSON; raises ValueError where a name stands in it twice."""
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("a name stands twice")

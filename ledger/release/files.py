@@ -22,7 +22,7 @@ from attest.schema.quick import Array, OneOf, Row, Text
 from ledger.audit.findings import Finding
 from ledger.errors import LedgerError, ReleaseRefused
 from ledger.leaves.kinds import SHA256, TEXT, UINT, Checked
-from ledger.release.contents import FORMS, MAX_NAMES, TENSORS, Looker
+from ledger.release.contents import FORMS, MAX_NAMES, TENSORS, Looker, unique_names
 
 SUFFIX: Final = ".safetensors"
 MAX_HEADER: Final = 16 << 20
@@ -87,7 +87,7 @@ def _entries(data: bytes, path: str) -> list[tuple[str, str, tuple[int, ...], in
     if data.count(b'"data_offsets"') > MAX_TENSORS:  # before it is parsed, which costs most
         raise _too_many(path, data.count(b'"data_offsets"'))
     try:
-        header = json.loads(data.decode(), object_pairs_hook=_unique)
+        header = json.loads(data.decode(), object_pairs_hook=unique_names)
     except (ValueError, RecursionError) as error:
         raise _refused(path, f"its header is no JSON with distinct names ({error})") from error
     if type(header) is not dict:
@@ -113,13 +113,6 @@ def _entry(name: str, value: Any, path: str) -> tuple[str, str, tuple[int, ...],
     if any("\ud800" <= char <= "\udfff" for char in name):
         raise _refused(path, f"the name of tensor {name!a:.100} is no text: it holds half a character (a lone surrogate)")
     return name, value["dtype"], tuple(shape), offsets[0], offsets[1]
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a name stands twice")
-    return found
 
 
 def _digest(read: Callable[[int], bytes], count: int, path: str) -> bytes:
