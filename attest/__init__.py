@@ -10,4 +10,7 @@ without.
 * `corpus`: data on disk, the attestations beside it, and their signing.
 * `gate`: admit or refuse, with a reason code.
 * `pages`: what the documentation says of signed documents.
+
+In arguments here and in `ledger`, times are whole seconds since 1970; a public key is its 32 raw bytes; `..._micro` and
+`..._pico` count 1e-6 and 1e-12; whoever signs gives a private key, or what signs with it.
 """

@@ -18,20 +18,15 @@ from attest.errors import CborError, DescriptorRefused
 from attest.schema.plain import COMMITMENT_SIZE, check_bytes
 
 MAX_SIZE = 2 * MAX_DESCRIPTOR + 16
-"""Bytes of one item of a sequence. Looser than the gate's limits on the three parts, so that one attestation that is too
-large is refused by itself and does not end the file."""
+"""Bytes of one item of a sequence. Looser than the gate's limits on the three parts, so that one attestation that is too large
+is refused by itself and does not end the file."""
 
 _CHUNK = 1 << 20
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class Attestation:
-    """A descriptor, the signature over it, and what opens its commitments, all as received; nothing is checked yet.
-
-    Args:
-        descriptor: Bytes of the descriptor.
-        sign1: Bytes of the COSE_Sign1 message.
-        opening: Bytes of the opening; empty where it is not known, as to an auditor.
+    """Holds descriptor, signature and opening as received; nothing is checked yet. The opening is empty where it is not known.
     """
 
     descriptor: bytes
@@ -43,11 +38,12 @@ class Attestation:
             raise CborError("TYPE", "descriptor, signature and opening of an attestation are byte strings")
 
     def to_cbor(self) -> bytes:
-        """One item of an attestation file."""
+        """Returns one item of an attestation file."""
         return cbor.encode([self.descriptor, self.sign1, self.opening])
 
     def digest(self) -> bytes:
-        """SHA-256 over descriptor and signature: names this very message, as a descriptor's digest names what was signed.
+        """Returns SHA-256 over descriptor and signature: names this very message, as a descriptor's digest names what was
+        signed.
 
         The opening is left out, so whoever holds an export computes it too.
         """
@@ -58,11 +54,7 @@ class Attestation:
         return ContributionDescriptor.open(self.descriptor, self.opening)
 
     def read(self) -> ContributionDescriptor | SignedDescriptor:
-        """Reads what there is: the descriptor opened, or as it was signed where its opening is not known.
-
-        Raises:
-            CborError, DescriptorRefused: As for `ContributionDescriptor.open`.
-        """
+        """Reads the descriptor, opened where its opening is known. Raises CborError, DescriptorRefused: as `opened`."""
         return self.opened() if self.opening else SignedDescriptor.from_cbor(self.descriptor)
 
     @property
@@ -73,20 +65,14 @@ class Attestation:
 
 
 def read_sequence(stream: BinaryIO) -> Iterator[Attestation]:
-    """Read attestations one by one; memory stays bounded whatever the file holds.
-
-    Raises:
-        CborError: An item is malformed or too large. What follows it cannot be found, so the sequence ends there.
-    """
+    """Reads attestations one by one; memory stays bounded whatever the file holds. Raises CborError: an item is malformed or
+    too large. What follows it cannot be found, so the sequence ends there."""
     for _, attestation in read_places(stream):
         yield attestation
 
 
 def read_places(stream: BinaryIO) -> Iterator[tuple[int, Attestation]]:
-    """Attestations with the byte at which each begins, counted from where the stream stands.
-
-    Raises:
-        CborError: As for `read_sequence`.
+    """Yields attestations with the byte at which each begins, counted from where the stream stands; errors as `read_sequence`.
     """
     buffer, at, start, ended = b"", 0, 0, False
     while True:
@@ -108,11 +94,7 @@ def read_places(stream: BinaryIO) -> Iterator[tuple[int, Attestation]]:
 
 
 def read_at(stream: BinaryIO, place: int) -> Attestation:
-    """The attestation that begins at a byte of a file.
-
-    Raises:
-        CborError: There is none.
-    """
+    """Returns the attestation that begins at a byte of a file. Raises CborError: There is none."""
     stream.seek(place)
     return _attestation(cbor.decode_prefix(stream.read(MAX_SIZE), 0, max_size=MAX_SIZE)[0])
 
@@ -134,15 +116,8 @@ _NO_CONTENT: Final = bytes(COMMITMENT_SIZE)
 
 @dataclass(frozen=True, slots=True)
 class CommonTerms:
-    """What attestations have in common that were signed together.
-
-    Args:
-        signed: The descriptor with 32 zero bytes in place of the commitment to the content.
-        key_id: Short name of the key that signed.
-
-    Raises:
-        DescriptorRefused: Code TYPE or RANGE.
-    """
+    """Holds the terms that attestations share which were signed together. `signed`: the descriptor with 32 zero bytes in place
+    of the commitment to the content."""
 
     signed: SignedDescriptor
     key_id: bytes
@@ -163,12 +138,8 @@ class CommonTerms:
 
     @classmethod
     def from_cbor(cls, data: bytes) -> "CommonTerms":
-        """Reads terms strictly; an accepted byte string is exactly `to_cbor()` of the result.
-
-        Raises:
-            CborError: Code SIZE, CBOR or CBOR_NONCANONICAL.
-            DescriptorRefused: As for `SignedDescriptor.from_cbor`; code TYPE for another form.
-        """
+        """Reads terms strictly; an accepted byte string is exactly `to_cbor()` of the result. Raises CborError: code SIZE, CBOR
+        or CBOR_NONCANONICAL; DescriptorRefused: as for `SignedDescriptor.from_cbor`; code TYPE for another form."""
         value = cbor.decode(data, max_size=MAX_TERMS)
         if type(value) is not list or [type(part) for part in value] != [bytes, bytes]:
             raise DescriptorRefused("TYPE", "common terms are not an array of descriptor and key id, both byte strings")
@@ -176,14 +147,11 @@ class CommonTerms:
 
 
 class Framing:
-    """The bytes around what differs among attestations of the same terms.
+    """Holds the bytes around what differs among attestations of equal terms.
 
     Guarantee: `descriptor` is `to_cbor()` of the descriptor with that content, `to_be_signed` what `sign1.sign` signs of it for
     the key id and issuer of the terms, `message` the only COSE_Sign1 message over it that `sign1.read` accepts with that
     issuer, key id and signature, and `digest` is `Attestation.digest()` of both, byte for byte.
-
-    Args:
-        terms: What they have in common.
     """
 
     __slots__ = ("_descriptor", "_digested", "_message", "_to_be_signed")
@@ -229,11 +197,8 @@ class Framing:
 class FramingPattern:
     """Makes the framings of terms that differ in commitments, times and key alone, without encoding each.
 
-    Guarantee: `framing` is `Framing` of the terms that were cut, byte for byte, where these differ from the terms given here
-    in the commitments, in times and in the key id alone.
-
-    Args:
-        terms: Any of these terms.
+    Guarantee: `framing` is `Framing` of the terms that were cut, byte for byte, where these differ from the terms given here in
+    the commitments, in times and in the key id alone.
     """
 
     __slots__ = ("_framing", "_message", "_to_be_signed")
@@ -251,13 +216,7 @@ class FramingPattern:
         return message[at : at + KEY_ID_SIZE]
 
     def framing(self, descriptor: list[bytes], contributor: bytes, key_id: bytes) -> Framing:
-        """Returns the framing of a contributor's terms.
-
-        Args:
-            descriptor: The bytes of its descriptor before and after the commitment to the content.
-            contributor: The commitment that stands in them, 32 bytes.
-            key_id: Short name of the key that signed.
-        """
+        """Returns the framing of a contributor's terms, by the bytes of its descriptor around the content's commitment."""
         made, known, issuer = object.__new__(Framing), self._framing, contributor.hex().encode("ascii")
         made._descriptor, made._digested = descriptor, known._digested
         for name, (before, between, after) in (("_message", self._message), ("_to_be_signed", self._to_be_signed)):

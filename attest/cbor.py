@@ -1,4 +1,4 @@
-"""Deterministic CBOR: one strict decoder and one type-exact encoder for everything that is signed or logged.
+"""Encodes and decodes deterministic CBOR: one strict decoder and one type-exact encoder for all that is signed or logged.
 
 The accepted language is a subset of RFC 8949 section 4.2.1 (core deterministic encoding requirements):
 
@@ -8,10 +8,9 @@ The accepted language is a subset of RFC 8949 section 4.2.1 (core deterministic 
 * `false`, `true`, `null`, and finite floats in the shortest width that keeps their value;
 * at most `max_depth` containers inside one another.
 
-There are no tags, no indefinite lengths, no other simple values and no bytes after the item.
-`cbor2` is not used on untrusted bytes: it accepts many encodings of one value, and hands out values that compare equal
-in Python (`1`, `1.0`, `True`), so that two readers of one signature could see two documents. It serves as a second
-opinion in the tests.
+There are no tags, no indefinite lengths, no other simple values and no bytes after the item. `cbor2` is not used on untrusted
+bytes: it accepts many encodings of one value, and hands out values that compare equal in Python (`1`, `1.0`, `True`), so that
+two readers of one signature could see two documents. It serves as a second opinion in the tests.
 """
 
 import math
@@ -32,11 +31,11 @@ _HALF, _SINGLE, _DOUBLE = struct.Struct(">e"), struct.Struct(">f"), struct.Struc
 
 
 def encode(value: Any, *, max_depth: int = MAX_DEPTH) -> bytes:
-    """Encode a value to its only accepted encoding.
+    """Encodes a value to its only accepted encoding.
 
-    Guarantee: type-exact. Only `bool`, `int`, `float`, `str`, `bytes`, `None`, `list`, `tuple` and `dict` themselves
-    are encoded; subclasses (an `IntEnum`, a numpy float) and everything else are refused, so nothing is signed under a
-    type that a reader would not get back. Tuples are written as arrays.
+    Guarantee: type-exact. Only `bool`, `int`, `float`, `str`, `bytes`, `None`, `list`, `tuple` and `dict` themselves are
+    encoded; subclasses (an `IntEnum`, a numpy float) and everything else are refused, so nothing is signed under a type that a
+    reader would not get back. Tuples are written as arrays.
 
     Raises:
         CborError: Code TYPE or RANGE.
@@ -47,14 +46,14 @@ def encode(value: Any, *, max_depth: int = MAX_DEPTH) -> bytes:
 
 
 def decode(data: bytes, *, max_size: int = MAX_SIZE, max_depth: int = MAX_DEPTH) -> Any:
-    """Decode exactly one item.
+    """Decodes exactly one item.
 
-    Guarantee: `encode(decode(data)) == data` for every accepted `data`; time and memory are bounded by `max_size`,
-    which is checked before anything is read. Arrays come back as `list`.
+    Guarantee: `encode(decode(data)) == data` for every accepted `data`; time and memory are bounded by `max_size`, which is
+    checked before anything is read. Arrays come back as `list`.
 
     Raises:
-        CborError: Code SIZE (too long), CBOR (not well-formed), CBOR_NONCANONICAL (well-formed, outside the subset),
-            RANGE (an integer beyond 64 bits, a float that is not finite).
+        CborError: Code SIZE (too long), CBOR (not well-formed), CBOR_NONCANONICAL (well-formed, outside the subset), RANGE (an
+            integer beyond 64 bits, a float that is not finite).
     """
     _check_bytes(data)
     if len(data) > max_size:
@@ -66,20 +65,8 @@ def decode(data: bytes, *, max_size: int = MAX_SIZE, max_depth: int = MAX_DEPTH)
 
 
 def decode_prefix(data: bytes, offset: int, *, max_size: int = MAX_SIZE, max_depth: int = MAX_DEPTH) -> tuple[Any, int]:
-    """Decode one item of a CBOR sequence (RFC 8742) that starts at `offset`.
-
-    Args:
-        data: The sequence, or a window of it.
-        offset: Where the item starts.
-        max_size: Bytes that this one item may take.
-        max_depth: Containers inside one another.
-
-    Returns:
-        The value and the offset after it.
-
-    Raises:
-        CborError: As for `decode`.
-    """
+    """Decodes one item of a CBOR sequence (RFC 8742) that starts at `offset`; returns the value and the offset after it. Raises
+    CborError: as for `decode`; `max_size` counts the bytes of this one item."""
     _check_bytes(data)
     if not 0 <= offset <= len(data):
         raise CborError("CBOR", f"offset {offset} lies outside the {len(data)} bytes given")
@@ -96,8 +83,8 @@ def decode_prefix(data: bytes, offset: int, *, max_size: int = MAX_SIZE, max_dep
 def byte_string_triple(data: bytes, at: int) -> tuple[bytes, bytes, bytes, int] | None:
     """Returns the byte strings of an array of three that begins at `at`, and the offset after it.
 
-    A shortcut for files of such arrays: what it returns is what `decode_prefix` returns, and wherever it returns None it
-    leaves the verdict to `decode_prefix`.
+    A shortcut for files of such arrays: what it returns is what `decode_prefix` returns, and wherever it returns None it leaves
+    the verdict to `decode_prefix`.
     """
     parts = []
     try:
@@ -124,7 +111,7 @@ def byte_string_triple(data: bytes, at: int) -> tuple[bytes, bytes, bytes, int] 
 
 
 def record_values(data: bytes, *, max_depth: int = MAX_DEPTH) -> list[Any] | None:
-    """The values of a map with the keys 0, 1, 2, ... (at most 23), in order of the keys.
+    """Returns the values of a map with the keys 0, 1, 2, ... (at most 23), in order of the keys.
 
     A shortcut for logs of such maps: what it returns are the values of what `decode` returns, and wherever it returns None it
     leaves the verdict to `decode`.
@@ -180,13 +167,11 @@ def _check_bytes(data: object) -> None:
 
 
 def _truncated(wanted: int, left: int) -> _TruncatedError:
-    return _TruncatedError(
-        "CBOR", f"input ends inside an item: {wanted} more bytes or items announced, {left} bytes left"
-    )
+    return _TruncatedError("CBOR", f"input ends inside an item: {wanted} more bytes or items announced, {left} bytes left")
 
 
 def _decode_item(data: bytes, at: int, depth: int) -> tuple[Any, int]:
-    """Decode the item at `at`; `depth` is the number of containers still allowed."""
+    """Decodes the item at `at`; `depth` is the number of containers still allowed."""
     if at >= len(data):
         raise _truncated(1, 0)
     head = data[at]
@@ -283,7 +268,7 @@ def _decode_simple(data: bytes, at: int, info: int) -> tuple[bool | float | None
 
 
 def _shortest_float(value: float) -> bytes:
-    """Head and payload of a finite float in the smallest width that keeps its value."""
+    """Returns the head and payload of a finite float in the smallest width that keeps its value."""
     for head, layout in ((b"\xf9", _HALF), (b"\xfa", _SINGLE)):
         try:
             packed = layout.pack(value)

@@ -1,8 +1,8 @@
-"""The contribution descriptor: what a contributor signs about one contribution, and the opening that stays beside the data.
+"""Defines the contribution descriptor, which a contributor signs, and the opening that stays beside the data.
 
 Signed are the bounds in the clear, and commitments to content, contributor, data class and principal. So an export can show
-what was signed to anybody, and confirms no guess of who or what it was. The opening (values, nonce and salts) lies beside
-the content, and no ledger or export holds it.
+what was signed to anybody, and confirms no guess of who or what it was. The opening (values, nonce and salts) lies beside the
+content, and no ledger or export holds it.
 """
 
 import hashlib
@@ -45,8 +45,8 @@ MAX_MICRO = 10**15
 
 PUBLIC_CLIP_MICRO = MAX_MICRO
 PUBLIC_NOISE_MICRO = 1
-"""The bounds by which a contributor says that a contribution is public: the largest clip norm and the smallest noise
-multiplier that can be written. A public class admits these and no others, and no private class offers less."""
+"""The bounds by which a contributor says that a contribution is public: the largest clip norm and the smallest noise multiplier
+that can be written. A public class admits these and no others, and no private class offers less."""
 
 MAX_COUNT = 2**32 - 1
 
@@ -137,15 +137,13 @@ class Terms:
         if self.max_epsilon_micro is not None:
             check_int(self.max_epsilon_micro, "max_epsilon_micro", 1, MAX_MICRO, error=DescriptorRefused)
         if (self.max_epsilon_micro is None) != (self.max_delta_pico is None):
-            raise DescriptorRefused(
-                "RANGE", "max_epsilon_micro and max_delta_pico go together: an epsilon is a limit at a delta; give both"
-            )
+            sentence = "max_epsilon_micro and max_delta_pico go together: an epsilon is a limit at a delta; give both"
+            raise DescriptorRefused("RANGE", sentence)
         if self.max_delta_pico is not None:
             check_int(self.max_delta_pico, "max_delta_pico", 1, PICO - 1, error=DescriptorRefused)
         if self.not_after <= self.not_before:
-            raise DescriptorRefused(
-                "WINDOW", f"validity ends at {self.not_after}, not after its start {self.not_before}; sign a later end"
-            )
+            sentence = f"validity ends at {self.not_after}, not after its start {self.not_before}; sign a later end"
+            raise DescriptorRefused("WINDOW", sentence)
         self._check_unbuilt()
 
     def _check_unbuilt(self) -> None:
@@ -161,29 +159,28 @@ class Terms:
                 raise DescriptorRefused("PURPOSE", f"purposes are {named}; this version serves {TRAIN} alone: sign for that")
         if self.public_length is not None:
             check_int(self.public_length, "public_length", 1, MAX_COUNT, error=DescriptorRefused)
-            raise DescriptorRefused(
-                "PUBLIC_LENGTH", f"public length is {self.public_length}; this version serves none: sign without one"
-            )
+            sentence = f"public length is {self.public_length}; this version serves none: sign without one"
+            raise DescriptorRefused("PUBLIC_LENGTH", sentence)
 
     @property
     def public(self) -> bool:
-        """Whether the contributor signed that the contribution is public: by the bounds that say so, and no others."""
+        """Tells whether the contributor signed that the contribution is public: by the bounds that say so, and no others."""
         return (self.clip_norm_micro, self.noise_multiplier_micro) == (PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO)
 
     @property
     def clip_norm(self) -> float:
-        """Signed clip norm C as a double."""
+        """Returns the signed clip norm C as a double."""
         return from_micro(self.clip_norm_micro)
 
     @property
     def noise_multiplier(self) -> float:
-        """Signed noise multiplier sigma as a double."""
+        """Returns the signed noise multiplier sigma as a double."""
         return from_micro(self.noise_multiplier_micro)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SignedDescriptor(Terms):
-    """A descriptor as it is signed and as an export shows it: terms, and commitments to who and what.
+    """Holds a descriptor as it is signed and as an export shows it: terms, and commitments to who and what.
 
     Raises:
         DescriptorRefused: As for `Terms`.
@@ -216,12 +213,12 @@ class SignedDescriptor(Terms):
         return self.contributor.hex()
 
     def to_cbor(self) -> bytes:
-        """The bytes that are signed; optional fields that are None are left out."""
+        """Returns the bytes that are signed; optional fields that are None are left out."""
         return cbor.encode(wire.encode_map(self))
 
     @classmethod
     def from_cbor(cls, data: bytes) -> "SignedDescriptor":
-        """Read a descriptor strictly.
+        """Reads a descriptor strictly.
 
         Guarantee: an accepted byte string is exactly `to_cbor()` of the result, so a digest names one descriptor.
 
@@ -235,17 +232,14 @@ class SignedDescriptor(Terms):
         return read
 
     def digest(self) -> bytes:
-        """SHA-256 of `to_cbor()`: the name under which ledgers and withdrawals know the contribution."""
+        """Returns SHA-256 of `to_cbor()`: the name under which ledgers and withdrawals know the contribution."""
         return hashlib.sha256(self.to_cbor()).digest()
 
     def opened(self, opening: bytes) -> "ContributionDescriptor":
-        """Reads the opening of this descriptor strictly.
+        """Reads the opening of this descriptor strictly; an empty one stands for none.
 
         Guarantee: each commitment that was signed is opened by the value in the result, and an accepted opening is exactly
         `opening()` of the result: no byte of it can be another.
-
-        Args:
-            opening: Bytes of the opening; empty where only the descriptor is known.
 
         Raises:
             DescriptorRefused: Code OPENING if the opening is missing, has other labels or is another's; SIZE, CBOR, TYPE or
@@ -299,11 +293,7 @@ class Opening:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ContributionDescriptor(Terms, Opening):
-    """A descriptor with its opening, as its contributor and the gate hold it.
-
-    Raises:
-        DescriptorRefused: As for `Terms`.
-    """
+    """Holds a descriptor with its opening, as its contributor and the gate have them."""
 
     salts: bytes = field(default_factory=lambda: secrets.token_bytes(SALTS_SIZE), repr=False)
 
@@ -338,7 +328,7 @@ class ContributionDescriptor(Terms, Opening):
         return self.signed.to_cbor()
 
     def digest(self) -> bytes:
-        """SHA-256 of `to_cbor()`: the name under which ledgers and withdrawals know the contribution."""
+        """Returns SHA-256 of `to_cbor()`: the name under which ledgers and withdrawals know the contribution."""
         return self.signed.digest()
 
     def opening(self) -> bytes:
@@ -351,10 +341,6 @@ class ContributionDescriptor(Terms, Opening):
 
         Guarantee: an accepted pair is exactly `to_cbor()` and `opening()` of the result (`SignedDescriptor.opened`).
 
-        Args:
-            data: Bytes of the descriptor.
-            opening: Bytes of the opening; empty where only the descriptor is known.
-
         Raises:
             DescriptorRefused: As for `SignedDescriptor.from_cbor` and `SignedDescriptor.opened`.
         """
@@ -366,14 +352,11 @@ _COMMITTED: Final = tuple(item.name for item in declarations(SignedDescriptor) i
 
 
 class Parts(NamedTuple):
-    """A descriptor and its opening, cut where contributions that are signed together differ.
+    """Holds a descriptor and its opening, cut where contributions that are signed together differ.
 
     Args:
         rest: Bytes of the descriptor before and after the commitment to the content; first byte of the opening, and what
             follows the content hash in it.
-        content: The commitment, 32 bytes.
-        nonce: The 16 bytes that salt it.
-        content_hash: The 32 bytes that it opens to, as the opening says.
     """
 
     rest: tuple[bytes, bytes, bytes, bytes]
@@ -412,7 +395,7 @@ def claimed_content(opening: bytes) -> bytes | None:
 
 
 def split(data: bytes, opening: bytes) -> Parts | None:
-    """Cut around the commitment to the content, the nonce and the content hash, by the lengths of what is before them.
+    """Cuts around the commitment to the content, the nonce and the content hash, by the lengths of what is before them.
 
     Guarantee: `split(data, opening).join() == (data, opening)`, or None. Where these are a descriptor and its opening the cuts
     are where the fields are; whether they are is for the caller to establish.
@@ -431,12 +414,10 @@ def split(data: bytes, opening: bytes) -> Parts | None:
 
 
 class Opener:
-    """Opens many descriptors; those that differ in content and nonce alone are decoded once, and share their values.
+    """Opens many descriptors; remembers `most`. Those that differ in content and nonce alone are decoded once, and share
+    values.
 
     Guarantee: `open` returns what `ContributionDescriptor.open` returns, and raises what it raises, for every pair of bytes.
-
-    Args:
-        most: Descriptors that are remembered, each for all that differ from it in content and nonce alone.
     """
 
     def __init__(self, most: int = 4096) -> None:

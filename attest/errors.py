@@ -1,4 +1,4 @@
-"""The exception tree of `attest`, and the reason codes of the admission gate.
+"""Defines the exception tree of `attest`, and the reason codes of the admission gate.
 
 Each error carries a machine-readable code and a sentence that says what was found, what was expected and what to do.
 """
@@ -11,7 +11,7 @@ Refused = Callable[[str, str], Exception]
 
 
 class AttestError(Exception):
-    """Something was refused.
+    """Says that something was refused.
 
     Args:
         code: Short upper-case identifier, stable across releases.

@@ -1,4 +1,4 @@
-"""Files written all or not at all, and read without following a symbolic link."""
+"""Writes files all or not at all, and reads them without following a symbolic link."""
 
 import contextlib
 import os
@@ -12,14 +12,10 @@ from attest.errors import FileRefused
 
 @contextlib.contextmanager
 def atomic_writer(path: str | os.PathLike[str], mode: int = 0o644) -> Iterator[BinaryIO]:
-    """Open a file that appears under `path` only once it is complete and on disk.
+    """Opens a file that appears under `path`, in place of an existing one, only once it is complete and on disk.
 
-    Guarantee: after a crash at any instant `path` holds either its old content or the whole new one. The data is
-    written to a temporary file beside it, synced, renamed over it, and the directory is synced.
-
-    Args:
-        path: Final name; an existing file is replaced.
-        mode: Permission bits of the new file.
+    Guarantee: after a crash at any instant `path` holds either its old content or the whole new one. The data is written to a
+    temporary file beside it, synced, renamed over it, and the directory is synced.
     """
     target = Path(path)
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
@@ -39,19 +35,19 @@ def atomic_writer(path: str | os.PathLike[str], mode: int = 0o644) -> Iterator[B
 
 
 def atomic_write(path: str | os.PathLike[str], data: bytes, mode: int = 0o644) -> None:
-    """Write a whole file as `atomic_writer` does."""
+    """Writes a whole file as `atomic_writer` does."""
     with atomic_writer(path, mode) as stream:
         stream.write(data)
 
 
 def make_private_directory(path: str | os.PathLike[str]) -> None:
-    """Make a directory that its owner alone may enter, whatever the umask; its parent must be there, and it must not."""
+    """Makes a directory that its owner alone may enter, whatever the umask; its parent must be there, and it must not."""
     os.mkdir(path, 0o700)
     os.chmod(path, 0o700)
 
 
 def sync_directory(path: str | os.PathLike[str]) -> None:
-    """Make a rename or a new name in a directory durable, where the system can."""
+    """Makes a rename or a new name in a directory durable, where the system can."""
     if not hasattr(os, "O_DIRECTORY"):
         return
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -62,7 +58,7 @@ def sync_directory(path: str | os.PathLike[str]) -> None:
 
 
 def sync_tree(path: str | os.PathLike[str]) -> None:
-    """Make a directory durable with all that is below it, where the system can.
+    """Makes a directory durable with all that is below it, where the system can.
 
     After all of it was written, so that the system writes many small files back together; the cost is near a quarter of a
     millisecond a file.
@@ -82,16 +78,7 @@ def sync_tree(path: str | os.PathLike[str]) -> None:
 
 
 def read_limited(path: str | os.PathLike[str], limit: int, what: str) -> bytes:
-    """Read a regular file of at most `limit` bytes.
-
-    Args:
-        path: The file.
-        limit: Largest size to read.
-        what: Name of the document, for the message.
-
-    Raises:
-        FileRefused: Code FILE if it cannot be read, SIZE if it is longer.
-    """
+    """Reads a regular file of at most `limit` bytes."""
     shown = os.fspath(path)
     try:
         if not os.path.isfile(path):

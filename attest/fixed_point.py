@@ -1,4 +1,5 @@
-"""Fixed point: signed bounds are integers of 1e-6, signed deltas of 1e-12, so that no NaN or rounding enters a comparison."""
+"""Converts fixed point: signed bounds are integers of 1e-6, signed deltas of 1e-12, so no NaN or rounding enters a comparison.
+"""
 
 import re
 from decimal import Decimal
@@ -20,10 +21,10 @@ _MAX_EXPONENT = 100
 
 
 def to_fraction(value: object) -> Fraction:
-    """Exact rational value of a decimal.
+    """Returns the exact rational value of a decimal.
 
-    Floats are refused: their decimal text is not what was written. The number of digits is bounded, so a short text
-    like `1e999999999` cannot ask for gigabytes.
+    Floats are refused: their decimal text is not what was written. The number of digits is bounded, so a short text like
+    `1e999999999` cannot ask for gigabytes.
 
     Args:
         value: `int`, `decimal.Decimal`, or a decimal in ASCII digits as `str`; exactly these types.
@@ -50,12 +51,12 @@ def to_fraction(value: object) -> Fraction:
 
 
 def to_micro(value: object, *, rounding: Literal["down", "up", "exact"]) -> int:
-    """Convert a decimal to an integer count of 1e-6.
+    """Converts a decimal to an integer count of 1e-6.
 
     Args:
         value: `int`, `Decimal` or decimal `str`; never a float.
-        rounding: `down` toward minus infinity, `up` toward plus infinity, `exact` refuses what needs rounding.
-            An issuer rounds a clip norm down and a noise multiplier up, which is the strict side of both.
+        rounding: `down` toward minus infinity, `up` toward plus infinity, `exact` refuses what needs rounding. An issuer rounds
+            a clip norm down and a noise multiplier up, which is the strict side of both.
 
     Raises:
         ValueRefused: Code TYPE or RANGE.
@@ -77,25 +78,15 @@ def to_micro(value: object, *, rounding: Literal["down", "up", "exact"]) -> int:
 
 
 def from_micro(count: int) -> float:
-    """The double nearest to `count` * 1e-6.
-
-    Raises:
-        ValueRefused: Code TYPE if `count` is not exactly an `int`.
-    """
+    """Returns the double nearest to `count` * 1e-6. Raises ValueRefused: code TYPE if `count` is not exactly an `int`."""
     if type(count) is not int:
         raise ValueRefused("TYPE", f"found {type(count).__name__}, expected an int count of 1e-6")
     return count / MICRO
 
 
 def to_pico(value: object) -> int:
-    """Convert a delta to an integer count of 1e-12, rounded down: the strict side.
-
-    Args:
-        value: `int`, `Decimal` or decimal `str`; never a float.
-
-    Raises:
-        ValueRefused: Code TYPE, or RANGE unless it is at least 1e-12 and below 1.
-    """
+    """Converts a delta to an integer count of 1e-12, rounded down: the strict side. Raises ValueRefused: code TYPE, or RANGE
+    unless it is at least 1e-12 and below 1."""
     scaled = to_fraction(value) * PICO
     if not 1 <= scaled < PICO:
         raise ValueRefused("RANGE", f"delta is {value}, expected at least 1e-12 and below 1, such as 1e-6")
@@ -103,11 +94,7 @@ def to_pico(value: object) -> int:
 
 
 def from_pico(count: int) -> Fraction:
-    """The exact delta of a count of 1e-12.
-
-    Raises:
-        ValueRefused: Code TYPE if `count` is not exactly an `int`.
-    """
+    """Returns the exact delta of a count of 1e-12. Raises ValueRefused: code TYPE if `count` is not exactly an `int`."""
     if type(count) is not int:
         raise ValueRefused("TYPE", f"found {type(count).__name__}, expected an int count of 1e-12")
     return Fraction(count, PICO)

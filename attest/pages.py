@@ -76,12 +76,8 @@ def labelled(cls: Any) -> list[Declared]:
 
 
 def settings_table(cls: type, place: str = "") -> str:
-    """Returns the table of the settings that a person writes in one place: key, default, meaning.
-
-    Args:
-        cls: The document.
-        place: Name of the table of TOML; empty for what stands above the first.
-    """
+    """Returns the table of the settings that a person writes in one place: key, default, meaning. `place`: name of the table of
+    TOML; empty for what stands above the first."""
     rows = []
     for item in declarations(cls):
         if not item.written:

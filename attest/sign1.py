@@ -36,7 +36,7 @@ _ALG_ED25519 = -19
 
 @dataclass(frozen=True, slots=True)
 class Headers:
-    """What a message says about itself; unverified when it comes from `parse`."""
+    """Holds what a message says about itself; unverified when it comes from `parse`."""
 
     issuer: str
     subject: str
@@ -46,36 +46,21 @@ class Headers:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message of the one form allowed, not verified yet; `read` makes it.
-
-    Args:
-        headers: What it says about itself.
-        protected: Bytes of the protected header, as received.
-        signature: 64 bytes.
-    """
+    """A message of the one form allowed, not verified yet; `read` makes it."""
 
     headers: Headers
     protected: bytes
     signature: bytes
 
     def verify(self, payload: bytes, public_key: bytes | Ed25519PublicKey, *, typ: str) -> Headers:
-        """Check the message over a payload; arguments, guarantee and errors as for the function `verify`."""
+        """Checks the message over a payload; arguments, guarantee and errors as for the function `verify`."""
         raw = public_bytes(public_key) if isinstance(public_key, Ed25519PublicKey) else public_key
         self._require_for(payload, typ)
         verify_signature(raw, self.signature, to_be_signed(self.protected, payload))
         return self._by(raw)
 
     def fit(self, payload: bytes, raw: bytes, *, typ: str) -> Headers:
-        """Check all that `verify` checks but the signature, for a message that verified under this key before.
-
-        Args:
-            payload: The detached payload.
-            raw: 32 raw bytes of the key.
-            typ: The purpose expected.
-
-        Raises:
-            SignatureRefused: Code TYPE or HEADER.
-        """
+        """Checks all that `verify` checks but the signature, for a message that verified under this key before."""
         self._require_for(payload, typ)
         return self._by(raw)
 
@@ -116,19 +101,12 @@ def assemble(protected: bytes, signature: bytes) -> bytes:
     return _TAG_SIGN1 + cbor.encode([protected, {}, None, signature])
 
 
-def sign(
-    payload: bytes, key: Signer | Ed25519PrivateKey, *, contributor: str, typ: str = TYP_ATTESTATION
-) -> bytes:
-    """Sign a payload; the message carries its digest, not the payload itself.
+def sign(payload: bytes, key: Signer | Ed25519PrivateKey, *, contributor: str, typ: str = TYP_ATTESTATION) -> bytes:
+    """Signs a payload; the message carries its digest, not the payload itself.
 
     Args:
-        payload: Bytes that the verifier will be given again.
-        key: Key of `contributor`, or what signs with it.
         contributor: Identifier of the signer; becomes the issuer claim.
         typ: Purpose of the signature; a message of one purpose is refused for every other.
-
-    Returns:
-        The COSE_Sign1 message.
 
     Raises:
         SignatureRefused: Contributor or payload is of the wrong kind.
@@ -142,21 +120,12 @@ def sign(
     return assemble(protected, signer.sign(to_be_signed(protected, payload)))
 
 
-def verify(
-    message: bytes, payload: bytes, public_key: bytes | Ed25519PublicKey, *, typ: str = TYP_ATTESTATION
-) -> Headers:
-    """Check a message over a payload.
+def verify(message: bytes, payload: bytes, public_key: bytes | Ed25519PublicKey, *, typ: str = TYP_ATTESTATION) -> Headers:
+    """Checks a message over a payload.
 
-    Guarantee: on return, the holder of `public_key` signed exactly these payload bytes for the purpose `typ` under the
-    issuer name returned. The message has the one header form above and no other field; the signature is checked over
-    the protected bytes as received, after they passed the strict decoder. Who may use the issuer's name is for the
-    caller to check.
-
-    Args:
-        message: The COSE_Sign1 message.
-        payload: The detached payload.
-        public_key: 32 raw bytes, or the library's object.
-        typ: The purpose expected.
+    Guarantee: on return, the holder of `public_key` signed exactly these payload bytes for the purpose `typ` under the issuer
+    name returned. The message has the one header form above and no other field; the signature is checked over the protected
+    bytes as received, after they passed the strict decoder. Who may use the issuer's name is for the caller to check.
 
     Raises:
         CborError: The message is not strict CBOR.
@@ -167,12 +136,8 @@ def verify(
 
 
 def parse(message: bytes) -> Headers:
-    """Read the header of a message strictly, without checking its signature.
-
-    Raises:
-        CborError: The message is not strict CBOR.
-        SignatureRefused: Code HEADER or SIG_BAD (a signature of another length).
-    """
+    """Reads the header of a message strictly, without checking its signature. Raises CborError: the message is not strict CBOR;
+    SignatureRefused: code HEADER or SIG_BAD (a signature of another length)."""
     return read(message).headers
 
 
@@ -182,12 +147,8 @@ def peek_issuer(message: bytes) -> str:
 
 
 def read(message: bytes) -> Message:
-    """Read a message strictly, without checking its signature.
-
-    Raises:
-        CborError: The message is not strict CBOR.
-        SignatureRefused: Code HEADER or SIG_BAD (a signature of another length).
-    """
+    """Reads a message strictly, without checking its signature. Raises CborError: the message is not strict CBOR;
+    SignatureRefused: code HEADER or SIG_BAD (a signature of another length)."""
     if type(message) is not bytes:
         raise CborError("TYPE", f"message is {type(message).__name__}, expected bytes")
     if len(message) > MAX_SIZE:

@@ -15,7 +15,7 @@ _MAX_FILE = MAX_PAYLOAD + sign1.MAX_SIZE + 16
 
 
 def write(path: str | os.PathLike[str], payload: bytes, message: bytes) -> None:
-    """Write a payload and its signature, all or not at all."""
+    """Writes a payload and its signature, all or not at all."""
     data = cbor.encode([payload, message])
     if len(data) > _MAX_FILE:
         raise FileRefused("SIZE", f"signed document has {len(data)} bytes, expected at most {_MAX_FILE}")
@@ -23,29 +23,12 @@ def write(path: str | os.PathLike[str], payload: bytes, message: bytes) -> None:
 
 
 def read(path: str | os.PathLike[str], *, what: str = "signed document") -> tuple[bytes, bytes]:
-    """Read payload and signature; neither is verified.
-
-    Args:
-        path: A file written by `write`.
-        what: Name of the document, for messages.
-
-    Raises:
-        FileRefused: Code FILE, SIZE or FORMAT.
-    """
+    """Reads payload and signature; neither is verified. Raises FileRefused: code FILE, SIZE or FORMAT."""
     return split(read_limited(path, _MAX_FILE, what), f"{os.fspath(path)!r}", max_size=_MAX_FILE)
 
 
 def split(data: bytes, what: str, *, max_size: int) -> tuple[bytes, bytes]:
-    """Cut the bytes of a signed file into payload and signature; neither is verified.
-
-    Args:
-        data: The bytes.
-        what: Name of the file, for messages.
-        max_size: Bytes that it may have.
-
-    Raises:
-        FileRefused: Code FORMAT.
-    """
+    """Cuts the bytes of a signed file into payload and signature; neither is verified. Raises FileRefused: code FORMAT."""
     try:
         value = cbor.decode(data, max_size=max_size)
     except CborError as error:

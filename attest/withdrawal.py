@@ -1,4 +1,4 @@
-"""Withdrawals: a contributor, or the operator with a stated reason, ends the use of a contribution."""
+"""Withdraws contributions: a contributor, or the operator with a stated reason, ends their use."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,11 +28,7 @@ PASSING: Final = frozenset({EXPIRED, *REGISTRY_REASONS})
 
 @dataclass(frozen=True, slots=True)
 class Withdrawal(Payload):
-    """What is signed to withdraw a contribution.
-
-    Raises:
-        ValueRefused: Code TYPE, RANGE or REASON.
-    """
+    """Withdraws a contribution: what is signed for it."""
 
     SCHEMA: ClassVar = "dptrain.withdrawal/1"
     CDDL: ClassVar = "withdrawal"
@@ -57,29 +53,17 @@ class Withdrawal(Payload):
 
 
 def sign_withdrawal(withdrawal: Withdrawal, key: Signer | Ed25519PrivateKey, *, signer: str) -> tuple[bytes, bytes]:
-    """Sign a withdrawal.
-
-    Args:
-        withdrawal: What is withdrawn.
-        key: Key of the signer, or what signs with it.
-        signer: Identifier of the contributor, or of the operator.
-
-    Returns:
-        Payload and COSE_Sign1 message.
-    """
+    """Signs a withdrawal. Returns payload and COSE_Sign1 message."""
     payload = withdrawal.to_cbor()
     return payload, sign1.sign(payload, key, contributor=signer, typ=sign1.TYP_WITHDRAWAL)
 
 
 def verify_withdrawal(payload: bytes, message: bytes, public_key: bytes, *, signer: str, corpus: str) -> Withdrawal:
-    """Check that `signer` withdrew something from `corpus`.
+    """Checks that `signer` withdrew something from `corpus`.
 
-    Guarantee: on return, the holder of `public_key` signed this withdrawal as `signer`, as a withdrawal and nothing
-    else, for this corpus. Whether the signer may withdraw that contribution is `verify_own_withdrawal`'s matter, or the
-    operator's standing.
-
-    Raises:
-        CborError, SignatureRefused, KeyRefused, ValueRefused: What was refused.
+    Guarantee: on return, the holder of `public_key` signed this withdrawal as `signer`, as a withdrawal and nothing else, for
+    this corpus. Whether the signer may withdraw that contribution is `verify_own_withdrawal`'s matter, or the operator's
+    standing.
     """
     headers = sign1.verify(message, payload, public_key, typ=sign1.TYP_WITHDRAWAL)
     if headers.issuer != signer:
@@ -93,10 +77,10 @@ def verify_withdrawal(payload: bytes, message: bytes, public_key: bytes, *, sign
 def verify_own_withdrawal(
     payload: bytes, message: bytes, descriptor: ContributionDescriptor, registry: Registry, *, now: int
 ) -> Withdrawal:
-    """Check that a contributor withdrew this contribution.
+    """Checks that a contributor withdrew this contribution.
 
-    Guarantee: on return, a key enrolled for the descriptor's contributor and valid at `now` signed a withdrawal of
-    exactly this descriptor, for its corpus. Nobody else's signature passes.
+    Guarantee: on return, a key enrolled for the descriptor's contributor and valid at `now` signed a withdrawal of exactly this
+    descriptor, for its corpus. Nobody else's signature passes.
 
     Raises:
         AttestError: What was refused; code KEY_UNKNOWN without a valid key, AUDIENCE for another contribution.
@@ -126,15 +110,12 @@ def verify_entitled_withdrawal(
     registry: Registry | None,
     now: int,
 ) -> Withdrawal:
-    """Check that the signer of a withdrawal may withdraw what it names: the corpus owner, or the contributor itself.
+    """Checks that the signer of a withdrawal may withdraw what it names: the corpus owner, or the contributor itself.
 
-    Guarantee: on return, the withdrawal is for `corpus` and signed by the holder of `owner_key` as `owner`, or by a key of
-    the contributor of the contribution it names that the registry holds valid at `now`. Nobody else's signature passes.
+    Guarantee: on return, the withdrawal is for `corpus` and signed by the holder of `owner_key` as `owner`, or by a key of the
+    contributor of the contribution it names that the registry holds valid at `now`. Nobody else's signature passes.
 
     Args:
-        owner: Identifier of the corpus owner.
-        owner_key: Raw public key of the corpus owner.
-        descriptors: Known contributions by descriptor hash; a contributor's withdrawal must name one of them.
         registry: Keys of the contributors; None accepts the owner only.
 
     Raises:
@@ -144,10 +125,8 @@ def verify_entitled_withdrawal(
         return verify_withdrawal(payload, message, owner_key, signer=owner, corpus=corpus)
     descriptor = descriptors.get(Withdrawal.from_cbor(payload).descriptor_hash)
     if registry is None or descriptor is None:
-        raise SignatureRefused(
-            "UNPROVEN",
-            "a contributor signed this withdrawal; to check it takes the registry and the attestation that it withdraws",
-        )
+        sentence = "a contributor signed this withdrawal; to check it takes the registry and the attestation that it withdraws"
+        raise SignatureRefused("UNPROVEN", sentence)
     if descriptor.corpus != corpus:
         raise SignatureRefused("AUDIENCE", f"the contribution is for corpus {descriptor.corpus}, this one is {corpus}")
     return verify_own_withdrawal(payload, message, descriptor, registry, now=now)

@@ -1,4 +1,4 @@
-"""Names and sizes of the files of an export: pure functions of the tree's size, and of what of it is gone.
+"""Names the files of an export and bounds their sizes: pure functions of the tree's size, and of what of it is gone.
 
 Source: C2SP tlog-tiles v1.0.0. A directory holds ``checkpoint``, ``policy``, ``tile/<L>/<N>[.p/<W>]`` and
 ``tile/entries/<N>[.p/<W>]``. Of a pruned ledger the first bundles are not there ("Pruning": entries below a minimum index may
@@ -8,9 +8,9 @@ hashes are gone too, tiles that had them are not there either, and ``retained/no
 
 What contributors signed lies beside the leaves that quote it, unless it was left out: ``attestations/terms/<N>[.p/<W>]``,
 bundles of common terms (`attest.attestation.CommonTerms`) by number, from 0 in the order in which contributions first use them;
-``attestations/signed/<N>[.p/<W>]``, beside every bundle of entries with the body of an ADMIT leaf, an entry per leaf: the
-CBOR array of number of terms and signature, empty for other leaves; and ``registry``, the contributor registry as its owner
-signed it.
+``attestations/signed/<N>[.p/<W>]``, beside every bundle of entries with the body of an ADMIT leaf, an entry per leaf: the CBOR
+array of number of terms and signature, empty for other leaves; and ``registry``, the contributor registry as its owner signed
+it.
 """
 
 from collections.abc import Callable, Container, Iterable, Iterator
@@ -113,12 +113,7 @@ def width_of(n: int, size: int) -> int:
 
 def file_paths(size: int, retained: int = 0, has_tile: HasTile | None = None) -> Iterator[str]:
     """Yields the names of all files of an export but `REGISTRY` and those of `attestation_paths`, which may be left out.
-
-    Args:
-        size: number of leaves.
-        retained: how many bundles, from the first on, are retained ones.
-        has_tile: tells the hash tiles that are there, where leaf hashes are gone.
-    """
+    `has_tile`: tells the hash tiles that are there, where leaf hashes are gone."""
     yield CHECKPOINT
     yield POLICY
     if retained:
@@ -134,13 +129,7 @@ def file_paths(size: int, retained: int = 0, has_tile: HasTile | None = None) ->
 
 
 def attestation_paths(size: int, terms: int, signed: Iterable[int]) -> Iterator[str]:
-    """Yields the names of the files with what contributors signed.
-
-    Args:
-        size: number of leaves.
-        terms: number of common terms.
-        signed: numbers of the entry bundles, retained ones too, with the body of an ADMIT leaf.
-    """
+    """Yields the names of the files with what contributors signed."""
     for n, width in tile_widths(terms):
         yield terms_path(n, width)
     for n in signed:

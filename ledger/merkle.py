@@ -1,12 +1,12 @@
-"""RFC 6962 Merkle trees over SHA-256: roots, inclusion proofs, consistency proofs, and a frontier for appends.
+"""Builds RFC 6962 Merkle trees over SHA-256: roots, inclusion proofs, consistency proofs, and a frontier for appends.
 
-A leaf hashes as SHA-256(0x00 || data) and a node as SHA-256(0x01 || left || right) (RFC 6962, 2.1); the prefixes
-keep a leaf from being read as a node. Functions take leaf *data*; those ending in ``_hashes`` or ``_hash`` take leaf
-hashes. Verification follows the iterative algorithms of RFC 9162, 2.1.3.2 and 2.1.4.2.
+A leaf hashes as SHA-256(0x00 || data) and a node as SHA-256(0x01 || left || right) (RFC 6962, 2.1); the prefixes keep a leaf
+from being read as a node. Functions take leaf *data*; those ending in ``_hashes`` or ``_hash`` take leaf hashes. Verification
+follows the iterative algorithms of RFC 9162, 2.1.3.2 and 2.1.4.2.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from ledger.errors import ProofError
@@ -17,6 +17,9 @@ EMPTY_ROOT: Final = hashlib.sha256(b"").digest()
 
 MAX_SIZE: Final = 1 << 63
 """Sizes stay below this, so that they fit a signed 64-bit column."""
+
+RangeRoot = Callable[[int, int], bytes]
+"""Gives the root over the leaves [low, high), where low is a multiple of a power of two that is at least high - low."""
 
 
 def leaf_hash(data: bytes) -> bytes:
@@ -34,7 +37,7 @@ def _pair_hash(pair: bytes) -> bytes:
 
 
 class Frontier:
-    """The perfect subtrees on the right edge of a growing tree: O(1) amortised appends, O(log n) memory.
+    """Keeps the perfect subtrees on the right edge of a growing tree: O(1) amortised appends, O(log n) memory.
 
     The stack holds one hash per set bit of the size, largest subtree first (the *compact range* [0, size)).
     """
@@ -42,15 +45,8 @@ class Frontier:
     __slots__ = ("_stack", "size")
 
     def __init__(self, size: int = 0, hashes: Sequence[bytes] = ()) -> None:
-        """Restores a frontier.
-
-        Args:
-            size: number of leaves already in the tree.
-            hashes: one 32-byte hash per set bit of ``size``, largest subtree first.
-
-        Raises:
-            ProofError: if the number or the length of the hashes does not fit the size.
-        """
+        """Restores a frontier. `hashes`: one 32-byte hash per set bit of ``size``, largest subtree first. Raises ProofError: if
+        the number or the length of the hashes does not fit the size."""
         _check_size(size, "size")
         stack = list(hashes)
         if len(stack) != size.bit_count():
@@ -61,11 +57,8 @@ class Frontier:
         self._stack = stack
 
     def append(self, hash_: bytes, level: int = 0) -> None:
-        """Adds one leaf hash, or the root of a perfect subtree of 2^level leaves.
-
-        Raises:
-            ProofError: no such subtree can begin at this size.
-        """
+        """Adds one leaf hash, or the root of a perfect subtree of 2^level leaves. Raises ProofError: no such subtree can begin
+        at this size."""
         size = self.size >> level
         if size << level != self.size:
             raise ProofError("SUBTREE", f"no subtree of level {level} begins at leaf {self.size}")
@@ -99,14 +92,14 @@ class Frontier:
 
     @classmethod
     def from_bytes(cls, size: int, data: bytes) -> "Frontier":
-        """Inverse of `to_bytes`; raises ProofError when the bytes do not fit the size."""
+        """Returns the inverse of `to_bytes`; raises ProofError when the bytes do not fit the size."""
         if len(data) % HASH_SIZE:
             raise ProofError("FRONTIER", f"edge hashes take a multiple of {HASH_SIZE} bytes, got {len(data)}")
         return cls(size, [data[i : i + HASH_SIZE] for i in range(0, len(data), HASH_SIZE)])
 
 
 class SlotTree:
-    """A tree of which leaves change in place: O(log n) hashes per change, done when the root is asked for.
+    """Keeps a tree of which leaves change in place: O(log n) hashes per change, done when the root is asked for.
 
     All levels lie in one block of memory each, 64 bytes a leaf together.
     """
@@ -114,14 +107,13 @@ class SlotTree:
     __slots__ = ("_changed", "_levels", "_rooted")
 
     def __init__(self) -> None:
-        """Begins empty."""
         self._levels = [bytearray()]
         self._changed: set[int] = set()  # of the leaves that were there when the root was last asked for
         self._rooted = 0
 
     @property
     def size(self) -> int:
-        """Number of leaves."""
+        """Returns the number of leaves."""
         return len(self._levels[0]) // HASH_SIZE
 
     def append(self, hash_: bytes) -> int:
@@ -168,11 +160,8 @@ class SlotTree:
         return bytes(below)
 
     def inclusion_proof(self, index: int) -> list[bytes]:
-        """Returns the audit path of a leaf in the tree as it stands (RFC 6962, 2.1.1), leaf side first.
-
-        Raises:
-            ProofError: if the index is not in the tree.
-        """
+        """Returns the audit path of a leaf in the tree as it stands (RFC 6962, 2.1.1), leaf side first. Raises ProofError: if
+        the index is not in the tree."""
         _check_index(index, self.size)
         self.root()
         path = []
@@ -205,26 +194,29 @@ def root_of_hashes(hashes: Sequence[bytes]) -> bytes:
 
 
 def inclusion_proof(leaves: Sequence[bytes], index: int) -> list[bytes]:
-    """Returns the audit path of leaf ``index`` in the tree over ``leaves`` (RFC 6962, 2.1.1).
-
-    Raises:
-        ProofError: if the index is not in the tree.
-    """
+    """Returns the audit path of leaf ``index`` in the tree over ``leaves`` (RFC 6962, 2.1.1). Raises ProofError: if the index
+    is not in the tree."""
     return inclusion_proof_of_hashes([leaf_hash(leaf) for leaf in leaves], index)
 
 
 def inclusion_proof_of_hashes(hashes: Sequence[bytes], index: int) -> list[bytes]:
-    """`inclusion_proof` over leaf hashes."""
-    _check_index(index, len(hashes))
+    """Returns `inclusion_proof` over leaf hashes."""
+    return inclusion_path(lambda low, high: root_of_hashes(hashes[low:high]), index, len(hashes))
+
+
+def inclusion_path(root_of: RangeRoot, index: int, size: int) -> list[bytes]:
+    """Returns the audit path of leaf ``index`` in a tree of ``size`` leaves (RFC 6962, 2.1.1), leaf side first. Raises
+    ProofError: if the index is not in the tree."""
+    _check_index(index, size)
     path: list[bytes] = []
-    low, high = 0, len(hashes)
+    low, high = 0, size
     while high - low > 1:
         split = low + _largest_power_below(high - low)
         if index < split:
-            path.append(root_of_hashes(hashes[split:high]))
+            path.append(root_of(split, high))
             high = split
         else:
-            path.append(root_of_hashes(hashes[low:split]))
+            path.append(root_of(low, split))
             low = split
     path.reverse()
     return path
@@ -233,16 +225,8 @@ def inclusion_proof_of_hashes(hashes: Sequence[bytes], index: int) -> list[bytes
 def verify_inclusion(leaf: bytes, index: int, size: int, proof: Sequence[bytes], root: bytes) -> None:
     """Checks that ``leaf`` is entry ``index`` of the tree of ``size`` leaves with this ``root`` (RFC 9162, 2.1.3.2).
 
-    Guarantee:
-        Returns only if the proof recomputes ``root``. The same proof can also hold for other (index, size) pairs, so
-        take the size from a signed checkpoint and the index from the leaf's own sequence number.
-
-    Args:
-        leaf: the leaf data (not its hash).
-        index: position of the leaf, from 0.
-        size: number of leaves of the tree.
-        proof: audit path, leaf side first.
-        root: the tree head to be met.
+    Guarantee: Returns only if the proof recomputes ``root``. The same proof can also hold for other (index, size) pairs, so
+    take the size from a signed checkpoint and the index from the leaf's own sequence number.
 
     Raises:
         ProofError: if the proof is malformed or gives another root.
@@ -251,7 +235,7 @@ def verify_inclusion(leaf: bytes, index: int, size: int, proof: Sequence[bytes],
 
 
 def verify_inclusion_hash(hash_: bytes, index: int, size: int, proof: Sequence[bytes], root: bytes) -> None:
-    """`verify_inclusion` for a leaf hash."""
+    """Runs `verify_inclusion` for a leaf hash."""
     _check_hashes([root], "root")
     result = root_of_inclusion(hash_, index, size, proof)
     if result != root:
@@ -259,11 +243,8 @@ def verify_inclusion_hash(hash_: bytes, index: int, size: int, proof: Sequence[b
 
 
 def root_of_inclusion(hash_: bytes, index: int, size: int, proof: Sequence[bytes]) -> bytes:
-    """Returns the root to which a proof leads, which the caller compares, or whose signature it checks.
-
-    Raises:
-        ProofError: if the proof does not have the hashes that leaf ``index`` of ``size`` needs.
-    """
+    """Returns the root to which a proof leads, which the caller compares, or whose signature it checks. Raises ProofError: if
+    the proof does not have the hashes that leaf ``index`` of ``size`` needs."""
     _check_size(size, "size")
     _check_index(index, size)
     _check_hashes([hash_, *proof], "leaf hash and proof")
@@ -286,32 +267,35 @@ def root_of_inclusion(hash_: bytes, index: int, size: int, proof: Sequence[bytes
 
 
 def consistency_proof(leaves: Sequence[bytes], old_size: int) -> list[bytes]:
-    """Returns the proof that the tree over ``leaves`` extends its own first ``old_size`` leaves (RFC 6962, 2.1.2).
-
-    Raises:
-        ProofError: unless 1 <= old_size <= len(leaves).
-    """
+    """Returns the proof that the tree over ``leaves`` extends its own first ``old_size`` leaves (RFC 6962, 2.1.2). Raises
+    ProofError: unless 1 <= old_size <= len(leaves)."""
     return consistency_proof_of_hashes([leaf_hash(leaf) for leaf in leaves], old_size)
 
 
 def consistency_proof_of_hashes(hashes: Sequence[bytes], old_size: int) -> list[bytes]:
-    """`consistency_proof` over leaf hashes."""
+    """Returns `consistency_proof` over leaf hashes."""
     _check_size(old_size, "old size")
-    if not 1 <= old_size <= len(hashes):
-        raise ProofError("CONSISTENCY", f"the old size must lie in 1..{len(hashes)}, got {old_size}")
+    return consistency_path(lambda low, high: root_of_hashes(hashes[low:high]), old_size, len(hashes))
+
+
+def consistency_path(root_of: RangeRoot, old_size: int, size: int) -> list[bytes]:
+    """Returns the proof that a tree of ``size`` leaves extends that of its first ``old_size`` (RFC 6962, 2.1.2). Raises
+    ProofError: unless 1 <= old_size <= size."""
+    if type(old_size) is not int or not 1 <= old_size <= size:
+        raise ProofError("CONSISTENCY", f"the old size must lie in 1..{size}, got {old_size!r}")
     path: list[bytes] = []
-    low, high, known = 0, len(hashes), True
+    low, high, known = 0, size, True
     # SUBPROOF(m, D[low:high], known) of RFC 6962, unrolled from the top; `known` means the verifier has the old root.
     while old_size != high:
         split = low + _largest_power_below(high - low)
         if old_size <= split:
-            path.append(root_of_hashes(hashes[split:high]))
+            path.append(root_of(split, high))
             high = split
         else:
-            path.append(root_of_hashes(hashes[low:split]))
+            path.append(root_of(low, split))
             low, known = split, False
     if not known:
-        path.append(root_of_hashes(hashes[low:high]))
+        path.append(root_of(low, high))
     path.reverse()
     return path
 
@@ -319,8 +303,7 @@ def consistency_proof_of_hashes(hashes: Sequence[bytes], old_size: int) -> list[
 def verify_consistency(old_size: int, new_size: int, proof: Sequence[bytes], old_root: bytes, new_root: bytes) -> None:
     """Checks that the tree ``(new_size, new_root)`` is an extension of ``(old_size, old_root)`` (RFC 9162, 2.1.4.2).
 
-    Guarantee:
-        Returns only if every leaf under ``old_root`` is, unchanged and in place, under ``new_root``.
+    Guarantee: Returns only if every leaf under ``old_root`` is, unchanged and in place, under ``new_root``.
 
     Raises:
         ProofError: if the proof does not hold. An old size of 0 is refused: it would prove nothing.

@@ -1,8 +1,8 @@
-"""Signed notes and checkpoints: the only bytes by which a ledger commits to its history.
+"""Signs and reads notes and checkpoints: the only bytes by which a ledger commits to its history.
 
 Formats: C2SP signed-note v1.0.0, tlog-checkpoint v1.0.0 and tlog-cosignature v1. Signs and verifies Ed25519 log signatures
-(type 0x01) and timestamped cosignatures (type 0x04). Parsing is by anchored ASCII patterns and re-encoding, because
-Python's own ``int`` and ``b64decode`` accept several spellings of one value.
+(type 0x01) and timestamped cosignatures (type 0x04). Parsing is by anchored ASCII patterns and re-encoding, because Python's
+own ``int`` and ``b64decode`` accept several spellings of one value.
 """
 
 import base64
@@ -32,13 +32,8 @@ _SIGNATURE_LINE = re.compile(r"— ([^ ]+) ([A-Za-z0-9+/]+={0,2})")
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """One signature of a note that was verified.
-
-    Attributes:
-        key: the verifier key it was verified with.
-        timestamp: POSIX time stated by a cosignature, None for a plain signature.
-        since: position of the first SUMMARY leaf that a statement on summaries vouches for, None for other signatures.
-    """
+    """Holds one signature of a note that was verified. `since`: position of the first SUMMARY leaf that a statement on
+    summaries vouches for, None for other signatures."""
 
     key: VerifierKey
     timestamp: int | None
@@ -47,13 +42,8 @@ class Signature:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A note whose text is signed by at least one of the given keys.
-
-    Attributes:
-        text: the signed text, final newline included.
-        signatures: the verified signatures, in the order of their lines.
-        ignored: name and key id of each line by a key that was not given: it counts for nothing, but readers should hear of it.
-    """
+    """Holds a note whose text is signed by at least one of the given keys. `ignored`: name and key id of each line by a key
+    that was not given: it counts for nothing, but readers should hear of it."""
 
     text: str
     signatures: tuple[Signature, ...]
@@ -62,7 +52,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What a checkpoint commits to: the log's origin, its size, and its root."""
+    """Names what a checkpoint commits to: the log's origin, its size, and its root."""
 
     origin: str
     size: int
@@ -71,7 +61,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class NoteSigner:
-    """The private key of a log, under the log's name (its origin line)."""
+    """Signs with the private key of a log, under the log's name (its origin line)."""
 
     name: str
     private_key: Ed25519PrivateKey
@@ -81,25 +71,24 @@ class NoteSigner:
 
     @property
     def verifier(self) -> VerifierKey:
-        """The public half."""
+        """Returns the public half."""
         return VerifierKey(self.name, SIGNATURE_ED25519, public_bytes(self.private_key))
 
     @property
     def vkey(self) -> str:
-        """The public half as text, to be pinned by auditors."""
+        """Returns the public half as text, to be pinned by auditors."""
         return str(self.verifier)
 
 
 @dataclass(frozen=True, slots=True)
 class Cosigner:
-    """An auditor's key, under the auditor's own name.
+    """Cosigns with an auditor's key, under the auditor's own name.
 
     The signed message does not hold the name (C2SP tlog-cosignature, "Ed25519 signed message"), so a key belongs to one
     cosigner only.
 
     Attributes:
         name: as it stands in signature lines; best a URL without its scheme.
-        key: the private key, or what signs with it.
     """
 
     name: str
@@ -110,21 +99,18 @@ class Cosigner:
 
     @property
     def verifier(self) -> VerifierKey:
-        """The public half."""
+        """Returns the public half."""
         return VerifierKey(self.name, SIGNATURE_COSIGNATURE_V1, as_signer(self.key).public_key)
 
     @property
     def vkey(self) -> str:
-        """The public half as text, to be named in policies."""
+        """Returns the public half as text, to be named in policies."""
         return str(self.verifier)
 
 
 def parse_verifier_key(vkey: str) -> VerifierKey:
-    """Reads ``<name>+<key id>+<base64(type || key)>``.
-
-    Raises:
-        NoteError: if it is malformed, its key id does not fit its key, or the key is weak.
-    """
+    """Reads ``<name>+<key id>+<base64(type || key)>``. Raises NoteError: if it is malformed, its key id does not fit its key,
+    or the key is weak."""
     try:
         return vkeys.parse_verifier_key(vkey)
     except KeyRefused as error:
@@ -143,22 +129,19 @@ def sign_note(text: str, *signers: NoteSigner) -> bytes:
 def cosign(data: bytes, cosigner: Cosigner, log_keys: Sequence[str], *, time: int) -> bytes:
     """Adds a cosigner's line to a log's checkpoint.
 
-    Only a cosigner who has checked, against its own memory, that the checkpoint extends every one that it cosigned before
-    may call this; `ledger.proofs.cosigning` is the way that does.
+    Only a cosigner who has checked, against its own memory, that the checkpoint extends every one that it cosigned before may
+    call this; `ledger.proofs.cosigning` is the way that does.
 
-    Guarantee:
-        The note returned is ``data``, byte for byte, and one further line, which verifies under ``cosigner.vkey``; or
-        ``data`` itself, if that line is already in it.
+    Guarantee: The note returned is ``data``, byte for byte, and one further line, which verifies under ``cosigner.vkey``; or
+    ``data`` itself, if that line is already in it.
 
     Args:
         data: a note by the log over a checkpoint without extension lines.
-        cosigner: who signs.
         log_keys: verifier keys of the log, obtained from a trusted place.
-        time: POSIX seconds of signing; part of what is signed.
 
     Raises:
-        NoteError: the note is not one by the log, is no plain checkpoint, was cosigned under this name with a signature
-            that does not verify, or the cosigner's key is the log's.
+        NoteError: the note is not one by the log, is no plain checkpoint, was cosigned under this name with a signature that
+            does not verify, or the cosigner's key is the log's.
     """
     if any(parse_verifier_key(key).public_key == cosigner.verifier.public_key for key in log_keys):
         raise NoteError("COSIGNER", f"the key of {cosigner.name} is the log's own: a log that cosigns itself proves nothing")
@@ -180,13 +163,10 @@ def cosign(data: bytes, cosigner: Cosigner, log_keys: Sequence[str], *, time: in
 def merge_notes(base: bytes, others: Sequence[bytes], verifier_keys: Sequence[str]) -> bytes:
     """Adds to a note the signatures that other copies of it carry.
 
-    Guarantee:
-        The note returned is ``base``, byte for byte, and lines of ``others`` after it, each by one of the keys and verified,
-        none by a key that signed before. Lines by other keys are not taken over. Merging again adds nothing.
+    Guarantee: The note returned is ``base``, byte for byte, and lines of ``others`` after it, each by one of the keys and
+    verified, none by a key that signed before. Lines by other keys are not taken over. Merging again adds nothing.
 
     Args:
-        base: the note to add to.
-        others: copies of it, with the same text.
         verifier_keys: the keys whose lines count, that of ``base`` among them.
 
     Raises:
@@ -208,13 +188,8 @@ def merge_notes(base: bytes, others: Sequence[bytes], verifier_keys: Sequence[st
 def open_note(data: bytes, verifier_keys: Sequence[str]) -> Note:
     """Verifies a signed note against pinned keys.
 
-    Guarantee:
-        Returns only if at least one of ``verifier_keys`` signed exactly the returned text, and no line that claims one
-        of them fails to verify. Lines by other keys count for nothing, as the format demands, and are told (`Note.ignored`).
-
-    Args:
-        data: the note, as stored or received.
-        verifier_keys: the keys the caller trusts, as `parse_verifier_key` reads them.
+    Guarantee: Returns only if at least one of ``verifier_keys`` signed exactly the returned text, and no line that claims one
+    of them fails to verify. Lines by other keys count for nothing, as the format demands, and are told (`Note.ignored`).
 
     Raises:
         NoteError: if the note or a key is malformed, or no signature counts.
@@ -249,11 +224,8 @@ def checkpoint_text(origin: str, size: int, root: bytes) -> str:
 
 
 def parse_checkpoint(text: str) -> Checkpoint:
-    """Reads a checkpoint text; extension lines are tolerated and not returned.
-
-    Raises:
-        NoteError: if a line is malformed, a number or base64 is not canonical, or an empty tree has another root.
-    """
+    """Reads a checkpoint text; extension lines are tolerated and not returned. Raises NoteError: if a line is malformed, a
+    number or base64 is not canonical, or an empty tree has another root."""
     _check_text(text)
     lines = text.split("\n")
     if len(lines) < 4 or lines.pop() != "":
@@ -288,7 +260,8 @@ def with_signature(data: bytes, key: VerifierKey, blob: bytes) -> bytes:
 
 
 def summary_message(timestamp: int, since: int, text: str) -> bytes:
-    """What a statement on summaries signs: no checkpoint and no cosignature begins like this, so neither passes for it."""
+    """Returns what a statement on summaries signs: no checkpoint and no cosignature begins like this, so neither passes for it.
+    """
     return f"dptrain/summary/v1\ntime {timestamp}\nsummaries from {since}\n{text}".encode()
 
 
@@ -338,14 +311,14 @@ def _signature_line(key: VerifierKey, signature: bytes) -> str:
 
 
 def _with_lines(data: bytes, lines: Sequence[str]) -> bytes:
-    """A note with further signature lines; refuses what a reader would."""
+    """Returns a note with further signature lines; refuses what a reader would."""
     whole = data + "".join(f"{line}\n" for line in lines).encode()
     _split(whole)
     return whole
 
 
 def _cosigned_message(timestamp: int, text: str) -> bytes:
-    """What a cosignature signs (C2SP tlog-cosignature, "Ed25519 signed message")."""
+    """Returns what a cosignature signs (C2SP tlog-cosignature, "Ed25519 signed message")."""
     return f"cosignature/v1\ntime {timestamp}\n{text}".encode()
 
 

@@ -7,17 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
-from attest.pages import (
-    Pages,
-    cddl_map,
-    cddl_row,
-    fields_table,
-    said_of,
-    table,
-    with_section,
-    with_tables,
-    write_pages,
-)
+from attest.pages import Pages, cddl_map, cddl_row, fields_table, said_of, table, with_section, with_tables, write_pages
 from attest.schema import declarations
 from attest.schema.quick import Array, Row
 from ledger.leaves import Header

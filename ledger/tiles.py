@@ -27,13 +27,7 @@ MAX_LEVEL: Final = 62
 
 
 class Subtree(NamedTuple):
-    """An aligned subtree and its root; at level 0 a leaf hash.
-
-    Attributes:
-        first: its first leaf, a multiple of 2^level.
-        level: height.
-        hash: its root.
-    """
+    """Holds an aligned subtree and its root; at level 0 a leaf hash."""
 
     first: int
     level: int
@@ -41,7 +35,7 @@ class Subtree(NamedTuple):
 
     @property
     def end(self) -> int:
-        """First leaf after it."""
+        """Returns the first leaf after it."""
         return self.first + (1 << self.level)
 
 
@@ -55,7 +49,6 @@ class Subtrees:
     __slots__ = ("_firsts", "_hashes", "_levels", "_places", "size")
 
     def __init__(self) -> None:
-        """Begins empty."""
         self.size = 0
         self._hashes = bytearray()
         # Of every piece above level 0: first leaf, number among all pieces, level. Between two of them lie single leaves.
@@ -64,11 +57,8 @@ class Subtrees:
         self._levels = array("b")
 
     def append(self, hash_: bytes, level: int = 0) -> None:
-        """Adds a piece behind the last one.
-
-        Raises:
-            ProofError: its hash has another length, or the tree does not end where such a piece can begin.
-        """
+        """Adds a piece behind the last one. Raises ProofError: its hash has another length, or the tree does not end where such
+        a piece can begin."""
         if len(hash_) != HASH_SIZE:
             raise ProofError("HASH", f"a hash of a tree has {HASH_SIZE} bytes, got {len(hash_)}")
         if level:
@@ -81,11 +71,7 @@ class Subtrees:
         self.size += 1 << level
 
     def extend(self, hashes: Iterable[bytes]) -> None:
-        """Adds leaf hashes in order.
-
-        Raises:
-            ProofError: one has another length; none is added then.
-        """
+        """Adds leaf hashes in order. Raises ProofError: one has another length; none is added then."""
         added = list(hashes)
         if wrong := [hash_ for hash_ in added if len(hash_) != HASH_SIZE]:
             raise ProofError("HASH", f"a hash of a tree has {HASH_SIZE} bytes, got {len(wrong[0])}")
@@ -93,11 +79,8 @@ class Subtrees:
         self.size += len(added)
 
     def between(self, first: int, end: int) -> Iterator[Subtree]:
-        """Yields the pieces that tile [first, end).
-
-        Raises:
-            ProofError: code HASHES_GONE if a piece reaches beyond one of the two, SIZE if there are fewer leaves.
-        """
+        """Yields the pieces that tile [first, end). Raises ProofError: code HASHES_GONE if a piece reaches beyond one of the
+        two, SIZE if there are fewer leaves."""
         if not 0 <= first <= end <= self.size:
             raise ProofError("SIZE", f"there are {self.size} leaves, not {end}")
         above, place = bisect_right(self._firsts, first) - 1, first
@@ -117,35 +100,31 @@ class Subtrees:
             first, place = piece.end, place + 1
 
     def root(self, size: int) -> bytes:
-        """Returns the root over the first ``size`` leaves, in memory that does not grow with them.
-
-        Raises:
-            ProofError: code HASHES_GONE if that size lies inside a piece, SIZE if there are fewer leaves.
-        """
-        frontier = Frontier()
-        for piece in self.between(0, size):
-            frontier.append(piece.hash, piece.level)
-        return frontier.root()
+        """Returns the root over the first ``size`` leaves, in memory that does not grow with them. Raises ProofError: code
+        HASHES_GONE if that size lies inside a piece, SIZE if there are fewer leaves."""
+        return root_over(self.between(0, size))
 
     def node(self, level: int, index: int) -> bytes:
-        """Returns the hash of a perfect subtree (`ledger.proofs.prover.Node`).
-
-        Raises:
-            ProofError: code HASHES_GONE if it lies inside a piece, NODE if the tree has none there.
-        """
+        """Returns the hash of a perfect subtree (`ledger.proofs.prover.Node`). Raises ProofError: code HASHES_GONE if it lies
+        inside a piece, NODE if the tree has none there."""
         first = index << level
         if not 0 <= first <= self.size - (1 << level):
             raise ProofError("NODE", f"a tree of {self.size} leaves has no perfect subtree {index} of {1 << level} leaves")
-        frontier = Frontier()
-        for piece in self.between(first, first + (1 << level)):
-            frontier.append(piece.hash, piece.level)
-        return frontier.root()
+        return root_over(self.between(first, first + (1 << level)))
 
     def _end(self, above: int) -> int:
         return self._firsts[above] + (1 << self._levels[above])
 
     def _at(self, place: int) -> bytes:
         return bytes(self._hashes[place * HASH_SIZE : (place + 1) * HASH_SIZE])
+
+
+def root_over(pieces: Iterable[Subtree]) -> bytes:
+    """Returns the root over leaves that these pieces tile in order: of a whole tree, or of a perfect subtree."""
+    frontier = Frontier()
+    for piece in pieces:
+        frontier.append(piece.hash, piece.level)
+    return frontier.root()
 
 
 def refuse_within(first: int, end: int, position: int) -> None:
@@ -186,12 +165,7 @@ def hash_tiles(hashes: Sequence[bytes]) -> Iterator[tuple[str, bytes]]:
 
 
 def upper_tiles(roots: Subtrees, size: int, has_tile: layout.HasTile | None = None) -> Iterator[tuple[str, bytes]]:
-    """Yields (name, content) of the hash tiles above level 0.
-
-    Args:
-        roots: the tree over the roots of the tiles of level 0.
-        size: number of leaves.
-        has_tile: tells which tiles there are, where hashes are gone.
+    """Yields (name, content) of the hash tiles above level 0. `has_tile`: tells which tiles there are, where hashes are gone.
     """
     for row in range(1, layout.level_count(size)):
         height = layout.TILE_HEIGHT * (row - 1)
@@ -206,7 +180,6 @@ def add_tile(roots: Subtrees, n: int, pieces: Sequence[Subtree]) -> None:
     """Adds a tile of level 0 to the tree over their roots.
 
     Args:
-        roots: that tree, in which a tile counts as one leaf.
         n: number of the tile, which a subtree of several tiles may contain already.
         pieces: the subtrees that begin in it: they tile it, or the only one reaches over it and those behind it.
     """
@@ -241,11 +214,7 @@ def entry_bundle(entries: Sequence[bytes]) -> bytes:
 
 
 def split_bundle(data: bytes, width: int | None) -> list[bytes]:
-    """Reads exactly ``width`` entries that fill ``data``, or as many as fill it.
-
-    Raises:
-        ProofError: if they do not.
-    """
+    """Reads exactly ``width`` entries that fill ``data``, or as many as fill it. Raises ProofError: if they do not."""
     entries: list[bytes] = []
     offset = 0
     while offset < len(data) if width is None else len(entries) < width:
@@ -266,15 +235,7 @@ class KeptNodes:
     """The subtrees of a ``retained/nodes`` file, held as its bytes."""
 
     def __init__(self, data: bytes, size: int) -> None:
-        """Reads a file.
-
-        Args:
-            data: its content.
-            size: number of leaves of the tree.
-
-        Raises:
-            ProofError: code NODES; it is damaged, or its subtrees do not tile whole tiles, each with a larger subtree in it.
-        """
+        """Reads a file of the tree of this size."""
         body, digest = data[:-HASH_SIZE], data[-HASH_SIZE:]
         if not body or len(body) % NODE_SIZE:
             raise ProofError("NODES", f"it has {len(data)} bytes, expected {NODE_SIZE} for each of its nodes and {HASH_SIZE}")
@@ -315,11 +276,11 @@ class KeptNodes:
 
     @property
     def gone_before(self) -> int:
-        """Position behind the last leaf whose hash is gone."""
+        """Returns the position behind the last leaf whose hash is gone."""
         return max(node.end for node in self if node.level)
 
     def count_gone(self, first: int, end: int) -> int:
-        """How many leaves from one position up to another lie in subtrees of two leaves or more."""
+        """Says how many leaves from one position up to another lie in subtrees of two leaves or more."""
         return sum(node.end - node.first for node in self if node.level and first <= node.first < end)
 
     def _reaching(self, first: int, end: int) -> Iterator[Subtree]:
@@ -332,7 +293,7 @@ class KeptNodes:
                 yield node
 
     def _place(self, position: int) -> int:
-        """Place of the last subtree that begins at a position or before."""
+        """Returns the place of the last subtree that begins at a position or before."""
         return bisect_right(self._firsts, position, key=lambda place: self._at(place).first) - 1
 
     def _at(self, place: int) -> Subtree:

@@ -1,9 +1,9 @@
-"""Whose signatures make a checkpoint one to rely on: the log's, and quorums of auditors and witnesses who saw one history.
+"""Judges whose signatures make a checkpoint one to rely on: the log's, and quorums of auditors and witnesses.
 
-Format: C2SP tlog-policy. A file of lines ``log <vkey> [<url>]``, ``witness <name> <vkey> [<url>]``,
-``group <name> all|any|<k> <name>...`` and one ``quorum <name>|none``. It is read as octets: names are compared byte for
-byte, and only space and tab separate. What this reader asks beyond the format: key ids fit their keys, a witness has no key
-of a log (a log that cosigns itself proves nothing), and keys are Ed25519 (types 0x01 for logs and 0x04 for witnesses).
+Format: C2SP tlog-policy. A file of lines ``log <vkey> [<url>]``, ``witness <name> <vkey> [<url>]``, ``group <name> all|any|<k>
+<name>...`` and one ``quorum <name>|none``. It is read as octets: names are compared byte for byte, and only space and tab
+separate. What this reader asks beyond the format: key ids fit their keys, a witness has no key of a log (a log that cosigns
+itself proves nothing), and keys are Ed25519 (types 0x01 for logs and 0x04 for witnesses).
 """
 
 import re
@@ -49,7 +49,7 @@ _THRESHOLD = re.compile("[1-9][0-9]{0,3}")
 
 @dataclass(frozen=True, slots=True)
 class Witness:
-    """A cosigner that a policy knows: its name inside the policy, and its key."""
+    """Names a cosigner that a policy knows: its name inside the policy, and its key."""
 
     name: str
     key: VerifierKey
@@ -57,7 +57,7 @@ class Witness:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Witnesses and groups, of which ``threshold`` make the group count as one that has cosigned."""
+    """Joins witnesses and groups, of which ``threshold`` make the group count as one that has cosigned."""
 
     name: str
     threshold: int
@@ -66,11 +66,9 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class TrustedCheckpoint:
-    """A checkpoint that satisfies a policy.
+    """Holds a checkpoint that satisfies a policy.
 
     Attributes:
-        checkpoint: what the log committed to.
-        log: key of the log that signed it.
         cosigned: the verified cosignatures by witnesses of the policy that count, in the order of their lines.
         ignored: name and key id of each line by a key that the policy does not know; it counts for nothing.
         misdated: verified cosignatures by witnesses of the policy that count for nothing, for their time.
@@ -85,11 +83,9 @@ class TrustedCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class TrustPolicy:
-    """Which logs count, and which cosignatures a checkpoint of theirs needs.
+    """Says which logs count, and which cosignatures a checkpoint of theirs needs.
 
     Attributes:
-        logs: keys of the logs; the name of each is the log's origin.
-        witnesses: the cosigners known.
         groups: in the order of their definition, so that members come before.
         quorum: the witness or group that must have cosigned, or ``none``.
     """
@@ -101,7 +97,7 @@ class TrustPolicy:
 
     @property
     def vkeys(self) -> list[str]:
-        """All keys of the policy, as `open_note` takes them."""
+        """Returns all keys of the policy, as `open_note` takes them."""
         return [str(key) for key in (*self.logs, *(witness.key for witness in self.witnesses))]
 
     def satisfied(self, cosigners: Collection[VerifierKey]) -> bool:
@@ -120,14 +116,12 @@ class TrustPolicy:
     def open_checkpoint(self, data: bytes, *, now: int | None = None) -> TrustedCheckpoint:
         """Opens a checkpoint under this policy.
 
-        Guarantee:
-            Returns only if a log of the policy, named like the checkpoint's origin, signed it, and cosigners that are a
-            quorum did, over this very size and root, at times in [`attest.schema.plain.EARLIEST`, ``now`` +
-            `attest.schema.plain.AHEAD_SECONDS`]; and no line that claims a key of the policy fails to verify. So two readers
-            with one policy, whose quorums share an honest cosigner, never accept different histories of one log.
+        Guarantee: Returns only if a log of the policy, named like the checkpoint's origin, signed it, and cosigners that are a
+        quorum did, over this very size and root, at times in [`attest.schema.plain.EARLIEST`, ``now`` +
+        `attest.schema.plain.AHEAD_SECONDS`]; and no line that claims a key of the policy fails to verify. So two readers with
+        one policy, whose quorums share an honest cosigner, never accept different histories of one log.
 
         Args:
-            data: the note.
             now: the caller's clock, POSIX seconds; that of this machine without.
 
         Raises:
@@ -154,15 +148,9 @@ class TrustPolicy:
         return self.judged_since(found, EARLIEST)
 
     def judged_since(self, found: TrustedCheckpoint, since: int) -> TrustedCheckpoint:
-        """Returns an opened checkpoint without the cosignatures that are older than a leaf under it.
-
-        Args:
-            found: the checkpoint.
-            since: POSIX seconds of the last leaf under it that the caller knows of: who cosigned before had not seen that.
-
-        Raises:
-            TrustError: code QUORUM, the others are no quorum.
-        """
+        """Returns an opened checkpoint without the cosignatures that are older than a leaf under it. `since`: time of the last
+        leaf under it that the caller knows of: who cosigned before had not seen that. Raises TrustError: code QUORUM, the
+        others are no quorum."""
         early = tuple(item for item in found.cosigned if (item.timestamp or 0) < since)
         cosigned, misdated = tuple(item for item in found.cosigned if item not in early), (*found.misdated, *early)
         if not self.satisfied({item.key for item in cosigned}):
@@ -177,7 +165,7 @@ class TrustPolicy:
         return "".join(f"{line}\n" for line in (*lines, f"quorum {self.quorum}")).encode("utf-8", "surrogateescape")
 
     def _names(self, cosigners: Collection[VerifierKey]) -> set[str]:
-        """The witnesses and groups that count as having cosigned; members are defined before their group."""
+        """Returns the witnesses and groups that count as having cosigned; members are defined before their group."""
         names = {witness.name for witness in self.witnesses if witness.key in cosigners}
         for group in self.groups:
             if len(names.intersection(group.members)) >= group.threshold:
@@ -197,40 +185,21 @@ class TrustPolicy:
 def auditors_policy(
     log_vkey: str, auditors: Sequence[str] = (), quorum: int = 0, witnesses: Sequence[str] = (), witness_quorum: int = 0
 ) -> TrustPolicy:
-    """Returns the policy of one log under which ``quorum`` of these auditors, and of these witnesses, must have cosigned.
-
-    Args:
-        log_vkey: the log's verifier key.
-        auditors: verifier keys of the auditors.
-        quorum: how many of them; 0 asks for none.
-        witnesses: verifier keys of the witnesses.
-        witness_quorum: how many of them, besides the auditors; 0 asks for none.
-
-    Raises:
-        NoteError: a key is malformed.
-        TrustError: as `parse_policy`.
-    """
+    """Returns the policy of one log under which ``quorum`` of these auditors, and ``witness_quorum`` of these witnesses, must
+    have cosigned; 0 asks for none. Raises NoteError: a key is malformed; TrustError: as `parse_policy`."""
     return _written([log_vkey], auditors, quorum, witnesses, witness_quorum)
 
 
 def policy_of_keys(vkeys: Sequence[str], quorum: int = 0) -> TrustPolicy:
     """Returns the policy over verifier keys by their types: logs (0x01), and auditors (0x04) of whom ``quorum`` must cosign.
-
-    Raises:
-        NoteError: a key is malformed.
-        TrustError: as `parse_policy`.
-    """
+    Raises NoteError: a key is malformed; TrustError: as `parse_policy`."""
     kinds = [(vkey, parse_verifier_key(vkey).kind) for vkey in vkeys]
     logs = [vkey for vkey, kind in kinds if kind == SIGNATURE_ED25519]
     return _written(logs, [vkey for vkey, kind in kinds if kind == SIGNATURE_COSIGNATURE_V1], quorum)
 
 
 def parse_policy(data: bytes) -> TrustPolicy:
-    """Reads a trust policy.
-
-    Raises:
-        TrustError: the text is not a policy; the sentence names the line.
-    """
+    """Reads a trust policy. Raises TrustError: the text is not a policy; the sentence names the line."""
     if type(data) is not bytes or len(data) > MAX_POLICY_SIZE:
         raise TrustError("SIZE", f"a trust policy has at most {MAX_POLICY_SIZE} bytes")
     found = _FORBIDDEN.search(data)

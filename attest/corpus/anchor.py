@@ -1,4 +1,4 @@
-"""The content anchor: a small signed record that lies beside a content, and leads to its contribution in every ledger.
+"""Signs and checks content anchors: small records beside a content that lead to its contribution in every ledger.
 
 A ledger knows a contribution by the commitment to its content and by the hash of its descriptor. The record holds both, signed
 by the contributor. So whoever has it finds the contribution in an export, without the attestation.
@@ -31,11 +31,7 @@ being taken for data, by the gate and by whoever signs a folder."""
 
 @dataclass(frozen=True, slots=True)
 class ContentAnchor(Payload):
-    """What is signed to anchor a content.
-
-    Raises:
-        ValueRefused: Code TYPE or RANGE.
-    """
+    """Anchors a content: what its contributor signs."""
 
     SCHEMA: ClassVar = "dptrain.anchor/1"
     CDDL: ClassVar = "anchor"
@@ -63,20 +59,14 @@ class ContentAnchor(Payload):
         Guarantee: where it returns, `content` commits to this hash: with another content the contributor could not have made
         it, if SHA-256 is collision resistant.
 
-        Args:
-            content_hash: SHA-256 of the content.
-            nonce: Of its descriptor, where the record does not hold it.
-
         Raises:
             ValueRefused: Code NONCE, there is none, or another one than in the record; CONTENT_MISMATCH, the content is
                 another, or changed since it was signed.
         """
         found = self.nonce or nonce
         if found is None:
-            raise ValueRefused(
-                "NONCE",
-                "the anchor holds no nonce, so nothing shows which content it is of; give the nonce of the attestation",
-            )
+            sentence = "the anchor holds no nonce, so nothing shows which content it is of; give the nonce of the attestation"
+            raise ValueRefused("NONCE", sentence)
         if nonce is not None and nonce != found:
             raise ValueRefused("NONCE", "the nonce given is not the one in the anchor; leave it out, or give the right anchor")
         if commit_content(content_hash, found) != self.content:
@@ -91,8 +81,6 @@ def anchor_of(descriptor: ContributionDescriptor, *, time: int, opened: bool = F
     """Returns the anchor of a contribution.
 
     Args:
-        descriptor: Of the contribution, with its opening.
-        time: Seconds since 1970.
         opened: Whether the record holds the nonce. It cannot be taken back: whoever has content and nonce can show for ever
             that this content was contributed, and a guess of a short or predictable content is confirmed.
     """
@@ -101,26 +89,13 @@ def anchor_of(descriptor: ContributionDescriptor, *, time: int, opened: bool = F
 
 
 def sign_anchor(anchor: ContentAnchor, key: Signer | Ed25519PrivateKey, *, issuer: str) -> tuple[bytes, bytes]:
-    """Signs an anchor.
-
-    Args:
-        anchor: What is signed.
-        key: Key of the contributor, or what signs with it.
-        issuer: Issuer of the descriptor, its commitment to the contributor in hex: a record tells no name either.
-
-    Returns:
-        Payload and COSE_Sign1 message.
-    """
+    """Signs an anchor; returns payload and COSE_Sign1 message. `issuer`: of the descriptor: a record tells no name either."""
     payload = anchor.to_cbor()
     return payload, sign1.sign(payload, key, contributor=issuer, typ=sign1.TYP_ANCHOR)
 
 
 def read_anchor(path: str | os.PathLike[str]) -> tuple[bytes, bytes]:
-    """Reads payload and signature of an anchor file; neither is verified.
-
-    Raises:
-        FileRefused: Code FILE, SIZE or FORMAT.
-    """
+    """Reads payload and signature of an anchor file; neither is verified. Raises FileRefused: code FILE, SIZE or FORMAT."""
     return signed_file.read(path, what="content anchor")
 
 
@@ -143,10 +118,6 @@ def verify_enrolled_anchor(payload: bytes, message: bytes, registry: Registry) -
     Guarantee: as for `verify_anchor`, and the key is enrolled for the contributor returned, and was valid and not revoked at
     the time that the record states. That time is the signer's word: a thief of a key may date a record back, and a ledger still
     refuses it unless it pairs commitment and descriptor as the contributor's own attestation does.
-
-    Args:
-        payload, message: As `read_anchor` returns them.
-        registry: Of the corpus; names are not needed.
 
     Raises:
         CborError, SignatureRefused, KeyRefused, ValueRefused: What was refused; code KEY_UNKNOWN, no key of the registry has

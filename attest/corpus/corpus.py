@@ -1,10 +1,9 @@
 """Reads a corpus on disk: data, and beside it the attestations.
 
-Attestations of data `X` lie in `X.attest`, a CBOR sequence. `X` is a `.jsonl` file (one contribution per non-empty
-line, the k-th attestation belongs to the k-th line), any other file (one contribution), or a folder (every regular file
-below it is a contribution; attestations are paired by content hash first, what remains by position).
-A corpus is one such `X`, or a directory that is searched for them. `Claims` finds the attestations of a folder by the content
-that they claim, in bounded memory.
+Attestations of data `X` lie in `X.attest`, a CBOR sequence. `X` is a `.jsonl` file (one contribution per non-empty line, the
+k-th attestation belongs to the k-th line), any other file (one contribution), or a folder (every regular file below it is a
+contribution; attestations are paired by content hash first, what remains by position). A corpus is one such `X`, or a directory
+that is searched for them. `Claims` finds the attestations of a folder by the content that they claim, in bounded memory.
 """
 
 import marshal
@@ -26,12 +25,10 @@ _MAX_DEPTH = 32
 
 
 class Item(NamedTuple):
-    """One contribution as found: its place, the hash of its bytes, and the attestation that claims it.
+    """Holds one contribution as found: its place, the hash of its bytes, and the attestation that claims it.
 
     Args:
-        locator: None if an attestation has no content.
         content_hash: SHA-256 of the bytes read; None without content, and for data that has no attestation at all.
-        attestation: None if the content has none.
         problem: Why the item could not be read; the gate refuses it with this code.
     """
 
@@ -43,18 +40,14 @@ class Item(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """Contributions below a directory, in a fixed order.
-
-    Args:
-        root: Directory to which locators are relative.
-        only: Name of the one piece of data that counts, None for all.
-    """
+    """Yields the contributions below a directory, in a fixed order. `only`: name of the one piece of data that counts, None for
+    all."""
 
     root: Path
     only: str | None = None
 
     def __iter__(self) -> Iterator[Item]:
-        """Read the corpus once; files are hashed while they stream by."""
+        """Reads the corpus once; files are hashed while they stream by."""
         if self.only is not None:
             yield from self._data(self.only)
         else:
@@ -66,11 +59,8 @@ class Corpus:
         return place.with_name(f".{place.name}{suffix}")
 
     def read(self, locator: Locator) -> bytes:
-        """The bytes at a locator, as they are now; compare their hash with the signed one before use.
-
-        Raises:
-            CorpusRefused: Code CONTENT_MISSING if they cannot be read or are fewer than the locator says.
-        """
+        """Returns the bytes at a locator, as they are now; compare their hash with the signed one before use. Raises
+        CorpusRefused: code CONTENT_MISSING if they cannot be read or are fewer than the locator says."""
         with Contents(self.root) as contents:
             return contents.read(locator)
 
@@ -88,9 +78,7 @@ class Corpus:
         for name in sorted(kinds):
             kind, source = kinds[name], prefix + name
             if kind == "link":
-                yield _unread(
-                    source, CorpusRefused("UNATTESTED", f"{source!r} is a symbolic link; put the data itself here")
-                )
+                yield _unread(source, CorpusRefused("UNATTESTED", f"{source!r} is a symbolic link; put the data itself here"))
             elif name.endswith(SUFFIX) and kind == "file":
                 if name.removesuffix(SUFFIX) not in kinds:
                     yield from self._data(source.removesuffix(SUFFIX))
@@ -103,7 +91,7 @@ class Corpus:
                 yield from self._data(source)
 
     def _data(self, source: str) -> Iterator[Item]:
-        """The contributions of one `X`, or the attestations that lost theirs."""
+        """Yields the contributions of one `X`, or the attestations that lost theirs."""
         kind = file_kind(self.root, source)
         if file_kind(self.root, source + SUFFIX) != "file":
             yield Item(Locator(source, 0, 0), None, None)
@@ -126,7 +114,7 @@ class Corpus:
         yield from (_orphan(claim) for claim in attestations)
 
     def _pair_by_hash(self, source: str) -> Iterator[Item]:
-        """Files that an attestation claims; then the other files with the attestations left over, by position."""
+        """Yields files that an attestation claims; then the other files with the attestations left over, by position."""
         with open_beneath(self.root, source + SUFFIX) as stream, tempfile.TemporaryFile() as unclaimed:
             claims = Claims(stream)
             try:
@@ -151,7 +139,7 @@ class Corpus:
             yield from (_orphan(claim) for claim in rest)
 
     def _attestations(self, source: str) -> Iterator[Attestation | AttestError]:
-        """The attestations of a file; a malformed item comes last, since nothing behind it can be found."""
+        """Yields the attestations of a file; a malformed item comes last, since nothing behind it can be found."""
         try:
             with open_beneath(self.root, source) as stream:
                 yield from read_sequence(stream)
@@ -160,13 +148,10 @@ class Corpus:
 
 
 class Contents:
-    """Reads the bytes at many locators; a file stays open until the next one is asked for.
+    """Reads the bytes at many locators below a directory; a file stays open until the next one is asked for.
 
     Guarantee: as `attest.corpus.records.open_beneath`, of every file. A file that is replaced under its name in between is read
     to its end as it was: compare hashes, as after `Corpus.read`.
-
-    Args:
-        root: Directory to which locators are relative.
     """
 
     def __init__(self, root: Path) -> None:
@@ -175,7 +160,7 @@ class Contents:
         self._stream: BinaryIO | None = None
 
     def read(self, locator: Locator) -> bytes:
-        """The bytes at a locator; as `Corpus.read`."""
+        """Returns the bytes at a locator; as `Corpus.read`."""
         source, offset, length = locator
         if offset < 0 or length < 0:
             raise CorpusRefused("CONTENT_MISSING", f"{locator} is no place in a file")
@@ -185,9 +170,7 @@ class Contents:
         self._stream.seek(offset)
         content = self._stream.read(length)
         if len(content) != length:
-            raise CorpusRefused(
-                "CONTENT_MISSING", f"{source!r} is shorter than when it was admitted; restore it"
-            )
+            raise CorpusRefused("CONTENT_MISSING", f"{source!r} is shorter than when it was admitted; restore it")
         return content
 
     def close(self) -> None:
@@ -204,21 +187,13 @@ class Contents:
 
 
 def open_corpus(path: str | os.PathLike[str]) -> Corpus:
-    """Open a corpus directory or one piece of data.
-
-    Args:
-        path: A directory to search, or data `X` with `X.attest` beside it.
-
-    Raises:
-        CorpusRefused: Code CONTENT_MISSING or RANGE.
-    """
+    """Opens a corpus directory, or one piece of data `X` with `X.attest` beside it. Raises CorpusRefused: code CONTENT_MISSING
+    or RANGE."""
     target = Path(os.path.abspath(path))
     if not target.exists():
         raise CorpusRefused("CONTENT_MISSING", f"no corpus at {os.fspath(path)!r}; check the path")
     if target.name.endswith(SUFFIX) and target.is_file():
-        raise CorpusRefused(
-            "RANGE", f"{os.fspath(path)!r} holds attestations; give the data beside it or the directory"
-        )
+        raise CorpusRefused("RANGE", f"{os.fspath(path)!r} holds attestations; give the data beside it or the directory")
     if target.is_dir() and not target.with_name(target.name + SUFFIX).is_file():
         return Corpus(target)
     if target.is_symlink():
@@ -227,7 +202,7 @@ def open_corpus(path: str | os.PathLike[str]) -> Corpus:
 
 
 def _kind(entry: os.DirEntry[str]) -> Literal["link", "file", "folder", "other"]:
-    """What an entry is: a word, since the entry itself takes several times the memory of its name."""
+    """Returns what an entry is: a word, since the entry itself takes several times the memory of its name."""
     if entry.is_symlink():
         return "link"
     if entry.is_dir(follow_symlinks=False):
@@ -250,13 +225,10 @@ def _unread(source: str, problem: AttestError) -> Item:
 
 
 class Claims:
-    """An attestation file as a stock from which each attestation is taken once.
+    """Takes each attestation of a seekable file once.
 
-    What an attestation claims is read without decoding or verifying it: it serves to pair attestations with files, never
-    to admit one.
-
-    Args:
-        stream: The file, open for reading and seekable.
+    What an attestation claims is read without decoding or verifying it: it serves to pair attestations with files, never to
+    admit one.
     """
 
     def __init__(self, stream: BinaryIO) -> None:
@@ -276,7 +248,8 @@ class Claims:
             return  # `rest` meets it again, and tells.
 
     def take(self, content_hash: bytes) -> Attestation | CborError | None:
-        """The first attestation that claims a content and was not taken yet; an error if it is no longer in the file."""
+        """Returns the first attestation that claims a content and was not taken yet; an error if it is no longer in the file.
+        """
         taken = self._table.get(b"t" + content_hash) or 0
         place = self._table.get(b"p" + content_hash + taken.to_bytes(8, "big"))
         if place is None:
@@ -289,7 +262,8 @@ class Claims:
             return error
 
     def rest(self) -> Iterator[Attestation | CborError]:
-        """Attestations that were not taken, in order; a malformed one comes last, since nothing behind it can be found."""
+        """Yields attestations that were not taken, in order; a malformed one comes last, since nothing behind it can be found.
+        """
         self._stream.seek(0)
         try:
             for place, attestation in read_places(self._stream):

@@ -1,7 +1,7 @@
-"""A map from digests to numbers whose memory is bounded: what does not fit lies in a temporary file.
+"""Maps digests to numbers in bounded memory: what does not fit lies in a temporary file.
 
-The gate remembers what it admitted, and finds the attestation of a file, through this map; so a corpus of any size is
-judged in the memory of a small one.
+The gate remembers what it admitted, and finds the attestation of a file, through this map; so a corpus of any size is judged in
+the memory of a small one.
 """
 
 import hashlib
@@ -28,16 +28,15 @@ _FIRST_PAGES = 16
 
 
 class DigestTable:
-    """Map from byte strings to integers from 0 to 2^64 - 1.
+    """Maps byte strings to integers from 0 to 2^64 - 1.
 
-    Guarantee: two different keys are confused with probability at most n^2 / 2^129 for n entries, whoever chose them:
-    keys enter the pages through BLAKE2b under a secret of this table, so nobody can search for collisions or crowd a page.
-    Memory stays below some 80 MB for any n; beyond `MEMORY_ENTRIES` it takes a system call or two per access.
-    A table that could not be written in full answers nothing any more: it might call a key new that it was given.
+    Guarantee: two different keys are confused with probability at most n^2 / 2^129 for n entries, whoever chose them: keys
+    enter the pages through BLAKE2b under a secret of this table, so nobody can search for collisions or crowd a page. Memory
+    stays below some 80 MB for any n; beyond `MEMORY_ENTRIES` it takes a system call or two per access. A table that could not
+    be written in full answers nothing any more: it might call a key new that it was given.
 
     Args:
         memory_entries: Entries up to which nothing is written to disk.
-        recent: Entries that wait in a dictionary, None for `RECENT`.
 
     Raises:
         GateFailed: Code STORAGE, from every method, once the temporary file failed, or an interruption left it half written.
@@ -66,7 +65,7 @@ class DigestTable:
         raise TypeError("a DigestTable is not copied: two of them would write to one file")
 
     def get(self, key: bytes) -> int | None:
-        """The number kept for a key, None if there is none."""
+        """Returns the number kept for a key, None if there is none."""
         if not self._sound:
             _fail("was not written in full before")
         found = self._recent.get(key)
@@ -77,7 +76,7 @@ class DigestTable:
         return found
 
     def set(self, key: bytes, value: int) -> None:
-        """Keep a number for a key, in place of an earlier one."""
+        """Keeps a number for a key, in place of an earlier one."""
         if not self._sound:
             _fail("was not written in full before")
         if self._count and key not in self._recent:
@@ -92,7 +91,7 @@ class DigestTable:
         self._remember(key, value)
 
     def setdefault(self, key: bytes, value: int) -> int | None:
-        """The number kept for a key; if there is none, keep `value` and return None."""
+        """Returns the number kept for a key; if there is none, keep `value` and return None."""
         found = self.get(key)
         if found is None:
             self._remember(key, value)
@@ -115,7 +114,7 @@ class DigestTable:
         return int.from_bytes(name[:5], "big") & (len(self._fill) - 1)
 
     def _find(self, page: int, name: bytes) -> tuple[int, int] | None:
-        """Place of an entry within its page, and its number."""
+        """Returns the place of an entry within its page, and its number."""
         held = self._read(page)
         at = held.find(name)
         while at >= 0 and at % _ENTRY:

@@ -1,7 +1,7 @@
-"""Data on disk as contributions: the lines of a JSONL file, a single file, or the files of a folder.
+"""Reads data on disk as contributions: the lines of a JSONL file, a single file, or the files of a folder.
 
-Signer and gate read through this module, so both see the same bytes. Symbolic links are never followed, and names
-that begin with a dot are never data.
+Signer and gate read through this module, so both see the same bytes. Symbolic links are never followed, and names that begin
+with a dot are never data.
 """
 
 import hashlib
@@ -26,13 +26,7 @@ _NEWLINE = 0x0A
 
 
 class Locator(NamedTuple):
-    """Where a contribution's content lies.
-
-    Args:
-        source: Path of the file relative to the corpus, with forward slashes.
-        offset: First byte.
-        length: Number of bytes.
-    """
+    """Says where a contribution's content lies: in which file below the corpus (forward slashes), from which byte, how long."""
 
     source: str
     offset: int
@@ -47,10 +41,10 @@ class Record(NamedTuple):
 
 
 def jsonl_records(root: Path, source: str) -> Iterator[Record]:
-    """The non-empty lines of a JSONL file, without their newlines, hashed while reading; a megabyte is held at a time.
+    """Yields the non-empty lines of a JSONL file, without their newlines, hashed while reading; a megabyte is held at a time.
 
-    A line of blanks, tabs and carriage returns alone is empty. A carriage return before the newline belongs to the
-    content: the bytes that were signed are the bytes that are read.
+    A line of blanks, tabs and carriage returns alone is empty. A carriage return before the newline belongs to the content: the
+    bytes that were signed are the bytes that are read.
 
     Raises:
         CorpusRefused: Code SIZE for a line above `MAX_RECORD`.
@@ -80,7 +74,7 @@ def jsonl_records(root: Path, source: str) -> Iterator[Record]:
 
 
 def file_record(root: Path, source: str) -> Record:
-    """A whole file as one contribution, hashed while reading."""
+    """Returns a whole file as one contribution, hashed while reading."""
     digest, length = hashlib.sha256(), 0
     with open_beneath(root, source) as stream:
         while chunk := stream.read(_CHUNK):
@@ -90,10 +84,10 @@ def file_record(root: Path, source: str) -> Record:
 
 
 def folder_sources(root: Path, source: str) -> Iterator[str]:
-    """Every regular file below a folder, as paths relative to `root`, sorted by code point.
+    """Yields every regular file below a folder, as paths relative to `root`, sorted by code point.
 
-    Only the names in the folders on the way to the current file are held. A folder within that cannot be listed comes as if
-    it were a file, which nobody can read.
+    Only the names in the folders on the way to the current file are held. A folder within that cannot be listed comes as if it
+    were a file, which nobody can read.
 
     Raises:
         CorpusRefused: Code CONTENT_MISSING if the folder itself cannot be listed.
@@ -115,7 +109,7 @@ def folder_sources(root: Path, source: str) -> Iterator[str]:
 
 
 def _listed(root: Path, folder: str) -> list[str]:
-    """Sorted names of the files and folders in a folder; a folder's name ends with a slash."""
+    """Returns the sorted names of the files and folders in a folder; a folder's name ends with a slash."""
     names = []
     try:
         with os.scandir(root / folder) as entries:
@@ -133,11 +127,8 @@ def _listed(root: Path, folder: str) -> list[str]:
 
 
 def records_of(root: Path, source: str) -> Iterator[Record]:
-    """The contributions of one piece of data, by its kind.
-
-    Raises:
-        CorpusRefused: Code CONTENT_MISSING if it is neither a regular file nor a folder, or cannot be read.
-    """
+    """Yields the contributions of one piece of data, by its kind. Raises CorpusRefused: code CONTENT_MISSING if it is neither a
+    regular file nor a folder, or cannot be read."""
     kind = file_kind(root, source)
     if kind == "folder":
         for name in folder_sources(root, source):
@@ -151,7 +142,7 @@ def records_of(root: Path, source: str) -> Iterator[Record]:
 
 
 def file_kind(root: Path, source: str) -> Literal["file", "folder", "other", "missing"]:
-    """What lies at a path; a symbolic link is `other`."""
+    """Returns what lies at a path; a symbolic link is `other`."""
     try:
         mode = os.lstat(os.path.join(root, source)).st_mode
     except OSError:
@@ -162,10 +153,10 @@ def file_kind(root: Path, source: str) -> Literal["file", "folder", "other", "mi
 
 
 def open_beneath(root: Path, source: str) -> BinaryIO:
-    """Open a regular file below `root` without leaving it.
+    """Opens a regular file below `root` without leaving it.
 
-    Guarantee: every component is opened relative to its parent and without following a symbolic link, so the file read
-    lies inside `root` even while others rename what is there.
+    Guarantee: every component is opened relative to its parent and without following a symbolic link, so the file read lies
+    inside `root` even while others rename what is there.
 
     Raises:
         CorpusRefused: Code CONTENT_MISSING.

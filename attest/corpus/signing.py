@@ -28,7 +28,7 @@ _NONCES_AT_ONCE = 4096
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SigningTemplate:
-    """What all contributions signed together have in common; see `ContributionDescriptor` for the fields.
+    """Holds what all contributions signed together share; see `ContributionDescriptor` for the fields.
 
     They share the salts too: an export shows that they were signed together, and nothing else of who signed them.
     """
@@ -53,7 +53,7 @@ class SigningTemplate:
         self.descriptor(bytes(32))
 
     def descriptor(self, content_hash: bytes, nonce: bytes | None = None) -> ContributionDescriptor:
-        """The descriptor of one contribution, with a fresh nonce unless one is given."""
+        """Returns the descriptor of one contribution, with a fresh nonce unless one is given."""
         common = {item.name: getattr(self, item.name) for item in fields(self)}
         nonce = secrets.token_bytes(SALT_SIZE) if nonce is None else nonce
         return ContributionDescriptor(content_hash=content_hash, nonce=nonce, **common)
@@ -62,12 +62,8 @@ class SigningTemplate:
 class TemplateEncoder:
     """Encodes what one key signs from one template, by joining pieces that were encoded once.
 
-    Guarantee: `descriptor` and `opening` are `to_cbor()` and `opening()` of `SigningTemplate.descriptor(...)`,
-    `to_be_signed` is what `sign1.sign` has signed for it, and `attestation` is `Attestation(...).to_cbor()`, byte for byte.
-
-    Args:
-        template: The fields in common.
-        public_key: 32 raw bytes of the contributor's key.
+    Guarantee: `descriptor` and `opening` are `to_cbor()` and `opening()` of `SigningTemplate.descriptor(...)`, `to_be_signed`
+    is what `sign1.sign` has signed for it, and `attestation` is `Attestation(...).to_cbor()`, byte for byte.
     """
 
     __slots__ = ("_attestation", "_framing", "_opening", "to_be_signed")
@@ -84,11 +80,8 @@ class TemplateEncoder:
         self._attestation = around(Attestation(payload, message, opening).to_cbor(), payload, message, opening)
 
     def descriptor(self, content_hash: bytes, nonce: bytes) -> bytes:
-        """The descriptor of one contribution.
-
-        Raises:
-            DescriptorRefused: Code TYPE or RANGE if hash or nonce are not 32 and 16 bytes.
-        """
+        """Returns the descriptor of one contribution. Raises DescriptorRefused: code TYPE or RANGE if hash or nonce are not 32
+        and 16 bytes."""
         check_bytes(content_hash, "content_hash", 32, error=DescriptorRefused)
         check_bytes(nonce, "nonce", SALT_SIZE, error=DescriptorRefused)
         return self._framing.descriptor(commit_content(content_hash, nonce))
@@ -99,13 +92,13 @@ class TemplateEncoder:
         return b"".join((before, nonce, between, content_hash, after))
 
     def attestation(self, payload: bytes, subject: bytes, signature: bytes, opening: bytes) -> bytes:
-        """The attestation, as one item of an attestation file."""
+        """Returns the attestation, as one item of an attestation file."""
         before, between, framing, after = self._attestation
         return b"".join((before, payload, between, self._framing.message(subject, signature), framing, opening, after))
 
 
 def nonces() -> Iterator[bytes]:
-    """Fresh nonces of 16 bytes without end, from the operating system's generator, drawn in blocks."""
+    """Returns fresh nonces of 16 bytes without end, from the operating system's generator, drawn in blocks."""
     while True:
         block = os.urandom(SALT_SIZE * _NONCES_AT_ONCE)
         for at in range(0, len(block), SALT_SIZE):
@@ -113,12 +106,12 @@ def nonces() -> Iterator[bytes]:
 
 
 def sign_content(content_hash: bytes, key: Signer | Ed25519PrivateKey, template: SigningTemplate) -> Attestation:
-    """Attest one contribution by the SHA-256 of its content."""
+    """Attests one contribution by the SHA-256 of its content."""
     return sign_descriptor(template.descriptor(content_hash), key)
 
 
 def sign_descriptor(descriptor: ContributionDescriptor, key: Signer | Ed25519PrivateKey) -> Attestation:
-    """Attest one contribution by its descriptor."""
+    """Attests one contribution by its descriptor."""
     signed = descriptor.signed
     payload = signed.to_cbor()
     return Attestation(payload, sign1.sign(payload, key, contributor=signed.issuer), descriptor.opening())
@@ -127,7 +120,7 @@ def sign_descriptor(descriptor: ContributionDescriptor, key: Signer | Ed25519Pri
 def attestations(
     content_hashes: Iterable[bytes], key: Signer | Ed25519PrivateKey, template: SigningTemplate
 ) -> Iterator[bytes]:
-    """Attest contributions one after another, as items of an attestation file, in their order.
+    """Attests contributions one after another, as items of an attestation file, in their order.
 
     Memory stays bounded whatever their number: no more hashes are drawn than the signer has in work at once.
     """
@@ -154,23 +147,9 @@ def sign_corpus(
     template: SigningTemplate,
     progress: Callable[[int], None] | None = None,
 ) -> int:
-    """Sign a file, every record of a JSONL file, or every file of a folder.
-
-    Args:
-        data_path: The data.
-        out_path: Where the attestations go; None for the data's name with `.attest` added, where the gate looks.
-            The file appears complete or not at all.
-        key: The contributor's key, or what signs with it.
-        template: Bounds, validity and audience for all of them.
-        progress: Called with the number signed so far.
-
-    Returns:
-        The number of contributions signed.
-
-    Raises:
-        CorpusRefused: The data cannot be read or holds no contribution.
-        KeyRefused: The signer refused.
-    """
+    """Signs a file, every record of a JSONL file, or every file of a folder; returns how many contributions. `out_path`: where
+    the attestations go; None for the data's name with `.attest` added, where the gate looks. The file appears complete or not
+    at all. Raises CorpusRefused: the data cannot be read or holds no contribution; KeyRefused: the signer refused."""
     data = Path(os.path.abspath(data_path))
     if not os.path.lexists(data):
         raise CorpusRefused("CONTENT_MISSING", f"no data at {os.fspath(data_path)!r}; check the path")

@@ -13,16 +13,6 @@ from attest.gate.checks import Examiner, refusal_of
 from attest.gate.gate import Gate, decide, run_gate
 
 __all__ = [
-    "Admission",
-    "Admitted",
-    "Examiner",
-    "Gate",
-    "GateReport",
-    "ReasonCode",
-    "Refusal",
-    "Refused",
-    "Seen",
-    "decide",
-    "refusal_of",
-    "run_gate",
-]
+    "Admission", "Admitted", "Examiner", "Gate", "GateReport", "ReasonCode", "Refusal", "Refused", "Seen", "decide",
+    "refusal_of", "run_gate",
+]  # fmt: skip

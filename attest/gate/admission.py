@@ -1,4 +1,4 @@
-"""Outcomes of the admission gate, its memory of what was admitted, and admissions kept in columns.
+"""Holds outcomes of the admission gate, its memory of what was admitted, and admissions in columns.
 
 A row takes some 240 bytes, where an object of its own for each admission takes over a thousand. Attestations that are signed
 together differ in five byte strings of fixed length alone. These stand in one block of memory, a row for each contribution;
@@ -23,15 +23,7 @@ from attest.schema.plain import COMMITMENT_SIZE, SALT_SIZE, commit_content
 
 
 class Passed(NamedTuple):
-    """A contribution that may be admitted, as far as it alone is concerned.
-
-    Args:
-        descriptor_hash: SHA-256 of the signed bytes.
-        attestation_hash: SHA-256 of descriptor and signature together.
-        key_id: Short name of the key that signed.
-        contributor: Who signed.
-        admissibility_class: Class under which it may be admitted.
-    """
+    """Says that a contribution may be admitted, as far as it alone is concerned."""
 
     descriptor_hash: bytes
     attestation_hash: bytes
@@ -41,14 +33,12 @@ class Passed(NamedTuple):
 
 
 class Admission:
-    """A contribution that may be used within its signed bounds.
+    """Holds a contribution that may be used within its signed bounds.
 
     Descriptor and opening are kept as bytes until somebody asks for a field. Of the message the signature alone is kept:
     `attest.attestation.Framing` makes the rest again.
 
     Args:
-        attestation: Descriptor, signature and opening.
-        passed: What the gate found.
         holder: Who it counts for: the contributor, or the person behind it that the registry names.
 
     Attributes:
@@ -77,27 +67,27 @@ class Admission:
 
     @property
     def descriptor_hash(self) -> bytes:
-        """SHA-256 of the signed bytes."""
+        """Returns SHA-256 of the signed bytes."""
         return self._passed.descriptor_hash
 
     @property
     def attestation_hash(self) -> bytes:
-        """SHA-256 of descriptor and signature together."""
+        """Returns SHA-256 of descriptor and signature together."""
         return self._passed.attestation_hash
 
     @property
     def key_id(self) -> bytes:
-        """Short name of the key that signed."""
+        """Returns the short name of the key that signed."""
         return self._passed.key_id
 
     @property
     def contributor(self) -> str:
-        """Who signed."""
+        """Says who signed."""
         return self._passed.contributor
 
     @property
     def admissibility_class(self) -> str:
-        """Class under which the contribution was admitted."""
+        """Returns class under which the contribution was admitted."""
         return self._passed.admissibility_class
 
     def __eq__(self, other: object) -> bool:
@@ -140,14 +130,8 @@ _in_common = attrgetter(*(item.name for item in fields(ContributionDescriptor) i
 
 
 class Refusal(NamedTuple):
-    """A contribution that may not be used.
-
-    Args:
-        code: Why, for programs.
-        sentence: Why and what to do, for a person.
-        descriptor_hash: SHA-256 of the descriptor if it could be read.
-        contributor: Contributor that the descriptor names, which may be false before the signature was checked.
-    """
+    """Says why a contribution may not be used. `contributor`: whom the descriptor names, which may be false before the
+    signature was checked."""
 
     code: ReasonCode
     sentence: str
@@ -157,12 +141,7 @@ class Refusal(NamedTuple):
 
 @dataclass(slots=True)
 class Seen:
-    """What was admitted so far, to refuse repetitions and floods; takes bounded memory for any number of contributions.
-
-    Args:
-        withdrawn: Descriptor hashes of withdrawn contributions.
-        latest: Latest time at which something was admitted.
-    """
+    """Remembers what was admitted, to refuse repetitions and floods; memory is bounded for any number of contributions."""
 
     withdrawn: Set[bytes] = frozenset()
     latest: int = 0
@@ -262,9 +241,6 @@ class Form:
         """Tells whether others with the same rest differ from the sample in content and nonce alone; asked once, of the second.
 
         The sample is encoded again with another content and nonce: what differs must be what was cut out.
-
-        Args:
-            parts: of the second one.
         """
         try:
             opened = self.sample.descriptor
@@ -283,14 +259,9 @@ class Form:
 
 
 class AdmittedRows(Sequence[Admitted]):
-    """Admissions in order; reads like a list of `Admitted`, and grows at its end alone.
+    """Keeps admissions in order; reads like a list of `Admitted`, and grows at its end alone.
 
     Guarantee: the admission at a place equals the one that was appended there, and its descriptor is read from the same bytes.
-
-    Attributes:
-        forms: every form, by its number.
-        numbers: number of the form, a contribution each.
-        packed: the rows, one after the other.
     """
 
     def __init__(self, admitted: Iterable[Admitted] = ()) -> None:
@@ -306,12 +277,7 @@ class AdmittedRows(Sequence[Admitted]):
             self.append(item)
 
     def append(self, admitted: Admitted, *, alone: bool = False) -> None:
-        """Adds an admission behind the last one.
-
-        Args:
-            admitted: the admission.
-            alone: whether to give it a form of its own, whatever it shares with others.
-        """
+        """Adds an admission behind the last one; `alone` gives it a form of its own, whatever it shares with others."""
         admission, (source, offset, length) = admitted
         signed, passed, signature = admission.kept
         signer = passed[2:]

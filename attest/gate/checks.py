@@ -46,22 +46,16 @@ def examine(
     now: int,
     verified: bool = False,
 ) -> Passed | Refusal:
-    """Make every check that needs this contribution alone.
+    """Makes every check that needs this contribution alone.
 
-    Guarantee: `Passed` means that a key enrolled for the named contributor and valid at `now` signed exactly these
-    descriptor bytes, for this corpus, within its validity, in a class granted to the contributor; that the signed clip norm
-    is at most and the signed noise multiplier at least the class preset, both at least the corpus floors; and that the
-    commitments that were signed open to that contributor and to the content read. Every error on the way refuses; nothing
-    depends on an assertion.
+    Guarantee: `Passed` means that a key enrolled for the named contributor and valid at `now` signed exactly these descriptor
+    bytes, for this corpus, within its validity, in a class granted to the contributor; that the signed clip norm is at most and
+    the signed noise multiplier at least the class preset, both at least the corpus floors; and that the commitments that were
+    signed open to that contributor and to the content read. Every error on the way refuses; nothing depends on an assertion.
 
     Args:
-        attestation: Descriptor, signature and opening as received.
-        content_hash: SHA-256 of the content, None if there is none.
-        policy: The rules.
-        registry: The contributors.
-        now: Seconds since 1970.
-        verified: This very attestation passed before with this content, under this policy and this registry, whatever the
-            time was; spares the signature, unless its contributor has several keys of that key id.
+        verified: This very attestation passed before with this content, under this policy and this registry, whatever the time
+            was; spares the signature, unless its contributor has several keys of that key id.
     """
     descriptor_hash, name = None, None
     try:
@@ -95,15 +89,10 @@ def examine(
 
 
 class Examiner:
-    """`examine` for many contributions under one policy, one registry and one reading of the clock.
+    """Examines many contributions under one policy, one registry and one reading of the clock.
 
-    Guarantee: the outcome is that of `examine`, for every input. What is taken over from an earlier attestation is only
-    what cannot differ: see `attest.gate.forms`.
-
-    Args:
-        policy: The rules.
-        registry: The contributors.
-        now: Seconds since 1970.
+    Guarantee: the outcome is that of `examine`, for every input. What is taken over from an earlier attestation is only what
+    cannot differ: see `attest.gate.forms`.
     """
 
     def __init__(self, policy: Policy, registry: Registry, now: int) -> None:
@@ -118,15 +107,8 @@ class Examiner:
     def examine(
         self, descriptor: bytes, message: bytes, opening: bytes, content_hash: bytes | None, *, verified: bool = False
     ) -> Passed | Refusal:
-        """Judge one contribution by itself.
-
-        Args:
-            descriptor: Bytes of the descriptor.
-            message: The COSE_Sign1 message.
-            opening: Bytes of the opening.
-            content_hash: SHA-256 of the content, None if there is none.
-            verified: This very attestation passed before with this content, as for `examine`; spares the signature alone.
-        """
+        """Judges one contribution by itself. `verified`: this very attestation passed before with this content, as for
+        `examine`; spares the signature alone."""
         parts = split(descriptor, opening)
         if parts is not None and parts.content_hash == content_hash:
             form = self._known.get(parts.rest)
@@ -179,7 +161,7 @@ def refusal_of(error: AttestError, descriptor_hash: bytes | None = None, contrib
 
 
 def refuse(code: ReasonCode, sentence: str) -> NoReturn:
-    """Refuse with a code and a sentence."""
+    """Refuses with a code and a sentence."""
     raise AdmissionRefused(code, sentence)
 
 
@@ -208,11 +190,7 @@ def _check_key(contributor: Contributor, key_id: bytes, now: int) -> KeyRecord:
 
 
 def check_audience(descriptor: Terms, policy: Policy) -> None:
-    """Refuses what was signed for another corpus.
-
-    Raises:
-        AdmissionRefused: Code AUDIENCE.
-    """
+    """Refuses what was signed for another corpus. Raises AdmissionRefused: code AUDIENCE."""
     if descriptor.corpus != policy.corpus:
         refuse(
             ReasonCode.AUDIENCE,
@@ -242,17 +220,7 @@ def _check_class(descriptor: ContributionDescriptor, contributor: Contributor, p
 
 
 def check_validity(descriptor: Terms, rule: ClassRule, policy: Policy, now: int) -> None:
-    """Refuses what is not valid at a time, or is signed for longer than the class or the corpus takes.
-
-    Args:
-        descriptor: What was signed.
-        rule: The class that it names.
-        policy: The rules.
-        now: Seconds since 1970.
-
-    Raises:
-        AdmissionRefused: Code NOT_YET_VALID, EXPIRED or WINDOW.
-    """
+    """Refuses what is not valid at a time, or is signed for longer than the class or the corpus takes."""
     if now < descriptor.not_before:
         refuse(ReasonCode.NOT_YET_VALID, f"attestation is valid from {descriptor.not_before}, now is {now}")
     if now >= descriptor.not_after:
@@ -269,11 +237,6 @@ def check_bounds(descriptor: Terms, rule: ClassRule, policy: Policy) -> None:
     Guarantee: what passes has a clip norm at most, and a noise multiplier at least, the preset of its class, and both at least
     the floors of the corpus; in a public class it has the bounds that say public. Integers are compared, and equality passes.
     Whatever turns bounds into noise asks here again, so that nothing rests on the gate having run.
-
-    Args:
-        descriptor: What was signed.
-        rule: The class that it names.
-        policy: The rules.
 
     Raises:
         AdmissionRefused: Code BOUNDS_NOT_PUBLIC, CLIP_ABOVE_CLASS, NOISE_BELOW_CLASS, CLIP_BELOW_FLOOR, NOISE_BELOW_FLOOR or
@@ -296,10 +259,7 @@ def check_bounds(descriptor: Terms, rule: ClassRule, policy: Policy) -> None:
             f"noise multiplier is {noise}, expected at least {rule.noise_multiplier_micro} {where}",
         )
     if not rule.public and clip < policy.min_clip_norm_micro:
-        refuse(
-            ReasonCode.CLIP_BELOW_FLOOR,
-            f"clip norm is {clip}, the corpus asks for at least {policy.min_clip_norm_micro}",
-        )
+        refuse(ReasonCode.CLIP_BELOW_FLOOR, f"clip norm is {clip}, the corpus asks for at least {policy.min_clip_norm_micro}")
     if not rule.public and noise < policy.min_noise_multiplier_micro:
         refuse(
             ReasonCode.NOISE_BELOW_FLOOR,
@@ -328,7 +288,7 @@ WITHDRAWN = "contribution was withdrawn; withdrawals stand"
 
 
 class Share(NamedTuple):
-    """How many contributions may be admitted, and under whose name they are counted.
+    """Says how many contributions may be admitted, and under whose name they count.
 
     A person who stands behind several contributors, as the registry says, has one share for all of them.
     """
@@ -348,7 +308,7 @@ class Share(NamedTuple):
 
 
 def refused_for_history(passed: Passed, earlier: int | None, share: Share, seen: Seen) -> Refusal | None:
-    """Why a contribution is refused for what was admitted or withdrawn before; None if it is not."""
+    """Says why a contribution is refused for what was admitted or withdrawn before; None if it is not."""
     if passed.descriptor_hash in seen.withdrawn:
         code, sentence = ReasonCode.WITHDRAWN, WITHDRAWN
     elif earlier is not None and earlier == descriptor_tag(passed.descriptor_hash):
@@ -366,7 +326,7 @@ def refused_for_history(passed: Passed, earlier: int | None, share: Share, seen:
 
 
 def clock_refusal(now: int, seen: Seen, registry: Registry) -> Refusal | None:
-    """Why nothing is judged at this reading of the clock; None if it may be."""
+    """Says why nothing is judged at this reading of the clock; None if it may be."""
     try:
         check_clock(now, seen, registry)
     except AttestError as error:
@@ -375,14 +335,11 @@ def clock_refusal(now: int, seen: Seen, registry: Registry) -> Refusal | None:
 
 
 def check_clock(now: int, seen: Seen, registry: Registry) -> None:
-    """Refuse a clock that reads no time, that went back since the last admission, or that lags behind the registry."""
+    """Refuses a clock that reads no time, that went back since the last admission, or that lags behind the registry."""
     if type(now) is not int or not 0 <= now < MAX_TIME:
         refuse(ReasonCode.CLOCK, f"clock reads {ascii(now)[:60]}, expected whole seconds since 1970")
     if now < seen.latest - BACK_SECONDS:
-        refuse(
-            ReasonCode.CLOCK,
-            f"clock reads {now}, {seen.latest - now} s before the last admission; set the clock right",
-        )
+        refuse(ReasonCode.CLOCK, f"clock reads {now}, {seen.latest - now} s before the last admission; set the clock right")
     try:
         registry.require_not_ahead(now)
     except RegistryRefused as error:

@@ -2,8 +2,8 @@
 
 A `Pattern` is what attestations of the same terms share, whoever signed them and when: they differ in the four commitments, the
 two times, the opening, the key and the signature. A `Form` is what attestations share that one contributor signed in one go:
-they differ in content, nonce and signature alone. Patterns are learned from attestations that `attest.gate.checks.examine`
-let pass; a form is made of a pattern and of the first attestation of that form, by checking all in which it differs.
+they differ in content, nonce and signature alone. Patterns are learned from attestations that `attest.gate.checks.examine` let
+pass; a form is made of a pattern and of the first attestation of that form, by checking all in which it differs.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from attest.schema.plain import COMMITMENT_SIZE, CONTRIBUTOR, DATA_CLASS, PRINCI
 
 _CONTRIBUTOR_AT: Final = len(cbor.encode({1: SCHEMA})) + 3
 _DATA_CLASS_AT: Final = _CONTRIBUTOR_AT + COMMITMENT_SIZE + 3
-"""Where the two commitments begin in a descriptor: behind the head of the map, the schema, and the heads of their fields."""
+"""Offsets of the two commitments in a descriptor: behind the head of the map, the schema, and the heads of their fields."""
 
 _LEAST_TIME: Final = 1 << 16
 """The least integer that takes four bytes behind its head; all times since 1970 but those of its first day do until 2106."""
@@ -110,9 +110,9 @@ class Pattern:
     """Holds what attestations of the same terms share, whoever signed them and when, after one of them passed.
 
     A descriptor whose `Cut` has the `shared` bytes of one that passed is one that the strict decoder accepts, with the same
-    values in all fields but four byte strings of 32 bytes and two integers of 4 bytes. So audience, class of the policy,
-    bounds and whatever else the shared fields say turn out the same, under one policy. `form` makes every other check anew:
-    opening, commitments, times, contributor, principal, grant and key.
+    values in all fields but four byte strings of 32 bytes and two integers of 4 bytes. So audience, class of the policy, bounds
+    and whatever else the shared fields say turn out the same, under one policy. `form` makes every other check anew: opening,
+    commitments, times, contributor, principal, grant and key.
     """
 
     def __init__(self, framing: FramingPattern, admissibility_class: str, longest: int) -> None:
@@ -141,15 +141,12 @@ class Pattern:
     def form(self, parts: Parts, cut: Cut, message: bytes, registry: Registry, now: int) -> Form | None:
         """Returns the form of an attestation of this pattern; None leaves the judgement to `examine`.
 
-        Guarantee: where a form is returned, `examine` refuses no attestation of it for anything but its content, its message
-        or its key.
+        Guarantee: where a form is returned, `examine` refuses no attestation of it for anything but its content, its message or
+        its key.
 
         Args:
-            parts: Descriptor and opening.
             cut: The descriptor's `Cut`, whose shared bytes are this pattern's.
             message: The COSE_Sign1 message; its key id chooses the key.
-            registry: The contributors.
-            now: Seconds since 1970.
         """
         opened = _opened(parts, cut)
         not_before, not_after = int.from_bytes(cut.not_before, "big"), int.from_bytes(cut.not_after, "big")
@@ -169,13 +166,14 @@ class Pattern:
 
 
 def _drawn_times() -> tuple[bytes, bytes]:
-    """Two times at random, the earlier one first."""
+    """Returns two times at random, the earlier one first."""
     start = int.from_bytes(os.urandom(3), "big") + _LEAST_TIME
     return start.to_bytes(4, "big"), (start + 1 + int.from_bytes(os.urandom(3), "big")).to_bytes(4, "big")
 
 
 def _opened(parts: Parts, cut: Cut) -> tuple[str, str | None] | None:
-    """Contributor and principal of an opening that opens the commitments other than the content's; None for any other bytes."""
+    """Returns the contributor and principal of an opening that opens the commitments other than the content's; None for any
+    other bytes."""
     head, tail = parts.rest[2:]
     names_at = len(_SALTS) + SALTS_SIZE
     if tail[: len(_SALTS)] != _SALTS or head not in (b"\xa5", b"\xa6"):

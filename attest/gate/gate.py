@@ -1,7 +1,7 @@
-"""The admission gate: admit a contribution, or refuse it with a reason code.
+"""Runs the admission gate: admits a contribution, or refuses it with a reason code.
 
-`attest.gate.checks` judges every contribution by itself; what was admitted before is looked up here, in corpus order.
-`decide` is the pure decision about one contribution. A `Gate` streams a corpus of any size through all processors.
+`attest.gate.checks` judges every contribution by itself; what was admitted before is looked up here, in corpus order. `decide`
+is the pure decision about one contribution. A `Gate` streams a corpus of any size through all processors.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from attest.gate.workers import Question, Work, Workers, available_processors
 from attest.policy import Policy
 from attest.registry import Registry
 
-__all__ = ['Admission', 'Admitted', 'Gate', 'GateReport', 'ReasonCode', 'Refusal', 'Refused', 'Seen', 'decide', 'run_gate']
+__all__ = ["Admission", "Admitted", "Gate", "GateReport", "ReasonCode", "Refusal", "Refused", "Seen", "decide", "run_gate"]
 
 
 BATCH = 256
@@ -36,26 +36,15 @@ PARALLEL_FROM = 2048
 
 
 def decide(
-    attestation: Attestation | None,
-    content_hash: bytes | None,
-    *,
-    policy: Policy,
-    registry: Registry,
-    now: int,
-    seen: Seen,
+    attestation: Attestation | None, content_hash: bytes | None, *, policy: Policy, registry: Registry, now: int, seen: Seen
 ) -> Admission | Refusal:
-    """Judge one contribution; changes nothing.
+    """Judges one contribution; changes nothing.
 
     Guarantee: an `Admission` means what `attest.gate.checks.examine` guarantees, and that neither the content nor the
     descriptor was admitted before or withdrawn. Every error on the way refuses; nothing depends on an assertion.
 
     Args:
-        attestation: Descriptor and signature as received, None if there is none.
         content_hash: SHA-256 of the content, computed by the caller from the bytes that will be used.
-        policy: The rules.
-        registry: The contributors.
-        now: Seconds since 1970, one reading per batch.
-        seen: What was admitted before.
 
     Raises:
         RegistryRefused: Code NAMES if the names beside the registry are missing.
@@ -86,24 +75,8 @@ def run_gate(
     workers: int | None = None,
     remember: Verified | None = None,
 ) -> GateReport:
-    """Judge a whole corpus and keep every outcome; `Gate.judge` is the same as a stream.
-
-    Args:
-        corpus: Items as `attest.corpus.open_corpus` yields them.
-        policy: The rules, from a signed file.
-        registry: The registry that the policy names, or a later state of the same log.
-        now: Seconds since 1970, for all of the batch.
-        withdrawn: Descriptor hashes of withdrawn contributions.
-        progress: Called now and then with the number judged so far.
-        seen: What earlier batches admitted; extended by this one.
-        workers: Processes that verify, None for one per processor.
-        remember: What verified before, as for `Gate`.
-
-    Raises:
-        RegistryRefused: Code REGISTRY_ROOT if the registry does not extend the one that the policy names, NAMES if the names
-            beside it are missing.
-        GateFailed: Code WORKER if a process was lost, STORAGE if the temporary file of what was seen fails.
-    """
+    """Judges a whole corpus and keeps every outcome; `Gate.judge` streams them. `registry, workers, remember`: as for `Gate`,
+    which raises the same errors."""
     gate = Gate(policy, registry, workers=workers, seen=seen, remember=remember)
     admitted = AdmittedRows()
     refused: list[Refused] = []
@@ -122,15 +95,14 @@ class Gate:
     signatures again. Whatever depends on time, on what was withdrawn or on what was admitted before is checked each time.
 
     Args:
-        policy: The rules, from a signed file.
         registry: The registry that the policy names, or a later state of the same log.
         workers: Processes that verify, 1 for this process alone; None for one per processor, as far as the system allows.
         seen: What earlier batches admitted, for one more batch of the same epoch.
         remember: What verified before, and takes in what verifies now; None to remember nothing.
-        fingerprint: What is the same for contents that count as one, for instance a digest of the normalized text, or None
-            for a content that is like no other. The content hash finds exact copies only; this hook finds the near ones.
-            Whether a contribution is admitted then hangs on what another one says, which no epsilon covers; training never
-            judges with it.
+        fingerprint: What is the same for contents that count as one, for instance a digest of the normalized text, or None for
+            a content that is like no other. The content hash finds exact copies only; this hook finds the near ones. Whether a
+            contribution is admitted then hangs on what another one says, which no epsilon covers; training never judges with
+            it.
 
     Raises:
         RegistryRefused: Code REGISTRY_ROOT if the registry does not extend the one that the policy names, NAMES if the names
@@ -175,7 +147,7 @@ class Gate:
         withdrawn: Set[bytes] = frozenset(),
         progress: Callable[[int], None] | None = None,
     ) -> Iterator[Admitted | Refused]:
-        """Judge every contribution, in corpus order, without holding more of the corpus than some batches of attestations.
+        """Judges every contribution, in corpus order, without holding more of the corpus than some batches of attestations.
 
         What grows is small: about 100 bytes for each name in the directory that is being read, the registry and the withdrawals
         given, and for each worker up to `AHEAD` batches, which are `BATCH_BYTES` at most if attestations are made as large as
@@ -183,12 +155,6 @@ class Gate:
 
         Where two attestations claim the same content, the first in corpus order is admitted. Each reading is an epoch of its
         own, unless the gate was given `seen`.
-
-        Args:
-            corpus: Items as `attest.corpus.open_corpus` yields them.
-            now: Seconds since 1970, for all of the batch.
-            withdrawn: Descriptor hashes of withdrawn contributions.
-            progress: Called now and then with the number judged so far.
 
         Raises:
             GateFailed: Code WORKER if a process was lost, STORAGE if the temporary file of what was seen fails.
@@ -323,23 +289,12 @@ class _Tag(NamedTuple):
 
 
 class _Batch(Work):
-    """Some contributions on their way through the gate.
-
-    Args:
-        items: As the corpus yields them.
-        outcomes: One per item, None where the answer is awaited.
-        questions: What is examined, one per None among the outcomes.
-        tags: One per item, None where none is remembered.
-    """
+    """Holds some contributions on their way through the gate."""
 
     __slots__ = ("items", "outcomes", "tags")
 
     def __init__(
-        self,
-        items: list[Item],
-        outcomes: list[Passed | Refusal | None],
-        questions: list[Question],
-        tags: list[_Tag | None],
+        self, items: list[Item], outcomes: list[Passed | Refusal | None], questions: list[Question], tags: list[_Tag | None]
     ) -> None:
         super().__init__(questions)
         self.items = items

@@ -1,9 +1,9 @@
-"""Readings: the attestations that a gate verified, remembered for its next reading, or kept for that of another process.
+"""Remembers the attestations that a gate verified, for its next reading or for that of another process.
 
 Signatures take nearly all the time of a reading. What is remembered of an attestation is a tag: that its descriptor, message,
 opening and content passed once, signature included. It spares the signature and nothing else. The content is hashed again at
-each reading; decoding, audience, class and bounds, validity and revocation at the time of the use, withdrawals, repetitions
-and caps are judged again.
+each reading; decoding, audience, class and bounds, validity and revocation at the time of the use, withdrawals, repetitions and
+caps are judged again.
 
 The file is the CBOR array `[schema, policy, registry root, largest root, build]`, the tags in corpus order, 16 bytes each, and
 a message authentication code over both. Its key is derived from a private key of whoever judges.
@@ -51,10 +51,8 @@ class Context:
     """Says what a reading was made under; under anything else the whole corpus is verified again.
 
     Args:
-        policy: SHA-256 of the signed policy.
         registry: Root of the state of the registry that the corpus was judged against.
         largest: Root of the largest state that was known then.
-        build: Which program read it, as `build_of`.
     """
 
     policy: bytes
@@ -64,13 +62,7 @@ class Context:
 
     @classmethod
     def of(cls, signed: SignedPolicy, registry: Registry, largest: Registry | None = None) -> "Context":
-        """Returns the context of a reading by this program.
-
-        Args:
-            signed: The policy.
-            registry: The state that contributions are judged against.
-            largest: The largest state that is known; None where that is the same one.
-        """
+        """Returns the context of a reading by this program."""
         return cls(signed.digest, registry.root(), (largest or registry).root(), build_of())
 
     def differs_in(self, other: "Context") -> str:
@@ -105,7 +97,7 @@ build_of()  # while the modules are loaded: what is on disk later may be another
 
 
 class Verified:
-    """Attestations that verified, by tags under a secret of this process; takes 16 bytes each.
+    """Holds attestations that verified, by tags under a secret of this process; takes 16 bytes each.
 
     Guarantee: `holds` is true only for a descriptor, message, opening and content that were given to `add` before, all four of
     them, byte for byte. Others are confused with them with probability at most n^2 / 2^129 for n of them, whoever chose them,
@@ -117,12 +109,7 @@ class Verified:
     """
 
     def __init__(self, key: bytes | None = None, tags: bytes = b"") -> None:
-        """Begins with these tags.
-
-        Args:
-            key: 32 secret bytes, None for fresh ones.
-            tags: Tags under this key, one after the other.
-        """
+        """Begins with these tags under a key of 32 secret bytes, a fresh one without."""
         self._keyed = hashlib.blake2b(digest_size=TAG_SIZE, key=secrets.token_bytes(32) if key is None else key)
         self._tags = tags
         self._fresh, self._seen = bytearray(), bytearray()
@@ -136,11 +123,7 @@ class Verified:
         return (len(self._tags) + len(self._fresh)) // TAG_SIZE
 
     def begin(self, registry: bytes) -> None:
-        """Begins a reading of the corpus from its start; under another registry than before, with nothing known.
-
-        Args:
-            registry: Root of the state that contributions are judged against: it says under which keys they verified.
-        """
+        """Begins a reading of the corpus from its start; under another root of the registry than before, with nothing known."""
         if self._registry not in (None, registry):
             self._tags = b""
         elif self._fresh:
@@ -149,12 +132,8 @@ class Verified:
         self._at, self.spared, self.checked, self._registry = 0, 0, 0, registry
 
     def tag(self, attestation: Attestation, content_hash: bytes) -> bytes:
-        """Returns the tag of an attestation whose parts have admissible sizes, with its content.
-
-        Args:
-            attestation: As received.
-            content_hash: SHA-256 of the content as it was read just now, 32 bytes.
-        """
+        """Returns the tag of an attestation whose parts have admissible sizes, with the hash of its content as it was read just
+        now."""
         descriptor, message, opening = attestation.descriptor, attestation.sign1, attestation.opening
         sizes = len(descriptor), len(message), len(opening)
         if self._lengths[0] != sizes:
@@ -181,12 +160,7 @@ class Verified:
         return place is not None
 
     def add(self, tag: bytes, known: bool) -> None:
-        """Takes the tag of an attestation that passed, in corpus order.
-
-        Args:
-            tag: As `tag`.
-            known: What `holds` said of it.
-        """
+        """Takes the tag of an attestation that passed, in corpus order, and what `holds` said of it."""
         self._seen += tag
         if known:
             self.spared += 1
@@ -196,7 +170,7 @@ class Verified:
 
 
 class KeptReading(Verified):
-    """Attestations that verified, kept in a file from one process to the next.
+    """Keeps attestations that verified in a file from one process to the next.
 
     Guarantee: what the file says is believed only if somebody with the private key wrote it, under this policy, these states of
     the registry and this build; the key of each tag is derived from all of these. A file that was changed in any byte, that
@@ -205,19 +179,10 @@ class KeptReading(Verified):
 
     What is trusted: the holder of the private key, who could have the gate pass anything without this file. No auditor believes
     it: exports hold what contributors signed, and every signature is verified from there.
-
-    Attributes:
-        path: The file.
     """
 
     def __init__(self, path: str | os.PathLike[str], private_key: Ed25519PrivateKey, context: Context) -> None:
-        """Reads what is kept, if it is there.
-
-        Args:
-            path: The file.
-            private_key: Of the ledger that the corpus is read for.
-            context: What the corpus is judged under now.
-        """
+        """Reads what is kept, if it is there, under the private key of the ledger that the corpus is read for."""
         self.path = Path(path)
         self._head = cbor.encode([SCHEMA, *(getattr(context, field.name) for field in fields(context))])
         derived = HKDF(SHA256(), 64, None, SCHEMA.encode()).derive(private_key.private_bytes_raw())

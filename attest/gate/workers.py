@@ -1,8 +1,8 @@
 """Processes that examine contributions beside the one that reads the corpus.
 
-A worker is a fresh interpreter at the other end of a socket pair: nothing is forked, so threads and accelerators of the
-caller do not matter, and the caller's main module is not run again. The driver never blocks on a worker that waits for it:
-all its reads and writes are non-blocking, in one loop.
+A worker is a fresh interpreter at the other end of a socket pair: nothing is forked, so threads and accelerators of the caller
+do not matter, and the caller's main module is not run again. The driver never blocks on a worker that waits for it: all its
+reads and writes are non-blocking, in one loop.
 
 A request is a batch `[descriptor, message, opening, content hash, ...]`; the answer has one entry per contribution, the fields
 of `Passed` as a tuple or those of `Refusal` as a list. What travels is between processes of one program.
@@ -40,16 +40,12 @@ _BOOT = "import json,sys; sys.path[:] = json.loads(sys.argv[1]); from attest.gat
 
 
 def available_processors() -> int:
-    """Processors that this process may run on."""
+    """Returns processors that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Work:
-    """One batch of questions; `answer` is None until it is back.
-
-    Args:
-        questions: What is examined.
-    """
+    """Holds one batch of questions; `answer` is None until it is back."""
 
     __slots__ = ("answer", "questions")
 
@@ -59,15 +55,8 @@ class Work:
 
 
 class Workers:
-    """A pool of examining processes; a context manager that ends them.
-
-    Args:
-        count: Number of processes.
-        policy: The rules.
-        registry: The contributors.
-        now: Seconds since 1970.
-        spare: Whether a worker that ends before it has started is done without.
-    """
+    """Runs a pool of examining processes; a context manager that ends them. `spare`: whether a worker that ends before it has
+    started is done without."""
 
     def __init__(self, count: int, policy: Policy, registry: Registry, now: int, *, spare: bool = False) -> None:
         # In a frozen program, the interpreter's path is that program: to start it would run all of it again, and again.
@@ -94,11 +83,8 @@ class Workers:
         self.close()
 
     def take(self, work: Work) -> bool:
-        """Send a batch to the worker that has least to do, once it can take one; False while none has started.
-
-        Raises:
-            GateFailed: Code WORKER if a worker has gone.
-        """
+        """Sends a batch to the worker that has least to do, once it can take one; False while none has started. Raises
+        GateFailed: code WORKER if a worker has gone."""
         self.pump(0)
         while True:
             ready = [worker for worker in self._workers if worker.ready]
@@ -113,11 +99,8 @@ class Workers:
         return True
 
     def pump(self, timeout: float | None) -> None:
-        """Write what workers can take and read what they have; wait up to `timeout` seconds, for ever if None.
-
-        Raises:
-            GateFailed: Code WORKER if a worker has gone; nothing it was asked is taken for judged.
-        """
+        """Writes what workers can take and reads what they have; waits up to `timeout` seconds, for ever if None. Raises
+        GateFailed: code WORKER if a worker has gone; nothing it was asked is taken for judged."""
         for key, events in self._selector.select(timeout):
             worker: _Worker = key.data
             try:
@@ -132,7 +115,7 @@ class Workers:
                 self._workers.remove(worker)
 
     def close(self) -> None:
-        """End all workers."""
+        """Ends all workers."""
         for worker in self._workers:
             worker.close()
         self._workers = []
@@ -140,7 +123,7 @@ class Workers:
 
 
 class _Worker:
-    """The driver's side of one process."""
+    """Drives one process."""
 
     def __init__(self, selector: selectors.BaseSelector, setup: bytes) -> None:
         self.works: deque[Work] = deque()
@@ -228,7 +211,7 @@ class _Worker:
 
 
 def serve() -> None:
-    """The worker's side: read requests from the socket that is standard input until the driver closes it."""
+    """Serves as a worker: reads requests from the socket that is standard input until the driver closes it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with socket.socket(fileno=os.dup(0)) as channel:
         setup = _receive(channel)

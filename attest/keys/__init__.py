@@ -22,17 +22,7 @@ from attest.keys.ed25519 import (
 )
 
 __all__ = [
-    "check_public_key",
-    "generate",
-    "is_openssh",
-    "key_id",
-    "load_named_public_key",
-    "load_openssh_public_key",
-    "load_private_key",
-    "load_public_key",
-    "public_bytes",
-    "save_private_key",
-    "save_public_key",
-    "verifier",
+    "check_public_key", "generate", "is_openssh", "key_id", "load_named_public_key", "load_openssh_public_key",
+    "load_private_key", "load_public_key", "public_bytes", "save_private_key", "save_public_key", "verifier",
     "verify_signature",
-]
+]  # fmt: skip

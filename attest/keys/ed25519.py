@@ -42,7 +42,7 @@ IDENTITY: Point = (0, 1, 1, 0)
 
 
 def decompress(raw: bytes) -> Point | None:
-    """The point that 32 bytes encode, or None if they are no canonical encoding of a point (RFC 8032 section 5.1.3)."""
+    """Returns the point that 32 bytes encode, or None if they are no canonical encoding of a point (RFC 8032 section 5.1.3)."""
     encoded = int.from_bytes(raw, "little")
     sign, y = encoded >> 255, encoded & (2**255 - 1)
     if len(raw) != 32 or y >= P:
@@ -59,7 +59,7 @@ def decompress(raw: bytes) -> Point | None:
 
 
 def add(p: Point, q: Point) -> Point:
-    """Sum of two points by the complete formulas of RFC 8032 section 5.1.4; also right for p = q."""
+    """Returns the sum of two points by the complete formulas of RFC 8032 section 5.1.4; also right for p = q."""
     a = (p[1] - p[0]) * (q[1] - q[0]) % P
     b = (p[1] + p[0]) * (q[1] + q[0]) % P
     c = 2 * p[3] * q[3] * _D % P
@@ -69,7 +69,7 @@ def add(p: Point, q: Point) -> Point:
 
 
 def multiply(scalar: int, point: Point) -> Point:
-    """`scalar` times `point` by double and add; variable time, for public values only."""
+    """Returns `scalar` times `point` by double and add; variable time, for public values only."""
     result = IDENTITY
     while scalar:
         if scalar & 1:
@@ -80,22 +80,22 @@ def multiply(scalar: int, point: Point) -> Point:
 
 
 def is_identity(point: Point) -> bool:
-    """Whether the point is the neutral element."""
+    """Tells whether the point is the neutral element."""
     return point[0] % P == 0 and (point[1] - point[2]) % P == 0
 
 
 def in_prime_subgroup(point: Point) -> bool:
-    """Whether a point, which must not have small order, lies in the subgroup of prime order L.
+    """Tells whether a point, which must not have small order, lies in the subgroup of prime order L.
 
     The group is cyclic of order 8 * L, so the subgroup is what can be halved three times. Guarantee: the answer is that of
     `is_identity(multiply(L, point))`, at the cost of three modular powers instead of 250 doublings.
 
-    On the Montgomery form v^2 = u^3 + A u^2 + u (RFC 7748 section 4.1) the point can be halved iff u is a square. A half Q
-    is found through the 2-isogeny to w^2 = t (t^2 - 2 A t + A^2 - 4) and its dual, whose composition is doubling; which half
-    is of no account, for they differ by the point of order 2, itself four times another. And Q can be halved twice more iff
-    its Tate pairing with T = (1, r), a point of order 4, is trivial: iff (v_Q - r u_Q)^2 / u_Q is a fourth power.
-    Signs of square roots are of no account either: they turn a point into its negative.
-    Source: Pornin, "Point-Halving and Subgroup Membership in Twisted Edwards Curves" (2022), section 3.
+    On the Montgomery form v^2 = u^3 + A u^2 + u (RFC 7748 section 4.1) the point can be halved iff u is a square. A half Q is
+    found through the 2-isogeny to w^2 = t (t^2 - 2 A t + A^2 - 4) and its dual, whose composition is doubling; which half is of
+    no account, for they differ by the point of order 2, itself four times another. And Q can be halved twice more iff its Tate
+    pairing with T = (1, r), a point of order 4, is trivial: iff (v_Q - r u_Q)^2 / u_Q is a fourth power. Signs of square roots
+    are of no account either: they turn a point into its negative. Source: Pornin, "Point-Halving and Subgroup Membership in
+    Twisted Edwards Curves" (2022), section 3.
     """
     x, y, z, _ = point
     inverse = pow((z - y) * x, -1, P)
@@ -119,20 +119,17 @@ def in_prime_subgroup(point: Point) -> bool:
 def has_prime_order(raw: bytes) -> bool | None:
     """Tells whether 32 bytes are the canonical encoding of a point of prime order L; None where the library has no X25519.
 
-    Guarantee: the answer is yes exactly where `decompress` finds a point other than the neutral element and
-    `in_prime_subgroup` says yes of it.
+    Guarantee: the answer is yes exactly where `decompress` finds a point other than the neutral element and `in_prime_subgroup`
+    says yes of it.
 
     X25519 multiplies a point u of the Montgomery form by a scalar that is a multiple of 8 from 2^254 to 2^255, be it on the
-    curve or on its twist, and returns the u of the product (RFC 7748 section 5). Such a scalar is s = 5 L - 1, for L = 5
-    modulo 8. Write a point of the curve as A + T with A in the subgroup of order L and T of an order that divides 8. Then
-    s (A + T) = -A, whose u is that of A + T only where T = 0: from A + T = A follows T = 0, and from A + T = -A that 2 A = -T
-    lies in both subgroups, so that A = T = 0. The library refuses the product 0. A point of the twist has an order that divides
-    4 L', L' prime, and comes back as itself or its negative only if 5 L - 2 or 5 L is a multiple of that order. Both numbers
-    have no divisor in common with 4 L', so no such point does. And a Montgomery point of the curve is one of edwards25519 with
-    u = (1 + y) / (1 - y) (RFC 7748 section 4.1). Its x is 0 only for y = 1 and y = -1, which are refused.
-
-    Args:
-        raw: The encoding.
+    curve or on its twist, and returns the u of the product (RFC 7748 section 5). Such a scalar is s = 5 L - 1, for L = 5 modulo
+    8. Write a point of the curve as A + T with A in the subgroup of order L and T of an order that divides 8. Then s (A + T) =
+    -A, whose u is that of A + T only where T = 0: from A + T = A follows T = 0, and from A + T = -A that 2 A = -T lies in both
+    subgroups, so that A = T = 0. The library refuses the product 0. A point of the twist has an order that divides 4 L', L'
+    prime, and comes back as itself or its negative only if 5 L - 2 or 5 L is a multiple of that order. Both numbers have no
+    divisor in common with 4 L', so no such point does. And a Montgomery point of the curve is one of edwards25519 with u = (1 +
+    y) / (1 - y) (RFC 7748 section 4.1). Its x is 0 only for y = 1 and y = -1, which are refused.
     """
     multiplier = _multiplier()
     if multiplier is None:
@@ -149,7 +146,7 @@ def has_prime_order(raw: bytes) -> bool | None:
 
 @cache
 def _multiplier() -> X25519PrivateKey | None:
-    """The scalar 5 L - 1, which X25519 takes as it is."""
+    """Returns the scalar 5 L - 1, which X25519 takes as it is."""
     try:
         return X25519PrivateKey.from_private_bytes((5 * L - 1).to_bytes(32, "little"))
     except UnsupportedAlgorithm:
@@ -157,7 +154,7 @@ def _multiplier() -> X25519PrivateKey | None:
 
 
 def _square_root(value: int) -> int | None:
-    """A square root modulo P, or None (RFC 8032 section 5.1.3, step 3)."""
+    """Returns a square root modulo P, or None (RFC 8032 section 5.1.3, step 3)."""
     root = pow(value, (P + 3) // 8, P)
     square = root * root % P
     if square == value % P:
@@ -172,7 +169,7 @@ _V_FACTOR = _square_root(-(_A + 2) % P) or 0
 
 
 KeyForm = Literal["pem", "openssh"]
-"""How a private key lies in its file."""
+"""Form of a private key in its file."""
 
 _MAX_KEY_FILE = 16384
 _OPENSSH_HEAD = b"-----BEGIN OPENSSH PRIVATE KEY-----"
@@ -181,12 +178,12 @@ _VERIFIER_LINE = re.compile(rb"[^\s+]+\+[0-9a-f]{8}\+[A-Za-z0-9+/]+=*\n")
 
 
 def check_public_key(raw: bytes) -> None:
-    """Accept a public key for enrolment, or refuse it.
+    """Accepts a public key for enrolment, or refuse it.
 
-    Guarantee: an accepted key is the canonical encoding of a point of prime order. So no signature verifies under it
-    for every message (small-order keys), no two encodings name one key, and verifiers that multiply by the cofactor
-    agree with those that do not (mixed-order keys). OpenSSL checks none of this.
-    Source: RFC 8032 section 5.1.3; Chalkias, Garillot, Nikolaenko, "Taming the many EdDSAs" (2020).
+    Guarantee: an accepted key is the canonical encoding of a point of prime order. So no signature verifies under it for every
+    message (small-order keys), no two encodings name one key, and verifiers that multiply by the cofactor agree with those that
+    do not (mixed-order keys). OpenSSL checks none of this. Source: RFC 8032 section 5.1.3; Chalkias, Garillot, Nikolaenko,
+    "Taming the many EdDSAs" (2020).
 
     Raises:
         KeyRefused: Code TYPE or RANGE for something that is not 32 bytes, KEY_WEAK for an unsound key.
@@ -215,26 +212,26 @@ def _weakness(raw: bytes) -> str | None:
 
 
 def key_id(raw: bytes) -> bytes:
-    """Short name of a public key, a lookup hint and no proof: the first 8 bytes of its SHA-256."""
+    """Returns the short name of a public key, a lookup hint and no proof: the first 8 bytes of its SHA-256."""
     return hashlib.sha256(raw).digest()[:8]
 
 
 def generate() -> Ed25519PrivateKey:
-    """A fresh private key from the operating system's generator."""
+    """Returns a fresh private key from the operating system's generator."""
     return Ed25519PrivateKey.generate()
 
 
 def public_bytes(key: Ed25519PrivateKey | Ed25519PublicKey) -> bytes:
-    """The 32 raw bytes of a key's public half."""
+    """Returns the 32 raw bytes of a key's public half."""
     public = key.public_key() if isinstance(key, Ed25519PrivateKey) else key
     return public.public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
 
 
 def verify_signature(raw: bytes, signature: bytes, message: bytes) -> None:
-    """Check one Ed25519 signature under a sound key.
+    """Checks one Ed25519 signature under a sound key.
 
-    Guarantee: the key passes `check_public_key`, and the signature is the 64-byte form with S < L, so no second
-    signature can be derived from a first one.
+    Guarantee: the key passes `check_public_key`, and the signature is the 64-byte form with S < L, so no second signature can
+    be derived from a first one.
 
     Raises:
         KeyRefused: The key is unsound.
@@ -267,31 +264,17 @@ def _verifier(raw: bytes) -> Ed25519PublicKey:
 
 
 def save_private_key(
-    path: str | os.PathLike[str],
-    key: Ed25519PrivateKey,
-    passphrase: str | bytes | None = None,
-    *,
-    form: KeyForm = "pem",
+    path: str | os.PathLike[str], key: Ed25519PrivateKey, passphrase: str | bytes | None = None, *, form: KeyForm = "pem"
 ) -> None:
-    """Write a private key, readable by its owner alone, never over an existing file nor through a symbolic link.
-
-    Args:
-        path: New file.
-        key: The private key.
-        passphrase: Encrypts the file when given.
-        form: `pem` for PKCS#8 (RFC 5958), `openssh` for what `ssh-add` of every OpenSSH reads.
-
-    Raises:
-        KeyRefused: Code EXISTS, FILE, PASSPHRASE (an empty one) or BCRYPT (missing for an encrypted OpenSSH file).
-    """
+    """Writes a private key, readable by its owner alone, never over an existing file nor through a symbolic link. `form`: `pem`
+    for PKCS#8 (RFC 5958), `openssh` for what `ssh-add` of every OpenSSH reads. Raises KeyRefused: code EXISTS, FILE, PASSPHRASE
+    (an empty one) or BCRYPT (missing for an encrypted OpenSSH file)."""
     data = _private_bytes(key, _passphrase_bytes(passphrase), form)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
     try:
         descriptor = os.open(path, flags, 0o600)
     except FileExistsError as error:
-        raise KeyRefused(
-            "EXISTS", f"{os.fspath(path)!r} exists; keys are never overwritten, take another name"
-        ) from error
+        raise KeyRefused("EXISTS", f"{os.fspath(path)!r} exists; keys are never overwritten, take another name") from error
     except OSError as error:
         raise KeyRefused("FILE", f"cannot write {os.fspath(path)!r}: {error.strerror or error}") from error
     try:
@@ -307,7 +290,7 @@ def save_private_key(
 
 
 def load_private_key(path: str | os.PathLike[str], passphrase: str | bytes | None = None) -> Ed25519PrivateKey:
-    """Read a private key in either form that `save_private_key` writes.
+    """Reads a private key in either form that `save_private_key` writes.
 
     A symbolic link is followed, as secret stores use them; type and permissions are those of the file that is read.
 
@@ -337,7 +320,7 @@ def load_private_key(path: str | os.PathLike[str], passphrase: str | bytes | Non
 
 
 def is_openssh(path: str | os.PathLike[str]) -> bool:
-    """Whether a file begins as a private key in OpenSSH's form does; no permission is checked and nothing is decoded."""
+    """Tells whether a file begins as a private key in OpenSSH's form does; no permission is checked and nothing is decoded."""
     try:
         with open(path, "rb") as stream:
             return stream.read(len(_OPENSSH_HEAD)) == _OPENSSH_HEAD
@@ -364,9 +347,8 @@ def _read_private(path: str | os.PathLike[str], shown: str) -> bytes:
             if not stat.S_ISREG(status.st_mode):
                 raise KeyRefused("FILE", f"{shown} is not a regular file")
             if os.name == "posix" and status.st_mode & 0o077:
-                raise KeyRefused(
-                    "MODE", f"{shown} has mode {stat.S_IMODE(status.st_mode):04o}, expected 0600; run chmod 600 on it"
-                )
+                sentence = f"{shown} has mode {stat.S_IMODE(status.st_mode):04o}, expected 0600; run chmod 600 on it"
+                raise KeyRefused("MODE", sentence)
             data = stream.read(_MAX_KEY_FILE + 1)
     except OSError as error:
         raise KeyRefused("FILE", f"cannot read the private key {shown}: {error.strerror or error}") from error
@@ -388,35 +370,27 @@ def _no_bcrypt(what: str) -> KeyRefused:
 
 
 def save_public_key(path: str | os.PathLike[str], raw: bytes, name: str) -> None:
-    """Write a public key as one line of text: `dptrain-key-v1 <name> <base64>`.
-
-    Raises:
-        KeyRefused: The key is unsound or the name is no identifier.
-    """
+    """Writes a public key as one line of text: `dptrain-key-v1 <name> <base64>`. Raises KeyRefused: the key is unsound or the
+    name is no identifier."""
     check_public_key(raw)
     check_id(name, "key name", error=KeyRefused)
     atomic_write(path, f"dptrain-key-v1 {name} {base64.b64encode(raw).decode('ascii')}\n".encode("ascii"))
 
 
 def load_public_key(path: str | os.PathLike[str]) -> bytes:
-    """Read and check the public key of a file written by `save_public_key`; returns 32 raw bytes."""
+    """Reads and checks the public key of a file written by `save_public_key`; returns 32 raw bytes."""
     return load_named_public_key(path)[1]
 
 
 def load_named_public_key(path: str | os.PathLike[str]) -> tuple[str, bytes]:
-    """Read a public key file; returns the name it states and the 32 raw bytes.
-
-    Raises:
-        FileRefused: The file cannot be read.
-        KeyRefused: Code FORMAT, or the key is unsound.
-    """
+    """Reads a public key file; returns the name it states and the 32 raw bytes. Raises FileRefused: the file cannot be read;
+    KeyRefused: code FORMAT, or the key is unsound."""
     line = read_limited(path, _MAX_KEY_FILE, "public key")
     match = _PUBLIC_LINE.fullmatch(line)
     shown = repr(os.fspath(path))
     if line.startswith(b"ssh-"):
-        raise KeyRefused(
-            "FORMAT", f"{shown} is a public key in OpenSSH's form; run dptrain attest keygen NAME --from {shown} first"
-        )
+        sentence = f"{shown} is a public key in OpenSSH's form; run dptrain attest keygen NAME --from {shown} first"
+        raise KeyRefused("FORMAT", sentence)
     if not match and _VERIFIER_LINE.search(line):
         raise KeyRefused("FORMAT", f"{shown} holds the key of a ledger or of an auditor; wanted is the public key of a person")
     if not match:
@@ -432,12 +406,8 @@ def load_named_public_key(path: str | os.PathLike[str]) -> tuple[str, bytes]:
 
 
 def load_openssh_public_key(path: str | os.PathLike[str]) -> bytes:
-    """Read and check the Ed25519 key of an OpenSSH `.pub` file; returns 32 raw bytes.
-
-    Raises:
-        FileRefused: The file cannot be read.
-        KeyRefused: Code FORMAT, or the key is unsound.
-    """
+    """Reads and checks the Ed25519 key of an OpenSSH `.pub` file; returns 32 raw bytes. Raises FileRefused: the file cannot be
+    read; KeyRefused: code FORMAT, or the key is unsound."""
     shown = repr(os.fspath(path))
     words = read_limited(path, _MAX_KEY_FILE, "public key").split(None, 2)
     try:

@@ -24,16 +24,16 @@ from attest.keys.ed25519 import check_public_key, public_bytes, verify_signature
 class Signer(Protocol):
     """Signs with one Ed25519 key (RFC 8032, the pure variant without context or prehash).
 
-    Nothing else is asked of it: whatever it returns is verified under `public_key` before it is used. A signer whose every
-    call takes long may also have `sign_many(messages)`, which takes an iterable and yields the signatures in its order.
+    Nothing else is asked of it: whatever it returns is verified under `public_key` before it is used. A signer whose every call
+    takes long may also have `sign_many(messages)`, which takes an iterable and yields the signatures in its order.
     """
 
     @property
     def public_key(self) -> bytes:
-        """The 32 raw bytes of the public half."""
+        """Returns the 32 raw bytes of the public half."""
 
     def sign(self, message: bytes) -> bytes:
-        """The 64-byte signature over the whole message."""
+        """Returns the 64-byte signature over the whole message."""
 
 
 class LocalSigner:
@@ -52,8 +52,8 @@ class LocalSigner:
 class CheckedSigner:
     """A signer outside this process, not trusted to sign well.
 
-    Guarantee: what `sign` returns and `sign_many` yields verifies under `public_key` over the message given. So a lying
-    or broken signer can refuse, and never brings a bad signature into a file.
+    Guarantee: what `sign` returns and `sign_many` yields verifies under `public_key` over the message given. So a lying or
+    broken signer can refuse, and never brings a bad signature into a file.
 
     Raises:
         KeyRefused: Code TYPE, RANGE or KEY_WEAK for an unsound public key; SIGNER for an answer that is no signature of it.
@@ -66,15 +66,15 @@ class CheckedSigner:
 
     @property
     def public_key(self) -> bytes:
-        """The 32 raw bytes of the public half, as they were when this object was made."""
+        """Returns the 32 raw bytes of the public half, as they were when this object was made."""
         return self._public_key
 
     def sign(self, message: bytes) -> bytes:
-        """Sign one message."""
+        """Signs one message."""
         return self._checked(self._signer.sign(message), message)
 
     def sign_many(self, messages: Iterable[bytes]) -> Iterator[bytes]:
-        """Sign message after message; how far it reads ahead is for the signer to say."""
+        """Signs message after message; how far it reads ahead is for the signer to say."""
         waiting: deque[bytes] = deque()
 
         def remembered() -> Iterator[bytes]:
@@ -104,24 +104,20 @@ class CheckedSigner:
 
 
 def as_signer(key: Signer | Ed25519PrivateKey) -> "LocalSigner | CheckedSigner":
-    """A private key as a signer; a foreign signer as one whose signatures are checked; ours as it is.
-
-    Raises:
-        KeyRefused: Code TYPE if it is neither, or as `CheckedSigner`.
-    """
+    """Returns a private key as a signer; a foreign signer as one whose signatures are checked; ours as it is. Raises
+    KeyRefused: code TYPE if it is neither, or as `CheckedSigner`."""
     if isinstance(key, LocalSigner | CheckedSigner):
         return key
     if isinstance(key, Ed25519PrivateKey):
         return LocalSigner(key)
     if not isinstance(key, Signer):
-        raise KeyRefused(
-            "TYPE", f"signer is {type(key).__name__}, expected an Ed25519 private key or an object with public_key and sign"
-        )
+        sentence = f"signer is {type(key).__name__}, expected an Ed25519 private key or an object with public_key and sign"
+        raise KeyRefused("TYPE", sentence)
     return CheckedSigner(key)
 
 
 def sign_all(key: Signer | Ed25519PrivateKey, messages: Iterable[bytes]) -> Iterator[bytes]:
-    """The signatures over messages, in order; messages are drawn as they are needed."""
+    """Returns the signatures over messages, in order; messages are drawn as they are needed."""
     return _each(as_signer(key), messages)
 
 
@@ -140,8 +136,8 @@ TIMEOUT = 60.0
 """Seconds that one answer may take; an agent may ask a person first."""
 
 CONNECTIONS = 4
-"""Connections on which many messages are signed: the agent signs one while the others' signatures are verified here.
-Several requests on one connection would do as well with OpenSSH, but not every agent reads on before it has answered."""
+"""Connections on which many messages are signed: the agent signs one while the others' signatures are verified here. Several
+requests on one connection would do as well with OpenSSH, but not every agent reads on before it has answered."""
 
 _FAILURE = 5
 _REQUEST_IDENTITIES, _IDENTITIES_ANSWER = 11, 12
@@ -151,19 +147,17 @@ _UINT32 = struct.Struct(">I")
 
 
 class AgentSigner(CheckedSigner):
-    """A key that an SSH agent holds.
+    """Signs with a key that an SSH agent holds.
 
     Guarantee: as `CheckedSigner`; an agent that lies, hangs up or talks nonsense costs a typed error and never yields a
     signature that does not verify.
 
     Args:
-        public_key: 32 raw bytes.
-        path: The agent's socket; default: the environment variable SSH_AUTH_SOCK.
-        timeout: Seconds that one answer may take.
+        path: the agent's socket; default: the environment variable SSH_AUTH_SOCK.
 
     Raises:
-        KeyRefused: Code AGENT (no agent, or one that cannot be understood), AGENT_KEY (it does not hold the key),
-            AGENT_REFUSED (it will not sign), SIGNER (its signature is not one of the key), or the key is unsound.
+        KeyRefused: Code AGENT (no agent, or one that cannot be understood), AGENT_KEY (it does not hold the key), AGENT_REFUSED
+            (it will not sign), SIGNER (its signature is not one of the key), or the key is unsound.
     """
 
     def __init__(self, public_key: bytes, path: str | None = None, timeout: float = TIMEOUT) -> None:
@@ -180,29 +174,17 @@ class AgentSigner(CheckedSigner):
 
 
 def agent_path() -> str:
-    """The socket of the running agent.
-
-    Raises:
-        KeyRefused: Code AGENT if the environment names none.
-    """
+    """Returns the socket of the running agent. Raises KeyRefused: code AGENT if the environment names none."""
     path = os.environ.get("SSH_AUTH_SOCK")
     if not path:
-        raise KeyRefused(
-            "AGENT", "no SSH agent: SSH_AUTH_SOCK is not set; run eval $(ssh-agent) and ssh-add, or give the private key file"
-        )
+        sentence = "no SSH agent: SSH_AUTH_SOCK is not set; run eval $(ssh-agent) and ssh-add, or give the private key file"
+        raise KeyRefused("AGENT", sentence)
     return path
 
 
 def identities(path: str | None = None, timeout: float = TIMEOUT) -> list[bytes]:
-    """The raw Ed25519 public keys that an agent holds, in its order; keys of other kinds are left out.
-
-    Args:
-        path: The agent's socket; default: the environment variable SSH_AUTH_SOCK.
-        timeout: Seconds that the answer may take.
-
-    Raises:
-        KeyRefused: Code AGENT or AGENT_REFUSED.
-    """
+    """Returns the raw Ed25519 public keys that an agent holds, in its order; keys of other kinds are left out. `path`: the
+    agent's socket; default: the environment variable SSH_AUTH_SOCK. Raises KeyRefused: code AGENT or AGENT_REFUSED."""
     with _Connection(agent_path() if path is None else path, timeout) as connection:
         connection.send(bytes([_REQUEST_IDENTITIES]))
         return parse_identities(connection.receive(_IDENTITIES_ANSWER, "to list its keys"))
@@ -215,13 +197,13 @@ class _AgentKey:
         self.public_key, self.path, self.timeout = public_key, path, timeout
 
     def sign(self, message: bytes) -> bytes:
-        """The signature that the agent returns, on a connection of its own."""
+        """Returns the signature that the agent returns, on a connection of its own."""
         with _Connection(self.path, self.timeout) as connection:
             self._ask(connection, message)
             return _signature(connection)
 
     def sign_many(self, messages: Iterable[bytes]) -> Iterator[bytes]:
-        """Sign on several connections in turn; at most `CONNECTIONS` messages are in work at once."""
+        """Signs on several connections in turn; at most `CONNECTIONS` messages are in work at once."""
         with contextlib.ExitStack() as opened:
             waiting: deque[_Connection] = deque()
             for message in messages:
@@ -253,9 +235,8 @@ class _Connection:
             self._socket.connect(path)
         except OSError as error:
             self._socket.close()
-            raise KeyRefused(
-                "AGENT", f"no SSH agent answers at {path!r}: {error.strerror or error}; is it running? see SSH_AUTH_SOCK"
-            ) from error
+            sentence = f"no SSH agent answers at {path!r}: {error.strerror or error}; is it running? see SSH_AUTH_SOCK"
+            raise KeyRefused("AGENT", sentence) from error
 
     def __enter__(self) -> "_Connection":
         return self
@@ -264,7 +245,7 @@ class _Connection:
         self._socket.close()
 
     def send(self, request: bytes) -> None:
-        """Send one request; the answer to the one before has been received."""
+        """Sends one request; the answer to the one before has been received."""
         if len(request) > MAX_MESSAGE:
             raise KeyRefused(
                 "AGENT",
@@ -278,7 +259,7 @@ class _Connection:
             raise _broken(error) from error
 
     def receive(self, kind: int, what: str) -> bytes:
-        """The fields of an answer of one kind; `what` was asked, for the message."""
+        """Returns the fields of an answer of one kind; `what` was asked, for the message."""
         deadline = time.monotonic() + self._timeout
         (length,) = _UINT32.unpack(self._exactly(4, deadline))
         if not 1 <= length <= MAX_MESSAGE:
@@ -331,10 +312,7 @@ class _Fields:
 
 
 def parse_identities(data: bytes) -> list[bytes]:
-    """The Ed25519 keys of an SSH_AGENT_IDENTITIES_ANSWER, given without its type byte.
-
-    Raises:
-        KeyRefused: Code AGENT.
+    """Returns the Ed25519 keys of an SSH_AGENT_IDENTITIES_ANSWER, given without its type byte. Raises KeyRefused: code AGENT.
     """
     answer = _Fields(data)
     count = answer.uint32()

@@ -1,8 +1,8 @@
-"""Verifier keys as text, `<name>+<key id>+<base64 of type and key>`: how notes, policies and people name who signs notes.
+"""Reads and writes verifier keys as text, `<name>+<key id>+<base64 of type and key>`, by which people name who signs notes.
 
-Format: C2SP signed-note, "Verifier keys". Ed25519 only: type 0x01 signs as a log, type 0x04 cosigns with a time
-(C2SP tlog-cosignature). Of the numbers left to others (0xff and a name of one's own) one is ours: by it an auditor vouches for
-the summaries under a checkpoint (docs/formats.md, "Retention").
+Format: C2SP signed-note, "Verifier keys". Ed25519 only: type 0x01 signs as a log, type 0x04 cosigns with a time (C2SP
+tlog-cosignature). Of the numbers left to others (0xff and a name of one's own) one is ours: by it an auditor vouches for the
+summaries under a checkpoint (docs/formats.md, "Retention").
 """
 
 import base64
@@ -77,11 +77,7 @@ def parse_verifier_key(vkey: str) -> VerifierKey:
 
 
 def check_key_name(name: str) -> None:
-    """Refuses what no signature line can name.
-
-    Raises:
-        KeyRefused: Code NAME.
-    """
+    """Refuses what no signature line can name. Raises KeyRefused: code NAME."""
     if type(name) is not str or not name or "+" in name or any(c.isspace() or c < "!" for c in name) or not _is_utf8(name):
         raise KeyRefused("NAME", f"a key name is not empty, UTF-8, without spaces, control characters and '+', got {name!r}")
 

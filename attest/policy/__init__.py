@@ -12,14 +12,6 @@ from attest.policy.sampling import SamplingRule
 from attest.policy.signed import SignedPolicy, open_policy, sign_policy, verify_policy
 
 __all__ = [
-    "ClassRule",
-    "DepthRule",
-    "MechanismRule",
-    "NoisePhase",
-    "Policy",
-    "SamplingRule",
-    "SignedPolicy",
-    "open_policy",
-    "sign_policy",
-    "verify_policy",
-]
+    "ClassRule", "DepthRule", "MechanismRule", "NoisePhase", "Policy", "SamplingRule", "SignedPolicy", "open_policy",
+    "sign_policy", "verify_policy",
+]  # fmt: skip

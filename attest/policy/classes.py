@@ -96,9 +96,8 @@ class DepthRule:
             raise PolicyRefused("RANGE", f"depth sets {found}, expected one of from/to, layers, set, adapter")
         for name in ("heads", "experts"):
             if getattr(self, name) is not None and name not in self.FORMS[chosen[0]]:
-                raise PolicyRefused(
-                    "RANGE", f"depth.{name} goes with from/to or layers, whose attention or experts it narrows; leave it out"
-                )
+                sentence = f"depth.{name} goes with from/to or layers, whose attention or experts it narrows; leave it out"
+                raise PolicyRefused("RANGE", sentence)
         check_fields(self, PolicyRefused)
 
     @property
@@ -179,10 +178,7 @@ def check_uses(
     adapter: str | None,
 ) -> None:  # fmt: skip
     """Refuses a rule of decoding without its purpose, a purpose without its rule, and a class that moves what it does not read.
-
-    Raises:
-        PolicyRefused: Code RANGE.
-    """
+    Raises PolicyRefused: code RANGE."""
     for word, rule, key in ((GENERATE, generation, "generation"), (QUERY, query, "query")):
         if (word in purposes) != (rule is not None):
             raise PolicyRefused("RANGE", f"purpose {word!r} and the table {key} go together; give both, or neither")
@@ -307,9 +303,8 @@ class ClassRule:
         check_fields(self, PolicyRefused)
         says_public = (self.clip_norm_micro, self.noise_multiplier_micro) == (PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO)
         if says_public and not self.public:
-            raise PolicyRefused(
-                "RANGE", f"class {self.name} has the bounds by which contributors sign that data is public; set public = true"
-            )
+            sentence = f"class {self.name} has the bounds by which contributors sign that data is public; set public = true"
+            raise PolicyRefused("RANGE", sentence)
         if self.public and not says_public:
             raise PolicyRefused(
                 "RANGE",
@@ -317,18 +312,13 @@ class ClassRule:
                 " noised: leave both out, or leave out public",
             )
         if self.public and self.max_epsilon_total_micro is not None:
-            raise PolicyRefused(
-                "RANGE", f"class {self.name} is public, with no claim of an epsilon; leave out max_epsilon_total, or public"
-            )
+            sentence = f"class {self.name} is public, with no claim of an epsilon; leave out max_epsilon_total, or public"
+            raise PolicyRefused("RANGE", sentence)
         check_uses(self.purposes, self.generation, self.query, self.reads, self.depth.adapter)
 
     @classmethod
     def implied(cls, table: Any, reading: Reading) -> dict[str, Any]:
-        """Returns the bounds of a public class, which nobody writes.
-
-        Raises:
-            PolicyRefused: Code KEY, somebody did.
-        """
+        """Returns the bounds of a public class, which nobody writes. Raises PolicyRefused: code KEY, somebody did."""
         if table.get("public", False) is not True:
             return {}
         given = [name for name in ("clip_norm", "noise_multiplier") if name in table]
@@ -359,10 +349,10 @@ class ClassRule:
 
     @property
     def clip_norm(self) -> float:
-        """Preset clip norm as a double; says nothing in a public class."""
+        """Returns the preset clip norm as a double; says nothing in a public class."""
         return from_micro(self.clip_norm_micro)
 
     @property
     def noise_multiplier(self) -> float:
-        """Preset noise multiplier as a double."""
+        """Returns the preset noise multiplier as a double."""
         return from_micro(self.noise_multiplier_micro)

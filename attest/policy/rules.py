@@ -45,7 +45,6 @@ def check_retention(bodies: int, hashes: int, auditors: tuple[str, ...]) -> None
     Args:
         bodies: Epochs after which bodies may go, 0 for never.
         hashes: Epochs after which the hashes of what is gone may go, 0 for never.
-        auditors: Verifier keys of the auditors.
 
     Raises:
         PolicyRefused: Code RANGE.
@@ -59,9 +58,8 @@ def check_retention(bodies: int, hashes: int, auditors: tuple[str, ...]) -> None
             " retention_epochs above 0 and at least as many epochs as that; or 0, to keep hashes for ever",
         )
     if not auditors:
-        raise PolicyRefused(
-            "RANGE", "retention_hash_epochs goes with ledger.auditors: nothing is pruned that nobody vouches for"
-        )
+        sentence = "retention_hash_epochs goes with ledger.auditors: nothing is pruned that nobody vouches for"
+        raise PolicyRefused("RANGE", sentence)
 
 
 _NAME = re.compile("[A-Za-z0-9._/:~-]{1,128}")
@@ -127,13 +125,11 @@ def _key(kind: str, vkey: Any) -> VerifierKey:
     except KeyRefused as error:
         raise PolicyRefused(error.code, f"ledger.{_FIELDS[kind]}: {error.sentence}") from error
     if key.kind != SIGNATURE_COSIGNATURE_V1:
-        raise PolicyRefused(
-            "RANGE", f"the key of the {kind} {key.name} signs as a log; 'dptrain ledger auditor-key' prints the one to name"
-        )
+        sentence = f"the key of the {kind} {key.name} signs as a log; 'dptrain ledger auditor-key' prints the one to name"
+        raise PolicyRefused("RANGE", sentence)
     if not _NAME.fullmatch(key.name):
-        raise PolicyRefused(
-            "RANGE", f"the {kind} is named {ascii(key.name)[:80]}, expected 1 to 128 of A-Z a-z 0-9 . _ / : ~ and -"
-        )
+        sentence = f"the {kind} is named {ascii(key.name)[:80]}, expected 1 to 128 of A-Z a-z 0-9 . _ / : ~ and -"
+        raise PolicyRefused("RANGE", sentence)
     return key
 
 
@@ -479,11 +475,7 @@ class Policy(Payload):
         refuse_unbuilt(self._asked())
 
     def class_rule(self, name: str) -> ClassRule:
-        """Returns the rule of a class.
-
-        Raises:
-            PolicyRefused: Code CLASS_UNKNOWN.
-        """
+        """Returns the rule of a class. Raises PolicyRefused: code CLASS_UNKNOWN."""
         rule = self.find_class(name)
         if rule is None:
             known = ", ".join(rule.name for rule in self.classes)
@@ -542,6 +534,5 @@ class Policy(Payload):
                         " lower the floor or raise the preset",
                     )
         if all(rule.public for rule in self.classes):
-            raise PolicyRefused(
-                "RANGE", "every class of the policy is public, so that it protects nobody; add a class that is not"
-            )
+            sentence = "every class of the policy is public, so that it protects nobody; add a class that is not"
+            raise PolicyRefused("RANGE", sentence)

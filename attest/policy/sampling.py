@@ -150,15 +150,8 @@ class SamplingRule:
         return self.name in self.TURNS
 
     def check_beside(self, disclosure: str, rates: Iterable[tuple[str, Fraction]]) -> None:
-        """Refuses a scheme that does not go with what else a policy says.
-
-        Args:
-            disclosure: Whether participations stay secret.
-            rates: Of the classes: name and sampling rate.
-
-        Raises:
-            PolicyRefused: Code RANGE; says what would do, and of a rate the nearest that have a period.
-        """
+        """Refuses a scheme that does not go with what else a policy says. Raises PolicyRefused: code RANGE; says what would do,
+        and of a rate the nearest that have a period."""
         rates = tuple(rates)
         if self.turns and disclosure != OCCURRENCES_PUBLIC:
             raise PolicyRefused(
@@ -175,9 +168,8 @@ class SamplingRule:
             )
         if type(self.parameters) is Sizes and len(self.parameters.sizes) != len(rates):
             found = len(self.parameters.sizes)
-            raise PolicyRefused(
-                "RANGE", f"sampling.parameters.sizes are {found}, expected one for each of {len(rates)} classes"
-            )
+            sentence = f"sampling.parameters.sizes are {found}, expected one for each of {len(rates)} classes"
+            raise PolicyRefused("RANGE", sentence)
         if self.name not in (CYCLIC, SHUFFLED):
             return
         for name, rate in rates:
@@ -190,11 +182,8 @@ class SamplingRule:
 
 
 def period(rate: Fraction) -> int:
-    """Returns the steps P in which a contribution of this rate takes part once under an order.
-
-    Raises:
-        PolicyRefused: Code RANGE, the rate is not 1/P.
-    """
+    """Returns the steps P in which a contribution of this rate takes part once under an order. Raises PolicyRefused: code
+    RANGE, the rate is not 1/P."""
     if rate.numerator != 1:
         raise PolicyRefused("RANGE", f"a rate of {rate} has no period; {_nearest(rate)}")
     return rate.denominator

@@ -1,4 +1,4 @@
-"""Signing a policy and opening a signed one."""
+"""Signs a policy and opens a signed one."""
 
 import hashlib
 import os
@@ -15,15 +15,7 @@ from attest.schema.plain import check_bytes
 
 @dataclass(frozen=True, slots=True)
 class SignedPolicy:
-    """A policy whose signature was checked.
-
-    Args:
-        policy: The rules.
-        payload: The signed bytes, `policy.to_cbor()`.
-        sign1: The COSE_Sign1 message.
-        owner: Identifier of the corpus owner who signed.
-        digest: SHA-256 of the payload.
-    """
+    """Holds a policy whose signature was checked, its signed bytes, `policy.to_cbor()`, and their SHA-256."""
 
     policy: Policy
     payload: bytes
@@ -35,24 +27,15 @@ class SignedPolicy:
 def sign_policy(
     policy: Policy, owner_key: Signer | Ed25519PrivateKey, *, owner: str, registry_root: bytes
 ) -> tuple[bytes, bytes]:
-    """Bind a policy to a contributor registry and sign it.
-
-    Args:
-        policy: The rules; a root that they already carry is replaced.
-        owner_key: Key of the corpus owner, or what signs with it.
-        owner: Identifier of the corpus owner.
-        registry_root: `Registry.root()` of the registry whose contributors may be admitted.
-
-    Returns:
-        Payload and COSE_Sign1 message; `attest.signed_file.write` puts them into one `.cose` file.
-    """
+    """Binds a policy to the contributor registry with this root, in place of another, and signs it. Returns payload and message
+    for `attest.signed_file.write`."""
     check_bytes(registry_root, "registry_root", 32, error=PolicyRefused)
     payload = replace(policy, registry_root=registry_root).to_cbor()
     return payload, sign1.sign(payload, owner_key, contributor=owner, typ=sign1.TYP_POLICY)
 
 
 def verify_policy(payload: bytes, message: bytes, owner_public_key: bytes) -> SignedPolicy:
-    """Check a policy's signature, then read it.
+    """Checks a policy's signature, then read it.
 
     Guarantee: every rule returned was signed, as a policy, by the holder of `owner_public_key`.
 
@@ -62,9 +45,8 @@ def verify_policy(payload: bytes, message: bytes, owner_public_key: bytes) -> Si
     try:
         headers = sign1.verify(message, payload, owner_public_key, typ=sign1.TYP_POLICY)
     except AttestError as error:
-        raise PolicyRefused(
-            error.code, f"policy is not signed by the owner's key given: {error.sentence}; check key and file"
-        ) from error
+        sentence = f"policy is not signed by the owner's key given: {error.sentence}; check key and file"
+        raise PolicyRefused(error.code, sentence) from error
     policy = Policy.from_cbor(payload)
     if policy.registry_root is None:
         raise PolicyRefused("SCHEMA", "policy names no contributor registry; sign it again with the registry's root")
@@ -72,15 +54,8 @@ def verify_policy(payload: bytes, message: bytes, owner_public_key: bytes) -> Si
 
 
 def open_policy(path: str | os.PathLike[str], owner_public_key: bytes) -> SignedPolicy:
-    """Open a `.cose` policy file.
-
-    Args:
-        path: The signed file.
-        owner_public_key: 32 raw bytes, obtained from the owner by a trusted way.
-
-    Raises:
-        PolicyRefused: Unreadable, unsigned, signed by another key, or malformed.
-    """
+    """Opens a `.cose` policy file. `owner_public_key`: obtained from the owner by a trusted way. Raises PolicyRefused:
+    unreadable, unsigned, signed by another key, or malformed."""
     try:
         payload, message = signed_file.read(path, what="signed policy")
     except FileRefused as error:

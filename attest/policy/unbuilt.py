@@ -45,12 +45,9 @@ UNBUILT: Final[Mapping[str, Mapping[str, str]]] = {
 
 
 def refuse_unbuilt(asked: Iterable[tuple[str, str]]) -> None:
-    """Refuses what is specified and not built.
+    """Refuses what is specified and not built, of keys of a policy that are stated, each with its word.
 
     Guarantee: on return no word was asked for that this version would ignore.
-
-    Args:
-        asked: Keys of a policy that are stated, each with its word; keys and words that are built may be among them.
 
     Raises:
         PolicyRefused: Code `NOT_BUILT`, with the key and the word.

@@ -41,14 +41,8 @@ _MAX_TERMS: Final = 1 << 15
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Contributors with one key each, enrolled one after the other for one time and the same classes.
-
-    Args:
-        names: Commitments to the contributors, 32 bytes each.
-        keys: Keys, 32 bytes each.
-        principals: Commitments to principals, 32 bytes each; None if none is stated.
-        first: The first of them.
-    """
+    """Holds contributors with one key each, enrolled one after the other for one time and the same classes. `principals`:
+    commitments, 32 bytes each, as of names and keys; None if none is stated."""
 
     names: bytes
     keys: bytes
@@ -80,12 +74,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Enrolments:
-    """An entry that does nothing but enrol contributors in runs.
-
-    Args:
-        head: The entry, with the first of its actions alone.
-        runs: What it enrols, in order.
-    """
+    """Holds an entry that does nothing but enrol contributors in runs, by its first action alone and the runs in order."""
 
     head: Entry
     runs: tuple[Run, ...]
@@ -125,11 +114,8 @@ def read_enrolments(payload: bytes) -> Enrolments | None:
 
 
 def _head(payload: bytes) -> tuple[dict[int, Any], int, int]:
-    """The fields of an entry before its actions, the number of these, and where they begin.
-
-    Raises:
-        ValueError, IndexError, CborError: They are not the ones of an entry in their only encoding.
-    """
+    """Returns the fields of an entry before its actions, the number of these, and where they begin. Raises ValueError,
+    IndexError, CborError: they are not the ones of an entry in their only encoding."""
     values: dict[int, Any] = {}
     at = 1
     for key in range(1, 5):
@@ -147,11 +133,8 @@ def _head(payload: bytes) -> tuple[dict[int, Any], int, int]:
 
 
 def _first(payload: bytes, at: int) -> tuple[int, Enrol]:
-    """Returns where the enrolment that begins at a byte ends, and what it says.
-
-    Raises:
-        ValueError, AttestError: It is no enrolment.
-    """
+    """Returns where the enrolment that begins at a byte ends, and what it says. Raises ValueError, AttestError: it is no
+    enrolment."""
     value, end = cbor.decode_prefix(payload, at, max_size=_MAX_TERMS)
     action = ACTION.decode(value, Told("actions"), RegistryRefused)
     if type(action) is not Enrol:
@@ -161,7 +144,8 @@ def _first(payload: bytes, at: int) -> tuple[int, Enrol]:
 
 
 def _run(payload: bytes, at: int, stride: int, left: int, first: Enrol) -> Run | None:
-    """The longest run that begins with an enrolment of `stride` bytes at a byte; None if it is short, or nothing for a run."""
+    """Returns the longest run that begins with an enrolment of `stride` bytes at a byte; None if it is short, or nothing for a
+    run."""
     if payload[at : at + _NAME_AT] != _HEAD or payload[at + _KEY_AT - 2 : at + _KEY_AT] != _BETWEEN:
         return None
     count = min(left, (len(payload) - at) // stride)
@@ -287,7 +271,7 @@ class Enrolled(Mapping[str, Contributor]):
         return True
 
     def _row(self, name: str) -> int | None:
-        """The row of a contributor who was enrolled in a run."""
+        """Returns the row of a contributor who was enrolled in a run."""
         if not self._runs:
             return None
         try:

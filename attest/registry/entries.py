@@ -51,14 +51,11 @@ _Y_MASK = 2**255 - 1
 
 @dataclass(frozen=True, slots=True)
 class KeyRecord:
-    """One enrolled key.
+    """Describes one enrolled key.
 
     Args:
-        raw: 32 raw bytes of the public key. Small-order keys and keys with y >= p, under which OpenSSL accepts
-            forgeries, are refused here at once; whoever enrols a key, and whoever checks a signature, runs the whole
-            of `check_public_key`.
-        not_before: First second of validity.
-        not_after: First second after validity.
+        raw: 32 raw bytes of the public key. Small-order keys and keys with y >= p, under which OpenSSL accepts forgeries, are
+            refused here at once; whoever enrols a key, and whoever checks a signature, runs the whole of `check_public_key`.
         revoked_at: From this second on the key is revoked; None while it is not.
         proved: Whether a statement in the registry is signed by this key: its holder wants it in this registry. Without one,
             that anybody holds it is the word of the owner who enrolled it. Under which name it stands is the owner's word.
@@ -78,33 +75,29 @@ class KeyRecord:
         check_time(self.not_before, "not_before", error=RegistryRefused)
         check_time(self.not_after, "not_after", error=RegistryRefused)
         if self.not_after <= self.not_before:
-            raise RegistryRefused(
-                "RANGE", f"key is valid until {self.not_after}, not after its start {self.not_before}"
-            )
+            raise RegistryRefused("RANGE", f"key is valid until {self.not_after}, not after its start {self.not_before}")
         if self.revoked_at is not None:
             check_time(self.revoked_at, "revoked_at", error=RegistryRefused)
 
     @property
     def key_id(self) -> bytes:
-        """Short name of the key."""
+        """Returns the short name of the key."""
         return key_id(self.raw)
 
     def revoked(self, now: int) -> bool:
-        """Whether the key is revoked at `now`."""
+        """Tells whether the key is revoked at `now`."""
         return self.revoked_at is not None and now >= self.revoked_at
 
     def valid(self, now: int) -> bool:
-        """Whether the key may be used at `now`: inside its half-open validity and not revoked."""
+        """Tells whether the key may be used at `now`: inside its half-open validity and not revoked."""
         return self.not_before <= now < self.not_after and not self.revoked(now)
 
 
 @dataclass(frozen=True, slots=True)
 class Contributor:
-    """One contributor.
+    """Describes one contributor.
 
     Args:
-        name: Identifier.
-        keys: Enrolled keys in the order of enrolment.
         classes: Admissibility classes that the contributor may attest, sorted.
         cap: Contributions admitted from this contributor, None for the policy's cap.
         principal: Person or group behind this and perhaps other contributors; None if it stands for itself.
@@ -125,9 +118,7 @@ class Contributor:
         for name in self.classes:
             check_id(name, "class name", error=RegistryRefused)
         if list(self.classes) != sorted(set(self.classes)) or len(self.classes) > MAX_CLASSES:
-            raise RegistryRefused(
-                "RANGE", f"classes of {self.name} are not sorted, distinct and at most {MAX_CLASSES}"
-            )
+            raise RegistryRefused("RANGE", f"classes of {self.name} are not sorted, distinct and at most {MAX_CLASSES}")
         if self.cap is not None:
             check_int(self.cap, f"cap of {self.name}", 0, MAX_COUNT, error=RegistryRefused)
         if self.principal is not None:
@@ -141,9 +132,7 @@ _CAP: Final = Whole(0, MAX_COUNT, "cap")
 _STATEMENT: Final = Blob("statement-bytes")
 _MESSAGE: Final = Blob("message")
 _REASON: Final = Spelled(
-    f"[ -~]{{1,{MAX_REASON}}}",
-    f"1 to {MAX_REASON} printable ASCII characters",
-    f'tstr .regexp "[ -~]{{1,{MAX_REASON}}}"',
+    f"[ -~]{{1,{MAX_REASON}}}", f"1 to {MAX_REASON} printable ASCII characters", f'tstr .regexp "[ -~]{{1,{MAX_REASON}}}"'
 )
 
 
@@ -284,7 +273,7 @@ def to_array(action: Action) -> list[Any]:
 
 SCHEMA: Final = "dptrain.registry-entry/2"
 NO_ROOT: Final = bytes(32)
-"""What the first entry names as the root before it."""
+"""Root that the first entry names as the one before it."""
 
 MAX_ENTRY: Final = 1 << 20
 """Bytes of an entry's payload; about ten thousand enrolments."""
@@ -297,11 +286,7 @@ _ROOT_PREFIX = b"dptrain.registry.root/1\x00"
 
 @dataclass(frozen=True, slots=True)
 class Entry(Payload):
-    """One signed step of the log.
-
-    Raises:
-        RegistryRefused: Code SCHEMA, TYPE or RANGE.
-    """
+    """One signed step of the log. Raises RegistryRefused: code SCHEMA, TYPE or RANGE."""
 
     SCHEMA: ClassVar = SCHEMA
     CDDL: ClassVar = "registry-entry"
@@ -318,11 +303,7 @@ class Entry(Payload):
     )
 
     def to_cbor(self) -> bytes:
-        """Returns the bytes that are signed.
-
-        Raises:
-            RegistryRefused: Code SIZE.
-        """
+        """Returns the bytes that are signed. Raises RegistryRefused: code SIZE."""
         data = Payload.to_cbor(self)
         if len(data) > MAX_ENTRY:
             raise RegistryRefused("SIZE", f"entry has {len(data)} bytes, expected at most {MAX_ENTRY}; split it")
@@ -330,25 +311,18 @@ class Entry(Payload):
 
 
 def root_of(payload: bytes) -> bytes:
-    """The root after an entry. The payload holds the root before it, so this names the whole log up to here."""
+    """Returns the root after an entry. The payload holds the root before it, so this names the whole log up to here."""
     return hashlib.sha256(_ROOT_PREFIX + payload).digest()
 
 
 def join(items: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """The bytes of a file, or of its continuation, from payloads and messages."""
+    """Returns the bytes of a file, or of its continuation, from payloads and messages."""
     return b"".join(cbor.encode([payload, message]) for payload, message in items)
 
 
 def split(data: bytes, start: int = 0) -> Iterator[tuple[bytes, bytes]]:
-    """Payloads and messages of a file, none of them verified.
-
-    Args:
-        data: The file.
-        start: Where an entry begins.
-
-    Raises:
-        CborError: Something else than `[payload, message]`, or an end inside an item.
-    """
+    """Yields payloads and messages of a file, none of them verified. Raises CborError: something else than `[payload,
+    message]`, or an end inside an item."""
     at = start
     while at < len(data):
         head, body = _byte_string(data, at + 1, MAX_ENTRY)
@@ -360,7 +334,7 @@ def split(data: bytes, start: int = 0) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _byte_string(data: bytes, at: int, limit: int) -> tuple[int, bytes]:
-    """End and content of the byte string at `at`.
+    """Ends and content of the byte string at `at`.
 
     Only its head goes through the strict decoder: to hand it a window per entry would copy a megabyte for each.
     """
@@ -388,11 +362,7 @@ MAX_AGE: Final = 30 * 86400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyStatement(Payload):
-    """One statement; good for one registry, for 30 days, and once.
-
-    Raises:
-        RegistryRefused: Code SCHEMA, TYPE or RANGE.
-    """
+    """One statement; good for one registry, for 30 days, and once. Raises RegistryRefused: code SCHEMA, TYPE or RANGE."""
 
     SCHEMA: ClassVar = "dptrain.key-statement/2"
     CDDL: ClassVar = "key-statement"
@@ -426,17 +396,14 @@ class KeyStatement(Payload):
         check_by_word(self, RegistryRefused)
 
     def sign(self, key: Signer | Ed25519PrivateKey) -> bytes:
-        """The COSE_Sign1 message of one key of the contributor; a rotation takes one by each of the two keys."""
+        """Returns the COSE_Sign1 message of one key of the contributor; a rotation takes one by each of the two keys."""
         signer = as_signer(key)
         return sign1.sign(self.to_cbor(), signer, contributor=signer.public_key.hex(), typ=sign1.TYP_KEY)
 
 
 def signing_key(message: Any) -> bytes:
-    """Returns the key that a statement's message says it is signed by, not verified.
-
-    Raises:
-        AttestError: The message is malformed, or its issuer is no key in hex.
-    """
+    """Returns the key that a statement's message says it is signed by, not verified. Raises AttestError: the message is
+    malformed, or its issuer is no key in hex."""
     issuer = sign1.peek_issuer(message)
     if not re.fullmatch("[0-9a-f]{64}", issuer):
         raise SignatureRefused("HEADER", f"the statement is issued by {issuer}, not by the signing key in hex")
@@ -444,23 +411,18 @@ def signing_key(message: Any) -> bytes:
 
 
 def write_statement(path: str | os.PathLike[str], statement: KeyStatement, *messages: bytes) -> None:
-    """Write a statement and its signatures as one file, the CBOR array of the payload and the messages."""
+    """Writes a statement and its signatures as one file, the CBOR array of the payload and the messages."""
     atomic_write(path, cbor.encode([statement.to_cbor(), *messages]))
 
 
 def read_statement(path: str | os.PathLike[str]) -> tuple[KeyStatement, tuple[bytes, ...]]:
-    """Read a statement and its signatures; none of them is verified.
-
-    Raises:
-        FileRefused: Code FILE, SIZE or FORMAT.
-        CborError, RegistryRefused: The statement itself is malformed.
-    """
+    """Reads a statement and its signatures; none of them is verified. Raises FileRefused: code FILE, SIZE or FORMAT; CborError,
+    RegistryRefused: the statement itself is malformed."""
     try:
         value = cbor.decode(read_limited(path, cbor.MAX_SIZE, "key statement"))
     except CborError as error:
         raise FileRefused("FORMAT", f"{os.fspath(path)!r} is no key statement: {error}") from error
     if type(value) is not list or not 2 <= len(value) <= 3 or any(type(part) is not bytes for part in value):
-        raise FileRefused(
-            "FORMAT", f"{os.fspath(path)!r} is no key statement: expected [payload, signature] or a signature more"
-        )
+        sentence = f"{os.fspath(path)!r} is no key statement: expected [payload, signature] or a signature more"
+        raise FileRefused("FORMAT", sentence)
     return KeyStatement.from_cbor(value[0]), tuple(value[1:])

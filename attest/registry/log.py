@@ -1,4 +1,4 @@
-"""Reading a registry file, verified, and appending to one."""
+"""Reads a registry file, verified, and appends to one."""
 
 import fcntl
 import hashlib
@@ -46,20 +46,18 @@ _ROOM = 192 << 10
 
 
 def open_registry(path: str | os.PathLike[str], owner_public_key: bytes, *, at: bytes | None = None) -> Registry:
-    """Read a registry file and verify all of it.
+    """Reads a registry file and verifies all of it.
 
-    Guarantee: see `Registry`. A file that was cut off at the end of an entry is a registry too, an older one: whoever
-    knows a later root asks `extends`. The gate asks for the root that the signed policy names, a run for the one that it
-    began with.
+    Guarantee: see `Registry`. A file that was cut off at the end of an entry is a registry too, an older one: whoever knows a
+    later root asks `extends`. The gate asks for the root that the signed policy names, a run for the one that it began with.
 
     Args:
-        path: `registry.cbor`.
-        owner_public_key: 32 raw bytes, obtained from the owner by a trusted way.
+        owner_public_key: obtained from the owner by a trusted way.
         at: Root of the state wanted; None for the last one. The whole file is verified either way.
 
     Raises:
-        RegistryRefused: Code FILE or SIZE; the code of what is wrong with an entry, which the sentence names; or
-            REGISTRY_ROOT if the log has no state `at`.
+        RegistryRefused: Code FILE or SIZE; the code of what is wrong with an entry, which the sentence names; or REGISTRY_ROOT
+            if the log has no state `at`.
     """
     data = _read(Path(path))
     latest = _replay(State(), data, 0, owner_public_key)
@@ -78,17 +76,12 @@ def open_registry(path: str | os.PathLike[str], owner_public_key: bytes, *, at: 
 def read_states(
     data: bytes, owner_public_key: bytes, root: bytes, *, names: Names | None = None, place: str = "registry.names"
 ) -> tuple[Registry | None, Registry]:
-    """Reads a registry from its bytes, and verifies all of it as `open_registry` does.
+    """Reads a registry from its bytes, and verifies all of it as `open_registry` does; returns the state with a root, None if
+    the log never had it, and the last state.
 
     Args:
-        data: The file.
-        owner_public_key: 32 raw bytes, obtained from the owner by a trusted way.
-        root: Root of an earlier state that is wanted too.
+        root: of an earlier state that is wanted too.
         names: What opens the commitments; None where only these are known, as in an export.
-        place: Where names were looked for, for the error that says that some are missing.
-
-    Returns:
-        The state with that root, None if the log never had it; and the last state.
 
     Raises:
         RegistryRefused: The code of what is wrong with an entry, which the sentence names.
@@ -105,14 +98,7 @@ def read_states(
 
 
 class RegistryWalk:
-    """Goes through the states of a registry, from one to a later one; every entry is verified once.
-
-    Args:
-        data: The file.
-        owner_public_key: 32 raw bytes of the owner's key.
-        names: What opens the commitments; None where only these are known, as in an export.
-        place: Where names were looked for, for the error that says that some are missing.
-    """
+    """Goes through the states of a registry, from one to a later one; every entry is verified once."""
 
     def __init__(
         self, data: bytes, owner_public_key: bytes, *, names: Names | None = None, place: str = "registry.names"
@@ -121,14 +107,8 @@ class RegistryWalk:
         self._state = State()
 
     def to(self, root: bytes) -> Registry | None:
-        """Goes on to the state with a root.
-
-        Returns:
-            The state; None if no state from here on has that root, and then the walk is at its end.
-
-        Raises:
-            RegistryRefused: As `open_registry`, for an entry on the way.
-        """
+        """Goes on to the state with a root; returns None at the end if no state from here on has it. Raises RegistryRefused: as
+        `open_registry`, for an entry on the way."""
         while not self._state.roots or self._state.roots[-1] != root:
             item = next(self._entries, None)
             if item is None:
@@ -138,12 +118,7 @@ class RegistryWalk:
 
 
 class RegistryReader:
-    """Reads a registry file again and again, and verifies only what is new.
-
-    Args:
-        path: `registry.cbor`.
-        owner_public_key: 32 raw bytes of the owner's key.
-    """
+    """Reads a registry file again and again, and verifies only what is new."""
 
     def __init__(self, path: str | os.PathLike[str], owner_public_key: bytes) -> None:
         self.path = Path(path)
@@ -153,11 +128,8 @@ class RegistryReader:
         self._digest = hashlib.sha256().digest()
 
     def read(self) -> Registry:
-        """Returns the registry as the file holds it now; a file that is refused leaves this reader as it was.
-
-        Raises:
-            RegistryRefused: As `open_registry`.
-        """
+        """Returns the registry as the file holds it now; a file that is refused leaves this reader as it was. Raises
+        RegistryRefused: as `open_registry`."""
         data = _read(self.path)
         return self.adopt(data, self.advance(data))
 
@@ -168,7 +140,7 @@ class RegistryReader:
         return _replay(State(), data, 0, self.owner_public_key)
 
     def adopt(self, data: bytes, state: State) -> Registry:
-        """Take `data`, and the state that `advance` found in it, for what was read last."""
+        """Takes `data`, and the state that `advance` found in it, for what was read last."""
         self._state, self._size, self._digest = state, len(data), hashlib.sha256(data).digest()
         return _view(state, self.owner_public_key, self.path)
 
@@ -180,16 +152,13 @@ class RegistryReader:
 class RegistryLog:
     """Appends to a registry as its owner.
 
-    Guarantee: after `append` returns, the new entries are signed, follow the rules and are on disk, all of them; after
-    an error or a crash, none is. The names beside the registry are on disk before entries that commit to them. Two writers
-    never overwrite each other's entries: the later one is refused.
+    Guarantee: after `append` returns, the new entries are signed, follow the rules and are on disk, all of them; after an error
+    or a crash, none is. The names beside the registry are on disk before entries that commit to them. Two writers never
+    overwrite each other's entries: the later one is refused.
     """
 
     def __init__(self, path: str | os.PathLike[str], key: Signer | Ed25519PrivateKey) -> None:
-        """Open an existing registry to append to it; `key` is the owner's.
-
-        Raises:
-            RegistryRefused: As `open_registry`, above all SIG_BAD for a key that is not the owner's.
+        """Opens an existing registry to append to it as its owner. Raises RegistryRefused: above all SIG_BAD for another's key.
         """
         self.path = Path(path)
         self._signer = as_signer(key)
@@ -199,20 +168,9 @@ class RegistryLog:
         self._names = names_of(path) or Names()
 
     @classmethod
-    def create(
-        cls, path: str | os.PathLike[str], key: Signer | Ed25519PrivateKey, *, owner: str, now: int
-    ) -> "RegistryLog":
-        """Start a registry in which nobody is enrolled yet.
-
-        Args:
-            path: New file.
-            key: The owner's key.
-            owner: Identifier of the owner, who signs every entry under this name.
-            now: Seconds since 1970.
-
-        Raises:
-            RegistryRefused: Code EXISTS, or what is wrong with the arguments.
-        """
+    def create(cls, path: str | os.PathLike[str], key: Signer | Ed25519PrivateKey, *, owner: str, now: int) -> "RegistryLog":
+        """Starts a registry in which nobody is enrolled yet. `owner`: identifier of the owner, who signs every entry under this
+        name. Raises RegistryRefused: code EXISTS, or what is wrong with the arguments."""
         signer, entry = as_signer(key), Entry(0, NO_ROOT, now, (Create(secrets.token_bytes(16), owner),))
         payload = entry.to_cbor()
         message = sign1.sign(payload, signer, contributor=owner, typ=sign1.TYP_REGISTRY)
@@ -226,7 +184,7 @@ class RegistryLog:
 
     @property
     def registry(self) -> Registry:
-        """The registry as it stands."""
+        """Returns the registry as it stands."""
         return self._registry
 
     @property
@@ -235,25 +193,15 @@ class RegistryLog:
         return self._names
 
     def append(
-        self,
-        actions: Iterable[Action],
-        *,
-        now: int,
-        progress: Callable[[int], None] | None = None,
-        look_alikes: bool = False,
+        self, actions: Iterable[Action], *, now: int, progress: Callable[[int], None] | None = None, look_alikes: bool = False
     ) -> Registry:
-        """Sign actions as one entry, or as several if they do not fit into one, and write them.
+        """Signs actions as one entry, or as several if they do not fit into one, and writes them.
 
         Every key enrolled goes through the whole of `check_public_key` here, about a millisecond each.
 
         Args:
-            actions: What to do, in order.
             now: Seconds since 1970; up to 60 s before the last entry passes as its time.
-            progress: Called with the number of actions checked so far.
             look_alikes: Whether a new name may look like an enrolled one, so that a person takes one for the other.
-
-        Returns:
-            The registry afterwards.
 
         Raises:
             RegistryRefused: What the rules forbid; LOOK_ALIKE; CLOCK; CONFLICT if the file changed since it was read.
@@ -301,20 +249,20 @@ class RegistryLog:
         now: int,
         look_alikes: bool = False,
     ) -> Registry:
-        """Enrol one key; arguments as in `Enrol` and `append`."""
+        """Enrols one key; arguments as in `Enrol` and `append`."""
         action = Enrol(name, key, not_before, not_after, sorted(set(classes)), cap, principal)
         return self.append([action], now=now, look_alikes=look_alikes)
 
     def prove(self, statement: KeyStatement, message: bytes, *, now: int) -> Registry:
-        """Take in a contributor's proof that it holds a key; arguments as in `Prove`."""
+        """Takes in a contributor's proof that it holds a key; arguments as in `Prove`."""
         return self.append([Prove(statement.to_cbor(), message)], now=now)
 
     def grant(self, name: str, *, classes: Iterable[str], cap: int | None, now: int) -> Registry:
-        """Set exactly what a contributor may attest; arguments as in `Grant`."""
+        """Sets exactly what a contributor may attest; arguments as in `Grant`."""
         return self.append([Grant(name, sorted(set(classes)), cap)], now=now)
 
     def revoke(self, name: str, key: bytes | None = None, *, at: int, now: int) -> Registry:
-        """Revoke keys; arguments as in `Revoke`, but `key` may be a key id of 8 bytes too."""
+        """Revokes keys; arguments as in `Revoke`, but `key` may be a key id of 8 bytes too."""
         return self.append([Revoke(name, self._raw_key(name, key), at)], now=now)
 
     def rotate(
@@ -328,16 +276,16 @@ class RegistryLog:
         old_not_after: int,
         now: int,
     ) -> Registry:
-        """Take in a contributor's rotation; arguments as in `Rotate`."""
+        """Takes in a contributor's rotation; arguments as in `Rotate`."""
         action = Rotate(statement.to_cbor(), by_old, by_new, not_before, not_after, old_not_after)
         return self.append([action], now=now)
 
     def revoke_own(self, statement: KeyStatement, message: bytes, *, now: int) -> Registry:
-        """Take in a contributor's own revocation; arguments as in `RevokeOwn`."""
+        """Takes in a contributor's own revocation; arguments as in `RevokeOwn`."""
         return self.append([RevokeOwn(statement.to_cbor(), message)], now=now)
 
     def set_clock(self, reason: str, *, now: int) -> Registry:
-        """Take back times that a wrong clock put ahead, so that entries of today can follow; arguments as in `SetClock`.
+        """Takes back times that a wrong clock put ahead, so that entries of today can follow; arguments as in `SetClock`.
 
         What was enrolled or revoked stays so, with the moments that those entries say.
 
@@ -381,7 +329,7 @@ class RegistryLog:
 
 @dataclass(frozen=True, slots=True)
 class Peek:
-    """What a registry file says, to look at; nobody has verified who signed it, and nothing takes it for a `Registry`."""
+    """Shows what a registry file says; nobody has verified who signed it, and nothing takes it for a `Registry`."""
 
     registry_id: bytes
     owner: str
@@ -391,7 +339,7 @@ class Peek:
 
 
 def peek(path: str | os.PathLike[str]) -> Peek:
-    """Read a registry file for display: its entries, the root after each, and what they amount to.
+    """Reads a registry file for display: its entries, the root after each, and what they amount to.
 
     Checks every rule but the owner's signatures.
 
@@ -414,15 +362,14 @@ def _replay(
     until: bytes | None = None,
     note: Callable[[bytes], None] | None = None,
 ) -> State:
-    """Take a state through the entries of `data` from byte `start` on, to the end or to the root `until`."""
+    """Takes a state through the entries of `data` from byte `start` on, to the end or to the root `until`."""
     entries = split(data, start)
     while not state.roots or state.roots[-1] != until:
         try:
             item = next(entries, None)
         except CborError as error:
-            raise RegistryRefused(
-                error.code, f"entry {len(state.roots)} of the registry cannot be read: {error.sentence}"
-            ) from error
+            sentence = f"entry {len(state.roots)} of the registry cannot be read: {error.sentence}"
+            raise RegistryRefused(error.code, sentence) from error
         if item is None:
             break
         state.accept(*item, owner_key)

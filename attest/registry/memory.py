@@ -21,15 +21,13 @@ _MAX_SIZE: Final = 1 << 20
 
 
 class RegistryMemory:
-    """The largest state of each registry that was used for one ledger, or for one corpus, and where its file lay.
+    """Remembers the largest state of each registry that was used for one ledger or one corpus, and where its file lay.
 
     Guarantee: after `keep` returned, `check` refuses every registry of the same id that lacks an entry of the one kept, or has
     another in its place, for as long as the file stays. The file is not signed: it holds against whoever can exchange the
     registry, and not against whoever can write beside the ledger or the corpus.
 
     Args:
-        path: The file; it need not be there.
-        what: What it was used for, in words.
         optional: Whether its place may be one that cannot be written, as a corpus on a disk that is read only.
     """
 
@@ -39,11 +37,8 @@ class RegistryMemory:
         self._optional = optional
 
     def check(self, registry: Registry) -> None:
-        """Refuses a registry that does not extend the one that was kept.
-
-        Raises:
-            RegistryRefused: Code REGISTRY_OLDER, saying both sizes; FORMAT if the file is not one that `keep` wrote.
-        """
+        """Refuses a registry that does not extend the one that was kept. Raises RegistryRefused: code REGISTRY_OLDER, saying
+        both sizes; FORMAT if the file is not one that `keep` wrote."""
         entry = self._known().get(registry.registry_id.hex())
         if entry is None:
             return
@@ -60,21 +55,14 @@ class RegistryMemory:
         )
 
     def places(self) -> list[Path]:
-        """Returns where the registries lay that were kept, as far as it was said; a file may have gone or changed since.
-
-        Raises:
-            RegistryRefused: Code FORMAT if the file is not one that `keep` wrote.
-        """
+        """Returns where the registries lay that were kept, as far as it was said; a file may have gone or changed since. Raises
+        RegistryRefused: code FORMAT if the file is not one that `keep` wrote."""
         return [Path(place) for _, _, place in self._known().values() if place is not None]
 
     def keep(self, registry: Registry, place: Path | None = None) -> None:
         """Checks a registry and remembers it, durably; writes nothing if it is the one kept.
 
         Warns where an optional memory cannot be written.
-
-        Args:
-            registry: The registry.
-            place: Its file, if that shall be found again.
 
         Raises:
             RegistryRefused: As `check`; code STORAGE if it cannot be written.
@@ -96,7 +84,7 @@ class RegistryMemory:
             warnings.warn(f"{sentence}, so an older copy of it would not be found out here", stacklevel=2)
 
     def _known(self) -> dict[str, "_Row"]:
-        """Entries, root and place by registry id."""
+        """Returns entries, root and place by registry id."""
         if not os.path.lexists(self.path):
             return {}
         try:
@@ -105,9 +93,8 @@ class RegistryMemory:
         except FileRefused as error:
             raise RegistryRefused(error.code, error.sentence) from error
         except (ValueError, TypeError, KeyError, AttributeError, AttestError) as error:
-            raise RegistryRefused(
-                "FORMAT", f"{str(self.path)!r} does not say which registry was used: {error}; restore it, or remove it"
-            ) from error
+            sentence = f"{str(self.path)!r} does not say which registry was used: {error}; restore it, or remove it"
+            raise RegistryRefused("FORMAT", sentence) from error
 
 
 _Row = tuple[int, bytes, str | None]

@@ -1,4 +1,4 @@
-"""The names behind the commitments of a registry: a file of the corpus owner, `registry.names` beside `registry.cbor`.
+"""Holds the names behind the commitments of a registry: a file of the corpus owner, `registry.names` beside `registry.cbor`.
 
 The registry travels in exports and says contributors and principals by salted commitments. This file opens them. The gate and
 the trainer need it beside the registry; no export holds it. `PackedNames` holds the file as it lies on disk, with a table of
@@ -44,7 +44,7 @@ _FACTORS: Final = tuple(secrets.randbits(64) | 1 for _ in range(_WORDS))
 
 
 class DigestIndex:
-    """Hashes of rows in sorted arrays, and the numbers of the rows.
+    """Indexes hashes of rows in sorted arrays, with the numbers of the rows.
 
     Guarantee: `extended` returns None where a row could be one that is there, or one row stands twice among the new ones; it
     may do so for rows that differ. `row` returns the one row that could be the one asked for. Both go by a hash of 64 bits, so
@@ -54,23 +54,15 @@ class DigestIndex:
 
     Args:
         levels: Sorted hashes and row numbers; a level holds more than twice the rows of the next one.
-        factors: Of the hash.
     """
 
     __slots__ = ("_factors", "_levels")
 
-    def __init__(
-        self, levels: "tuple[tuple[array[int], array[int]], ...]" = (), factors: tuple[int, ...] = _FACTORS
-    ) -> None:
+    def __init__(self, levels: "tuple[tuple[array[int], array[int]], ...]" = (), factors: tuple[int, ...] = _FACTORS) -> None:
         self._levels, self._factors = levels, factors
 
     def extended(self, rows: bytes | bytearray, start: int) -> "DigestIndex | None":
-        """Returns an index with more rows; None where one of them may be there already.
-
-        Args:
-            rows: One after the other.
-            start: Number of the first.
-        """
+        """Returns an index with more rows; None where one of them may be there already."""
         import numpy as np
 
         hashes = self._hashes(rows)
@@ -99,11 +91,7 @@ class DigestIndex:
         return None
 
     def rows(self, wanted: bytes, missing: int) -> "np.ndarray[Any, Any]":
-        """Returns what `row` returns of each of many, as an array of 32-bit numbers.
-
-        Args:
-            wanted: Strings of 32 bytes, one after the other.
-            missing: Stands for those that no row can be.
+        """Returns what `row` returns of each of many strings of 32 bytes, as 32-bit numbers; `missing` where no row can be it.
         """
         import numpy as np
 
@@ -115,7 +103,7 @@ class DigestIndex:
         return result
 
     def _hashes(self, rows: bytes | bytearray) -> "np.ndarray[Any, Any]":
-        """A hash of each row: the sum of its words times secret odd factors, modulo 2^64."""
+        """Returns a hash of each row: the sum of its words times secret odd factors, modulo 2^64."""
         import numpy as np
 
         words = np.frombuffer(rows, "<u8").reshape(-1, _WORDS)
@@ -143,15 +131,9 @@ _ITEM: Final = re.compile(rb"\x83" + _TEXT + rb"\x50(.{16})(?:\xf6|" + _TEXT + r
 
 
 class PackedNames:
-    """Names in ascending order, each with its salt and perhaps a principal; immutable.
+    """Holds names in ascending order, each with its salt and perhaps a principal; immutable.
 
     Guarantee: `read` accepts a file only if `attest.registry.names.Names.read` finds these names in it one by one.
-
-    Args:
-        data: The file.
-        starts: Where each name's item begins.
-        commitments: To the contributors of these names, 32 bytes each.
-        index: Finds them.
     """
 
     __slots__ = ("_commitments", "_index", "_starts", "data")
@@ -204,11 +186,7 @@ class PackedNames:
         return number if number is not None and self._commitment(number) == commitment else None
 
     def numbers(self, commitments: bytes, missing: int) -> "np.ndarray[Any, Any]":
-        """Returns what `find_commitment` returns of each of many, as an array of 32-bit numbers.
-
-        Args:
-            commitments: 32 bytes each, one after the other.
-            missing: Stands for those that are to none of these names.
+        """Returns what `find_commitment` returns of each of many commitments, as 32-bit numbers; `missing` where there is none.
         """
         import numpy as np
 
@@ -247,7 +225,6 @@ class Named:
     """Opens the commitments of one contributor.
 
     Args:
-        name: Identifier of the contributor.
         salt: 16 random bytes, of this contributor in this registry alone.
         principal: Identifier of the person or group behind it, None if none is stated.
 
@@ -280,10 +257,6 @@ class Names:
 
     Guarantee: a name stands here for a commitment only if it opens it. A file that was changed, or that belongs to another
     registry, opens nothing and so names nobody.
-
-    Args:
-        entries: What opens the commitments of each contributor.
-        packed: More of it, as a large file holds it.
     """
 
     def __init__(self, entries: Iterable[Named] = (), packed: PackedNames | None = None) -> None:
@@ -294,11 +267,8 @@ class Names:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> "Names":
-        """Reads a file of names strictly; an accepted file is exactly `to_cbor()` of the result.
-
-        Raises:
-            RegistryRefused: Code NAMES if it is malformed; FILE or SIZE.
-        """
+        """Reads a file of names strictly; an accepted file is exactly `to_cbor()` of the result. Raises RegistryRefused: code
+        NAMES if it is malformed; FILE or SIZE."""
         shown, entries, at = os.fspath(path), list[Named](), 0
         try:
             data = read_limited(path, MAX_SIZE, "names of the registry")
@@ -337,7 +307,7 @@ class Names:
         return None if number is None or self._packed is None else Named(*self._packed.entry(number))
 
     def _all(self) -> dict[str, Named]:
-        """Everything, by name; an object for each."""
+        """Returns everything, by name; an object for each."""
         packed = () if self._packed is None else map(self._packed.entry, range(len(self._packed)))
         return {entry.name: entry for entry in (Named(*fields) for fields in packed)} | self._by_name
 
@@ -367,7 +337,6 @@ class Names:
     def told(self, text: str) -> str:
         """Returns a sentence with the names of contributors in place of their commitments in hex."""
 
-
         def name(found: re.Match[str]) -> str:
             entry = self._named(bytes.fromhex(found[0]))
             return found[0] if entry is None else entry.name
@@ -377,10 +346,9 @@ class Names:
     def committed(
         self, actions: Iterable[Action], enrolled: Mapping[str, Contributor] = MappingProxyType({})
     ) -> tuple[list[Action], "Names"]:
-        """Actions with commitments in place of names, and the names that open them: these, and those enrolled first.
+        """Returns actions with commitments in place of names, and the names that open them: these, and those enrolled first.
 
         Args:
-            actions: What is to be done.
             enrolled: The contributors as the entries say them, by name. A principal that stands here alone, as after an
                 enrolment that was cut short, gives way to one that is stated.
 
@@ -414,11 +382,7 @@ def beside(registry: str | os.PathLike[str]) -> Path:
 
 
 def names_of(registry: str | os.PathLike[str]) -> Names | None:
-    """Returns the names beside a registry; None where there is no such file.
-
-    Raises:
-        RegistryRefused: As for `Names.read`.
-    """
+    """Returns the names beside a registry; None where there is no such file. Raises RegistryRefused: As for `Names.read`."""
     path = beside(registry)
     return Names.read(path) if os.path.lexists(path) else None
 

@@ -40,18 +40,15 @@ from attest.schema.plain import AHEAD_SECONDS, MAX_TIME, check_int, is_ahead, sk
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Registry:
-    """Who may attest what, as a verified log says; immutable.
+    """Says who may attest what, by a verified log; immutable.
 
-    `open_registry` and `RegistryLog` make these. Guarantee of both: the corpus owner signed every entry, each follows
-    the one before it, no key stands twice (under one name or two), so that a signature names one contributor, and
-    every statement of a contributor among the entries verified under a key that was valid when it was taken in.
+    `open_registry` and `RegistryLog` make these. Guarantee of both: the corpus owner signed every entry, each follows the one
+    before it, no key stands twice (under one name or two), so that a signature names one contributor, and every statement of a
+    contributor among the entries verified under a key that was valid when it was taken in.
 
     Args:
         registry_id: 16 random bytes that tell this log from every other.
-        owner: Identifier of the corpus owner.
         owner_key: 32 raw bytes of the key under which the entries verified.
-        time: Time of the last entry.
-        roots: Root after each entry, the last one being that of this state.
         by_name: The contributors, by name; by commitment in hex where the name is not known.
         names_missing: Why not all names are known, for `require_names`; "" if they are.
         revocations: Keys that were revoked, by their 32 raw bytes, each with the first second from which on it was, and the log
@@ -68,21 +65,18 @@ class Registry:
     revocations: Mapping[bytes, int] = field(default_factory=dict, repr=False)
 
     def require_names(self) -> None:
-        """Checks that every contributor is known by name, as whoever asks by name must.
-
-        Raises:
-            RegistryRefused: Code NAMES, with the file that is missing.
-        """
+        """Checks that every contributor is known by name, as whoever asks by name must. Raises RegistryRefused: code NAMES,
+        with the file that is missing."""
         if self.names_missing:
             raise RegistryRefused("NAMES", self.names_missing)
 
     @property
     def contributors(self) -> tuple[Contributor, ...]:
-        """All contributors, sorted by name."""
+        """Returns all contributors, sorted by name."""
         return tuple(self.by_name[name] for name in sorted(self.by_name))
 
     def find(self, name: str) -> Contributor | None:
-        """The contributor of that name, or None."""
+        """Returns the contributor of that name, or None."""
         return self.by_name.get(name)
 
     def holder(self, key: bytes) -> Contributor | None:
@@ -95,27 +89,23 @@ class Registry:
         return next((item for item in self.by_name.values() if any(record.raw == key for record in item.keys)), None)
 
     def keys_valid_at(self, name: str, now: int) -> tuple[KeyRecord, ...]:
-        """Keys of a contributor that may be used at `now`; empty for an unknown contributor."""
+        """Returns keys of a contributor that may be used at `now`; empty for an unknown contributor."""
         contributor = self.find(name)
         return tuple(record for record in contributor.keys if record.valid(now)) if contributor else ()
 
     def root(self) -> bytes:
-        """Digest that names this state and all that led to it: SHA-256 over the last entry, which holds the one before."""
+        """Names this state and all that led to it: the SHA-256 over the last entry, which holds the one before."""
         return self.roots[-1]
 
     def extends(self, root: bytes) -> bool:
-        """Whether `root` is this registry's root or that of an earlier state of the same log."""
+        """Tells whether `root` is this registry's root or that of an earlier state of the same log."""
         return root in self.roots
 
     def require_not_ahead(self, now: int) -> None:
         """Holds the time of the last entry against a clock.
 
-        Guarantee:
-            Where it returns, no entry since the owner's clock was last set back is dated more than
-            `attest.schema.plain.AHEAD_SECONDS` after ``now``: what is revoked at the true time can be appended to it.
-
-        Args:
-            now: Seconds since 1970.
+        Guarantee: Where it returns, no entry since the owner's clock was last set back is dated more than
+        `attest.schema.plain.AHEAD_SECONDS` after ``now``: what is revoked at the true time can be appended to it.
 
         Raises:
             RegistryRefused: Code CLOCK.
@@ -149,10 +139,6 @@ def require_unlike(actions: Iterable[Action], registry: Registry) -> None:
 
     The rule binds who writes, and not who reads: a registry with such names, by the will of its owner, is a registry.
 
-    Args:
-        actions: What is to be appended, in order.
-        registry: The registry before.
-
     Raises:
         RegistryRefused: Code LOOK_ALIKE, naming both.
     """
@@ -180,12 +166,12 @@ def _require_unlike(what: str, names: Iterable[object], known: Iterable[str]) ->
 
 
 class State:
-    """What the entries so far amount to; one entry more at a time.
+    """Adds up the entries, one at a time.
 
     Contributors and principals stand here by their commitments in hex, which is all that the entries say of them.
 
-    Guarantee: `accept` raises for every entry that the rules forbid. The state is then worth nothing any more: whoever
-    wants to go on from it works on a `copy`.
+    Guarantee: `accept` raises for every entry that the rules forbid. The state is then worth nothing any more: whoever wants to
+    go on from it works on a `copy`.
     """
 
     def __init__(self) -> None:
@@ -209,7 +195,7 @@ class State:
         }
 
     def copy(self) -> "State":
-        """A state that goes its own way from here."""
+        """Returns a state that goes its own way from here."""
         other = State()
         other.registry_id, other.owner, other.time = self.registry_id, self.owner, self.time
         other.roots, other.by_name = self.roots.copy(), self.by_name.copy()
@@ -218,19 +204,13 @@ class State:
         return other
 
     def view(self, owner_key: bytes, names: Names | None, place: str) -> Registry:
-        """Returns the state as it is now, for those who ask and change nothing.
-
-        Args:
-            owner_key: 32 raw bytes of the owner's key.
-            names: What opens the commitments; None where it is not known.
-            place: Where the names were looked for, for the error that says that they are missing.
-        """
+        """Returns the state as it is now, for those who ask and change nothing."""
         by_name, missing = self.named(names, place)
         state = (self.registry_id, self.owner, owner_key, self.time, tuple(self.roots), by_name, missing)
         return Registry(*state, revocations=self.revocations.copy())
 
     def named(self, names: Names | None, place: str) -> tuple[Mapping[str, Contributor], str]:
-        """Contributors by name, by commitment where that is not known, and what is missing, "" if nothing is."""
+        """Returns contributors by name, by commitment where that is not known, and what is missing, "" if nothing is."""
         if self.by_name.has_runs:
             found = None if names is None else Opened.of(self.by_name.copy(), names)
             if found is not None:
@@ -249,24 +229,15 @@ class State:
         return by_name, missing
 
     def accept(self, payload: bytes, message: bytes, owner_key: bytes | None) -> None:
-        """Take one entry further, or refuse it.
-
-        Args:
-            payload: The signed bytes.
-            message: The owner's COSE_Sign1 message over them.
-            owner_key: 32 raw bytes of the owner's key; None to look without verifying, for display only.
-
-        Raises:
-            RegistryRefused: With the number of the entry and the code of what is wrong with it.
-        """
+        """Takes one entry further, or refuses it. `owner_key`: 32 raw bytes of the owner's key; None to look without verifying,
+        for display only. Raises RegistryRefused: with the number of the entry and the code of what is wrong with it."""
         try:
             issuer = _issuer(payload, message, owner_key)
             if not self._enrol_runs(payload, issuer):
                 self._follow(Entry.from_cbor(payload), issuer)
         except AttestError as error:
-            raise RegistryRefused(
-                error.code, f"entry {len(self.roots)} of the registry is refused: {error.sentence}"
-            ) from error
+            sentence = f"entry {len(self.roots)} of the registry is refused: {error.sentence}"
+            raise RegistryRefused(error.code, sentence) from error
         self.roots.append(root_of(payload))
 
     def _enrol_runs(self, payload: bytes, issuer: str) -> bool:
@@ -308,14 +279,11 @@ class State:
         first = entry.actions[0]
         if type(first) is SetClock:
             if first.before != self.time or entry.time >= self.time:
-                raise RegistryRefused(
-                    "CLOCK",
-                    f"it sets the clock back from {ascii(first.before)[:40]} to {entry.time}; it stands at {self.time}",
-                )
+                sentence = f"it sets the clock back from {ascii(first.before)[:40]} to {entry.time}; it stands at {self.time}"
+                raise RegistryRefused("CLOCK", sentence)
         elif entry.time < self.time:
-            raise RegistryRefused(
-                "CLOCK", f"its time is {entry.time}, {self.time - entry.time} s before the entry before it, without 'set clock'"
-            )
+            sentence = f"its time is {entry.time}, {self.time - entry.time} s before the entry before it, without 'set clock'"
+            raise RegistryRefused("CLOCK", sentence)
 
     def _set_clock(self, action: SetClock) -> None:
         """Does nothing: what it sets is the time of the entry, which `_follow_time` held against it."""
@@ -333,9 +301,8 @@ class State:
             changed = Contributor(name, (record,), classes, action.cap, principal)
         else:
             if principal not in (None, known.principal) and known.principal is not None:
-                raise RegistryRefused(
-                    "RANGE", f"{known.name} has another principal already, and once stated it stays; enrol another name"
-                )
+                sentence = f"{known.name} has another principal already, and once stated it stays; enrol another name"
+                raise RegistryRefused("RANGE", sentence)
             changed = Contributor(
                 known.name,
                 (*known.keys, record),
@@ -356,10 +323,8 @@ class State:
         known = self._holder(old, "the old key of the rotation")
         record = next(record for record in known.keys if record.raw == old)
         if not record.valid(self.time):
-            raise RegistryRefused(
-                "KEY_UNKNOWN",
-                f"the old key of the rotation is no valid key of {known.name} at {self.time}; enrol the new key instead",
-            )
+            sentence = f"the old key of the rotation is no valid key of {known.name} at {self.time}; enrol the new key instead"
+            raise RegistryRefused("KEY_UNKNOWN", sentence)
         self._check_signed(statement, action.by_old, old, "old")
         self._check_signed(statement, action.by_new, new, "new")
         check_int(action.old_not_after, "end of the old key", 0, record.not_after, error=RegistryRefused)
@@ -385,9 +350,7 @@ class State:
         signing = signing_key(action.message)
         known = self._holder(signing, "the key that signed the revocation")
         if not any(record.raw == signing and record.valid(self.time) for record in known.keys):
-            raise RegistryRefused(
-                "SIG_BAD", f"the revocation is signed by no key of {known.name} that is valid at {self.time}"
-            )
+            raise RegistryRefused("SIG_BAD", f"the revocation is signed by no key of {known.name} that is valid at {self.time}")
         self._check_signed(statement, action.message, signing, "signing")
         self._end(known, statement.key, statement.revoked_at or 0)
 
@@ -405,7 +368,7 @@ class State:
             self.revocations[raw] = min(max(self.time, at), self.revocations.get(raw, MAX_TIME))
 
     def _statement(self, data: bytes, kind: str) -> KeyStatement:
-        """A statement that may be taken in here and now; its signatures are still to be checked."""
+        """Returns a statement that may be taken in here and now; its signatures are still to be checked."""
         statement = KeyStatement.from_cbor(data)
         if statement.kind != kind:
             raise RegistryRefused("SCHEMA", f"the statement is to {statement.kind}, expected to {kind}")
@@ -433,9 +396,7 @@ class State:
         except KeyRefused as error:
             raise RegistryRefused(error.code, error.sentence) from error
         except SignatureRefused as error:
-            raise SignatureRefused(
-                error.code, f"the statement is not signed by the {which} key: {error.sentence}"
-            ) from error
+            raise SignatureRefused(error.code, f"the statement is not signed by the {which} key: {error.sentence}") from error
         if headers.issuer != key.hex():
             raise SignatureRefused("HEADER", f"the statement is issued by {headers.issuer}, not by the {which} key in hex")
 
@@ -446,7 +407,7 @@ class State:
         return known
 
     def _holder(self, raw: bytes, what: str) -> Contributor:
-        """Whose key it is: every key stands in one contributor only."""
+        """Says whose key it is: every key stands in one contributor only."""
         name = self.by_name.holder(raw)
         if name is None:
             raise RegistryRefused("KEY_UNKNOWN", f"{what}, {raw.hex()}, is not in the registry")
@@ -455,9 +416,8 @@ class State:
     def _claim(self, raw: bytes, name: str) -> None:
         holder = self.by_name.holder(raw)
         if holder is not None:
-            raise RegistryRefused(
-                "KEY_IN_USE", f"key {raw.hex()} is enrolled for {holder} already; every contributor needs keys of its own"
-            )
+            sentence = f"key {raw.hex()} is enrolled for {holder} already; every contributor needs keys of its own"
+            raise RegistryRefused("KEY_IN_USE", sentence)
         self.by_name.claim(raw, name)
 
     def _classes(self, names: Sequence[str]) -> tuple[str, ...]:
@@ -472,7 +432,7 @@ def _in_hex(commitment: str | bytes) -> str:
 
 
 def _missing(what: str) -> str:
-    """The sentence that names are missing."""
+    """Returns the sentence that names are missing."""
     return f"{what}: it holds the names of contributors; get the one of this registry from the owner"
 
 
@@ -482,6 +442,5 @@ def _issuer(payload: bytes, message: bytes, owner_key: bytes | None) -> str:
     try:
         return sign1.verify(message, payload, owner_key, typ=sign1.TYP_REGISTRY).issuer
     except SignatureRefused as error:
-        raise SignatureRefused(
-            error.code, f"{error.sentence}; the owner's key given is another one, or the file was altered"
-        ) from error
+        sentence = f"{error.sentence}; the owner's key given is another one, or the file was altered"
+        raise SignatureRefused(error.code, sentence) from error

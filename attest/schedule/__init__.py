@@ -21,16 +21,6 @@ from attest.schedule.allocation import (
 )
 
 __all__ = [
-    "Phases",
-    "block_std",
-    "class_presets",
-    "effective_multiplier",
-    "occurrence_loss",
-    "phase_multipliers",
-    "phase_std",
-    "realised_std",
-    "realised_variance",
-    "scheduled_std",
-    "sufficient_variance",
-    "waste",
-]
+    "Phases", "block_std", "class_presets", "effective_multiplier", "occurrence_loss", "phase_multipliers", "phase_std",
+    "realised_std", "realised_variance", "scheduled_std", "sufficient_variance", "waste",
+]  # fmt: skip

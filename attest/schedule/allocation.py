@@ -1,14 +1,14 @@
 """Allocates noise: from signed bounds to the noise of every block, by arithmetic that training and audit share.
 
-Notation: class k has preset noise multiplier sigma_k and clip norm C_k; a contribution i signed sigma_i and C_i; s_l is
-the public standard deviation of the noise on the sum of clipped gradients in block l; s_{t,l} that of step t, s_l times the
-scale of the phase that t lies in. Bounds and scales come in units of 1e-6. D_k are the blocks that class k may touch, d_l the
-coordinates of block l.
-Products of bounds are formed in integers and turned into a double once, so that every reader gets the same double.
+Notation: class k has preset noise multiplier sigma_k and clip norm C_k; a contribution i signed sigma_i and C_i; s_l is the
+public standard deviation of the noise on the sum of clipped gradients in block l; s_{t,l} that of step t, s_l times the scale
+of the phase that t lies in. Bounds and scales come in units of 1e-6. D_k are the blocks that class k may touch, d_l the
+coordinates of block l. Products of bounds are formed in integers and turned into a double once, so that every reader gets the
+same double.
 
 Without budgets the max rule gives every block its noise. With budgets the policy gives every block a weight w_l, its share, and
-divides the clip norm of a contribution by them: ``C_il = C_i u_kl`` with ``u_kl = w_l / sqrt(sum over D_k of w^2)``, so
-``sum_l C_il^2 = C_i^2``. Then the whitened norm of a contribution is at most ``C_i / S_k``. The *effective noise* of its class,
+divides the clip norm of a contribution by them: ``C_il = C_i u_kl`` with ``u_kl = w_l / sqrt(sum over D_k of w^2)``, so ``sum_l
+C_il^2 = C_i^2``. Then the whitened norm of a contribution is at most ``C_i / S_k``. The *effective noise* of its class,
 
     S_k = (sum over D_k of u_kl^2 / s_l^2)^(-1/2),
 
@@ -29,17 +29,14 @@ from attest.schedule import convex
 
 
 def class_presets(policy: Policy, names: Iterable[str]) -> tuple[tuple[int, int], ...]:
-    """Preset (noise multiplier, clip norm), both in 1e-6, of the named classes in the order given.
-
-    Raises:
-        PolicyRefused: A name is not a class of the policy.
-    """
+    """Returns the preset (noise multiplier, clip norm), both in 1e-6, of the named classes in the order given. Raises
+    PolicyRefused: A name is not a class of the policy."""
     rules = [policy.class_rule(name) for name in names]
     return tuple((rule.noise_multiplier_micro, rule.clip_norm_micro) for rule in rules)
 
 
 def scheduled_std(rules: Iterable[ClassRule]) -> float:
-    """Noise standard deviation of a block that these classes may touch: that of its private ones, and 0.0 without any.
+    """Returns the standard deviation of the noise of a block that these classes may touch; 0.0 without a private one.
 
     Guarantee: 0.0 means that no private class may touch the block: it is frozen, or public classes alone train it.
     """
@@ -48,18 +45,15 @@ def scheduled_std(rules: Iterable[ClassRule]) -> float:
 
 
 def block_std(presets: Sequence[tuple[int, int]]) -> float:
-    """Noise standard deviation of one block: s_l = max over the classes k that touch it of sigma_k * C_k.
+    """Returns the noise standard deviation of one block: s_l = max over the classes k that touch it of sigma_k * C_k.
 
-    Guarantee: under zero-out adjacency, with gradients clipped to C_k, every class k that touches the block has
-    s_l / C_k >= sigma_k up to the rounding of one double; and no smaller schedule has that property, since the
-    constraint separates over blocks. Only presets enter, so the schedule is public before the first step.
-
-    Args:
-        presets: Pairs (sigma_k, C_k) in 1e-6 of all classes that may touch the block.
+    Guarantee: under zero-out adjacency, with gradients clipped to C_k, every class k that touches the block has s_l / C_k >=
+    sigma_k up to the rounding of one double; and no smaller schedule has that property, since the constraint separates over
+    blocks. Only presets enter, so the schedule is public before the first step.
 
     Raises:
-        ValueRefused: Code RANGE without presets (a block that no class touches is frozen and has no schedule) or for a
-            bound below 1; TYPE for a bound that is not an int.
+        ValueRefused: Code RANGE without presets (a block that no class touches is frozen and has no schedule) or for a bound
+            below 1; TYPE for a bound that is not an int.
     """
     if not presets:
         raise ValueRefused("RANGE", "no class touches the block; freeze it and leave it out of the schedule")
@@ -70,7 +64,7 @@ def block_std(presets: Sequence[tuple[int, int]]) -> float:
 
 
 def phase_std(std: float, scale_micro: int) -> float:
-    """Noise standard deviation of a block in a phase: s_{t,l} = scale_t s_l.
+    """Returns the noise standard deviation of a block in a phase: s_{t,l} = scale_t s_l.
 
     Guarantee: the exact product of the double and the scale, rounded once, so that every reader gets the same double; that of
     scale 1 is the double itself. It grows with either factor, so the smallest over blocks is that of the smallest s_l.
@@ -91,13 +85,7 @@ def phase_std(std: float, scale_micro: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Phases:
-    """Which steps of a run have how much noise; see `of`. Phases are counted from 0, and there is always one.
-
-    Args:
-        firsts: First step of each phase, ascending, the first of them 1.
-        scales: Scale of each in 1e-6.
-        steps: Horizon of the run.
-    """
+    """Divides the steps of a run by how much noise they have. Phases are counted from 0, and there is always one."""
 
     firsts: tuple[int, ...]
     scales: tuple[int, ...]
@@ -105,76 +93,64 @@ class Phases:
 
     @classmethod
     def of(cls, policy: Policy) -> "Phases":
-        """The phases of a policy: those stated, after one of scale 1 if they leave steps before them."""
+        """Returns the phases of a policy: those stated, after one of scale 1 if they leave steps before them."""
         stated = [(phase.first_step, phase.scale_micro) for phase in policy.noise_phases]
         if not stated or stated[0][0] > 1:
             stated.insert(0, (1, MICRO))
         return cls(tuple(first for first, _ in stated), tuple(scale for _, scale in stated), policy.steps)
 
     def index(self, step: int) -> int:
-        """Phase of a step; the last one goes on past the horizon.
-
-        Raises:
-            ValueRefused: Code RANGE, there is no step before 1.
-        """
+        """Returns the phase of a step; the last one goes on past the horizon. Raises ValueRefused: code RANGE, there is no step
+        before 1."""
         if step < 1:
             raise ValueRefused("RANGE", f"step is {step}, expected at least 1: steps count from 1")
         return bisect_right(self.firsts, step) - 1
 
     def scale_micro(self, step: int) -> int:
-        """Scale of a step in 1e-6."""
+        """Returns the scale of a step in 1e-6."""
         return self.scales[self.index(step)]
 
     def last_step(self, step: int) -> int:
-        """Last step of the phase that a step lies in; the horizon in the last one."""
+        """Returns the last step of the phase that a step lies in; the horizon in the last one."""
         after = self.index(step) + 1
         return self.firsts[after] - 1 if after < len(self.firsts) else self.steps
 
     def count(self, first_step: int, n_steps: int) -> tuple[int, ...]:
-        """How many of `n_steps` steps from `first_step` on lie in each phase; they add up to `n_steps`."""
+        """Says how many of `n_steps` steps from `first_step` on lie in each phase; they add up to `n_steps`."""
         end = first_step + n_steps
         bounds = zip(self.firsts, (*self.firsts[1:], end), strict=True)
         return tuple(max(0, min(end, stop) - max(first_step, start)) for start, stop in bounds)
 
     @property
     def horizon(self) -> tuple[int, ...]:
-        """Steps of the whole run in each phase, none done again."""
+        """Returns the steps of the whole run in each phase, none done again."""
         return self.count(1, self.steps)
 
 
 def phase_multipliers(sigma_micro: int, clip_micro: int, stds: Iterable[float]) -> tuple[float, ...]:
-    """Effective multiplier of a contribution in each phase, from the noise of its class in each: z_{i,t} of Theorem 1.
-
-    Raises:
-        ValueRefused: As `effective_multiplier`.
-    """
+    """Returns a contribution's effective multiplier in each phase, from the noise of its class: z_{i,t} of Theorem 1. Raises
+    ValueRefused: as `effective_multiplier`."""
     return tuple(effective_multiplier(sigma_micro, clip_micro, [std]) for std in stds)
 
 
 def realised_variance(bounds: Iterable[tuple[int, int]]) -> int:
-    """Noise variance of a block under injection per sample: V_{t,l} = sum over the contributions drawn of (sigma_j C_j)^2.
-
-    Args:
-        bounds: Signed (sigma_j, C_j) in 1e-6 of the contributions drawn that may touch the block.
-
-    Returns:
-        The variance in units of 1e-24, exact; 0 without any.
-    """
+    """Returns the noise variance of a block under injection per sample, exact, in units of 1e-24: V_{t,l} = sum over the
+    contributions drawn of (sigma_j C_j)^2; 0 without any."""
     return sum((sigma * clip) ** 2 for sigma, clip in bounds)
 
 
 def realised_std(variance: int) -> float:
-    """Standard deviation of a variance in units of 1e-24: one rounding, so that every reader gets the same double."""
+    """Returns the standard deviation of a variance in units of 1e-24, rounded once, so that all readers get one double."""
     return math.sqrt(variance) / (MICRO * MICRO)
 
 
 def occurrence_loss(clip_micro: int, variance: int) -> float:
-    """What one occurrence adds to mu_i^2 under injection per sample: 1/z_{i,t}^2 = C_i^2 / min over its blocks of V_{t,l}.
+    """Returns what one occurrence adds to mu_i^2 under injection per sample: 1/z_{i,t}^2 = C_i^2 / min over its blocks of
+    V_{t,l}.
 
     Guarantee: at most 1/sigma_i^2, since a contribution that was drawn added its own variance to every block it may touch.
 
     Args:
-        clip_micro: Signed clip norm in 1e-6.
         variance: The smallest realised variance over the blocks it may touch, in units of 1e-24.
 
     Raises:
@@ -187,14 +163,12 @@ def occurrence_loss(clip_micro: int, variance: int) -> float:
 
 
 def effective_multiplier(sigma_micro: int, clip_micro: int, stds: Iterable[float]) -> float:
-    """Noise multiplier that a contribution enjoys: z_i = max(sigma_i, min over its blocks of s_l / C_i).
+    """Returns the noise multiplier that a contribution enjoys: z_i = max(sigma_i, min over its blocks of s_l / C_i).
 
-    Guarantee: valid for dual clipping, which holds the gradient to norm C_i and to whitened norm 1/sigma_i; the first
-    gives z_i >= min s_l / C_i, the second z_i >= sigma_i for any public schedule.
+    Guarantee: valid for dual clipping, which holds the gradient to norm C_i and to whitened norm 1/sigma_i; the first gives z_i
+    >= min s_l / C_i, the second z_i >= sigma_i for any public schedule.
 
     Args:
-        sigma_micro: Signed noise multiplier in 1e-6.
-        clip_micro: Signed clip norm in 1e-6.
         stds: Standard deviations of the blocks that the contribution may touch.
 
     Raises:
@@ -205,9 +179,7 @@ def effective_multiplier(sigma_micro: int, clip_micro: int, stds: Iterable[float
     smallest = None
     for std in stds:
         if not (math.isfinite(std) and std > 0):
-            raise ValueRefused(
-                "RANGE", f"noise of a block is {std}, expected a positive number; give every block noise"
-            )
+            raise ValueRefused("RANGE", f"noise of a block is {std}, expected a positive number; give every block noise")
         smallest = std if smallest is None else min(smallest, std)
     if smallest is None:
         raise ValueRefused("RANGE", "contribution touches no block, so it has no effective noise multiplier")
@@ -215,10 +187,10 @@ def effective_multiplier(sigma_micro: int, clip_micro: int, stds: Iterable[float
 
 
 def sufficient_variance(multiplier: float, clip: float) -> float:
-    """Per-step variance v_i = (z C_i)^2 that suffices for a contribution at full clip.
+    """Returns the per-step variance v_i = (z C_i)^2 that suffices for a contribution at full clip.
 
-    It is a floor for privacy (s_l^2 >= v_i on its blocks, or the contribution is scaled down) and a ceiling on the
-    noise that the contribution may ask for.
+    It is a floor for privacy (s_l^2 >= v_i on its blocks, or the contribution is scaled down) and a ceiling on the noise that
+    the contribution may ask for.
     """
     _check_positive(multiplier, "noise multiplier")
     _check_positive(clip, "clip norm")
@@ -226,7 +198,7 @@ def sufficient_variance(multiplier: float, clip: float) -> float:
 
 
 def waste(effective: float, signed: float) -> float:
-    """Waste meter z / sigma: above 1, other classes' noise gives the class more privacy than it asked for."""
+    """Returns the waste meter z / sigma: above 1, other classes' noise gives the class more privacy than it asked for."""
     _check_positive(effective, "effective noise multiplier")
     _check_positive(signed, "signed noise multiplier")
     return effective / signed
@@ -249,7 +221,7 @@ _FIXED = 110
 
 
 class Part(Protocol):
-    """What allocation sees of a block."""
+    """Holds what allocation sees of a block."""
 
     @property
     def name(self) -> str: ...
@@ -262,26 +234,27 @@ class Part(Protocol):
 
     @property
     def share(self) -> int:
-        """w_l in 1e-6; 0 without budgets."""
+        """Returns w_l in 1e-6; 0 without budgets."""
 
 
 class Noised(Part, Protocol):
-    """A block that has its noise."""
+    """Says of a block that it has its noise."""
 
     @property
     def std(self) -> float: ...
 
 
 def share_of(places: Iterable[str], budgets: tuple[int, int, int]) -> int:
-    """Share of a block that lies at these places, each `embeddings`, `layers` or `head`: the largest weight among theirs."""
+    """Returns the share of a block that lies at these places, each `embeddings`, `layers` or `head`: the largest weight among
+    theirs."""
     return max(budgets[("embeddings", "layers", "head").index(place)] for place in places)
 
 
 def effective_std(stds: Sequence[float], shares: Sequence[int] = ()) -> float:
-    """Effective noise of a class, from that of its blocks: the least s_l, or S_k with budgets.
+    """Returns the effective noise of a class, from that of its blocks: the least s_l, or S_k with budgets.
 
-    Guarantee: a contribution clipped to C_i, and with budgets to C_i u_kl in every block, has a whitened norm of at most
-    C_i / S. The result is rounded down, in integers, so every reader gets the same double and none a larger one.
+    Guarantee: a contribution clipped to C_i, and with budgets to C_i u_kl in every block, has a whitened norm of at most C_i /
+    S. The result is rounded down, in integers, so every reader gets the same double and none a larger one.
 
     Args:
         stds: Standard deviations of the blocks that the class may touch.
@@ -291,9 +264,8 @@ def effective_std(stds: Sequence[float], shares: Sequence[int] = ()) -> float:
         ValueRefused: No block, or a block whose noise is no finite number of at least 0.
     """
     if not stds or not all(math.isfinite(std) and std >= 0.0 for std in stds):
-        raise ValueRefused(
-            "RANGE", f"noise of the blocks of a class is {list(stds)!r:.80}, expected finite numbers, one at least"
-        )
+        sentence = f"noise of the blocks of a class is {list(stds)!r:.80}, expected finite numbers, one at least"
+        raise ValueRefused("RANGE", sentence)
     least = min(stds)
     if not shares or 0 in shares or least == 0.0:
         return least
@@ -314,17 +286,15 @@ def effective_std(stds: Sequence[float], shares: Sequence[int] = ()) -> float:
 
 
 def class_std(rule: ClassRule, parts: Iterable[Noised]) -> float:
-    """Effective noise of a class over these blocks, of which only its own count; the least of any block for a public class."""
+    """Returns the effective noise of a class over these blocks, of which only its own count; the least of any block for a
+    public class."""
     own = [part for part in parts if rule.name in part.classes]
     return effective_std([part.std for part in own], [] if rule.public else [part.share for part in own])
 
 
 def demands(classes: Iterable[ClassRule], parts: Sequence[Part]) -> list[dict[int, Fraction]]:
-    """Per private class (sigma_k C_kl)^2 on every block that it may touch, exact; see `attest.schedule.convex`.
-
-    Raises:
-        ValueRefused: A private class touches no block, or one without a share.
-    """
+    """Per private class (sigma_k C_kl)^2 on every block that it may touch, exact; see `attest.schedule.convex`. Raises
+    ValueRefused: A private class touches no block, or one without a share."""
     found = []
     for rule in classes:
         if rule.public:
@@ -342,13 +312,12 @@ def demands(classes: Iterable[ClassRule], parts: Sequence[Part]) -> list[dict[in
 
 
 def budget_stds(classes: Iterable[ClassRule], parts: Sequence[Part]) -> convex.Optimum:
-    """The noise of every block with budgets: least energy at which every private class has its multiplier.
+    """Returns the noise of every block with budgets: least energy at which every private class has its multiplier.
 
     Guarantee: for every private class k, ``sum over D_k of C_kl^2 / s_l^2 <= sigma_k^-2`` in exact arithmetic, and the energy
     ``sum_l d_l s_l^2`` is within 1e-6 of the least possible. Only presets, shares and sizes enter.
 
     Args:
-        classes: Of the policy.
         parts: All blocks. One that no private class may touch gets no noise.
 
     Raises:
@@ -358,10 +327,10 @@ def budget_stds(classes: Iterable[ClassRule], parts: Sequence[Part]) -> convex.O
 
 
 def check_budgets(classes: Sequence[ClassRule], budgets: tuple[int, int, int], parts: Sequence[Noised]) -> None:
-    """Check a schedule with budgets as an auditor does, who has no model.
+    """Checks a schedule with budgets as an auditor does, who has no model.
 
-    Guarantee: on return every block that a private class may touch has one of the three shares and positive noise, no other
-    has either, and what `budget_stds` guarantees holds, the first part in exact arithmetic.
+    Guarantee: on return every block that a private class may touch has one of the three shares and positive noise, no other has
+    either, and what `budget_stds` guarantees holds, the first part in exact arithmetic.
 
     Raises:
         ValueRefused: With the block or the class that is wrong.
@@ -370,20 +339,17 @@ def check_budgets(classes: Sequence[ClassRule], budgets: tuple[int, int, int], p
     for part in parts:
         touched = not private.isdisjoint(part.classes)
         if part.share not in (budgets if touched else (0,)):
-            raise ValueRefused(
-                "BUDGET", f"block {part.name} has the share {part.share}, expected {budgets if touched else 0} of the policy"
-            )
+            sentence = f"block {part.name} has the share {part.share}, expected {budgets if touched else 0} of the policy"
+            raise ValueRefused("BUDGET", sentence)
         if touched != (part.std > 0.0):
-            raise ValueRefused(
-                "BUDGET", f"block {part.name} has noise {part.std}, and {'a' if touched else 'no'} private class"
-            )
+            sentence = f"block {part.name} has noise {part.std}, and {'a' if touched else 'no'} private class"
+            raise ValueRefused("BUDGET", sentence)
     wanted = demands(classes, parts)
     stds = [part.std for part in parts]
     for rule, demand in zip((rule for rule in classes if not rule.public), wanted, strict=True):
         if not convex.feasible(stds, [demand]):
-            raise ValueRefused(
-                "BUDGET", f"the noise of the blocks of class {rule.name} is below what its bounds and shares need"
-            )
+            sentence = f"the noise of the blocks of class {rule.name} is below what its bounds and shares need"
+            raise ValueRefused("BUDGET", sentence)
     best = budget_stds(classes, parts)
     found = noise_energy(parts)
     if found > best.energy * (1.0 + convex.LARGEST_GAP):
@@ -391,17 +357,17 @@ def check_budgets(classes: Sequence[ClassRule], budgets: tuple[int, int, int], p
 
 
 def noise_energy(parts: Iterable[Noised]) -> float:
-    """Expected squared norm of the noise of a step, ``sum_l d_l s_l^2``."""
+    """Returns the expected squared norm of the noise of a step, ``sum_l d_l s_l^2``."""
     own = list(parts)
     return convex.energy([float(part.coordinates) for part in own], [part.std for part in own])
 
 
 @dataclass(frozen=True, slots=True)
 class Energies:
-    """Expected squared norm of the noise of one step, by how it is allocated, at the same multiplier of every class.
+    """Compares the expected squared norm of the noise of one step, by how it is allocated, at the same multiplier of every
+    class.
 
     Attributes:
-        scheduled: What the schedule has.
         routed: The max rule, ``sum_l d_l max over the classes that may touch l of (sigma_k C_k)^2``.
         uniform: One level for all blocks that have noise, that of the most demanding class.
         bound: No allocation for the same clipping has less: the max rule's own energy, or the programme's dual bound.
@@ -414,21 +380,18 @@ class Energies:
 
     @property
     def of_uniform(self) -> float:
-        """Scheduled energy as a part of uniform noise's."""
+        """Returns the scheduled energy as a part of uniform noise's."""
         return self.scheduled / self.uniform
 
     @property
     def gap(self) -> float:
-        """How far the schedule is from what was shown to be least, relative."""
+        """Says how far the schedule is from what was shown to be least, relative."""
         return max(0.0, self.scheduled / self.bound - 1.0)
 
 
 def energies(classes: Sequence[ClassRule], parts: Sequence[Noised]) -> Energies:
-    """Energy of a schedule beside that of the max rule and of uniform noise (docs/mechanism, Proposition 3).
-
-    Raises:
-        ValueRefused: No block has noise, or as `budget_stds`.
-    """
+    """Returns the energy of a schedule beside that of the max rule and of uniform noise (docs/mechanism, Proposition 3). Raises
+    ValueRefused: no block has noise, or as `budget_stds`."""
     rules = {rule.name: rule for rule in classes}
     own = [(part.coordinates, scheduled_std([rules[name] for name in part.classes])) for part in parts]
     loudest = max((std for _, std in own), default=0.0)
@@ -445,7 +408,8 @@ def energies(classes: Sequence[ClassRule], parts: Sequence[Noised]) -> Energies:
 
 
 def wastes(classes: Iterable[ClassRule], parts: Sequence[Noised]) -> dict[str, float]:
-    """Waste meter of every private class: the multiplier of a contribution at the class's own bounds, by the one it signed.
+    """Returns the waste meter of every private class: the multiplier of a contribution at the class's own bounds, by the one it
+    signed.
 
     Above 1, noise that other classes need gives the class more privacy than it asked for, paid in usefulness. Classes that
     share blocks waste least with equal products sigma_k C_k.

@@ -35,14 +35,11 @@ UNDIVIDED: Label = ("", ())
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Coordinates of one parameter that the same classes may touch.
+    """Holds coordinates of one parameter that the same classes may touch.
 
     Attributes:
-        tensor: place of the parameter in the stack.
-        coordinates: how many of its numbers.
         owners: the owners whose coordinates these are, pairs of its division; None for the whole parameter.
         classes: in the policy's order; empty for what nobody may touch.
-        label: what of its layer it is.
     """
 
     tensor: int
@@ -54,14 +51,12 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class StackBlock:
-    """A block by name.
+    """Describes a block by name.
 
     Attributes:
-        name: its name, which no other block of the model has.
         places: where its parameters lie, all of them at all of these.
         adapter: the adapter that they belong to, if the policy binds a class to it; else None.
         classes: the classes that may touch it, in the policy's order; empty for a frozen block.
-        pieces: what is in it, in the order of the stack.
     """
 
     name: str
@@ -82,20 +77,13 @@ class StackBlock:
 
 
 def derive(classes: Sequence[ClassRule], stack: Stack) -> tuple[StackBlock, ...]:
-    """Derives the blocks of a model under the classes of a policy.
+    """Derives the blocks of a model under the classes of a policy: those that classes touch, in order of depth, then the
+    others.
 
-    Guarantee:
-        Every coordinate of every parameter of the stack is in exactly one block. A class is among those of a block only if its
-        depth rule permits every place of each parameter in it (every name, for name patterns), and its masks have every owner
-        of each coordinate in it. A parameter that is not trained is in a block without classes. The result is a function of
-        the depth rules, of which classes are public (names only), and of the stack.
-
-    Args:
-        classes: of the policy, in its order.
-        stack: of the model.
-
-    Returns:
-        The blocks that classes touch, in order of depth, and behind them those without classes, likewise.
+    Guarantee: Every coordinate of every parameter of the stack is in exactly one block. A class is among those of a block only
+    if its depth rule permits every place of each parameter in it (every name, for name patterns), and its masks have every
+    owner of each coordinate in it. A parameter that is not trained is in a block without classes. The result is a function of
+    the depth rules, of which classes are public (names only), and of the stack.
     """
     bound = {rule.depth.adapter for rule in classes if rule.depth.adapter is not None}
     private = {rule.name for rule in classes if not rule.public}
@@ -180,7 +168,7 @@ def mask(depth: DepthRule, kind: Kind) -> frozenset[int] | None:
 
 
 class _Cut(NamedTuple):
-    """A piece of any parameter that is divided so: its weight, of the sum of all weights, and the rest of it."""
+    """Cuts a piece off any parameter that is divided so: its weight, of the sum of all weights, and the rest of it."""
 
     weight: int
     whole: int
@@ -190,13 +178,7 @@ class _Cut(NamedTuple):
 
 
 def pieces(place: int, tensor: StackTensor, rules: Sequence[ClassRule]) -> Iterator[Piece]:
-    """Cuts a parameter into what the same classes may touch; every coordinate lies in exactly one piece.
-
-    Args:
-        place: of the parameter in the stack.
-        tensor: the parameter.
-        rules: the classes to which their depth permits it.
-    """
+    """Cuts a parameter into what the same classes may touch; every coordinate lies in exactly one piece."""
     return _made(place, tensor, _cuts(tensor.divisions, rules))
 
 
@@ -330,9 +312,8 @@ def _compare_classes(both: Sequence[tuple[_Row, _Row]]) -> None:
     for (name, _, due), (_, _, found) in both:
         narrower = next((own for own in due if own not in found), None)
         if narrower is not None:
-            raise ValueRefused(
-                "DEPTH_NARROWER", f"class {narrower} is said not to touch {name}, which its signed depth permits"
-            )
+            sentence = f"class {narrower} is said not to touch {name}, which its signed depth permits"
+            raise ValueRefused("DEPTH_NARROWER", sentence)
 
 
 def _compare_reach(classes: Sequence[ClassRule], due: dict[str, _Row], found: dict[str, _Row]) -> None:

@@ -1,13 +1,13 @@
-"""The convex programme of noise under budgets: least noise energy at which every class keeps its multiplier.
+"""Solves the convex programme of noise under budgets: least noise energy at which every class keeps its multiplier.
 
 Notation: block l costs ``costs[l]`` per unit of noise variance v_l; class k may touch the blocks in ``demands[k]``, and
 ``demands[k][l] = (sigma_k C_kl)^2`` with C_kl its clip norm there. The programme is
 
     minimise  sum_l costs[l] v_l   subject to   sum_l demands[k][l] / v_l <= 1  for every class k,
 
-which is convex. With a multiplier lam_k >= 0 per class its solution is ``v_l = sqrt(q_l / costs[l])``,
-``q_l = sum_k lam_k demands[k][l]``, and its dual is to maximise ``2 sum_l sqrt(costs[l] q_l) - sum_k lam_k``: as many unknowns
-as classes, however many blocks there are (Boyd and Vandenberghe 2004, sections 5.5 and 11.3).
+which is convex. With a multiplier lam_k >= 0 per class its solution is ``v_l = sqrt(q_l / costs[l])``, ``q_l = sum_k lam_k
+demands[k][l]``, and its dual is to maximise ``2 sum_l sqrt(costs[l] q_l) - sum_k lam_k``: as many unknowns as classes, however
+many blocks there are (Boyd and Vandenberghe 2004, sections 5.5 and 11.3).
 
 Arithmetic is +, -, *, / and square roots of doubles, in one order, so that every machine finds the same numbers; what is
 promised of them is checked in integers.
@@ -34,11 +34,10 @@ _MARGIN = 2.0**-40
 
 @dataclass(frozen=True, slots=True)
 class Optimum:
-    """A solution whose feasibility was checked in integers.
+    """Holds a solution whose feasibility was checked in integers.
 
     Attributes:
         stds: square roots of v_l, per block; 0.0 for a block that no class demands anything of.
-        energy: sum_l costs[l] v_l.
         bound: no feasible point has less energy than this.
     """
 
@@ -48,7 +47,7 @@ class Optimum:
 
     @property
     def gap(self) -> float:
-        """How far the energy is above the bound, relative to it: the optimum lies between."""
+        """Says how far the energy is above the bound, relative to it: the optimum lies between."""
         return max(0.0, self.energy / self.bound - 1.0)
 
 
@@ -61,7 +60,7 @@ class _Group:
 
 
 def solve(costs: Sequence[float], demands: Sequence[Mapping[int, Fraction]]) -> Optimum:
-    """Solve the programme.
+    """Solves the programme.
 
     Guarantee: ``feasible(stds, demands)`` holds, in exact arithmetic; the energy is within `LARGEST_GAP` of the least.
 
@@ -101,12 +100,12 @@ def solve(costs: Sequence[float], demands: Sequence[Mapping[int, Fraction]]) -> 
 
 
 def energy(costs: Sequence[float], stds: Sequence[float]) -> float:
-    """Sum over blocks of costs[l] s_l^2."""
+    """Returns sum over blocks of costs[l] s_l^2."""
     return _total(cost * std * std for cost, std in zip(costs, stds, strict=True))
 
 
 def feasible(stds: Sequence[float], demands: Sequence[Mapping[int, Fraction]]) -> bool:
-    """Whether every class's constraint holds: sum_l demands[k][l] / s_l^2 <= 1. Exact, and never true where it does not.
+    """Tells whether every class's constraint holds: sum_l demands[k][l] / s_l^2 <= 1. Exact, and never true where it does not.
 
     Terms are rounded up to 2^-100, so that a sum within that of 1 per block may count as too large.
     """
@@ -125,7 +124,7 @@ def feasible(stds: Sequence[float], demands: Sequence[Mapping[int, Fraction]]) -
 
 
 def _total(values: Iterable[float]) -> float:
-    """A sum from left to right; what `sum` does with doubles depends on the version of Python."""
+    """Returns a sum from left to right; what `sum` does with doubles depends on the version of Python."""
     total = 0.0
     for value in values:
         total += value
@@ -144,7 +143,7 @@ def _check(costs: Sequence[float], demands: Sequence[Mapping[int, Fraction]]) ->
 
 
 def _binding(rows: Sequence[Mapping[int, Fraction]]) -> list[int]:
-    """Classes whose constraint does not follow from that of another one, which demands as much wherever they do."""
+    """Returns classes whose constraint does not follow from that of another one, which demands as much wherever they do."""
     kept: list[int] = []
     for k in sorted(range(len(rows)), key=lambda k: (-len(rows[k]), -sum(rows[k].values()), k)):
         row = rows[k]
@@ -179,7 +178,8 @@ def _slacks(groups: Sequence[_Group], multipliers: Sequence[float]) -> list[floa
 
 
 def _dual(groups: Sequence[_Group], classes: int) -> list[float]:
-    """Multipliers at which every slack is positive, and slack times multiplier a tiny part of what the class needs alone.
+    """Returns the multipliers at which every slack is positive, and slack times multiplier a tiny part of what the class needs
+    alone.
 
     Newton's method on the dual with a logarithmic barrier whose weight falls. It starts where every class has the multiplier
     that it would have alone, at which all constraints hold: others only add noise.
@@ -201,7 +201,8 @@ def _dual(groups: Sequence[_Group], classes: int) -> list[float]:
 
 
 def _centred(groups: Sequence[_Group], start: Sequence[float], targets: Sequence[float]) -> list[float] | None:
-    """Multipliers with multiplier * slack = target for every class, up to a half of it; None where doubles do not find them."""
+    """Returns the multipliers with multiplier * slack = target for every class, up to a half of it; None where doubles do not
+    find them."""
     at = list(start)
     for _ in range(_NEWTON_STEPS):
         slacks = _slacks(groups, at)
@@ -260,7 +261,7 @@ def _newton(
 
 
 def _made_feasible(stds: list[float], demands: Sequence[Mapping[int, Fraction]]) -> list[float]:
-    """The same, larger by as little as the exact constraints take."""
+    """Returns the same, larger by as little as the exact constraints take."""
     growth = _MARGIN
     while not feasible(stds, demands):
         stds = [std * (1.0 + growth) for std in stds]

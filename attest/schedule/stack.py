@@ -56,7 +56,6 @@ class Division:
     """Divides the coordinates of a parameter among heads or experts.
 
     Attributes:
-        kind: what the owners are.
         count: how many of them there are in this attention, or in this mixture.
         owners: `(first, stop, weight)`: owners ``first`` to ``stop`` - 1 together own this part of the coordinates, relative to
             the sum of all weights. Ascending, each pair once, weights without a common factor. Empty for what decides between
@@ -85,7 +84,7 @@ class Division:
 
     @property
     def whole(self) -> int:
-        """Sum of the weights; 1 for what nobody owns."""
+        """Returns the sum of the weights; 1 for what nobody owns."""
         return sum(weight for _, _, weight in self.owners) or 1
 
 
@@ -94,9 +93,6 @@ class StackTensor:
     """A parameter of a model.
 
     Attributes:
-        names: its names, ascending; a tied parameter has several.
-        coordinates: how many numbers it has.
-        places: the places that use it, ascending, each once.
         adapter: the adapter that all its names lie in; None for a parameter of the model itself.
         divisions: how its coordinates fall to heads or experts; of a tied parameter whose uses do not agree one for each use,
             and it is then needed whole by each. Empty for an ordinary parameter.
@@ -143,10 +139,9 @@ class Layers:
 class Stack:
     """The towers of a model and its parameters, ascending by name.
 
-    Guarantee:
-        A parameter whose name lies below a layer is placed in that layer, and one whose names all do, and that belongs to no
-        adapter, is placed nowhere else. What lies outside the layers is placed at `EMBEDDINGS`, at `HEAD` or at both, unless an
-        adapter has it. No name stands twice. Two models of the same parameters have one stack, in whatever order these came.
+    Guarantee: A parameter whose name lies below a layer is placed in that layer, and one whose names all do, and that belongs
+    to no adapter, is placed nowhere else. What lies outside the layers is placed at `EMBEDDINGS`, at `HEAD` or at both, unless
+    an adapter has it. No name stands twice. Two models of the same parameters have one stack, in whatever order these came.
 
     Raises:
         ValueRefused: code STACK, with the parameter that is not so.
@@ -199,9 +194,8 @@ class Stack:
 
     def _check(self, tensor: StackTensor, depths: dict[str, int]) -> None:
         if not tensor.names or any(type(name) is not str or not 0 < len(name) <= MAX_NAME for name in tensor.names):
-            raise ValueRefused(
-                "STACK", f"a parameter is named {tensor.names!a:.80}, expected names of 1..{MAX_NAME} characters"
-            )
+            sentence = f"a parameter is named {tensor.names!a:.80}, expected names of 1..{MAX_NAME} characters"
+            raise ValueRefused("STACK", sentence)
         told = f"parameter {tensor.names[0]!a:.120}"
         if type(tensor.coordinates) is not int or not 0 <= tensor.coordinates < 1 << 63 or type(tensor.trained) is not bool:
             raise ValueRefused("STACK", f"{told} has {tensor.coordinates!a:.40} coordinates, expected a number of them")

@@ -1,4 +1,4 @@
-"""Who takes turns in which step, where the policy signs an order: the arithmetic that training and audit share.
+"""Computes turns where the policy signs an order, by arithmetic that training and audit share.
 
 The steps of a run are cut, class by class, into periods of P_k = 1/q_k steps: step t lies in period ceil(t / P_k), the last of
 which the horizon may cut short. In every period each contribution of the class is due in exactly one step:
@@ -6,8 +6,8 @@ which the horizon may cut short. In every period each contribution of the class 
 * `cyclic`: the j-th contribution of its class, counted from 0 in the order of admission, in step 1 + (j mod P_k) of the period;
 * `shuffled`: the same with its place in a permutation of the class, a fresh one for every period.
 
-The permutations are a function of the run id, 16 random bytes that the header of the ledger publishes: whoever reads the
-ledger knows who was due in every step. Nothing about privacy rests on their being secret (docs/mechanism, Theorem 12).
+The permutations are a function of the run id, 16 random bytes that the header of the ledger publishes: whoever reads the ledger
+knows who was due in every step. Nothing about privacy rests on their being secret (docs/mechanism, Theorem 12).
 """
 
 import hashlib
@@ -87,12 +87,7 @@ def permutation(run_id: bytes, place: int, number: int, count: int) -> list[int]
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """The dearest turns that an order allows one contribution, in a run without repeated steps.
-
-    Args:
-        count: E, how many.
-        loss: Sum over them of 1/z^2.
-    """
+    """The dearest turns that an order allows one contribution, in a run without repeated steps."""
 
     count: int
     loss: float
@@ -106,9 +101,6 @@ def dearest_turns(order: str, length: int, steps: Sequence[int], multipliers: Se
     and the dearest of these; `shuffled` any step of each, and in every period the dearest.
 
     Args:
-        order: `cyclic` or `shuffled`.
-        length: Period P of its class in steps.
-        steps: Of each phase, in the order of the run.
         multipliers: z in each phase, above 0.
         cap: Most occurrences that it signed, 0 for any number; the dearest count.
     """

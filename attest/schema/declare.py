@@ -21,20 +21,14 @@ class Declared:
     """Holds what is declared of one field.
 
     Attributes:
-        name: Its name in the dataclass.
         label: Its key in the CBOR map, or its place in the CBOR array, from 1.
-        kind: What its values are.
         sentence: What it means, for the table in the documentation.
         key: Its key in TOML, behind the name of its table and a dot; of a value that has several keys the name of their table.
-        written: Whether a person writes it.
-        default: Its value where it is not written; MISSING where it has to be.
         optional: Whether it is left out of the signed bytes where it has its default. Else it is always there, None as null.
-        shown: What the documentation says of its default.
         rule: What else binds it, in short, for the CDDL.
         beside: Key of the field that is written exactly where this one is.
         nil: Whether null is a signed value of it.
         needs: Name of the field that is not null where this one is not. Two that need each other are null together.
-        secret: Whether `repr` leaves it out.
     """
 
     name: str
@@ -130,7 +124,6 @@ def told_of(cls: type, key: str, shown: Any, outer: Told | None = None) -> Told:
     """Names a field in sentences.
 
     Args:
-        cls: The document that has it.
         key: Its key.
         shown: What tells this document from others of its class, if `TELLS` of the class names such a field.
         outer: Name of the document in the one around it.
@@ -146,11 +139,6 @@ def check_fields(document: Any, error: Refused, cls: type | None = None) -> None
 
     Guarantee: on return every value has exactly the type of its kind and lies in its range, or is None where that is the
     default or null is signed, and what it needs is there.
-
-    Args:
-        document: The document.
-        error: Makes the errors.
-        cls: Whose fields are checked, of a document that has those of two; its own class where None.
 
     Raises:
         Exception: Made by `error`, code TYPE or RANGE, or that of a kind.

@@ -34,13 +34,7 @@ class Many(Several):
     """Several values of one kind, as a tuple.
 
     Args:
-        kind: Of each.
-        least: How many there are at least, where they are stated.
-        most: How many there are at most.
-        what: What they are, in words.
-        ascending: Whether they stand in ascending order.
         empty: Whether the field is an empty tuple where nothing is stated.
-        distinct: Whether no value stands twice.
         named: Name of the list in CDDL, where it is said once for several fields or stands in an array.
         counted: How another number of them is refused.
     """
@@ -125,9 +119,6 @@ class Inline(Kind):
     """A document inside of another, written on one line in braces.
 
     Args:
-        cls: Its class.
-        cddl: Its name in CDDL.
-        what: What it is, in words.
         example: How it is written, for the sentence.
         row: Whether an array of its fields is signed, in place of a map.
     """
@@ -188,13 +179,7 @@ class Tables(Inline):
 
 @dataclass(frozen=True)
 class Coded(Kind):
-    """A document of one of some classes, signed as an array: the code of its class, then its fields.
-
-    Args:
-        classes: By their codes, from 0.
-        cddl: Its name in CDDL.
-        what: What it is, in words.
-    """
+    """A document of one of some classes, signed as an array: the code of its class, then its fields."""
 
     classes: tuple[type, ...]
     cddl: str
@@ -224,15 +209,7 @@ class Coded(Kind):
 
 @dataclass(frozen=True)
 class Parts(Several):
-    """A fixed number of values of one kind, each with a name: a tuple, written as a table of the names.
-
-    Args:
-        names: Of the values, in the order in which they are signed.
-        kind: Of each.
-        part: The kind in CDDL.
-        cddl: Name of the whole in CDDL.
-        what: What they are, in words.
-    """
+    """A fixed number of values of one kind, each with a name: a tuple, written as a table of the names."""
 
     names: tuple[str, ...]
     kind: Kind
@@ -265,12 +242,7 @@ class Parts(Several):
 
 @dataclass(frozen=True)
 class Band(Several):
-    """Two fractions, from less to more, each with a key of its own.
-
-    Args:
-        keys: The two keys.
-        kind: Of each.
-    """
+    """Two fractions, from less to more, each with a key of its own."""
 
     keys: tuple[str, str]
     kind: Exact = Exact(Fraction(0), Fraction(1))
@@ -314,7 +286,6 @@ class Named(Kind):
     Its `PARAMETERS` maps every word to the class of its parameters, None for a word that takes none.
 
     Args:
-        cls: Class of the value.
         cddl: Its name in CDDL.
         word: Key of the word, as a person writes it.
         shown: Prefix of the keys under which JSON shows it; the word itself has ``word``.

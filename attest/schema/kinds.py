@@ -38,12 +38,8 @@ class Told(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Holds what every reader of one text needs.
-
-    Attributes:
-        error: Class of the errors.
-        places: Keys by the table that they belong to, for whoever wrote one into another table.
-    """
+    """Holds what every reader of one text needs. `places`: keys by the table that they belong to, for whoever wrote one into
+    another table."""
 
     error: Refused
     places: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -161,11 +157,7 @@ class Identifier(Kind):
 
 @dataclass(frozen=True)
 class Schema(Kind):
-    """The name of the format of a document, of which a reader knows one.
-
-    Args:
-        name: The name.
-    """
+    """The name of the format of a document, of which a reader knows one."""
 
     name: str
 
@@ -186,11 +178,7 @@ class Schema(Kind):
 
 @dataclass(frozen=True)
 class Word(Kind):
-    """One of some words.
-
-    Args:
-        words: The words, each with what it means in short.
-    """
+    """One of some words."""
 
     words: Mapping[str, str]
 
@@ -207,13 +195,7 @@ class Word(Kind):
 
 @dataclass(frozen=True)
 class Text(Kind):
-    """Text of a form.
-
-    Args:
-        pattern: What the whole text matches.
-        example: A text that does, for the sentence.
-        cddl: The value in CDDL.
-    """
+    """Takes text of a form. `example`: a text that does, for the sentence."""
 
     pattern: re.Pattern[str]
     example: str
@@ -229,14 +211,7 @@ class Text(Kind):
 
 @dataclass(frozen=True)
 class Whole(Kind):
-    """A whole number from `low` to `high`.
-
-    Args:
-        low: Least value.
-        high: Largest value.
-        cddl: The value in CDDL.
-        unit: What is counted, if that is a unit.
-    """
+    """Takes a whole number from `low` to `high`. `unit`: what is counted, if that is a unit."""
 
     low: int
     high: int
@@ -261,14 +236,8 @@ class Whole(Kind):
 
 @dataclass(frozen=True)
 class Scaled(Kind):
-    """A decimal, signed as a count of its last place, so that no rounding enters a comparison.
-
-    Args:
-        low: Least count.
-        high: Largest count.
-        cddl: The count in CDDL.
-        places: Decimals that a person may write.
-    """
+    """Takes a decimal, signed as a count of its last place, so that no rounding enters a comparison. `places`: decimals that a
+    person may write."""
 
     low: int
     high: int
@@ -308,11 +277,7 @@ class Scaled(Kind):
 
 @dataclass(frozen=True)
 class Days(Kind):
-    """A span of time: whole days as a person writes it, seconds as it is signed.
-
-    Args:
-        high: Most seconds.
-    """
+    """A span of time: whole days as a person writes it, seconds as it is signed."""
 
     high: int
     cddl: str = "seconds"
@@ -341,8 +306,6 @@ class Exact(Kind):
     """A number as an exact fraction, signed as a reduced pair [numerator, denominator].
 
     Args:
-        low: Least value.
-        high: Largest value.
         above: Whether `low` itself is refused.
         below: Whether `high` itself is refused.
         one_over: Whether a person may write one over a whole number, in quotes.
@@ -400,11 +363,7 @@ class Exact(Kind):
 
 @dataclass(frozen=True)
 class Octets(Kind):
-    """A byte string of one length, shown in hexadecimal digits.
-
-    Args:
-        length: Bytes.
-    """
+    """A byte string of one length, shown in hexadecimal digits."""
 
     length: int
     cddl: str
@@ -447,11 +406,8 @@ class Flag(Kind):
 
 
 def exactly(found: Any, told: Told, reading: Reading) -> Fraction:
-    """Reads a number of TOML as the exact fraction that was written.
-
-    Raises:
-        AttestError: Of class `reading.error`, code TYPE or RANGE.
-    """
+    """Reads a number of TOML as the exact fraction that was written. Raises AttestError: of class `reading.error`, code TYPE or
+    RANGE."""
     if type(found) is not int and type(found) is not Decimal:
         raise reading.error("TYPE", f"{told} is {type(found).__name__}, expected a number without quotes")
     try:

@@ -20,7 +20,7 @@ from attest.errors import AttestError, Refused, ValueRefused
 
 
 def check_int(value: object, name: str, low: int, high: int, *, error: Refused) -> None:
-    """Refuse anything but an integer from `low` to `high`.
+    """Refuses anything but an integer from `low` to `high`.
 
     Guarantee: the type is exactly `int`. `True == 1` and `1.0 == 1`, and what compares equal must not pass for equal.
 
@@ -34,11 +34,7 @@ def check_int(value: object, name: str, low: int, high: int, *, error: Refused) 
 
 
 def check_bytes(value: object, name: str, length: int, *, error: Refused) -> None:
-    """Refuse anything but a byte string of one length.
-
-    Raises:
-        Exception: Made by `error`, code TYPE or RANGE.
-    """
+    """Refuses anything but a byte string of one length. Raises Exception: Made by `error`, code TYPE or RANGE."""
     if type(value) is not bytes:
         raise error("TYPE", f"{name} is {type(value).__name__}, expected {length} bytes")
     if len(value) != length:
@@ -52,15 +48,10 @@ IDENTIFIER = re.compile(r"[a-z0-9._/-]{1,64}")
 
 
 def check_id(text: object, what: str, *, error: Refused = ValueRefused) -> str:
-    """Return `text` unchanged if it is an identifier.
+    """Returns `text` unchanged if it is an identifier.
 
-    Guarantee: identifiers are compared byte for byte and never normalized. A Cyrillic letter, a trailing space, another case
-    or a control character is refused, not folded. Within the alphabet some names still look alike: see `skeleton`.
-
-    Args:
-        text: Candidate, must be exactly `str`.
-        what: Name of the field, for the message.
-        error: Makes the error.
+    Guarantee: identifiers are compared byte for byte and never normalized. A Cyrillic letter, a trailing space, another case or
+    a control character is refused, not folded. Within the alphabet some names still look alike: see `skeleton`.
 
     Raises:
         Exception: Made by `error`, code TYPE if not a string, RANGE if it is no identifier.
@@ -78,9 +69,6 @@ def skeleton(name: str) -> str:
 
     The map is ``0`` to ``o``, ``1`` to ``l``, ``m`` to ``rn``, ``w`` to ``vv``, ``d`` to ``cl``; a run of ``.``, ``_`` and
     ``-`` to one ``-``, and a run of ``/`` to one. It is idempotent.
-
-    Args:
-        name: An identifier.
 
     Source: Unicode TS #39, section 4, "skeleton", restricted to the alphabet of identifiers, which has no capitals, so that 0
     goes to o. Its data file maps 0, 1 and m so; w and d are added, for they are read as vv and cl in many fonts. Runs of
@@ -103,21 +91,12 @@ BACK_SECONDS: Final = 60
 
 
 def check_time(value: object, name: str, *, error: type[AttestError]) -> None:
-    """Refuses anything but a time before the year 10000.
-
-    Raises:
-        AttestError: Of class `error`, code TYPE or RANGE.
-    """
+    """Refuses anything but a time before the year 10000. Raises AttestError: Of class `error`, code TYPE or RANGE."""
     check_int(value, name, 0, MAX_TIME - 1, error=error)
 
 
 def is_ahead(moment: int, now: int) -> bool:
-    """Tells whether a time lies further ahead of a clock than clocks may disagree.
-
-    Args:
-        moment: Seconds since 1970, as a document states it.
-        now: What the clock of the reader says, in seconds since 1970.
-    """
+    """Tells whether a time lies further ahead of a clock than clocks may disagree."""
     return moment > now + AHEAD_SECONDS
 
 
@@ -155,12 +134,9 @@ _MONTHS = (
 
 
 def utc(seconds: int) -> str:
-    """Returns a time as ISO 8601 in UTC, `2026-11-30T12:00:00Z`; of a number that is no time the number.
+    """Returns a time as people read it; times before 1970, and from the year 10000 on, are no times of any document.
 
     Guarantee: it returns for every integer.
-
-    Args:
-        seconds: Seconds since 1970. Those before it, and from the year 10000 on, are no times of any document.
     """
     found = _moment(seconds)
     return _no_time(seconds) if found is None else f"{found:%Y-%m-%dT%H:%M:%S}Z"
@@ -182,15 +158,12 @@ def in_words(seconds: int) -> str:
 def visible(text: str, *, longest: int | None = None, lines: bool = False, plain: bool = False) -> str:
     """Returns text that others wrote so that every character of it is seen and none does anything.
 
-    Guarantee:
-        The result has no control character (ESC and the C1 codes too), no character that reorders, hides or joins others (all
-        of Unicode's category Cf, bidirectional ones too), no lone surrogate and no unusual space: each is shown by its escape
-        sequence. So it can be encoded in UTF-8 and stays on its line. It returns for every string.
+    Guarantee: The result has no control character (ESC and the C1 codes too), no character that reorders, hides or joins others
+    (all of Unicode's category Cf, bidirectional ones too), no lone surrogate and no unusual space: each is shown by its escape
+    sequence. So it can be encoded in UTF-8 and stays on its line. It returns for every string.
 
     Args:
-        text: A name, a path, a sentence that holds one.
         longest: Characters that are shown; None for all. A longer text is cut, and its length is told.
-        lines: Whether newlines stay, for text of several lines.
         plain: Whether letters beyond ASCII are shown by their escape sequences too, for names that may be made to look alike.
     """
     if text.isprintable() and longest is None and not plain:
@@ -237,18 +210,11 @@ def commit(domain: bytes, value: bytes, salt: bytes) -> bytes:
     random oracle, each guess of the value costs 2^128 guesses of the salt).
 
     Args:
-        domain: One of this module.
         value: What is committed to: the SHA-256 of a content, or an identifier in ASCII; empty where there is none.
-        salt: `SALT_SIZE` random bytes.
     """
     return hashlib.sha256(b"".join((domain, value, salt))).digest()
 
 
 def commit_content(content_hash: bytes, nonce: bytes) -> bytes:
-    """Returns the commitment to a content: it stands in descriptors and ledgers, and whoever has content and nonce finds it.
-
-    Args:
-        content_hash: SHA-256 of the content.
-        nonce: `SALT_SIZE` random bytes.
-    """
+    """Returns the commitment to a content: it stands in descriptors and ledgers, and whoever has content and nonce finds it."""
     return commit(CONTENT, content_hash, nonce)

@@ -16,13 +16,7 @@ from attest.schema.kinds import Kind, Told
 
 
 class Quick(Kind):
-    """A kind that one test tells.
-
-    Attributes:
-        type: The type of its values, and no other.
-        code: How anything else is refused.
-        expected: What a value is, in words.
-    """
+    """Checks a kind that one test tells. `code`: how anything else is refused."""
 
     fits: Callable[[Any], bool]
     type: type[Any]
@@ -43,7 +37,7 @@ class Tested(Quick):
 
 
 class Count(Tested):
-    """A whole number from `low` to `high`, in a unit."""
+    """Takes a whole number from `low` to `high`, in a unit."""
 
     type = int
     code = "RANGE"
@@ -149,11 +143,8 @@ class Array(Several):
     """Several values of one quick kind, as a tuple.
 
     Args:
-        kind: Of each.
-        least: How many there are at least.
         most: How many there are at most; more are refused with code RANGE.
         ascending: Whether they ascend, none twice; else they are refused with code ORDER.
-        code: How bytes are refused that are no array.
         named: Name of the list in CDDL, where it is said by itself.
     """
 

@@ -14,18 +14,7 @@ _MAX_TEXT = 1 << 20
 
 
 def parse_document(cls: type, text: Any, *, what: str, error: Refused) -> Any:
-    """Reads a document that a person wrote in TOML. Numbers are read exactly; no float is formed.
-
-    Args:
-        cls: Its class.
-        text: The text.
-        what: The document in words.
-        error: Class of the errors.
-
-    Raises:
-        AttestError: Of class `error`; code TOML for text that is no TOML, KEY for an unknown or missing key, TYPE or RANGE for
-            a value, SIZE, or that of a rule.
-    """
+    """Reads a document that a person wrote in TOML. Numbers are read exactly; no float is formed."""
     if type(text) is not str:
         raise error("TYPE", f"{what} is {type(text).__name__}, expected text")
     if len(text) > _MAX_TEXT:
@@ -38,15 +27,7 @@ def parse_document(cls: type, text: Any, *, what: str, error: Refused) -> Any:
 
 
 def read_table(cls: type, table: Mapping[str, Any], where: str, reading: Reading, outer: Told | None = None) -> Any:
-    """Reads a document from a table of TOML.
-
-    Args:
-        cls: Its class.
-        table: The table.
-        where: What it is, for sentences on its keys.
-        reading: What all readers of this text need.
-        outer: Name of the document in the one around it.
-    """
+    """Reads a document from a table of TOML. `outer`: name of the document in the one around it."""
     items = [item for item in declarations(cls) if item.written]
     shown = None
     if hasattr(cls, "TELLS"):

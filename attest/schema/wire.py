@@ -23,12 +23,8 @@ def encode_document(document: Any, schema: str) -> bytes:
 
 
 def encode_map(document: Any, cls: type | None = None) -> dict[int, Any]:
-    """Returns a document as a map of plain values: optional fields at their default are left out, None else is null.
-
-    Args:
-        document: The document.
-        cls: Whose fields are written, of a document that has those of two; its own class where None.
-    """
+    """Returns a document as a map of plain values: optional fields at their default are left out, None else is null. `cls`:
+    whose fields are written, of a document that has those of two; its own class where None."""
     form = map_of(cls or type(document))
     plain = dict(zip(form.labels, form.read(document), strict=True))
     for item in form.optional:
@@ -68,10 +64,6 @@ def decode_document(
 
     Args:
         cls: Its class, or the class of the fields that stand in the bytes.
-        data: The bytes.
-        what: The document in words, for sentences.
-        error: Makes the errors.
-        max_size: Most bytes.
         schema: Schema that label 1 has to name; empty where a field does.
         codes: How something else than a map is refused, and a map with other labels than those of the fields.
         make: Makes the document from the values of the fields by name; its class where None.
@@ -110,14 +102,7 @@ def decode_map(cls: type, plain: Any, what: str, error: Refused) -> Any:
 
 
 def decode_row(cls: type, plain: Any, what: str, error: Refused, *, code: str = "TYPE") -> Any:
-    """Reads a document that is an array of its fields.
-
-    Args:
-        cls: Its class.
-        plain: The array.
-        what: The document in words, for sentences.
-        error: Makes the errors.
-        code: How something else than an array of as many values is refused.
+    """Reads a document that is an array of its fields. `code`: how something else than an array of as many values is refused.
     """
     row = row_of(cls)
     if type(plain) is not list or len(plain) != len(row.names):
@@ -137,8 +122,6 @@ class _Row:
     """Holds how a class of rows is written and read.
 
     Attributes:
-        names: Its fields in the order of their labels.
-        read: Gives their values.
         coded: The fields whose plain values are not their values, with their places.
         positional: Whether the class takes the fields in this order.
     """
@@ -166,16 +149,11 @@ class _Map:
     """Holds how a class of maps is written and read.
 
     Attributes:
-        labels: Of its fields, ascending.
-        names: Of the fields, in this order.
-        read: Gives their values.
         coded: The fields whose plain values are not their values.
         told: Names of these in sentences; None where they say too which document of its class it is.
         lossy: Those of them that may be read from other plain values than they are written as.
-        optional: The fields that may be left out.
         null: Labels under which null may stand for None.
         always: Labels that are never left out.
-        known: All labels.
     """
 
     labels: tuple[int, ...]
@@ -265,13 +243,6 @@ class Payload:
     """A declared document that is signed by itself: a map with its schema at label 1, and its fields from label 2 on.
 
     A class of them is a frozen dataclass. Rules over several fields go into its `__post_init__`, behind `check_fields`.
-
-    Attributes:
-        SCHEMA: Name and version of the format.
-        CDDL: Its name in attestation.cddl.
-        WHAT: Its name in sentences.
-        ERROR: Class of the errors.
-        MAX_SIZE: Most bytes.
 
     Raises:
         AttestError: Of class `ERROR`, code TYPE or RANGE, or that of a rule of its own.

@@ -19,16 +19,6 @@ from ledger.audit.findings import (
 from ledger.audit.verify import verify_export
 
 __all__ = [
-    "QUALIFIERS",
-    "VERDICTS",
-    "AuditReport",
-    "ClockRow",
-    "EpochRow",
-    "Finding",
-    "Signer",
-    "Verdict",
-    "WithdrawalCount",
-    "WithdrawalRow",
-    "Word",
-    "verify_export",
-]
+    "QUALIFIERS", "VERDICTS", "AuditReport", "ClockRow", "EpochRow", "Finding", "Signer", "Verdict", "WithdrawalCount",
+    "WithdrawalRow", "Word", "verify_export",
+]  # fmt: skip

@@ -22,27 +22,22 @@ from attest.registry.names import beside, names_of
 from attest.schema.plain import MAX_TIME, utc
 from ledger import layout, tiles
 from ledger.audit.files import Export
+from ledger.audit.findings import Report
 from ledger.errors import LedgerCorrupt, ProofError
 from ledger.leaves import Admit, Header
 from ledger.leaves.attestations import misfit, unpack
-
-Report = Callable[[str, str, str], None]
 
 _LATEST: Final = "get the latest registry from the corpus owner"
 
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """A verified registry, and the state of it by which a run admitted.
+    """Holds a verified registry, and the state of it by which a run admitted.
 
-    Guarantee:
-        The header's owner key signed every entry. The log has the root that the signed policy names, and `admitted` is its
-        state with the root that the header names, which is that of the policy or a later one.
+    `walk` stands at the state that the header names, and goes on to later ones.
 
-    Attributes:
-        admitted: the state that the header names.
-        latest: the last state.
-        walk: stands at the state that the header names, and goes on to later ones.
+    Guarantee: The header's owner key signed every entry. The log has the root that the signed policy names, and `admitted` is
+    its state with the root that the header names, which is that of the policy or a later one.
     """
 
     admitted: Registry
@@ -52,12 +47,7 @@ class Registered:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A state of a registry by which a run goes, and its keys.
-
-    Attributes:
-        state: the state.
-        by_key: its keys by key id, each with the contributor for whom it is enrolled.
-    """
+    """Holds a state of a registry by which a run goes, and its keys by key id, each with the contributor who has it."""
 
     state: Registry
     by_key: dict[bytes, list[tuple[Contributor, KeyRecord]]]
@@ -74,10 +64,7 @@ class Known:
 
 def registry_of(header: Header, path: Path) -> Registry:
     """Opens a registry under the key of the policy's owner, if it is the one that the run began with or a later state of it.
-
-    Raises:
-        RegistryRefused: as `attest.registry.open_registry`; code REGISTRY_ROOT, it is another one or an earlier state.
-    """
+    Raises RegistryRefused: as `attest.registry.open_registry`; code REGISTRY_ROOT, it is another one or an earlier state."""
     known = open_registry(path, header.owner_key)
     if not known.extends(header.registry_root):
         raise RegistryRefused("REGISTRY_ROOT", _not_there(known, header.registry_root, "the run began"))
@@ -85,14 +72,8 @@ def registry_of(header: Header, path: Path) -> Registry:
 
 
 def registered(header: Header, export: Export, brought: Path | None, fault: Report) -> Registered | None:
-    """Returns the registry by which a run admitted; None without any, or after reporting what is wrong with it.
-
-    Args:
-        header: leaf 0.
-        export: the directory.
-        brought: file of a registry that the auditor has; it counts in place of the export's, which it must extend.
-        fault: takes (code, where, sentence) of everything wrong.
-    """
+    """Returns the registry by which a run admitted; None without any, or after reporting what is wrong with it. A file
+    `brought` by the auditor counts in place of the export's, which it must extend."""
     found, where = None, layout.REGISTRY
     try:
         data = export.read(layout.REGISTRY)
@@ -147,13 +128,7 @@ Fault = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Signing:
-    """The key under which attestations of some terms verify.
-
-    Attributes:
-        contributor: for whom the registry that the run admitted by enrols it.
-        record: the key.
-        verify: takes signature and message; raises `InvalidSignature`.
-    """
+    """Holds the key under which attestations of some terms verify; `verify` raises `InvalidSignature`."""
 
     contributor: Contributor
     record: KeyRecord
@@ -163,27 +138,18 @@ class Signing:
 class Agreed:
     """Holds ADMIT leaves against the attestations of some terms.
 
-    Guarantee:
-        Where `judge` returns nothing, the descriptor made of the terms and the leaf's anchor has the leaf's descriptor hash,
-        and with the message made of the signature the leaf's attestation hash; the leaf quotes of it class, bounds, limits and
-        key; its time lies in the validity of the attestation and, if the registry is known, of the key, which is not revoked by
-        then and under which the signature verifies. Where `problems` yields nothing, the descriptor is for this corpus, no
-        longer valid than the policy allows, within the bounds of its class, and that class is granted to the key's contributor.
+    `signing` is None where no registry is known, or it has no key of that id. `share` counts the admissions of the key's
+    contributor, and those it may have; all terms of one contributor share it.
 
-    Attributes:
-        signed: the descriptor, without a content.
-        signing: the key; None where no registry is known, or it has none of that id.
-        share: how many admissions the contributor of the key has by now, and may have; shared by all terms of one contributor.
+    Guarantee: Where `judge` returns nothing, the descriptor made of the terms and the leaf's anchor has the leaf's descriptor
+    hash, and with the message made of the signature the leaf's attestation hash; the leaf quotes of it class, bounds, limits
+    and key; its time lies in the validity of the attestation and, if the registry is known, of the key, which is not revoked by
+    then and under which the signature verifies. Where `problems` yields nothing, the descriptor is for this corpus, no longer
+    valid than the policy allows, within the bounds of its class, and that class is granted to the key's contributor.
     """
 
     def __init__(self, terms: CommonTerms, policy: Policy, registry: Known | None) -> None:
-        """Takes terms.
-
-        Args:
-            terms: as the export has them.
-            policy: the signed policy.
-            registry: the state by which the run goes then; None where only the leaves can be held against the terms.
-        """
+        """Takes terms; without a registry only the leaves can be held against them."""
         self.signed: SignedDescriptor = terms.signed
         self.signing: Signing | None = None
         self.share = [0, 0]
@@ -207,11 +173,7 @@ class Agreed:
             self._end = min(self._end, record.not_after, revoked)
 
     def problems(self, time: int) -> Iterator[Fault]:
-        """Yields what is wrong with these terms, whatever their attestations say.
-
-        Args:
-            time: of the first leaf that is admitted under them, POSIX seconds.
-        """
+        """Yields what is wrong with these terms by the time of the first leaf admitted under them."""
         rule = self._policy.find_class(self.signed.admissibility_class)
         try:
             check_audience(self.signed, self._policy)
@@ -343,12 +305,6 @@ class Shown:
     """
 
     def __init__(self, export: Export, fault: Report) -> None:
-        """Begins before leaf 0.
-
-        Args:
-            export: the directory, its names checked.
-            fault: takes (code, where, sentence) of everything wrong.
-        """
         self._export, self._fault = export, fault
         self._n, self._admits = -1, 0
         self._entries: list[bytes] | None = []
@@ -356,12 +312,8 @@ class Shown:
         self._bundle = lru_cache(maxsize=_BUNDLES)(self._read_terms)
 
     def entry(self, seq: int, *, admit: bool = False) -> bytes | None:
-        """Returns what stands beside a leaf: empty where nothing does, None where it cannot be read, which was reported.
-
-        Args:
-            seq: position of the leaf; larger than that of the call before.
-            admit: whether it is an ADMIT leaf whose body is there.
-        """
+        """Returns what stands beside a leaf behind that of the call before: empty where nothing does, None where it cannot be
+        read, which was reported. `admit` says that it is an ADMIT leaf whose body is there."""
         n, within = divmod(seq, layout.TILE_WIDTH)
         if n != self._n:
             self._turn(n)
@@ -371,12 +323,7 @@ class Shown:
         return self._entries[within] if self._entries else b""
 
     def number(self, entry: bytes, seq: int) -> int | None:
-        """Returns the number of the terms of an attestation, or None after reporting what is wrong.
-
-        Args:
-            entry: what stands beside an ADMIT leaf whose body is there; its last 64 bytes are the signature.
-            seq: position of that leaf.
-        """
+        """Returns the number of the terms of what stands beside an ADMIT leaf, or None after reporting what is wrong."""
         head, signature_head = entry[: -SIGNATURE_SIZE - 2], entry[-SIGNATURE_SIZE - 2 : -SIGNATURE_SIZE]
         number = self._numbers.get(head) if signature_head == _SIGNATURE_HEAD else None
         if number is None:

@@ -2,7 +2,7 @@
 
 import hashlib
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 from typing import Final
 
@@ -16,7 +16,7 @@ from attest.withdrawal import EXPIRED, REGISTRY_REASONS
 from ledger import layout
 from ledger.audit.attested import Agreed, Known, Registered, Shown
 from ledger.audit.files import Export
-from ledger.audit.findings import BoundsEvidence
+from ledger.audit.findings import BoundsEvidence, Report
 from ledger.audit.remarks import Remarks
 from ledger.leaves import Admit, Charge, Header, Leaf, Registry, Withdraw
 from ledger.replay.contributions import Contribution
@@ -30,11 +30,6 @@ class AttestedPool:
     """
 
     def __init__(self, classes: int) -> None:
-        """Begins without a contribution.
-
-        Args:
-            classes: number of classes of the policy.
-        """
         self._active, self._not_before, self._not_after, self._revoked_at = (array("q") for _ in range(4))
         self._ends: list[tuple[int, int]] = []
         self._revocations: list[tuple[int, int]] = []
@@ -44,17 +39,12 @@ class AttestedPool:
 
     @property
     def size(self) -> int:
-        """Number of terms."""
+        """Returns the number of terms."""
         return len(self._active)
 
     def add_terms(self, not_before: int, not_after: int, revoked_at: int = MAX_TIME) -> None:
-        """Takes the next terms.
-
-        Args:
-            not_before: first second of their validity.
-            not_after: first second after their validity.
-            revoked_at: first second from which on the owner's log says that their key is revoked; `MAX_TIME` for never.
-        """
+        """Takes the next terms: first second of validity, first second after it, and first second of the key's revocation by
+        the owner's log."""
         self._active.append(0)
         self._not_before.append(not_before)
         self._not_after.append(not_after)
@@ -102,7 +92,7 @@ class AttestedPool:
         return terms_of[contribution.slot] if contribution.slot < len(terms_of) else -1
 
     def ended(self, time: int) -> Iterator[tuple[int, int]]:
-        """Yields first second after validity, and number of contributions, of terms that ended by a time; each once."""
+        """Yields the first second after validity, and number of contributions, of terms that ended by a time; each once."""
         for number in _due(self._ends, time):
             if self._active[number]:
                 yield self._not_after[number], self._active[number]
@@ -124,9 +114,6 @@ def _due(heap: list[tuple[int, int]], time: int) -> Iterable[int]:
         found[heappop(heap)[1]] = None
     return found
 
-
-Report = Callable[[str, str, str], None]
-
 _KNOWN: Final = 2048
 """Terms that are kept in memory, held against policy and registry."""
 
@@ -134,29 +121,20 @@ _KNOWN: Final = 2048
 class Bounds:
     """Takes every leaf of a run in order, and holds it against the attestations of the export.
 
-    Guarantee:
-        Without a finding, no content commitment was admitted twice; and where the export holds attestations, each ADMIT leaf
-        whose body is there, private or public, holds against one (`ledger.audit.attested.Agreed`), no contributor has
-        more admissions than its cap, no contribution was in the pool of a charge before its attestation began or after it
-        ended, and none was withdrawn as expired before. By the state of the registry that was in force then (of the header, or
-        of the last REGISTRY leaf) every admission holds, no contribution was in the pool of a charge whose key was revoked or
-        whose class was not granted, and none was withdrawn for such a reason which that state supports. Which contributors are
-        one person no export shows: caps count by contributor.
+    `admits` counts ADMIT leaves whose bodies are there; `held` those that hold against an attestation, under a key if a
+    registry is known.
 
-    Attributes:
-        admits: ADMIT leaves whose bodies are there.
-        held: how many of them hold against an attestation; under a key, if a registry is known.
+    Guarantee: Without a finding, no content commitment was admitted twice; and where the export holds attestations, each ADMIT
+    leaf whose body is there, private or public, holds against one (`ledger.audit.attested.Agreed`), no contributor has more
+    admissions than its cap, no contribution was in the pool of a charge before its attestation began or after it ended, and
+    none was withdrawn as expired before. By the state of the registry that was in force then (of the header, or of the last
+    REGISTRY leaf) every admission holds, no contribution was in the pool of a charge whose key was revoked or whose class was
+    not granted, and none was withdrawn for such a reason which that state supports. Which contributors are one person no export
+    shows: caps count by contributor.
     """
 
     def __init__(self, header: Header, export: Export, registry: Registered | None, fault: Report) -> None:
-        """Begins behind leaf 0.
-
-        Args:
-            header: leaf 0.
-            export: the directory, its names checked.
-            registry: by which the run went; None where that is not known.
-            fault: takes (code, where, sentence) of everything wrong.
-        """
+        """Begins behind leaf 0; the registry is that by which the run went, None where it is not known."""
         self._policy, self._export, self._registry, self._fault = header.policy, export, registry, fault
         self._state = None if registry is None else Known.of(registry.admitted)
         # By key and class: numbers of the terms, and from when on the state in force supports them no more.
@@ -195,12 +173,7 @@ class Bounds:
             self._take_registry(seq, leaf)
 
     def judge(self, run: RetainedReplay, remarks: Remarks) -> BoundsEvidence:
-        """Says what became of the attestations, once every leaf was seen.
-
-        Args:
-            run: the run that the leaves tell.
-            remarks: takes what a reader should know.
-        """
+        """Says what became of the attestations, once every leaf was seen."""
         self._shown.end()
         export, unused = self._export, self._export.terms - self._pool.size
         if unused and run.size == export.size:
@@ -410,13 +383,9 @@ class Bounds:
 def bounds_are_signed(bounds: BoundsEvidence) -> bool:
     """Returns whether class, clip norm, noise multiplier and occurrences of contributions were derived from attestations.
 
-    Guarantee:
-        True only if each ADMIT leaf whose body is there, of a run without findings, says what an attestation says that verifies
-        under a key of a registry; and there is one, or all are gone, for which a quorum of auditors then vouches (else the run
-        has a finding). The one place that decides whether a verdict is TOLD.
-
-    Args:
-        bounds: what `Bounds.judge` said of the run.
+    Guarantee: True only if each ADMIT leaf whose body is there, of a run without findings, says what an attestation says that
+    verifies under a key of a registry; and there is one, or all are gone, for which a quorum of auditors then vouches (else the
+    run has a finding). The one place that decides whether a verdict is TOLD.
     """
     if not bounds.admits:
         return bounds.pruned > 0

@@ -1,4 +1,4 @@
-"""Auditing a run together with the earlier runs that it says it counted."""
+"""Audits a run together with the earlier runs that it says it counted."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -10,8 +10,8 @@ from attest.schema.plain import machine_time
 from attest.withdrawal import PASSING
 from ledger.accountants import MICRO
 from ledger.audit.files import Leaves
-from ledger.audit.findings import AuditReport, Finding, Verdict, weakest
-from ledger.audit.histories import Anchors, Fault, Given, judge_citations, judge_crossing, longest, read_export
+from ledger.audit.findings import AuditReport, Finding, Report, Verdict, weakest
+from ledger.audit.histories import Anchors, Given, judge_citations, judge_crossing, longest, read_export
 from ledger.audit.remarks import Remarks
 from ledger.audit.replaying import begin, follow
 from ledger.audit.verify import MAX_FINDINGS, verify_export
@@ -24,7 +24,7 @@ from ledger.replay.contributions import Contribution
 from ledger.replay.earlier_runs import Accounts, Earlier, SpentRegistry, left_out
 
 CARRIED_TOLERANCE_MICRO = 2
-"""What a run says was spent before is the recomputed value less at most this, in 1e-6: machines differ in last bits."""
+"""Most by which what a run says was spent before may lie below the recomputed value, in 1e-6: last bits differ."""
 
 
 ANSWERED: Final = frozenset({"EARLIER_TOLD", "LIMITS_ALONE"})
@@ -61,12 +61,7 @@ def earlier_run(
     A pruned one will do: what was spent is recomputed from what stays (`ledger.retention.retained`).
 
     Args:
-        path: the directory.
-        keys: verifier keys of its ledger.
-        owner_key: raw public key of the corpus owner, if its policy must have been signed by that.
-        reason: as what it is to be cited.
         counted: how a header cites earlier ledgers, perhaps this one, which must have grown from there.
-        now: the clock of whoever counts it, as for `verify_export`.
 
     Raises:
         LedgerBehind, LedgerForked: it is shorter than cited, or another history.
@@ -112,36 +107,27 @@ def verify_with_earlier(
 ) -> AuditReport:
     """Audits an export as `verify_export` does, and what it says of earlier runs against their exports.
 
-    Guarantee:
-        FULL means besides, and SUMMARISED of everybody whom a leaf names (what of the others is told, EARLIER_TOLD says): every
-        cited earlier run was given, is FULL itself (or SUMMARISED), of the same corpus, is no shorter than cited and
-        has the cited root at that size, under the cited name and key, and was closed there; whatever one of them counted is
-        cited too, and so is every run given that began before and shares a contribution; none has leaves dated after the run
-        that cites it began; a compromised one is no longer than cited, and is counted with its whole plan unless it was closed,
-        for whoever was admitted in it and whoever may have been; all exports given, and all that the runs in them counted, tell
-        one history of each ledger; no noise stream of any was used in another; no admission says less than what its
-        contribution had spent in them together, or another signed limit than they did; one descriptor has one class, one set of
-        bounds and one content in all exports given, and one content one descriptor; nobody took part who was withdrawn in
-        a cited one, or in any that was given before this one began; and with this run as planned nobody exceeds a limit of
-        epsilon over all runs, its own or one of any policy for its class; nor could anybody with a cited run as that was
-        planned, and the runs that it counted.
+    Guarantee: FULL means besides, and SUMMARISED of everybody whom a leaf names (what of the others is told, EARLIER_TOLD
+    says): every cited earlier run was given, is FULL itself (or SUMMARISED), of the same corpus, is no shorter than cited and
+    has the cited root at that size, under the cited name and key, and was closed there; whatever one of them counted is cited
+    too, and so is every run given that began before and shares a contribution; none has leaves dated after the run that cites
+    it began; a compromised one is no longer than cited, and is counted with its whole plan unless it was closed, for whoever
+    was admitted in it and whoever may have been; all exports given, and all that the runs in them counted, tell one history of
+    each ledger; no noise stream of any was used in another; no admission says less than what its contribution had spent in them
+    together, or another signed limit than they did; one descriptor has one class, one set of bounds and one content in all
+    exports given, and one content one descriptor; nobody took part who was withdrawn in a cited one, or in any that was given
+    before this one began; and with this run as planned nobody exceeds a limit of epsilon over all runs, its own or one of any
+    policy for its class; nor could anybody with a cited run as that was planned, and the runs that it counted.
 
         The verdict is the weakest of the run and of those that it cites (`ledger.audit.findings.VERDICTS`). It has the
         qualifiers of the run, but for those that these exports answer, and those of `INHERITED` of any run that it cites.
 
     Args:
-        path: the directory of the export.
-        keys: verifier keys of this ledger and of the earlier ones.
         earlier: directories of the exports of earlier runs: all that the auditor knows of, whether cited or not.
-        owner_key: raw public key of the corpus owner, for all of them.
         require_quorum: as for `verify_export`, for the run and every earlier one: an operator who shows different people
             different histories of an earlier run could show here the one in which less was spent.
-        now: the auditor's clock, as for `verify_export`, for all of them.
         max_age: as for `verify_export`, for this run alone: an earlier one is closed, and grows old.
-        minimum_size: as for `verify_export`, of the run alone.
-        withdrawals: as for `verify_export`, for all of them: who withdrew in an earlier run, whatever the reason that its leaf
-            gives, has withdrawn from the corpus.
-        registry: likewise.
+        withdrawals: for all of them: who withdrew in an earlier run, for whatever reason, has withdrawn from the corpus.
     """
     now = machine_time() if now is None else now
     report = verify_export(
@@ -238,7 +224,7 @@ def _cited_runs(
     header: Header,
     given: Sequence[Given],
     audited: Callable[[Given], AuditReport],
-    fault: Fault,
+    fault: Report,
     remarks: Remarks,
     verdicts: list[Verdict],
 ) -> list[Earlier]:
@@ -273,7 +259,7 @@ def _summarised(report: AuditReport) -> Iterator[tuple[int, str]]:
         yield row.pruned, f"{told} from what stays, on the word of {', '.join(row.vouchers) or 'nobody'}"
 
 
-def _is_cited(leaves: Leaves, cited: Previous, path: str, fault: Fault) -> bool:
+def _is_cited(leaves: Leaves, cited: Previous, path: str, fault: Report) -> bool:
     """Tells whether an export is one of the ledger that is cited, and whether that has ended where it must have."""
     if leaves.size < cited.size:
         fault("EARLIER_BEHIND", path, f"{cited.size} leaves of {cited.origin} were cited, {leaves.size} are here")
@@ -287,7 +273,7 @@ def _is_cited(leaves: Leaves, cited: Previous, path: str, fault: Fault) -> bool:
     return False
 
 
-def _judge_cited(earlier: Earlier, header: Header, path: str, fault: Fault) -> None:
+def _judge_cited(earlier: Earlier, header: Header, path: str, fault: Report) -> None:
     """Holds a citation against the run as it was then."""
     cited, run = earlier.cited, earlier.run
     named = (run.header.origin, run.keys.at(cited.size))
@@ -305,7 +291,7 @@ def _judge_cited(earlier: Earlier, header: Header, path: str, fault: Fault) -> N
 
 
 def _judge_uncited(
-    run: Replay, digest: bytes, given: Given, report: AuditReport, fault: Fault, remarks: Remarks
+    run: Replay, digest: bytes, given: Given, report: AuditReport, fault: Report, remarks: Remarks
 ) -> Iterator[str]:
     """Looks at an export that is not cited: what was spent in a run that began before this one must be counted."""
     if report.verdict == "FAILED":
@@ -330,7 +316,7 @@ def _judge_uncited(
         yield f"{origin} began after this run, shares {shared} contributions with it and does not count it: audit it too"
 
 
-def _judge_streams(runs: Sequence[Replay], fault: Fault) -> None:
+def _judge_streams(runs: Sequence[Replay], fault: Report) -> None:
     """Refuses a noise stream that two runs share, cited or not; each run by itself was judged as it was verified."""
     seen: set[bytes] = set()
     for run in runs:
@@ -341,7 +327,7 @@ def _judge_streams(runs: Sequence[Replay], fault: Fault) -> None:
         seen |= own
 
 
-def _judge_plans(runs: Sequence[Earlier], fault: Fault, remarks: Remarks) -> None:
+def _judge_plans(runs: Sequence[Earlier], fault: Report, remarks: Remarks) -> None:
     """Holds every cited run, as it was planned, against limits with the runs that it counts itself.
 
     A filter lets through what it has room for beforehand: where a run without room stopped early may depend on what it saw.
@@ -371,12 +357,8 @@ def _judge_plans(runs: Sequence[Earlier], fault: Fault, remarks: Remarks) -> Non
 def _beyond(
     registry: SpentRegistry, name: bytes, contribution: Contribution, planned: Account, delta: float
 ) -> tuple[Use | None, bool]:
-    """Holds the limits of a contribution against the plan of a run and what was spent before.
-
-    Returns:
-        The limit that is exceeded by what leaves say, None without one; and whether one is exceeded with what the contribution
-        may have spent besides, in runs of which nothing says any more who stayed.
-    """
+    """Returns the limit that is exceeded by what leaves say, if any; and whether one is exceeded with what the contribution may
+    have spent besides, in runs of which nothing says any more who stayed."""
     known = registry.accounts(name, contribution.terms, named=True)
     use = registry.worst(known, planned, delta)
     if use is not None and use.too_much(TOLERANCE_MICRO):
@@ -393,7 +375,7 @@ def _remark_unheld(count: int, origin: str, remarks: Remarks) -> None:
         remarks.qualify("EARLIER_TOLD", f"{told} earlier run names no more: whether they are among these nothing shows")
 
 
-def _judge_spent(run: Replay, registry: SpentRegistry, fault: Fault, remarks: Remarks) -> Iterator[str]:
+def _judge_spent(run: Replay, registry: SpentRegistry, fault: Report, remarks: Remarks) -> Iterator[str]:
     """Holds what every admission says against what is recomputed, and yields the largest totals per class.
 
     Wrong is what contradicts leaves that name the contribution. Where an earlier run names nobody any more who stayed, totals
@@ -441,7 +423,7 @@ def _judge_spent(run: Replay, registry: SpentRegistry, fault: Fault, remarks: Re
         yield f"class {class_name}: over all runs counted, {spent}, if none was chosen by looking at another one's model"
 
 
-def _judge_left(run: Replay, other: Replay, left: Sequence[Withdraw], registry: SpentRegistry, fault: Fault) -> None:
+def _judge_left(run: Replay, other: Replay, left: Sequence[Withdraw], registry: SpentRegistry, fault: Report) -> None:
     """Finds who was withdrawn for good before this run began, and took part: in leaves behind those cited, or in no cited run.
 
     Whoever chooses the size at which a run is cited, or cites none, does not choose what was withdrawn by then.
@@ -453,7 +435,7 @@ def _judge_left(run: Replay, other: Replay, left: Sequence[Withdraw], registry: 
             _tell_withdrawn(here, other.header.origin, leaf, fault)
 
 
-def _tell_withdrawn(contribution: Contribution, origin: str, leaf: Withdraw, fault: Fault) -> None:
+def _tell_withdrawn(contribution: Contribution, origin: str, leaf: Withdraw, fault: Report) -> None:
     sentence = f"{leaf.descriptor_hash.hex()} was withdrawn in {origin} (leaf {leaf.seq}, {leaf.reason})"
     fault("EARLIER_WITHDRAWN", f"seq {contribution.seq}", f"{sentence}, and was in the pool of charged steps here")
 
@@ -463,7 +445,7 @@ def _says_less(contribution: Contribution, before: float) -> bool:
     return contribution.terms.carried_micro + CARRIED_TOLERANCE_MICRO < before * MICRO
 
 
-def _judge_admission(contribution: Contribution, before: float, fault: Fault) -> None:
+def _judge_admission(contribution: Contribution, before: float, fault: Report) -> None:
     if _says_less(contribution, before):
         name, said = contribution.descriptor_hash.hex(), contribution.terms.carried_micro
         sentence = f"{name} had spent {before * MICRO:.3f} (1e-6) before, the leaf says {said}"
@@ -476,16 +458,9 @@ def _whole(given: Given) -> tuple[Replay, Anchors, list[Withdraw]]:
     return _replay(given.leaves, given.leaves.size, withdrawn, anchors), anchors, withdrawn
 
 
-def _replay(
-    leaves: Leaves, size: int, withdrawn: list[Withdraw] | None = None, anchors: Anchors | None = None
-) -> Replay:
-    """Replays a run as its first leaves tell it; it was verified before, so recorded epsilons are not computed again.
-
-    Args:
-        leaves: of the export. size: how many of them.
-        withdrawn: takes the WITHDRAW leaves.
-        anchors: takes the content commitments.
-    """
+def _replay(leaves: Leaves, size: int, withdrawn: list[Withdraw] | None = None, anchors: Anchors | None = None) -> Replay:
+    """Replays the first leaves of a run; it was verified before, so recorded epsilons are not computed again. Lists given take
+    the WITHDRAW leaves and the content commitments."""
     run = begin(leaves, recompute=False)
     for leaf, _ in follow(run, leaves, size):
         if withdrawn is not None and isinstance(leaf, Withdraw):

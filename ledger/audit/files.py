@@ -7,15 +7,16 @@ and folds each again, since the directory may lie where others write.
 
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Final
 
 from ledger import layout, tiles
+from ledger.audit.findings import Report
 from ledger.errors import ExportChanged, NoteError, ProofError
-from ledger.merkle import Frontier, leaf_hash
+from ledger.merkle import leaf_hash
 from ledger.note import (
     SIGNATURE_ED25519,
     Checkpoint,
@@ -27,16 +28,12 @@ from ledger.note import (
     peek_checkpoint,
 )
 from ledger.retention.retained import is_stand_in
-from ledger.tiles import KeptNodes, Subtree, Subtrees
+from ledger.tiles import KeptNodes, Subtree, Subtrees, root_over
 
 
 class TileRoots:
-    """The tree over the roots of tiles, as entries or hashes give it.
-
-    Attributes:
-        roots: that tree.
-        missing: number of the first tile that could not be read, None without such.
-    """
+    """Builds the tree over the roots of tiles, as entries or hashes give it; `missing` is the first tile that could not be
+    read."""
 
     def __init__(self) -> None:
         self.roots = Subtrees()
@@ -51,29 +48,23 @@ class TileRoots:
             self.roots.append(bytes(layout.HASH_SIZE))
 
     def root(self) -> bytes | None:
-        """The root of all, where no tile is missing."""
+        """Returns the root of all, where no tile is missing."""
         return None if self.missing is not None else self.roots.root(self.roots.size)
 
 
 MAX_NAMED: Final = 50
 """Missing, unknown or wrong files are named up to this many of each."""
 
-Report = Callable[[str, str, str], None]
-
 
 @dataclass(slots=True)
 class Export:
-    """A directory under audit.
+    """Reads a directory under audit.
 
     Attributes:
-        base: the directory.
-        report: takes (code, where, sentence) of everything wrong.
-        names: names of the regular files found.
         retained: how many bundles, from the first on, are those of a pruned ledger (`ledger.layout`).
         nodes: what stands for leaf hashes that are gone, None where all are there.
         size: the signed size, 0 until it is known.
         terms: how many common terms of attestations its files hold, as their names say (`ledger.layout`).
-        attested: whether any file holds attestations.
     """
 
     base: Path
@@ -103,9 +94,7 @@ class Export:
                 elif child.is_file(follow_symlinks=False):
                     self.names.add(name)
                 else:
-                    self.report(
-                        "NOT_A_FILE", ascii(name)[1:-1], "an export has regular files only: no links, no devices"
-                    )
+                    self.report("NOT_A_FILE", ascii(name)[1:-1], "an export has regular files only: no links, no devices")
         return True
 
     def read(self, name: str) -> bytes | None:
@@ -176,9 +165,8 @@ class Export:
     def leaves(self, checkpoint: Checkpoint) -> "Leaves | None":
         """Returns the leaves if they hash to the signed root, or None after naming the files that do not fit.
 
-        Guarantee:
-            The leaves returned are exactly those under the signed root, but for stand-ins, for which a hash or the root of a
-            subtree of stand-ins is; and every hash tile and kept node has been compared with what they give.
+        Guarantee: The leaves returned are exactly those under the signed root, but for stand-ins, for which a hash or the root
+        of a subtree of stand-ins is; and every hash tile and kept node has been compared with what they give.
         """
         given = TileRoots()
         unlike: list[int] = []
@@ -264,14 +252,15 @@ class Export:
         return [Subtree(seq, 0, hash_) for seq, hash_ in enumerate(_split(tile), n * layout.TILE_WIDTH)]
 
     def _is_unlike(self, n: int, width: int, pieces: list[Subtree]) -> bool:
-        """Whether the stored hashes of a tile of level 0, as far as they can be read, are not those that its entries give."""
+        """Tells whether the stored hashes of a tile of level 0, as far as they can be read, are not those that its entries
+        give."""
         if self.nodes is not None and not self.nodes.has_tile(0, n):
             return pieces != self.nodes.in_tile(n)
         tile = self.read(layout.tile_path(0, n, width))
         return tile is not None and tile != b"".join(piece.hash for piece in pieces)
 
     def _hashes_name(self, n: int, size: int) -> str:
-        """The file that has the hashes of a tile of level 0."""
+        """Returns the file that has the hashes of a tile of level 0."""
         if self.nodes is not None and not self.nodes.has_tile(0, n):
             return layout.RETAINED_NODES
         return layout.tile_path(0, n, layout.width_of(n, size))
@@ -318,33 +307,20 @@ class Export:
 
 @dataclass(frozen=True, slots=True)
 class Leaves:
-    """The leaves under a signed root, read from their bundles anew at every use.
-
-    Attributes:
-        export: the directory.
-        roots: the tree over the roots of the tiles of 256 leaves, and of the partial one at the end.
-        size: number of leaves.
-    """
+    """The leaves under a signed root, read from their bundles anew at every use."""
 
     export: Export
     roots: Subtrees
     size: int
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yields the leaves in order.
-
-        Raises:
-            ExportChanged: a bundle is no longer what was authenticated.
-        """
+        """Yields the leaves in order. Raises ExportChanged: a bundle is no longer what was authenticated."""
         for n in range(self.roots.size):
             yield from self.tile(n)
 
     def between(self, first: int, end: int) -> Iterator[Subtree]:
-        """Yields subtrees that tile the leaves from one position up to another (`ledger.tiles.Pieces`).
-
-        Raises:
-            ExportChanged: a bundle is no longer what was authenticated.
-            ProofError: code HASHES_GONE if a kept node reaches beyond one of the two.
+        """Yields subtrees that tile the leaves from one position up to another (`ledger.tiles.Pieces`). Raises ExportChanged: a
+        bundle is no longer what was authenticated; ProofError: code HASHES_GONE if a kept node reaches beyond one of the two.
         """
         if self.export.nodes is not None:
             self.export.nodes.refuse_inside(first)
@@ -362,32 +338,21 @@ class Leaves:
             first = min(end, (n + 1) * layout.TILE_WIDTH)
 
     def root_at(self, size: int) -> bytes:
-        """Returns the root over the first ``size`` leaves.
-
-        Raises:
-            ExportChanged: a bundle is no longer what was authenticated.
-            ProofError: code HASHES_GONE where a kept node reaches beyond that size.
-        """
-        frontier = Frontier()
-        for piece in self.between(0, size):
-            frontier.append(piece.hash, piece.level)
-        return frontier.root()
+        """Returns the root over the first ``size`` leaves. Raises ExportChanged: a bundle is no longer what was authenticated;
+        ProofError: code HASHES_GONE where a kept node reaches beyond that size."""
+        return root_over(self.between(0, size))
 
     def tile(self, n: int) -> list[bytes]:
-        """Returns the entries of a bundle.
-
-        Raises:
-            ExportChanged: it is no longer what was authenticated.
-        """
+        """Returns the entries of a bundle. Raises ExportChanged: it is no longer what was authenticated."""
         return self._read(n)[0]
 
     @property
     def retained(self) -> int:
-        """Position below which an entry may be a stand-in."""
+        """Returns the position below which an entry may be a stand-in."""
         return self.export.retained * layout.TILE_WIDTH
 
     def _whole(self, n: int) -> Subtree:
-        """The subtree that begins with a full tile: that tile, or a kept one over several."""
+        """Returns the subtree that begins with a full tile: that tile, or a kept one over several."""
         node = None if self.export.nodes is None else self.export.nodes.around(n * layout.TILE_WIDTH)
         level = layout.TILE_HEIGHT if node is None else max(layout.TILE_HEIGHT, node.level)
         (root,) = self.roots.between(n, n + (1 << level - layout.TILE_HEIGHT))
@@ -397,7 +362,7 @@ class Leaves:
         return self._read(n)[1]
 
     def _read(self, n: int) -> tuple[list[bytes], list[Subtree]]:
-        """Entries of a bundle, and the subtrees that begin in it."""
+        """Returns entries of a bundle, and the subtrees that begin in it."""
         width = layout.width_of(n, self.size)
         entries = self.export.bundle(n, width)
         pieces = None if entries is None else self.export.pieces(n, width, entries)
@@ -407,7 +372,7 @@ class Leaves:
         return entries, pieces
 
     def _same(self, n: int, pieces: list[Subtree]) -> bool:
-        """Whether a tile has the root that it had; inside a kept subtree of several there is none."""
+        """Tells whether a tile has the root that it had; inside a kept subtree of several there is none."""
         if not pieces or pieces[0].level > layout.TILE_HEIGHT:
             return True
         again = Subtrees()
@@ -416,7 +381,7 @@ class Leaves:
 
 
 def _claimed(data: bytes, keys: list[str]) -> Checkpoint | None:
-    """What a note claims that none of these keys signed, if one of them is named like the log it claims."""
+    """Returns what a note claims that none of these keys signed, if one of them is named like the log it claims."""
     try:
         found = peek_checkpoint(data)
     except NoteError:

@@ -3,12 +3,15 @@
 Pages, JSON, summaries and exit codes take their words from here, and add none. docs/auditors.md has them as one table.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal, get_args
 
 from ledger.leaves import HeaderBlock, Leaf
 from ledger.views.summary import ClassSummary, ReleaseRow
+
+Report = Callable[[str, str, str], None]
+"""Takes code, place and sentence of everything wrong."""
 
 Verdict = Literal["FULL", "SUMMARISED", "TOLD", "SIGNED", "FAILED"]
 """From the strongest to the weakest. An audit of an export never says SIGNED, which is a word of releases."""
@@ -16,13 +19,8 @@ Verdict = Literal["FULL", "SUMMARISED", "TOLD", "SIGNED", "FAILED"]
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """What a word means.
-
-    Attributes:
-        sentence: what it says, without a full stop.
-        remedy: what the reader can do about it.
-        code: exit code of a command that ends with this verdict (`exit_code`); 0 for a qualifier, which decides none.
-    """
+    """Explains a word. `code`: exit code of a command that ends with this verdict (`exit_code`); 0 for a qualifier, which
+    decides none."""
 
     sentence: str
     remedy: str
@@ -124,8 +122,7 @@ QUALIFIERS: Final[dict[str, Word]] = {
         "read in the notes who vouches, or ask for an export from before",
     ),
     "RELEASE_OLDER": Word(
-        "contributions were withdrawn after the release, which cannot take that into account",
-        "ask for a newer release",
+        "contributions were withdrawn after the release, which cannot take that into account", "ask for a newer release"
     ),
     "UNADDRESSED": Word(
         "random numbers of the forward passes come from one generator for everybody drawn in a step, as the trainer recorded: "
@@ -173,7 +170,7 @@ BEYOND: Final = (
     "what contributions say, whose they are, and how many people stand behind them: no export has that",
     "that a file at hand is the model of this run: dptrain release --check compares it",
 )
-"""What no audit can find in an export: with every verdict, FULL too."""
+"""Facts that no audit can find in an export, whatever its verdict."""
 
 WHERE_BEYOND: Final = "what no audit can find in an export: docs/auditors.md, What an audit cannot find"
 """The one line that points to the list."""
@@ -185,13 +182,7 @@ def weakest(verdicts: Iterable[Verdict]) -> Verdict:
 
 
 def exit_code(verdict: Verdict, *, require_full: bool = False, signature_only: bool = False) -> int:
-    """Returns the exit code of a command that says this verdict.
-
-    Args:
-        verdict: what the audit, or the check of a release, says.
-        require_full: whether anything but FULL is a failure.
-        signature_only: whether SIGNED will do, unless FULL is asked for.
-    """
+    """Returns the exit code of a command that says this verdict; `signature_only` lets SIGNED do, unless FULL is asked for."""
     if require_full:
         return int(verdict != "FULL")
     return 0 if signature_only and verdict == "SIGNED" else VERDICTS[verdict].code
@@ -205,13 +196,7 @@ def headline(verdict: Verdict, qualifiers: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that is wrong.
-
-    Attributes:
-        code: short upper-case reason.
-        where: the file of the export, or ``seq N`` for the meaning of a leaf.
-        sentence: what was found and what was expected.
-    """
+    """Names something that is wrong. `where`: the file of the export, or ``seq N`` for the meaning of a leaf."""
 
     code: str
     where: str
@@ -220,15 +205,12 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class EpochRow:
-    """One recorded epoch.
+    """Tells of one recorded epoch.
 
     Attributes:
-        number: number of the epoch, from 1.
-        step: last released step.
         charged: steps charged so far, over all attempts.
         epsilons: largest epsilon per class, None for a public one.
         seq: position of its EPOCH leaf: a checkpoint of a larger size commits to it.
-        time: POSIX seconds of that leaf.
         active: contributions in the pool, per class.
         withdrawn: contributions withdrawn so far, per class.
         model_digest: hex of the digest of the model state.
@@ -247,13 +229,10 @@ class EpochRow:
 
 @dataclass(frozen=True, slots=True)
 class Signer:
-    """A pinned key whose signature on the checkpoint was verified.
+    """Names a pinned key whose signature on the checkpoint was verified.
 
     Attributes:
-        name: name of the key.
-        key_id: hex of the key id in the signature line.
         time: POSIX seconds that a cosignature states; None for a plain signature, as the log's own is.
-        of_log: whether it is one of the ledger's own keys.
         counts: whether that time lies where it can (`ledger.replay.signer.Timeline.counts`); a cosignature that does not count
             is in no quorum. True of a plain signature, and where the audit broke off before it read the leaves.
     """
@@ -267,12 +246,10 @@ class Signer:
 
 @dataclass(frozen=True, slots=True)
 class IgnoredLine:
-    """Signature lines of one key that is neither pinned, nor the ledger's, nor named by the policy: they count for nothing.
+    """Counts the signature lines of one key that is neither pinned, nor the ledger's, nor named by the policy: they count for
+    nothing.
 
     Attributes:
-        name: the name that they claim.
-        key_id: hex of the key id that they claim.
-        lines: how many there are below the checkpoints of the export.
         resembles: verifier key of a known signer that has this name or this key id, not both; None without such. The line is
             then damaged, forged, or by another key of that signer.
     """
@@ -285,14 +262,7 @@ class IgnoredLine:
 
 @dataclass(frozen=True, slots=True)
 class KindRow:
-    """How many leaves of a kind there are.
-
-    Attributes:
-        kind: its name, as docs/formats.md has it.
-        count: how many.
-        first: position of the first.
-        last: position of the last.
-    """
+    """Counts the leaves of a kind."""
 
     kind: str
     count: int
@@ -302,7 +272,7 @@ class KindRow:
 
 @dataclass(frozen=True, slots=True)
 class WithdrawalCount:
-    """How many withdrawals of a class were entered for a reason; the class is None where nothing was ever admitted."""
+    """Counts withdrawals of a class by reason; the class is None where nothing was ever admitted."""
 
     class_name: str | None
     reason: str
@@ -311,13 +281,9 @@ class WithdrawalCount:
 
 @dataclass(frozen=True, slots=True)
 class WithdrawalRow:
-    """One withdrawal.
+    """Tells of one withdrawal.
 
     Attributes:
-        seq: position of its WITHDRAW leaf.
-        time: POSIX seconds of that leaf.
-        descriptor_hash: hex of the hash of the descriptor.
-        reason: reason code.
         class_name: class of the contribution, None when no such contribution was ever admitted.
         steps: charged steps it was in the pool for, None like the class.
         epsilon: what it had spent and keeps, None like the class and for a public class.
@@ -334,10 +300,9 @@ class WithdrawalRow:
 
 @dataclass(frozen=True, slots=True)
 class WithdrawalEvidence:
-    """What became of the evidence that WITHDRAW leaves name, where signed withdrawals were given.
+    """Counts what became of the evidence that WITHDRAW leaves name, where signed withdrawals were given.
 
     Attributes:
-        signed: leaves whose evidence is a signed withdrawal.
         shown: how many of them were held against the withdrawal that they name, and hold.
         missing: positions of the others, at most `ledger.audit.withdrawals.MAX_MISSING` of them.
     """
@@ -349,13 +314,10 @@ class WithdrawalEvidence:
 
 @dataclass(frozen=True, slots=True)
 class BoundsEvidence:
-    """What became of the attestations that ADMIT leaves quote.
+    """Counts what became of the attestations that ADMIT leaves quote.
 
     Attributes:
-        admits: ADMIT leaves whose bodies are there.
-        pruned: ADMIT leaves whose bodies are gone.
         held: how many of them hold against an attestation; under a key of the registry, where that is known.
-        attested: whether the export holds attestations at all.
         keys: under how many keys of the registry they verify.
         registry_root: hex of the root of the registry's last state; None where no registry is known.
     """
@@ -370,12 +332,9 @@ class BoundsEvidence:
 
 @dataclass(frozen=True, slots=True)
 class SummaryRow:
-    """One SUMMARY leaf.
+    """Tells of one SUMMARY leaf.
 
     Attributes:
-        seq: its position.
-        first: first leaf of its range.
-        end: first leaf after it.
         vouchers: names of the policy's auditors who vouch for it, as far as the export shows.
         pruned: leaves of the range whose bodies are gone.
         hashes_gone: how many of these have no leaf hash either, but lie in subtrees of which the root is kept.
@@ -394,14 +353,7 @@ class SummaryRow:
 
 @dataclass(frozen=True, slots=True)
 class CitedRow:
-    """An earlier ledger as the header cites it (`ledger.leaves.Previous`).
-
-    Attributes:
-        origin: its origin.
-        size: number of leaves.
-        root_hex: root over them.
-        reason: `ledger.leaves.header.SPENT` or `COMPROMISED`.
-    """
+    """Cites an earlier ledger as the header does (`ledger.leaves.Previous`)."""
 
     origin: str
     size: int
@@ -411,14 +363,7 @@ class CitedRow:
 
 @dataclass(frozen=True, slots=True)
 class ClockRow:
-    """One CLOCK leaf: the ledger's operator took back times that a wrong clock had put into the leaves before it.
-
-    Attributes:
-        seq: its position.
-        before: time of the leaf before it, POSIX seconds.
-        time: time from which the ledger went on.
-        reason: why, in the operator's words.
-    """
+    """Tells of one CLOCK leaf: the operator took back times that a wrong clock had put into the leaves before it."""
 
     seq: int
     before: int
@@ -428,29 +373,17 @@ class ClockRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditReport:
-    """The result of an audit.
+    """Holds the result of an audit.
 
     Attributes:
         verdict: FULL, SUMMARISED, TOLD or FAILED (`ledger.audit.findings.VERDICTS`, `ledger.audit.verify_export`).
         qualifiers: what weakens it, as words of `ledger.audit.findings.QUALIFIERS`, sorted.
-        findings: what is wrong; empty unless FAILED.
         notes: what a reader should know though nothing is wrong, the particulars of the qualifiers among it.
         origin: the ledger's origin, as signed; None when the checkpoint itself was refused, and so are the rest.
-        size: number of leaves, as signed.
-        root_hex: root of the tree, as signed.
         now: what the auditor's clock said, POSIX seconds: times were held against it.
         last_time: time of the last leaf, None where the leaves were not read.
-        clock_sets: the CLOCK leaves.
-        finished: whether the run was closed.
-        corpus: corpus of the policy.
-        cited: the earlier ledgers that the header cites.
-        delta: the policy's delta.
         accountant: name, library and version that this audit computed with; a note says where the run recorded another.
-        steps: the policy's horizon.
-        charged: steps charged over all attempts.
-        attempts: number of attempts.
         classes: per class, recomputed from the leaves.
-        epochs: the recorded epochs.
         blocks: the noise schedule, derived from the signed policy and the stack that the header names.
         stack_parameters: parameters of that stack, whose names, order and coordinates are the operator's word.
         isolation: how statement A stands, in words: the trainer's word.
@@ -460,9 +393,7 @@ class AuditReport:
             `ledger.views.summary.block_multipliers` defines it.
         noise_follows_draw: whether the noise of a step is what those drawn brought, rather than the schedule's.
         noise_phases: first step, factor on the schedule, and charged steps of each phase, where the noise varies over the run.
-        owner: id of the policy's owner.
         owner_pinned: whether the owner's key was given by whoever audits, rather than read from the header.
-        kinds: the leaves by kind.
         model_digest: hex of the model digest in the last epoch, None without one.
         signers: who signed the checkpoint, of the pinned keys, the ledger's own and the cosigners whom the policy names.
         ignored: signature lines by keys that nobody knows, below the checkpoint and below those that a pruned export keeps.
@@ -473,13 +404,10 @@ class AuditReport:
         witnesses: verifier keys of the witnesses whom the policy names.
         witness_quorum: how many of them the policy asks for, None without witnesses.
         witness_quorum_met: whether as many have cosigned, None without witnesses.
-        withdrawal_counts: withdrawals by class and reason, all of them.
         withdrawals: the last ones, at most `ledger.audit.withdrawals.MAX_LISTED`.
         withdrawal_evidence: what became of their evidence, None where no signed withdrawals were given.
         bounds: what became of the attestations of the contributions; None where the leaves were not read.
-        summaries: the SUMMARY leaves.
         folded: number of ADMIT leaves that are gone of contributions that had not left when the run was closed.
-        release_count: number of RELEASE leaves.
         releases: the last of them, at most `ledger.views.summary.MAX_LISTED`, with what they cost each class.
     """
 
@@ -542,7 +470,6 @@ class Kinds:
     """Takes every leaf of a run in order, and keeps a row per kind."""
 
     def __init__(self, header: Leaf) -> None:
-        """Begins with leaf 0."""
         self._rows: dict[type, tuple[int, int, int]] = {}
         self.see(header)
 

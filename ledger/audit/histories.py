@@ -9,7 +9,7 @@ hash with other bounds, or who admits the content under another hash, would carr
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -17,6 +17,7 @@ from pathlib import Path
 from attest.corpus.digests import DigestTable
 from ledger import layout
 from ledger.audit.files import Export, Leaves
+from ledger.audit.findings import Report
 from ledger.errors import ExportChanged, LeafRefused, NoteError
 from ledger.leaves import Admit, Header, Leaf, decode_leaf
 from ledger.leaves.header import COMPROMISED
@@ -25,19 +26,11 @@ from ledger.replay import Replay
 from ledger.replay.contributions import Contribution
 from ledger.retention.retained import is_stand_in
 
-Fault = Callable[[str, str, str], None]
-
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """An export that was given.
-
-    Attributes:
-        path: the directory.
-        leaves: its leaves, under the root that it claims.
-        header: leaf 0.
-        digest: SHA-256 of leaf 0, by which a ledger is known.
-    """
+    """Holds an export that was given: its leaves under the root that it claims, and the SHA-256 of leaf 0, by which a ledger is
+    known."""
 
     path: Path
     leaves: Leaves
@@ -50,21 +43,15 @@ class Given:
         return sum(map(is_stand_in, islice(self.leaves, self.leaves.retained)))
 
     def require(self, size: int | None, root_hex: str | None) -> None:
-        """Holds the leaves against those of which an audit said that they are signed: others may write there.
-
-        Raises:
-            ExportChanged: code CHANGED, they are others.
-        """
+        """Holds the leaves against those of which an audit said that they are signed: others may write there. Raises
+        ExportChanged: code CHANGED, they are others."""
         if (size, root_hex) != (self.leaves.size, self.leaves.root_at(self.leaves.size).hex()):
             raise ExportChanged("CHANGED", f"{self.path} changed while it was audited; audit a copy that nobody writes")
 
 
 def read_export(path: Path) -> Given:
-    """Reads an export under the root that it claims; who signed that is for the audit.
-
-    Raises:
-        LeafRefused: code EARLIER, it is no whole export; HEADER, its first leaf is no header.
-    """
+    """Reads an export under the root that it claims; who signed that is for the audit. Raises LeafRefused: code EARLIER, it is
+    no whole export; HEADER, its first leaf is no header."""
     faults: list[str] = []
     export = Export(path, lambda code, where, sentence: faults.append(f"{where}: {sentence}"))
     data = export.read(layout.CHECKPOINT) if export.scan() else None
@@ -82,16 +69,9 @@ def read_export(path: Path) -> Given:
     return Given(path, leaves, header, hashlib.sha256(first).digest())
 
 
-def longest(given: Sequence[Given], fault: Fault) -> list[Given]:
+def longest(given: Sequence[Given], fault: Report) -> list[Given]:
     """Returns the longest export of each ledger, of equals that with most leaves; reports every one that is no beginning of it.
-
-    Args:
-        given: all exports.
-        fault: takes (code, where, sentence) of everything wrong.
-
-    Raises:
-        ExportChanged, ProofError: roots cannot be made.
-    """
+    Raises ExportChanged, ProofError: roots cannot be made."""
     found: dict[bytes, Given] = {}
     for item in given:
         top = found.setdefault(item.digest, item)
@@ -106,15 +86,13 @@ def longest(given: Sequence[Given], fault: Fault) -> list[Given]:
     return list(found.values())
 
 
-def judge_citations(shown: Iterable[Given], own: Given, fault: Fault) -> None:
+def judge_citations(shown: Iterable[Given], own: Given, fault: Report) -> None:
     """Holds what every run counts against the exports of the ledgers that it names; what ``own`` counts is judged elsewhere.
 
     So no run forgets that a key was lost, as another one says: behind the leaves for which that one vouches nothing counts.
 
     Args:
         shown: the longest export of each ledger, without that of the run under audit.
-        own: the run under audit.
-        fault: takes (code, where, sentence) of everything wrong.
 
     Raises:
         ExportChanged, ProofError: roots cannot be made.
@@ -148,7 +126,6 @@ class Anchors:
     """
 
     def __init__(self) -> None:
-        """Begins before the first admission."""
         self._numbers, self._all = DigestTable(), bytearray()
 
     def see(self, leaf: Leaf, run: Replay) -> None:
@@ -168,18 +145,17 @@ class Anchors:
         return self._numbers.get(anchor)
 
 
-def judge_crossing(runs: Iterable[tuple[Replay, Anchors]], fault: Fault) -> None:
+def judge_crossing(runs: Iterable[tuple[Replay, Anchors]], fault: Report) -> None:
     """Holds the contributions of each run against those of the runs before it.
 
     Guarantee: without a finding a descriptor hash that stands in two of these runs stands there with one class, clip norm,
-        noise multiplier, cap and content commitment, and a content commitment stands in all of them under one descriptor hash.
-        So nobody begins at nothing again but who signed anew, under a fresh nonce. (Limits are held against each other where
-        totals are: code LIMIT.) Of an ADMIT leaf that was pruned the content commitment is gone, and of who stayed the
-        descriptor hash too: these are held against nothing.
+    noise multiplier, cap and content commitment, and a content commitment stands in all of them under one descriptor hash. So
+    nobody begins at nothing again but who signed anew, under a fresh nonce. (Limits are held against each other where totals
+    are: code LIMIT.) Of an ADMIT leaf that was pruned the content commitment is gone, and of who stayed the descriptor hash
+    too: these are held against nothing.
 
     Args:
-        runs: each with its commitments; the run under audit last.
-        fault: takes (code, where, sentence) of everything wrong; of two runs only the first contribution of each kind is named.
+        fault: of two runs only the first contribution of each kind is named.
     """
     before: list[tuple[Replay, Anchors]] = []
     for run, anchors in runs:
@@ -188,7 +164,7 @@ def judge_crossing(runs: Iterable[tuple[Replay, Anchors]], fault: Fault) -> None
         before.append((run, anchors))
 
 
-def _judge_pair(run: Replay, anchors: Anchors, other: Replay, theirs: Anchors, fault: Fault) -> None:
+def _judge_pair(run: Replay, anchors: Anchors, other: Replay, theirs: Anchors, fault: Report) -> None:
     here, there = run.header.origin, other.header.origin
     terms, renamed = [], []
     places = {item.descriptor_hash: number for number, item in enumerate(other.register.by_number) if not item.unnamed}

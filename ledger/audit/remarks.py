@@ -1,4 +1,4 @@
-"""What a reader should know of a run though nothing is wrong with it: plain notes, and qualifiers.
+"""Collects what a reader should know of a run though nothing is wrong: plain notes, and qualifiers.
 
 A qualifier weakens what a reader may believe, and is a word of `ledger.audit.findings`; most come with a note that tells the
 particulars. A plain note explains.
@@ -22,11 +22,7 @@ MAX_CLOCK_NOTES: Final = 10
 
 
 class Remarks:
-    """Collects notes and qualifiers in the order in which an audit comes to them.
-
-    Attributes:
-        notes: sentences.
-    """
+    """Collects notes and qualifiers in the order in which an audit comes to them."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -37,11 +33,7 @@ class Remarks:
         self.notes += sentences
 
     def qualify(self, word: str, *sentences: str) -> None:
-        """Takes a qualifier, with sentences that tell its particulars.
-
-        Raises:
-            KeyError: the registry has no such word.
-        """
+        """Takes a qualifier, with sentences that tell its particulars. Raises KeyError: the registry has no such word."""
         QUALIFIERS[word]  # one registry: no word is made up here
         self._words.add(word)
         self.notes += sentences

@@ -27,11 +27,7 @@ class Roots:
         self._hashes = lru_cache(KEPT_TILES)(self._of_tile)
 
     def at(self, size: int) -> bytes:
-        """Returns the root over the first ``size`` leaves.
-
-        Raises:
-            ExportChanged, ProofError: as `Leaves.root_at`.
-        """
+        """Returns the root over the first ``size`` leaves. Raises ExportChanged, ProofError: as `Leaves.root_at`."""
         if self._leaves.export.nodes is not None:  # some tiles are in one kept node together
             return self._leaves.root_at(size)
         whole, rest = divmod(size, layout.TILE_WIDTH)
@@ -47,7 +43,7 @@ class Roots:
         return found.root()
 
     def _of_tile(self, n: int) -> list[bytes]:
-        """Leaf hashes of a tile, asked for in halves: a whole one is told by its root alone."""
+        """Returns leaf hashes of a tile, asked for in halves: a whole one is told by its root alone."""
         first, half = n * layout.TILE_WIDTH, layout.TILE_WIDTH // 2
         edges = [min(place, self._leaves.size) for place in (first, first + half, first + 2 * half)]
         return [piece.hash for low, high in pairwise(edges) for piece in self._leaves.between(low, high)]
@@ -56,9 +52,7 @@ class Roots:
 def begin(leaves: Leaves, *, recompute: bool = True) -> RetainedReplay:
     """Returns a replay behind leaf 0 of these.
 
-    Args:
-        leaves: of the export.
-        recompute: whether recorded epsilons are to be computed again; not where an audit did that before.
+    Recorded epsilons are computed again unless an audit did that before.
 
     Raises:
         LeafRefused: code HEADER, the first leaf is none; or a WITHDRAW leaf cannot be read.
@@ -92,20 +86,9 @@ def lookup(leaves: Leaves) -> Callable[[int], Leaf | None]:
 
 
 def follow(run: RetainedReplay, leaves: Leaves, end: int | None = None) -> Iterator[tuple[Leaf, list[LeafRefused]]]:
-    """Applies the leaves behind those that the run has seen, one after the other.
-
-    Args:
-        run: from `begin`.
-        leaves: the same.
-        end: how many leaves to go up to; all without.
-
-    Yields:
-        Each leaf, or what means the same where it was pruned, and what contradicts the leaves before it.
-
-    Raises:
-        LeafRefused: a leaf cannot be read, so that nothing behind it can be judged.
-        ExportChanged, ProofError: roots cannot be made.
-    """
+    """Applies the leaves behind those that the run has seen, up to `end`; yields each, or what means it where it was pruned,
+    with what contradicts the leaves before it. Raises LeafRefused: a leaf cannot be read, so that nothing behind it can be
+    judged; ExportChanged, ProofError: roots cannot be made."""
     for data in islice(leaves, run.size, end):
         if run.size < leaves.retained and is_stand_in(data):
             yield run.stand_in(data)

@@ -15,7 +15,7 @@ from attest.keys.vkeys import SIGNATURE_COSIGNATURE_V1, SIGNATURE_ED25519, SIGNA
 from attest.schema.plain import utc, visible
 from ledger import layout
 from ledger.audit.files import Export, Leaves
-from ledger.audit.findings import IgnoredLine, Signer, SummaryRow
+from ledger.audit.findings import IgnoredLine, Report, Signer, SummaryRow
 from ledger.audit.remarks import Remarks
 from ledger.errors import ExportChanged, NoteError, ProofError
 from ledger.leaves import Header
@@ -32,18 +32,10 @@ MAX_NAMED: Final = 5
 
 _LONGEST_NAME: Final = 80
 
-Report = Callable[[str, str, str], None]
-
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """A checkpoint of the tree under audit.
-
-    Attributes:
-        size: the number of leaves that it signs.
-        data: the note, as it stands in the export.
-        note: the same, opened under all known keys.
-    """
+    """Holds a checkpoint of the tree under audit: its size, its bytes, and the note opened under all known keys."""
 
     size: int
     data: bytes
@@ -65,12 +57,7 @@ def carried_notes(
     the last that is looked at.
 
     Args:
-        run: the run, for the keys that must have signed.
-        export: the directory.
-        leaves: its leaves.
         signed: the checkpoint under audit, verified under the ledger's key.
-        known: all keys whose lines are verified.
-        fault: takes (code, where, sentence) of everything wrong.
     """
     found = [signed]
     try:
@@ -97,7 +84,7 @@ def carried_notes(
 
 
 def _kept(run: Replay, leaves: Leaves, data: bytes, known: Sequence[str]) -> Carried:
-    """A kept checkpoint, which the ledger's key of its time signed, over this tree and nothing else."""
+    """Returns a kept checkpoint, which the ledger's key of its time signed, over this tree and nothing else."""
     note, checkpoint = run.keys.open_note(data)
     if checkpoint.size > leaves.size or leaves.root_at(checkpoint.size) != checkpoint.root:
         raise NoteError("ROOT", f"a kept checkpoint of {checkpoint.size} leaves is not of this tree")
@@ -149,23 +136,14 @@ def judge_keys(
     origin: str,
     chain: KeyChain,
     pinned: Sequence[str],
-    fault: Callable[[str, str, str], None],
+    fault: Report,
     remarks: Remarks,
 ) -> Note | None:
     """Follows the changes of the ledger's key from the pinned ones, and verifies the checkpoint under the key that signs now.
 
-    Guarantee:
-        Nothing is told to ``fault`` only if a pinned key stands in the ledger's chain of keys, so does every other that was
-        pinned for this ledger, and all keys that must have signed a checkpoint of this size did, whose note is returned. An old
-        key alone never suffices.
-
-    Args:
-        data: the checkpoint note.
-        origin: the ledger's name.
-        chain: the keys of the ledger, from its leaves.
-        pinned: the verifier keys that the auditor trusts.
-        fault: takes (code, where, sentence) of everything wrong.
-        remarks: takes what a reader should know.
+    Guarantee: Nothing is told to ``fault`` only if a pinned key stands in the ledger's chain of keys, so does every other that
+    was pinned for this ledger, and all keys that must have signed a checkpoint of this size did, whose note is returned. An old
+    key alone never suffices.
     """
     log_keys = [vkey for vkey in dict.fromkeys(pinned) if _is_log_key(vkey, origin)]
     strangers = [vkey for vkey in log_keys if vkey not in chain.vkeys]
@@ -202,24 +180,19 @@ def judge_signers(
     chain: KeyChain,
     counts: Callable[[int], bool],
     required: bool,
-    fault: Callable[[str, str, str], None],
+    fault: Report,
     remarks: Remarks,
 ) -> dict[str, Any]:
     """Says who signed the checkpoint under audit, and whether auditors and witnesses among them are the quorums asked for.
 
-    Guarantee:
-        ``quorum_met`` is True only if as many of the policy's auditors as it asks for have cosigned this checkpoint, each by a
-        line that verifies, at a time that counts; ``witness_quorum_met`` says that of its witnesses. Neither kind counts for
-        the other.
+    Guarantee: ``quorum_met`` is True only if as many of the policy's auditors as it asks for have cosigned this checkpoint,
+    each by a line that verifies, at a time that counts; ``witness_quorum_met`` says that of its witnesses. Neither kind counts
+    for the other.
 
     Args:
         notes_of_tree: the notes over the checkpoint under audit, all with its text; their lines count together.
-        header: leaf 0.
-        chain: the keys of the ledger.
         counts: tells whether that checkpoint can have been signed at a time, in POSIX seconds.
         required: whether a quorum that the policy names and that was not reached is a fault, and a policy that names none.
-        fault: takes (code, where, sentence) of everything wrong.
-        remarks: takes what a reader should know.
 
     Returns:
         The fields ``signers``, ``auditors``, ``quorum``, ``quorum_met``, ``witnesses``, ``witness_quorum`` and
@@ -287,16 +260,8 @@ def _times(notes_of_tree: Iterable[Carried], counts: Callable[[int], bool]) -> d
 def judge_summaries(
     run: RetainedReplay, nodes: KeptNodes | None, carried: Sequence[Carried], now: int, fault: Report, remarks: Remarks
 ) -> tuple[SummaryRow, ...]:
-    """Returns a row per SUMMARY leaf, and reports what is pruned though no quorum of auditors vouches for it.
-
-    Args:
-        run: the run, whose SUMMARY leaves were judged as they were replayed.
-        nodes: what stands for leaf hashes that are gone, None where all are there.
-        carried: the checkpoints of the export; what auditors say below any of them counts together.
-        now: POSIX seconds by the auditor's clock.
-        fault: takes (code, where, sentence) of everything wrong.
-        remarks: takes what a reader should know.
-    """
+    """Returns a row per SUMMARY leaf, and reports what is pruned though no quorum of auditors vouches for it. `carried`: the
+    checkpoints of the export; what auditors say below any of them counts together."""
     summaries = run.tally.summaries
     try:
         notes = [{item.size: item.data} for item in carried]

@@ -13,7 +13,7 @@ from ledger.accountants import MICRO
 from ledger.audit.attested import registered
 from ledger.audit.bounds import Bounds, bounds_are_signed
 from ledger.audit.files import Export, Leaves
-from ledger.audit.findings import AuditReport, CitedRow, ClockRow, EpochRow, Finding, Kinds, Signer, Verdict
+from ledger.audit.findings import AuditReport, CitedRow, ClockRow, EpochRow, Finding, Kinds, Report, Signer, Verdict
 from ledger.audit.histories import read_export
 from ledger.audit.remarks import Remarks, charged_noise_phases, remark_header, remark_run
 from ledger.audit.replaying import begin, follow, lookup
@@ -42,7 +42,7 @@ MAX_FINDINGS: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What an auditor brings and asks for; fields as the arguments of `verify_export`."""
+    """Holds what an auditor brings and asks for; fields as the arguments of `verify_export`."""
 
     keys: list[str]
     owner_key: bytes | None
@@ -68,25 +68,21 @@ def verify_export(
 ) -> AuditReport:
     """Audits an export offline.
 
-    Guarantee:
-        The verdict FULL means: the directory holds exactly the files that its signed size calls for; they are the tree
-        whose root a pinned key signed, or the key to which a pinned one handed the ledger over by leaves that both signed;
-        the policy in the header is signed by the header's owner key (and that is ``owner_key``, if given);
-        blocks and their noise are those that the policy's rule makes of the stack that the header names, whose names, order and
-        coordinates are the operator's word; every epoch says of the frozen parameters what the header says; class, bounds and
-        limits of every contribution are those of an attestation that verifies under a key of its contributor in the state of
-        the owner's registry in force then, of the header or of the last REGISTRY leaf, within the policy and valid at every
-        charge (`ledger.audit.bounds`);
-        the charged windows tile every attempt within the horizon, each in one phase of the noise, over the pool of its
-        moment and under a fresh noise stream; draws are recorded step by step where
-        the policy makes them public, with the variances that they give, of exactly those due where it signs an order, and
-        nowhere else; and every recorded epsilon is at
-        least the one recomputed here from admissions, charges and withdrawals, and at most 2e-6 above it (for the accountant
-        `prv`: at least what `pld` gives, and at most 0.02 above it; for versions of an accountant that were looser than
-        this one, which a note names: at least the one recomputed); and no time runs back but at a CLOCK leaf, which a note
-        names, and none since the last of these lies ahead of the auditor's clock. An auditor's signature counts only if its
-        time lies between the last leaf that it covers and that clock. The audit cannot
-        tell whether the trainer did what it recorded, or trained elsewhere on unlogged data.
+    Guarantee: The verdict FULL means: the directory holds exactly the files that its signed size calls for; they are the tree
+    whose root a pinned key signed, or the key to which a pinned one handed the ledger over by leaves that both signed; the
+    policy in the header is signed by the header's owner key (and that is ``owner_key``, if given); blocks and their noise are
+    those that the policy's rule makes of the stack that the header names, whose names, order and coordinates are the operator's
+    word; every epoch says of the frozen parameters what the header says; class, bounds and limits of every contribution are
+    those of an attestation that verifies under a key of its contributor in the state of the owner's registry in force then, of
+    the header or of the last REGISTRY leaf, within the policy and valid at every charge (`ledger.audit.bounds`); the charged
+    windows tile every attempt within the horizon, each in one phase of the noise, over the pool of its moment and under a fresh
+    noise stream; draws are recorded step by step where the policy makes them public, with the variances that they give, of
+    exactly those due where it signs an order, and nowhere else; and every recorded epsilon is at least the one recomputed here
+    from admissions, charges and withdrawals, and at most 2e-6 above it (for the accountant `prv`: at least what `pld` gives,
+    and at most 0.02 above it; for versions of an accountant that were looser than this one, which a note names: at least the
+    one recomputed); and no time runs back but at a CLOCK leaf, which a note names, and none since the last of these lies ahead
+    of the auditor's clock. An auditor's signature counts only if its time lies between the last leaf that it covers and that
+    clock. The audit cannot tell whether the trainer did what it recorded, or trained elsewhere on unlogged data.
 
         SUMMARISED means the same of a ledger without the ADMIT leaves of contributions that left, or, once the run was closed,
         of all: every figure was recomputed from what stays, a quorum of the auditors whom the signed policy names vouches for
@@ -99,14 +95,13 @@ def verify_export(
         Whatever weakens a verdict is a qualifier (`ledger.audit.findings.QUALIFIERS`).
 
     Args:
-        path: the directory of the export.
         keys: verifier keys of the log, obtained from a place that the exporter does not control.
         owner_key: raw public key of the corpus owner, likewise; without it the header's own counts (UNPINNED).
         require_quorum: fail unless as many of the policy's auditors, and of its witnesses, as it asks for have cosigned.
-        now: the auditor's clock, POSIX seconds; that of this machine without. Times may lie `attest.schema.plain.AHEAD_SECONDS`
-        ahead.
-        max_age: fail if the last leaf, and every cosignature that counts, is older than this many seconds; None for any age.
-            An operator who shows an old export shows nothing wrong, only less than there is.
+        now: the auditor's clock, POSIX seconds; that of this machine without. Times may lie
+            `attest.schema.plain.AHEAD_SECONDS` ahead.
+        max_age: fail if the last leaf, and every cosignature that counts, is older than this many seconds; None for any age. An
+            operator who shows an old export shows nothing wrong, only less than there is.
         minimum_size: fail if the checkpoint has fewer leaves: the largest size that the auditor knows of; None for unknown.
         withdrawals: a directory of signed withdrawals, to hold WITHDRAW leaves against.
         registry: file of the contributor registry, in place of the one in the export: under its keys attestations and signed
@@ -213,7 +208,7 @@ def _verify(path: Path, asked: _Asked, findings: list[Finding], report: dict[str
     return "SUMMARISED" if any(row.pruned for row in summaries) else "FULL"
 
 
-def _check_size(checkpoint: Checkpoint, minimum: int | None, fault: Any, remarks: Remarks) -> None:
+def _check_size(checkpoint: Checkpoint, minimum: int | None, fault: Report, remarks: Remarks) -> None:
     """Holds the size against what the auditor knows of; an export can be of any size that was ever signed."""
     if minimum is None:
         remarks.qualify("UNCOMPARED")
@@ -222,7 +217,7 @@ def _check_size(checkpoint: Checkpoint, minimum: int | None, fault: Any, remarks
         fault("OLD", layout.CHECKPOINT, f"{sentence}: an old copy, or the tail was cut; ask the operator for the newest export")
 
 
-def _check_keys(keys: list[str], fault: Any) -> bool:
+def _check_keys(keys: list[str], fault: Report) -> bool:
     if not keys:
         fault("KEYS", "keys", "no verifier key was given; get the log's key from a trusted place")
     for key in keys:
@@ -234,7 +229,7 @@ def _check_keys(keys: list[str], fault: Any) -> bool:
     return bool(keys)
 
 
-def _header(data: bytes, fault: Any) -> Header | None:
+def _header(data: bytes, fault: Report) -> Header | None:
     try:
         leaf = decode_leaf(data)
     except LeafRefused as error:
@@ -246,7 +241,7 @@ def _header(data: bytes, fault: Any) -> Header | None:
     return None
 
 
-def _check_header(header: Header, checkpoint: Checkpoint, owner_key: bytes | None, fault: Any) -> None:
+def _check_header(header: Header, checkpoint: Checkpoint, owner_key: bytes | None, fault: Report) -> None:
     if header.origin != checkpoint.origin:
         sentence = f"the checkpoint is of {checkpoint.origin!r}, the header of {header.origin!r}"
         fault("ORIGIN", layout.CHECKPOINT, sentence)
@@ -257,12 +252,7 @@ def _check_header(header: Header, checkpoint: Checkpoint, owner_key: bytes | Non
 
 
 def _replay(
-    leaves: Leaves,
-    findings: list[Finding],
-    withdrawals: Withdrawals,
-    kinds: Kinds,
-    evidence: SignedWithdrawals,
-    bounds: Bounds,
+    leaves: Leaves, findings: list[Finding], withdrawals: Withdrawals, kinds: Kinds, evidence: SignedWithdrawals, bounds: Bounds
 ) -> RetainedReplay:
     run = begin(leaves)
     try:
@@ -282,7 +272,7 @@ def _replay(
     return run
 
 
-def _judge_times(run: Replay, now: int, fault: Any) -> None:
+def _judge_times(run: Replay, now: int, fault: Report) -> None:
     """Holds the times of the leaves against the auditor's clock."""
     try:
         run.timeline.require_not_ahead(now)
@@ -290,7 +280,7 @@ def _judge_times(run: Replay, now: int, fault: Any) -> None:
         fault(error.code, f"seq {error.seq}", error.sentence)
 
 
-def _judge_age(run: Replay, signers: Sequence[Signer], now: int, max_age: int | None, fault: Any) -> None:
+def _judge_age(run: Replay, signers: Sequence[Signer], now: int, max_age: int | None, fault: Report) -> None:
     """Holds the newest time that this export shows against what its reader asks for."""
     newest = max([run.last_time, *(signer.time for signer in signers if signer.counts and signer.time is not None)])
     if max_age is not None and now - newest > max_age:
@@ -338,14 +328,7 @@ def _describe(run: Replay, report: dict[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class OpenedExport:
-    """An export that passed its audit.
-
-    Attributes:
-        report: what the audit says.
-        run: the run, replayed to its last leaf.
-        root: of the tree over all leaves.
-        leaves: all of them in order, of pruned ones what stands in for them.
-    """
+    """Holds an export that passed its audit. `leaves`: all of them in order, of pruned ones what stands in for them."""
 
     report: AuditReport
     run: Replay
@@ -356,19 +339,9 @@ class OpenedExport:
 def open_export(
     path: str | Path, keys: Sequence[str], *, owner_key: bytes | None = None, now: int | None = None
 ) -> OpenedExport:
-    """Audits an export, and replays it once more to be asked.
-
-    Args:
-        path: the directory.
-        keys: verifier keys of the log, as for `verify_export`.
-        owner_key: likewise.
-        now: likewise.
-
-    Raises:
-        ExportRefused: code FAILED, the audit found something; no answer from such a record would be worth anything.
-        ExportChanged: it changed after the audit.
-        LeafRefused, ProofError: likewise.
-    """
+    """Audits an export, and replays it once more to be asked. Raises ExportRefused: code FAILED, the audit found something; no
+    answer from such a record would be worth anything; ExportChanged: it changed after the audit; LeafRefused, ProofError:
+    likewise."""
     report = verify_export(path, keys, owner_key=owner_key, now=now)
     if report.verdict == "FAILED":
         first = report.findings[0]

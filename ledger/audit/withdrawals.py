@@ -15,7 +15,7 @@ from attest import sign1, signed_file
 from attest.errors import AttestError
 from attest.registry import Contributor, Registry
 from attest.withdrawal import EXPIRED, PASSING, REGISTRY_REASONS, Withdrawal, verify_withdrawal
-from ledger.audit.findings import WithdrawalCount, WithdrawalEvidence, WithdrawalRow
+from ledger.audit.findings import Report, WithdrawalCount, WithdrawalEvidence, WithdrawalRow
 from ledger.audit.remarks import Remarks
 from ledger.leaves import Admit, Header, Leaf, Withdraw
 from ledger.replay import Replay
@@ -73,22 +73,13 @@ MAX_MISSING: Final = 50
 
 _NAMED: Final = 5
 
-Report = Callable[[str, str, str], None]
-
 _SHOWN: Final = "shown"
 _UNPROVEN: Final = "unproven"
 
 
 @dataclass(frozen=True, slots=True)
 class GivenWithdrawal:
-    """A withdrawal that was given: read, and not verified yet.
-
-    Attributes:
-        name: of its file.
-        payload: the signed bytes.
-        message: the COSE_Sign1 message.
-        withdrawal: what it says.
-    """
+    """Holds a withdrawal that was given: read, and not verified yet."""
 
     name: str
     payload: bytes
@@ -97,21 +88,20 @@ class GivenWithdrawal:
 
     @property
     def issuer(self) -> str:
-        """Who says that it signed."""
+        """Says who says that it signed."""
         return sign1.peek_issuer(self.message)
 
 
 class SignedWithdrawals:
     """Takes every leaf of a run in order, and holds WITHDRAW leaves against the signed withdrawals that were given.
 
-    Guarantee:
-        A leaf counts as shown only if a file was given whose COSE_Sign1 message has the leaf's evidence hash, names that
-        contribution, this corpus and the leaf's reason, and verifies: under the owner's key as the owner, or under a key of a
-        contributor in the registry, valid when it says that it was signed or when it was entered, of whom the ADMIT leaf
-        names a key too. A withdrawal of a contribution whose leaf names another reason is a finding, if it was signed by then,
-        the leaf's own evidence is not shown, and no later leaf enters it. What the registry is said to have taken out counts
-        as shown only if the evidence is a root of the registry that was given; what expired, only with the attestation hash of
-        its ADMIT leaf as evidence, or the leaf is a finding.
+    Guarantee: A leaf counts as shown only if a file was given whose COSE_Sign1 message has the leaf's evidence hash, names that
+    contribution, this corpus and the leaf's reason, and verifies: under the owner's key as the owner, or under a key of a
+    contributor in the registry, valid when it says that it was signed or when it was entered, of whom the ADMIT leaf names a
+    key too. A withdrawal of a contribution whose leaf names another reason is a finding, if it was signed by then, the leaf's
+    own evidence is not shown, and no later leaf enters it. What the registry is said to have taken out counts as shown only if
+    the evidence is a root of the registry that was given; what expired, only with the attestation hash of its ADMIT leaf as
+    evidence, or the leaf is a finding.
     """
 
     def __init__(
@@ -125,10 +115,7 @@ class SignedWithdrawals:
         """Reads what was given.
 
         Args:
-            header: leaf 0.
             directory: where the files lie, each as `attest withdraw` wrote it, whatever its name; None for none.
-            registry: the contributors' keys; None accepts what the owner signed alone.
-            fault: takes (code, where, sentence) of everything wrong.
             leaf_at: gives the leaf at a position before the one that is seen; None where its body was pruned.
         """
         self._header, self._fault, self._registry, self._leaf_at = header, fault, registry, leaf_at
@@ -158,12 +145,7 @@ class SignedWithdrawals:
             self._withdraw(leaf)
 
     def judge(self, admitted: Callable[[bytes], bool], unnamed: int, remarks: Remarks) -> WithdrawalEvidence | None:
-        """Says what became of the evidence, once every leaf was seen.
-
-        Args:
-            admitted: whether a leaf of the run names a contribution.
-            unnamed: how many the run has besides, of whom no leaf says any more who they are.
-            remarks: takes what a reader should know.
+        """Says what became of the evidence, once every leaf was seen; `unnamed` counts those of whom no leaf says who they are.
         """
         missing = self._signed - self._shown
         if not self._given:

@@ -1,8 +1,8 @@
 """The leaves of the ledger: one frozen dataclass per kind, and the strict CBOR they are hashed as.
 
 Every leaf begins with its own sequence number, so that an inclusion proof cannot move a record in time. No leaf names a
-contributor or carries a contributor's free text. Unless the policy makes occurrences public, none says who was drawn in
-which step: the amplification by sampling that the accountant counts on assumes that the draw stays secret.
+contributor or carries a contributor's free text. Unless the policy makes occurrences public, none says who was drawn in which
+step: the amplification by sampling that the accountant counts on assumes that the draw stays secret.
 """
 
 from ledger.leaves.codec import MAX_LEAF_SIZE, Leaf, decode_leaf, encode_leaf, peek_kind, spend_leaves
@@ -32,38 +32,8 @@ from ledger.leaves.records import (
 )
 
 __all__ = [
-    "HELD",
-    "MAX_LEAF_SIZE",
-    "AccountantInfo",
-    "Admit",
-    "Charge",
-    "ChargeClass",
-    "Clock",
-    "Close",
-    "Draw",
-    "Epoch",
-    "EpochClass",
-    "Header",
-    "HeaderBlock",
-    "HeaderSpec",
-    "Key",
-    "Leaf",
-    "Previous",
-    "Profile",
-    "Registry",
-    "Release",
-    "Resume",
-    "Settle",
-    "Spend",
-    "SpendFacts",
-    "SpendKey",
-    "SpendRow",
-    "Summary",
-    "SummaryClass",
-    "SummaryKind",
-    "Withdraw",
-    "decode_leaf",
-    "encode_leaf",
-    "peek_kind",
-    "spend_leaves",
-]
+    "HELD", "MAX_LEAF_SIZE", "AccountantInfo", "Admit", "Charge", "ChargeClass", "Clock", "Close", "Draw", "Epoch",
+    "EpochClass", "Header", "HeaderBlock", "HeaderSpec", "Key", "Leaf", "Previous", "Profile", "Registry", "Release", "Resume",
+    "Settle", "Spend", "SpendFacts", "SpendKey", "SpendRow", "Summary", "SummaryClass", "SummaryKind", "Withdraw",
+    "decode_leaf", "encode_leaf", "peek_kind", "spend_leaves",
+]  # fmt: skip

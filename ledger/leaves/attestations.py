@@ -1,4 +1,4 @@
-"""What a ledger keeps of what contributors signed, so that each ADMIT leaf can be held against it.
+"""Packs what contributors signed, so that each ADMIT leaf can be held against it.
 
 An attestation is a descriptor and a COSE_Sign1 message. Both are made again from three parts: the common terms, kept once for
 all that were signed together; the commitment to the content, which is the anchor of the ADMIT leaf; and the signature
@@ -23,23 +23,23 @@ MAX_FRAMINGS: Final = 4096
 
 
 class Quoting(Protocol):
-    """An ADMIT leaf, or what will become one: it quotes an attestation by its digests."""
+    """Quotes an attestation by its digests: an ADMIT leaf, or what will become one."""
 
     @property
     def descriptor_hash(self) -> bytes:
-        """SHA-256 of the descriptor."""
+        """Returns SHA-256 of the descriptor."""
 
     @property
     def attestation_hash(self) -> bytes:
-        """SHA-256 of descriptor and message."""
+        """Returns SHA-256 of descriptor and message."""
 
     @property
     def anchor(self) -> bytes:
-        """The commitment to the content."""
+        """Returns the commitment to the content."""
 
 
 class Framings:
-    """Framings of terms, each made once; takes bounded memory for any number of terms."""
+    """Makes the framings of terms, each once; memory is bounded for any number of terms."""
 
     __slots__ = ("_known", "_last")
 
@@ -65,11 +65,6 @@ def misfit(leaf: Quoting, framing: Framing, signature: bytes) -> str | None:
 
     Guarantee: on None, the descriptor that the framing makes of the leaf's anchor has the leaf's descriptor hash, and with the
     message that it makes of the signature it has the leaf's attestation hash. Whether the signature verifies is not asked.
-
-    Args:
-        leaf: what quotes it.
-        framing: of its terms.
-        signature: 64 bytes.
     """
     if len(signature) != SIGNATURE_SIZE:
         return f"the signature has {len(signature)} bytes, expected {SIGNATURE_SIZE}"
@@ -92,11 +87,8 @@ def pack(number: int, signature: bytes) -> bytes:
 
 
 def unpack(data: bytes) -> tuple[int, bytes]:
-    """Reads what `pack` returned, strictly: an accepted byte string is exactly `pack` of the result.
-
-    Raises:
-        LedgerCorrupt: code ATTESTATION.
-    """
+    """Reads what `pack` returned, strictly: an accepted byte string is exactly `pack` of the result. Raises LedgerCorrupt: code
+    ATTESTATION."""
     try:
         value = cbor.decode(data, max_size=MAX_KEPT)
     except AttestError as error:
@@ -109,14 +101,7 @@ def unpack(data: bytes) -> tuple[int, bytes]:
 
 
 def orphans(terms: Iterable[tuple[int, bytes]], attestations: Iterable[tuple[int, bytes]]) -> list[int]:
-    """Returns the numbers of terms that are there and belong to no attestation.
-
-    Args:
-        terms: numbers and bytes of all, b"" for those that are gone.
-        attestations: positions, and what is kept of each.
-
-    Raises:
-        LedgerCorrupt: as `unpack`.
-    """
+    """Returns the numbers of terms that are there and belong to no attestation. `terms`: numbers and bytes of all, b"" for
+    those that are gone. Raises LedgerCorrupt: as `unpack`."""
     used = {unpack(data)[0] for _, data in attestations}
     return [number for number, data in terms if data and number not in used]

@@ -66,11 +66,8 @@ RECORDS: Final[dict[int, type[Any]]] = {
 
 
 def encode_leaf(leaf: Leaf) -> bytes:
-    """Returns the canonical bytes of a leaf: what is hashed, stored and exported.
-
-    Raises:
-        LeafRefused: if they do not fit an entry bundle.
-    """
+    """Returns the canonical bytes of a leaf: what is hashed, stored and exported. Raises LeafRefused: if they do not fit an
+    entry bundle."""
     if type(leaf) is records.Admit:
         return _ADMITS.encode(leaf)
     value = _header_map(leaf) if isinstance(leaf, Header) else _record_map(leaf)
@@ -84,12 +81,8 @@ def encode_leaf(leaf: Leaf) -> bytes:
 class AdmitForms:
     """Encodes ADMIT leaves; those that differ in position and digests alone share the bytes around these.
 
-    Guarantee:
-        `encode` returns what the general encoder writes for every leaf: that encodes the first of each form, and makes the
-        bytes that the others share.
-
-    Args:
-        most: forms that are remembered.
+    Guarantee: `encode` returns what the general encoder writes for every leaf: that encodes the first of each form, and makes
+    the bytes that the others share.
     """
 
     def __init__(self, most: int = 4096) -> None:
@@ -162,12 +155,11 @@ def peek_kind(data: bytes) -> int | None:
 def decode_leaf(data: bytes) -> Leaf:
     """Reads a leaf.
 
-    Guarantee:
-        Accepts exactly the bytes that `encode_leaf` writes for some valid leaf, and no others.
+    Guarantee: Accepts exactly the bytes that `encode_leaf` writes for some valid leaf, and no others.
 
     Raises:
-        LeafRefused: if the bytes are not canonical, a field is missing, unknown or of the wrong type, or the kind is
-            not one of this version.
+        LeafRefused: if the bytes are not canonical, a field is missing, unknown or of the wrong type, or the kind is not one of
+            this version.
     """
     value = _values(data)
     kind = value[1] if len(value) > 1 else None
@@ -190,7 +182,7 @@ def _record_map(leaf: Record) -> dict[int, Any]:
 
 
 def _values(data: bytes) -> list[Any]:
-    """The values of the map that a leaf is, in order of its keys 0, 1, 2, ..."""
+    """Returns the values of the map that a leaf is, in order of its keys 0, 1, 2, ..."""
     try:
         if len(data) <= MAX_LEAF_SIZE and (values := cbor.record_values(data)) is not None:
             return values
@@ -203,7 +195,8 @@ def _values(data: bytes) -> list[Any]:
 
 
 def _header_map(header: Header) -> dict[int, Any]:
-    """Blocks refer to groups, one per distinct set of classes, noise and share; a model has many blocks and few of these.
+    """Groups the blocks, one group per distinct set of classes, noise and share; a model has many blocks and few of
+    these.
 
     Groups say their share where the policy has budgets.
     """

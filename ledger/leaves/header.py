@@ -43,7 +43,7 @@ from ledger.note import SIGNATURE_ED25519, parse_verifier_key
 from ledger.trust import TrustPolicy, auditors_policy
 
 SPENT: Final = "spent"
-"""What contributions spent in the earlier run is counted in this one."""
+"""Spending of the earlier run counts in this one."""
 
 COMPROMISED: Final = "compromised"
 """The key of the earlier ledger is lost to others: it ends with the checkpoint cited, and this one continues it elsewhere."""
@@ -74,9 +74,8 @@ class Previous(Checked):
 def check_previous(previous: Sequence[Previous], origin: str, log_vkey: str) -> None:
     """Refuses earlier ledgers that a ledger of this origin and key may not cite.
 
-    Guarantee:
-        None is cited twice; a compromised one is cited once at most, and neither its origin nor its key is used on, so that
-        who holds the lost key can write nothing that passes for this ledger.
+    Guarantee: None is cited twice; a compromised one is cited once at most, and neither its origin nor its key is used on, so
+    that who holds the lost key can write nothing that passes for this ledger.
     """
     if len({(item.origin, item.header_digest) for item in previous}) != len(previous):
         raise LeafRefused("PREVIOUS", "an earlier ledger is cited twice; cite each once")
@@ -106,12 +105,12 @@ AMPLIFICATION_NONE: Final = "none"
 """Of a run whose occurrences are public, or of a family that sampling is not shown to amplify: each is counted in full."""
 
 HELD: Final = "held"
-"""What a leaf says of statement A where nothing is known to weaken it; anything else there is the reason why it is weaker."""
+"""Word of statement A where nothing is known to weaken it; anything else there is the reason why it is weaker."""
 
 ADDRESSED: Final = "addressed"
 UNADDRESSED: Final = "unaddressed"
 RANDOMNESS: Final = (ADDRESSED, UNADDRESSED)
-"""Whether the random numbers of a forward are a contribution's own, or those of one generator for everybody drawn in a step."""
+"""Randomness of a forward: a contribution's own, or one generator's for everybody drawn in a step."""
 
 _SUPPORTED: Final = (
     ("accountant", accountants.ACCOUNTANTS),
@@ -186,13 +185,12 @@ class Blocks(Array):
 class Header(Checked):
     """Everything that a guarantee rests on, fixed before the first step: leaf 0.
 
-    Guarantee:
-        A header exists only if its policy is signed by ``owner_key`` under ``owner``, its blocks are those that the classes of
-        the policy make of its stack (`attest.schedule.blocks.derive`), the noise of every block is the max rule's over the
-        presets of the private classes that touch it (with budgets, what `attest.schedule.allocation.check_budgets` demands),
-        every class touches a block, the policy asks for a mechanism that this version can account for, and accountant,
-        exactness note and clip margin are what this code derives from the policy. Names, order and coordinates of what is in
-        the stack are the operator's word.
+    Guarantee: A header exists only if its policy is signed by ``owner_key`` under ``owner``, its blocks are those that the
+    classes of the policy make of its stack (`attest.schedule.blocks.derive`), the noise of every block is the max rule's over
+    the presets of the private classes that touch it (with budgets, what `attest.schedule.allocation.check_budgets` demands),
+    every class touches a block, the policy asks for a mechanism that this version can account for, and accountant, exactness
+    note and clip margin are what this code derives from the policy. Names, order and coordinates of what is in the stack are
+    the operator's word.
 
     Precision and generator that note and margin give are `numerics`: the trainer's word.
     """
@@ -317,23 +315,23 @@ class Header(Checked):
 
     @property
     def amplification(self) -> str:
-        """Whether the accounting counts on draws that stay secret; it must not where the ledger publishes them."""
+        """Tells whether the accounting counts on draws that stay secret; it must not where the ledger publishes them."""
         unamplified = self.occurrences_public or not accountants.TABLE[self.policy.mechanism.name].amplified
         return AMPLIFICATION_NONE if unamplified else AMPLIFICATION_POISSON
 
     @property
     def occurrences_public(self) -> bool:
-        """Whether DRAW leaves say who was drawn."""
+        """Tells whether DRAW leaves say who was drawn."""
         return self.policy.disclosure == "occurrences_public"
 
     @property
     def per_sample(self) -> bool:
-        """Whether every occurrence brings noise of its own, so that a step has the variance of those drawn in it."""
+        """Tells whether every occurrence brings noise of its own, so that a step has the variance of those drawn in it."""
         return self.policy.noise_injection == "per_sample"
 
     @property
     def delta(self) -> float:
-        """The policy's delta, as the accountant takes it."""
+        """Returns the policy's delta, as the accountant takes it."""
         return float(self.policy.delta)
 
     def min_std(self, class_index: int, scale_micro: int = ONE) -> float:
@@ -346,11 +344,8 @@ class Header(Checked):
         return allocation.effective_std([schedule.phase_std(block.std, scale_micro) for block in own], shares)
 
     def trust_policy(self, log_vkey: str | None = None) -> TrustPolicy:
-        """Returns the C2SP trust policy of this ledger: its key, and the quorums that its policy asks for.
-
-        Args:
-            log_vkey: the key that signs it by now; that of the header without.
-        """
+        """Returns the C2SP trust policy of this ledger: its key, and the quorums that its policy asks for. `log_vkey`: the key
+        that signs it by now; that of the header without."""
         policy = self.policy
         quorums = (policy.auditors, policy.auditor_quorum or 0, policy.witnesses, policy.witness_quorum or 0)
         return auditors_policy(log_vkey or self.log_vkey, *quorums)
@@ -466,11 +461,8 @@ def _shares(policy: Policy, derived: Iterable[StackBlock]) -> list[int]:
 
 
 def scheduled_blocks(policy: Policy, stack: Stack) -> tuple[HeaderBlock, ...]:
-    """Returns the blocks of a model under a policy, each with its noise: what a header has to say.
-
-    Raises:
-        ValueRefused: with budgets that cannot be settled, as `attest.schedule.allocation.budget_stds`.
-    """
+    """Returns the blocks of a model under a policy, each with its noise: what a header has to say. Raises ValueRefused: with
+    budgets that cannot be settled, as `attest.schedule.allocation.budget_stds`."""
     derived = derive(policy.classes, stack)
     told = zip(derived, _max_rule(policy, derived), _shares(policy, derived), strict=True)
     rows = [HeaderBlock(block.name, block.coordinates, block.classes, std, share) for block, std, share in told]
@@ -482,11 +474,11 @@ def scheduled_blocks(policy: Policy, stack: Stack) -> tuple[HeaderBlock, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeaderSpec:
-    """What the engine knows when it creates a ledger; the rest of the header the ledger fills in itself.
+    """Brings what the engine knows when it creates a ledger; the ledger fills in the rest of the header.
 
-    Attributes: as in `Header`; ``policy`` is the opened signed policy, with the raw key it was opened under, ``unprobed``
-    comes in any order, ``blocks`` are those of policy and stack where they are None, and ``numerics`` gives exactness note and
-    clip margin.
+    Attributes: as in `Header`; ``policy`` is the opened signed policy, with the raw key it was opened under, ``unprobed`` comes
+    in any order, ``blocks`` are those of policy and stack where they are None, and ``numerics`` gives exactness note and clip
+    margin.
     """
 
     policy: SignedPolicy
@@ -507,11 +499,7 @@ class HeaderSpec:
 
     @property
     def scheduled(self) -> tuple[HeaderBlock, ...]:
-        """Returns the blocks: those given, or those of policy and stack.
-
-        Raises:
-            ValueRefused: as `scheduled_blocks`.
-        """
+        """Returns the blocks: those given, or those of policy and stack. Raises ValueRefused: as `scheduled_blocks`."""
         return scheduled_blocks(self.policy.policy, self.stack) if self.blocks is None else self.blocks
 
     @property
@@ -520,11 +508,8 @@ class HeaderSpec:
         return self.numerics.note(self.policy.policy, _scheduled_coordinates(self.scheduled))
 
     def header(self, *, origin: str, log_vkey: str, time: int) -> Header:
-        """Returns the header leaf.
-
-        Raises:
-            LeafRefused: code POLICY_UNSUPPORTED, nothing accounts for the noise of the policy; or as `Header`.
-        """
+        """Returns the header leaf. Raises LeafRefused: code POLICY_UNSUPPORTED, nothing accounts for the noise of the policy;
+        or as `Header`."""
         policy = self.policy.policy
         try:
             about = AccountantInfo(*accountants.describe(policy.accountant, policy.mechanism.name))

@@ -1,4 +1,4 @@
-"""Derives from the policy what a header says of the numerics: the lattice of the sums, the clip margin, and both in words.
+"""Derives a run's numerics from its policy: the lattice of the sums, the clip margin, and both in words.
 
 The trainer that keeps a level of exactness, the writer of the header and its auditor take them from this one room. A header
 that says otherwise is refused. Two things no policy fixes are the trainer's word, each one of two: the precision in which
@@ -18,10 +18,7 @@ CERTIFIED: Final = "certified"
 FLOAT32: Final = "float32"
 FLOAT64: Final = "float64"
 
-MARGINS: Final = {
-    FAST: {FLOAT32: 2.0**-9, FLOAT64: 2.0**-40},
-    CERTIFIED: {FLOAT32: 2.0**-20, FLOAT64: 2.0**-40},
-}
+MARGINS: Final = {FAST: {FLOAT32: 2.0**-9, FLOAT64: 2.0**-40}, CERTIFIED: {FLOAT32: 2.0**-20, FLOAT64: 2.0**-40}}
 """Relative shrink of every clip bound, by level and precision.
 
 At ``fast`` it pays for the rounding of norms, coefficients and sums. A product over the K = N * T positions of a microbatch is
@@ -51,12 +48,7 @@ _DEVICE_NOTE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Numerics:
-    """The trainer's word on what no policy fixes.
-
-    Attributes:
-        precision: in which gradients were formed, `FLOAT32` or `FLOAT64`.
-        generator: where the noise was drawn, `HOST` or `DEVICE`.
-    """
+    """The trainer's word on what no policy fixes. `generator`: where the noise was drawn, `HOST` or `DEVICE`."""
 
     precision: str = FLOAT32
     generator: str = HOST
@@ -72,12 +64,7 @@ class Numerics:
         return MARGINS[policy.exactness][self.precision]
 
     def note(self, policy: Policy, coordinates: int) -> str:
-        """Returns what the numerics of a run under a policy guarantee and assume, in words.
-
-        Args:
-            policy: the signed policy.
-            coordinates: number of scheduled coordinates, d.
-        """
+        """Returns what the numerics of a run under a policy guarantee and assume, in words; d coordinates are scheduled."""
         family = policy.mechanism.name
         bits = lattice_bits(policy.exactness, family, coordinates, least_multiplier(policy))
         return exactness_note(policy.exactness, family, bits) + (_DEVICE_NOTE if self.generator == DEVICE else "")
@@ -86,8 +73,7 @@ class Numerics:
 def told(policy: Policy, coordinates: int, note: str, margin: float) -> Numerics:
     """Returns the trainer's word that a header with this note and clip margin gives.
 
-    Guarantee:
-        Returns only if both are what writers derive from the policy, for one precision and one generator.
+    Guarantee: Returns only if both are what writers derive from the policy, for one precision and one generator.
 
     Raises:
         LeafRefused: code NUMERICS, no precision or generator gives them.

@@ -31,7 +31,7 @@ MAX_MEMBER = 64
 """Most hashes of a member in a WITHDRAW leaf: a content anchor, and a path in a tree of less than 2^63 leaves."""
 
 SpendKey = tuple[int, int, int, int, int, int, int, int, int, int | None, int, float]
-"""What sets a group of contributions apart: the first twelve fields of `SpendRow`."""
+"""Sets a group of contributions apart: the first twelve fields of `SpendRow`."""
 
 SpendFacts = tuple[int, bytes, int, float]
 """Number of members, their root, charged steps and smallest variance of a group."""
@@ -60,10 +60,7 @@ class Admit(Entry):
     )
     max_epsilon_micro: int = declared(13, MICRO, "Most epsilon that it may spend over all runs, as it signed; 0 for no limit.")
     max_delta_pico: int = declared(
-        14,
-        PICO_BELOW_1,
-        "The delta of that limit, as it signed; 0 for no limit.",
-        rule="0 exactly with 13",
+        14, PICO_BELOW_1, "The delta of that limit, as it signed; 0 for no limit.", rule="0 exactly with 13"
     )
 
     def __post_init__(self) -> None:
@@ -73,7 +70,7 @@ class Admit(Entry):
 
 @dataclass(frozen=True, slots=True)
 class ChargeClass(Checked):
-    """What one class is charged in a window, and the pool it is sampled from."""
+    """Charges one class in a window, and states the pool it is sampled from."""
 
     CDDL: ClassVar = "charged-class"
     class_name: str = declared(1, ID, "Name of the class.")
@@ -110,7 +107,7 @@ class Charge(Entry):
 
     @property
     def last_step(self) -> int:
-        """Last step of the window."""
+        """Returns the last step of the window."""
         return self.first_step + self.n_steps - 1
 
 
@@ -131,7 +128,7 @@ class Settle(Entry):
 
 @dataclass(frozen=True, slots=True)
 class SpendRow(Checked):
-    """What each member of a group has spent: contributions with equal terms that came and left between equal windows.
+    """States what each member of a group has spent: contributions with equal terms that came and left between equal windows.
 
     The first twelve fields set the group apart from all others of its run.
     """
@@ -170,7 +167,7 @@ class SpendRow(Checked):
 
     @property
     def key(self) -> SpendKey:
-        """The fields that set the group apart."""
+        """Returns the fields that set the group apart."""
         bounds = (self.profile_id, self.clip_micro, self.sigma_micro, self.max_occurrences)
         limits = (self.carried_micro, self.max_epsilon_micro, self.max_delta_pico)
         times = (self.window_before, self.attempt_before, self.window_until)
@@ -178,13 +175,13 @@ class SpendRow(Checked):
 
     @property
     def facts(self) -> SpendFacts:
-        """The fields that follow from the key, the members and the charges: all others but the epsilon."""
+        """Returns the fields that follow from the key, the members and the charges: all others but the epsilon."""
         return self.count, self.members_root, self.steps, self.variance
 
 
 @dataclass(frozen=True, slots=True)
 class Spend(Entry):
-    """What contributions have spent, in groups, at the close of an epoch. Contributions of public classes are in none."""
+    """States what contributions have spent, in groups, at the close of an epoch. Public contributions are in no group."""
 
     KIND: ClassVar = 4
     rows: tuple[SpendRow, ...] = declared(
@@ -240,9 +237,7 @@ class Epoch(Entry):
     classes: tuple[EpochClass, ...] = declared(6, Array(Row(EpochClass), 1), "Totals per class of the policy, in its order.")
     model_digest: bytes = declared(7, SHA256, "Over the tensors of the model ([Weights](#weights)).")
     isolation: str = declared(
-        8,
-        WORDS,
-        "`held` if statement A held in every step so far, else the first reason why it did not: the trainer's word.",
+        8, WORDS, "`held` if statement A held in every step so far, else the first reason why it did not: the trainer's word."
     )
     frozen_digest: bytes | None = declared(
         9, SHA256, "Over the frozen parameters ([Weights](#weights)): that of the header.", nil=True
@@ -268,7 +263,7 @@ class Resume(Entry):
 
 @dataclass(frozen=True, slots=True)
 class Draw(Entry):
-    """Who takes part in a step, written before it runs; in ledgers whose policy makes occurrences public, and no other."""
+    """Names who takes part in a step, before it runs; in ledgers whose policy makes occurrences public, and no other."""
 
     KIND: ClassVar = 12
     window: int = declared(3, ABOVE_0, "Number of the window that pays for the step.")
@@ -298,7 +293,7 @@ class Close(Entry):
 
 @dataclass(frozen=True, slots=True)
 class SummaryKind(Checked):
-    """How many leaves of a kind a summarised range has."""
+    """Counts the leaves of a kind in a summarised range."""
 
     CDDL: ClassVar = "summary-kind"
     kind: int = declared(1, UINT, "Kind of leaves.")
@@ -311,9 +306,7 @@ class SummaryClass(Checked):
 
     CDDL: ClassVar = "summary-class"
     contributions: int = declared(
-        1,
-        UINT,
-        "Contributions that are active at its end or left in it; in a public class, with an ADMIT leaf in it.",
+        1, UINT, "Contributions that are active at its end or left in it; in a public class, with an ADMIT leaf in it."
     )
     active: int = declared(2, UINT, "Contributions in the pool at its end.")
     sum_epsilon_micro: int | None = declared(
@@ -348,16 +341,13 @@ class SummaryClass(Checked):
 
 @dataclass(frozen=True, slots=True)
 class Summary(Entry):
-    """What a range of leaves said, so that bodies in it may be pruned once an auditor has vouched for it."""
+    """Says what a range of leaves held, so that bodies in it may be pruned once an auditor has vouched for it."""
 
     KIND: ClassVar = 6
     first: int = declared(3, ABOVE_0, "First leaf of the range.")
     end: int = declared(4, ABOVE_0, "First leaf after it.", rule="larger than 3")
     kinds: tuple[SummaryKind, ...] = declared(
-        5,
-        Array(Row(SummaryKind), 1),
-        "Leaves per kind.",
-        rule="ascending by kind; counts add up to the range",
+        5, Array(Row(SummaryKind), 1), "Leaves per kind.", rule="ascending by kind; counts add up to the range"
     )
     classes: tuple[SummaryClass, ...] = declared(
         6, Array(Row(SummaryClass), 1), "Totals per class of the policy, in its order."
@@ -400,9 +390,7 @@ class Release(Entry):
     manifest_digest: bytes = declared(6, SHA256, "SHA-256 of the signed manifest.")
     artifacts_digest: bytes = declared(7, SHA256, "Digest over the digests of the released files ([Release](#release)).")
     withdrawals_root: bytes = declared(
-        8,
-        SHA256,
-        "RFC 6962 root over the descriptor hashes withdrawn by that size, in the order of their leaves.",
+        8, SHA256, "RFC 6962 root over the descriptor hashes withdrawn by that size, in the order of their leaves."
     )
 
 
@@ -429,9 +417,7 @@ class Registry(Entry):
 
     KIND: ClassVar = 14
     before: bytes = declared(
-        3,
-        SHA256,
-        "Root of the state by which it went until now: that of the header, or of the REGISTRY leaf before.",
+        3, SHA256, "Root of the state by which it went until now: that of the header, or of the REGISTRY leaf before."
     )
     after: bytes = declared(4, SHA256, "Root of the later state.", rule="not equal to 3")
 

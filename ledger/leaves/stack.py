@@ -9,7 +9,7 @@ from ledger.errors import LeafRefused
 
 _KINDS: Final[tuple[Kind, ...]] = ("heads", "experts")
 _HEAD: Final = -2
-"""How the wire writes `HEAD`."""
+"""Number by which the wire writes `HEAD`."""
 
 MAX_DIVIDED: Final = 1 << 20
 """Heads and experts of all divisions together, and of all their entries: what a reader does stays in proportion to the leaf."""
@@ -21,9 +21,9 @@ MAX_PLACED: Final = 1 << 17
 def stack_row(stack: Stack) -> list[Any]:
     """Returns the arrays that a header says its stack in: words, towers, divisions, forms and parameters.
 
-    A *word* is what stands between two dots of a name. A name is ``[k, word, ...]``: the first k words of the name before
-    it, and then these. A *form* is all of a parameter but its names, and the places that its names do not tell. Words,
-    divisions and forms stand in the order of their first use.
+    A *word* is what stands between two dots of a name. A name is ``[k, word, ...]``: the first k words of the name before it,
+    and then these. A *form* is all of a parameter but its names, and the places that its names do not tell. Words, divisions
+    and forms stand in the order of their first use.
     """
     names = _Writer()
     order = {tower.name: place for place, tower in enumerate(stack.towers)}

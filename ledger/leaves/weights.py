@@ -1,4 +1,4 @@
-"""What the model digest of an EPOCH leaf commits to: every tensor of the model, each by its own digest.
+"""Commits to a model in the digest of an EPOCH leaf: every tensor, each by its own digest.
 
 The digest is an RFC 6962 root over one record per tensor, so 32 bytes in the leaf stand for all of them, and whoever is given
 the records can say which tensor of a file is the one that the epoch ended with. Neither side needs torch for that: a record
@@ -65,21 +65,14 @@ class WeightRecord(Checked):
 
     @classmethod
     def of(cls, row: Any) -> "WeightRecord":
-        """Reads a record from its decoded CBOR array.
-
-        Raises:
-            LeafRefused: it is none.
-        """
+        """Reads a record from its decoded CBOR array. Raises LeafRefused: it is none."""
         found: WeightRecord = wire.decode_row(cls, row, "the record of a tensor", LeafRefused)
         return found
 
 
 def ordered(records: Iterable[WeightRecord]) -> tuple[WeightRecord, ...]:
-    """Returns records in the one order that they are committed to in: by their first name.
-
-    Raises:
-        LeafRefused: two have the same first name, or there is none.
-    """
+    """Returns records in the one order that they are committed to in: by their first name. Raises LeafRefused: two have the
+    same first name, or there is none."""
     found = tuple(sorted(records, key=lambda record: record.names[0]))
     if not found or len({record.names[0] for record in found}) != len(found):
         raise LeafRefused("TYPE", "records of a model: expected at least one, each of a name of its own")
@@ -91,9 +84,6 @@ def model_digest(records: Iterable[WeightRecord]) -> bytes:
 
     Guarantee: two models have one digest only if they have the same tensors, bit for bit, under the same names (or SHA-256 is
     broken).
-
-    Args:
-        records: of all its tensors, in any order.
 
     Returns:
         The RFC 6962 root over the canonical CBOR of the records, in order of their first names.
@@ -125,11 +115,7 @@ def write_records(records: Iterable[WeightRecord]) -> bytes:
 
 
 def read_records(data: bytes) -> tuple[WeightRecord, ...]:
-    """Reads what `write_records` wrote.
-
-    Raises:
-        LeafRefused: it is nothing of the kind.
-    """
+    """Reads what `write_records` wrote. Raises LeafRefused: it is nothing of the kind."""
     try:
         rows = cbor.decode(data, max_size=MAX_RECORDS)
     except AttestError as error:

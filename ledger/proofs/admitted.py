@@ -42,14 +42,10 @@ _WORDS: Final = ("leaf ", "aggregate ", "place ", "contribution ", "admitted ", 
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """What such a file says; nothing of it is verified.
+    """Holds what such a file says; nothing of it is verified.
 
     Attributes:
-        leaf: position of the SUMMARY leaf.
-        aggregate: the aggregate.
         place: its place among those of the leaf, from 0.
-        places: how many these are.
-        shown: the member record, and the path to the root of the aggregate.
         path: the path from the aggregate to the root that the leaf says.
     """
 
@@ -74,8 +70,7 @@ class Admitted:
 def parse_admitted(data: bytes) -> Admitted:
     """Reads such a file.
 
-    Guarantee:
-        What is accepted is exactly what `Admitted.to_bytes` of the result writes.
+    Guarantee: What is accepted is exactly what `Admitted.to_bytes` of the result writes.
 
     Raises:
         ProofError: code ADMITTED_FORMAT, the file is malformed.
@@ -104,26 +99,14 @@ def parse_admitted(data: bytes) -> Admitted:
 
 
 def read_admitted(path: Path) -> Admitted:
-    """Reads such a file from a place.
-
-    Raises:
-        FileRefused: it cannot be read, or is too long to be one.
-        ProofError: code ADMITTED_FORMAT, as `parse_admitted`.
-    """
+    """Reads such a file from a place. Raises FileRefused: it cannot be read, or is too long to be one; ProofError: code
+    ADMITTED_FORMAT, as `parse_admitted`."""
     return parse_admitted(read_limited(path, MAX_ADMITTED_SIZE, "member record"))
 
 
 def prove_admitted(summary_seq: int, aggregates: Sequence[Aggregate], shown: ShownMember) -> Admitted:
-    """Makes the proof of a member.
-
-    Args:
-        summary_seq: position of the SUMMARY leaf.
-        aggregates: all to which it commits, in order.
-        shown: the record, and its path to the root of its aggregate.
-
-    Raises:
-        ProofError: code NO_LEAF, none of them has the member.
-    """
+    """Makes the proof of a member. `aggregates`: all to which it commits, in order. Raises ProofError: code NO_LEAF, none of
+    them has the member."""
     place = next((place for place, found in enumerate(aggregates) if found.covers(shown.member.seq)), None)
     if place is None:
         raise ProofError("NO_LEAF", f"leaf {summary_seq} does not speak for the ADMIT leaf {shown.member.seq}")
@@ -134,13 +117,8 @@ def prove_admitted(summary_seq: int, aggregates: Sequence[Aggregate], shown: Sho
 def verify_admitted(proof: Admitted, leaf: Leaf) -> Aggregate:
     """Verifies that a contribution was admitted, and returns the terms under which.
 
-    Guarantee:
-        Returns only if the member record is under the root of the aggregate, at its own place, and the aggregate under the root
-        that this leaf says. The leaf is for the caller to prove (`ledger.proofs.tlog_proof.verify_proof`).
-
-    Args:
-        proof: the proof.
-        leaf: the leaf that it is about.
+    Guarantee: Returns only if the member record is under the root of the aggregate, at its own place, and the aggregate under
+    the root that this leaf says. The leaf is for the caller to prove (`ledger.proofs.tlog_proof.verify_proof`).
 
     Raises:
         ProofError: it is about another leaf, or no such aggregate or member is there.
@@ -167,12 +145,10 @@ def shows_member(run: Replay, proof: Admitted) -> bool:
 def name_member(run: Replay, proof: Admitted) -> bool:
     """Names who stayed in a run, and whose admission is gone, as its member record shows; tells whether it does.
 
-    Guarantee:
-        Nobody is named whom the record does not show under a SUMMARY leaf of this run. One of another run names nobody.
+    Guarantee: Nobody is named whom the record does not show under a SUMMARY leaf of this run. One of another run names nobody.
 
     Args:
         run: the replayed run; what it says of the contribution is from then on found under its descriptor hash.
-        proof: the record.
     """
     found = run.contributions.get(stand_in_name(proof.shown.member.seq))
     if found is None or not shows_member(run, proof):

@@ -5,9 +5,9 @@ bounds that are TOLD are not vouched for, and nobody vouches for a summary over 
 log which was cosigned before (C2SP tlog-cosignature; the audit is the additional statement that the key stands for). So two
 auditors' quorums that overlap in one honest auditor never sign two histories of one ledger.
 
-Life of a cosignature: (1) the export is audited; (2) the memory is locked, so that two runs of one auditor do not cross;
-(3) the note remembered for this origin is read, and verified as the auditor's own; (4) a consistency proof leads from it to
-the new checkpoint; (5) the new note is on disk before anybody sees it.
+Life of a cosignature: (1) the export is audited; (2) the memory is locked, so that two runs of one auditor do not cross; (3)
+the note remembered for this origin is read, and verified as the auditor's own; (4) a consistency proof leads from it to the new
+checkpoint; (5) the new note is on disk before anybody sees it.
 
 A witness vouches for history alone: the tree under a checkpoint extends every tree of that log which it cosigned before. It is
 sent the size that it cosigned last, the proof that the tree extends that one, and the checkpoint. It answers with its signature
@@ -34,11 +34,9 @@ from ledger.retention.statements import vouch
 
 @dataclass(frozen=True, slots=True)
 class Cosigned:
-    """A checkpoint that was cosigned.
+    """Holds a checkpoint that was cosigned.
 
     Attributes:
-        note: the log's note with the auditor's line, to be handed to the log and to readers.
-        report: the audit.
         before: what was remembered; None at the first checkpoint of a log.
         vouched: positions of the SUMMARY leaves that the auditor vouches for in it.
         stayed: whether it vouches for whoever stayed until the run was closed.
@@ -65,33 +63,27 @@ def cosign_export(
 ) -> Cosigned:
     """Audits an export and cosigns its checkpoint.
 
-    Guarantee:
-        A note is returned only if the audit does not say FAILED, and the tree extends the one remembered of that log; and then
-        it is what is remembered, on disk. A checkpoint that contradicts the memory is never cosigned, and both notes are kept
-        as evidence that anybody can check. With ``summary`` it vouches for those SUMMARY leaves alone of which this export has
-        every body that they speak for, and so has every later one; and only if the ADMIT leaf of everybody who has not left is
-        there, and the bounds of every one that is were derived from signed attestations. So those that will go say what their
-        contributors signed, and were charged for no longer than they signed.
+    Guarantee: A note is returned only if the audit does not say FAILED, and the tree extends the one remembered of that log;
+    and then it is what is remembered, on disk. A checkpoint that contradicts the memory is never cosigned, and both notes are
+    kept as evidence that anybody can check. With ``summary`` it vouches for those SUMMARY leaves alone of which this export has
+    every body that they speak for, and so has every later one; and only if the ADMIT leaf of everybody who has not left is
+    there, and the bounds of every one that is were derived from signed attestations. So those that will go say what their
+    contributors signed, and were charged for no longer than they signed.
 
     Args:
-        export: directory of the export.
         log_keys: verifier keys of the log, obtained from a place that the log's operator does not control.
-        cosigner: the auditor.
-        memory: what the auditor cosigned before.
         now: POSIX seconds by the auditor's clock, against which the times of leaves are held; the cosignature says this time
             or, where the clock lags behind by less than two clocks may differ, that of the last leaf.
-        owner_key: raw public key of the corpus owner, as for the audit.
-        first: whether nothing of this log was ever cosigned. An auditor says so once, so that a lost memory is not taken for
-            a new log.
+        first: whether nothing of this log was ever cosigned. An auditor says so once, so that a lost memory is not taken for a
+            new log.
         summary: whether to vouch for the last summaries too, as many as the export has whole (`ledger.retention.statements`).
             Once a quorum of auditors does, the ledger's operator may delete what they speak for.
-        registry: file of the contributor registry, as for the audit.
 
     Raises:
-        CosignRefused: the audit failed, nothing is remembered of the log though it is not the first time, or the reverse;
-            code BOUNDS_TOLD, bounds are the operator's word and a summary is to be vouched for; code FOLDED, who stayed is gone
-            already; code NO_SUMMARY, there is no summary to vouch for; code CITED, the header cites an earlier ledger
-            otherwise than this auditor cosigned it.
+        CosignRefused: the audit failed, nothing is remembered of the log though it is not the first time, or the reverse; code
+            BOUNDS_TOLD, bounds are the operator's word and a summary is to be vouched for; code FOLDED, who stayed is gone
+            already; code NO_SUMMARY, there is no summary to vouch for; code CITED, the header cites an earlier ledger otherwise
+            than this auditor cosigned it.
         LedgerForked: the log signed another history than the one remembered; the sentence names the evidence file.
         LedgerBehind: the tree is smaller than the one remembered; likewise.
         LedgerCorrupt, StorageFailed: the memory cannot be read or written.
@@ -196,12 +188,8 @@ _REFUSALS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class WitnessRequest:
-    """A request to cosign.
-
-    Attributes:
-        since: the size that the witness cosigned last, 0 for none.
-        note: the checkpoint, signed by the ledger alone.
-    """
+    """Holds a request to cosign: the checkpoint signed by the ledger alone, and the size that the witness cosigned last, 0 for
+    none."""
 
     since: int
     note: bytes
@@ -211,11 +199,6 @@ def make_request(node: Node, note: bytes, since: int) -> bytes:
     """Returns the body of an ``add-checkpoint`` request.
 
     It holds the checkpoint with the ledger's own lines alone: who else cosigned it is no business of the witness.
-
-    Args:
-        node: gives nodes of the tree under the checkpoint (`ledger.proofs.prover`).
-        note: the signed checkpoint.
-        since: the size that the witness cosigned last, 0 for none.
 
     Raises:
         NoteError: the note is malformed.
@@ -229,11 +212,8 @@ def make_request(node: Node, note: bytes, since: int) -> bytes:
 
 
 def read_request(data: bytes) -> WitnessRequest:
-    """Reads a request back for its checkpoint; the proof is not looked at.
-
-    Raises:
-        WitnessRefused: code WITNESS_REQUEST, it is none.
-    """
+    """Reads a request back for its checkpoint; the proof is not looked at. Raises WitnessRefused: code WITNESS_REQUEST, it is
+    none."""
     head, blank, note = data.partition(b"\n\n")
     first = head.split(b"\n", 1)[0].decode("ascii", "replace")
     since = read_decimal(first.removeprefix("old ")) if first.startswith("old ") else None
@@ -245,14 +225,12 @@ def read_request(data: bytes) -> WitnessRequest:
 def read_answer(data: bytes, request: WitnessRequest) -> bytes:
     """Returns the checkpoint of a request with the lines that a witness answered; nothing of them is verified yet.
 
-    Guarantee:
-        A note is returned only where the answer is one or more signature lines and nothing else. It has the text of the
-        request, so that whoever verifies it (`ledger.note.merge_notes`) verifies what was asked for.
+    Guarantee: A note is returned only where the answer is one or more signature lines and nothing else. It has the text of the
+    request, so that whoever verifies it (`ledger.note.merge_notes`) verifies what was asked for.
 
     Args:
-        data: the body of the answer; status line and headers may stand before it, as ``curl -i`` prints them. Without these
-            the body tells whether it is a cosignature or, by a size, status 409.
-        request: what was asked.
+        data: the body of the answer; status line and headers may stand before it, as ``curl -i`` prints them. Without these the
+            body tells whether it is a cosignature or, by a size, status 409.
 
     Raises:
         WitnessRefused: the witness did not cosign; the code says why, and ``size`` what it cosigned before, where it tells.

@@ -27,7 +27,7 @@ HEADER: Final = "dptrain-member-v1"
 """First line of a membership file."""
 
 SUFFIX: Final = ".member"
-"""What is added to the name of a proof file to name the membership file beside it."""
+"""Ends the name of the membership file beside a proof file."""
 
 MAX_MEMBER_SIZE: Final = 8_192
 """Longest membership file that is looked at, in bytes."""
@@ -35,15 +35,7 @@ MAX_MEMBER_SIZE: Final = 8_192
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """What a membership file says; nothing of it is verified.
-
-    Attributes:
-        leaf: position of the SPEND leaf.
-        row: place of the row in it, from 0.
-        descriptor_hash: the member.
-        place: its place among all who joined the group, from 0.
-        places: how many these are.
-        hashes: the path, member side first.
+    """Holds what a membership file says; nothing of it is verified. `place`: its place among all who joined the group, from 0.
     """
 
     leaf: int
@@ -63,8 +55,7 @@ class Membership:
 def parse_membership(data: bytes) -> Membership:
     """Reads a membership file.
 
-    Guarantee:
-        What is accepted is exactly what `Membership.to_bytes` of the result writes.
+    Guarantee: What is accepted is exactly what `Membership.to_bytes` of the result writes.
 
     Raises:
         ProofError: the file is malformed.
@@ -93,13 +84,8 @@ def parse_membership(data: bytes) -> Membership:
 def verify_membership(proof: Membership, leaf: Leaf) -> SpendRow:
     """Verifies that a contribution is a member of the group of a row, and returns the row.
 
-    Guarantee:
-        Returns only if the descriptor hash is under the root that the row of this leaf says, as a member. The leaf is for the
-        caller to prove (`ledger.proofs.tlog_proof.verify_proof`).
-
-    Args:
-        proof: the membership.
-        leaf: the leaf that it is about.
+    Guarantee: Returns only if the descriptor hash is under the root that the row of this leaf says, as a member. The leaf is
+    for the caller to prove (`ledger.proofs.tlog_proof.verify_proof`).
 
     Raises:
         ProofError: it is about another leaf, or no such row or member is there.
@@ -122,7 +108,6 @@ def find_membership(
     Args:
         entries: the leaves in order, or what stands in for pruned ones. They are replayed, and not judged: a proof of what a
             faulty ledger says is as good as that ledger.
-        descriptor_hash: the contribution.
         names: whom pruned ADMIT leaves admitted (`ledger.retention.retained.named_by_withdrawals`).
 
     Returns:
@@ -146,9 +131,7 @@ def find_membership(
     return found
 
 
-def _replayed(
-    entries: Iterable[bytes], names: Mapping[int, bytes] | None
-) -> Iterator[tuple[bytes, Leaf, RetainedReplay]]:
+def _replayed(entries: Iterable[bytes], names: Mapping[int, bytes] | None) -> Iterator[tuple[bytes, Leaf, RetainedReplay]]:
     """Yields every leaf behind the header with its bytes, and the run behind it."""
     leaves = iter(entries)
     header = decode_leaf(next(leaves, b""))

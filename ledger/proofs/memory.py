@@ -12,9 +12,9 @@ A file of text, for publication: whoever has the log's key can check it, and nee
 
 after an empty line each. A checkpoint's text has no empty line, so the parts cannot be mistaken.
 
-An auditor who cosigns remembers what was cosigned (`ledger.proofs.cosigning`), whoever else verifies remembers the
-largest checkpoint seen. Whoever loses the memory loses what keeps a log from showing two histories, or an
-old one: keep it as a key is kept.
+An auditor who cosigns remembers what was cosigned (`ledger.proofs.cosigning`), whoever else verifies remembers the largest
+checkpoint seen. Whoever loses the memory loses what keeps a log from showing two histories, or an old one: keep it as a key is
+kept.
 
 An export is of any size that was ever signed, so nothing in it shows that its tail was cut. Whoever remembers how far the
 ledger had come finds that; and finds a fork, with evidence that anybody can check.
@@ -57,15 +57,8 @@ Contradiction = Literal["FORK", "ROLLBACK"]
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Two checkpoints of one log.
-
-    Attributes:
-        remembered: the note that was seen first.
-        offered: the note that was seen after it.
-        prefix: where the note offered is of the larger tree, the root of that tree's first leaves, as many as the remembered
-            one has; else None.
-        proof: the consistency proof from ``prefix`` to the root offered; else empty.
-    """
+    """Holds two checkpoints of one log. `prefix`: where the note offered is of the larger tree, the root of that tree's first
+    leaves, as many as the remembered one has; else None."""
 
     remembered: bytes
     offered: bytes
@@ -82,14 +75,8 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What evidence shows.
-
-    Attributes:
-        kind: FORK, two histories under the log's own signature; or ROLLBACK, a smaller tree offered after a larger one,
-            which an old copy does too.
-        remembered: the checkpoint that was seen first.
-        offered: the one that was seen after it.
-    """
+    """Names what evidence shows. `kind`: FORK, two histories under the log's own signature; or ROLLBACK, a smaller tree offered
+    after a larger one, which an old copy does too."""
 
     kind: Contradiction
     remembered: Checkpoint
@@ -119,8 +106,8 @@ def parse_evidence(data: bytes) -> Evidence:
 def judge(evidence: Evidence, log_keys: Sequence[str]) -> Judgement:
     """Says what evidence shows, believing nothing of it that the log's key does not confirm.
 
-    Guarantee:
-        FORK is returned only if a key given signed two checkpoints of one origin whose trees differ in a leaf that both have.
+    Guarantee: FORK is returned only if a key given signed two checkpoints of one origin whose trees differ in a leaf that both
+    have.
 
     Raises:
         NoteError: a note is not signed by the log's key.
@@ -152,20 +139,14 @@ def _base64(data: bytes) -> str:
 _PRIVATE: Final = 0o600
 
 Kind = Literal["cosigned", "seen"]
-"""What is remembered: notes that an auditor cosigned, or notes that were seen. One directory may hold both."""
+"""Tells notes that an auditor cosigned from notes that were seen. One directory may hold both."""
 
 _SUFFIX: Final[dict[Kind, str]] = {"cosigned": "note", "seen": "seen"}
 
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """The latest checkpoint of a log.
-
-    Attributes:
-        note: as it was kept.
-        checkpoint: what it commits to.
-        time: POSIX seconds of the cosignature; 0 where none was asked for.
-    """
+    """Holds the latest checkpoint of a log. `time`: POSIX seconds of the cosignature; 0 where none was asked for."""
 
     note: bytes
     checkpoint: Checkpoint
@@ -173,20 +154,14 @@ class Remembered:
 
 
 class Memory:
-    """A directory with the latest note per log.
+    """Keeps the latest note of each log in a directory.
 
     What was cosigned is verified as the auditor's own when it is read. What was seen was verified before it was kept; the log
     may have signed it with a later key than those that an older export leads to, so it is read whoever signed it.
     """
 
     def __init__(self, directory: Path, *keys: str, kind: Kind = "cosigned") -> None:
-        """Takes the directory.
-
-        Args:
-            directory: where it lies; it is made when it is first held.
-            keys: verifier key of the auditor, for what was cosigned.
-            kind: what is remembered.
-        """
+        """Takes the directory, which is made when it is first held; `keys` are the auditor's, for what was cosigned."""
         self.directory, self.kind = directory, kind
         self._keys = list(keys)
 
@@ -195,11 +170,8 @@ class Memory:
         return self.directory / f"{_digest(origin.encode())}.{_SUFFIX[self.kind]}"
 
     def read(self, origin: str) -> Remembered | None:
-        """Returns what is remembered of a log, None for nothing.
-
-        Raises:
-            LedgerCorrupt: the file is not a checkpoint of that log, or not one that this auditor cosigned.
-        """
+        """Returns what is remembered of a log, None for nothing. Raises LedgerCorrupt: the file is not a checkpoint of that
+        log, or not one that this auditor cosigned."""
         path = self.path(origin)
         if not path.exists():
             return None
@@ -256,12 +228,8 @@ class Memory:
 
 
 def audited_checkpoint(reader: ExportReader, report: "AuditReport", keys: Sequence[str]) -> Checkpoint:
-    """Returns the checkpoint of an export, which must be the one that its audit saw.
-
-    Raises:
-        ExportChanged: code CHANGED.
-        NoteError: none of the keys signed it.
-    """
+    """Returns the checkpoint of an export, which must be the one that its audit saw. Raises ExportChanged: code CHANGED;
+    NoteError: none of the keys signed it."""
     offered = parse_checkpoint(open_note(reader.checkpoint, keys).text)
     if (offered.origin, offered.size, offered.root.hex()) != (report.origin, report.size, report.root_hex):
         raise ExportChanged("CHANGED", "the checkpoint changed while it was audited; audit a copy that nobody writes")
@@ -269,14 +237,10 @@ def audited_checkpoint(reader: ExportReader, report: "AuditReport", keys: Sequen
 
 
 def contradicted(memory: Memory, cited: Sequence["CitedRow"]) -> str | None:
-    """Tells which earlier ledger a header cites otherwise than it is remembered; None for none.
+    """Tells which earlier ledger a header cites otherwise than a locked memory has it; None for none.
 
     A ledger whose key is said to be lost at fewer leaves than are remembered had more: what was charged to it there would count
     nowhere. Of a ledger that was closed where it is cited leaves may follow, and only its export tells what they are.
-
-    Args:
-        memory: what is remembered; it should be locked.
-        cited: the earlier ledgers.
 
     Raises:
         LedgerCorrupt: the memory cannot be read.
@@ -299,10 +263,6 @@ def check_extends(
     """Proves that the tree offered extends the one remembered, or raises with evidence that it does not.
 
     Args:
-        before: what is remembered.
-        offered: the checkpoint of the export, verified.
-        reader: the export.
-        memory: takes the evidence.
         log_keys: verifier keys of the log, under which evidence must stand.
 
     Raises:
@@ -352,19 +312,11 @@ ANSWERED = "UNCOMPARED"
 def hold_against_memory(report: AuditReport, export: Path, directory: Path, log_keys: Sequence[str]) -> AuditReport:
     """Holds an export that passed its audit against the largest checkpoint that was seen of its ledger, and remembers it.
 
-    Guarantee:
-        The report comes back without a finding only if the tree extends the one remembered, or nothing was remembered; and
-        then no smaller one is remembered, on disk; and no earlier ledger is cited otherwise than it is remembered
-        (`ledger.proofs.memory.contradicted`). A smaller tree, or one of another history, is FAILED, and changes nothing
-        but that an evidence file is written beside (`ledger.proofs.memory`). So is one of which it cannot be shown any more,
-        because hashes about the remembered size are gone. A report that FAILED before comes back as it is, and is not
-        remembered.
-
-    Args:
-        report: the audit of the export.
-        export: its directory.
-        directory: the memory (`ledger.proofs.memory.Memory`), made if it is not there.
-        log_keys: the verifier keys under which the audit was made.
+    Guarantee: The report comes back without a finding only if the tree extends the one remembered, or nothing was remembered;
+    and then no smaller one is remembered, on disk; and no earlier ledger is cited otherwise than it is remembered
+    (`ledger.proofs.memory.contradicted`). A smaller tree, or one of another history, is FAILED, and changes nothing but that an
+    evidence file is written beside (`ledger.proofs.memory`). So is one of which it cannot be shown any more, because hashes
+    about the remembered size are gone. A report that FAILED before comes back as it is, and is not remembered.
 
     Raises:
         StorageFailed: the memory cannot be read or written.

@@ -1,4 +1,4 @@
-"""Watching a growing ledger for one contributor: what it says of their contributions, and what calls for an alarm.
+"""Watches a growing ledger for one contributor: what it says of their contributions, and what calls for an alarm.
 
 An export is held against what contributors have of their own: attestations and withdrawals that they signed, and what earlier
 exports said (`ledger.proofs.memory`). Every other figure is the audit's, and as good as its verdict.
@@ -45,15 +45,7 @@ FAILED: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Mine:
-    """A contribution that the contributor signed.
-
-    Attributes:
-        name: where it was found, for reading.
-        signed: what was signed: bounds in the clear, and commitments.
-        descriptor_hash: SHA-256 of the descriptor.
-        attestation_hash: SHA-256 of descriptor and signature.
-        key_id: short name of the key that signed.
-    """
+    """Holds a contribution that the contributor signed: where it was found, its bounds in the clear, and its commitments."""
 
     name: str
     signed: SignedDescriptor
@@ -80,7 +72,7 @@ class Terminus:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What was signed, or is recorded, of one contribution: the class, and integers in the units of an ADMIT leaf."""
+    """Holds what was signed or recorded of one contribution: the class, and integers in the units of an ADMIT leaf."""
 
     class_name: str
     clip_micro: int
@@ -92,20 +84,16 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class WatchedRow:
-    """One contribution in one ledger.
+    """Tells of one contribution in one ledger.
 
     Attributes:
         name: where its attestation was found; of one that is known by its withdrawal alone, the name of that file.
-        descriptor_hash: hex of the hash of its descriptor.
-        origin: the ledger.
         seq: position of its ADMIT leaf, None where it was not admitted.
         time: POSIX seconds of that leaf, None likewise and where it was pruned.
         signed: its bounds as its contributor signed them, None where the attestation was not given.
         recorded: its bounds as the ADMIT leaf, or what stands in for it, says them; None where it was not admitted.
-        steps: charged steps in whose pool it was.
         epsilon: what it has spent in this ledger by the audit's figures; None in a public class and where it was not admitted.
         carried: what its ADMIT leaf says that it had spent in earlier runs.
-        withdrawn: its WITHDRAW leaf, None where there is none.
         asked: POSIX seconds of the earliest signed withdrawal that was given, None without one.
         unnamed: where it is not known to have been admitted there, how many contributions stayed of whom the ledger says no
             names any more; it may be one of them, which its member record shows.
@@ -128,14 +116,7 @@ class WatchedRow:
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """Something that the contributor should act on.
-
-    Attributes:
-        code: a key of `ALARMS`, or the code of a finding of the audit.
-        export: the directory.
-        seq: the leaf, None where it is of none.
-        sentence: what was found, what was expected, and what to do.
-    """
+    """Says something that the contributor should act on. `code`: a key of `ALARMS`, or the code of a finding of the audit."""
 
     code: str
     export: str
@@ -144,18 +125,17 @@ class Alarm:
 
     @property
     def exit_code(self) -> int:
-        """The exit code that it asks for."""
+        """Returns the exit code that it asks for."""
         return ALARMS.get(self.code, FAILED)
 
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """What a look at some exports found.
+    """Tells what a look at some exports found.
 
     Attributes:
         rows: a row per contribution and ledger that says something of it, or says of some no more who they are; and one per
             contribution of which there is none.
-        alarms: what calls for an alarm.
         reports: the audit of each export, in the order of their sizes.
     """
 
@@ -165,7 +145,8 @@ class Watched:
 
     @property
     def exit_code(self) -> int:
-        """0 where there is nothing to say; else the highest of the alarms', so that a fork outranks a late withdrawal."""
+        """Returns 0 where there is nothing to say, else the highest of the alarms', so that a fork outranks a late withdrawal.
+        """
         return max((alarm.exit_code for alarm in self.alarms), default=0)
 
     def to_json(self) -> dict[str, Any]:
@@ -193,25 +174,20 @@ def watch(
 ) -> Watched:
     """Audits exports, and says what they hold of one contributor.
 
-    Guarantee:
-        Without an alarm every export passed its audit and extends what was remembered of its ledger; no ADMIT leaf that is
-        there names a key of the contributor and a contribution that is not among ``mine``; each contribution of ``mine`` that
-        was admitted is recorded with the class, clip norm, noise multiplier, cap, limit, content and corpus that its
-        contributor signed; and each signed withdrawal that is older than ``delay`` and names an admitted contribution is
-        entered, with its own reason unless something else ended the contribution before it was signed. Of ADMIT leaves that
-        were pruned nothing tells the key; and whom they admitted who stayed until a run was closed, the member record alone.
+    Guarantee: Without an alarm every export passed its audit and extends what was remembered of its ledger; no ADMIT leaf that
+    is there names a key of the contributor and a contribution that is not among ``mine``; each contribution of ``mine`` that
+    was admitted is recorded with the class, clip norm, noise multiplier, cap, limit, content and corpus that its contributor
+    signed; and each signed withdrawal that is older than ``delay`` and names an admitted contribution is entered, with its own
+    reason unless something else ended the contribution before it was signed. Of ADMIT leaves that were pruned nothing tells the
+    key; and whom they admitted who stayed until a run was closed, the member record alone.
 
     Args:
         exports: directories; of several exports of one ledger the largest is told, and all must be one history.
-        keys: verifier keys of the ledgers.
-        mine: every contribution that the contributor signed.
         withdrawals: what the contributor withdrew, each behind the name of its file.
         members: the member records of contributions, as `ledger prove --kind summary` hands them out.
         delay: seconds after its signing by which a withdrawal must be entered.
-        now: the contributor's clock, POSIX seconds.
         key_ids: further keys of the contributor, by their short names, beside those that signed ``mine``.
         remember: directory that keeps the largest checkpoint per ledger (`ledger.proofs.memory`); None remembers nothing.
-        owner_key: raw public key of the corpus owner, to be required of every ledger.
 
     Raises:
         LedgerCorrupt, NoteError: an export has no checkpoint that can be read.
@@ -240,7 +216,7 @@ def watch(
 
 
 class _Look:
-    """One pass over the latest export of every ledger."""
+    """Makes one pass over the latest export of every ledger."""
 
     def __init__(
         self,

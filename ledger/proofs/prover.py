@@ -10,12 +10,13 @@ whole export holds is for the audit (`ledger.audit`).
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from ledger import layout, tiles
 from ledger.errors import LedgerCorrupt, ProofError
-from ledger.merkle import EMPTY_ROOT, HASH_SIZE, node_hash
+from ledger.merkle import EMPTY_ROOT, HASH_SIZE, consistency_path, inclusion_path, node_hash
 from ledger.note import peek_checkpoint
 from ledger.retention.retained import is_stand_in
 from ledger.tiles import KeptNodes, refuse_within
@@ -31,16 +32,15 @@ Node = Callable[[int, int], bytes]
 
 
 class HashTree:
-    """All nodes of a growing tree, 64 bytes a leaf."""
+    """Keeps all nodes of a growing tree, 64 bytes a leaf."""
 
     def __init__(self, hashes: Iterable[bytes] = ()) -> None:
-        """Begins with these leaf hashes."""
         self._levels: list[bytearray] = [bytearray()]
         self.extend(hashes)
 
     @property
     def size(self) -> int:
-        """Number of leaves."""
+        """Returns the number of leaves."""
         return len(self._levels[0]) // HASH_SIZE
 
     def extend(self, hashes: Iterable[bytes]) -> None:
@@ -65,7 +65,8 @@ class HashTree:
 
 
 class TileTree:
-    """The nodes of an export's tree, from its hash tiles as they are needed, and from what it keeps where these are gone."""
+    """Gives the nodes of an export's tree, from its hash tiles as they are needed, and from what it keeps where these are gone.
+    """
 
     def __init__(self, fetch: Callable[[str], bytes], size: int, kept: KeptNodes | None = None) -> None:
         """Takes what reads a file of the export by its name, the signed size, and the nodes that stand for gone hashes."""
@@ -76,12 +77,8 @@ class TileTree:
         self._tiles: dict[tuple[int, int], list[list[bytes]]] = {}
 
     def node(self, level: int, index: int) -> bytes:
-        """Returns the hash of a perfect subtree.
-
-        Raises:
-            ProofError: the tree has none there, or a tile has another length than its width asks for; code HASHES_GONE where
-                the hashes below it are gone, and it with them.
-        """
+        """Returns the hash of a perfect subtree. Raises ProofError: the tree has none there, or a tile has another length than
+        its width asks for; code HASHES_GONE where the hashes below it are gone, and it with them."""
         if (index + 1) << level > self._size:
             raise ProofError("NODE", f"a tree of {self._size} leaves has no perfect subtree {index} of {1 << level} leaves")
         row, height = divmod(level, layout.TILE_HEIGHT)
@@ -91,7 +88,7 @@ class TileTree:
         return self._tile(row, n)[height][place >> height]
 
     def _kept_node(self, kept: KeptNodes, level: int, index: int) -> bytes:
-        """A node of a tile that is not there: one that is kept, or over such."""
+        """Returns a node of a tile that is not there: one that is kept, or over such."""
         node = kept.around(index << level)
         if node is not None and node.level >= level:
             if node.level > level:
@@ -107,7 +104,7 @@ class TileTree:
         return self._rebuilt[level, index]
 
     def _tile(self, row: int, n: int) -> list[list[bytes]]:
-        """The perfect subtrees of a tile by height, the tile's own hashes first."""
+        """Returns the perfect subtrees of a tile by height, the tile's own hashes first."""
         if (row, n) not in self._tiles:
             width = min(layout.TILE_WIDTH, (self._size >> layout.TILE_HEIGHT * row) - n * layout.TILE_WIDTH)
             name = layout.tile_path(row, n, width)
@@ -126,54 +123,19 @@ def tree_root(node: Node, size: int) -> bytes:
 
 
 def inclusion_proof(node: Node, index: int, size: int) -> list[bytes]:
-    """Returns the audit path of leaf ``index`` in the tree of ``size`` leaves (RFC 6962, 2.1.1), leaf side first.
-
-    Raises:
-        ProofError: if the index is not in the tree.
-    """
-    if type(index) is not int or not 0 <= index < size:
-        raise ProofError("INDEX", f"a tree of {size} leaves has no leaf {index!r}")
-    path: list[bytes] = []
-    low, high = 0, size
-    while high - low > 1:
-        split = low + _half(high - low)
-        if index < split:
-            path.append(_range(node, split, high))
-            high = split
-        else:
-            path.append(_range(node, low, split))
-            low = split
-    path.reverse()
-    return path
+    """Returns the audit path of leaf ``index`` in the tree of ``size`` leaves (RFC 6962, 2.1.1), leaf side first. Raises
+    ProofError: if the index is not in the tree."""
+    return inclusion_path(partial(_range, node), index, size)
 
 
 def consistency_proof(node: Node, old_size: int, size: int) -> list[bytes]:
-    """Returns the proof that the tree of ``size`` leaves extends that of its first ``old_size`` (RFC 6962, 2.1.2).
-
-    Raises:
-        ProofError: unless 1 <= old_size <= size.
-    """
-    if type(old_size) is not int or not 1 <= old_size <= size:
-        raise ProofError("CONSISTENCY", f"the old size must lie in 1..{size}, got {old_size!r}")
-    path: list[bytes] = []
-    low, high, known = 0, size, True
-    # SUBPROOF(m, D[low:high], known), unrolled from the top; `known` means that the verifier has the old root.
-    while old_size != high:
-        split = low + _half(high - low)
-        if old_size <= split:
-            path.append(_range(node, split, high))
-            high = split
-        else:
-            path.append(_range(node, low, split))
-            low, known = split, False
-    if not known:
-        path.append(_range(node, low, high))
-    path.reverse()
-    return path
+    """Returns the proof that the tree of ``size`` leaves extends that of its first ``old_size`` (RFC 6962, 2.1.2). Raises
+    ProofError: unless 1 <= old_size <= size."""
+    return consistency_path(partial(_range, node), old_size, size)
 
 
 def _range(node: Node, low: int, high: int) -> bytes:
-    """The root over leaves [low, high), where low is a multiple of a power of two that is at least high - low."""
+    """Returns the root over leaves [low, high), where low is a multiple of a power of two that is at least high - low."""
     parts: list[bytes] = []
     while low < high:
         level = (high - low).bit_length() - 1
@@ -186,7 +148,7 @@ def _range(node: Node, low: int, high: int) -> bytes:
 
 
 def _folded(hashes: list[bytes]) -> list[list[bytes]]:
-    """Hashes, the perfect pairs over them, the perfect pairs over these, and so on."""
+    """Returns the hashes, the perfect pairs over them, the perfect pairs over these, and so on."""
     levels = [hashes]
     while len(levels[-1]) > 1:
         below = levels[-1]
@@ -194,29 +156,12 @@ def _folded(hashes: list[bytes]) -> list[list[bytes]]:
     return levels
 
 
-def _half(n: int) -> int:
-    """The largest power of two smaller than n (n >= 2)."""
-    return 1 << ((n - 1).bit_length() - 1)
-
-
 class ExportReader:
-    """A directory in the layout of an export.
-
-    Attributes:
-        base: the directory.
-        checkpoint: its signed note, as it lies there.
-        claimed: what the note says; verify the note before relying on it.
-        size: number of leaves that it claims.
-    """
+    """Reads a directory in the layout of an export. What its note claims is to be verified before it is relied on."""
 
     def __init__(self, base: Path) -> None:
-        """Reads the checkpoint.
-
-        Raises:
-            LedgerCorrupt: it cannot be read.
-            NoteError: it is no checkpoint.
-            ProofError: what it keeps of gone hashes is damaged.
-        """
+        """Reads the checkpoint. Raises LedgerCorrupt: it cannot be read; NoteError: it is no checkpoint; ProofError: what it
+        keeps of gone hashes is damaged."""
         self.base = base
         self.checkpoint = _read(base, layout.CHECKPOINT)
         self.claimed = peek_checkpoint(self.checkpoint)

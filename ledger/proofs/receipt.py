@@ -40,13 +40,7 @@ _RFC9162_SHA256: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class ReceivedLeaf:
-    """A leaf that a receipt proves.
-
-    Attributes:
-        leaf: the leaf, decoded.
-        data: its bytes.
-        checkpoint: origin, size and root of the tree that it is in.
-    """
+    """Holds a leaf that a receipt proves, and the checkpoint of its tree."""
 
     leaf: Leaf
     data: bytes
@@ -54,19 +48,9 @@ class ReceivedLeaf:
 
 
 def make_receipt(signer: NoteSigner, node: Node, index: int, checkpoint: Checkpoint, leaf: bytes) -> bytes:
-    """Signs a receipt for a leaf.
-
-    Args:
-        signer: the log's key.
-        node: nodes of the tree (`ledger.proofs.prover`).
-        index: the leaf.
-        checkpoint: what the log has committed to; only such a tree may be signed.
-        leaf: bytes of the leaf.
-
-    Raises:
-        ProofError: the tree has one leaf, or the leaf is not in the tree of the checkpoint at this place.
-        LedgerWrongRun: the key is of another log.
-    """
+    """Signs a receipt for a leaf. `checkpoint`: what the log has committed to; only such a tree may be signed. Raises
+    ProofError: the tree has one leaf, or the leaf is not in the tree of the checkpoint at this place; LedgerWrongRun: the key
+    is of another log."""
     if signer.name != checkpoint.origin:
         raise LedgerWrongRun("WRONG_KEY", f"the checkpoint is of {checkpoint.origin!r}, the key of {signer.name!r}")
     if checkpoint.size < 2:
@@ -83,14 +67,8 @@ def make_receipt(signer: NoteSigner, node: Node, index: int, checkpoint: Checkpo
 def verify_receipt(data: bytes, leaf: bytes, policy: TrustPolicy) -> ReceivedLeaf:
     """Verifies a receipt offline.
 
-    Guarantee:
-        Returns only if a log of the policy signed, for this leaf, a root, size and index to which the path leads from it, and
-        the leaf states that index itself.
-
-    Args:
-        data: the receipt.
-        leaf: bytes of the leaf, which a receipt does not carry.
-        policy: the logs that the caller trusts.
+    Guarantee: Returns only if a log of the policy signed, for this leaf, a root, size and index to which the path leads from
+    it, and the leaf states that index itself.
 
     Raises:
         ProofError: the receipt is not of the one form, is for another leaf, or its path leads elsewhere.
@@ -110,9 +88,8 @@ def verify_receipt(data: bytes, leaf: bytes, policy: TrustPolicy) -> ReceivedLea
         raise LedgerWrongRun("ORIGIN", f"the receipt is of {origin!r:.200}, the policy is for {known}")
     log = next((key for key in named if keys.key_id(key.public_key) == fields.get(4)), named[0])
     if protected != cbor.encode(_protected(log.public_key, leaf, log.name, size, index)):
-        raise ProofError(
-            "RECEIPT_HEADER", "the receipt's header is not that of this leaf, place and log; is it for another leaf?"
-        )
+        sentence = "the receipt's header is not that of this leaf, place and log; is it for another leaf?"
+        raise ProofError("RECEIPT_HEADER", sentence)
     root = root_of_inclusion(leaf_hash(leaf), index, size, path)
     try:
         keys.verify_signature(log.public_key, signature, sign1.to_be_signed(protected, root))
@@ -137,7 +114,7 @@ def _protected(public_key: bytes, leaf: bytes, origin: str, size: int, index: in
 
 
 def _parts(data: bytes) -> tuple[bytes, bytes, bytes]:
-    """Protected header, inclusion proof and signature of a message of the one form."""
+    """Returns protected header, inclusion proof and signature of a message of the one form."""
     if type(data) is not bytes or len(data) > MAX_RECEIPT_SIZE or data[:1] != _TAG_SIGN1:
         raise ProofError("RECEIPT", f"a receipt is tag 18 (COSE_Sign1), and at most {MAX_RECEIPT_SIZE} bytes")
     body = _decoded(data[1:])

@@ -22,7 +22,7 @@ HEADER: Final = "c2sp.org/tlog-proof@v1"
 """First line of a proof file."""
 
 SUFFIX: Final = ".tlog-proof"
-"""How the names of proof files end."""
+"""Ends the names of proof files."""
 
 MAX_PATH: Final = 63
 """Hashes in the longest path: trees have less than 2^63 leaves."""
@@ -36,14 +36,8 @@ MAX_PROOF_SIZE: Final = MAX_NOTE_SIZE + 2 * MAX_EXTRA
 
 @dataclass(frozen=True, slots=True)
 class TlogProof:
-    """What a proof file says; nothing of it is verified.
-
-    Attributes:
-        index: position of the leaf, from 0.
-        hashes: the path, leaf side first.
-        checkpoint: the signed note, as it was.
-        extra: what the file carries beside, here the leaf; None without it.
-    """
+    """Holds what a proof file says; nothing of it is verified. `extra`: what the file carries beside, here the leaf; None
+    without it."""
 
     index: int
     hashes: tuple[bytes, ...]
@@ -61,13 +55,7 @@ class TlogProof:
 
 @dataclass(frozen=True, slots=True)
 class ProvenLeaf:
-    """A leaf that is in the tree of a checkpoint that a policy accepts.
-
-    Attributes:
-        leaf: the leaf, decoded.
-        data: its bytes.
-        trusted: the checkpoint, and who cosigned it.
-    """
+    """Holds a leaf that is in the tree of a checkpoint that a policy accepts, and who cosigned that."""
 
     leaf: Leaf
     data: bytes
@@ -75,23 +63,14 @@ class ProvenLeaf:
 
 
 def make_proof(node: Node, index: int, size: int, checkpoint: bytes, leaf: bytes) -> TlogProof:
-    """Makes the proof of a leaf.
-
-    Args:
-        node: nodes of the tree (`ledger.proofs.prover`).
-        index: the leaf.
-        size: size that the checkpoint signs.
-        checkpoint: the signed note.
-        leaf: bytes of the leaf.
-    """
+    """Makes the proof of a leaf, from the nodes of the tree of the size that the checkpoint signs."""
     return TlogProof(index, tuple(inclusion_proof(node, index, size)), checkpoint, leaf)
 
 
 def parse_proof(data: bytes) -> TlogProof:
     """Reads a proof file.
 
-    Guarantee:
-        What is accepted is exactly what `TlogProof.to_bytes` of the result writes.
+    Guarantee: What is accepted is exactly what `TlogProof.to_bytes` of the result writes.
 
     Raises:
         ProofError: the file is malformed.
@@ -119,13 +98,10 @@ def parse_proof(data: bytes) -> TlogProof:
 def verify_proof(data: bytes, policy: TrustPolicy, *, leaf: bytes | None = None, now: int | None = None) -> ProvenLeaf:
     """Verifies a proof file offline.
 
-    Guarantee:
-        Returns only if the leaf is, unchanged and at the position that it states itself, in the tree that a log of the
-        policy signed and a quorum of its witnesses cosigned.
+    Guarantee: Returns only if the leaf is, unchanged and at the position that it states itself, in the tree that a log of the
+    policy signed and a quorum of its witnesses cosigned.
 
     Args:
-        data: the proof file.
-        policy: the logs and auditors that the caller trusts.
         leaf: the leaf, for files that do not carry it; where both are given they must be equal.
         now: the reader's clock, POSIX seconds; that of this machine without. A cosignature counts only if its time lies between
             that of the leaf and this. (Of a leaf whose time a later CLOCK leaf took back none may count before that time; then

@@ -1,4 +1,4 @@
-"""One contribution in several exports: what became of it in each, what it spent in all of them, and what no export shows.
+"""Traces one contribution through several exports: what became of it in each, what it spent in all, and what none shows.
 
 Every export is audited by itself first; one that FAILED is asked nothing, and a trace over it is refused. The exports are held
 against each other only as far as an answer hangs on it: two histories of one ledger are refused.
@@ -38,13 +38,7 @@ Signers = Callable[[Header], Collection[bytes]]
 
 @dataclass(frozen=True, slots=True)
 class AskedExport:
-    """An export that passed its audit, among others.
-
-    Attributes:
-        path: the directory.
-        opened: the export: its verdict stands beside every figure of it.
-        digest: SHA-256 of leaf 0, by which a ledger is known.
-    """
+    """Holds an export that passed its audit among others; its digest is the SHA-256 of leaf 0, by which a ledger is known."""
 
     path: Path
     opened: OpenedExport
@@ -53,13 +47,8 @@ class AskedExport:
 
 @dataclass(frozen=True, slots=True)
 class TracedRun:
-    """One of the runs that were asked.
-
-    Attributes:
-        asked: its export.
-        trace: what became of the contribution there; None if it was not admitted.
-        lost: whether another run says that its key was lost before it was closed: it counts with its whole plan then.
-    """
+    """Holds one of the runs that were asked. `lost`: whether another run says that its key was lost before it was closed: it
+    counts with its whole plan then."""
 
     asked: AskedExport
     trace: Trace | None
@@ -67,34 +56,29 @@ class TracedRun:
 
     @property
     def opened(self) -> OpenedExport:
-        """The export, as it passed its audit."""
+        """Returns the export, as it passed its audit."""
         return self.asked.opened
 
     @property
     def run(self) -> Replay:
-        """The run, replayed to its last leaf."""
+        """Returns the run, replayed to its last leaf."""
         return self.opened.run
 
     @property
     def origin(self) -> str:
-        """Origin of its ledger."""
+        """Returns the origin of its ledger."""
         return self.run.header.origin
 
     @property
     def unnamed(self) -> int:
-        """How many stayed there of whom nothing says who they are, if the contribution may be one of them."""
+        """Says how many stayed there of whom nothing says who they are, if the contribution may be one of them."""
         return sum(self.run.register.unnamed) if self.trace is None else 0
 
 
 @dataclass(frozen=True, slots=True)
 class LimitUse:
-    """What several runs use of a limit of epsilon over all of them.
-
-    Attributes:
-        limit: the limit.
-        used: what was spent of it.
-        planned: the most that could have been by the end of any run, as that was planned, with what was spent before it.
-    """
+    """Says what several runs use of a limit of epsilon over all of them. `planned`: the most that could have been by the end of
+    any run, as that was planned, with what was spent before it."""
 
     limit: Limit
     used: float
@@ -102,17 +86,15 @@ class LimitUse:
 
     @property
     def held(self) -> bool:
-        """Whether no run began that had no room: only then the limit holds however each run was chosen."""
+        """Tells whether no run began that had no room: only then the limit holds however each run was chosen."""
         return not Use(self.limit, self.planned).too_much(TOLERANCE_MICRO)
 
 
 @dataclass(frozen=True, slots=True)
 class AtWithdrawal:
-    """The first withdrawal that somebody signed, and what was spent by then and after.
+    """Tells of the first withdrawal that somebody signed, and what was spent by then and after.
 
     Attributes:
-        origin: the ledger that has it.
-        leaf: its WITHDRAW leaf.
         epsilon: composed over all runs, of what was charged by its time; None like `TracedOver.epsilon`.
         steps_after: steps charged later in other runs, to which the withdrawal had not come: 0 is as it should be.
     """
@@ -125,19 +107,17 @@ class AtWithdrawal:
 
 @dataclass(frozen=True, slots=True)
 class TracedOver:
-    """A contribution over several runs.
+    """Traces a contribution over several runs.
 
     Attributes:
         runs: all that were asked, in the order in which they began.
         verdict: the weakest of their verdicts: what is composed rests on each of them.
-        qualifiers: what weakens them.
         delta: of the composed epsilon: the smallest of the policies of runs that admitted it.
         epsilon: of these runs composed, at that delta; None where its class is public in one: nothing bounds what was learned.
         limits: every limit over all runs under which it was admitted, and what of it these runs use.
         withdrawal: its first withdrawal that somebody signed; None without any.
         not_given: earlier ledgers that a run counts, and whose export is not here.
         descriptors: the descriptor hashes found: more than one where a content was signed again with its old nonce.
-        unseen: what no export shows of it, in words.
     """
 
     runs: tuple[TracedRun, ...]
@@ -153,12 +133,13 @@ class TracedOver:
 
     @property
     def found(self) -> tuple[TracedRun, ...]:
-        """The runs that admitted it, at least one."""
+        """Returns the runs that admitted it, at least one."""
         return tuple(item for item in self.runs if item.trace is not None)
 
     @property
     def composed(self) -> tuple[TracedRun, ...]:
-        """The runs that are composed: those that admitted it, and those that may have behind where their key was lost."""
+        """Returns the runs that are composed: those that admitted it, and those that may have behind where their key was lost.
+        """
         return tuple(item for item in self.runs if item.trace is not None or item.lost)
 
 
@@ -171,7 +152,6 @@ def open_exports(
         paths: the directories; of two exports of one ledger the longer is asked.
         keys: verifier keys of their ledgers, as for `verify_export`.
         owner_key: likewise, for all of them.
-        now: likewise.
 
     Raises:
         ExportRefused: code FAILED, the audit of one found something.
@@ -197,17 +177,14 @@ def trace_over(
 ) -> TracedOver:
     """Finds a contribution in several runs, and composes what it spent.
 
-    Guarantee:
-        `epsilon` is an upper bound, at `delta` and under zero-out adjacency, of all that these runs released together, if none
-        of them was chosen by looking at what another one released (`ledger.replay.budgets.composed`; docs/mechanism,
-        Accounting). A limit that is `LimitUse.held` holds without that condition (docs/mechanism, Theorem 13). Both rest on
-        the verdicts of the runs, and count these runs alone, one whose key was lost with its whole plan, whether its leaves
-        admit the contribution or not; and of these not one of which nothing says whether it is among those that stayed there
-        (`TracedRun.unnamed`), which `unseen` says.
+    Guarantee: `epsilon` is an upper bound, at `delta` and under zero-out adjacency, of all that these runs released together,
+    if none of them was chosen by looking at what another one released (`ledger.replay.budgets.composed`; docs/mechanism,
+    Accounting). A limit that is `LimitUse.held` holds without that condition (docs/mechanism, Theorem 13). Both rest on the
+    verdicts of the runs, and count these runs alone, one whose key was lost with its whole plan, whether its leaves admit the
+    contribution or not; and of these not one of which nothing says whether it is among those that stayed there
+    (`TracedRun.unnamed`), which `unseen` says.
 
     Args:
-        exports: as `open_exports` returns them.
-        wanted: which contribution.
         signers: takes the header of a run that admitted it, and returns the ids of the keys that may have signed it; None for
             any. A contribution under another key is refused.
         members: its member records, by which it is found in runs whose admissions are gone.
@@ -274,12 +251,7 @@ def _not_found(runs: Sequence[TracedRun]) -> LedgerError:
 
 
 def _accounts(runs: Iterable[TracedRun], signed: Admit) -> list[tuple[Account, Account]]:
-    """Returns what was spent in each run where its class is private, and what could have been by plan, in order of the runs.
-
-    Args:
-        runs: all that were asked.
-        signed: an admission of the contribution, for what it signed.
-    """
+    """Returns what was spent in each run where its class is private, and what could have been by plan, in order of the runs."""
     found = []
     for item in runs:
         if item.trace is None and not item.lost:

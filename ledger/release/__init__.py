@@ -6,18 +6,6 @@ from ledger.release.manifest import EXPORT, MANIFEST, Manifest, ReleasedFile, op
 from ledger.release.tied import Commitment, Tie, tie
 
 __all__ = [
-    "EXPORT",
-    "MANIFEST",
-    "Commitment",
-    "Manifest",
-    "ReleaseReport",
-    "Released",
-    "ReleasedFile",
-    "Rights",
-    "Tie",
-    "check_release",
-    "choose_artifact",
-    "open_manifest",
-    "release",
-    "tie",
-]
+    "EXPORT", "MANIFEST", "Commitment", "Manifest", "ReleaseReport", "Released", "ReleasedFile", "Rights", "Tie",
+    "check_release", "choose_artifact", "open_manifest", "release", "tie",
+]  # fmt: skip

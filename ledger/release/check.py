@@ -36,17 +36,12 @@ from ledger.replay.replay import SPEND_TOLERANCE_MICRO, Replay
 def stack_problems(header: Header, records: Sequence[WeightRecord]) -> Iterator[tuple[str, str]]:
     """Finds where the tensors to which an epoch commits are not those of the header's stack.
 
+    Yields code and sentence: STACK, a tensor is not as the stack says; FROZEN, frozen parameters changed.
+
     Guarantee: without a problem every tensor that the run trained is a parameter of the stack in a block that a class may
     touch, and every parameter of such a block that has a record was trained; each has the adapter and the size that the stack
     says; the parameters in blocks without classes, whole ones, are bit for bit those to which the header commits. That the
     records are of the model that was trained is the operator's word.
-
-    Args:
-        header: of the ledger.
-        records: of the tensors, as the manifest of a release has them.
-
-    Yields:
-        Code and sentence: STACK, a tensor is not as the stack says; FROZEN, frozen parameters changed.
     """
     stack, touched = header.stack, {piece.tensor for block in header.derived if block.classes for piece in block.pieces}
     places = {name: place for place, tensor in enumerate(stack.tensors) for name in tensor.names}
@@ -77,12 +72,7 @@ def stack_problems(header: Header, records: Sequence[WeightRecord]) -> Iterator[
 
 
 def frozen_note(header: Header, records: Sequence[WeightRecord] | None) -> str | None:
-    """Says of frozen parameters what `stack_problems` cannot compare; None where there is nothing to say.
-
-    Args:
-        header: of the ledger.
-        records: of the tensors of the release, None without any.
-    """
+    """Says of frozen parameters what `stack_problems` cannot compare; None where there is nothing to say."""
     own = [piece for block in header.derived if not block.classes for piece in block.pieces]
     if not own:
         return None
@@ -105,15 +95,12 @@ def frozen_note(header: Header, records: Sequence[WeightRecord] | None) -> str |
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseReport:
-    """The result of checking a release.
+    """Holds the result of checking a release.
 
     Attributes:
         verdict: that of the export (`ledger.audit.findings.VERDICTS`), where files, signature and every number hold against it;
             SIGNED when there was no export to check against, so that the numbers are the signer's word; FAILED otherwise.
         qualifiers: what weakens it, as words of `ledger.audit.findings.QUALIFIERS`, sorted: of the export, and of the release.
-        findings: what is wrong; empty unless FAILED.
-        notes: what a reader should know though nothing is wrong.
-        manifest: what was signed, None unless its signature holds.
         newer_withdrawals: contributions whose withdrawal the export has and the manifest cannot know, None without an export.
         weights: what the files that the manifest names have to do with the weights of the run, tensor by tensor; None unless
             its signature holds. Where the verdict is SIGNED or FAILED, what they were held against is the signer's word.
@@ -130,7 +117,7 @@ class ReleaseReport:
 
 @dataclass(slots=True)
 class _Check:
-    """A check under way."""
+    """Runs one check."""
 
     directory: Path
     keys: tuple[str, ...]
@@ -161,23 +148,20 @@ def check_release(
 ) -> ReleaseReport:
     """Checks a release offline, without torch.
 
-    Guarantee:
-        FULL means: the directory has exactly the files of the manifest, byte for byte, and beside them the manifest and the
-        export alone; a key of the ledger that a pinned key leads to signed the manifest; the export is FULL by
-        `ledger.audit.verify_export`; its first leaves are the tree that the manifest cites, with that header and those
-        withdrawals, and the RELEASE leaf right behind them, so that no release is hidden from who reads the ledger; whose
-        influence may be in which artifact follows from that header; every epsilon is at least the one computed here and at
-        most 2e-6 more (accountants as in `verify_export`); and the tree has at least ``minimum_size`` leaves. And what the
-        manifest says of the weights is true: the records of their tensors fold to the model digest of the epoch that it
-        names, and the tensors of the files are those, or not, as ``weights`` tells: FULL does not mean that they are, and
-        WEIGHTS_NOT_TIED says that they are not, or not all. CODE_BESIDE says that files can carry code. Names, sizes and
-        which were trained are as the stack of the header says, and what was frozen is, tensor by tensor, what the header
-        committed to before the first step (FROZEN_TOLD where that could not be compared whole, with files that are TIED).
-        TOLD and SUMMARISED mean the same of an export that is no more.
-        Whether the ledger's operator committed to what was trained, no check can tell.
+    Guarantee: FULL means: the directory has exactly the files of the manifest, byte for byte, and beside them the manifest and
+    the export alone; a key of the ledger that a pinned key leads to signed the manifest; the export is FULL by
+    `ledger.audit.verify_export`; its first leaves are the tree that the manifest cites, with that header and those withdrawals,
+    and the RELEASE leaf right behind them, so that no release is hidden from who reads the ledger; whose influence may be in
+    which artifact follows from that header; every epsilon is at least the one computed here and at most 2e-6 more (accountants
+    as in `verify_export`); and the tree has at least ``minimum_size`` leaves. And what the manifest says of the weights is
+    true: the records of their tensors fold to the model digest of the epoch that it names, and the tensors of the files are
+    those, or not, as ``weights`` tells: FULL does not mean that they are, and WEIGHTS_NOT_TIED says that they are not, or not
+    all. CODE_BESIDE says that files can carry code. Names, sizes and which were trained are as the stack of the header says,
+    and what was frozen is, tensor by tensor, what the header committed to before the first step (FROZEN_TOLD where that could
+    not be compared whole, with files that are TIED). TOLD and SUMMARISED mean the same of an export that is no more. Whether
+    the ledger's operator committed to what was trained, no check can tell.
 
     Args:
-        directory: the release.
         keys: verifier keys of the ledger, obtained from a place that the releaser does not control.
         export: an export of the ledger; by default the one in the directory, if it is there.
         owner_key: raw public key of the corpus owner, obtained likewise; code `NO_EXPORT` if there is no export to find it in.
@@ -440,12 +424,11 @@ def _compare_costs(check: _Check, run: Replay, manifest: Manifest) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """What may have influenced the artifact that answers.
+    """Says what may have influenced the artifact that answers.
 
     Attributes:
         classes: by name the largest epsilon allowed, None for any, of a public class too. Classes that are not named may have
             no influence at all.
-        withdrawn: whether contributions that were withdrawn since the release may have had influence.
         untied: whether weights may answer that are not, bit for bit, those that the run committed to: they have no epsilon.
         told: whether a release may answer whose verdict is TOLD: every epsilon in it rests on the bounds that the ledger's
             operator wrote.
@@ -474,8 +457,6 @@ def choose_artifact(
     path leads to the artifact is allowed, at no less than the epsilon that the manifest states.
 
     Args:
-        report: the check of the release (`check_release`); None where there is none.
-        rights: of the query.
         artifacts: names of what can be served, the most wanted first.
         withdrawn_classes: classes of the contributions withdrawn since the release; None where that is not known.
 

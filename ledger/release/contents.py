@@ -1,8 +1,8 @@
 """Finds what kind of thing a released file is by its bytes, pickles included; nothing is unpickled.
 
 `pickletools.genops` does not answer that: it refuses arguments that unpicklers take, such as ``I0x10``, or a string that is not
-ASCII. The walk here takes every argument that an unpickler takes, CPython's in C or in Python, with any encoding. It ends
-at what each of them refuses too: an unknown opcode, a number that none of them reads, a stack with fewer items than an opcode
+ASCII. The walk here takes every argument that an unpickler takes, CPython's in C or in Python, with any encoding. It ends at
+what each of them refuses too: an unknown opcode, a number that none of them reads, a stack with fewer items than an opcode
 takes.
 
 Sources: `Modules/_pickle.c` and `Lib/pickle.py` of CPython 3 (what unpicklers take); `pickletools.opcodes` (the opcodes of all
@@ -11,9 +11,8 @@ protocols, their arguments, and what they take from the stack and put there).
 Only what is recognised here counts as a file that holds no weights. Whatever is not recognised may hold some, and keeps a
 release from being TIED. Nothing is run or unpickled: opcodes, magic numbers and strings are read, and no more.
 
-Sources: the first bytes of the formats as their specifications have them;
-the protobuf encoding and `sentencepiece_model.proto` (ModelProto); RFC 8259 (JSON); YAML 1.2 (tags, escapes); transformers'
-`integrations/hub_kernels.py` (kernels).
+Sources: the first bytes of the formats as their specifications have them; the protobuf encoding and `sentencepiece_model.proto`
+(ModelProto); RFC 8259 (JSON); YAML 1.2 (tags, escapes); transformers' `integrations/hub_kernels.py` (kernels).
 """
 
 import codecs
@@ -22,7 +21,7 @@ import pickletools
 import re
 from collections.abc import Iterator
 from pathlib import PurePosixPath
-from typing import Final
+from typing import Any, Final
 
 MAX_OPCODES: Final = 1 << 16
 """Opcodes that are walked over; bytes that may still be a pickle by then count as one."""
@@ -70,7 +69,7 @@ def is_pickle(head: bytes, size: int) -> bool:
     it is no case, else a list of words could be one: it runs what the reader has installed, and nothing of the file.
 
     Guarantee: an unpickler that reads other bytes from the first one on acts on no object that it obtained, and returns none.
-        It fails, or returns plain data of at most seven opcodes.
+    It fails, or returns plain data of at most seven opcodes.
 
     Args:
         head: the first bytes of a file.
@@ -112,7 +111,7 @@ class _Walk:
         return opcode.name
 
     def _take(self, count: int) -> bytes:
-        """The next bytes; none where the file has not so many."""
+        """Returns the next bytes; none where the file has not so many."""
         end = self.at + count
         if end > len(self._head):
             self.cut = end <= self._size
@@ -121,7 +120,8 @@ class _Walk:
         return data
 
     def _line(self) -> bytes | None:
-        """The next line. At the end of the file one without an end, of which the unpickler in Python drops the last byte."""
+        """Returns the next line. At the end of the file one without an end, of which the unpickler in Python drops the last
+        byte."""
         end = self._head.find(b"\n", self.at)
         if end < 0 and len(self._head) < self._size:
             self.cut = True
@@ -192,7 +192,7 @@ FORMS: Final = {
     LONG: "settings too long to be looked into",
     UNKNOWN: "none of these",
 }
-"""What a file can be, each in words."""
+"""Forms of a file, each in words."""
 
 CODE_FORMS: Final = frozenset((CODE, NAMES_CODE, PICKLE, ARCHIVE, LONG))
 """Forms of files that can carry code, or name some, for a loader to run."""
@@ -247,10 +247,7 @@ class Looker:
     """Takes the bytes of a file from front to back, and tells its form; memory does not grow beyond what is looked into."""
 
     def __init__(self, path: str) -> None:
-        """Begins before the first byte.
-
-        Args:
-            path: of the file; its ending decides only which of two readings of the bytes a loader takes.
+        """Begins before the first byte; the ending of the path decides only which of two readings of the bytes a loader takes.
         """
         self._name = PurePosixPath(path).name.lower()
         self._head, self._tail, self._size = bytearray(), b"", 0
@@ -270,8 +267,8 @@ class Looker:
         """Returns the form of the file, and what it names: the shards of an index, the keys of settings that name code.
 
         Guarantee: a file of one of the forms of `HARMLESS` but `CODE` is, all of it, text without control characters that is no
-            pickle; or it begins as a picture or a PDF does, or is a sentencepiece model to the last byte, and ends as no zip
-            file does. One of form `CODE` begins as machine code does or is named like code, and may go on with anything.
+        pickle; or it begins as a picture or a PDF does, or is a sentencepiece model to the last byte, and ends as no zip file
+        does. One of form `CODE` begins as machine code does or is named like code, and may go on with anything.
         """
         head, ending = bytes(self._head), PurePosixPath(self._name).suffix
         self._text = self._text and self._decodes(b"", last=True)
@@ -340,7 +337,7 @@ def shards_of(data: bytes) -> tuple[str, ...] | None:
     if len(data) > MAX_PARSED:
         return None
     try:
-        value = json.loads(data, object_pairs_hook=_unique)
+        value = json.loads(data, object_pairs_hook=unique_names)
         names = sorted(set(value["weight_map"].values()))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
@@ -366,7 +363,8 @@ def _keys(data: bytes) -> set[str]:
 
 
 def _names_kernel(data: bytes, at: int) -> bool:
-    """Whether the value that follows is, or may have in it, the name of a repository: text with a slash, however spelled."""
+    """Tells whether the value that follows is, or may have in it, the name of a repository: text with a slash, however spelled.
+    """
     value = _VALUE.match(data, at)
     if value is None:
         return True
@@ -377,7 +375,7 @@ def _names_kernel(data: bytes, at: int) -> bool:
 
 
 def _named(data: bytes, *, tags: bool) -> set[str]:
-    """What settings that are not JSON name code by, wherever in the bytes it stands, in a comment too.
+    """Returns what settings that are not JSON name code by, wherever in the bytes it stands, in a comment too.
 
     That is a key, an attention or experts implementation that is not one plain word behind its key, or where there are tags
     (YAML) one that is not of its core, or a directive that could make those mean something else: PyYAML and HyperPyYAML run
@@ -396,7 +394,7 @@ def _named(data: bytes, *, tags: bool) -> set[str]:
 
 
 def _character(escape: re.Match[bytes]) -> bytes:
-    """The character that an escape of YAML or TOML stands for; nothing for one at the end of a line."""
+    """Returns the character that an escape of YAML or TOML stands for; nothing for one at the end of a line."""
     number = int(escape[1] or escape[2] or escape[3] or b"0", 16)
     return chr(number).encode("utf-8", "replace") if 0 < number <= 0x10FFFF else b""
 
@@ -434,7 +432,8 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     return 0, len(data) + 1
 
 
-def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns an object of JSON; raises ValueError where a name stands in it twice."""
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("a name stands twice")

@@ -62,14 +62,10 @@ NOT_SAID: Final = (
 def statements(
     artifacts: Sequence[Artifact], delta: str, weights: Tie, isolation: Isolation, *, step: int, horizon: bool
 ) -> tuple[str, ...]:
-    """Returns what holds of a release with these artifacts, at the policy's delta.
+    """Returns what holds of a release with these artifacts at this delta.
 
     Args:
-        artifacts: the parts of the model.
-        delta: as the manifest spells it.
-        weights: what the files have to do with the weights of the run.
         isolation: how statement A stands at the end of the leaves that the manifest cites.
-        step: last released step by then.
         horizon: whether epsilons are those of the planned horizon.
     """
     free = [part.name for part in artifacts if part.blocks and not any(part.influenced_by)]
@@ -96,15 +92,8 @@ STAMP: Final = "NOT_PRIVATE"
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """A release that was made.
-
-    Attributes:
-        path: the manifest.
-        export: the export of the ledger beside it, with the RELEASE leaf in it.
-        seq: position of that leaf.
-        manifest: what was signed.
-        weights: what the files have to do with the weights of the run, tensor by tensor.
-    """
+    """Tells of a release that was made: its manifest, the export beside it, the RELEASE leaf in that, and what the files have
+    to do with the weights of the run, tensor by tensor."""
 
     path: Path
     export: Path
@@ -113,23 +102,17 @@ class Released:
     weights: Tie
 
 
-def release(
-    log: Ledger, directory: Path, *, now: int, registry: Path | None = None, attestations: bool = True
-) -> Released:
+def release(log: Ledger, directory: Path, *, now: int, registry: Path | None = None, attestations: bool = True) -> Released:
     """Releases the files of a directory as the model of a ledger.
 
-    Guarantee:
-        The ledger has a RELEASE leaf with the digest of the manifest, durably, before the manifest exists; the manifest appears
-        whole or not at all, and after it the export that it is checked against. A crash in between leaves a RELEASE leaf
-        without a manifest, which says too much and never too little: release again. Whether the files are the weights of an
-        epoch is found out and said, not demanded: a release of converted or other weights says that it is one.
+    Guarantee: The ledger has a RELEASE leaf with the digest of the manifest, durably, before the manifest exists; the manifest
+    appears whole or not at all, and after it the export that it is checked against. A crash in between leaves a RELEASE leaf
+    without a manifest, which says too much and never too little: release again. Whether the files are the weights of an epoch
+    is found out and said, not demanded: a release of converted or other weights says that it is one.
 
     Args:
-        log: the ledger, opened with its key.
         directory: where the weights lie, and nothing that is not to be released.
-        now: POSIX seconds.
-        registry: the contributor registry of the run, and
-        attestations: whether what contributors signed goes into the export, as `ledger.log.ledger.Ledger.export` has them.
+        registry, attestations: what goes into the export, as `ledger.log.ledger.Ledger.export` has them.
 
     Raises:
         ExportRefused: code REGISTRY, it is not the registry of the run; nothing is recorded then.
@@ -193,10 +176,7 @@ def describe(log: Ledger, files: tuple[ReleasedFile, ...], *, now: int) -> Manif
 
 def closest(log: Ledger, files: tuple[ReleasedFile, ...]) -> Commitment | None:
     """Returns the epoch whose weights the files are, else the one that they share most tensors with; the later of equal ones.
-
-    Raises:
-        LedgerCorrupt: the records of an epoch are not what its leaf commits to.
-    """
+    Raises LedgerCorrupt: the records of an epoch are not what its leaf commits to."""
     best, most = None, (-1, -1)
     for epoch in reversed(log.state.epochs):
         records = log.weights_of(epoch.model_digest)

@@ -22,7 +22,7 @@ from attest.schema.quick import Array, OneOf, Row, Text
 from ledger.audit.findings import Finding
 from ledger.errors import LedgerError, ReleaseRefused
 from ledger.leaves.kinds import SHA256, TEXT, UINT, Checked
-from ledger.release.contents import FORMS, MAX_NAMES, TENSORS, Looker
+from ledger.release.contents import FORMS, MAX_NAMES, TENSORS, Looker, unique_names
 
 SUFFIX: Final = ".safetensors"
 MAX_HEADER: Final = 16 << 20
@@ -45,7 +45,7 @@ _BITS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Tensor(Checked):
-    """A tensor of a file."""
+    """Describes a tensor of a file."""
 
     CDDL: ClassVar = "tensor"
     name: str = declared(1, Text(code="MANIFEST"), "Its name in the file.")
@@ -55,17 +55,12 @@ class Tensor(Checked):
 
 
 def digest_tensors(read: Callable[[int], bytes], size: int, path: str) -> tuple[Tensor, ...]:
-    """Digests every tensor of a file.
+    """Digests every tensor of a file, in order of name.
 
     Guarantee: every byte of the data belongs to exactly one tensor, so that the tensors are all that a reader can load.
 
     Args:
         read: gives the next bytes of the file, at most as many as asked for, and none at its end.
-        size: bytes of the file.
-        path: for messages.
-
-    Returns:
-        The tensors in order of name.
 
     Raises:
         ReleaseRefused: code SAFETENSORS, the file is of another form.
@@ -92,7 +87,7 @@ def _entries(data: bytes, path: str) -> list[tuple[str, str, tuple[int, ...], in
     if data.count(b'"data_offsets"') > MAX_TENSORS:  # before it is parsed, which costs most
         raise _too_many(path, data.count(b'"data_offsets"'))
     try:
-        header = json.loads(data.decode(), object_pairs_hook=_unique)
+        header = json.loads(data.decode(), object_pairs_hook=unique_names)
     except (ValueError, RecursionError) as error:
         raise _refused(path, f"its header is no JSON with distinct names ({error})") from error
     if type(header) is not dict:
@@ -118,13 +113,6 @@ def _entry(name: str, value: Any, path: str) -> tuple[str, str, tuple[int, ...],
     if any("\ud800" <= char <= "\udfff" for char in name):
         raise _refused(path, f"the name of tensor {name!a:.100} is no text: it holds half a character (a lone surrogate)")
     return name, value["dtype"], tuple(shape), offsets[0], offsets[1]
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a name stands twice")
-    return found
 
 
 def _digest(read: Callable[[int], bytes], count: int, path: str) -> bytes:
@@ -168,7 +156,7 @@ _FORBIDDEN: Final = frozenset('<>:"|?*\\')
 
 @dataclass(frozen=True, slots=True)
 class Digested(Checked):
-    """A file as it lies there."""
+    """Describes a file as it lies there."""
 
     CDDL: ClassVar = "released-file"
     TELLS: ClassVar = ("path", " of {}")
@@ -195,11 +183,7 @@ class Digested(Checked):
 
 
 def check_path(path: object) -> str:
-    """Accepts a path that means one file below a directory, the same one on every system.
-
-    Raises:
-        ReleaseRefused: code PATH.
-    """
+    """Accepts a path that means one file below a directory, the same one on every system. Raises ReleaseRefused: code PATH."""
     if type(path) is not str or not path or not path.isprintable():
         raise ReleaseRefused("PATH", f"a path is printable text, got {path!a:.100}")
     if unicodedata.normalize("NFC", path) != path:
@@ -214,11 +198,8 @@ def check_path(path: object) -> str:
 
 
 def check_distinct(paths: Iterable[str]) -> None:
-    """Refuses paths of which two are one file, or a file and a folder, where case does not count.
-
-    Raises:
-        ReleaseRefused: code CASE.
-    """
+    """Refuses paths of which two are one file, or a file and a folder, where case does not count. Raises ReleaseRefused: code
+    CASE."""
     seen: dict[str, str] = {}
     folders: dict[str, str] = {}
     for path in paths:
@@ -239,10 +220,6 @@ def check_distinct(paths: Iterable[str]) -> None:
 def listed(base: Path, left_out: Iterable[str] = ()) -> list[str]:
     """Returns the paths of all files of a directory in order, without following a link.
 
-    Args:
-        base: the directory.
-        left_out: names directly in it that are not looked at.
-
     Raises:
         ReleaseRefused: code NOT_A_FILE for links, devices and the like; PATH and CASE as `check_path` and `check_distinct`;
             MISSING if there is no such directory; TOO_MANY.
@@ -262,9 +239,8 @@ def listed(base: Path, left_out: Iterable[str] = ()) -> list[str]:
                 elif child.is_file(follow_symlinks=False):
                     found.append(check_path(name))
                 else:
-                    raise ReleaseRefused(
-                        "NOT_A_FILE", f"{name!a} is no regular file; a release has no links and no devices: put a copy there"
-                    )
+                    sentence = f"{name!a} is no regular file; a release has no links and no devices: put a copy there"
+                    raise ReleaseRefused("NOT_A_FILE", sentence)
                 if len(found) > MAX_FILES:
                     raise ReleaseRefused("TOO_MANY", f"a release has at most {MAX_FILES} files; give the model's own directory")
     check_distinct(found)
@@ -273,10 +249,7 @@ def listed(base: Path, left_out: Iterable[str] = ()) -> list[str]:
 
 def digested(base: Path, path: str) -> Digested:
     """Digests one file of a directory, and each tensor in it if it is a safetensors file, or finds its form; reads it once.
-
-    Raises:
-        ReleaseRefused: code UNREADABLE or NOT_A_FILE; SAFETENSORS if a file of that name is of another form.
-    """
+    Raises ReleaseRefused: code UNREADABLE or NOT_A_FILE; SAFETENSORS if a file of that name is of another form."""
     with opened(base, path) as stream:
         whole = hashlib.sha256()
         size = 0
@@ -299,11 +272,8 @@ def digested(base: Path, path: str) -> Digested:
 
 @contextmanager
 def opened(base: Path, path: str) -> Iterator[BinaryIO]:
-    """Opens a regular file below a directory; no part of its path may be a link.
-
-    Raises:
-        ReleaseRefused: code UNREADABLE or NOT_A_FILE, or PATH as `check_path`.
-    """
+    """Opens a regular file below a directory; no part of its path may be a link. Raises ReleaseRefused: code UNREADABLE or
+    NOT_A_FILE, or PATH as `check_path`."""
     *folders, name = check_path(path).split("/")
     held: list[int] = []
     try:
@@ -333,16 +303,8 @@ MAX_NAMED: Final = 50
 
 
 def differences(directory: Path, files: Sequence[Digested], left_out: Sequence[str]) -> Iterator[Finding]:
-    """Names every file that is missing, not in the manifest, or another than it says.
-
-    Args:
-        directory: the release.
-        files: those of the manifest.
-        left_out: names directly in the directory that are none of them.
-
-    Raises:
-        ReleaseRefused: the directory has what no release can have (`ledger.release.files.listed`).
-    """
+    """Names every file that is missing, not in the manifest, or another than it says. Raises ReleaseRefused: the directory has
+    what no release can have (`ledger.release.files.listed`)."""
     found = set(listed(directory, left_out))
     expected = {file.path: file for file in files}
     for path in islice(sorted(expected.keys() - found), MAX_NAMED):

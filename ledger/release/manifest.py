@@ -1,4 +1,4 @@
-"""The release manifest: `release.cose` beside the weights, a COSE_Sign1 message by the ledger's key over strict CBOR.
+"""Defines the release manifest: `release.cose` beside the weights, a COSE_Sign1 message by the ledger's key over strict CBOR.
 
 The file is the CBOR array `[payload, sign1]` of two byte strings, as every signed document of this project. The payload is a
 map with the keys 1, 2, 3, ... in the order of the fields of `Manifest`; rows are arrays of their fields (docs/formats.md).
@@ -59,7 +59,7 @@ def _rows(cls: type[Checked], least: int = 0) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What was released."""
+    """Says what was released."""
 
     CDDL: ClassVar = "manifest"
     OF: ClassVar = " of the manifest"
@@ -121,15 +121,12 @@ class Manifest:
 
     @property
     def artifacts_digest(self) -> bytes:
-        """SHA-256 of the canonical CBOR of the rows of its files: what the RELEASE leaf says of them."""
+        """Returns SHA-256 of the canonical CBOR of the rows of its files: what the RELEASE leaf says of them."""
         return files_digest(self.files)
 
     def epsilon_micro(self, artifact: str, place: int) -> int | None:
-        """Returns what an artifact costs the contributions of a class, in 1e-6: 0 without a path, None if it is public.
-
-        Raises:
-            ReleaseRefused: code ARTIFACT, there is none of that name.
-        """
+        """Returns what an artifact costs the contributions of a class, in 1e-6: 0 without a path, None if it is public. Raises
+        ReleaseRefused: code ARTIFACT, there is none of that name."""
         for part in self.artifacts:
             if part.name == artifact:
                 return self.classes[place].epsilon_micro if part.influenced_by[place] else 0
@@ -225,10 +222,6 @@ def open_manifest(data: bytes, keys: Sequence[str]) -> Manifest:
 
     Guarantee: one of the pinned keys, a log key of the origin that the manifest names, signed exactly this manifest.
 
-    Args:
-        data: the file.
-        keys: verifier keys of the ledger, obtained from a place that the releaser does not control.
-
     Raises:
         ReleaseRefused: code MANIFEST, SCHEMA, KEYS, UNSIGNED, or that of what is wrong with signature or fields.
     """
@@ -251,11 +244,7 @@ def open_manifest(data: bytes, keys: Sequence[str]) -> Manifest:
 
 
 def read_manifest(directory: Path) -> bytes:
-    """Returns the bytes of the manifest of a release.
-
-    Raises:
-        ReleaseRefused: code NO_MANIFEST.
-    """
+    """Returns the bytes of the manifest of a release. Raises ReleaseRefused: code NO_MANIFEST."""
     try:
         return read_limited(directory / MANIFEST, MAX_MANIFEST, "release manifest")
     except AttestError as error:

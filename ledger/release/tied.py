@@ -1,14 +1,14 @@
-"""Which tensors of released files are those that the run committed to, and what a loader would take from the others.
+"""Finds the tensors of released files to which the run committed, and what a loader would take from the others.
 
 A loader reads a file by itself, or the shards of one set together: such files are a *group* here. A group may hold a part of
 the model, and name its tensors from there: the encoder alone, or one adapter, whose name the library that saves it leaves out.
 So each group is read in one *view*: one prefix that its names lack or have too much, and one adapter where a name could be of
 several; the same for all its tensors, so that no two can trade places.
 
-Where a group lies says what a loader takes it for. In a folder that has the name of a module or of an adapter of the run, or
-in a file of the directory itself that has it, it is looked for as that one, and read in that view. Any other group that lies
-in the directory itself is read in the view in which most of its tensors are the run's. No loader looks into other folders.
-The view is told with the result, and whoever checks finds it again.
+Where a group lies says what a loader takes it for. In a folder that has the name of a module or of an adapter of the run, or in
+a file of the directory itself that has it, it is looked for as that one, and read in that view. Any other group that lies in
+the directory itself is read in the view in which most of its tensors are the run's. No loader looks into other folders. The
+view is told with the result, and whoever checks finds it again.
 
 Weights are TIED only if a loader that takes these files gets the trained tensors of the run and nothing in their place: none is
 left out, no group has only some of those of the model, module or adapter that it is, no file hides its tensors behind names
@@ -68,7 +68,7 @@ _VIEWS: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Commitment(Checked):
-    """The tensors of a model at the end of an epoch, to which the EPOCH leaf commits by its model digest."""
+    """Holds the tensors of a model at the end of an epoch, to which the EPOCH leaf commits by its model digest."""
 
     CDDL: ClassVar = "weights"
     number: int = declared(1, ABOVE_0, "Number of the epoch.")
@@ -81,7 +81,7 @@ class Commitment(Checked):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """How the names of a file stand for names of the run's model: without ``drop`` in front, and with ``add`` instead."""
+    """Maps the names of a file to names of the run's model: without ``drop`` in front, and with ``add`` instead."""
 
     drop: str
     add: str
@@ -89,7 +89,8 @@ class View:
 
     @property
     def known(self) -> bool:
-        """Whether a loader finds the tensors: under their own names, behind a known wrapper, or as one module of the model."""
+        """Tells whether a loader finds the tensors: under their own names, behind a known wrapper, or as one module of the
+        model."""
         return self.drop in ("", *WRAPPERS) and (self.add in ("", *WRAPPERS) or self.add.count(".") == 1)
 
     def name(self, found: str) -> str | None:
@@ -99,12 +100,9 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class FileTie:
-    """One safetensors file against the commitment; tensors by their names in the file.
+    """Holds one safetensors file against the commitment; tensors by their names in the file.
 
     Attributes:
-        path: the file.
-        view: how its names were read.
-        tied: tensors that are the run's, bit for bit.
         converted: those of another dtype than in the run, whose bytes cannot be compared.
         changed: those of the run's name with other bytes or another shape.
         foreign: those of no name that the run's model had.
@@ -120,13 +118,11 @@ class FileTie:
 
 @dataclass(frozen=True, slots=True)
 class Tie:
-    """What released files have to do with the weights of a run.
+    """Compares released files with the weights of a run.
 
     Attributes:
         commitment: what they were held against, None if nothing was committed to or its records are gone.
-        files: the safetensors files.
         opaque: paths of files that are not compared and may hold weights: all that are not known to hold none.
-        trained: how many tensors the run trained.
         present: how many of them a loader gets from the files, bit for bit or converted.
         untrained: how many of the others it gets from them, bit for bit.
         elsewhere: how many of the others it gets from somewhere else.
@@ -136,7 +132,6 @@ class Tie:
         aside: paths of safetensors files that lie where no loader looks for them; what they hold is in no count.
         astray: paths of indices of shards by which a loader would read other files than the safetensors files beside them.
         code: paths of files that can carry code, or are settings that name some, for a loader to run.
-        templates: paths of files that hold templates of prompts.
     """
 
     commitment: Commitment | None
@@ -155,7 +150,7 @@ class Tie:
 
     @property
     def status(self) -> Status:
-        """TIED: a loader gets every trained tensor of the run, bit for bit, and none in its place; PART: some of them are left
+        """Returns TIED: a loader gets every trained tensor of the run, bit for bit, and none in its place; PART: some are left
         out, all others are the run's; CONVERTED: but for dtypes; UNTIED: something is not the run's; UNRECORDED."""
         if self.commitment is None:
             return "UNRECORDED"
@@ -174,7 +169,7 @@ class Tie:
 
     @property
     def empty(self) -> bool:
-        """Whether there is not one tensor in the files."""
+        """Tells whether there is not one tensor in the files."""
         return not any(file.tied or file.converted or file.changed or file.foreign for file in self.files)
 
 
@@ -182,15 +177,14 @@ def tie(commitment: Commitment | None, files: Sequence[Digested]) -> Tie:
     """Holds released files against the weights of an epoch.
 
     Guarantee: a tensor counts as tied only if the record that has its name, in the view told with the result, has its dtype,
-        shape and SHA-256; nothing else is asked of whoever made the file. Where the status is TIED every trained tensor of the
-        epoch is in a safetensors file where a loader looks for it, under names that it looks for: all of the model, of a module
-        or of an adapter in one file or set of shards, and whatever else could be taken for that one has all of it too. No file
-        in the place of a module or an adapter has tensors of another, and no file beside them is of a form that may hold
-        weights (`ledger.release.contents`). What code and settings make of the tensors nothing here says; `code` names them.
+    shape and SHA-256; nothing else is asked of whoever made the file. Where the status is TIED every trained tensor of the
+    epoch is in a safetensors file where a loader looks for it, under names that it looks for: all of the model, of a module or
+    of an adapter in one file or set of shards, and whatever else could be taken for that one has all of it too. No file in the
+    place of a module or an adapter has tensors of another, and no file beside them is of a form that may hold weights
+    (`ledger.release.contents`). What code and settings make of the tensors nothing here says; `code` names them.
 
     Args:
         commitment: the tensors of the epoch, whose digest the caller has compared with the EPOCH leaf.
-        files: the files of the release, digested.
     """
     beside: dict[str, Any] = {
         "opaque": tuple(file.path for file in files if file.tensors is None and not _is_companion(file)),
@@ -235,7 +229,7 @@ def tie(commitment: Commitment | None, files: Sequence[Digested]) -> Tie:
 
 
 def _groups(files: Sequence[Digested]) -> dict[str, list[Digested]]:
-    """The safetensors files that a loader reads as one, by the path that all of it would have in one file.
+    """Returns the safetensors files that a loader reads as one, by the path that all of it would have in one file.
 
     Those that an index names are one if their names begin with that of the index, unless the one file that it stands for lies
     there too, which a loader would take first.
@@ -378,10 +372,9 @@ def _verdict(tensor: Tensor, record: WeightRecord) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """How a loader reads a group.
+    """Says how a loader reads a group.
 
     Attributes:
-        view: how its names stand for the run's.
         read: whether it looks for the group where that lies.
         adapter: the adapter as which it is looked for; None for what the group has.
         module: the one module of which it has tensors; None for the model.
@@ -394,7 +387,7 @@ class _Reading:
 
 
 class _Taken:
-    """What a loader takes from groups, counted for each thing that it could load: the model or one module, without adapters or
+    """Counts what a loader takes from groups, for each thing that it could load: the model or one module, without adapters or
     one adapter of it."""
 
     def __init__(self, records: Sequence[WeightRecord]) -> None:
@@ -438,7 +431,7 @@ class _Taken:
 
 
 class _Index:
-    """The records of a model by name, by every end of a name, and by content.
+    """Finds the records of a model by name, by every end of a name, and by content.
 
     What a lookup may cost is bounded, so that a check takes time in proportion to the manifest, whoever made it: a few prefixes
     per file, one pass over its tensors for each, and as many records of one name as there may be adapters.
@@ -501,7 +494,8 @@ class _Index:
         return module if module in self._modules else None
 
     def _best(self, views: Iterable[tuple[View, str]], tensors: Sequence[Tensor]) -> tuple[View, int]:
-        """The best of some views, each with the adapter that a name of several adapters is of; and how many names it knows."""
+        """Returns the best of some views, each with the adapter that a name of several adapters is of; and how many names it
+        knows."""
         best, most = View("", "", None), (-1, 0, 0)
         for plain, own in views:
             view, tied, known = self._with_adapter(plain, own, tensors)

@@ -2,8 +2,8 @@
 
 A limit is a pair (epsilon, delta), and holds for all runs together, also where a later one was chosen by looking at the models
 of those before, as it mostly is. So several runs are added up by a Rényi filter, at an order that is fixed before the first of
-them, and not composed as if they had been planned together (docs/mechanism, Theorem 13). One run by itself is held against
-its accountant.
+them, and not composed as if they had been planned together (docs/mechanism, Theorem 13). One run by itself is held against its
+accountant.
 """
 
 import math
@@ -28,12 +28,10 @@ from ledger.replay.state import RunState
 
 @dataclass(frozen=True, eq=False)
 class Spending:
-    """Releases of one family of noise, as an accountant composes them; one object for all contributions that are alike.
+    """Adds up releases of one family of noise, as an accountant composes them; one object for all contributions that are alike.
 
     Attributes:
         accountant: who computes its epsilon by itself; of one that is held to another one it is that, which every auditor has.
-        family: the family of noise.
-        phases: sampled steps.
         loss: of public occurrences, the sum of 1/z^2; there are no phases then.
         cap: the most of the steps in which it took part, 0 for no cap.
     """
@@ -58,7 +56,7 @@ class Spending:
 
     @cached_property
     def divergences(self) -> tuple[float, ...]:
-        """Its Rényi divergence at every order of `renyi.ORDERS`, which adds up over runs."""
+        """Returns the Rényi divergence at every order of `renyi.ORDERS`, which adds up over runs."""
         if self.loss:
             return divergence.of_loss(self.loss, self.family)
         return divergence.of_phases(accountants.merged(self.phases), self.family)
@@ -113,13 +111,10 @@ def of_run(run: RunState, contribution: Contribution) -> Spending:
 def most_of_run(run: RunState, contributions: Iterable[Contribution]) -> Spending:
     """Returns what is no less than any of these contributions of one class spent in a run so far.
 
-    Guarantee:
-        In each phase of the noise it counts the least multiplier and the most steps of any of them, the largest cap, and none
-        where one of them has none; where occurrences are public the largest loss. Each of these only adds to an epsilon.
+    The contributions, one at least, are of one private class.
 
-    Args:
-        run: the run.
-        contributions: one at least, all of one private class.
+    Guarantee: In each phase of the noise it counts the least multiplier and the most steps of any of them, the largest cap, and
+    none where one of them has none; where occurrences are public the largest loss. Each of these only adds to an epsilon.
     """
     policy, spent = run.header.policy, run.expenditure
     if run.header.occurrences_public:
@@ -140,10 +135,7 @@ def of_plan(policy: Policy, place: int, multipliers: Sequence[float], steps: int
     Redone steps are counted where they are dearest. A cap of occurrences is not counted on: it begins anew in every attempt.
 
     Args:
-        policy: the policy.
-        place: place of the class in it.
         multipliers: effective noise multiplier of the contribution in each phase of the noise.
-        steps: how many steps are to run if not all.
     """
     rate = policy.classes[place].sampling_rate
     counts = list(Phases.of(policy).count(1, policy.steps if steps is None else steps))
@@ -167,11 +159,9 @@ TOLERANCE_MICRO = 2
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What a contribution may spend over all runs.
+    """Says what a contribution may spend over all runs.
 
     Attributes:
-        epsilon_micro: at most, in 1e-6.
-        delta: at this delta.
         by: whose limit it is: its contributor's, or that of a policy for its class.
         whose: the ledger whose policy it is in, or empty.
     """
@@ -188,18 +178,13 @@ class Limit:
 
     @property
     def pair(self) -> tuple[float, float]:
-        """Epsilon and delta as doubles."""
+        """Returns epsilon and delta as doubles."""
         return from_micro(self.epsilon_micro), float(self.delta)
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """How much of a limit is used.
-
-    Attributes:
-        limit: the limit.
-        epsilon: what is used of it, at its delta.
-    """
+    """Says how much of a limit is used."""
 
     limit: Limit
     epsilon: float
@@ -228,13 +213,12 @@ def limits_of(header: Header, place: int, max_epsilon_micro: int, max_delta_pico
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Account:
-    """One run in the account of a contribution; one object for all contributions that are alike.
+    """Holds one run in the account of a contribution; one object for all contributions that are alike.
 
     Attributes:
         order: how many runs it counts itself, and its time: runs of one contribution stand in this order.
         spent: what the contribution spent in it; for the run in question the same as what follows.
         planned: the most that it could have spent, by its policy.
-        limits: under which it was admitted.
     """
 
     order: tuple[int, int]
@@ -251,9 +235,8 @@ def limits_over(accounts: Iterable[Account]) -> tuple[Limit, ...]:
 def reached(limit: Limit, accounts: Sequence[Account]) -> float:
     """Returns what of a limit these runs use, as epsilon at its delta.
 
-    Guarantee:
-        If this never exceeded the limit's epsilon before a run began, counting that run as planned, all runs together are
-        within the limit, however each was chosen: by its accountant if only one has spent anything, else by the filter.
+    Guarantee: If this never exceeded the limit's epsilon before a run began, counting that run as planned, all runs together
+    are within the limit, however each was chosen: by its accountant if only one has spent anything, else by the filter.
     """
     used = [account for account in accounts if account.spent]
     if not used:
@@ -269,7 +252,7 @@ def reached(limit: Limit, accounts: Sequence[Account]) -> float:
 
 
 class Plans:
-    """What contributions could spend in a run of one header: one account per group with equal bounds and limits."""
+    """Computes what contributions could spend in a run of one header: one account per group with equal bounds and limits."""
 
     def __init__(self, header: Header, steps: int | None = None) -> None:
         """Takes the header, and how many of its steps are to run if not all."""

@@ -19,7 +19,7 @@ from ledger.merkle import SlotTree, leaf_hash
 
 @dataclass(frozen=True, slots=True)
 class AdmitSpec:
-    """A contribution to admit.
+    """Describes a contribution to admit.
 
     Attributes: as in `ledger.leaves.Admit`, and
         attestation: what is kept of what its contributor signed: the common terms, and the signature of 64 bytes. The anchor is
@@ -43,7 +43,7 @@ class AdmitSpec:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """How far a run had been charged at some moment.
+    """Says how far a run had been charged at some moment.
 
     Attributes:
         window: number of the last charged window, 0 before the first.
@@ -58,18 +58,11 @@ class Moment:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Terms:
-    """What contributions that were admitted alike share; one object for all of them, compared by identity.
+    """Holds what contributions admitted alike share; one object for all of them, compared by identity.
 
     Attributes:
-        class_index: place of the class in the policy.
-        class_name: its name.
-        clip_micro: signed clip norm in 1e-6.
-        sigma_micro: signed noise multiplier in 1e-6.
         max_occurrences: most steps in which one may take part, 0 for no cap.
         carried_micro: what the ADMIT leaf says that one had spent in earlier runs, in 1e-6.
-        max_epsilon_micro: most epsilon over all runs that it signed, in 1e-6, 0 for no limit.
-        max_delta_pico: the delta of that limit, in 1e-12.
-        since: how far the run had been charged at the admission.
     """
 
     class_index: int
@@ -85,10 +78,9 @@ class Terms:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Standing:
-    """How one contribution, or all contributions of a group, stand in a run.
+    """Says how one contribution, or all contributions of a group, stand in a run.
 
     Attributes:
-        terms: what was signed, and when one came.
         until: how far the run had been charged when one was withdrawn, None while active.
         occurrences: steps in which one took part, where the ledger says so; else 0.
         loss: sum over them of 1/z^2.
@@ -101,29 +93,26 @@ class Standing:
 
     @property
     def class_index(self) -> int:
-        """Place of the class in the policy."""
+        """Returns the place of the class in the policy."""
         return self.terms.class_index
 
     @property
     def active(self) -> bool:
-        """Whether one is still in the pool."""
+        """Tells whether one is still in the pool."""
         return self.until is None
 
 
 EMPTY_SLOT: Final = leaf_hash(b"")
-"""What stands in the tree of a pool or a group for a contribution that left it; no descriptor hash is empty."""
+"""Stands in the tree of a pool or a group for a contribution that left it; no descriptor hash is empty."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Contribution(Standing):
-    """An admitted contribution.
+    """Holds an admitted contribution.
 
     Attributes:
-        descriptor_hash: SHA-256 of its descriptor.
-        seq: position of its ADMIT leaf.
         slot: its place among all contributions of its class, from 0, in the order of admission.
         group: those with whom it shares a row of SPEND leaves; None in a public class.
-        place: its place in the tree of the group.
         unnamed: whether nothing says who it is: its ADMIT leaf is gone, and it has not left. Its descriptor hash is then
             `stand_in_name`, and roots over it are not the recorded ones.
     """
@@ -143,14 +132,11 @@ def stand_in_name(seq: int) -> bytes:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Group(Standing):
-    """Contributions of equal standing.
+    """Holds contributions of equal standing.
 
     Attributes:
         members: tree with a leaf for everybody who joined, in that order: the descriptor hash, or nothing once it left.
-        count: how many members there are.
-        unnamed: how many of them are unnamed.
         told: what the last row of the group says of them, None before the first.
-        epsilon_micro: the epsilon of that row, in 1e-6.
     """
 
     members: SlotTree = field(default_factory=SlotTree)
@@ -160,12 +146,7 @@ class Group(Standing):
     epsilon_micro: int = 0
 
     def join(self, contribution: Contribution, hashed: bytes | None = None) -> None:
-        """Makes a contribution the last member.
-
-        Args:
-            contribution: who joins.
-            hashed: the leaf hash of its descriptor hash, where it is at hand.
-        """
+        """Makes a contribution the last member, by the leaf hash of its descriptor hash where that is at hand."""
         hashed = leaf_hash(contribution.descriptor_hash) if hashed is None else hashed
         contribution.group, contribution.place = self, self.members.append(hashed)
         self.count += 1
@@ -179,7 +160,7 @@ class Group(Standing):
 
     @property
     def key(self) -> SpendKey:
-        """What sets the group apart from all others of the run (`ledger.leaves.SpendRow.key`)."""
+        """Returns what sets the group apart from all others of the run (`ledger.leaves.SpendRow.key`)."""
         terms, until = self.terms, None if self.until is None else self.until.window
         bounds = (terms.class_index, terms.clip_micro, terms.sigma_micro, terms.max_occurrences)
         limits = (terms.carried_micro, terms.max_epsilon_micro, terms.max_delta_pico)
@@ -192,10 +173,9 @@ def order(group: Group) -> tuple[float, ...]:
 
 
 class Groups:
-    """The groups of a run whose draws are secret."""
+    """Keeps the groups of a run whose draws are secret."""
 
     def __init__(self) -> None:
-        """Begins without a member."""
         self._joining: dict[Terms, Group] = {}
         self._active: dict[Group, None] = {}  # those with a member; who has none costs an epoch nothing
         self._left: dict[tuple[Terms, Moment, int, float], Group] = {}
@@ -243,10 +223,9 @@ class Groups:
 
 
 class DrawnGroups(Groups):
-    """The groups of a run whose draws are public: those of who is active are made anew when they are asked for."""
+    """Keeps the groups of a run whose draws are public: those of who is active are made anew when they are asked for."""
 
     def __init__(self) -> None:
-        """Begins without a member."""
         super().__init__()
         self._members: dict[Contribution, None] = {}
         self._groups: dict[SpendKey, Group] = {}
@@ -284,16 +263,8 @@ class DrawnGroups(Groups):
 
 
 class Register:
-    """All contributions of a run, in the order of their admission.
-
-    Attributes:
-        by_hash: every contribution ever admitted, by descriptor hash.
-        by_number: the same by the number of their admission, from 0.
-        active: contributions in the pool, per class.
-        withdrawn: contributions that were withdrawn, per class.
-        groups: those of private classes in groups.
-        unnamed: active contributions per class of which nothing says who they are (`Contribution.unnamed`).
-    """
+    """Keeps all contributions of a run, in the order of their admission. `unnamed`: active contributions per class of which
+    nothing says who they are (`Contribution.unnamed`)."""
 
     def __init__(self, classes: Sequence[ClassRule], *, occurrences_public: bool = False) -> None:
         self.by_hash: dict[bytes, Contribution] = {}
@@ -308,14 +279,8 @@ class Register:
         self.groups: Groups = DrawnGroups() if occurrences_public else Groups()
 
     def admit(self, leaf: Admit, place: int, moment: Moment, *, unnamed: bool = False) -> None:
-        """Adds the contribution of an ADMIT leaf to the pool of the class at ``place``.
-
-        Args:
-            leaf: the leaf.
-            place: of its class.
-            moment: how far the run has been charged.
-            unnamed: whether its descriptor hash only stands for one.
-        """
+        """Adds the contribution of an ADMIT leaf to the pool of the class at ``place``; the descriptor hash of an unnamed one
+        only stands for one."""
         bounds = (leaf.clip_micro, leaf.sigma_micro, leaf.max_occurrences)
         limits = (leaf.carried_micro, leaf.max_epsilon_micro, leaf.max_delta_pico)
         key = (place, bounds, limits, moment)
@@ -327,9 +292,7 @@ class Register:
         terms = self._last[1]
         hashed = leaf_hash(leaf.descriptor_hash)
         slot = self._pools[place].append(hashed)
-        contribution = Contribution(
-            descriptor_hash=leaf.descriptor_hash, seq=leaf.seq, terms=terms, slot=slot, unnamed=unnamed
-        )
+        contribution = Contribution(descriptor_hash=leaf.descriptor_hash, seq=leaf.seq, terms=terms, slot=slot, unnamed=unnamed)
         self.unnamed[place] += unnamed
         self.by_hash[leaf.descriptor_hash] = contribution
         self.by_number.append(contribution)
@@ -363,18 +326,13 @@ class Register:
     def pool(self, place: int) -> tuple[int, bytes]:
         """Returns the number of active contributions of a class, and the root that commits to who they are.
 
-        Guarantee:
-            The root determines all that were ever admitted to the class, in that order, and which of them are active: it is the
-            RFC 6962 root over one leaf per admission, the descriptor hash, or nothing once the contribution was withdrawn.
+        Guarantee: The root determines all that were ever admitted to the class, in that order, and which of them are active: it
+        is the RFC 6962 root over one leaf per admission, the descriptor hash, or nothing once the contribution was withdrawn.
         """
         return self.active[place], self._pools[place].root()
 
     def numbered(self, numbers: Iterable[int]) -> list[Contribution]:
-        """Returns contributions by the number of their admission, counted from 0.
-
-        Raises:
-            LeafRefused: fewer were admitted.
-        """
+        """Returns contributions by the number of their admission, counted from 0. Raises LeafRefused: fewer were admitted."""
         wanted = list(numbers)
         if any(not 0 <= number < len(self.by_number) for number in wanted):
             raise LeafRefused("DRAW", f"number {max(wanted)} was drawn, {len(self.by_number)} were admitted")

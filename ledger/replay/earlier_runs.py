@@ -1,4 +1,4 @@
-"""What contributions have spent over several runs of one corpus, and whether one more run keeps within every limit.
+"""Adds up what contributions spent over several runs of one corpus, and tells whether one more keeps within every limit.
 
 A contribution is known by the hash of its descriptor, which is the same in every run that admits the same attestation. What it
 is said to have spent before is the epsilon of the runs composed, at the delta of the policy that says so; it holds if no policy
@@ -21,38 +21,32 @@ from ledger.replay.replay import Replay
 
 
 class Signed(Protocol):
-    """What a contributor signed, as an admission says it: `AdmitSpec`, or the terms of a contribution."""
+    """Holds what a contributor signed, as an admission says it: `AdmitSpec`, or the terms of a contribution."""
 
     @property
     def class_name(self) -> str:
-        """Name of its class."""
+        """Returns the name of its class."""
 
     @property
     def clip_micro(self) -> int:
-        """Clip norm in 1e-6."""
+        """Returns the clip norm in 1e-6."""
 
     @property
     def sigma_micro(self) -> int:
-        """Noise multiplier in 1e-6."""
+        """Returns the noise multiplier in 1e-6."""
 
     @property
     def max_epsilon_micro(self) -> int:
-        """Most epsilon over all runs in 1e-6, 0 for no limit."""
+        """Returns the most epsilon over all runs in 1e-6, 0 for no limit."""
 
     @property
     def max_delta_pico(self) -> int:
-        """The delta of that limit, in 1e-12."""
+        """Returns the delta of that limit, in 1e-12."""
 
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """An earlier run, as it was at the size that is cited.
-
-    Attributes:
-        cited: its place in a header.
-        run: its replayed leaves, exactly as many as cited.
-        withdrawn: its WITHDRAW leaves.
-    """
+    """Holds an earlier run, replayed up to exactly the size that a header cites."""
 
     cited: Previous
     run: Replay
@@ -60,7 +54,8 @@ class Earlier:
 
     @property
     def lost(self) -> bool:
-        """Whether its key was lost before it was closed: nobody can show what was charged to it behind the cited leaves."""
+        """Tells whether its key was lost before it was closed: nobody can show what was charged to it behind the cited leaves.
+        """
         return self.cited.reason == COMPROMISED and not self.run.closed
 
     def misdates(self, time: int) -> str | None:
@@ -81,7 +76,7 @@ def left_out(runs: Sequence[Earlier]) -> Iterator[tuple[str, Previous]]:
 
 
 class Accounts:
-    """The accounts of one run: one per group of contributions with equal bounds, limits and charges."""
+    """Keeps the accounts of one run: one per group of contributions with equal bounds, limits and charges."""
 
     def __init__(self, run: Replay, *, lost: bool = False) -> None:
         """Takes the run at the size at which it is counted, and whether its key was lost before it was closed."""
@@ -93,14 +88,12 @@ class Accounts:
     def of(self, descriptor_hash: bytes, signed: Signed | None = None, *, named: bool = False) -> Account | None:
         """Returns the account of a contribution; None if the run has none of it, or only as a public one.
 
-        Guarantee:
-            Of a run that was lost the account is what the whole plan could have spent, for everybody whose class its policy
-            has: whoever was not admitted in the cited leaves may have been admitted behind them. So it does not matter at
-            which size its operator says that the key was lost. Of a run whose ADMIT leaves of who stayed are gone, the account
-            of whom no leaf names is no less than that of any unnamed contribution of its class: it may be one of them.
+        Guarantee: Of a run that was lost the account is what the whole plan could have spent, for everybody whose class its
+        policy has: whoever was not admitted in the cited leaves may have been admitted behind them. So it does not matter at
+        which size its operator says that the key was lost. Of a run whose ADMIT leaves of who stayed are gone, the account of
+        whom no leaf names is no less than that of any unnamed contribution of its class: it may be one of them.
 
         Args:
-            descriptor_hash: of the contribution.
             signed: what it signed; needed of a run that was lost, or of which nothing says any more who stayed.
             named: whether to give the account only of whom a leaf names, and not what may have been spent besides.
         """
@@ -133,11 +126,7 @@ class Accounts:
 
     def anybody(self, signed: Signed | None, *, unnamed: bool = False) -> Account | None:
         """Returns an account that is no less than that of anybody in the class of a contribution; None where nobody is in it.
-
-        Args:
-            signed: what the contribution signed.
-            unnamed: whether to take only those of whom nothing says any more who they are.
-        """
+        `unnamed`: whether to take only those of whom nothing says any more who they are."""
         if signed is None:
             raise TypeError("of this run nothing says any more who stayed: give what the contribution signed")
         run, rules = self.run, self.run.header.policy.classes
@@ -161,7 +150,7 @@ class Accounts:
 
 
 class SpentRegistry:
-    """The earlier runs that a new run counts."""
+    """Keeps the earlier runs that a new run counts."""
 
     def __init__(self, runs: Sequence[Earlier] = ()) -> None:
         """Takes the runs; none means that nothing was spent before."""
@@ -172,12 +161,13 @@ class SpentRegistry:
 
     @property
     def previous(self) -> tuple[Previous, ...]:
-        """What the header of the new run must cite."""
+        """Returns what the header of the new run must cite."""
         return tuple(earlier.cited for earlier in self._runs)
 
     @cached_property
     def withdrawn(self) -> dict[bytes, tuple[str, Withdraw]]:
-        """What was withdrawn in the earlier runs for good, by descriptor hash: the origin of the first of them, and the leaf.
+        """Returns what was withdrawn in the earlier runs for good, by descriptor hash: the origin of the first of them, and the
+        leaf.
 
         A withdrawal is signed for the corpus, not for a run. What only the state of that day took out (`PASSING`) is for the
         gate to judge anew.
@@ -196,9 +186,7 @@ class SpentRegistry:
                 _, leaf = self.withdrawn[name]
                 yield name, leaf.reason, leaf.evidence_hash
 
-    def accounts(
-        self, descriptor_hash: bytes, signed: Signed | None = None, *, named: bool = False
-    ) -> tuple[Account, ...]:
+    def accounts(self, descriptor_hash: bytes, signed: Signed | None = None, *, named: bool = False) -> tuple[Account, ...]:
         """Returns the accounts of a contribution in the runs that admitted it, may have, or were lost (`Accounts.of`)."""
         found = (ledger.of(descriptor_hash, signed, named=named) for ledger in self._ledgers)
         return tuple(account for account in found if account is not None)
@@ -209,13 +197,8 @@ class SpentRegistry:
         return tuple(account for account in found if account is not None)
 
     def carried(self, descriptor_hash: bytes, delta: float, signed: Signed | None = None) -> float:
-        """Returns the epsilon that a contribution has spent in the earlier runs, composed, at this delta.
-
-        Args:
-            descriptor_hash: of the contribution.
-            delta: at which.
-            signed: what it signed; needed where the key of an earlier run was lost (`Accounts.of`).
-        """
+        """Returns the epsilon that a contribution has spent in the earlier runs, composed, at this delta. `signed`: what it
+        signed; needed where the key of an earlier run was lost (`Accounts.of`)."""
         return self.composed(self.accounts(descriptor_hash, signed), delta)
 
     def composed(self, accounts: tuple[Account, ...], delta: float) -> float:
@@ -230,11 +213,6 @@ class SpentRegistry:
 
         None where it has no limit. Counted are all runs together, the new one by itself (`ledger.replay.budgets.reached`), and
         what its admission says to be spent before.
-
-        Args:
-            before: its accounts in the earlier runs.
-            own: its account in the new one.
-            delta: of the new run's policy.
         """
         key = (before, own, delta)
         if key not in self._worst:
@@ -250,12 +228,7 @@ class SpentRegistry:
     def require_within(self, header: Header, admissions: Iterable[AdmitSpec]) -> None:
         """Refuses a run that could bring a contribution above a limit of epsilon over all runs: its own, or of its class.
 
-        Guarantee:
-            When this returns, no charge of the run, up to its horizon with every redone step, can exceed a limit.
-
-        Args:
-            header: of the new run.
-            admissions: who is to take part.
+        Guarantee: When this returns, no charge of the run, up to its horizon with every redone step, can exceed a limit.
 
         Raises:
             BudgetExceeded: code BUDGET; ``nearest`` is the largest number of steps that would stay within the limit.

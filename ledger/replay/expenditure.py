@@ -1,4 +1,4 @@
-"""What one contribution has spent: a function of its admission, the charges, and its withdrawal. Nothing else."""
+"""Computes what one contribution has spent from its admission, the charges, and its withdrawal, and nothing else."""
 
 from collections.abc import Iterable
 
@@ -11,7 +11,7 @@ from ledger.replay.contributions import Contribution, Standing
 
 
 class Expenditure:
-    """Epsilon per contribution, computed once per group of contributions with equal bounds and equal charges."""
+    """Computes epsilon per contribution, once per group of contributions with equal bounds and equal charges."""
 
     def __init__(self, header: Header, accountant: str | None = None) -> None:
         """Takes schedule, sampling rates and delta from the header, and its accountant unless another is named."""
@@ -66,9 +66,7 @@ class Expenditure:
                 bounds = (contribution.terms.sigma_micro, contribution.terms.clip_micro)
                 own[contribution.class_index] += schedule.realised_variance([bounds])
         totals = {places: sum(own[place] for place in places) for places in self._touching}
-        return tuple(
-            min(total for places, total in totals.items() if place in places) for place in range(len(classes))
-        )
+        return tuple(min(total for places, total in totals.items() if place in places) for place in range(len(classes)))
 
     def stds_squared(self, variances: tuple[int, ...] | None, step: int) -> tuple[float, ...]:
         """Returns what a DRAW leaf of a step records of `variances`: the schedule's where they are None."""
@@ -104,19 +102,15 @@ class Expenditure:
     def epsilon(self, contribution: Standing, charged: tuple[int, ...], attempt: int) -> float:
         """Returns what a contribution has spent.
 
-        Guarantee:
-            An upper bound on its epsilon at the policy's delta under zero-out adjacency, for a sampler that draws it
-            with its class's rate from the steps charged between its admission and its withdrawal, and a mechanism that
-            clips to its signed norm and, whitened, to 1/sigma. Steps that were charged and not run, or run twice,
-            count each time, at the multiplier of their own phase. Where occurrences are public, the occurrences recorded
-            count and nothing else, each in full.
-            If the header says that caps are enforced, its cap counts anew in every attempt, since
-            what was drawn in an abandoned attempt is not known afterwards.
+        Guarantee: An upper bound on its epsilon at the policy's delta under zero-out adjacency, for a sampler that draws it
+        with its class's rate from the steps charged between its admission and its withdrawal, and a mechanism that clips to its
+        signed norm and, whitened, to 1/sigma. Steps that were charged and not run, or run twice, count each time, at the
+        multiplier of their own phase. Where occurrences are public, the occurrences recorded count and nothing else, each in
+        full. If the header says that caps are enforced, its cap counts anew in every attempt, since what was drawn in an
+        abandoned attempt is not known afterwards.
 
         Args:
             contribution: the contribution, or a group of those that stand alike.
-            charged: steps charged in the ledger so far, per phase.
-            attempt: last attempt that has charged a step.
 
         Raises:
             LeafRefused: its class is public: nothing is promised, and no number says so.

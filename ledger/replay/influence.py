@@ -1,8 +1,8 @@
 """Computes who may have influenced a part of the model and at what cost, and judges RELEASE leaves.
 
-Source: docs/guarantee.md, statement D. An edge leads from class k to every block that k may write, and from a
-block to every class whose forward reads it. Without a path from k to any block of an artifact, the artifact is a function of
-everything but the contributions of k.
+Source: docs/guarantee.md, statement D. An edge leads from class k to every block that k may write, and from a block to every
+class whose forward reads it. Without a path from k to any block of an artifact, the artifact is a function of everything but
+the contributions of k.
 """
 
 from collections import Counter
@@ -24,7 +24,7 @@ from ledger.replay.state import RunState
 
 @dataclass(frozen=True, slots=True)
 class ClassFigures(Checked):
-    """What is promised to the contributions of a class in a released model; epsilons are null for a public class."""
+    """Promises to the contributions of a class in a released model; epsilons are null for a public class."""
 
     CDDL: ClassVar = "released-class"
     TELLS: ClassVar = ("name", " of class {}")
@@ -60,15 +60,10 @@ class Artifact(Checked):
 def influenced(
     writes: Mapping[str, Collection[int]], reads: Mapping[str, Collection[int]], blocks: Collection[int]
 ) -> frozenset[str]:
-    """Returns the classes from which a path leads to one of these blocks.
+    """Returns the classes from which a path leads to one of these blocks, by the blocks that each may write and reads.
 
     Guarantee: of a class that is not returned, no contribution has any influence on the blocks, at any step: exactly, if no
     contribution of a class reads or writes other blocks than are said here.
-
-    Args:
-        writes: per class the blocks that its contributions may change.
-        reads: per class the blocks that enter the forward of its contributions.
-        blocks: those asked for.
     """
     reached = {name for name, written in writes.items() if not frozenset(blocks).isdisjoint(written)}
     pending = list(reached)
@@ -83,10 +78,9 @@ def influenced(
 def artifacts(header: Header) -> tuple[Artifact, ...]:
     """Returns the full model, its base without the adapters that classes are bound to, and each of these adapters.
 
-    Guarantee:
-        Computed from the header alone, for the forward that the engine has: all adapters are active, so that every
-        contribution reads every block. A part is free of the influence of a class only if no class may touch any of its blocks:
-        it is then what it was before the first step.
+    Guarantee: Computed from the header alone, for the forward that the engine has: all adapters are active, so that every
+    contribution reads every block. A part is free of the influence of a class only if no class may touch any of its blocks: it
+    is then what it was before the first step.
     """
     classes = header.policy.classes
     writes = {profile.class_name: frozenset(profile.blocks) for profile in header.profiles}
@@ -115,16 +109,13 @@ def class_costs(
 ) -> tuple[tuple[float, float] | None, ...]:
     """Returns what a model of this run costs the contributions of each class: the largest epsilon, and with content replaced.
 
-    Guarantee:
-        Upper bounds for every contribution of the class, at the policy's delta; None for a public class, of which nothing is
-        promised. Of a run that has not gone to its signed end they are those of the planned horizon and all steps that may be
-        done again: when to stop may have been decided by looking at the model, and an epsilon up to there would say nothing.
-        So the figures of an earlier release can be had later too; where steps were done again since, in a phase of more
-        noise than the least, they may be above those of its moment, and never below.
+    Guarantee: Upper bounds for every contribution of the class, at the policy's delta; None for a public class, of which
+    nothing is promised. Of a run that has not gone to its signed end they are those of the planned horizon and all steps that
+    may be done again: when to stop may have been decided by looking at the model, and an epsilon up to there would say nothing.
+    So the figures of an earlier release can be had later too; where steps were done again since, in a phase of more noise than
+    the least, they may be above those of its moment, and never below.
 
     Args:
-        run: the run.
-        spent: the accountant; by default that of the run.
         admitted: count the first contributions only, as many as had been admitted by a release; by default all.
         final: whether the run had gone to its signed end by then; by default whether it has.
 
@@ -203,25 +194,15 @@ def ahead(contribution: Contribution, planned: tuple[int, ...], charged: tuple[i
 
 def withdrawals_root(withdrawals: Mapping[bytes, int], size: int) -> tuple[int, bytes]:
     """Returns how many contributions were withdrawn by a size of the ledger, and the RFC 6962 root over their hashes.
-
-    Args:
-        withdrawals: position of the WITHDRAW leaf by descriptor hash, in order, those that matched nothing included.
-        size: number of leaves that count.
-    """
+    `withdrawals`: position of the WITHDRAW leaf by descriptor hash, in order, those that matched nothing included."""
     found = [descriptor_hash for descriptor_hash, seq in withdrawals.items() if seq < size]
     return len(found), root(found)
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A release, as far as the ledger tells of it.
-
-    Attributes:
-        leaf: its RELEASE leaf.
-        admitted: number of contributions admitted before it.
-        withdrawn: number of withdrawals entered before it.
-        final: whether the run had gone to its signed end, so that what it had charged is all that it ever charges.
-    """
+    """Tells of a release, as far as the ledger does. `final`: whether the run had gone to its signed end, so that what it had
+    charged is all that it ever charges."""
 
     leaf: Release
     admitted: int
@@ -230,11 +211,7 @@ class Recorded:
 
 
 class Releases:
-    """The RELEASE leaves of a run: each stands right behind the checkpoint that it cites, and tells of it truly.
-
-    Attributes:
-        recorded: all of them.
-    """
+    """Judges the RELEASE leaves of a run: each stands right behind the checkpoint that it cites, and tells of it truly."""
 
     def __init__(self, root_at: Callable[[int], bytes]) -> None:
         """Takes what returns the root over the first leaves, as many as it is asked for."""
@@ -248,7 +225,7 @@ class Releases:
 
     @property
     def withdrawals_root(self) -> bytes:
-        """The root over all withdrawals so far, as `withdrawals_root` computes it."""
+        """Returns the root over all withdrawals so far, as `withdrawals_root` computes it."""
         return self._withdrawn.root()
 
     def take(self, leaf: Release, run: RunState) -> Iterator[LeafRefused]:

@@ -39,10 +39,8 @@ def window_problems(leaf: Charge, header: Header, position: int, charged: int) -
     """Yields what is wrong with the steps of a window, each with the nearest that would be right.
 
     Args:
-        leaf: the window.
         header: with policy and phases. A window has the noise of one phase, so that its rows say what each of its steps has.
         position: last released step of the running attempt.
-        charged: steps charged before, over all attempts.
     """
     policy, phases = header.policy, header.phases
     if leaf.n_steps > policy.window_steps:
@@ -66,11 +64,7 @@ def window_problems(leaf: Charge, header: Header, position: int, charged: int) -
 
 
 class Reached:
-    """The farthest step of a kind of leaf, by every size of the ledger.
-
-    Attributes:
-        most: the farthest of all.
-    """
+    """Keeps the farthest step of a kind of leaf, by every size of the ledger."""
 
     def __init__(self) -> None:
         self.most = 0
@@ -91,14 +85,13 @@ class Reached:
 
 
 class OrderWatch:
-    """The order of a run, and how often its steps are repeated, over the leaves of its ledger.
+    """Follows the order of a run, and how often its steps are repeated, over the leaves of its ledger.
 
-    Guarantee:
-        Where no problem was found, every contribution took part in exactly those steps with a DRAW leaf in which it was due,
-        unless it was withdrawn or had reached its enforced cap: a leaf that leaves one out is found like one that adds one.
-        There, and where noise varies over the run, at most `redo_steps` of the charged steps were repetitions, however the run
-        was interrupted: so a contribution has at most the periods that the run reached and redo_steps occurrences
-        (docs/mechanism, Theorem 12), and a phase of the noise at most its own steps and these.
+    Guarantee: Where no problem was found, every contribution took part in exactly those steps with a DRAW leaf in which it was
+    due, unless it was withdrawn or had reached its enforced cap: a leaf that leaves one out is found like one that adds one.
+    There, and where noise varies over the run, at most `redo_steps` of the charged steps were repetitions, however the run was
+    interrupted: so a contribution has at most the periods that the run reached and redo_steps occurrences (docs/mechanism,
+    Theorem 12), and a phase of the noise at most its own steps and these.
     """
 
     def __init__(self, header: Header) -> None:
@@ -149,12 +142,7 @@ class OrderWatch:
             yield HorizonExceeded("HORIZON", sentence)
 
     def draw(self, leaf: Draw, admitted: Sequence[Contribution]) -> Iterator[LeafRefused]:
-        """Yields how those drawn are not those due; before the occurrences of the step are counted.
-
-        Args:
-            leaf: of an open window, with numbers that were admitted.
-            admitted: everybody, in the order of admission.
-        """
+        """Yields how those drawn of an open window are not those due, before the occurrences of the step are counted."""
         if self._order is None:
             return
         due = {number for number in self._order.due(leaf.step) if self._takes_part(admitted[number])}
@@ -173,14 +161,12 @@ class OrderWatch:
 
 
 class Isolation:
-    """What the leaves so far say of statement A.
+    """Says what the leaves so far say of statement A.
 
-    Guarantee:
-        Once weakened, A stays weakened, by the first reason that was recorded: a leaf that says otherwise is a problem. So is
-        one that says it is weakened where the policy requires A.
+    Guarantee: Once weakened, A stays weakened, by the first reason that was recorded: a leaf that says otherwise is a problem.
+    So is one that says it is weakened where the policy requires A.
 
     Attributes:
-        told: `HELD`, or why A does not hold.
         until: last step of the model for which an EPOCH leaf says so; 0 before the first.
     """
 
@@ -191,12 +177,12 @@ class Isolation:
 
     @property
     def held(self) -> bool:
-        """Whether nothing weakened it so far."""
+        """Tells whether nothing weakened it so far."""
         return self.told == HELD
 
     @property
     def sentence(self) -> str:
-        """The same for people."""
+        """Returns the same for people."""
         if not self.held:
             return f"weakened, as the trainer recorded: {self.told}"
         if not self.until:

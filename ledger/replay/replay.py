@@ -50,7 +50,7 @@ MOST_ADMISSIBLE: Final = 4096
 """Bounds and limits that are remembered as admissible."""
 
 _AFTER_CLOSE: Final = (Withdraw, Key, Summary, Release, Clock)
-"""What may still be said of a run that is over: nothing that charges, admits or releases a step."""
+"""Kinds that may still follow in a run that is over: nothing that charges, admits or releases a step."""
 
 Problems = Iterator[LeafRefused]
 
@@ -73,7 +73,6 @@ class Replay(RunState):
         """Starts after leaf 0.
 
         Args:
-            header: leaf 0.
             root_at: gives the root over the first n leaves; used where a RESUME cites one.
             recompute: whether SPEND leaves are checked against the accountant, or only their order and fields.
         """
@@ -101,16 +100,12 @@ class Replay(RunState):
 
     @property
     def last_time(self) -> int:
-        """Time of the last leaf, POSIX seconds."""
+        """Returns the time of the last leaf, POSIX seconds."""
         return self.timeline.last
 
     def apply(self, leaf: Leaf) -> list[LeafRefused]:
-        """Applies the next leaf.
-
-        Returns:
-            What contradicts the leaves before it, each with the position of this leaf; an empty list when all is well.
-            The state moves on either way, counting every charge in full.
-        """
+        """Applies the next leaf, and returns what contradicts those before it. The state moves on either way, counting every
+        charge in full."""
         problems = list(self._problems(leaf))
         for problem in problems:
             problem.seq = self.size
@@ -410,7 +405,7 @@ class Replay(RunState):
         """Holds what a leaf says of an admission that is gone against its aggregate, and takes the name from it.
 
         Guarantee: a member that is shown has its ADMIT leaf gone, left with this leaf and no other, and was in the run at its
-            close. So whose names rest on auditors' word does not hang on how often, or when, something is shown.
+        close. So whose names rest on auditors' word does not hang on how often, or when, something is shown.
         """
         seq, (anchor, *path) = leaf.admit_seq or 0, leaf.member or (b"",)
         aggregate = self.tally.aggregate_of(seq)

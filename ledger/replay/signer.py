@@ -3,11 +3,11 @@
 A leaf says when it was written by the clock of the writer, and nothing else shows that. What is judged here: times follow one
 another; a CLOCK leaf says which time it takes back; and how far the last one lies from the clock of whoever asks.
 
-A KEY leaf at position i is signed by the key until then and by the next one. Checkpoints of more than i leaves, which are
-those that contain it, must be signed by the next key, and the old key's count no more; the first of them, of i + 1 leaves,
-carries both signatures. So whoever pinned any key of the chain can follow it, and whoever steals a key that was retired can
-sign nothing that extends the ledger. A key that was stolen before it was retired is another matter: a thief could retire it
-too, so that ledger ends, and a new one under another origin cites it (`ledger.leaves.header`).
+A KEY leaf at position i is signed by the key until then and by the next one. Checkpoints of more than i leaves, which are those
+that contain it, must be signed by the next key, and the old key's count no more; the first of them, of i + 1 leaves, carries
+both signatures. So whoever pinned any key of the chain can follow it, and whoever steals a key that was retired can sign
+nothing that extends the ledger. A key that was stolen before it was retired is another matter: a thief could retire it too, so
+that ledger ends, and a new one under another origin cites it (`ledger.leaves.header`).
 """
 
 from array import array
@@ -32,16 +32,10 @@ false clock lets expire is withdrawn for good."""
 
 
 class Timeline:
-    """Takes the time of every leaf in order.
-
-    Attributes:
-        last: time of the last leaf.
-        sets: all CLOCK leaves that took a time back.
-        loose: whether the leaf before was pruned: its time is gone, and was that of the last one that is kept, or a later one.
-    """
+    """Takes the time of every leaf in order. `loose`: whether the leaf before was pruned: its time is gone, and was that of the
+    last one that is kept, or a later one."""
 
     def __init__(self, header: Header) -> None:
-        """Begins with leaf 0."""
         self.last = header.time
         self.sets: list[Clock] = []
         self.loose = False
@@ -50,10 +44,9 @@ class Timeline:
     def take(self, leaf: Leaf, seq: int) -> Iterator[LeafRefused]:
         """Takes the leaf at ``seq``, and yields what is wrong with its time.
 
-        Guarantee:
-            Without a problem the time is no earlier than that of any leaf since the last CLOCK leaf; and a CLOCK leaf says the
-            time of the leaf before it, so that it takes back what stands there and no other time (of a leaf that was pruned,
-            no earlier time than that of the last one that is kept).
+        Guarantee: Without a problem the time is no earlier than that of any leaf since the last CLOCK leaf; and a CLOCK leaf
+        says the time of the leaf before it, so that it takes back what stands there and no other time (of a leaf that was
+        pruned, no earlier time than that of the last one that is kept).
         """
         loose, self.loose = self.loose, False
         if isinstance(leaf, Clock):
@@ -77,23 +70,16 @@ class Timeline:
     def counts(self, time: int, size: int, now: int | None) -> bool:
         """Tells whether somebody can have signed a checkpoint at a time.
 
-        Guarantee:
-            True only for times in [time of the last leaf under the checkpoint, ``now`` + `AHEAD_SECONDS`]: nobody signs a leaf
-            before it is written, or tomorrow.
+        A reader without a clock gives None, and then the end is not judged.
 
-        Args:
-            time: POSIX seconds that the signature states.
-            size: size of the checkpoint.
-            now: POSIX seconds by the reader's clock; None where it has none, and then the end is not judged.
+        Guarantee: True only for times in [time of the last leaf under the checkpoint, ``now`` + `AHEAD_SECONDS`]: nobody signs
+        a leaf before it is written, or tomorrow.
         """
         return self.at(size) <= time and (now is None or not is_ahead(time, now))
 
     def require_not_ahead(self, now: int) -> None:
-        """Holds the times since the last CLOCK leaf against a clock; what that leaf took back is told, and no fault.
-
-        Raises:
-            LeafRefused: code CLOCK, with the position of the first leaf that lies ahead.
-        """
+        """Holds the times since the last CLOCK leaf against a clock; what that leaf took back is told, and no fault. Raises
+        LeafRefused: code CLOCK, with the position of the first leaf that lies ahead."""
         if not is_ahead(self.last, now):
             return
         since = self.sets[-1].seq if self.sets else 0
@@ -107,9 +93,7 @@ class Timeline:
     def require_no_jump(self, now: int, accepted: int) -> None:
         """Refuses to go on where the clock is so far ahead of the last leaf that it may be wrong.
 
-        Args:
-            now: POSIX seconds.
-            accepted: a reading of the clock that somebody vouched for; 0 for none.
+        A time `accepted` is a reading of the clock that somebody vouched for; 0 for none.
 
         Raises:
             LeafRefused: code CLOCK_JUMP.
@@ -126,7 +110,7 @@ class Timeline:
 
 
 DOMAIN: Final = b"dptrain/rotate-ledger-key/1\0"
-"""What the signed statement begins with; a zero byte stands in no note, so no signature of a ledger serves as both."""
+"""Begins the signed statement; a zero byte stands in no note, so no signature of a ledger serves as both."""
 
 
 def statement(header: Header, seq: int, old_vkey: str, new_vkey: str) -> bytes:
@@ -141,27 +125,26 @@ def rotation(header: Header, seq: int, time: int, old: NoteSigner, new: NoteSign
 
 
 class KeyChain:
-    """The keys of a ledger, in the order in which they signed it."""
+    """Follows the keys of a ledger, in the order in which they signed it."""
 
     def __init__(self, header: Header) -> None:
-        """Begins with the key in the header."""
         self._header = header
         self._keys: list[tuple[int, str]] = [(0, header.log_vkey)]
         self._used = {parse_verifier_key(header.log_vkey).public_key}
 
     @property
     def vkeys(self) -> tuple[str, ...]:
-        """All verifier keys, the current one last."""
+        """Returns all verifier keys, the current one last."""
         return tuple(vkey for _, vkey in self._keys)
 
     @property
     def current(self) -> str:
-        """The verifier key that signs the next checkpoint."""
+        """Returns the verifier key that signs the next checkpoint."""
         return self._keys[-1][1]
 
     @property
     def changes(self) -> tuple[tuple[int, str], ...]:
-        """Position of every KEY leaf, and the key that signs since."""
+        """Returns the position of every KEY leaf, and the key that signs since."""
         return tuple(self._keys[1:])
 
     def at(self, size: int) -> str:
@@ -173,11 +156,8 @@ class KeyChain:
         return tuple(dict.fromkeys((self.at(max(1, size - 1)), self.at(size))))
 
     def open_note(self, data: bytes) -> tuple[Note, Checkpoint]:
-        """Verifies a checkpoint of the ledger under the keys that must have signed one of its size.
-
-        Raises:
-            NoteError: it is malformed; code LOG_KEY if a key that must have signed it has not.
-        """
+        """Verifies a checkpoint of the ledger under the keys that must have signed one of its size. Raises NoteError: it is
+        malformed; code LOG_KEY if a key that must have signed it has not."""
         size = peek_checkpoint(data).size
         required = self.required(size)
         try:

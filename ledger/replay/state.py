@@ -9,8 +9,6 @@ class RunState:
     """The state of a run after its first ``size`` leaves. Rules, summaries and views read it; `Replay` alone writes it.
 
     Attributes:
-        header: leaf 0.
-        size: number of leaves applied.
         attempt: running attempt, 0 before the first resume.
         position: last released step of the running attempt.
         charged_phases: steps charged over all attempts, per phase of the noise.
@@ -18,11 +16,8 @@ class RunState:
         windows: all CHARGE leaves.
         open_window: the window that has been charged and not settled in this attempt.
         unsettled: windows that were never settled because their attempt was abandoned.
-        epochs: all EPOCH leaves.
         spends: number of rows of SPEND leaves.
-        draws: number of DRAW leaves.
         register: all admitted contributions, and the pools of those that are active.
-        expenditure: what a contribution has spent, as the run's accountant computes it.
         withdrawals: position of the first WITHDRAW leaf by descriptor hash, unknown hashes included.
         shown_members: positions of ADMIT leaves of whom a WITHDRAW leaf shows whom they admitted.
         passing: of these hashes those whose only WITHDRAW leaf has a reason of `attest.withdrawal.PASSING`: a later run may
@@ -33,7 +28,6 @@ class RunState:
     """
 
     def __init__(self, header: Header) -> None:
-        """Starts after leaf 0."""
         self.header, self.size = header, 1
         self.attempt = self.position = self.charged_attempt = 0
         self.charged_phases = (0,) * len(header.phases.scales)
@@ -52,15 +46,15 @@ class RunState:
 
     @property
     def closed(self) -> bool:
-        """Whether CLOSE has been seen."""
+        """Tells whether CLOSE has been seen."""
         return self.closed_at is not None
 
     @property
     def contributions(self) -> dict[bytes, Contribution]:
-        """All admitted contributions by descriptor hash, in order of admission."""
+        """Returns all admitted contributions by descriptor hash, in order of admission."""
         return self.register.by_hash
 
     @property
     def charged(self) -> int:
-        """Steps charged over all attempts."""
+        """Returns steps charged over all attempts."""
         return sum(self.charged_phases)

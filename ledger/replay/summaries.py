@@ -36,7 +36,7 @@ MAX_AGGREGATE_SIZE: Final = 192
 
 @dataclass(frozen=True, slots=True)
 class Member(Checked):
-    """One admission, as the root of its aggregate commits to it."""
+    """Records one admission, as the root of its aggregate commits to it."""
 
     CDDL: ClassVar = "member-record"
     descriptor_hash: bytes = declared(1, SHA256, "SHA-256 of its descriptor.")
@@ -55,12 +55,8 @@ class Member(Checked):
 
 @dataclass(frozen=True, slots=True)
 class ShownMember:
-    """A member record with what shows that it is one; nothing of it is verified.
-
-    Attributes:
-        member: the record.
-        path: hashes to the root over the members of its aggregate, member side first (RFC 6962, 2.1.1).
-    """
+    """Shows a member record by its path to the root over the members of its aggregate (RFC 6962, 2.1.1); nothing of it is
+    verified."""
 
     member: Member
     path: tuple[bytes, ...]
@@ -88,12 +84,12 @@ class Aggregate(Checked):
 
     @property
     def end(self) -> int:
-        """Position behind the last of them."""
+        """Returns the position behind the last of them."""
         return self.first + self.count
 
     @property
     def terms(self) -> SharedTerms:
-        """What they share: class, bounds, what was spent before, and the limit."""
+        """Returns what they share: class, bounds, what was spent before, and the limit."""
         bounds = (self.class_index, self.clip_micro, self.sigma_micro, self.max_occurrences)
         return *bounds, self.carried_micro, self.max_epsilon_micro, self.max_delta_pico
 
@@ -118,14 +114,7 @@ class Aggregate(Checked):
         return aggregate
 
     def admission(self, seq: int, descriptor_hash: bytes, class_name: str, time: int) -> Admit:
-        """Returns an ADMIT leaf that means to the replay what a pruned one did; what only the attestation tells is blank.
-
-        Args:
-            seq: its position.
-            descriptor_hash: whom it admitted.
-            class_name: name of the class.
-            time: POSIX seconds.
-        """
+        """Returns an ADMIT leaf that means to the replay what a pruned one did; what only the attestation tells is blank."""
         head = (seq, time, descriptor_hash, class_name, self.class_index)
         bounds = (self.clip_micro, self.sigma_micro, self.max_occurrences)
         limit = (self.carried_micro, self.max_epsilon_micro, self.max_delta_pico)
@@ -134,12 +123,7 @@ class Aggregate(Checked):
     def require_member(self, member: Member, path: Sequence[bytes]) -> None:
         """Checks that a record is one of the members.
 
-        Guarantee:
-            Returns only if the record, at its own position, is under the root over the members.
-
-        Args:
-            member: the record.
-            path: hashes to the root, member side first (RFC 6962, 2.1.1).
+        Guarantee: Returns only if the record, at its own position, is under the root over the members.
 
         Raises:
             ProofError: it is not.
@@ -160,7 +144,6 @@ class Aggregating:
     """Puts the ADMIT leaves of an epoch into aggregates."""
 
     def __init__(self) -> None:
-        """Begins without a leaf."""
         self._made: list[Aggregate] = []
         self._first = self._count = 0
         self._terms: SharedTerms = (-1, 0, 0, 0, 0, 0, 0)
@@ -170,15 +153,9 @@ class Aggregating:
     def take(self, leaf: Admit, place: int, known: Aggregate | None) -> None:
         """Takes the next ADMIT leaf.
 
-        Guarantee:
-            An aggregate that is known gives its root, and only where all else in it is what the leaves give: first leaf, number
-            of leaves, class and every bound. Where it says anything else, or two stand for leaves that belong to one, no root
-            comes out here that a SUMMARY leaf could have.
-
-        Args:
-            leaf: the leaf, or what was restored of it.
-            place: place of its class in the policy.
-            known: the aggregate that stands for it, where its body is gone.
+        Guarantee: An aggregate that is known gives its root, and only where all else in it is what the leaves give: first leaf,
+        number of leaves, class and every bound. Where it says anything else, or two stand for leaves that belong to one, no
+        root comes out here that a SUMMARY leaf could have.
         """
         bounds = (place, leaf.clip_micro, leaf.sigma_micro, leaf.max_occurrences)
         terms: SharedTerms = (*bounds, leaf.carried_micro, leaf.max_epsilon_micro, leaf.max_delta_pico)
@@ -205,7 +182,7 @@ class Aggregating:
 
 
 FIRST_LEAF: Final = 1
-"""Where the first range begins: the header is in none."""
+"""First leaf of the first range: the header is in none."""
 
 
 @dataclass(slots=True)
@@ -262,14 +239,11 @@ class Tally:
 
     Attributes:
         pieces: gives subtrees; None unless whoever holds them sets it, and then no summary can be judged.
-        start: where the next range begins.
-        summaries: all SUMMARY leaves.
         summarised: the aggregates to which SUMMARY leaves commit, in order, each with the position of that leaf.
         known: the aggregate that stands for the ADMIT leaf which the run applies next, where its body is gone.
     """
 
     def __init__(self, header: Header) -> None:
-        """Takes leaf 0."""
         self.pieces: Pieces | None = None
         self.start = FIRST_LEAF
         self.summaries: list[Summary] = []
@@ -334,11 +308,8 @@ class Tally:
         return found if found is not None and found.covers(seq) else None
 
     def propose(self, seq: int, time: int) -> tuple[Summary, list[Aggregate]]:
-        """Returns the SUMMARY leaf over all epochs past the horizon, and the aggregates that it commits to.
-
-        Raises:
-            LeafRefused: code RETENTION if the policy keeps everything, NOTHING_DUE if no epoch is past the horizon.
-        """
+        """Returns the SUMMARY leaf over all epochs past the horizon, and the aggregates that it commits to. Raises LeafRefused:
+        code RETENTION if the policy keeps everything, NOTHING_DUE if no epoch is past the horizon."""
         self._check_policy()
         due = len(self._closed) - self._horizon
         if due <= 0:
