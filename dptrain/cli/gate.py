@@ -149,6 +149,11 @@ def gate(
     are hashed, and all else is judged, at every reading.
 
     Exit code 0 if everything was admitted, 1 if anything was refused, 2 for wrong use.
+
+    Before training, and whenever data has arrived: what would be admitted, what refused, and why. Whoever has registry.names
+    beside the registry can run it; contributors, who have not, use `attest verify` and `attest show`.
+
+    Example: `dptrain gate policy.cose corpus/`
     """
     if ledger is not None and made_for is not None:
         raise typer.BadParameter("give --ledger for a run that has begun, or --for for any run; not both")
@@ -212,11 +217,6 @@ def judge(
     if remember is not None:
         remember.keep()
     return report
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the root."""
-    app.command()(gate)
 
 
 class _Tally:

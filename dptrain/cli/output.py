@@ -26,8 +26,6 @@ from typer.core import TyperGroup
 
 from attest.errors import AttestError
 from attest.schema.plain import visible
-from dptrain.cli import complete, manual
-from dptrain.cli.complete import paths, suffixes_of
 from dptrain.errors import DptrainError
 from dptrain.planning.picture import ASCII, PLAIN, UNICODE, Glyphs, Line
 from dptrain.planning.rounding import at_most
@@ -65,7 +63,7 @@ def explain(error: Any) -> None:
         error.message = getattr(parameter, "help", None) or ""
     elif "does not exist" in error.message:
         path = _quoted(error.message)
-        near = _nearest(path, metavar) if path else None
+        near = _nearest(path) if path else None
         hint = f"is {near} meant?" if near else WRITTEN_BY.get(metavar, "")
         error.message = error.message.rstrip(".") + (f"; {hint}" if hint else "")
 
@@ -75,14 +73,15 @@ def _quoted(message: str) -> str | None:
     return parts[1] if len(parts) == 3 else None
 
 
-def _nearest(path: str, metavar: str) -> str | None:
-    """A file of the right kind in the same folder whose name is much like this one."""
-    folder = path[: len(path) - len(Path(path).name)]
-    kinds = suffixes_of(metavar)
-    names = list(paths(folder, kinds)) if kinds else []
-    found = difflib.get_close_matches(path, names, n=1, cutoff=0.75)
-    return found[0] if found else None
+def _nearest(path: str) -> str | None:
+    """Returns a file in the folder of a path whose name is much like that one."""
+    folder = Path(path).expanduser().parent
+    names = [item.name for item in folder.iterdir() if item.is_file()] if folder.is_dir() else []
+    found = difflib.get_close_matches(Path(path).name, names, n=1, cutoff=0.75)
+    return str(Path(path).with_name(found[0])) if found else None
 
+
+_ORDER = ["attest", "policy", "registry", "calibrate", "account", "gate", "plan", "train", "ledger", "release", "demo"]
 
 _JSON = "dptrain.json"
 
@@ -110,19 +109,50 @@ JsonFlag = Annotated[
 ]
 
 
+def _take_json(group: TyperGroup) -> None:
+    """Gives every command below a group the option `--json`, unless it takes that itself."""
+    for command in group.commands.values():
+        if isinstance(command, TyperGroup):
+            _take_json(command)
+        elif not any("--json" in parameter.opts for parameter in command.params):
+            command.params.append(_json_option())
+
+
+def _json_option() -> Any:
+    only = typer.Typer(add_completion=False)
+
+    @only.command()
+    def asked(json: JsonFlag = False) -> None:
+        """Takes this option alone."""
+
+    [option] = typer.main.get_command(only).params
+    option.expose_value = False
+    return option
+
+
 class RootGroup(TyperGroup):
-    """The `dptrain` command group: turns every expected error into one line and exit code 1."""
+    """The `dptrain` command group: renders results, and turns every expected error into one line and exit code 1."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        complete.attach(self)
-        manual.attach(self)
+        _take_json(self)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Returns the commands in the order in which a corpus is set up, trained on and audited."""
+        return sorted(self.commands, key=_ORDER.index)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the chosen command; typed errors and I/O errors end here, anything else is a fault and propagates."""
+        from dptrain.cli.results import Result
+
         nearest = None
         try:
-            return super().invoke(ctx)
+            found = super().invoke(ctx)
+            if isinstance(found, Result):
+                found.print(as_json=ctx.meta.get(_JSON, False))
+                if found.exit_code:
+                    raise typer.Exit(found.exit_code)
+            return found
         except (AttestError, LedgerError, DptrainError) as error:
             code, sentence, nearest = error.code, error.sentence, getattr(error, "nearest", None)
         except OSError as error:
@@ -217,7 +247,6 @@ def counting(what: str) -> Iterator[Callable[[int], None]]:
                 status.update(f"{what} {count}")
 
         yield progress
-
 
 
 def table(*columns: str) -> Table:

@@ -16,6 +16,7 @@ from dptrain.accounting.support import unsupported
 from dptrain.cli.advice import Case, Consequence, CorpusSize, consequences
 from dptrain.cli.advice.case import admitted, attested
 from dptrain.cli.advice.findings import print_check
+from dptrain.cli.complete import class_counts
 from dptrain.cli.gate import judge
 from dptrain.cli.inputs import (
     OwnerKey,
@@ -35,7 +36,11 @@ from dptrain.planning.plan import make_plan
 from dptrain.programs import print_json
 
 app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode="markdown", help="Write, explain, sign and show the rules of a corpus."
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="Write, explain, sign and show the rules of a corpus.\n\n`init` once; edit; `check` until it says what you want to "
+    "promise; `sign`; hand out policy.cose, registry.cbor and owner.pub; registry.names goes to the trainer alone. "
+    "Contributors and auditors `check` and `show`.",
 )
 
 _TEMPLATE = Path(__file__).with_name("policy_template.toml")
@@ -49,7 +54,10 @@ def init(
     corpus: Annotated[str, typer.Option(help="Identifier of the corpus.")] = "my-corpus",
     json: JsonFlag = False,
 ) -> None:
-    """Write a commented policy to start from; never over an existing file."""
+    """Write a commented policy to start from; never over an existing file.
+
+    Example: `dptrain policy init policy.toml --corpus clinic-notes-2026`
+    """
     refuse_to_overwrite(path)
     text = _TEMPLATE.read_text(encoding="utf-8").replace("@CORPUS@", corpus)
     Policy.from_toml(text)
@@ -65,7 +73,11 @@ def check(
     policy: PolicyFile,
     contributions: Annotated[
         list[str] | None,
-        typer.Option(metavar="CLASS=N", help="Contributions of a class in the corpus; repeat for every class."),
+        typer.Option(
+            metavar="CLASS=N",
+            autocompletion=class_counts,
+            help="Contributions of a class in the corpus; repeat for every class.",
+        ),
     ] = None,
     corpus: Annotated[
         Path | None,
@@ -82,7 +94,14 @@ def check(
     registry: RegistryFile = None,
     json: JsonFlag = False,
 ) -> None:
-    """Say in words what a policy promises and costs, warn of likely mistakes, and say what would mend them."""
+    """Say in words what a policy promises and costs, warn of likely mistakes, and say what would mend them.
+
+    After every edit, before signing, and as a contributor before you sign under it. With the size of the corpus it says more.
+    Each likely mistake comes with the setting to change and a value for it. Every epsilon is of one contribution, not of a
+    person.
+
+    Example: `dptrain policy check policy.toml --contributions sensitive=10000 --contributions general=50000`
+    """
     rules, signed = read_policy(policy, owner_key)
     refused = unsupported(rules)
     size = _size(policy, rules, signed is not None, contributions or [], corpus, registry, owner_key)
@@ -132,7 +151,13 @@ def sign(
     passphrase_file: PassphraseFile = None,
     json: JsonFlag = False,
 ) -> None:
-    """Bind a policy to a contributor registry and sign it as the corpus owner."""
+    """Bind a policy to a contributor registry and sign it as the corpus owner.
+
+    When `dptrain policy check` says what you want to promise. What is signed binds the gate, training and audit; changing a
+    rule means signing a new policy, enrolling a contributor does not.
+
+    Example: `dptrain policy sign policy.toml`
+    """
     if policy.suffix != ".toml":
         raise typer.BadParameter(f"{policy} is not a .toml file; sign what a person can read")
     rules, _ = read_policy(policy, None)
@@ -154,7 +179,10 @@ def sign(
 
 @app.command()
 def show(policy: PolicyFile, owner_key: OwnerKey = None, json: JsonFlag = False) -> None:
-    """Verify the owner's signature and show every field, as the text of a policy."""
+    """Verify the owner's signature and show every field, as the text of a policy.
+
+    Example: `dptrain policy show policy.cose --owner-key owner.pub`
+    """
     signed = read_signed_policy(policy, owner_key)
     data = _as_json(signed)
     if json:

@@ -27,11 +27,6 @@ ModelDirectory = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(release)
-
-
 def release(
     model: ModelDirectory,
     check: Annotated[bool, typer.Option("--check", help="Check a release instead of making one.")] = False,
@@ -91,6 +86,11 @@ def release(
     and the words that weaken them. An export that does not show the leaf about
     the release fails: the release may be hidden from auditors. That auditors are shown the same ledger, only cosignatures
     tell: --require-quorum.
+
+    As the operator, once the model's directory is as it shall be published, with nothing else in it: before anybody gets the
+    model. As whoever gets a model, with `--check`, before using it.
+
+    Example: `dptrain release model --ledger ledger.db`
     """
     if check:
         signing = (ledger, registry, without_attestations or None, state, ledger_key, passphrase_file)

@@ -39,6 +39,10 @@ def train(
     """Train as a run file says; the same as `accelerate launch -m dptrain.train RUN.toml`.
 
     Nothing in a run file can weaken the guarantee: everything it rests on is in the signed policy.
+
+    To train a text or image classifier from a file. For a model or loop of your own use `dptrain.PrivateTraining` in Python.
+
+    Example: `dptrain train run.toml`
     """
     flags = {"--resume": resume, "--clock-jump-ok": clock_jump_ok, "--no-kept-reading": no_kept_reading, "--json": json}
     arguments = [str(run), *(flag for flag, given in flags.items() if given)]
@@ -49,12 +53,11 @@ def demo(
     directory: Annotated[Path, typer.Option("--dir", metavar="DIR", help="Where everything is written.")] = Path("demo"),
     json: JsonFlag = False,
 ) -> None:
-    """Go the whole way on real data that comes with the package: keys, policy, gate, training, export, audit, report."""
+    """Go the whole way on real data that comes with the package: keys, policy, gate, training, export, audit, report.
+
+    To see the whole way at work, in a minute or two, on data that comes with the package.
+
+    Example: `dptrain demo --dir demo`
+    """
     arguments = ["--dir", str(directory), *(["--json"] if json else [])]
     raise typer.Exit(load_training("dptrain.demo").main(arguments))
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to the root."""
-    app.command()(train)
-    app.command()(demo)

@@ -18,10 +18,11 @@ from attest.fixed_point import PICO, to_micro, to_pico
 from attest.policy import Policy
 from attest.schema.plain import check_id, utc
 from attest.withdrawal import Withdrawal, sign_withdrawal
-from dptrain.cli.attest import anchor as attest_anchor
-from dptrain.cli.attest import keys as attest_keys
-from dptrain.cli.attest import show as attest_show
-from dptrain.cli.attest.show import AttestationFile
+from dptrain.cli.attest.anchor import anchor
+from dptrain.cli.attest.keys import prove, revoke, rotate
+from dptrain.cli.attest.show import AttestationFile, show
+from dptrain.cli.attest.verify import verify
+from dptrain.cli.complete import classes
 from dptrain.cli.inputs import (
     KeyFile,
     NewPassphraseFile,
@@ -37,10 +38,16 @@ from dptrain.programs import print_json
 from dptrain.progress import contributions_in, progress_bar
 
 app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode="markdown", help="A contributor's tools: keys, attestations, anchors, withdrawals."
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="A contributor's tools: keys, attestations, anchors, withdrawals.\n\nIn this order: `keygen` once; `sign` and "
+    "`verify` for every batch of data; `show` to read what was signed; `anchor` to find what became of a content; `withdraw` "
+    "to take data back; `rotate` and `revoke` when a key changes or is lost.",
 )
 
 _DAY = 86400
+
+_REASONS = "Reason code, an identifier: consent, error, key-compromise, legal, replaced, or one of your own; no free text."
 
 _FILE_NAME = re.compile("[a-z0-9][a-z0-9._-]*")
 
@@ -77,6 +84,11 @@ def keygen(
     """Make a key pair: NAME.key, which stays with you, and NAME.pub, which you hand out.
 
     Corpus owners make their key the same way. Existing files are never overwritten.
+
+    Once per contributor and once for the corpus owner, before anything is signed. Hand out the .pub file alone. If your key
+    lives in an SSH agent or on a token, take its public half with `--from`.
+
+    Example: `dptrain attest keygen alice --dir keys`
     """
     check_id(name, "name")
     stem = name.replace("/", "-")
@@ -105,7 +117,9 @@ def keygen(
 def sign(
     data: Annotated[Path, typer.Argument(metavar="DATA", exists=True, help="A file, a .jsonl file or a folder.")],
     key: KeyFile,
-    admissibility_class: Annotated[str, typer.Option("--class", help="Class of the policy to be admitted under.")],
+    admissibility_class: Annotated[
+        str, typer.Option("--class", autocompletion=classes, help="Class of the policy to be admitted under.")
+    ],
     policy: Annotated[
         Path | None,
         typer.Option(metavar="POLICY", exists=True, dir_okay=False, help="Take corpus and bounds from this policy."),
@@ -144,6 +158,11 @@ def sign(
 
     Bounds are rounded to six decimals on the strict side. Signing again replaces DATA.attest; attestations handed out
     before stay valid until they are withdrawn or expire.
+
+    When data is ready to be handed over. Read `dptrain policy check POLICY` first: it says what the class promises. Stricter
+    bounds than the policy's may be signed, softer ones are refused at the gate.
+
+    Example: `dptrain attest sign notes.jsonl --key alice.key --class sensitive --policy policy.toml`
     """
     signer, name = load_key(key, passphrase_file, contributor, "--contributor")
     rules = None
@@ -218,9 +237,8 @@ def _delta_of_limit(max_epsilon: str | None, max_delta: str | None, rules: Polic
     return int(rules.delta * PICO)
 
 
-attest_show.register(app)
-attest_anchor.register(app)
-attest_keys.register(app)
+for function in (verify, show, anchor, prove, rotate, revoke):
+    app.command()(function)
 
 
 @app.command()
@@ -229,7 +247,7 @@ def withdraw(
     key: KeyFile,
     record: Annotated[list[int] | None, typer.Option(min=1, help="Number of the contribution, from 1; repeat.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Withdraw every contribution of the file.")] = False,
-    reason: Annotated[str, typer.Option(help="Reason code, an identifier; no free text.")] = "consent",
+    reason: Annotated[str, typer.Option(help=_REASONS)] = "consent",
     contributor: Annotated[
         str | None, typer.Option(help="Who signs; default: the name in the .pub file beside the key.")
     ] = None,
@@ -240,6 +258,8 @@ def withdraw(
     """Sign withdrawals, one file per contribution, for the operator to enter with `dptrain ledger withdraw`.
 
     A withdrawal ends further use. It does not undo what was learned: that stays bounded by the epsilon spent.
+
+    Example: `dptrain attest withdraw notes.jsonl.attest --key alice.key --record 3`
     """
     if everything == bool(record):
         raise typer.BadParameter("give --record with one or more numbers, or --all")

@@ -41,6 +41,8 @@ def prove(
 
     The owner takes it in with `dptrain registry add --statement`, or later with `dptrain registry prove`, within 30 days. Until
     then that the key is yours is the owner's word.
+
+    Example: `dptrain attest prove --key alice.key --registry registry.cbor`
     """
     identity = _registry_id(registry, registry_id)
     signer, name = load_key(key, passphrase_file, contributor, "--contributor")
@@ -73,6 +75,8 @@ def rotate(
 
     The owner takes it in with `dptrain registry rotate` within 30 days. Lost the old key? Then the owner revokes it and
     enrols the new one.
+
+    Example: `dptrain attest rotate --key alice.key --new-key new/alice.key --registry registry.cbor`
     """
     identity = _registry_id(registry, registry_id)
     old, name = load_key(key, passphrase_file, contributor, "--contributor")
@@ -118,6 +122,8 @@ def revoke(
 
     The owner takes it in with `dptrain registry revoke --statement` within 30 days; a run that is training stops using what
     the key signed at its next charge.
+
+    Example: `dptrain attest revoke --key alice.key --registry registry.cbor`
     """
     if everything and pub is not None:
         raise typer.BadParameter("give --pub for one key or --all for every key, not both")
@@ -139,13 +145,6 @@ def revoke(
         which = "all keys" if chosen is None else f"key {_short(chosen)}"
         since = utc(statement.revoked_at or 0)
         console().print(f"signed that {which} of {name} must not be used from {since} on; send the owner {target}")
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to the group `attest`."""
-    app.command()(prove)
-    app.command()(rotate)
-    app.command()(revoke)
 
 
 def _registry_id(registry: Path | None, text: str | None) -> bytes:

@@ -19,7 +19,7 @@ from attest.errors import AttestError, CborError
 from attest.fixed_point import from_micro, from_pico
 from attest.gate import Gate
 from attest.schema.plain import day, visible
-from dptrain.cli.attest.verify import Verifier, verify
+from dptrain.cli.attest.verify import Verifier
 from dptrain.cli.attest.words import Check, commitments, identity, own_noise_of, paragraphs
 from dptrain.cli.inputs import existing_file, read_policy, read_registry
 from dptrain.cli.output import JsonFlag, console, moment, number, styled, table
@@ -89,6 +89,8 @@ def show(
     """Show what attestations say: a table, or one of them in plain words.
 
     Nothing is verified unless --pub, --registry or --policy says against what; what was not verified is marked.
+
+    Example: `dptrain attest show notes.jsonl.attest --record 3 --policy policy.cose`
     """
     verifier = _verifier(pub, policy, registry, owner_key, int(time.time()) if at is None else at)
     if record is not None:
@@ -98,12 +100,6 @@ def show(
         failed = _list(attestations, limit, verifier, json)
     if failed:
         raise typer.Exit(1)
-
-
-def register(group: typer.Typer) -> None:
-    """Add `verify` and `show` to `dptrain attest`."""
-    group.command()(verify)
-    group.command()(show)
 
 
 def _verifier(pub: Path | None, policy: Path | None, registry: Path | None, owner_key: Path | None, now: int) -> Verifier:

@@ -154,6 +154,11 @@ def verify(
     """Check signature, content and validity of every contribution against one public key.
 
     The gate checks more: registry, class, bounds, audience, duplicates.
+
+    After signing or copying: are data and attestations still what was signed, under this one key, now? It does not know the
+    corpus; `dptrain gate` judges as training does.
+
+    Example: `dptrain attest verify notes.jsonl --pub alice.pub`
     """
     name, raw = keys.load_named_public_key(pub)
     now = int(time.time()) if at is None else at

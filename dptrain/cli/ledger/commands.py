@@ -18,9 +18,16 @@ from attest.registry import Registry
 from attest.withdrawal import Withdrawal, verify_entitled_withdrawal
 from dptrain.cli import exporting
 from dptrain.cli.inputs import MemberRecords, PassphraseFile, refuse_to_overwrite
-from dptrain.cli.ledger import contributions, cosign, fsck, monitor, proofs, retain, show, trace, upkeep, wanted
+from dptrain.cli.ledger import contributions, wanted
+from dptrain.cli.ledger import show as ledger_show
+from dptrain.cli.ledger.cosign import auditor_key, cosign, merge, witness_answer, witness_request
+from dptrain.cli.ledger.fsck import fsck
+from dptrain.cli.ledger.monitor import monitor
 from dptrain.cli.ledger.place import LedgerKey, LedgerName, LedgerOrExport, Now, StateDirectory, opened_to_sign, place_of
-from dptrain.cli.ledger.proofs import OwnersKey, VerifierKeys, trusted
+from dptrain.cli.ledger.proofs import OwnersKey, VerifierKeys, prove, trusted, verify_proof
+from dptrain.cli.ledger.retain import retain
+from dptrain.cli.ledger.trace import trace
+from dptrain.cli.ledger.upkeep import init, rotate_key, set_clock
 from dptrain.cli.output import JsonFlag, console, counting, parse_age
 from dptrain.errors import ConfigError
 from dptrain.programs import print_json
@@ -38,7 +45,9 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="The signed record of a run: keep it, audit it, prove what is in it.",
+    help="The signed record of a run: keep it, audit it, prove what is in it.\n\nTraining writes the ledger. Who keeps it "
+    "hands out an `export`; an auditor needs that and two public keys, got by another way; a contributor needs the export and "
+    "the descriptor hash that `dptrain attest show` prints. None of them needs torch.",
 )
 
 ExportDirectory = Annotated[
@@ -48,7 +57,7 @@ RequireFull = Annotated[
     bool, typer.Option("--require-full", help="Exit with code 1 unless the verdict is FULL: TOLD and SUMMARISED fail too.")
 ]
 
-@app.command()
+
 def show(
     ledger: LedgerOrExport,
     key: Annotated[
@@ -61,7 +70,7 @@ def show(
     pub: wanted.ContributorKey = None,
     registry: wanted.ContributorRegistry = None,
     withdrawn: contributions.Withdrawn = False,
-    header: show.HeaderAsked = False,
+    header: ledger_show.HeaderAsked = False,
     now: Now = None,
     state: StateDirectory = None,
     json: JsonFlag = False,
@@ -72,6 +81,8 @@ def show(
     With --content and --nonce, or with --anchor: where that content was admitted, the windows in whose pool it was, the blocks
     that it could touch, what it has spent, and which releases it may have influenced. With --withdrawn: the statement for
     everybody who withdrew. With --header: whose keys sign.
+
+    Example: `dptrain ledger show ledger.db`
     """
     wanted.check_together(content, nonce, anchor, pub, registry, withdrawn)
     if header and (withdrawn or content is not None or anchor is not None):
@@ -79,9 +90,7 @@ def show(
     with _reading(ledger, state, key, owner_key, now) as (run, root, bodies):
         asked = None
         if anchor is not None:
-            asked = wanted.by_anchor(
-                anchor, [run.header], pub=pub, registry=registry, content=content, nonce=nonce
-            )
+            asked = wanted.by_anchor(anchor, [run.header], pub=pub, registry=registry, content=content, nonce=nonce)
         elif content is not None and nonce is not None:
             asked = wanted.by_content(content, nonce)
         if asked is not None:
@@ -91,16 +100,15 @@ def show(
             contributions.show_withdrawn(run, json=json)
             return
         if header:
-            show.show_parties(run, ledger, json=json)
+            ledger_show.show_parties(run, ledger, json=json)
             return
-        data = show.summary(run, root)
+        data = ledger_show.summary(run, root)
     if json:
         print_json(data)
         return
-    show.print_summary(data)
+    ledger_show.print_summary(data)
 
 
-@app.command()
 def export(
     ledger: LedgerName,
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="New directory.")],
@@ -117,6 +125,12 @@ def export(
     signature of its contributor. The directory holds no content, no contributor's name, and no draw unless the policy makes
     occurrences public: contents, contributors, data classes and principals stand in it as salted commitments. It appears
     complete or not at all.
+
+    When a run is over, or for an audit in between. Publish the directory with the model; publish ledger.pub elsewhere. With
+    `--without-attestations` where your contributors did not let you share what they signed: an audit then repeats what your
+    ledger says of them, and is TOLD at best.
+
+    Example: `dptrain ledger export ledger.db export/`
     """
     place = place_of(ledger, state)
     with opened_to_sign(place, ledger_key, passphrase_file) as log:
@@ -132,7 +146,6 @@ def export(
         out.print(f"verify with: dptrain ledger verify {written} --key {vkey}")
 
 
-@app.command()
 def verify(
     export: ExportDirectory,
     key: VerifierKeys,
@@ -197,6 +210,8 @@ def verify(
     words that weaken it, such as OPEN or NO_QUORUM; docs/auditors.md has them all. Read the notes too: they say what nothing
     is wrong with and a reader should know. Times are held against the clock of this machine, so see that it is right. Exit
     code 1 for FAILED; with --require-full for whatever is not FULL.
+
+    Example: `dptrain ledger verify export/ --key ledger.pub --owner-key owner.pub --remember seen/`
     """
     from ledger.audit.findings import exit_code
 
@@ -206,12 +221,11 @@ def verify(
     if json:
         print_json(report.to_json())
     else:
-        show.print_audit(report)
+        ledger_show.print_audit(report)
     if code := exit_code(report.verdict, require_full=require_full):
         raise typer.Exit(code)
 
 
-@app.command()
 def withdraw(
     ledger: LedgerName,
     withdrawals: Annotated[
@@ -236,6 +250,8 @@ def withdraw(
     against the ledger's header. From the next charge on the contribution is drawn no more. What was spent stays spent.
     While a run holds the ledger, put the files into LEDGER.db.withdrawals/ instead (with --state, into
     DIR/ledger.withdrawals/): the run takes them in by itself.
+
+    Example: `dptrain ledger withdraw ledger.db withdrawals/*.cose --attestations notes.jsonl.attest --registry registry.cbor`
     """
     from ledger.audit.attested import registry_of
     from ledger.proofs.admitted import read_admitted
@@ -265,7 +281,6 @@ def withdraw(
         out.print(f"withdrawn {item['descriptor_hash']}, leaf {item['seq']}{note}")
 
 
-@app.command()
 def report(
     export: ExportDirectory,
     out: Annotated[Path, typer.Argument(metavar="REPORT.html", help="New file.")],
@@ -281,6 +296,8 @@ def report(
     """Audit an export and write one HTML page about it, for people.
 
     The page fetches and runs nothing, prints, and can be read on a phone; docs/report.md says what is in it.
+
+    Example: `dptrain ledger report export/ report.html --key ledger.pub --owner-key owner.pub`
     """
     refuse_to_overwrite(out)
     told = _extras(extras)
@@ -349,9 +366,7 @@ def _audit(
     return hold_against_memory(report, export, remember, vkeys)
 
 
-def _enter(
-    log: "Ledger", found: Withdrawal, evidence: bytes, now: int, member: "ShownMember | None" = None
-) -> dict[str, Any]:
+def _enter(log: "Ledger", found: Withdrawal, evidence: bytes, now: int, member: "ShownMember | None" = None) -> dict[str, Any]:
     seq = log.withdraw(found.descriptor_hash, found.reason_code, evidence, now=now, member=member)
     matched = found.descriptor_hash in log.admitted
     return {"descriptor_hash": found.descriptor_hash.hex(), "seq": seq, "matched": matched}
@@ -413,13 +428,13 @@ def _extras(path: Path | None) -> dict[str, Any] | None:
     return value
 
 
-fsck.register(app)
-upkeep.register_init(app)
-upkeep.register_keys(app)
-proofs.register(app)
-cosign.register(app)
-retain.register(app)
-upkeep.register_clock(app)
-cosign.register_witness(app)
-monitor.register(app)
-trace.register(app)
+for panel, functions in (
+    (
+        "For who keeps the ledger",
+        (show, withdraw, export, merge, witness_request, witness_answer, retain, rotate_key, set_clock, fsck, init),
+    ),
+    ("For auditors", (verify, report, cosign, auditor_key)),
+    ("For contributors", (monitor, trace, prove, verify_proof)),
+):
+    for function in functions:
+        app.command(rich_help_panel=panel)(function)

@@ -29,13 +29,6 @@ Name = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to the group."""
-    app.command()(cosign)
-    app.command()(merge)
-    app.command("auditor-key")(auditor_key)
-
-
 def cosign(
     export: Annotated[
         Path, typer.Argument(metavar="EXPORT", exists=True, file_okay=False, help="Directory that export wrote.")
@@ -71,6 +64,11 @@ def cosign(
 
     Your memory keeps the last checkpoint per ledger. A ledger that is smaller, or has another history, is refused, and both
     checkpoints are written to an evidence file that `ledger verify-proof` checks. Keep the memory as you keep the key.
+
+    As an auditor, for every export that you are given: readers whose trust policy asks for you then know that everybody was
+    shown the same ledger, and that you found nothing wrong with it.
+
+    Example: `dptrain ledger cosign export/ anna.note --key anna.key --log-key ledger.pub --first`
     """
     from ledger.audit.findings import headline
     from ledger.note import Cosigner
@@ -137,6 +135,11 @@ def merge(
     """Add auditors' cosignatures to the ledger, or to an export of it.
 
     Every line is verified first, and nothing is taken away. Exports of a ledger that are made later have them too.
+
+    As the operator, when auditors have sent their notes: an export with cosignatures satisfies trust policies that ask for
+    them, and so do the proofs made from it.
+
+    Example: `dptrain ledger merge ledger.db anna.note ben.note`
     """
     from ledger.note import MAX_NOTE_SIZE, SIGNATURE_COSIGNATURE_V1, open_note
     from ledger.retention.statements import NAME_SUFFIX
@@ -220,7 +223,13 @@ def auditor_key(
     name: Name = None,
     json: JsonFlag = False,
 ) -> None:
-    """Print the line that names you as an auditor in policies: name, key id and key."""
+    """Print the line that names you as an auditor in policies: name, key id and key.
+
+    As an auditor, once: corpus owners name this key in their policies, readers in their trust policies. Use a key for nothing
+    else.
+
+    Example: `dptrain ledger auditor-key anna.pub --name auditor.example/anna`
+    """
     from ledger.note import SIGNATURE_COSIGNATURE_V1, VerifierKey, parse_verifier_key
 
     found, raw = keys.load_named_public_key(key)
@@ -233,12 +242,6 @@ def auditor_key(
 
 _PIPE = Path("-")
 """Standard input or output in the place of a file."""
-
-
-def register_witness(app: typer.Typer) -> None:
-    """Add the commands to the group."""
-    app.command("witness-request")(witness_request)
-    app.command("witness-answer")(witness_answer)
 
 
 def witness_request(
@@ -256,6 +259,8 @@ def witness_request(
     signed last, a proof that the ledger extends that, and the checkpoint with the ledger's own signature. Nothing is sent: post
     the file to the witness, and give its answer to `ledger witness-answer`. A witness that signed another size than --since
     answers with that.
+
+    Example: `dptrain ledger witness-request ledger.db w1.body --since 120`
     """
     from ledger.note import peek_checkpoint
     from ledger.proofs.cosigning import make_request
@@ -298,6 +303,8 @@ def witness_answer(
     Every line is verified under the keys of the policy, or given with --key, and nothing is taken away; exports of the ledger
     that are made later have it. An answer that is no cosignature is refused by what it says: WITNESS_CONFLICT with the size
     that the witness signed before, WITNESS_PROOF, WITNESS_UNKNOWN, WITNESS_FORBIDDEN.
+
+    Example: `dptrain ledger witness-answer ledger.db w1.body w1.answer`
     """
     from ledger.note import SIGNATURE_COSIGNATURE_V1, open_note, peek_checkpoint
     from ledger.proofs.cosigning import MAX_ANSWER_SIZE, MAX_REQUEST_SIZE, read_answer, read_request

@@ -28,11 +28,6 @@ Pins = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the group."""
-    app.command()(fsck)
-
-
 def fsck(ledger: LedgerName, pin: Pins = None, state: StateDirectory = None, json: JsonFlag = False) -> None:
     """Check a ledger where it is kept: every byte, every signature, every number.
 
@@ -43,6 +38,11 @@ def fsck(ledger: LedgerName, pin: Pins = None, state: StateDirectory = None, jso
     of the epochs beside the ledger. Changes nothing, and may run beside a training run.
 
     Exit code 0 if all of it is whole, 1 if anything is wrong.
+
+    After a crash, a full disk or a restored backup, before a run goes on; and now and then on a ledger that you keep for
+    long.
+
+    Example: `dptrain ledger fsck ledger.db`
     """
     from dptrain.record.pin import open_record
     from ledger.log import Ledger

@@ -23,11 +23,6 @@ if TYPE_CHECKING:
     from ledger.proofs.monitoring import Bounds, Mine, WatchedRow
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the group."""
-    app.command()(monitor)
-
-
 def monitor(
     exports: Annotated[
         list[Path], typer.Argument(metavar="EXPORT", exists=True, file_okay=False, help="Directories that export wrote.")
@@ -71,6 +66,15 @@ def monitor(
     is audited first. Then for each contribution: admitted or not, the bounds as you signed them and as they are recorded, what
     it has spent, withdrawn or not. Run it again for every new export, with --remember and the withdrawals that you sent. The
     exit code says what to do, for a cron job; of several alarms the highest counts.
+
+    As a contributor, for every new export of a ledger that may hold what you signed; from cron, with `--remember` and the
+    withdrawals that you sent.
+
+    Exit codes: 3 a withdrawal older than `--delay` is not in the ledger, or for another reason than you signed; 4 a
+    contribution is recorded otherwise than you signed; 5 something was admitted under your key that is in none of the
+    attestations; 6 the ledger was cut back, or has another history than what is remembered.
+
+    Example: `dptrain ledger monitor export/ --key ledger.pub --attestations letters.attest --remember seen/`
     """
     from ledger.audit.findings import headline
     from ledger.proofs.admitted import read_admitted
@@ -84,9 +88,7 @@ def monitor(
     owner = None if owner_key is None else keys.load_public_key(owner_key)
     trusted = [vkey for text in key for vkey in verifier_keys(text)]
     with counting(f"auditing {counted(len(exports), 'export')}"):
-        found = watch(
-            exports, trusted, mine, sent, shown, delay=delay, now=at, key_ids=ids, remember=remember, owner_key=owner
-        )
+        found = watch(exports, trusted, mine, sent, shown, delay=delay, now=at, key_ids=ids, remember=remember, owner_key=owner)
     if json:
         print_json({**found.to_json(), "exit_code": found.exit_code})
     else:

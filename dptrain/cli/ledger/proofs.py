@@ -87,12 +87,6 @@ class _Found:
     member: "Membership | Admitted | None" = None
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to the group."""
-    app.command()(prove)
-    app.command("verify-proof")(verify_proof)
-
-
 def prove(
     ledger: LedgerOrExport,
     proof: Annotated[Path, typer.Argument(metavar="PROOF", help="New file; by custom its name ends in .tlog-proof.")],
@@ -122,6 +116,11 @@ def prove(
     It holds the leaf, its path in the tree, and the signed checkpoint with its cosignatures. Whoever has it can check it
     offline, whatever becomes of the ledger. Hand contributors theirs. A receipt says the same to tools that read COSE; it
     holds neither leaf nor cosignatures, so the file is what to keep.
+
+    When somebody should be able to show for ever that a leaf is in the ledger: a contributor its admission, what it has
+    spent, its withdrawal. From an export anybody can make one, but for --kind summary, which takes the ledger.
+
+    Example: `dptrain ledger prove export/ mine.tlog-proof --contribution HASH`
     """
     from ledger.proofs.tlog_proof import make_proof
     from ledger.proofs.tlog_proof import verify_proof as verify
@@ -184,6 +183,8 @@ def verify_proof(
 
     It shows that the leaf is in the ledger, not that the rest of the ledger is in order: that is for `ledger verify`. With
     --quorum, or a trust policy that names one, auditors have said so. Evidence that `ledger cosign` wrote is checked too.
+
+    Example: `dptrain ledger verify-proof mine.tlog-proof --key ledger.pub`
     """
     from ledger.proofs.memory import HEADER, MAX_EVIDENCE_SIZE
     from ledger.proofs.tlog_proof import verify_proof as verify

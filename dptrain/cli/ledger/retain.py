@@ -18,11 +18,6 @@ if TYPE_CHECKING:
     from ledger.storage.place import Place
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the group."""
-    app.command()(retain)
-
-
 def retain(
     ledger: LedgerName,
     prune: Annotated[
@@ -58,7 +53,7 @@ def retain(
     that a pruned leaf was there is shown by a proof file made earlier, and by nothing else. Model checkpoints beside the ledger
     can be resumed from as before.
 
-    Example: dptrain ledger retain ledger.db
+    Example: `dptrain ledger retain ledger.db`
     """
     if prune and drop_hashes:
         raise typer.BadParameter("give --prune or --drop-hashes, not both: bodies go first, and hashes epochs later")

@@ -54,6 +54,12 @@ def trace(
     Every export is audited first; if one FAILED, nothing is said. Beside every figure stands the verdict that it rests on.
     What it spent over all runs is composed from these exports alone, and what no export can show is listed at the end. That a
     run did not admit it is an answer; that none did is an error, and exit code 1.
+
+    When one contribution was, or may have been, in several runs over a corpus: what it spent in each and in all together,
+    before and after it was withdrawn, and which releases it may have influenced. For a single ledger, `ledger show` will do.
+    It does not hold the runs against each other as `ledger verify --earlier` does.
+
+    Example: `dptrain ledger trace scan.png export-1/ export-2/ --key ledger-1.pub --key ledger-2.pub`
     """
     check_keys(is_anchor(contribution), pub, registry)
     from ledger.proofs.admitted import read_admitted
@@ -73,11 +79,6 @@ def trace(
         print_json(_as_json(found, asked))
     else:
         _print(found, asked)
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the command to the group `ledger`."""
-    app.command()(trace)
 
 
 def _headline(item: "TracedRun") -> str:

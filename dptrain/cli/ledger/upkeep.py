@@ -24,11 +24,6 @@ ClockReason = Annotated[
 ]
 
 
-def register_clock(app: typer.Typer) -> None:
-    """Add the command to the group."""
-    app.command("set-clock")(set_clock)
-
-
 def set_clock(
     ledger: LedgerName,
     reason: ClockReason,
@@ -43,7 +38,10 @@ def set_clock(
     machine's clock right first. Nothing else is taken back: what was charged counts, and who was withdrawn as expired stays
     withdrawn. Refused where the ledger can go on as it is. No run may hold the ledger.
 
-    Example: dptrain ledger set-clock ledger.db --reason "the clock of node 3 was a year ahead"
+    When appending is refused with `CLOCK` because an earlier start ran under a clock that was ahead, and the clock is right
+    now. The leaf is shown by every audit; nobody who was withdrawn as expired comes back.
+
+    Example: `dptrain ledger set-clock ledger.db --reason clock-was-a-year-ahead`
     """
     with opened_to_sign(place_of(ledger, state), ledger_key, passphrase_file) as log:
         leaf = log.set_clock(reason, now=int(time.time()))
@@ -56,11 +54,6 @@ def set_clock(
 Url = Annotated[str, typer.Argument(metavar="URL", callback=checked, help="postgresql://OWNER@HOST/DATABASE[?schema=NAME]")]
 
 
-def register_init(app: typer.Typer) -> None:
-    """Add the command to the group."""
-    app.command()(init)
-
-
 def init(
     url: Url,
     writer: Annotated[str, typer.Option("--writer", metavar="ROLE", help="Role that runs write with; it exists.")],
@@ -70,6 +63,8 @@ def init(
 
     Connect as the role that shall own them. The run then connects as ROLE and begins the ledger. Not needed where the run's own
     role may create a schema: then the run makes the tables itself.
+
+    Example: `dptrain ledger init postgresql://owner@db.example/run7 --writer trainer`
     """
     place = place_of(url, None)
     if place.kind != "postgresql":
@@ -103,11 +98,6 @@ class _Changed:
     vkeys: tuple[str, ...]
 
 
-def register_keys(app: typer.Typer) -> None:
-    """Add the command to the group."""
-    app.command("rotate-key")(rotate_key)
-
-
 def rotate_key(
     ledger: LedgerName,
     new_key: NewKey = None,
@@ -123,6 +113,8 @@ def rotate_key(
     old key can follow the change in any export; publish the new line of LEDGER.pub all the same. No run may hold the ledger.
     If the command is interrupted, run it again. After a theft of the key this does not help, since the thief holds it too:
     begin a new ledger under another origin.
+
+    Example: `dptrain ledger rotate-key ledger.db`
     """
     from ledger.storage.beside import read_public, write_public
 

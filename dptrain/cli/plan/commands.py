@@ -15,6 +15,7 @@ from attest.gate.reading import KeptReading
 from attest.policy import Policy, SignedPolicy
 from attest.registry import Registry
 from dptrain.accounting.support import unsupported
+from dptrain.cli.complete import class_counts
 from dptrain.cli.gate import ForLedger, Keeping, NoKeptReading, as_json, judge, sentences
 from dptrain.cli.inputs import (
     OwnerKey,
@@ -62,7 +63,11 @@ def plan(
     ] = None,
     contributions: Annotated[
         list[str] | None,
-        typer.Option(metavar="CLASS=N", help="Contributions of a class, where there is no corpus; repeat. Others have none."),
+        typer.Option(
+            metavar="CLASS=N",
+            autocompletion=class_counts,
+            help="Contributions of a class, where there is no corpus; repeat. Others have none.",
+        ),
     ] = None,
     gradient_norms: Annotated[
         Path | None,
@@ -76,7 +81,11 @@ def plan(
     ] = None,
     target_epsilon: Annotated[
         list[str] | None,
-        typer.Option(metavar="[CLASS=]E", help="Say what to change for an epsilon of at most E, of all or of one; repeat."),
+        typer.Option(
+            metavar="[CLASS=]E",
+            autocompletion=class_counts,
+            help="Say what to change for an epsilon of at most E, of all or of one; repeat.",
+        ),
     ] = None,
     solve: Annotated[
         Quantity | None,
@@ -106,6 +115,8 @@ def plan(
 
     Nothing is charged, and nothing written but what `--plot` names, the reading that is kept with `--for` and, beside a corpus,
     which state of the registry was used.
+
+    Example: `dptrain plan policy.toml --layers 12`
     """
     signed = read_signed_policy(policy, owner_key) if corpus else None
     rules = signed.policy if signed else read_policy(policy, owner_key)[0]
@@ -163,11 +174,6 @@ def plan(
     if plot is not None:
         show.print_written(plot)
     show.print_unsupported(unsupported(rules))
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the root."""
-    app.command()(plan)
 
 
 class _Reading:

@@ -9,12 +9,13 @@ from typing import Annotated
 
 import typer
 
-from attest import keys, signed_file
-from attest.errors import AttestError, RegistryRefused
-from attest.policy import Policy
+from attest import keys
+from attest.errors import RegistryRefused
 from attest.registry import Action, KeyStatement, Prove, Registry, RegistryLog, Rotate
 from attest.registry.entries import PROVE, read_statement, signing_key
 from attest.schema.plain import check_id, utc
+from dptrain.cli.complete import POLICIES, class_names, contributors
+from dptrain.cli.complete import classes as known_classes
 from dptrain.cli.inputs import PassphraseFile, load_key
 from dptrain.cli.output import JsonFlag, console, counting, moment, styled
 from dptrain.cli.registry import show as registry_show
@@ -28,23 +29,12 @@ def unknown_classes(registry: Path, granted: Iterable[str]) -> dict[str, str]:
 
     The policy's signature is not verified: nothing but the note depends on it.
     """
-    for name in ("policy.cose", "policy.toml"):
+    for name in POLICIES:
         path = registry.with_name(name)
-        known = _classes_of(path)
+        known = list(class_names(path))
         if known:
             return {item: _note(item, path, known) for item in sorted(set(granted) - set(known))}
     return {}
-
-
-def _classes_of(path: Path) -> list[str]:
-    try:
-        if path.suffix == ".toml":
-            policy = Policy.from_toml(path.read_text(encoding="utf-8"))
-        else:
-            policy = Policy.from_cbor(signed_file.read(path)[0])
-    except (AttestError, OSError, UnicodeDecodeError):
-        return []
-    return [rule.name for rule in policy.classes]
 
 
 def _note(name: str, path: Path, known: list[str]) -> str:
@@ -56,7 +46,9 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
     help="Which contributor key may attest which classes: a log that only grows, every entry signed by the corpus owner. "
-    "The policy names one state of it; the gate accepts that state and every later one.",
+    "The policy names one state of it; the gate accepts that state and every later one.\n\n`init` once, `add` for every "
+    "contributor, `grant` when the classes change, `rotate` and `revoke` for keys; `show` and `verify` for everybody. Every "
+    "change is signed with the owner's key: by default owner.key beside the registry; the public half is owner.pub there.",
 )
 
 _DAY = 86400
@@ -77,7 +69,9 @@ OwnerName = Annotated[
     str | None,
     typer.Option("--owner", help="Identifier of the corpus owner, for a new registry; default: the name in the .pub file."),
 ]
-ContributorName = Annotated[str, typer.Option("--contributor", help="Identifier of the contributor.")]
+ContributorName = Annotated[
+    str, typer.Option("--contributor", autocompletion=contributors, help="Identifier of the contributor.")
+]
 StatementFile = Annotated[
     Path | None,
     typer.Option("--statement", metavar="FILE", exists=True, dir_okay=False, help="What the contributor signed."),
@@ -95,6 +89,8 @@ def init(
     """Start a registry in which nobody is enrolled yet, so that a policy can be signed for it.
 
     Whoever is enrolled later needs no new signature under the policy.
+
+    Example: `dptrain registry init registry.cbor --key owner.key`
     """
     log = _create(registry, key, owner, passphrase_file)
     _report(log.registry, json, f"started the registry of {log.registry.owner}, id {log.registry.registry_id.hex()}")
@@ -119,7 +115,7 @@ def add(
         ),
     ] = None,
     classes: Annotated[
-        list[str] | None, typer.Option("--class", help="Class that may be attested; repeat for several.")
+        list[str] | None, typer.Option("--class", autocompletion=known_classes, help="Class that may be attested; repeat.")
     ] = None,
     contributor: Annotated[
         str | None, typer.Option(help="Identifier of the contributor; default: the name in the public key file.")
@@ -153,6 +149,11 @@ def add(
 
     Every key is checked for weakness first. Who is enrolled already gets a further key, and classes on top of those granted
     before. A new name that a person would take for an enrolled one is refused.
+
+    When a contributor's .pub file has reached you by a way that you trust. The policy need not be signed again: the gate
+    accepts every later state of the registry that it names.
+
+    Example: `dptrain registry add registry.cbor --pub alice.pub --class sensitive --cap 5000`
     """
     if (pub is None) == (table_file is None):
         raise typer.BadParameter("give one public key with --pub, or a file with many with --from")
@@ -194,6 +195,8 @@ def prove(
     """Take in a contributor's proof that it holds a key which is enrolled already.
 
     It shows that the holder of the key signed for this registry. Who the holder is, and its name, remain your word.
+
+    Example: `dptrain registry prove registry.cbor --statement alice-possession.cose`
     """
     action = _proof(statement)
     found, _ = read_statement(statement)
@@ -207,7 +210,7 @@ def grant(
     registry: ExistingRegistry,
     contributor: ContributorName,
     classes: Annotated[
-        list[str] | None, typer.Option("--class", help="Class that may be attested; repeat for several.")
+        list[str] | None, typer.Option("--class", autocompletion=known_classes, help="Class that may be attested; repeat.")
     ] = None,
     nothing: Annotated[bool, typer.Option("--none", help="Take every class away.")] = False,
     cap: Annotated[
@@ -220,6 +223,8 @@ def grant(
     """Set exactly what a contributor may attest: these classes and no others, and this cap.
 
     A class that is taken away is refused at the gate from then on.
+
+    Example: `dptrain registry grant registry.cbor --contributor alice --class general --cap 500`
     """
     if bool(classes) == nothing:
         raise typer.BadParameter("give --class once or more, or --none to take every class away")
@@ -237,9 +242,7 @@ def rotate(
     ],
     not_before: Annotated[int | None, moment("First moment of the new key; default: now.")] = None,
     days: Annotated[int, typer.Option(min=1, help="Days for which the new key is valid.")] = 730,
-    old_until: Annotated[
-        int | None, moment("First moment at which the old key admits nothing more; default: now.")
-    ] = None,
+    old_until: Annotated[int | None, moment("First moment at which the old key admits nothing more; default: now.")] = None,
     key: SigningKey = None,
     passphrase_file: PassphraseFile = None,
     json: JsonFlag = False,
@@ -248,6 +251,8 @@ def rotate(
 
     What was signed with the old key and is admitted stays in use. What is not admitted yet is refused once the old key
     has ended, so leave it valid with --old-until while such attestations are on their way.
+
+    Example: `dptrain registry rotate registry.cbor --statement alice-rotation.cose --old-until 2026-12-31`
     """
     found, messages = read_statement(statement)
     if found.kind != "rotate" or len(messages) != 2:
@@ -265,7 +270,7 @@ def rotate(
 @app.command()
 def revoke(
     registry: ExistingRegistry,
-    contributor: Annotated[str | None, typer.Option(help="Identifier of the contributor.")] = None,
+    contributor: Annotated[str | None, typer.Option(autocompletion=contributors, help="Identifier of the contributor.")] = None,
     key_id: Annotated[str | None, typer.Option(metavar="HEX", help="One key; default: all keys.")] = None,
     at: Annotated[int | None, moment("From when on; default: now.")] = None,
     statement: StatementFile = None,
@@ -277,6 +282,8 @@ def revoke(
 
     A run that is training notices at its next charge, and draws what these keys signed no more. What was charged before
     stands in the ledger.
+
+    Example: `dptrain registry revoke registry.cbor --contributor alice`
     """
     now = int(time.time())
     if (contributor is None) == (statement is None):
@@ -311,6 +318,11 @@ def set_clock(
     Times never run back in the log, so such an entry would forbid every revocation until its time has come. Set the clock of
     the machine right first. Keys that were enrolled from a moment ahead on, or revoked from then on, stay so: enrol or revoke
     them again. Refused where entries can follow as it is.
+
+    When an entry was made while the owner's clock was ahead: the gate refuses the registry, and nothing can be revoked at
+    today's time.
+
+    Example: `dptrain registry set-clock registry.cbor --reason clock-was-fifty-years-ahead`
     """
     log = _open(registry, key, passphrase_file)
     before, now = log.registry.time, int(time.time())
@@ -318,7 +330,8 @@ def set_clock(
     _report(changed, json, f"set the clock of the registry back from {utc(before)} to {utc(now)}", [])
 
 
-registry_show.register(app)
+app.command()(registry_show.show)
+app.command()(registry_show.verify)
 
 
 def _proof(path: Path) -> Prove:

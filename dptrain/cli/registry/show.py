@@ -164,6 +164,8 @@ def show(
 
     Without the owner's public key nothing can be verified: the file is shown all the same, marked NOT VERIFIED, and the
     exit code is 1.
+
+    Example: `dptrain registry show registry.cbor`
     """
     public = owner_key or registry.with_name("owner.pub")
     known = open_registry(registry, keys.load_public_key(public)) if public.is_file() else None
@@ -190,6 +192,8 @@ def verify(
     """Verify every entry, every contributor's statement and every key; exit code 1 if anything is refused.
 
     A last entry that lies more than an hour ahead of the clock is refused: nothing could be revoked until then.
+
+    Example: `dptrain registry verify registry.cbor --owner-key owner.pub`
     """
     public = owner_key or registry.with_name("owner.pub")
     if not public.is_file():
@@ -227,12 +231,6 @@ def verify(
         out.print(styled("yellow", "note", f": names that look alike were not looked for: {known.names_missing}"))
     for group in alike or ():
         out.print(styled("yellow", "note", f": names that look alike: {', '.join(group)}"))
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to the group `registry`."""
-    app.command()(show)
-    app.command()(verify)
 
 
 def _hex(text: str, option: str) -> bytes:
