@@ -4,6 +4,7 @@ import codecs
 import contextlib
 import difflib
 import errno
+import functools
 import io
 import math
 import os
@@ -118,6 +119,7 @@ def _take_json(group: TyperGroup) -> None:
             command.params.append(_json_option())
 
 
+@functools.cache
 def _json_option() -> Any:
     only = typer.Typer(add_completion=False)
 

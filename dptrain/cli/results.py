@@ -92,21 +92,24 @@ def plain(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Told(Result):
-    """A result that was put together from others."""
+    """The result of most commands: what a program reads, and what a person reads.
+
+    Attributes:
+        data: the JSON object.
+        parts: lines, tables and pictures; asked for only where a person reads.
+        code: the exit code.
+    """
 
     data: dict[str, Any]
-    parts: tuple[Shown, ...] | list[Shown]
+    parts: Iterable[Shown]
     code: int = 0
 
     @property
     def exit_code(self) -> int:
-        """Returns the exit code that was given."""
         return self.code
 
     def text(self) -> Iterable[Shown]:
-        """Yields the parts."""
         return self.parts
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the data."""
         return self.data

@@ -1,7 +1,7 @@
 """`dptrain ledger prove` and `verify-proof`: one file that shows, offline, that a leaf is in a ledger."""
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
@@ -17,8 +17,8 @@ from attest.schema.plain import utc, visible
 from dptrain.cli.inputs import PassphraseFile, refuse_to_overwrite
 from dptrain.cli.ledger.place import LedgerKey, LedgerOrExport, Now, StateDirectory, place_of
 from dptrain.cli.ledger.place import ledger_key as private_key_of
-from dptrain.cli.output import JsonFlag, console, number, styled
-from dptrain.programs import print_json
+from dptrain.cli.output import number, styled
+from dptrain.cli.results import Result, Shown, Told, plain
 from ledger.errors import LedgerWrongRun, ProofError
 from ledger.storage.place import Place
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from ledger.proofs.admitted import Admitted
     from ledger.proofs.membership import Membership
     from ledger.proofs.prover import Node
-    from ledger.proofs.tlog_proof import ProvenLeaf
     from ledger.trust import TrustPolicy
 
 
@@ -109,8 +108,7 @@ def prove(
     ledger_key: LedgerKey = None,
     passphrase_file: PassphraseFile = None,
     state: StateDirectory = None,
-    json: JsonFlag = False,
-) -> None:
+) -> Result:
     """Write one file that shows for ever that a leaf is in the ledger.
 
     It holds the leaf, its path in the tree, and the signed checkpoint with its cosignatures. Whoever has it can check it
@@ -143,15 +141,17 @@ def prove(
     atomic_write(proof, data)
     if beside is not None and found.member is not None:
         atomic_write(beside, found.member.to_bytes())
-    if json:
-        written = {"path": str(proof), "receipt": None if receipt is None else str(receipt), "key": found.log_vkey}
-        print_json({**written, "member": None if beside is None else str(beside), **_told(proven)})
-        return
-    out = console()
+    shown = LeafShown(proven.leaf, proven.trusted.checkpoint, proven.trusted.cosigned)
+    written = {"path": proof, "receipt": receipt, "key": found.log_vkey, "member": beside}
     names = " and ".join(str(path) for path in (proof, receipt, beside) if path is not None)
-    out.print(f"wrote {names}: leaf {found.seq} ({_kind_of(proven.leaf)}) of {found.size}")
     also = "" if beside is None else f" --member {beside}"
-    out.print(f"verify with: dptrain ledger verify-proof {proof} --key {found.log_vkey}{also}")
+    return Told(
+        plain(written) | shown.as_json(),
+        [
+            f"wrote {names}: leaf {found.seq} ({_kind_of(proven.leaf)}) of {found.size}",
+            f"verify with: dptrain ledger verify-proof {proof} --key {found.log_vkey}{also}",
+        ],
+    )
 
 
 def verify_proof(
@@ -177,8 +177,7 @@ def verify_proof(
         ),
     ] = None,
     now: Now = None,
-    json: JsonFlag = False,
-) -> None:
+) -> Result:
     """Check a proof file offline, and show the leaf that it proves.
 
     It shows that the leaf is in the ledger, not that the rest of the ledger is in order: that is for `ledger verify`. With
@@ -193,33 +192,74 @@ def verify_proof(
     policy = read_trust(key or [], trust, quorum)
     data = read_limited(proof, MAX_EVIDENCE_SIZE, "proof")
     if data.startswith(HEADER.encode()):
-        _verify_evidence(data, policy, json)
-        return
+        return _evidence(data, policy)
     given = None if leaf is None else _leaf_of(leaf)
     if data[:1] == RECEIPT_TAG:
-        _verify_receipt(data, given, policy, json)
-        return
+        from ledger.proofs.receipt import verify_receipt
+
+        if given is None:
+            raise typer.BadParameter("a receipt does not carry its leaf; give --leaf, the leaf or its proof file")
+        found = verify_receipt(data, given, policy)
+        return LeafShown(found.leaf, found.checkpoint, (), verdict="PROVEN")
     proven = verify(data, policy, leaf=given, now=now)
     told = None if member is None else _told_of_member(member, proven.leaf)
-    ignored = [{"name": name, "key_id": key_id.hex()} for name, key_id in proven.trusted.ignored]
-    if json:
-        print_json({"verdict": "PROVEN", **_told(proven), "member": told, "ignored": ignored})
-        return
-    _print_leaf(proven.leaf, proven.trusted.checkpoint, proven.trusted.cosigned)
-    if told is not None:
-        console().print("in it, of a group or an aggregate with this member:")
-        for name, value in told.items():
-            console().print(f"  {_in_units(name, value)}")
-    for item in proven.trusted.misdated:
-        name, when = visible(item.key.name), utc(item.timestamp or 0)
-        console().print(f"of no account: the cosignature of {name}, dated {when}, before the leaf or ahead of the clock here")
     # What known auditors say of summaries says nothing of this leaf.
-    summaries = {(key.name, key.key_id.hex()) for key in (summary_key(witness.key) for witness in policy.witnesses)}
-    for row in ignored:
-        if (row["name"], row["key_id"]) in summaries:
-            continue
-        name = visible(row["name"], plain=True)
-        console().print(f"not checked: a line of {name}, key id {row['key_id']}; to have it checked, give its key")
+    summaries = {(key.name, key.key_id) for key in (summary_key(witness.key) for witness in policy.witnesses)}
+    shown = LeafShown(proven.leaf, proven.trusted.checkpoint, proven.trusted.cosigned, verdict="PROVEN")
+    return ProofVerified(shown, told, proven.trusted.ignored, proven.trusted.misdated, frozenset(summaries))
+
+
+@dataclass(frozen=True)
+class LeafShown(Result):
+    """A leaf that is in a ledger, under a checkpoint with its cosignatures."""
+
+    leaf: "Leaf"
+    checkpoint: "Checkpoint"
+    cosigned: "tuple[Signature, ...]"
+    verdict: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        told = {} if self.verdict is None else {"verdict": self.verdict}
+        told |= {"leaf": self.leaf.seq, "kind": _kind_of(self.leaf), "fields": _fields(self.leaf)}
+        signed = self.checkpoint
+        return told | {
+            "origin": signed.origin, "size": signed.size, "root": signed.root.hex(), "cosigners": cosigners(self.cosigned)
+        }  # fmt: skip
+
+    def text(self) -> Iterator[Shown]:
+        yield styled("bold green", "PROVEN", f"  leaf {self.leaf.seq} of {self.checkpoint.origin}, {_kind_of(self.leaf)}")
+        for name, value in _fields(self.leaf).items():
+            yield f"  {_in_units(name, value if name != 'rows' else f'{len(value)}, of a group each')}"
+        yield f"{self.checkpoint.size} leaves, root {self.checkpoint.root.hex()}"
+        yield from cosigner_lines(self.cosigned)
+
+
+@dataclass(frozen=True)
+class ProofVerified(Result):
+    """A proof that holds, and the lines of its note that count for nothing."""
+
+    shown: LeafShown
+    member: dict[str, Any] | None
+    ignored: "Sequence[tuple[str, bytes]]"
+    misdated: "Sequence[Signature]"
+    summaries: "frozenset[tuple[str, bytes]]"
+
+    def as_json(self) -> dict[str, Any]:
+        ignored = [{"name": name, "key_id": key_id.hex()} for name, key_id in self.ignored]
+        return self.shown.as_json() | {"member": self.member, "ignored": ignored}
+
+    def text(self) -> Iterator[Shown]:
+        yield from self.shown.text()
+        if self.member is not None:
+            yield "in it, of a group or an aggregate with this member:"
+            yield from (f"  {_in_units(name, value)}" for name, value in self.member.items())
+        for item in self.misdated:
+            name, when = visible(item.key.name), utc(item.timestamp or 0)
+            yield f"of no account: the cosignature of {name}, dated {when}, before the leaf or ahead of the clock here"
+        for name, key_id in self.ignored:
+            if (name, key_id) not in self.summaries:
+                told = f"a line of {visible(name, plain=True)}, key id {key_id.hex()}"
+                yield f"not checked: {told}; to have it checked, give its key"
 
 
 def _receipt(found: _Found, checkpoint: "Checkpoint", key: Ed25519PrivateKey) -> bytes:
@@ -255,37 +295,20 @@ def _leaf_of(path: Path) -> bytes:
     return (parse_proof(data).extra or b"") if data.startswith(HEADER.encode()) else data
 
 
-def _verify_receipt(data: bytes, leaf: bytes | None, policy: "TrustPolicy", json: bool) -> None:
-    """Shows the leaf that a receipt proves."""
-    from ledger.proofs.receipt import verify_receipt
-
-    if leaf is None:
-        raise typer.BadParameter("a receipt does not carry its leaf; give --leaf, the leaf or its proof file")
-    found = verify_receipt(data, leaf, policy)
-    if json:
-        print_json({"verdict": "PROVEN", **_told_of(found.leaf, found.checkpoint, ())})
-    else:
-        _print_leaf(found.leaf, found.checkpoint, ())
-
-
-def _verify_evidence(data: bytes, policy: "TrustPolicy", json: bool) -> None:
-    """Says what evidence against a log shows."""
+def _evidence(data: bytes, policy: "TrustPolicy") -> Told:
+    """Returns what evidence against a log shows."""
     from ledger.proofs.memory import judge, parse_evidence
 
     found = judge(parse_evidence(data), [str(key) for key in policy.logs])
     first, second = found.remembered, found.offered
-    if json:
-        sizes = {"remembered": first.size, "offered": second.size}
-        print_json({"verdict": found.kind, "origin": first.origin, **sizes})
-        return
-    out = console()
-    out.print(styled("bold red", found.kind, f"  {first.origin}"))
+    what = "the log was seen larger before: an old copy, or its tail was taken back"
     if found.kind == "FORK":
-        out.print(f"the log signed two histories: of its first {first.size} leaves at least one differs")
-    else:
-        out.print("the log was seen larger before: an old copy, or its tail was taken back")
-    for word, item in (("first", first), ("then", second)):
-        out.print(f"{word}: {item.size} leaves, root {item.root.hex()}")
+        what = f"the log signed two histories: of its first {first.size} leaves at least one differs"
+    sizes = (f"{word}: {item.size} leaves, root {item.root.hex()}" for word, item in (("first", first), ("then", second)))
+    return Told(
+        {"verdict": found.kind, "origin": first.origin, "remembered": first.size, "offered": second.size},
+        [styled("bold red", found.kind, f"  {first.origin}"), what, *sizes],
+    )
 
 
 def read_trust(keys: list[str], trust: Path | None, quorum: int) -> "TrustPolicy":
@@ -328,10 +351,15 @@ def verifier_keys(text: str) -> list[str]:
     return found
 
 
-def print_cosigners(cosigned: "tuple[Signature, ...]") -> None:
-    """Prints one line per auditor who cosigned."""
+def cosigners(cosigned: "Iterable[Signature]") -> list[dict[str, Any]]:
+    """Returns who cosigned and when, for JSON."""
+    return [{"name": item.key.name, "time": item.timestamp} for item in cosigned]
+
+
+def cosigner_lines(cosigned: "Iterable[Signature]") -> Iterator[str]:
+    """Yields one line per auditor who cosigned."""
     for item in cosigned:
-        console().print(f"cosigned by {visible(item.key.name)} at {utc(item.timestamp or 0)}")
+        yield f"cosigned by {visible(item.key.name)} at {utc(item.timestamp or 0)}"
 
 
 @dataclass(frozen=True)
@@ -452,31 +480,6 @@ def _checked(found: _Found) -> _Found:
     return found
 
 
-def _told(proven: "ProvenLeaf") -> dict[str, Any]:
-    return _told_of(proven.leaf, proven.trusted.checkpoint, proven.trusted.cosigned)
-
-
-def _told_of(leaf: "Leaf", checkpoint: "Checkpoint", cosigned: "tuple[Signature, ...]") -> dict[str, Any]:
-    return {
-        "leaf": leaf.seq,
-        "kind": _kind_of(leaf),
-        "fields": _fields(leaf),
-        "origin": checkpoint.origin,
-        "size": checkpoint.size,
-        "root": checkpoint.root.hex(),
-        "cosigners": [{"name": item.key.name, "time": item.timestamp} for item in cosigned],
-    }
-
-
-def _print_leaf(leaf: "Leaf", checkpoint: "Checkpoint", cosigned: "tuple[Signature, ...]") -> None:
-    out = console()
-    out.print(styled("bold green", "PROVEN", f"  leaf {leaf.seq} of {checkpoint.origin}, {_kind_of(leaf)}"))
-    for name, value in _fields(leaf).items():
-        out.print(f"  {_in_units(name, value if name != 'rows' else f'{len(value)}, of a group each')}")
-    out.print(f"{checkpoint.size} leaves, root {checkpoint.root.hex()}")
-    print_cosigners(cosigned)
-
-
 def _in_units(name: str, value: Any) -> str:
     """Returns a field for a person: `clip: 0.5` for `clip_micro` 500000, no underscores, a line for each row of several."""
     if isinstance(value, list):
@@ -496,24 +499,16 @@ def _kind_of(leaf: "Leaf") -> str:
 def _fields(leaf: "Leaf") -> dict[str, Any]:
     """Returns the fields of a leaf for reading; of a header those that are short."""
     names = _HEADER_FIELDS if _kind_of(leaf) == "header" else [item.name for item in fields(leaf) if item.name != "seq"]
-    plain = {name: _plain(getattr(leaf, name)) for name in names}
-    return plain | {name: utc(getattr(leaf, name)) for name in _TIMES if name in plain}
+    found = {name: plain(getattr(leaf, name)) for name in names}
+    return found | {name: utc(getattr(leaf, name)) for name in _TIMES if name in found}
 
 
 def _fields_of(row: "SpendRow") -> dict[str, Any]:
     """Returns the fields of a row for reading."""
-    plain: dict[str, Any] = _plain(row)
-    if isinstance(micro := plain.pop("epsilon_micro", None), int):
-        plain["epsilon"] = micro / MICRO
-    return plain
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return value.hex()
-    if is_dataclass(value):
-        return {item.name: _plain(getattr(value, item.name)) for item in fields(value)}
-    return [_plain(item) for item in value] if isinstance(value, tuple | list) else value
+    found: dict[str, Any] = plain(row)
+    if isinstance(micro := found.pop("epsilon_micro", None), int):
+        found["epsilon"] = micro / MICRO
+    return found
 
 
 VerifierKeys = Annotated[

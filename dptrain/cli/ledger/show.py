@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
+from rich.text import Text
 
 from attest.files import read_limited
 from attest.schema.plain import utc
@@ -122,6 +123,11 @@ def print_verdict(verdict: "Verdict", qualifiers: Iterable[str], about: str) -> 
     if verdict != "FAILED":
         for word in words:
             out.print(styled("yellow", word, f" {QUALIFIERS[word].sentence}; {QUALIFIERS[word].remedy}"))
+
+
+def verdict_line(verdict: str, said: str, about: str) -> Text:
+    """Returns a verdict in its colour, and what it is on."""
+    return styled(f"bold {COLOURS.get(verdict, 'red')}", said, f"  {about}")
 
 
 def print_classes(classes: list[dict[str, Any]]) -> None:
