@@ -1,21 +1,20 @@
 """`dptrain account` and `dptrain calibrate`: the epsilon of a run, and the noise multiplier that an epsilon needs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from dptrain.cli.inputs import PlotFile, require_plot
-from dptrain.cli.output import JsonFlag, amount, console, counted, counting, print_picture, table
+from dptrain.cli.output import amount, counted, counting, table
+from dptrain.cli.results import Shown, Told
 from dptrain.clipping import own_noise
 from dptrain.planning import curves
 from dptrain.planning.curves import Curve
 from dptrain.planning.picture import Glyphs, Line
 from dptrain.planning.rounding import rounded_up
-from dptrain.programs import print_json
 from dptrain.progress import progress_bar
 from ledger import accountants
 from ledger.accountants import AccountantError, Phase
@@ -68,9 +67,8 @@ def require_others(given: dict[str, Any], wanted: str | None, *, phases: bool = 
 _BAR = 40
 
 
-def print_account(data: dict[str, Any]) -> None:
+def account_text(data: dict[str, Any]) -> Iterator[Shown]:
     """One figure a line, then the comparison of accountants."""
-    out = console()
     rows = [("epsilon", data["epsilon"], f"at delta {data['delta']:g}, zero-out, {data['accountant']}{_noise(data)}")]
     rows.append(("epsilon, content replaced", data["epsilon_replace"], ""))
     if "epsilon_capped" in data:
@@ -81,11 +79,11 @@ def print_account(data: dict[str, Any]) -> None:
         rows.append((f"{data['examples']} examples one by one", data["epsilon_examples"], "without one clip for all"))
     width = max(len(name) for name, _, _ in rows)
     for name, value, note in rows:
-        out.print(f"{name:{width}}   {_up(value):>9}   {note}".rstrip())
+        yield f"{name:{width}}   {_up(value):>9}   {note}".rstrip()
     if len(data["phases"]) > 1:
-        out.print(f"{counted(len(data['phases']), 'phase')}, {data['steps']:,} steps in all; the order does not matter")
+        yield f"{counted(len(data['phases']), 'phase')}, {data['steps']:,} steps in all; the order does not matter"
     if data["caveat"]:
-        out.print(data["caveat"])
+        yield data["caveat"]
     if "compare" in data:
         grid = table("accountant", "epsilon", "if content replaced", "by")
         for name, found in data["compare"].items():
@@ -93,10 +91,10 @@ def print_account(data: dict[str, Any]) -> None:
                 grid.add_row(name, "-", "-", found["refused"])
             else:
                 grid.add_row(name, _up(found["epsilon"]), _up(found["epsilon_replace"]), found["library"])
-        out.print(grid)
+        yield grid
 
 
-def print_curve(found: Curve) -> None:
+def curve_text(found: Curve) -> Iterator[Shown]:
     """A bar per point, for the first accountant of the curve; the rest is in the figure and the JSON."""
     name, values = next(iter(found.epsilon.items()))
     most = max((value for value in values if value < float("inf")), default=0.0)
@@ -109,43 +107,37 @@ def print_curve(found: Curve) -> None:
             lines.append([(f"{shown:>12}   {_up(value):>9} ", ""), (glyphs.touched * length, "cyan")])
         return lines
 
-    print_picture(draw)
+    yield draw
 
 
-def print_calibration(data: dict[str, Any], wanted: str) -> None:
+def calibration_text(data: dict[str, Any], wanted: str) -> Iterator[Shown]:
     """What was found, and its epsilon."""
-    out = console()
     if "compare" in data:
         more = [] if data["clip_norm"] is None else [f"variance at clip norm {data['clip_norm']:g}"]
         grid = table("accountant", wanted.replace("_", " "), "epsilon", *more)
         for name, found in data["compare"].items():
             variance = [_up(found["sufficient_variance"])] if more else []
             grid.add_row(name, _found(found, wanted), _up(found["epsilon"]), *variance)
-        out.print(grid)
+        yield grid
         return
     name = wanted.replace("_", " ")
-    out.print(f"{name}  {_found(data, wanted)}   epsilon {_up(data['epsilon'])} at delta {data['delta']:g}{_noise(data)}")
+    yield f"{name}  {_found(data, wanted)}   epsilon {_up(data['epsilon'])} at delta {data['delta']:g}{_noise(data)}"
     if data["disclosure"] == "occurrences_public":
         count = f"{data['occurrences']:,} public occurrence{'s' if data['occurrences'] > 1 else ''}"
-        out.print(
+        yield (
             f"  for {count}; one more makes it {_up(data['epsilon_of_one_more'])}: sign max_occurrences = {data['occurrences']}"
         )
     elif data["occurrences"] is not None:
         rate, steps = data["sampling_rate"], data["steps"]
-        out.print(f"  at rate {rate:g} in {steps:,} steps; draws are secret, and however many come are covered")
+        yield f"  at rate {rate:g} in {steps:,} steps; draws are secret, and however many come are covered"
     if data["clip_norm"] is not None:
         std, clip = data["sufficient_std"], data["clip_norm"]
-        out.print(
+        yield (
             f"  variance that suffices at clip norm {clip:g}: {_up(data['sufficient_variance'])}, standard deviation {_up(std)}"
         )
     if len(data["phases"]) > 1:
         for phase in data["phases"]:
-            out.print(f"  {phase['noise_multiplier']:.6f} at rate {phase['sampling_rate']:g} for {phase['steps']:,} steps")
-
-
-def print_written(path: Path) -> None:
-    """Where a figure went."""
-    console().print(f"wrote {path}")
+            yield f"  {phase['noise_multiplier']:.6f} at rate {phase['sampling_rate']:g} for {phase['steps']:,} steps"
 
 
 def _found(data: dict[str, Any], wanted: str) -> str:
@@ -192,8 +184,7 @@ def account(
     compare: Compare = False,
     curve: Annotated[Over | None, typer.Option(help="Epsilon over the steps of the run, or over delta.")] = None,
     plot: PlotFile = None,
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """Compute epsilon of a run of Poisson-sampled noise, of one level or in phases.
 
     The first epsilon holds when one contribution is replaced by an empty one of the same public shape (zero-out), the
@@ -248,14 +239,8 @@ def account(
         data["curve"] = drawn.as_json()
     if plot is not None and drawn is not None:
         drawn.figure().write(plot, drawn.tables())
-    if json:
-        print_json(data)
-        return
-    print_account(data)
-    if drawn is not None:
-        print_curve(drawn)
-    if plot is not None:
-        print_written(plot)
+    text = [*account_text(data), *([] if drawn is None else curve_text(drawn))]
+    return Told(data, text if plot is None else [*text, f"wrote {plot}"])
 
 
 class Wanted(StrEnum):
@@ -317,8 +302,7 @@ def calibrate(
     accountant: Accountant = "pld",
     family: Family = "gaussian",
     compare: Compare = False,
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """The smallest noise multiplier that stays within an epsilon, or the most steps, occurrences, or the largest rate.
 
     The result is rounded to the safe side and its epsilon is computed again, so the target is never exceeded.
@@ -354,10 +338,7 @@ def calibrate(
     data = {**found.get(accountant, next(iter(found.values()))), **shared, "accountant": accountant}
     if compare:
         data["compare"] = found
-    if json:
-        print_json(data)
-    else:
-        print_calibration(data, KEYS[solve])
+    return Told(data, calibration_text(data, KEYS[solve]))
 
 
 def _check_use(

@@ -15,7 +15,7 @@ from attest.registry import open_registry
 from dptrain.accounting.support import unsupported
 from dptrain.cli.advice import Case, Consequence, CorpusSize, consequences
 from dptrain.cli.advice.case import admitted, attested
-from dptrain.cli.advice.findings import print_check
+from dptrain.cli.advice.findings import check_text
 from dptrain.cli.complete import class_counts
 from dptrain.cli.gate import judge
 from dptrain.cli.inputs import (
@@ -31,9 +31,9 @@ from dptrain.cli.inputs import (
     read_signed_policy,
     refuse_to_overwrite,
 )
-from dptrain.cli.output import JsonFlag, console, counting
+from dptrain.cli.output import counting
+from dptrain.cli.results import Told
 from dptrain.planning.plan import make_plan
-from dptrain.programs import print_json
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -52,8 +52,7 @@ Layers = Annotated[int, typer.Option(min=1, max=4096, help="Layers of the model,
 def init(
     path: Annotated[Path, typer.Argument(metavar="POLICY.toml", help="The file to write.")] = Path("policy.toml"),
     corpus: Annotated[str, typer.Option(help="Identifier of the corpus.")] = "my-corpus",
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """Write a commented policy to start from; never over an existing file.
 
     Example: `dptrain policy init policy.toml --corpus clinic-notes-2026`
@@ -62,10 +61,7 @@ def init(
     text = _TEMPLATE.read_text(encoding="utf-8").replace("@CORPUS@", corpus)
     Policy.from_toml(text)
     atomic_write(path, text.encode())
-    if json:
-        print_json({"path": str(path), "corpus": corpus})
-    else:
-        console().print(f"wrote {path}; edit it, then: dptrain policy check {path}")
+    return Told({"path": str(path), "corpus": corpus}, [f"wrote {path}; edit it, then: dptrain policy check {path}"])
 
 
 @app.command()
@@ -92,8 +88,7 @@ def check(
     ] = 10.0,
     owner_key: OwnerKey = None,
     registry: RegistryFile = None,
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """Say in words what a policy promises and costs, warn of likely mistakes, and say what would mend them.
 
     After every edit, before signing, and as a contributor before you sign under it. With the size of the corpus it says more.
@@ -112,20 +107,14 @@ def check(
             plan = make_plan(rules, layers, hasty=True)
             found = consequences(Case(rules, plan, size, seconds_per_step=seconds_per_step, now=int(time.time()), **known))
     warnings = sum(item.level == "warning" for item in found)
-    if json:
-        print_json(
-            {
-                "supported": not refused,
-                "unsupported": list(refused),
-                "contributions": None if size is None else {"basis": size.basis, "classes": dict(size.classes)},
-                "warnings": warnings,
-                "consequences": [item.as_json() for item in found],
-            }
-        )
-    else:
-        print_check(rules, size, refused, found)
-    if refused or (strict and warnings):
-        raise typer.Exit(1)
+    data = {
+        "supported": not refused,
+        "unsupported": list(refused),
+        "contributions": None if size is None else {"basis": size.basis, "classes": dict(size.classes)},
+        "warnings": warnings,
+        "consequences": [item.as_json() for item in found],
+    }
+    return Told(data, check_text(rules, size, refused, found), code=bool(refused or (strict and warnings)))
 
 
 @app.command()
@@ -149,8 +138,7 @@ def sign(
         str | None, typer.Option(help="Identifier of the owner; default: the name in the .pub file beside the key.")
     ] = None,
     passphrase_file: PassphraseFile = None,
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """Bind a policy to a contributor registry and sign it as the corpus owner.
 
     When `dptrain policy check` says what you want to promise. What is signed binds the gate, training and audit; changing a
@@ -168,30 +156,29 @@ def sign(
     payload, message = sign_policy(rules, private_key, owner=name, registry_root=known.root())
     signed_file.write(target, payload, message)
     missing = sorted({c for item in known.contributors for c in item.classes} - {rule.name for rule in rules.classes})
-    if json:
-        print_json({"path": str(target), "owner": name, "registry_root": known.root().hex(), "unknown_classes": missing})
-        return
-    out_console = console()
-    out_console.print(f"signed {target} as {name}; registry root {known.root().hex()}")
-    for class_name in missing:
-        out_console.print(f"note: the registry grants class {class_name}, which the policy does not have")
+    note = "note: the registry grants class {}, which the policy does not have"
+    return Told(
+        {"path": str(target), "owner": name, "registry_root": known.root().hex(), "unknown_classes": missing},
+        [f"signed {target} as {name}; registry root {known.root().hex()}", *map(note.format, missing)],
+    )
 
 
 @app.command()
-def show(policy: PolicyFile, owner_key: OwnerKey = None, json: JsonFlag = False) -> None:
+def show(policy: PolicyFile, owner_key: OwnerKey = None) -> Told:
     """Verify the owner's signature and show every field, as the text of a policy.
 
     Example: `dptrain policy show policy.cose --owner-key owner.pub`
     """
     signed = read_signed_policy(policy, owner_key)
     data = _as_json(signed)
-    if json:
-        print_json(data)
-        return
-    out = console()
-    out.print(f"# signed by {signed.owner}, digest {signed.digest.hex()}")
-    out.print(f"# registry root {data['policy']['registry_root'] or 'none'}\n")
-    out.print(signed.policy.to_toml(), end="")
+    return Told(
+        data,
+        [
+            f"# signed by {signed.owner}, digest {signed.digest.hex()}",
+            f"# registry root {data['policy']['registry_root'] or 'none'}\n",
+            signed.policy.to_toml().rstrip("\n"),
+        ],
+    )
 
 
 def _size(

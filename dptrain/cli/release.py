@@ -1,7 +1,7 @@
 """`dptrain release`: sign what a model is and whose influence may be in it, and check that of somebody else's."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,9 +14,9 @@ from dptrain.cli import exporting
 from dptrain.cli.inputs import PassphraseFile
 from dptrain.cli.ledger import proofs as ledger_proofs
 from dptrain.cli.ledger.place import LedgerKey, StateDirectory, checked, opened_to_sign, place_of
-from dptrain.cli.ledger.show import print_verdict
-from dptrain.cli.output import JsonFlag, console, counted, counting, moment, spent, styled, table
-from dptrain.programs import print_json
+from dptrain.cli.ledger.show import verdict_text
+from dptrain.cli.output import counted, counting, moment, spent, styled, table
+from dptrain.cli.results import Shown, Told
 
 if TYPE_CHECKING:
     # Loaded where they are used, as in `dptrain.cli.ledger.commands`: help and completion need none of them.
@@ -73,8 +73,7 @@ def release(
     now: Annotated[
         int | None, moment("With --check: what the clock says, which neither release nor ledger may be ahead of; default: now.")
     ] = None,
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """Sign what a model is: its files, the ledger it comes from, and whose influence may be in it; or check that.
 
     Writes the manifest release.cose and the export of the ledger into the directory, with what contributors signed and the
@@ -94,19 +93,18 @@ def release(
     """
     if check:
         signing = (ledger, registry, without_attestations or None, state, ledger_key, passphrase_file)
-        report = _check(model, key or [], owner_key, export, min_size, require_quorum, now, json, signing=signing)
+        report = _check(model, key or [], owner_key, export, min_size, require_quorum, now, signing=signing)
         from ledger.audit.findings import exit_code
 
         # Whoever takes the export out of a release must not get a pass by that.
-        if code := exit_code(report.verdict, require_full=require_full, signature_only=signature_only):
-            raise typer.Exit(code)
-    else:
-        if key or owner_key or export or require_quorum or require_full or signature_only or min_size != 1 or now is not None:
-            raise typer.BadParameter(
-                "--key, --owner-key, --export, --require-quorum, --require-full, --signature-only, --min-size and --now go "
-                "with --check"
-            )
-        _make(model, ledger, registry, without_attestations, state, ledger_key, passphrase_file, json)
+        code = exit_code(report.verdict, require_full=require_full, signature_only=signature_only)
+        return Told(_report(report), _report_text(report), code)
+    if key or owner_key or export or require_quorum or require_full or signature_only or min_size != 1 or now is not None:
+        raise typer.BadParameter(
+            "--key, --owner-key, --export, --require-quorum, --require-full, --signature-only, --min-size and --now go "
+            "with --check"
+        )
+    return _make(model, ledger, registry, without_attestations, state, ledger_key, passphrase_file)
 
 
 def _make(
@@ -117,8 +115,7 @@ def _make(
     state: Path | None,
     key: Path | None,
     passphrase_file: Path | None,
-    json: bool,
-) -> None:
+) -> Told:
     if ledger is None:
         raise typer.BadParameter("give --ledger, the ledger of the run that trained the model; or --check")
     from ledger.release import release as make
@@ -126,15 +123,17 @@ def _make(
     place = place_of(ledger, state)
     with opened_to_sign(place, key, passphrase_file) as log, counting(f"digesting {model}"):
         made = make(log, model, now=int(time.time()), **exporting.taken_along(place, registry, without))
-    if json:
-        told = {"path": str(made.path), "export": str(made.export), "leaf": made.seq, "key": made.manifest.log_vkey}
-        print_json(told | exporting.contained(made.export) | _told(made.manifest) | {"weights": _weights(made.weights)})
-        return
-    _print(made.manifest, made.weights)
-    out = console()
-    out.print(f"wrote {made.path} and {made.export}; leaf {made.seq} of the ledger tells of it")
-    exporting.tell_contained(made.export, without=without)
-    out.print(f"check with: dptrain release --check {model} --key {made.manifest.log_vkey}")
+    told = {"path": str(made.path), "export": str(made.export), "leaf": made.seq, "key": made.manifest.log_vkey}
+    told |= exporting.contained(made.export) | _told(made.manifest) | {"weights": _weights(made.weights)}
+    return Told(
+        told,
+        [
+            *_text(made.manifest, made.weights),
+            f"wrote {made.path} and {made.export}; leaf {made.seq} of the ledger tells of it",
+            *exporting.contained_text(made.export, without=without),
+            f"check with: dptrain release --check {model} --key {made.manifest.log_vkey}",
+        ],
+    )
 
 
 def _check(
@@ -145,7 +144,6 @@ def _check(
     min_size: int,
     require_quorum: bool,
     now: int | None,
-    json: bool,
     *,
     signing: tuple[object, ...],
 ) -> "ReleaseReport":
@@ -160,14 +158,9 @@ def _check(
     trusted = [vkey for text in pinned for vkey in ledger_proofs.verifier_keys(text)]
     owner = None if owner_key is None else keys.load_public_key(owner_key)
     with counting(f"checking {model}"):
-        report = check_release(
+        return check_release(
             model, trusted, export=export, owner_key=owner, minimum_size=min_size, require_quorum=require_quorum, now=now
         )
-    if json:
-        print_json(_report(report))
-    else:
-        _print_report(report)
-    return report
 
 
 def _report(report: "ReleaseReport") -> dict[str, Any]:
@@ -275,36 +268,35 @@ def _number(micro: int | None) -> float | None:
     return None if micro is None else micro / MICRO
 
 
-def _print_report(report: "ReleaseReport") -> None:
-    out = console()
+def _report_text(report: "ReleaseReport") -> Iterator[Shown]:
     name = "the manifest was refused" if report.manifest is None else report.manifest.origin
-    print_verdict(report.verdict, report.qualifiers, name)
+    yield from verdict_text(report.verdict, report.qualifiers, name)
     for finding in report.findings:
-        out.print(styled("red", finding.code, f" {visible(finding.where, plain=True)}: {finding.sentence}"))
+        yield styled("red", finding.code, f" {visible(finding.where, plain=True)}: {finding.sentence}")
     for note in report.notes:
-        out.print(f"note: {note}")
+        yield f"note: {note}"
     if report.manifest is not None and report.weights is not None:
-        _print(report.manifest, report.weights)
+        yield from _text(report.manifest, report.weights)
 
 
-def _print_weights(found: "Tie") -> None:
-    out, at = console(), found.commitment
+def _weights_text(found: "Tie") -> Iterator[Shown]:
+    at = found.commitment
     colour = {"TIED": "green", "PART": "yellow", "CONVERTED": "yellow"}.get(found.status, "red")
     share = "" if at is None else (
         f"  epoch {at.number}, step {at.step}, leaf {at.seq}: {found.present} of {found.trained} trained tensors and "
         f"{found.untrained} others"
     )  # fmt: skip
-    out.print(styled(f"bold {colour}", f"weights {found.status}", share))
+    yield styled(f"bold {colour}", f"weights {found.status}", share)
     for file in found.files:
         view = [f"adapter {file.view.adapter}"] if file.view.adapter is not None else []
         view += [f"names behind {file.view.drop!a}"] if file.view.drop else []
         view += [f"the part {file.view.add!a}"] if file.view.add else []
         of = f" of {', '.join(view)}" if view else ""
-        out.print(f"  {visible(file.path, plain=True)}: {counted(len(file.tied), 'tensor')}{of} tied")
+        yield f"  {visible(file.path, plain=True)}: {counted(len(file.tied), 'tensor')}{of} tied"
         for what, names in (("converted", file.converted), ("CHANGED", file.changed), ("FOREIGN", file.foreign)):
             if names:
                 more = f" and {len(names) - 10} more" if len(names) > 10 else ""
-                out.print(styled("yellow" if what == "converted" else "red", f"    {what}", f" {_listed(names[:10])}{more}"))
+                yield styled("yellow" if what == "converted" else "red", f"    {what}", f" {_listed(names[:10])}{more}")
     for what, names in (
         ("LEFT OUT", found.left_out),
         ("NOT COMPARED", found.opaque),
@@ -315,17 +307,16 @@ def _print_weights(found: "Tie") -> None:
     ):
         if names:
             more = f" and {len(names) - 10} more" if len(names) > 10 else ""
-            out.print(styled("yellow" if what == "TEMPLATES" else "red", f"    {what}", f" {_listed(names[:10])}{more}"))
+            yield styled("yellow" if what == "TEMPLATES" else "red", f"    {what}", f" {_listed(names[:10])}{more}")
 
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(visible(name, plain=True) for name in names)
 
 
-def _print(manifest: "Manifest", weights: "Tie") -> None:
-    out = console()
+def _text(manifest: "Manifest", weights: "Tie") -> Iterator[Shown]:
     files = counted(len(manifest.files), "file")
-    out.print(
+    yield (
         f"{files}, step {manifest.step}, released {utc(manifest.time)}; cites {manifest.size} leaves of {manifest.origin}, "
         f"root {manifest.root.hex()}"
     )
@@ -333,7 +324,6 @@ def _print(manifest: "Manifest", weights: "Tie") -> None:
     for part in manifest.artifacts:
         found = (manifest.epsilon_micro(part.name, place) for place in range(len(manifest.classes)))
         rows.add_row(part.name, *(spent(_number(micro)) for micro in found))
-    out.print(rows)
-    _print_weights(weights)
-    for sentence in manifest.statements:
-        out.print(sentence)
+    yield rows
+    yield from _weights_text(weights)
+    yield from manifest.statements

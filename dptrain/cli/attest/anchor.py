@@ -11,8 +11,7 @@ from attest.corpus.anchor import SUFFIX, anchor_of, sign_anchor
 from attest.errors import CorpusRefused
 from dptrain.cli.attest.attested import AttestationsOption, RecordOption, attestation_of
 from dptrain.cli.inputs import KeyFile, PassphraseFile, load_key, refuse_to_overwrite
-from dptrain.cli.output import JsonFlag, console
-from dptrain.programs import print_json
+from dptrain.cli.results import Told
 
 
 def anchor(
@@ -35,8 +34,7 @@ def anchor(
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="New file; default: .CONTENT.anchor beside it.")] = None,
     passphrase_file: PassphraseFile = None,
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """Write a signed record that leads from a content to its contribution in every ledger that admitted it.
 
     `dptrain ledger show --anchor` and `dptrain ledger trace` read it. It names the contribution as ledgers do, and nobody.
@@ -61,21 +59,20 @@ def anchor(
     refuse_to_overwrite(target)
     made = anchor_of(descriptor, time=int(time.time()), opened=with_nonce)
     signed_file.write(target, *sign_anchor(made, signer, issuer=descriptor.issuer))
-    if json:
-        print_json(
-            {
-                "path": str(target),
-                "descriptor_hash": made.descriptor_hash.hex(),
-                "content": made.content.hex(),
-                "time": made.time,
-                "with_nonce": with_nonce,
-                "key_id": keys.key_id(signer.public_key).hex(),
-                "key_of_attestation": same,
-            }
-        )
-        return
-    screen = console()
     what = "confirms this content to whoever has it" if with_nonce else "holds no nonce: it confirms no content"
-    screen.print(f"wrote {target}, signed as {name}; it {what}\nleads to contribution {made.descriptor_hash.hex()}")
-    if not same:
-        screen.print("the attestation is by another key of yours: who reads the record needs the registry, which knows both")
+    other = "the attestation is by another key of yours: who reads the record needs the registry, which knows both"
+    return Told(
+        {
+            "path": str(target),
+            "descriptor_hash": made.descriptor_hash.hex(),
+            "content": made.content.hex(),
+            "time": made.time,
+            "with_nonce": with_nonce,
+            "key_id": keys.key_id(signer.public_key).hex(),
+            "key_of_attestation": same,
+        },
+        [
+            f"wrote {target}, signed as {name}; it {what}\nleads to contribution {made.descriptor_hash.hex()}",
+            *([] if same else [other]),
+        ],
+    )

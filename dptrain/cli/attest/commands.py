@@ -33,8 +33,8 @@ from dptrain.cli.inputs import (
     read_private_key,
     refuse_to_overwrite,
 )
-from dptrain.cli.output import JsonFlag, console, counted, moment
-from dptrain.programs import print_json
+from dptrain.cli.output import counted, moment
+from dptrain.cli.results import Told
 from dptrain.progress import contributions_in, progress_bar
 
 app = typer.Typer(
@@ -79,8 +79,7 @@ def keygen(
     ] = None,
     passphrase: Annotated[bool, typer.Option("--passphrase", help="Ask twice for a passphrase that encrypts the key.")] = False,
     passphrase_file: NewPassphraseFile = None,
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """Make a key pair: NAME.key, which stays with you, and NAME.pub, which you hand out.
 
     Corpus owners make their key the same way. Existing files are never overwritten.
@@ -106,11 +105,12 @@ def keygen(
         raw, written = keys.public_bytes(key), str(private)
         keys.save_private_key(private, key, new_passphrase(passphrase, passphrase_file), form=form.value)
     keys.save_public_key(public, raw, name)
-    if json:
-        print_json({"private_key": written, "public_key": str(public), "name": name, "key_id": keys.key_id(raw).hex()})
-        return
     kept = "" if written is None else f"{private} (keep it) and "
-    console().print(f"wrote {kept}{public} (hand it out); key id {keys.key_id(raw).hex()}")
+    key_id = keys.key_id(raw).hex()
+    return Told(
+        {"private_key": written, "public_key": str(public), "name": name, "key_id": key_id},
+        [f"wrote {kept}{public} (hand it out); key id {key_id}"],
+    )
 
 
 @app.command()
@@ -152,8 +152,7 @@ def sign(
     principal: Annotated[str | None, typer.Option(help="Person that several contributions are about.")] = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Default: DATA.attest, where the gate looks.")] = None,
     passphrase_file: PassphraseFile = None,
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """Sign a file, every record of a .jsonl file, or every file of a folder; one attestation per contribution.
 
     Bounds are rounded to six decimals on the strict side. Signing again replaces DATA.attest; attestations handed out
@@ -207,18 +206,18 @@ def sign(
     target = out or data.resolve().with_name(data.resolve().name + SUFFIX)
     with progress_bar("signing", lambda: contributions_in(data)) as progress:
         count = sign_corpus(data, target, signer, template, progress)
-    if json:
-        print_json({"signed": count, "path": str(target), "contributor": name, "corpus": corpus})
-        return
     bounds = (
         "PUBLIC, neither clipped nor noised, with no promise of privacy"
         if public
         else f"clip norm {template.clip_norm_micro / 1e6:g} at most, noise multiplier "
         f"{template.noise_multiplier_micro / 1e6:g} at least"
     )
-    console().print(
-        f"signed {counted(count, 'contribution')} as {name} for {corpus}, class {admissibility_class}: {bounds}, until "
-        f"{utc(template.not_after)}\n{target}"
+    return Told(
+        {"signed": count, "path": str(target), "contributor": name, "corpus": corpus},
+        [
+            f"signed {counted(count, 'contribution')} as {name} for {corpus}, class {admissibility_class}: {bounds}, until "
+            f"{utc(template.not_after)}\n{target}"
+        ],
     )
 
 
@@ -253,8 +252,7 @@ def withdraw(
     ] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", file_okay=False, help="Where they go.")] = Path("withdrawals"),
     passphrase_file: PassphraseFile = None,
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """Sign withdrawals, one file per contribution, for the operator to enter with `dptrain ledger withdraw`.
 
     A withdrawal ends further use. It does not undo what was learned: that stays bounded by the epsilon spent.
@@ -276,10 +274,8 @@ def withdraw(
         path = out / f"{withdrawal.descriptor_hash.hex()[:32]}.cose"
         signed_file.write(path, *sign_withdrawal(withdrawal, signer, signer=name))
         written.append({"descriptor_hash": withdrawal.descriptor_hash.hex(), "path": str(path)})
-    if json:
-        print_json({"withdrawals": written, "signer": name, "reason": reason})
-    else:
-        console().print(f"signed {counted(len(written), 'withdrawal')} as {name}, reason {reason}, in {out}")
+    said = f"signed {counted(len(written), 'withdrawal')} as {name}, reason {reason}, in {out}"
+    return Told({"withdrawals": written, "signer": name, "reason": reason}, [said])
 
 
 def _taken(source: Path) -> Ed25519PrivateKey | bytes:

@@ -11,8 +11,8 @@ from attest.registry import KeyStatement, peek
 from attest.registry.entries import PROVE, REVOKE, ROTATE, write_statement
 from attest.schema.plain import utc
 from dptrain.cli.inputs import KeyFile, PassphraseFile, load_key, refuse_to_overwrite
-from dptrain.cli.output import JsonFlag, console, moment
-from dptrain.programs import print_json
+from dptrain.cli.output import moment
+from dptrain.cli.results import Told, plain
 
 RegistryFile = Annotated[
     Path | None,
@@ -35,8 +35,7 @@ def prove(
     contributor: Contributor = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="New file; default: NAME-possession.cose.")] = None,
     passphrase_file: PassphraseFile = None,
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """Sign that you hold a key, for one registry.
 
     The owner takes it in with `dptrain registry add --statement`, or later with `dptrain registry prove`, within 30 days. Until
@@ -47,11 +46,8 @@ def prove(
     identity = _registry_id(registry, registry_id)
     signer, name = load_key(key, passphrase_file, contributor, "--contributor")
     statement = KeyStatement(kind=PROVE, registry_id=identity, key=signer.public_key, time=int(time.time()))
-    target = _write(out, name, "possession", statement, statement.sign(signer))
-    if json:
-        print_json(_as_json(statement, name, target))
-    else:
-        console().print(f"signed that {name} holds key {_short(statement.key)}; send the owner {target}")
+    said = f"signed that {name} holds key {_short(statement.key)}"
+    return _written(out, name, "possession", statement, [statement.sign(signer)], said)
 
 
 def rotate(
@@ -69,8 +65,7 @@ def rotate(
         Path | None,
         typer.Option(metavar="FILE", exists=True, dir_okay=False, help="Passphrase of the new key, in the same way."),
     ] = None,
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """Sign a change of key: the old key says which key follows, and the new one proves that you hold it.
 
     The owner takes it in with `dptrain registry rotate` within 30 days. Lost the old key? Then the owner revokes it and
@@ -88,13 +83,8 @@ def rotate(
         time=int(time.time()),
         new_key=new.public_key,
     )
-    target = _write(out, name, "rotation", statement, statement.sign(old), statement.sign(new))
-    if json:
-        print_json(_as_json(statement, name, target))
-    else:
-        console().print(
-            f"signed that key {_short(statement.new_key)} of {name} follows {_short(statement.key)}; send the owner {target}"
-        )
+    said = f"signed that key {_short(statement.new_key)} of {name} follows {_short(statement.key)}"
+    return _written(out, name, "rotation", statement, [statement.sign(old), statement.sign(new)], said)
 
 
 def revoke(
@@ -116,8 +106,7 @@ def revoke(
     contributor: Contributor = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="New file; default: NAME-revocation.cose.")] = None,
     passphrase_file: PassphraseFile = None,
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """Sign that a key of yours is revoked, with that key or with another valid one of yours.
 
     The owner takes it in with `dptrain registry revoke --statement` within 30 days; a run that is training stops using what
@@ -138,13 +127,9 @@ def revoke(
         time=now,
         revoked_at=now if at is None else at,
     )
-    target = _write(out, name, "revocation", statement, statement.sign(signer))
-    if json:
-        print_json(_as_json(statement, name, target))
-    else:
-        which = "all keys" if chosen is None else f"key {_short(chosen)}"
-        since = utc(statement.revoked_at or 0)
-        console().print(f"signed that {which} of {name} must not be used from {since} on; send the owner {target}")
+    which = "all keys" if chosen is None else f"key {_short(chosen)}"
+    said = f"signed that {which} of {name} must not be used from {utc(statement.revoked_at or 0)} on"
+    return _written(out, name, "revocation", statement, [statement.sign(signer)], said)
 
 
 def _registry_id(registry: Path | None, text: str | None) -> bytes:
@@ -162,17 +147,12 @@ def _registry_id(registry: Path | None, text: str | None) -> bytes:
     return found
 
 
-def _write(out: Path | None, name: str, what: str, statement: KeyStatement, *messages: bytes) -> Path:
+def _written(out: Path | None, name: str, what: str, statement: KeyStatement, messages: list[bytes], said: str) -> Told:
     target = out or Path(f"{name.replace('/', '-')}-{what}.cose")
     refuse_to_overwrite(target)
     write_statement(target, statement, *messages)
-    return target
-
-
-def _as_json(statement: KeyStatement, contributor: str, target: Path) -> dict[str, object]:
-    fields = {name: getattr(statement, name) for name in statement.__slots__}
-    plain = {name: value.hex() if isinstance(value, bytes) else value for name, value in fields.items()}
-    return plain | {"contributor": contributor, "path": str(target)}
+    fields = {field: getattr(statement, field) for field in statement.__slots__}
+    return Told(plain(fields | {"contributor": name, "path": target}), [f"{said}; send the owner {target}"])
 
 
 def _short(raw: bytes | None) -> str:

@@ -6,6 +6,7 @@ registry are at hand. What was not looked at is said, one line each.
 
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -22,9 +23,9 @@ from attest.policy import Policy
 from attest.registry import Contributor, KeyRecord, Registry
 from attest.schema.plain import utc, visible
 from dptrain.cli.attest.words import Check
-from dptrain.cli.output import JsonFlag, console, moment, styled
+from dptrain.cli.output import moment, styled
 from dptrain.cli.registry.show import shown
-from dptrain.programs import print_json
+from dptrain.cli.results import Shown, Told
 from dptrain.progress import contributions_in, progress_bar
 
 _NOT_HERE = (
@@ -149,8 +150,7 @@ def verify(
     pub: Annotated[Path, typer.Option("--pub", metavar="PUB", exists=True, dir_okay=False, help="The signer's key.")],
     at: Annotated[int | None, moment("Moment at which they must be valid; default: now.")] = None,
     limit: Annotated[int, typer.Option(min=0, help="Failures that are listed; all are counted.")] = 20,
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """Check signature, content and validity of every contribution against one public key.
 
     The gate checks more: registry, class, bounds, audience, duplicates.
@@ -175,12 +175,8 @@ def verify(
             if progress is not None:
                 progress(count)
     failed = codes.total()
-    if json:
-        print_json({"verified": good, "failed": failed, "codes": dict(codes.most_common()), "failures": listed})
-    else:
-        _print(good, codes, listed, name)
-    if failed or not good:
-        raise typer.Exit(1)
+    data = {"verified": good, "failed": failed, "codes": dict(codes.most_common()), "failures": listed}
+    return Told(data, _text(good, codes, listed, name), code=bool(failed or not good))
 
 
 def check_item(item: Item, name: str, raw: bytes, now: int) -> None:
@@ -210,19 +206,18 @@ def check_item(item: Item, name: str, raw: bytes, now: int) -> None:
         )
 
 
-def _print(good: int, codes: Counter[str], listed: list[dict[str, str]], name: str) -> None:
-    out = console()
+def _text(good: int, codes: Counter[str], listed: list[dict[str, str]], name: str) -> Iterator[Shown]:
     for failure in listed:
-        out.print(styled("red", failure["code"], f" {failure['where']}: {failure['sentence']}"))
+        yield styled("red", failure["code"], f" {failure['where']}: {failure['sentence']}")
     if codes.total() > len(listed):
-        out.print(f"... and {codes.total() - len(listed):,} more, not listed (--limit)")
+        yield f"... and {codes.total() - len(listed):,} more, not listed (--limit)"
     if len(codes) > 1:
-        out.print(", ".join(f"{code} {count:,}" for code, count in codes.most_common()))
-    out.print(f"{good:,} verified, {codes.total():,} failed, signer {name}")
+        yield ", ".join(f"{code} {count:,}" for code, count in codes.most_common())
+    yield f"{good:,} verified, {codes.total():,} failed, signer {name}"
     if not good and not codes:
-        out.print("there was nothing to verify: no data, or no attestations beside it")
+        yield "there was nothing to verify: no data, or no attestations beside it"
     elif not codes:
-        out.print("not checked here: registry, class, bounds and corpus; dptrain gate does that")
+        yield "not checked here: registry, class, bounds and corpus; dptrain gate does that"
 
 
 def _where(item: Item) -> str:

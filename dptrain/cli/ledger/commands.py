@@ -28,9 +28,9 @@ from dptrain.cli.ledger.proofs import OwnersKey, VerifierKeys, prove, trusted, v
 from dptrain.cli.ledger.retain import retain
 from dptrain.cli.ledger.trace import trace
 from dptrain.cli.ledger.upkeep import init, rotate_key, set_clock
-from dptrain.cli.output import JsonFlag, console, counting, parse_age
+from dptrain.cli.output import counting, parse_age
+from dptrain.cli.results import Told
 from dptrain.errors import ConfigError
-from dptrain.programs import print_json
 from ledger.errors import LedgerBusy
 
 if TYPE_CHECKING:
@@ -73,8 +73,7 @@ def show(
     header: ledger_show.HeaderAsked = False,
     now: Now = None,
     state: StateDirectory = None,
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """Show what the ledger says: steps charged, what every class has spent, releases; or of one contribution.
 
     Takes the ledger, or an export and the ledger's public key: an export is audited first, and asked nothing if it FAILED.
@@ -94,19 +93,13 @@ def show(
         elif content is not None and nonce is not None:
             asked = wanted.by_content(content, nonce)
         if asked is not None:
-            contributions.show_contribution(run, bodies, asked, json=json)
-            return
+            return contributions.shown_contribution(run, bodies, asked)
         if withdrawn:
-            contributions.show_withdrawn(run, json=json)
-            return
+            return contributions.shown_withdrawn(run)
         if header:
-            ledger_show.show_parties(run, ledger, json=json)
-            return
+            return ledger_show.shown_parties(run, ledger)
         data = ledger_show.summary(run, root)
-    if json:
-        print_json(data)
-        return
-    ledger_show.print_summary(data)
+    return Told(data, ledger_show.summary_text(data))
 
 
 def export(
@@ -117,8 +110,7 @@ def export(
     state: StateDirectory = None,
     ledger_key: LedgerKey = None,
     passphrase_file: PassphraseFile = None,
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """Write the ledger as a directory that anybody can audit offline.
 
     With it goes what contributors signed, and the registry with their keys, so that an audit holds every admission against the
@@ -137,13 +129,14 @@ def export(
         with counting(f"exporting {place.shown}"):
             written = log.export(directory, **exporting.taken_along(place, registry, without_attestations))
         size, root, vkey = log.size, log.root.hex(), log.state.keys.current
-    if json:
-        print_json({"path": str(written), "size": size, "root": root, "key": vkey} | exporting.contained(written))
-    else:
-        out = console()
-        out.print(f"wrote {written}: {size} leaves, root {root}")
-        exporting.tell_contained(written, without=without_attestations)
-        out.print(f"verify with: dptrain ledger verify {written} --key {vkey}")
+    return Told(
+        {"path": str(written), "size": size, "root": root, "key": vkey} | exporting.contained(written),
+        [
+            f"wrote {written}: {size} leaves, root {root}",
+            *exporting.contained_text(written, without=without_attestations),
+            f"verify with: dptrain ledger verify {written} --key {vkey}",
+        ],
+    )
 
 
 def verify(
@@ -200,8 +193,7 @@ def verify(
         ),
     ] = None,
     require_full: RequireFull = False,
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """Audit an export with the ledger's public key: FULL, SUMMARISED, TOLD or FAILED.
 
     Every number is derived again from the leaves, and every finding names a file or a leaf. Needs no network, no data, no
@@ -218,12 +210,7 @@ def verify(
     asked: dict[str, Any] = {"require_quorum": require_quorum, "minimum_size": min_size, "max_age": max_age}
     asked |= {"withdrawals": withdrawals, "registry": registry}
     report = _audit(export, key, owner_key, earlier=earlier or (), remember=remember, now=now, **asked)
-    if json:
-        print_json(report.to_json())
-    else:
-        ledger_show.print_audit(report)
-    if code := exit_code(report.verdict, require_full=require_full):
-        raise typer.Exit(code)
+    return Told(report.to_json(), ledger_show.audit_text(report), exit_code(report.verdict, require_full=require_full))
 
 
 def withdraw(
@@ -242,8 +229,7 @@ def withdraw(
     state: StateDirectory = None,
     ledger_key: LedgerKey = None,
     passphrase_file: PassphraseFile = None,
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """Enter withdrawals, each signed by its contributor or by the corpus owner.
 
     A contributor's signature is checked against the registry and against the attestation it withdraws; the owner's
@@ -272,13 +258,9 @@ def withdraw(
             f"a run holds {place.shown}; put the files into {place.side('.withdrawals')}/ and it takes them in at its next "
             "charge",
         ) from error
-    if json:
-        print_json({"withdrawn": entered})
-        return
-    out = console()
-    for item in entered:
-        note = "" if item["matched"] else "  (no leaf names such a contribution; recorded all the same)"
-        out.print(f"withdrawn {item['descriptor_hash']}, leaf {item['seq']}{note}")
+    unmatched = "  (no leaf names such a contribution; recorded all the same)"
+    lines = (f"withdrawn {row['descriptor_hash']}, leaf {row['seq']}{'' if row['matched'] else unmatched}" for row in entered)
+    return Told({"withdrawn": entered}, lines)
 
 
 def report(
@@ -291,8 +273,7 @@ def report(
         typer.Option(metavar="JSON", exists=True, dir_okay=False, help="Gate counts and results to show, unverified."),
     ] = None,
     now: Now = None,
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """Audit an export and write one HTML page about it, for people.
 
     The page fetches and runs nothing, prints, and can be read on a phone; docs/report.md says what is in it.
@@ -306,12 +287,11 @@ def report(
     from ledger.report import write_report
 
     write_report(export, out, report=audited, extras=told)
-    if json:
-        print_json({"path": str(out), "verdict": audited.verdict, "qualifiers": list(audited.qualifiers)})
-    else:
-        console().print(f"wrote {out}: {headline(audited.verdict, audited.qualifiers)}")
-    if code := exit_code(audited.verdict):
-        raise typer.Exit(code)
+    return Told(
+        {"path": str(out), "verdict": audited.verdict, "qualifiers": list(audited.qualifiers)},
+        [f"wrote {out}: {headline(audited.verdict, audited.qualifiers)}"],
+        exit_code(audited.verdict),
+    )
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """`dptrain ledger fsck`: a ledger where it is kept, held against itself and against all that pinned it."""
 
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -7,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dptrain.cli.ledger.place import LedgerName, StateDirectory, place_of
-from dptrain.cli.output import JsonFlag, console, counted, counting, styled
-from dptrain.programs import print_json
+from dptrain.cli.output import counted, counting, styled
+from dptrain.cli.results import Shown, Told
 from ledger.errors import PinRefused
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ Pins = Annotated[
 ]
 
 
-def fsck(ledger: LedgerName, pin: Pins = None, state: StateDirectory = None, json: JsonFlag = False) -> None:
+def fsck(ledger: LedgerName, pin: Pins = None, state: StateDirectory = None) -> Told:
     """Check a ledger where it is kept: every byte, every signature, every number.
 
     Re-derives the tree from the leaves, every leaf from the leaves before it, every recorded epsilon from the charges, and the
@@ -55,42 +56,36 @@ def fsck(ledger: LedgerName, pin: Pins = None, state: StateDirectory = None, jso
         held = len(pin or ()) + sum(_holds(log, folder) for folder in folders)
         examined = log.examine()
         found = _found(log, place.beside is not None, held) | _beside(examined)
-    if json:
-        print_json(found)
-    else:
-        _print(found, examined, place)
-    if examined.findings:
-        raise typer.Exit(1)
+    return Told(found, _text(found, examined, place), code=bool(examined.findings))
 
 
-def _print(found: dict[str, Any], examined: "Examination", place: "Place") -> None:
-    out = console()
+def _text(found: dict[str, Any], examined: "Examination", place: "Place") -> Iterator[Shown]:
     style = "bold red" if examined.findings else "bold green"
-    out.print(styled(style, found["verdict"], f"  {found['origin']}: {found['size']} leaves, root {found['root']}"))
+    yield styled(style, found["verdict"], f"  {found['origin']}: {found['size']} leaves, root {found['root']}")
     for finding in examined.findings:
-        out.print(styled("red", f"  {finding.code}", f" {finding.where}: {finding.sentence}"))
-    out.print(
+        yield styled("red", f"  {finding.code}", f" {finding.where}: {finding.sentence}")
+    yield (
         f"{found['checkpoints']} signed checkpoints, the last over {found['signed']} leaves; {found['windows']} windows, "
         f"{found['unsettled']} of them never settled; {found['epsilons']} recorded epsilons computed again"
     )
     if found["pruned"]:
         which = f"{found['pruned']} leaves below {found['pruned_before']}"
-        out.print(f"the bodies of {which} are gone; what stands for them was checked")
-    out.print(_pages(examined))
-    out.print(_signed(examined))
-    out.print(_files(examined, place))
+        yield f"the bodies of {which} are gone; what stands for them was checked"
+    yield _pages(examined)
+    yield _signed(examined)
+    yield _files(examined, place)
     for note in examined.notes:
-        out.print(styled("yellow", "note", f": {note}"))
+        yield styled("yellow", "note", f": {note}")
     pins = f"compared with {counted(found['pins'], 'pin')} of model checkpoints"
     if found["record"]:
-        out.print(f"{pins} and with the signer's record")
+        yield f"{pins} and with the signer's record"
         return
     from ledger.storage import highwater
 
     why = "give --state, where it lies"
     if place.beside is not None:
         why = f"there is no {highwater.path_of(place)}, and no run goes on without it"
-    out.print(styled("bold yellow", "NOT compared with the signer's record", f": {why}; {pins}"))
+    yield styled("bold yellow", "NOT compared with the signer's record", f": {why}; {pins}")
 
 
 def _pages(examined: "Examination") -> str:

@@ -1,6 +1,7 @@
 """`dptrain ledger monitor`: what a growing ledger says of one contributor, for people and for cron jobs."""
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,14 +14,14 @@ from attest.schema.plain import utc
 from dptrain.cli.inputs import MemberRecords, existing_file
 from dptrain.cli.ledger.place import Now
 from dptrain.cli.ledger.proofs import verifier_keys
-from dptrain.cli.ledger.show import COLOURS
-from dptrain.cli.output import JsonFlag, console, counted, counting, number, parse_age, spent, styled
-from dptrain.programs import print_json
+from dptrain.cli.ledger.show import verdict_line
+from dptrain.cli.output import counted, counting, number, parse_age, spent, styled
+from dptrain.cli.results import Shown, Told
 
 if TYPE_CHECKING:
     # Loaded where they are used, as in `dptrain.cli.ledger.commands`: help and completion need none of them.
     from attest.withdrawal import Withdrawal
-    from ledger.proofs.monitoring import Bounds, Mine, WatchedRow
+    from ledger.proofs.monitoring import Bounds, Mine, Watched, WatchedRow
 
 
 def monitor(
@@ -58,8 +59,7 @@ def monitor(
         Path | None, existing_file("--owner-key", "PUB", "Require a policy signed by this corpus owner.")
     ] = None,
     now: Now = None,
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """Watch a ledger for what it says of your contributions, and raise an alarm where it is not what you signed.
 
     Give every attestation file that you have: what is admitted under your key and is in none of them is an alarm. The export
@@ -76,7 +76,6 @@ def monitor(
 
     Example: `dptrain ledger monitor export/ --key ledger.pub --attestations letters.attest --remember seen/`
     """
-    from ledger.audit.findings import headline
     from ledger.proofs.admitted import read_admitted
     from ledger.proofs.monitoring import watch
 
@@ -89,23 +88,22 @@ def monitor(
     trusted = [vkey for text in key for vkey in verifier_keys(text)]
     with counting(f"auditing {counted(len(exports), 'export')}"):
         found = watch(exports, trusted, mine, sent, shown, delay=delay, now=at, key_ids=ids, remember=remember, owner_key=owner)
-    if json:
-        print_json({**found.to_json(), "exit_code": found.exit_code})
-    else:
-        out = console()
-        for report in found.reports:
-            told = f"  {report.origin or 'no ledger'}: {report.size or 0} leaves"
-            said = headline(report.verdict, report.qualifiers)
-            out.print(styled(f"bold {COLOURS.get(report.verdict, 'red')}", said, told))
-        for row in found.rows:
-            _print(row)
-        for alarm in found.alarms:
-            where = alarm.export if alarm.seq is None else f"{alarm.export}, leaf {alarm.seq}"
-            out.print(styled("bold red", alarm.code, f" {where}: {alarm.sentence}"))
-        if not found.alarms:
-            out.print("no alarm")
-    if found.exit_code:
-        raise typer.Exit(found.exit_code)
+    return Told({**found.to_json(), "exit_code": found.exit_code}, _watched_text(found), found.exit_code)
+
+
+def _watched_text(found: "Watched") -> Iterator[Shown]:
+    from ledger.audit.findings import headline
+
+    for report in found.reports:
+        about = f"{report.origin or 'no ledger'}: {report.size or 0} leaves"
+        yield verdict_line(report.verdict, headline(report.verdict, report.qualifiers), about)
+    for row in found.rows:
+        yield from _text(row)
+    for alarm in found.alarms:
+        where = alarm.export if alarm.seq is None else f"{alarm.export}, leaf {alarm.seq}"
+        yield styled("bold red", alarm.code, f" {where}: {alarm.sentence}")
+    if not found.alarms:
+        yield "no alarm"
 
 
 def _mine(path: Path) -> "list[Mine]":
@@ -131,29 +129,28 @@ def _withdrawals(directory: Path) -> "list[tuple[str, Withdrawal]]":
     return [(item.name, item.withdrawal) for item in found]
 
 
-def _print(row: "WatchedRow") -> None:
-    out = console()
+def _text(row: "WatchedRow") -> Iterator[Shown]:
     if row.seq is None:
         here = f"not {'named' if row.unnamed else 'admitted'} in {row.origin}"
         told = here if row.origin else "admitted by none of these ledgers"
     else:
         when = "" if row.time is None else f" {utc(row.time)}"
         told = f"admitted in {row.origin}{when}, leaf {row.seq}"
-    out.print(styled("bold", row.name, f"  {row.descriptor_hash[:16]}  {told}"))
+    yield styled("bold", row.name, f"  {row.descriptor_hash[:16]}  {told}")
     if row.unnamed:
         stayed = f"of {counted(row.unnamed, 'contribution')} that stayed no names are left; it may be one of them"
-        out.print(f"  {stayed}: give its member record with --member")
+        yield f"  {stayed}: give its member record with --member"
     if row.recorded is not None:
         same = row.signed == row.recorded
-        out.print(f"  {'signed and recorded' if same else 'recorded'}: {_bounds(row.recorded)}")
+        yield f"  {'signed and recorded' if same else 'recorded'}: {_bounds(row.recorded)}"
         if row.signed is not None and not same:
-            out.print(f"  signed: {_bounds(row.signed)}")
+            yield f"  signed: {_bounds(row.signed)}"
         carried = f", and {spent(row.carried)} in earlier runs" if row.carried else ""
-        out.print(f"  spent: epsilon {spent(row.epsilon)} in {counted(row.steps, 'charged step')}{carried}")
+        yield f"  spent: epsilon {spent(row.epsilon)} in {counted(row.steps, 'charged step')}{carried}"
     if row.withdrawn is not None:
-        out.print(f"  withdrawn {utc(row.withdrawn.time)}, leaf {row.withdrawn.seq}: {row.withdrawn.reason}")
+        yield f"  withdrawn {utc(row.withdrawn.time)}, leaf {row.withdrawn.seq}: {row.withdrawn.reason}"
     elif row.asked is not None:
-        out.print(f"  you withdrew it {utc(row.asked)}; no leaf says so yet")
+        yield f"  you withdrew it {utc(row.asked)}; no leaf says so yet"
 
 
 def _bounds(bounds: "Bounds") -> str:

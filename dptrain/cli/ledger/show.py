@@ -1,7 +1,7 @@
 """Show what a ledger, its header and the audit of an export say, for people and as JSON."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -11,9 +11,9 @@ from rich.text import Text
 
 from attest.files import read_limited
 from attest.schema.plain import utc
-from dptrain.cli.output import console, number, print_table, spent, styled, table
+from dptrain.cli.output import number, spent, styled, table
+from dptrain.cli.results import Shown, Told
 from dptrain.planning.rounding import at_least
-from dptrain.programs import print_json
 
 if TYPE_CHECKING:
     from attest.registry import Contributor, Registry
@@ -65,50 +65,48 @@ def summary(state: "Replay", root: bytes) -> dict[str, Any]:
     }
 
 
-def print_summary(data: dict[str, Any]) -> None:
+def summary_text(data: dict[str, Any]) -> Iterator[Shown]:
     """The same for people."""
-    out = console()
-    out.print(styled("bold", data["origin"], f"  run {data['run_id']}  {'closed' if data['finished'] else 'open'}"))
-    out.print(f"{data['size']} leaves, root {data['root']}")
-    out.print(f"corpus {data['corpus']}, delta {data['delta']:g}, {data['accountant']}, {data['adjacency']}")
-    out.print(
+    yield styled("bold", data["origin"], f"  run {data['run_id']}  {'closed' if data['finished'] else 'open'}")
+    yield f"{data['size']} leaves, root {data['root']}"
+    yield f"corpus {data['corpus']}, delta {data['delta']:g}, {data['accountant']}, {data['adjacency']}"
+    yield (
         f"since {utc(data['time'])}: {data['charged_steps']} steps charged of {data['steps']} (and {data['redo_steps']} that "
         f"may be redone), last released {data['step']}, attempt {data['attempt']}"
     )
     for item in data["clock_sets"]:
-        out.print(f"leaf {item['leaf']} sets the clock back from {utc(item['before'])} to {utc(item['time'])}")
-    out.print(f"statement A (isolation): {data['isolation']}")
+        yield f"leaf {item['leaf']} sets the clock back from {utc(item['before'])} to {utc(item['time'])}"
+    yield f"statement A (isolation): {data['isolation']}"
     if not data["private"]:
-        out.print(styled("bold red", "NOT PRIVATE", ": this run used a fixed test key and cannot be exported"))
-    print_classes(data["classes"])
-    print_releases(data["releases"], [item["name"] for item in data["classes"]])
+        yield styled("bold red", "NOT PRIVATE", ": this run used a fixed test key and cannot be exported")
+    yield from classes_text(data["classes"])
+    yield from releases_text(data["releases"], [item["name"] for item in data["classes"]])
 
 
-def print_audit(audited: "AuditReport") -> None:
-    """Prints the verdict and what weakens it, what is wrong, what a reader should know, and then the figures."""
+def audit_text(audited: "AuditReport") -> Iterator[Shown]:
+    """Yields the verdict and what weakens it, what is wrong, what a reader should know, and then the figures."""
     from ledger.audit.findings import WHERE_BEYOND
 
-    out = console()
-    print_verdict(audited.verdict, audited.qualifiers, audited.origin or "the checkpoint was refused")
+    yield from verdict_text(audited.verdict, audited.qualifiers, audited.origin or "the checkpoint was refused")
     if audited.origin is not None:
-        out.print(f"{audited.size} leaves, root {audited.root_hex}")
+        yield f"{audited.size} leaves, root {audited.root_hex}"
     for finding in audited.findings:
-        out.print(styled("red", finding.code, f" {finding.where}: {finding.sentence}"))
+        yield styled("red", finding.code, f" {finding.where}: {finding.sentence}")
     for note in audited.notes:
-        out.print(f"note: {note}")
+        yield f"note: {note}"
     if audited.classes:
-        out.print(
+        yield (
             f"corpus {audited.corpus}, policy signed by {audited.owner}, {audited.charged} steps charged of {audited.steps}, "
             f"delta {audited.delta:g}, {audited.accountant}"
         )
-        out.print(f"statement A (isolation): {audited.isolation}")
-        print_classes([asdict(item) for item in audited.classes])
-        print_releases([asdict(row) for row in audited.releases], [item.name for item in audited.classes])
-    out.print(WHERE_BEYOND)
+        yield f"statement A (isolation): {audited.isolation}"
+        yield from classes_text([asdict(item) for item in audited.classes])
+        yield from releases_text([asdict(row) for row in audited.releases], [item.name for item in audited.classes])
+    yield WHERE_BEYOND
 
 
-def print_verdict(verdict: "Verdict", qualifiers: Iterable[str], about: str) -> None:
-    """Prints the verdict with its qualifiers in one line, and a line for what each says and what the reader can do about it.
+def verdict_text(verdict: "Verdict", qualifiers: Iterable[str], about: str) -> Iterator[Shown]:
+    """Yields the verdict with its qualifiers in one line, and a line for what each says and what the reader can do about it.
 
     Args:
         verdict: of an audit, or of the check of a release.
@@ -117,12 +115,12 @@ def print_verdict(verdict: "Verdict", qualifiers: Iterable[str], about: str) -> 
     """
     from ledger.audit.findings import QUALIFIERS, VERDICTS, headline
 
-    out, words = console(), tuple(qualifiers)
-    out.print(styled(f"bold {COLOURS.get(verdict, 'red')}", headline(verdict, words), f"  {about}"))
-    out.print(f"{VERDICTS[verdict].sentence}; {VERDICTS[verdict].remedy}")
+    words = tuple(qualifiers)
+    yield styled(f"bold {COLOURS.get(verdict, 'red')}", headline(verdict, words), f"  {about}")
+    yield f"{VERDICTS[verdict].sentence}; {VERDICTS[verdict].remedy}"
     if verdict != "FAILED":
         for word in words:
-            out.print(styled("yellow", word, f" {QUALIFIERS[word].sentence}; {QUALIFIERS[word].remedy}"))
+            yield styled("yellow", word, f" {QUALIFIERS[word].sentence}; {QUALIFIERS[word].remedy}")
 
 
 def verdict_line(verdict: str, said: str, about: str) -> Text:
@@ -130,7 +128,7 @@ def verdict_line(verdict: str, said: str, about: str) -> Text:
     return styled(f"bold {COLOURS.get(verdict, 'red')}", said, f"  {about}")
 
 
-def print_classes(classes: list[dict[str, Any]]) -> None:
+def classes_text(classes: list[dict[str, Any]]) -> Iterator[Shown]:
     """What the contributions of each class have spent at most."""
     counted = any(item["occurrences"] is not None for item in classes)
     steps = ("steps", "occurrences") if counted else ("steps",)
@@ -150,16 +148,15 @@ def print_classes(classes: list[dict[str, Any]]) -> None:
             *(spent(item["epsilon_preset"]) for _ in preset),
             str(item["coordinates"]),
         )
-    print_table(rows)
+    yield rows
 
 
-def print_releases(rows: Iterable[dict[str, Any]], classes: list[str]) -> None:
+def releases_text(rows: Iterable[dict[str, Any]], classes: list[str]) -> Iterator[Shown]:
     """Each release that the ledger records, whose influence may be in it, and what it costs each of these classes at most."""
-    out = console()
     for row in rows:
         basis = "planned horizon" if row["planned_horizon"] else "whole run"
-        out.print(styled("bold", f"released at leaf {row['seq']}", f", {utc(row['time'])}, step {row['step']}"))
-        out.print(f"  release.cose has SHA-256 {row['manifest_digest']}")
+        yield styled("bold", f"released at leaf {row['seq']}", f", {utc(row['time'])}, step {row['step']}")
+        yield f"  release.cose has SHA-256 {row['manifest_digest']}"
         for part in row["parts"]:
             costs = [
                 f"{name} {_cost(epsilon)}"
@@ -167,7 +164,7 @@ def print_releases(rows: Iterable[dict[str, Any]], classes: list[str]) -> None:
                 if name in part["influenced_by"]
             ]
             what = f"epsilon of the {basis}: {', '.join(costs)}" if costs else "no class has any influence on it"
-            out.print(f"  {part['name']}: {what}")
+            yield f"  {part['name']}: {what}"
 
 
 def _cost(epsilon: float | None) -> str:
@@ -186,39 +183,33 @@ HeaderAsked = Annotated[
 ]
 
 
-def show_parties(run: "Replay", ledger: str, *, json: bool) -> None:
-    """Prints the signing parties of a run, and where each key was read.
+def shown_parties(run: "Replay", ledger: str) -> Told:
+    """Returns the signing parties of a run, and where each key was read.
 
     Args:
         run: the run; of an export, one that was audited.
         ledger: the ledger, or the directory of an export.
-        json: print JSON.
 
     Raises:
         RegistryRefused: the registry in the export does not verify.
     """
     registry = _registry(run, Path(ledger))
     contributors = None if registry is None else [_told(item) for item in registry.contributors]
-    data = {"parties": parties(run), "contributors": contributors}
-    if json:
-        print_json(data)
-        return
-    out, rows = console(), table("who", "name", "key", "read from")
-    for item in data["parties"] or ():
-        rows.add_row(item["role"], item["name"], item["key"], item["source"])
-    print_table(rows)
+    signing, rows = parties(run), table("who", "name", "key", "read from")
+    for item in signing:
+        rows.add_row(*item.values())
+    data = {"parties": signing, "contributors": contributors}
     if registry is None:
-        out.print("contributors: no registry here")
-        return
+        return Told(data, [rows, "contributors: no registry here"])
     keys = table("contributor", "key id", "valid from", "until", "revoked", "holds the key", "classes", "cap")
-    for item in data["contributors"] or ():
-        for key in item["keys"]:
-            times = (utc(key["not_before"]), utc(key["not_after"]), "" if key["revoked_at"] is None else utc(key["revoked_at"]))
-            proved = "proved" if key["proved"] else "owner's word"
-            cap = "" if item["cap"] is None else str(item["cap"])
-            keys.add_row(item["commitment"][:16], key["key_id"], *times, proved, ", ".join(item["classes"]), cap)
-    out.print(styled("bold", "contributors", f", as commitments, in a registry with the root {registry.root().hex()}"))
-    print_table(keys)
+    for item in registry.contributors:
+        cap = "" if item.cap is None else str(item.cap)
+        for key in item.keys:
+            times = (utc(key.not_before), utc(key.not_after), "" if key.revoked_at is None else utc(key.revoked_at))
+            proved = "proved" if key.proved else "owner's word"
+            keys.add_row(item.name[:16], key.key_id.hex(), *times, proved, ", ".join(item.classes), cap)
+    head = f", as commitments, in a registry with the root {registry.root().hex()}"
+    return Told(data, [rows, styled("bold", "contributors", head), keys])
 
 
 def parties(run: "Replay") -> list[dict[str, str]]:

@@ -1,5 +1,6 @@
 """`dptrain ledger trace`: one contribution in several exports, and what it spent in all of them."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,13 +9,13 @@ import typer
 from attest.schema.plain import utc, visible
 from dptrain.cli.attest.attested import AttestationsOption, RecordOption
 from dptrain.cli.inputs import MemberRecords
-from dptrain.cli.ledger.contributions import print_anchor, print_trace, trace_as_json
+from dptrain.cli.ledger.contributions import anchor_text, trace_as_json, trace_text
 from dptrain.cli.ledger.place import Now
 from dptrain.cli.ledger.proofs import OwnersKey, VerifierKeys, trusted
 from dptrain.cli.ledger.show import COLOURS
 from dptrain.cli.ledger.wanted import Asked, ContributorKey, ContributorRegistry, Nonce, by_name, check_keys, is_anchor
-from dptrain.cli.output import JsonFlag, console, counted, counting, spent, styled
-from dptrain.programs import print_json
+from dptrain.cli.output import counted, counting, spent, styled
+from dptrain.cli.results import Shown, Told
 
 if TYPE_CHECKING:
     # Loaded where they are used, as in `dptrain.cli.ledger.commands`: help and completion need none of them.
@@ -47,8 +48,7 @@ def trace(
     registry: ContributorRegistry = None,
     members: MemberRecords = None,
     now: Now = None,
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """Say what became of one contribution in several runs: where it was, what it spent, and which releases it may be in.
 
     Every export is audited first; if one FAILED, nothing is said. Beside every figure stands the verdict that it rests on.
@@ -75,10 +75,7 @@ def trace(
     if asked is None:
         asked = by_name(contribution, [item.opened.run.header for item in opened], **said)
     found = trace_over(opened, asked.wanted, asked.signers, [read_admitted(path) for path in members or []])
-    if json:
-        print_json(_as_json(found, asked))
-    else:
-        _print(found, asked)
+    return Told(_as_json(found, asked), _text(found, asked))
 
 
 def _headline(item: "TracedRun") -> str:
@@ -149,44 +146,43 @@ def _run_as_json(item: "TracedRun") -> dict[str, Any]:
     }
 
 
-def _print(found: "TracedOver", asked: Asked) -> None:
+def _text(found: "TracedOver", asked: Asked) -> Iterator[Shown]:
     from ledger.audit.findings import VERDICTS, WHERE_BEYOND, headline
 
-    out = console()
-    print_anchor(asked, pruned=any(item.trace.pruned for item in found.runs if item.trace is not None))
+    yield from anchor_text(asked, pruned=any(item.trace.pruned for item in found.runs if item.trace is not None))
     for item in found.runs:
         verdict = item.opened.report.verdict
         where = f"  {item.origin}, {visible(str(item.asked.path))}"
-        out.print(styled(f"bold {COLOURS.get(verdict, 'red')}", _headline(item), where))
+        yield styled(f"bold {COLOURS.get(verdict, 'red')}", _headline(item), where)
         if item.lost:
-            out.print("another run says that its key was lost here: over all runs it counts with its whole plan")
+            yield "another run says that its key was lost here: over all runs it counts with its whole plan"
         if item.trace is None:
             stayed = f"not named in this run; {counted(item.unnamed, 'contribution')} that stayed in it have no names any more"
-            out.print(f"{stayed if item.unnamed else 'not admitted in this run'}\n")
+            yield f"{stayed if item.unnamed else 'not admitted in this run'}\n"
             continue
-        print_trace(item.trace, item.run, _headline(item))
-        out.print("")
+        yield from trace_text(item.trace, item.run, _headline(item))
+        yield ""
     beside = f"[{headline(found.verdict, found.qualifiers)}]"
     runs = counted(len(found.composed), "run")
     if found.epsilon is None:
-        out.print(f"over {runs}: no bound, since its class is public in one of them {beside}")
+        yield f"over {runs}: no bound, since its class is public in one of them {beside}"
     else:
-        out.print(f"over {runs}: epsilon {spent(found.epsilon)} at delta {found.delta:g}, {CONDITION} {beside}")
+        yield f"over {runs}: epsilon {spent(found.epsilon)} at delta {found.delta:g}, {CONDITION} {beside}"
     for use in found.limits:
         how = "however each was chosen" if use.held else f"but one began without room, so that this holds only {CONDITION}"
         used = f"these runs use {spent(use.used)} of it, and {spent(use.planned)} as planned"
-        out.print(f"limit: {use.limit}; {used}, {how} {beside}")
+        yield f"limit: {use.limit}; {used}, {how} {beside}"
     if (gone := found.withdrawal) is not None:
         after = counted(gone.steps_after, "step")
-        out.print(
+        yield (
             f"withdrawn in {gone.origin}, leaf {gone.leaf.seq}, {utc(gone.leaf.time)}: epsilon {spent(gone.epsilon)} was spent "
             f"by then, {after} charged to it in other runs after that {beside}"
         )
     if len(found.descriptors) > 1:
-        out.print(f"{len(found.descriptors)} descriptors have this content: it was signed again with the same nonce")
+        yield f"{len(found.descriptors)} descriptors have this content: it was signed again with the same nonce"
     if found.verdict != "FULL":
-        out.print(f"{found.verdict}: {VERDICTS[found.verdict].sentence}; {VERDICTS[found.verdict].remedy}")
-    out.print("what none of these exports can show:")
+        yield f"{found.verdict}: {VERDICTS[found.verdict].sentence}; {VERDICTS[found.verdict].remedy}"
+    yield "what none of these exports can show:"
     for sentence in found.unseen:
-        out.print(f"  {sentence}")
-    out.print(WHERE_BEYOND)
+        yield f"  {sentence}"
+    yield WHERE_BEYOND

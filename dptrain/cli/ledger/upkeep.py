@@ -14,8 +14,7 @@ from attest.keys import generate, save_private_key
 from attest.schema.plain import utc, visible
 from dptrain.cli.inputs import PassphraseFile, read_private_key
 from dptrain.cli.ledger.place import LedgerKey, LedgerName, StateDirectory, checked, ledger_key, opened_to_sign, place_of
-from dptrain.cli.output import JsonFlag, console
-from dptrain.programs import print_json
+from dptrain.cli.results import Told
 from ledger.note import NoteSigner, parse_verifier_key
 from ledger.storage.place import Place
 
@@ -30,8 +29,7 @@ def set_clock(
     ledger_key: LedgerKey = None,
     passphrase_file: PassphraseFile = None,
     state: StateDirectory = None,
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """Take back times that a wrong clock put ahead, by a leaf that every audit shows.
 
     Times in a ledger never run back, so one start under a clock that is ahead would end it until that time has come. Set the
@@ -45,10 +43,8 @@ def set_clock(
     """
     with opened_to_sign(place_of(ledger, state), ledger_key, passphrase_file) as log:
         leaf = log.set_clock(reason, now=int(time.time()))
-    if json:
-        print_json({"leaf": leaf.seq, "before": leaf.before, "time": leaf.time, "reason": leaf.reason})
-        return
-    console().print(f"leaf {leaf.seq} sets the clock back from {utc(leaf.before)} to {utc(leaf.time)}: {visible(leaf.reason)}")
+    back = f"leaf {leaf.seq} sets the clock back from {utc(leaf.before)} to {utc(leaf.time)}: {visible(leaf.reason)}"
+    return Told({"leaf": leaf.seq, "before": leaf.before, "time": leaf.time, "reason": leaf.reason}, [back])
 
 
 Url = Annotated[str, typer.Argument(metavar="URL", callback=checked, help="postgresql://OWNER@HOST/DATABASE[?schema=NAME]")]
@@ -57,8 +53,7 @@ Url = Annotated[str, typer.Argument(metavar="URL", callback=checked, help="postg
 def init(
     url: Url,
     writer: Annotated[str, typer.Option("--writer", metavar="ROLE", help="Role that runs write with; it exists.")],
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """Make the tables of a ledger on a server, for a role that can only append.
 
     Connect as the role that shall own them. The run then connects as ROLE and begins the ledger. Not needed where the run's own
@@ -76,10 +71,8 @@ def init(
         store.grant(writer)
     finally:
         store.close()
-    if json:
-        print_json({"ledger": place.shown, "schema": place.schema, "writer": writer})
-    else:
-        console().print(f"made the tables of {place.shown} in schema {place.schema}; {writer} may append to them")
+    made = f"made the tables of {place.shown} in schema {place.schema}; {writer} may append to them"
+    return Told({"ledger": place.shown, "schema": place.schema, "writer": writer}, [made])
 
 
 NewKey = Annotated[
@@ -104,8 +97,7 @@ def rotate_key(
     key: LedgerKey = None,
     passphrase_file: PassphraseFile = None,
     state: StateDirectory = None,
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """Let a new key sign the ledger from now on.
 
     A leaf says so that both keys sign.
@@ -135,14 +127,15 @@ def rotate_key(
             os.link(old_file, kept)
         new_file.replace(old_file)  # at no moment is there no key: a run that began then would make itself another
     where = str(old_file if new_key is None else new_file)
-    if json:
-        print_json({"leaf": changed.seq, "key": current, "retired": retired, "path": where})
-        return
-    out = console()
-    out.print(f"leaf {changed.seq} hands the ledger over; {where} signs it from now on")
-    if Path(where) != place.key:
-        out.print(f"name it where the ledger is written to: --ledger-key {shlex.quote(where)}, or ledger_key in the run file")
-    out.print(f"publish: {current}")
+    named = f"name it where the ledger is written to: --ledger-key {shlex.quote(where)}, or ledger_key in the run file"
+    return Told(
+        {"leaf": changed.seq, "key": current, "retired": retired, "path": where},
+        [
+            f"leaf {changed.seq} hands the ledger over; {where} signs it from now on",
+            *([named] if Path(where) != place.key else []),
+            f"publish: {current}",
+        ],
+    )
 
 
 def _require_current(place: Place, old: Ed25519PrivateKey) -> None:

@@ -1,7 +1,7 @@
 """`dptrain plan`: schedule, effective multipliers, epsilon and waste, before anything is spent."""
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from decimal import Decimal
 from enum import StrEnum
@@ -30,15 +30,15 @@ from dptrain.cli.inputs import (
     require_plot,
 )
 from dptrain.cli.ledger.place import LedgerKey, StateDirectory
-from dptrain.cli.output import JsonFlag, console, counting, moment
+from dptrain.cli.output import counting, moment, styled
 from dptrain.cli.plan import show
+from dptrain.cli.results import Shown, Told
 from dptrain.cli.train import load_training
 from dptrain.planning import changes, figures, targets
 from dptrain.planning.plan import Plan, make_plan
 from dptrain.planning.signal import Signal, read_norms, signals
 from dptrain.planning.signal import as_json as signals_json
 from dptrain.planning.totals import GroupPlan, signed_groups, totals
-from dptrain.programs import print_json
 
 _LAYERS = 12
 """Layers of a stack where nobody says how many there are."""
@@ -106,8 +106,7 @@ def plan(
     key: LedgerKey = None,
     state: StateDirectory = None,
     no_kept_reading: NoKeptReading = False,
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """Show what a policy gives each class: noise per block, effective multiplier, epsilon, waste, expected draws.
 
     With a corpus, contributions are admitted as in training and their own signed bounds are accounted; the policy must
@@ -141,39 +140,39 @@ def plan(
         terms = f"delta {float(rules.delta):g}, {rules.accountant}, {rules.adjacency}"
         drawn = figures.plan_figure(planned, f"{rules.corpus}: {rules.steps:,} steps", terms)
         drawn.write(plot, figures.plan_tables(planned, terms))
-    if json:
-        data = _as_json(rules, planned, report, groups, ratios, counts)
-        data |= {} if solution is None else {"solution": solution.as_json()}
-        data |= {} if cost is None else {"measured": asdict(cost)}
-        data |= as_json(reading.found)
-        if compared:
-            data["what_if"] = [
-                {
-                    "change": text,
-                    **_as_json(other, plan_then, None, {}, None, None),
-                    "differences": show.differences_json(rules, planned, other, plan_then),
-                }
-                for text, other, plan_then in compared
-            ]
-        print_json(data)
-        return
+    data = _as_json(rules, planned, report, groups, ratios, counts)
+    data |= {} if solution is None else {"solution": solution.as_json()}
+    data |= {} if cost is None else {"measured": asdict(cost)}
+    data |= as_json(reading.found)
     if compared:
-        show.print_comparison(rules, planned, compared)
-    elif solution is not None:
-        show.print_solution(solution, policy)
-    else:
-        show.print_plan(rules, planned)
-        if report is not None:
-            show.print_corpus(rules, report, groups)
-            for sentence in sentences(reading.found):
-                console().print(sentence)
-    if ratios is not None:
-        show.print_signals(planned, ratios)
-    if cost is not None:
-        show.print_cost(rules, planned, cost)
-    if plot is not None:
-        show.print_written(plot)
-    show.print_unsupported(unsupported(rules))
+        data["what_if"] = [
+            {
+                "change": text,
+                **_as_json(other, plan_then, None, {}, None, None),
+                "differences": show.differences_json(rules, planned, other, plan_then),
+            }
+            for text, other, plan_then in compared
+        ]
+
+    def text() -> Iterator[Shown]:
+        if compared:
+            yield from show.comparison_text(rules, planned, compared)
+        elif solution is not None:
+            yield from show.solution_text(solution, policy)
+        else:
+            yield from show.plan_text(rules, planned)
+            if report is not None:
+                yield from show.corpus_text(rules, report, groups)
+                yield from sentences(reading.found)
+        if ratios is not None:
+            yield from show.signals_text(planned, ratios)
+        if cost is not None:
+            yield from show.cost_text(rules, planned, cost)
+        if plot is not None:
+            yield f"wrote {plot}"
+        yield from (styled("red", "✗", f" {sentence}") for sentence in unsupported(rules))
+
+    return Told(data, text())
 
 
 class _Reading:

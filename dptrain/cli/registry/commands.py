@@ -17,11 +17,11 @@ from attest.schema.plain import check_id, utc
 from dptrain.cli.complete import POLICIES, class_names, contributors
 from dptrain.cli.complete import classes as known_classes
 from dptrain.cli.inputs import PassphraseFile, load_key
-from dptrain.cli.output import JsonFlag, console, counting, moment, styled
+from dptrain.cli.output import counting, moment, styled
 from dptrain.cli.registry import show as registry_show
 from dptrain.cli.registry.enrolments import Defaults, read_enrolments
 from dptrain.cli.registry.show import ExistingRegistry, as_json
-from dptrain.programs import print_json
+from dptrain.cli.results import Told
 
 
 def unknown_classes(registry: Path, granted: Iterable[str]) -> dict[str, str]:
@@ -84,8 +84,7 @@ def init(
     key: SigningKey = None,
     owner: OwnerName = None,
     passphrase_file: PassphraseFile = None,
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """Start a registry in which nobody is enrolled yet, so that a policy can be signed for it.
 
     Whoever is enrolled later needs no new signature under the policy.
@@ -93,7 +92,7 @@ def init(
     Example: `dptrain registry init registry.cbor --key owner.key`
     """
     log = _create(registry, key, owner, passphrase_file)
-    _report(log.registry, json, f"started the registry of {log.registry.owner}, id {log.registry.registry_id.hex()}")
+    return _changed(log.registry, f"started the registry of {log.registry.owner}, id {log.registry.registry_id.hex()}")
 
 
 @app.command()
@@ -143,8 +142,7 @@ def add(
     key: SigningKey = None,
     owner: OwnerName = None,
     passphrase_file: PassphraseFile = None,
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """Enrol public keys and grant classes; makes the registry if it is missing.
 
     Every key is checked for weakness first. Who is enrolled already gets a further key, and classes on top of those granted
@@ -177,9 +175,8 @@ def add(
     notes = unknown_classes(registry, (name for action in wanted for name in action.classes))
     if pub is not None:
         granted = ", ".join(sorted(set(classes or ())))
-        _report(changed, json, f"enrolled {wanted[0].name} for {granted}", [wanted[0].name], notes)
-    else:
-        _report(changed, json, f"enrolled {len(wanted)} keys", [], notes)
+        return _changed(changed, f"enrolled {wanted[0].name} for {granted}", [wanted[0].name], notes)
+    return _changed(changed, f"enrolled {len(wanted)} keys", [], notes)
 
 
 @app.command()
@@ -190,8 +187,7 @@ def prove(
     ],
     key: SigningKey = None,
     passphrase_file: PassphraseFile = None,
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """Take in a contributor's proof that it holds a key which is enrolled already.
 
     It shows that the holder of the key signed for this registry. Who the holder is, and its name, remain your word.
@@ -202,7 +198,7 @@ def prove(
     found, _ = read_statement(statement)
     changed = _open(registry, key, passphrase_file).append([action], now=int(time.time()))
     short, name = keys.key_id(found.key or b"").hex(), _holder(changed, found.key)
-    _report(changed, json, f"{name} proved that it holds key {short}", [name])
+    return _changed(changed, f"{name} proved that it holds key {short}", [name])
 
 
 @app.command()
@@ -218,8 +214,7 @@ def grant(
     ] = None,
     key: SigningKey = None,
     passphrase_file: PassphraseFile = None,
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """Set exactly what a contributor may attest: these classes and no others, and this cap.
 
     A class that is taken away is refused at the gate from then on.
@@ -231,7 +226,7 @@ def grant(
     log = _open(registry, key, passphrase_file)
     changed = log.grant(contributor, classes=classes or (), cap=cap, now=int(time.time()))
     granted = ", ".join(sorted(set(classes or ()))) or "nothing"
-    _report(changed, json, f"{contributor} may attest {granted}", [contributor], unknown_classes(registry, classes or ()))
+    return _changed(changed, f"{contributor} may attest {granted}", [contributor], unknown_classes(registry, classes or ()))
 
 
 @app.command()
@@ -245,8 +240,7 @@ def rotate(
     old_until: Annotated[int | None, moment("First moment at which the old key admits nothing more; default: now.")] = None,
     key: SigningKey = None,
     passphrase_file: PassphraseFile = None,
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """Take in a contributor's change of key: the old key signed it, and the new one proves that it is the contributor's.
 
     What was signed with the old key and is admitted stays in use. What is not admitted yet is refused once the old key
@@ -264,7 +258,7 @@ def rotate(
     action = Rotate(found.to_cbor(), messages[0], messages[1], start, start + days * _DAY, end)
     changed = log.append([action], now=now)
     new, name = keys.key_id(found.new_key or b"").hex(), _holder(changed, found.key)
-    _report(changed, json, f"{name} has the new key {new}", [name])
+    return _changed(changed, f"{name} has the new key {new}", [name])
 
 
 @app.command()
@@ -276,8 +270,7 @@ def revoke(
     statement: StatementFile = None,
     key: SigningKey = None,
     passphrase_file: PassphraseFile = None,
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """Revoke a contributor's keys from a moment on, as the owner or with the contributor's own statement.
 
     A run that is training notices at its next charge, and draws what these keys signed no more. What was charged before
@@ -300,7 +293,7 @@ def revoke(
     else:
         contributor, from_when, which = contributor or "", now if at is None else at, key_id or "all keys"
         changed = _open(registry, key, passphrase_file).revoke(contributor, _key_id(key_id), at=from_when, now=now)
-    _report(changed, json, f"revoked {which} of {contributor} from {utc(from_when)} on", [contributor])
+    return _changed(changed, f"revoked {which} of {contributor} from {utc(from_when)} on", [contributor])
 
 
 @app.command("set-clock")
@@ -311,8 +304,7 @@ def set_clock(
     ],
     key: SigningKey = None,
     passphrase_file: PassphraseFile = None,
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """Take back the time of entries that were made while the owner's clock was ahead.
 
     Times never run back in the log, so such an entry would forbid every revocation until its time has come. Set the clock of
@@ -327,7 +319,7 @@ def set_clock(
     log = _open(registry, key, passphrase_file)
     before, now = log.registry.time, int(time.time())
     changed = log.set_clock(reason, now=now)
-    _report(changed, json, f"set the clock of the registry back from {utc(before)} to {utc(now)}", [])
+    return _changed(changed, f"set the clock of the registry back from {utc(before)} to {utc(now)}", [])
 
 
 app.command()(registry_show.show)
@@ -394,18 +386,13 @@ def _key_id(text: str | None) -> bytes | None:
         raise typer.BadParameter(f"{text!r} is not a key id in hex; 'registry show' lists them") from error
 
 
-def _report(
+def _changed(
     registry: Registry,
-    json: bool,
     sentence: str,
     names: list[str] | None = None,
     unknown: Mapping[str, str] = MappingProxyType({}),
-) -> None:
-    """Say what was done, and which of the classes granted the policy at hand does not have."""
-    if json:
-        print_json(as_json(registry, verified=True, names=names) | {"unknown_classes": list(unknown)})
-        return
-    out = console()
-    out.print(f"{sentence}\nregistry root {registry.root().hex()}")
-    for note in unknown.values():
-        out.print(styled("yellow", "note", f": {note}"))
+) -> Told:
+    """Returns what was done, and which of the classes granted the policy at hand does not have."""
+    data = as_json(registry, verified=True, names=names) | {"unknown_classes": list(unknown)}
+    notes = (styled("yellow", "note", f": {note}") for note in unknown.values())
+    return Told(data, [f"{sentence}\nregistry root {registry.root().hex()}", *notes])

@@ -1,6 +1,7 @@
 """Show a registry and its history, in words and as JSON."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,8 +33,8 @@ from attest.registry.entries import signing_key
 from attest.registry.replay import look_alikes
 from attest.schema.plain import day, machine_time, utc, visible
 from dptrain.cli.inputs import existing_file
-from dptrain.cli.output import JsonFlag, console, counting, moment, styled, table
-from dptrain.programs import print_json
+from dptrain.cli.output import counting, moment, styled, table
+from dptrain.cli.results import Shown, Told, plain
 
 MOST = 20
 """Actions of one entry that are told one by one to a person."""
@@ -130,11 +131,7 @@ def _action_as_json(action: Action, who: Who) -> dict[str, Any]:
         signing = said.key if isinstance(action, Rotate) else signing_key(action.message)
         said_fields = {name: getattr(said, name) for name in said.__slots__}
         fields = said_fields | {"contributor": who.of_key(signing)} | fields
-    return {"action": type(action).__name__.lower()} | {name: _plain(value) for name, value in fields.items()}
-
-
-def _plain(value: Any) -> Any:
-    return value.hex() if isinstance(value, bytes) else value
+    return {"action": type(action).__name__.lower()} | {name: plain(value) for name, value in fields.items()}
 
 
 def _short(raw: bytes | None) -> str:
@@ -158,8 +155,7 @@ def show(
     registry: ExistingRegistry,
     history: Annotated[bool, typer.Option("--history", help="List what every entry did.")] = False,
     owner_key: OwnerKey = None,
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """List contributors, keys and granted classes, or with --history the entries that led there.
 
     Without the owner's public key nothing can be verified: the file is shown all the same, marked NOT VERIFIED, and the
@@ -170,14 +166,9 @@ def show(
     public = owner_key or registry.with_name("owner.pub")
     known = open_registry(registry, keys.load_public_key(public)) if public.is_file() else None
     found = peek(registry) if history or known is None else None
-    if json:
-        print_json(as_json(known or found, verified=known is not None, history=found if history else None))
-    else:
-        _print_unverified(known)
-        _print_history(found) if history and found is not None else _print_contributors(known or found)
-        _print_unverified(known)
-    if known is None:
-        raise typer.Exit(1)
+    data = as_json(known or found, verified=known is not None, history=found if history else None)
+    text = _history_text(found) if history and found is not None else _contributors_text(known or found)
+    return Told(data, [*_unverified_text(known), *text, *_unverified_text(known)], code=known is None)
 
 
 def verify(
@@ -187,8 +178,7 @@ def verify(
         str | None, typer.Option(metavar="HEX", help="A root seen before, which the registry must still extend.")
     ] = None,
     now: Annotated[int | None, moment("What the clock says, which no entry may be ahead of; default: now.")] = None,
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """Verify every entry, every contributor's statement and every key; exit code 1 if anything is refused.
 
     A last entry that lies more than an hour ahead of the clock is refused: nothing could be revoked until then.
@@ -213,24 +203,23 @@ def verify(
     proved = sum(record.proved for contributor in known.contributors for record in contributor.keys)
     # Commitments have no looks.
     alike = None if known.names_missing else look_alikes((known.owner, *known.by_name))
-    if json:
-        told = {
-            "keys": len(enrolled),
-            "proved": proved,
-            "look_alikes": None if alike is None else [list(group) for group in alike],
-        }
-        print_json(as_json(known, verified=True) | told)
-        return
-    out = console()
-    out.print(
-        f"verified {len(known.roots)} entries by {known.owner}: {len(known.by_name)} contributors, {len(enrolled)} keys, "
-        f"{proved} of them with proof of possession\n"
-        f"registry id {known.registry_id.hex()}\nregistry root {known.root().hex()}"
-    )
+    told = {
+        "keys": len(enrolled),
+        "proved": proved,
+        "look_alikes": None if alike is None else [list(group) for group in alike],
+    }
+    alike_shown = [f": names that look alike: {', '.join(group)}" for group in alike or ()]
     if alike is None:
-        out.print(styled("yellow", "note", f": names that look alike were not looked for: {known.names_missing}"))
-    for group in alike or ():
-        out.print(styled("yellow", "note", f": names that look alike: {', '.join(group)}"))
+        alike_shown = [f": names that look alike were not looked for: {known.names_missing}"]
+    return Told(
+        as_json(known, verified=True) | told,
+        [
+            f"verified {len(known.roots)} entries by {known.owner}: {len(known.by_name)} contributors, {len(enrolled)} keys, "
+            f"{proved} of them with proof of possession\n"
+            f"registry id {known.registry_id.hex()}\nregistry root {known.root().hex()}",
+            *(styled("yellow", "note", note) for note in alike_shown),
+        ],
+    )
 
 
 def _hex(text: str, option: str) -> bytes:
@@ -240,14 +229,14 @@ def _hex(text: str, option: str) -> bytes:
         raise typer.BadParameter(f"{option} {text!r} is not in hex") from error
 
 
-def _print_unverified(known: Registry | None) -> None:
+def _unverified_text(known: Registry | None) -> Iterator[Shown]:
     if known is None:
-        console().print(
+        yield (
             styled("bold red", "NOT VERIFIED", ": nobody checked who signed this; give the owner's public key with --owner-key")
         )
 
 
-def _print_contributors(found: Registry | Peek) -> None:
+def _contributors_text(found: Registry | Peek) -> Iterator[Shown]:
     rows = table("contributor", "key id", "possession", "classes", "cap", "valid from", "valid until", "revoked")
     for contributor in found.contributors:
         name = shown(contributor.name)
@@ -263,12 +252,11 @@ def _print_contributors(found: Registry | Peek) -> None:
                 day(record.not_after),
                 "" if record.revoked_at is None else utc(record.revoked_at),
             )
-    out = console()
-    out.print(rows)
+    yield rows
     if isinstance(found, Registry) and found.names_missing:
-        out.print(f"contributors are shown by the beginning of their commitments: {found.names_missing}")
-    out.print(f"owner {found.owner}, id {found.registry_id.hex()}\nroot {found.roots[-1].hex()}")
-    out.print("possession: proved, by a statement that the key signed for this registry; or the word of the owner who enrolled")
+        yield f"contributors are shown by the beginning of their commitments: {found.names_missing}"
+    yield f"owner {found.owner}, id {found.registry_id.hex()}\nroot {found.roots[-1].hex()}"
+    yield "possession: proved, by a statement that the key signed for this registry; or the word of the owner who enrolled"
 
 
 def possession(record: KeyRecord) -> str:
@@ -276,12 +264,12 @@ def possession(record: KeyRecord) -> str:
     return "proved" if record.proved else "owner's word"
 
 
-def _print_history(found: Peek) -> None:
-    out, who = console(), Who(found)
+def _history_text(found: Peek) -> Iterator[Shown]:
+    who = Who(found)
     for entry, root in zip(found.entries, found.roots, strict=True):
-        out.print(f"entry {entry.seq}, {utc(entry.time)}, root {root.hex()}")
+        yield f"entry {entry.seq}, {utc(entry.time)}, root {root.hex()}"
         for sentence in sentences(entry, who):
-            out.print(f"  {sentence}")
+            yield f"  {sentence}"
 
 
 def as_json(
