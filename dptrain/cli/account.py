@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from dptrain.cli.inputs import PlotFile, require_plot
+from dptrain.cli.options import option
 from dptrain.cli.output import amount, counted, counting, table
 from dptrain.cli.results import Shown, Told
 from dptrain.clipping import own_noise
@@ -19,13 +20,13 @@ from dptrain.progress import progress_bar
 from ledger import accountants
 from ledger.accountants import AccountantError, Phase
 
-NoiseMultiplier = Annotated[float | None, typer.Option(help="Noise standard deviation divided by the clip norm.")]
-SamplingRate = Annotated[float | None, typer.Option(help="Probability q that a contribution is drawn in a step.")]
-Steps = Annotated[int | None, typer.Option(help="Number of logical steps T.")]
-Delta = Annotated[float, typer.Option(help="The delta of (epsilon, delta)-DP.")]
-Accountant = Annotated[str, typer.Option(help="Accountant: pld, rdp, moments or prv.")]
-Family = Annotated[str, typer.Option(help="Noise: gaussian, laplace, discrete_gaussian or skellam.")]
-Compare = Annotated[bool, typer.Option("--compare", help="All accountants in one table.")]
+NoiseMultiplier = Annotated[float | None, option("Noise standard deviation divided by the clip norm.")]
+SamplingRate = Annotated[float | None, option("Probability q that a contribution is drawn in a step.")]
+Steps = Annotated[int | None, option("Number of logical steps T.")]
+Delta = Annotated[float, option("The delta of (epsilon, delta)-DP.")]
+Accountant = Annotated[str, option("Accountant: pld, rdp, moments or prv.")]
+Family = Annotated[str, option("Noise: gaussian, laplace, discrete_gaussian or skellam.")]
+Compare = Annotated[bool, option("All accountants in one table.", "--compare")]
 
 
 def phases_of(z: float | None, q: float | None, steps: int | None, texts: Sequence[str]) -> list[Phase]:
@@ -168,21 +169,17 @@ def account(
     sampling_rate: SamplingRate = None,
     steps: Steps = None,
     phase: Annotated[
-        list[str] | None, typer.Option(metavar="Z,Q,T", help="A phase: noise multiplier, rate, steps; repeat in order.")
+        list[str] | None, option("A phase: noise multiplier, rate, steps; repeat in order.", metavar="Z,Q,T")
     ] = None,
     accountant: Accountant = "pld",
     family: Family = "gaussian",
-    max_occurrences: Annotated[
-        int | None, typer.Option(metavar="N", help="Also if the contribution is drawn at most N times.")
-    ] = None,
-    group_size: Annotated[
-        int | None, typer.Option(metavar="K", help="Also for K such contributions of one person together.")
-    ] = None,
+    max_occurrences: Annotated[int | None, option("Also if the contribution is drawn at most N times.", metavar="N")] = None,
+    group_size: Annotated[int | None, option("Also for K such contributions of one person together.", metavar="K")] = None,
     examples: Annotated[
-        int | None, typer.Option(metavar="M", help="Also if M examples of a contribution were drawn and clipped one by one.")
+        int | None, option("Also if M examples of a contribution were drawn and clipped one by one.", metavar="M")
     ] = None,
     compare: Compare = False,
-    curve: Annotated[Over | None, typer.Option(help="Epsilon over the steps of the run, or over delta.")] = None,
+    curve: Annotated[Over | None, option("Epsilon over the steps of the run, or over delta.")] = None,
     plot: PlotFile = None,
 ) -> Told:
     """Compute epsilon of a run of Poisson-sampled noise, of one level or in phases.
@@ -279,26 +276,25 @@ class Question:
 
 
 def calibrate(
-    epsilon: Annotated[float, typer.Option(help="The epsilon that may not be exceeded.")],
+    epsilon: Annotated[float, option("The epsilon that may not be exceeded.")],
     delta: Delta,
     sampling_rate: SamplingRate = None,
     steps: Steps = None,
     noise_multiplier: NoiseMultiplier = None,
     phase: Annotated[
         list[str] | None,
-        typer.Option(metavar="A,Q,T", help="A phase of a run: A times the multiplier found, rate, steps; repeat in order."),
+        option("A phase of a run: A times the multiplier found, rate, steps; repeat in order.", metavar="A,Q,T"),
     ] = None,
     occurrences: Annotated[
-        float | None,
-        typer.Option(metavar="N", help="How often it is drawn over the run: expected, a rate of N/T; if public, exactly N."),
+        float | None, option("How often it is drawn over the run: expected, a rate of N/T; if public, exactly N.", metavar="N")
     ] = None,
     disclosure: Annotated[
-        Disclosure, typer.Option(help="Whether draws stay secret, or occurrences are public and count one by one.")
+        Disclosure, option("Whether draws stay secret, or occurrences are public and count one by one.")
     ] = Disclosure.SECRET,
     clip_norm: Annotated[
-        float | None, typer.Option(metavar="C", help="Also the variance of the noise that suffices at this clip norm, (z C)^2.")
+        float | None, option("Also the variance of the noise that suffices at this clip norm, (z C)^2.", metavar="C")
     ] = None,
-    solve: Annotated[Wanted, typer.Option(help="What to find; the others are given.")] = Wanted.MULTIPLIER,
+    solve: Annotated[Wanted, option("What to find; the others are given.")] = Wanted.MULTIPLIER,
     accountant: Accountant = "pld",
     family: Family = "gaussian",
     compare: Compare = False,

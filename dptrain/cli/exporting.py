@@ -4,28 +4,25 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
+from dptrain.cli.options import file_option, option
 from dptrain.cli.output import styled
 from dptrain.cli.results import Shown
 from ledger.storage.place import Place
 
 RegistryAlong = Annotated[
     Path | None,
-    typer.Option(
+    file_option(
+        "REGISTRY",
+        "Contributor registry to take along, without its names; default: the one that the run used, if it is still there.",
         "--registry",
-        metavar="REGISTRY",
-        exists=True,
-        dir_okay=False,
-        help="Contributor registry to take along, without its names; default: the one that the run used, if it is still there.",
     ),
 ]
 WithoutAttestations = Annotated[
     bool,
-    typer.Option(
-        "--without-attestations",
-        help="Leave out what contributors signed, and the registry unless you name it, if you may not share them. Then an "
+    option(
+        "Leave out what contributors signed, and the registry unless you name it, if you may not share them. Then an "
         "audit has to believe what your ledger says of them: it is TOLD at best.",
+        "--without-attestations",
     ),
 ]
 

@@ -24,6 +24,7 @@ from attest.registry import Registry
 from attest.schema.plain import utc, visible
 from dptrain.cli.inputs import OwnerKey, RegistryFile, read_registry, read_signed_policy
 from dptrain.cli.ledger.place import LedgerKey, StateDirectory, checked, place_of
+from dptrain.cli.options import argument, file_argument, option
 from dptrain.cli.output import counted, counting, moment, styled, table
 from dptrain.cli.results import Result, Shown
 from dptrain.progress import attestations_in, progress_bar
@@ -32,16 +33,14 @@ from dptrain.record.registry_watch import cited_roots, memories_of, memory_of
 
 ForLedger = Annotated[
     str | None,
-    typer.Option(
+    option(
+        "Ledger of the run that trains on it, there or to come. Signatures that verify are kept beside it, for the next "
+        "reading; its key is made if there is none.",
         "--for",
         metavar="LEDGER",
-        help="Ledger of the run that trains on it, there or to come. Signatures that verify are kept beside it, for the next "
-        "reading; its key is made if there is none.",
     ),
 ]
-NoKeptReading = Annotated[
-    bool, typer.Option("--no-kept-reading", help="Verify every signature, whatever was kept, and keep nothing.")
-]
+NoKeptReading = Annotated[bool, option("Verify every signature, whatever was kept, and keep nothing.", "--no-kept-reading")]
 
 
 @dataclass(frozen=True)
@@ -113,10 +112,8 @@ def sentences(reading: KeptReading | None) -> list[str]:
     return spared + ([reading.told] if reading.told else [])
 
 
-SignedPolicyFile = Annotated[
-    Path, typer.Argument(metavar="POLICY.cose", exists=True, dir_okay=False, help="Policy signed by the corpus owner.")
-]
-CorpusPath = Annotated[Path, typer.Argument(metavar="CORPUS", exists=True, help="Directory, or one piece of data.")]
+SignedPolicyFile = Annotated[Path, file_argument("POLICY.cose", "Policy signed by the corpus owner.")]
+CorpusPath = Annotated[Path, argument("Directory, or one piece of data.", metavar="CORPUS", exists=True)]
 
 
 def gate(
@@ -125,20 +122,19 @@ def gate(
     owner_key: OwnerKey = None,
     registry: RegistryFile = None,
     ledger: Annotated[
-        str | None,
-        typer.Option(metavar="LEDGER", callback=checked, help="Refuse what was withdrawn in this ledger, a file or a URL."),
+        str | None, option("Refuse what was withdrawn in this ledger, a file or a URL.", metavar="LEDGER", callback=checked)
     ] = None,
     made_for: ForLedger = None,
     key: LedgerKey = None,
     state: StateDirectory = None,
     no_kept_reading: NoKeptReading = False,
     now: Annotated[int | None, moment("Moment of admission; default: now.")] = None,
-    limit: Annotated[int, typer.Option(min=0, help="Refusals that are listed; --json and --refusals list all.")] = 20,
+    limit: Annotated[int, option("Refusals that are listed; --json and --refusals list all.", min=0)] = 20,
     refusals: Annotated[
-        Path | None, typer.Option(metavar="FILE.jsonl", dir_okay=False, help="Write every refusal as a line of JSON.")
+        Path | None, option("Write every refusal as a line of JSON.", metavar="FILE.jsonl", dir_okay=False)
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, max=1024, help="Processes that verify signatures; default: one per processor.")
+        int | None, option("Processes that verify signatures; default: one per processor.", min=1, max=1024)
     ] = None,
 ) -> "Judged":
     """Judge every contribution as training would: admitted per class, refused per reason.

@@ -5,7 +5,7 @@ import math
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -16,31 +16,20 @@ from attest.keys.signers import AgentSigner, CheckedSigner, LocalSigner
 from attest.policy import Policy, SignedPolicy, open_policy
 from attest.registry import Registry, open_registry
 from attest.schema.plain import visible
+from dptrain.cli.options import file_argument, file_option, option
 from dptrain.planning.figures import SUFFIXES, require_matplotlib
-
-
-def existing_file(flag: str, metavar: str, text: str, **settings: Any) -> Any:
-    """An option that takes a file which must exist.
-
-    Args:
-        flag: `--key` and the like. metavar: what completion and hints know the file by. text: its help.
-        settings: further arguments of `typer.Option`.
-    """
-    return typer.Option(flag, metavar=metavar, exists=True, dir_okay=False, help=text, **settings)
-
 
 MemberRecords = Annotated[
     list[Path] | None,
-    existing_file(
-        "--member",
+    file_option(
         "PROOF.member",
         "Where ADMIT leaves are gone: what 'ledger prove --kind summary' wrote for a contribution; repeat.",
+        "--member",
     ),
 ]
 
 PlotFile = Annotated[
-    Path | None,
-    typer.Option("--plot", metavar="FIGURE", dir_okay=False, help="Draw it: FILE.svg, FILE.html with tables, or FILE.png."),
+    Path | None, option("Draw it: FILE.svg, FILE.html with tables, or FILE.png.", "--plot", metavar="FIGURE", dir_okay=False)
 ]
 
 
@@ -101,25 +90,23 @@ def goals_of(texts: Iterable[str], rules: Policy) -> dict[str, float]:
 
 KeyFile = Annotated[
     Path,
-    existing_file(
-        "--key", "KEY", "Private key file; or the .pub file, to sign with the SSH agent that holds the private half."
-    ),
+    file_option("KEY", "Private key file; or the .pub file, to sign with the SSH agent that holds the private half.", "--key"),
 ]
 PassphraseFile = Annotated[
     Path | None,
-    existing_file(
-        "--passphrase-file",
+    file_option(
         "FILE",
         "First line is the passphrase of the private key; - reads standard input. Default: asked for on a terminal.",
+        "--passphrase-file",
         allow_dash=True,
     ),
 ]
 NewPassphraseFile = Annotated[
     Path | None,
-    existing_file(
-        "--passphrase-file",
+    file_option(
         "FILE",
         "First line is a passphrase that encrypts the key; - reads standard input.",
+        "--passphrase-file",
         allow_dash=True,
     ),
 ]
@@ -239,16 +226,12 @@ def _ask(prompt: str) -> str:
         raise typer.Abort() from error
 
 
-PolicyFile = Annotated[
-    Path, typer.Argument(metavar="POLICY", exists=True, dir_okay=False, help="policy.cose, or policy.toml unsigned.")
-]
+PolicyFile = Annotated[Path, file_argument("POLICY", "policy.cose, or policy.toml unsigned.")]
 OwnerKey = Annotated[
-    Path | None,
-    existing_file("--owner-key", "PUB", "Public key of the corpus owner; default: owner.pub beside the policy."),
+    Path | None, file_option("PUB", "Public key of the corpus owner; default: owner.pub beside the policy.", "--owner-key")
 ]
 RegistryFile = Annotated[
-    Path | None,
-    existing_file("--registry", "REGISTRY", "Contributor registry; default: registry.cbor beside the policy."),
+    Path | None, file_option("REGISTRY", "Contributor registry; default: registry.cbor beside the policy.", "--registry")
 ]
 
 

@@ -31,6 +31,7 @@ from dptrain.cli.inputs import (
     read_signed_policy,
     refuse_to_overwrite,
 )
+from dptrain.cli.options import argument, file_argument, file_option, option
 from dptrain.cli.output import counting
 from dptrain.cli.results import Told
 from dptrain.planning.plan import make_plan
@@ -45,13 +46,13 @@ app = typer.Typer(
 
 _TEMPLATE = Path(__file__).with_name("policy_template.toml")
 
-Layers = Annotated[int, typer.Option(min=1, max=4096, help="Layers of the model, for the table of blocks.")]
+Layers = Annotated[int, option("Layers of the model, for the table of blocks.", min=1, max=4096)]
 
 
 @app.command()
 def init(
-    path: Annotated[Path, typer.Argument(metavar="POLICY.toml", help="The file to write.")] = Path("policy.toml"),
-    corpus: Annotated[str, typer.Option(help="Identifier of the corpus.")] = "my-corpus",
+    path: Annotated[Path, argument("The file to write.", metavar="POLICY.toml")] = Path("policy.toml"),
+    corpus: Annotated[str, option("Identifier of the corpus.")] = "my-corpus",
 ) -> Told:
     """Write a commented policy to start from; never over an existing file.
 
@@ -69,22 +70,18 @@ def check(
     policy: PolicyFile,
     contributions: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="CLASS=N",
-            autocompletion=class_counts,
-            help="Contributions of a class in the corpus; repeat for every class.",
+        option(
+            "Contributions of a class in the corpus; repeat for every class.", metavar="CLASS=N", autocompletion=class_counts
         ),
     ] = None,
     corpus: Annotated[
         Path | None,
-        typer.Option(
-            metavar="CORPUS", exists=True, help="Count them in this corpus: admitted, or for a .toml what is attested."
-        ),
+        option("Count them in this corpus: admitted, or for a .toml what is attested.", metavar="CORPUS", exists=True),
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if there is any warning.")] = False,
+    strict: Annotated[bool, option("Exit with 1 if there is any warning.", "--strict")] = False,
     layers: Layers = 12,
     seconds_per_step: Annotated[
-        float, typer.Option(min=0.001, help="Pace of training; the validity of attestations is compared with it.")
+        float, option("Pace of training; the validity of attestations is compared with it.", min=0.001)
     ] = 10.0,
     owner_key: OwnerKey = None,
     registry: RegistryFile = None,
@@ -119,24 +116,18 @@ def check(
 
 @app.command()
 def sign(
-    policy: Annotated[Path, typer.Argument(metavar="POLICY.toml", exists=True, dir_okay=False, help="The rules.")],
+    policy: Annotated[Path, file_argument("POLICY.toml", "The rules.")],
     key: Annotated[
         Path | None,
-        typer.Option(
-            metavar="KEY",
-            exists=True,
-            dir_okay=False,
-            help="Private key of the corpus owner, or its .pub file, to sign with the SSH agent that holds it; default: "
+        file_option(
+            "KEY",
+            "Private key of the corpus owner, or its .pub file, to sign with the SSH agent that holds it; default: "
             "owner.key beside the policy.",
         ),
     ] = None,
     registry: RegistryFile = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="POLICY.cose", help="Signed file; default: the policy's name with .cose.")
-    ] = None,
-    owner: Annotated[
-        str | None, typer.Option(help="Identifier of the owner; default: the name in the .pub file beside the key.")
-    ] = None,
+    out: Annotated[Path | None, option("Signed file; default: the policy's name with .cose.", metavar="POLICY.cose")] = None,
+    owner: Annotated[str | None, option("Identifier of the owner; default: the name in the .pub file beside the key.")] = None,
     passphrase_file: PassphraseFile = None,
 ) -> Told:
     """Bind a policy to a contributor registry and sign it as the corpus owner.

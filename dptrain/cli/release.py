@@ -15,6 +15,7 @@ from dptrain.cli.inputs import PassphraseFile
 from dptrain.cli.ledger import proofs as ledger_proofs
 from dptrain.cli.ledger.place import LedgerKey, StateDirectory, checked, opened_to_sign, place_of
 from dptrain.cli.ledger.show import verdict_text
+from dptrain.cli.options import file_option, folder_argument, folder_option, option
 from dptrain.cli.output import counted, counting, moment, spent, styled, table
 from dptrain.cli.results import Shown, Told
 
@@ -22,16 +23,14 @@ if TYPE_CHECKING:
     # Loaded where they are used, as in `dptrain.cli.ledger.commands`: help and completion need none of them.
     from ledger.release import Manifest, ReleaseReport, Tie
 
-ModelDirectory = Annotated[
-    Path, typer.Argument(metavar="MODEL", exists=True, file_okay=False, help="Directory of the model, and nothing else.")
-]
+ModelDirectory = Annotated[Path, folder_argument("MODEL", "Directory of the model, and nothing else.")]
 
 
 def release(
     model: ModelDirectory,
-    check: Annotated[bool, typer.Option("--check", help="Check a release instead of making one.")] = False,
+    check: Annotated[bool, option("Check a release instead of making one.", "--check")] = False,
     ledger: Annotated[
-        str | None, typer.Option(metavar="LEDGER", callback=checked, help="Ledger of the run that trained it, a file or a URL.")
+        str | None, option("Ledger of the run that trained it, a file or a URL.", metavar="LEDGER", callback=checked)
     ] = None,
     registry: exporting.RegistryAlong = None,
     without_attestations: exporting.WithoutAttestations = False,
@@ -39,36 +38,23 @@ def release(
     ledger_key: LedgerKey = None,
     passphrase_file: PassphraseFile = None,
     key: Annotated[
-        list[str] | None,
-        typer.Option("--key", metavar="PUB", help="With --check: public key of the ledger, a file or the key itself; repeat."),
+        list[str] | None, option("With --check: public key of the ledger, a file or the key itself; repeat.", metavar="PUB")
     ] = None,
-    owner_key: Annotated[
-        Path | None,
-        typer.Option(
-            "--owner-key", metavar="PUB", exists=True, dir_okay=False, help="With --check: require this owner's policy."
-        ),
-    ] = None,
-    export: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="EXPORT", exists=True, file_okay=False, help="With --check: a newer export than the one in the model."
-        ),
-    ] = None,
+    owner_key: Annotated[Path | None, file_option("PUB", "With --check: require this owner's policy.")] = None,
+    export: Annotated[Path | None, folder_option("EXPORT", "With --check: a newer export than the one in the model.")] = None,
     require_quorum: Annotated[
         bool,
-        typer.Option(
+        option(
+            "With --check: fail unless the policy's auditors and witnesses have cosigned what records the release.",
             "--require-quorum",
-            help="With --check: fail unless the policy's auditors and witnesses have cosigned what records the release.",
         ),
     ] = False,
-    min_size: Annotated[
-        int, typer.Option("--min-size", metavar="N", min=1, help="With --check: refuse a release that cites fewer leaves.")
-    ] = 1,
+    min_size: Annotated[int, option("With --check: refuse a release that cites fewer leaves.", metavar="N", min=1)] = 1,
     signature_only: Annotated[
-        bool, typer.Option("--signature-only", help="With --check: be content with SIGNED, where there is no export.")
+        bool, option("With --check: be content with SIGNED, where there is no export.", "--signature-only")
     ] = False,
     require_full: Annotated[
-        bool, typer.Option("--require-full", help="With --check: exit with code 1 unless the verdict is FULL.")
+        bool, option("With --check: exit with code 1 unless the verdict is FULL.", "--require-full")
     ] = False,
     now: Annotated[
         int | None, moment("With --check: what the clock says, which neither release nor ledger may be ahead of; default: now.")

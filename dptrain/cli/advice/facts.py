@@ -71,11 +71,7 @@ def _reach(case: Case, planned: Reach) -> Consequence:
         if case.policy.sampling.name == POISSON
         else f"takes part once in every {round(1 / planned.sampling_rate):,} steps, {planned.draws.high:,} times in all at most"
     )
-    return fact(
-        "REACH",
-        f"each contribution {often}, and its gradient reaches {reach(case, planned)}{drawn}",
-        planned.name,
-    )
+    return fact("REACH", f"each contribution {often}, and its gradient reaches {reach(case, planned)}{drawn}", planned.name)
 
 
 def _public(case: Case, planned: Reach) -> Consequence:

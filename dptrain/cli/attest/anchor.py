@@ -4,35 +4,30 @@ import time
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from attest import keys, sign1, signed_file
 from attest.corpus.anchor import SUFFIX, anchor_of, sign_anchor
 from attest.errors import CorpusRefused
 from dptrain.cli.attest.attested import AttestationsOption, RecordOption, attestation_of
 from dptrain.cli.inputs import KeyFile, PassphraseFile, load_key, refuse_to_overwrite
+from dptrain.cli.options import file_argument, option
 from dptrain.cli.results import Told
 
 
 def anchor(
-    content: Annotated[
-        Path, typer.Argument(metavar="CONTENT", exists=True, dir_okay=False, help="The content, exactly as it was signed.")
-    ],
+    content: Annotated[Path, file_argument("CONTENT", "The content, exactly as it was signed.")],
     key: KeyFile,
     attestations: AttestationsOption = None,
     record: RecordOption = None,
     with_nonce: Annotated[
         bool,
-        typer.Option(
-            "--with-nonce",
-            help="Put the nonce into the record: then it confirms this content to everybody who has both, for ever. "
+        option(
+            "Put the nonce into the record: then it confirms this content to everybody who has both, for ever. "
             "Without it the record is of no content.",
+            "--with-nonce",
         ),
     ] = False,
-    contributor: Annotated[
-        str | None, typer.Option(help="Who signs; default: the name in the .pub file beside the key.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="New file; default: .CONTENT.anchor beside it.")] = None,
+    contributor: Annotated[str | None, option("Who signs; default: the name in the .pub file beside the key.")] = None,
+    out: Annotated[Path | None, option("New file; default: .CONTENT.anchor beside it.", metavar="FILE")] = None,
     passphrase_file: PassphraseFile = None,
 ) -> Told:
     """Write a signed record that leads from a content to its contribution in every ledger that admitted it.

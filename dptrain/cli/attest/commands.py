@@ -33,6 +33,7 @@ from dptrain.cli.inputs import (
     read_private_key,
     refuse_to_overwrite,
 )
+from dptrain.cli.options import argument, file_option, option
 from dptrain.cli.output import counted, moment
 from dptrain.cli.results import Told
 from dptrain.progress import contributions_in, progress_bar
@@ -61,23 +62,21 @@ class KeyForm(StrEnum):
 
 @app.command()
 def keygen(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Identifier under which the key signs: a-z 0-9 . _ / -")],
-    directory: Annotated[Path, typer.Option("--dir", exists=True, file_okay=False, help="Where the two files go.")] = Path("."),
+    name: Annotated[str, argument("Identifier under which the key signs: a-z 0-9 . _ / -", metavar="NAME")],
+    directory: Annotated[Path, option("Where the two files go.", "--dir", exists=True, file_okay=False)] = Path("."),
     form: Annotated[
-        KeyForm, typer.Option("--format", help="Form of the private key file: pem (PKCS#8), or openssh for ssh-add.")
+        KeyForm, option("Form of the private key file: pem (PKCS#8), or openssh for ssh-add.", "--format")
     ] = KeyForm.pem,
     source: Annotated[
         Path | None,
-        typer.Option(
-            "--from",
-            metavar="FILE",
-            exists=True,
-            dir_okay=False,
-            help="Take the key of this file instead of a new one: a private key, to write it in another form or with another "
+        file_option(
+            "FILE",
+            "Take the key of this file instead of a new one: a private key, to write it in another form or with another "
             "passphrase; or an OpenSSH .pub file, whose private half stays in its agent: then NAME.pub alone is written.",
+            "--from",
         ),
     ] = None,
-    passphrase: Annotated[bool, typer.Option("--passphrase", help="Ask twice for a passphrase that encrypts the key.")] = False,
+    passphrase: Annotated[bool, option("Ask twice for a passphrase that encrypts the key.", "--passphrase")] = False,
     passphrase_file: NewPassphraseFile = None,
 ) -> Told:
     """Make a key pair: NAME.key, which stays with you, and NAME.pub, which you hand out.
@@ -115,42 +114,31 @@ def keygen(
 
 @app.command()
 def sign(
-    data: Annotated[Path, typer.Argument(metavar="DATA", exists=True, help="A file, a .jsonl file or a folder.")],
+    data: Annotated[Path, argument("A file, a .jsonl file or a folder.", metavar="DATA", exists=True)],
     key: KeyFile,
-    admissibility_class: Annotated[
-        str, typer.Option("--class", autocompletion=classes, help="Class of the policy to be admitted under.")
-    ],
-    policy: Annotated[
-        Path | None,
-        typer.Option(metavar="POLICY", exists=True, dir_okay=False, help="Take corpus and bounds from this policy."),
-    ] = None,
-    owner_key: Annotated[
-        Path | None, typer.Option(metavar="PUB", exists=True, dir_okay=False, help="Owner's key, for a signed policy.")
-    ] = None,
-    corpus: Annotated[str | None, typer.Option(help="Corpus that may use the data, and no other.")] = None,
-    clip_norm: Annotated[str | None, typer.Option(metavar="DECIMAL", help="Largest pull at the model in a step.")] = None,
-    noise_multiplier: Annotated[
-        str | None, typer.Option(metavar="DECIMAL", help="Least noise, as a multiple of the clip norm.")
-    ] = None,
-    contributor: Annotated[
-        str | None, typer.Option(help="Who signs; default: the name in the .pub file beside the key.")
-    ] = None,
+    admissibility_class: Annotated[str, option("Class of the policy to be admitted under.", "--class", autocompletion=classes)],
+    policy: Annotated[Path | None, file_option("POLICY", "Take corpus and bounds from this policy.")] = None,
+    owner_key: Annotated[Path | None, file_option("PUB", "Owner's key, for a signed policy.")] = None,
+    corpus: Annotated[str | None, option("Corpus that may use the data, and no other.")] = None,
+    clip_norm: Annotated[str | None, option("Largest pull at the model in a step.", metavar="DECIMAL")] = None,
+    noise_multiplier: Annotated[str | None, option("Least noise, as a multiple of the clip norm.", metavar="DECIMAL")] = None,
+    contributor: Annotated[str | None, option("Who signs; default: the name in the .pub file beside the key.")] = None,
     public: Annotated[
-        bool, typer.Option("--public", help="The data is public: for a public class, which neither clips nor adds noise.")
+        bool, option("The data is public: for a public class, which neither clips nor adds noise.", "--public")
     ] = False,
-    data_class: Annotated[str, typer.Option(help="What kind of data it is, as an identifier.")] = "unspecified",
+    data_class: Annotated[str, option("What kind of data it is, as an identifier.")] = "unspecified",
     not_before: Annotated[int | None, moment("First moment of validity; default: now.")] = None,
-    days: Annotated[int, typer.Option(min=1, help="Days of validity.")] = 365,
-    max_occurrences: Annotated[int, typer.Option(min=0, help="Draws at most, 0 for no cap.")] = 0,
-    max_examples: Annotated[int | None, typer.Option(min=1, help="Examples that a contribution holds at most.")] = None,
+    days: Annotated[int, option("Days of validity.", min=1)] = 365,
+    max_occurrences: Annotated[int, option("Draws at most, 0 for no cap.", min=0)] = 0,
+    max_examples: Annotated[int | None, option("Examples that a contribution holds at most.", min=1)] = None,
     max_epsilon: Annotated[
-        str | None, typer.Option(metavar="DECIMAL", help="Most epsilon that it may spend, over all runs together.")
+        str | None, option("Most epsilon that it may spend, over all runs together.", metavar="DECIMAL")
     ] = None,
     max_delta: Annotated[
-        str | None, typer.Option(metavar="DECIMAL", help="The delta of --max-epsilon; default: that of the --policy.")
+        str | None, option("The delta of --max-epsilon; default: that of the --policy.", metavar="DECIMAL")
     ] = None,
-    principal: Annotated[str | None, typer.Option(help="Person that several contributions are about.")] = None,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Default: DATA.attest, where the gate looks.")] = None,
+    principal: Annotated[str | None, option("Person that several contributions are about.")] = None,
+    out: Annotated[Path | None, option("Default: DATA.attest, where the gate looks.", metavar="FILE")] = None,
     passphrase_file: PassphraseFile = None,
 ) -> Told:
     """Sign a file, every record of a .jsonl file, or every file of a folder; one attestation per contribution.
@@ -244,13 +232,11 @@ for function in (verify, show, anchor, prove, rotate, revoke):
 def withdraw(
     attestations: AttestationFile,
     key: KeyFile,
-    record: Annotated[list[int] | None, typer.Option(min=1, help="Number of the contribution, from 1; repeat.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Withdraw every contribution of the file.")] = False,
-    reason: Annotated[str, typer.Option(help=_REASONS)] = "consent",
-    contributor: Annotated[
-        str | None, typer.Option(help="Who signs; default: the name in the .pub file beside the key.")
-    ] = None,
-    out: Annotated[Path, typer.Option(metavar="DIR", file_okay=False, help="Where they go.")] = Path("withdrawals"),
+    record: Annotated[list[int] | None, option("Number of the contribution, from 1; repeat.", min=1)] = None,
+    everything: Annotated[bool, option("Withdraw every contribution of the file.", "--all")] = False,
+    reason: Annotated[str, option(_REASONS)] = "consent",
+    contributor: Annotated[str | None, option("Who signs; default: the name in the .pub file beside the key.")] = None,
+    out: Annotated[Path, option("Where they go.", metavar="DIR", file_okay=False)] = Path("withdrawals"),
     passphrase_file: PassphraseFile = None,
 ) -> Told:
     """Sign withdrawals, one file per contribution, for the operator to enter with `dptrain ledger withdraw`.

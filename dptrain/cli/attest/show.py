@@ -21,7 +21,8 @@ from attest.gate import Gate
 from attest.schema.plain import day, visible
 from dptrain.cli.attest.verify import Verifier
 from dptrain.cli.attest.words import Check, commitments, identity, own_noise_of, paragraphs
-from dptrain.cli.inputs import existing_file, read_policy, read_registry
+from dptrain.cli.inputs import read_policy, read_registry
+from dptrain.cli.options import argument, file_option, option
 from dptrain.cli.output import console, moment, number, styled, table
 from dptrain.cli.results import Result, Shown, Told, plain
 from dptrain.progress import progress_bar
@@ -39,9 +40,7 @@ def _not_the_data(path: Path | None) -> Path | None:
 
 AttestationFile = Annotated[
     Path,
-    typer.Argument(
-        metavar="DATA.attest", exists=True, help="Attestations, as sign wrote them.", callback=_not_the_data, dir_okay=True
-    ),
+    argument("Attestations, as sign wrote them.", metavar="DATA.attest", exists=True, callback=_not_the_data, dir_okay=True),
 ]
 
 _VERIFY = "Verify"
@@ -51,36 +50,22 @@ _MARKS = {"passed": ("green", "✓"), "failed": ("bold red", "✗"), "unchecked"
 
 def show(
     attestations: AttestationFile,
-    record: Annotated[
-        int | None, typer.Option(min=1, help="Number of one contribution, from 1, to be explained in words.")
-    ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Attestations that are listed; all are counted.")] = 20,
-    pub: Annotated[
-        Path | None,
-        typer.Option(metavar="PUB", exists=True, dir_okay=False, help="Verify under this public key.", rich_help_panel=_VERIFY),
-    ] = None,
+    record: Annotated[int | None, option("Number of one contribution, from 1, to be explained in words.", min=1)] = None,
+    limit: Annotated[int, option("Attestations that are listed; all are counted.", min=1)] = 20,
+    pub: Annotated[Path | None, file_option("PUB", "Verify under this public key.", rich_help_panel=_VERIFY)] = None,
     policy: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="POLICY", exists=True, dir_okay=False, help="Explain and verify under this policy.", rich_help_panel=_VERIFY
-        ),
+        Path | None, file_option("POLICY", "Explain and verify under this policy.", rich_help_panel=_VERIFY)
     ] = None,
     registry: Annotated[
         Path | None,
-        existing_file(
-            "--registry",
-            "REGISTRY",
-            "Verify under this registry; default: registry.cbor beside a signed policy.",
-            rich_help_panel=_VERIFY,
+        file_option(
+            "REGISTRY", "Verify under this registry; default: registry.cbor beside a signed policy.", rich_help_panel=_VERIFY
         ),
     ] = None,
     owner_key: Annotated[
         Path | None,
-        existing_file(
-            "--owner-key",
-            "PUB",
-            "The corpus owner's public key; default: owner.pub beside policy or registry.",
-            rich_help_panel=_VERIFY,
+        file_option(
+            "PUB", "The corpus owner's public key; default: owner.pub beside policy or registry.", rich_help_panel=_VERIFY
         ),
     ] = None,
     at: Annotated[int | None, moment("Moment at which they must be valid; default: now.", rich_help_panel=_VERIFY)] = None,

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from attest import keys, sign1
 from attest.attestation import Attestation
 from attest.corpus import Item, open_corpus
@@ -23,6 +21,7 @@ from attest.policy import Policy
 from attest.registry import Contributor, KeyRecord, Registry
 from attest.schema.plain import utc, visible
 from dptrain.cli.attest.words import Check
+from dptrain.cli.options import argument, file_option, option
 from dptrain.cli.output import moment, styled
 from dptrain.cli.registry.show import shown
 from dptrain.cli.results import Shown, Told
@@ -146,10 +145,10 @@ class Verifier:
 
 
 def verify(
-    data: Annotated[Path, typer.Argument(metavar="DATA", exists=True, help="Data with DATA.attest beside it.")],
-    pub: Annotated[Path, typer.Option("--pub", metavar="PUB", exists=True, dir_okay=False, help="The signer's key.")],
+    data: Annotated[Path, argument("Data with DATA.attest beside it.", metavar="DATA", exists=True)],
+    pub: Annotated[Path, file_option("PUB", "The signer's key.")],
     at: Annotated[int | None, moment("Moment at which they must be valid; default: now.")] = None,
-    limit: Annotated[int, typer.Option(min=0, help="Failures that are listed; all are counted.")] = 20,
+    limit: Annotated[int, option("Failures that are listed; all are counted.", min=0)] = 20,
 ) -> Told:
     """Check signature, content and validity of every contribution against one public key.
 

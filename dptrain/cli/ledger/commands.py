@@ -28,6 +28,7 @@ from dptrain.cli.ledger.proofs import OwnersKey, VerifierKeys, prove, trusted, v
 from dptrain.cli.ledger.retain import retain
 from dptrain.cli.ledger.trace import trace
 from dptrain.cli.ledger.upkeep import init, rotate_key, set_clock
+from dptrain.cli.options import argument, file_argument, file_option, folder_argument, folder_option, option
 from dptrain.cli.output import counting, parse_age
 from dptrain.cli.results import Told
 from dptrain.errors import ConfigError
@@ -50,19 +51,15 @@ app = typer.Typer(
     "the descriptor hash that `dptrain attest show` prints. None of them needs torch.",
 )
 
-ExportDirectory = Annotated[
-    Path, typer.Argument(metavar="EXPORT", exists=True, file_okay=False, help="Directory that export wrote.")
-]
+ExportDirectory = Annotated[Path, folder_argument("EXPORT", "Directory that export wrote.")]
 RequireFull = Annotated[
-    bool, typer.Option("--require-full", help="Exit with code 1 unless the verdict is FULL: TOLD and SUMMARISED fail too.")
+    bool, option("Exit with code 1 unless the verdict is FULL: TOLD and SUMMARISED fail too.", "--require-full")
 ]
 
 
 def show(
     ledger: LedgerOrExport,
-    key: Annotated[
-        list[str] | None, typer.Option("--key", metavar="PUB", help="For an export: public key of the ledger; repeat.")
-    ] = None,
+    key: Annotated[list[str] | None, option("For an export: public key of the ledger; repeat.", metavar="PUB")] = None,
     owner_key: OwnersKey = None,
     content: wanted.Content = None,
     nonce: wanted.Nonce = None,
@@ -104,7 +101,7 @@ def show(
 
 def export(
     ledger: LedgerName,
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="New directory.")],
+    directory: Annotated[Path, argument("New directory.", metavar="DIR")],
     registry: exporting.RegistryAlong = None,
     without_attestations: exporting.WithoutAttestations = False,
     state: StateDirectory = None,
@@ -144,53 +141,38 @@ def verify(
     key: VerifierKeys,
     owner_key: OwnersKey = None,
     require_quorum: Annotated[
-        bool,
-        typer.Option("--require-quorum", help="Fail unless the auditors and witnesses whom the policy asks for have cosigned."),
+        bool, option("Fail unless the auditors and witnesses whom the policy asks for have cosigned.", "--require-quorum")
     ] = False,
     earlier: Annotated[
         list[Path] | None,
-        typer.Option(
-            metavar="EXPORT",
-            exists=True,
-            file_okay=False,
-            help="Export of an earlier run that this one counts; then what was spent before is computed again too. Repeat.",
+        folder_option(
+            "EXPORT", "Export of an earlier run that this one counts; then what was spent before is computed again too. Repeat."
         ),
     ] = None,
     min_size: Annotated[
-        int | None,
-        typer.Option("--min-size", metavar="N", min=1, help="Fail if there are fewer leaves: an old copy, or a cut tail."),
+        int | None, option("Fail if there are fewer leaves: an old copy, or a cut tail.", metavar="N", min=1)
     ] = None,
     max_age: Annotated[
         int | None,
-        typer.Option(
+        option(
+            "Fail if the last leaf, and every auditor's cosignature, is older, such as 7d or 36h; default: any age.",
             parser=parse_age,
             metavar="AGE",
-            help="Fail if the last leaf, and every auditor's cosignature, is older, such as 7d or 36h; default: any age.",
         ),
     ] = None,
     now: Now = None,
     remember: Annotated[
         Path | None,
-        typer.Option(
+        option(
+            "Keep the largest checkpoint per ledger here, and fail if a later export does not extend it.",
             metavar="DIR",
             file_okay=False,
-            help="Keep the largest checkpoint per ledger here, and fail if a later export does not extend it.",
         ),
     ] = None,
-    withdrawals: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", exists=True, file_okay=False, help="Signed withdrawals: hold WITHDRAW leaves against them."
-        ),
-    ] = None,
+    withdrawals: Annotated[Path | None, folder_option("DIR", "Signed withdrawals: hold WITHDRAW leaves against them.")] = None,
     registry: Annotated[
         Path | None,
-        typer.Option(
-            metavar="REGISTRY",
-            exists=True,
-            dir_okay=False,
-            help="Registry of the contributors' keys, in place of the one in the export, which it must extend.",
-        ),
+        file_option("REGISTRY", "Registry of the contributors' keys, in place of the one in the export, which it must extend."),
     ] = None,
     require_full: RequireFull = False,
 ) -> Told:
@@ -215,16 +197,9 @@ def verify(
 
 def withdraw(
     ledger: LedgerName,
-    withdrawals: Annotated[
-        list[Path], typer.Argument(metavar="WITHDRAWAL", exists=True, dir_okay=False, help="As attest withdraw wrote them.")
-    ],
-    attestations: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="DATA.attest", exists=True, dir_okay=False, help="Attestations that are withdrawn; repeat."),
-    ] = None,
-    registry: Annotated[
-        Path | None, typer.Option(metavar="REGISTRY", exists=True, dir_okay=False, help="Registry with the signers' keys.")
-    ] = None,
+    withdrawals: Annotated[list[Path], file_argument("WITHDRAWAL", "As attest withdraw wrote them.")],
+    attestations: Annotated[list[Path] | None, file_option("DATA.attest", "Attestations that are withdrawn; repeat.")] = None,
+    registry: Annotated[Path | None, file_option("REGISTRY", "Registry with the signers' keys.")] = None,
     members: MemberRecords = None,
     state: StateDirectory = None,
     ledger_key: LedgerKey = None,
@@ -265,13 +240,10 @@ def withdraw(
 
 def report(
     export: ExportDirectory,
-    out: Annotated[Path, typer.Argument(metavar="REPORT.html", help="New file.")],
+    out: Annotated[Path, argument("New file.", metavar="REPORT.html")],
     key: VerifierKeys,
     owner_key: OwnersKey = None,
-    extras: Annotated[
-        Path | None,
-        typer.Option(metavar="JSON", exists=True, dir_okay=False, help="Gate counts and results to show, unverified."),
-    ] = None,
+    extras: Annotated[Path | None, file_option("JSON", "Gate counts and results to show, unverified.")] = None,
     now: Now = None,
 ) -> Told:
     """Audit an export and write one HTML page about it, for people.
@@ -353,11 +325,7 @@ def _enter(log: "Ledger", found: Withdrawal, evidence: bytes, now: int, member: 
 
 
 def _check_withdrawal(
-    path: Path,
-    header: "Header",
-    descriptors: dict[bytes, ContributionDescriptor],
-    registry: Registry | None,
-    now: int,
+    path: Path, header: "Header", descriptors: dict[bytes, ContributionDescriptor], registry: Registry | None, now: int
 ) -> tuple[Withdrawal, bytes]:
     """Returns a withdrawal whose signer may withdraw that contribution, and the digest of its signature as evidence."""
     payload, message = signed_file.read(path, what="withdrawal")

@@ -3,11 +3,10 @@
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from attest.fixed_point import MICRO, PICO
 from attest.schema.plain import utc
 from dptrain.cli.ledger.wanted import Asked
+from dptrain.cli.options import option
 from dptrain.cli.output import counted, number, spent, styled, table
 from dptrain.cli.results import Shown, Told
 from ledger.errors import AccountantError
@@ -19,9 +18,7 @@ if TYPE_CHECKING:
     from ledger.views.trace import Trace
     from ledger.views.withdrawn import WithdrawalStatement
 
-Withdrawn = Annotated[
-    bool, typer.Option("--withdrawn", help="What holds of each withdrawn contribution, and of all of them together.")
-]
+Withdrawn = Annotated[bool, option("What holds of each withdrawn contribution, and of all of them together.", "--withdrawn")]
 
 
 def shown_contribution(run: "Replay", bodies: Iterable[bytes | None], asked: Asked) -> Told:

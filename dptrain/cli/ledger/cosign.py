@@ -12,10 +12,11 @@ import typer
 from attest import keys
 from attest.files import atomic_write, read_limited
 from attest.schema.plain import utc, visible
-from dptrain.cli.inputs import KeyFile, PassphraseFile, existing_file, load_key, refuse_to_overwrite
+from dptrain.cli.inputs import KeyFile, PassphraseFile, load_key, refuse_to_overwrite
 from dptrain.cli.ledger.place import LedgerKey, LedgerOrExport, StateDirectory, opened_to_sign, place_of
 from dptrain.cli.ledger.proofs import cosigner_lines, cosigners, verifier_keys
 from dptrain.cli.ledger.show import verdict_line
+from dptrain.cli.options import argument, file_argument, file_option, folder_argument, option
 from dptrain.cli.output import JsonFlag, counted, counting
 from dptrain.cli.results import Shown, Told
 from ledger.errors import WitnessRefused
@@ -25,38 +26,28 @@ if TYPE_CHECKING:
 
 
 Name = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="Name of the auditor in signature lines; best a URL without https://. Default: of KEY."),
+    str | None, option("Name of the auditor in signature lines; best a URL without https://. Default: of KEY.", metavar="NAME")
 ]
 
 
 def cosign(
-    export: Annotated[
-        Path, typer.Argument(metavar="EXPORT", exists=True, file_okay=False, help="Directory that export wrote.")
-    ],
-    note: Annotated[Path, typer.Argument(metavar="NOTE", help="New file: the checkpoint with your cosignature.")],
+    export: Annotated[Path, folder_argument("EXPORT", "Directory that export wrote.")],
+    note: Annotated[Path, argument("New file: the checkpoint with your cosignature.", metavar="NOTE")],
     key: KeyFile,
     log_key: Annotated[
-        list[str],
-        typer.Option(metavar="PUB", help="Public key of the ledger: a file of verifier keys, or one itself; repeat."),
+        list[str], option("Public key of the ledger: a file of verifier keys, or one itself; repeat.", metavar="PUB")
     ],
     name: Name = None,
     memory: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", file_okay=False, help="What you cosigned before; default: KEY.cosigned beside the key."),
+        Path | None, option("What you cosigned before; default: KEY.cosigned beside the key.", metavar="DIR", file_okay=False)
     ] = None,
-    first: Annotated[
-        bool, typer.Option("--first", help="This is the first checkpoint of this ledger that you cosign.")
-    ] = False,
+    first: Annotated[bool, option("This is the first checkpoint of this ledger that you cosign.", "--first")] = False,
     summary: Annotated[
-        bool,
-        typer.Option("--summary", help="Vouch for the summaries too: what they speak for may then be deleted. Not if TOLD."),
+        bool, option("Vouch for the summaries too: what they speak for may then be deleted. Not if TOLD.", "--summary")
     ] = False,
-    owner_key: Annotated[
-        Path | None, existing_file("--owner-key", "PUB", "Require a policy signed by this corpus owner.")
-    ] = None,
+    owner_key: Annotated[Path | None, file_option("PUB", "Require a policy signed by this corpus owner.")] = None,
     registry: Annotated[
-        Path | None, existing_file("--registry", "REGISTRY", "Contributor registry, in place of the one in the export.")
+        Path | None, file_option("REGISTRY", "Contributor registry, in place of the one in the export.")
     ] = None,
     passphrase_file: PassphraseFile = None,
 ) -> Told:
@@ -116,10 +107,9 @@ def cosign(
 
 def merge(
     ledger: LedgerOrExport,
-    notes: Annotated[list[Path], typer.Argument(metavar="NOTE", exists=True, dir_okay=False, help="As cosign wrote them.")],
+    notes: Annotated[list[Path], file_argument("NOTE", "As cosign wrote them.")],
     key: Annotated[
-        list[str] | None,
-        typer.Option("--key", metavar="PUB", help="Public key of an auditor whom the policy does not name; repeat."),
+        list[str] | None, option("Public key of an auditor whom the policy does not name; repeat.", metavar="PUB")
     ] = None,
     ledger_key: LedgerKey = None,
     passphrase_file: PassphraseFile = None,
@@ -211,10 +201,7 @@ def _merge_into_export(export: Path, given: list[bytes], named: list[str]) -> tu
 
 
 def auditor_key(
-    key: Annotated[
-        Path, typer.Argument(metavar="PUB", exists=True, dir_okay=False, help="Public key file, as attest keygen wrote it.")
-    ],
-    name: Name = None,
+    key: Annotated[Path, file_argument("PUB", "Public key file, as attest keygen wrote it.")], name: Name = None
 ) -> Told:
     """Print the line that names you as an auditor in policies: name, key id and key.
 
@@ -236,10 +223,8 @@ _PIPE = Path("-")
 
 def witness_request(
     ledger: LedgerOrExport,
-    body: Annotated[Path, typer.Argument(metavar="BODY", help="New file: the body to post; - for standard output.")],
-    since: Annotated[
-        int, typer.Option("--since", metavar="N", min=0, help="Leaves that the witness cosigned last; 0 for none.")
-    ] = 0,
+    body: Annotated[Path, argument("New file: the body to post; - for standard output.", metavar="BODY")],
+    since: Annotated[int, option("Leaves that the witness cosigned last; 0 for none.", metavar="N", min=0)] = 0,
     state: StateDirectory = None,
     json: JsonFlag = False,
 ) -> Told | None:
@@ -278,11 +263,10 @@ def witness_request(
 
 def witness_answer(
     ledger: LedgerOrExport,
-    body: Annotated[Path, typer.Argument(metavar="BODY", exists=True, dir_okay=False, help="The request that was posted.")],
-    answer: Annotated[Path, typer.Argument(metavar="ANSWER", help="What came back, as curl -i saves it; - for stdin.")],
+    body: Annotated[Path, file_argument("BODY", "The request that was posted.")],
+    answer: Annotated[Path, argument("What came back, as curl -i saves it; - for stdin.", metavar="ANSWER")],
     key: Annotated[
-        list[str] | None,
-        typer.Option("--key", metavar="PUB", help="Public key of a witness whom the policy does not name; repeat."),
+        list[str] | None, option("Public key of a witness whom the policy does not name; repeat.", metavar="PUB")
     ] = None,
     ledger_key: LedgerKey = None,
     passphrase_file: PassphraseFile = None,

@@ -5,9 +5,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from dptrain.cli.ledger.place import LedgerName, StateDirectory, place_of
+from dptrain.cli.options import file_option
 from dptrain.cli.output import counted, counting, styled
 from dptrain.cli.results import Shown, Told
 from ledger.errors import PinRefused
@@ -19,12 +18,10 @@ if TYPE_CHECKING:
 
 Pins = Annotated[
     list[Path] | None,
-    typer.Option(
+    file_option(
+        "PIN.cose",
+        "A pin that the ledger must extend; repeat. Default: the model checkpoints beside the ledger, states and all.",
         "--pin",
-        metavar="PIN.cose",
-        exists=True,
-        dir_okay=False,
-        help="A pin that the ledger must extend; repeat. Default: the model checkpoints beside the ledger, states and all.",
     ),
 ]
 

@@ -11,10 +11,11 @@ from attest import keys
 from attest.attestation import read_sequence
 from attest.fixed_point import MICRO, PICO
 from attest.schema.plain import utc
-from dptrain.cli.inputs import MemberRecords, existing_file
+from dptrain.cli.inputs import MemberRecords
 from dptrain.cli.ledger.place import Now
 from dptrain.cli.ledger.proofs import verifier_keys
 from dptrain.cli.ledger.show import verdict_line
+from dptrain.cli.options import file_option, folder_argument, folder_option, option
 from dptrain.cli.output import counted, counting, number, parse_age, spent, styled
 from dptrain.cli.results import Shown, Told
 
@@ -25,39 +26,21 @@ if TYPE_CHECKING:
 
 
 def monitor(
-    exports: Annotated[
-        list[Path], typer.Argument(metavar="EXPORT", exists=True, file_okay=False, help="Directories that export wrote.")
-    ],
+    exports: Annotated[list[Path], folder_argument("EXPORT", "Directories that export wrote.")],
     key: Annotated[
-        list[str],
-        typer.Option("--key", metavar="PUB", help="Public key of the ledger: a file of verifier keys, or one itself; repeat."),
+        list[str], option("Public key of the ledger: a file of verifier keys, or one itself; repeat.", metavar="PUB")
     ],
-    attestations: Annotated[
-        list[Path],
-        typer.Option(metavar="DATA.attest", exists=True, dir_okay=False, help="What you signed: every file of yours; repeat."),
-    ],
-    pub: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--pub", metavar="PUB", exists=True, dir_okay=False, help="A further key of yours, which signed nothing; repeat."
-        ),
-    ] = None,
-    withdrawals: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", exists=True, file_okay=False, help="Withdrawals that you sent, as attest withdraw wrote."),
-    ] = None,
+    attestations: Annotated[list[Path], file_option("DATA.attest", "What you signed: every file of yours; repeat.")],
+    pub: Annotated[list[Path] | None, file_option("PUB", "A further key of yours, which signed nothing; repeat.")] = None,
+    withdrawals: Annotated[Path | None, folder_option("DIR", "Withdrawals that you sent, as attest withdraw wrote.")] = None,
     members: MemberRecords = None,
     delay: Annotated[
-        int,
-        typer.Option(parser=parse_age, metavar="AGE", help="Until when a withdrawal must be entered, such as 36h."),
+        int, option("Until when a withdrawal must be entered, such as 36h.", parser=parse_age, metavar="AGE")
     ] = "7d",
     remember: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", file_okay=False, help="Keep the largest checkpoint per ledger here: finds forks, cuts."),
+        Path | None, option("Keep the largest checkpoint per ledger here: finds forks, cuts.", metavar="DIR", file_okay=False)
     ] = None,
-    owner_key: Annotated[
-        Path | None, existing_file("--owner-key", "PUB", "Require a policy signed by this corpus owner.")
-    ] = None,
+    owner_key: Annotated[Path | None, file_option("PUB", "Require a policy signed by this corpus owner.")] = None,
     now: Now = None,
 ) -> Told:
     """Watch a ledger for what it says of your contributions, and raise an alarm where it is not what you signed.

@@ -17,6 +17,7 @@ from attest.schema.plain import utc, visible
 from dptrain.cli.inputs import PassphraseFile, refuse_to_overwrite
 from dptrain.cli.ledger.place import LedgerKey, LedgerOrExport, Now, StateDirectory, place_of
 from dptrain.cli.ledger.place import ledger_key as private_key_of
+from dptrain.cli.options import argument, file_argument, file_option, option
 from dptrain.cli.output import number, styled
 from dptrain.cli.results import Result, Shown, Told, plain
 from ledger.errors import LedgerWrongRun, ProofError
@@ -56,20 +57,13 @@ class LeafKind(StrEnum):
 
 Keys = Annotated[
     list[str] | None,
-    typer.Option(
-        "--key",
-        metavar="PUB",
-        help="Public key of the ledger, or of an auditor: a file of verifier keys, or one itself; repeat.",
+    option(
+        "Public key of the ledger, or of an auditor: a file of verifier keys, or one itself; repeat.", "--key", metavar="PUB"
     ),
 ]
-TrustFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--trust", metavar="TRUST", exists=True, dir_okay=False, help="Trust policy (C2SP tlog-policy), instead of --key."
-    ),
-]
+TrustFile = Annotated[Path | None, file_option("TRUST", "Trust policy (C2SP tlog-policy), instead of --key.", "--trust")]
 Quorum = Annotated[
-    int, typer.Option("--quorum", metavar="N", min=0, help="Ask for cosignatures of N of the auditors whose keys were given.")
+    int, option("Ask for cosignatures of N of the auditors whose keys were given.", "--quorum", metavar="N", min=0)
 ]
 
 
@@ -88,22 +82,21 @@ class _Found:
 
 def prove(
     ledger: LedgerOrExport,
-    proof: Annotated[Path, typer.Argument(metavar="PROOF", help="New file; by custom its name ends in .tlog-proof.")],
-    leaf: Annotated[int | None, typer.Option(metavar="N", min=0, help="Number of the leaf.")] = None,
+    proof: Annotated[Path, argument("New file; by custom its name ends in .tlog-proof.", metavar="PROOF")],
+    leaf: Annotated[int | None, option("Number of the leaf.", metavar="N", min=0)] = None,
     contribution: Annotated[
-        str | None, typer.Option(metavar="HASH", help="The last leaf that names this contribution: its descriptor hash in hex.")
+        str | None, option("The last leaf that names this contribution: its descriptor hash in hex.", metavar="HASH")
     ] = None,
     kind: Annotated[
         LeafKind | None,
-        typer.Option(
-            help="With --contribution: the last leaf of this kind. spend names nobody: it is the leaf with the last row of the "
+        option(
+            "With --contribution: the last leaf of this kind. spend names nobody: it is the leaf with the last row of the "
             "contribution's group, and PROOF.member is written too, which shows whose row it is. Nor does summary: it is the "
             "leaf that speaks for its ADMIT leaf, and PROOF.member shows where and under which terms it was admitted."
         ),
     ] = None,
     receipt: Annotated[
-        Path | None,
-        typer.Option(metavar="RECEIPT", help="Also write a COSE receipt (RFC 9942), signed now with the ledger's key."),
+        Path | None, option("Also write a COSE receipt (RFC 9942), signed now with the ledger's key.", metavar="RECEIPT")
     ] = None,
     ledger_key: LedgerKey = None,
     passphrase_file: PassphraseFile = None,
@@ -155,26 +148,14 @@ def prove(
 
 
 def verify_proof(
-    proof: Annotated[
-        Path, typer.Argument(metavar="PROOF", exists=True, dir_okay=False, help="As prove, or the auditor's tool, wrote it.")
-    ],
+    proof: Annotated[Path, file_argument("PROOF", "As prove, or the auditor's tool, wrote it.")],
     key: Keys = None,
     trust: TrustFile = None,
     quorum: Quorum = 0,
-    leaf: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", exists=True, dir_okay=False, help="For a receipt, which has no leaf: its bytes, or its proof file."
-        ),
-    ] = None,
+    leaf: Annotated[Path | None, file_option("FILE", "For a receipt, which has no leaf: its bytes, or its proof file.")] = None,
     member: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            exists=True,
-            dir_okay=False,
-            help="For a SPEND or SUMMARY leaf: PROOF.member, which shows whose row it is, or who was admitted.",
-        ),
+        file_option("FILE", "For a SPEND or SUMMARY leaf: PROOF.member, which shows whose row it is, or who was admitted."),
     ] = None,
     now: Now = None,
 ) -> Result:
@@ -512,15 +493,9 @@ def _fields_of(row: "SpendRow") -> dict[str, Any]:
 
 
 VerifierKeys = Annotated[
-    list[str],
-    typer.Option("--key", metavar="PUB", help="Public key of the ledger: a file of verifier keys, or one itself; repeat."),
+    list[str], option("Public key of the ledger: a file of verifier keys, or one itself; repeat.", "--key", metavar="PUB")
 ]
-OwnersKey = Annotated[
-    Path | None,
-    typer.Option(
-        "--owner-key", metavar="PUB", exists=True, dir_okay=False, help="Require a policy signed by this corpus owner."
-    ),
-]
+OwnersKey = Annotated[Path | None, file_option("PUB", "Require a policy signed by this corpus owner.", "--owner-key")]
 
 
 def trusted(pinned: list[str], owner_key: Path | None) -> tuple[bytes | None, list[str]]:

@@ -11,6 +11,7 @@ import typer
 from dptrain.cli.inputs import PassphraseFile
 from dptrain.cli.ledger.fsck import checkpoints_beside
 from dptrain.cli.ledger.place import LedgerKey, LedgerName, StateDirectory, opened_to_sign, place_of
+from dptrain.cli.options import option
 from dptrain.cli.output import counting
 from dptrain.cli.results import Shown, Told
 from ledger.errors import LeafRefused
@@ -22,14 +23,12 @@ if TYPE_CHECKING:
 
 def retain(
     ledger: LedgerName,
-    prune: Annotated[
-        bool, typer.Option("--prune", help="Delete for good the bodies of leaves that enough auditors vouch for.")
-    ] = False,
+    prune: Annotated[bool, option("Delete for good the bodies of leaves that enough auditors vouch for.", "--prune")] = False,
     drop_hashes: Annotated[
-        bool, typer.Option("--drop-hashes", help="Delete for good the hashes of leaves that were pruned long ago.")
+        bool, option("Delete for good the hashes of leaves that were pruned long ago.", "--drop-hashes")
     ] = False,
     who_stays: Annotated[
-        bool, typer.Option("--who-stays", help="With --prune, of a closed run: also the admissions of those who never left.")
+        bool, option("With --prune, of a closed run: also the admissions of those who never left.", "--who-stays")
     ] = False,
     ledger_key: LedgerKey = None,
     passphrase_file: PassphraseFile = None,

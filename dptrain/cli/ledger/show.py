@@ -6,11 +6,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import typer
 from rich.text import Text
 
 from attest.files import read_limited
 from attest.schema.plain import utc
+from dptrain.cli.options import option
 from dptrain.cli.output import number, spent, styled, table
 from dptrain.cli.results import Shown, Told
 from dptrain.planning.rounding import at_least
@@ -178,8 +178,7 @@ def _noise(item: dict[str, Any]) -> str:
 
 
 HeaderAsked = Annotated[
-    bool,
-    typer.Option("--header", help="Who signs: owner, ledger and auditors, and of an export with a registry the contributors."),
+    bool, option("Who signs: owner, ledger and auditors, and of an export with a registry the contributors.", "--header")
 ]
 
 

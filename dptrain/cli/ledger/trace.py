@@ -4,8 +4,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from attest.schema.plain import utc, visible
 from dptrain.cli.attest.attested import AttestationsOption, RecordOption
 from dptrain.cli.inputs import MemberRecords
@@ -14,6 +12,7 @@ from dptrain.cli.ledger.place import Now
 from dptrain.cli.ledger.proofs import OwnersKey, VerifierKeys, trusted
 from dptrain.cli.ledger.show import COLOURS
 from dptrain.cli.ledger.wanted import Asked, ContributorKey, ContributorRegistry, Nonce, by_name, check_keys, is_anchor
+from dptrain.cli.options import argument, folder_argument, option
 from dptrain.cli.output import counted, counting, spent, styled
 from dptrain.cli.results import Shown, Told
 
@@ -27,22 +26,19 @@ CONDITION = "if no run was chosen by looking at what another one released"
 def trace(
     contribution: Annotated[
         str,
-        typer.Argument(
+        argument(
+            "The content, with its attestation beside it or --nonce; an anchor file; or a descriptor hash.",
             metavar="CONTRIBUTION",
-            help="The content, with its attestation beside it or --nonce; an anchor file; or a descriptor hash.",
         ),
     ],
-    exports: Annotated[
-        list[Path], typer.Argument(metavar="EXPORT", exists=True, file_okay=False, help="Directories that export wrote.")
-    ],
+    exports: Annotated[list[Path], folder_argument("EXPORT", "Directories that export wrote.")],
     key: VerifierKeys,
     owner_key: OwnersKey = None,
     attestations: AttestationsOption = None,
     record: RecordOption = None,
     nonce: Nonce = None,
     content: Annotated[
-        str | None,
-        typer.Option("--content", metavar="HASH", help="Hold this content, a file or its SHA-256, against the anchor."),
+        str | None, option("Hold this content, a file or its SHA-256, against the anchor.", metavar="HASH")
     ] = None,
     pub: ContributorKey = None,
     registry: ContributorRegistry = None,

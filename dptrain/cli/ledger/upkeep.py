@@ -14,12 +14,13 @@ from attest.keys import generate, save_private_key
 from attest.schema.plain import utc, visible
 from dptrain.cli.inputs import PassphraseFile, read_private_key
 from dptrain.cli.ledger.place import LedgerKey, LedgerName, StateDirectory, checked, ledger_key, opened_to_sign, place_of
+from dptrain.cli.options import argument, option
 from dptrain.cli.results import Told
 from ledger.note import NoteSigner, parse_verifier_key
 from ledger.storage.place import Place
 
 ClockReason = Annotated[
-    str, typer.Option("--reason", metavar="TEXT", help="Why, in at most 200 characters of ASCII; every auditor reads it.")
+    str, option("Why, in at most 200 characters of ASCII; every auditor reads it.", "--reason", metavar="TEXT")
 ]
 
 
@@ -47,13 +48,10 @@ def set_clock(
     return Told({"leaf": leaf.seq, "before": leaf.before, "time": leaf.time, "reason": leaf.reason}, [back])
 
 
-Url = Annotated[str, typer.Argument(metavar="URL", callback=checked, help="postgresql://OWNER@HOST/DATABASE[?schema=NAME]")]
+Url = Annotated[str, argument("postgresql://OWNER@HOST/DATABASE[?schema=NAME]", metavar="URL", callback=checked)]
 
 
-def init(
-    url: Url,
-    writer: Annotated[str, typer.Option("--writer", metavar="ROLE", help="Role that runs write with; it exists.")],
-) -> Told:
+def init(url: Url, writer: Annotated[str, option("Role that runs write with; it exists.", metavar="ROLE")]) -> Told:
     """Make the tables of a ledger on a server, for a role that can only append.
 
     Connect as the role that shall own them. The run then connects as ROLE and begins the ledger. Not needed where the run's own
@@ -77,9 +75,7 @@ def init(
 
 NewKey = Annotated[
     Path | None,
-    typer.Option(
-        "--new-key", metavar="KEY", dir_okay=False, help="New private key, made if it is not there; default: replaces the old."
-    ),
+    option("New private key, made if it is not there; default: replaces the old.", "--new-key", metavar="KEY", dir_okay=False),
 ]
 
 

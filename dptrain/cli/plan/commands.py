@@ -23,13 +23,13 @@ from dptrain.cli.inputs import (
     PolicyFile,
     RegistryFile,
     count_of,
-    existing_file,
     goals_of,
     read_policy,
     read_signed_policy,
     require_plot,
 )
 from dptrain.cli.ledger.place import LedgerKey, StateDirectory
+from dptrain.cli.options import argument, file_option, option
 from dptrain.cli.output import counting, moment, styled
 from dptrain.cli.plan import show
 from dptrain.cli.results import Shown, Told
@@ -55,48 +55,40 @@ class Quantity(StrEnum):
 
 def plan(
     policy: PolicyFile,
-    corpus: Annotated[
-        Path | None, typer.Argument(metavar="CORPUS", exists=True, help="Count and judge this corpus as well.")
-    ] = None,
-    layers: Annotated[
-        int | None, typer.Option(min=1, max=4096, help="Layers of the model; default: those of --measure's, or 12.")
-    ] = None,
+    corpus: Annotated[Path | None, argument("Count and judge this corpus as well.", metavar="CORPUS", exists=True)] = None,
+    layers: Annotated[int | None, option("Layers of the model; default: those of --measure's, or 12.", min=1, max=4096)] = None,
     contributions: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
+            "Contributions of a class, where there is no corpus; repeat. Others have none.",
             metavar="CLASS=N",
             autocompletion=class_counts,
-            help="Contributions of a class, where there is no corpus; repeat. Others have none.",
         ),
     ] = None,
     gradient_norms: Annotated[
         Path | None,
-        existing_file(
-            "--gradient-norms", "NORMS.json", "Norms of PUBLIC gradients per block, or class/block: shows signal against noise."
-        ),
+        file_option("NORMS.json", "Norms of PUBLIC gradients per block, or class/block: shows signal against noise."),
     ] = None,
     measure: Annotated[
-        Path | None,
-        existing_file("--measure", "RUN.toml", "Time a few steps of this run on random payloads; needs the train extra."),
+        Path | None, file_option("RUN.toml", "Time a few steps of this run on random payloads; needs the train extra.")
     ] = None,
     target_epsilon: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
+            "Say what to change for an epsilon of at most E, of all or of one; repeat.",
             metavar="[CLASS=]E",
             autocompletion=class_counts,
-            help="Say what to change for an epsilon of at most E, of all or of one; repeat.",
         ),
     ] = None,
     solve: Annotated[
         Quantity | None,
-        typer.Option(
+        option(
+            "multiplier (default), steps or rate; or normalizer, which touches no guarantee and needs no target.",
             metavar="WHAT",
-            help="multiplier (default), steps or rate; or normalizer, which touches no guarantee and needs no target.",
         ),
     ] = None,
     what_if: Annotated[
-        list[str] | None,
-        typer.Option(metavar="CHANGES", help="Compare with a policy that says KEY=VALUE,KEY=VALUE; repeat for more."),
+        list[str] | None, option("Compare with a policy that says KEY=VALUE,KEY=VALUE; repeat for more.", metavar="CHANGES")
     ] = None,
     plot: PlotFile = None,
     owner_key: OwnerKey = None,

@@ -17,6 +17,7 @@ from attest.schema.plain import check_id, utc
 from dptrain.cli.complete import POLICIES, class_names, contributors
 from dptrain.cli.complete import classes as known_classes
 from dptrain.cli.inputs import PassphraseFile, load_key
+from dptrain.cli.options import argument, file_option, option
 from dptrain.cli.output import counting, moment, styled
 from dptrain.cli.registry import show as registry_show
 from dptrain.cli.registry.enrolments import Defaults, read_enrolments
@@ -53,37 +54,26 @@ app = typer.Typer(
 
 _DAY = 86400
 
-NewRegistry = Annotated[Path, typer.Argument(metavar="REGISTRY", dir_okay=False, help="Registry file, registry.cbor.")]
+NewRegistry = Annotated[Path, argument("Registry file, registry.cbor.", metavar="REGISTRY", dir_okay=False)]
 SigningKey = Annotated[
     Path | None,
-    typer.Option(
-        "--key",
-        metavar="KEY",
-        exists=True,
-        dir_okay=False,
-        help="Private key of the corpus owner, or the .pub file, to sign with the SSH agent that holds it; default: owner.key "
+    file_option(
+        "KEY",
+        "Private key of the corpus owner, or the .pub file, to sign with the SSH agent that holds it; default: owner.key "
         "beside the registry.",
+        "--key",
     ),
 ]
 OwnerName = Annotated[
-    str | None,
-    typer.Option("--owner", help="Identifier of the corpus owner, for a new registry; default: the name in the .pub file."),
+    str | None, option("Identifier of the corpus owner, for a new registry; default: the name in the .pub file.", "--owner")
 ]
-ContributorName = Annotated[
-    str, typer.Option("--contributor", autocompletion=contributors, help="Identifier of the contributor.")
-]
-StatementFile = Annotated[
-    Path | None,
-    typer.Option("--statement", metavar="FILE", exists=True, dir_okay=False, help="What the contributor signed."),
-]
+ContributorName = Annotated[str, option("Identifier of the contributor.", "--contributor", autocompletion=contributors)]
+StatementFile = Annotated[Path | None, file_option("FILE", "What the contributor signed.", "--statement")]
 
 
 @app.command()
 def init(
-    registry: NewRegistry,
-    key: SigningKey = None,
-    owner: OwnerName = None,
-    passphrase_file: PassphraseFile = None,
+    registry: NewRegistry, key: SigningKey = None, owner: OwnerName = None, passphrase_file: PassphraseFile = None
 ) -> Told:
     """Start a registry in which nobody is enrolled yet, so that a policy can be signed for it.
 
@@ -98,46 +88,34 @@ def init(
 @app.command()
 def add(
     registry: NewRegistry,
-    pub: Annotated[
-        Path | None, typer.Option("--pub", metavar="PUB", exists=True, dir_okay=False, help="Public key file.")
-    ] = None,
+    pub: Annotated[Path | None, file_option("PUB", "Public key file.")] = None,
     table_file: Annotated[
         Path | None,
-        typer.Option(
-            "--from",
-            metavar="FILE",
-            exists=True,
-            dir_okay=False,
-            help="Enrol everybody in a .jsonl or .csv file with the fields key (a line of a .pub file, or base64), "
+        file_option(
+            "FILE",
+            "Enrol everybody in a .jsonl or .csv file with the fields key (a line of a .pub file, or base64), "
             "contributor, classes (in .csv separated by blanks), cap, principal, not_before, not_after; all but key may "
             "be left out, and come from the options then.",
+            "--from",
         ),
     ] = None,
     classes: Annotated[
-        list[str] | None, typer.Option("--class", autocompletion=known_classes, help="Class that may be attested; repeat.")
+        list[str] | None, option("Class that may be attested; repeat.", "--class", autocompletion=known_classes)
     ] = None,
     contributor: Annotated[
-        str | None, typer.Option(help="Identifier of the contributor; default: the name in the public key file.")
+        str | None, option("Identifier of the contributor; default: the name in the public key file.")
     ] = None,
     not_before: Annotated[int | None, moment("First moment of the key; default: now.")] = None,
-    days: Annotated[int, typer.Option(min=1, help="Days for which the key is valid.")] = 730,
-    cap: Annotated[int | None, typer.Option(min=0, help="Contributions admitted at most from this contributor.")] = None,
-    principal: Annotated[str | None, typer.Option(help="Person or group behind this and other contributors.")] = None,
+    days: Annotated[int, option("Days for which the key is valid.", min=1)] = 730,
+    cap: Annotated[int | None, option("Contributions admitted at most from this contributor.", min=0)] = None,
+    principal: Annotated[str | None, option("Person or group behind this and other contributors.")] = None,
     statement: Annotated[
         Path | None,
-        typer.Option(
-            "--statement",
-            metavar="FILE",
-            exists=True,
-            dir_okay=False,
-            help="As attest prove wrote it: the contributor holds the key. Without it that is your word.",
-        ),
+        file_option("FILE", "As attest prove wrote it: the contributor holds the key. Without it that is your word."),
     ] = None,
     allow_look_alike: Annotated[
         bool,
-        typer.Option(
-            "--allow-look-alike", help="Enrol a name that looks like an enrolled one, such as a1ice beside alice, all the same."
-        ),
+        option("Enrol a name that looks like an enrolled one, such as a1ice beside alice, all the same.", "--allow-look-alike"),
     ] = False,
     key: SigningKey = None,
     owner: OwnerName = None,
@@ -182,9 +160,7 @@ def add(
 @app.command()
 def prove(
     registry: ExistingRegistry,
-    statement: Annotated[
-        Path, typer.Option("--statement", metavar="FILE", exists=True, dir_okay=False, help="As attest prove wrote it.")
-    ],
+    statement: Annotated[Path, file_option("FILE", "As attest prove wrote it.")],
     key: SigningKey = None,
     passphrase_file: PassphraseFile = None,
 ) -> Told:
@@ -206,12 +182,10 @@ def grant(
     registry: ExistingRegistry,
     contributor: ContributorName,
     classes: Annotated[
-        list[str] | None, typer.Option("--class", autocompletion=known_classes, help="Class that may be attested; repeat.")
+        list[str] | None, option("Class that may be attested; repeat.", "--class", autocompletion=known_classes)
     ] = None,
-    nothing: Annotated[bool, typer.Option("--none", help="Take every class away.")] = False,
-    cap: Annotated[
-        int | None, typer.Option(min=0, help="Contributions admitted at most; left out, the policy's cap holds.")
-    ] = None,
+    nothing: Annotated[bool, option("Take every class away.", "--none")] = False,
+    cap: Annotated[int | None, option("Contributions admitted at most; left out, the policy's cap holds.", min=0)] = None,
     key: SigningKey = None,
     passphrase_file: PassphraseFile = None,
 ) -> Told:
@@ -232,11 +206,9 @@ def grant(
 @app.command()
 def rotate(
     registry: ExistingRegistry,
-    statement: Annotated[
-        Path, typer.Option("--statement", metavar="FILE", exists=True, dir_okay=False, help="As attest rotate wrote it.")
-    ],
+    statement: Annotated[Path, file_option("FILE", "As attest rotate wrote it.")],
     not_before: Annotated[int | None, moment("First moment of the new key; default: now.")] = None,
-    days: Annotated[int, typer.Option(min=1, help="Days for which the new key is valid.")] = 730,
+    days: Annotated[int, option("Days for which the new key is valid.", min=1)] = 730,
     old_until: Annotated[int | None, moment("First moment at which the old key admits nothing more; default: now.")] = None,
     key: SigningKey = None,
     passphrase_file: PassphraseFile = None,
@@ -264,8 +236,8 @@ def rotate(
 @app.command()
 def revoke(
     registry: ExistingRegistry,
-    contributor: Annotated[str | None, typer.Option(autocompletion=contributors, help="Identifier of the contributor.")] = None,
-    key_id: Annotated[str | None, typer.Option(metavar="HEX", help="One key; default: all keys.")] = None,
+    contributor: Annotated[str | None, option("Identifier of the contributor.", autocompletion=contributors)] = None,
+    key_id: Annotated[str | None, option("One key; default: all keys.", metavar="HEX")] = None,
     at: Annotated[int | None, moment("From when on; default: now.")] = None,
     statement: StatementFile = None,
     key: SigningKey = None,
@@ -299,9 +271,7 @@ def revoke(
 @app.command("set-clock")
 def set_clock(
     registry: ExistingRegistry,
-    reason: Annotated[
-        str, typer.Option("--reason", metavar="TEXT", help="Why, in at most 200 characters of ASCII; it stands in the log.")
-    ],
+    reason: Annotated[str, option("Why, in at most 200 characters of ASCII; it stands in the log.", metavar="TEXT")],
     key: SigningKey = None,
     passphrase_file: PassphraseFile = None,
 ) -> Told:
@@ -387,10 +357,7 @@ def _key_id(text: str | None) -> bytes | None:
 
 
 def _changed(
-    registry: Registry,
-    sentence: str,
-    names: list[str] | None = None,
-    unknown: Mapping[str, str] = MappingProxyType({}),
+    registry: Registry, sentence: str, names: list[str] | None = None, unknown: Mapping[str, str] = MappingProxyType({})
 ) -> Told:
     """Returns what was done, and which of the classes granted the policy at hand does not have."""
     data = as_json(registry, verified=True, names=names) | {"unknown_classes": list(unknown)}

@@ -32,7 +32,7 @@ from attest.registry import (
 from attest.registry.entries import signing_key
 from attest.registry.replay import look_alikes
 from attest.schema.plain import day, machine_time, utc, visible
-from dptrain.cli.inputs import existing_file
+from dptrain.cli.options import file_argument, file_option, option
 from dptrain.cli.output import counting, moment, styled, table
 from dptrain.cli.results import Shown, Told, plain
 
@@ -142,18 +142,15 @@ def _which(raw: bytes | None) -> str:
     return "all keys" if raw is None else f"key {_short(raw)}"
 
 
-ExistingRegistry = Annotated[
-    Path, typer.Argument(metavar="REGISTRY", exists=True, dir_okay=False, help="Registry file, registry.cbor.")
-]
+ExistingRegistry = Annotated[Path, file_argument("REGISTRY", "Registry file, registry.cbor.")]
 OwnerKey = Annotated[
-    Path | None,
-    existing_file("--owner-key", "PUB", "Public key of the corpus owner; default: owner.pub beside the registry."),
+    Path | None, file_option("PUB", "Public key of the corpus owner; default: owner.pub beside the registry.", "--owner-key")
 ]
 
 
 def show(
     registry: ExistingRegistry,
-    history: Annotated[bool, typer.Option("--history", help="List what every entry did.")] = False,
+    history: Annotated[bool, option("List what every entry did.", "--history")] = False,
     owner_key: OwnerKey = None,
 ) -> Told:
     """List contributors, keys and granted classes, or with --history the entries that led there.
@@ -174,9 +171,7 @@ def show(
 def verify(
     registry: ExistingRegistry,
     owner_key: OwnerKey = None,
-    root: Annotated[
-        str | None, typer.Option(metavar="HEX", help="A root seen before, which the registry must still extend.")
-    ] = None,
+    root: Annotated[str | None, option("A root seen before, which the registry must still extend.", metavar="HEX")] = None,
     now: Annotated[int | None, moment("What the clock says, which no entry may be ahead of; default: now.")] = None,
 ) -> Told:
     """Verify every entry, every contributor's statement and every key; exit code 1 if anything is refused.
@@ -203,11 +198,7 @@ def verify(
     proved = sum(record.proved for contributor in known.contributors for record in contributor.keys)
     # Commitments have no looks.
     alike = None if known.names_missing else look_alikes((known.owner, *known.by_name))
-    told = {
-        "keys": len(enrolled),
-        "proved": proved,
-        "look_alikes": None if alike is None else [list(group) for group in alike],
-    }
+    told = {"keys": len(enrolled), "proved": proved, "look_alikes": None if alike is None else [list(group) for group in alike]}
     alike_shown = [f": names that look alike: {', '.join(group)}" for group in alike or ()]
     if alike is None:
         alike_shown = [f": names that look alike were not looked for: {known.names_missing}"]
