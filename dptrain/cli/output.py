@@ -153,7 +153,7 @@ class RootGroup(TyperGroup):
             if isinstance(found, Result):
                 found.print(as_json=ctx.meta.get(_JSON, False))
                 if found.exit_code:
-                    raise typer.Exit(found.exit_code)
+                    raise typer.Exit(int(found.exit_code))
             return found
         except (AttestError, LedgerError, DptrainError) as error:
             code, sentence, nearest = error.code, error.sentence, getattr(error, "nearest", None)

@@ -17,7 +17,7 @@ from dptrain.cli.ledger.place import LedgerKey, StateDirectory, checked, opened_
 from dptrain.cli.ledger.show import verdict_text
 from dptrain.cli.options import file_option, folder_argument, folder_option, option
 from dptrain.cli.output import counted, counting, moment, spent, styled, table
-from dptrain.cli.results import Shown, Told
+from dptrain.cli.results import Shown, Told, pick
 
 if TYPE_CHECKING:
     # Loaded where they are used, as in `dptrain.cli.ledger.commands`: help and completion need none of them.
@@ -150,12 +150,7 @@ def _check(
 
 
 def _report(report: "ReleaseReport") -> dict[str, Any]:
-    return {
-        "verdict": report.verdict,
-        "qualifiers": list(report.qualifiers),
-        "findings": [{"code": item.code, "where": item.where, "sentence": item.sentence} for item in report.findings],
-        "notes": list(report.notes),
-        "newer_withdrawals": report.newer_withdrawals,
+    return pick(report, "verdict qualifiers findings notes newer_withdrawals") | {
         "weights": None if report.weights is None else _weights(report.weights),
         "manifest": None if report.manifest is None else _told(report.manifest),
     }
@@ -164,77 +159,37 @@ def _report(report: "ReleaseReport") -> dict[str, Any]:
 def _weights(found: "Tie") -> dict[str, Any]:
     """Returns what the files have to do with the weights of the run, as JSON."""
     at = found.commitment
-    return {
-        "status": found.status,
-        "epoch": None if at is None else at.number,
-        "step": None if at is None else at.step,
-        "leaf": None if at is None else at.seq,
-        "trained": found.trained,
-        "trained_in_files": found.present,
-        "untrained_in_files": found.untrained,
-        "untrained_elsewhere": found.elsewhere,
-        "left_out": list(found.left_out),
-        "not_compared": list(found.opaque),
-        "aside": list(found.aside),
-        "astray": list(found.astray),
-        "code": list(found.code),
-        "templates": list(found.templates),
-        "files": [
-            {
-                "path": file.path,
-                "as": {"adapter": file.view.adapter, "without": file.view.drop, "with": file.view.add},
-                "tied": list(file.tied),
-                "converted": list(file.converted),
-                "changed": list(file.changed),
-                "foreign": list(file.foreign),
-            }
-            for file in found.files
-        ],
-    }
+    epoch = dict.fromkeys(("epoch", "step", "leaf")) if at is None else pick(at, "step", epoch="number", leaf="seq")
+    files = [
+        pick(file, "path tied converted changed foreign")
+        | {"as": pick(file.view, "adapter") | {"without": file.view.drop, "with": file.view.add}}
+        for file in found.files
+    ]
+    counts = {"trained_in_files": "present", "untrained_in_files": "untrained", "untrained_elsewhere": "elsewhere"}
+    told = pick(found, "status trained left_out aside astray code templates", not_compared="opaque", **counts)
+    return told | epoch | {"files": files}
 
 
 def _told(manifest: "Manifest") -> dict[str, Any]:
     """Returns the manifest as JSON; epsilons as numbers, null for public classes."""
     classes = manifest.classes
-    return {
-        "origin": manifest.origin,
-        "time": manifest.time,
-        "step": manifest.step,
-        "size": manifest.size,
-        "root": manifest.root.hex(),
-        "header_digest": manifest.header_digest.hex(),
-        "delta": manifest.delta,
-        "planned_horizon": manifest.horizon,
-        "withdrawn": manifest.withdrawn,
-        "withdrawals_root": manifest.withdrawals_root.hex(),
+    names = "origin time step size root header_digest delta withdrawn withdrawals_root statements"
+    tensors = [
+        None if file.tensors is None else [pick(item, "name dtype shape sha256") for item in file.tensors]
+        for file in manifest.files
+    ]
+    return pick(manifest, names, planned_horizon="horizon") | {
         "files": [
-            {
-                "path": file.path,
-                "size": file.size,
-                "sha256": file.sha256.hex(),
-                "tensors": None
-                if file.tensors is None
-                else [
-                    {"name": item.name, "dtype": item.dtype, "shape": list(item.shape), "sha256": item.sha256.hex()}
-                    for item in file.tensors
-                ],
-                "form": file.form,
-                "names": list(file.names),
-            }
-            for file in manifest.files
+            pick(file, "path size sha256 form names") | {"tensors": held}
+            for file, held in zip(manifest.files, tensors, strict=True)
         ],
         "classes": [
-            {
-                "name": row.name,
-                "contributions": row.contributions,
-                "withdrawn": row.withdrawn,
-                "epsilon": _number(row.epsilon_micro),
-                "epsilon_replace": _number(row.replace_micro),
-            }
+            pick(row, "name contributions withdrawn")
+            | {"epsilon": _number(row.epsilon_micro), "epsilon_replace": _number(row.replace_micro)}
             for row in classes
         ],
         "blocks": [
-            {"name": block.name, "coordinates": block.coordinates, "classes": [classes[place].name for place in block.classes]}
+            pick(block, "name coordinates") | {"classes": [classes[place].name for place in block.classes]}
             for block in manifest.blocks
         ],
         "artifacts": [
@@ -246,7 +201,6 @@ def _told(manifest: "Manifest") -> dict[str, Any]:
             }
             for part in manifest.artifacts
         ],
-        "statements": list(manifest.statements),
     }
 
 

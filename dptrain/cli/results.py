@@ -81,13 +81,26 @@ def plain(value: Any) -> Any:
         return {name: plain(getattr(value, own)) for name, own in names if name is not None}
     if isinstance(value, dict):
         return {plain(name): plain(item) for name, item in value.items()}
-    if isinstance(value, tuple | list | frozenset):
+    if isinstance(value, tuple | list):
         return [plain(item) for item in value]
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, bytes):
         return value.hex()
     return str(value) if isinstance(value, Path) else value
+
+
+def pick(value: Any, names: str, **others: str) -> dict[str, Any]:
+    """Returns some attributes of a value as JSON.
+
+    Args:
+        value: any object.
+        names: attributes, set off by blanks.
+        others: further attributes by the name that they have in JSON.
+    """
+    return {name: plain(getattr(value, name)) for name in names.split()} | {
+        name: plain(getattr(value, own)) for name, own in others.items()
+    }
 
 
 @dataclass(frozen=True)

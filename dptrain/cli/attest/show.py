@@ -24,7 +24,7 @@ from dptrain.cli.attest.words import Check, commitments, identity, own_noise_of,
 from dptrain.cli.inputs import read_policy, read_registry
 from dptrain.cli.options import argument, file_option, option
 from dptrain.cli.output import console, moment, number, styled, table
-from dptrain.cli.results import Result, Shown, Told, plain
+from dptrain.cli.results import Result, Shown, Told, pick, plain
 from dptrain.progress import progress_bar
 
 
@@ -316,25 +316,17 @@ def _as_json(attestation: Attestation) -> dict[str, Any]:
         key_id = sign1.parse(attestation.sign1).key_id.hex()
     except AttestError:
         return {}
-    opened = descriptor if isinstance(descriptor, ContributionDescriptor) else None
-    return {
+    opened = isinstance(descriptor, ContributionDescriptor)
+    own = "contributor data_class content_hash nonce principal"
+    told = pick(descriptor, own) if opened else dict.fromkeys(own.split())
+    told |= pick(descriptor, "corpus clip_norm noise_multiplier not_before not_after max_occurrences max_examples")
+    epsilon, delta = descriptor.max_epsilon_micro, descriptor.max_delta_pico
+    return told | {
         "descriptor_hash": descriptor.digest().hex(),
-        "contributor": None if opened is None else opened.contributor,
         "key_id": key_id,
-        "data_class": None if opened is None else opened.data_class,
         "class": descriptor.admissibility_class,
-        "corpus": descriptor.corpus,
-        "clip_norm": descriptor.clip_norm,
-        "noise_multiplier": descriptor.noise_multiplier,
-        "content_hash": None if opened is None else opened.content_hash.hex(),
-        "nonce": None if opened is None else opened.nonce.hex(),
-        "not_before": descriptor.not_before,
-        "not_after": descriptor.not_after,
-        "max_occurrences": descriptor.max_occurrences,
-        "max_examples": descriptor.max_examples,
-        "max_epsilon": None if descriptor.max_epsilon_micro is None else from_micro(descriptor.max_epsilon_micro),
-        "max_delta": None if descriptor.max_delta_pico is None else float(from_pico(descriptor.max_delta_pico)),
-        "principal": None if opened is None else opened.principal,
-        "opened": opened is not None,
+        "max_epsilon": None if epsilon is None else from_micro(epsilon),
+        "max_delta": None if delta is None else float(from_pico(delta)),
+        "opened": opened,
         "committed": {what.replace(" ", "_"): value.hex() for what, value in commitments(descriptor).items()},
     }

@@ -8,7 +8,7 @@ from attest.schema.plain import utc
 from dptrain.cli.ledger.wanted import Asked
 from dptrain.cli.options import option
 from dptrain.cli.output import counted, number, spent, styled, table
-from dptrain.cli.results import Shown, Told
+from dptrain.cli.results import Shown, Told, pick
 from ledger.errors import AccountantError
 
 if TYPE_CHECKING:
@@ -91,49 +91,23 @@ def _own_noise(found: "Trace", run: "Replay") -> "OwnNoise | None":
 def trace_as_json(found: "Trace", run: "Replay") -> dict[str, Any]:
     """Returns what became of a contribution in a run, as JSON."""
     admit, withdraw, own = found.admit, found.withdraw, _own_noise(found, run)
-    return {
-        "descriptor_hash": admit.descriptor_hash.hex(),
-        "seq": admit.seq,
+    windows = zip(found.windows, found.variances, strict=True)
+    return pick(admit, "descriptor_hash seq", **{"class": "class_name"}) | {
         "time": None if found.pruned else admit.time,
-        "pruned": found.pruned,
-        "class": admit.class_name,
         "clip_norm": admit.clip_micro / MICRO,
         "noise_multiplier": admit.sigma_micro / MICRO,
         "max_occurrences": admit.max_occurrences or None,
-        "withdrawn": None if withdraw is None else {"seq": withdraw.seq, "time": withdraw.time, "reason": withdraw.reason},
-        "blocks": list(found.blocks),
-        "windows": [
-            {
-                "window": window.window,
-                "seq": window.seq,
-                "time": window.time,
-                "attempt": window.attempt,
-                "first_step": window.first_step,
-                "last_step": window.last_step,
-                "variance": variance,
-            }
-            for window, variance in zip(found.windows, found.variances, strict=True)
-        ],
-        "steps": found.steps,
-        "occurrences": found.occurrences,
-        "epsilon": found.epsilon,
-        "carried": found.carried,
         "max_epsilon": admit.max_epsilon_micro / MICRO or None,
         "max_delta": admit.max_delta_pico / PICO or None,
-        "delta": run.header.delta,
-        "releases": [
-            {
-                "seq": row.seq,
-                "time": row.time,
-                "step": row.step,
-                "manifest_digest": row.manifest_digest.hex(),
-                "parts": list(row.parts),
-            }
-            for row in found.releases
+        **pick(found, "pruned blocks steps occurrences epsilon carried"),
+        "withdrawn": None if withdraw is None else pick(withdraw, "seq time reason"),
+        "windows": [
+            pick(window, "window seq time attempt first_step last_step") | {"variance": variance}
+            for window, variance in windows
         ],
-        "own_noise": None
-        if own is None
-        else {"expected_occurrences": own.expected, "multiplier": own.multiplier, "variance": own.variance},
+        "delta": run.header.delta,
+        "releases": [pick(row, "seq time step manifest_digest parts") for row in found.releases],
+        "own_noise": None if own is None else pick(own, "multiplier variance", expected_occurrences="expected"),
     }
 
 
@@ -180,19 +154,7 @@ def trace_text(found: "Trace", run: "Replay", verdict: str = "") -> Iterator[Sho
 
 
 def _told_statement(made: "WithdrawalStatement", delta: float) -> dict[str, Any]:
-    return {
-        "delta": delta,
-        "withdrawn": [
-            {
-                "descriptor_hash": row.descriptor_hash.hex(),
-                "seq": row.seq,
-                "class": row.class_name,
-                "steps": row.steps,
-                "epsilon": row.epsilon,
-                "epsilon_planned": row.planned,
-                "sentences": list(row.sentences),
-            }
-            for row in made.rows
-        ],
-        "together": {"contributions": made.members, "epsilon": made.epsilon, "sentence": made.sentence},
-    }
+    names = {"class": "class_name", "epsilon_planned": "planned"}
+    withdrawn = [pick(row, "descriptor_hash seq steps epsilon sentences", **names) for row in made.rows]
+    together = {"contributions": made.members, **pick(made, "epsilon sentence")}
+    return {"delta": delta, "withdrawn": withdrawn, "together": together}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from dptrain.cli.ledger.place import LedgerName, StateDirectory, place_of
 from dptrain.cli.options import file_option
 from dptrain.cli.output import counted, counting, styled
-from dptrain.cli.results import Shown, Told
+from dptrain.cli.results import Shown, Told, pick
 from ledger.errors import PinRefused
 
 if TYPE_CHECKING:
@@ -137,36 +137,24 @@ def _found(log: "Ledger", record: bool, pins: int) -> dict[str, Any]:
     from ledger.storage import highwater
 
     run = log.state
-    return {
+    return pick(log, "size root pruned_before") | {
         "origin": log.header.origin,
-        "size": log.size,
-        "root": log.root.hex(),
         "checkpoints": len(log.checkpoint_sizes),
         "signed": log.checkpoint_sizes[-1],
         "windows": len(run.windows),
         "unsettled": len(run.unsettled) + (run.open_window is not None),
         "epsilons": run.spends,
         "pruned": _gone(log),
-        "pruned_before": log.pruned_before,
         "record": record and highwater.path_of(log.place).exists(),
         "pins": pins,
     }
 
 
 def _beside(examined: "Examination") -> dict[str, Any]:
-    beside = examined.beside
-    return {
-        "verdict": "FAILED" if examined.findings else "OK",
-        "findings": [{"code": item.code, "file": item.where, "sentence": item.sentence} for item in examined.findings],
-        "notes": list(examined.notes),
-        "pages": examined.pages,
-        "attested": examined.signed.fitting,
-        "unattested": examined.signed.missing,
-        "keys": beside.keys,
-        "weights": beside.weights,
-        "weights_let_go": beside.let_go,
-        "weights_unused": beside.unused,
-    }
+    told = pick(examined, "notes pages") | pick(examined.signed, "", attested="fitting", unattested="missing")
+    told |= pick(examined.beside, "keys weights", weights_let_go="let_go", weights_unused="unused")
+    findings = [pick(item, "code sentence", file="where") for item in examined.findings]
+    return told | {"verdict": "FAILED" if examined.findings else "OK", "findings": findings}
 
 
 def _gone(log: "Ledger") -> int:

@@ -12,7 +12,7 @@ from attest.files import read_limited
 from attest.schema.plain import utc
 from dptrain.cli.options import option
 from dptrain.cli.output import number, spent, styled, table
-from dptrain.cli.results import Shown, Told
+from dptrain.cli.results import Shown, Told, pick
 from dptrain.planning.rounding import at_least
 
 if TYPE_CHECKING:
@@ -29,39 +29,20 @@ def summary(state: "Replay", root: bytes) -> dict[str, Any]:
     """What a ledger says of its run, as JSON."""
     from ledger.views.summary import class_summaries, release_rows
 
-    header = state.header
-    return {
-        "origin": header.origin,
-        "run_id": header.run_id.hex(),
-        "size": state.size,
-        "root": root.hex(),
-        "time": header.time,
-        "last_time": state.last_time,
-        "clock_sets": [{"leaf": leaf.seq, "before": leaf.before, "time": leaf.time} for leaf in state.timeline.sets],
-        "private": header.private,
-        "finished": state.closed,
+    header, policy = state.header, state.header.policy
+    told = pick(header, "origin run_id time private owner registry_root delta randomness unprobed", exactness="exactness_note")
+    told |= pick(policy, "corpus adjacency steps redo_steps") | {"accountant": header.accountant.name, "root": root.hex()}
+    told |= pick(state, "size last_time attempt", finished="closed", charged_steps="charged", step="position")
+    return told | {
+        "clock_sets": [pick(leaf, "before time", leaf="seq") for leaf in state.timeline.sets],
         "key": state.keys.current,
-        "owner": header.owner,
-        "registry_root": header.registry_root.hex(),
-        "corpus": header.policy.corpus,
-        "delta": header.delta,
-        "accountant": header.accountant.name,
-        "adjacency": header.policy.adjacency,
-        "exactness": header.exactness_note,
         "isolation": state.isolation.sentence,
         "isolation_held": state.isolation.held,
-        "randomness": header.randomness,
-        "unprobed": list(header.unprobed),
-        "steps": header.policy.steps,
-        "redo_steps": header.policy.redo_steps,
-        "charged_steps": state.charged,
-        "step": state.position,
-        "attempt": state.attempt,
         "epochs": len(state.epochs),
         "classes": [asdict(item) for item in class_summaries(state)],
         "releases": [asdict(row) for row in release_rows(state)],
         "release_count": len(state.releases.recorded),
-        "blocks": [{"name": block.name, "std": block.std, "classes": list(block.classes)} for block in header.blocks],
+        "blocks": [pick(block, "name std classes") for block in header.blocks],
     }
 
 
@@ -239,15 +220,5 @@ def _registry(run: "Replay", export: Path) -> "Registry | None":
 
 
 def _told(contributor: "Contributor") -> dict[str, Any]:
-    keys = [
-        {
-            "key_id": record.key_id.hex(),
-            "key": record.raw.hex(),
-            "not_before": record.not_before,
-            "not_after": record.not_after,
-            "revoked_at": record.revoked_at,
-            "proved": record.proved,
-        }
-        for record in contributor.keys
-    ]
-    return {"commitment": contributor.name, "classes": list(contributor.classes), "cap": contributor.cap, "keys": keys}
+    keys = [pick(record, "key_id not_before not_after revoked_at proved", key="raw") for record in contributor.keys]
+    return pick(contributor, "classes cap", commitment="name") | {"keys": keys}

@@ -14,7 +14,7 @@ from dptrain.cli.ledger.show import COLOURS
 from dptrain.cli.ledger.wanted import Asked, ContributorKey, ContributorRegistry, Nonce, by_name, check_keys, is_anchor
 from dptrain.cli.options import argument, folder_argument, option
 from dptrain.cli.output import counted, counting, spent, styled
-from dptrain.cli.results import Shown, Told
+from dptrain.cli.results import Shown, Told, pick
 
 if TYPE_CHECKING:
     # Loaded where they are used, as in `dptrain.cli.ledger.commands`: help and completion need none of them.
@@ -81,65 +81,35 @@ def _headline(item: "TracedRun") -> str:
 
 
 def _as_json(found: "TracedOver", asked: Asked) -> dict[str, Any]:
-    wanted, withdrawal = asked.wanted, found.withdrawal
+    gone, rests_on = found.withdrawal, pick(found, "verdict")
+    limits = [
+        {**pick(use.limit, "by"), "whose": use.limit.whose or None, "epsilon": use.limit.pair[0], "delta": use.limit.pair[1]}
+        | pick(use, "used planned held")
+        | rests_on
+        for use in found.limits
+    ]
+    composed = {"runs": len(found.composed), **pick(found, "epsilon delta"), "condition": CONDITION}
+    withdrawal = None
+    if gone is not None:
+        withdrawal = pick(gone.leaf, "seq time reason") | pick(gone, "origin steps_after", epsilon_by_then="epsilon")
+        withdrawal |= {"epsilon_in_all": found.epsilon, **rests_on}
     return {
-        "content": None if wanted.content is None else wanted.content.hex(),
-        "descriptor_hash": None if wanted.descriptor_hash is None else wanted.descriptor_hash.hex(),
+        **pick(asked.wanted, "content descriptor_hash"),
         "anchor": asked.anchor,
-        "verdict": found.verdict,
-        "qualifiers": list(found.qualifiers),
+        **pick(found, "verdict qualifiers descriptors unseen"),
         "runs": [_run_as_json(item) for item in found.runs],
-        "descriptors": [name.hex() for name in found.descriptors],
-        "composed": {
-            "runs": len(found.composed),
-            "epsilon": found.epsilon,
-            "delta": found.delta,
-            "condition": CONDITION,
-            "verdict": found.verdict,
-        },
-        "limits": [
-            {
-                "by": use.limit.by,
-                "whose": use.limit.whose or None,
-                "epsilon": use.limit.pair[0],
-                "delta": use.limit.pair[1],
-                "used": use.used,
-                "planned": use.planned,
-                "held": use.held,
-                "verdict": found.verdict,
-            }
-            for use in found.limits
-        ],
-        "withdrawal": None
-        if withdrawal is None
-        else {
-            "origin": withdrawal.origin,
-            "seq": withdrawal.leaf.seq,
-            "time": withdrawal.leaf.time,
-            "reason": withdrawal.leaf.reason,
-            "epsilon_by_then": withdrawal.epsilon,
-            "epsilon_in_all": found.epsilon,
-            "steps_after": withdrawal.steps_after,
-            "verdict": found.verdict,
-        },
-        "not_given": [{"origin": before.origin, "size": before.size} for before in found.not_given],
-        "unseen": list(found.unseen),
+        "composed": composed | rests_on,
+        "limits": limits,
+        "withdrawal": withdrawal,
+        "not_given": [pick(before, "origin size") for before in found.not_given],
     }
 
 
 def _run_as_json(item: "TracedRun") -> dict[str, Any]:
-    header = item.run.header
-    return {
-        "export": str(item.asked.path),
-        "origin": header.origin,
-        "run_id": header.run_id.hex(),
-        "corpus": header.policy.corpus,
-        "size": item.run.size,
-        "finished": item.run.closed,
-        "verdict": item.opened.report.verdict,
-        "qualifiers": list(item.opened.report.qualifiers),
-        "found": None if item.trace is None else trace_as_json(item.trace, item.run),
-    }
+    header, report = item.run.header, item.opened.report
+    told = {"export": str(item.asked.path), "corpus": header.policy.corpus} | pick(header, "origin run_id")
+    found = None if item.trace is None else trace_as_json(item.trace, item.run)
+    return told | pick(item.run, "size", finished="closed") | pick(report, "verdict qualifiers") | {"found": found}
 
 
 def _text(found: "TracedOver", asked: Asked) -> Iterator[Shown]:

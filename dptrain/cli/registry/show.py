@@ -34,7 +34,7 @@ from attest.registry.replay import look_alikes
 from attest.schema.plain import day, machine_time, utc, visible
 from dptrain.cli.options import file_argument, file_option, option
 from dptrain.cli.output import counting, moment, styled, table
-from dptrain.cli.results import Shown, Told, plain
+from dptrain.cli.results import Shown, Told, pick, plain
 
 MOST = 20
 """Actions of one entry that are told one by one to a person."""
@@ -285,19 +285,7 @@ def as_json(
 
 
 def _contributor_as_json(contributor: Contributor) -> dict[str, Any]:
-    return {
-        "name": shown(contributor.name),
-        "classes": list(contributor.classes),
-        "cap": contributor.cap,
-        "principal": None if contributor.principal is None else shown(contributor.principal),
-        "keys": [
-            {
-                "key_id": record.key_id.hex(),
-                "not_before": record.not_before,
-                "not_after": record.not_after,
-                "revoked_at": record.revoked_at,
-                "proved": record.proved,
-            }
-            for record in contributor.keys
-        ],
-    }
+    keys = [pick(record, "key_id not_before not_after revoked_at proved") for record in contributor.keys]
+    principal = None if contributor.principal is None else shown(contributor.principal)
+    told = {"name": shown(contributor.name), **pick(contributor, "classes cap"), "principal": principal}
+    return told | {"keys": keys}
