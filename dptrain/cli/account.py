@@ -30,7 +30,7 @@ Compare = Annotated[bool, option("All accountants in one table.", "--compare")]
 
 
 def phases_of(z: float | None, q: float | None, steps: int | None, texts: Sequence[str]) -> list[Phase]:
-    """The phases that were given, or the one of the three options."""
+    """Returns the phases that were given, or the one of the three options."""
     if texts and (z, q, steps) != (None, None, None):
         raise typer.BadParameter(
             "--phase says multiplier, rate and steps itself; leave out --noise-multiplier, --sampling-rate and --steps"
@@ -44,7 +44,7 @@ def phases_of(z: float | None, q: float | None, steps: int | None, texts: Sequen
 
 
 def phase_of(text: str) -> Phase:
-    """A phase from `multiplier,rate,steps`."""
+    """Returns a phase from `multiplier,rate,steps`."""
     parts = text.split(",")
     try:
         z, q, steps = float(parts[0]), float(parts[1]), int(parts[2])
@@ -69,7 +69,7 @@ _BAR = 40
 
 
 def account_text(data: dict[str, Any]) -> Iterator[Shown]:
-    """One figure a line, then the comparison of accountants."""
+    """Yields one figure a line, then the comparison of accountants."""
     rows = [("epsilon", data["epsilon"], f"at delta {data['delta']:g}, zero-out, {data['accountant']}{_noise(data)}")]
     rows.append(("epsilon, content replaced", data["epsilon_replace"], ""))
     if "epsilon_capped" in data:
@@ -96,7 +96,7 @@ def account_text(data: dict[str, Any]) -> Iterator[Shown]:
 
 
 def curve_text(found: Curve) -> Iterator[Shown]:
-    """A bar per point, for the first accountant of the curve; the rest is in the figure and the JSON."""
+    """Yields a bar per point, for the first accountant of the curve; the rest is in the figure and the JSON."""
     name, values = next(iter(found.epsilon.items()))
     most = max((value for value in values if value < float("inf")), default=0.0)
 
@@ -112,7 +112,7 @@ def curve_text(found: Curve) -> Iterator[Shown]:
 
 
 def calibration_text(data: dict[str, Any], wanted: str) -> Iterator[Shown]:
-    """What was found, and its epsilon."""
+    """Yields what was found, and its epsilon."""
     if "compare" in data:
         more = [] if data["clip_norm"] is None else [f"variance at clip norm {data['clip_norm']:g}"]
         grid = table("accountant", wanted.replace("_", " "), "epsilon", *more)
@@ -157,7 +157,7 @@ def _up(value: float) -> str:
 
 
 class Over(StrEnum):
-    """What `--curve` varies."""
+    """Names what `--curve` varies."""
 
     STEPS = "steps"
     DELTA = "delta"
@@ -241,7 +241,7 @@ def account(
 
 
 class Wanted(StrEnum):
-    """What `--solve` finds."""
+    """Names what `--solve` finds."""
 
     MULTIPLIER = "multiplier"
     STEPS = "steps"
@@ -250,7 +250,7 @@ class Wanted(StrEnum):
 
 
 class Disclosure(StrEnum):
-    """Whether draws stay secret."""
+    """Says whether draws stay secret."""
 
     SECRET = "secret_poisson"
     PUBLIC = "occurrences_public"
@@ -374,7 +374,7 @@ def _check_use(
 
 
 def _rate(occurrences: float, steps: int) -> float:
-    """The sampling rate of so many expected occurrences."""
+    """Returns the sampling rate of so many expected occurrences."""
     if not 0.0 < occurrences <= steps:
         sentence = f"{occurrences:g} occurrences in {steps} steps; expected more than 0, and one per step at most"
         raise AccountantError("OCCURRENCES", sentence, nearest=float(steps) if occurrences > steps else None)
@@ -382,7 +382,7 @@ def _rate(occurrences: float, steps: int) -> float:
 
 
 def _sampled(asked: Question, given: Mapping[str, Any], accountant: str) -> dict[str, Any]:
-    """The answer for a run of one level, drawn in secret."""
+    """Returns the answer for a run of one level, drawn in secret."""
     value: float
     if asked.solve is Wanted.MULTIPLIER:
         rate, steps = given["sampling_rate"], given["steps"]
@@ -398,7 +398,7 @@ def _sampled(asked: Question, given: Mapping[str, Any], accountant: str) -> dict
 
 
 def _in_phases(asked: Question, shape: list[Phase], accountant: str) -> dict[str, Any]:
-    """The answer for a run in phases, drawn in secret: one multiplier, by which all are multiplied."""
+    """Returns the answer for a run in phases, drawn in secret: one multiplier, by which all are multiplied."""
     factor = accountants.calibrate_phases(asked.epsilon, shape, asked.delta, accountant, family=asked.family)
     run = [replace(item, noise_multiplier=item.noise_multiplier * factor) for item in shape]
     steps = sum(item.steps for item in run)
@@ -406,13 +406,13 @@ def _in_phases(asked: Question, shape: list[Phase], accountant: str) -> dict[str
 
 
 def _reached(asked: Question, run: list[Phase], accountant: str) -> dict[str, Any]:
-    """Epsilon of a run, and its phases."""
+    """Returns epsilon of a run, and its phases."""
     epsilon = accountants.epsilon_of_phases(run, asked.delta, accountant, family=asked.family)
     return {"epsilon": epsilon, "phases": [asdict(item) for item in run]}
 
 
 def _public(asked: Question, multiplier: float | None, occurrences: float | None, accountant: str) -> dict[str, Any]:
-    """The answer where occurrences are public: the multiplier for so many, or how many a multiplier allows."""
+    """Returns the answer where occurrences are public: the multiplier for so many, or how many a multiplier allows."""
 
     def spent(count: int, z: float) -> float:
         return own_noise.spent_on(count, z, asked.delta, accountant, asked.family)

@@ -1,4 +1,4 @@
-"""The command tree. Each group is one file; no file here imports torch."""
+"""Build the command tree. Each group is one file; no file here imports torch."""
 
 import typer
 

@@ -1,4 +1,4 @@
-"""What goes into an export beside the leaves: the options of `ledger export` and `release`, and what they tell a person."""
+"""Take along what goes into an export beside the leaves: options of `ledger export` and `release`, and what they say."""
 
 from collections.abc import Iterator
 from pathlib import Path

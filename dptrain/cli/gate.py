@@ -235,7 +235,7 @@ class _Tally:
 
 @dataclass(frozen=True)
 class Judged(Result):
-    """What the gate said of a corpus."""
+    """Shows what the gate said of a corpus."""
 
     tally: _Tally
     now: int

@@ -206,7 +206,7 @@ def screen_for(*, stderr: bool = False) -> Console:
 
 
 def console() -> Console:
-    """Such a console on the current standard output; the terminal wraps lines, so that hashes stay copyable."""
+    """Returns a console on the current standard output; the terminal wraps lines, so that hashes stay copyable."""
     screen = screen_for()
     if not screen.is_terminal:
         screen.width = _PIPE_WIDTH
@@ -216,7 +216,7 @@ def console() -> Console:
 
 
 def _in_plain(error: UnicodeError) -> tuple[str, int]:
-    """What stands for characters that the standard output does not take."""
+    """Returns what stands for characters that the standard output does not take."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     return "".join(PLAIN.get(char, "?") for char in error.object[error.start : error.end]), error.end
@@ -234,13 +234,13 @@ def print_picture(draw: Callable[[Glyphs], list[Line]]) -> None:
 
 
 def styled(style: str, text: str, rest: str = "") -> Text:
-    """A text that begins in a style, for example a red reason code."""
+    """Returns a text that begins in a style, for example a red reason code."""
     return Text.assemble((text, style), rest)
 
 
 @contextlib.contextmanager
 def counting(what: str) -> Iterator[Callable[[int], None]]:
-    """A callback that shows a running count on a terminal, and nothing where standard error is a file or a pipe."""
+    """Returns a callback that shows a running count on a terminal, and nothing where standard error is a file or a pipe."""
     screen, what = Console(stderr=True, markup=False), visible(what)
     with screen.status(what) if screen.is_terminal else contextlib.nullcontext() as status:
 
@@ -252,7 +252,7 @@ def counting(what: str) -> Iterator[Callable[[int], None]]:
 
 
 def table(*columns: str) -> Table:
-    """A table whose columns after the first are right-aligned."""
+    """Returns a table whose columns after the first are right-aligned."""
     built = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for index, column in enumerate(columns):
         built.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
@@ -275,27 +275,27 @@ def print_table(rows: Table) -> None:
 
 
 def number(value: float, digits: int = 4) -> str:
-    """A number for a person: significant digits, and the infinity sign for an unbounded epsilon."""
+    """Returns a number for a person: significant digits, and the infinity sign for an unbounded epsilon."""
     return "∞" if math.isinf(value) else f"{value:.{digits}g}"
 
 
 def promised(value: float | None, digits: int = 4) -> str:
-    """A figure about the privacy of a class; None, of a public one, is told in words: no number would be true."""
+    """Returns a figure about the privacy of a class; None, of a public one, is told in words: no number would be true."""
     return "public" if value is None else number(value, digits)
 
 
 def spent(value: float | None, digits: int = 6) -> str:
-    """An epsilon for a person, never shown smaller than it is: that would be no bound. None, of a public class, in words."""
+    """Returns an epsilon for a person, rounded up: a smaller one would be no bound. None, of a public class, in words."""
     return "public" if value is None else at_most(value, digits)
 
 
 def amount(value: float) -> str:
-    """A count, or a ratio of any size, for a person: no exponents above one, thousands set off."""
+    """Returns a count, or a ratio of any size, for a person: no exponents above one, thousands set off."""
     return f"{value:,.0f}" if value >= 1000 else number(value)
 
 
 def duration(seconds: float) -> str:
-    """A length of time for a person: `3.2 ms`, `14 s`, `2 h 5 min`."""
+    """Returns a length of time for a person: `3.2 ms`, `14 s`, `2 h 5 min`."""
     if seconds < 1e-3:
         return f"{seconds * 1e6:.3g} µs" if seconds else "0 s"
     if seconds < 1:
@@ -310,17 +310,17 @@ def duration(seconds: float) -> str:
 
 
 def size(count: int) -> str:
-    """A number of bytes for a person."""
+    """Returns a number of bytes for a person."""
     return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
 
 
 def counted(count: int, thing: str) -> str:
-    """A number of things: `1 contribution`, `2000 contributions`."""
+    """Returns a number of things: `1 contribution`, `2000 contributions`."""
     return f"{count} {thing}{'' if count == 1 else 's'}"
 
 
 def moment(text: str, **settings: Any) -> Any:
-    """An option that takes a time in any form that `parse_time` reads."""
+    """Returns an option that takes a time in any form that `parse_time` reads."""
     return typer.Option(parser=parse_time, metavar="TIME", help=text, **settings)
 
 
@@ -337,7 +337,7 @@ def parse_age(text: str) -> int:
 
 
 def parse_time(text: str) -> int:
-    """Seconds since the epoch from `2026-11-30`, `2026-11-30T12:00:00Z`, `1796040000`, or from now `+30d` or `-12h`.
+    """Returns seconds since the epoch from `2026-11-30`, `2026-11-30T12:00:00Z`, `1796040000`, or from now `+30d` or `-12h`.
 
     A time without a zone is UTC, so that a script means the same on every machine.
 

@@ -1,4 +1,4 @@
-"""What follows from a policy, whether it is meant or not.
+"""Say what follows from a policy, whether it is meant or not.
 
 Privacy sentences speak of one contribution and of zero-out adjacency, and give the bound for content replacement beside
 it; docs/guarantee.md is the promise that they repeat.

@@ -48,7 +48,7 @@ class Consequence:
     changes: tuple[Change, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """The finding for `--json`."""
+        """Returns the finding for `--json`."""
         return {
             "level": self.level,
             "code": self.code,
@@ -59,12 +59,12 @@ class Consequence:
 
 
 def fact(code: str, sentence: str, class_name: str | None = None) -> Consequence:
-    """Something that follows, good or bad."""
+    """Returns what follows, good or bad."""
     return Consequence("fact", code, class_name, sentence)
 
 
 def warning(code: str, sentence: str, *changes: Change, class_name: str | None = None) -> Consequence:
-    """A likely mistake, and what would mend it."""
+    """Returns a likely mistake, and what would mend it."""
     return Consequence("warning", code, class_name, sentence, changes)
 
 
@@ -73,19 +73,19 @@ _CLOSE_ENOUGH = 0.9
 
 
 def in_class(name: str, key: str, value: str) -> Change:
-    """A setting of one class."""
+    """Returns a setting of one class."""
     return Change(f"{key} of class {name}", value)
 
 
 def rounded(value: float | Fraction, digits: int, *, up: bool) -> str:
-    """A positive number with so many significant digits, rounded in one direction, as TOML takes it."""
+    """Returns a positive number with so many significant digits, rounded in one direction, as TOML takes it."""
     exact = Decimal(value.numerator) / Decimal(value.denominator) if isinstance(value, Fraction) else Decimal(repr(value))
     step = Decimal(1).scaleb(exact.adjusted() - digits + 1)
     return f"{exact.quantize(step, ROUND_CEILING if up else ROUND_FLOOR).normalize():f}"
 
 
 def multiplier_for(target: float, sampling_rate: float, policy: Policy, start: float) -> tuple[str, float]:
-    """A noise multiplier that meets a target epsilon over the horizon, and the epsilon that it gives.
+    """Returns a noise multiplier that meets a target epsilon over the horizon, and the epsilon that it gives.
 
     Guarantee: the epsilon of the multiplier returned has been computed and is not above the target.
 
@@ -118,7 +118,7 @@ def multiplier_for(target: float, sampling_rate: float, policy: Policy, start: f
 
 
 def power_of_ten_below(limit: Fraction) -> str:
-    """The largest power of ten that is at most `limit`, written as 1e-7."""
+    """Returns the largest power of ten that is at most `limit`, written as 1e-7."""
     exponent = 0
     while Fraction(10) ** exponent > limit:
         exponent -= 1
@@ -126,7 +126,7 @@ def power_of_ten_below(limit: Fraction) -> str:
 
 
 def total_over_runs(case: Case, planned: ClassPlan) -> Iterator[Consequence]:
-    """A limit over all runs, or one that not even this run keeps."""
+    """Finds a limit over all runs, or one that not even this run keeps."""
     total = total_of(case.policy, planned)
     if total is None:
         return
@@ -151,7 +151,7 @@ def total_over_runs(case: Case, planned: ClassPlan) -> Iterator[Consequence]:
 
 
 def repeated(total: ClassTotal) -> str:
-    """How many runs like this one fit into a limit, in words."""
+    """Tells how many runs like this one fit into a limit, in words."""
     if total.runs is None:
         return "any number of such runs fit"
     if total.runs == 1:

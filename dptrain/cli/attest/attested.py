@@ -1,4 +1,4 @@
-"""The attestation of one content: where commands look for it, and which of a file it is."""
+"""Find the attestation of one content: where commands look for it, and which of a file it is."""
 
 from itertools import islice
 from pathlib import Path

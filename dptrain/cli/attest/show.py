@@ -133,7 +133,7 @@ def _own_noise(attestation: Attestation, verifier: Verifier) -> dict[str, float]
 
 @dataclass(slots=True)
 class _Tally:
-    """What a pass over a file leaves behind: counts, and the first rows."""
+    """Keeps what a pass over a file leaves behind: counts, and the first rows."""
 
     count: int = 0
     corpora: Counter[str] = field(default_factory=Counter)

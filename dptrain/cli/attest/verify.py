@@ -1,4 +1,4 @@
-"""What `attest show` can verify about one attestation, alone or against a key, a registry and a policy.
+"""Verify one attestation for `attest show`, alone or against a key, a registry and a policy.
 
 The checks are the gate's own: `attest.sign1.verify` for signatures, `attest.gate.decide` where a signed policy and a
 registry are at hand. What was not looked at is said, one line each.
@@ -37,7 +37,7 @@ _ANOTHER_ISSUER = "the signature names another issuer than the commitment to the
 
 @dataclass(frozen=True, slots=True)
 class Verifier:
-    """What there is to verify against.
+    """Verifies attestations against whatever there is: a key, a registry, a policy.
 
     Attributes:
         now: Moment at which everything must be valid.
@@ -54,17 +54,17 @@ class Verifier:
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to verify a signature against; a policy alone explains, it verifies nothing."""
+        """Tells whether there is nothing to verify a signature against; a policy alone explains, it verifies nothing."""
         return self.pub is None and self.registry is None
 
     def checks(self, attestation: Attestation) -> list[Check]:
-        """Every check that can be made, and one line for each that cannot."""
+        """Returns every check that can be made, and one line for each that cannot."""
         signed = attestation.read()
         found = [self._key(attestation, signed), *self._possession(attestation, signed), *self._gate(attestation, signed)]
         return [*found, *_NOT_HERE]
 
     def failure(self, attestation: Attestation) -> Check | None:
-        """The first check that fails; None if what was asked for holds."""
+        """Returns the first check that fails; None if what was asked for holds."""
         return next((check for check in self.checks(attestation) if check.outcome == "failed"), None)
 
     def _key(self, attestation: Attestation, signed: ContributionDescriptor | SignedDescriptor) -> Check:
@@ -84,7 +84,7 @@ class Verifier:
         return Check("signature", "passed", f"made with the key of {name} that was given")
 
     def _possession(self, attestation: Attestation, signed: ContributionDescriptor | SignedDescriptor) -> list[Check]:
-        """On whose word the registry has the key for the contributor; nothing where it does not have it."""
+        """Returns on whose word the registry has the key for the contributor; nothing where it does not have it."""
         contributor, record = self._record(attestation, signed)
         if contributor is None or record is None:
             return []

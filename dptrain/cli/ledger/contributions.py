@@ -1,4 +1,4 @@
-"""What `dptrain ledger show` says of single contributions: the one that is asked for, and those that were withdrawn."""
+"""Show what a ledger says of single contributions: the one that is asked for, and those that were withdrawn."""
 
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any

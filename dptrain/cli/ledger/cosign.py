@@ -313,7 +313,7 @@ def witness_answer(
 
 
 def _tree(ledger: str, state: Path | None) -> tuple[bytes, "Node"]:
-    """The last checkpoint of a ledger, or of an export, and the nodes of the tree under it."""
+    """Returns the last checkpoint of a ledger, or of an export, and the nodes of the tree under it."""
     if Path(ledger).is_dir():
         from ledger.proofs.prover import ExportReader
 

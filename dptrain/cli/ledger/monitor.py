@@ -97,7 +97,7 @@ def _mine(path: Path) -> "list[Mine]":
 
 
 def _withdrawals(directory: Path) -> "list[tuple[str, Withdrawal]]":
-    """The withdrawals in a directory.
+    """Returns the withdrawals in a directory.
 
     Raises:
         typer.BadParameter: it cannot be read, or holds another file, which could be a withdrawal that nobody watches.

@@ -345,7 +345,7 @@ def cosigner_lines(cosigned: "Iterable[Signature]") -> Iterator[str]:
 
 @dataclass(frozen=True)
 class _Wanted:
-    """Which leaf is asked for: one of a number, the last one that names a contribution, or the one with its last row."""
+    """Says which leaf is asked for: one of a number, the last one that names a contribution, or the one with its last row."""
 
     leaf: int | None
     names: Callable[[bytes], bool] = lambda data: False

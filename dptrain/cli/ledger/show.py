@@ -26,7 +26,7 @@ COLOURS: Final = {"FULL": "green", "SUMMARISED": "yellow", "TOLD": "yellow", "SI
 
 
 def summary(state: "Replay", root: bytes) -> dict[str, Any]:
-    """What a ledger says of its run, as JSON."""
+    """Returns what a ledger says of its run, as JSON."""
     from ledger.views.summary import class_summaries, release_rows
 
     header, policy = state.header, state.header.policy
@@ -47,7 +47,7 @@ def summary(state: "Replay", root: bytes) -> dict[str, Any]:
 
 
 def summary_text(data: dict[str, Any]) -> Iterator[Shown]:
-    """The same for people."""
+    """Yields the summary for people."""
     yield styled("bold", data["origin"], f"  run {data['run_id']}  {'closed' if data['finished'] else 'open'}")
     yield f"{data['size']} leaves, root {data['root']}"
     yield f"corpus {data['corpus']}, delta {data['delta']:g}, {data['accountant']}, {data['adjacency']}"
@@ -110,7 +110,7 @@ def verdict_line(verdict: str, said: str, about: str) -> Text:
 
 
 def classes_text(classes: list[dict[str, Any]]) -> Iterator[Shown]:
-    """What the contributions of each class have spent at most."""
+    """Yields a table of what the contributions of each class have spent at most."""
     counted = any(item["occurrences"] is not None for item in classes)
     steps = ("steps", "occurrences") if counted else ("steps",)
     preset = ("at preset, no caps",) if any(item["epsilon_preset"] is not None for item in classes) else ()
@@ -133,7 +133,7 @@ def classes_text(classes: list[dict[str, Any]]) -> Iterator[Shown]:
 
 
 def releases_text(rows: Iterable[dict[str, Any]], classes: list[str]) -> Iterator[Shown]:
-    """Each release that the ledger records, whose influence may be in it, and what it costs each of these classes at most."""
+    """Yields each release, whose influence may be in it, and what it costs each of these classes at most."""
     for row in rows:
         basis = "planned horizon" if row["planned_horizon"] else "whole run"
         yield styled("bold", f"released at leaf {row['seq']}", f", {utc(row['time'])}, step {row['step']}")
@@ -153,7 +153,7 @@ def _cost(epsilon: float | None) -> str:
 
 
 def _noise(item: dict[str, Any]) -> str:
-    """The least noise multiplier of a class; nothing where no contribution has one."""
+    """Returns the least noise multiplier of a class; nothing where no contribution has one."""
     found = item["noise_multiplier"]
     return "public" if item["public"] else "" if found is None else at_least(found)
 
@@ -208,7 +208,7 @@ def parties(run: "Replay") -> list[dict[str, str]]:
 
 
 def _registry(run: "Replay", export: Path) -> "Registry | None":
-    """The last state of the registry in an export; None without one."""
+    """Returns the last state of the registry in an export; None without one."""
     from attest.registry import read_states
     from ledger import layout
 

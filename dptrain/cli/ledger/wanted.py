@@ -1,4 +1,4 @@
-"""Which contribution a person asks a ledger for: by content and nonce, an attestation, a descriptor hash or an anchor file."""
+"""Read which contribution a person asks for: by content and nonce, an attestation, a descriptor hash or an anchor file."""
 
 import re
 from collections.abc import Sequence

@@ -45,7 +45,7 @@ _LAYERS = 12
 
 
 class Quantity(StrEnum):
-    """What `--solve` finds."""
+    """Names what `--solve` finds."""
 
     MULTIPLIER = "multiplier"
     STEPS = "steps"

@@ -1,4 +1,4 @@
-"""How `dptrain plan` shows what it found: picture, tables, and sentences."""
+"""Show what `dptrain plan` found: picture, tables, and sentences."""
 
 import math
 import shlex

@@ -26,7 +26,7 @@ from dptrain.cli.results import Told
 
 
 def unknown_classes(registry: Path, granted: Iterable[str]) -> dict[str, str]:
-    """Granted classes that the policy beside the registry lacks, each with a note; empty where there is no policy.
+    """Returns the granted classes that the policy beside the registry lacks, each with a note; empty where there is no policy.
 
     The policy's signature is not verified: nothing but the note depends on it.
     """

@@ -41,7 +41,7 @@ MOST = 20
 
 
 class Who:
-    """Whom the entries of a registry speak of: names where they are known, else the beginning of a commitment.
+    """Names whom the entries of a registry speak of: names where they are known, else the beginning of a commitment.
 
     Args:
         found: The registry.
@@ -76,14 +76,14 @@ def shown(name: str) -> str:
 
 
 def sentences(entry: Entry, who: Who) -> list[str]:
-    """What an entry did, a sentence an action; of many actions the first ones."""
+    """Returns what an entry did, a sentence an action; of many actions the first ones."""
     told = [_sentence(action, who) for action in entry.actions[:MOST]]
     left = len(entry.actions) - len(told)
     return [*told, f"and {left} more"] if left else told
 
 
 def entry_as_json(entry: Entry, who: Who) -> dict[str, Any]:
-    """An entry as JSON, every action in it."""
+    """Returns an entry as JSON, every action in it."""
     return {"seq": entry.seq, "time": entry.time, "actions": [_action_as_json(action, who) for action in entry.actions]}
 
 
@@ -266,7 +266,7 @@ def _history_text(found: Peek) -> Iterator[Shown]:
 def as_json(
     found: Registry | Peek, *, verified: bool, history: Peek | None = None, names: list[str] | None = None
 ) -> dict[str, Any]:
-    """A registry as JSON; a command that changed it names only whom it changed, of perhaps very many."""
+    """Returns a registry as JSON; a command that changed it names only whom it changed, of perhaps very many."""
     chosen = [item for item in found.contributors if names is None or item.name in names]
     data: dict[str, Any] = {
         "verified": verified,
