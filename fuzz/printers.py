@@ -98,9 +98,9 @@ def run_attest_show(data: bytes) -> None:
     def show() -> None:
         with contextlib.suppress(AttestError):
             if draws.small(2):
-                attest_show._list(path, 5, verifier, False)
+                attest_show._listed(path, 5, verifier).print(as_json=False)
             else:
-                attest_show._explain(attestation, 1, verifier, False)
+                attest_show._explained(attestation, 1, verifier).print(as_json=False)
 
     _shown(show, "attest show")
 
