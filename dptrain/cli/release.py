@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attest import keys
 from attest.fixed_point import MICRO
 from attest.schema.plain import utc, visible
 from dptrain.cli import exporting
 from dptrain.cli.inputs import PassphraseFile
-from dptrain.cli.ledger import proofs as ledger_proofs
 from dptrain.cli.ledger.place import LedgerKey, StateDirectory, checked, opened_to_sign, place_of
+from dptrain.cli.ledger.proofs import trusted
 from dptrain.cli.ledger.show import verdict_text
 from dptrain.cli.options import file_option, folder_argument, folder_option, option
 from dptrain.cli.output import counted, counting, moment, spent, styled, table
@@ -141,11 +140,10 @@ def _check(
         raise typer.BadParameter("give --key, the ledger's public key, got by another way than the model")
     from ledger.release import check_release
 
-    trusted = [vkey for text in pinned for vkey in ledger_proofs.verifier_keys(text)]
-    owner = None if owner_key is None else keys.load_public_key(owner_key)
+    owner, vkeys = trusted(pinned, owner_key)
     with counting(f"checking {model}"):
         return check_release(
-            model, trusted, export=export, owner_key=owner, minimum_size=min_size, require_quorum=require_quorum, now=now
+            model, vkeys, export=export, owner_key=owner, minimum_size=min_size, require_quorum=require_quorum, now=now
         )
 
 

@@ -14,7 +14,7 @@ from attest.files import atomic_write, read_limited
 from attest.schema.plain import utc, visible
 from dptrain.cli.inputs import KeyFile, PassphraseFile, load_key, refuse_to_overwrite
 from dptrain.cli.ledger.place import LedgerKey, LedgerOrExport, StateDirectory, opened_to_sign, place_of
-from dptrain.cli.ledger.proofs import cosigner_lines, cosigners, verifier_keys
+from dptrain.cli.ledger.proofs import LOG_KEYS, OwnersKey, cosigner_lines, cosigners, trusted, verifier_keys
 from dptrain.cli.ledger.show import verdict_line
 from dptrain.cli.options import argument, file_argument, file_option, folder_argument, option
 from dptrain.cli.output import JsonFlag, counted, counting
@@ -34,9 +34,7 @@ def cosign(
     export: Annotated[Path, folder_argument("EXPORT", "Directory that export wrote.")],
     note: Annotated[Path, argument("New file: the checkpoint with your cosignature.", metavar="NOTE")],
     key: KeyFile,
-    log_key: Annotated[
-        list[str], option("Public key of the ledger: a file of verifier keys, or one itself; repeat.", metavar="PUB")
-    ],
+    log_key: Annotated[list[str], option(LOG_KEYS, metavar="PUB")],
     name: Name = None,
     memory: Annotated[
         Path | None, option("What you cosigned before; default: KEY.cosigned beside the key.", metavar="DIR", file_okay=False)
@@ -45,7 +43,7 @@ def cosign(
     summary: Annotated[
         bool, option("Vouch for the summaries too: what they speak for may then be deleted. Not if TOLD.", "--summary")
     ] = False,
-    owner_key: Annotated[Path | None, file_option("PUB", "Require a policy signed by this corpus owner.")] = None,
+    owner_key: OwnersKey = None,
     registry: Annotated[
         Path | None, file_option("REGISTRY", "Contributor registry, in place of the one in the export.")
     ] = None,
@@ -69,8 +67,7 @@ def cosign(
     refuse_to_overwrite(note)
     signer, named = load_key(key, passphrase_file, name, "--name")
     cosigner = Cosigner(named, signer)
-    log_keys = [vkey for text in log_key for vkey in verifier_keys(text)]
-    owner = None if owner_key is None else keys.load_public_key(owner_key)
+    owner, log_keys = trusted(log_key, owner_key)
     with counting(f"auditing {export}"):
         done = cosign_export(
             export,

@@ -13,7 +13,7 @@ from attest.fixed_point import MICRO, PICO
 from attest.schema.plain import utc
 from dptrain.cli.inputs import MemberRecords
 from dptrain.cli.ledger.place import Now
-from dptrain.cli.ledger.proofs import verifier_keys
+from dptrain.cli.ledger.proofs import OwnersKey, VerifierKeys, trusted
 from dptrain.cli.ledger.show import verdict_line
 from dptrain.cli.options import file_option, folder_argument, folder_option, option
 from dptrain.cli.output import counted, counting, number, parse_age, spent, styled
@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 
 def monitor(
     exports: Annotated[list[Path], folder_argument("EXPORT", "Directories that export wrote.")],
-    key: Annotated[
-        list[str], option("Public key of the ledger: a file of verifier keys, or one itself; repeat.", metavar="PUB")
-    ],
+    key: VerifierKeys,
     attestations: Annotated[list[Path], file_option("DATA.attest", "What you signed: every file of yours; repeat.")],
     pub: Annotated[list[Path] | None, file_option("PUB", "A further key of yours, which signed nothing; repeat.")] = None,
     withdrawals: Annotated[Path | None, folder_option("DIR", "Withdrawals that you sent, as attest withdraw wrote.")] = None,
@@ -40,7 +38,7 @@ def monitor(
     remember: Annotated[
         Path | None, option("Keep the largest checkpoint per ledger here: finds forks, cuts.", metavar="DIR", file_okay=False)
     ] = None,
-    owner_key: Annotated[Path | None, file_option("PUB", "Require a policy signed by this corpus owner.")] = None,
+    owner_key: OwnersKey = None,
     now: Now = None,
 ) -> Told:
     """Watch a ledger for what it says of your contributions, and raise an alarm where it is not what you signed.
@@ -67,10 +65,9 @@ def monitor(
     ids = [keys.key_id(keys.load_public_key(path)) for path in pub or []]
     sent = [] if withdrawals is None else _withdrawals(withdrawals)
     shown = [read_admitted(path) for path in members or []]
-    owner = None if owner_key is None else keys.load_public_key(owner_key)
-    trusted = [vkey for text in key for vkey in verifier_keys(text)]
+    owner, vkeys = trusted(key, owner_key)
     with counting(f"auditing {counted(len(exports), 'export')}"):
-        found = watch(exports, trusted, mine, sent, shown, delay=delay, now=at, key_ids=ids, remember=remember, owner_key=owner)
+        found = watch(exports, vkeys, mine, sent, shown, delay=delay, now=at, key_ids=ids, remember=remember, owner_key=owner)
     return Told({**found.to_json(), "exit_code": found.exit_code}, _watched_text(found), found.exit_code)
 
 

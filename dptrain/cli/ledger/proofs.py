@@ -492,9 +492,8 @@ def _fields_of(row: "SpendRow") -> dict[str, Any]:
     return found
 
 
-VerifierKeys = Annotated[
-    list[str], option("Public key of the ledger: a file of verifier keys, or one itself; repeat.", "--key", metavar="PUB")
-]
+LOG_KEYS = "Public key of the ledger: a file of verifier keys, or one itself; repeat."
+VerifierKeys = Annotated[list[str], option(LOG_KEYS, "--key", metavar="PUB")]
 OwnersKey = Annotated[Path | None, file_option("PUB", "Require a policy signed by this corpus owner.", "--owner-key")]
 
 
