@@ -6,11 +6,11 @@ from dptrain.cli.account import account, calibrate
 from dptrain.cli.attest import commands as attest
 from dptrain.cli.gate import gate
 from dptrain.cli.ledger import commands as ledger
-from dptrain.cli.output import RootGroup
 from dptrain.cli.plan.commands import plan
 from dptrain.cli.policy import app as policy
 from dptrain.cli.registry import commands as registry
 from dptrain.cli.release import release
+from dptrain.cli.results import RootGroup
 from dptrain.cli.train import demo, train
 
 app = typer.Typer(

@@ -1,21 +1,17 @@
-"""Print what commands say: tables, numbers and moments, JSON, errors, and hints at what was meant."""
+"""Print what commands say: tables, numbers and moments, on a screen that nothing of others can change."""
 
 import codecs
 import contextlib
-import difflib
-import errno
-import functools
 import io
 import math
 import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich import box
@@ -23,68 +19,10 @@ from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook,
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
-from typer.core import TyperGroup
 
-from attest.errors import AttestError
 from attest.schema.plain import visible
-from dptrain.errors import DptrainError
 from dptrain.planning.picture import ASCII, PLAIN, UNICODE, Glyphs, Line
 from dptrain.planning.rounding import at_most
-from dptrain.programs import print_json
-from ledger.errors import LedgerError
-
-WRITTEN_BY = {
-    "KEY": "'dptrain attest keygen NAME' writes one",
-    "PUB": "'dptrain attest keygen' writes it; its owner hands it out",
-    "POLICY": "'dptrain policy init' writes one to start from",
-    "POLICY.toml": "'dptrain policy init' writes one to start from",
-    "POLICY.cose": "'dptrain policy sign' writes it; the corpus owner hands it out",
-    "REGISTRY": "'dptrain registry init' starts one; the corpus owner hands it out",
-    "DATA.attest": "'dptrain attest sign DATA' writes it",
-    "WITHDRAWAL": "'dptrain attest withdraw' writes it",
-    "LEDGER": "training writes it",
-    "LEDGER.db": "training writes it",
-    "EXPORT": "'dptrain ledger export' writes it",
-    "MODEL": "training writes it",
-    "PROOF": "'dptrain ledger prove' writes it",
-    "NOTE": "'dptrain ledger cosign' writes it",
-    "RUN.toml": "recipes/ has examples",
-}
-"""Where a file comes from, by the metavar of the parameter that takes it."""
-
-
-def explain(error: Any) -> None:
-    """Extend, in place, the message of a `typer.BadParameter` about a parameter that is missing or names no file."""
-    parameter = getattr(error, "param", None)
-    if parameter is None:
-        return
-    metavar = parameter.metavar or ""
-    if not error.message:
-        # A parameter that was not given at all: its help says what it is.
-        error.message = getattr(parameter, "help", None) or ""
-    elif "does not exist" in error.message:
-        path = _quoted(error.message)
-        near = _nearest(path) if path else None
-        hint = f"is {near} meant?" if near else WRITTEN_BY.get(metavar, "")
-        error.message = error.message.rstrip(".") + (f"; {hint}" if hint else "")
-
-
-def _quoted(message: str) -> str | None:
-    parts = message.split("'")
-    return parts[1] if len(parts) == 3 else None
-
-
-def _nearest(path: str) -> str | None:
-    """Returns a file in the folder of a path whose name is much like that one."""
-    folder = Path(path).expanduser().parent
-    names = [item.name for item in folder.iterdir() if item.is_file()] if folder.is_dir() else []
-    found = difflib.get_close_matches(Path(path).name, names, n=1, cutoff=0.75)
-    return str(Path(path).with_name(found[0])) if found else None
-
-
-_ORDER = ["attest", "policy", "registry", "calibrate", "account", "gate", "plan", "train", "ledger", "release", "demo"]
-
-_JSON = "dptrain.json"
 
 _IN_PLAIN = "dptrain.plain"
 
@@ -96,84 +34,6 @@ _SECONDS = re.compile(r"[0-9]{1,12}")
 
 _PIPE_WIDTH = 160
 """Columns of a table where there is no terminal to ask."""
-
-
-def _remember_json(ctx: typer.Context, value: bool) -> bool:
-    # The error handler sits on the root command, which does not see a subcommand's parameters.
-    if value:
-        ctx.find_root().meta[_JSON] = True
-    return value
-
-
-JsonFlag = Annotated[
-    bool, typer.Option("--json", callback=_remember_json, is_eager=True, help="Print one JSON object and nothing else.")
-]
-
-
-def _take_json(group: TyperGroup) -> None:
-    """Gives every command below a group the option `--json`, unless it takes that itself."""
-    for command in group.commands.values():
-        if isinstance(command, TyperGroup):
-            _take_json(command)
-        elif not any("--json" in parameter.opts for parameter in command.params):
-            command.params.append(_json_option())
-
-
-@functools.cache
-def _json_option() -> Any:
-    only = typer.Typer(add_completion=False)
-
-    @only.command()
-    def asked(json: JsonFlag = False) -> None:
-        """Takes this option alone."""
-
-    [option] = typer.main.get_command(only).params
-    option.expose_value = False
-    return option
-
-
-class RootGroup(TyperGroup):
-    """The `dptrain` command group: renders results, and turns every expected error into one line and exit code 1."""
-
-    def __init__(self, **attributes: Any) -> None:
-        super().__init__(**attributes)
-        _take_json(self)
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        """Returns the commands in the order in which a corpus is set up, trained on and audited."""
-        return sorted(self.commands, key=_ORDER.index)
-
-    def invoke(self, ctx: Any) -> Any:
-        """Run the chosen command; typed errors and I/O errors end here, anything else is a fault and propagates."""
-        from dptrain.cli.results import Result
-
-        nearest = None
-        try:
-            found = super().invoke(ctx)
-            if isinstance(found, Result):
-                found.print(as_json=ctx.meta.get(_JSON, False))
-                if found.exit_code:
-                    raise typer.Exit(int(found.exit_code))
-            return found
-        except (AttestError, LedgerError, DptrainError) as error:
-            code, sentence, nearest = error.code, error.sentence, getattr(error, "nearest", None)
-        except OSError as error:
-            if error.errno == errno.EPIPE:
-                raise
-            code, sentence = "IO", f"{error.strerror or error}: {error.filename}" if error.filename else str(error)
-        except typer.BadParameter as error:
-            explain(error)
-            error.message = visible(error.message, lines=True)
-            if not ctx.meta.get(_JSON):
-                raise
-            print_json({"error": {"code": "USAGE", "sentence": error.format_message()}})
-            raise typer.Exit(2) from error
-        if ctx.meta.get(_JSON):
-            told = {"code": str(code), "sentence": sentence}
-            print_json({"error": told if nearest is None else told | {"nearest": nearest}})
-        else:
-            screen_for(stderr=True).print(styled("bold red", str(code), f": {visible(sentence)}"))
-        raise typer.Exit(1)
 
 
 @dataclass(frozen=True)
@@ -257,6 +117,19 @@ def table(*columns: str) -> Table:
     for index, column in enumerate(columns):
         built.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
     return built
+
+
+def table_of(items: Iterable[Any], columns: dict[str, Callable[[Any], str]]) -> Table:
+    """Returns a table with a row per item.
+
+    Args:
+        items: what the rows are of.
+        columns: for each head, what stands below it.
+    """
+    rows = table(*columns)
+    for item in items:
+        rows.add_row(*(cell(item) for cell in columns.values()))
+    return rows
 
 
 def print_table(rows: Table) -> None:

@@ -9,7 +9,7 @@ import typer
 
 from dptrain.cli.gate import NoKeptReading
 from dptrain.cli.options import file_argument, option
-from dptrain.cli.output import JsonFlag
+from dptrain.cli.results import JsonFlag
 from dptrain.errors import ConfigError, how_to_install, is_missing_extra
 
 

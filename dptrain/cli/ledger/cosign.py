@@ -17,8 +17,8 @@ from dptrain.cli.ledger.place import LedgerKey, LedgerOrExport, StateDirectory, 
 from dptrain.cli.ledger.proofs import LOG_KEYS, OwnersKey, cosigner_lines, cosigners, trusted, verifier_keys
 from dptrain.cli.ledger.show import verdict_line
 from dptrain.cli.options import argument, file_argument, file_option, folder_argument, option
-from dptrain.cli.output import JsonFlag, counted, counting
-from dptrain.cli.results import Shown, Told
+from dptrain.cli.output import counted, counting
+from dptrain.cli.results import JsonFlag, Shown, Told
 from ledger.errors import WitnessRefused
 
 if TYPE_CHECKING:

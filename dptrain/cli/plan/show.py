@@ -11,7 +11,7 @@ from attest.gate import GateReport
 from attest.policy import Policy
 from attest.policy.sampling import POISSON
 from dptrain.cli.advice.findings import repeated
-from dptrain.cli.output import amount, counted, duration, number, size, styled, table
+from dptrain.cli.output import amount, counted, duration, number, size, styled, table, table_of
 from dptrain.cli.results import Shown
 from dptrain.planning.layout import BlockPlan
 from dptrain.planning.picture import phase_picture, plan_picture
@@ -36,34 +36,22 @@ def plan_text(policy: Policy, planned: Plan) -> Iterator[Shown]:
     """Yields the picture, the classes, the blocks, and what to know about either."""
     yield f"corpus {policy.corpus}, {policy.steps} steps, delta {float(policy.delta):g}, {policy.accountant}\n"
     yield lambda glyphs: [*plan_picture(planned, glyphs), *phase_picture(planned.phases, glyphs)]
-    rows = table(
-        "class",
-        "clip",
-        "sigma",
-        "z",
-        "waste",
-        "epsilon",
-        "if content replaced",
-        "if all redone",
-        "draws of each",
-        "95 % between",
-        "own variance",
+    rows = table_of(
+        planned.classes,
+        {
+            "class": lambda item: item.name,
+            "clip": lambda item: number(item.preset.clip_norm),
+            "sigma": lambda item: number(item.preset.noise_multiplier),
+            "z": lambda item: number(item.preset.effective_multiplier),
+            "waste": lambda item: f"{item.preset.waste:.2f}",
+            "epsilon": lambda item: rounded_up(item.preset.epsilon),
+            "if content replaced": lambda item: rounded_up(item.preset.epsilon_replace),
+            "if all redone": lambda item: rounded_up(item.preset.epsilon_with_redo),
+            "draws of each": lambda item: amount(item.expected_draws),
+            "95 % between": lambda item: f"{item.draws.low} and {item.draws.high}",
+            "own variance": lambda item: _variance(item.preset.sufficient_variance),
+        },
     )
-    for item in planned.classes:
-        preset = item.preset
-        rows.add_row(
-            item.name,
-            number(preset.clip_norm),
-            number(preset.noise_multiplier),
-            number(preset.effective_multiplier),
-            f"{preset.waste:.2f}",
-            rounded_up(preset.epsilon),
-            rounded_up(preset.epsilon_replace),
-            rounded_up(preset.epsilon_with_redo),
-            amount(item.expected_draws),
-            f"{item.draws.low} and {item.draws.high}",
-            _variance(preset.sufficient_variance),
-        )
     for public in planned.public:
         draws = f"{public.draws.low} and {public.draws.high}"
         rows.add_row(public.name, *["public"] * 7, amount(public.expected_draws), draws, "public")
@@ -117,26 +105,22 @@ def plan_text(policy: Policy, planned: Plan) -> Iterator[Shown]:
 def corpus_text(policy: Policy, report: GateReport, groups: Mapping[str, Sequence[GroupPlan]]) -> Iterator[Shown]:
     """Yields what each group of admitted contributions with the same bounds gets."""
     capped = any(item.bound.max_occurrences for found in groups.values() for item in found)
-    rows = table(
-        "class", "signed by", "sigma", "clip norm", *(["at most"] if capped else []), "z", "epsilon", "if content replaced",
-        "draws expected", "own variance",
-    )  # fmt: skip
-    for name, found in sorted(groups.items()):
-        for item in found:
-            bound = item.bound
-            cap = [f"{bound.max_occurrences} draws" if bound.max_occurrences else "any"] if capped else []
-            rows.add_row(
-                name,
-                str(item.contributions),
-                number(bound.noise_multiplier),
-                number(bound.clip_norm),
-                *cap,
-                number(bound.effective_multiplier),
-                rounded_up(bound.epsilon),
-                rounded_up(bound.epsilon_replace),
-                amount(bound.expected_draws),
-                _variance(bound.sufficient_variance),
-            )
+    cap = {"at most": lambda row: f"{row[1].bound.max_occurrences} draws" if row[1].bound.max_occurrences else "any"}
+    rows = table_of(
+        [(name, item) for name, found in sorted(groups.items()) for item in found],
+        {
+            "class": lambda row: row[0],
+            "signed by": lambda row: str(row[1].contributions),
+            "sigma": lambda row: number(row[1].bound.noise_multiplier),
+            "clip norm": lambda row: number(row[1].bound.clip_norm),
+            **(cap if capped else {}),
+            "z": lambda row: number(row[1].bound.effective_multiplier),
+            "epsilon": lambda row: rounded_up(row[1].bound.epsilon),
+            "if content replaced": lambda row: rounded_up(row[1].bound.epsilon_replace),
+            "draws expected": lambda row: amount(row[1].bound.expected_draws),
+            "own variance": lambda row: _variance(row[1].bound.sufficient_variance),
+        },
+    )
     public = sum(item.admission.descriptor.public for item in report.admitted)
     if public:
         rows.add_row("public classes", str(public), *["public"] * (8 if capped else 7))
@@ -150,21 +134,20 @@ def corpus_text(policy: Policy, report: GateReport, groups: Mapping[str, Sequenc
 
 def signals_text(planned: Plan, found: Sequence[Signal]) -> Iterator[Shown]:
     """Yields signal against noise, neighbouring layers with like figures as one row."""
-    rows = table("class", "block", "gradient", "after clip", "noise", "one", "a step", "the run")
-    for _, same in groupby(found, key=lambda item: (item.name, _kind(item.block), item.norm, item.std)):
-        part = list(same)
-        first = part[0]
-        rows.add_row(
-            first.name,
-            _span([item.block for item in part]),
-            number(first.norm),
-            number(first.clipped),
-            number(first.std),
-            number(first.of_one, 3),
-            "?" if first.of_step is None else amount(first.of_step),
-            "?" if first.of_run is None else amount(first.of_run),
-        )
-    yield rows
+    alike = groupby(found, key=lambda item: (item.name, _kind(item.block), item.norm, item.std))
+    yield table_of(
+        [list(part) for _, part in alike],
+        {
+            "class": lambda part: part[0].name,
+            "block": lambda part: _span([item.block for item in part]),
+            "gradient": lambda part: number(part[0].norm),
+            "after clip": lambda part: number(part[0].clipped),
+            "noise": lambda part: number(part[0].std),
+            "one": lambda part: number(part[0].of_one, 3),
+            "a step": lambda part: "?" if part[0].of_step is None else amount(part[0].of_step),
+            "the run": lambda part: "?" if part[0].of_run is None else amount(part[0].of_run),
+        },
+    )
     yield (
         "signal over noise in the direction of the signal: of one contribution, of all that a step draws on average, of all "
         "steps, if all gradients pointed the same way. No more is possible; the norms must be of public gradients"
@@ -175,17 +158,18 @@ def signals_text(planned: Plan, found: Sequence[Signal]) -> Iterator[Shown]:
 
 def cost_text(policy: Policy, planned: Plan, cost: "Measured") -> Iterator[Shown]:
     """Yields time and memory, per class by the depth of its band."""
-    rows = table("class", "layers", "parameters", "drawn per step", "each", "a step", "share")
-    for item in sorted(cost.classes, key=lambda item: -item.layers):
-        rows.add_row(
-            item.name,
-            f"top {item.layers} of {cost.layers}",
-            amount(item.coordinates),
-            number(item.contributions_per_step),
-            duration(item.seconds_per_contribution),
-            duration(item.seconds_per_step),
-            f"{item.share:.0%}",
-        )
+    rows = table_of(
+        sorted(cost.classes, key=lambda item: -item.layers),
+        {
+            "class": lambda item: item.name,
+            "layers": lambda item: f"top {item.layers} of {cost.layers}",
+            "parameters": lambda item: amount(item.coordinates),
+            "drawn per step": lambda item: number(item.contributions_per_step),
+            "each": lambda item: duration(item.seconds_per_contribution),
+            "a step": lambda item: duration(item.seconds_per_step),
+            "share": lambda item: f"{item.share:.0%}",
+        },
+    )
     noise = cost.fixed_seconds
     rows.add_row("noise, optimizer", "", amount(cost.trained), "", "", duration(noise), f"{noise / cost.seconds_per_step:.0%}")
     yield rows
@@ -223,16 +207,16 @@ def solution_text(solution: Solution, path: Path) -> Iterator[Shown]:
             "average. It scales the learning rate and touches no guarantee"
         )
         return
-    rows = table("class", "at most", "epsilon now", "epsilon then", "waste then")
-    for item in solution.classes:
-        rows.add_row(
-            item.name,
-            "" if item.target is None else f"{item.target:g}",
-            rounded_up(item.epsilon_before, 6),
-            rounded_up(item.epsilon, 6),
-            f"{item.waste:.2f}",
-        )
-    yield rows
+    yield table_of(
+        solution.classes,
+        {
+            "class": lambda item: item.name,
+            "at most": lambda item: "" if item.target is None else f"{item.target:g}",
+            "epsilon now": lambda item: rounded_up(item.epsilon_before, 6),
+            "epsilon then": lambda item: rounded_up(item.epsilon, 6),
+            "waste then": lambda item: f"{item.waste:.2f}",
+        },
+    )
     if solution.solve == "multiplier":
         yield (
             "multipliers are those that each class brings by itself; noise of others in blocks that it shares lowers its"
