@@ -11,7 +11,7 @@ from rich.text import Text
 from attest.files import read_limited
 from attest.schema.plain import utc
 from dptrain.cli.options import option
-from dptrain.cli.output import number, spent, styled, table
+from dptrain.cli.output import number, spent, styled, table, table_of
 from dptrain.cli.results import Shown, Told, pick
 from dptrain.planning.rounding import at_least
 
@@ -112,24 +112,23 @@ def verdict_line(verdict: str, said: str, about: str) -> Text:
 def classes_text(classes: list[dict[str, Any]]) -> Iterator[Shown]:
     """Yields a table of what the contributions of each class have spent at most."""
     counted = any(item["occurrences"] is not None for item in classes)
-    steps = ("steps", "occurrences") if counted else ("steps",)
-    preset = ("at preset, no caps",) if any(item["epsilon_preset"] is not None for item in classes) else ()
-    spent_head = ("epsilon", "if content replaced", *preset)
-    rows = table("class", "active", "withdrawn", "q", "least z", *steps, *spent_head, "parameters")
-    for item in classes:
-        rows.add_row(
-            item["name"],
-            str(item["active"]),
-            str(item["withdrawn"]),
-            number(item["sampling_rate"]),
-            _noise(item),
-            *(str(item[name]) for name in steps),
-            spent(item["epsilon"]),
-            spent(item["epsilon_replace"]),
-            *(spent(item["epsilon_preset"]) for _ in preset),
-            str(item["coordinates"]),
-        )
-    yield rows
+    preset = any(item["epsilon_preset"] is not None for item in classes)
+    yield table_of(
+        classes,
+        {
+            "class": lambda item: item["name"],
+            "active": lambda item: str(item["active"]),
+            "withdrawn": lambda item: str(item["withdrawn"]),
+            "q": lambda item: number(item["sampling_rate"]),
+            "least z": _noise,
+            "steps": lambda item: str(item["steps"]),
+            **({"occurrences": lambda item: str(item["occurrences"])} if counted else {}),
+            "epsilon": lambda item: spent(item["epsilon"]),
+            "if content replaced": lambda item: spent(item["epsilon_replace"]),
+            **({"at preset, no caps": lambda item: spent(item["epsilon_preset"])} if preset else {}),
+            "parameters": lambda item: str(item["coordinates"]),
+        },
+    )
 
 
 def releases_text(rows: Iterable[dict[str, Any]], classes: list[str]) -> Iterator[Shown]:

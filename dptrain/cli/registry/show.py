@@ -33,7 +33,7 @@ from attest.registry.entries import signing_key
 from attest.registry.replay import look_alikes
 from attest.schema.plain import day, machine_time, utc, visible
 from dptrain.cli.options import file_argument, file_option, option
-from dptrain.cli.output import counting, moment, styled, table
+from dptrain.cli.output import counting, moment, styled, table_of
 from dptrain.cli.results import Shown, Told, pick, plain
 
 MOST = 20
@@ -228,22 +228,20 @@ def _unverified_text(known: Registry | None) -> Iterator[Shown]:
 
 
 def _contributors_text(found: Registry | Peek) -> Iterator[Shown]:
-    rows = table("contributor", "key id", "possession", "classes", "cap", "valid from", "valid until", "revoked")
-    for contributor in found.contributors:
-        name = shown(contributor.name)
-        for record in contributor.keys:
-            rows.add_row(
-                name if contributor.principal is None else f"{name} ({shown(contributor.principal)})",
-                record.key_id.hex(),
-                possession(record),
-                ", ".join(contributor.classes),
-                "" if contributor.cap is None else str(contributor.cap),
-                # Days are enough to look at, and fit a terminal; --json has the seconds.
-                day(record.not_before),
-                day(record.not_after),
-                "" if record.revoked_at is None else utc(record.revoked_at),
-            )
-    yield rows
+    # Days are enough to look at, and fit a terminal; --json has the seconds.
+    yield table_of(
+        [(contributor, record) for contributor in found.contributors for record in contributor.keys],
+        {
+            "contributor": lambda row: shown(row[0].name) + (f" ({shown(row[0].principal)})" if row[0].principal else ""),
+            "key id": lambda row: row[1].key_id.hex(),
+            "possession": lambda row: possession(row[1]),
+            "classes": lambda row: ", ".join(row[0].classes),
+            "cap": lambda row: "" if row[0].cap is None else str(row[0].cap),
+            "valid from": lambda row: day(row[1].not_before),
+            "valid until": lambda row: day(row[1].not_after),
+            "revoked": lambda row: "" if row[1].revoked_at is None else utc(row[1].revoked_at),
+        },
+    )
     if isinstance(found, Registry) and found.names_missing:
         yield f"contributors are shown by the beginning of their commitments: {found.names_missing}"
     yield f"owner {found.owner}, id {found.registry_id.hex()}\nroot {found.roots[-1].hex()}"
