@@ -1,7 +1,7 @@
 """Show the result of a command as text or as one JSON object, or the error that ended it; the one renderer of all commands.
 
-A command returns a frozen dataclass derived from `Result`, and `RootGroup` renders it. Its fields, in their order, are
-the JSON. Its `text` yields what a person reads.
+A command returns a `Result`, and `RootGroup` renders it. Mostly that is a `Told`, which holds the JSON object and what a person
+reads. It is a class of its own where others show the result too, or where it is too large to be held.
 """
 
 import difflib
@@ -46,8 +46,8 @@ class Result:
         raise NotImplementedError
 
     def as_json(self) -> dict[str, Any]:
-        """Returns what a program reads: the fields, by default."""
-        return plain(self)
+        """Returns what a program reads."""
+        raise NotImplementedError
 
     def print_json(self) -> None:
         """Prints the JSON object."""
