@@ -187,9 +187,6 @@ def account(
     The first epsilon holds when one contribution is replaced by an empty one of the same public shape (zero-out), the
     second when its content is replaced by any other content. Epsilons are shown rounded up.
 
-    To compute the epsilon of one setting, or of a run in phases, without a policy; to compare accountants; to draw epsilon
-    over steps or delta.
-
     Example: `dptrain account --noise-multiplier 1 --sampling-rate 0.01 --steps 1000 --delta 1e-5`
     """
     phases = phases_of(noise_multiplier, sampling_rate, steps, phase or [])
@@ -302,10 +299,7 @@ def calibrate(
     """The smallest noise multiplier that stays within an epsilon, or the most steps, occurrences, or the largest rate.
 
     The result is rounded to the safe side and its epsilon is computed again, so the target is never exceeded.
-
-    To find the noise multiplier for an epsilon that may not be exceeded, or the most steps or public occurrences, or the
-    largest sampling rate; with `--clip-norm` the variance of noise that suffices. With a policy at hand, `dptrain plan
-    --target-epsilon` says which lines to change.
+    With a policy at hand, `dptrain plan --target-epsilon` says which lines to change.
 
     Example: `dptrain calibrate --epsilon 2 --sampling-rate 0.01 --steps 1000 --delta 1e-5`
     """

@@ -55,8 +55,6 @@ def demo(
 ) -> None:
     """Go the whole way on real data that comes with the package: keys, policy, gate, training, export, audit, report.
 
-    To see the whole way at work, in a minute or two, on data that comes with the package.
-
     Example: `dptrain demo --dir demo`
     """
     arguments = ["--dir", str(directory), *(["--json"] if json else [])]

@@ -48,9 +48,6 @@ def monitor(
     it has spent, withdrawn or not. Run it again for every new export, with --remember and the withdrawals that you sent. The
     exit code says what to do, for a cron job; of several alarms the highest counts.
 
-    As a contributor, for every new export of a ledger that may hold what you signed; from cron, with `--remember` and the
-    withdrawals that you sent.
-
     Exit codes: 3 a withdrawal older than `--delay` is not in the ledger, or for another reason than you signed; 4 a
     contribution is recorded otherwise than you signed; 5 something was admitted under your key that is in none of the
     attestations; 6 the ledger was cut back, or has another history than what is remembered.

@@ -106,10 +106,8 @@ def prove(
 
     It holds the leaf, its path in the tree, and the signed checkpoint with its cosignatures. Whoever has it can check it
     offline, whatever becomes of the ledger. Hand contributors theirs. A receipt says the same to tools that read COSE; it
-    holds neither leaf nor cosignatures, so the file is what to keep.
-
-    When somebody should be able to show for ever that a leaf is in the ledger: a contributor its admission, what it has
-    spent, its withdrawal. From an export anybody can make one, but for --kind summary, which takes the ledger.
+    holds neither leaf nor cosignatures, so the file is what to keep. From an export anybody can make
+    one, but for --kind summary, which takes the ledger.
 
     Example: `dptrain ledger prove export/ mine.tlog-proof --contribution HASH`
     """
