@@ -20,14 +20,13 @@ BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test slow lint types pages bench bench-scaling bench-start bench-gate bench-ledger gpu fuzz faults lies mutations mutants interop zoo house man clean
+.PHONY: help install demo test slow lint types pages bench bench-scaling bench-start bench-gate bench-ledger gpu fuzz faults lies mutations mutants interop zoo house clean
 
 help:
 	@echo "make demo    the whole way on real data, from keys to a verified export, into $(DIR)/"
 	@echo "make test    the test suite (make slow: the long tests)"
 	@echo "make lint    ruff; make types: mypy; make bench: a step against the fastest without privacy; make clean: remove what make made"
 	@echo "make bench-scaling   cost against sizes; bench-start: the probes; bench-gate, bench-ledger: these rooms; make gpu: the step on a CUDA device"
-	@echo "make man     man pages of every command, into build/man"
 	@echo "make fuzz    fuzz every reader of bytes from outside for FUZZ_SECONDS (600)"
 	@echo "make faults  fail and kill every system call of a ledger's writers, and lose power after each"
 	@echo "make zoo     hundreds of model families through the start of a run, held to what is expected of each"
@@ -153,11 +152,9 @@ house: $(STAMP)
 # Pages of the docs that are made from the code: the tables of docs/mechanism, and those of policies and documents.
 pages: $(STAMP)
 	$(BIN)/python -m tests.claims
-	$(BIN)/python -m attest.policy.pages docs
+	$(BIN)/python -m attest.pages docs
+	$(BIN)/python -m ledger.pages docs
 	$(BIN)/python -m tests.zoo --docs
-
-man: $(STAMP)
-	$(BIN)/python -m dptrain.cli.man build/man
 
 # Keeps demo/: it holds keys and a ledger, which only their owner may throw away.
 clean:

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 import torch
 from accelerate import Accelerator
 
-from dptrain.cli.ledger.show import print_verdict
+from dptrain.cli.ledger.show import verdict_text
 from dptrain.cli.output import console, promised, spent, styled, table
+from dptrain.cli.results import print_text
 from dptrain.programs import guarded, print_json, quiet_libraries
 from dptrain.tasks import task
 from dptrain.tasks.classification import make_optimizer, make_scheduler, probe_records, read_examples
@@ -116,7 +117,7 @@ def print_outcome(outcome: Outcome) -> None:
         out.print(f"accuracy on public validation examples: {outcome.accuracy:.2%}")
     out.print(f"model: {outcome.model}")
     if outcome.export is not None and outcome.verdict is not None:
-        print_verdict(outcome.verdict, outcome.qualifiers, f"record of the run: {outcome.export}")
+        print_text(verdict_text(outcome.verdict, outcome.qualifiers, f"record of the run: {outcome.export}"))
     for sentence in outcome.findings:
         out.print(styled("red", sentence))
 

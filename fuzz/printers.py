@@ -19,6 +19,7 @@ from dptrain.cli.attest import show as attest_show
 from dptrain.cli.attest.verify import Verifier
 from dptrain.cli.ledger import proofs as ledger_proofs
 from dptrain.cli.ledger import show as ledger_show
+from dptrain.cli.results import print_text
 from fuzz.exports import LEAVES
 from fuzz.invariants import Target, require
 from ledger.audit import AuditReport, EpochRow, Finding, Signer, WithdrawalCount, WithdrawalRow, verify_export
@@ -98,9 +99,9 @@ def run_attest_show(data: bytes) -> None:
     def show() -> None:
         with contextlib.suppress(AttestError):
             if draws.small(2):
-                attest_show._list(path, 5, verifier, False)
+                attest_show._listed(path, 5, verifier).print(as_json=False)
             else:
-                attest_show._explain(attestation, 1, verifier, False)
+                attest_show._explained(attestation, 1, verifier).print(as_json=False)
 
     _shown(show, "attest show")
 
@@ -169,7 +170,7 @@ def run_audit_shown(data: bytes) -> None:
         "classes": [asdict(row) for row in report.classes],
         "releases": [asdict(row) for row in report.releases],
     }
-    _shown(lambda: (ledger_show.print_audit(report), ledger_show.print_summary(told)), "ledger show")
+    _shown(lambda: print_text((*ledger_show.audit_text(report), *ledger_show.summary_text(told))), "ledger show")
 
 
 def run_report(data: bytes) -> None:
@@ -191,8 +192,9 @@ def run_leaf_shown(data: bytes) -> None:
     encode_leaf(leaf)
     key = replace(SIGNER.verifier, name=draws.text())
     checkpoint = Checkpoint(draws.text(), draws.whole(), bytes(32))
+    signatures = (Signature(key, draws.whole()), Signature(key, draws.whole()))
     _shown(
-        lambda: ledger_proofs._print_leaf(leaf, checkpoint, (Signature(key, draws.whole()), Signature(key, draws.whole()))),
+        lambda: print_text(ledger_proofs.LeafShown(leaf, checkpoint, signatures).text()),
         "verify-proof",
     )
 

@@ -1,36 +1,36 @@
 """`dptrain account` and `dptrain calibrate`: the epsilon of a run, and the noise multiplier that an epsilon needs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from dptrain.cli.inputs import PlotFile, require_plot
-from dptrain.cli.output import JsonFlag, amount, console, counted, counting, print_picture, table
+from dptrain.cli.options import option
+from dptrain.cli.output import amount, counted, counting, table
+from dptrain.cli.results import Shown, Told
 from dptrain.clipping import own_noise
 from dptrain.planning import curves
 from dptrain.planning.curves import Curve
 from dptrain.planning.picture import Glyphs, Line
 from dptrain.planning.rounding import rounded_up
-from dptrain.programs import print_json
 from dptrain.progress import progress_bar
 from ledger import accountants
 from ledger.accountants import AccountantError, Phase
 
-NoiseMultiplier = Annotated[float | None, typer.Option(help="Noise standard deviation divided by the clip norm.")]
-SamplingRate = Annotated[float | None, typer.Option(help="Probability q that a contribution is drawn in a step.")]
-Steps = Annotated[int | None, typer.Option(help="Number of logical steps T.")]
-Delta = Annotated[float, typer.Option(help="The delta of (epsilon, delta)-DP.")]
-Accountant = Annotated[str, typer.Option(help="Accountant: pld, rdp, moments or prv.")]
-Family = Annotated[str, typer.Option(help="Noise: gaussian, laplace, discrete_gaussian or skellam.")]
-Compare = Annotated[bool, typer.Option("--compare", help="All accountants in one table.")]
+NoiseMultiplier = Annotated[float | None, option("Noise standard deviation divided by the clip norm.")]
+SamplingRate = Annotated[float | None, option("Probability q that a contribution is drawn in a step.")]
+Steps = Annotated[int | None, option("Number of logical steps T.")]
+Delta = Annotated[float, option("The delta of (epsilon, delta)-DP.")]
+Accountant = Annotated[str, option("Accountant: pld, rdp, moments or prv.")]
+Family = Annotated[str, option("Noise: gaussian, laplace, discrete_gaussian or skellam.")]
+Compare = Annotated[bool, option("All accountants in one table.", "--compare")]
 
 
 def phases_of(z: float | None, q: float | None, steps: int | None, texts: Sequence[str]) -> list[Phase]:
-    """The phases that were given, or the one of the three options."""
+    """Returns the phases that were given, or the one of the three options."""
     if texts and (z, q, steps) != (None, None, None):
         raise typer.BadParameter(
             "--phase says multiplier, rate and steps itself; leave out --noise-multiplier, --sampling-rate and --steps"
@@ -44,7 +44,7 @@ def phases_of(z: float | None, q: float | None, steps: int | None, texts: Sequen
 
 
 def phase_of(text: str) -> Phase:
-    """A phase from `multiplier,rate,steps`."""
+    """Returns a phase from `multiplier,rate,steps`."""
     parts = text.split(",")
     try:
         z, q, steps = float(parts[0]), float(parts[1]), int(parts[2])
@@ -68,9 +68,8 @@ def require_others(given: dict[str, Any], wanted: str | None, *, phases: bool = 
 _BAR = 40
 
 
-def print_account(data: dict[str, Any]) -> None:
-    """One figure a line, then the comparison of accountants."""
-    out = console()
+def account_text(data: dict[str, Any]) -> Iterator[Shown]:
+    """Yields one figure a line, then the comparison of accountants."""
     rows = [("epsilon", data["epsilon"], f"at delta {data['delta']:g}, zero-out, {data['accountant']}{_noise(data)}")]
     rows.append(("epsilon, content replaced", data["epsilon_replace"], ""))
     if "epsilon_capped" in data:
@@ -81,11 +80,11 @@ def print_account(data: dict[str, Any]) -> None:
         rows.append((f"{data['examples']} examples one by one", data["epsilon_examples"], "without one clip for all"))
     width = max(len(name) for name, _, _ in rows)
     for name, value, note in rows:
-        out.print(f"{name:{width}}   {_up(value):>9}   {note}".rstrip())
+        yield f"{name:{width}}   {_up(value):>9}   {note}".rstrip()
     if len(data["phases"]) > 1:
-        out.print(f"{counted(len(data['phases']), 'phase')}, {data['steps']:,} steps in all; the order does not matter")
+        yield f"{counted(len(data['phases']), 'phase')}, {data['steps']:,} steps in all; the order does not matter"
     if data["caveat"]:
-        out.print(data["caveat"])
+        yield data["caveat"]
     if "compare" in data:
         grid = table("accountant", "epsilon", "if content replaced", "by")
         for name, found in data["compare"].items():
@@ -93,11 +92,11 @@ def print_account(data: dict[str, Any]) -> None:
                 grid.add_row(name, "-", "-", found["refused"])
             else:
                 grid.add_row(name, _up(found["epsilon"]), _up(found["epsilon_replace"]), found["library"])
-        out.print(grid)
+        yield grid
 
 
-def print_curve(found: Curve) -> None:
-    """A bar per point, for the first accountant of the curve; the rest is in the figure and the JSON."""
+def curve_text(found: Curve) -> Iterator[Shown]:
+    """Yields a bar per point, for the first accountant of the curve; the rest is in the figure and the JSON."""
     name, values = next(iter(found.epsilon.items()))
     most = max((value for value in values if value < float("inf")), default=0.0)
 
@@ -109,43 +108,37 @@ def print_curve(found: Curve) -> None:
             lines.append([(f"{shown:>12}   {_up(value):>9} ", ""), (glyphs.touched * length, "cyan")])
         return lines
 
-    print_picture(draw)
+    yield draw
 
 
-def print_calibration(data: dict[str, Any], wanted: str) -> None:
-    """What was found, and its epsilon."""
-    out = console()
+def calibration_text(data: dict[str, Any], wanted: str) -> Iterator[Shown]:
+    """Yields what was found, and its epsilon."""
     if "compare" in data:
         more = [] if data["clip_norm"] is None else [f"variance at clip norm {data['clip_norm']:g}"]
         grid = table("accountant", wanted.replace("_", " "), "epsilon", *more)
         for name, found in data["compare"].items():
             variance = [_up(found["sufficient_variance"])] if more else []
             grid.add_row(name, _found(found, wanted), _up(found["epsilon"]), *variance)
-        out.print(grid)
+        yield grid
         return
     name = wanted.replace("_", " ")
-    out.print(f"{name}  {_found(data, wanted)}   epsilon {_up(data['epsilon'])} at delta {data['delta']:g}{_noise(data)}")
+    yield f"{name}  {_found(data, wanted)}   epsilon {_up(data['epsilon'])} at delta {data['delta']:g}{_noise(data)}"
     if data["disclosure"] == "occurrences_public":
         count = f"{data['occurrences']:,} public occurrence{'s' if data['occurrences'] > 1 else ''}"
-        out.print(
+        yield (
             f"  for {count}; one more makes it {_up(data['epsilon_of_one_more'])}: sign max_occurrences = {data['occurrences']}"
         )
     elif data["occurrences"] is not None:
         rate, steps = data["sampling_rate"], data["steps"]
-        out.print(f"  at rate {rate:g} in {steps:,} steps; draws are secret, and however many come are covered")
+        yield f"  at rate {rate:g} in {steps:,} steps; draws are secret, and however many come are covered"
     if data["clip_norm"] is not None:
         std, clip = data["sufficient_std"], data["clip_norm"]
-        out.print(
+        yield (
             f"  variance that suffices at clip norm {clip:g}: {_up(data['sufficient_variance'])}, standard deviation {_up(std)}"
         )
     if len(data["phases"]) > 1:
         for phase in data["phases"]:
-            out.print(f"  {phase['noise_multiplier']:.6f} at rate {phase['sampling_rate']:g} for {phase['steps']:,} steps")
-
-
-def print_written(path: Path) -> None:
-    """Where a figure went."""
-    console().print(f"wrote {path}")
+            yield f"  {phase['noise_multiplier']:.6f} at rate {phase['sampling_rate']:g} for {phase['steps']:,} steps"
 
 
 def _found(data: dict[str, Any], wanted: str) -> str:
@@ -164,7 +157,7 @@ def _up(value: float) -> str:
 
 
 class Over(StrEnum):
-    """What `--curve` varies."""
+    """Names what `--curve` varies."""
 
     STEPS = "steps"
     DELTA = "delta"
@@ -176,28 +169,25 @@ def account(
     sampling_rate: SamplingRate = None,
     steps: Steps = None,
     phase: Annotated[
-        list[str] | None, typer.Option(metavar="Z,Q,T", help="A phase: noise multiplier, rate, steps; repeat in order.")
+        list[str] | None, option("A phase: noise multiplier, rate, steps; repeat in order.", metavar="Z,Q,T")
     ] = None,
     accountant: Accountant = "pld",
     family: Family = "gaussian",
-    max_occurrences: Annotated[
-        int | None, typer.Option(metavar="N", help="Also if the contribution is drawn at most N times.")
-    ] = None,
-    group_size: Annotated[
-        int | None, typer.Option(metavar="K", help="Also for K such contributions of one person together.")
-    ] = None,
+    max_occurrences: Annotated[int | None, option("Also if the contribution is drawn at most N times.", metavar="N")] = None,
+    group_size: Annotated[int | None, option("Also for K such contributions of one person together.", metavar="K")] = None,
     examples: Annotated[
-        int | None, typer.Option(metavar="M", help="Also if M examples of a contribution were drawn and clipped one by one.")
+        int | None, option("Also if M examples of a contribution were drawn and clipped one by one.", metavar="M")
     ] = None,
     compare: Compare = False,
-    curve: Annotated[Over | None, typer.Option(help="Epsilon over the steps of the run, or over delta.")] = None,
+    curve: Annotated[Over | None, option("Epsilon over the steps of the run, or over delta.")] = None,
     plot: PlotFile = None,
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """Compute epsilon of a run of Poisson-sampled noise, of one level or in phases.
 
     The first epsilon holds when one contribution is replaced by an empty one of the same public shape (zero-out), the
     second when its content is replaced by any other content. Epsilons are shown rounded up.
+
+    Example: `dptrain account --noise-multiplier 1 --sampling-rate 0.01 --steps 1000 --delta 1e-5`
     """
     phases = phases_of(noise_multiplier, sampling_rate, steps, phase or [])
     if plot is not None and curve is None:
@@ -243,24 +233,12 @@ def account(
         data["curve"] = drawn.as_json()
     if plot is not None and drawn is not None:
         drawn.figure().write(plot, drawn.tables())
-    if json:
-        print_json(data)
-        return
-    print_account(data)
-    if drawn is not None:
-        print_curve(drawn)
-    if plot is not None:
-        print_written(plot)
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to the root."""
-    app.command()(account)
-    app.command()(calibrate)
+    text = [*account_text(data), *([] if drawn is None else curve_text(drawn))]
+    return Told(data, text if plot is None else [*text, f"wrote {plot}"])
 
 
 class Wanted(StrEnum):
-    """What `--solve` finds."""
+    """Names what `--solve` finds."""
 
     MULTIPLIER = "multiplier"
     STEPS = "steps"
@@ -269,7 +247,7 @@ class Wanted(StrEnum):
 
 
 class Disclosure(StrEnum):
-    """Whether draws stay secret."""
+    """Says whether draws stay secret."""
 
     SECRET = "secret_poisson"
     PUBLIC = "occurrences_public"
@@ -295,34 +273,35 @@ class Question:
 
 
 def calibrate(
-    epsilon: Annotated[float, typer.Option(help="The epsilon that may not be exceeded.")],
+    epsilon: Annotated[float, option("The epsilon that may not be exceeded.")],
     delta: Delta,
     sampling_rate: SamplingRate = None,
     steps: Steps = None,
     noise_multiplier: NoiseMultiplier = None,
     phase: Annotated[
         list[str] | None,
-        typer.Option(metavar="A,Q,T", help="A phase of a run: A times the multiplier found, rate, steps; repeat in order."),
+        option("A phase of a run: A times the multiplier found, rate, steps; repeat in order.", metavar="A,Q,T"),
     ] = None,
     occurrences: Annotated[
-        float | None,
-        typer.Option(metavar="N", help="How often it is drawn over the run: expected, a rate of N/T; if public, exactly N."),
+        float | None, option("How often it is drawn over the run: expected, a rate of N/T; if public, exactly N.", metavar="N")
     ] = None,
     disclosure: Annotated[
-        Disclosure, typer.Option(help="Whether draws stay secret, or occurrences are public and count one by one.")
+        Disclosure, option("Whether draws stay secret, or occurrences are public and count one by one.")
     ] = Disclosure.SECRET,
     clip_norm: Annotated[
-        float | None, typer.Option(metavar="C", help="Also the variance of the noise that suffices at this clip norm, (z C)^2.")
+        float | None, option("Also the variance of the noise that suffices at this clip norm, (z C)^2.", metavar="C")
     ] = None,
-    solve: Annotated[Wanted, typer.Option(help="What to find; the others are given.")] = Wanted.MULTIPLIER,
+    solve: Annotated[Wanted, option("What to find; the others are given.")] = Wanted.MULTIPLIER,
     accountant: Accountant = "pld",
     family: Family = "gaussian",
     compare: Compare = False,
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """The smallest noise multiplier that stays within an epsilon, or the most steps, occurrences, or the largest rate.
 
     The result is rounded to the safe side and its epsilon is computed again, so the target is never exceeded.
+    With a policy at hand, `dptrain plan --target-epsilon` says which lines to change.
+
+    Example: `dptrain calibrate --epsilon 2 --sampling-rate 0.01 --steps 1000 --delta 1e-5`
     """
     asked = Question(epsilon, delta, family, solve)
     public = disclosure is Disclosure.PUBLIC
@@ -349,10 +328,7 @@ def calibrate(
     data = {**found.get(accountant, next(iter(found.values()))), **shared, "accountant": accountant}
     if compare:
         data["compare"] = found
-    if json:
-        print_json(data)
-    else:
-        print_calibration(data, KEYS[solve])
+    return Told(data, calibration_text(data, KEYS[solve]))
 
 
 def _check_use(
@@ -392,7 +368,7 @@ def _check_use(
 
 
 def _rate(occurrences: float, steps: int) -> float:
-    """The sampling rate of so many expected occurrences."""
+    """Returns the sampling rate of so many expected occurrences."""
     if not 0.0 < occurrences <= steps:
         sentence = f"{occurrences:g} occurrences in {steps} steps; expected more than 0, and one per step at most"
         raise AccountantError("OCCURRENCES", sentence, nearest=float(steps) if occurrences > steps else None)
@@ -400,7 +376,7 @@ def _rate(occurrences: float, steps: int) -> float:
 
 
 def _sampled(asked: Question, given: Mapping[str, Any], accountant: str) -> dict[str, Any]:
-    """The answer for a run of one level, drawn in secret."""
+    """Returns the answer for a run of one level, drawn in secret."""
     value: float
     if asked.solve is Wanted.MULTIPLIER:
         rate, steps = given["sampling_rate"], given["steps"]
@@ -416,7 +392,7 @@ def _sampled(asked: Question, given: Mapping[str, Any], accountant: str) -> dict
 
 
 def _in_phases(asked: Question, shape: list[Phase], accountant: str) -> dict[str, Any]:
-    """The answer for a run in phases, drawn in secret: one multiplier, by which all are multiplied."""
+    """Returns the answer for a run in phases, drawn in secret: one multiplier, by which all are multiplied."""
     factor = accountants.calibrate_phases(asked.epsilon, shape, asked.delta, accountant, family=asked.family)
     run = [replace(item, noise_multiplier=item.noise_multiplier * factor) for item in shape]
     steps = sum(item.steps for item in run)
@@ -424,13 +400,13 @@ def _in_phases(asked: Question, shape: list[Phase], accountant: str) -> dict[str
 
 
 def _reached(asked: Question, run: list[Phase], accountant: str) -> dict[str, Any]:
-    """Epsilon of a run, and its phases."""
+    """Returns epsilon of a run, and its phases."""
     epsilon = accountants.epsilon_of_phases(run, asked.delta, accountant, family=asked.family)
     return {"epsilon": epsilon, "phases": [asdict(item) for item in run]}
 
 
 def _public(asked: Question, multiplier: float | None, occurrences: float | None, accountant: str) -> dict[str, Any]:
-    """The answer where occurrences are public: the multiplier for so many, or how many a multiplier allows."""
+    """Returns the answer where occurrences are public: the multiplier for so many, or how many a multiplier allows."""
 
     def spent(count: int, z: float) -> float:
         return own_noise.spent_on(count, z, asked.delta, accountant, asked.family)

@@ -1,29 +1,28 @@
-"""What goes into an export beside the leaves: the options of `ledger export` and `release`, and what they tell a person."""
+"""Take along what goes into an export beside the leaves: options of `ledger export` and `release`, and what they say."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from dptrain.cli.output import console, styled
+from dptrain.cli.options import file_option, option
+from dptrain.cli.output import styled
+from dptrain.cli.results import Shown
 from ledger.storage.place import Place
 
 RegistryAlong = Annotated[
     Path | None,
-    typer.Option(
+    file_option(
+        "REGISTRY",
+        "Contributor registry to take along, without its names; default: the one that the run used, if it is still there.",
         "--registry",
-        metavar="REGISTRY",
-        exists=True,
-        dir_okay=False,
-        help="Contributor registry to take along, without its names; default: the one that the run used, if it is still there.",
     ),
 ]
 WithoutAttestations = Annotated[
     bool,
-    typer.Option(
-        "--without-attestations",
-        help="Leave out what contributors signed, and the registry unless you name it, if you may not share them. Then an "
+    option(
+        "Leave out what contributors signed, and the registry unless you name it, if you may not share them. Then an "
         "audit has to believe what your ledger says of them: it is TOLD at best.",
+        "--without-attestations",
     ),
 ]
 
@@ -49,20 +48,20 @@ def contained(export: Path) -> dict[str, bool]:
     return {"attestations": (export / layout.ATTESTATIONS).exists(), "registry": (export / layout.REGISTRY).exists()}
 
 
-def tell_contained(export: Path, *, without: bool) -> None:
-    """Says what an export goes without, and how to have it.
+def contained_text(export: Path, *, without: bool) -> Iterator[Shown]:
+    """Yields what an export goes without, and how to have it.
 
     Args:
         export: the directory that was written.
         without: whether that was asked for.
     """
-    out, there = console(), contained(export)
+    there = contained(export)
     if all(there.values()):
-        out.print("with it: what its contributors signed, and the registry; no name, no content, no opening")
+        yield "with it: what its contributors signed, and the registry; no name, no content, no opening"
     elif without:
-        out.print("without what contributors signed: an audit of it is TOLD at best")
+        yield "without what contributors signed: an audit of it is TOLD at best"
     if not there["attestations"] and not without:
         how = "no contribution was admitted, or the ledger keeps none of some ADMIT leaf ('dptrain ledger fsck' names it)"
-        out.print(styled("yellow", "without attestations", f": {how}"))
+        yield styled("yellow", "without attestations", f": {how}")
     if not there["registry"] and not without:
-        out.print(styled("yellow", "without a registry", ": nobody remembers where that of the run lies; give --registry"))
+        yield styled("yellow", "without a registry", ": nobody remembers where that of the run lies; give --registry")

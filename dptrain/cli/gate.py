@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any
 
 import typer
 
@@ -24,23 +24,23 @@ from attest.registry import Registry
 from attest.schema.plain import utc, visible
 from dptrain.cli.inputs import OwnerKey, RegistryFile, read_registry, read_signed_policy
 from dptrain.cli.ledger.place import LedgerKey, StateDirectory, checked, place_of
-from dptrain.cli.output import JsonFlag, console, counted, counting, moment, styled, table
+from dptrain.cli.options import argument, file_argument, option
+from dptrain.cli.output import counted, counting, moment, styled, table
+from dptrain.cli.results import Result, Shown
 from dptrain.progress import attestations_in, progress_bar
 from dptrain.record.kept_reading import reading_beside
 from dptrain.record.registry_watch import cited_roots, memories_of, memory_of
 
 ForLedger = Annotated[
     str | None,
-    typer.Option(
+    option(
+        "Ledger of the run that trains on it, there or to come. Signatures that verify are kept beside it, for the next "
+        "reading; its key is made if there is none.",
         "--for",
         metavar="LEDGER",
-        help="Ledger of the run that trains on it, there or to come. Signatures that verify are kept beside it, for the next "
-        "reading; its key is made if there is none.",
     ),
 ]
-NoKeptReading = Annotated[
-    bool, typer.Option("--no-kept-reading", help="Verify every signature, whatever was kept, and keep nothing.")
-]
+NoKeptReading = Annotated[bool, option("Verify every signature, whatever was kept, and keep nothing.", "--no-kept-reading")]
 
 
 @dataclass(frozen=True)
@@ -112,10 +112,8 @@ def sentences(reading: KeptReading | None) -> list[str]:
     return spared + ([reading.told] if reading.told else [])
 
 
-SignedPolicyFile = Annotated[
-    Path, typer.Argument(metavar="POLICY.cose", exists=True, dir_okay=False, help="Policy signed by the corpus owner.")
-]
-CorpusPath = Annotated[Path, typer.Argument(metavar="CORPUS", exists=True, help="Directory, or one piece of data.")]
+SignedPolicyFile = Annotated[Path, file_argument("POLICY.cose", "Policy signed by the corpus owner.")]
+CorpusPath = Annotated[Path, argument("Directory, or one piece of data.", metavar="CORPUS", exists=True)]
 
 
 def gate(
@@ -124,23 +122,21 @@ def gate(
     owner_key: OwnerKey = None,
     registry: RegistryFile = None,
     ledger: Annotated[
-        str | None,
-        typer.Option(metavar="LEDGER", callback=checked, help="Refuse what was withdrawn in this ledger, a file or a URL."),
+        str | None, option("Refuse what was withdrawn in this ledger, a file or a URL.", metavar="LEDGER", callback=checked)
     ] = None,
     made_for: ForLedger = None,
     key: LedgerKey = None,
     state: StateDirectory = None,
     no_kept_reading: NoKeptReading = False,
     now: Annotated[int | None, moment("Moment of admission; default: now.")] = None,
-    limit: Annotated[int, typer.Option(min=0, help="Refusals that are listed; --json and --refusals list all.")] = 20,
+    limit: Annotated[int, option("Refusals that are listed; --json and --refusals list all.", min=0)] = 20,
     refusals: Annotated[
-        Path | None, typer.Option(metavar="FILE.jsonl", dir_okay=False, help="Write every refusal as a line of JSON.")
+        Path | None, option("Write every refusal as a line of JSON.", metavar="FILE.jsonl", dir_okay=False)
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, max=1024, help="Processes that verify signatures; default: one per processor.")
+        int | None, option("Processes that verify signatures; default: one per processor.", min=1, max=1024)
     ] = None,
-    json: JsonFlag = False,
-) -> None:
+) -> "Judged":
     """Judge every contribution as training would: admitted per class, refused per reason.
 
     The corpus is read as a stream, so its size does not matter. No data is changed: training judges again when it starts, goes
@@ -149,6 +145,11 @@ def gate(
     are hashed, and all else is judged, at every reading.
 
     Exit code 0 if everything was admitted, 1 if anything was refused, 2 for wrong use.
+
+    Before training, and whenever data has arrived: what would be admitted, what refused, and why. Whoever has registry.names
+    beside the registry can run it; contributors, who have not, use `attest verify` and `attest show`.
+
+    Example: `dptrain gate policy.cose corpus/`
     """
     if ledger is not None and made_for is not None:
         raise typer.BadParameter("give --ledger for a run that has begun, or --for for any run; not both")
@@ -162,26 +163,17 @@ def gate(
     judging = Gate(signed.policy, known, workers=workers, remember=reading)
     data = open_corpus(corpus)
     _remember(known, data, ledger)
-    with tempfile.TemporaryFile() as spool:
-        tally = _Tally(limit, spool if json or refusals else None)
-        started = time.monotonic()
-        # Opened before judging, which may take long: a place that cannot be written is told at once.
-        with contextlib.nullcontext() if refusals is None else atomic_writer(refusals) as stream:
-            with progress_bar("judging", lambda: attestations_in(corpus)) as progress:
-                for outcome in judging.judge(data, now=moment_of_admission, withdrawn=withdrawn, progress=progress):
-                    tally.add(outcome)
-            if stream is not None:
-                stream.writelines(_lines(spool))
-        if reading is not None:
-            reading.keep()
-        if json:
-            _print_json(tally, moment_of_admission, judging.registry_root, spool, as_json(reading))
-        else:
-            _print(tally, moment_of_admission, judging.registry_root, time.monotonic() - started)
-            for sentence in sentences(reading):
-                console().print(sentence)
-    if tally.refused:
-        raise typer.Exit(1)
+    tally, started = _Tally(limit), time.monotonic()
+    # Opened before judging, which may take long: a place that cannot be written is told at once.
+    with contextlib.nullcontext() if refusals is None else atomic_writer(refusals) as stream:
+        with progress_bar("judging", lambda: attestations_in(corpus)) as progress:
+            for outcome in judging.judge(data, now=moment_of_admission, withdrawn=withdrawn, progress=progress):
+                tally.add(outcome)
+        if stream is not None:
+            stream.writelines(tally.lines())
+    if reading is not None:
+        reading.keep()
+    return Judged(tally, moment_of_admission, judging.registry_root, time.monotonic() - started, reading)
 
 
 def judge(
@@ -214,21 +206,16 @@ def judge(
     return report
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the root."""
-    app.command()(gate)
-
-
 class _Tally:
-    """Counts of a stream of outcomes, and the first refusals; all of them go to a file if there is one."""
+    """Counts a stream of outcomes, and keeps the first refusals; all of them go to a file, for there may be very many."""
 
-    def __init__(self, limit: int, spool: BinaryIO | None) -> None:
+    def __init__(self, limit: int) -> None:
         self.admitted: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
         self.contributors: Counter[str] = Counter()
         self.first: list[Refused] = []
         self._limit = limit
-        self._spool = spool
+        self._spool = tempfile.TemporaryFile()  # noqa: SIM115, it goes with the tally
 
     def add(self, outcome: Admitted | Refused) -> None:
         if isinstance(outcome, Admitted):
@@ -238,8 +225,46 @@ class _Tally:
         self.refused[str(outcome.refusal.code)] += 1
         if len(self.first) < self._limit:
             self.first.append(outcome)
-        if self._spool is not None:
-            self._spool.write(json_text.dumps(_as_json(outcome)).encode() + b"\n")
+        self._spool.write(json_text.dumps(_as_json(outcome)).encode() + b"\n")
+
+    def lines(self) -> Iterator[bytes]:
+        """Yields every refusal as a line of JSON."""
+        self._spool.seek(0)
+        yield from self._spool
+
+
+@dataclass(frozen=True)
+class Judged(Result):
+    """Shows what the gate said of a corpus."""
+
+    tally: _Tally
+    now: int
+    root: bytes
+    seconds: float
+    reading: KeptReading | None
+
+    @property
+    def exit_code(self) -> int:
+        return bool(self.tally.refused)
+
+    def text(self) -> Iterator[Shown]:
+        yield from _text(self.tally, self.now, self.root, self.seconds)
+        yield from sentences(self.reading)
+
+    def print_json(self) -> None:
+        """Prints one JSON object; the list of refusals comes last and is copied line by line, since it may be long."""
+        head = {
+            "now": self.now,
+            "registry_root": self.root.hex(),
+            "contributors": len(self.tally.contributors),
+            "admitted": dict(sorted(self.tally.admitted.items())),
+            "refused": dict(sorted(self.tally.refused.items())),
+            **as_json(self.reading),
+        }
+        typer.echo(json_text.dumps(head, indent=2)[:-2] + ',\n  "refusals": [', nl=False)
+        for number, line in enumerate(self.tally.lines()):
+            typer.echo(f"{',' if number else ''}\n    {line.decode().rstrip()}", nl=False)
+        typer.echo("\n  ]\n}" if self.tally.refused else "]\n}")
 
 
 def _withdrawn(ledger: str | None, registry: Registry) -> frozenset[bytes]:
@@ -273,26 +298,25 @@ def _remember(registry: Registry, corpus: Corpus, ledger: str | None) -> None:
     kept.keep(registry)
 
 
-def _print(tally: _Tally, now: int, root: bytes, seconds: float) -> None:
-    out = console()
+def _text(tally: _Tally, now: int, root: bytes, seconds: float) -> Iterator[Shown]:
     admitted, refused = tally.admitted.total(), tally.refused.total()
-    out.print(f"{admitted} admitted, {refused} refused, at {utc(now)}")
+    yield f"{admitted} admitted, {refused} refused, at {utc(now)}"
     for name, count in sorted(tally.admitted.items()):
-        out.print(styled("green", "  admitted", f" {name}: {count}"))
+        yield styled("green", "  admitted", f" {name}: {count}")
     for code, count in sorted(tally.refused.items()):
-        out.print(styled("red", "  refused", f" {code}: {count}. {ReasonCode[code].meaning}"))
+        yield styled("red", "  refused", f" {code}: {count}. {ReasonCode[code].meaning}")
     if tally.first:
         rows = table("where", "reason", "sentence")
         rows.columns[1].justify = rows.columns[2].justify = "left"
         for item in tally.first:
             rows.add_row(_where(item), str(item.refusal.code), item.refusal.sentence)
-        out.print(rows)
+        yield rows
         if refused > len(tally.first):
-            out.print(f"... and {refused - len(tally.first)} more; --refusals FILE.jsonl writes all")
+            yield f"... and {refused - len(tally.first)} more; --refusals FILE.jsonl writes all"
     if not admitted and not refused:
-        out.print(f"nothing to judge: the corpus holds no data; attestations of X lie beside it in X{SUFFIX}")
+        yield f"nothing to judge: the corpus holds no data; attestations of X lie beside it in X{SUFFIX}"
     whose = f"from {counted(len(tally.contributors), 'contributor')}, " if admitted else ""
-    out.print(f"{whose}judged in {seconds:.1f} s against registry root {root.hex()}")
+    yield f"{whose}judged in {seconds:.1f} s against registry root {root.hex()}"
 
 
 def _where(item: Refused) -> str:
@@ -300,27 +324,6 @@ def _where(item: Refused) -> str:
         return "(no content)"
     # A file's name is whatever its contributor chose: escape sequences for the terminal, say.
     return f"{visible(item.locator.source)} at {item.locator.offset}"
-
-
-def _lines(spool: BinaryIO) -> Iterator[bytes]:
-    spool.seek(0)
-    return iter(spool)
-
-
-def _print_json(tally: _Tally, now: int, root: bytes, spool: BinaryIO, told: dict[str, Any]) -> None:
-    """Prints one JSON object; the list of refusals comes last and is copied line by line, since it may be long."""
-    head = {
-        "now": now,
-        "registry_root": root.hex(),
-        "contributors": len(tally.contributors),
-        "admitted": dict(sorted(tally.admitted.items())),
-        "refused": dict(sorted(tally.refused.items())),
-        **told,
-    }
-    typer.echo(json_text.dumps(head, indent=2)[:-2] + ',\n  "refusals": [', nl=False)
-    for number, line in enumerate(_lines(spool)):
-        typer.echo(f"{',' if number else ''}\n    {line.decode().rstrip()}", nl=False)
-    typer.echo("\n  ]\n}" if tally.refused else "]\n}")
 
 
 def _as_json(item: Refused) -> dict[str, Any]:

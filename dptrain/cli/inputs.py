@@ -5,7 +5,7 @@ import math
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -16,31 +16,20 @@ from attest.keys.signers import AgentSigner, CheckedSigner, LocalSigner
 from attest.policy import Policy, SignedPolicy, open_policy
 from attest.registry import Registry, open_registry
 from attest.schema.plain import visible
+from dptrain.cli.options import file_argument, file_option, option
 from dptrain.planning.figures import SUFFIXES, require_matplotlib
-
-
-def existing_file(flag: str, metavar: str, text: str, **settings: Any) -> Any:
-    """An option that takes a file which must exist.
-
-    Args:
-        flag: `--key` and the like. metavar: what completion and hints know the file by. text: its help.
-        settings: further arguments of `typer.Option`.
-    """
-    return typer.Option(flag, metavar=metavar, exists=True, dir_okay=False, help=text, **settings)
-
 
 MemberRecords = Annotated[
     list[Path] | None,
-    existing_file(
-        "--member",
+    file_option(
         "PROOF.member",
         "Where ADMIT leaves are gone: what 'ledger prove --kind summary' wrote for a contribution; repeat.",
+        "--member",
     ),
 ]
 
 PlotFile = Annotated[
-    Path | None,
-    typer.Option("--plot", metavar="FIGURE", dir_okay=False, help="Draw it: FILE.svg, FILE.html with tables, or FILE.png."),
+    Path | None, option("Draw it: FILE.svg, FILE.html with tables, or FILE.png.", "--plot", metavar="FIGURE", dir_okay=False)
 ]
 
 
@@ -62,7 +51,7 @@ def require_plot(path: Path | None) -> None:
 
 
 def count_of(text: str, rules: Policy) -> tuple[str, int]:
-    """A class of the policy and a number of contributions.
+    """Returns a class of the policy and a number of contributions.
 
     Raises:
         typer.BadParameter: The text is not CLASS=N. PolicyRefused: The policy has no such class.
@@ -75,7 +64,7 @@ def count_of(text: str, rules: Policy) -> tuple[str, int]:
 
 
 def goals_of(texts: Iterable[str], rules: Policy) -> dict[str, float]:
-    """Epsilon per private class, from `2` for all of them or `sensitive=2` for one; what names a class counts before the rest.
+    """Returns epsilon per private class, from `2` for all or `sensitive=2` for one; what names a class counts before the rest.
 
     Raises:
         typer.BadParameter: A text is neither, or no positive finite number. PolicyRefused: The policy has no such class.
@@ -101,25 +90,23 @@ def goals_of(texts: Iterable[str], rules: Policy) -> dict[str, float]:
 
 KeyFile = Annotated[
     Path,
-    existing_file(
-        "--key", "KEY", "Private key file; or the .pub file, to sign with the SSH agent that holds the private half."
-    ),
+    file_option("KEY", "Private key file; or the .pub file, to sign with the SSH agent that holds the private half.", "--key"),
 ]
 PassphraseFile = Annotated[
     Path | None,
-    existing_file(
-        "--passphrase-file",
+    file_option(
         "FILE",
         "First line is the passphrase of the private key; - reads standard input. Default: asked for on a terminal.",
+        "--passphrase-file",
         allow_dash=True,
     ),
 ]
 NewPassphraseFile = Annotated[
     Path | None,
-    existing_file(
-        "--passphrase-file",
+    file_option(
         "FILE",
         "First line is a passphrase that encrypts the key; - reads standard input.",
+        "--passphrase-file",
         allow_dash=True,
     ),
 ]
@@ -129,7 +116,7 @@ _AGENT_CODES = ("AGENT", "AGENT_KEY")
 
 
 def read_passphrase(path: Path | None) -> str | None:
-    """The first line of a passphrase file, or of standard input for `-`; None without one.
+    """Returns the first line of a passphrase file, or of standard input for `-`; None without one.
 
     Raises:
         KeyRefused: Code PASSPHRASE if it is not UTF-8 text.
@@ -146,7 +133,7 @@ def read_passphrase(path: Path | None) -> str | None:
 
 
 def new_passphrase(asked: bool, path: Path | None) -> str | None:
-    """The passphrase for a new key: asked for twice, read from a file, or none.
+    """Returns the passphrase for a new key: asked for twice, read from a file, or none.
 
     Raises:
         typer.BadParameter: if both ways are given, nobody is there to ask, or the two answers differ.
@@ -164,7 +151,7 @@ def new_passphrase(asked: bool, path: Path | None) -> str | None:
 
 
 def read_private_key(path: Path, passphrase_file: Path | None) -> Ed25519PrivateKey:
-    """A private key from its file; a missing passphrase is asked for where there is a terminal, up to three times.
+    """Returns a private key from its file; a missing passphrase is asked for where there is a terminal, up to three times.
 
     Raises:
         KeyRefused: As `attest.keys.load_private_key`.
@@ -185,7 +172,7 @@ def read_private_key(path: Path, passphrase_file: Path | None) -> Ed25519Private
 def load_key(
     path: Path, passphrase_file: Path | None, name: str | None, option: str
 ) -> tuple[LocalSigner | CheckedSigner, str]:
-    """What signs, and the identifier under which it signs.
+    """Returns what signs, and the identifier under which it signs.
 
     Args:
         path: The private key file, or a `.pub` file: then the SSH agent signs.
@@ -239,21 +226,17 @@ def _ask(prompt: str) -> str:
         raise typer.Abort() from error
 
 
-PolicyFile = Annotated[
-    Path, typer.Argument(metavar="POLICY", exists=True, dir_okay=False, help="policy.cose, or policy.toml unsigned.")
-]
+PolicyFile = Annotated[Path, file_argument("POLICY", "policy.cose, or policy.toml unsigned.")]
 OwnerKey = Annotated[
-    Path | None,
-    existing_file("--owner-key", "PUB", "Public key of the corpus owner; default: owner.pub beside the policy."),
+    Path | None, file_option("PUB", "Public key of the corpus owner; default: owner.pub beside the policy.", "--owner-key")
 ]
 RegistryFile = Annotated[
-    Path | None,
-    existing_file("--registry", "REGISTRY", "Contributor registry; default: registry.cbor beside the policy."),
+    Path | None, file_option("REGISTRY", "Contributor registry; default: registry.cbor beside the policy.", "--registry")
 ]
 
 
 def read_policy(path: Path, owner_key: Path | None) -> tuple[Policy, SignedPolicy | None]:
-    """A policy, and its signature if the file is a signed one.
+    """Returns a policy, and its signature if the file is a signed one.
 
     A `.toml` file is read as it stands, for writing and planning; anything else must be signed by the owner.
     """
@@ -267,18 +250,18 @@ def read_policy(path: Path, owner_key: Path | None) -> tuple[Policy, SignedPolic
 
 
 def read_signed_policy(path: Path, owner_key: Path | None) -> SignedPolicy:
-    """A policy signed by the owner; an unsigned one is refused with a sentence that says how to sign it."""
+    """Returns a policy signed by the owner; an unsigned one is refused with a sentence that says how to sign it."""
     return open_policy(path, keys.load_public_key(beside(path, owner_key, "owner.pub", "--owner-key")))
 
 
 def read_registry(policy_path: Path, registry: Path | None, owner_key: Path | None = None) -> Registry:
-    """The contributor registry that was given, or the one beside the policy, verified under the owner's key."""
+    """Returns the contributor registry that was given, or the one beside the policy, verified under the owner's key."""
     public = keys.load_public_key(beside(policy_path, owner_key, "owner.pub", "--owner-key"))
     return open_registry(beside(policy_path, registry, "registry.cbor", "--registry"), public)
 
 
 def beside(path: Path, given: Path | None, name: str, option: str) -> Path:
-    """The file that was given, or the one called `name` in the directory of `path`.
+    """Returns the file that was given, or the one called `name` in the directory of `path`.
 
     Raises:
         typer.BadParameter: if there is neither.

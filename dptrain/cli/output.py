@@ -1,20 +1,17 @@
-"""Print what commands say: tables, numbers and moments, JSON, errors, and hints at what was meant."""
+"""Print what commands say: tables, numbers and moments, on a screen that nothing of others can change."""
 
 import codecs
 import contextlib
-import difflib
-import errno
 import io
 import math
 import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich import box
@@ -22,69 +19,10 @@ from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook,
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
-from typer.core import TyperGroup
 
-from attest.errors import AttestError
 from attest.schema.plain import visible
-from dptrain.cli import complete, manual
-from dptrain.cli.complete import paths, suffixes_of
-from dptrain.errors import DptrainError
 from dptrain.planning.picture import ASCII, PLAIN, UNICODE, Glyphs, Line
 from dptrain.planning.rounding import at_most
-from dptrain.programs import print_json
-from ledger.errors import LedgerError
-
-WRITTEN_BY = {
-    "KEY": "'dptrain attest keygen NAME' writes one",
-    "PUB": "'dptrain attest keygen' writes it; its owner hands it out",
-    "POLICY": "'dptrain policy init' writes one to start from",
-    "POLICY.toml": "'dptrain policy init' writes one to start from",
-    "POLICY.cose": "'dptrain policy sign' writes it; the corpus owner hands it out",
-    "REGISTRY": "'dptrain registry init' starts one; the corpus owner hands it out",
-    "DATA.attest": "'dptrain attest sign DATA' writes it",
-    "WITHDRAWAL": "'dptrain attest withdraw' writes it",
-    "LEDGER": "training writes it",
-    "LEDGER.db": "training writes it",
-    "EXPORT": "'dptrain ledger export' writes it",
-    "MODEL": "training writes it",
-    "PROOF": "'dptrain ledger prove' writes it",
-    "NOTE": "'dptrain ledger cosign' writes it",
-    "RUN.toml": "recipes/ has examples",
-}
-"""Where a file comes from, by the metavar of the parameter that takes it."""
-
-
-def explain(error: Any) -> None:
-    """Extend, in place, the message of a `typer.BadParameter` about a parameter that is missing or names no file."""
-    parameter = getattr(error, "param", None)
-    if parameter is None:
-        return
-    metavar = parameter.metavar or ""
-    if not error.message:
-        # A parameter that was not given at all: its help says what it is.
-        error.message = getattr(parameter, "help", None) or ""
-    elif "does not exist" in error.message:
-        path = _quoted(error.message)
-        near = _nearest(path, metavar) if path else None
-        hint = f"is {near} meant?" if near else WRITTEN_BY.get(metavar, "")
-        error.message = error.message.rstrip(".") + (f"; {hint}" if hint else "")
-
-
-def _quoted(message: str) -> str | None:
-    parts = message.split("'")
-    return parts[1] if len(parts) == 3 else None
-
-
-def _nearest(path: str, metavar: str) -> str | None:
-    """A file of the right kind in the same folder whose name is much like this one."""
-    folder = path[: len(path) - len(Path(path).name)]
-    kinds = suffixes_of(metavar)
-    names = list(paths(folder, kinds)) if kinds else []
-    found = difflib.get_close_matches(path, names, n=1, cutoff=0.75)
-    return found[0] if found else None
-
-
-_JSON = "dptrain.json"
 
 _IN_PLAIN = "dptrain.plain"
 
@@ -96,52 +34,6 @@ _SECONDS = re.compile(r"[0-9]{1,12}")
 
 _PIPE_WIDTH = 160
 """Columns of a table where there is no terminal to ask."""
-
-
-def _remember_json(ctx: typer.Context, value: bool) -> bool:
-    # The error handler sits on the root command, which does not see a subcommand's parameters.
-    if value:
-        ctx.find_root().meta[_JSON] = True
-    return value
-
-
-JsonFlag = Annotated[
-    bool, typer.Option("--json", callback=_remember_json, is_eager=True, help="Print one JSON object and nothing else.")
-]
-
-
-class RootGroup(TyperGroup):
-    """The `dptrain` command group: turns every expected error into one line and exit code 1."""
-
-    def __init__(self, **attributes: Any) -> None:
-        super().__init__(**attributes)
-        complete.attach(self)
-        manual.attach(self)
-
-    def invoke(self, ctx: Any) -> Any:
-        """Run the chosen command; typed errors and I/O errors end here, anything else is a fault and propagates."""
-        nearest = None
-        try:
-            return super().invoke(ctx)
-        except (AttestError, LedgerError, DptrainError) as error:
-            code, sentence, nearest = error.code, error.sentence, getattr(error, "nearest", None)
-        except OSError as error:
-            if error.errno == errno.EPIPE:
-                raise
-            code, sentence = "IO", f"{error.strerror or error}: {error.filename}" if error.filename else str(error)
-        except typer.BadParameter as error:
-            explain(error)
-            error.message = visible(error.message, lines=True)
-            if not ctx.meta.get(_JSON):
-                raise
-            print_json({"error": {"code": "USAGE", "sentence": error.format_message()}})
-            raise typer.Exit(2) from error
-        if ctx.meta.get(_JSON):
-            told = {"code": str(code), "sentence": sentence}
-            print_json({"error": told if nearest is None else told | {"nearest": nearest}})
-        else:
-            screen_for(stderr=True).print(styled("bold red", str(code), f": {visible(sentence)}"))
-        raise typer.Exit(1)
 
 
 @dataclass(frozen=True)
@@ -174,7 +66,7 @@ def screen_for(*, stderr: bool = False) -> Console:
 
 
 def console() -> Console:
-    """Such a console on the current standard output; the terminal wraps lines, so that hashes stay copyable."""
+    """Returns a console on the current standard output; the terminal wraps lines, so that hashes stay copyable."""
     screen = screen_for()
     if not screen.is_terminal:
         screen.width = _PIPE_WIDTH
@@ -184,7 +76,7 @@ def console() -> Console:
 
 
 def _in_plain(error: UnicodeError) -> tuple[str, int]:
-    """What stands for characters that the standard output does not take."""
+    """Returns what stands for characters that the standard output does not take."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     return "".join(PLAIN.get(char, "?") for char in error.object[error.start : error.end]), error.end
@@ -202,13 +94,13 @@ def print_picture(draw: Callable[[Glyphs], list[Line]]) -> None:
 
 
 def styled(style: str, text: str, rest: str = "") -> Text:
-    """A text that begins in a style, for example a red reason code."""
+    """Returns a text that begins in a style, for example a red reason code."""
     return Text.assemble((text, style), rest)
 
 
 @contextlib.contextmanager
 def counting(what: str) -> Iterator[Callable[[int], None]]:
-    """A callback that shows a running count on a terminal, and nothing where standard error is a file or a pipe."""
+    """Returns a callback that shows a running count on a terminal, and nothing where standard error is a file or a pipe."""
     screen, what = Console(stderr=True, markup=False), visible(what)
     with screen.status(what) if screen.is_terminal else contextlib.nullcontext() as status:
 
@@ -219,13 +111,25 @@ def counting(what: str) -> Iterator[Callable[[int], None]]:
         yield progress
 
 
-
 def table(*columns: str) -> Table:
-    """A table whose columns after the first are right-aligned."""
+    """Returns a table whose columns after the first are right-aligned."""
     built = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for index, column in enumerate(columns):
         built.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
     return built
+
+
+def table_of(items: Iterable[Any], columns: dict[str, Callable[[Any], str]]) -> Table:
+    """Returns a table with a row per item.
+
+    Args:
+        items: what the rows are of.
+        columns: for each head, what stands below it.
+    """
+    rows = table(*columns)
+    for item in items:
+        rows.add_row(*(cell(item) for cell in columns.values()))
+    return rows
 
 
 def print_table(rows: Table) -> None:
@@ -244,27 +148,27 @@ def print_table(rows: Table) -> None:
 
 
 def number(value: float, digits: int = 4) -> str:
-    """A number for a person: significant digits, and the infinity sign for an unbounded epsilon."""
+    """Returns a number for a person: significant digits, and the infinity sign for an unbounded epsilon."""
     return "∞" if math.isinf(value) else f"{value:.{digits}g}"
 
 
 def promised(value: float | None, digits: int = 4) -> str:
-    """A figure about the privacy of a class; None, of a public one, is told in words: no number would be true."""
+    """Returns a figure about the privacy of a class; None, of a public one, is told in words: no number would be true."""
     return "public" if value is None else number(value, digits)
 
 
 def spent(value: float | None, digits: int = 6) -> str:
-    """An epsilon for a person, never shown smaller than it is: that would be no bound. None, of a public class, in words."""
+    """Returns an epsilon for a person, rounded up: a smaller one would be no bound. None, of a public class, in words."""
     return "public" if value is None else at_most(value, digits)
 
 
 def amount(value: float) -> str:
-    """A count, or a ratio of any size, for a person: no exponents above one, thousands set off."""
+    """Returns a count, or a ratio of any size, for a person: no exponents above one, thousands set off."""
     return f"{value:,.0f}" if value >= 1000 else number(value)
 
 
 def duration(seconds: float) -> str:
-    """A length of time for a person: `3.2 ms`, `14 s`, `2 h 5 min`."""
+    """Returns a length of time for a person: `3.2 ms`, `14 s`, `2 h 5 min`."""
     if seconds < 1e-3:
         return f"{seconds * 1e6:.3g} µs" if seconds else "0 s"
     if seconds < 1:
@@ -279,17 +183,17 @@ def duration(seconds: float) -> str:
 
 
 def size(count: int) -> str:
-    """A number of bytes for a person."""
+    """Returns a number of bytes for a person."""
     return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
 
 
 def counted(count: int, thing: str) -> str:
-    """A number of things: `1 contribution`, `2000 contributions`."""
+    """Returns a number of things: `1 contribution`, `2000 contributions`."""
     return f"{count} {thing}{'' if count == 1 else 's'}"
 
 
 def moment(text: str, **settings: Any) -> Any:
-    """An option that takes a time in any form that `parse_time` reads."""
+    """Returns an option that takes a time in any form that `parse_time` reads."""
     return typer.Option(parser=parse_time, metavar="TIME", help=text, **settings)
 
 
@@ -306,7 +210,7 @@ def parse_age(text: str) -> int:
 
 
 def parse_time(text: str) -> int:
-    """Seconds since the epoch from `2026-11-30`, `2026-11-30T12:00:00Z`, `1796040000`, or from now `+30d` or `-12h`.
+    """Returns seconds since the epoch from `2026-11-30`, `2026-11-30T12:00:00Z`, `1796040000`, or from now `+30d` or `-12h`.
 
     A time without a zone is UTC, so that a script means the same on every machine.
 

@@ -15,7 +15,8 @@ from attest.registry import open_registry
 from dptrain.accounting.support import unsupported
 from dptrain.cli.advice import Case, Consequence, CorpusSize, consequences
 from dptrain.cli.advice.case import admitted, attested
-from dptrain.cli.advice.findings import print_check
+from dptrain.cli.advice.findings import check_text
+from dptrain.cli.complete import class_counts
 from dptrain.cli.gate import judge
 from dptrain.cli.inputs import (
     OwnerKey,
@@ -30,34 +31,38 @@ from dptrain.cli.inputs import (
     read_signed_policy,
     refuse_to_overwrite,
 )
-from dptrain.cli.output import JsonFlag, console, counting
+from dptrain.cli.options import argument, file_argument, file_option, option
+from dptrain.cli.output import counting
+from dptrain.cli.results import Told
 from dptrain.planning.plan import make_plan
-from dptrain.programs import print_json
 
 app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode="markdown", help="Write, explain, sign and show the rules of a corpus."
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="Write, explain, sign and show the rules of a corpus.\n\n`init` once; edit; `check` until it says what you want to "
+    "promise; `sign`; hand out policy.cose, registry.cbor and owner.pub; registry.names goes to the trainer alone. "
+    "Contributors and auditors `check` and `show`.",
 )
 
 _TEMPLATE = Path(__file__).with_name("policy_template.toml")
 
-Layers = Annotated[int, typer.Option(min=1, max=4096, help="Layers of the model, for the table of blocks.")]
+Layers = Annotated[int, option("Layers of the model, for the table of blocks.", min=1, max=4096)]
 
 
 @app.command()
 def init(
-    path: Annotated[Path, typer.Argument(metavar="POLICY.toml", help="The file to write.")] = Path("policy.toml"),
-    corpus: Annotated[str, typer.Option(help="Identifier of the corpus.")] = "my-corpus",
-    json: JsonFlag = False,
-) -> None:
-    """Write a commented policy to start from; never over an existing file."""
+    path: Annotated[Path, argument("The file to write.", metavar="POLICY.toml")] = Path("policy.toml"),
+    corpus: Annotated[str, option("Identifier of the corpus.")] = "my-corpus",
+) -> Told:
+    """Write a commented policy to start from; never over an existing file.
+
+    Example: `dptrain policy init policy.toml --corpus clinic-notes-2026`
+    """
     refuse_to_overwrite(path)
     text = _TEMPLATE.read_text(encoding="utf-8").replace("@CORPUS@", corpus)
     Policy.from_toml(text)
     atomic_write(path, text.encode())
-    if json:
-        print_json({"path": str(path), "corpus": corpus})
-    else:
-        console().print(f"wrote {path}; edit it, then: dptrain policy check {path}")
+    return Told({"path": str(path), "corpus": corpus}, [f"wrote {path}; edit it, then: dptrain policy check {path}"])
 
 
 @app.command()
@@ -65,24 +70,30 @@ def check(
     policy: PolicyFile,
     contributions: Annotated[
         list[str] | None,
-        typer.Option(metavar="CLASS=N", help="Contributions of a class in the corpus; repeat for every class."),
+        option(
+            "Contributions of a class in the corpus; repeat for every class.", metavar="CLASS=N", autocompletion=class_counts
+        ),
     ] = None,
     corpus: Annotated[
         Path | None,
-        typer.Option(
-            metavar="CORPUS", exists=True, help="Count them in this corpus: admitted, or for a .toml what is attested."
-        ),
+        option("Count them in this corpus: admitted, or for a .toml what is attested.", metavar="CORPUS", exists=True),
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if there is any warning.")] = False,
+    strict: Annotated[bool, option("Exit with 1 if there is any warning.", "--strict")] = False,
     layers: Layers = 12,
     seconds_per_step: Annotated[
-        float, typer.Option(min=0.001, help="Pace of training; the validity of attestations is compared with it.")
+        float, option("Pace of training; the validity of attestations is compared with it.", min=0.001)
     ] = 10.0,
     owner_key: OwnerKey = None,
     registry: RegistryFile = None,
-    json: JsonFlag = False,
-) -> None:
-    """Say in words what a policy promises and costs, warn of likely mistakes, and say what would mend them."""
+) -> Told:
+    """Say in words what a policy promises and costs, warn of likely mistakes, and say what would mend them.
+
+    After every edit, before signing, and as a contributor before you sign under it. With the size of the corpus it says more.
+    Each likely mistake comes with the setting to change and a value for it. Every epsilon is of one contribution, not of a
+    person.
+
+    Example: `dptrain policy check policy.toml --contributions sensitive=10000 --contributions general=50000`
+    """
     rules, signed = read_policy(policy, owner_key)
     refused = unsupported(rules)
     size = _size(policy, rules, signed is not None, contributions or [], corpus, registry, owner_key)
@@ -93,46 +104,39 @@ def check(
             plan = make_plan(rules, layers, hasty=True)
             found = consequences(Case(rules, plan, size, seconds_per_step=seconds_per_step, now=int(time.time()), **known))
     warnings = sum(item.level == "warning" for item in found)
-    if json:
-        print_json(
-            {
-                "supported": not refused,
-                "unsupported": list(refused),
-                "contributions": None if size is None else {"basis": size.basis, "classes": dict(size.classes)},
-                "warnings": warnings,
-                "consequences": [item.as_json() for item in found],
-            }
-        )
-    else:
-        print_check(rules, size, refused, found)
-    if refused or (strict and warnings):
-        raise typer.Exit(1)
+    data = {
+        "supported": not refused,
+        "unsupported": list(refused),
+        "contributions": None if size is None else {"basis": size.basis, "classes": dict(size.classes)},
+        "warnings": warnings,
+        "consequences": [item.as_json() for item in found],
+    }
+    return Told(data, check_text(rules, size, refused, found), code=bool(refused or (strict and warnings)))
 
 
 @app.command()
 def sign(
-    policy: Annotated[Path, typer.Argument(metavar="POLICY.toml", exists=True, dir_okay=False, help="The rules.")],
+    policy: Annotated[Path, file_argument("POLICY.toml", "The rules.")],
     key: Annotated[
         Path | None,
-        typer.Option(
-            metavar="KEY",
-            exists=True,
-            dir_okay=False,
-            help="Private key of the corpus owner, or its .pub file, to sign with the SSH agent that holds it; default: "
+        file_option(
+            "KEY",
+            "Private key of the corpus owner, or its .pub file, to sign with the SSH agent that holds it; default: "
             "owner.key beside the policy.",
         ),
     ] = None,
     registry: RegistryFile = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="POLICY.cose", help="Signed file; default: the policy's name with .cose.")
-    ] = None,
-    owner: Annotated[
-        str | None, typer.Option(help="Identifier of the owner; default: the name in the .pub file beside the key.")
-    ] = None,
+    out: Annotated[Path | None, option("Signed file; default: the policy's name with .cose.", metavar="POLICY.cose")] = None,
+    owner: Annotated[str | None, option("Identifier of the owner; default: the name in the .pub file beside the key.")] = None,
     passphrase_file: PassphraseFile = None,
-    json: JsonFlag = False,
-) -> None:
-    """Bind a policy to a contributor registry and sign it as the corpus owner."""
+) -> Told:
+    """Bind a policy to a contributor registry and sign it as the corpus owner.
+
+    When `dptrain policy check` says what you want to promise. What is signed binds the gate, training and audit; changing a
+    rule means signing a new policy, enrolling a contributor does not.
+
+    Example: `dptrain policy sign policy.toml`
+    """
     if policy.suffix != ".toml":
         raise typer.BadParameter(f"{policy} is not a .toml file; sign what a person can read")
     rules, _ = read_policy(policy, None)
@@ -143,27 +147,29 @@ def sign(
     payload, message = sign_policy(rules, private_key, owner=name, registry_root=known.root())
     signed_file.write(target, payload, message)
     missing = sorted({c for item in known.contributors for c in item.classes} - {rule.name for rule in rules.classes})
-    if json:
-        print_json({"path": str(target), "owner": name, "registry_root": known.root().hex(), "unknown_classes": missing})
-        return
-    out_console = console()
-    out_console.print(f"signed {target} as {name}; registry root {known.root().hex()}")
-    for class_name in missing:
-        out_console.print(f"note: the registry grants class {class_name}, which the policy does not have")
+    note = "note: the registry grants class {}, which the policy does not have"
+    return Told(
+        {"path": str(target), "owner": name, "registry_root": known.root().hex(), "unknown_classes": missing},
+        [f"signed {target} as {name}; registry root {known.root().hex()}", *map(note.format, missing)],
+    )
 
 
 @app.command()
-def show(policy: PolicyFile, owner_key: OwnerKey = None, json: JsonFlag = False) -> None:
-    """Verify the owner's signature and show every field, as the text of a policy."""
+def show(policy: PolicyFile, owner_key: OwnerKey = None) -> Told:
+    """Verify the owner's signature and show every field, as the text of a policy.
+
+    Example: `dptrain policy show policy.cose --owner-key owner.pub`
+    """
     signed = read_signed_policy(policy, owner_key)
     data = _as_json(signed)
-    if json:
-        print_json(data)
-        return
-    out = console()
-    out.print(f"# signed by {signed.owner}, digest {signed.digest.hex()}")
-    out.print(f"# registry root {data['policy']['registry_root'] or 'none'}\n")
-    out.print(signed.policy.to_toml(), end="")
+    return Told(
+        data,
+        [
+            f"# signed by {signed.owner}, digest {signed.digest.hex()}",
+            f"# registry root {data['policy']['registry_root'] or 'none'}\n",
+            signed.policy.to_toml().rstrip("\n"),
+        ],
+    )
 
 
 def _size(

@@ -1,42 +1,35 @@
 """`dptrain release`: sign what a model is and whose influence may be in it, and check that of somebody else's."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attest import keys
 from attest.fixed_point import MICRO
 from attest.schema.plain import utc, visible
 from dptrain.cli import exporting
 from dptrain.cli.inputs import PassphraseFile
-from dptrain.cli.ledger import proofs as ledger_proofs
 from dptrain.cli.ledger.place import LedgerKey, StateDirectory, checked, opened_to_sign, place_of
-from dptrain.cli.ledger.show import print_verdict
-from dptrain.cli.output import JsonFlag, console, counted, counting, moment, spent, styled, table
-from dptrain.programs import print_json
+from dptrain.cli.ledger.proofs import trusted
+from dptrain.cli.ledger.show import verdict_text
+from dptrain.cli.options import file_option, folder_argument, folder_option, option
+from dptrain.cli.output import counted, counting, moment, spent, styled, table
+from dptrain.cli.results import Shown, Told, pick
 
 if TYPE_CHECKING:
     # Loaded where they are used, as in `dptrain.cli.ledger.commands`: help and completion need none of them.
     from ledger.release import Manifest, ReleaseReport, Tie
 
-ModelDirectory = Annotated[
-    Path, typer.Argument(metavar="MODEL", exists=True, file_okay=False, help="Directory of the model, and nothing else.")
-]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(release)
+ModelDirectory = Annotated[Path, folder_argument("MODEL", "Directory of the model, and nothing else.")]
 
 
 def release(
     model: ModelDirectory,
-    check: Annotated[bool, typer.Option("--check", help="Check a release instead of making one.")] = False,
+    check: Annotated[bool, option("Check a release instead of making one.", "--check")] = False,
     ledger: Annotated[
-        str | None, typer.Option(metavar="LEDGER", callback=checked, help="Ledger of the run that trained it, a file or a URL.")
+        str | None, option("Ledger of the run that trained it, a file or a URL.", metavar="LEDGER", callback=checked)
     ] = None,
     registry: exporting.RegistryAlong = None,
     without_attestations: exporting.WithoutAttestations = False,
@@ -44,42 +37,28 @@ def release(
     ledger_key: LedgerKey = None,
     passphrase_file: PassphraseFile = None,
     key: Annotated[
-        list[str] | None,
-        typer.Option("--key", metavar="PUB", help="With --check: public key of the ledger, a file or the key itself; repeat."),
+        list[str] | None, option("With --check: public key of the ledger, a file or the key itself; repeat.", metavar="PUB")
     ] = None,
-    owner_key: Annotated[
-        Path | None,
-        typer.Option(
-            "--owner-key", metavar="PUB", exists=True, dir_okay=False, help="With --check: require this owner's policy."
-        ),
-    ] = None,
-    export: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="EXPORT", exists=True, file_okay=False, help="With --check: a newer export than the one in the model."
-        ),
-    ] = None,
+    owner_key: Annotated[Path | None, file_option("PUB", "With --check: require this owner's policy.")] = None,
+    export: Annotated[Path | None, folder_option("EXPORT", "With --check: a newer export than the one in the model.")] = None,
     require_quorum: Annotated[
         bool,
-        typer.Option(
+        option(
+            "With --check: fail unless the policy's auditors and witnesses have cosigned what records the release.",
             "--require-quorum",
-            help="With --check: fail unless the policy's auditors and witnesses have cosigned what records the release.",
         ),
     ] = False,
-    min_size: Annotated[
-        int, typer.Option("--min-size", metavar="N", min=1, help="With --check: refuse a release that cites fewer leaves.")
-    ] = 1,
+    min_size: Annotated[int, option("With --check: refuse a release that cites fewer leaves.", metavar="N", min=1)] = 1,
     signature_only: Annotated[
-        bool, typer.Option("--signature-only", help="With --check: be content with SIGNED, where there is no export.")
+        bool, option("With --check: be content with SIGNED, where there is no export.", "--signature-only")
     ] = False,
     require_full: Annotated[
-        bool, typer.Option("--require-full", help="With --check: exit with code 1 unless the verdict is FULL.")
+        bool, option("With --check: exit with code 1 unless the verdict is FULL.", "--require-full")
     ] = False,
     now: Annotated[
         int | None, moment("With --check: what the clock says, which neither release nor ledger may be ahead of; default: now.")
     ] = None,
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """Sign what a model is: its files, the ledger it comes from, and whose influence may be in it; or check that.
 
     Writes the manifest release.cose and the export of the ledger into the directory, with what contributors signed and the
@@ -91,22 +70,26 @@ def release(
     and the words that weaken them. An export that does not show the leaf about
     the release fails: the release may be hidden from auditors. That auditors are shown the same ledger, only cosignatures
     tell: --require-quorum.
+
+    As the operator, once the model's directory is as it shall be published, with nothing else in it: before anybody gets the
+    model. As whoever gets a model, with `--check`, before using it.
+
+    Example: `dptrain release model --ledger ledger.db`
     """
     if check:
         signing = (ledger, registry, without_attestations or None, state, ledger_key, passphrase_file)
-        report = _check(model, key or [], owner_key, export, min_size, require_quorum, now, json, signing=signing)
+        report = _check(model, key or [], owner_key, export, min_size, require_quorum, now, signing=signing)
         from ledger.audit.findings import exit_code
 
         # Whoever takes the export out of a release must not get a pass by that.
-        if code := exit_code(report.verdict, require_full=require_full, signature_only=signature_only):
-            raise typer.Exit(code)
-    else:
-        if key or owner_key or export or require_quorum or require_full or signature_only or min_size != 1 or now is not None:
-            raise typer.BadParameter(
-                "--key, --owner-key, --export, --require-quorum, --require-full, --signature-only, --min-size and --now go "
-                "with --check"
-            )
-        _make(model, ledger, registry, without_attestations, state, ledger_key, passphrase_file, json)
+        code = exit_code(report.verdict, require_full=require_full, signature_only=signature_only)
+        return Told(_report(report), _report_text(report), code)
+    if key or owner_key or export or require_quorum or require_full or signature_only or min_size != 1 or now is not None:
+        raise typer.BadParameter(
+            "--key, --owner-key, --export, --require-quorum, --require-full, --signature-only, --min-size and --now go "
+            "with --check"
+        )
+    return _make(model, ledger, registry, without_attestations, state, ledger_key, passphrase_file)
 
 
 def _make(
@@ -117,8 +100,7 @@ def _make(
     state: Path | None,
     key: Path | None,
     passphrase_file: Path | None,
-    json: bool,
-) -> None:
+) -> Told:
     if ledger is None:
         raise typer.BadParameter("give --ledger, the ledger of the run that trained the model; or --check")
     from ledger.release import release as make
@@ -126,15 +108,17 @@ def _make(
     place = place_of(ledger, state)
     with opened_to_sign(place, key, passphrase_file) as log, counting(f"digesting {model}"):
         made = make(log, model, now=int(time.time()), **exporting.taken_along(place, registry, without))
-    if json:
-        told = {"path": str(made.path), "export": str(made.export), "leaf": made.seq, "key": made.manifest.log_vkey}
-        print_json(told | exporting.contained(made.export) | _told(made.manifest) | {"weights": _weights(made.weights)})
-        return
-    _print(made.manifest, made.weights)
-    out = console()
-    out.print(f"wrote {made.path} and {made.export}; leaf {made.seq} of the ledger tells of it")
-    exporting.tell_contained(made.export, without=without)
-    out.print(f"check with: dptrain release --check {model} --key {made.manifest.log_vkey}")
+    told = {"path": str(made.path), "export": str(made.export), "leaf": made.seq, "key": made.manifest.log_vkey}
+    told |= exporting.contained(made.export) | _told(made.manifest) | {"weights": _weights(made.weights)}
+    return Told(
+        told,
+        [
+            *_text(made.manifest, made.weights),
+            f"wrote {made.path} and {made.export}; leaf {made.seq} of the ledger tells of it",
+            *exporting.contained_text(made.export, without=without),
+            f"check with: dptrain release --check {model} --key {made.manifest.log_vkey}",
+        ],
+    )
 
 
 def _check(
@@ -145,7 +129,6 @@ def _check(
     min_size: int,
     require_quorum: bool,
     now: int | None,
-    json: bool,
     *,
     signing: tuple[object, ...],
 ) -> "ReleaseReport":
@@ -157,26 +140,15 @@ def _check(
         raise typer.BadParameter("give --key, the ledger's public key, got by another way than the model")
     from ledger.release import check_release
 
-    trusted = [vkey for text in pinned for vkey in ledger_proofs.verifier_keys(text)]
-    owner = None if owner_key is None else keys.load_public_key(owner_key)
+    owner, vkeys = trusted(pinned, owner_key)
     with counting(f"checking {model}"):
-        report = check_release(
-            model, trusted, export=export, owner_key=owner, minimum_size=min_size, require_quorum=require_quorum, now=now
+        return check_release(
+            model, vkeys, export=export, owner_key=owner, minimum_size=min_size, require_quorum=require_quorum, now=now
         )
-    if json:
-        print_json(_report(report))
-    else:
-        _print_report(report)
-    return report
 
 
 def _report(report: "ReleaseReport") -> dict[str, Any]:
-    return {
-        "verdict": report.verdict,
-        "qualifiers": list(report.qualifiers),
-        "findings": [{"code": item.code, "where": item.where, "sentence": item.sentence} for item in report.findings],
-        "notes": list(report.notes),
-        "newer_withdrawals": report.newer_withdrawals,
+    return pick(report, "verdict qualifiers findings notes newer_withdrawals") | {
         "weights": None if report.weights is None else _weights(report.weights),
         "manifest": None if report.manifest is None else _told(report.manifest),
     }
@@ -185,77 +157,37 @@ def _report(report: "ReleaseReport") -> dict[str, Any]:
 def _weights(found: "Tie") -> dict[str, Any]:
     """Returns what the files have to do with the weights of the run, as JSON."""
     at = found.commitment
-    return {
-        "status": found.status,
-        "epoch": None if at is None else at.number,
-        "step": None if at is None else at.step,
-        "leaf": None if at is None else at.seq,
-        "trained": found.trained,
-        "trained_in_files": found.present,
-        "untrained_in_files": found.untrained,
-        "untrained_elsewhere": found.elsewhere,
-        "left_out": list(found.left_out),
-        "not_compared": list(found.opaque),
-        "aside": list(found.aside),
-        "astray": list(found.astray),
-        "code": list(found.code),
-        "templates": list(found.templates),
-        "files": [
-            {
-                "path": file.path,
-                "as": {"adapter": file.view.adapter, "without": file.view.drop, "with": file.view.add},
-                "tied": list(file.tied),
-                "converted": list(file.converted),
-                "changed": list(file.changed),
-                "foreign": list(file.foreign),
-            }
-            for file in found.files
-        ],
-    }
+    epoch = dict.fromkeys(("epoch", "step", "leaf")) if at is None else pick(at, "step", epoch="number", leaf="seq")
+    files = [
+        pick(file, "path tied converted changed foreign")
+        | {"as": pick(file.view, "adapter") | {"without": file.view.drop, "with": file.view.add}}
+        for file in found.files
+    ]
+    counts = {"trained_in_files": "present", "untrained_in_files": "untrained", "untrained_elsewhere": "elsewhere"}
+    told = pick(found, "status trained left_out aside astray code templates", not_compared="opaque", **counts)
+    return told | epoch | {"files": files}
 
 
 def _told(manifest: "Manifest") -> dict[str, Any]:
     """Returns the manifest as JSON; epsilons as numbers, null for public classes."""
     classes = manifest.classes
-    return {
-        "origin": manifest.origin,
-        "time": manifest.time,
-        "step": manifest.step,
-        "size": manifest.size,
-        "root": manifest.root.hex(),
-        "header_digest": manifest.header_digest.hex(),
-        "delta": manifest.delta,
-        "planned_horizon": manifest.horizon,
-        "withdrawn": manifest.withdrawn,
-        "withdrawals_root": manifest.withdrawals_root.hex(),
+    names = "origin time step size root header_digest delta withdrawn withdrawals_root statements"
+    tensors = [
+        None if file.tensors is None else [pick(item, "name dtype shape sha256") for item in file.tensors]
+        for file in manifest.files
+    ]
+    return pick(manifest, names, planned_horizon="horizon") | {
         "files": [
-            {
-                "path": file.path,
-                "size": file.size,
-                "sha256": file.sha256.hex(),
-                "tensors": None
-                if file.tensors is None
-                else [
-                    {"name": item.name, "dtype": item.dtype, "shape": list(item.shape), "sha256": item.sha256.hex()}
-                    for item in file.tensors
-                ],
-                "form": file.form,
-                "names": list(file.names),
-            }
-            for file in manifest.files
+            pick(file, "path size sha256 form names") | {"tensors": held}
+            for file, held in zip(manifest.files, tensors, strict=True)
         ],
         "classes": [
-            {
-                "name": row.name,
-                "contributions": row.contributions,
-                "withdrawn": row.withdrawn,
-                "epsilon": _number(row.epsilon_micro),
-                "epsilon_replace": _number(row.replace_micro),
-            }
+            pick(row, "name contributions withdrawn")
+            | {"epsilon": _number(row.epsilon_micro), "epsilon_replace": _number(row.replace_micro)}
             for row in classes
         ],
         "blocks": [
-            {"name": block.name, "coordinates": block.coordinates, "classes": [classes[place].name for place in block.classes]}
+            pick(block, "name coordinates") | {"classes": [classes[place].name for place in block.classes]}
             for block in manifest.blocks
         ],
         "artifacts": [
@@ -267,7 +199,6 @@ def _told(manifest: "Manifest") -> dict[str, Any]:
             }
             for part in manifest.artifacts
         ],
-        "statements": list(manifest.statements),
     }
 
 
@@ -275,36 +206,35 @@ def _number(micro: int | None) -> float | None:
     return None if micro is None else micro / MICRO
 
 
-def _print_report(report: "ReleaseReport") -> None:
-    out = console()
+def _report_text(report: "ReleaseReport") -> Iterator[Shown]:
     name = "the manifest was refused" if report.manifest is None else report.manifest.origin
-    print_verdict(report.verdict, report.qualifiers, name)
+    yield from verdict_text(report.verdict, report.qualifiers, name)
     for finding in report.findings:
-        out.print(styled("red", finding.code, f" {visible(finding.where, plain=True)}: {finding.sentence}"))
+        yield styled("red", finding.code, f" {visible(finding.where, plain=True)}: {finding.sentence}")
     for note in report.notes:
-        out.print(f"note: {note}")
+        yield f"note: {note}"
     if report.manifest is not None and report.weights is not None:
-        _print(report.manifest, report.weights)
+        yield from _text(report.manifest, report.weights)
 
 
-def _print_weights(found: "Tie") -> None:
-    out, at = console(), found.commitment
+def _weights_text(found: "Tie") -> Iterator[Shown]:
+    at = found.commitment
     colour = {"TIED": "green", "PART": "yellow", "CONVERTED": "yellow"}.get(found.status, "red")
     share = "" if at is None else (
         f"  epoch {at.number}, step {at.step}, leaf {at.seq}: {found.present} of {found.trained} trained tensors and "
         f"{found.untrained} others"
     )  # fmt: skip
-    out.print(styled(f"bold {colour}", f"weights {found.status}", share))
+    yield styled(f"bold {colour}", f"weights {found.status}", share)
     for file in found.files:
         view = [f"adapter {file.view.adapter}"] if file.view.adapter is not None else []
         view += [f"names behind {file.view.drop!a}"] if file.view.drop else []
         view += [f"the part {file.view.add!a}"] if file.view.add else []
         of = f" of {', '.join(view)}" if view else ""
-        out.print(f"  {visible(file.path, plain=True)}: {counted(len(file.tied), 'tensor')}{of} tied")
+        yield f"  {visible(file.path, plain=True)}: {counted(len(file.tied), 'tensor')}{of} tied"
         for what, names in (("converted", file.converted), ("CHANGED", file.changed), ("FOREIGN", file.foreign)):
             if names:
                 more = f" and {len(names) - 10} more" if len(names) > 10 else ""
-                out.print(styled("yellow" if what == "converted" else "red", f"    {what}", f" {_listed(names[:10])}{more}"))
+                yield styled("yellow" if what == "converted" else "red", f"    {what}", f" {_listed(names[:10])}{more}")
     for what, names in (
         ("LEFT OUT", found.left_out),
         ("NOT COMPARED", found.opaque),
@@ -315,17 +245,16 @@ def _print_weights(found: "Tie") -> None:
     ):
         if names:
             more = f" and {len(names) - 10} more" if len(names) > 10 else ""
-            out.print(styled("yellow" if what == "TEMPLATES" else "red", f"    {what}", f" {_listed(names[:10])}{more}"))
+            yield styled("yellow" if what == "TEMPLATES" else "red", f"    {what}", f" {_listed(names[:10])}{more}")
 
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(visible(name, plain=True) for name in names)
 
 
-def _print(manifest: "Manifest", weights: "Tie") -> None:
-    out = console()
+def _text(manifest: "Manifest", weights: "Tie") -> Iterator[Shown]:
     files = counted(len(manifest.files), "file")
-    out.print(
+    yield (
         f"{files}, step {manifest.step}, released {utc(manifest.time)}; cites {manifest.size} leaves of {manifest.origin}, "
         f"root {manifest.root.hex()}"
     )
@@ -333,7 +262,6 @@ def _print(manifest: "Manifest", weights: "Tie") -> None:
     for part in manifest.artifacts:
         found = (manifest.epsilon_micro(part.name, place) for place in range(len(manifest.classes)))
         rows.add_row(part.name, *(spent(_number(micro)) for micro in found))
-    out.print(rows)
-    _print_weights(weights)
-    for sentence in manifest.statements:
-        out.print(sentence)
+    yield rows
+    yield from _weights_text(weights)
+    yield from manifest.statements

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from dptrain.cli.gate import NoKeptReading
-from dptrain.cli.output import JsonFlag
+from dptrain.cli.options import file_argument, option
+from dptrain.cli.results import JsonFlag
 from dptrain.errors import ConfigError, how_to_install, is_missing_extra
 
 
@@ -27,11 +28,10 @@ def load_training(module: str) -> ModuleType:
 
 
 def train(
-    run: Annotated[Path, typer.Argument(metavar="RUN.toml", exists=True, dir_okay=False, help="The run file.")],
-    resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint of this run.")] = False,
+    run: Annotated[Path, file_argument("RUN.toml", "The run file.")],
+    resume: Annotated[bool, option("Continue from the last checkpoint of this run.", "--resume")] = False,
     clock_jump_ok: Annotated[
-        bool,
-        typer.Option("--clock-jump-ok", help="The clock is right though it is over 14 days ahead of the ledger's last leaf."),
+        bool, option("The clock is right though it is over 14 days ahead of the ledger's last leaf.", "--clock-jump-ok")
     ] = False,
     no_kept_reading: NoKeptReading = False,
     json: JsonFlag = False,
@@ -39,6 +39,10 @@ def train(
     """Train as a run file says; the same as `accelerate launch -m dptrain.train RUN.toml`.
 
     Nothing in a run file can weaken the guarantee: everything it rests on is in the signed policy.
+
+    To train a text or image classifier from a file. For a model or loop of your own use `dptrain.PrivateTraining` in Python.
+
+    Example: `dptrain train run.toml`
     """
     flags = {"--resume": resume, "--clock-jump-ok": clock_jump_ok, "--no-kept-reading": no_kept_reading, "--json": json}
     arguments = [str(run), *(flag for flag, given in flags.items() if given)]
@@ -46,15 +50,12 @@ def train(
 
 
 def demo(
-    directory: Annotated[Path, typer.Option("--dir", metavar="DIR", help="Where everything is written.")] = Path("demo"),
+    directory: Annotated[Path, option("Where everything is written.", "--dir", metavar="DIR")] = Path("demo"),
     json: JsonFlag = False,
 ) -> None:
-    """Go the whole way on real data that comes with the package: keys, policy, gate, training, export, audit, report."""
+    """Go the whole way on real data that comes with the package: keys, policy, gate, training, export, audit, report.
+
+    Example: `dptrain demo --dir demo`
+    """
     arguments = ["--dir", str(directory), *(["--json"] if json else [])]
     raise typer.Exit(load_training("dptrain.demo").main(arguments))
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to the root."""
-    app.command()(train)
-    app.command()(demo)

@@ -24,6 +24,7 @@ from attest.schema.plain import AHEAD_SECONDS, MAX_TIME, day, in_words, utc, vis
 from dptrain.cli.ledger import proofs as ledger_proofs
 from dptrain.cli.ledger import show as ledger_show
 from dptrain.cli.output import console
+from dptrain.cli.results import print_text
 from ledger.audit import verify_export
 from ledger.errors import ReleaseRefused
 from ledger.leaves import Withdraw
@@ -149,7 +150,7 @@ def test_A19_a_leaf_and_a_cosignature_at_any_time_are_shown(number, capsys):
     leaf = Withdraw(1, START, bytes(32), None, "consent", bytes(32))
     object.__setattr__(leaf, "time", number)
     key = replace(SIGNER.verifier, name="anna\x1b[2J")
-    ledger_proofs._print_leaf(leaf, Checkpoint("a\u202erun", 2, bytes(32)), (Signature(key, number),))
+    ledger_proofs.LeafShown(leaf, Checkpoint("a\u202erun", 2, bytes(32)), (Signature(key, number),)).print(as_json=False)
     printed = capsys.readouterr().out
     harmless(printed)
     assert f"{number} s" in printed
@@ -174,7 +175,7 @@ def test_A19_an_audit_with_any_times_and_words_makes_a_page_and_a_screen(export,
         signers=tuple(replace(row, name=word, time=2**62) for row in report.signers),
         withdrawals=tuple(replace(row, time=10**400, reason=word) for row in report.withdrawals),
     )
-    ledger_show.print_audit(report)
+    print_text(ledger_show.audit_text(report))
     harmless(capsys.readouterr().out)
     page = write_report(export, tmp_path / "report.html", report=report).read_text(encoding="utf-8")
     harmless(page)

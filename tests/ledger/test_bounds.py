@@ -8,7 +8,8 @@ import pytest
 
 from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
 from attest.policy import ClassRule
-from dptrain.cli.ledger.show import print_audit
+from dptrain.cli.ledger.show import audit_text
+from dptrain.cli.results import print_text
 from ledger import layout, tiles
 from ledger.audit import AuditReport, verify_export
 from ledger.log import Ledger
@@ -164,14 +165,14 @@ def test_page_json_and_terminal_say_it_of_what_is_told_and_not_of_what_is_signed
     report = told_report(tmp_path / "told", admission(1), admission(2, "sensitive", sigma_micro=50_000_000))
     assert json.loads(json.dumps(report.to_json()))["classes"][1]["epsilon_preset"] == report.classes[1].epsilon_preset
     page = tmp_path / "told.html"
-    print_audit(report)
+    print_text(audit_text(report))
     assert "at preset" in capsys.readouterr().out
     write_report(tmp_path / "told" / "export", page, report=report)
     assert "at the preset, no caps" in page.read_text(encoding="utf-8")
     (tmp_path / "signed").mkdir()
     full = verify_export(Told.honest().export(tmp_path / "signed"), KEYS)
     assert full.verdict == "FULL" and all(row.epsilon_preset is None for row in full.classes)
-    print_audit(full)
+    print_text(audit_text(full))
     assert "at preset" not in capsys.readouterr().out
     write_report(tmp_path / "signed" / "export", tmp_path / "full.html", report=full)
     assert "4 attestations verify under 2 keys" in (tmp_path / "full.html").read_text(encoding="utf-8")

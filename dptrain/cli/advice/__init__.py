@@ -1,4 +1,4 @@
-"""What follows from a policy, in words that its owner can read to the contributors, and which mistakes it likely holds.
+"""Say what follows from a policy, in words that its owner can read to the contributors, and which mistakes it likely holds.
 
 `consequence` is the form of one finding, `case` what is known beside the policy, `facts`, `class_mistakes`,
 `policy_mistakes` and `auditors` are the findings, `fixes` the values that mend them, `survey` counts a corpus on disk.

@@ -1,4 +1,4 @@
-"""Whom a policy names to watch the ledger's operator, and what their quorum and retention come to."""
+"""Say whom a policy names to watch the ledger's operator, and what their quorum and retention come to."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -11,13 +11,13 @@ from dptrain.cli.output import counted
 
 
 def named_auditors(case: Case) -> Iterator[Consequence]:
-    """Who holds the operator to one history."""
+    """Says who holds the operator to one history."""
     policy = case.policy
     yield fact("CHECKPOINT", f"the ledger signs a checkpoint every {policy.epoch_steps} steps; {_auditors(policy)}")
 
 
 def agreed_retention(case: Case) -> Iterator[Consequence]:
-    """What may be deleted, and when."""
+    """Says what may be deleted, and when."""
     policy = case.policy
     if policy.retention_epochs and policy.auditor_quorum is not None:
         yield fact(
@@ -38,7 +38,7 @@ def unvouched_retention(case: Case) -> Iterator[Consequence]:
 
 
 def idle_retention(case: Case) -> Iterator[Consequence]:
-    """A horizon that no epoch of the run ever passes."""
+    """Finds a horizon that no epoch of the run ever passes."""
     policy = case.policy
     kept, epochs = policy.retention_epochs, math.ceil(policy.steps / policy.epoch_steps)
     if kept and kept >= epochs:
@@ -68,7 +68,7 @@ def split_quorum(case: Case) -> Iterator[Consequence]:
 
 
 def whole_quorum(case: Case) -> Iterator[Consequence]:
-    """An auditor without whom nothing goes on, for as long as the run lasts: its policy is signed once."""
+    """Finds an auditor without whom nothing goes on, for as long as the run lasts: its policy is signed once."""
     quorum, count = case.policy.auditor_quorum, len(case.policy.auditors)
     if quorum != count:
         return
@@ -88,7 +88,7 @@ def whole_quorum(case: Case) -> Iterator[Consequence]:
 
 
 def partial_auditors(case: Case) -> Iterator[Consequence]:
-    """Somebody who audits what is its own business, with a key that signs other things too."""
+    """Finds somebody who audits what is its own business, with a key that signs other things too."""
     named = [("auditor", vkey) for vkey in case.policy.auditors] + [("witness", vkey) for vkey in case.policy.witnesses]
     for kind, vkey in named:
         key = parse_verifier_key(vkey)

@@ -20,7 +20,7 @@ _DAY = 86400
 
 @dataclass(frozen=True, slots=True)
 class CorpusSize:
-    """How many contributions there are.
+    """Counts the contributions of a corpus.
 
     Attributes:
         basis: `given` by hand, `attested` (signed for this corpus; nothing verified), or `admitted` by the gate.
@@ -46,7 +46,7 @@ class CorpusSize:
 
     @property
     def total(self) -> int:
-        """Contributions of all classes."""
+        """Returns contributions of all classes."""
         return sum(self.classes.values())
 
 
@@ -73,24 +73,24 @@ class Case:
     now: int = 0
 
     def contributions(self, name: str) -> int | None:
-        """Contributions of a class, None if nobody said: a corpus was counted whole, a list given by hand may have gaps."""
+        """Returns contributions of a class, None if nobody said: a list given by hand may have gaps."""
         if self.size is None:
             return None
         return self.size.classes.get(name, None if self.size.basis == "given" else 0)
 
     def draws_per_step(self, planned: Reach) -> float | None:
-        """Contributions of a class that a step draws on average, None if their number is unknown."""
+        """Returns contributions of a class that a step draws on average, None if their number is unknown."""
         count = self.contributions(planned.name)
         return None if count is None else planned.sampling_rate * count
 
     @property
     def batch(self) -> float | None:
-        """Contributions that a step draws on average, None if the number of any class is unknown."""
+        """Returns contributions that a step draws on average, None if the number of any class is unknown."""
         known = [draws for planned in self.plan.reaches if (draws := self.draws_per_step(planned)) is not None]
         return sum(known) if len(known) == len(self.plan.reaches) else None
 
     def blocks_of(self, planned: Reach) -> list[BlockPlan]:
-        """The blocks that a class may touch."""
+        """Returns the blocks that a class may touch."""
         return [block for block in self.plan.blocks if planned.name in block.classes]
 
     def brings(self, planned: ClassPlan) -> float | None:
@@ -99,7 +99,7 @@ class Case:
         return None if draws is None else draws * (planned.preset.noise_multiplier * planned.preset.clip_norm) ** 2
 
     def noise_of(self, planned: Reach) -> list[BlockPlan] | None:
-        """The blocks that a class may touch, with the noise of a step.
+        """Returns the blocks that a class may touch, with the noise of a step.
 
         With noise per sample it grows with those drawn: the root of the variance that a step brings on average; None if the
         number of contributions of any class that may touch such a block is unknown.
@@ -119,17 +119,17 @@ class Case:
 
     @property
     def days_of_training(self) -> float:
-        """How long the horizon lasts at the pace assumed."""
+        """Tells how long the horizon lasts at the pace assumed."""
         return self.policy.steps * self.seconds_per_step / _DAY
 
     @property
     def seconds_of_validity(self) -> float:
-        """How long an attestation must be valid to last through training that starts within a day."""
+        """Tells how long an attestation must be valid to last through training that starts within a day."""
         return self.policy.steps * self.seconds_per_step + _DAY
 
     @property
     def days_proposed(self) -> int:
-        """A validity with room for contributions that are signed early and training that takes twice as long."""
+        """Returns a validity with room for contributions that are signed early and training that takes twice as long."""
         return math.ceil(2 * self.days_of_training) + 30
 
 
@@ -192,7 +192,7 @@ def admitted(report: GateReport) -> CorpusSize:
 
 
 def _within(signed: ContributionDescriptor, rule: ClassRule, policy: Policy) -> bool:
-    """Whether the gate's comparisons of bounds would pass."""
+    """Tells whether the gate's comparisons of bounds would pass."""
     if rule.public:
         return signed.public
     clip, noise = signed.clip_norm_micro, signed.noise_multiplier_micro

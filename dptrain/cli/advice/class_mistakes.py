@@ -34,7 +34,7 @@ FAINT = 3.0
 
 
 def weak_epsilon(case: Case, planned: ClassPlan) -> Iterator[Consequence]:
-    """Epsilon above 10, in the planned horizon or with every step that may be done again."""
+    """Finds epsilon above 10, in the planned horizon or with every step that may be done again."""
     preset, rate = planned.preset, planned.sampling_rate
     if preset.epsilon > WEAK_EPSILON:
         # Epsilon falls between as 1/z and 1/z^2; a first guess near the end spares the slow computation of large ones.
@@ -123,7 +123,7 @@ def _dominated_per_sample(case: Case, planned: ClassPlan) -> Iterator[Consequenc
 
 
 def no_amplification(case: Case, planned: ClassPlan) -> Iterator[Consequence]:
-    """Everybody in every step."""
+    """Finds that everybody is drawn in every step."""
     if planned.sampling_rate < 1:
         return
     start = max(0.3, planned.preset.effective_multiplier / 4)
@@ -154,7 +154,7 @@ def seen_often(case: Case, planned: ClassPlan) -> Iterator[Consequence]:
 
 
 def seen_seldom(case: Case, planned: ClassPlan) -> Iterator[Consequence]:
-    """A run that never looks at much of the data."""
+    """Finds a run that never looks at much of the data."""
     if planned.expected_draws >= 1:
         return
     never = math.exp(case.policy.steps * math.log1p(-planned.sampling_rate))
@@ -169,7 +169,7 @@ def seen_seldom(case: Case, planned: ClassPlan) -> Iterator[Consequence]:
 
 
 def rare_class(case: Case, planned: ClassPlan) -> Iterator[Consequence]:
-    """A class that many steps do not draw from at all."""
+    """Finds a class that many steps do not draw from at all."""
     count, per_step = case.contributions(planned.name), case.draws_per_step(planned)
     if not count or per_step is None or per_step >= 1 or case.size is None:
         return
@@ -189,7 +189,7 @@ def rare_class(case: Case, planned: ClassPlan) -> Iterator[Consequence]:
 
 
 def faint_class(case: Case, planned: ClassPlan) -> Iterator[Consequence]:
-    """A class whose signal drowns even if everything goes its way."""
+    """Finds a class whose signal drowns even if everything goes its way."""
     per_step, blocks = case.draws_per_step(planned), case.noise_of(planned)
     if not per_step or blocks is None:
         return
@@ -213,7 +213,7 @@ def faint_class(case: Case, planned: ClassPlan) -> Iterator[Consequence]:
 
 
 def unused_class(case: Case, planned: ClassPlan) -> Iterator[Consequence]:
-    """A class without contributions still sets noise."""
+    """Finds a class without contributions that still sets noise."""
     if case.contributions(planned.name) != 0:
         return
     idle = (
@@ -241,7 +241,7 @@ def ungranted_class(case: Case, planned: Reach) -> Iterator[Consequence]:
 
 
 def softer_attestations(case: Case, planned: Reach) -> Iterator[Consequence]:
-    """Contributions that signed for a softer policy than this one."""
+    """Finds contributions that signed for a softer policy than this one."""
     count = 0 if case.size is None else case.size.too_soft.get(planned.name, 0)
     if count:
         yield warning(
@@ -254,7 +254,7 @@ def softer_attestations(case: Case, planned: Reach) -> Iterator[Consequence]:
 
 
 def short_window(case: Case, planned: Reach) -> Iterator[Consequence]:
-    """A validity of the class's own that is shorter than training could take."""
+    """Finds a validity of the class's own that is shorter than training could take."""
     own = case.policy.class_rule(planned.name).max_window
     if own is None or own >= case.seconds_of_validity:
         return
@@ -268,7 +268,7 @@ def short_window(case: Case, planned: Reach) -> Iterator[Consequence]:
 
 
 def _comparable(planned: ClassPlan) -> float:
-    """The epsilon that a changed setting has to keep: the present one, if it promises something."""
+    """Returns the epsilon that a changed setting has to keep: the present one, if it promises something."""
     return min(max(planned.preset.epsilon, 0.1), WEAK_EPSILON)
 
 

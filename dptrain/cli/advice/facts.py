@@ -1,4 +1,4 @@
-"""What follows from a policy, whether it is meant or not.
+"""Say what follows from a policy, whether it is meant or not.
 
 Privacy sentences speak of one contribution and of zero-out adjacency, and give the bound for content replacement beside
 it; docs/guarantee.md is the promise that they repeat.
@@ -72,11 +72,7 @@ def _reach(case: Case, planned: Reach) -> Consequence:
         if case.policy.sampling.name == POISSON
         else f"takes part once in every {round(1 / planned.sampling_rate):,} steps, {planned.draws.high:,} times in all at most"
     )
-    return fact(
-        "REACH",
-        f"each contribution {often}, and its gradient reaches {reach(case, planned)}{drawn}",
-        planned.name,
-    )
+    return fact("REACH", f"each contribution {often}, and its gradient reaches {reach(case, planned)}{drawn}", planned.name)
 
 
 def _public(case: Case, planned: Reach) -> Consequence:

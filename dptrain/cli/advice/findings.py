@@ -12,6 +12,7 @@ from typing import Any, Literal
 from attest.policy import Policy
 from dptrain.cli.advice.case import Case, CorpusSize
 from dptrain.cli.output import console, styled
+from dptrain.cli.results import Shown
 from dptrain.planning.plan import ClassPlan, ClassTotal, spent_by, total_of
 from dptrain.planning.rounding import at_most
 
@@ -46,7 +47,7 @@ class Consequence:
     changes: tuple[Change, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """The finding for `--json`."""
+        """Returns the finding for `--json`."""
         return {
             "level": self.level,
             "code": self.code,
@@ -57,12 +58,12 @@ class Consequence:
 
 
 def fact(code: str, sentence: str, class_name: str | None = None) -> Consequence:
-    """Something that follows, good or bad."""
+    """Returns what follows, good or bad."""
     return Consequence("fact", code, class_name, sentence)
 
 
 def warning(code: str, sentence: str, *changes: Change, class_name: str | None = None) -> Consequence:
-    """A likely mistake, and what would mend it."""
+    """Returns a likely mistake, and what would mend it."""
     return Consequence("warning", code, class_name, sentence, changes)
 
 
@@ -71,19 +72,19 @@ _CLOSE_ENOUGH = 0.9
 
 
 def in_class(name: str, key: str, value: str) -> Change:
-    """A setting of one class."""
+    """Returns a setting of one class."""
     return Change(f"{key} of class {name}", value)
 
 
 def rounded(value: float | Fraction, digits: int, *, up: bool) -> str:
-    """A positive number with so many significant digits, rounded in one direction, as TOML takes it."""
+    """Returns a positive number with so many significant digits, rounded in one direction, as TOML takes it."""
     exact = Decimal(value.numerator) / Decimal(value.denominator) if isinstance(value, Fraction) else Decimal(repr(value))
     step = Decimal(1).scaleb(exact.adjusted() - digits + 1)
     return f"{exact.quantize(step, ROUND_CEILING if up else ROUND_FLOOR).normalize():f}"
 
 
 def multiplier_for(target: float, sampling_rate: float, policy: Policy, start: float) -> tuple[str, float]:
-    """A noise multiplier that meets a target epsilon over the horizon, and the epsilon that it gives.
+    """Returns a noise multiplier that meets a target epsilon over the horizon, and the epsilon that it gives.
 
     Guarantee: the epsilon of the multiplier returned has been computed and is not above the target.
 
@@ -116,7 +117,7 @@ def multiplier_for(target: float, sampling_rate: float, policy: Policy, start: f
 
 
 def power_of_ten_below(limit: Fraction) -> str:
-    """The largest power of ten that is at most `limit`, written as 1e-7."""
+    """Returns the largest power of ten that is at most `limit`, written as 1e-7."""
     exponent = 0
     while Fraction(10) ** exponent > limit:
         exponent -= 1
@@ -124,7 +125,7 @@ def power_of_ten_below(limit: Fraction) -> str:
 
 
 def total_over_runs(case: Case, planned: ClassPlan) -> Iterator[Consequence]:
-    """A limit over all runs, or one that not even this run keeps."""
+    """Finds a limit over all runs, or one that not even this run keeps."""
     total = total_of(case.policy, planned)
     if total is None:
         return
@@ -149,7 +150,7 @@ def total_over_runs(case: Case, planned: ClassPlan) -> Iterator[Consequence]:
 
 
 def repeated(total: ClassTotal) -> str:
-    """How many runs like this one fit into a limit, in words."""
+    """Tells how many runs like this one fit into a limit, in words."""
     if total.runs is None:
         return "any number of such runs fit"
     if total.runs == 1:
@@ -164,45 +165,43 @@ _WIDEST = 100
 """Columns beyond which lines of prose are hard to follow."""
 
 
-def print_check(rules: Policy, size: CorpusSize | None, refused: tuple[str, ...], found: tuple[Consequence, ...]) -> None:
-    """Print what `policy check` found."""
-    out = console()
-    out.print(
-        f"policy of corpus {rules.corpus}: {rules.steps} steps, delta {float(rules.delta):g}, accountant {rules.accountant}"
-    )
+def check_text(
+    rules: Policy, size: CorpusSize | None, refused: tuple[str, ...], found: tuple[Consequence, ...]
+) -> Iterator[Shown]:
+    """Yields what `policy check` found."""
+    yield (f"policy of corpus {rules.corpus}: {rules.steps} steps, delta {float(rules.delta):g}, accountant {rules.accountant}")
     if size is not None:
         missing = "not said" if size.basis == "given" else "0"
         counts = ", ".join(
             f"{rule.name} {size.classes[rule.name]:,}" if rule.name in size.classes else f"{rule.name} {missing}"
             for rule in rules.classes
         )
-        out.print(f"{size.total:,} contributions, {size.basis}{_CAVEAT[size.basis]}: {counts}")
+        yield f"{size.total:,} contributions, {size.basis}{_CAVEAT[size.basis]}: {counts}"
     for name in [*(rule.name for rule in rules.classes), None]:
         group = [item for item in found if item.class_name == name]
         if group:
-            out.print(f"\n{'all classes together' if name is None else f'class {name}'}")
+            yield f"\n{'all classes together' if name is None else f'class {name}'}"
         for item in group:
-            _print_finding(item)
+            yield from _finding_text(item)
     for sentence in refused:
-        out.print(styled("red", "✗", f" {sentence}"))
+        yield styled("red", "✗", f" {sentence}")
     warnings = sum(item.level == "warning" for item in found)
     if found:
-        out.print(f"\n{warnings or 'no'} likely mistake{'' if warnings == 1 else 's'}")
+        yield f"\n{warnings or 'no'} likely mistake{'' if warnings == 1 else 's'}"
 
 
 _CAVEAT = {"given": " by hand", "attested": " (nothing verified)", "admitted": " by the gate"}
 
 
-def _print_finding(item: Consequence) -> None:
-    out = console()
-    width = min(_WIDEST, out.width) - 4
+def _finding_text(item: Consequence) -> Iterator[Shown]:
+    width = min(_WIDEST, console().width) - 4
     sentence = _PAIR.sub("(\\1\u00a0\\2)", item.sentence)
     first, *rest = (
         line.replace("\u00a0", " ") for line in textwrap.wrap(sentence, width, break_long_words=False, break_on_hyphens=False)
     )
     warned = item.level == "warning"
-    out.print(styled("bold yellow", "  ! ", first) if warned else f"  · {first}")
+    yield styled("bold yellow", "  ! ", first) if warned else f"  · {first}"
     for line in rest:
-        out.print(f"    {line}")
+        yield f"    {line}"
     for change in item.changes:
-        out.print(styled("bold yellow", "    → ", str(change)))
+        yield styled("bold yellow", "    → ", str(change))

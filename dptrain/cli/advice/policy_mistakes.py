@@ -43,7 +43,7 @@ def delta_against_size(case: Case) -> Iterator[Consequence]:
 
 
 def normalizer_off(case: Case) -> Iterator[Consequence]:
-    """A divisor far from the batch is most likely left over from another corpus."""
+    """Finds a divisor far from the batch, most likely left over from another corpus."""
     batch, normalizer = case.batch, case.policy.normalizer
     if not batch or 1 / FAR_FROM_BATCH <= batch / normalizer <= FAR_FROM_BATCH:
         return
@@ -100,7 +100,7 @@ def unknown_grants(case: Case) -> Iterator[Consequence]:
 
 
 def refused_contributions(case: Case) -> Iterator[Consequence]:
-    """What the gate refused, or will for certain."""
+    """Says what the gate refused, or will for certain."""
     if case.size is None:
         return
     if case.size.refused:
@@ -116,7 +116,7 @@ def refused_contributions(case: Case) -> Iterator[Consequence]:
 
 
 def caps(case: Case) -> Iterator[Consequence]:
-    """The cap of a contributor against what is there."""
+    """Compares the cap of a contributor with what is there."""
     size, cap = case.size, case.policy.contributor_cap
     if size is None or not size.total:
         return
@@ -146,7 +146,7 @@ def caps(case: Case) -> Iterator[Consequence]:
 
 
 def examples(case: Case) -> Iterator[Consequence]:
-    """Contributions that hold more examples than one may."""
+    """Finds contributions that hold more examples than one may."""
     if case.size is not None and case.size.most_examples > case.policy.max_examples:
         yield warning(
             "EXAMPLES",
@@ -187,7 +187,7 @@ def short_window(case: Case) -> Iterator[Consequence]:
 
 
 def tight_floor(case: Case) -> Iterator[Consequence]:
-    """A floor that forbids what contributors may otherwise do: sign a stricter clip norm."""
+    """Finds a floor that forbids what contributors may otherwise do: sign a stricter clip norm."""
     floor = case.policy.min_clip_norm_micro
     smallest = min(case.policy.classes, key=lambda rule: rule.clip_norm_micro)
     if 2 * floor <= smallest.clip_norm_micro:
@@ -202,7 +202,7 @@ def tight_floor(case: Case) -> Iterator[Consequence]:
 
 
 def long_charges(case: Case) -> Iterator[Consequence]:
-    """One charge for all of the run: nobody can leave it."""
+    """Finds that one charge pays for all of the run, so that nobody can leave it."""
     policy = case.policy
     if policy.window_steps >= policy.steps > 1:
         yield warning(

@@ -1,4 +1,4 @@
-"""The attestation of one content: where commands look for it, and which of a file it is."""
+"""Find the attestation of one content: where commands look for it, and which of a file it is."""
 
 from itertools import islice
 from pathlib import Path
@@ -10,19 +10,12 @@ from attest.attestation import Attestation, read_sequence
 from attest.corpus.records import JSONL, SUFFIX, file_record, jsonl_records
 from attest.descriptor import ContributionDescriptor, claimed_content
 from attest.errors import CorpusRefused
+from dptrain.cli.options import file_option, option
 
 AttestationsOption = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="DATA.attest",
-        exists=True,
-        dir_okay=False,
-        help="Where the attestation of the content is; default: CONTENT.attest beside it.",
-    ),
+    Path | None, file_option("DATA.attest", "Where the attestation of the content is; default: CONTENT.attest beside it.")
 ]
-RecordOption = Annotated[
-    int | None, typer.Option(min=1, help="Number of the contribution, from 1, where the content is a .jsonl file.")
-]
+RecordOption = Annotated[int | None, option("Number of the contribution, from 1, where the content is a .jsonl file.", min=1)]
 
 
 def content_hash_of(path: Path, record: int | None = None) -> bytes:

@@ -18,10 +18,11 @@ from attest.fixed_point import PICO, to_micro, to_pico
 from attest.policy import Policy
 from attest.schema.plain import check_id, utc
 from attest.withdrawal import Withdrawal, sign_withdrawal
-from dptrain.cli.attest import anchor as attest_anchor
-from dptrain.cli.attest import keys as attest_keys
-from dptrain.cli.attest import show as attest_show
-from dptrain.cli.attest.show import AttestationFile
+from dptrain.cli.attest.anchor import anchor
+from dptrain.cli.attest.keys import prove, revoke, rotate
+from dptrain.cli.attest.show import AttestationFile, show
+from dptrain.cli.attest.verify import verify
+from dptrain.cli.complete import classes
 from dptrain.cli.inputs import (
     KeyFile,
     NewPassphraseFile,
@@ -32,15 +33,22 @@ from dptrain.cli.inputs import (
     read_private_key,
     refuse_to_overwrite,
 )
-from dptrain.cli.output import JsonFlag, console, counted, moment
-from dptrain.programs import print_json
+from dptrain.cli.options import argument, file_option, option
+from dptrain.cli.output import counted, moment
+from dptrain.cli.results import Told
 from dptrain.progress import contributions_in, progress_bar
 
 app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode="markdown", help="A contributor's tools: keys, attestations, anchors, withdrawals."
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="A contributor's tools: keys, attestations, anchors, withdrawals.\n\nIn this order: `keygen` once; `sign` and "
+    "`verify` for every batch of data; `show` to read what was signed; `anchor` to find what became of a content; `withdraw` "
+    "to take data back; `rotate` and `revoke` when a key changes or is lost.",
 )
 
 _DAY = 86400
+
+_REASONS = "Reason code, an identifier: consent, error, key-compromise, legal, replaced, or one of your own; no free text."
 
 _FILE_NAME = re.compile("[a-z0-9][a-z0-9._-]*")
 
@@ -54,29 +62,31 @@ class KeyForm(StrEnum):
 
 @app.command()
 def keygen(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Identifier under which the key signs: a-z 0-9 . _ / -")],
-    directory: Annotated[Path, typer.Option("--dir", exists=True, file_okay=False, help="Where the two files go.")] = Path("."),
+    name: Annotated[str, argument("Identifier under which the key signs: a-z 0-9 . _ / -", metavar="NAME")],
+    directory: Annotated[Path, option("Where the two files go.", "--dir", exists=True, file_okay=False)] = Path("."),
     form: Annotated[
-        KeyForm, typer.Option("--format", help="Form of the private key file: pem (PKCS#8), or openssh for ssh-add.")
+        KeyForm, option("Form of the private key file: pem (PKCS#8), or openssh for ssh-add.", "--format")
     ] = KeyForm.pem,
     source: Annotated[
         Path | None,
-        typer.Option(
-            "--from",
-            metavar="FILE",
-            exists=True,
-            dir_okay=False,
-            help="Take the key of this file instead of a new one: a private key, to write it in another form or with another "
+        file_option(
+            "FILE",
+            "Take the key of this file instead of a new one: a private key, to write it in another form or with another "
             "passphrase; or an OpenSSH .pub file, whose private half stays in its agent: then NAME.pub alone is written.",
+            "--from",
         ),
     ] = None,
-    passphrase: Annotated[bool, typer.Option("--passphrase", help="Ask twice for a passphrase that encrypts the key.")] = False,
+    passphrase: Annotated[bool, option("Ask twice for a passphrase that encrypts the key.", "--passphrase")] = False,
     passphrase_file: NewPassphraseFile = None,
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """Make a key pair: NAME.key, which stays with you, and NAME.pub, which you hand out.
 
     Corpus owners make their key the same way. Existing files are never overwritten.
+
+    Once per contributor and once for the corpus owner, before anything is signed. Hand out the .pub file alone. If your key
+    lives in an SSH agent or on a token, take its public half with `--from`.
+
+    Example: `dptrain attest keygen alice --dir keys`
     """
     check_id(name, "name")
     stem = name.replace("/", "-")
@@ -94,56 +104,52 @@ def keygen(
         raw, written = keys.public_bytes(key), str(private)
         keys.save_private_key(private, key, new_passphrase(passphrase, passphrase_file), form=form.value)
     keys.save_public_key(public, raw, name)
-    if json:
-        print_json({"private_key": written, "public_key": str(public), "name": name, "key_id": keys.key_id(raw).hex()})
-        return
     kept = "" if written is None else f"{private} (keep it) and "
-    console().print(f"wrote {kept}{public} (hand it out); key id {keys.key_id(raw).hex()}")
+    key_id = keys.key_id(raw).hex()
+    return Told(
+        {"private_key": written, "public_key": str(public), "name": name, "key_id": key_id},
+        [f"wrote {kept}{public} (hand it out); key id {key_id}"],
+    )
 
 
 @app.command()
 def sign(
-    data: Annotated[Path, typer.Argument(metavar="DATA", exists=True, help="A file, a .jsonl file or a folder.")],
+    data: Annotated[Path, argument("A file, a .jsonl file or a folder.", metavar="DATA", exists=True)],
     key: KeyFile,
-    admissibility_class: Annotated[str, typer.Option("--class", help="Class of the policy to be admitted under.")],
-    policy: Annotated[
-        Path | None,
-        typer.Option(metavar="POLICY", exists=True, dir_okay=False, help="Take corpus and bounds from this policy."),
-    ] = None,
-    owner_key: Annotated[
-        Path | None, typer.Option(metavar="PUB", exists=True, dir_okay=False, help="Owner's key, for a signed policy.")
-    ] = None,
-    corpus: Annotated[str | None, typer.Option(help="Corpus that may use the data, and no other.")] = None,
-    clip_norm: Annotated[str | None, typer.Option(metavar="DECIMAL", help="Largest pull at the model in a step.")] = None,
-    noise_multiplier: Annotated[
-        str | None, typer.Option(metavar="DECIMAL", help="Least noise, as a multiple of the clip norm.")
-    ] = None,
-    contributor: Annotated[
-        str | None, typer.Option(help="Who signs; default: the name in the .pub file beside the key.")
-    ] = None,
+    admissibility_class: Annotated[str, option("Class of the policy to be admitted under.", "--class", autocompletion=classes)],
+    policy: Annotated[Path | None, file_option("POLICY", "Take corpus and bounds from this policy.")] = None,
+    owner_key: Annotated[Path | None, file_option("PUB", "Owner's key, for a signed policy.")] = None,
+    corpus: Annotated[str | None, option("Corpus that may use the data, and no other.")] = None,
+    clip_norm: Annotated[str | None, option("Largest pull at the model in a step.", metavar="DECIMAL")] = None,
+    noise_multiplier: Annotated[str | None, option("Least noise, as a multiple of the clip norm.", metavar="DECIMAL")] = None,
+    contributor: Annotated[str | None, option("Who signs; default: the name in the .pub file beside the key.")] = None,
     public: Annotated[
-        bool, typer.Option("--public", help="The data is public: for a public class, which neither clips nor adds noise.")
+        bool, option("The data is public: for a public class, which neither clips nor adds noise.", "--public")
     ] = False,
-    data_class: Annotated[str, typer.Option(help="What kind of data it is, as an identifier.")] = "unspecified",
+    data_class: Annotated[str, option("What kind of data it is, as an identifier.")] = "unspecified",
     not_before: Annotated[int | None, moment("First moment of validity; default: now.")] = None,
-    days: Annotated[int, typer.Option(min=1, help="Days of validity.")] = 365,
-    max_occurrences: Annotated[int, typer.Option(min=0, help="Draws at most, 0 for no cap.")] = 0,
-    max_examples: Annotated[int | None, typer.Option(min=1, help="Examples that a contribution holds at most.")] = None,
+    days: Annotated[int, option("Days of validity.", min=1)] = 365,
+    max_occurrences: Annotated[int, option("Draws at most, 0 for no cap.", min=0)] = 0,
+    max_examples: Annotated[int | None, option("Examples that a contribution holds at most.", min=1)] = None,
     max_epsilon: Annotated[
-        str | None, typer.Option(metavar="DECIMAL", help="Most epsilon that it may spend, over all runs together.")
+        str | None, option("Most epsilon that it may spend, over all runs together.", metavar="DECIMAL")
     ] = None,
     max_delta: Annotated[
-        str | None, typer.Option(metavar="DECIMAL", help="The delta of --max-epsilon; default: that of the --policy.")
+        str | None, option("The delta of --max-epsilon; default: that of the --policy.", metavar="DECIMAL")
     ] = None,
-    principal: Annotated[str | None, typer.Option(help="Person that several contributions are about.")] = None,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Default: DATA.attest, where the gate looks.")] = None,
+    principal: Annotated[str | None, option("Person that several contributions are about.")] = None,
+    out: Annotated[Path | None, option("Default: DATA.attest, where the gate looks.", metavar="FILE")] = None,
     passphrase_file: PassphraseFile = None,
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """Sign a file, every record of a .jsonl file, or every file of a folder; one attestation per contribution.
 
     Bounds are rounded to six decimals on the strict side. Signing again replaces DATA.attest; attestations handed out
     before stay valid until they are withdrawn or expire.
+
+    When data is ready to be handed over. Read `dptrain policy check POLICY` first: it says what the class promises. Stricter
+    bounds than the policy's may be signed, softer ones are refused at the gate.
+
+    Example: `dptrain attest sign notes.jsonl --key alice.key --class sensitive --policy policy.toml`
     """
     signer, name = load_key(key, passphrase_file, contributor, "--contributor")
     rules = None
@@ -188,18 +194,18 @@ def sign(
     target = out or data.resolve().with_name(data.resolve().name + SUFFIX)
     with progress_bar("signing", lambda: contributions_in(data)) as progress:
         count = sign_corpus(data, target, signer, template, progress)
-    if json:
-        print_json({"signed": count, "path": str(target), "contributor": name, "corpus": corpus})
-        return
     bounds = (
         "PUBLIC, neither clipped nor noised, with no promise of privacy"
         if public
         else f"clip norm {template.clip_norm_micro / 1e6:g} at most, noise multiplier "
         f"{template.noise_multiplier_micro / 1e6:g} at least"
     )
-    console().print(
-        f"signed {counted(count, 'contribution')} as {name} for {corpus}, class {admissibility_class}: {bounds}, until "
-        f"{utc(template.not_after)}\n{target}"
+    return Told(
+        {"signed": count, "path": str(target), "contributor": name, "corpus": corpus},
+        [
+            f"signed {counted(count, 'contribution')} as {name} for {corpus}, class {admissibility_class}: {bounds}, until "
+            f"{utc(template.not_after)}\n{target}"
+        ],
     )
 
 
@@ -218,28 +224,26 @@ def _delta_of_limit(max_epsilon: str | None, max_delta: str | None, rules: Polic
     return int(rules.delta * PICO)
 
 
-attest_show.register(app)
-attest_anchor.register(app)
-attest_keys.register(app)
+for function in (verify, show, anchor, prove, rotate, revoke):
+    app.command()(function)
 
 
 @app.command()
 def withdraw(
     attestations: AttestationFile,
     key: KeyFile,
-    record: Annotated[list[int] | None, typer.Option(min=1, help="Number of the contribution, from 1; repeat.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Withdraw every contribution of the file.")] = False,
-    reason: Annotated[str, typer.Option(help="Reason code, an identifier; no free text.")] = "consent",
-    contributor: Annotated[
-        str | None, typer.Option(help="Who signs; default: the name in the .pub file beside the key.")
-    ] = None,
-    out: Annotated[Path, typer.Option(metavar="DIR", file_okay=False, help="Where they go.")] = Path("withdrawals"),
+    record: Annotated[list[int] | None, option("Number of the contribution, from 1; repeat.", min=1)] = None,
+    everything: Annotated[bool, option("Withdraw every contribution of the file.", "--all")] = False,
+    reason: Annotated[str, option(_REASONS)] = "consent",
+    contributor: Annotated[str | None, option("Who signs; default: the name in the .pub file beside the key.")] = None,
+    out: Annotated[Path, option("Where they go.", metavar="DIR", file_okay=False)] = Path("withdrawals"),
     passphrase_file: PassphraseFile = None,
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """Sign withdrawals, one file per contribution, for the operator to enter with `dptrain ledger withdraw`.
 
     A withdrawal ends further use. It does not undo what was learned: that stays bounded by the epsilon spent.
+
+    Example: `dptrain attest withdraw notes.jsonl.attest --key alice.key --record 3`
     """
     if everything == bool(record):
         raise typer.BadParameter("give --record with one or more numbers, or --all")
@@ -256,10 +260,8 @@ def withdraw(
         path = out / f"{withdrawal.descriptor_hash.hex()[:32]}.cose"
         signed_file.write(path, *sign_withdrawal(withdrawal, signer, signer=name))
         written.append({"descriptor_hash": withdrawal.descriptor_hash.hex(), "path": str(path)})
-    if json:
-        print_json({"withdrawals": written, "signer": name, "reason": reason})
-    else:
-        console().print(f"signed {counted(len(written), 'withdrawal')} as {name}, reason {reason}, in {out}")
+    said = f"signed {counted(len(written), 'withdrawal')} as {name}, reason {reason}, in {out}"
+    return Told({"withdrawals": written, "signer": name, "reason": reason}, [said])
 
 
 def _taken(source: Path) -> Ed25519PrivateKey | bytes:

@@ -11,21 +11,18 @@ from attest.registry import KeyStatement, peek
 from attest.registry.entries import PROVE, REVOKE, ROTATE, write_statement
 from attest.schema.plain import utc
 from dptrain.cli.inputs import KeyFile, PassphraseFile, load_key, refuse_to_overwrite
-from dptrain.cli.output import JsonFlag, console, moment
-from dptrain.programs import print_json
+from dptrain.cli.options import file_option, option
+from dptrain.cli.output import moment
+from dptrain.cli.results import Told, plain
 
-RegistryFile = Annotated[
-    Path | None,
-    typer.Option("--registry", metavar="REGISTRY", exists=True, dir_okay=False, help="The registry that the statement is for."),
-]
+RegistryFile = Annotated[Path | None, file_option("REGISTRY", "The registry that the statement is for.", "--registry")]
 RegistryId = Annotated[
-    str | None,
-    typer.Option("--registry-id", metavar="HEX", help="Its id instead, 32 digits, as the owner's 'registry show' prints it."),
+    str | None, option("Its id instead, 32 digits, as the owner's 'registry show' prints it.", "--registry-id", metavar="HEX")
 ]
 Contributor = Annotated[
-    str | None, typer.Option("--contributor", help="Who states it; default: the name in the .pub file beside the key.")
+    str | None, option("Who states it; default: the name in the .pub file beside the key.", "--contributor")
 ]
-NewFile = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="New file; default: NAME-rotation.cose.")]
+NewFile = Annotated[Path | None, option("New file; default: NAME-rotation.cose.", "--out", metavar="FILE")]
 
 
 def prove(
@@ -33,91 +30,67 @@ def prove(
     registry: RegistryFile = None,
     registry_id: RegistryId = None,
     contributor: Contributor = None,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="New file; default: NAME-possession.cose.")] = None,
+    out: Annotated[Path | None, option("New file; default: NAME-possession.cose.", metavar="FILE")] = None,
     passphrase_file: PassphraseFile = None,
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """Sign that you hold a key, for one registry.
 
     The owner takes it in with `dptrain registry add --statement`, or later with `dptrain registry prove`, within 30 days. Until
     then that the key is yours is the owner's word.
+
+    Example: `dptrain attest prove --key alice.key --registry registry.cbor`
     """
     identity = _registry_id(registry, registry_id)
     signer, name = load_key(key, passphrase_file, contributor, "--contributor")
     statement = KeyStatement(kind=PROVE, registry_id=identity, key=signer.public_key, time=int(time.time()))
-    target = _write(out, name, "possession", statement, statement.sign(signer))
-    if json:
-        print_json(_as_json(statement, name, target))
-    else:
-        console().print(f"signed that {name} holds key {_short(statement.key)}; send the owner {target}")
+    said = f"signed that {name} holds key {_short(statement.key)}"
+    return _written(out, name, "possession", statement, [statement.sign(signer)], said)
 
 
 def rotate(
     key: KeyFile,
-    new_key: Annotated[
-        Path,
-        typer.Option("--new-key", metavar="KEY", exists=True, dir_okay=False, help="The key that follows, a file or .pub."),
-    ],
+    new_key: Annotated[Path, file_option("KEY", "The key that follows, a file or .pub.")],
     registry: RegistryFile = None,
     registry_id: RegistryId = None,
     contributor: Contributor = None,
     out: NewFile = None,
     passphrase_file: PassphraseFile = None,
-    new_passphrase_file: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", exists=True, dir_okay=False, help="Passphrase of the new key, in the same way."),
-    ] = None,
-    json: JsonFlag = False,
-) -> None:
+    new_passphrase_file: Annotated[Path | None, file_option("FILE", "Passphrase of the new key, in the same way.")] = None,
+) -> Told:
     """Sign a change of key: the old key says which key follows, and the new one proves that you hold it.
 
     The owner takes it in with `dptrain registry rotate` within 30 days. Lost the old key? Then the owner revokes it and
     enrols the new one.
+
+    Example: `dptrain attest rotate --key alice.key --new-key new/alice.key --registry registry.cbor`
     """
     identity = _registry_id(registry, registry_id)
     old, name = load_key(key, passphrase_file, contributor, "--contributor")
     new, _ = load_key(new_key, new_passphrase_file, name, "--contributor")
     statement = KeyStatement(
-        kind=ROTATE,
-        registry_id=identity,
-        key=old.public_key,
-        time=int(time.time()),
-        new_key=new.public_key,
+        kind=ROTATE, registry_id=identity, key=old.public_key, time=int(time.time()), new_key=new.public_key
     )
-    target = _write(out, name, "rotation", statement, statement.sign(old), statement.sign(new))
-    if json:
-        print_json(_as_json(statement, name, target))
-    else:
-        console().print(
-            f"signed that key {_short(statement.new_key)} of {name} follows {_short(statement.key)}; send the owner {target}"
-        )
+    said = f"signed that key {_short(statement.new_key)} of {name} follows {_short(statement.key)}"
+    return _written(out, name, "rotation", statement, [statement.sign(old), statement.sign(new)], said)
 
 
 def revoke(
     key: KeyFile,
     registry: RegistryFile = None,
     registry_id: RegistryId = None,
-    pub: Annotated[
-        Path | None,
-        typer.Option(
-            "--pub",
-            metavar="PUB",
-            exists=True,
-            dir_okay=False,
-            help="Revoke this other key of yours; default: the one that signs.",
-        ),
-    ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Revoke every key of yours.")] = False,
+    pub: Annotated[Path | None, file_option("PUB", "Revoke this other key of yours; default: the one that signs.")] = None,
+    everything: Annotated[bool, option("Revoke every key of yours.", "--all")] = False,
     at: Annotated[int | None, moment("From when on, for instance when the key was lost; default: now.")] = None,
     contributor: Contributor = None,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="New file; default: NAME-revocation.cose.")] = None,
+    out: Annotated[Path | None, option("New file; default: NAME-revocation.cose.", metavar="FILE")] = None,
     passphrase_file: PassphraseFile = None,
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """Sign that a key of yours is revoked, with that key or with another valid one of yours.
 
     The owner takes it in with `dptrain registry revoke --statement` within 30 days; a run that is training stops using what
     the key signed at its next charge.
+
+    Example: `dptrain attest revoke --key alice.key --registry registry.cbor`
     """
     if everything and pub is not None:
         raise typer.BadParameter("give --pub for one key or --all for every key, not both")
@@ -125,27 +98,10 @@ def revoke(
     signer, name = load_key(key, passphrase_file, contributor, "--contributor")
     now = int(time.time())
     chosen = None if everything else signer.public_key if pub is None else keys.load_public_key(pub)
-    statement = KeyStatement(
-        kind=REVOKE,
-        registry_id=identity,
-        key=chosen,
-        time=now,
-        revoked_at=now if at is None else at,
-    )
-    target = _write(out, name, "revocation", statement, statement.sign(signer))
-    if json:
-        print_json(_as_json(statement, name, target))
-    else:
-        which = "all keys" if chosen is None else f"key {_short(chosen)}"
-        since = utc(statement.revoked_at or 0)
-        console().print(f"signed that {which} of {name} must not be used from {since} on; send the owner {target}")
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to the group `attest`."""
-    app.command()(prove)
-    app.command()(rotate)
-    app.command()(revoke)
+    statement = KeyStatement(kind=REVOKE, registry_id=identity, key=chosen, time=now, revoked_at=now if at is None else at)
+    which = "all keys" if chosen is None else f"key {_short(chosen)}"
+    said = f"signed that {which} of {name} must not be used from {utc(statement.revoked_at or 0)} on"
+    return _written(out, name, "revocation", statement, [statement.sign(signer)], said)
 
 
 def _registry_id(registry: Path | None, text: str | None) -> bytes:
@@ -163,17 +119,12 @@ def _registry_id(registry: Path | None, text: str | None) -> bytes:
     return found
 
 
-def _write(out: Path | None, name: str, what: str, statement: KeyStatement, *messages: bytes) -> Path:
+def _written(out: Path | None, name: str, what: str, statement: KeyStatement, messages: list[bytes], said: str) -> Told:
     target = out or Path(f"{name.replace('/', '-')}-{what}.cose")
     refuse_to_overwrite(target)
     write_statement(target, statement, *messages)
-    return target
-
-
-def _as_json(statement: KeyStatement, contributor: str, target: Path) -> dict[str, object]:
-    fields = {name: getattr(statement, name) for name in statement.__slots__}
-    plain = {name: value.hex() if isinstance(value, bytes) else value for name, value in fields.items()}
-    return plain | {"contributor": contributor, "path": str(target)}
+    fields = {field: getattr(statement, field) for field in statement.__slots__}
+    return Told(plain(fields | {"contributor": name, "path": target}), [f"{said}; send the owner {target}"])
 
 
 def _short(raw: bytes | None) -> str:

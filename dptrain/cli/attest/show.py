@@ -3,7 +3,7 @@
 import textwrap
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -19,11 +19,12 @@ from attest.errors import AttestError, CborError
 from attest.fixed_point import from_micro, from_pico
 from attest.gate import Gate
 from attest.schema.plain import day, visible
-from dptrain.cli.attest.verify import Verifier, verify
+from dptrain.cli.attest.verify import Verifier
 from dptrain.cli.attest.words import Check, commitments, identity, own_noise_of, paragraphs
-from dptrain.cli.inputs import existing_file, read_policy, read_registry
-from dptrain.cli.output import JsonFlag, console, moment, number, styled, table
-from dptrain.programs import print_json
+from dptrain.cli.inputs import read_policy, read_registry
+from dptrain.cli.options import argument, file_option, option
+from dptrain.cli.output import console, moment, number, styled, table
+from dptrain.cli.results import Result, Shown, Told, pick, plain
 from dptrain.progress import progress_bar
 
 
@@ -39,9 +40,7 @@ def _not_the_data(path: Path | None) -> Path | None:
 
 AttestationFile = Annotated[
     Path,
-    typer.Argument(
-        metavar="DATA.attest", exists=True, help="Attestations, as sign wrote them.", callback=_not_the_data, dir_okay=True
-    ),
+    argument("Attestations, as sign wrote them.", metavar="DATA.attest", exists=True, callback=_not_the_data, dir_okay=True),
 ]
 
 _VERIFY = "Verify"
@@ -51,59 +50,36 @@ _MARKS = {"passed": ("green", "✓"), "failed": ("bold red", "✗"), "unchecked"
 
 def show(
     attestations: AttestationFile,
-    record: Annotated[
-        int | None, typer.Option(min=1, help="Number of one contribution, from 1, to be explained in words.")
-    ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Attestations that are listed; all are counted.")] = 20,
-    pub: Annotated[
-        Path | None,
-        typer.Option(metavar="PUB", exists=True, dir_okay=False, help="Verify under this public key.", rich_help_panel=_VERIFY),
-    ] = None,
+    record: Annotated[int | None, option("Number of one contribution, from 1, to be explained in words.", min=1)] = None,
+    limit: Annotated[int, option("Attestations that are listed; all are counted.", min=1)] = 20,
+    pub: Annotated[Path | None, file_option("PUB", "Verify under this public key.", rich_help_panel=_VERIFY)] = None,
     policy: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="POLICY", exists=True, dir_okay=False, help="Explain and verify under this policy.", rich_help_panel=_VERIFY
-        ),
+        Path | None, file_option("POLICY", "Explain and verify under this policy.", rich_help_panel=_VERIFY)
     ] = None,
     registry: Annotated[
         Path | None,
-        existing_file(
-            "--registry",
-            "REGISTRY",
-            "Verify under this registry; default: registry.cbor beside a signed policy.",
-            rich_help_panel=_VERIFY,
+        file_option(
+            "REGISTRY", "Verify under this registry; default: registry.cbor beside a signed policy.", rich_help_panel=_VERIFY
         ),
     ] = None,
     owner_key: Annotated[
         Path | None,
-        existing_file(
-            "--owner-key",
-            "PUB",
-            "The corpus owner's public key; default: owner.pub beside policy or registry.",
-            rich_help_panel=_VERIFY,
+        file_option(
+            "PUB", "The corpus owner's public key; default: owner.pub beside policy or registry.", rich_help_panel=_VERIFY
         ),
     ] = None,
     at: Annotated[int | None, moment("Moment at which they must be valid; default: now.", rich_help_panel=_VERIFY)] = None,
-    json: JsonFlag = False,
-) -> None:
+) -> Result:
     """Show what attestations say: a table, or one of them in plain words.
 
     Nothing is verified unless --pub, --registry or --policy says against what; what was not verified is marked.
+
+    Example: `dptrain attest show notes.jsonl.attest --record 3 --policy policy.cose`
     """
     verifier = _verifier(pub, policy, registry, owner_key, int(time.time()) if at is None else at)
     if record is not None:
-        found = _nth(attestations, record)
-        failed = _explain(found, record, verifier, json)
-    else:
-        failed = _list(attestations, limit, verifier, json)
-    if failed:
-        raise typer.Exit(1)
-
-
-def register(group: typer.Typer) -> None:
-    """Add `verify` and `show` to `dptrain attest`."""
-    group.command()(verify)
-    group.command()(show)
+        return _explained(_nth(attestations, record), record, verifier)
+    return _listed(attestations, limit, verifier)
 
 
 def _verifier(pub: Path | None, policy: Path | None, registry: Path | None, owner_key: Path | None, now: int) -> Verifier:
@@ -136,16 +112,15 @@ def _nth(path: Path, record: int) -> Attestation:
     return found
 
 
-def _explain(attestation: Attestation, record: int, verifier: Verifier, json: bool) -> bool:
-    """Print one attestation in words; returns whether a check failed."""
+def _explained(attestation: Attestation, record: int, verifier: Verifier) -> Told:
+    """Returns one attestation in words."""
     checks = verifier.checks(attestation)
     words = paragraphs(attestation, verifier.now, verifier.policy, verifier.policy_signed)
-    if json:
-        data = {"record": record, **_as_json(attestation), "own_noise": _own_noise(attestation, verifier)}
-        print_json(data | {"words": words, "checks": [_check_as_json(check) for check in checks]})
-    else:
-        _print_words(words, identity(attestation), checks)
-    return any(check.outcome == "failed" for check in checks)
+    data = {"record": record, **_as_json(attestation), "own_noise": _own_noise(attestation, verifier)}
+    failed = any(check.outcome == "failed" for check in checks)
+    return Told(
+        data | {"words": words, "checks": plain(checks)}, _words_text(words, identity(attestation), checks), code=failed
+    )
 
 
 def _own_noise(attestation: Attestation, verifier: Verifier) -> dict[str, float] | None:
@@ -158,7 +133,7 @@ def _own_noise(attestation: Attestation, verifier: Verifier) -> dict[str, float]
 
 @dataclass(slots=True)
 class _Tally:
-    """What a pass over a file leaves behind: counts, and the first rows."""
+    """Keeps what a pass over a file leaves behind: counts, and the first rows."""
 
     count: int = 0
     corpora: Counter[str] = field(default_factory=Counter)
@@ -169,8 +144,8 @@ class _Tally:
     broken: AttestError | None = None
 
 
-def _list(path: Path, limit: int, verifier: Verifier, json: bool) -> bool:
-    """Print counts and the first rows; returns whether anything failed."""
+def _listed(path: Path, limit: int, verifier: Verifier) -> Result:
+    """Returns counts and the first rows; of a sole attestation what it says."""
     with path.open("rb") as stream, progress_bar("reading", lambda: _estimated_count(path)) as progress:
         tally = _Tally()
         for attestation in _until_broken(read_sequence(stream), tally):
@@ -182,17 +157,32 @@ def _list(path: Path, limit: int, verifier: Verifier, json: bool) -> bool:
                 progress(tally.count)
     if tally.broken is not None:
         tally.broken = _located(tally.broken, tally.count + 1, path)
-    if tally.broken is not None and not tally.count:
-        raise tally.broken
-    if json:
-        print_json(_tally_as_json(tally, verifier))
-    elif tally.count == 1 and not tally.failures:
-        return _explain(tally.rows[0][1], 1, verifier, json)
-    else:
-        _print_table(tally, verifier, path)
-    if tally.broken is not None:
-        raise tally.broken
-    return bool(tally.failures)
+        if not tally.count:
+            raise tally.broken
+    return Listed(tally, verifier, path)
+
+
+@dataclass(frozen=True)
+class Listed(Result):
+    """The attestations of a file, counted. What broke off the reading is raised behind what was read."""
+
+    tally: _Tally
+    verifier: Verifier
+    path: Path
+
+    @property
+    def exit_code(self) -> int:
+        if self.tally.broken is not None:
+            raise self.tally.broken
+        return bool(self.tally.failures)
+
+    def as_json(self) -> dict[str, Any]:
+        return _tally_as_json(self.tally, self.verifier)
+
+    def text(self) -> Iterable[Shown]:
+        if self.tally.count == 1 and not self.tally.failures:
+            return _explained(self.tally.rows[0][1], 1, self.verifier).text()
+        return _table_text(self.tally, self.verifier, self.path)
 
 
 def _until_broken(sequence: Iterator[Attestation], tally: _Tally) -> Iterator[Attestation]:
@@ -235,24 +225,22 @@ def _estimated_count(path: Path) -> int:
     return 0 if first is None else max(1, round(path.stat().st_size / len(first.to_cbor())))
 
 
-def _print_words(words: list[str], names: list[tuple[str, str]], checks: list[Check]) -> None:
-    out = console()
-    width = min(_WIDEST, out.width)
+def _words_text(words: list[str], names: list[tuple[str, str]], checks: list[Check]) -> Iterator[Shown]:
+    width = min(_WIDEST, console().width)
     for paragraph in words:
-        out.print(textwrap.fill(paragraph, width, break_long_words=False, break_on_hyphens=False) + "\n")
+        yield textwrap.fill(paragraph, width, break_long_words=False, break_on_hyphens=False) + "\n"
     for name, value in names:
-        out.print(f"  {name:<16} {value}")
-    out.print("")
+        yield f"  {name:<16} {value}"
+    yield ""
     for check in checks:
         style, mark = _MARKS[check.outcome]
         word = {"passed": "verified", "failed": f"FAILED {check.code}", "unchecked": "NOT verified"}[check.outcome]
         head = f"  {mark} {check.what} {word}"
         text = textwrap.fill(f"{head}: {check.sentence}", width, subsequent_indent="      ", break_on_hyphens=False)
-        out.print(styled(style, head, text[len(head) :]))
+        yield styled(style, head, text[len(head) :])
 
 
-def _print_table(tally: _Tally, verifier: Verifier, path: Path) -> None:
-    out = console()
+def _table_text(tally: _Tally, verifier: Verifier, path: Path) -> Iterator[Shown]:
     columns = ["#", "contributor", "class", "clip norm", "noise", "until", "descriptor"]
     rows = table(*columns) if verifier.idle else table(*columns, "verified")
     for column in rows.columns[1:3]:
@@ -261,16 +249,16 @@ def _print_table(tally: _Tally, verifier: Verifier, path: Path) -> None:
         outcome = [] if verifier.idle else ["✗ " + (failure.code or "") if failure else "✓"]
         rows.add_row(str(index), *_cells(attestation), *outcome)
     if tally.rows:
-        out.print(rows)
+        yield rows
     if tally.count > len(tally.rows):
-        out.print(f"... and {tally.count - len(tally.rows):,} more (--limit)")
+        yield f"... and {tally.count - len(tally.rows):,} more (--limit)"
     for what, counts in (("corpus", tally.corpora), ("class", tally.classes), ("contributor", tally.contributors)):
-        out.print(f"{what}: " + (", ".join(_most(counts)) or "none"))
+        yield f"{what}: " + (", ".join(_most(counts)) or "none")
     for code, count in tally.failures.most_common():
-        out.print(styled("red", "  failed", f" {code}: {count:,}"))
-    out.print(f"{tally.count:,} attestations, {_said(tally, verifier)}")
+        yield styled("red", "  failed", f" {code}: {count:,}")
+    yield f"{tally.count:,} attestations, {_said(tally, verifier)}"
     if tally.count:
-        out.print(f"one of them in words: dptrain attest show {visible(str(path))} --record 1")
+        yield f"one of them in words: dptrain attest show {visible(str(path))} --record 1"
 
 
 def _said(tally: _Tally, verifier: Verifier) -> str:
@@ -317,14 +305,9 @@ def _tally_as_json(tally: _Tally, verifier: Verifier) -> dict[str, Any]:
         "verified": None if verifier.idle else tally.count - tally.failures.total(),
         "failures": dict(tally.failures.most_common()),
         "descriptors": [
-            {"record": index, **_as_json(attestation), "failure": None if failure is None else _check_as_json(failure)}
-            for index, attestation, failure in tally.rows
+            {"record": index, **_as_json(attestation), "failure": plain(failure)} for index, attestation, failure in tally.rows
         ],
     }
-
-
-def _check_as_json(check: Check) -> dict[str, Any]:
-    return {"what": check.what, "outcome": check.outcome, "code": check.code, "sentence": check.sentence}
 
 
 def _as_json(attestation: Attestation) -> dict[str, Any]:
@@ -333,25 +316,17 @@ def _as_json(attestation: Attestation) -> dict[str, Any]:
         key_id = sign1.parse(attestation.sign1).key_id.hex()
     except AttestError:
         return {}
-    opened = descriptor if isinstance(descriptor, ContributionDescriptor) else None
-    return {
+    opened = isinstance(descriptor, ContributionDescriptor)
+    own = "contributor data_class content_hash nonce principal"
+    told = pick(descriptor, own) if opened else dict.fromkeys(own.split())
+    told |= pick(descriptor, "corpus clip_norm noise_multiplier not_before not_after max_occurrences max_examples")
+    epsilon, delta = descriptor.max_epsilon_micro, descriptor.max_delta_pico
+    return told | {
         "descriptor_hash": descriptor.digest().hex(),
-        "contributor": None if opened is None else opened.contributor,
         "key_id": key_id,
-        "data_class": None if opened is None else opened.data_class,
         "class": descriptor.admissibility_class,
-        "corpus": descriptor.corpus,
-        "clip_norm": descriptor.clip_norm,
-        "noise_multiplier": descriptor.noise_multiplier,
-        "content_hash": None if opened is None else opened.content_hash.hex(),
-        "nonce": None if opened is None else opened.nonce.hex(),
-        "not_before": descriptor.not_before,
-        "not_after": descriptor.not_after,
-        "max_occurrences": descriptor.max_occurrences,
-        "max_examples": descriptor.max_examples,
-        "max_epsilon": None if descriptor.max_epsilon_micro is None else from_micro(descriptor.max_epsilon_micro),
-        "max_delta": None if descriptor.max_delta_pico is None else float(from_pico(descriptor.max_delta_pico)),
-        "principal": None if opened is None else opened.principal,
-        "opened": opened is not None,
+        "max_epsilon": None if epsilon is None else from_micro(epsilon),
+        "max_delta": None if delta is None else float(from_pico(delta)),
+        "opened": opened,
         "committed": {what.replace(" ", "_"): value.hex() for what, value in commitments(descriptor).items()},
     }

@@ -1,4 +1,4 @@
-"""What `attest show` can verify about one attestation, alone or against a key, a registry and a policy.
+"""Verify one attestation for `attest show`, alone or against a key, a registry and a policy.
 
 The checks are the gate's own: `attest.sign1.verify` for signatures, `attest.gate.decide` where a signed policy and a
 registry are at hand. What was not looked at is said, one line each.
@@ -6,11 +6,10 @@ registry are at hand. What was not looked at is said, one line each.
 
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
-
-import typer
 
 from attest import keys, sign1
 from attest.attestation import Attestation
@@ -22,9 +21,10 @@ from attest.policy import Policy
 from attest.registry import Contributor, KeyRecord, Registry
 from attest.schema.plain import utc, visible
 from dptrain.cli.attest.words import Check
-from dptrain.cli.output import JsonFlag, console, moment, styled
+from dptrain.cli.options import argument, file_option, option
+from dptrain.cli.output import moment, styled
 from dptrain.cli.registry.show import shown
-from dptrain.programs import print_json
+from dptrain.cli.results import Shown, Told
 from dptrain.progress import contributions_in, progress_bar
 
 _NOT_HERE = (
@@ -37,7 +37,7 @@ _ANOTHER_ISSUER = "the signature names another issuer than the commitment to the
 
 @dataclass(frozen=True, slots=True)
 class Verifier:
-    """What there is to verify against.
+    """Verifies attestations against whatever there is: a key, a registry, a policy.
 
     Attributes:
         now: Moment at which everything must be valid.
@@ -54,17 +54,17 @@ class Verifier:
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to verify a signature against; a policy alone explains, it verifies nothing."""
+        """Tells whether there is nothing to verify a signature against; a policy alone explains, it verifies nothing."""
         return self.pub is None and self.registry is None
 
     def checks(self, attestation: Attestation) -> list[Check]:
-        """Every check that can be made, and one line for each that cannot."""
+        """Returns every check that can be made, and one line for each that cannot."""
         signed = attestation.read()
         found = [self._key(attestation, signed), *self._possession(attestation, signed), *self._gate(attestation, signed)]
         return [*found, *_NOT_HERE]
 
     def failure(self, attestation: Attestation) -> Check | None:
-        """The first check that fails; None if what was asked for holds."""
+        """Returns the first check that fails; None if what was asked for holds."""
         return next((check for check in self.checks(attestation) if check.outcome == "failed"), None)
 
     def _key(self, attestation: Attestation, signed: ContributionDescriptor | SignedDescriptor) -> Check:
@@ -84,7 +84,7 @@ class Verifier:
         return Check("signature", "passed", f"made with the key of {name} that was given")
 
     def _possession(self, attestation: Attestation, signed: ContributionDescriptor | SignedDescriptor) -> list[Check]:
-        """On whose word the registry has the key for the contributor; nothing where it does not have it."""
+        """Returns on whose word the registry has the key for the contributor; nothing where it does not have it."""
         contributor, record = self._record(attestation, signed)
         if contributor is None or record is None:
             return []
@@ -145,15 +145,19 @@ class Verifier:
 
 
 def verify(
-    data: Annotated[Path, typer.Argument(metavar="DATA", exists=True, help="Data with DATA.attest beside it.")],
-    pub: Annotated[Path, typer.Option("--pub", metavar="PUB", exists=True, dir_okay=False, help="The signer's key.")],
+    data: Annotated[Path, argument("Data with DATA.attest beside it.", metavar="DATA", exists=True)],
+    pub: Annotated[Path, file_option("PUB", "The signer's key.")],
     at: Annotated[int | None, moment("Moment at which they must be valid; default: now.")] = None,
-    limit: Annotated[int, typer.Option(min=0, help="Failures that are listed; all are counted.")] = 20,
-    json: JsonFlag = False,
-) -> None:
+    limit: Annotated[int, option("Failures that are listed; all are counted.", min=0)] = 20,
+) -> Told:
     """Check signature, content and validity of every contribution against one public key.
 
     The gate checks more: registry, class, bounds, audience, duplicates.
+
+    After signing or copying: are data and attestations still what was signed, under this one key, now? It does not know the
+    corpus; `dptrain gate` judges as training does.
+
+    Example: `dptrain attest verify notes.jsonl --pub alice.pub`
     """
     name, raw = keys.load_named_public_key(pub)
     now = int(time.time()) if at is None else at
@@ -170,12 +174,8 @@ def verify(
             if progress is not None:
                 progress(count)
     failed = codes.total()
-    if json:
-        print_json({"verified": good, "failed": failed, "codes": dict(codes.most_common()), "failures": listed})
-    else:
-        _print(good, codes, listed, name)
-    if failed or not good:
-        raise typer.Exit(1)
+    data = {"verified": good, "failed": failed, "codes": dict(codes.most_common()), "failures": listed}
+    return Told(data, _text(good, codes, listed, name), code=bool(failed or not good))
 
 
 def check_item(item: Item, name: str, raw: bytes, now: int) -> None:
@@ -205,19 +205,18 @@ def check_item(item: Item, name: str, raw: bytes, now: int) -> None:
         )
 
 
-def _print(good: int, codes: Counter[str], listed: list[dict[str, str]], name: str) -> None:
-    out = console()
+def _text(good: int, codes: Counter[str], listed: list[dict[str, str]], name: str) -> Iterator[Shown]:
     for failure in listed:
-        out.print(styled("red", failure["code"], f" {failure['where']}: {failure['sentence']}"))
+        yield styled("red", failure["code"], f" {failure['where']}: {failure['sentence']}")
     if codes.total() > len(listed):
-        out.print(f"... and {codes.total() - len(listed):,} more, not listed (--limit)")
+        yield f"... and {codes.total() - len(listed):,} more, not listed (--limit)"
     if len(codes) > 1:
-        out.print(", ".join(f"{code} {count:,}" for code, count in codes.most_common()))
-    out.print(f"{good:,} verified, {codes.total():,} failed, signer {name}")
+        yield ", ".join(f"{code} {count:,}" for code, count in codes.most_common())
+    yield f"{good:,} verified, {codes.total():,} failed, signer {name}"
     if not good and not codes:
-        out.print("there was nothing to verify: no data, or no attestations beside it")
+        yield "there was nothing to verify: no data, or no attestations beside it"
     elif not codes:
-        out.print("not checked here: registry, class, bounds and corpus; dptrain gate does that")
+        yield "not checked here: registry, class, bounds and corpus; dptrain gate does that"
 
 
 def _where(item: Item) -> str:

@@ -1,4 +1,4 @@
-"""One attestation in plain words: who permits what, what that means, until when, and what of it was verified.
+"""Tell one attestation in plain words: who permits what, what that means, until when, and what of it was verified.
 
 Every privacy sentence here is docs/guarantee.md in other words: it speaks of one contribution, gives the bound against
 the contribution being empty and the one against other content, and says which numbers come from a policy.

@@ -18,13 +18,20 @@ from attest.registry import Registry
 from attest.withdrawal import Withdrawal, verify_entitled_withdrawal
 from dptrain.cli import exporting
 from dptrain.cli.inputs import MemberRecords, PassphraseFile, refuse_to_overwrite
-from dptrain.cli.ledger import contributions, cosign, fsck, monitor, proofs, retain, trace, upkeep, wanted
-from dptrain.cli.ledger import show as shown
+from dptrain.cli.ledger import contributions, wanted
+from dptrain.cli.ledger import show as ledger_show
+from dptrain.cli.ledger.cosign import auditor_key, cosign, merge, witness_answer, witness_request
+from dptrain.cli.ledger.fsck import fsck
+from dptrain.cli.ledger.monitor import monitor
 from dptrain.cli.ledger.place import LedgerKey, LedgerName, LedgerOrExport, Now, StateDirectory, opened_to_sign, place_of
-from dptrain.cli.ledger.proofs import OwnersKey, VerifierKeys, trusted
-from dptrain.cli.output import JsonFlag, console, counting, parse_age
+from dptrain.cli.ledger.proofs import OwnersKey, VerifierKeys, prove, trusted, verify_proof
+from dptrain.cli.ledger.retain import retain
+from dptrain.cli.ledger.trace import trace
+from dptrain.cli.ledger.upkeep import init, rotate_key, set_clock
+from dptrain.cli.options import argument, file_argument, file_option, folder_argument, folder_option, option
+from dptrain.cli.output import counting, parse_age
+from dptrain.cli.results import Told
 from dptrain.errors import ConfigError
-from dptrain.programs import print_json
 from ledger.errors import LedgerBusy
 
 if TYPE_CHECKING:
@@ -39,22 +46,20 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="The signed record of a run: keep it, audit it, prove what is in it.",
+    help="The signed record of a run: keep it, audit it, prove what is in it.\n\nTraining writes the ledger. Who keeps it "
+    "hands out an `export`; an auditor needs that and two public keys, got by another way; a contributor needs the export and "
+    "the descriptor hash that `dptrain attest show` prints. None of them needs torch.",
 )
 
-ExportDirectory = Annotated[
-    Path, typer.Argument(metavar="EXPORT", exists=True, file_okay=False, help="Directory that export wrote.")
-]
+ExportDirectory = Annotated[Path, folder_argument("EXPORT", "Directory that export wrote.")]
 RequireFull = Annotated[
-    bool, typer.Option("--require-full", help="Exit with code 1 unless the verdict is FULL: TOLD and SUMMARISED fail too.")
+    bool, option("Exit with code 1 unless the verdict is FULL: TOLD and SUMMARISED fail too.", "--require-full")
 ]
 
-@app.command()
+
 def show(
     ledger: LedgerOrExport,
-    key: Annotated[
-        list[str] | None, typer.Option("--key", metavar="PUB", help="For an export: public key of the ledger; repeat.")
-    ] = None,
+    key: Annotated[list[str] | None, option("For an export: public key of the ledger; repeat.", metavar="PUB")] = None,
     owner_key: OwnersKey = None,
     content: wanted.Content = None,
     nonce: wanted.Nonce = None,
@@ -62,17 +67,18 @@ def show(
     pub: wanted.ContributorKey = None,
     registry: wanted.ContributorRegistry = None,
     withdrawn: contributions.Withdrawn = False,
-    header: shown.HeaderAsked = False,
+    header: ledger_show.HeaderAsked = False,
     now: Now = None,
     state: StateDirectory = None,
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """Show what the ledger says: steps charged, what every class has spent, releases; or of one contribution.
 
     Takes the ledger, or an export and the ledger's public key: an export is audited first, and asked nothing if it FAILED.
     With --content and --nonce, or with --anchor: where that content was admitted, the windows in whose pool it was, the blocks
     that it could touch, what it has spent, and which releases it may have influenced. With --withdrawn: the statement for
     everybody who withdrew. With --header: whose keys sign.
+
+    Example: `dptrain ledger show ledger.db`
     """
     wanted.check_together(content, nonce, anchor, pub, registry, withdrawn)
     if header and (withdrawn or content is not None or anchor is not None):
@@ -80,116 +86,96 @@ def show(
     with _reading(ledger, state, key, owner_key, now) as (run, root, bodies):
         asked = None
         if anchor is not None:
-            asked = wanted.by_anchor(
-                anchor, [run.header], pub=pub, registry=registry, content=content, nonce=nonce
-            )
+            asked = wanted.by_anchor(anchor, [run.header], pub=pub, registry=registry, content=content, nonce=nonce)
         elif content is not None and nonce is not None:
             asked = wanted.by_content(content, nonce)
         if asked is not None:
-            contributions.show_contribution(run, bodies, asked, json=json)
-            return
+            return contributions.shown_contribution(run, bodies, asked)
         if withdrawn:
-            contributions.show_withdrawn(run, json=json)
-            return
+            return contributions.shown_withdrawn(run)
         if header:
-            shown.show_parties(run, ledger, json=json)
-            return
-        data = shown.summary(run, root)
-    if json:
-        print_json(data)
-        return
-    shown.print_summary(data)
+            return ledger_show.shown_parties(run, ledger)
+        data = ledger_show.summary(run, root)
+    return Told(data, ledger_show.summary_text(data))
 
 
-@app.command()
 def export(
     ledger: LedgerName,
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="New directory.")],
+    directory: Annotated[Path, argument("New directory.", metavar="DIR")],
     registry: exporting.RegistryAlong = None,
     without_attestations: exporting.WithoutAttestations = False,
     state: StateDirectory = None,
     ledger_key: LedgerKey = None,
     passphrase_file: PassphraseFile = None,
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """Write the ledger as a directory that anybody can audit offline.
 
     With it goes what contributors signed, and the registry with their keys, so that an audit holds every admission against the
     signature of its contributor. The directory holds no content, no contributor's name, and no draw unless the policy makes
     occurrences public: contents, contributors, data classes and principals stand in it as salted commitments. It appears
     complete or not at all.
+
+    When a run is over, or for an audit in between. Publish the directory with the model; publish ledger.pub elsewhere. With
+    `--without-attestations` where your contributors did not let you share what they signed: an audit then repeats what your
+    ledger says of them, and is TOLD at best.
+
+    Example: `dptrain ledger export ledger.db export/`
     """
     place = place_of(ledger, state)
     with opened_to_sign(place, ledger_key, passphrase_file) as log:
         with counting(f"exporting {place.shown}"):
             written = log.export(directory, **exporting.taken_along(place, registry, without_attestations))
         size, root, vkey = log.size, log.root.hex(), log.state.keys.current
-    if json:
-        print_json({"path": str(written), "size": size, "root": root, "key": vkey} | exporting.contained(written))
-    else:
-        out = console()
-        out.print(f"wrote {written}: {size} leaves, root {root}")
-        exporting.tell_contained(written, without=without_attestations)
-        out.print(f"verify with: dptrain ledger verify {written} --key {vkey}")
+    return Told(
+        {"path": str(written), "size": size, "root": root, "key": vkey} | exporting.contained(written),
+        [
+            f"wrote {written}: {size} leaves, root {root}",
+            *exporting.contained_text(written, without=without_attestations),
+            f"verify with: dptrain ledger verify {written} --key {vkey}",
+        ],
+    )
 
 
-@app.command()
 def verify(
     export: ExportDirectory,
     key: VerifierKeys,
     owner_key: OwnersKey = None,
     require_quorum: Annotated[
-        bool,
-        typer.Option("--require-quorum", help="Fail unless the auditors and witnesses whom the policy asks for have cosigned."),
+        bool, option("Fail unless the auditors and witnesses whom the policy asks for have cosigned.", "--require-quorum")
     ] = False,
     earlier: Annotated[
         list[Path] | None,
-        typer.Option(
-            metavar="EXPORT",
-            exists=True,
-            file_okay=False,
-            help="Export of an earlier run that this one counts; then what was spent before is computed again too. Repeat.",
+        folder_option(
+            "EXPORT", "Export of an earlier run that this one counts; then what was spent before is computed again too. Repeat."
         ),
     ] = None,
     min_size: Annotated[
-        int | None,
-        typer.Option("--min-size", metavar="N", min=1, help="Fail if there are fewer leaves: an old copy, or a cut tail."),
+        int | None, option("Fail if there are fewer leaves: an old copy, or a cut tail.", metavar="N", min=1)
     ] = None,
     max_age: Annotated[
         int | None,
-        typer.Option(
+        option(
+            "Fail if the last leaf, and every auditor's cosignature, is older, such as 7d or 36h; default: any age.",
             parser=parse_age,
             metavar="AGE",
-            help="Fail if the last leaf, and every auditor's cosignature, is older, such as 7d or 36h; default: any age.",
         ),
     ] = None,
     now: Now = None,
     remember: Annotated[
         Path | None,
-        typer.Option(
+        option(
+            "Keep the largest checkpoint per ledger here, and fail if a later export does not extend it.",
             metavar="DIR",
             file_okay=False,
-            help="Keep the largest checkpoint per ledger here, and fail if a later export does not extend it.",
         ),
     ] = None,
-    withdrawals: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", exists=True, file_okay=False, help="Signed withdrawals: hold WITHDRAW leaves against them."
-        ),
-    ] = None,
+    withdrawals: Annotated[Path | None, folder_option("DIR", "Signed withdrawals: hold WITHDRAW leaves against them.")] = None,
     registry: Annotated[
         Path | None,
-        typer.Option(
-            metavar="REGISTRY",
-            exists=True,
-            dir_okay=False,
-            help="Registry of the contributors' keys, in place of the one in the export, which it must extend.",
-        ),
+        file_option("REGISTRY", "Registry of the contributors' keys, in place of the one in the export, which it must extend."),
     ] = None,
     require_full: RequireFull = False,
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """Audit an export with the ledger's public key: FULL, SUMMARISED, TOLD or FAILED.
 
     Every number is derived again from the leaves, and every finding names a file or a leaf. Needs no network, no data, no
@@ -198,45 +184,35 @@ def verify(
     words that weaken it, such as OPEN or NO_QUORUM; docs/auditors.md has them all. Read the notes too: they say what nothing
     is wrong with and a reader should know. Times are held against the clock of this machine, so see that it is right. Exit
     code 1 for FAILED; with --require-full for whatever is not FULL.
+
+    Example: `dptrain ledger verify export/ --key ledger.pub --owner-key owner.pub --remember seen/`
     """
     from ledger.audit.findings import exit_code
 
     asked: dict[str, Any] = {"require_quorum": require_quorum, "minimum_size": min_size, "max_age": max_age}
     asked |= {"withdrawals": withdrawals, "registry": registry}
     report = _audit(export, key, owner_key, earlier=earlier or (), remember=remember, now=now, **asked)
-    if json:
-        print_json(report.to_json())
-    else:
-        shown.print_audit(report)
-    if code := exit_code(report.verdict, require_full=require_full):
-        raise typer.Exit(code)
+    return Told(report.to_json(), ledger_show.audit_text(report), exit_code(report.verdict, require_full=require_full))
 
 
-@app.command()
 def withdraw(
     ledger: LedgerName,
-    withdrawals: Annotated[
-        list[Path], typer.Argument(metavar="WITHDRAWAL", exists=True, dir_okay=False, help="As attest withdraw wrote them.")
-    ],
-    attestations: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="DATA.attest", exists=True, dir_okay=False, help="Attestations that are withdrawn; repeat."),
-    ] = None,
-    registry: Annotated[
-        Path | None, typer.Option(metavar="REGISTRY", exists=True, dir_okay=False, help="Registry with the signers' keys.")
-    ] = None,
+    withdrawals: Annotated[list[Path], file_argument("WITHDRAWAL", "As attest withdraw wrote them.")],
+    attestations: Annotated[list[Path] | None, file_option("DATA.attest", "Attestations that are withdrawn; repeat.")] = None,
+    registry: Annotated[Path | None, file_option("REGISTRY", "Registry with the signers' keys.")] = None,
     members: MemberRecords = None,
     state: StateDirectory = None,
     ledger_key: LedgerKey = None,
     passphrase_file: PassphraseFile = None,
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """Enter withdrawals, each signed by its contributor or by the corpus owner.
 
     A contributor's signature is checked against the registry and against the attestation it withdraws; the owner's
     against the ledger's header. From the next charge on the contribution is drawn no more. What was spent stays spent.
     While a run holds the ledger, put the files into LEDGER.db.withdrawals/ instead (with --state, into
     DIR/ledger.withdrawals/): the run takes them in by itself.
+
+    Example: `dptrain ledger withdraw ledger.db withdrawals/*.cose --attestations notes.jsonl.attest --registry registry.cbor`
     """
     from ledger.audit.attested import registry_of
     from ledger.proofs.admitted import read_admitted
@@ -257,31 +233,24 @@ def withdraw(
             f"a run holds {place.shown}; put the files into {place.side('.withdrawals')}/ and it takes them in at its next "
             "charge",
         ) from error
-    if json:
-        print_json({"withdrawn": entered})
-        return
-    out = console()
-    for item in entered:
-        note = "" if item["matched"] else "  (no leaf names such a contribution; recorded all the same)"
-        out.print(f"withdrawn {item['descriptor_hash']}, leaf {item['seq']}{note}")
+    unmatched = "  (no leaf names such a contribution; recorded all the same)"
+    lines = (f"withdrawn {row['descriptor_hash']}, leaf {row['seq']}{'' if row['matched'] else unmatched}" for row in entered)
+    return Told({"withdrawn": entered}, lines)
 
 
-@app.command()
 def report(
     export: ExportDirectory,
-    out: Annotated[Path, typer.Argument(metavar="REPORT.html", help="New file.")],
+    out: Annotated[Path, argument("New file.", metavar="REPORT.html")],
     key: VerifierKeys,
     owner_key: OwnersKey = None,
-    extras: Annotated[
-        Path | None,
-        typer.Option(metavar="JSON", exists=True, dir_okay=False, help="Gate counts and results to show, unverified."),
-    ] = None,
+    extras: Annotated[Path | None, file_option("JSON", "Gate counts and results to show, unverified.")] = None,
     now: Now = None,
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """Audit an export and write one HTML page about it, for people.
 
     The page fetches and runs nothing, prints, and can be read on a phone; docs/report.md says what is in it.
+
+    Example: `dptrain ledger report export/ report.html --key ledger.pub --owner-key owner.pub`
     """
     refuse_to_overwrite(out)
     told = _extras(extras)
@@ -290,12 +259,11 @@ def report(
     from ledger.report import write_report
 
     write_report(export, out, report=audited, extras=told)
-    if json:
-        print_json({"path": str(out), "verdict": audited.verdict, "qualifiers": list(audited.qualifiers)})
-    else:
-        console().print(f"wrote {out}: {headline(audited.verdict, audited.qualifiers)}")
-    if code := exit_code(audited.verdict):
-        raise typer.Exit(code)
+    return Told(
+        {"path": str(out), "verdict": audited.verdict, "qualifiers": list(audited.qualifiers)},
+        [f"wrote {out}: {headline(audited.verdict, audited.qualifiers)}"],
+        exit_code(audited.verdict),
+    )
 
 
 @contextmanager
@@ -350,20 +318,14 @@ def _audit(
     return hold_against_memory(report, export, remember, vkeys)
 
 
-def _enter(
-    log: "Ledger", found: Withdrawal, evidence: bytes, now: int, member: "ShownMember | None" = None
-) -> dict[str, Any]:
+def _enter(log: "Ledger", found: Withdrawal, evidence: bytes, now: int, member: "ShownMember | None" = None) -> dict[str, Any]:
     seq = log.withdraw(found.descriptor_hash, found.reason_code, evidence, now=now, member=member)
     matched = found.descriptor_hash in log.admitted
     return {"descriptor_hash": found.descriptor_hash.hex(), "seq": seq, "matched": matched}
 
 
 def _check_withdrawal(
-    path: Path,
-    header: "Header",
-    descriptors: dict[bytes, ContributionDescriptor],
-    registry: Registry | None,
-    now: int,
+    path: Path, header: "Header", descriptors: dict[bytes, ContributionDescriptor], registry: Registry | None, now: int
 ) -> tuple[Withdrawal, bytes]:
     """Returns a withdrawal whose signer may withdraw that contribution, and the digest of its signature as evidence."""
     payload, message = signed_file.read(path, what="withdrawal")
@@ -414,13 +376,13 @@ def _extras(path: Path | None) -> dict[str, Any] | None:
     return value
 
 
-fsck.register(app)
-upkeep.register_init(app)
-upkeep.register_keys(app)
-proofs.register(app)
-cosign.register(app)
-retain.register(app)
-upkeep.register_clock(app)
-cosign.register_witness(app)
-monitor.register(app)
-trace.register(app)
+for panel, functions in (
+    (
+        "For who keeps the ledger",
+        (show, withdraw, export, merge, witness_request, witness_answer, retain, rotate_key, set_clock, fsck, init),
+    ),
+    ("For auditors", (verify, report, cosign, auditor_key)),
+    ("For contributors", (monitor, trace, prove, verify_proof)),
+):
+    for function in functions:
+        app.command(rich_help_panel=panel)(function)

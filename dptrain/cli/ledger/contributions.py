@@ -1,15 +1,14 @@
-"""What `dptrain ledger show` says of single contributions: the one that is asked for, and those that were withdrawn."""
+"""Show what a ledger says of single contributions: the one that is asked for, and those that were withdrawn."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
 
 from attest.fixed_point import MICRO, PICO
 from attest.schema.plain import utc
 from dptrain.cli.ledger.wanted import Asked
-from dptrain.cli.output import console, counted, number, spent, styled, table
-from dptrain.programs import print_json
+from dptrain.cli.options import option
+from dptrain.cli.output import counted, number, spent, styled, table
+from dptrain.cli.results import Shown, Told, pick
 from ledger.errors import AccountantError
 
 if TYPE_CHECKING:
@@ -19,19 +18,16 @@ if TYPE_CHECKING:
     from ledger.views.trace import Trace
     from ledger.views.withdrawn import WithdrawalStatement
 
-Withdrawn = Annotated[
-    bool, typer.Option("--withdrawn", help="What holds of each withdrawn contribution, and of all of them together.")
-]
+Withdrawn = Annotated[bool, option("What holds of each withdrawn contribution, and of all of them together.", "--withdrawn")]
 
 
-def show_contribution(run: "Replay", bodies: Iterable[bytes | None], asked: Asked, *, json: bool) -> None:
-    """Prints what became of a contribution.
+def shown_contribution(run: "Replay", bodies: Iterable[bytes | None], asked: Asked) -> Told:
+    """Returns what became of a contribution.
 
     Args:
         run: the run.
         bodies: its leaves, as `ledger.views.trace.trace` takes them.
         asked: which contribution.
-        json: print JSON.
 
     Raises:
         LedgerError: code NOT_FOUND.
@@ -42,15 +38,12 @@ def show_contribution(run: "Replay", bodies: Iterable[bytes | None], asked: Aske
     found = trace(run, bodies, asked.wanted)
     if asked.signers is not None:
         found.require_signer(asked.signers(run.header))
-    if json:
-        print_json(trace_as_json(found, run) | {"anchor": asked.anchor})
-        return
-    print_anchor(asked, pruned=found.pruned)
-    print_trace(found, run)
+    text = [*anchor_text(asked, pruned=found.pruned), *trace_text(found, run)]
+    return Told(trace_as_json(found, run) | {"anchor": asked.anchor}, text)
 
 
-def print_anchor(asked: Asked, *, pruned: bool) -> None:
-    """Prints who signed the anchor, if that was what led here, and what was held against it.
+def anchor_text(asked: Asked, *, pruned: bool) -> Iterator[Shown]:
+    """Yields who signed the anchor, if that was what led here, and what was held against it.
 
     Args:
         asked: which contribution.
@@ -60,29 +53,28 @@ def print_anchor(asked: Asked, *, pruned: bool) -> None:
         return
     told = asked.anchor
     about = "the content given is the one it is of" if told["content_compared"] else "which content it is of was not looked at"
-    console().print(f"anchor of {utc(told['time'])}, signed by {told['contributor']}, key {told['key_id']}: {about}")
+    yield f"anchor of {utc(told['time'])}, signed by {told['contributor']}, key {told['key_id']}: {about}"
     if pruned:
-        console().print("its ADMIT leaf was pruned, and names no key any more: that the signer is its contributor is not shown")
+        yield "its ADMIT leaf was pruned, and names no key any more: that the signer is its contributor is not shown"
 
 
-def show_withdrawn(run: "Replay", *, json: bool) -> None:
-    """Prints the statement about all withdrawn contributions."""
+def shown_withdrawn(run: "Replay") -> Told:
+    """Returns the statement about all withdrawn contributions."""
     from ledger.views.withdrawn import withdrawal_statement
 
     made = withdrawal_statement(run)
-    if json:
-        print_json(_told_statement(made, run.header.delta))
-        return
-    out = console()
+    return Told(_told_statement(made, run.header.delta), _statement_text(made))
+
+
+def _statement_text(made: "WithdrawalStatement") -> Iterator[Shown]:
     if not made.rows:
-        out.print("nothing was withdrawn")
+        yield "nothing was withdrawn"
     for row in made.rows:
         about = "" if row.class_name is None else f"  class {row.class_name}, {counted(row.steps, 'charged step')}"
-        out.print(styled("bold", row.descriptor_hash.hex(), f"  leaf {row.seq}{about}"))
-        for sentence in row.sentences:
-            out.print(f"  {sentence}")
+        yield styled("bold", row.descriptor_hash.hex(), f"  leaf {row.seq}{about}")
+        yield from (f"  {sentence}" for sentence in row.sentences)
     if made.members > 1 or made.hidden:
-        out.print(made.sentence)
+        yield made.sentence
 
 
 def _own_noise(found: "Trace", run: "Replay") -> "OwnNoise | None":
@@ -99,110 +91,70 @@ def _own_noise(found: "Trace", run: "Replay") -> "OwnNoise | None":
 def trace_as_json(found: "Trace", run: "Replay") -> dict[str, Any]:
     """Returns what became of a contribution in a run, as JSON."""
     admit, withdraw, own = found.admit, found.withdraw, _own_noise(found, run)
-    return {
-        "descriptor_hash": admit.descriptor_hash.hex(),
-        "seq": admit.seq,
+    windows = zip(found.windows, found.variances, strict=True)
+    return pick(admit, "descriptor_hash seq", **{"class": "class_name"}) | {
         "time": None if found.pruned else admit.time,
-        "pruned": found.pruned,
-        "class": admit.class_name,
         "clip_norm": admit.clip_micro / MICRO,
         "noise_multiplier": admit.sigma_micro / MICRO,
         "max_occurrences": admit.max_occurrences or None,
-        "withdrawn": None if withdraw is None else {"seq": withdraw.seq, "time": withdraw.time, "reason": withdraw.reason},
-        "blocks": list(found.blocks),
-        "windows": [
-            {
-                "window": window.window,
-                "seq": window.seq,
-                "time": window.time,
-                "attempt": window.attempt,
-                "first_step": window.first_step,
-                "last_step": window.last_step,
-                "variance": variance,
-            }
-            for window, variance in zip(found.windows, found.variances, strict=True)
-        ],
-        "steps": found.steps,
-        "occurrences": found.occurrences,
-        "epsilon": found.epsilon,
-        "carried": found.carried,
         "max_epsilon": admit.max_epsilon_micro / MICRO or None,
         "max_delta": admit.max_delta_pico / PICO or None,
-        "delta": run.header.delta,
-        "releases": [
-            {
-                "seq": row.seq,
-                "time": row.time,
-                "step": row.step,
-                "manifest_digest": row.manifest_digest.hex(),
-                "parts": list(row.parts),
-            }
-            for row in found.releases
+        **pick(found, "pruned blocks steps occurrences epsilon carried"),
+        "withdrawn": None if withdraw is None else pick(withdraw, "seq time reason"),
+        "windows": [
+            pick(window, "window seq time attempt first_step last_step") | {"variance": variance}
+            for window, variance in windows
         ],
-        "own_noise": None
-        if own is None
-        else {"expected_occurrences": own.expected, "multiplier": own.multiplier, "variance": own.variance},
+        "delta": run.header.delta,
+        "releases": [pick(row, "seq time step manifest_digest parts") for row in found.releases],
+        "own_noise": None if own is None else pick(own, "multiplier variance", expected_occurrences="expected"),
     }
 
 
-def print_trace(found: "Trace", run: "Replay", verdict: str = "") -> None:
-    """Prints what became of a contribution in a run.
+def trace_text(found: "Trace", run: "Replay", verdict: str = "") -> Iterator[Shown]:
+    """Yields what became of a contribution in a run.
 
     Args:
         found: from `ledger.views.trace.trace`.
         run: the run.
         verdict: of the audit of its export, which stands beside the epsilon; empty for a ledger, which nobody audited.
     """
-    out, admit, withdraw, own = console(), found.admit, found.withdraw, _own_noise(found, run)
+    admit, withdraw, own = found.admit, found.withdraw, _own_noise(found, run)
     when, since = ("", ", pruned since") if found.pruned else (f" {utc(admit.time)}", "")
-    out.print(styled("bold", admit.descriptor_hash.hex(), f"  admitted{when}, leaf {admit.seq}{since}"))
-    out.print(
-        f"class {admit.class_name}, clip norm {number(admit.clip_micro / MICRO)}, noise {number(admit.sigma_micro / MICRO)}"
-    )
+    yield styled("bold", admit.descriptor_hash.hex(), f"  admitted{when}, leaf {admit.seq}{since}")
+    yield (f"class {admit.class_name}, clip norm {number(admit.clip_micro / MICRO)}, noise {number(admit.sigma_micro / MICRO)}")
     if admit.max_epsilon_micro:
         limit = f"epsilon {number(admit.max_epsilon_micro / MICRO, 6)} at delta {admit.max_delta_pico / PICO:g}"
-        out.print(f"signed for at most {limit} over all runs")
+        yield f"signed for at most {limit} over all runs"
     else:
-        out.print("signed no limit of epsilon over all runs")
+        yield "signed no limit of epsilon over all runs"
     if own is not None:
-        out.print(
+        yield (
             f"its own bounds would need noise of variance {number(own.variance)} per step and coordinate (multiplier "
             f"{number(own.multiplier)}, {number(own.expected)} draws expected), whatever its class is given"
         )
     if withdraw is not None:
-        out.print(f"withdrawn {utc(withdraw.time)}, leaf {withdraw.seq}: {withdraw.reason}")
-    out.print(f"could touch: {', '.join(found.blocks)}")
+        yield f"withdrawn {utc(withdraw.time)}, leaf {withdraw.seq}: {withdraw.reason}"
+    yield f"could touch: {', '.join(found.blocks)}"
     drawn = "" if found.occurrences is None else f", drawn in {found.occurrences}"
-    out.print(f"in the pool of {counted(len(found.windows), 'window')}, {counted(found.steps, 'charged step')}{drawn}")
+    yield f"in the pool of {counted(len(found.windows), 'window')}, {counted(found.steps, 'charged step')}{drawn}"
     rows = table("window", "attempt", "first step", "last step", "variance", "charged")
     for window, variance in zip(found.windows, found.variances, strict=True):
         steps = map(str, (window.window, window.attempt, window.first_step, window.last_step))
         rows.add_row(*steps, number(variance), utc(window.time))
-    out.print(rows)
+    yield rows
     for row in found.releases:
-        out.print(
+        yield (
             f"may have influenced the release at leaf {row.seq}, step {row.step}: {', '.join(row.parts)} "
             f"(release.cose has SHA-256 {row.manifest_digest.hex()})"
         )
     carried = f", and {spent(found.carried)} in earlier runs, as its admission says" if found.carried else ""
     beside = f" [{verdict}]" if verdict else ""
-    out.print(f"spent: epsilon {spent(found.epsilon)} at delta {run.header.delta:g}{carried}{beside}")
+    yield f"spent: epsilon {spent(found.epsilon)} at delta {run.header.delta:g}{carried}{beside}"
 
 
 def _told_statement(made: "WithdrawalStatement", delta: float) -> dict[str, Any]:
-    return {
-        "delta": delta,
-        "withdrawn": [
-            {
-                "descriptor_hash": row.descriptor_hash.hex(),
-                "seq": row.seq,
-                "class": row.class_name,
-                "steps": row.steps,
-                "epsilon": row.epsilon,
-                "epsilon_planned": row.planned,
-                "sentences": list(row.sentences),
-            }
-            for row in made.rows
-        ],
-        "together": {"contributions": made.members, "epsilon": made.epsilon, "sentence": made.sentence},
-    }
+    names = {"class": "class_name", "epsilon_planned": "planned"}
+    withdrawn = [pick(row, "descriptor_hash seq steps epsilon sentences", **names) for row in made.rows]
+    together = {"contributions": made.members, **pick(made, "epsilon sentence")}
+    return {"delta": delta, "withdrawn": withdrawn, "together": together}

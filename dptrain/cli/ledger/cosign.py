@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,12 +12,13 @@ import typer
 from attest import keys
 from attest.files import atomic_write, read_limited
 from attest.schema.plain import utc, visible
-from dptrain.cli.inputs import KeyFile, PassphraseFile, existing_file, load_key, refuse_to_overwrite
+from dptrain.cli.inputs import KeyFile, PassphraseFile, load_key, refuse_to_overwrite
 from dptrain.cli.ledger.place import LedgerKey, LedgerOrExport, StateDirectory, opened_to_sign, place_of
-from dptrain.cli.ledger.proofs import print_cosigners, verifier_keys
-from dptrain.cli.ledger.show import COLOURS
-from dptrain.cli.output import JsonFlag, console, counted, counting, styled
-from dptrain.programs import print_json
+from dptrain.cli.ledger.proofs import LOG_KEYS, OwnersKey, cosigner_lines, cosigners, trusted, verifier_keys
+from dptrain.cli.ledger.show import verdict_line
+from dptrain.cli.options import argument, file_argument, file_option, folder_argument, option
+from dptrain.cli.output import counted, counting
+from dptrain.cli.results import JsonFlag, Shown, Told
 from ledger.errors import WitnessRefused
 
 if TYPE_CHECKING:
@@ -24,53 +26,38 @@ if TYPE_CHECKING:
 
 
 Name = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="Name of the auditor in signature lines; best a URL without https://. Default: of KEY."),
+    str | None, option("Name of the auditor in signature lines; best a URL without https://. Default: of KEY.", metavar="NAME")
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to the group."""
-    app.command()(cosign)
-    app.command()(merge)
-    app.command("auditor-key")(auditor_key)
-
-
 def cosign(
-    export: Annotated[
-        Path, typer.Argument(metavar="EXPORT", exists=True, file_okay=False, help="Directory that export wrote.")
-    ],
-    note: Annotated[Path, typer.Argument(metavar="NOTE", help="New file: the checkpoint with your cosignature.")],
+    export: Annotated[Path, folder_argument("EXPORT", "Directory that export wrote.")],
+    note: Annotated[Path, argument("New file: the checkpoint with your cosignature.", metavar="NOTE")],
     key: KeyFile,
-    log_key: Annotated[
-        list[str],
-        typer.Option(metavar="PUB", help="Public key of the ledger: a file of verifier keys, or one itself; repeat."),
-    ],
+    log_key: Annotated[list[str], option(LOG_KEYS, metavar="PUB")],
     name: Name = None,
     memory: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", file_okay=False, help="What you cosigned before; default: KEY.cosigned beside the key."),
+        Path | None, option("What you cosigned before; default: KEY.cosigned beside the key.", metavar="DIR", file_okay=False)
     ] = None,
-    first: Annotated[
-        bool, typer.Option("--first", help="This is the first checkpoint of this ledger that you cosign.")
-    ] = False,
+    first: Annotated[bool, option("This is the first checkpoint of this ledger that you cosign.", "--first")] = False,
     summary: Annotated[
-        bool,
-        typer.Option("--summary", help="Vouch for the summaries too: what they speak for may then be deleted. Not if TOLD."),
+        bool, option("Vouch for the summaries too: what they speak for may then be deleted. Not if TOLD.", "--summary")
     ] = False,
-    owner_key: Annotated[
-        Path | None, existing_file("--owner-key", "PUB", "Require a policy signed by this corpus owner.")
-    ] = None,
+    owner_key: OwnersKey = None,
     registry: Annotated[
-        Path | None, existing_file("--registry", "REGISTRY", "Contributor registry, in place of the one in the export.")
+        Path | None, file_option("REGISTRY", "Contributor registry, in place of the one in the export.")
     ] = None,
     passphrase_file: PassphraseFile = None,
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """Audit an export, hold it against what you cosigned before, and cosign.
 
     Your memory keeps the last checkpoint per ledger. A ledger that is smaller, or has another history, is refused, and both
     checkpoints are written to an evidence file that `ledger verify-proof` checks. Keep the memory as you keep the key.
+
+    As an auditor, for every export that you are given: readers whose trust policy asks for you then know that everybody was
+    shown the same ledger, and that you found nothing wrong with it.
+
+    Example: `dptrain ledger cosign export/ anna.note --key anna.key --log-key ledger.pub --first`
     """
     from ledger.audit.findings import headline
     from ledger.note import Cosigner
@@ -80,8 +67,7 @@ def cosign(
     refuse_to_overwrite(note)
     signer, named = load_key(key, passphrase_file, name, "--name")
     cosigner = Cosigner(named, signer)
-    log_keys = [vkey for text in log_key for vkey in verifier_keys(text)]
-    owner = None if owner_key is None else keys.load_public_key(owner_key)
+    owner, log_keys = trusted(log_key, owner_key)
     with counting(f"auditing {export}"):
         done = cosign_export(
             export,
@@ -95,48 +81,45 @@ def cosign(
             registry=registry,
         )
     atomic_write(note, done.note)
-    before = None if done.before is None else done.before.checkpoint.size
-    vouched = [row for row in done.report.summaries if row.seq in done.vouched]
-    if json:
-        told = {"path": str(note), "key": cosigner.vkey, "origin": done.report.origin, "size": done.report.size}
-        told |= {"root": done.report.root_hex, "before": before, "named": cosigner.vkey in done.report.auditors}
-        told |= {"verdict": done.report.verdict, "qualifiers": list(done.report.qualifiers)}
-        print_json({**told, "vouched": [row.seq for row in vouched], "stayed": done.stayed})
-        return
-    out = console()
-    colour = COLOURS.get(done.report.verdict, "red")
-    told = headline(done.report.verdict, done.report.qualifiers)
-    out.print(styled(f"bold {colour}", told, f"  {done.report.origin}: {done.report.size} leaves"))
-    if done.before is not None:
-        out.print(f"extends the {before} leaves that you cosigned at {utc(done.before.time)}")
+    report, before = done.report, done.before
+    vouched = [row for row in report.summaries if row.seq in done.vouched]
+    named = cosigner.vkey in report.auditors
+    told = {"path": str(note), "key": cosigner.vkey, "origin": report.origin, "size": report.size, "root": report.root_hex}
+    told |= {"before": None if before is None else before.checkpoint.size, "named": named, "verdict": report.verdict}
+    told |= {"qualifiers": list(report.qualifiers), "vouched": [row.seq for row in vouched], "stayed": done.stayed}
+    said = headline(report.verdict, report.qualifiers)
+    text: list[Shown] = [verdict_line(report.verdict, said, f"{report.origin}: {report.size} leaves")]
+    if before is not None:
+        text.append(f"extends the {before.checkpoint.size} leaves that you cosigned at {utc(before.time)}")
     for row in vouched:
         gone = f"leaves {row.first} to {row.end - 1} may go"
-        out.print(f"vouches for the summary at leaf {row.seq}: once enough auditors do, {gone}")
+        text.append(f"vouches for the summary at leaf {row.seq}: once enough auditors do, {gone}")
     if done.stayed:
-        out.print("vouches for whoever stayed until the run was closed: once enough auditors do, they may go too")
-    if cosigner.vkey in done.report.auditors:
-        out.print(f"wrote {note}; its operator adds it with: dptrain ledger merge LEDGER {note}")
-        return
-    if done.report.auditors:
-        out.print(f"note: the policy names other auditors; your key is {cosigner.vkey}")
-    out.print(f"wrote {note}; its operator adds it with: dptrain ledger merge LEDGER {note} --key {cosigner.vkey}")
+        text.append("vouches for whoever stayed until the run was closed: once enough auditors do, they may go too")
+    if report.auditors and not named:
+        text.append(f"note: the policy names other auditors; your key is {cosigner.vkey}")
+    also = "" if named else f" --key {cosigner.vkey}"
+    return Told(told, [*text, f"wrote {note}; its operator adds it with: dptrain ledger merge LEDGER {note}{also}"])
 
 
 def merge(
     ledger: LedgerOrExport,
-    notes: Annotated[list[Path], typer.Argument(metavar="NOTE", exists=True, dir_okay=False, help="As cosign wrote them.")],
+    notes: Annotated[list[Path], file_argument("NOTE", "As cosign wrote them.")],
     key: Annotated[
-        list[str] | None,
-        typer.Option("--key", metavar="PUB", help="Public key of an auditor whom the policy does not name; repeat."),
+        list[str] | None, option("Public key of an auditor whom the policy does not name; repeat.", metavar="PUB")
     ] = None,
     ledger_key: LedgerKey = None,
     passphrase_file: PassphraseFile = None,
     state: StateDirectory = None,
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """Add auditors' cosignatures to the ledger, or to an export of it.
 
     Every line is verified first, and nothing is taken away. Exports of a ledger that are made later have them too.
+
+    As the operator, when auditors have sent their notes: an export with cosignatures satisfies trust policies that ask for
+    them, and so do the proofs made from it.
+
+    Example: `dptrain ledger merge ledger.db anna.note ben.note`
     """
     from ledger.note import MAX_NOTE_SIZE, SIGNATURE_COSIGNATURE_V1, open_note
     from ledger.retention.statements import NAME_SUFFIX
@@ -148,16 +131,17 @@ def merge(
     lines = [item for item in open_note(merged, list(dict.fromkeys(trusted))).signatures if item.timestamp is not None]
     cosigned = tuple(item for item in lines if item.key.kind == SIGNATURE_COSIGNATURE_V1)
     vouched = [item.key.name.removesuffix(NAME_SUFFIX) for item in lines if item not in cosigned]
-    if json:
-        cosigners = [{"name": item.key.name, "time": item.timestamp} for item in cosigned]
-        print_json({"path": ledger, "cosigners": cosigners, "vouchers": vouched, "ignored": ignored})
-        return
-    out = console()
-    print_ignored(ignored)
-    out.print(f"the checkpoint of {ledger} has {counted(len(cosigned), 'cosignature')}")
-    print_cosigners(cosigned)
-    if vouched:
-        out.print(f"its summaries are vouched for by {', '.join(map(visible, vouched))}")
+    told = {"cosigners": cosigners(cosigned), "vouchers": vouched, "ignored": ignored}
+    names = ", ".join(map(visible, vouched))
+    return Told(
+        {"path": ledger, **told},
+        [
+            *ignored_notes(ignored),
+            f"the checkpoint of {ledger} has {counted(len(cosigned), 'cosignature')}",
+            *cosigner_lines(cosigned),
+            *([f"its summaries are vouched for by {names}"] if vouched else []),
+        ],
+    )
 
 
 def merged_into(
@@ -175,11 +159,11 @@ def merged_into(
     return merged, trusted
 
 
-def print_ignored(ignored: list[dict[str, str]]) -> None:
-    """Tells of lines that were not taken over."""
+def ignored_notes(ignored: list[dict[str, str]]) -> Iterator[str]:
+    """Yields a line for each line that was not taken over."""
     for row in ignored:
         name = visible(row["name"], plain=True)
-        console().print(
+        yield (
             f"note: {row['path']} has a line by {name}, key id {row['key_id']}: not taken over, since the "
             "policy does not name that key; give it with --key, if you trust it"
         )
@@ -214,48 +198,41 @@ def _merge_into_export(export: Path, given: list[bytes], named: list[str]) -> tu
 
 
 def auditor_key(
-    key: Annotated[
-        Path, typer.Argument(metavar="PUB", exists=True, dir_okay=False, help="Public key file, as attest keygen wrote it.")
-    ],
-    name: Name = None,
-    json: JsonFlag = False,
-) -> None:
-    """Print the line that names you as an auditor in policies: name, key id and key."""
+    key: Annotated[Path, file_argument("PUB", "Public key file, as attest keygen wrote it.")], name: Name = None
+) -> Told:
+    """Print the line that names you as an auditor in policies: name, key id and key.
+
+    As an auditor, once: corpus owners name this key in their policies, readers in their trust policies. Use a key for nothing
+    else.
+
+    Example: `dptrain ledger auditor-key anna.pub --name auditor.example/anna`
+    """
     from ledger.note import SIGNATURE_COSIGNATURE_V1, VerifierKey, parse_verifier_key
 
     found, raw = keys.load_named_public_key(key)
     vkey = str(parse_verifier_key(str(VerifierKey(name or found, SIGNATURE_COSIGNATURE_V1, raw))))
-    if json:
-        print_json({"key": vkey})
-    else:
-        typer.echo(vkey)
+    return Told({"key": vkey}, [vkey])
 
 
 _PIPE = Path("-")
 """Standard input or output in the place of a file."""
 
 
-def register_witness(app: typer.Typer) -> None:
-    """Add the commands to the group."""
-    app.command("witness-request")(witness_request)
-    app.command("witness-answer")(witness_answer)
-
-
 def witness_request(
     ledger: LedgerOrExport,
-    body: Annotated[Path, typer.Argument(metavar="BODY", help="New file: the body to post; - for standard output.")],
-    since: Annotated[
-        int, typer.Option("--since", metavar="N", min=0, help="Leaves that the witness cosigned last; 0 for none.")
-    ] = 0,
+    body: Annotated[Path, argument("New file: the body to post; - for standard output.", metavar="BODY")],
+    since: Annotated[int, option("Leaves that the witness cosigned last; 0 for none.", metavar="N", min=0)] = 0,
     state: StateDirectory = None,
     json: JsonFlag = False,
-) -> None:
+) -> Told | None:
     """Write the request for a witness's cosignature on the last checkpoint.
 
     A witness (C2SP tlog-witness) vouches that the ledger only grows; it reads no leaf. The request holds the size that it
     signed last, a proof that the ledger extends that, and the checkpoint with the ledger's own signature. Nothing is sent: post
     the file to the witness, and give its answer to `ledger witness-answer`. A witness that signed another size than --since
     answers with that.
+
+    Example: `dptrain ledger witness-request ledger.db w1.body --since 120`
     """
     from ledger.note import peek_checkpoint
     from ledger.proofs.cosigning import make_request
@@ -269,35 +246,36 @@ def witness_request(
             raise typer.BadParameter("--json and a request on standard output do not go together; name a file")
         sys.stdout.buffer.write(data)
         sys.stdout.flush()
-        return
+        return None
     atomic_write(body, data)
-    if json:
-        print_json({"path": str(body), "since": since, "size": size})
-        return
-    out = console()
-    out.print(f"wrote {body}: {size} leaves, from {since} on")
-    out.print(f"post it with: curl -i --data-binary @{body} -o answer https://WITNESS/add-checkpoint")
-    out.print(f"and then: dptrain ledger witness-answer {ledger} {body} answer")
+    return Told(
+        {"path": str(body), "since": since, "size": size},
+        [
+            f"wrote {body}: {size} leaves, from {since} on",
+            f"post it with: curl -i --data-binary @{body} -o answer https://WITNESS/add-checkpoint",
+            f"and then: dptrain ledger witness-answer {ledger} {body} answer",
+        ],
+    )
 
 
 def witness_answer(
     ledger: LedgerOrExport,
-    body: Annotated[Path, typer.Argument(metavar="BODY", exists=True, dir_okay=False, help="The request that was posted.")],
-    answer: Annotated[Path, typer.Argument(metavar="ANSWER", help="What came back, as curl -i saves it; - for stdin.")],
+    body: Annotated[Path, file_argument("BODY", "The request that was posted.")],
+    answer: Annotated[Path, argument("What came back, as curl -i saves it; - for stdin.", metavar="ANSWER")],
     key: Annotated[
-        list[str] | None,
-        typer.Option("--key", metavar="PUB", help="Public key of a witness whom the policy does not name; repeat."),
+        list[str] | None, option("Public key of a witness whom the policy does not name; repeat.", metavar="PUB")
     ] = None,
     ledger_key: LedgerKey = None,
     passphrase_file: PassphraseFile = None,
     state: StateDirectory = None,
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """Take a witness's answer in: verify its cosignature, and add it to the checkpoint.
 
     Every line is verified under the keys of the policy, or given with --key, and nothing is taken away; exports of the ledger
     that are made later have it. An answer that is no cosignature is refused by what it says: WITNESS_CONFLICT with the size
     that the witness signed before, WITNESS_PROOF, WITNESS_UNKNOWN, WITNESS_FORBIDDEN.
+
+    Example: `dptrain ledger witness-answer ledger.db w1.body w1.answer`
     """
     from ledger.note import SIGNATURE_COSIGNATURE_V1, open_note, peek_checkpoint
     from ledger.proofs.cosigning import MAX_ANSWER_SIZE, MAX_REQUEST_SIZE, read_answer, read_request
@@ -320,19 +298,19 @@ def witness_answer(
         names = ", ".join(f"{row['name']} (key id {row['key_id']})" for row in ignored) or "nobody"
         sentence = f"the answer is signed by {names}, and the policy names no such key; give it with --key, if you trust it"
         raise WitnessRefused("WITNESS_KEY", sentence)
-    size = peek_checkpoint(merged).size
-    if json:
-        cosigners = [{"name": item.key.name, "time": item.timestamp} for item in taken]
-        print_json({"path": ledger, "size": size, "cosigners": cosigners, "ignored": ignored})
-        return
-    print_ignored(ignored)
-    print_cosigners(taken)
-    latest = max(item.timestamp or 0 for item in taken)
-    console().print(f"the checkpoint of {size} leaves has it since {utc(latest)}; next time: --since {size}")
+    size, latest = peek_checkpoint(merged).size, max(item.timestamp or 0 for item in taken)
+    return Told(
+        {"path": ledger, "size": size, "cosigners": cosigners(taken), "ignored": ignored},
+        [
+            *ignored_notes(ignored),
+            *cosigner_lines(taken),
+            f"the checkpoint of {size} leaves has it since {utc(latest)}; next time: --since {size}",
+        ],
+    )
 
 
 def _tree(ledger: str, state: Path | None) -> tuple[bytes, "Node"]:
-    """The last checkpoint of a ledger, or of an export, and the nodes of the tree under it."""
+    """Returns the last checkpoint of a ledger, or of an export, and the nodes of the tree under it."""
     if Path(ledger).is_dir():
         from ledger.proofs.prover import ExportReader
 

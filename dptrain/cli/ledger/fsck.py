@@ -1,14 +1,14 @@
 """`dptrain ledger fsck`: a ledger where it is kept, held against itself and against all that pinned it."""
 
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from dptrain.cli.ledger.place import LedgerName, StateDirectory, place_of
-from dptrain.cli.output import JsonFlag, console, counted, counting, styled
-from dptrain.programs import print_json
+from dptrain.cli.options import file_option
+from dptrain.cli.output import counted, counting, styled
+from dptrain.cli.results import Shown, Told, pick
 from ledger.errors import PinRefused
 
 if TYPE_CHECKING:
@@ -18,22 +18,15 @@ if TYPE_CHECKING:
 
 Pins = Annotated[
     list[Path] | None,
-    typer.Option(
+    file_option(
+        "PIN.cose",
+        "A pin that the ledger must extend; repeat. Default: the model checkpoints beside the ledger, states and all.",
         "--pin",
-        metavar="PIN.cose",
-        exists=True,
-        dir_okay=False,
-        help="A pin that the ledger must extend; repeat. Default: the model checkpoints beside the ledger, states and all.",
     ),
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the group."""
-    app.command()(fsck)
-
-
-def fsck(ledger: LedgerName, pin: Pins = None, state: StateDirectory = None, json: JsonFlag = False) -> None:
+def fsck(ledger: LedgerName, pin: Pins = None, state: StateDirectory = None) -> Told:
     """Check a ledger where it is kept: every byte, every signature, every number.
 
     Re-derives the tree from the leaves, every leaf from the leaves before it, every recorded epsilon from the charges, and the
@@ -43,6 +36,11 @@ def fsck(ledger: LedgerName, pin: Pins = None, state: StateDirectory = None, jso
     of the epochs beside the ledger. Changes nothing, and may run beside a training run.
 
     Exit code 0 if all of it is whole, 1 if anything is wrong.
+
+    After a crash, a full disk or a restored backup, before a run goes on; and now and then on a ledger that you keep for
+    long.
+
+    Example: `dptrain ledger fsck ledger.db`
     """
     from dptrain.record.pin import open_record
     from ledger.log import Ledger
@@ -55,42 +53,36 @@ def fsck(ledger: LedgerName, pin: Pins = None, state: StateDirectory = None, jso
         held = len(pin or ()) + sum(_holds(log, folder) for folder in folders)
         examined = log.examine()
         found = _found(log, place.beside is not None, held) | _beside(examined)
-    if json:
-        print_json(found)
-    else:
-        _print(found, examined, place)
-    if examined.findings:
-        raise typer.Exit(1)
+    return Told(found, _text(found, examined, place), code=bool(examined.findings))
 
 
-def _print(found: dict[str, Any], examined: "Examination", place: "Place") -> None:
-    out = console()
+def _text(found: dict[str, Any], examined: "Examination", place: "Place") -> Iterator[Shown]:
     style = "bold red" if examined.findings else "bold green"
-    out.print(styled(style, found["verdict"], f"  {found['origin']}: {found['size']} leaves, root {found['root']}"))
+    yield styled(style, found["verdict"], f"  {found['origin']}: {found['size']} leaves, root {found['root']}")
     for finding in examined.findings:
-        out.print(styled("red", f"  {finding.code}", f" {finding.where}: {finding.sentence}"))
-    out.print(
+        yield styled("red", f"  {finding.code}", f" {finding.where}: {finding.sentence}")
+    yield (
         f"{found['checkpoints']} signed checkpoints, the last over {found['signed']} leaves; {found['windows']} windows, "
         f"{found['unsettled']} of them never settled; {found['epsilons']} recorded epsilons computed again"
     )
     if found["pruned"]:
         which = f"{found['pruned']} leaves below {found['pruned_before']}"
-        out.print(f"the bodies of {which} are gone; what stands for them was checked")
-    out.print(_pages(examined))
-    out.print(_signed(examined))
-    out.print(_files(examined, place))
+        yield f"the bodies of {which} are gone; what stands for them was checked"
+    yield _pages(examined)
+    yield _signed(examined)
+    yield _files(examined, place)
     for note in examined.notes:
-        out.print(styled("yellow", "note", f": {note}"))
+        yield styled("yellow", "note", f": {note}")
     pins = f"compared with {counted(found['pins'], 'pin')} of model checkpoints"
     if found["record"]:
-        out.print(f"{pins} and with the signer's record")
+        yield f"{pins} and with the signer's record"
         return
     from ledger.storage import highwater
 
     why = "give --state, where it lies"
     if place.beside is not None:
         why = f"there is no {highwater.path_of(place)}, and no run goes on without it"
-    out.print(styled("bold yellow", "NOT compared with the signer's record", f": {why}; {pins}"))
+    yield styled("bold yellow", "NOT compared with the signer's record", f": {why}; {pins}")
 
 
 def _pages(examined: "Examination") -> str:
@@ -145,36 +137,24 @@ def _found(log: "Ledger", record: bool, pins: int) -> dict[str, Any]:
     from ledger.storage import highwater
 
     run = log.state
-    return {
+    return pick(log, "size root pruned_before") | {
         "origin": log.header.origin,
-        "size": log.size,
-        "root": log.root.hex(),
         "checkpoints": len(log.checkpoint_sizes),
         "signed": log.checkpoint_sizes[-1],
         "windows": len(run.windows),
         "unsettled": len(run.unsettled) + (run.open_window is not None),
         "epsilons": run.spends,
         "pruned": _gone(log),
-        "pruned_before": log.pruned_before,
         "record": record and highwater.path_of(log.place).exists(),
         "pins": pins,
     }
 
 
 def _beside(examined: "Examination") -> dict[str, Any]:
-    beside = examined.beside
-    return {
-        "verdict": "FAILED" if examined.findings else "OK",
-        "findings": [{"code": item.code, "file": item.where, "sentence": item.sentence} for item in examined.findings],
-        "notes": list(examined.notes),
-        "pages": examined.pages,
-        "attested": examined.signed.fitting,
-        "unattested": examined.signed.missing,
-        "keys": beside.keys,
-        "weights": beside.weights,
-        "weights_let_go": beside.let_go,
-        "weights_unused": beside.unused,
-    }
+    told = pick(examined, "notes pages") | pick(examined.signed, "", attested="fitting", unattested="missing")
+    told |= pick(examined.beside, "keys weights", weights_let_go="let_go", weights_unused="unused")
+    findings = [pick(item, "code sentence", file="where") for item in examined.findings]
+    return told | {"verdict": "FAILED" if examined.findings else "OK", "findings": findings}
 
 
 def _gone(log: "Ledger") -> int:

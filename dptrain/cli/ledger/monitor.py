@@ -1,6 +1,7 @@
 """`dptrain ledger monitor`: what a growing ledger says of one contributor, for people and for cron jobs."""
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,69 +11,49 @@ from attest import keys
 from attest.attestation import read_sequence
 from attest.fixed_point import MICRO, PICO
 from attest.schema.plain import utc
-from dptrain.cli.inputs import MemberRecords, existing_file
+from dptrain.cli.inputs import MemberRecords
 from dptrain.cli.ledger.place import Now
-from dptrain.cli.ledger.proofs import verifier_keys
-from dptrain.cli.ledger.show import COLOURS
-from dptrain.cli.output import JsonFlag, console, counted, counting, number, parse_age, spent, styled
-from dptrain.programs import print_json
+from dptrain.cli.ledger.proofs import OwnersKey, VerifierKeys, trusted
+from dptrain.cli.ledger.show import verdict_line
+from dptrain.cli.options import file_option, folder_argument, folder_option, option
+from dptrain.cli.output import counted, counting, number, parse_age, spent, styled
+from dptrain.cli.results import Shown, Told
 
 if TYPE_CHECKING:
     # Loaded where they are used, as in `dptrain.cli.ledger.commands`: help and completion need none of them.
     from attest.withdrawal import Withdrawal
-    from ledger.proofs.monitoring import Bounds, Mine, WatchedRow
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the group."""
-    app.command()(monitor)
+    from ledger.proofs.monitoring import Bounds, Mine, Watched, WatchedRow
 
 
 def monitor(
-    exports: Annotated[
-        list[Path], typer.Argument(metavar="EXPORT", exists=True, file_okay=False, help="Directories that export wrote.")
-    ],
-    key: Annotated[
-        list[str],
-        typer.Option("--key", metavar="PUB", help="Public key of the ledger: a file of verifier keys, or one itself; repeat."),
-    ],
-    attestations: Annotated[
-        list[Path],
-        typer.Option(metavar="DATA.attest", exists=True, dir_okay=False, help="What you signed: every file of yours; repeat."),
-    ],
-    pub: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--pub", metavar="PUB", exists=True, dir_okay=False, help="A further key of yours, which signed nothing; repeat."
-        ),
-    ] = None,
-    withdrawals: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", exists=True, file_okay=False, help="Withdrawals that you sent, as attest withdraw wrote."),
-    ] = None,
+    exports: Annotated[list[Path], folder_argument("EXPORT", "Directories that export wrote.")],
+    key: VerifierKeys,
+    attestations: Annotated[list[Path], file_option("DATA.attest", "What you signed: every file of yours; repeat.")],
+    pub: Annotated[list[Path] | None, file_option("PUB", "A further key of yours, which signed nothing; repeat.")] = None,
+    withdrawals: Annotated[Path | None, folder_option("DIR", "Withdrawals that you sent, as attest withdraw wrote.")] = None,
     members: MemberRecords = None,
     delay: Annotated[
-        int,
-        typer.Option(parser=parse_age, metavar="AGE", help="Until when a withdrawal must be entered, such as 36h."),
+        int, option("Until when a withdrawal must be entered, such as 36h.", parser=parse_age, metavar="AGE")
     ] = "7d",
     remember: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", file_okay=False, help="Keep the largest checkpoint per ledger here: finds forks, cuts."),
+        Path | None, option("Keep the largest checkpoint per ledger here: finds forks, cuts.", metavar="DIR", file_okay=False)
     ] = None,
-    owner_key: Annotated[
-        Path | None, existing_file("--owner-key", "PUB", "Require a policy signed by this corpus owner.")
-    ] = None,
+    owner_key: OwnersKey = None,
     now: Now = None,
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """Watch a ledger for what it says of your contributions, and raise an alarm where it is not what you signed.
 
     Give every attestation file that you have: what is admitted under your key and is in none of them is an alarm. The export
     is audited first. Then for each contribution: admitted or not, the bounds as you signed them and as they are recorded, what
     it has spent, withdrawn or not. Run it again for every new export, with --remember and the withdrawals that you sent. The
     exit code says what to do, for a cron job; of several alarms the highest counts.
+
+    Exit codes: 3 a withdrawal older than `--delay` is not in the ledger, or for another reason than you signed; 4 a
+    contribution is recorded otherwise than you signed; 5 something was admitted under your key that is in none of the
+    attestations; 6 the ledger was cut back, or has another history than what is remembered.
+
+    Example: `dptrain ledger monitor export/ --key ledger.pub --attestations letters.attest --remember seen/`
     """
-    from ledger.audit.findings import headline
     from ledger.proofs.admitted import read_admitted
     from ledger.proofs.monitoring import watch
 
@@ -81,29 +62,25 @@ def monitor(
     ids = [keys.key_id(keys.load_public_key(path)) for path in pub or []]
     sent = [] if withdrawals is None else _withdrawals(withdrawals)
     shown = [read_admitted(path) for path in members or []]
-    owner = None if owner_key is None else keys.load_public_key(owner_key)
-    trusted = [vkey for text in key for vkey in verifier_keys(text)]
+    owner, vkeys = trusted(key, owner_key)
     with counting(f"auditing {counted(len(exports), 'export')}"):
-        found = watch(
-            exports, trusted, mine, sent, shown, delay=delay, now=at, key_ids=ids, remember=remember, owner_key=owner
-        )
-    if json:
-        print_json({**found.to_json(), "exit_code": found.exit_code})
-    else:
-        out = console()
-        for report in found.reports:
-            told = f"  {report.origin or 'no ledger'}: {report.size or 0} leaves"
-            said = headline(report.verdict, report.qualifiers)
-            out.print(styled(f"bold {COLOURS.get(report.verdict, 'red')}", said, told))
-        for row in found.rows:
-            _print(row)
-        for alarm in found.alarms:
-            where = alarm.export if alarm.seq is None else f"{alarm.export}, leaf {alarm.seq}"
-            out.print(styled("bold red", alarm.code, f" {where}: {alarm.sentence}"))
-        if not found.alarms:
-            out.print("no alarm")
-    if found.exit_code:
-        raise typer.Exit(found.exit_code)
+        found = watch(exports, vkeys, mine, sent, shown, delay=delay, now=at, key_ids=ids, remember=remember, owner_key=owner)
+    return Told({**found.to_json(), "exit_code": found.exit_code}, _watched_text(found), found.exit_code)
+
+
+def _watched_text(found: "Watched") -> Iterator[Shown]:
+    from ledger.audit.findings import headline
+
+    for report in found.reports:
+        about = f"{report.origin or 'no ledger'}: {report.size or 0} leaves"
+        yield verdict_line(report.verdict, headline(report.verdict, report.qualifiers), about)
+    for row in found.rows:
+        yield from _text(row)
+    for alarm in found.alarms:
+        where = alarm.export if alarm.seq is None else f"{alarm.export}, leaf {alarm.seq}"
+        yield styled("bold red", alarm.code, f" {where}: {alarm.sentence}")
+    if not found.alarms:
+        yield "no alarm"
 
 
 def _mine(path: Path) -> "list[Mine]":
@@ -114,7 +91,7 @@ def _mine(path: Path) -> "list[Mine]":
 
 
 def _withdrawals(directory: Path) -> "list[tuple[str, Withdrawal]]":
-    """The withdrawals in a directory.
+    """Returns the withdrawals in a directory.
 
     Raises:
         typer.BadParameter: it cannot be read, or holds another file, which could be a withdrawal that nobody watches.
@@ -129,29 +106,28 @@ def _withdrawals(directory: Path) -> "list[tuple[str, Withdrawal]]":
     return [(item.name, item.withdrawal) for item in found]
 
 
-def _print(row: "WatchedRow") -> None:
-    out = console()
+def _text(row: "WatchedRow") -> Iterator[Shown]:
     if row.seq is None:
         here = f"not {'named' if row.unnamed else 'admitted'} in {row.origin}"
         told = here if row.origin else "admitted by none of these ledgers"
     else:
         when = "" if row.time is None else f" {utc(row.time)}"
         told = f"admitted in {row.origin}{when}, leaf {row.seq}"
-    out.print(styled("bold", row.name, f"  {row.descriptor_hash[:16]}  {told}"))
+    yield styled("bold", row.name, f"  {row.descriptor_hash[:16]}  {told}")
     if row.unnamed:
         stayed = f"of {counted(row.unnamed, 'contribution')} that stayed no names are left; it may be one of them"
-        out.print(f"  {stayed}: give its member record with --member")
+        yield f"  {stayed}: give its member record with --member"
     if row.recorded is not None:
         same = row.signed == row.recorded
-        out.print(f"  {'signed and recorded' if same else 'recorded'}: {_bounds(row.recorded)}")
+        yield f"  {'signed and recorded' if same else 'recorded'}: {_bounds(row.recorded)}"
         if row.signed is not None and not same:
-            out.print(f"  signed: {_bounds(row.signed)}")
+            yield f"  signed: {_bounds(row.signed)}"
         carried = f", and {spent(row.carried)} in earlier runs" if row.carried else ""
-        out.print(f"  spent: epsilon {spent(row.epsilon)} in {counted(row.steps, 'charged step')}{carried}")
+        yield f"  spent: epsilon {spent(row.epsilon)} in {counted(row.steps, 'charged step')}{carried}"
     if row.withdrawn is not None:
-        out.print(f"  withdrawn {utc(row.withdrawn.time)}, leaf {row.withdrawn.seq}: {row.withdrawn.reason}")
+        yield f"  withdrawn {utc(row.withdrawn.time)}, leaf {row.withdrawn.seq}: {row.withdrawn.reason}"
     elif row.asked is not None:
-        out.print(f"  you withdrew it {utc(row.asked)}; no leaf says so yet")
+        yield f"  you withdrew it {utc(row.asked)}; no leaf says so yet"
 
 
 def _bounds(bounds: "Bounds") -> str:

@@ -9,6 +9,7 @@ import typer
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from dptrain.cli.inputs import read_private_key
+from dptrain.cli.options import argument, file_option, folder_option
 from dptrain.cli.output import counting, moment
 from ledger.errors import LedgerError
 from ledger.note import NoteSigner
@@ -40,19 +41,12 @@ def checked(ledger: str | None) -> str | None:
 
 
 LedgerName = Annotated[
-    str,
-    typer.Argument(
-        metavar="LEDGER.db", callback=checked, help="Ledger of a run: ledger.db, or postgresql://USER@HOST/DATABASE."
-    ),
+    str, argument("Ledger of a run: ledger.db, or postgresql://USER@HOST/DATABASE.", metavar="LEDGER.db", callback=checked)
 ]
 StateDirectory = Annotated[
     Path | None,
-    typer.Option(
-        "--state",
-        metavar="DIR",
-        exists=True,
-        file_okay=False,
-        help="What the signer of a ledger on a server keeps: its record, its key, incoming withdrawals.",
+    folder_option(
+        "DIR", "What the signer of a ledger on a server keeps: its record, its key, incoming withdrawals.", "--state"
     ),
 ]
 
@@ -110,15 +104,9 @@ def ledger_or_export(ledger: str) -> str:
 
 
 LedgerOrExport = Annotated[
-    str,
-    typer.Argument(metavar="LEDGER", callback=ledger_or_export, help="Ledger of a run, or the directory that export wrote."),
+    str, argument("Ledger of a run, or the directory that export wrote.", metavar="LEDGER", callback=ledger_or_export)
 ]
 Now = Annotated[
     int | None, moment("What the clock says, which no time in the ledger may be ahead of by more than an hour; default: now.")
 ]
-LedgerKey = Annotated[
-    Path | None,
-    typer.Option(
-        "--ledger-key", metavar="KEY", exists=True, dir_okay=False, help="Private key of the ledger; default: LEDGER.key."
-    ),
-]
+LedgerKey = Annotated[Path | None, file_option("KEY", "Private key of the ledger; default: LEDGER.key.", "--ledger-key")]

@@ -1,7 +1,7 @@
 """`dptrain ledger prove` and `verify-proof`: one file that shows, offline, that a leaf is in a ledger."""
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
@@ -17,8 +17,9 @@ from attest.schema.plain import utc, visible
 from dptrain.cli.inputs import PassphraseFile, refuse_to_overwrite
 from dptrain.cli.ledger.place import LedgerKey, LedgerOrExport, Now, StateDirectory, place_of
 from dptrain.cli.ledger.place import ledger_key as private_key_of
-from dptrain.cli.output import JsonFlag, console, number, styled
-from dptrain.programs import print_json
+from dptrain.cli.options import argument, file_argument, file_option, option
+from dptrain.cli.output import number, styled
+from dptrain.cli.results import Result, Shown, Told, plain
 from ledger.errors import LedgerWrongRun, ProofError
 from ledger.storage.place import Place
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from ledger.proofs.admitted import Admitted
     from ledger.proofs.membership import Membership
     from ledger.proofs.prover import Node
-    from ledger.proofs.tlog_proof import ProvenLeaf
     from ledger.trust import TrustPolicy
 
 
@@ -57,20 +57,13 @@ class LeafKind(StrEnum):
 
 Keys = Annotated[
     list[str] | None,
-    typer.Option(
-        "--key",
-        metavar="PUB",
-        help="Public key of the ledger, or of an auditor: a file of verifier keys, or one itself; repeat.",
+    option(
+        "Public key of the ledger, or of an auditor: a file of verifier keys, or one itself; repeat.", "--key", metavar="PUB"
     ),
 ]
-TrustFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--trust", metavar="TRUST", exists=True, dir_okay=False, help="Trust policy (C2SP tlog-policy), instead of --key."
-    ),
-]
+TrustFile = Annotated[Path | None, file_option("TRUST", "Trust policy (C2SP tlog-policy), instead of --key.", "--trust")]
 Quorum = Annotated[
-    int, typer.Option("--quorum", metavar="N", min=0, help="Ask for cosignatures of N of the auditors whose keys were given.")
+    int, option("Ask for cosignatures of N of the auditors whose keys were given.", "--quorum", metavar="N", min=0)
 ]
 
 
@@ -87,41 +80,36 @@ class _Found:
     member: "Membership | Admitted | None" = None
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to the group."""
-    app.command()(prove)
-    app.command("verify-proof")(verify_proof)
-
-
 def prove(
     ledger: LedgerOrExport,
-    proof: Annotated[Path, typer.Argument(metavar="PROOF", help="New file; by custom its name ends in .tlog-proof.")],
-    leaf: Annotated[int | None, typer.Option(metavar="N", min=0, help="Number of the leaf.")] = None,
+    proof: Annotated[Path, argument("New file; by custom its name ends in .tlog-proof.", metavar="PROOF")],
+    leaf: Annotated[int | None, option("Number of the leaf.", metavar="N", min=0)] = None,
     contribution: Annotated[
-        str | None, typer.Option(metavar="HASH", help="The last leaf that names this contribution: its descriptor hash in hex.")
+        str | None, option("The last leaf that names this contribution: its descriptor hash in hex.", metavar="HASH")
     ] = None,
     kind: Annotated[
         LeafKind | None,
-        typer.Option(
-            help="With --contribution: the last leaf of this kind. spend names nobody: it is the leaf with the last row of the "
+        option(
+            "With --contribution: the last leaf of this kind. spend names nobody: it is the leaf with the last row of the "
             "contribution's group, and PROOF.member is written too, which shows whose row it is. Nor does summary: it is the "
             "leaf that speaks for its ADMIT leaf, and PROOF.member shows where and under which terms it was admitted."
         ),
     ] = None,
     receipt: Annotated[
-        Path | None,
-        typer.Option(metavar="RECEIPT", help="Also write a COSE receipt (RFC 9942), signed now with the ledger's key."),
+        Path | None, option("Also write a COSE receipt (RFC 9942), signed now with the ledger's key.", metavar="RECEIPT")
     ] = None,
     ledger_key: LedgerKey = None,
     passphrase_file: PassphraseFile = None,
     state: StateDirectory = None,
-    json: JsonFlag = False,
-) -> None:
+) -> Result:
     """Write one file that shows for ever that a leaf is in the ledger.
 
     It holds the leaf, its path in the tree, and the signed checkpoint with its cosignatures. Whoever has it can check it
     offline, whatever becomes of the ledger. Hand contributors theirs. A receipt says the same to tools that read COSE; it
-    holds neither leaf nor cosignatures, so the file is what to keep.
+    holds neither leaf nor cosignatures, so the file is what to keep. From an export anybody can make
+    one, but for --kind summary, which takes the ledger.
+
+    Example: `dptrain ledger prove export/ mine.tlog-proof --contribution HASH`
     """
     from ledger.proofs.tlog_proof import make_proof
     from ledger.proofs.tlog_proof import verify_proof as verify
@@ -144,46 +132,37 @@ def prove(
     atomic_write(proof, data)
     if beside is not None and found.member is not None:
         atomic_write(beside, found.member.to_bytes())
-    if json:
-        written = {"path": str(proof), "receipt": None if receipt is None else str(receipt), "key": found.log_vkey}
-        print_json({**written, "member": None if beside is None else str(beside), **_told(proven)})
-        return
-    out = console()
+    shown = LeafShown(proven.leaf, proven.trusted.checkpoint, proven.trusted.cosigned)
+    written = {"path": proof, "receipt": receipt, "key": found.log_vkey, "member": beside}
     names = " and ".join(str(path) for path in (proof, receipt, beside) if path is not None)
-    out.print(f"wrote {names}: leaf {found.seq} ({_kind_of(proven.leaf)}) of {found.size}")
     also = "" if beside is None else f" --member {beside}"
-    out.print(f"verify with: dptrain ledger verify-proof {proof} --key {found.log_vkey}{also}")
+    return Told(
+        plain(written) | shown.as_json(),
+        [
+            f"wrote {names}: leaf {found.seq} ({_kind_of(proven.leaf)}) of {found.size}",
+            f"verify with: dptrain ledger verify-proof {proof} --key {found.log_vkey}{also}",
+        ],
+    )
 
 
 def verify_proof(
-    proof: Annotated[
-        Path, typer.Argument(metavar="PROOF", exists=True, dir_okay=False, help="As prove, or the auditor's tool, wrote it.")
-    ],
+    proof: Annotated[Path, file_argument("PROOF", "As prove, or the auditor's tool, wrote it.")],
     key: Keys = None,
     trust: TrustFile = None,
     quorum: Quorum = 0,
-    leaf: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", exists=True, dir_okay=False, help="For a receipt, which has no leaf: its bytes, or its proof file."
-        ),
-    ] = None,
+    leaf: Annotated[Path | None, file_option("FILE", "For a receipt, which has no leaf: its bytes, or its proof file.")] = None,
     member: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            exists=True,
-            dir_okay=False,
-            help="For a SPEND or SUMMARY leaf: PROOF.member, which shows whose row it is, or who was admitted.",
-        ),
+        file_option("FILE", "For a SPEND or SUMMARY leaf: PROOF.member, which shows whose row it is, or who was admitted."),
     ] = None,
     now: Now = None,
-    json: JsonFlag = False,
-) -> None:
+) -> Result:
     """Check a proof file offline, and show the leaf that it proves.
 
     It shows that the leaf is in the ledger, not that the rest of the ledger is in order: that is for `ledger verify`. With
     --quorum, or a trust policy that names one, auditors have said so. Evidence that `ledger cosign` wrote is checked too.
+
+    Example: `dptrain ledger verify-proof mine.tlog-proof --key ledger.pub`
     """
     from ledger.proofs.memory import HEADER, MAX_EVIDENCE_SIZE
     from ledger.proofs.tlog_proof import verify_proof as verify
@@ -192,33 +171,74 @@ def verify_proof(
     policy = read_trust(key or [], trust, quorum)
     data = read_limited(proof, MAX_EVIDENCE_SIZE, "proof")
     if data.startswith(HEADER.encode()):
-        _verify_evidence(data, policy, json)
-        return
+        return _evidence(data, policy)
     given = None if leaf is None else _leaf_of(leaf)
     if data[:1] == RECEIPT_TAG:
-        _verify_receipt(data, given, policy, json)
-        return
+        from ledger.proofs.receipt import verify_receipt
+
+        if given is None:
+            raise typer.BadParameter("a receipt does not carry its leaf; give --leaf, the leaf or its proof file")
+        found = verify_receipt(data, given, policy)
+        return LeafShown(found.leaf, found.checkpoint, (), verdict="PROVEN")
     proven = verify(data, policy, leaf=given, now=now)
     told = None if member is None else _told_of_member(member, proven.leaf)
-    ignored = [{"name": name, "key_id": key_id.hex()} for name, key_id in proven.trusted.ignored]
-    if json:
-        print_json({"verdict": "PROVEN", **_told(proven), "member": told, "ignored": ignored})
-        return
-    _print_leaf(proven.leaf, proven.trusted.checkpoint, proven.trusted.cosigned)
-    if told is not None:
-        console().print("in it, of a group or an aggregate with this member:")
-        for name, value in told.items():
-            console().print(f"  {_in_units(name, value)}")
-    for item in proven.trusted.misdated:
-        name, when = visible(item.key.name), utc(item.timestamp or 0)
-        console().print(f"of no account: the cosignature of {name}, dated {when}, before the leaf or ahead of the clock here")
     # What known auditors say of summaries says nothing of this leaf.
-    summaries = {(key.name, key.key_id.hex()) for key in (summary_key(witness.key) for witness in policy.witnesses)}
-    for row in ignored:
-        if (row["name"], row["key_id"]) in summaries:
-            continue
-        name = visible(row["name"], plain=True)
-        console().print(f"not checked: a line of {name}, key id {row['key_id']}; to have it checked, give its key")
+    summaries = {(key.name, key.key_id) for key in (summary_key(witness.key) for witness in policy.witnesses)}
+    shown = LeafShown(proven.leaf, proven.trusted.checkpoint, proven.trusted.cosigned, verdict="PROVEN")
+    return ProofVerified(shown, told, proven.trusted.ignored, proven.trusted.misdated, frozenset(summaries))
+
+
+@dataclass(frozen=True)
+class LeafShown(Result):
+    """A leaf that is in a ledger, under a checkpoint with its cosignatures."""
+
+    leaf: "Leaf"
+    checkpoint: "Checkpoint"
+    cosigned: "tuple[Signature, ...]"
+    verdict: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        told = {} if self.verdict is None else {"verdict": self.verdict}
+        told |= {"leaf": self.leaf.seq, "kind": _kind_of(self.leaf), "fields": _fields(self.leaf)}
+        signed = self.checkpoint
+        return told | {
+            "origin": signed.origin, "size": signed.size, "root": signed.root.hex(), "cosigners": cosigners(self.cosigned)
+        }  # fmt: skip
+
+    def text(self) -> Iterator[Shown]:
+        yield styled("bold green", "PROVEN", f"  leaf {self.leaf.seq} of {self.checkpoint.origin}, {_kind_of(self.leaf)}")
+        for name, value in _fields(self.leaf).items():
+            yield f"  {_in_units(name, value if name != 'rows' else f'{len(value)}, of a group each')}"
+        yield f"{self.checkpoint.size} leaves, root {self.checkpoint.root.hex()}"
+        yield from cosigner_lines(self.cosigned)
+
+
+@dataclass(frozen=True)
+class ProofVerified(Result):
+    """A proof that holds, and the lines of its note that count for nothing."""
+
+    shown: LeafShown
+    member: dict[str, Any] | None
+    ignored: "Sequence[tuple[str, bytes]]"
+    misdated: "Sequence[Signature]"
+    summaries: "frozenset[tuple[str, bytes]]"
+
+    def as_json(self) -> dict[str, Any]:
+        ignored = [{"name": name, "key_id": key_id.hex()} for name, key_id in self.ignored]
+        return self.shown.as_json() | {"member": self.member, "ignored": ignored}
+
+    def text(self) -> Iterator[Shown]:
+        yield from self.shown.text()
+        if self.member is not None:
+            yield "in it, of a group or an aggregate with this member:"
+            yield from (f"  {_in_units(name, value)}" for name, value in self.member.items())
+        for item in self.misdated:
+            name, when = visible(item.key.name), utc(item.timestamp or 0)
+            yield f"of no account: the cosignature of {name}, dated {when}, before the leaf or ahead of the clock here"
+        for name, key_id in self.ignored:
+            if (name, key_id) not in self.summaries:
+                told = f"a line of {visible(name, plain=True)}, key id {key_id.hex()}"
+                yield f"not checked: {told}; to have it checked, give its key"
 
 
 def _receipt(found: _Found, checkpoint: "Checkpoint", key: Ed25519PrivateKey) -> bytes:
@@ -254,37 +274,20 @@ def _leaf_of(path: Path) -> bytes:
     return (parse_proof(data).extra or b"") if data.startswith(HEADER.encode()) else data
 
 
-def _verify_receipt(data: bytes, leaf: bytes | None, policy: "TrustPolicy", json: bool) -> None:
-    """Shows the leaf that a receipt proves."""
-    from ledger.proofs.receipt import verify_receipt
-
-    if leaf is None:
-        raise typer.BadParameter("a receipt does not carry its leaf; give --leaf, the leaf or its proof file")
-    found = verify_receipt(data, leaf, policy)
-    if json:
-        print_json({"verdict": "PROVEN", **_told_of(found.leaf, found.checkpoint, ())})
-    else:
-        _print_leaf(found.leaf, found.checkpoint, ())
-
-
-def _verify_evidence(data: bytes, policy: "TrustPolicy", json: bool) -> None:
-    """Says what evidence against a log shows."""
+def _evidence(data: bytes, policy: "TrustPolicy") -> Told:
+    """Returns what evidence against a log shows."""
     from ledger.proofs.memory import judge, parse_evidence
 
     found = judge(parse_evidence(data), [str(key) for key in policy.logs])
     first, second = found.remembered, found.offered
-    if json:
-        sizes = {"remembered": first.size, "offered": second.size}
-        print_json({"verdict": found.kind, "origin": first.origin, **sizes})
-        return
-    out = console()
-    out.print(styled("bold red", found.kind, f"  {first.origin}"))
+    what = "the log was seen larger before: an old copy, or its tail was taken back"
     if found.kind == "FORK":
-        out.print(f"the log signed two histories: of its first {first.size} leaves at least one differs")
-    else:
-        out.print("the log was seen larger before: an old copy, or its tail was taken back")
-    for word, item in (("first", first), ("then", second)):
-        out.print(f"{word}: {item.size} leaves, root {item.root.hex()}")
+        what = f"the log signed two histories: of its first {first.size} leaves at least one differs"
+    sizes = (f"{word}: {item.size} leaves, root {item.root.hex()}" for word, item in (("first", first), ("then", second)))
+    return Told(
+        {"verdict": found.kind, "origin": first.origin, "remembered": first.size, "offered": second.size},
+        [styled("bold red", found.kind, f"  {first.origin}"), what, *sizes],
+    )
 
 
 def read_trust(keys: list[str], trust: Path | None, quorum: int) -> "TrustPolicy":
@@ -327,15 +330,20 @@ def verifier_keys(text: str) -> list[str]:
     return found
 
 
-def print_cosigners(cosigned: "tuple[Signature, ...]") -> None:
-    """Prints one line per auditor who cosigned."""
+def cosigners(cosigned: "Iterable[Signature]") -> list[dict[str, Any]]:
+    """Returns who cosigned and when, for JSON."""
+    return [{"name": item.key.name, "time": item.timestamp} for item in cosigned]
+
+
+def cosigner_lines(cosigned: "Iterable[Signature]") -> Iterator[str]:
+    """Yields one line per auditor who cosigned."""
     for item in cosigned:
-        console().print(f"cosigned by {visible(item.key.name)} at {utc(item.timestamp or 0)}")
+        yield f"cosigned by {visible(item.key.name)} at {utc(item.timestamp or 0)}"
 
 
 @dataclass(frozen=True)
 class _Wanted:
-    """Which leaf is asked for: one of a number, the last one that names a contribution, or the one with its last row."""
+    """Says which leaf is asked for: one of a number, the last one that names a contribution, or the one with its last row."""
 
     leaf: int | None
     names: Callable[[bytes], bool] = lambda data: False
@@ -451,31 +459,6 @@ def _checked(found: _Found) -> _Found:
     return found
 
 
-def _told(proven: "ProvenLeaf") -> dict[str, Any]:
-    return _told_of(proven.leaf, proven.trusted.checkpoint, proven.trusted.cosigned)
-
-
-def _told_of(leaf: "Leaf", checkpoint: "Checkpoint", cosigned: "tuple[Signature, ...]") -> dict[str, Any]:
-    return {
-        "leaf": leaf.seq,
-        "kind": _kind_of(leaf),
-        "fields": _fields(leaf),
-        "origin": checkpoint.origin,
-        "size": checkpoint.size,
-        "root": checkpoint.root.hex(),
-        "cosigners": [{"name": item.key.name, "time": item.timestamp} for item in cosigned],
-    }
-
-
-def _print_leaf(leaf: "Leaf", checkpoint: "Checkpoint", cosigned: "tuple[Signature, ...]") -> None:
-    out = console()
-    out.print(styled("bold green", "PROVEN", f"  leaf {leaf.seq} of {checkpoint.origin}, {_kind_of(leaf)}"))
-    for name, value in _fields(leaf).items():
-        out.print(f"  {_in_units(name, value if name != 'rows' else f'{len(value)}, of a group each')}")
-    out.print(f"{checkpoint.size} leaves, root {checkpoint.root.hex()}")
-    print_cosigners(cosigned)
-
-
 def _in_units(name: str, value: Any) -> str:
     """Returns a field for a person: `clip: 0.5` for `clip_micro` 500000, no underscores, a line for each row of several."""
     if isinstance(value, list):
@@ -495,36 +478,21 @@ def _kind_of(leaf: "Leaf") -> str:
 def _fields(leaf: "Leaf") -> dict[str, Any]:
     """Returns the fields of a leaf for reading; of a header those that are short."""
     names = _HEADER_FIELDS if _kind_of(leaf) == "header" else [item.name for item in fields(leaf) if item.name != "seq"]
-    plain = {name: _plain(getattr(leaf, name)) for name in names}
-    return plain | {name: utc(getattr(leaf, name)) for name in _TIMES if name in plain}
+    found = {name: plain(getattr(leaf, name)) for name in names}
+    return found | {name: utc(getattr(leaf, name)) for name in _TIMES if name in found}
 
 
 def _fields_of(row: "SpendRow") -> dict[str, Any]:
     """Returns the fields of a row for reading."""
-    plain: dict[str, Any] = _plain(row)
-    if isinstance(micro := plain.pop("epsilon_micro", None), int):
-        plain["epsilon"] = micro / MICRO
-    return plain
+    found: dict[str, Any] = plain(row)
+    if isinstance(micro := found.pop("epsilon_micro", None), int):
+        found["epsilon"] = micro / MICRO
+    return found
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return value.hex()
-    if is_dataclass(value):
-        return {item.name: _plain(getattr(value, item.name)) for item in fields(value)}
-    return [_plain(item) for item in value] if isinstance(value, tuple | list) else value
-
-
-VerifierKeys = Annotated[
-    list[str],
-    typer.Option("--key", metavar="PUB", help="Public key of the ledger: a file of verifier keys, or one itself; repeat."),
-]
-OwnersKey = Annotated[
-    Path | None,
-    typer.Option(
-        "--owner-key", metavar="PUB", exists=True, dir_okay=False, help="Require a policy signed by this corpus owner."
-    ),
-]
+LOG_KEYS = "Public key of the ledger: a file of verifier keys, or one itself; repeat."
+VerifierKeys = Annotated[list[str], option(LOG_KEYS, "--key", metavar="PUB")]
+OwnersKey = Annotated[Path | None, file_option("PUB", "Require a policy signed by this corpus owner.", "--owner-key")]
 
 
 def trusted(pinned: list[str], owner_key: Path | None) -> tuple[bytes | None, list[str]]:

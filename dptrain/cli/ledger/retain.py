@@ -2,6 +2,8 @@
 
 import shlex
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -9,8 +11,9 @@ import typer
 from dptrain.cli.inputs import PassphraseFile
 from dptrain.cli.ledger.fsck import checkpoints_beside
 from dptrain.cli.ledger.place import LedgerKey, LedgerName, StateDirectory, opened_to_sign, place_of
-from dptrain.cli.output import JsonFlag, console, counting
-from dptrain.programs import print_json
+from dptrain.cli.options import option
+from dptrain.cli.output import counting
+from dptrain.cli.results import Shown, Told
 from ledger.errors import LeafRefused
 
 if TYPE_CHECKING:
@@ -18,27 +21,19 @@ if TYPE_CHECKING:
     from ledger.storage.place import Place
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the group."""
-    app.command()(retain)
-
-
 def retain(
     ledger: LedgerName,
-    prune: Annotated[
-        bool, typer.Option("--prune", help="Delete for good the bodies of leaves that enough auditors vouch for.")
-    ] = False,
+    prune: Annotated[bool, option("Delete for good the bodies of leaves that enough auditors vouch for.", "--prune")] = False,
     drop_hashes: Annotated[
-        bool, typer.Option("--drop-hashes", help="Delete for good the hashes of leaves that were pruned long ago.")
+        bool, option("Delete for good the hashes of leaves that were pruned long ago.", "--drop-hashes")
     ] = False,
     who_stays: Annotated[
-        bool, typer.Option("--who-stays", help="With --prune, of a closed run: also the admissions of those who never left.")
+        bool, option("With --prune, of a closed run: also the admissions of those who never left.", "--who-stays")
     ] = False,
     ledger_key: LedgerKey = None,
     passphrase_file: PassphraseFile = None,
     state: StateDirectory = None,
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """Summarise the epochs that the policy keeps no longer; with --prune, delete what auditors vouch for; later, its hashes.
 
     First, without --prune: a SUMMARY leaf says what all epochs but the last `retention_epochs` said. Then export the ledger,
@@ -58,7 +53,7 @@ def retain(
     that a pruned leaf was there is shown by a proof file made earlier, and by nothing else. Model checkpoints beside the ledger
     can be resumed from as before.
 
-    Example: dptrain ledger retain ledger.db
+    Example: `dptrain ledger retain ledger.db`
     """
     if prune and drop_hashes:
         raise typer.BadParameter("give --prune or --drop-hashes, not both: bodies go first, and hashes epochs later")
@@ -79,26 +74,27 @@ def retain(
             "hashes_before": log.hashes_before,
             **_found(log),
         }
-    if json:
-        print_json(told)
-        return
-    out = console()
-    if gone is not None:
-        out.print(f"{gone} bodies are gone, all of leaves below {told['pruned_before']}; their hashes stay")
-    elif hashes is not None:
-        out.print(f"{hashes} hashes are gone, all of leaves below {told['hashes_before']}; the roots of their subtrees stay")
+    return Told(told, _text(told, ledger, state))
+
+
+def _text(told: dict[str, Any], ledger: str, state: Path | None) -> Iterator[Shown]:
+    if told["pruned"] is not None:
+        yield f"{told['pruned']} bodies are gone, all of leaves below {told['pruned_before']}; their hashes stay"
+    elif told["hashes_gone"] is not None:
+        below = f"all of leaves below {told['hashes_before']}"
+        yield f"{told['hashes_gone']} hashes are gone, {below}; the roots of their subtrees stay"
     elif told["summary"] is None:
-        out.print("no epoch is past the horizon that is not summarised yet")
+        yield "no epoch is past the horizon that is not summarised yet"
     for row in told["summaries"]:
         names = ", ".join(row["vouchers"]) or "nobody"
         place = f"leaf {row['leaf']} summarises leaves {row['first']} to {row['end'] - 1}"
-        out.print(f"{place}: {row['state']}, vouched for by {names}")
+        yield f"{place}: {row['state']}, vouched for by {names}"
     if any(row["state"] == "waiting" for row in told["summaries"]):
-        out.print(f"{told['quorum'] or 'none'} of the policy's auditors must vouch for a summary before its leaves are pruned:")
         named = " ".join(shlex.quote(word) for word in (ledger, *(() if state is None else ("--state", str(state)))))
-        out.print(f"  you export it for them:  dptrain ledger export {named} DIR")
-        out.print("  each of them runs:       dptrain ledger cosign DIR NOTE --key KEY --name NAME --log-key PUB --summary")
-        out.print(f"  you take in their notes: dptrain ledger merge {named} NOTE ...")
+        yield f"{told['quorum'] or 'none'} of the policy's auditors must vouch for a summary before its leaves are pruned:"
+        yield f"  you export it for them:  dptrain ledger export {named} DIR"
+        yield "  each of them runs:       dptrain ledger cosign DIR NOTE --key KEY --name NAME --log-key PUB --summary"
+        yield f"  you take in their notes: dptrain ledger merge {named} NOTE ..."
 
 
 def _pinned(log: "Ledger", place: "Place") -> list[int]:

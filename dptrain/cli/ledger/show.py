@@ -1,18 +1,19 @@
 """Show what a ledger, its header and the audit of an export say, for people and as JSON."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import typer
+from rich.text import Text
 
 from attest.files import read_limited
 from attest.schema.plain import utc
-from dptrain.cli.output import console, number, print_table, spent, styled, table
+from dptrain.cli.options import option
+from dptrain.cli.output import number, spent, styled, table, table_of
+from dptrain.cli.results import Shown, Told, pick
 from dptrain.planning.rounding import at_least
-from dptrain.programs import print_json
 
 if TYPE_CHECKING:
     from attest.registry import Contributor, Registry
@@ -25,89 +26,68 @@ COLOURS: Final = {"FULL": "green", "SUMMARISED": "yellow", "TOLD": "yellow", "SI
 
 
 def summary(state: "Replay", root: bytes) -> dict[str, Any]:
-    """What a ledger says of its run, as JSON."""
+    """Returns what a ledger says of its run, as JSON."""
     from ledger.views.summary import class_summaries, release_rows
 
-    header = state.header
-    return {
-        "origin": header.origin,
-        "run_id": header.run_id.hex(),
-        "size": state.size,
-        "root": root.hex(),
-        "time": header.time,
-        "last_time": state.last_time,
-        "clock_sets": [{"leaf": leaf.seq, "before": leaf.before, "time": leaf.time} for leaf in state.timeline.sets],
-        "private": header.private,
-        "finished": state.closed,
+    header, policy = state.header, state.header.policy
+    told = pick(header, "origin run_id time private owner registry_root delta randomness unprobed", exactness="exactness_note")
+    told |= pick(policy, "corpus adjacency steps redo_steps") | {"accountant": header.accountant.name, "root": root.hex()}
+    told |= pick(state, "size last_time attempt", finished="closed", charged_steps="charged", step="position")
+    return told | {
+        "clock_sets": [pick(leaf, "before time", leaf="seq") for leaf in state.timeline.sets],
         "key": state.keys.current,
-        "owner": header.owner,
-        "registry_root": header.registry_root.hex(),
-        "corpus": header.policy.corpus,
-        "delta": header.delta,
-        "accountant": header.accountant.name,
-        "adjacency": header.policy.adjacency,
-        "exactness": header.exactness_note,
         "isolation": state.isolation.sentence,
         "isolation_held": state.isolation.held,
-        "randomness": header.randomness,
-        "unprobed": list(header.unprobed),
-        "steps": header.policy.steps,
-        "redo_steps": header.policy.redo_steps,
-        "charged_steps": state.charged,
-        "step": state.position,
-        "attempt": state.attempt,
         "epochs": len(state.epochs),
         "classes": [asdict(item) for item in class_summaries(state)],
         "releases": [asdict(row) for row in release_rows(state)],
         "release_count": len(state.releases.recorded),
-        "blocks": [{"name": block.name, "std": block.std, "classes": list(block.classes)} for block in header.blocks],
+        "blocks": [pick(block, "name std classes") for block in header.blocks],
     }
 
 
-def print_summary(data: dict[str, Any]) -> None:
-    """The same for people."""
-    out = console()
-    out.print(styled("bold", data["origin"], f"  run {data['run_id']}  {'closed' if data['finished'] else 'open'}"))
-    out.print(f"{data['size']} leaves, root {data['root']}")
-    out.print(f"corpus {data['corpus']}, delta {data['delta']:g}, {data['accountant']}, {data['adjacency']}")
-    out.print(
+def summary_text(data: dict[str, Any]) -> Iterator[Shown]:
+    """Yields the summary for people."""
+    yield styled("bold", data["origin"], f"  run {data['run_id']}  {'closed' if data['finished'] else 'open'}")
+    yield f"{data['size']} leaves, root {data['root']}"
+    yield f"corpus {data['corpus']}, delta {data['delta']:g}, {data['accountant']}, {data['adjacency']}"
+    yield (
         f"since {utc(data['time'])}: {data['charged_steps']} steps charged of {data['steps']} (and {data['redo_steps']} that "
         f"may be redone), last released {data['step']}, attempt {data['attempt']}"
     )
     for item in data["clock_sets"]:
-        out.print(f"leaf {item['leaf']} sets the clock back from {utc(item['before'])} to {utc(item['time'])}")
-    out.print(f"statement A (isolation): {data['isolation']}")
+        yield f"leaf {item['leaf']} sets the clock back from {utc(item['before'])} to {utc(item['time'])}"
+    yield f"statement A (isolation): {data['isolation']}"
     if not data["private"]:
-        out.print(styled("bold red", "NOT PRIVATE", ": this run used a fixed test key and cannot be exported"))
-    print_classes(data["classes"])
-    print_releases(data["releases"], [item["name"] for item in data["classes"]])
+        yield styled("bold red", "NOT PRIVATE", ": this run used a fixed test key and cannot be exported")
+    yield from classes_text(data["classes"])
+    yield from releases_text(data["releases"], [item["name"] for item in data["classes"]])
 
 
-def print_audit(audited: "AuditReport") -> None:
-    """Prints the verdict and what weakens it, what is wrong, what a reader should know, and then the figures."""
+def audit_text(audited: "AuditReport") -> Iterator[Shown]:
+    """Yields the verdict and what weakens it, what is wrong, what a reader should know, and then the figures."""
     from ledger.audit.findings import WHERE_BEYOND
 
-    out = console()
-    print_verdict(audited.verdict, audited.qualifiers, audited.origin or "the checkpoint was refused")
+    yield from verdict_text(audited.verdict, audited.qualifiers, audited.origin or "the checkpoint was refused")
     if audited.origin is not None:
-        out.print(f"{audited.size} leaves, root {audited.root_hex}")
+        yield f"{audited.size} leaves, root {audited.root_hex}"
     for finding in audited.findings:
-        out.print(styled("red", finding.code, f" {finding.where}: {finding.sentence}"))
+        yield styled("red", finding.code, f" {finding.where}: {finding.sentence}")
     for note in audited.notes:
-        out.print(f"note: {note}")
+        yield f"note: {note}"
     if audited.classes:
-        out.print(
+        yield (
             f"corpus {audited.corpus}, policy signed by {audited.owner}, {audited.charged} steps charged of {audited.steps}, "
             f"delta {audited.delta:g}, {audited.accountant}"
         )
-        out.print(f"statement A (isolation): {audited.isolation}")
-        print_classes([asdict(item) for item in audited.classes])
-        print_releases([asdict(row) for row in audited.releases], [item.name for item in audited.classes])
-    out.print(WHERE_BEYOND)
+        yield f"statement A (isolation): {audited.isolation}"
+        yield from classes_text([asdict(item) for item in audited.classes])
+        yield from releases_text([asdict(row) for row in audited.releases], [item.name for item in audited.classes])
+    yield WHERE_BEYOND
 
 
-def print_verdict(verdict: "Verdict", qualifiers: Iterable[str], about: str) -> None:
-    """Prints the verdict with its qualifiers in one line, and a line for what each says and what the reader can do about it.
+def verdict_text(verdict: "Verdict", qualifiers: Iterable[str], about: str) -> Iterator[Shown]:
+    """Yields the verdict with its qualifiers in one line, and a line for what each says and what the reader can do about it.
 
     Args:
         verdict: of an audit, or of the check of a release.
@@ -116,44 +96,47 @@ def print_verdict(verdict: "Verdict", qualifiers: Iterable[str], about: str) -> 
     """
     from ledger.audit.findings import QUALIFIERS, VERDICTS, headline
 
-    out, words = console(), tuple(qualifiers)
-    out.print(styled(f"bold {COLOURS.get(verdict, 'red')}", headline(verdict, words), f"  {about}"))
-    out.print(f"{VERDICTS[verdict].sentence}; {VERDICTS[verdict].remedy}")
+    words = tuple(qualifiers)
+    yield styled(f"bold {COLOURS.get(verdict, 'red')}", headline(verdict, words), f"  {about}")
+    yield f"{VERDICTS[verdict].sentence}; {VERDICTS[verdict].remedy}"
     if verdict != "FAILED":
         for word in words:
-            out.print(styled("yellow", word, f" {QUALIFIERS[word].sentence}; {QUALIFIERS[word].remedy}"))
+            yield styled("yellow", word, f" {QUALIFIERS[word].sentence}; {QUALIFIERS[word].remedy}")
 
 
-def print_classes(classes: list[dict[str, Any]]) -> None:
-    """What the contributions of each class have spent at most."""
+def verdict_line(verdict: str, said: str, about: str) -> Text:
+    """Returns a verdict in its colour, and what it is on."""
+    return styled(f"bold {COLOURS.get(verdict, 'red')}", said, f"  {about}")
+
+
+def classes_text(classes: list[dict[str, Any]]) -> Iterator[Shown]:
+    """Yields a table of what the contributions of each class have spent at most."""
     counted = any(item["occurrences"] is not None for item in classes)
-    steps = ("steps", "occurrences") if counted else ("steps",)
-    preset = ("at preset, no caps",) if any(item["epsilon_preset"] is not None for item in classes) else ()
-    spent_head = ("epsilon", "if content replaced", *preset)
-    rows = table("class", "active", "withdrawn", "q", "least z", *steps, *spent_head, "parameters")
-    for item in classes:
-        rows.add_row(
-            item["name"],
-            str(item["active"]),
-            str(item["withdrawn"]),
-            number(item["sampling_rate"]),
-            _noise(item),
-            *(str(item[name]) for name in steps),
-            spent(item["epsilon"]),
-            spent(item["epsilon_replace"]),
-            *(spent(item["epsilon_preset"]) for _ in preset),
-            str(item["coordinates"]),
-        )
-    print_table(rows)
+    preset = any(item["epsilon_preset"] is not None for item in classes)
+    yield table_of(
+        classes,
+        {
+            "class": lambda item: item["name"],
+            "active": lambda item: str(item["active"]),
+            "withdrawn": lambda item: str(item["withdrawn"]),
+            "q": lambda item: number(item["sampling_rate"]),
+            "least z": _noise,
+            "steps": lambda item: str(item["steps"]),
+            **({"occurrences": lambda item: str(item["occurrences"])} if counted else {}),
+            "epsilon": lambda item: spent(item["epsilon"]),
+            "if content replaced": lambda item: spent(item["epsilon_replace"]),
+            **({"at preset, no caps": lambda item: spent(item["epsilon_preset"])} if preset else {}),
+            "parameters": lambda item: str(item["coordinates"]),
+        },
+    )
 
 
-def print_releases(rows: Iterable[dict[str, Any]], classes: list[str]) -> None:
-    """Each release that the ledger records, whose influence may be in it, and what it costs each of these classes at most."""
-    out = console()
+def releases_text(rows: Iterable[dict[str, Any]], classes: list[str]) -> Iterator[Shown]:
+    """Yields each release, whose influence may be in it, and what it costs each of these classes at most."""
     for row in rows:
         basis = "planned horizon" if row["planned_horizon"] else "whole run"
-        out.print(styled("bold", f"released at leaf {row['seq']}", f", {utc(row['time'])}, step {row['step']}"))
-        out.print(f"  release.cose has SHA-256 {row['manifest_digest']}")
+        yield styled("bold", f"released at leaf {row['seq']}", f", {utc(row['time'])}, step {row['step']}")
+        yield f"  release.cose has SHA-256 {row['manifest_digest']}"
         for part in row["parts"]:
             costs = [
                 f"{name} {_cost(epsilon)}"
@@ -161,7 +144,7 @@ def print_releases(rows: Iterable[dict[str, Any]], classes: list[str]) -> None:
                 if name in part["influenced_by"]
             ]
             what = f"epsilon of the {basis}: {', '.join(costs)}" if costs else "no class has any influence on it"
-            out.print(f"  {part['name']}: {what}")
+            yield f"  {part['name']}: {what}"
 
 
 def _cost(epsilon: float | None) -> str:
@@ -169,50 +152,43 @@ def _cost(epsilon: float | None) -> str:
 
 
 def _noise(item: dict[str, Any]) -> str:
-    """The least noise multiplier of a class; nothing where no contribution has one."""
+    """Returns the least noise multiplier of a class; nothing where no contribution has one."""
     found = item["noise_multiplier"]
     return "public" if item["public"] else "" if found is None else at_least(found)
 
 
 HeaderAsked = Annotated[
-    bool,
-    typer.Option("--header", help="Who signs: owner, ledger and auditors, and of an export with a registry the contributors."),
+    bool, option("Who signs: owner, ledger and auditors, and of an export with a registry the contributors.", "--header")
 ]
 
 
-def show_parties(run: "Replay", ledger: str, *, json: bool) -> None:
-    """Prints the signing parties of a run, and where each key was read.
+def shown_parties(run: "Replay", ledger: str) -> Told:
+    """Returns the signing parties of a run, and where each key was read.
 
     Args:
         run: the run; of an export, one that was audited.
         ledger: the ledger, or the directory of an export.
-        json: print JSON.
 
     Raises:
         RegistryRefused: the registry in the export does not verify.
     """
     registry = _registry(run, Path(ledger))
     contributors = None if registry is None else [_told(item) for item in registry.contributors]
-    data = {"parties": parties(run), "contributors": contributors}
-    if json:
-        print_json(data)
-        return
-    out, rows = console(), table("who", "name", "key", "read from")
-    for item in data["parties"] or ():
-        rows.add_row(item["role"], item["name"], item["key"], item["source"])
-    print_table(rows)
+    signing, rows = parties(run), table("who", "name", "key", "read from")
+    for item in signing:
+        rows.add_row(*item.values())
+    data = {"parties": signing, "contributors": contributors}
     if registry is None:
-        out.print("contributors: no registry here")
-        return
+        return Told(data, [rows, "contributors: no registry here"])
     keys = table("contributor", "key id", "valid from", "until", "revoked", "holds the key", "classes", "cap")
-    for item in data["contributors"] or ():
-        for key in item["keys"]:
-            times = (utc(key["not_before"]), utc(key["not_after"]), "" if key["revoked_at"] is None else utc(key["revoked_at"]))
-            proved = "proved" if key["proved"] else "owner's word"
-            cap = "" if item["cap"] is None else str(item["cap"])
-            keys.add_row(item["commitment"][:16], key["key_id"], *times, proved, ", ".join(item["classes"]), cap)
-    out.print(styled("bold", "contributors", f", as commitments, in a registry with the root {registry.root().hex()}"))
-    print_table(keys)
+    for item in registry.contributors:
+        cap = "" if item.cap is None else str(item.cap)
+        for key in item.keys:
+            times = (utc(key.not_before), utc(key.not_after), "" if key.revoked_at is None else utc(key.revoked_at))
+            proved = "proved" if key.proved else "owner's word"
+            keys.add_row(item.name[:16], key.key_id.hex(), *times, proved, ", ".join(item.classes), cap)
+    head = f", as commitments, in a registry with the root {registry.root().hex()}"
+    return Told(data, [rows, styled("bold", "contributors", head), keys])
 
 
 def parties(run: "Replay") -> list[dict[str, str]]:
@@ -231,7 +207,7 @@ def parties(run: "Replay") -> list[dict[str, str]]:
 
 
 def _registry(run: "Replay", export: Path) -> "Registry | None":
-    """The last state of the registry in an export; None without one."""
+    """Returns the last state of the registry in an export; None without one."""
     from attest.registry import read_states
     from ledger import layout
 
@@ -243,15 +219,5 @@ def _registry(run: "Replay", export: Path) -> "Registry | None":
 
 
 def _told(contributor: "Contributor") -> dict[str, Any]:
-    keys = [
-        {
-            "key_id": record.key_id.hex(),
-            "key": record.raw.hex(),
-            "not_before": record.not_before,
-            "not_after": record.not_after,
-            "revoked_at": record.revoked_at,
-            "proved": record.proved,
-        }
-        for record in contributor.keys
-    ]
-    return {"commitment": contributor.name, "classes": list(contributor.classes), "cap": contributor.cap, "keys": keys}
+    keys = [pick(record, "key_id not_before not_after revoked_at proved", key="raw") for record in contributor.keys]
+    return pick(contributor, "classes cap", commitment="name") | {"keys": keys}

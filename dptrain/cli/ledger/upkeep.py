@@ -14,19 +14,14 @@ from attest.keys import generate, save_private_key
 from attest.schema.plain import utc, visible
 from dptrain.cli.inputs import PassphraseFile, read_private_key
 from dptrain.cli.ledger.place import LedgerKey, LedgerName, StateDirectory, checked, ledger_key, opened_to_sign, place_of
-from dptrain.cli.output import JsonFlag, console
-from dptrain.programs import print_json
+from dptrain.cli.options import argument, option
+from dptrain.cli.results import Told
 from ledger.note import NoteSigner, parse_verifier_key
 from ledger.storage.place import Place
 
 ClockReason = Annotated[
-    str, typer.Option("--reason", metavar="TEXT", help="Why, in at most 200 characters of ASCII; every auditor reads it.")
+    str, option("Why, in at most 200 characters of ASCII; every auditor reads it.", "--reason", metavar="TEXT")
 ]
-
-
-def register_clock(app: typer.Typer) -> None:
-    """Add the command to the group."""
-    app.command("set-clock")(set_clock)
 
 
 def set_clock(
@@ -35,41 +30,34 @@ def set_clock(
     ledger_key: LedgerKey = None,
     passphrase_file: PassphraseFile = None,
     state: StateDirectory = None,
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """Take back times that a wrong clock put ahead, by a leaf that every audit shows.
 
     Times in a ledger never run back, so one start under a clock that is ahead would end it until that time has come. Set the
     machine's clock right first. Nothing else is taken back: what was charged counts, and who was withdrawn as expired stays
     withdrawn. Refused where the ledger can go on as it is. No run may hold the ledger.
 
-    Example: dptrain ledger set-clock ledger.db --reason "the clock of node 3 was a year ahead"
+    When appending is refused with `CLOCK` because an earlier start ran under a clock that was ahead, and the clock is right
+    now. The leaf is shown by every audit; nobody who was withdrawn as expired comes back.
+
+    Example: `dptrain ledger set-clock ledger.db --reason clock-was-a-year-ahead`
     """
     with opened_to_sign(place_of(ledger, state), ledger_key, passphrase_file) as log:
         leaf = log.set_clock(reason, now=int(time.time()))
-    if json:
-        print_json({"leaf": leaf.seq, "before": leaf.before, "time": leaf.time, "reason": leaf.reason})
-        return
-    console().print(f"leaf {leaf.seq} sets the clock back from {utc(leaf.before)} to {utc(leaf.time)}: {visible(leaf.reason)}")
+    back = f"leaf {leaf.seq} sets the clock back from {utc(leaf.before)} to {utc(leaf.time)}: {visible(leaf.reason)}"
+    return Told({"leaf": leaf.seq, "before": leaf.before, "time": leaf.time, "reason": leaf.reason}, [back])
 
 
-Url = Annotated[str, typer.Argument(metavar="URL", callback=checked, help="postgresql://OWNER@HOST/DATABASE[?schema=NAME]")]
+Url = Annotated[str, argument("postgresql://OWNER@HOST/DATABASE[?schema=NAME]", metavar="URL", callback=checked)]
 
 
-def register_init(app: typer.Typer) -> None:
-    """Add the command to the group."""
-    app.command()(init)
-
-
-def init(
-    url: Url,
-    writer: Annotated[str, typer.Option("--writer", metavar="ROLE", help="Role that runs write with; it exists.")],
-    json: JsonFlag = False,
-) -> None:
+def init(url: Url, writer: Annotated[str, option("Role that runs write with; it exists.", metavar="ROLE")]) -> Told:
     """Make the tables of a ledger on a server, for a role that can only append.
 
     Connect as the role that shall own them. The run then connects as ROLE and begins the ledger. Not needed where the run's own
     role may create a schema: then the run makes the tables itself.
+
+    Example: `dptrain ledger init postgresql://owner@db.example/run7 --writer trainer`
     """
     place = place_of(url, None)
     if place.kind != "postgresql":
@@ -81,17 +69,13 @@ def init(
         store.grant(writer)
     finally:
         store.close()
-    if json:
-        print_json({"ledger": place.shown, "schema": place.schema, "writer": writer})
-    else:
-        console().print(f"made the tables of {place.shown} in schema {place.schema}; {writer} may append to them")
+    made = f"made the tables of {place.shown} in schema {place.schema}; {writer} may append to them"
+    return Told({"ledger": place.shown, "schema": place.schema, "writer": writer}, [made])
 
 
 NewKey = Annotated[
     Path | None,
-    typer.Option(
-        "--new-key", metavar="KEY", dir_okay=False, help="New private key, made if it is not there; default: replaces the old."
-    ),
+    option("New private key, made if it is not there; default: replaces the old.", "--new-key", metavar="KEY", dir_okay=False),
 ]
 
 
@@ -103,19 +87,13 @@ class _Changed:
     vkeys: tuple[str, ...]
 
 
-def register_keys(app: typer.Typer) -> None:
-    """Add the command to the group."""
-    app.command("rotate-key")(rotate_key)
-
-
 def rotate_key(
     ledger: LedgerName,
     new_key: NewKey = None,
     key: LedgerKey = None,
     passphrase_file: PassphraseFile = None,
     state: StateDirectory = None,
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """Let a new key sign the ledger from now on.
 
     A leaf says so that both keys sign.
@@ -123,6 +101,8 @@ def rotate_key(
     old key can follow the change in any export; publish the new line of LEDGER.pub all the same. No run may hold the ledger.
     If the command is interrupted, run it again. After a theft of the key this does not help, since the thief holds it too:
     begin a new ledger under another origin.
+
+    Example: `dptrain ledger rotate-key ledger.db`
     """
     from ledger.storage.beside import read_public, write_public
 
@@ -143,14 +123,15 @@ def rotate_key(
             os.link(old_file, kept)
         new_file.replace(old_file)  # at no moment is there no key: a run that began then would make itself another
     where = str(old_file if new_key is None else new_file)
-    if json:
-        print_json({"leaf": changed.seq, "key": current, "retired": retired, "path": where})
-        return
-    out = console()
-    out.print(f"leaf {changed.seq} hands the ledger over; {where} signs it from now on")
-    if Path(where) != place.key:
-        out.print(f"name it where the ledger is written to: --ledger-key {shlex.quote(where)}, or ledger_key in the run file")
-    out.print(f"publish: {current}")
+    named = f"name it where the ledger is written to: --ledger-key {shlex.quote(where)}, or ledger_key in the run file"
+    return Told(
+        {"leaf": changed.seq, "key": current, "retired": retired, "path": where},
+        [
+            f"leaf {changed.seq} hands the ledger over; {where} signs it from now on",
+            *([named] if Path(where) != place.key else []),
+            f"publish: {current}",
+        ],
+    )
 
 
 def _require_current(place: Place, old: Ed25519PrivateKey) -> None:

@@ -1,4 +1,4 @@
-"""Which contribution a person asks a ledger for: by content and nonce, an attestation, a descriptor hash or an anchor file."""
+"""Read which contribution a person asks for: by content and nonce, an attestation, a descriptor hash or an anchor file."""
 
 import re
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from attest import keys, sign1
 from attest.corpus import anchor as anchors
 from attest.corpus.records import JSONL
 from dptrain.cli.attest.attested import attestation_of, content_hash_of
-from dptrain.cli.inputs import existing_file
+from dptrain.cli.options import file_option, option
 
 if TYPE_CHECKING:
     # Loaded where they are used, as in `dptrain.cli.ledger.commands`: help and completion need none of them.
@@ -22,25 +22,21 @@ if TYPE_CHECKING:
 
 Content = Annotated[
     str | None,
-    typer.Option(
+    option(
+        "Find the contribution with this content: its SHA-256 in hex, or a file. With an anchor, held against it.",
         "--content",
         metavar="HASH",
-        help="Find the contribution with this content: its SHA-256 in hex, or a file. With an anchor, held against it.",
     ),
 ]
-Nonce = Annotated[
-    str | None,
-    typer.Option("--nonce", metavar="N", help="The nonce of the content's descriptor, 32 hex digits."),
-]
+Nonce = Annotated[str | None, option("The nonce of the content's descriptor, 32 hex digits.", "--nonce", metavar="N")]
 AnchorFile = Annotated[
-    Path | None,
-    existing_file("--anchor", "ANCHOR", "Find the contribution of this record, as attest anchor wrote it."),
+    Path | None, file_option("ANCHOR", "Find the contribution of this record, as attest anchor wrote it.", "--anchor")
 ]
 ContributorKey = Annotated[
-    Path | None, existing_file("--pub", "PUB", "For an anchor: the contributor's public key, got by another way.")
+    Path | None, file_option("PUB", "For an anchor: the contributor's public key, got by another way.", "--pub")
 ]
 ContributorRegistry = Annotated[
-    Path | None, existing_file("--registry", "REGISTRY", "For an anchor: the corpus's registry, in place of one key.")
+    Path | None, file_option("REGISTRY", "For an anchor: the corpus's registry, in place of one key.", "--registry")
 ]
 
 _HASH = 32

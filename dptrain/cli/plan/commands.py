@@ -1,7 +1,7 @@
 """`dptrain plan`: schedule, effective multipliers, epsilon and waste, before anything is spent."""
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from decimal import Decimal
 from enum import StrEnum
@@ -15,6 +15,7 @@ from attest.gate.reading import KeptReading
 from attest.policy import Policy, SignedPolicy
 from attest.registry import Registry
 from dptrain.accounting.support import unsupported
+from dptrain.cli.complete import class_counts
 from dptrain.cli.gate import ForLedger, Keeping, NoKeptReading, as_json, judge, sentences
 from dptrain.cli.inputs import (
     OwnerKey,
@@ -22,28 +23,28 @@ from dptrain.cli.inputs import (
     PolicyFile,
     RegistryFile,
     count_of,
-    existing_file,
     goals_of,
     read_policy,
     read_signed_policy,
     require_plot,
 )
 from dptrain.cli.ledger.place import LedgerKey, StateDirectory
-from dptrain.cli.output import JsonFlag, console, counting, moment
+from dptrain.cli.options import argument, file_option, option
+from dptrain.cli.output import counting, moment, styled
 from dptrain.cli.plan import show
+from dptrain.cli.results import Shown, Told
 from dptrain.cli.train import load_training
 from dptrain.planning import changes, figures, targets
 from dptrain.planning.plan import GroupPlan, Plan, make_plan, signed_groups, totals
 from dptrain.planning.signal import Signal, read_norms, signals
 from dptrain.planning.signal import as_json as signals_json
-from dptrain.programs import print_json
 
 _LAYERS = 12
 """Layers of a stack where nobody says how many there are."""
 
 
 class Quantity(StrEnum):
-    """What `--solve` finds."""
+    """Names what `--solve` finds."""
 
     MULTIPLIER = "multiplier"
     STEPS = "steps"
@@ -53,40 +54,40 @@ class Quantity(StrEnum):
 
 def plan(
     policy: PolicyFile,
-    corpus: Annotated[
-        Path | None, typer.Argument(metavar="CORPUS", exists=True, help="Count and judge this corpus as well.")
-    ] = None,
-    layers: Annotated[
-        int | None, typer.Option(min=1, max=4096, help="Layers of the model; default: those of --measure's, or 12.")
-    ] = None,
+    corpus: Annotated[Path | None, argument("Count and judge this corpus as well.", metavar="CORPUS", exists=True)] = None,
+    layers: Annotated[int | None, option("Layers of the model; default: those of --measure's, or 12.", min=1, max=4096)] = None,
     contributions: Annotated[
         list[str] | None,
-        typer.Option(metavar="CLASS=N", help="Contributions of a class, where there is no corpus; repeat. Others have none."),
+        option(
+            "Contributions of a class, where there is no corpus; repeat. Others have none.",
+            metavar="CLASS=N",
+            autocompletion=class_counts,
+        ),
     ] = None,
     gradient_norms: Annotated[
         Path | None,
-        existing_file(
-            "--gradient-norms", "NORMS.json", "Norms of PUBLIC gradients per block, or class/block: shows signal against noise."
-        ),
+        file_option("NORMS.json", "Norms of PUBLIC gradients per block, or class/block: shows signal against noise."),
     ] = None,
     measure: Annotated[
-        Path | None,
-        existing_file("--measure", "RUN.toml", "Time a few steps of this run on random payloads; needs the train extra."),
+        Path | None, file_option("RUN.toml", "Time a few steps of this run on random payloads; needs the train extra.")
     ] = None,
     target_epsilon: Annotated[
         list[str] | None,
-        typer.Option(metavar="[CLASS=]E", help="Say what to change for an epsilon of at most E, of all or of one; repeat."),
+        option(
+            "Say what to change for an epsilon of at most E, of all or of one; repeat.",
+            metavar="[CLASS=]E",
+            autocompletion=class_counts,
+        ),
     ] = None,
     solve: Annotated[
         Quantity | None,
-        typer.Option(
+        option(
+            "multiplier (default), steps or rate; or normalizer, which touches no guarantee and needs no target.",
             metavar="WHAT",
-            help="multiplier (default), steps or rate; or normalizer, which touches no guarantee and needs no target.",
         ),
     ] = None,
     what_if: Annotated[
-        list[str] | None,
-        typer.Option(metavar="CHANGES", help="Compare with a policy that says KEY=VALUE,KEY=VALUE; repeat for more."),
+        list[str] | None, option("Compare with a policy that says KEY=VALUE,KEY=VALUE; repeat for more.", metavar="CHANGES")
     ] = None,
     plot: PlotFile = None,
     owner_key: OwnerKey = None,
@@ -96,8 +97,7 @@ def plan(
     key: LedgerKey = None,
     state: StateDirectory = None,
     no_kept_reading: NoKeptReading = False,
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """Show what a policy gives each class: noise per block, effective multiplier, epsilon, waste, expected draws.
 
     With a corpus, contributions are admitted as in training and their own signed bounds are accounted; the policy must
@@ -105,6 +105,8 @@ def plan(
 
     Nothing is charged, and nothing written but what `--plot` names, the reading that is kept with `--for` and, beside a corpus,
     which state of the registry was used.
+
+    Example: `dptrain plan policy.toml --layers 12`
     """
     signed = read_signed_policy(policy, owner_key) if corpus else None
     rules = signed.policy if signed else read_policy(policy, owner_key)[0]
@@ -129,44 +131,39 @@ def plan(
         terms = f"delta {float(rules.delta):g}, {rules.accountant}, {rules.adjacency}"
         drawn = figures.plan_figure(planned, f"{rules.corpus}: {rules.steps:,} steps", terms)
         drawn.write(plot, figures.plan_tables(planned, terms))
-    if json:
-        data = _as_json(rules, planned, report, groups, ratios, counts)
-        data |= {} if solution is None else {"solution": solution.as_json()}
-        data |= {} if cost is None else {"measured": asdict(cost)}
-        data |= as_json(reading.found)
-        if compared:
-            data["what_if"] = [
-                {
-                    "change": text,
-                    **_as_json(other, plan_then, None, {}, None, None),
-                    "differences": show.differences_json(rules, planned, other, plan_then),
-                }
-                for text, other, plan_then in compared
-            ]
-        print_json(data)
-        return
+    data = _as_json(rules, planned, report, groups, ratios, counts)
+    data |= {} if solution is None else {"solution": solution.as_json()}
+    data |= {} if cost is None else {"measured": asdict(cost)}
+    data |= as_json(reading.found)
     if compared:
-        show.print_comparison(rules, planned, compared)
-    elif solution is not None:
-        show.print_solution(solution, policy)
-    else:
-        show.print_plan(rules, planned)
-        if report is not None:
-            show.print_corpus(rules, report, groups)
-            for sentence in sentences(reading.found):
-                console().print(sentence)
-    if ratios is not None:
-        show.print_signals(planned, ratios)
-    if cost is not None:
-        show.print_cost(rules, planned, cost)
-    if plot is not None:
-        show.print_written(plot)
-    show.print_unsupported(unsupported(rules))
+        data["what_if"] = [
+            {
+                "change": text,
+                **_as_json(other, plan_then, None, {}, None, None),
+                "differences": show.differences_json(rules, planned, other, plan_then),
+            }
+            for text, other, plan_then in compared
+        ]
 
+    def text() -> Iterator[Shown]:
+        if compared:
+            yield from show.comparison_text(rules, planned, compared)
+        elif solution is not None:
+            yield from show.solution_text(solution, policy)
+        else:
+            yield from show.plan_text(rules, planned)
+            if report is not None:
+                yield from show.corpus_text(rules, report, groups)
+                yield from sentences(reading.found)
+        if ratios is not None:
+            yield from show.signals_text(planned, ratios)
+        if cost is not None:
+            yield from show.cost_text(rules, planned, cost)
+        if plot is not None:
+            yield f"wrote {plot}"
+        yield from (styled("red", "✗", f" {sentence}") for sentence in unsupported(rules))
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the root."""
-    app.command()(plan)
+    return Told(data, text())
 
 
 class _Reading:

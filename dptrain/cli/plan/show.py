@@ -1,8 +1,8 @@
-"""How `dptrain plan` shows what it found: picture, tables, and sentences."""
+"""Show what `dptrain plan` found: picture, tables, and sentences."""
 
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,8 @@ from attest.gate import GateReport
 from attest.policy import Policy
 from attest.policy.sampling import POISSON
 from dptrain.cli.advice.findings import repeated
-from dptrain.cli.output import amount, console, counted, duration, number, print_picture, print_table, size, styled, table
+from dptrain.cli.output import amount, counted, duration, number, size, styled, table, table_of
+from dptrain.cli.results import Shown
 from dptrain.planning.layout import BlockPlan
 from dptrain.planning.picture import phase_picture, plan_picture
 from dptrain.planning.plan import GroupPlan, Plan, totals
@@ -30,229 +31,207 @@ OWN = (
 )
 
 
-def print_plan(policy: Policy, planned: Plan) -> None:
-    """Prints the picture, the classes, the blocks, and what to know about either."""
-    out = console()
-    out.print(f"corpus {policy.corpus}, {policy.steps} steps, delta {float(policy.delta):g}, {policy.accountant}\n")
-    print_picture(lambda glyphs: [*plan_picture(planned, glyphs), *phase_picture(planned.phases, glyphs)])
-    rows = table(
-        "class",
-        "clip",
-        "sigma",
-        "z",
-        "waste",
-        "epsilon",
-        "if content replaced",
-        "if all redone",
-        "draws of each",
-        "95 % between",
-        "own variance",
+def plan_text(policy: Policy, planned: Plan) -> Iterator[Shown]:
+    """Yields the picture, the classes, the blocks, and what to know about either."""
+    yield f"corpus {policy.corpus}, {policy.steps} steps, delta {float(policy.delta):g}, {policy.accountant}\n"
+    yield lambda glyphs: [*plan_picture(planned, glyphs), *phase_picture(planned.phases, glyphs)]
+    rows = table_of(
+        planned.classes,
+        {
+            "class": lambda item: item.name,
+            "clip": lambda item: number(item.preset.clip_norm),
+            "sigma": lambda item: number(item.preset.noise_multiplier),
+            "z": lambda item: number(item.preset.effective_multiplier),
+            "waste": lambda item: f"{item.preset.waste:.2f}",
+            "epsilon": lambda item: rounded_up(item.preset.epsilon),
+            "if content replaced": lambda item: rounded_up(item.preset.epsilon_replace),
+            "if all redone": lambda item: rounded_up(item.preset.epsilon_with_redo),
+            "draws of each": lambda item: amount(item.expected_draws),
+            "95 % between": lambda item: f"{item.draws.low} and {item.draws.high}",
+            "own variance": lambda item: _variance(item.preset.sufficient_variance),
+        },
     )
-    for item in planned.classes:
-        preset = item.preset
-        rows.add_row(
-            item.name,
-            number(preset.clip_norm),
-            number(preset.noise_multiplier),
-            number(preset.effective_multiplier),
-            f"{preset.waste:.2f}",
-            rounded_up(preset.epsilon),
-            rounded_up(preset.epsilon_replace),
-            rounded_up(preset.epsilon_with_redo),
-            amount(item.expected_draws),
-            f"{item.draws.low} and {item.draws.high}",
-            _variance(preset.sufficient_variance),
-        )
     for public in planned.public:
         draws = f"{public.draws.low} and {public.draws.high}"
         rows.add_row(public.name, *["public"] * 7, amount(public.expected_draws), draws, "public")
-    print_table(rows)
+    yield rows
     literal = policy.noise_injection == "per_sample"
     given = "what is sure beforehand" if literal else "what the schedule gives"
     given += ", where the noise is least" if len(planned.phases) > 1 else ""
-    out.print(f"sigma: noise multiplier asked for; z: {given}; waste: z / sigma; epsilons rounded up")
-    out.print(OWN)
+    yield f"sigma: noise multiplier asked for; z: {given}; waste: z / sigma; epsilons rounded up"
+    yield OWN
     if policy.sampling.name != POISSON:
-        out.print(
+        yield (
             f"turns are public ({policy.sampling.name} order): every contribution takes part once in each period of 1/rate "
             "steps, and each occurrence counts in full. Epsilons here are for the dearest turns that the order allows; if all "
             "redone: every step that may be done again is one more"
         )
     elif policy.disclosure == "occurrences_public":
-        out.print(
+        yield (
             "occurrences are public: the ledger says who was drawn, and each occurrence counts in full. Epsilons here are for "
             "as many draws as one contribution in a million exceeds; what each spends is known only afterwards"
         )
     for total in totals(policy, planned):
-        out.print(
+        yield (
             f"class {total.name}: epsilon {total.limit:g} over all runs together, of which this one could use "
             f"{rounded_up(total.used)} with every step done again; {repeated(total) if total.runs else 'so it cannot begin'}"
         )
-    _print_blocks(planned)
+    yield from _blocks_text(planned)
     if literal:
-        out.print(
+        yield (
             "noise is brought by those drawn, (sigma C)^2 of variance each: the noise of a step follows its draw, and the "
             "noise per block above is what the most demanding class brings, once"
         )
     else:
-        out.print(f"noise energy against uniform noise in the same blocks: {planned.noise_energy_ratio:.0%}")
+        yield f"noise energy against uniform noise in the same blocks: {planned.noise_energy_ratio:.0%}"
     if policy.noise_budgets is not None:
-        out.print(
+        yield (
             f"clip norms are divided among blocks: noise energy is {planned.noise_energy_of_max_rule:.0%} of one clip over all "
             f"of them, within {planned.noise_energy_gap:.1e} of the least for these budgets (convex programme)"
         )
     for rule in policy.classes:
         if rule.depth.adapter is not None:
-            out.print(
+            yield (
                 f"class {rule.name} is bound to adapter {rule.depth.adapter!r}: it touches the parameters of that adapter "
                 "alone, in every layer that has them; the ledger names it in their blocks"
             )
     if planned.lower_bounds:
         named = "names, an adapter, heads or experts"
         why = "budgets, whose noise follows the sizes of blocks" if policy.noise_budgets else named
-        out.print(f"bound to {why}: multipliers are lower bounds, epsilons upper bounds, until a model is seen")
+        yield f"bound to {why}: multipliers are lower bounds, epsilons upper bounds, until a model is seen"
 
 
-def print_corpus(policy: Policy, report: GateReport, groups: Mapping[str, Sequence[GroupPlan]]) -> None:
-    """Prints what each group of admitted contributions with the same bounds gets."""
-    out = console()
+def corpus_text(policy: Policy, report: GateReport, groups: Mapping[str, Sequence[GroupPlan]]) -> Iterator[Shown]:
+    """Yields what each group of admitted contributions with the same bounds gets."""
     capped = any(item.bound.max_occurrences for found in groups.values() for item in found)
-    rows = table(
-        "class", "signed by", "sigma", "clip norm", *(["at most"] if capped else []), "z", "epsilon", "if content replaced",
-        "draws expected", "own variance",
-    )  # fmt: skip
-    for name, found in sorted(groups.items()):
-        for item in found:
-            bound = item.bound
-            cap = [f"{bound.max_occurrences} draws" if bound.max_occurrences else "any"] if capped else []
-            rows.add_row(
-                name,
-                str(item.contributions),
-                number(bound.noise_multiplier),
-                number(bound.clip_norm),
-                *cap,
-                number(bound.effective_multiplier),
-                rounded_up(bound.epsilon),
-                rounded_up(bound.epsilon_replace),
-                amount(bound.expected_draws),
-                _variance(bound.sufficient_variance),
-            )
+    cap = {"at most": lambda row: f"{row[1].bound.max_occurrences} draws" if row[1].bound.max_occurrences else "any"}
+    rows = table_of(
+        [(name, item) for name, found in sorted(groups.items()) for item in found],
+        {
+            "class": lambda row: row[0],
+            "signed by": lambda row: str(row[1].contributions),
+            "sigma": lambda row: number(row[1].bound.noise_multiplier),
+            "clip norm": lambda row: number(row[1].bound.clip_norm),
+            **(cap if capped else {}),
+            "z": lambda row: number(row[1].bound.effective_multiplier),
+            "epsilon": lambda row: rounded_up(row[1].bound.epsilon),
+            "if content replaced": lambda row: rounded_up(row[1].bound.epsilon_replace),
+            "draws expected": lambda row: amount(row[1].bound.expected_draws),
+            "own variance": lambda row: _variance(row[1].bound.sufficient_variance),
+        },
+    )
     public = sum(item.admission.descriptor.public for item in report.admitted)
     if public:
         rows.add_row("public classes", str(public), *["public"] * (8 if capped else 7))
-    print_table(rows)
+    yield rows
     per_step = expected_per_step(policy, report.counts()["admitted"])
-    out.print(f"{len(report.admitted)} admitted, {len(report.refused)} refused; {number(per_step)} drawn per step on average")
+    yield f"{len(report.admitted)} admitted, {len(report.refused)} refused; {number(per_step)} drawn per step on average"
     if not 0.1 <= per_step / policy.normalizer <= 10:
         far = f" sums are divided by the normalizer {policy.normalizer}, far from {number(per_step)}; this scales the learning "
-        out.print(styled("yellow", "!", far + "rate and touches no guarantee (--solve normalizer)"))
+        yield styled("yellow", "!", far + "rate and touches no guarantee (--solve normalizer)")
 
 
-def print_signals(planned: Plan, found: Sequence[Signal]) -> None:
-    """Prints signal against noise, neighbouring layers with like figures as one row."""
-    out = console()
-    rows = table("class", "block", "gradient", "after clip", "noise", "one", "a step", "the run")
-    for _, same in groupby(found, key=lambda item: (item.name, _kind(item.block), item.norm, item.std)):
-        part = list(same)
-        first = part[0]
-        rows.add_row(
-            first.name,
-            _span([item.block for item in part]),
-            number(first.norm),
-            number(first.clipped),
-            number(first.std),
-            number(first.of_one, 3),
-            "?" if first.of_step is None else amount(first.of_step),
-            "?" if first.of_run is None else amount(first.of_run),
-        )
-    print_table(rows)
-    out.print(
+def signals_text(planned: Plan, found: Sequence[Signal]) -> Iterator[Shown]:
+    """Yields signal against noise, neighbouring layers with like figures as one row."""
+    alike = groupby(found, key=lambda item: (item.name, _kind(item.block), item.norm, item.std))
+    yield table_of(
+        [list(part) for _, part in alike],
+        {
+            "class": lambda part: part[0].name,
+            "block": lambda part: _span([item.block for item in part]),
+            "gradient": lambda part: number(part[0].norm),
+            "after clip": lambda part: number(part[0].clipped),
+            "noise": lambda part: number(part[0].std),
+            "one": lambda part: number(part[0].of_one, 3),
+            "a step": lambda part: "?" if part[0].of_step is None else amount(part[0].of_step),
+            "the run": lambda part: "?" if part[0].of_run is None else amount(part[0].of_run),
+        },
+    )
+    yield (
         "signal over noise in the direction of the signal: of one contribution, of all that a step draws on average, of all "
         "steps, if all gradients pointed the same way. No more is possible; the norms must be of public gradients"
     )
     if any(item.of_step is None for item in found):
-        out.print("?: give a CORPUS or --contributions CLASS=N, so that it is known how many a step draws")
+        yield "?: give a CORPUS or --contributions CLASS=N, so that it is known how many a step draws"
 
 
-def print_cost(policy: Policy, planned: Plan, cost: "Measured") -> None:
-    """Prints time and memory, per class by the depth of its band."""
-    out = console()
-    rows = table("class", "layers", "parameters", "drawn per step", "each", "a step", "share")
-    for item in sorted(cost.classes, key=lambda item: -item.layers):
-        rows.add_row(
-            item.name,
-            f"top {item.layers} of {cost.layers}",
-            amount(item.coordinates),
-            number(item.contributions_per_step),
-            duration(item.seconds_per_contribution),
-            duration(item.seconds_per_step),
-            f"{item.share:.0%}",
-        )
+def cost_text(policy: Policy, planned: Plan, cost: "Measured") -> Iterator[Shown]:
+    """Yields time and memory, per class by the depth of its band."""
+    rows = table_of(
+        sorted(cost.classes, key=lambda item: -item.layers),
+        {
+            "class": lambda item: item.name,
+            "layers": lambda item: f"top {item.layers} of {cost.layers}",
+            "parameters": lambda item: amount(item.coordinates),
+            "drawn per step": lambda item: number(item.contributions_per_step),
+            "each": lambda item: duration(item.seconds_per_contribution),
+            "a step": lambda item: duration(item.seconds_per_step),
+            "share": lambda item: f"{item.share:.0%}",
+        },
+    )
     noise = cost.fixed_seconds
     rows.add_row("noise, optimizer", "", amount(cost.trained), "", "", duration(noise), f"{noise / cost.seconds_per_step:.0%}")
-    print_table(rows)
-    out.print(
+    yield rows
+    yield (
         f"a step takes {duration(cost.seconds_per_step)}, the run of {policy.steps:,} steps {duration(cost.seconds_per_run)};"
         f" peak memory {size(cost.peak_bytes)} on {cost.device}, {counted(cost.threads, 'thread')}, microbatches of"
         f" {cost.microbatch}"
     )
-    out.print(
+    yield (
         "measured on random payloads of one example each: no private data was read, no ledger opened, nothing charged. "
         f"{amount(cost.trained)} of {amount(cost.parameters)} parameters are trained; noise energy"
         f" {cost.noise_energy_ratio:.0%} of uniform noise, with the sizes of this model"
     )
     if cost.layers != planned.layers:
         note = f" the model has {counted(cost.layers, 'layer')}, and the plan above counts {planned.layers}; leave out --layers"
-        out.print(styled("yellow", "!", note))
+        yield styled("yellow", "!", note)
     if cost.assumed:
-        out.print(
+        yield (
             f"nobody said how many contributions there are: {policy.normalizer} per step are assumed, the normalizer; give a "
             "CORPUS or --contributions CLASS=N"
         )
 
 
-def print_solution(solution: Solution, path: Path) -> None:
-    """Prints the lines to change, and what every class gets then."""
-    out = console()
+def solution_text(solution: Solution, path: Path) -> Iterator[Shown]:
+    """Yields the lines to change, and what every class gets then."""
     if not solution.lines:
-        out.print("nothing to change")
+        yield "nothing to change"
     for line in solution.lines:
-        out.print(f'[[class]] name = "{line.where}"' if line.where else "at the top of the policy")
-        out.print(styled("red", f"-   {line.key} = {line.old}"))
-        out.print(styled("green", f"+   {line.key} = {line.new}"))
+        yield f'[[class]] name = "{line.where}"' if line.where else "at the top of the policy"
+        yield styled("red", f"-   {line.key} = {line.old}")
+        yield styled("green", f"+   {line.key} = {line.new}")
     if solution.solve == "normalizer":
-        out.print(
+        yield (
             "\nthe normalizer divides the noised sum of every step: this is the number of contributions that a step draws on "
             "average. It scales the learning rate and touches no guarantee"
         )
         return
-    rows = table("class", "at most", "epsilon now", "epsilon then", "waste then")
-    for item in solution.classes:
-        rows.add_row(
-            item.name,
-            "" if item.target is None else f"{item.target:g}",
-            rounded_up(item.epsilon_before, 6),
-            rounded_up(item.epsilon, 6),
-            f"{item.waste:.2f}",
-        )
-    print_table(rows)
+    yield table_of(
+        solution.classes,
+        {
+            "class": lambda item: item.name,
+            "at most": lambda item: "" if item.target is None else f"{item.target:g}",
+            "epsilon now": lambda item: rounded_up(item.epsilon_before, 6),
+            "epsilon then": lambda item: rounded_up(item.epsilon, 6),
+            "waste then": lambda item: f"{item.waste:.2f}",
+        },
+    )
     if solution.solve == "multiplier":
-        out.print(
+        yield (
             "multipliers are those that each class brings by itself; noise of others in blocks that it shares lowers its"
             " epsilon further. Least is wasted where classes that share blocks have equal products of clip norm and noise"
             " multiplier"
         )
     if solution.lines:
         text = ", ".join(line.assignment for line in solution.lines)
-        out.print(f"to compare: dptrain plan {shlex.quote(str(path))} --what-if {shlex.quote(text)}")
+        yield f"to compare: dptrain plan {shlex.quote(str(path))} --what-if {shlex.quote(text)}"
 
 
-def print_comparison(policy: Policy, planned: Plan, others: Sequence[tuple[str, Policy, Plan]]) -> None:
-    """Prints the plans side by side; what differs from the first is marked."""
-    out = console()
+def comparison_text(policy: Policy, planned: Plan, others: Sequence[tuple[str, Policy, Plan]]) -> Iterator[Shown]:
+    """Yields the plans side by side; what differs from the first is marked."""
     names = ["as it is", *(f"what if {index}" if len(others) > 1 else "what if" for index in range(1, len(others) + 1))]
     for name, (text, _, _) in zip(names[1:], others, strict=True):
-        out.print(f"{name}: {text}")
+        yield f"{name}: {text}"
     columns = [_figures(policy, planned), *(_figures(other, plan) for _, other, plan in others)]
     keys = list(dict.fromkeys(key for column in columns for key in column))
     rows = table("", *names)
@@ -268,8 +247,8 @@ def print_comparison(policy: Policy, planned: Plan, others: Sequence[tuple[str, 
             text = _shown(key[1], value) + _change(base, value)
             cells.append(styled("bold yellow", text) if _differs(base, value) else text)
         rows.add_row(f"  {key[1]}", *cells)
-    print_table(rows)
-    out.print("*: differs. Nothing was written; a policy that differs must be signed anew")
+    yield rows
+    yield "*: differs. Nothing was written; a policy that differs must be signed anew"
 
 
 def differences_json(policy: Policy, planned: Plan, other: Policy, plan: Plan) -> list[dict[str, Any]]:
@@ -280,17 +259,6 @@ def differences_json(policy: Policy, planned: Plan, other: Policy, plan: Plan) -
         for key in dict.fromkeys([*before, *after])
         if _differs(before.get(key), after.get(key))
     ]
-
-
-def print_unsupported(sentences: Sequence[str]) -> None:
-    """Prints what this build does not carry."""
-    for sentence in sentences:
-        console().print(styled("red", "✗", f" {sentence}"))
-
-
-def print_written(path: Path) -> None:
-    """Prints where a figure went."""
-    console().print(f"wrote {path}")
 
 
 def _variance(value: float | None) -> str:
@@ -360,8 +328,8 @@ def _differs(base: float | str | None, value: float | str | None) -> bool:
     return base != value
 
 
-def _print_blocks(planned: Plan) -> None:
-    """Prints noise per block, neighbouring layers with the same classes and noise as one row."""
+def _blocks_text(planned: Plan) -> Iterator[Shown]:
+    """Yields noise per block, neighbouring layers with the same classes and noise as one row."""
     divided = any(block.share for block in planned.blocks)
     rows = table("block", "noise std on the sum", *(["weight in clips"] if divided else []), "classes")
     for _, same in groupby(planned.blocks, key=lambda block: (_kind(block.name), block.std, block.share, block.classes)):
@@ -373,7 +341,7 @@ def _print_blocks(planned: Plan) -> None:
             *([f"{first.share / 1e6:g}"] if divided else []),
             ", ".join(first.classes),
         )
-    print_table(rows)
+    yield rows
 
 
 def _kind(block: str) -> str:

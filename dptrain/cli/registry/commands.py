@@ -9,42 +9,33 @@ from typing import Annotated
 
 import typer
 
-from attest import keys, signed_file
-from attest.errors import AttestError, RegistryRefused
-from attest.policy import Policy
+from attest import keys
+from attest.errors import RegistryRefused
 from attest.registry import Action, KeyStatement, Prove, Registry, RegistryLog, Rotate
 from attest.registry.entries import PROVE, read_statement, signing_key
 from attest.schema.plain import check_id, utc
+from dptrain.cli.complete import POLICIES, class_names, contributors
+from dptrain.cli.complete import classes as known_classes
 from dptrain.cli.inputs import PassphraseFile, load_key
-from dptrain.cli.output import JsonFlag, console, counting, moment, styled
+from dptrain.cli.options import argument, file_option, option
+from dptrain.cli.output import counting, moment, styled
 from dptrain.cli.registry import show as registry_show
 from dptrain.cli.registry.enrolments import Defaults, read_enrolments
 from dptrain.cli.registry.show import ExistingRegistry, as_json
-from dptrain.programs import print_json
+from dptrain.cli.results import Told
 
 
 def unknown_classes(registry: Path, granted: Iterable[str]) -> dict[str, str]:
-    """Granted classes that the policy beside the registry lacks, each with a note; empty where there is no policy.
+    """Returns the granted classes that the policy beside the registry lacks, each with a note; empty where there is no policy.
 
     The policy's signature is not verified: nothing but the note depends on it.
     """
-    for name in ("policy.cose", "policy.toml"):
+    for name in POLICIES:
         path = registry.with_name(name)
-        known = _classes_of(path)
+        known = list(class_names(path))
         if known:
             return {item: _note(item, path, known) for item in sorted(set(granted) - set(known))}
     return {}
-
-
-def _classes_of(path: Path) -> list[str]:
-    try:
-        if path.suffix == ".toml":
-            policy = Policy.from_toml(path.read_text(encoding="utf-8"))
-        else:
-            policy = Policy.from_cbor(signed_file.read(path)[0])
-    except (AttestError, OSError, UnicodeDecodeError):
-        return []
-    return [rule.name for rule in policy.classes]
 
 
 def _note(name: str, path: Path, known: list[str]) -> str:
@@ -56,103 +47,89 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
     help="Which contributor key may attest which classes: a log that only grows, every entry signed by the corpus owner. "
-    "The policy names one state of it; the gate accepts that state and every later one.",
+    "The policy names one state of it; the gate accepts that state and every later one.\n\n`init` once, `add` for every "
+    "contributor, `grant` when the classes change, `rotate` and `revoke` for keys; `show` and `verify` for everybody. Every "
+    "change is signed with the owner's key: by default owner.key beside the registry; the public half is owner.pub there.",
 )
 
 _DAY = 86400
 
-NewRegistry = Annotated[Path, typer.Argument(metavar="REGISTRY", dir_okay=False, help="Registry file, registry.cbor.")]
+NewRegistry = Annotated[Path, argument("Registry file, registry.cbor.", metavar="REGISTRY", dir_okay=False)]
 SigningKey = Annotated[
     Path | None,
-    typer.Option(
-        "--key",
-        metavar="KEY",
-        exists=True,
-        dir_okay=False,
-        help="Private key of the corpus owner, or the .pub file, to sign with the SSH agent that holds it; default: owner.key "
+    file_option(
+        "KEY",
+        "Private key of the corpus owner, or the .pub file, to sign with the SSH agent that holds it; default: owner.key "
         "beside the registry.",
+        "--key",
     ),
 ]
 OwnerName = Annotated[
-    str | None,
-    typer.Option("--owner", help="Identifier of the corpus owner, for a new registry; default: the name in the .pub file."),
+    str | None, option("Identifier of the corpus owner, for a new registry; default: the name in the .pub file.", "--owner")
 ]
-ContributorName = Annotated[str, typer.Option("--contributor", help="Identifier of the contributor.")]
-StatementFile = Annotated[
-    Path | None,
-    typer.Option("--statement", metavar="FILE", exists=True, dir_okay=False, help="What the contributor signed."),
-]
+ContributorName = Annotated[str, option("Identifier of the contributor.", "--contributor", autocompletion=contributors)]
+StatementFile = Annotated[Path | None, file_option("FILE", "What the contributor signed.", "--statement")]
 
 
 @app.command()
 def init(
-    registry: NewRegistry,
-    key: SigningKey = None,
-    owner: OwnerName = None,
-    passphrase_file: PassphraseFile = None,
-    json: JsonFlag = False,
-) -> None:
+    registry: NewRegistry, key: SigningKey = None, owner: OwnerName = None, passphrase_file: PassphraseFile = None
+) -> Told:
     """Start a registry in which nobody is enrolled yet, so that a policy can be signed for it.
 
     Whoever is enrolled later needs no new signature under the policy.
+
+    Example: `dptrain registry init registry.cbor --key owner.key`
     """
     log = _create(registry, key, owner, passphrase_file)
-    _report(log.registry, json, f"started the registry of {log.registry.owner}, id {log.registry.registry_id.hex()}")
+    return _changed(log.registry, f"started the registry of {log.registry.owner}, id {log.registry.registry_id.hex()}")
 
 
 @app.command()
 def add(
     registry: NewRegistry,
-    pub: Annotated[
-        Path | None, typer.Option("--pub", metavar="PUB", exists=True, dir_okay=False, help="Public key file.")
-    ] = None,
+    pub: Annotated[Path | None, file_option("PUB", "Public key file.")] = None,
     table_file: Annotated[
         Path | None,
-        typer.Option(
-            "--from",
-            metavar="FILE",
-            exists=True,
-            dir_okay=False,
-            help="Enrol everybody in a .jsonl or .csv file with the fields key (a line of a .pub file, or base64), "
+        file_option(
+            "FILE",
+            "Enrol everybody in a .jsonl or .csv file with the fields key (a line of a .pub file, or base64), "
             "contributor, classes (in .csv separated by blanks), cap, principal, not_before, not_after; all but key may "
             "be left out, and come from the options then.",
+            "--from",
         ),
     ] = None,
     classes: Annotated[
-        list[str] | None, typer.Option("--class", help="Class that may be attested; repeat for several.")
+        list[str] | None, option("Class that may be attested; repeat.", "--class", autocompletion=known_classes)
     ] = None,
     contributor: Annotated[
-        str | None, typer.Option(help="Identifier of the contributor; default: the name in the public key file.")
+        str | None, option("Identifier of the contributor; default: the name in the public key file.")
     ] = None,
     not_before: Annotated[int | None, moment("First moment of the key; default: now.")] = None,
-    days: Annotated[int, typer.Option(min=1, help="Days for which the key is valid.")] = 730,
-    cap: Annotated[int | None, typer.Option(min=0, help="Contributions admitted at most from this contributor.")] = None,
-    principal: Annotated[str | None, typer.Option(help="Person or group behind this and other contributors.")] = None,
+    days: Annotated[int, option("Days for which the key is valid.", min=1)] = 730,
+    cap: Annotated[int | None, option("Contributions admitted at most from this contributor.", min=0)] = None,
+    principal: Annotated[str | None, option("Person or group behind this and other contributors.")] = None,
     statement: Annotated[
         Path | None,
-        typer.Option(
-            "--statement",
-            metavar="FILE",
-            exists=True,
-            dir_okay=False,
-            help="As attest prove wrote it: the contributor holds the key. Without it that is your word.",
-        ),
+        file_option("FILE", "As attest prove wrote it: the contributor holds the key. Without it that is your word."),
     ] = None,
     allow_look_alike: Annotated[
         bool,
-        typer.Option(
-            "--allow-look-alike", help="Enrol a name that looks like an enrolled one, such as a1ice beside alice, all the same."
-        ),
+        option("Enrol a name that looks like an enrolled one, such as a1ice beside alice, all the same.", "--allow-look-alike"),
     ] = False,
     key: SigningKey = None,
     owner: OwnerName = None,
     passphrase_file: PassphraseFile = None,
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """Enrol public keys and grant classes; makes the registry if it is missing.
 
     Every key is checked for weakness first. Who is enrolled already gets a further key, and classes on top of those granted
     before. A new name that a person would take for an enrolled one is refused.
+
+    When a contributor's .pub file has reached you by a way that you trust. The policy need not be signed again: the gate
+    accepts every later state of the registry that it names.
+
+    Example: `dptrain registry add registry.cbor --pub alice.pub --class sensitive --cap 5000`
     """
     if (pub is None) == (table_file is None):
         raise typer.BadParameter("give one public key with --pub, or a file with many with --from")
@@ -176,30 +153,28 @@ def add(
     notes = unknown_classes(registry, (name for action in wanted for name in action.classes))
     if pub is not None:
         granted = ", ".join(sorted(set(classes or ())))
-        _report(changed, json, f"enrolled {wanted[0].name} for {granted}", [wanted[0].name], notes)
-    else:
-        _report(changed, json, f"enrolled {len(wanted)} keys", [], notes)
+        return _changed(changed, f"enrolled {wanted[0].name} for {granted}", [wanted[0].name], notes)
+    return _changed(changed, f"enrolled {len(wanted)} keys", [], notes)
 
 
 @app.command()
 def prove(
     registry: ExistingRegistry,
-    statement: Annotated[
-        Path, typer.Option("--statement", metavar="FILE", exists=True, dir_okay=False, help="As attest prove wrote it.")
-    ],
+    statement: Annotated[Path, file_option("FILE", "As attest prove wrote it.")],
     key: SigningKey = None,
     passphrase_file: PassphraseFile = None,
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """Take in a contributor's proof that it holds a key which is enrolled already.
 
     It shows that the holder of the key signed for this registry. Who the holder is, and its name, remain your word.
+
+    Example: `dptrain registry prove registry.cbor --statement alice-possession.cose`
     """
     action = _proof(statement)
     found, _ = read_statement(statement)
     changed = _open(registry, key, passphrase_file).append([action], now=int(time.time()))
     short, name = keys.key_id(found.key or b"").hex(), _holder(changed, found.key)
-    _report(changed, json, f"{name} proved that it holds key {short}", [name])
+    return _changed(changed, f"{name} proved that it holds key {short}", [name])
 
 
 @app.command()
@@ -207,47 +182,43 @@ def grant(
     registry: ExistingRegistry,
     contributor: ContributorName,
     classes: Annotated[
-        list[str] | None, typer.Option("--class", help="Class that may be attested; repeat for several.")
+        list[str] | None, option("Class that may be attested; repeat.", "--class", autocompletion=known_classes)
     ] = None,
-    nothing: Annotated[bool, typer.Option("--none", help="Take every class away.")] = False,
-    cap: Annotated[
-        int | None, typer.Option(min=0, help="Contributions admitted at most; left out, the policy's cap holds.")
-    ] = None,
+    nothing: Annotated[bool, option("Take every class away.", "--none")] = False,
+    cap: Annotated[int | None, option("Contributions admitted at most; left out, the policy's cap holds.", min=0)] = None,
     key: SigningKey = None,
     passphrase_file: PassphraseFile = None,
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """Set exactly what a contributor may attest: these classes and no others, and this cap.
 
     A class that is taken away is refused at the gate from then on.
+
+    Example: `dptrain registry grant registry.cbor --contributor alice --class general --cap 500`
     """
     if bool(classes) == nothing:
         raise typer.BadParameter("give --class once or more, or --none to take every class away")
     log = _open(registry, key, passphrase_file)
     changed = log.grant(contributor, classes=classes or (), cap=cap, now=int(time.time()))
     granted = ", ".join(sorted(set(classes or ()))) or "nothing"
-    _report(changed, json, f"{contributor} may attest {granted}", [contributor], unknown_classes(registry, classes or ()))
+    return _changed(changed, f"{contributor} may attest {granted}", [contributor], unknown_classes(registry, classes or ()))
 
 
 @app.command()
 def rotate(
     registry: ExistingRegistry,
-    statement: Annotated[
-        Path, typer.Option("--statement", metavar="FILE", exists=True, dir_okay=False, help="As attest rotate wrote it.")
-    ],
+    statement: Annotated[Path, file_option("FILE", "As attest rotate wrote it.")],
     not_before: Annotated[int | None, moment("First moment of the new key; default: now.")] = None,
-    days: Annotated[int, typer.Option(min=1, help="Days for which the new key is valid.")] = 730,
-    old_until: Annotated[
-        int | None, moment("First moment at which the old key admits nothing more; default: now.")
-    ] = None,
+    days: Annotated[int, option("Days for which the new key is valid.", min=1)] = 730,
+    old_until: Annotated[int | None, moment("First moment at which the old key admits nothing more; default: now.")] = None,
     key: SigningKey = None,
     passphrase_file: PassphraseFile = None,
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """Take in a contributor's change of key: the old key signed it, and the new one proves that it is the contributor's.
 
     What was signed with the old key and is admitted stays in use. What is not admitted yet is refused once the old key
     has ended, so leave it valid with --old-until while such attestations are on their way.
+
+    Example: `dptrain registry rotate registry.cbor --statement alice-rotation.cose --old-until 2026-12-31`
     """
     found, messages = read_statement(statement)
     if found.kind != "rotate" or len(messages) != 2:
@@ -259,24 +230,25 @@ def rotate(
     action = Rotate(found.to_cbor(), messages[0], messages[1], start, start + days * _DAY, end)
     changed = log.append([action], now=now)
     new, name = keys.key_id(found.new_key or b"").hex(), _holder(changed, found.key)
-    _report(changed, json, f"{name} has the new key {new}", [name])
+    return _changed(changed, f"{name} has the new key {new}", [name])
 
 
 @app.command()
 def revoke(
     registry: ExistingRegistry,
-    contributor: Annotated[str | None, typer.Option(help="Identifier of the contributor.")] = None,
-    key_id: Annotated[str | None, typer.Option(metavar="HEX", help="One key; default: all keys.")] = None,
+    contributor: Annotated[str | None, option("Identifier of the contributor.", autocompletion=contributors)] = None,
+    key_id: Annotated[str | None, option("One key; default: all keys.", metavar="HEX")] = None,
     at: Annotated[int | None, moment("From when on; default: now.")] = None,
     statement: StatementFile = None,
     key: SigningKey = None,
     passphrase_file: PassphraseFile = None,
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """Revoke a contributor's keys from a moment on, as the owner or with the contributor's own statement.
 
     A run that is training notices at its next charge, and draws what these keys signed no more. What was charged before
     stands in the ledger.
+
+    Example: `dptrain registry revoke registry.cbor --contributor alice`
     """
     now = int(time.time())
     if (contributor is None) == (statement is None):
@@ -293,32 +265,35 @@ def revoke(
     else:
         contributor, from_when, which = contributor or "", now if at is None else at, key_id or "all keys"
         changed = _open(registry, key, passphrase_file).revoke(contributor, _key_id(key_id), at=from_when, now=now)
-    _report(changed, json, f"revoked {which} of {contributor} from {utc(from_when)} on", [contributor])
+    return _changed(changed, f"revoked {which} of {contributor} from {utc(from_when)} on", [contributor])
 
 
 @app.command("set-clock")
 def set_clock(
     registry: ExistingRegistry,
-    reason: Annotated[
-        str, typer.Option("--reason", metavar="TEXT", help="Why, in at most 200 characters of ASCII; it stands in the log.")
-    ],
+    reason: Annotated[str, option("Why, in at most 200 characters of ASCII; it stands in the log.", metavar="TEXT")],
     key: SigningKey = None,
     passphrase_file: PassphraseFile = None,
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """Take back the time of entries that were made while the owner's clock was ahead.
 
     Times never run back in the log, so such an entry would forbid every revocation until its time has come. Set the clock of
     the machine right first. Keys that were enrolled from a moment ahead on, or revoked from then on, stay so: enrol or revoke
     them again. Refused where entries can follow as it is.
+
+    When an entry was made while the owner's clock was ahead: the gate refuses the registry, and nothing can be revoked at
+    today's time.
+
+    Example: `dptrain registry set-clock registry.cbor --reason clock-was-fifty-years-ahead`
     """
     log = _open(registry, key, passphrase_file)
     before, now = log.registry.time, int(time.time())
     changed = log.set_clock(reason, now=now)
-    _report(changed, json, f"set the clock of the registry back from {utc(before)} to {utc(now)}", [])
+    return _changed(changed, f"set the clock of the registry back from {utc(before)} to {utc(now)}", [])
 
 
-registry_show.register(app)
+app.command()(registry_show.show)
+app.command()(registry_show.verify)
 
 
 def _proof(path: Path) -> Prove:
@@ -381,18 +356,10 @@ def _key_id(text: str | None) -> bytes | None:
         raise typer.BadParameter(f"{text!r} is not a key id in hex; 'registry show' lists them") from error
 
 
-def _report(
-    registry: Registry,
-    json: bool,
-    sentence: str,
-    names: list[str] | None = None,
-    unknown: Mapping[str, str] = MappingProxyType({}),
-) -> None:
-    """Say what was done, and which of the classes granted the policy at hand does not have."""
-    if json:
-        print_json(as_json(registry, verified=True, names=names) | {"unknown_classes": list(unknown)})
-        return
-    out = console()
-    out.print(f"{sentence}\nregistry root {registry.root().hex()}")
-    for note in unknown.values():
-        out.print(styled("yellow", "note", f": {note}"))
+def _changed(
+    registry: Registry, sentence: str, names: list[str] | None = None, unknown: Mapping[str, str] = MappingProxyType({})
+) -> Told:
+    """Returns what was done, and which of the classes granted the policy at hand does not have."""
+    data = as_json(registry, verified=True, names=names) | {"unknown_classes": list(unknown)}
+    notes = (styled("yellow", "note", f": {note}") for note in unknown.values())
+    return Told(data, [f"{sentence}\nregistry root {registry.root().hex()}", *notes])

@@ -21,7 +21,7 @@ _FIELDS = frozenset({"key", "contributor", "classes", "cap", "principal", "not_b
 
 @dataclass(frozen=True)
 class Defaults:
-    """What the options say, for everything that a line leaves out."""
+    """Holds the options, for everything that a line leaves out."""
 
     classes: tuple[str, ...]
     not_before: int
@@ -30,13 +30,13 @@ class Defaults:
     principal: str | None
 
     def enrol(self, name: str, raw: bytes, **stated: Any) -> Enrol:
-        """The enrolment of one key."""
+        """Returns the enrolment of one key."""
         values = {field: getattr(self, field) for field in self.__dataclass_fields__} | stated
         return Enrol(name, raw, **values | {"classes": tuple(sorted(set(values["classes"])))})
 
 
 def read_enrolments(path: Path, defaults: Defaults) -> list[Enrol]:
-    """Enrolments of a `.jsonl` or `.csv` file, in its order.
+    """Returns enrolments of a `.jsonl` or `.csv` file, in its order.
 
     Raises:
         RegistryRefused: Code FORMAT, with the number of the line.
@@ -79,7 +79,7 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object; one with a field twice is refused, for a person reads the first and a program the last."""
+    """Returns a JSON object; one with a field twice is refused, for a person reads the first and a program the last."""
     if len({name for name, _ in pairs}) != len(pairs):
         raise ValueError("a field stands twice")
     return dict(pairs)

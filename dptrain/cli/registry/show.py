@@ -1,6 +1,7 @@
 """Show a registry and its history, in words and as JSON."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,16 +32,16 @@ from attest.registry import (
 from attest.registry.entries import signing_key
 from attest.registry.replay import look_alikes
 from attest.schema.plain import day, machine_time, utc, visible
-from dptrain.cli.inputs import existing_file
-from dptrain.cli.output import JsonFlag, console, counting, moment, styled, table
-from dptrain.programs import print_json
+from dptrain.cli.options import file_argument, file_option, option
+from dptrain.cli.output import counting, moment, styled, table_of
+from dptrain.cli.results import Shown, Told, pick, plain
 
 MOST = 20
 """Actions of one entry that are told one by one to a person."""
 
 
 class Who:
-    """Whom the entries of a registry speak of: names where they are known, else the beginning of a commitment.
+    """Names whom the entries of a registry speak of: names where they are known, else the beginning of a commitment.
 
     Args:
         found: The registry.
@@ -75,14 +76,14 @@ def shown(name: str) -> str:
 
 
 def sentences(entry: Entry, who: Who) -> list[str]:
-    """What an entry did, a sentence an action; of many actions the first ones."""
+    """Returns what an entry did, a sentence an action; of many actions the first ones."""
     told = [_sentence(action, who) for action in entry.actions[:MOST]]
     left = len(entry.actions) - len(told)
     return [*told, f"and {left} more"] if left else told
 
 
 def entry_as_json(entry: Entry, who: Who) -> dict[str, Any]:
-    """An entry as JSON, every action in it."""
+    """Returns an entry as JSON, every action in it."""
     return {"seq": entry.seq, "time": entry.time, "actions": [_action_as_json(action, who) for action in entry.actions]}
 
 
@@ -130,11 +131,7 @@ def _action_as_json(action: Action, who: Who) -> dict[str, Any]:
         signing = said.key if isinstance(action, Rotate) else signing_key(action.message)
         said_fields = {name: getattr(said, name) for name in said.__slots__}
         fields = said_fields | {"contributor": who.of_key(signing)} | fields
-    return {"action": type(action).__name__.lower()} | {name: _plain(value) for name, value in fields.items()}
-
-
-def _plain(value: Any) -> Any:
-    return value.hex() if isinstance(value, bytes) else value
+    return {"action": type(action).__name__.lower()} | {name: plain(value) for name, value in fields.items()}
 
 
 def _short(raw: bytes | None) -> str:
@@ -145,51 +142,43 @@ def _which(raw: bytes | None) -> str:
     return "all keys" if raw is None else f"key {_short(raw)}"
 
 
-ExistingRegistry = Annotated[
-    Path, typer.Argument(metavar="REGISTRY", exists=True, dir_okay=False, help="Registry file, registry.cbor.")
-]
+ExistingRegistry = Annotated[Path, file_argument("REGISTRY", "Registry file, registry.cbor.")]
 OwnerKey = Annotated[
-    Path | None,
-    existing_file("--owner-key", "PUB", "Public key of the corpus owner; default: owner.pub beside the registry."),
+    Path | None, file_option("PUB", "Public key of the corpus owner; default: owner.pub beside the registry.", "--owner-key")
 ]
 
 
 def show(
     registry: ExistingRegistry,
-    history: Annotated[bool, typer.Option("--history", help="List what every entry did.")] = False,
+    history: Annotated[bool, option("List what every entry did.", "--history")] = False,
     owner_key: OwnerKey = None,
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """List contributors, keys and granted classes, or with --history the entries that led there.
 
     Without the owner's public key nothing can be verified: the file is shown all the same, marked NOT VERIFIED, and the
     exit code is 1.
+
+    Example: `dptrain registry show registry.cbor`
     """
     public = owner_key or registry.with_name("owner.pub")
     known = open_registry(registry, keys.load_public_key(public)) if public.is_file() else None
     found = peek(registry) if history or known is None else None
-    if json:
-        print_json(as_json(known or found, verified=known is not None, history=found if history else None))
-    else:
-        _print_unverified(known)
-        _print_history(found) if history and found is not None else _print_contributors(known or found)
-        _print_unverified(known)
-    if known is None:
-        raise typer.Exit(1)
+    data = as_json(known or found, verified=known is not None, history=found if history else None)
+    text = _history_text(found) if history and found is not None else _contributors_text(known or found)
+    return Told(data, [*_unverified_text(known), *text, *_unverified_text(known)], code=known is None)
 
 
 def verify(
     registry: ExistingRegistry,
     owner_key: OwnerKey = None,
-    root: Annotated[
-        str | None, typer.Option(metavar="HEX", help="A root seen before, which the registry must still extend.")
-    ] = None,
+    root: Annotated[str | None, option("A root seen before, which the registry must still extend.", metavar="HEX")] = None,
     now: Annotated[int | None, moment("What the clock says, which no entry may be ahead of; default: now.")] = None,
-    json: JsonFlag = False,
-) -> None:
+) -> Told:
     """Verify every entry, every contributor's statement and every key; exit code 1 if anything is refused.
 
     A last entry that lies more than an hour ahead of the clock is refused: nothing could be revoked until then.
+
+    Example: `dptrain registry verify registry.cbor --owner-key owner.pub`
     """
     public = owner_key or registry.with_name("owner.pub")
     if not public.is_file():
@@ -209,30 +198,19 @@ def verify(
     proved = sum(record.proved for contributor in known.contributors for record in contributor.keys)
     # Commitments have no looks.
     alike = None if known.names_missing else look_alikes((known.owner, *known.by_name))
-    if json:
-        told = {
-            "keys": len(enrolled),
-            "proved": proved,
-            "look_alikes": None if alike is None else [list(group) for group in alike],
-        }
-        print_json(as_json(known, verified=True) | told)
-        return
-    out = console()
-    out.print(
-        f"verified {len(known.roots)} entries by {known.owner}: {len(known.by_name)} contributors, {len(enrolled)} keys, "
-        f"{proved} of them with proof of possession\n"
-        f"registry id {known.registry_id.hex()}\nregistry root {known.root().hex()}"
-    )
+    told = {"keys": len(enrolled), "proved": proved, "look_alikes": None if alike is None else [list(group) for group in alike]}
+    alike_shown = [f": names that look alike: {', '.join(group)}" for group in alike or ()]
     if alike is None:
-        out.print(styled("yellow", "note", f": names that look alike were not looked for: {known.names_missing}"))
-    for group in alike or ():
-        out.print(styled("yellow", "note", f": names that look alike: {', '.join(group)}"))
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to the group `registry`."""
-    app.command()(show)
-    app.command()(verify)
+        alike_shown = [f": names that look alike were not looked for: {known.names_missing}"]
+    return Told(
+        as_json(known, verified=True) | told,
+        [
+            f"verified {len(known.roots)} entries by {known.owner}: {len(known.by_name)} contributors, {len(enrolled)} keys, "
+            f"{proved} of them with proof of possession\n"
+            f"registry id {known.registry_id.hex()}\nregistry root {known.root().hex()}",
+            *(styled("yellow", "note", note) for note in alike_shown),
+        ],
+    )
 
 
 def _hex(text: str, option: str) -> bytes:
@@ -242,35 +220,32 @@ def _hex(text: str, option: str) -> bytes:
         raise typer.BadParameter(f"{option} {text!r} is not in hex") from error
 
 
-def _print_unverified(known: Registry | None) -> None:
+def _unverified_text(known: Registry | None) -> Iterator[Shown]:
     if known is None:
-        console().print(
+        yield (
             styled("bold red", "NOT VERIFIED", ": nobody checked who signed this; give the owner's public key with --owner-key")
         )
 
 
-def _print_contributors(found: Registry | Peek) -> None:
-    rows = table("contributor", "key id", "possession", "classes", "cap", "valid from", "valid until", "revoked")
-    for contributor in found.contributors:
-        name = shown(contributor.name)
-        for record in contributor.keys:
-            rows.add_row(
-                name if contributor.principal is None else f"{name} ({shown(contributor.principal)})",
-                record.key_id.hex(),
-                possession(record),
-                ", ".join(contributor.classes),
-                "" if contributor.cap is None else str(contributor.cap),
-                # Days are enough to look at, and fit a terminal; --json has the seconds.
-                day(record.not_before),
-                day(record.not_after),
-                "" if record.revoked_at is None else utc(record.revoked_at),
-            )
-    out = console()
-    out.print(rows)
+def _contributors_text(found: Registry | Peek) -> Iterator[Shown]:
+    # Days are enough to look at, and fit a terminal; --json has the seconds.
+    yield table_of(
+        [(contributor, record) for contributor in found.contributors for record in contributor.keys],
+        {
+            "contributor": lambda row: shown(row[0].name) + (f" ({shown(row[0].principal)})" if row[0].principal else ""),
+            "key id": lambda row: row[1].key_id.hex(),
+            "possession": lambda row: possession(row[1]),
+            "classes": lambda row: ", ".join(row[0].classes),
+            "cap": lambda row: "" if row[0].cap is None else str(row[0].cap),
+            "valid from": lambda row: day(row[1].not_before),
+            "valid until": lambda row: day(row[1].not_after),
+            "revoked": lambda row: "" if row[1].revoked_at is None else utc(row[1].revoked_at),
+        },
+    )
     if isinstance(found, Registry) and found.names_missing:
-        out.print(f"contributors are shown by the beginning of their commitments: {found.names_missing}")
-    out.print(f"owner {found.owner}, id {found.registry_id.hex()}\nroot {found.roots[-1].hex()}")
-    out.print("possession: proved, by a statement that the key signed for this registry; or the word of the owner who enrolled")
+        yield f"contributors are shown by the beginning of their commitments: {found.names_missing}"
+    yield f"owner {found.owner}, id {found.registry_id.hex()}\nroot {found.roots[-1].hex()}"
+    yield "possession: proved, by a statement that the key signed for this registry; or the word of the owner who enrolled"
 
 
 def possession(record: KeyRecord) -> str:
@@ -278,18 +253,18 @@ def possession(record: KeyRecord) -> str:
     return "proved" if record.proved else "owner's word"
 
 
-def _print_history(found: Peek) -> None:
-    out, who = console(), Who(found)
+def _history_text(found: Peek) -> Iterator[Shown]:
+    who = Who(found)
     for entry, root in zip(found.entries, found.roots, strict=True):
-        out.print(f"entry {entry.seq}, {utc(entry.time)}, root {root.hex()}")
+        yield f"entry {entry.seq}, {utc(entry.time)}, root {root.hex()}"
         for sentence in sentences(entry, who):
-            out.print(f"  {sentence}")
+            yield f"  {sentence}"
 
 
 def as_json(
     found: Registry | Peek, *, verified: bool, history: Peek | None = None, names: list[str] | None = None
 ) -> dict[str, Any]:
-    """A registry as JSON; a command that changed it names only whom it changed, of perhaps very many."""
+    """Returns a registry as JSON; a command that changed it names only whom it changed, of perhaps very many."""
     chosen = [item for item in found.contributors if names is None or item.name in names]
     data: dict[str, Any] = {
         "verified": verified,
@@ -308,19 +283,7 @@ def as_json(
 
 
 def _contributor_as_json(contributor: Contributor) -> dict[str, Any]:
-    return {
-        "name": shown(contributor.name),
-        "classes": list(contributor.classes),
-        "cap": contributor.cap,
-        "principal": None if contributor.principal is None else shown(contributor.principal),
-        "keys": [
-            {
-                "key_id": record.key_id.hex(),
-                "not_before": record.not_before,
-                "not_after": record.not_after,
-                "revoked_at": record.revoked_at,
-                "proved": record.proved,
-            }
-            for record in contributor.keys
-        ],
-    }
+    keys = [pick(record, "key_id not_before not_after revoked_at proved") for record in contributor.keys]
+    principal = None if contributor.principal is None else shown(contributor.principal)
+    told = {"name": shown(contributor.name), **pick(contributor, "classes cap"), "principal": principal}
+    return told | {"keys": keys}
