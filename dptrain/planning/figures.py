@@ -15,6 +15,7 @@ from attest.files import atomic_write
 from attest.schema.plain import visible
 from dptrain.errors import ConfigError
 from dptrain.planning.layout import stack
+from dptrain.planning.picture import promise
 from dptrain.planning.plan import Plan
 from dptrain.planning.rounding import rounded_up
 
@@ -158,7 +159,8 @@ def _draw_reaches(axes: "Axes", plan: Plan, names: Sequence[str]) -> None:
         bars = axes.barh([row] * len(places), 0.92, 0.7, places, color=colour, alpha=alpha, snap=False)
         for bar, block in zip(bars, filter(set(reach.blocks).__contains__, names), strict=True):
             bar.set_gid(visible(f"{reach.name}/{block}"))
-        axes.text(1.02, row, _promise(plan, reach.name), va="center", transform=axes.get_yaxis_transform())
+        told = promise(plan, reach.name, "ε", "public: nothing is promised")
+        axes.text(1.02, row, told, va="center", transform=axes.get_yaxis_transform())
     axes.set(xlim=(0, len(names)), ylim=(len(plan.reaches) - 0.5, -0.5), xticks=[])
     axes.set_yticks(range(len(plan.reaches)), [visible(reach.name) for reach in plan.reaches], weight="bold")
 
@@ -177,16 +179,6 @@ def _draw_noise(axes: "Axes", plan: Plan, names: Sequence[str]) -> None:
     axes.set_xticks([place + 0.5 for place in shown], labels)
     axes.set(xlim=(0, len(names)), ylim=(0, most * 1.1 or 1.0), ylabel="noise")
     axes.text(1.02, 0, f"std up to {most:.4g} on the sum of a step", transform=axes.get_yaxis_transform())
-
-
-def _promise(plan: Plan, name: str) -> str:
-    found = next((item.preset for item in plan.classes if item.name == name), None)
-    if found is None:
-        return "public: nothing is promised"
-    return (
-        f"clip {found.clip_norm:.4g}, z {found.effective_multiplier:.4g}, ε {rounded_up(found.epsilon, 3)}"
-        f" ({rounded_up(found.epsilon_replace, 3)} replaced)"
-    )
 
 
 def plan_tables(plan: Plan, terms: str) -> TABLES:

@@ -55,8 +55,8 @@ def plan_picture(plan: Plan, glyphs: Glyphs) -> list[Line]:
         cells = [_cell(len(column & set(reach.blocks)), len(column), full, glyphs) for column in columns]
         extra = sum(block not in names for block in reach.blocks)
         style = "magenta" if public else "cyan"
-        promise = _promise(plan, reach.name, glyphs)
-        lines.append([(f"{reach.name:{width}}  ", "bold"), (_walled(cells, glyphs), style), (promise, "")])
+        told = f"  {promise(plan, reach.name, glyphs.epsilon, 'public')}"
+        lines.append([(f"{reach.name:{width}}  ", "bold"), (_walled(cells, glyphs), style), (told, "")])
         if extra:
             lines[-1].append((f"  and {extra} {'block' if extra == 1 else 'blocks'} by name", "dim"))
     noise = _noise_line(plan.blocks, columns, glyphs)
@@ -113,14 +113,14 @@ def _cell(touched: int, of: int, full: str, glyphs: Glyphs) -> str:
     return full if touched == of else glyphs.partly if touched else glyphs.outside
 
 
-def _promise(plan: Plan, name: str, glyphs: Glyphs) -> str:
-    found = next((item for item in plan.classes if item.name == name), None)
+def promise(plan: Plan, name: str, epsilon: str, public: str) -> str:
+    """Says what a contribution at the presets of a class gets; `public` of a class to which nothing is promised."""
+    found = next((item.preset for item in plan.classes if item.name == name), None)
     if found is None:
-        return "  public"
-    preset = found.preset
+        return public
     return (
-        f"  clip {preset.clip_norm:.4g}, z {preset.effective_multiplier:.4g}, {glyphs.epsilon} {rounded_up(preset.epsilon, 3)}"
-        f" ({rounded_up(preset.epsilon_replace, 3)} replaced)"
+        f"clip {found.clip_norm:.4g}, z {found.effective_multiplier:.4g}, {epsilon} {rounded_up(found.epsilon, 3)}"
+        f" ({rounded_up(found.epsilon_replace, 3)} replaced)"
     )
 
 
