@@ -112,13 +112,14 @@ class Run:
         while ledger.exists() and not options.get("resume"):
             count += 1
             ledger = world.root / f"{name}{count}.db"
+        how = {"decode": options.pop("decode")} if "decode" in options else {}
         self.private = PrivateTraining.open(
             world.policy, world.corpus,
             **opening(ledger, progress=False, insecure_test_key=key, clock=lambda: world.now, **options),
         )  # fmt: skip
         try:
             _, self.optimizer, self.steps = self.private.prepare(
-                model, self.optimizer, collate_fn, layers=layers, probe=probe
+                model, self.optimizer, collate_fn, layers=layers, probe=probe, **how
             )
         except BaseException:
             self.private.close()

@@ -14,6 +14,7 @@ from torch import nn  # noqa: E402
 
 from dptrain import Clock, PrivateTraining  # noqa: E402
 from dptrain.data.microbatch import Microbatch, json_examples  # noqa: E402
+from dptrain.engine.prepared import PreparedRun  # noqa: E402
 from dptrain.errors import ConfigError, UnsupportedModule  # noqa: E402
 from dptrain.routing.synthetic_rows import ProbeRows  # noqa: E402
 from tests.guarantees import peers  # noqa: E402
@@ -318,12 +319,12 @@ def test_with_the_text_of_the_error_the_claim_fails(odd_one, monkeypatch) -> Non
 def test_probes_that_read_private_contributions_are_noticed(root, world, monkeypatch) -> None:
     """The old behaviour: places spread over the pool."""
 
-    def from_the_pool(self: PrivateTraining, pool, probe) -> ProbeRows:
+    def from_the_pool(self: PreparedRun, pool, decode, probe) -> ProbeRows:
         records = [pool.examples(place)[:1] for place in range(0, POOL, 13)]
         names = [b"record" + bytes([place]) for place in range(len(records))]
-        return ProbeRows(self.feeder.like, self.device, self.feeder.records(records, names))
+        return ProbeRows(self.feeder.like, self.opened.device, self.feeder.records(records, names))
 
-    monkeypatch.setattr(PrivateTraining, "_probe_rows", from_the_pool)
+    monkeypatch.setattr(PreparedRun, "_probe_rows", from_the_pool)
     found = [started(root, world, kind) for kind in (as_it_is, KINDS["infinite loss"])]
     assert found[0].ended is None and found[1].ended is not None and found[1].ended.startswith("LOSS_NOT_FINITE")
     own, other = Prepared(root, world, lambda step: {}), Prepared(root, world, everybody(other_words))
