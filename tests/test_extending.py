@@ -186,11 +186,11 @@ def test_a_run_under_the_family_of_the_page_trains_and_is_audited_with_its_provi
     before = {key: value.clone() for key, value in trainer.model.state_dict().items()}
     trainer.run()
     assert any(not torch.equal(value, before[key]) for key, value in trainer.model.state_dict().items())
-    header: Header = trainer.private.recorder.ledger.header
+    header: Header = trainer.private.opened.recorder.ledger.header
     assert header.accountant.library == "example-geometric" and "geometric noise" in header.exactness_note
     assert header.amplification == "none"
-    for slot in trainer.private.pool.slots:
-        spent = trainer.private.recorder.ledger.epsilon(slot.descriptor_hash)
+    for slot in trainer.private.prepared.pool.slots:
+        spent = trainer.private.opened.recorder.ledger.epsilon(slot.descriptor_hash)
         assert spent == pytest.approx(4 / slot.resolution.multiplier, rel=1e-12)
     trainer.private.export(world.root / "export")
     trainer.close()

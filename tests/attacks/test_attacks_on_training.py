@@ -121,7 +121,7 @@ def test_A21_every_admission_of_a_batch_has_its_one_time_and_time_never_runs_bac
     ticks = iter(range(world.now, world.now + 10**6, 7))
     trainer = Trainer(world, clock=lambda: next(ticks))
     clock_back = trainer.private.opened.now
-    trainer.private.opened.now = lambda: clock_back() - 60
+    object.__setattr__(trainer.private.opened, "now", lambda: clock_back() - 60)
     trainer.run()
     assert {leaf.time for leaf in leaves_of(trainer, Admit)} == {trainer.private.opened.gate.now}
     times = [leaf.time for leaf in leaves_of(trainer)]
