@@ -175,4 +175,4 @@ def test_noise_of_every_block_honours_every_class_that_may_touch_it() -> None:
             assert block.std == pytest.approx(max(needs), rel=1e-12)
         for rule in rules:
             least = min(schedule.blocks[i].std for i in schedule.profiles[rule.name])
-            assert least / rule.clip_norm >= rule.noise_multiplier * (1 - 1e-12)
+            assert least / rule.bounds.clip_norm >= rule.bounds.noise_multiplier * (1 - 1e-12)
