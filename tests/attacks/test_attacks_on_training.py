@@ -86,7 +86,7 @@ def test_A16_an_admission_softer_than_its_class_is_refused_where_bounds_become_n
     admissions = {slot.resolution.class_name: slot.admitted.admission for slot in trainer.private.prepared.pool.slots}
     private, public = admissions["sensitive"], admissions["encyclopedia"]
     assert schedule.resolve(forged(private)) == schedule.resolve(private)
-    assert schedule.resolve(forged(private, clip_norm_micro=10_000, noise_multiplier_micro=1_500_000)).clip_norm == 0.01
+    assert schedule.resolve(forged(private, clip_norm_micro=10_000, noise_multiplier_micro=1_500_000)).bounds.clip_norm == 0.01
     says_public = {"clip_norm_micro": PUBLIC_BOUNDS.clip_micro, "noise_multiplier_micro": PUBLIC_BOUNDS.sigma_micro}
     for code, softer in (
         *((code, forged(private, **changes)) for code, changes in SOFTER.items()),
