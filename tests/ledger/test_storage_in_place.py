@@ -51,6 +51,8 @@ LOST = {
     "without its log": (gone("-wal"), "UNLINKED"),
     "without the index of its log": (gone("-shm"), "UNLINKED"),
 }
+
+
 def charged(run: Driver) -> None:
     run.window = run.charge()
 

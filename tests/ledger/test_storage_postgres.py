@@ -9,9 +9,9 @@ from storage_backends import PostgresBackend
 
 from ledger.errors import LedgerBusy, LedgerCorrupt, LedgerError, StorageFailed
 from ledger.log import Ledger
-from ledger.storage.opening import create_store
 from ledger.storage.sql import postgres_server
 from ledger.storage.sql.postgres_schema import TABLES, writer_grants
+from ledger.storage.store import create_store
 from tests.worlds.attested_ledgers import AttestedDriver, attested_header
 from tests.worlds.ledgers import SIGNER, START, Driver, admission, header_spec
 from tests.worlds.postgres import Cluster
