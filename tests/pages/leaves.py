@@ -1,13 +1,8 @@
-"""Writes what the documentation says of the documents of a ledger from their declaration: ``python -m ledger.pages docs``.
+"""Writes what the documentation says of the documents of a ledger from their declarations."""
 
-A test compares the pages with what is written here, so that neither says what the other does not.
-"""
-
-import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
-from attest.pages import Pages, cddl_map, cddl_row, fields_table, said_of, table, with_section, with_tables, write_pages
 from attest.schema import declarations
 from attest.schema.quick import Array, Row
 from ledger.leaves import Header
@@ -15,8 +10,9 @@ from ledger.leaves.codec import RECORDS
 from ledger.release.contents import FORMS
 from ledger.release.manifest import ISSUER, Manifest
 from ledger.replay.summaries import MAX_AGGREGATE_SIZE, Aggregate, Member
+from tests.pages.documents import Pages, cddl_map, cddl_row, fields_table, said_of, table, with_section, with_tables
 
-_WRITTEN: Final = "; Written from the declaration (python -m ledger.pages docs).\n"
+_WRITTEN: Final = "; Written from the declaration (python -m tests.pages).\n"
 _LEAVES: Final[tuple[type[Any], ...]] = (Header, *sorted(RECORDS.values(), key=lambda leaf: leaf.KIND))
 
 
@@ -72,7 +68,3 @@ def rows_in(cls: type) -> dict[str, type]:
 
 
 PAGES: Final[Pages] = {"formats.md": formats_page, "ledger.cddl": cddl_page}
-
-
-if __name__ == "__main__":
-    write_pages(PAGES, sys.argv[1])
