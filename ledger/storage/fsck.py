@@ -14,8 +14,15 @@ from ledger.leaves.attestations import MAX_FRAMINGS, misfit, unpack
 from ledger.merkle import HASH_SIZE, Frontier, leaf_hash
 from ledger.replay import Replay
 from ledger.replay.summaries import Aggregate
-from ledger.retention.retained import RetainedReplay, StandIns, hashes_end, named_by_withdrawals
-from ledger.retention.statements import vouched_end, vouchers, vouchers_of_close
+from ledger.retention import (
+    RetainedReplay,
+    StandIns,
+    hashes_end,
+    named_by_withdrawals,
+    vouched_end,
+    vouchers,
+    vouchers_of_close,
+)
 from ledger.storage.store import MAX_WRONG, PRUNABLE_KINDS, Aggregated, Row, Snapshot, Store, WholeSnapshot
 from ledger.tiles import MAX_LEVEL, Subtree, Subtrees
 
