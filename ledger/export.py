@@ -25,7 +25,7 @@ from ledger.leaves.attestations import pack, unpack
 from ledger.merkle import leaf_hash
 from ledger.replay.signer import KeyChain
 from ledger.replay.summaries import Aggregate
-from ledger.retention.retained import StandIns
+from ledger.retention import StandIns
 from ledger.storage.store import Row, Snapshot
 from ledger.tiles import KeptNodes, Subtree, Subtrees, nodes_file
 

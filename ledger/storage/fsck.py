@@ -9,8 +9,15 @@ from ledger.leaves import Header, Leaf, Withdraw, decode_leaf
 from ledger.merkle import HASH_SIZE, Frontier, leaf_hash
 from ledger.replay import Replay
 from ledger.replay.summaries import Aggregate
-from ledger.retention.retained import RetainedReplay, StandIns, hashes_end, named_by_withdrawals
-from ledger.retention.statements import vouched_end, vouchers, vouchers_of_close
+from ledger.retention import (
+    RetainedReplay,
+    StandIns,
+    hashes_end,
+    named_by_withdrawals,
+    vouched_end,
+    vouchers,
+    vouchers_of_close,
+)
 from ledger.storage import highwater
 from ledger.storage.place import Place, store_of
 from ledger.storage.store import PRUNABLE_KINDS, Aggregated, Row, Snapshot, Store, exists, open_store
