@@ -311,14 +311,17 @@ def _unbuilt_rows() -> list[tuple[str, str, str, str]]:
     return rows
 
 
-def formats_page(page: str) -> str:
-    """Returns formats.md with the tables that are declared."""
-    attestation = [fields_table("of the", {"descriptor": SignedDescriptor}), fields_table("of the", {"opening": Opening})]
-    page = with_tables(page, "Policy", [bytes_table(Policy), bytes_table(ClassRule)])
-    page = with_tables(page, "Attestation", attestation)
+def attestation_page(page: str) -> str:
+    """Returns formats/attestation.md with the tables that are declared."""
+    tables = [fields_table("of the", {"descriptor": SignedDescriptor}), fields_table("of the", {"opening": Opening})]
+    return with_tables(page, "Attestation", tables)
+
+
+def corpus_page(page: str) -> str:
+    """Returns formats/corpus.md with the tables that are declared."""
     page = with_tables(page, "Content anchor", [fields_table("of the", {"anchor": ContentAnchor})])
     page = with_tables(page, "Withdrawal", [fields_table("of the", {"withdrawal": Withdrawal})])
-    return with_tables(page, "Registry", registry_tables())
+    return with_tables(page, "Policy", [bytes_table(Policy), bytes_table(ClassRule)])
 
 
 def registry_tables() -> list[str]:
@@ -358,4 +361,10 @@ def cddl_page(page: str) -> str:
     return with_section(page, "registry", registry_cddl())
 
 
-PAGES: Final[Pages] = {"policy.md": policy_page, "formats.md": formats_page, "attestation.cddl": cddl_page}
+PAGES: Final[Pages] = {
+    "policy.md": policy_page,
+    "formats/attestation.md": attestation_page,
+    "formats/corpus.md": corpus_page,
+    "formats/registry.md": lambda page: with_tables(page, "Registry", registry_tables()),
+    "attestation.cddl": cddl_page,
+}

@@ -16,14 +16,22 @@ _WRITTEN: Final = "; Written from the declaration (python -m tests.pages).\n"
 _LEAVES: Final[tuple[type[Any], ...]] = (Header, *sorted(RECORDS.values(), key=lambda leaf: leaf.KIND))
 
 
-def formats_page(page: str) -> str:
-    """Returns formats.md with the tables that are declared."""
+def ledger_page(page: str) -> str:
+    """Returns formats/ledger.md with the tables that are declared."""
     leaves = {f"{leaf.KIND} {leaf.__name__.upper()}": leaf for leaf in _LEAVES}
     kinds = [(*name.split(), said_of(leaf)) for name, leaf in leaves.items()]
     tables = [table(("kind", "name", "what it says"), kinds), fields_table("leaf", leaves, least=3), rows_table(leaves)]
-    page = with_tables(page, "Leaves", tables)
+    return with_tables(page, "Leaves", tables)
+
+
+def runs_page(page: str) -> str:
+    """Returns formats/runs.md with the tables that are declared."""
     records = fields_table("row", {"aggregate": Aggregate, "member record": Member}, key="place")
-    page = with_tables(page, "Retention", [records])
+    return with_tables(page, "Retention", [records])
+
+
+def release_page(page: str) -> str:
+    """Returns formats/release.md with the tables that are declared."""
     manifest = {"manifest": Manifest}
     return with_tables(page, "Release", [fields_table("of the", manifest), rows_table(manifest)])
 
@@ -67,4 +75,9 @@ def rows_in(cls: type) -> dict[str, type]:
     return found
 
 
-PAGES: Final[Pages] = {"formats.md": formats_page, "ledger.cddl": cddl_page}
+PAGES: Final[Pages] = {
+    "formats/ledger.md": ledger_page,
+    "formats/runs.md": runs_page,
+    "formats/release.md": release_page,
+    "ledger.cddl": cddl_page,
+}
