@@ -10,6 +10,9 @@ from typing import Any, Final, Literal, get_args
 from ledger.leaves import HeaderBlock, Leaf
 from ledger.views.summary import ClassSummary, ReleaseRow
 
+MAX_FINDINGS: Final = 200
+"""An audit stops naming faults after this many; one is enough to fail."""
+
 Report = Callable[[str, str, str], None]
 """Takes code, place and sentence of everything wrong."""
 

@@ -14,8 +14,8 @@ from typing import Any, Final
 from attest.keys.vkeys import SIGNATURE_COSIGNATURE_V1, SIGNATURE_ED25519, SIGNATURE_SUMMARY_V1, VerifierKey
 from attest.schema.plain import utc, visible
 from ledger import layout
-from ledger.audit.files import Export, Leaves
 from ledger.audit.findings import IgnoredLine, Report, Signer, SummaryRow
+from ledger.audit.given import Export, Leaves
 from ledger.audit.remarks import Remarks
 from ledger.errors import ExportChanged, NoteError, ProofError
 from ledger.leaves import Header
