@@ -250,12 +250,8 @@ class Signer:
 @dataclass(frozen=True, slots=True)
 class IgnoredLine:
     """Counts the signature lines of one key that is neither pinned, nor the ledger's, nor named by the policy: they count for
-    nothing.
-
-    Attributes:
-        resembles: verifier key of a known signer that has this name or this key id, not both; None without such. The line is
-            then damaged, forged, or by another key of that signer.
-    """
+    nothing. `resembles`: verifier key of a known signer that has this name or this key id, not both; None without such. The
+    line is then damaged, forged, or by another key of that signer."""
 
     name: str
     key_id: str

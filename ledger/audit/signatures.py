@@ -53,10 +53,7 @@ def carried_notes(
 
     The kept ones stand in order of size, and each adds a signature to those of its size before it: whoever carries an export
     could repeat a note without end, and each costs several signatures and a root. The first that does not hold is a fault, and
-    the last that is looked at.
-
-    Args:
-        signed: the checkpoint under audit, verified under the ledger's key.
+    the last that is looked at. `signed`: the checkpoint under audit, verified under the ledger's key.
     """
     found = [signed]
     try:

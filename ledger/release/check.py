@@ -25,9 +25,9 @@ from ledger.release.create import block_rows, statements
 from ledger.release.files import differences
 from ledger.release.manifest import EXPORT, MANIFEST, Manifest, open_manifest, read_manifest
 from ledger.release.tied import Tie, few, tie
-from ledger.replay.expenditure import of_record
 from ledger.replay.influence import artifacts, class_costs, is_final, withdrawals_root
 from ledger.replay.replay import SPEND_TOLERANCE_MICRO, Replay
+from ledger.replay.state import of_record
 
 
 def stack_problems(header: Header, records: Sequence[WeightRecord]) -> Iterator[tuple[str, str]]:

@@ -6,7 +6,7 @@ from ledger.audit import verify as module
 from ledger.audit.verify import open_export
 from ledger.errors import ExportChanged
 from ledger.views.summary import class_summaries
-from ledger.views.withdrawn import withdrawal_statement
+from ledger.views.trace import withdrawal_statement
 from tests.worlds.retained_ledgers import crowded_and_pruned, is_pruned
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ledger.audit import AuditReport, verify_export
 from ledger.audit.given import Export, begin, follow
-from ledger.replay.expenditure import Expenditure
+from ledger.replay.state import Expenditure
 from tests.vectors.conformance.honest import Pins
 from tests.vectors.conformance.written import Files, put
 
