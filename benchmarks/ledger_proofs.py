@@ -17,8 +17,7 @@ from ledger import merkle, tiles
 from ledger.leaves import Withdraw, encode_leaf
 from ledger.note import Checkpoint, Cosigner, NoteSigner, checkpoint_text, cosign, merge_notes, sign_note
 from ledger.proofs import prover
-from ledger.proofs.receipt import make_receipt, verify_receipt
-from ledger.proofs.tlog_proof import make_proof, verify_proof
+from ledger.proofs.single_leaf import make_proof, make_receipt, verify_proof, verify_receipt
 from ledger.trust import auditors_policy
 
 ROUNDS = 400

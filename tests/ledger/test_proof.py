@@ -16,7 +16,7 @@ from ledger.log import Ledger
 from ledger.note import Cosigner, NoteSigner, checkpoint_text, cosign, open_note, parse_checkpoint, sign_note
 from ledger.proofs import prover
 from ledger.proofs.prover import ExportReader
-from ledger.proofs.tlog_proof import MAX_PATH, TlogProof, make_proof, parse_proof, verify_proof
+from ledger.proofs.single_leaf import MAX_PATH, TlogProof, make_proof, parse_proof, verify_proof
 from ledger.trust import auditors_policy
 from tests.vectors.published import vectors
 from tests.worlds.ledgers import OTHER_KEY, SIGNER, START, Driver, descriptor, header_spec

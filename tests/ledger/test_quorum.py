@@ -9,7 +9,7 @@ import pytest
 from attest.keys import generate, public_bytes
 from ledger import layout, tiles
 from ledger.audit import verify_export
-from ledger.audit.files import Export
+from ledger.audit.given import Export
 from ledger.errors import LeafRefused
 from ledger.leaves import decode_leaf, encode_leaf
 from ledger.log import Ledger

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ledger import layout, tiles
-from ledger.audit.files import Export, Leaves
+from ledger.audit.given import Export, Leaves
 from ledger.errors import ExportChanged
 from ledger.merkle import leaf_hash, root_of_hashes
 from ledger.note import Checkpoint
