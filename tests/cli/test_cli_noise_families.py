@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from attest.policy import Policy
-from dptrain.accounting.support import unsupported
+from dptrain.accounting import unsupported
 from dptrain.cli.advice import consequences
 from dptrain.cli.advice.case import Case
 from dptrain.cli.attest import words as attest_words
