@@ -1,6 +1,6 @@
 """A prepared run: a model, bound to what was opened, and the parts of its logical step in the order in which they run."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,6 +10,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from attest.corpus import Corpus
+from attest.gate import GateReport
+from attest.gate.reading import KeptReading
+from attest.policy import Policy, SignedPolicy
 from dptrain.blocks.stack import Ran, layer_stack, order_of
 from dptrain.clipping.exactness import level_of, refuse_skipped_masks, refuse_uncertifiable
 from dptrain.clipping.fast import precision_name
@@ -20,17 +24,18 @@ from dptrain.data.microbatch import Collate, Decode, Microbatch
 from dptrain.data.packing import Planned
 from dptrain.data.slots import Slots
 from dptrain.engine import header, refusals
-from dptrain.engine.draw import Drawing
-from dptrain.engine.opening import Opened
+from dptrain.engine.draw import Drawing, Streams, open_streams
+from dptrain.engine.options import Microbatches, NoiseSource
 from dptrain.engine.release import Phase, PrivateGradients, refuse_addresses
 from dptrain.engine.start import Start
 from dptrain.engine.step import UnderWay, check_parameters
-from dptrain.engine.streams import Streams, open_streams
 from dptrain.errors import ConfigError
 from dptrain.progress import progress_bar
 from dptrain.record import checkpoints, weights
-from dptrain.record.recorder import by_terms
-from dptrain.record.settling import settle_pool
+from dptrain.record.pin import sign_record
+from dptrain.record.recorder import Recorder, by_terms
+from dptrain.record.registry_watch import RegistryWatch
+from dptrain.record.settling import Inbox, settle_pool
 from dptrain.routing import Router
 from dptrain.routing.accumulate import Folding
 from dptrain.routing.couplings import Program, refuse_coupled
@@ -47,6 +52,41 @@ if TYPE_CHECKING:
 
 MOST_PROBED = 16
 """Contributions of public classes that the probes use, at most."""
+
+
+@dataclass(frozen=True, eq=False)
+class Opened:
+    """Holds what an opening verified and opened, before there is a model.
+
+    Attributes:
+        signed: the policy with its signature. gate: who was admitted, and who was refused and why. recorder: owns the ledger.
+        reading: signatures that verified, kept for the next opening; None where none are kept.
+        now: returns POSIX seconds. checkpoints: directory of the model's states. progress: whether bars are shown.
+    """
+
+    signed: SignedPolicy
+    corpus: Corpus
+    gate: GateReport
+    recorder: Recorder
+    inbox: Inbox
+    registry: RegistryWatch
+    reading: KeptReading | None
+    accelerator: Any | None
+    microbatches: Microbatches
+    noise: NoiseSource
+    now: Callable[[], int]
+    checkpoints: Path
+    progress: bool | None
+
+    @property
+    def policy(self) -> Policy:
+        """Returns the rules that the corpus owner signed."""
+        return self.signed.policy
+
+    @property
+    def device(self) -> torch.device:
+        """Returns the device that rows go to."""
+        return self.accelerator.device if self.accelerator is not None else torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -134,7 +174,7 @@ class PreparedRun:
         self._states = [self.sandbox, *states]
         self._pin = checkpoints.restore(opened.checkpoints, self.recorder, self.model, self.optimizer, self._states)
         self.start_step = self.step = 0 if self._pin is None else self._pin.step
-        carried = [self.recorder.isolation] if self.recorder.resuming else []
+        carried = [self.recorder.ledger.state.isolation.told] if self.recorder.resuming else []
         self.isolation.carry(*carried, self._pin.isolation if self._pin is not None else HELD)
         self.folding = Folding(self.router)
         self.gradients = PrivateGradients(
@@ -188,9 +228,7 @@ class PreparedRun:
         if attempt is None:
             attempt = recorder.resume(self.start_step, self._pin, opened.now())
         self._take_ledger_order(slots)
-        test_key, generator = opened.noise.insecure_test_key, opened.noise.generator
-        streams = open_streams(recorder, self.pool, policy, attempt, test_key, generator, bits=self.router.sums.bits)
-        self.gradients.state_of(streams.noise)
+        streams = open_streams(recorder, self.pool, policy, attempt, opened.noise, bits=self.router.sums.bits)
         size = opened.microbatches
         drawing = Drawing(policy, self.schedule, self.pool, streams, contributions=size.contributions, rows=size.rows)
         self.attempt = Attempt(streams, drawing, Program(self.model))
@@ -219,7 +257,7 @@ class PreparedRun:
             opened = self.opened
             settle_pool(self.pool, opened.registry, opened.inbox, self.recorder, now := opened.now())
             self.recorder.charge(number, now)
-            self._going.drawing.close(self.pool.indices(self.recorder.withdrawn()))
+            self._going.drawing.close(self.pool.indices(self.recorder.ledger.withdrawn))
 
     def draw(self, number: int) -> list[Planned]:
         """Draws the contributions of a charged step, and splits the draw into microbatches.
@@ -231,8 +269,8 @@ class PreparedRun:
         self.gradients.phase = Phase.DRAWING
         self.folding.begin()
         drawn = drawing.draw(number)
-        if self.recorder.draws_public:
-            self.recorder.draw(number, drawn, self.opened.now())
+        if self.recorder.ledger.header.occurrences_public:
+            self.recorder.ledger.draw(number, drawn, now=self.opened.now())
         stds, of_classes = drawing.noise(number, drawn)
         self.recorder.require_noise(number, of_classes)
         self.gradients.use(stds)
@@ -307,7 +345,7 @@ class PreparedRun:
         step, told = self.step, self.isolation.told
 
         def sign(size: int, sha256: bytes) -> bytes:
-            return self.recorder.sign_pin(step, told, size, sha256)
+            return sign_record(self.recorder.ledger, step, told, size, sha256)
 
         return checkpoints.save(self.opened.checkpoints, step, sign, self.model, self.optimizer, self._states)
 

@@ -29,11 +29,10 @@ from dptrain.clipping.resolver import Schedule, bind
 from dptrain.data.microbatch import Collate, Microbatch, build, row_names
 from dptrain.data.packing import Drawn, Planned, plan
 from dptrain.engine import refusals
-from dptrain.engine.draw import NOTHING, microbatches_of
+from dptrain.engine.draw import NOTHING, microbatches_of, noise_of
 from dptrain.engine.options import Microbatches
 from dptrain.engine.release import Phase, PrivateGradients
 from dptrain.engine.step import Steps, UnderWay, Unrecorded
-from dptrain.engine.streams import noise_of
 from dptrain.noise import KeyStream
 from dptrain.programs import quiet_libraries
 from dptrain.routing import Router, bounds_of
