@@ -17,7 +17,7 @@ from dptrain.clipping.resolver import Resolution, Schedule
 from dptrain.data.contributions import Pool
 from dptrain.data.packing import Drawn, Planned, plan
 from dptrain.data.sampling import OrderedSampler, PoissonSampler, Sampler, groups
-from dptrain.engine.options import NoiseSource
+from dptrain.engine.options import Microbatches, NoiseSource
 from dptrain.errors import ResumeRefused
 from dptrain.noise import KeyStream, Mechanism, Source, mechanism_of
 from dptrain.record.recorder import Recorder
@@ -175,11 +175,7 @@ def noise_of(policy: Policy, run_id: bytes, attempt: int, key: bytes, generator:
 
 
 class Drawing:
-    """Draws the contributions of every step; the rest follows from a draw by public numbers alone.
-
-    Args:
-        contributions: the most in one microbatch. rows: the most rows in one, or None.
-    """
+    """Draws the contributions of every step; the rest follows from a draw by public numbers alone."""
 
     def __init__(
         self,
@@ -187,18 +183,13 @@ class Drawing:
         schedule: Schedule,
         pool: Pool,
         streams: Streams,
-        *,
-        contributions: int,
-        rows: int | None,
+        size: Microbatches,
     ) -> None:
         self._pool = pool
         self._schedule = schedule
         self._sampler = streams.sampler
-        self._contributions = contributions
-        self._rows = rows
-        self._groups = policy.noise_microbatches or 1
-        self._fill = policy.exactness == "certified"
-        self._per_sample = policy.noise_injection == "per_sample"
+        self._policy = policy
+        self._size = size
         self._phases = Phases.of(policy)
         self._scheduled: dict[int, tuple[tuple[float, ...], tuple[float, ...]]] = {}
         self._lowest = {name: schedule.lowest_position(name) for name in schedule.profiles}
@@ -218,7 +209,7 @@ class Drawing:
         """
         found = [Drawn(slot, self._depth(slot), self._pool.size(slot)) for slot in drawn]
         public = {slot: self._resolution(slot).public for slot in drawn}
-        return microbatches_of(found, public, self._groups, self._contributions, self._rows, fill=self._fill)
+        return microbatches_of(found, public, self._policy, self._size)
 
     def noise(self, number: int, drawn: Sequence[int]) -> tuple[tuple[float, ...], tuple[float, ...] | None]:
         """Standard deviations of the noise of a step: per block, and effective ones per class, in the order of the policy.
@@ -226,7 +217,7 @@ class Drawing:
         They are the schedule's in the phase of the step. With injection per sample those drawn bring them, and there is nothing
         per class to hold against what was charged: None.
         """
-        if self._per_sample:
+        if self._policy.noise_injection == "per_sample":
             descriptors = [self._pool.slots.form(slot).descriptor for slot in drawn]
             return self._schedule.realised_stds(descriptors), None
         scale = self._phases.scale_micro(number)
@@ -249,22 +240,16 @@ class Drawing:
 
 
 def microbatches_of(
-    drawn: Sequence[Drawn],
-    public: Mapping[int, bool] | Sequence[bool],
-    injections: int,
-    contributions: int,
-    rows: int | None,
-    *,
-    fill: bool,
+    drawn: Sequence[Drawn], public: Mapping[int, bool] | Sequence[bool], policy: Policy, size: Microbatches
 ) -> list[Planned]:
     """Plans the microbatches of a draw, public contributions last, in microbatches of their own.
 
     How private contributions are split does not depend on public ones.
 
     Args:
-        drawn: those that may reach lowest first. public: by slot, whether it is of a public class. injections: how often
-            noise comes in per step. contributions, rows, fill: of `dptrain.data.packing.plan`; public ones never fill up.
+        drawn: those that may reach lowest first. public: by slot, whether it is of a public class; these never fill up.
     """
-    private = groups([one for one in drawn if not public[one.slot]], injections)
-    planned = [made for group in private for made in plan(group, contributions, rows, fill=fill)]
-    return planned + plan([one for one in drawn if public[one.slot]], contributions, rows)
+    private = groups([one for one in drawn if not public[one.slot]], policy.noise_microbatches or 1)
+    fill = policy.exactness == "certified"
+    planned = [made for group in private for made in plan(group, size.contributions, size.rows, fill=fill)]
+    return planned + plan([one for one in drawn if public[one.slot]], size.contributions, size.rows)

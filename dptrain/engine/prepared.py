@@ -1,5 +1,7 @@
 """A prepared run: a model, bound to what was opened, and the parts of its logical step in the order in which they run."""
 
+import hashlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -26,7 +28,7 @@ from dptrain.data.slots import Slots
 from dptrain.engine import header, refusals
 from dptrain.engine.draw import Drawing, Streams, open_streams
 from dptrain.engine.options import Microbatches, NoiseSource
-from dptrain.engine.release import Phase, PrivateGradients, refuse_addresses
+from dptrain.engine.release import Phase, PrivateGradients
 from dptrain.engine.start import Start
 from dptrain.engine.step import UnderWay, check_parameters
 from dptrain.errors import ConfigError
@@ -43,7 +45,8 @@ from dptrain.routing.repeated import Loss, RepeatedLoss
 from dptrain.routing.synthetic_rows import ProbeRows
 from dptrain.sandbox import Sandbox, forward_seed
 from dptrain.sandbox.isolation import Isolation
-from ledger.leaves import HELD
+from ledger.leaves import HELD, HeaderSpec
+from ledger.leaves.header import ADDRESSED
 from ledger.leaves.numerics import Numerics
 
 if TYPE_CHECKING:
@@ -61,7 +64,7 @@ class Opened:
     Attributes:
         signed: the policy with its signature. gate: who was admitted, and who was refused and why. recorder: owns the ledger.
         reading: signatures that verified, kept for the next opening; None where none are kept.
-        now: returns POSIX seconds. checkpoints: directory of the model's states. progress: whether bars are shown.
+        now: returns POSIX seconds. checkpoints: directory of the model's states. progress: whether a terminal shows bars.
     """
 
     signed: SignedPolicy
@@ -76,7 +79,7 @@ class Opened:
     noise: NoiseSource
     now: Callable[[], int]
     checkpoints: Path
-    progress: bool | None
+    progress: bool
 
     @property
     def policy(self) -> Policy:
@@ -137,7 +140,7 @@ class PreparedRun:
         self.sandbox = Sandbox(self.model, trained, forward_seed(), secret=policy.disclosure == "secret_poisson")
         pool = Pool(opened.corpus, decode, Slots.unresolved(opened.gate.admitted), policy.max_examples)
         self.feeder = Feeder(pool, collate, opened.device, opened.microbatches.rows, self.sandbox)
-        with progress_bar("reading contributions", lambda: len(pool), shown=opened.progress is not False) as read:
+        with progress_bar("reading contributions", lambda: len(pool), shown=opened.progress) as read:
             self.feeder.check(read)
         self.probe_rows = self._probe_rows(pool, decode, probe)
         self.schedule: Schedule = bind(policy, layer_stack(self.model, layers, self._order()))
@@ -150,21 +153,27 @@ class PreparedRun:
         self.router = Router(self.model, self.schedule, **level_of(policy), sandbox=self.sandbox)
         self.router.sums.require_capacity(len(slots))
         self.weights = weights.Weights(self.model, self.router)
-        draws = policy.noise_microbatches or 1
-        refuse_addresses(self.router, draws)
         self.feeder.pool = pool.reordered(slots)
         refuse_skipped_masks(policy.exactness, self.model, self.feeder.names)
         refusals.warn_delta(policy, len(slots))
         refusals.refuse_long_draws(policy, slots.class_names())
-        self._header = header.header_for(
-            opened.signed,
-            self.recorder.owner_public,
-            opened.gate.registry_root,
-            header.fingerprint(self.model, self.schedule),
-            self.schedule,
-            Numerics(precision_name(self.router.precision), opened.noise.generator),
-            self.isolation.told,
-            opened.noise.insecure_test_key,
+        test_key = opened.noise.insecure_test_key
+        # Blocks are those that the run has; that they follow from policy and stack, the header itself checks. With a fixed test
+        # key the run id is fixed too, so that two runs draw equal numbers, and the header says NOT PRIVATE.
+        self._header = HeaderSpec(
+            policy=opened.signed,
+            owner_key=self.recorder.owner_public,
+            registry_root=opened.gate.registry_root,
+            model_fingerprint=header.fingerprint(self.model, self.schedule),
+            stack=self.schedule.stack.named(),
+            blocks=header.block_rows(policy, self.schedule),
+            numerics=Numerics(precision_name(self.router.precision), opened.noise.generator),
+            private=test_key is None,
+            caps_enforced=True,
+            isolation=self.isolation.told,
+            randomness=ADDRESSED,
+            unprobed=(),
+            run_id=os.urandom(16) if test_key is None else hashlib.sha256(test_key).digest()[:16],
         )
         if self.recorder.resuming:
             self.recorder.open(self._header, slots, opened.gate.now)
@@ -177,9 +186,8 @@ class PreparedRun:
         carried = [self.recorder.ledger.state.isolation.told] if self.recorder.resuming else []
         self.isolation.carry(*carried, self._pin.isolation if self._pin is not None else HELD)
         self.folding = Folding(self.router)
-        self.gradients = PrivateGradients(
-            self.model, self.optimizer, self.router, policy.normalizer, draws, self.isolation
-        )
+        draws = policy.noise_microbatches or 1
+        self.gradients = PrivateGradients(self.model, self.optimizer, self.router, policy.normalizer, draws, self.isolation)
         self.under_way = UnderWay(self.sandbox, self.router)
         self.probe = Start(
             self.model,
@@ -229,8 +237,7 @@ class PreparedRun:
             attempt = recorder.resume(self.start_step, self._pin, opened.now())
         self._take_ledger_order(slots)
         streams = open_streams(recorder, self.pool, policy, attempt, opened.noise, bits=self.router.sums.bits)
-        size = opened.microbatches
-        drawing = Drawing(policy, self.schedule, self.pool, streams, contributions=size.contributions, rows=size.rows)
+        drawing = Drawing(policy, self.schedule, self.pool, streams, opened.microbatches)
         self.attempt = Attempt(streams, drawing, Program(self.model))
 
     def check(self) -> None:

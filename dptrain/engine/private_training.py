@@ -15,7 +15,7 @@ from attest.policy import Policy, open_policy
 from dptrain.data.microbatch import Collate, Decode, Microbatch, json_examples
 from dptrain.data.packing import Planned
 from dptrain.engine import refusals
-from dptrain.engine.header import Epsilon, epsilons
+from dptrain.engine.header import Epsilon
 from dptrain.engine.one_owner import stage_alone
 from dptrain.engine.options import (
     CLOCK,
@@ -75,7 +75,7 @@ class PrivateTraining:
         microbatches: Microbatches = MICROBATCHES,
         clock: Clock = CLOCK,
         resume: bool = False,
-        progress: bool | None = None,
+        progress: bool = True,
         noise: NoiseSource = NOISE,
     ) -> "PrivateTraining":
         """Verifies the policy, admits the corpus, and opens or reserves the ledger.
@@ -87,7 +87,7 @@ class PrivateTraining:
             owner_key: public key of the corpus owner, a file or 32 bytes; default ``owner.pub`` beside the policy.
             registry: contributor registry; default ``registry.cbor`` beside the policy.
             earlier: closed runs over the corpus, which count in every limit over runs. microbatches: their size at most.
-            clock: tells the time. resume: continue a run that has a ledger. progress: show a bar.
+            clock: tells the time. resume: continue a run that has a ledger. progress: show a bar on a terminal.
             noise: where noise is drawn.
 
         Raises:
@@ -116,7 +116,7 @@ class PrivateTraining:
             reading = reading_beside(place, key, signed, admitting, watch.current) if kept.keep_reading else None
             # A resumed run is judged by the time of its admission, so that verdicts repeat.
             at = recorder.ledger.header.time if recorder.resuming else now
-            with progress_bar("judging", lambda: attestations_in(Path(corpus)), shown=progress is not False) as judged:
+            with progress_bar("judging", lambda: attestations_in(Path(corpus)), shown=progress) as judged:
                 gate = run_gate(data, signed.policy, admitting, now=at, progress=judged, remember=reading)
             if reading is not None:
                 reading.keep()
@@ -301,7 +301,9 @@ class PrivateTraining:
         Raises:
             StepOrder: before `prepare`. ResumeRefused: code NOT_BEGUN, before the first step, when there is no ledger yet.
         """
-        return epsilons(self.prepared.summary())
+        figures = ("epsilon", "epsilon_replace", "epsilon_planned", "delta")
+        rows = self.prepared.summary()
+        return {row["class"]: None if row["public"] else Epsilon(*map(row.__getitem__, figures)) for row in rows}
 
     def export(self, directory: str | os.PathLike[str]) -> Path:
         """Writes the public record of the run for an auditor: the ledger, what contributors signed, and the registry.

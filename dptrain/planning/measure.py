@@ -280,8 +280,7 @@ class _Run(Unrecorded[_Timed]):
         public = [rule.public for rule in self._drawn]
         depths = [self.schedule.lowest_position(rule.name) for rule in self._drawn]
         drawn = sorted((Drawn(slot, depth, 1) for slot, depth in enumerate(depths)), key=lambda one: (one.depth, one.slot))
-        groups = self._policy.noise_microbatches or 1
-        mixed = microbatches_of(drawn, public, groups, size.contributions, size.rows, fill=fill)
+        mixed = microbatches_of(drawn, public, self._policy, size)
         return found + [(None, planned, self._drawn) for planned in mixed]
 
     def _collated(self, contents: list[list[Any]], rows: int, fill: int) -> Microbatch:
