@@ -54,7 +54,7 @@ _WORDS = ("alpha", "river", "seven", "quiet", "stone", "green", "letter", "windo
 
 @dataclass(frozen=True, slots=True)
 class ClassCost:
-    """What one class costs.
+    """Cost of one class.
 
     Attributes:
         contributions_per_step: Expected, or assumed.

@@ -17,7 +17,7 @@ from attest.policy import SignedPolicy
 from attest.registry import Registry
 from attest.schema.plain import utc, visible
 from attest.withdrawal import EXPIRED, verify_entitled_withdrawal
-from dptrain.data.contributions import Pool
+from dptrain.data.contributions import Descriptors, Pool
 from dptrain.errors import ResumeRefused
 from dptrain.record.recorder import Recorder
 from dptrain.record.registry_watch import RegistryWatch
@@ -109,7 +109,7 @@ def settle_pool(pool: Pool, registry: RegistryWatch, inbox: Inbox, recorder: Rec
     known = registry.current
     ledger = recorder.ledger
     ledger.take_registry(known.root(), now=now)
-    inbox.take(pool.descriptors, known, lambda *what: ledger.withdraw(*what, now=now), now)
+    inbox.take(Descriptors(pool.slots), known, lambda *what: ledger.withdraw(*what, now=now), now)
     # Where the clock stepped back the charge is dated as the last leaf: nothing may have ended by then.
     charged_at = max(now, ledger.state.last_time)
     expired = ((one.descriptor_hash, EXPIRED, one.attestation_hash) for one in pool.expired(charged_at))
