@@ -21,7 +21,7 @@ from dptrain.record.earlier_runs import Earlier
 from dptrain.record.pin import PinRecord
 from ledger.accountants import to_micro_up
 from ledger.errors import BudgetExceeded
-from ledger.leaves import Header, HeaderSpec
+from ledger.leaves import HeaderSpec
 from ledger.leaves.weights import WeightRecord, frozen_digest
 from ledger.log.ledger import AdmitSpec, Ledger, Window
 from ledger.note import NoteSigner
@@ -96,8 +96,8 @@ class Recorder:
                 self._ledger.accept_clock(now)
             self._ledger.require_clock(now)
 
-    def plan(self, header: HeaderSpec, slots: Sequence[Slot], now: int) -> Header:
-        """Returns the header leaf of a new run, held against what its contributions may spend over all runs; writes nothing.
+    def plan(self, header: HeaderSpec, slots: Sequence[Slot], now: int) -> None:
+        """Holds a new run against what its contributions may spend over all runs; writes nothing.
 
         Raises:
             BudgetExceeded: the run could spend more of a contribution than it signed for all runs.
@@ -110,11 +110,10 @@ class Recorder:
             # Without earlier runs the plan of a contribution follows from its bounds and limits, which a form shares.
             try:
                 self._spent.require_within(leaf, _one_of_each_form(slots, names))
-                return leaf
+                return
             except BudgetExceeded:
                 pass  # who else is beyond a limit is counted below
         self._spent.require_within(leaf, _admissions(slots, names))
-        return leaf
 
     def open(self, header: HeaderSpec, slots: Sequence[Slot], now: int) -> int | None:
         """Creates the ledger with its admissions and returns attempt 0; for a resumed run checks it and returns None.
@@ -133,8 +132,11 @@ class Recorder:
         else:
             _require_same(self._ledger, header)
         if not self.ledger.state.contributions:
+            if len(self._spent.previous) != len(self.ledger.header.previous):
+                raise ResumeRefused(
+                    "EARLIER", "the header cites earlier runs and nobody is admitted yet; name their ledgers again"
+                )
             found = _admissions(slots, names)
-            self._require_earlier()
             self.ledger.admit(map(self._carried, found) if self.ledger.header.previous else found, now=now)
         self.ledger.withdraw_all(self._spent.withdrawn_among(self.ledger.state.contributions), now=now)
         return self.ledger.attempt if fresh else None
@@ -152,11 +154,6 @@ class Recorder:
                 "file checks another's signatures; remove it to have it written anew, and tell those who have it",
             )
         write_public(path, [vkey] if self._ledger is None else self._ledger.state.keys.vkeys)
-
-    def _require_earlier(self) -> None:
-        """Refuses to admit anybody to a ledger whose header cites other earlier runs than were named."""
-        if len(self._spent.previous) != len(self.ledger.header.previous):
-            raise ResumeRefused("EARLIER", "the header cites earlier runs and nobody is admitted yet; name their ledgers again")
 
     def _carried(self, admission: AdmitSpec) -> AdmitSpec:
         """Returns an admission with what its contribution spent before."""
@@ -302,47 +299,24 @@ def _quoted(form: Form, resolution: Resolution, classes: list[str]) -> tuple[tup
     return (name, classes.index(name), *bounds), limit
 
 
-def _admissions(slots: Sequence[Slot], classes: list[str]) -> Iterator[AdmitSpec]:
-    """Yields what the ledger records of slots, one at a time; what attestations share is made once."""
-    slots = Slots.of(slots)
-    made = _SharedAdmissions(slots, classes)
-    return (made.spec(index) for index in range(len(slots)))
+def _admissions(slots: Sequence[Slot], classes: list[str], indices: Iterable[int] | None = None) -> Iterator[AdmitSpec]:
+    """Yields what the ledger records of slots, of all or of some, one at a time; slots of one form share what they can."""
+    slots, shared = Slots.of(slots), SharedTerms()
+    known: dict[Form, tuple[tuple[Any, ...], tuple[int, ...], CommonTerms, bytes]] = {}
+    for index in range(len(slots)) if indices is None else indices:
+        form = slots.form(index)
+        if form not in known:
+            own, limit = _quoted(form, slots.resolution(index), classes)
+            known[form] = own, (0, *limit), shared.of(form.sample), form.sample.key_id
+        bounds, limits, terms, key_id = known[form]
+        descriptor_hash, attestation_hash, anchor, signature = slots.quoted(index)
+        yield AdmitSpec(descriptor_hash, *bounds, attestation_hash, key_id, anchor, *limits, (terms, signature))
 
 
 def _one_of_each_form(slots: Sequence[Slot], classes: list[str]) -> Iterator[AdmitSpec]:
     """Yields what the ledger records of one slot of each form: the others differ in digests, anchor and signature alone."""
-    slots = Slots.of(slots)
-    made = _SharedAdmissions(slots, classes)
-    _, firsts = np.unique(slots.numbers, return_index=True)
-    return (made.spec(int(index)) for index in np.sort(firsts))
-
-
-_Shared = tuple[tuple[Any, ...], tuple[Any, ...], CommonTerms, bytes]
-"""Class and bounds, what was spent before and limits, common terms, and key id of the admissions of a form."""
-
-
-class _SharedAdmissions:
-    """The records of slots for the ledger; slots of one form share them."""
-
-    def __init__(self, slots: Slots, classes: list[str]) -> None:
-        self._slots = slots
-        self._classes = classes
-        self._terms = SharedTerms()
-        self._known: dict[Form, _Shared] = {}
-
-    def spec(self, index: int) -> AdmitSpec:
-        """Returns what the ledger records of a slot."""
-        form = self._slots.form(index)
-        known = self._known.get(form)
-        if known is None:
-            known = self._known[form] = self._shared(form, self._slots.resolution(index))
-        bounds, limits, terms, key_id = known
-        descriptor_hash, attestation_hash, anchor, signature = self._slots.quoted(index)
-        return AdmitSpec(descriptor_hash, *bounds, attestation_hash, key_id, anchor, *limits, (terms, signature))
-
-    def _shared(self, form: Form, resolution: Resolution) -> _Shared:
-        bounds, limit = _quoted(form, resolution, self._classes)
-        return bounds, (0, *limit), self._terms.of(form.sample), form.sample.key_id
+    _, firsts = np.unique(Slots.of(slots).numbers, return_index=True)
+    return _admissions(slots, classes, np.sort(firsts).tolist())
 
 
 def _require_same(ledger: Ledger, header: HeaderSpec) -> None:
