@@ -51,13 +51,7 @@ class Pool:
     def reordered(self, slots: Sequence[Slot]) -> "Pool":
         """Returns the same pool with its slots in another order; what was counted stays."""
         other = Pool(self._corpus, self._decode, slots, self._max_examples)
-        places = other.slots.places_in(self.slots)
-        if places is not None:
-            other._sizes = self._sizes[places]
-            return other
-        for index in range(len(other)):
-            before = self.slots.find(other.slots.descriptor_hash(index))
-            other._sizes[index] = 0 if before is None else self._sizes[before]
+        other._sizes = self._sizes[other.slots.places_in(self.slots)]
         return other
 
     def size(self, index: int) -> int:
