@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
+from attest.descriptor import SignedBounds
 from attest.errors import FileRefused
 from attest.files import atomic_write, read_limited
+from attest.fixed_point import MICRO
 from attest.policy import Policy
 from attest.policy.sampling import POISSON
 from attest.schedule import Phases, phase_std
@@ -28,7 +30,7 @@ from ledger.log.pinned import MAX_PINNED
 
 SEALED = "dptrain.draws/1"
 
-NOTHING = (1.0, 1.0, ())
+NOTHING = (SignedBounds(MICRO, MICRO), ())
 """Bounds and profile of a contribution that only fills up a microbatch: it may touch no block."""
 
 
@@ -229,7 +231,7 @@ class Drawing:
     def bounds(self, planned: Planned) -> Bounds:
         """Signed bounds and masks of the rows of a microbatch."""
         found = [self._resolution(slot) for slot in planned.slots]
-        rows = [(r.clip_norm, r.noise_multiplier, r.profile) for r in found] + [NOTHING] * planned.fill
+        rows = [(resolution.bounds, resolution.profile) for resolution in found] + [NOTHING] * planned.fill
         return bounds_of(rows, len(self._schedule.blocks))
 
     def _resolution(self, slot: int) -> Resolution:
