@@ -28,8 +28,7 @@ from dptrain.cli.options import argument, file_argument, option
 from dptrain.cli.output import counted, counting, moment, styled, table
 from dptrain.cli.results import Result, Shown
 from dptrain.progress import attestations_in, progress_bar
-from dptrain.record.kept_reading import reading_beside
-from dptrain.record.registry_watch import cited_roots, memories_of, memory_of
+from dptrain.record.registry_watch import cited_roots, memories_of, memory_of, reading_beside
 
 ForLedger = Annotated[
     str | None,

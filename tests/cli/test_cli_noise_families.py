@@ -7,7 +7,7 @@ import pytest
 
 from attest.descriptor import SignedBounds
 from attest.policy import Policy
-from dptrain.accounting.support import unsupported
+from dptrain.accounting import unsupported
 from dptrain.cli.advice import consequences
 from dptrain.cli.advice.case import Case
 from dptrain.cli.attest import words as attest_words

@@ -20,6 +20,7 @@ from dptrain.errors import (  # noqa: E402
     StepOrder,
     UnsupportedPolicy,
 )
+from dptrain.record.pin import read_record  # noqa: E402
 from dptrain.sandbox.isolation import IsolationNotice  # noqa: E402
 from ledger.errors import LedgerError  # noqa: E402
 from tests.worlds.trainer import Trainer, collate_tokens  # noqa: E402
@@ -253,7 +254,7 @@ def test_resume_continues_from_the_checkpoint_and_pays_for_redone_steps(world: W
     first.one(next(iterator))
     first.one(next(iterator))
     saved = first.private.save()
-    assert first.private.opened.recorder.read_pin(saved).step == 2
+    assert read_record(first.private.opened.recorder.ledger, saved).step == 2
     first.one(next(iterator))  # charged, lost
     weights = None
     first.close()

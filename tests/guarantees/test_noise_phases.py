@@ -246,7 +246,8 @@ def test_a_withdrawal_within_a_phase_stops_the_count_there(tmp_path) -> None:
     for step in trainer.steps:
         trainer.one(step)
         if step.number == 4:  # from the next window on, which is step 5, in the second phase
-            trainer.private.opened.recorder.withdraw(gone.descriptor_hash, "contributor", bytes(32), now=int(time.time()))
+            ledger = trainer.private.opened.recorder.ledger
+            ledger.withdraw(gone.descriptor_hash, "contributor", bytes(32), now=int(time.time()))
     spent = trainer.private.opened.recorder.ledger.epsilon(gone.descriptor_hash)
     assert spent == pytest.approx(hand(trainer, gone.resolution.class_name, {2.0: 3, 1.0: 1}), rel=1e-9)
     audited(trainer, world, tmp_path / "export")
