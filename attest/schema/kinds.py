@@ -178,16 +178,17 @@ class Schema(Kind):
 
 @dataclass(frozen=True)
 class Word(Kind):
-    """One of some words."""
+    """One of some words. `no_text`: code of the refusal of what is no text."""
 
     words: Mapping[str, str]
+    no_text: str = "RANGE"
 
     @property
     def cddl(self) -> str:  # type: ignore[override]  # computed here, see Kind
         return " / ".join(f'"{word}"' for word in self.words)
 
     def check(self, value: Any, told: Told, error: Refused) -> None:
-        check_among(value, self.words, told, error)
+        check_among(value, self.words, told, error, self.no_text)
 
     def write(self, value: Any) -> str:
         return quoted(value)

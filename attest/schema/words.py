@@ -79,7 +79,7 @@ def is_foreign(word: object) -> bool:
     return type(word) is str and _FORM.fullmatch(word) is not None
 
 
-def check_among(word: object, words: Mapping[str, object], told: object, error: Refused) -> None:
+def check_among(word: object, words: Mapping[str, object], told: object, error: Refused, no_text: str = "RANGE") -> None:
     """Refuses what is no word of a field.
 
     Guarantee:
@@ -87,7 +87,8 @@ def check_among(word: object, words: Mapping[str, object], told: object, error: 
         Code is loaded for a word only from where Python installs packages, and only as a package names that very word.
 
     Raises:
-        error: code RANGE; `NOT_INSTALLED` for a word of the form of provided ones that nothing installed provides.
+        error: code RANGE, `no_text` for what is no text; `NOT_INSTALLED` for a word of the form of provided ones that nothing
+            installed provides.
     """
     if type(word) is str and word in words:
         return
@@ -96,4 +97,5 @@ def check_among(word: object, words: Mapping[str, object], told: object, error: 
         if word in words.failures:
             sentence += f"; what is installed cannot be loaded: {words.failures[word]:.200}"
         raise error(NOT_INSTALLED, sentence)
-    raise error("RANGE", f"{told} is {ascii(word)[:60]}, expected one of {', '.join(words)}")
+    code = "RANGE" if type(word) is str else no_text
+    raise error(code, f"{told} is {ascii(word)[:60]}, expected one of {', '.join(words)}")
