@@ -249,15 +249,28 @@ def test_the_noise_of_the_page_has_its_law() -> None:
     assert abs(drawn.mean()) < 6 * np.sqrt(square / n)
 
 
-def test_noise_that_nothing_accounts_for_is_refused() -> None:
-    pytest.importorskip("torch")
+def test_noise_that_nothing_accounts_for_or_that_keeps_a_state_is_refused() -> None:
+    torch = pytest.importorskip("torch")
     from dptrain.errors import UnsupportedPolicy
-    from dptrain.noise import LatticeGaussian, Source, mechanism_of, register_mechanism
+    from dptrain.noise import Independent, Source, mechanism_of, register_mechanism
+    from dptrain.noise.mechanism import initial
 
     with pytest.raises(ValueError, match="has no cost"):
-        register_mechanism("example.nothing")(lambda source: LatticeGaussian(source.stream()))
+        register_mechanism("example.nothing")(lambda source: Independent())
     with pytest.raises(ValueError, match="has a mechanism already"):
-        register_mechanism("gaussian")(lambda source: LatticeGaussian(source.stream()))
+        register_mechanism("gaussian")(lambda source: Independent())
     with pytest.raises(UnsupportedPolicy) as refused:
         mechanism_of("laplace", Source(bytes(16), 0, bytes(32), bits=20, generator="device"))
     assert refused.value.code == "NOISE_FAMILY"
+
+    class Correlated(Independent):
+        def init(self, shapes):
+            return {"last": [torch.zeros(shape) for shape in shapes]}
+
+        def state_dict(self, state):
+            return {f"last.{place}": value for place, value in enumerate(state["last"])}
+
+    with pytest.raises(UnsupportedPolicy) as refused:
+        initial(Correlated(), [torch.Size([3])])
+    assert refused.value.code == "NOISE_STATE"
+    assert initial(Independent(), [torch.Size([3])]) is None
