@@ -14,16 +14,14 @@ from ledger.accountants import core, gaussian, integers, laplace, prv, renyi
 from ledger.accountants.core import (
     check_recorder,
     epsilon,
-    epsilon_capped,
     epsilon_occurrences,
     epsilon_of_phases,
     epsilon_of_phases_capped,
-    epsilon_replace,
     held_to,
     leeway,
     likely_occurrences,
 )
-from ledger.accountants.mixtures import epsilon_examples, epsilon_group, epsilon_of_principal
+from ledger.accountants.mixtures import epsilon_group, epsilon_of_principal
 from ledger.accountants.phases import (
     MAX_MULTIPLIER,
     MAX_STEPS,
@@ -73,14 +71,11 @@ __all__ = [
     "check_recorder",
     "describe",
     "epsilon",
-    "epsilon_capped",
-    "epsilon_examples",
     "epsilon_group",
     "epsilon_occurrences",
     "epsilon_of_phases",
     "epsilon_of_phases_capped",
     "epsilon_of_principal",
-    "epsilon_replace",
     "gaussian",
     "held_to",
     "largest_rate",

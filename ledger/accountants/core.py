@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from ledger.accountants.phases import Counted, Phase, Sampled, check_delta, dearest, is_real, merged
-from ledger.accountants.table import ACCOUNTANTS, Recorder, check, check_accountant, refusal
+from ledger.accountants.table import ACCOUNTANTS, check, check_accountant, refusal
 from ledger.errors import AccountantError
 
 
@@ -23,6 +23,7 @@ def epsilon(
     accountant: str = "pld",
     *,
     family: str = "gaussian",
+    replace: bool = False,
 ) -> float:
     """Returns epsilon spent by ``steps`` Poisson-sampled releases.
 
@@ -37,6 +38,8 @@ def epsilon(
         delta: the delta of the policy, at least 1e-12.
         accountant: one of `ACCOUNTANTS`.
         family: the noise, by its name in `table.TABLE`; its row says what ``noise_multiplier`` means.
+        replace: content replacement, one payload against another and not against a null. Two clipped payloads differ by up to
+            twice the clip norm, so this is larger, and is printed beside it.
 
     Returns:
         Epsilon >= 0; 0.0 without steps or sampling; inf without noise.
@@ -48,24 +51,7 @@ def epsilon(
         dp-accounting `PLDAccountant`; Balle and Wang (2018), Theorem 8, when every step releases (q = 1); `renyi`; `prv`.
     """
     phases = (Phase(noise_multiplier, sampling_rate, steps),)
-    return epsilon_of_phases(phases, delta, accountant, family=family)
-
-
-def epsilon_replace(
-    noise_multiplier: float,
-    sampling_rate: float,
-    steps: int,
-    delta: float,
-    accountant: str = "pld",
-    *,
-    family: str = "gaussian",
-) -> float:
-    """Returns epsilon under content replacement: one payload against another, not against a null.
-
-    Two clipped payloads differ by up to twice the clip norm, so this is larger than `epsilon`. Printed beside it.
-    """
-    phases = (Phase(noise_multiplier, sampling_rate, steps),)
-    return epsilon_of_phases(phases, delta, accountant, family=family, replace=True)
+    return epsilon_of_phases(phases, delta, accountant, family=family, replace=replace)
 
 
 def epsilon_of_phases(
@@ -95,21 +81,6 @@ def epsilon_of_phases(
     """
     check_accountant(accountant)
     return cached(merged(phases), check_delta(delta), accountant, family, replace)
-
-
-def epsilon_capped(
-    noise_multiplier: float,
-    sampling_rate: float,
-    steps: int,
-    occurrences: int,
-    delta: float,
-    accountant: str = "pld",
-    *,
-    family: str = "gaussian",
-) -> float:
-    """Returns epsilon when the contribution takes part in at most ``occurrences`` of the steps; see the next function."""
-    phases = (Phase(noise_multiplier, sampling_rate, steps),)
-    return epsilon_of_phases_capped(phases, occurrences, delta, accountant, family=family)
 
 
 def epsilon_of_phases_capped(
@@ -199,23 +170,14 @@ def cached(phases: tuple[Phase, ...], delta: float, accountant: str, family: str
     return cost.epsilon(Sampled(phases), delta, accountant, replace=replace)
 
 
-def recorders(accountant: str, family: str = "gaussian") -> tuple[Recorder, ...]:
-    """Returns everything that has recorded epsilons by an accountant over noise of a family.
-
-    Raises:
-        AccountantError: no such accountant goes with that family.
-    """
-    check_accountant(accountant)
-    return check(family, accountant).recorders(accountant)
-
-
 def check_recorder(accountant: str, library: str, version: str, parameters: str, family: str = "gaussian") -> None:
     """Refuses what no version of this code, or of the package that provides the accountant or family, has recorded with.
 
     Raises:
         AccountantError: code ACCOUNTANT_VERSION; the sentence has what is known.
     """
-    known = recorders(accountant, family)
+    check_accountant(accountant)
+    known = check(family, accountant).recorders(accountant)
     for row in known:
         if (row.library, row.parameters) == (library, parameters) and re.fullmatch(row.version, version):
             return

@@ -28,6 +28,9 @@ _NEWTON: Final = 100
 def epsilon_group(noise_multiplier: float, sampling_rate: float, steps: int, group_size: int, delta: float) -> float:
     """Returns epsilon for all of ``group_size`` alike contributions of one person together.
 
+    It is that of a contribution, too, whose examples are drawn and clipped one by one, each to the whole clip norm: for
+    comparison, as dptrain clips a contribution once (docs/mechanism), which costs what one example does here.
+
     Guarantee:
         As `epsilon_of_principal`.
     """
@@ -36,17 +39,6 @@ def epsilon_group(noise_multiplier: float, sampling_rate: float, steps: int, gro
         sentence = f"the number of contributions is an integer in 1..{MAX_MEMBERS}, got {group_size!r}"
         raise AccountantError("GROUP", sentence, nearest=nearest)
     return epsilon_of_principal([Phase(noise_multiplier, sampling_rate, steps)] * group_size, delta)
-
-
-def epsilon_examples(noise_multiplier: float, sampling_rate: float, steps: int, examples: int, delta: float) -> float:
-    """Returns epsilon of a contribution whose examples are drawn and clipped one by one, each to the whole clip norm.
-
-    For comparison: dptrain clips a contribution once (docs/mechanism), which costs what one example does here.
-
-    Guarantee:
-        As `epsilon_of_principal`.
-    """
-    return epsilon_group(noise_multiplier, sampling_rate, steps, examples, delta)
 
 
 def epsilon_of_principal(contributions: Sequence[Phase], delta: float) -> float:

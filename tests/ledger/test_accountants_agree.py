@@ -149,9 +149,10 @@ def test_huge_horizons_are_bounded_by_renyi_and_finish(steps):
 def test_no_transform_has_more_points_than_agreed(monkeypatch):
     monkeypatch.setattr(pld, "MAX_POINTS", 10_000)
     monkeypatch.setattr(contour, "MOST_TERMS", 0)
-    capped = pld.epsilon(0.9, 0.05, 1000, 1e-6)
+    capped = pld.epsilon_of_phases([Phase(0.9, 0.05, 1000)], 1e-6)
     assert capped == accountants.epsilon(0.9, 0.05, 1000, 1e-6, "rdp")
-    assert pld.epsilon(0.9, 0.05, 1000, 1e-6, replace=True) == accountants.epsilon_replace(0.9, 1.0, 1000, 1e-6)
+    replaced = accountants.epsilon(0.9, 1.0, 1000, 1e-6, replace=True)
+    assert pld.epsilon_of_phases([Phase(0.9, 0.05, 1000)], 1e-6, replace=True) == replaced
 
 
 def test_steps_are_integers_and_never_recomputed_from_rates():

@@ -98,7 +98,7 @@ def test_the_accountants_record_different_figures(tmp_path):
 
 @pytest.mark.parametrize("accountant", ["rdp", "moments"])
 def test_caps_and_public_occurrences_count_by_the_accountant_of_the_policy(tmp_path, accountant):
-    value = accountants.epsilon_capped(1.0, 0.5, 100, 2, 1e-6, accountant)
+    value = accountants.epsilon_of_phases_capped([accountants.Phase(1.0, 0.5, 100)], 2, 1e-6, accountant)
     assert value == accountants.epsilon_occurrences(2.0, 1e-6, accountant)
     assert value > accountants.epsilon_occurrences(2.0, 1e-6, "pld")
 
