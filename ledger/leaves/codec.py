@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from attest import cbor
 from attest.attestation import around
@@ -44,25 +44,7 @@ _AROUND_ROWS: Final = 32
 DIGEST: Final = 32
 """Bytes of a digest, a commitment or a hash in a leaf."""
 
-RECORDS: Final[dict[int, type[Any]]] = {
-    kind.KIND: kind
-    for kind in (
-        records.Admit,
-        records.Charge,
-        records.Settle,
-        records.Spend,
-        records.Withdraw,
-        records.Epoch,
-        records.Resume,
-        records.Close,
-        records.Draw,
-        records.Summary,
-        records.Key,
-        records.Release,
-        records.Clock,
-        records.Registry,
-    )
-}
+RECORDS: Final[dict[int, type[Any]]] = {kind.KIND: kind for kind in get_args(Record)}
 
 
 def encode_leaf(leaf: Leaf) -> bytes:

@@ -112,14 +112,8 @@ UNADDRESSED: Final = "unaddressed"
 RANDOMNESS: Final = (ADDRESSED, UNADDRESSED)
 """Randomness of a forward: a contribution's own, or one generator's for everybody drawn in a step."""
 
-_SUPPORTED: Final = (
-    ("accountant", accountants.ACCOUNTANTS),
-    ("adjacency", ("zero-out",)),
-    ("disclosure", ("secret_poisson", "occurrences_public")),
-    ("mechanism.name", accountants.TABLE),
-    ("noise_injection", ("scheduled", "per_microbatch", "per_sample")),  # M draws of s^2/M are one draw of s^2
-    ("sampling.name", ("poisson", "cyclic", "shuffled")),
-)
+_SUPPORTED: Final = (("adjacency", ("zero-out",)), ("sampling.name", ("poisson", "cyclic", "shuffled")))
+"""Words of a policy that are accounted for, beside those that `accountants.refusal` knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +286,7 @@ class Header(Checked):
         check_fields(self, LeafRefused)
         if not self.clip_margin < 1.0:
             raise LeafRefused("RANGE", f"clip margin: expected a fraction in [0, 1), got {self.clip_margin}")
-        self._check_log_key()
+        _public_key(self.log_vkey, self.origin)
         check_previous(self.previous, self.origin, self.log_vkey)
         object.__setattr__(self, "policy", self._open_policy())
         if self.policy.isolation_required and self.isolation != HELD:
@@ -362,14 +356,6 @@ class Header(Checked):
             accountants.check_recorder(about.name, about.library, about.version, about.parameters, self.policy.mechanism.name)
         except AccountantError as error:
             raise LeafRefused(error.code, error.sentence) from error
-
-    def _check_log_key(self) -> None:
-        try:
-            key = parse_verifier_key(self.log_vkey)
-        except NoteError as error:
-            raise LeafRefused("LOG_KEY", error.sentence) from error
-        if key.name != self.origin or key.kind != SIGNATURE_ED25519:
-            raise LeafRefused("LOG_KEY", f"the log key is named {key.name!r}, expected the origin {self.origin!r}")
 
     def _check_cosigners(self) -> None:
         try:

@@ -83,8 +83,11 @@ class Ledger:
     raises, none of its leaves is in the ledger, with two exceptions that can only over-count: the high-water file could not
     be written, which comes after the leaves are safe, or the commit itself failed, or the database was lost during it (codes
     COMMIT_UNKNOWN, STORAGE, IO, UNLINKED, REPLACED), and reopening tells. After a failed write the handle refuses everything:
-    open the ledger again.
-    For one thread of one process.
+    open the ledger again. For one thread of one process.
+
+    Everywhere ``now`` is the time of the leaves, in POSIX seconds. Besides what it says, every method that appends raises
+    LedgerClosed for a handle or a run that takes no more leaves, LedgerBusy where another writer went on, LedgerReplaced where
+    the database lost its name, and StorageFailed where disk or server refused.
     """
 
     def __init__(self, appender: Appender) -> None:
@@ -110,7 +113,6 @@ class Ledger:
             ledger: a new file on a local disk, or a ``postgresql://`` URL (`ledger.storage.place`).
             header: what the run rests on.
             signer: the ledger's key; its name is the ledger's origin.
-            now: POSIX seconds.
             state: local directory for the signer's own record, where the ledger is on a server.
 
         Raises:
@@ -271,9 +273,6 @@ class Ledger:
             unless `accept_clock` was called. A signed withdrawal, a release and what else the signer enters is never asked
             about: it may come years later.
 
-        Args:
-            now: POSIX seconds.
-
         Raises:
             LeafRefused: code CLOCK_JUMP, or CLOCK for a clock behind the last leaf, with both times and what to do; RANGE for
                 what is no time of a leaf.
@@ -282,11 +281,7 @@ class Ledger:
             self.state.timeline.require_no_jump(self._file.time_at(now), self._accepted_time)
 
     def accept_clock(self, now: int) -> None:
-        """Says that a clock is right though it ran far ahead since the last leaf; a later jump is asked about again.
-
-        Args:
-            now: what it says, POSIX seconds.
-        """
+        """Says that a clock is right though it ran far ahead since the last leaf; a later jump is asked about again."""
         self._accepted_time = now
 
     def epsilon(self, descriptor_hash: bytes) -> float:
@@ -323,7 +318,6 @@ class Ledger:
 
         Raises:
             LeafRefused: code ATTESTATION, terms, anchor and signature make something else; or as the rules have it.
-            LedgerClosed, LedgerBusy, StorageFailed: as for appending.
         """
         framings = Framings()
         with self._running(now) as time:
@@ -344,7 +338,6 @@ class Ledger:
         Args:
             first_step: last released step plus one; steps count from 1.
             n_steps: at most the policy's window length.
-            now: POSIX seconds.
             noise_stream: 16 bytes that name the key stream of the window's noise, never used before.
 
         Raises:
@@ -372,7 +365,6 @@ class Ledger:
         Args:
             step: the next step of the open window.
             drawn: numbers of the contributions drawn, in the order of their admission, from 0.
-            now: POSIX seconds.
 
         Raises:
             LeafRefused: draws are secret in this ledger, no window is open, or the step is not the next one; code SIZE if so
@@ -390,7 +382,6 @@ class Ledger:
         Args:
             window: as returned by `charge`.
             steps_released: steps whose result was used. Fewer than charged ends the attempt; nothing is refunded.
-            now: POSIX seconds.
             variances: smallest realised noise variance per class, in the policy's order; by default what the schedule, or
                 with injection per sample the recorded draws, give.
         """
@@ -411,7 +402,6 @@ class Ledger:
             descriptor_hash: the contribution.
             reason: reason code, such as ``contributor`` or ``expired``.
             evidence_hash: SHA-256 of the signed withdrawal, or of the operator's record.
-            now: POSIX seconds.
             member: its member record, where its ADMIT leaf is gone; by default that of the members file beside the ledger.
 
         Returns:
@@ -431,12 +421,10 @@ class Ledger:
         Args:
             withdrawn: descriptor hash, reason code and evidence hash of each; the first for a contribution stands, but that one
                 which somebody signed follows one of `attest.withdrawal.PASSING`.
-            now: POSIX seconds.
             member: as for `withdraw`, of one of them.
 
         Raises:
             LeafRefused: code CLOCK_JUMP, something is said to have expired by a clock that `require_clock` refuses.
-            LedgerClosed, LedgerBusy, StorageFailed: as for appending.
         """
         fresh: dict[bytes, tuple[bytes, str, bytes]] = {}
         for item in withdrawn:
@@ -467,14 +455,12 @@ class Ledger:
 
         Args:
             root: of the state; nothing is written for that which is in force.
-            now: POSIX seconds.
 
         Returns:
             Whether a leaf was written.
 
         Raises:
             LeafRefused: code REGISTRY, the run went by this state before a later one; CLOSED, the run is over.
-            LedgerClosed, LedgerBusy, StorageFailed: as for appending.
         """
         known = self.state.registry_roots[-1]
         if root == known:
@@ -492,7 +478,6 @@ class Ledger:
             step: last released step.
             model_digest: digest of the model after it, as `keep_weights` returns it.
             isolation: `ledger.leaves.header.HELD`, or the first reason why statement A did not hold in every step so far.
-            now: POSIX seconds.
             frozen_digest: digest of the frozen parameters, as the header commits to them.
 
         Returns:
@@ -513,7 +498,6 @@ class Ledger:
         Args:
             from_step: last step that the model checkpoint contains, 0 to start again.
             pin: the pin stored in the model checkpoint; needed unless from_step is 0.
-            now: POSIX seconds.
 
         Returns:
             The number of the attempt, which the noise and sampling keys of its steps must be fresh for.
@@ -554,7 +538,6 @@ class Ledger:
             LedgerForked: the ledger's key signed another history in it; both notes are kept as evidence.
             LedgerWrongRun: it is a checkpoint of another ledger.
             LedgerError: code NO_CHECKPOINT if this ledger has no checkpoint of that size.
-            LedgerClosed, LedgerBusy, StorageFailed: as for appending.
         """
         return self._file.add_signatures(note, verifier_keys)
 
@@ -568,14 +551,12 @@ class Ledger:
         Args:
             successor: the new key, under the ledger's own name. Keep it safe before calling this: afterwards nothing else
                 can append to the ledger.
-            now: POSIX seconds.
 
         Returns:
             The checkpoint that both keys signed, for publication.
 
         Raises:
             LeafRefused: code LOG_KEY, the new key has another name, signed this ledger before, or is an auditor's.
-            LedgerClosed, LedgerBusy, StorageFailed: as for appending.
         """
         with self._file.appending(now, checkpoint=True, successor=successor) as time:
             signer = self._file.require_signer()
@@ -599,7 +580,6 @@ class Ledger:
         Raises:
             LeafRefused: code CLOCK_UNNEEDED, the clock is not behind the last leaf by more than a writer bears anyway; TYPE or
                 RANGE for a reason or a time that no leaf has.
-            LedgerClosed, LedgerBusy, StorageFailed: as for appending.
         """
         last = self.state.last_time
         if now >= last - BACK_SECONDS:
@@ -643,14 +623,11 @@ class Ledger:
 
     def sign_checkpoint(self) -> bytes:
         """Returns a signed checkpoint over all leaves, the stored one if there is one of that size.
-
-        Raises:
-            LedgerClosed, LedgerBusy, StorageFailed: as for appending.
         """
-        if self._file.size not in self._file.checkpoints:
+        if self.size not in self._file.checkpoints:
             with self._file.appending(self.state.last_time, checkpoint=True):
                 pass
-        return self._file.checkpoints[self._file.size]
+        return self._file.checkpoints[self.size]
 
     def record_release(self, manifest_digest: bytes, artifacts_digest: bytes, step: int, *, now: int) -> int:
         """Records that weights are released, also after the run was closed; nothing was appended since the manifest was made.
@@ -661,14 +638,12 @@ class Ledger:
             manifest_digest: SHA-256 of the file `release.cose`, which cites the checkpoint over all leaves so far.
             artifacts_digest: digest over the files, as the manifest says it.
             step: last released step of the run.
-            now: POSIX seconds.
 
         Returns:
             The position of the leaf: the size of the checkpoint that the manifest cites.
 
         Raises:
             LeafRefused: code RELEASE, it is another step.
-            LedgerClosed, LedgerBusy, StorageFailed: as for appending.
         """
         seq, tree = self._file.size, self._file.frontier.root()
         gone = self.state.releases.withdrawals_root
@@ -704,7 +679,6 @@ class Ledger:
 
         Raises:
             LeafRefused: code RETENTION if the policy keeps everything, NOTHING_DUE if no epoch is past the horizon.
-            LedgerClosed, LedgerBusy, StorageFailed: as for appending.
         """
         with self._file.appending(now, checkpoint=True) as time:
             leaf, _ = self.state.tally.propose(self._file.size, time)
@@ -730,7 +704,6 @@ class Ledger:
                 since, RUNNING if who stays in a run that is not closed is to go.
             LedgerError: code STATE, who stays is to go and there is no place for the members file.
             LedgerCorrupt: the ledger could not do without the bodies; nothing is gone.
-            LedgerClosed, LedgerBusy, StorageFailed: as for appending.
         """
         return retaining.prune(self._file, who_stays=who_stays)
 
@@ -751,7 +724,6 @@ class Ledger:
             RetentionRefused: code RETENTION if the policy keeps hashes, NOT_PRUNED if no range has lost its bodies whose hashes
                 are still there, TOO_EARLY if too few epochs follow it.
             LedgerCorrupt: the ledger could not do without the hashes; nothing is gone.
-            LedgerClosed, LedgerBusy, StorageFailed: as for appending.
         """
         return retaining.drop_hashes(self._file, keep=keep)
 
@@ -852,11 +824,9 @@ class Ledger:
         """
         self.require_in_place()
         known = None if registry is None else read_registry(self.header, Path(registry), self.state.registry_roots)
-        if self.size not in self._file.checkpoints:
-            if self._file.signer is None:
-                raise ExportRefused("UNSIGNED", "leaves follow the last checkpoint; open the ledger with its key")
-            with self._file.appending(self.state.last_time, checkpoint=True):
-                pass
+        if self.size not in self._file.checkpoints and self._file.signer is None:
+            raise ExportRefused("UNSIGNED", "leaves follow the last checkpoint; open the ledger with its key")
+        self.sign_checkpoint()
         told = self.pruned()
         with self._file.store.snapshot() as snapshot:
             rows, signed = islice(snapshot.rows(), self.size), snapshot if attestations else None
