@@ -46,7 +46,7 @@ _WHERE: Final = sa.text("SELECT relnamespace::regnamespace::text FROM pg_catalog
 
 
 class PostgresStore(SqlStore):
-    """One schema of a PostgreSQL database; a `ledger.storage.store.Store`."""
+    """One schema of a PostgreSQL database."""
 
     def __init__(self, place: Place, engine: sa.Engine) -> None:
         """Use `create` or `open`."""
@@ -78,7 +78,6 @@ class PostgresStore(SqlStore):
 
     @classmethod
     def open(cls, place: Place, *, read_only: bool) -> "PostgresStore":
-        """Opens a ledger, as its only writer unless ``read_only``."""
         store = cls(place, engine_of(place, read_only=read_only))
         opened = False
         try:
@@ -110,7 +109,6 @@ class PostgresStore(SqlStore):
 
     @staticmethod
     def set_aside(place: Place) -> str:
-        """Renames the schema of a ledger and returns the new name; nothing is deleted."""
         with _alone(place, "setting an unfinished ledger aside", read_only=False) as connection:
             number = 1
             while _schema_exists(connection, aside := f"{place.schema}_unfinished_{number}"):
@@ -120,7 +118,6 @@ class PostgresStore(SqlStore):
 
     @contextmanager
     def snapshot(self) -> Iterator[SqlSnapshot]:
-        """Opens one view of the whole ledger, which a writer elsewhere does not move."""
         with translated("reading the ledger"), self._engine.connect() as connection:
             connection.execution_options(isolation_level="REPEATABLE READ")
             yield SqlSnapshot(connection, self._tables)

@@ -38,7 +38,7 @@ _TABLES: Final = "SELECT type, name, sql FROM sqlite_master"
 
 
 class SqliteStore(SqlStore):
-    """One SQLite file; a `ledger.storage.store.Store`."""
+    """One SQLite file."""
 
     def __init__(self, place: Place, engine: sa.Engine, lock: IO[bytes] | None) -> None:
         """Use `create` or `open`."""
@@ -49,7 +49,6 @@ class SqliteStore(SqlStore):
 
     @classmethod
     def create(cls, place: Place) -> "SqliteStore":
-        """Creates an empty ledger file; refuses an existing one."""
         path = Path(place.target)
         require_local(path)
         lock = _take_lock(path)
@@ -73,7 +72,6 @@ class SqliteStore(SqlStore):
 
     @classmethod
     def open(cls, place: Place, *, read_only: bool) -> "SqliteStore":
-        """Opens a ledger file, as its only writer unless ``read_only``."""
         path = Path(place.target)
         with _translated("opening the ledger"):
             there = path.is_file()
@@ -98,7 +96,6 @@ class SqliteStore(SqlStore):
 
     @staticmethod
     def exists(place: Place) -> bool:
-        """Tells whether something lies at the place of a ledger."""
         return is_there(Path(place.target))
 
     @staticmethod
@@ -112,7 +109,6 @@ class SqliteStore(SqlStore):
 
     @staticmethod
     def set_aside(place: Place) -> str:
-        """Renames a ledger file and returns the new name; nothing is deleted."""
         path = Path(place.target)
         aside = _free_name(path, "unfinished")
         for suffix in ("-wal", "-shm", ""):
@@ -123,7 +119,6 @@ class SqliteStore(SqlStore):
 
     @contextmanager
     def snapshot(self) -> Iterator[SqlSnapshot]:
-        """Opens one view of the whole file, which a writer elsewhere does not move."""
         with self._transaction("reading the ledger") as connection:
             yield SqlSnapshot(connection, self._tables)
 
@@ -186,12 +181,10 @@ class SqliteStore(SqlStore):
         )
 
     def discard(self) -> None:
-        """Closes and removes a ledger that could not be created whole; only for the one who has just created it."""
         self.close()
         _remove(Path(self.place.target))
 
     def close(self) -> None:
-        """Closes the file and gives up the writer's lock."""
         super().close()
         if self._lock is not None:
             lock, self._lock = self._lock, None
