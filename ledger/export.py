@@ -45,11 +45,8 @@ class Pruned:
     notes: Sequence[bytes]
 
     def entries(self, rows: Iterable[Row]) -> Iterator[bytes]:
-        """Yields the body of each leaf, or what stands in for it; empty where nothing does.
-
-        Args:
-            rows: the leaves in order, from the first one on.
-        """
+        """Yields the body of each leaf, or what stands in for it; empty where nothing does. `rows`: the leaves in order, from
+        the first one on."""
         stand_ins = StandIns(self.aggregates)
         for row in rows:
             yield row.body or stand_ins.at(row.seq) or b""

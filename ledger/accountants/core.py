@@ -171,11 +171,8 @@ def cached(phases: tuple[Phase, ...], delta: float, accountant: str, family: str
 
 
 def check_recorder(accountant: str, library: str, version: str, parameters: str, family: str = "gaussian") -> None:
-    """Refuses what no version of this code, or of the package that provides the accountant or family, has recorded with.
-
-    Raises:
-        AccountantError: code ACCOUNTANT_VERSION; the sentence has what is known.
-    """
+    """Refuses what no version of this code, or of the package that provides the accountant or family, has recorded with. Raises
+    AccountantError: code ACCOUNTANT_VERSION; the sentence has what is known."""
     check_accountant(accountant)
     known = check(family, accountant).recorders(accountant)
     for row in known:

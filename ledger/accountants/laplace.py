@@ -56,11 +56,8 @@ class Laplace(Cost):
         return math.fsum(p.steps / p.noise_multiplier for p in self._phases(participation))
 
     def epsilon(self, participation: Participation, delta: float, accountant: str, *, replace: bool = False) -> float:
-        """Returns epsilon of a run; see `Cost.epsilon`. Sampling amplifies it, but not under replacement.
-
-        Raises:
-            AccountantError: code FAMILY, of public occurrences only the sum of 1/z^2 is known, which does not determine it.
-        """
+        """Returns epsilon of a run; see `Cost.epsilon`. Sampling amplifies it, but not under replacement. Raises
+        AccountantError: code FAMILY, of public occurrences only the sum of 1/z^2 is known, which does not determine it."""
         check(self.name, accountant)
         phases = self._phases(participation)
         return _laplace(merged(_with(p, sampling_rate=1.0) if replace else p for p in phases), delta, replace)

@@ -169,11 +169,8 @@ class Cost:
         return accountant in self.own or ACCOUNTANTS[accountant].replaces
 
     def divergences(self, participation: Participation) -> tuple[float, ...]:
-        """Returns the Rényi divergence at every order of `renyi.ORDERS`, an upper bound in both directions.
-
-        Raises:
-            AccountantError: code FAMILY; by default no such bound is known, so runs cannot be added up one after the other.
-        """
+        """Returns the Rényi divergence at every order of `renyi.ORDERS`, an upper bound in both directions. Raises
+        AccountantError: code FAMILY; by default no such bound is known, so runs cannot be added up one after the other."""
         raise AccountantError("FAMILY", f"noise family {self.name!r} has no Rényi divergence here, which limits over runs need")
 
     def describe(self, accountant: str) -> tuple[str, str, str]:
@@ -215,12 +212,8 @@ ACCOUNTANTS: Final[Mapping[str, Accountant]] = MappingProxyType(_ACCOUNTANTS)
 
 
 def register_cost(cost: Cost) -> Cost:
-    """Adds a noise family, and lets policies name it.
-
-    Raises:
-        ValueError: the name is taken, is none of the format and not of the form ``provider.name``, or a row of another package
-            names a library of dptrain.
-    """
+    """Adds a noise family, and lets policies name it. Raises ValueError: the name is taken, is none of the format and not of
+    the form ``provider.name``, or a row of another package names a library of dptrain."""
     if not MechanismRule.PARAMETERS.specifies(cost.name):
         _refuse_borrowed(cost.name, *(cost.describe(name)[0] for name in cost.own))
     _register(cost.name, cost, _COSTS, MechanismRule.PARAMETERS, None)
@@ -228,11 +221,7 @@ def register_cost(cost: Cost) -> Cost:
 
 
 def register_accountant(accountant: Accountant) -> Accountant:
-    """Adds an accountant, and lets policies name it.
-
-    Raises:
-        ValueError: as `register_cost`.
-    """
+    """Adds an accountant, and lets policies name it. Raises ValueError: as `register_cost`."""
     if not NAMES.specifies(accountant.name):
         _refuse_borrowed(accountant.name, accountant.describe()[0])
     _register(accountant.name, accountant, _ACCOUNTANTS, NAMES, accountant.sentence)
@@ -260,11 +249,7 @@ def provided(accountant: str, family: str) -> tuple[str, ...]:
 
 
 def check_accountant(accountant: str) -> None:
-    """Refuses a name that no accountant has.
-
-    Raises:
-        AccountantError: code ACCOUNTANT.
-    """
+    """Refuses a name that no accountant has. Raises AccountantError: code ACCOUNTANT."""
     if accountant in NAMES and accountant in ACCOUNTANTS:  # the first one loads what is installed
         return
     if is_foreign(accountant):
@@ -273,11 +258,8 @@ def check_accountant(accountant: str) -> None:
 
 
 def check(family: str, accountant: str) -> Cost:
-    """Returns the row of a family, if an accountant goes with it.
-
-    Raises:
-        AccountantError: code FAMILY, no such family, or the accountant does not account for it.
-    """
+    """Returns the row of a family, if an accountant goes with it. Raises AccountantError: code FAMILY, no such family, or the
+    accountant does not account for it."""
     cost = TABLE.get(family)
     if cost is None and family in MechanismRule.PARAMETERS:  # which loads what is installed
         cost = TABLE.get(family)

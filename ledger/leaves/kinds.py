@@ -43,11 +43,8 @@ LOG_VKEY: Final = words(400, "log-vkey")
 
 
 class Checked:
-    """Has declared fields, which are checked when it is made.
-
-    Raises:
-        LeafRefused: code TYPE, RANGE or ORDER, or that of a rule of its own.
-    """
+    """Has declared fields, which are checked when it is made. Raises LeafRefused: code TYPE, RANGE or ORDER, or that of a rule
+    of its own."""
 
     __slots__ = ()
     CDDL: ClassVar[str] = ""

@@ -108,10 +108,7 @@ class Appender:
 
     def require_in_place(self) -> None:
         """Asks whether the open database is still the one under the ledger's name; a handle that failed or reads is not asked.
-
-        Raises:
-            LedgerReplaced: it is not; the handle refuses everything from then on.
-        """
+        Raises LedgerReplaced: it is not; the handle refuses everything from then on."""
         if self.signer is not None and not self._broken:
             with self._told():
                 self.store.require_in_place()
@@ -294,11 +291,8 @@ class Appender:
         raise LedgerWrongRun("WRONG_KEY", f"the key given is {signer.vkey}, the ledger is signed by {vkey}{since}")
 
     def check_highwater(self, note: bytes | None) -> None:
-        """Compares the ledger with the signer's own memory, and brings that up to date when writing.
-
-        Args:
-            note: the high-water file, read before this ledger was loaded.
-        """
+        """Compares the ledger with the signer's own memory, and brings that up to date when writing. `note`: the high-water
+        file, read before this ledger was loaded."""
         place, origin = self.store.place, self.replay.header.origin
         if note is not None:
             mark = highwater.parse(note, self.replay.keys)

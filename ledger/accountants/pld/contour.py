@@ -142,11 +142,7 @@ class Step:
         return self._place(tilt, reach)[2]
 
     def _points(self, tilt: float, reach: float, aside: float | None = None) -> tuple[Any, float, Any, Any]:
-        """Returns the points of the noise, their spacing, x/z - 1/2z^2, and log m.
-
-        Raises:
-            TooLong: there are too many.
-        """
+        """Returns the points of the noise, their spacing, x/z - 1/2z^2, and log m. Raises TooLong: there are too many."""
         import numpy as np
 
         low, spacing, count = self._place(tilt, reach, aside)
