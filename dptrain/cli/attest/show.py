@@ -279,8 +279,8 @@ def _cells(attestation: Attestation) -> list[str]:
     return [
         _who(signed),
         signed.admissibility_class,
-        "public" if signed.public else number(signed.clip_norm, 6),
-        "public" if signed.public else number(signed.noise_multiplier, 6),
+        "public" if signed.public else number(signed.bounds.clip_norm, 6),
+        "public" if signed.public else number(signed.bounds.noise_multiplier, 6),
         day(signed.not_after),
         signed.digest().hex()[:8],
     ]
@@ -319,7 +319,8 @@ def _as_json(attestation: Attestation) -> dict[str, Any]:
     opened = isinstance(descriptor, ContributionDescriptor)
     own = "contributor data_class content_hash nonce principal"
     told = pick(descriptor, own) if opened else dict.fromkeys(own.split())
-    told |= pick(descriptor, "corpus clip_norm noise_multiplier not_before not_after max_occurrences max_examples")
+    told |= pick(descriptor, "corpus") | pick(descriptor.bounds, "clip_norm noise_multiplier")
+    told |= pick(descriptor, "not_before not_after max_occurrences max_examples")
     epsilon, delta = descriptor.max_epsilon_micro, descriptor.max_delta_pico
     return told | {
         "descriptor_hash": descriptor.digest().hex(),

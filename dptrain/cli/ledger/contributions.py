@@ -79,11 +79,12 @@ def _statement_text(made: "WithdrawalStatement") -> Iterator[Shown]:
 
 def _own_noise(found: "Trace", run: "Replay") -> "OwnNoise | None":
     """Returns the noise that its own bounds would need, from its ADMIT leaf and the signed policy; None where there is none."""
-    from dptrain.clipping.own_noise import admitted_bounds, own_noise
+    from dptrain.clipping.own_noise import own_bounds, own_noise
 
-    bounds = admitted_bounds(found.admit, run.header.policy)
+    admit = found.admit
+    own = own_bounds(run.header.policy, admit.class_name, admit.bounds, admit.limit)
     try:
-        return None if bounds is None else own_noise(bounds)
+        return None if own is None else own_noise(own)
     except AccountantError:
         return None
 
@@ -94,8 +95,7 @@ def trace_as_json(found: "Trace", run: "Replay") -> dict[str, Any]:
     windows = zip(found.windows, found.variances, strict=True)
     return pick(admit, "descriptor_hash seq", **{"class": "class_name"}) | {
         "time": None if found.pruned else admit.time,
-        "clip_norm": admit.clip_micro / MICRO,
-        "noise_multiplier": admit.sigma_micro / MICRO,
+        **pick(admit.bounds, "clip_norm noise_multiplier"),
         "max_occurrences": admit.max_occurrences or None,
         "max_epsilon": admit.max_epsilon_micro / MICRO or None,
         "max_delta": admit.max_delta_pico / PICO or None,
@@ -122,7 +122,8 @@ def trace_text(found: "Trace", run: "Replay", verdict: str = "") -> Iterator[Sho
     admit, withdraw, own = found.admit, found.withdraw, _own_noise(found, run)
     when, since = ("", ", pruned since") if found.pruned else (f" {utc(admit.time)}", "")
     yield styled("bold", admit.descriptor_hash.hex(), f"  admitted{when}, leaf {admit.seq}{since}")
-    yield (f"class {admit.class_name}, clip norm {number(admit.clip_micro / MICRO)}, noise {number(admit.sigma_micro / MICRO)}")
+    clip, sigma = admit.bounds.clip_norm, admit.bounds.noise_multiplier
+    yield f"class {admit.class_name}, clip norm {number(clip)}, noise {number(sigma)}"
     if admit.max_epsilon_micro:
         limit = f"epsilon {number(admit.max_epsilon_micro / MICRO, 6)} at delta {admit.max_delta_pico / PICO:g}"
         yield f"signed for at most {limit} over all runs"

@@ -285,10 +285,10 @@ def _figures(policy: Policy, plan: Plan) -> dict[tuple[str, str], float | str]:
         ("", "noise energy of uniform"): plan.noise_energy_ratio,
     }
     for item in plan.classes:
-        rule, preset = policy.class_rule(item.name), item.preset
+        preset = item.preset
         found |= {
-            (f"class {item.name}", "clip norm"): rule.clip_norm,
-            (f"class {item.name}", "noise multiplier"): rule.noise_multiplier,
+            (f"class {item.name}", "clip norm"): preset.clip_norm,
+            (f"class {item.name}", "noise multiplier"): preset.noise_multiplier,
             (f"class {item.name}", "sampling rate"): item.sampling_rate,
             (f"class {item.name}", "blocks"): _span_of(item.blocks),
             (f"class {item.name}", "z"): preset.effective_multiplier,
