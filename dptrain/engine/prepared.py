@@ -333,7 +333,7 @@ class PreparedRun:
         """Returns the public figures per class: see `dptrain.engine.header.summary`."""
         ledger = self.recorder.ledger
         told = self.isolation.told
-        return header.summary(self.policy, ledger.state, ledger.charged_steps, self.schedule, self.pool.slots, told)
+        return header.summary(self.policy, ledger.state, ledger.state.charged, self.schedule, self.pool.slots, told)
 
     def detach(self) -> None:
         """Leaves the sandbox, gives the parameters back to autograd and removes every hook."""

@@ -158,7 +158,7 @@ class Recorder:
             self._require_earlier()
             self.ledger.admit(map(self._carried, found) if self.ledger.header.previous else found, now=now)
         self.ledger.withdraw_all(self._spent.withdrawn_among(self.ledger.state.contributions), now=now)
-        return self.ledger.attempt if fresh else None
+        return self.ledger.state.attempt if fresh else None
 
     def _publish(self) -> None:
         """Writes the verifier keys of the ledger where none are; of a resumed run refuses a file without the one that signs."""
@@ -204,7 +204,7 @@ class Recorder:
         left = self._steps_left(from_step)
         if from_step + left < self._steps.steps:
             end, steps = from_step + left, self._steps.steps
-            earliest = self.ledger.state.order.earliest_resume(self.ledger.charged_steps)
+            earliest = self.ledger.state.order.earliest_resume(self.ledger.state.charged)
             warnings.warn(
                 f"the policy pays for {left} more steps, so this attempt ends at step {end} of {steps}; only from a checkpoint "
                 f"at step {earliest} or later is the last step in reach. Another run may sign more redo_steps",
@@ -214,7 +214,7 @@ class Recorder:
 
     def _steps_left(self, step: int) -> int:
         """Returns how many steps the policy still pays for after `step`, over all attempts."""
-        return self.ledger.state.order.steps_left(step, self.ledger.charged_steps)
+        return self.ledger.state.order.steps_left(step, self.ledger.state.charged)
 
     def read_pin(self, folder: Path) -> PinRecord:
         """Verifies the pin of a model checkpoint, and refuses a ledger that is behind it, forked from it, or another."""
@@ -304,11 +304,11 @@ class Recorder:
         self.ledger.withdraw(descriptor_hash, reason, evidence_hash, now=now)
 
     def withdrawn(self) -> frozenset[bytes]:
-        return self.ledger.withdrawn
+        return frozenset(self.ledger.state.withdrawals)
 
     def charged_in(self, attempt: int) -> Iterator[int]:
         """Yields every step that was charged in an attempt, in order."""
-        for window in self.ledger.windows:
+        for window in self.ledger.state.windows:
             if window.attempt == attempt:
                 yield from range(window.first_step, window.first_step + window.n_steps)
 

@@ -188,8 +188,7 @@ def leeway(accountant: str, library: str, version: str, family: str = "gaussian"
 
     Guarantee:
         0.0 for what `describe` says today, except `prv.WIDTH` for `prv`, whose figure is checked against `pld`'s; and for
-        versions that are not known. Infinite for `renyi.LOOSER`: its figure is checked to be an upper bound, and no more,
-        which the auditor notes.
+        versions that are not known. What an installed package provides says it of its own versions.
     """
     return check(family, accountant).leeway(accountant, library, version)
 

@@ -63,11 +63,9 @@ class Laplace(Cost):
         return _laplace(merged(_with(p, sampling_rate=1.0) if replace else p for p in phases), delta, replace)
 
     def divergences(self, participation: Participation) -> tuple[float, ...]:
-        """Returns the Rényi divergence at every order; see `Cost.divergences`."""
         return tuple(math.fsum(p.steps * _step(order, p) for p in self._phases(participation)) for order in ORDERS)
 
     def describe(self, accountant: str) -> tuple[str, str, str]:
-        """Returns (library, version, parameters) for the header of a ledger."""
         check(self.name, accountant)
         parameters = (
             f"family=laplace interval={LAPLACE_INTERVAL:g} relation=ADD_OR_REMOVE_ONE amplification=poisson rounding=up-1e-6"

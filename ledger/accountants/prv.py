@@ -58,15 +58,12 @@ class Prv(Accountant):
     held_to: ClassVar[str] = "pld"
 
     def sampled(self, phases: tuple[Phase, ...], delta: float, family: str, *, replace: bool = False) -> float:
-        """Returns `epsilon`."""
         return epsilon(phases, delta, pld.epsilon_of_phases(phases, delta))
 
     def counted(self, participation: Counted, delta: float, family: str) -> float:
-        """Returns the exact epsilon of the composition."""
         return pld.epsilon_of_counted(participation, delta)
 
     def describe(self) -> tuple[str, str, str]:
-        """Returns (library, version, parameters) for the header of a ledger."""
         about = _plugged[0][1]() if _plugged else None
         if about is None:
             return "dptrain", pld.KERNEL, ALONE

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any, ClassVar, Final
 
 from ledger.accountants.phases import Counted, Phase
-from ledger.accountants.table import Accountant, Recorder
+from ledger.accountants.table import Accountant
 
 ORDERS: Final = (*(k / 10 for k in range(11, 110)), *(float(k) for k in range(12, 64)), 128.0, 256.0, 512.0)
 """Orders alpha of the accountant `rdp`: opacus's own, and three more, without which epsilon is loose where little is spent."""
@@ -23,17 +23,13 @@ UNSAMPLED_BELOW: Final = 0.02
 """Below this noise multiplier sampling is ignored, which is valid: A_alpha grows with q."""
 
 KERNEL: Final = "renyi-2"
-"""Changes with every change of these numbers; what the one before said is `LOOSER`."""
+"""Changes with every change of these numbers."""
 
 PARAMETERS: Final = {
     "rdp": "orders=1.1..10.9/0.1,12..63,128,256,512 conversion=Asoodeh2021,Balle2020",
     "moments": "lambda=1..32 conversion=Abadi2016,chi2",
 }
 """What the ledger's header says of the two accountants, before the words of `describe`."""
-
-LOOSER: Final = "renyi-1"
-"""Version whose Gaussian figures were larger than today's wherever they differ: converted by `of_order` alone, and for
-`moments` by its tail bound alone, which have a floor however little is spent."""
 
 _LOG_2: Final = math.log(2.0)
 _SPAN: Final = 12.0
@@ -44,17 +40,7 @@ class _Renyi(Accountant):
     """Composes moments of the Gaussian mechanism; the two accountants differ in orders and conversion."""
 
     def describe(self) -> tuple[str, str, str]:
-        """Returns (library, version, parameters) for the header of a ledger."""
         return "dptrain", KERNEL, f"{PARAMETERS[self.name]} relation=ADD_OR_REMOVE_ONE rounding=up-1e-6"
-
-    def recorders(self) -> tuple[Recorder, ...]:
-        """Returns today's version and the looser one."""
-        library, version, parameters = self.describe()
-        return tuple(Recorder(library, known, parameters) for known in (version, LOOSER))
-
-    def leeway(self, library: str, version: str) -> float:
-        """Returns infinity for `LOOSER`, whose figure is held to be an upper bound and no more, which the auditor notes."""
-        return math.inf if (library, version) == ("dptrain", LOOSER) else 0.0
 
 
 class Rdp(_Renyi):
@@ -63,11 +49,9 @@ class Rdp(_Renyi):
     name: ClassVar[str] = "rdp"
 
     def sampled(self, phases: tuple[Phase, ...], delta: float, family: str, *, replace: bool = False) -> float:
-        """Returns `epsilon`."""
         return epsilon(phases, delta)
 
     def counted(self, participation: Counted, delta: float, family: str) -> float:
-        """Returns `epsilon_of_loss`."""
         return epsilon_of_loss(participation.loss, delta)
 
 
@@ -77,11 +61,9 @@ class Moments(_Renyi):
     name: ClassVar[str] = "moments"
 
     def sampled(self, phases: tuple[Phase, ...], delta: float, family: str, *, replace: bool = False) -> float:
-        """Returns the epsilon of `moments`."""
         return moments(phases, delta)[0]
 
     def counted(self, participation: Counted, delta: float, family: str) -> float:
-        """Returns the epsilon of `moments_of_loss`."""
         return moments_of_loss(participation.loss, delta)[0]
 
     def caveat(self, phases: tuple[Phase, ...], delta: float) -> str | None:

@@ -7,7 +7,7 @@ and rows of other packages are registered by the same two calls; the names of th
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar, Final, TypeVar
@@ -286,12 +286,21 @@ def refusal(
     cost = TABLE.get(family)
     if cost is None:
         return f"noise.family {family!r} has no accounting in this version, expected {_or(TABLE)}"
-    asked = _asked(cost, accountant, exactness, injection, disclosure)
-    for name, found, possible in asked:
-        if found not in possible:
-            key = "noise.injection" if name == "injection" else name
-            reason = f" ({cost.why[name]})" if name in cost.why else ""
-            return f"noise.family {family!r} goes with {key} {_or(possible)}, not with {found!r}{reason}; {_nearest(asked)}"
+    asked = (
+        ("accountant", "accountant", accountant, cost.accountants),
+        ("exactness", "exactness", exactness, cost.exactness),
+        ("injection", "noise.injection", injection, cost.injections),
+        ("disclosure", "disclosure", disclosure, cost.disclosures),
+    )
+    wrong = [(name, key, found, possible) for name, key, found, possible in asked if found not in possible]
+    if wrong:
+        name, key, found, possible = wrong[0]
+        reason = f" ({cost.why[name]})" if name in cost.why else ""
+        nearest = " and ".join(f"{key} = {possible[0]!r}" for _, key, _, possible in wrong)
+        return (
+            f"noise.family {family!r} goes with {key} {_or(possible)}, not with {found!r}{reason}; set {nearest}, or"
+            f" noise.family = {GAUSSIAN!r}"
+        )
     if injection == "per_sample" and exactness != "fast":
         return (
             f"noise.injection 'per_sample' goes with exactness 'fast', not with {exactness!r}, whose lattice is that of"
@@ -303,27 +312,6 @@ def refusal(
             f" shown for Gaussian noise alone; leave budgets out, or set noise.family = {GAUSSIAN!r}"
         )
     return None
-
-
-def _asked(
-    cost: Cost, accountant: str, exactness: str, injection: str, disclosure: str
-) -> tuple[tuple[str, str, Sequence[str]], ...]:
-    return (
-        ("accountant", accountant, cost.accountants),
-        ("exactness", exactness, cost.exactness),
-        ("injection", injection, cost.injections),
-        ("disclosure", disclosure, cost.disclosures),
-    )
-
-
-def _nearest(asked: Iterable[tuple[str, str, Sequence[str]]]) -> str:
-    """Returns the settings of the family that differ least from these, as a sentence of what to set."""
-    changes = [
-        f"{'noise.injection' if name == 'injection' else name} = {possible[0]!r}"
-        for name, found, possible in asked
-        if found not in possible
-    ]
-    return f"set {' and '.join(changes)}, or noise.family = {GAUSSIAN!r}"
 
 
 def _literal(version: str) -> str:

@@ -220,31 +220,6 @@ class Ledger:
         return self._file.replay
 
     @property
-    def admitted(self) -> frozenset[bytes]:
-        """Descriptor hashes of all contributions ever admitted."""
-        return frozenset(self.state.contributions)
-
-    @property
-    def withdrawn(self) -> frozenset[bytes]:
-        """Descriptor hashes of all withdrawals, those that matched no contribution included."""
-        return frozenset(self.state.withdrawals)
-
-    @property
-    def windows(self) -> list[Charge]:
-        """All CHARGE leaves."""
-        return list(self.state.windows)
-
-    @property
-    def charged_steps(self) -> int:
-        """Steps charged over all attempts."""
-        return self.state.charged
-
-    @property
-    def attempt(self) -> int:
-        """Number of the running attempt."""
-        return self.state.attempt
-
-    @property
     def header_digest(self) -> bytes:
         """SHA-256 of leaf 0."""
         return self._file.header_digest

@@ -187,7 +187,7 @@ def test_what_was_withdrawn_in_an_earlier_run_is_withdrawn_here_before_the_first
     trainer.close()
     options = {"earlier": [tmp_path / "one" if export else world.ledger], "earlier_keys": [world.root / "ledger.pub"]}
     second = Trainer(other(world), **options).begin()
-    assert second.private.opened.recorder.withdrawn() == {gone} and second.private.opened.recorder.ledger.charged_steps == 0
+    assert second.private.opened.recorder.withdrawn() == {gone} and second.private.opened.recorder.ledger.state.charged == 0
     (leaf,) = second.private.opened.recorder._spent.withdrawn.values()
     assert (leaf[1].reason, leaf[1].evidence_hash) == ("consent", bytes(range(32)))
     second.close()

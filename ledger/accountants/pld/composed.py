@@ -103,15 +103,12 @@ class Pld(Accountant):
     replaces: ClassVar[bool] = True
 
     def sampled(self, phases: tuple[Phase, ...], delta: float, family: str, *, replace: bool = False) -> float:
-        """Returns `epsilon_of_phases`."""
         return epsilon_of_phases(phases, delta, replace=replace)
 
     def counted(self, participation: Counted, delta: float, family: str) -> float:
-        """Returns `epsilon_of_counted`."""
         return epsilon_of_counted(participation, delta)
 
     def describe(self) -> tuple[str, str, str]:
-        """Returns (library, version, parameters) for the header of a ledger."""
         return "dptrain", KERNEL, PARAMETERS
 
 
