@@ -21,7 +21,7 @@ from operator import itemgetter
 from typing import Any, Final
 
 from ledger.accountants.pld.losses import UNIT
-from ledger.accountants.pld.tilted import _erfcx, _power, _root
+from ledger.accountants.pld.tilted import power, tilt_at_epsilon
 
 _SPAN: Final = 9.5
 _STRIP: Final = 6.0
@@ -319,13 +319,7 @@ def _sum(steps: Sequence[Step], mu2: float, tilt: float, period: float) -> "_Sum
 
 def _saddle(steps: Sequence[Step], mu2: float, delta: float) -> tuple[float, float]:
     """Returns about the tilt under which the mean of the sum is epsilon, and that mean."""
-
-    def log_ratio(tilt: float) -> float:
-        total, mean, deviation = _moments(steps, mu2, tilt)
-        inner = _erfcx(tilt * deviation / math.sqrt(2.0)) - _erfcx((tilt + 1.0) * deviation / math.sqrt(2.0))
-        return total - tilt * mean + math.log(max(0.5 * inner, 1e-300)) - math.log(delta)
-
-    tilt = _root(log_ratio, 0.1)
+    tilt = tilt_at_epsilon(lambda tilt: _moments(steps, mu2, tilt), delta)
     return tilt, _moments(steps, mu2, tilt)[1]
 
 
@@ -396,7 +390,7 @@ def _product(
         with np.errstate(divide="ignore"):
             upper += step.steps * np.log(length + law.error)
             change += step.steps * np.log1p(law.error / length)
-        product *= _power(found, step.steps)
+        product *= power(found, step.steps)
     return product, np.exp(np.minimum(upper, 1.0)) * -np.expm1(-change)
 
 
