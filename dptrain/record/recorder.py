@@ -24,9 +24,9 @@ from dptrain.record.pin import PinRecord, read_record, sign_record
 from dptrain.record.registry_watch import cited_roots
 from ledger.accountants import to_micro_up
 from ledger.errors import BudgetExceeded
-from ledger.leaves import Header, HeaderSpec
+from ledger.leaves import Charge, Header, HeaderSpec
 from ledger.leaves.weights import WeightRecord, frozen_digest
-from ledger.log.ledger import AdmitSpec, Ledger, Window
+from ledger.log.ledger import AdmitSpec, Ledger
 from ledger.note import NoteSigner
 from ledger.storage.beside import read_public, write_public
 from ledger.storage.fsck import set_unfinished_aside
@@ -69,7 +69,7 @@ class Recorder:
         except BaseException:
             self.close()
             raise
-        self._window: Window | None = None
+        self._window: Charge | None = None
         self._commitment = b""
 
     @property

@@ -7,7 +7,7 @@ the class as functions (`retaining`, `examining`, `pinned`, `ledger.storage.appe
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from itertools import islice
 from operator import attrgetter
 from pathlib import Path
@@ -64,16 +64,6 @@ from ledger.storage.place import Place
 from ledger.storage.store import Attested, Row, create_store, open_store
 
 _admission = attrgetter(*(field.name for field in fields(AdmitSpec) if field.name != "attestation"))
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """A window of steps that has been paid for."""
-
-    id: int
-    first_step: int
-    n_steps: int
-    attempt: int
 
 
 class Ledger:
@@ -303,8 +293,8 @@ class Ledger:
                     self._attach(first + place, spec, framings)
         return range(first, self.size)
 
-    def charge(self, first_step: int, n_steps: int, *, now: int, noise_stream: bytes) -> Window:
-        """Pays for a window of steps.
+    def charge(self, first_step: int, n_steps: int, *, now: int, noise_stream: bytes) -> Charge:
+        """Pays for a window of steps, and returns its CHARGE leaf.
 
         Guarantee:
             When this returns, the charge is durable: whatever happens to the process, the steps count in full. No step
@@ -323,12 +313,11 @@ class Ledger:
         if not self._may_charge:
             raise LeafRefused("RESUME_FIRST", "another process charged this ledger; call resume() before charging")
         with self._running(now) as time:
-            run = self.state
-            window = len(run.windows) + 1
-            place = (window, run.attempt, first_step, n_steps)
-            fence = self._file.store.fence
-            self._file.stage(Charge(self.size, time, *place, run.charge_classes(), noise_stream, fence))
-        return Window(window, first_step, n_steps, run.attempt)
+            run, fence = self.state, self._file.store.fence
+            place = (len(run.windows) + 1, run.attempt, first_step, n_steps)
+            leaf = Charge(self.size, time, *place, run.charge_classes(), noise_stream, fence)
+            self._file.stage(leaf)
+        return leaf
 
     def draw(self, step: int, drawn: Iterable[int], *, now: int) -> None:
         """Records who takes part in a step, where the policy makes occurrences public.
@@ -351,7 +340,7 @@ class Ledger:
             variances = self.state.draw_variances(numbers, step)
             self._file.stage(Draw(self.size, time, place or 1, step, numbers, variances))
 
-    def settle(self, window: Window, steps_released: int, *, now: int, variances: Sequence[float] | None = None) -> None:
+    def settle(self, window: Charge, steps_released: int, *, now: int, variances: Sequence[float] | None = None) -> None:
         """Records that a window has run.
 
         Args:
@@ -362,7 +351,7 @@ class Ledger:
         """
         with self._running(now) as time:
             realised = self.state.settle_variances() if variances is None else tuple(variances)
-            self._file.stage(Settle(self.size, time, window.id, steps_released, realised))
+            self._file.stage(Settle(self.size, time, window.window, steps_released, realised))
 
     def withdraw(
         self, descriptor_hash: bytes, reason: str, evidence_hash: bytes, *, now: int, member: ShownMember | None = None

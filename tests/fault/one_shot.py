@@ -18,8 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ledger.errors import LedgerClosed, LedgerError
+from ledger.leaves import Charge
 from ledger.log import Ledger
-from ledger.log.ledger import Window
 from ledger.storage.fsck import set_unfinished_aside
 from ledger.storage.place import Place
 from tests.worlds.attested_ledgers import AttestedDriver, attested_admission, attested_header
@@ -101,7 +101,7 @@ class Reporting(AttestedDriver):
         self.report = report
         report(_facts(ledger))
 
-    def charge(self, n_steps: int = 4) -> Window:
+    def charge(self, n_steps: int = 4) -> Charge:
         window = super().charge(n_steps)
         self.report(_facts(self.ledger))
         return window

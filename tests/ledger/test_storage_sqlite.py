@@ -174,7 +174,7 @@ def test_killed_anywhere_no_reported_charge_is_lost(tmp_path, delay):
         "print('ready', flush=True)\n"
         "while True:\n"
         "    window = run.charge(1)\n"
-        "    print(window.id, flush=True)\n"
+        "    print(window.window, flush=True)\n"
         "    run.ledger.settle(window, 1, now=run.tick())\n"
     )
     writer = subprocess.Popen([sys.executable, "-c", program], cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True)
