@@ -11,10 +11,9 @@ out by the tree.
 
 import contextlib
 import fcntl
-import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -28,7 +27,7 @@ from ledger.storage import fsck
 from ledger.storage.disks import FILES, OpenFiles, is_there, require_local
 from ledger.storage.place import Place
 from ledger.storage.sql.schema import METADATA, SQLITE, tables
-from ledger.storage.sql.statements import READ_BATCH, SqlSnapshot, SqlStore
+from ledger.storage.sql.statements import READ_BATCH, SqlSnapshot, SqlStore, translating
 from ledger.storage.store import LOCK_TIMEOUT_SECONDS, MAX_WRONG, Head, Row, check_head
 
 _INSERT_ENTRY: Final = "INSERT INTO entry (seq, kind, leaf, body) VALUES (?, ?, ?, ?)"
@@ -63,7 +62,7 @@ class SqliteStore(SqlStore):
             with store._transaction("creating the ledger") as connection:
                 _make_tables(connection)
                 store._fill(connection)
-                store._take_over(connection, _holder())
+                store._take_over(connection)
             store._watch(Frontier())
         except BaseException:
             store.discard()
@@ -84,7 +83,7 @@ class SqliteStore(SqlStore):
             with store._transaction("opening the ledger") as connection:
                 store._check_version(connection)
                 if not read_only:
-                    store._take_over(connection, _holder())
+                    store._take_over(connection)
                     with contextlib.suppress(LedgerCorrupt):  # whoever loads the ledger next says what is wrong with it
                         head = SqlSnapshot(connection, store._tables).head()
             if not read_only:
@@ -304,10 +303,6 @@ def _remove(path: Path) -> None:
         Path(f"{path}{suffix}").unlink(missing_ok=True)
 
 
-def _holder() -> str:
-    return f"pid {os.getpid()}"
-
-
 def _take_lock(path: Path) -> IO[bytes]:
     with _translated("locking the ledger"):
         lock = open(f"{path}.lock", "ab")  # noqa: SIM115 (held open for the life of the store)
@@ -351,17 +346,8 @@ def _engine(path: Path, *, read_only: bool) -> sa.Engine:
     return engine
 
 
-@contextmanager
-def _translated(doing: str) -> Iterator[None]:
-    """Turns SQLite's and the system's errors into the ledger's."""
-    try:
-        yield
-    except sa.exc.DBAPIError as error:
-        raise _typed(doing, error.orig) from error
-    except sqlite3.Error as error:
-        raise _typed(doing, error) from error
-    except OSError as error:
-        raise StorageFailed("IO", f"{doing}: {error.strerror or error}") from error
+def _translated(doing: str) -> AbstractContextManager[None]:
+    return translating(doing, sqlite3.Error, _typed)
 
 
 def _typed(doing: str, error: BaseException | None) -> LedgerError:

@@ -4,14 +4,16 @@
 begins and ends, how a head is locked and compared, how many rows go in at once, and how equal terms are found.
 """
 
+import os
+import socket
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final, TypeVar
 
 import sqlalchemy as sa
 
-from ledger.errors import LedgerCorrupt, LedgerError, ProofError
+from ledger.errors import LedgerCorrupt, LedgerError, ProofError, StorageFailed
 from ledger.leaves.attestations import orphans, pack
 from ledger.merkle import Frontier
 from ledger.storage.place import Place
@@ -34,6 +36,21 @@ def _stored(kind: type[_Value], value: object) -> _Value:
     if type(value) is not kind:
         raise LedgerCorrupt("DATABASE", f"the file has {value!r:.40} where a ledger has a value of another type")
     return value
+
+
+@contextmanager
+def translating(
+    doing: str, driver: type[Exception], typed: Callable[[str, BaseException | None], LedgerError]
+) -> Iterator[None]:
+    """Turns errors of the database, by what its driver raises, and of the system into the ledger's."""
+    try:
+        yield
+    except sa.exc.DBAPIError as error:
+        raise typed(doing, error.orig) from error
+    except driver as error:
+        raise typed(doing, error) from error
+    except OSError as error:
+        raise StorageFailed("IO", f"{doing}: {error.strerror or error}") from error
 
 
 class SqlSnapshot(Snapshot):
@@ -235,9 +252,9 @@ class SqlStore(Store, ABC):
             sentence = f"{self.place.shown} has schema {version!r}, this version reads {SCHEMA_VERSION!r}"
             raise LedgerCorrupt("SCHEMA", f"{sentence}; use the one that wrote it")
 
-    def _take_over(self, connection: sa.Connection, holder: str) -> None:
+    def _take_over(self, connection: sa.Connection) -> None:
         """Makes this the writer: its fence is larger than every one before it."""
-        lease = self._tables.lease
+        lease, holder = self._tables.lease, f"{socket.gethostname()} pid {os.getpid()}"
         bump = sa.update(lease).values(fence=lease.c.fence + 1, holder=holder).returning(lease.c.fence)
         self.fence = connection.scalar(bump) or 0
 
