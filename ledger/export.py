@@ -94,9 +94,8 @@ def write_export(
 ) -> Path:
     """Writes an export: built beside its place, synced, then renamed into it, so it is there whole or not at all.
 
-    Guarantee:
-        That holds after a crash or a loss of power at any instant, and when this returns the export is on disk. It has the
-        attestation of every ADMIT leaf whose body is in it, or no file with one.
+    Guarantee: That holds after a crash or a loss of power at any instant, and when this returns the export is on disk. It has
+    the attestation of every ADMIT leaf whose body is in it, or no file with one.
 
     Args:
         header: leaf 0.

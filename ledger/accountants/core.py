@@ -27,9 +27,8 @@ def epsilon(
 ) -> float:
     """Returns epsilon spent by ``steps`` Poisson-sampled releases.
 
-    Guarantee:
-        An upper bound on the epsilon at ``delta`` under zero-out adjacency, for a noise multiplier and a sampling rate
-        fixed before the first step.
+    Guarantee: An upper bound on the epsilon at ``delta`` under zero-out adjacency, for a noise multiplier and a sampling rate
+    fixed before the first step.
 
     Args:
         noise_multiplier: standard deviation of the noise on the sum over the clip norm (z).
@@ -47,8 +46,7 @@ def epsilon(
     Raises:
         AccountantError: for an unknown accountant or arguments that are no such numbers.
 
-    Source:
-        dp-accounting `PLDAccountant`; Balle and Wang (2018), Theorem 8, when every step releases (q = 1); `renyi`; `prv`.
+    Source: dp-accounting `PLDAccountant`; Balle and Wang (2018), Theorem 8, when every step releases (q = 1); `renyi`; `prv`.
     """
     phases = (Phase(noise_multiplier, sampling_rate, steps),)
     return epsilon_of_phases(phases, delta, accountant, family=family, replace=replace)
@@ -64,9 +62,8 @@ def epsilon_of_phases(
 ) -> float:
     """Returns epsilon of a run whose noise or sampling differs between phases that were fixed before the first step.
 
-    Guarantee:
-        As `epsilon`; the order of the phases does not matter, equal ones count as one, and one phase gives the bits of
-        `epsilon`. Values are cached by schedule, so contributions with equal schedules share one computation.
+    Guarantee: As `epsilon`; the order of the phases does not matter, equal ones count as one, and one phase gives the bits of
+    `epsilon`. Values are cached by schedule, so contributions with equal schedules share one computation.
 
     Args:
         phases: the phases, in any order.
@@ -88,10 +85,9 @@ def epsilon_of_phases_capped(
 ) -> float:
     """Returns epsilon when the contribution takes part in at most ``occurrences`` of the steps of all phases together.
 
-    Guarantee:
-        An upper bound if the sampler silently stops drawing the contribution after that many occurrences: the smaller
-        of the sampled bound and the Gaussian with mu^2 = sum of 1/z^2 over the dearest ``occurrences`` steps (joint
-        convexity over participation patterns). The cap must not be published as it takes effect.
+    Guarantee: An upper bound if the sampler silently stops drawing the contribution after that many occurrences: the smaller of
+    the sampled bound and the Gaussian with mu^2 = sum of 1/z^2 over the dearest ``occurrences`` steps (joint convexity over
+    participation patterns). The cap must not be published as it takes effect.
     """
     if type(occurrences) is not int or occurrences < 1:
         raise AccountantError("OCCURRENCES", f"the cap is a positive integer, got {occurrences!r}", nearest=1.0)
@@ -105,10 +101,9 @@ def epsilon_of_phases_capped(
 def epsilon_occurrences(loss: float, delta: float, accountant: str = "pld", *, family: str = "gaussian") -> float:
     """Returns epsilon of a contribution whose occurrences are public: counted one by one, nothing hidden by sampling.
 
-    Guarantee:
-        An upper bound under zero-out adjacency for Gaussian releases whose noise multipliers z_t depend on what is public
-        alone: for `pld` and `prv` exact for the composition, mu = sqrt(sum over its occurrences of 1/z_t^2); for `rdp` and
-        `moments` their own bound on the same.
+    Guarantee: An upper bound under zero-out adjacency for Gaussian releases whose noise multipliers z_t depend on what is
+    public alone: for `pld` and `prv` exact for the composition, mu = sqrt(sum over its occurrences of 1/z_t^2); for `rdp` and
+    `moments` their own bound on the same.
 
     Args:
         loss: mu^2, the sum over its occurrences.
@@ -116,8 +111,7 @@ def epsilon_occurrences(loss: float, delta: float, accountant: str = "pld", *, f
         accountant: one of `ACCOUNTANTS`.
         family: as in `epsilon`; refused where its epsilon is no function of that sum.
 
-    Source:
-        Balle and Wang (2018), Theorem 8; mu^2 of Gaussian mechanisms adds up (Dong, Roth and Su 2022, Corollary 3.3).
+    Source: Balle and Wang (2018), Theorem 8; mu^2 of Gaussian mechanisms adds up (Dong, Roth and Su 2022, Corollary 3.3).
     """
     check_accountant(accountant)
     delta = check_delta(delta)
@@ -186,9 +180,8 @@ def check_recorder(accountant: str, library: str, version: str, parameters: str,
 def leeway(accountant: str, library: str, version: str, family: str = "gaussian") -> float:
     """Returns by how much an epsilon that a header's accountant recorded may exceed today's.
 
-    Guarantee:
-        0.0 for what `describe` says today, except `prv.WIDTH` for `prv`, whose figure is checked against `pld`'s; and for
-        versions that are not known. What an installed package provides says it of its own versions.
+    Guarantee: 0.0 for what `describe` says today, except `prv.WIDTH` for `prv`, whose figure is checked against `pld`'s; and
+    for versions that are not known. What an installed package provides says it of its own versions.
     """
     return check(family, accountant).leeway(accountant, library, version)
 

@@ -139,10 +139,9 @@ def laplace_rdp(order: float, bounds: Sequence[float], steps: Sequence[int]) -> 
 def _step(order: float, phase: Phase) -> float:
     """Returns the divergence of one step.
 
-    Source:
-        Sampled at rate q, a step of pure epsilon b is of pure epsilon log(1 + q (e^b - 1)), in both directions (Balle, Barthe
-        and Gaboardi 2018, Theorem 8), and pure epsilon e has divergence at most e and order e^2 / 2 (Bun and Steinke 2016,
-        Proposition 3.3). Nor is it more than the unsampled one.
+    Source: Sampled at rate q, a step of pure epsilon b is of pure epsilon log(1 + q (e^b - 1)), in both directions (Balle,
+    Barthe and Gaboardi 2018, Theorem 8), and pure epsilon e has divergence at most e and order e^2 / 2 (Bun and Steinke 2016,
+    Proposition 3.3). Nor is it more than the unsampled one.
     """
     bound = 1.0 / phase.noise_multiplier
     pure = math.log1p(phase.sampling_rate * math.expm1(bound)) if bound < 600.0 else bound

@@ -60,9 +60,8 @@ class Phase:
 def merged(phases: Iterable[Phase]) -> tuple[Phase, ...]:
     """Returns the normal form of a schedule: equal phases as one, empty ones gone, ascending in (z, q).
 
-    Guarantee:
-        Two schedules that differ in the order of their phases only have the same normal form. Epsilon of non-adaptive
-        phases does not depend on their order, so it is a function of the normal form, and cached by it.
+    Guarantee: Two schedules that differ in the order of their phases only have the same normal form. Epsilon of non-adaptive
+    phases does not depend on their order, so it is a function of the normal form, and cached by it.
 
     Raises:
         AccountantError: for something that is no phase, or more steps together than `MAX_STEPS`.

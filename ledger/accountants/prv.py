@@ -39,9 +39,8 @@ def register(source: Source, about: About) -> None:
 def epsilon(phases: Sequence[Phase], delta: float, pld_value: float) -> float:
     """Returns the value of record of `prv`, given that of `pld` for the same phases.
 
-    Guarantee:
-        Never below ``pld_value``, which is an upper bound by itself; at most `WIDTH` above. Where nothing is sampled, it is
-        ``pld_value``, which then is exact.
+    Guarantee: Never below ``pld_value``, which is an upper bound by itself; at most `WIDTH` above. Where nothing is sampled, it
+    is ``pld_value``, which then is exact.
     """
     if all(p.sampling_rate == 1.0 or p.noise_multiplier < pld.UNSAMPLED_BELOW for p in phases):
         return pld_value

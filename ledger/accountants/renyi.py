@@ -84,12 +84,10 @@ class Moments(_Renyi):
 def epsilon(phases: Sequence[Phase], delta: float) -> float:
     """Returns epsilon of phases in normal form, the smallest over `ORDERS`.
 
-    Guarantee:
-        An upper bound under zero-out adjacency; goes to 0 with what is spent, and is 0.0 where the second moment shows that
-        the total variation distance is at most delta.
+    Guarantee: An upper bound under zero-out adjacency; goes to 0 with what is spent, and is 0.0 where the second moment shows
+    that the total variation distance is at most delta.
 
-    Source:
-        RDP adds up over adaptive steps (Mironov 2017, Proposition 1); conversion: `least_of_order`.
+    Source: RDP adds up over adaptive steps (Mironov 2017, Proposition 1); conversion: `least_of_order`.
     """
     if not phases:
         return 0.0
@@ -113,8 +111,7 @@ def least_of_order(spent: float, order: float, delta: float) -> float:
     which bounds the total variation distance, is at most delta (Tsybakov 2009, section 2.4; half of what
     Bretagnolle and Huber's bound asks for).
 
-    Guarantee:
-        An upper bound, 0.0 at least; grows with ``spent``; never above `of_order` where that is not negative.
+    Guarantee: An upper bound, 0.0 at least; grows with ``spent``; never above `of_order` where that is not negative.
     """
     if spent == 0.0:
         return 0.0
@@ -144,13 +141,11 @@ def curve(phases: Sequence[Phase]) -> tuple[float, ...]:
 def moments(phases: Sequence[Phase], delta: float) -> tuple[float, int]:
     """Returns (epsilon, lambda) of the moments accountant: the least (sum of log A + log 1/delta) / lambda over `LAMBDAS`.
 
-    Guarantee:
-        An upper bound under zero-out adjacency, whatever lambda turns out best; never below `epsilon`. Where the best
-        lambda is the first or the last, a wider range could give less. Lambda is 0 where chi^2 <= 1 and the first moment
-        gives less as a bound on chi^2, which has no floor (`least_of_order` at order 2).
+    Guarantee: An upper bound under zero-out adjacency, whatever lambda turns out best; never below `epsilon`. Where the best
+    lambda is the first or the last, a wider range could give less. Lambda is 0 where chi^2 <= 1 and the first moment gives less
+    as a bound on chi^2, which has no floor (`least_of_order` at order 2).
 
-    Source:
-        Abadi et al. (2016), Theorem 2 with the moments of the mixture in closed form.
+    Source: Abadi et al. (2016), Theorem 2 with the moments of the mixture in closed form.
     """
     return _of_moments([
         _sum([p.steps * log_moment(p.noise_multiplier, p.sampling_rate, order + 1) for p in phases]) for order in LAMBDAS

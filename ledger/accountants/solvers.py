@@ -28,8 +28,7 @@ def calibrate(
 ) -> float:
     """Returns the smallest safe noise multiplier for a target epsilon, on a grid of 1e-6.
 
-    Guarantee:
-        The epsilon of the returned multiplier has been computed and is not above the target.
+    Guarantee: The epsilon of the returned multiplier has been computed and is not above the target.
 
     Raises:
         AccountantError: for arguments that are no such numbers, or a target that no multiplier below 1e6 meets; its
@@ -74,8 +73,7 @@ def calibrate_phases(
 def largest_steps(epsilon: float, noise_multiplier: float, sampling_rate: float, delta: float, accountant: str = "pld") -> int:
     """Returns the largest number of steps that stays within an epsilon.
 
-    Guarantee:
-        The epsilon of the returned number has been computed and is not above the target.
+    Guarantee: The epsilon of the returned number has been computed and is not above the target.
 
     Returns:
         At least 1; `phases.MAX_STEPS` where the target lasts for longer than can be accounted for.
@@ -104,8 +102,7 @@ def largest_steps(epsilon: float, noise_multiplier: float, sampling_rate: float,
 def largest_rate(epsilon: float, noise_multiplier: float, steps: int, delta: float, accountant: str = "pld") -> float:
     """Returns the largest sampling rate, on a grid of 1e-9, that stays within an epsilon.
 
-    Guarantee:
-        The epsilon of the returned rate has been computed and is not above the target.
+    Guarantee: The epsilon of the returned rate has been computed and is not above the target.
 
     Raises:
         AccountantError: for arguments that are no such numbers, or if the rate 1e-9 spends more already, with its epsilon

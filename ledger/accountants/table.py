@@ -70,8 +70,7 @@ class Accountant:
     def sampled(self, phases: tuple[Phase, ...], delta: float, family: str, *, replace: bool = False) -> float:
         """Returns epsilon of Poisson-sampled phases in normal form, each with noise.
 
-        Guarantee:
-            An upper bound at ``delta`` under zero-out adjacency, in both directions.
+        Guarantee: An upper bound at ``delta`` under zero-out adjacency, in both directions.
         """
         raise NotImplementedError
 
@@ -149,9 +148,8 @@ class Cost:
     def epsilon(self, participation: Participation, delta: float, accountant: str, *, replace: bool = False) -> float:
         """Returns epsilon of a run in which a contribution takes part in this pattern.
 
-        Guarantee:
-            An upper bound at ``delta`` under zero-out adjacency, in both directions; with ``replace``, under content
-            replacement. A family that is not amplified counts every step in full.
+        Guarantee: An upper bound at ``delta`` under zero-out adjacency, in both directions; with ``replace``, under content
+        replacement. A family that is not amplified counts every step in full.
 
         Args:
             participation: phases in normal form, each with noise; or what is public.

@@ -94,10 +94,9 @@ def _signature_lines(run: Replay, checkpoints: Mapping[int, bytes], where: str) 
 def check_attestations(snapshot: Snapshot) -> Signed:
     """Makes every attestation again and compares it with its leaf.
 
-    Guarantee:
-        Without a finding, every attestation that is kept belongs to an ADMIT leaf with a body, and makes exactly the descriptor
-        and the message whose digests that leaf quotes; terms are numbered without a gap, and all that are there are used.
-        Signatures are not verified: that takes the registry.
+    Guarantee: Without a finding, every attestation that is kept belongs to an ADMIT leaf with a body, and makes exactly the
+    descriptor and the message whose digests that leaf quotes; terms are numbered without a gap, and all that are there are
+    used. Signatures are not verified: that takes the registry.
 
     Args:
         snapshot: of a database whose leaves were found whole.

@@ -232,11 +232,10 @@ class Ledger:
     def require_clock(self, now: int) -> None:
         """Refuses to go on by a clock that ran far ahead since the last leaf, before anything is written by it.
 
-        Guarantee:
-            Where the run was not closed, no leaf of it (an admission, charge, draw, settlement, epoch or resumption, the close,
-            a withdrawal of what expired) is dated more than `ledger.replay.signer.JUMP_SECONDS` after the leaf before it,
-            unless `accept_clock` was called. A signed withdrawal, a release and what else the signer enters is never asked
-            about: it may come years later.
+        Guarantee: Where the run was not closed, no leaf of it (an admission, charge, draw, settlement, epoch or resumption, the
+        close, a withdrawal of what expired) is dated more than `ledger.replay.signer.JUMP_SECONDS` after the leaf before it,
+        unless `accept_clock` was called. A signed withdrawal, a release and what else the signer enters is never asked about:
+        it may come years later.
 
         Raises:
             LeafRefused: code CLOCK_JUMP, or CLOCK for a clock behind the last leaf, with both times and what to do; RANGE for
@@ -277,9 +276,8 @@ class Ledger:
     def admit(self, admissions: Iterable[AdmitSpec], *, now: int) -> range:
         """Admits contributions, all or none; returns their positions.
 
-        Guarantee:
-            Where an admission brings its attestation, that makes exactly the descriptor and the message whose digests its leaf
-            quotes, and is durable with the leaf.
+        Guarantee: Where an admission brings its attestation, that makes exactly the descriptor and the message whose digests
+        its leaf quotes, and is durable with the leaf.
 
         Raises:
             LeafRefused: code ATTESTATION, terms, anchor and signature make something else; or as the rules have it.
@@ -296,9 +294,8 @@ class Ledger:
     def charge(self, first_step: int, n_steps: int, *, now: int, noise_stream: bytes) -> Charge:
         """Pays for a window of steps, and returns its CHARGE leaf.
 
-        Guarantee:
-            When this returns, the charge is durable: whatever happens to the process, the steps count in full. No step
-            of the window may run, nor its sample be drawn, before.
+        Guarantee: When this returns, the charge is durable: whatever happens to the process, the steps count in full. No step
+        of the window may run, nor its sample be drawn, before.
 
         Args:
             first_step: last released step plus one; steps count from 1.
@@ -322,9 +319,8 @@ class Ledger:
     def draw(self, step: int, drawn: Iterable[int], *, now: int) -> None:
         """Records who takes part in a step, where the policy makes occurrences public.
 
-        Guarantee:
-            When this returns, the occurrences are durable: whatever happens to the process, they count. The step must not
-            run before. A step that was charged and never drawn costs nobody anything.
+        Guarantee: When this returns, the occurrences are durable: whatever happens to the process, they count. The step must
+        not run before. A step that was charged and never drawn costs nobody anything.
 
         Args:
             step: the next step of the open window.
@@ -486,9 +482,8 @@ class Ledger:
     def add_signatures(self, note: bytes, verifier_keys: Sequence[str]) -> bytes:
         """Stores the signatures of others, such as auditors' cosignatures, below a checkpoint of this ledger.
 
-        Guarantee:
-            When this returns, the stored note is what it was, byte for byte, and behind it those lines of ``note`` that
-            verify under one of the keys, each key once; durably. Nothing signed is ever taken away or changed.
+        Guarantee: When this returns, the stored note is what it was, byte for byte, and behind it those lines of ``note`` that
+        verify under one of the keys, each key once; durably. Nothing signed is ever taken away or changed.
 
         Args:
             note: a copy of one of this ledger's checkpoints, with signatures added.
@@ -508,9 +503,8 @@ class Ledger:
     def rotate_key(self, successor: NoteSigner, *, now: int) -> bytes:
         """Hands the ledger over to another key, also after the run was closed; from now on this handle signs with it.
 
-        Guarantee:
-            When this returns, the KEY leaf and a checkpoint over it that both keys signed are durable. Checkpoints of that
-            size or more by the old key alone are refused by every reader of the leaves from then on.
+        Guarantee: When this returns, the KEY leaf and a checkpoint over it that both keys signed are durable. Checkpoints of
+        that size or more by the old key alone are refused by every reader of the leaves from then on.
 
         Args:
             successor: the new key, under the ledger's own name. Keep it safe before calling this: afterwards nothing else
@@ -530,9 +524,8 @@ class Ledger:
     def set_clock(self, reason: str, *, now: int) -> Clock:
         """Takes back times that a wrong clock put ahead, so that the ledger can go on; also after the run was closed.
 
-        Guarantee:
-            When this returns, the CLOCK leaf and a signed checkpoint over it are durable. Nothing else changes: no leaf before
-            it is altered, what was charged counts, and who was withdrawn, as expired too, stays withdrawn.
+        Guarantee: When this returns, the CLOCK leaf and a signed checkpoint over it are durable. Nothing else changes: no leaf
+        before it is altered, what was charged counts, and who was withdrawn, as expired too, stays withdrawn.
 
         Args:
             reason: why, in printable ASCII of at most 200 characters; everybody who audits the ledger reads it.
@@ -637,9 +630,8 @@ class Ledger:
     def summarise(self, *, now: int) -> Summary:
         """Appends the SUMMARY leaf over all epochs past the policy's horizon, under a signed checkpoint; also after the close.
 
-        Guarantee:
-            When this returns, leaf and checkpoint are durable. Every field of the leaf is recomputed by whoever opens or
-            audits the ledger, while the bodies of the range are there.
+        Guarantee: When this returns, leaf and checkpoint are durable. Every field of the leaf is recomputed by whoever opens or
+        audits the ledger, while the bodies of the range are there.
 
         Raises:
             LeafRefused: code RETENTION if the policy keeps everything, NOTHING_DUE if no epoch is past the horizon.
@@ -652,11 +644,10 @@ class Ledger:
     def prune(self, *, who_stays: bool = False) -> int:
         """Drops the bodies that vouched summaries speak for; returns how many went.
 
-        Guarantee:
-            A body goes only if it is of an ADMIT leaf whose aggregate stays, and of a contribution that has left, or that never
-            did in a run that is closed; if this leaf and the WITHDRAW leaf lie below the end of a summary for which a quorum of
-            the policy's auditors vouches, in signatures that this ledger keeps; and if the ledger without it replays to the
-            same figures. All go, or none. Who stayed is in the members file beside the ledger before its leaf goes.
+        Guarantee: A body goes only if it is of an ADMIT leaf whose aggregate stays, and of a contribution that has left, or
+        that never did in a run that is closed; if this leaf and the WITHDRAW leaf lie below the end of a summary for which a
+        quorum of the policy's auditors vouches, in signatures that this ledger keeps; and if the ledger without it replays to
+        the same figures. All go, or none. Who stayed is in the members file beside the ledger before its leaf goes.
 
         Args:
             who_stays: whether the ADMIT leaves of who never left go too, once the run is closed and a quorum of the auditors
@@ -674,12 +665,11 @@ class Ledger:
     def drop_hashes(self, *, keep: Iterable[int] = ()) -> int:
         """Drops hashes of leaves that were pruned long ago, but for the roots of their subtrees; returns how many went.
 
-        Guarantee:
-            A hash goes only if the body of its leaf is gone; if the leaf lies in a summarised range that as many closed epochs
-            follow as the signed policy asks for (``retention_hash_epochs``); and into an aligned subtree that has leaves of
-            that kind alone. So every leaf that is left stays under the signed roots, and every stored checkpoint keeps its
-            root, its consistency proofs and the inclusion proofs of what is left. Lost are inclusion proofs of pruned leaves
-            that nobody keeps in a file. All go, or none; the ledger without them was replayed whole before.
+        Guarantee: A hash goes only if the body of its leaf is gone; if the leaf lies in a summarised range that as many closed
+        epochs follow as the signed policy asks for (``retention_hash_epochs``); and into an aligned subtree that has leaves of
+        that kind alone. So every leaf that is left stays under the signed roots, and every stored checkpoint keeps its root,
+        its consistency proofs and the inclusion proofs of what is left. Lost are inclusion proofs of pruned leaves that nobody
+        keeps in a file. All go, or none; the ledger without them was replayed whole before.
 
         Args:
             keep: sizes whose roots must still be made, such as those that model checkpoints pin.
@@ -764,9 +754,8 @@ class Ledger:
     def require_in_place(self) -> None:
         """Checks that the database that is open is still the one under the ledger's name, as this handle left it.
 
-        Guarantee:
-            Every method that appends asks before and after it writes, so none returns for leaves that went into a file or a
-            table without a name. This method asks without writing: at the end of a run, say.
+        Guarantee: Every method that appends asks before and after it writes, so none returns for leaves that went into a file
+        or a table without a name. This method asks without writing: at the end of a run, say.
 
         Raises:
             LedgerReplaced: code UNLINKED, REPLACED or OVERWRITTEN. The handle refuses everything from then on; the sentence

@@ -124,11 +124,9 @@ class Appender:
     ) -> Iterator[int]:
         """Collects leaves staged in its body, then appends them in one transaction.
 
-        Guarantee:
-            When the body ends without an error, its leaves are durable, and then the signer's high-water file. When
-            this raises, the ledger has none of them, unless it was the commit itself that failed or the high-water file
-            that could not be written. A refused leaf leaves the handle as it was; a failed write makes it refuse
-            everything until it is reopened.
+        Guarantee: When the body ends without an error, its leaves are durable, and then the signer's high-water file. When this
+        raises, the ledger has none of them, unless it was the commit itself that failed or the high-water file that could not
+        be written. A refused leaf leaves the handle as it was; a failed write makes it refuse everything until it is reopened.
 
         Args:
             now: POSIX seconds.
@@ -202,10 +200,9 @@ class Appender:
     def prune(self, before: int, seqs: Container[int], aggregates: Iterable[Aggregated]) -> int:
         """Drops bodies for good, having tried first that the ledger can do without them.
 
-        Guarantee:
-            When this returns, the bodies are gone and what stands in for them is stored, durably. When it raises, nothing
-            is gone, unless it was the commit itself that failed. The ledger that would be left was replayed as a whole before
-            anything was dropped, and again from the database after.
+        Guarantee: When this returns, the bodies are gone and what stands in for them is stored, durably. When it raises,
+        nothing is gone, unless it was the commit itself that failed. The ledger that would be left was replayed as a whole
+        before anything was dropped, and again from the database after.
 
         Args:
             before: position below which bodies go.
@@ -234,8 +231,7 @@ class Appender:
     def drop_hashes(self, before: int, keep: Iterable[int] = ()) -> int:
         """Drops the hashes of pruned leaves for good, but for the roots of the subtrees that they fill, tried as in `prune`.
 
-        Guarantee:
-            As `prune`. Every stored checkpoint still has its root, as has every size that a RESUME leaf cites.
+        Guarantee: As `prune`. Every stored checkpoint still has its root, as has every size that a RESUME leaf cites.
 
         Args:
             before: position below which hashes go.

@@ -56,20 +56,17 @@ _COARSE_MU: Final = 10.0
 def epsilon_of_phases(phases: Sequence[Phase], delta: float, *, replace: bool = False) -> float:
     """Returns epsilon of heterogeneous phases, composed by convolving their loss distributions.
 
-    Guarantee:
-        An upper bound under zero-out (or add-or-remove-one) adjacency, both directions; with ``replace``, under content
-        replacement, where the two payloads may differ by twice the clip norm. Never above the unsampled Gaussian. All
-        distributions are of one direction at a time, since a contribution is present, or null, in all phases alike; the larger
-        of the two directions counts. Phases that are not sampled are one Gaussian, by the exact formula where nothing else is
-        left.
+    Guarantee: An upper bound under zero-out (or add-or-remove-one) adjacency, both directions; with ``replace``, under content
+    replacement, where the two payloads may differ by twice the clip norm. Never above the unsampled Gaussian. All distributions
+    are of one direction at a time, since a contribution is present, or null, in all phases alike; the larger of the two
+    directions counts. Phases that are not sampled are one Gaussian, by the exact formula where nothing else is left.
 
     Args:
         phases: in normal form (`phases.merged`), none empty, each with noise.
         delta: the delta of the policy.
         replace: content replacement in the place of zero-out.
 
-    Source:
-        Zhu, Dong and Wang (2022), Theorem 10 (dominating pairs compose); Balle and Wang (2018), Theorem 8.
+    Source: Zhu, Dong and Wang (2022), Theorem 10 (dominating pairs compose); Balle and Wang (2018), Theorem 8.
     """
     unsampled = epsilon_of_mu((2.0 if replace else 1.0) * _mu(Counted(loss_of(phases), tuple(phases))), delta)
     sampled = [p for p in phases if p.sampling_rate < 1.0 and p.noise_multiplier >= UNSAMPLED_BELOW]

@@ -208,9 +208,8 @@ Held = Sequence[tuple[float, float, int]]
 def epsilon(held: Held, rest: float, interval: float, delta: float) -> float:
     """Returns epsilon of sampled steps and an unsampled Gaussian, the larger of both directions.
 
-    Guarantee:
-        Not below the exact epsilon under zero-out adjacency, whatever was rounded or left out: the divergence at the returned
-        value is computed with bounds on all errors, and found at most delta.
+    Guarantee: Not below the exact epsilon under zero-out adjacency, whatever was rounded or left out: the divergence at the
+    returned value is computed with bounds on all errors, and found at most delta.
 
     Args:
         held: phases as (z, q, steps), each with 0 < q < 1 and steps >= 1.

@@ -30,9 +30,8 @@ _ROUND: Final = 16
 def epsilon(parts: Sequence[tuple[OneStep, int]], interval: float, delta: float, most: int) -> float:
     """Returns epsilon at delta of a sum of losses: ``steps`` independent ones of every part.
 
-    Guarantee:
-        Not below the exact epsilon of what the parts dominate, whatever was lost to rounding: the divergence at the returned
-        value is computed with bounds on all errors, and found at most delta.
+    Guarantee: Not below the exact epsilon of what the parts dominate, whatever was lost to rounding: the divergence at the
+    returned value is computed with bounds on all errors, and found at most delta.
 
     Args:
         parts: distributions on one grid, with their numbers of steps, each >= 1.
@@ -74,8 +73,7 @@ def _alone(part: OneStep, interval: float, delta: float) -> float:
 def covers(parts: Sequence[tuple[OneStep, int]], interval: float, delta: float, at: float) -> bool:
     """Tells whether a bound without a transform shows that the divergence at ``at`` is at most delta; False says nothing.
 
-    Source:
-        (1 - e^-x)^+ <= e^(a x) a^a / (1 + a)^(1 + a) for every a > 0 (Canonne, Kamath and Steinke 2020, Proposition 12).
+    Source: (1 - e^-x)^+ <= e^(a x) a^a / (1 + a)^(1 + a) for every a > 0 (Canonne, Kamath and Steinke 2020, Proposition 12).
     """
     at -= math.fsum(steps * part.shift for part, steps in parts)
     infinite = math.fsum(steps * part.infinity for part, steps in parts) * (1.0 + 1e-9)
