@@ -288,7 +288,13 @@ class Ledger:
             for place, spec in enumerate(admissions):
                 self._file.stage(Admit(first + place, time, *_admission(spec)))
                 if spec.attestation is not None:
-                    self._attach(first + place, spec, framings)
+                    terms, signature = spec.attestation
+                    framing, data = framings.of(terms)
+                    if wrong := misfit(spec, framing, signature):
+                        name = spec.descriptor_hash.hex()
+                        sentence = f"the attestation of {name} is not what its ADMIT leaf would quote: {wrong}"
+                        raise LeafRefused("ATTESTATION", f"{sentence}; admit what the gate admitted")
+                    self._file.attach(Attested(first + place, data, signature))
         return range(first, self.size)
 
     def charge(self, first_step: int, n_steps: int, *, now: int, noise_stream: bytes) -> Charge:
@@ -785,17 +791,6 @@ class Ledger:
             rows, signed = islice(snapshot.rows(), self.size), snapshot if attestations else None
             beside: dict[str, Any] = {"keys": self.state.keys, "pruned": told, "snapshot": signed, "registry": known}
             return write_export(self.header, rows, self.checkpoint, Path(directory), **beside)
-
-    def _attach(self, seq: int, spec: AdmitSpec, framings: Framings) -> None:
-        """Queues the attestation of a staged ADMIT leaf, checked against it."""
-        assert spec.attestation is not None
-        terms, signature = spec.attestation
-        framing, data = framings.of(terms)
-        wrong = misfit(spec, framing, signature)
-        if wrong is not None:
-            sentence = f"the attestation of {spec.descriptor_hash.hex()} is not what its ADMIT leaf would quote: {wrong}"
-            raise LeafRefused("ATTESTATION", f"{sentence}; admit what the gate admitted")
-        self._file.attach(Attested(seq, data, signature))
 
     def _running(self, now: int, *, checkpoint: bool = False) -> AbstractContextManager[int]:
         if self.finished:

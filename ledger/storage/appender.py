@@ -54,6 +54,8 @@ def droppable(snapshot: Snapshot, before: int, cuts: Iterable[int]) -> Iterator[
             found here.
     """
     there: dict[int, int] = {}
+    resumed = (decode_leaf(row.body) for row in snapshot.rows() if row.kind == Resume.KIND and row.body)
+    pins = {leaf.pinned_size for leaf in resumed if isinstance(leaf, Resume) and leaf.pinned_size is not None}
 
     def pruned() -> Iterator[Subtree]:
         for row in snapshot.rows():
@@ -64,14 +66,9 @@ def droppable(snapshot: Snapshot, before: int, cuts: Iterable[int]) -> Iterator[
                     there[row.seq] = row.level
                 yield Subtree(row.seq, row.level, row.leaf_hash)
 
-    for subtree in joined(pruned(), _with_pins(snapshot, cuts)):
+    for subtree in joined(pruned(), pins.union(cuts)):
         if subtree.level and there.pop(subtree.first, 0) != subtree.level:
             yield subtree
-
-
-def _with_pins(snapshot: Snapshot, cuts: Iterable[int]) -> Container[int]:
-    pins = (decode_leaf(row.body) for row in snapshot.rows() if row.kind == Resume.KIND and row.body)
-    return {*cuts, *(leaf.pinned_size for leaf in pins if isinstance(leaf, Resume) and leaf.pinned_size is not None)}
 
 
 class Appender:
