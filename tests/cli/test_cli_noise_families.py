@@ -40,7 +40,7 @@ def test_a_plan_gives_the_epsilon_of_the_family_and_says_what_it_means(family: s
     plan = make_plan(policy, 12)
     own, replaced = (
         accountants.epsilon(6.0, 0.05, 50, 1e-6, BESIDE[family], family=family),
-        accountants.epsilon_replace(6.0, 0.05, 50, 1e-6, BESIDE[family], family=family),
+        accountants.epsilon(6.0, 0.05, 50, 1e-6, BESIDE[family], family=family, replace=True),
     )
     assert plan.classes[0].preset.epsilon == pytest.approx(own, rel=1e-9)
     assert plan.classes[0].preset.epsilon_replace == pytest.approx(replaced, rel=1e-9)

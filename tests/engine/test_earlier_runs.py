@@ -187,8 +187,8 @@ def test_what_was_withdrawn_in_an_earlier_run_is_withdrawn_here_before_the_first
     trainer.close()
     options = {"earlier": [tmp_path / "one" if export else world.ledger], "earlier_keys": [world.root / "ledger.pub"]}
     second = Trainer(other(world), **options).begin()
-    ledger = second.private.opened.recorder.ledger
-    assert ledger.withdrawn == {gone} and ledger.charged_steps == 0
+    state = second.private.opened.recorder.ledger.state
+    assert set(state.withdrawals) == {gone} and state.charged == 0
     (leaf,) = second.private.opened.recorder._spent.withdrawn.values()
     assert (leaf[1].reason, leaf[1].evidence_hash) == ("consent", bytes(range(32)))
     second.close()
