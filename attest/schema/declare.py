@@ -124,7 +124,7 @@ def check_fields(document: Any, error: Refused, cls: type | None = None) -> None
         return
     shown = getattr(document, cls.TELLS[0]) if hasattr(cls, "TELLS") else None
     needed = [item.needs for item in declarations(cls) if item.needs and getattr(document, item.name) is not None]
-    for item in declarations(cls):
+    for item in sorted(declarations(cls), key=lambda item: item.label):  # of two faults, readers name the same one
         value = getattr(document, item.name)
         if value is None and (item.default is None or item.nil) and item.name not in needed:
             continue
