@@ -36,20 +36,11 @@ from dptrain.cli.output import counting
 from dptrain.cli.results import Told
 from dptrain.planning.plan import make_plan
 
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-    help="Write, explain, sign and show the rules of a corpus.\n\n`init` once; edit; `check` until it says what you want to "
-    "promise; `sign`; hand out policy.cose, registry.cbor and owner.pub; registry.names goes to the trainer alone. "
-    "Contributors and auditors `check` and `show`.",
-)
-
 _TEMPLATE = Path(__file__).with_name("policy_template.toml")
 
 Layers = Annotated[int, option("Layers of the model, for the table of blocks.", min=1, max=4096)]
 
 
-@app.command()
 def init(
     path: Annotated[Path, argument("The file to write.", metavar="POLICY.toml")] = Path("policy.toml"),
     corpus: Annotated[str, option("Identifier of the corpus.")] = "my-corpus",
@@ -65,7 +56,6 @@ def init(
     return Told({"path": str(path), "corpus": corpus}, [f"wrote {path}; edit it, then: dptrain policy check {path}"])
 
 
-@app.command()
 def check(
     policy: PolicyFile,
     contributions: Annotated[
@@ -114,7 +104,6 @@ def check(
     return Told(data, check_text(rules, size, refused, found), code=bool(refused or (strict and warnings)))
 
 
-@app.command()
 def sign(
     policy: Annotated[Path, file_argument("POLICY.toml", "The rules.")],
     key: Annotated[
@@ -154,7 +143,6 @@ def sign(
     )
 
 
-@app.command()
 def show(policy: PolicyFile, owner_key: OwnerKey = None) -> Told:
     """Verify the owner's signature and show every field, as the text of a policy.
 

@@ -1,22 +1,21 @@
-"""Naming a ledger on the command line: its file, or the URL of a database and the state directory that goes with it."""
+"""Name a ledger or an export, and the keys that they are read and signed with: options of the commands over ledgers."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from attest import keys
 from dptrain.cli.inputs import read_private_key
-from dptrain.cli.options import argument, file_option, folder_option
+from dptrain.cli.options import argument, file_option, folder_argument, folder_option, option
 from dptrain.cli.output import counting, moment
 from ledger.errors import LedgerError
+from ledger.log import Ledger
 from ledger.note import NoteSigner
 from ledger.storage.place import Place
-
-if TYPE_CHECKING:
-    from ledger.log import Ledger
 
 
 def checked(ledger: str | None) -> str | None:
@@ -64,14 +63,12 @@ def place_of(ledger: str, state: Path | None) -> Place:
 
 
 @contextmanager
-def opened_to_sign(place: Place, key: Path | None, passphrase_file: Path | None) -> Iterator["Ledger"]:
+def opened_to_sign(place: Place, key: Path | None, passphrase_file: Path | None) -> Iterator[Ledger]:
     """Yields the ledger, opened with its signing key: the one given, or the one beside it.
 
     Raises:
         typer.BadParameter: there is no key.
     """
-    from ledger.log import Ledger
-
     private_key = ledger_key(place, key, passphrase_file)
     with counting(f"reading {place.shown}"):
         with Ledger.open(place, read_only=True) as log:
@@ -110,3 +107,40 @@ Now = Annotated[
     int | None, moment("What the clock says, which no time in the ledger may be ahead of by more than an hour; default: now.")
 ]
 LedgerKey = Annotated[Path | None, file_option("KEY", "Private key of the ledger; default: LEDGER.key.", "--ledger-key")]
+ExportDirectory = Annotated[Path, folder_argument("EXPORT", "Directory that export wrote.")]
+LOG_KEYS = "Public key of the ledger: a file of verifier keys, or one itself; repeat."
+VerifierKeys = Annotated[list[str], option(LOG_KEYS, "--key", metavar="PUB")]
+OwnersKey = Annotated[Path | None, file_option("PUB", "Require a policy signed by this corpus owner.", "--owner-key")]
+
+
+def verifier_keys(text: str) -> list[str]:
+    """Returns the verifier keys of a file, one a line, or the one given itself: `<name>+<key id>+<base64>`.
+
+    Raises:
+        typer.BadParameter: there is none. A wrong file is wrong use, and no verdict on what it was meant to verify.
+    """
+    path = Path(text)
+    if not path.is_file():
+        if text.count("+") < 2:
+            raise typer.BadParameter(f"{text!r} is neither a file nor a verifier key; give the .pub file of the ledger")
+        return [text]
+    lines = [line.strip() for line in path.read_text(encoding="utf-8", errors="replace").splitlines()]
+    found = [line for line in lines if line and not line.startswith("#")]
+    if found and found[0].startswith("dptrain-key-v1 "):
+        raise typer.BadParameter(
+            f"{text!r} is the public key of a person; the key of a ledger stands in its ledger.pub, that of an auditor is what "
+            f"'dptrain ledger auditor-key {text}' prints"
+        )
+    if not found or any(line.count("+") < 2 for line in found):
+        raise typer.BadParameter(f"{text!r} holds no verifier key, NAME+ID+BASE64; give the .pub file of the ledger")
+    return found
+
+
+def trusted(pinned: list[str], owner_key: Path | None) -> tuple[bytes | None, list[str]]:
+    """Returns the owner's raw key, if any, and the verifier keys of the logs.
+
+    Raises:
+        KeyRefused, typer.BadParameter: a file holds no such key.
+    """
+    owner = None if owner_key is None else keys.load_public_key(owner_key)
+    return owner, [vkey for text in pinned for vkey in verifier_keys(text)]

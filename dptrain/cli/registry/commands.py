@@ -1,26 +1,29 @@
-"""`dptrain registry`: create a registry, enrol contributors, grant and revoke classes and keys."""
+"""`dptrain registry`: create a registry, enrol contributors one by one or from a file, grant and revoke classes and keys."""
 
+import base64
+import binascii
+import csv
 import difflib
+import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from attest import keys
-from attest.errors import RegistryRefused
-from attest.registry import Action, KeyStatement, Prove, Registry, RegistryLog, Rotate
+from attest.errors import AttestError, RegistryRefused
+from attest.registry import Action, Enrol, KeyStatement, Prove, Registry, RegistryLog, Rotate
 from attest.registry.entries import PROVE, read_statement, signing_key
 from attest.schema.plain import check_id, utc
 from dptrain.cli.complete import POLICIES, class_names, contributors
 from dptrain.cli.complete import classes as known_classes
 from dptrain.cli.inputs import PassphraseFile, load_key
 from dptrain.cli.options import argument, file_option, option
-from dptrain.cli.output import counting, moment, styled
-from dptrain.cli.registry import show as registry_show
-from dptrain.cli.registry.enrolments import Defaults, read_enrolments
+from dptrain.cli.output import counting, moment, parse_time, styled
 from dptrain.cli.registry.show import ExistingRegistry, as_json
 from dptrain.cli.results import Told
 
@@ -43,15 +46,6 @@ def _note(name: str, path: Path, known: list[str]) -> str:
     return f"{path} has no class {name}" + (f"; is {near[0]} meant? 'registry grant' sets it right" if near else "")
 
 
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-    help="Which contributor key may attest which classes: a log that only grows, every entry signed by the corpus owner. "
-    "The policy names one state of it; the gate accepts that state and every later one.\n\n`init` once, `add` for every "
-    "contributor, `grant` when the classes change, `rotate` and `revoke` for keys; `show` and `verify` for everybody. Every "
-    "change is signed with the owner's key: by default owner.key beside the registry; the public half is owner.pub there.",
-)
-
 _DAY = 86400
 
 NewRegistry = Annotated[Path, argument("Registry file, registry.cbor.", metavar="REGISTRY", dir_okay=False)]
@@ -71,7 +65,6 @@ ContributorName = Annotated[str, option("Identifier of the contributor.", "--con
 StatementFile = Annotated[Path | None, file_option("FILE", "What the contributor signed.", "--statement")]
 
 
-@app.command()
 def init(
     registry: NewRegistry, key: SigningKey = None, owner: OwnerName = None, passphrase_file: PassphraseFile = None
 ) -> Told:
@@ -85,7 +78,6 @@ def init(
     return _changed(log.registry, f"started the registry of {log.registry.owner}, id {log.registry.registry_id.hex()}")
 
 
-@app.command()
 def add(
     registry: NewRegistry,
     pub: Annotated[Path | None, file_option("PUB", "Public key file.")] = None,
@@ -157,7 +149,6 @@ def add(
     return _changed(changed, f"enrolled {len(wanted)} keys", [], notes)
 
 
-@app.command()
 def prove(
     registry: ExistingRegistry,
     statement: Annotated[Path, file_option("FILE", "As attest prove wrote it.")],
@@ -177,7 +168,6 @@ def prove(
     return _changed(changed, f"{name} proved that it holds key {short}", [name])
 
 
-@app.command()
 def grant(
     registry: ExistingRegistry,
     contributor: ContributorName,
@@ -203,7 +193,6 @@ def grant(
     return _changed(changed, f"{contributor} may attest {granted}", [contributor], unknown_classes(registry, classes or ()))
 
 
-@app.command()
 def rotate(
     registry: ExistingRegistry,
     statement: Annotated[Path, file_option("FILE", "As attest rotate wrote it.")],
@@ -233,7 +222,6 @@ def rotate(
     return _changed(changed, f"{name} has the new key {new}", [name])
 
 
-@app.command()
 def revoke(
     registry: ExistingRegistry,
     contributor: Annotated[str | None, option("Identifier of the contributor.", autocompletion=contributors)] = None,
@@ -268,7 +256,6 @@ def revoke(
     return _changed(changed, f"revoked {which} of {contributor} from {utc(from_when)} on", [contributor])
 
 
-@app.command("set-clock")
 def set_clock(
     registry: ExistingRegistry,
     reason: Annotated[str, option("Why, in at most 200 characters of ASCII; it stands in the log.", metavar="TEXT")],
@@ -290,10 +277,6 @@ def set_clock(
     before, now = log.registry.time, int(time.time())
     changed = log.set_clock(reason, now=now)
     return _changed(changed, f"set the clock of the registry back from {utc(before)} to {utc(now)}", [])
-
-
-app.command()(registry_show.show)
-app.command()(registry_show.verify)
 
 
 def _proof(path: Path) -> Prove:
@@ -363,3 +346,121 @@ def _changed(
     data = as_json(registry, verified=True, names=names) | {"unknown_classes": list(unknown)}
     notes = (styled("yellow", "note", f": {note}") for note in unknown.values())
     return Told(data, [f"{sentence}\nregistry root {registry.root().hex()}", *notes])
+
+
+_FIELDS = frozenset({"key", "contributor", "classes", "cap", "principal", "not_before", "not_after"})
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """Holds the options, for everything that a line leaves out."""
+
+    classes: tuple[str, ...]
+    not_before: int
+    not_after: int
+    cap: int | None
+    principal: str | None
+
+    def enrol(self, name: str, raw: bytes, **stated: Any) -> Enrol:
+        """Returns the enrolment of one key."""
+        values = {field: getattr(self, field) for field in self.__dataclass_fields__} | stated
+        return Enrol(name, raw, **values | {"classes": tuple(sorted(set(values["classes"])))})
+
+
+def read_enrolments(path: Path, defaults: Defaults) -> list[Enrol]:
+    """Returns enrolments of a `.jsonl` or `.csv` file, in its order.
+
+    Raises:
+        RegistryRefused: Code FORMAT, with the number of the line.
+    """
+    found = []
+    for number, fields in _lines(path):
+        try:
+            found.append(_enrol(fields, defaults))
+        except (AttestError, ValueError, typer.BadParameter) as error:
+            sentence = error.sentence if isinstance(error, AttestError) else str(error)
+            raise RegistryRefused("FORMAT", f"{str(path)!r}, line {number}: {sentence}") from error
+    if not found:
+        raise RegistryRefused("FORMAT", f"{str(path)!r} names nobody")
+    return found
+
+
+def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise RegistryRefused("FORMAT", f"{str(path)!r} is not UTF-8 text") from error
+    if path.suffix == ".csv":
+        rows = csv.DictReader(text.splitlines())
+        if len(set(rows.fieldnames or ())) != len(rows.fieldnames or ()):
+            raise RegistryRefused("FORMAT", f"{str(path)!r} has a column twice")
+        for number, row in enumerate(rows, start=2):
+            yield number, {name: value for name, value in row.items() if value not in (None, "")}
+        return
+    if path.suffix != ".jsonl":
+        raise RegistryRefused("FORMAT", f"{str(path)!r} is neither .jsonl nor .csv")
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.strip():
+            try:
+                value = json.loads(line, object_pairs_hook=_once_each)
+            except ValueError:
+                value = None
+            if not isinstance(value, dict):
+                raise RegistryRefused("FORMAT", f"{str(path)!r}, line {number}: not a JSON object with each field once")
+            yield number, value
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns a JSON object; one with a field twice is refused, for a person reads the first and a program the last."""
+    if len({name for name, _ in pairs}) != len(pairs):
+        raise ValueError("a field stands twice")
+    return dict(pairs)
+
+
+def _enrol(fields: dict[str, Any], defaults: Defaults) -> Enrol:
+    unknown = sorted(ascii(name)[:40] for name in fields if name not in _FIELDS)
+    if unknown:
+        raise ValueError(f"unknown field {', '.join(unknown)}; expected {', '.join(sorted(_FIELDS))}")
+    name, raw = _key(fields.get("key"))
+    stated: dict[str, Any] = {}
+    if "classes" in fields:
+        value = fields["classes"]
+        stated["classes"] = value.split() if isinstance(value, str) else value
+        if not isinstance(stated["classes"], list):
+            raise ValueError("classes are neither text nor an array")
+        for item in stated["classes"]:
+            check_id(item, "class name")
+    if "cap" in fields:
+        stated["cap"] = _whole(fields["cap"])
+    for field in ("not_before", "not_after"):
+        if field in fields:
+            stated[field] = parse_time(str(fields[field]))
+    if "principal" in fields:
+        stated["principal"] = fields["principal"]
+    contributor = fields.get("contributor", name)
+    if contributor is None:
+        raise ValueError("no contributor is named, neither in a field nor in the key")
+    if not stated.get("classes", defaults.classes):
+        raise ValueError("no class is granted; add the field classes, or --class for all lines")
+    return defaults.enrol(check_id(contributor, "contributor"), raw, **stated)
+
+
+def _key(value: Any) -> tuple[str | None, bytes]:
+    if not isinstance(value, str):
+        raise ValueError("there is no key")
+    name, text = None, value.strip()
+    if text.startswith("dptrain-key-v1 "):
+        _, name, text = [*text.split(" "), "", ""][:3]
+    try:
+        raw = base64.b64decode(text, validate=True)
+    except binascii.Error as error:
+        raise ValueError("the key is not base64, and not the line of a .pub file") from error
+    if base64.b64encode(raw).decode("ascii") != text:
+        raise ValueError("the key is base64 with stray bits at its end")
+    return name, raw
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool) or not str(value).isascii() or not str(value).isdigit():
+        raise ValueError(f"cap is {ascii(value)[:40]}, expected a whole number")
+    return int(value)
