@@ -12,6 +12,7 @@ from attest.descriptor import ContributionDescriptor
 from attest.errors import AttestError
 from attest.gate.admission import GateReport
 from attest.policy import ClassRule, Policy
+from dptrain.cli.output import number
 from dptrain.planning.layout import BlockPlan
 from dptrain.planning.plan import ClassPlan, Plan, Reach
 
@@ -105,7 +106,7 @@ class Case:
         number of contributions of any class that may touch such a block is unknown.
         """
         found = self.blocks_of(planned)
-        if self.policy.noise_injection != "per_sample":
+        if not self.literal:
             return found
         brought = {item.name: self.brings(item) for item in self.plan.classes}
         brought |= {item.name: 0.0 for item in self.plan.public}
@@ -116,6 +117,18 @@ class Case:
                 return None
             blocks.append(replace(block, std=math.sqrt(sum(own))))
         return blocks
+
+    def too_short(self, seconds: int) -> str:
+        """Says that attestations which are valid so long run out while training does not."""
+        return (
+            f"valid for {seconds / _DAY:g} days at most; at {self.seconds_per_step:g} s per step training takes "
+            f"{number(self.days_of_training)} days, and what expires on the way is drawn no more"
+        )
+
+    @property
+    def literal(self) -> bool:
+        """Tells whether those drawn bring the noise of a step."""
+        return self.policy.noise_injection == "per_sample"
 
     @property
     def days_of_training(self) -> float:

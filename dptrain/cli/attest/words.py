@@ -18,7 +18,7 @@ from attest.policy.sampling import POISSON, period
 from attest.schedule.turns import dearest_turns
 from attest.schema.plain import in_words
 from dptrain.accounting.support import refusal
-from dptrain.cli.advice.facts import attacker
+from dptrain.cli.advice.classes import attacker
 from dptrain.cli.advice.findings import rounded
 from dptrain.clipping.own_noise import OwnNoise, own_noise, signed_bounds
 from dptrain.planning.rounding import at_most
