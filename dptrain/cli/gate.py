@@ -182,28 +182,20 @@ def judge(
     corpus: Path,
     registry: Path | None,
     now: int | None,
-    ledger: str | None,
-    owner_key: Path | None = None,
-    reading: Callable[[Registry], KeptReading | None] = lambda registry: None,
-) -> GateReport:
-    """Run the gate over a corpus, with the withdrawals of a ledger if there is one, and with what `reading` opens."""
+    owner_key: Path | None,
+    kept: Callable[[Registry], KeptReading | None] | None = None,
+) -> tuple[GateReport, KeptReading | None]:
+    """Run the gate over a corpus, with the kept reading that `kept` opens for its registry; returns that too."""
     known = read_registry(policy, registry, owner_key)
-    remember = reading(known)
+    reading = None if kept is None else kept(known)
     data = open_corpus(corpus)
-    _remember(known, data, ledger)
+    _remember(known, data, None)
+    when = int(time.time()) if now is None else now
     with progress_bar("judging", lambda: attestations_in(corpus)) as progress:
-        report = run_gate(
-            data,
-            rules,
-            known,
-            now=int(time.time()) if now is None else now,
-            withdrawn=_withdrawn(ledger, known),
-            progress=progress,
-            remember=remember,
-        )
-    if remember is not None:
-        remember.keep()
-    return report
+        report = run_gate(data, rules, known, now=when, progress=progress, remember=reading)
+    if reading is not None:
+        reading.keep()
+    return report, reading
 
 
 class _Tally:

@@ -1,5 +1,6 @@
 """`dptrain plan`: schedule, effective multipliers, epsilon and waste, before anything is spent."""
 
+import functools
 import math
 import shlex
 import tomllib
@@ -9,15 +10,13 @@ from decimal import Decimal
 from enum import StrEnum
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from attest.gate import GateReport
-from attest.gate.reading import KeptReading
-from attest.policy import Policy, SignedPolicy
+from attest.policy import Policy
 from attest.policy.sampling import POISSON
-from attest.registry import Registry
 from dptrain.accounting.support import unsupported
 from dptrain.cli.advice.findings import repeated
 from dptrain.cli.complete import class_counts
@@ -36,7 +35,7 @@ from dptrain.cli.inputs import (
 from dptrain.cli.ledger.place import LedgerKey, StateDirectory
 from dptrain.cli.options import argument, file_option, option
 from dptrain.cli.output import amount, counted, counting, duration, moment, number, size, styled, table, table_of
-from dptrain.cli.results import Shown, Told
+from dptrain.cli.results import Shown, Told, pick
 from dptrain.cli.train import load_training
 from dptrain.planning import changes, figures, targets
 from dptrain.planning.layout import BlockPlan
@@ -47,12 +46,6 @@ from dptrain.planning.signal import Signal, read_norms, signals
 from dptrain.planning.signal import as_json as signals_json
 from dptrain.planning.targets import Solution
 from dptrain.tasks.runconfig import RunConfig
-
-if TYPE_CHECKING:
-    from dptrain.planning.measure import Measured  # loads torch
-
-_LAYERS = 12
-"""Layers of a stack where nobody says how many there are."""
 
 
 class Quantity(StrEnum):
@@ -122,39 +115,59 @@ def plan(
     """
     signed = read_signed_policy(policy, owner_key) if corpus else None
     rules = signed.policy if signed else read_policy(policy, owner_key)[0]
-    goals = _goals(target_epsilon or [], solve, rules)
-    others = _others(rules, what_if or [])
+    if solve is Quantity.NORMALIZER and target_epsilon:
+        sentence = "the normalizer touches no epsilon; leave out --target-epsilon, or solve for another quantity"
+        raise typer.BadParameter(sentence)
+    if solve not in (None, Quantity.NORMALIZER) and not target_epsilon:
+        raise typer.BadParameter(f"--solve {solve} needs a --target-epsilon")
+    goals = goals_of(target_epsilon or [], rules)
+    table_of_rules = tomllib.loads(rules.to_toml(), parse_float=Decimal) if what_if else {}
+    others = [(text, changes.changed(rules, table_of_rules, text)) for text in what_if or []]
     require_plot(plot)
-    run = _run_file(measure)
+    run = None if measure is None else RunConfig.load(measure)
     norms = None if gradient_norms is None else read_norms(gradient_norms)
     by_hand = dict(count_of(text, rules) for text in contributions or [])
-    reading = _Reading(None if no_kept_reading else signed, Keeping(made_for, key, state, make=True))
-    report = judge(rules, policy, corpus, registry, now, None, owner_key, reading.open) if corpus else None
-    counts = _counts(report, by_hand)
+    keeping, report, kept = Keeping(made_for, key, state, make=True), None, None
+    if corpus is not None:
+        open_kept = None if no_kept_reading or signed is None else functools.partial(keeping.reading, signed)
+        report, kept = judge(rules, policy, corpus, registry, now, owner_key, open_kept)
+    # Admitted ones, corrected by what was given by hand; None if nobody said.
+    counts = None if report is None and not by_hand else (report.counts()["admitted"] if report else {}) | by_hand
+    if solve is Quantity.NORMALIZER and counts is None:
+        raise typer.BadParameter("--solve normalizer needs a CORPUS, or --contributions CLASS=N for its classes")
     cost = None if run is None else load_training("dptrain.planning.measure").measure(rules, run, counts)
-    layers = layers or (_LAYERS if cost is None else cost.layers)
+    layers = layers or (12 if cost is None else cost.layers)
     with counting("computing epsilon"):
         planned = make_plan(rules, layers)
         groups = signed_groups(rules, planned, report) if report else {}
         ratios = None if norms is None else signals(rules, planned, norms, counts)
-        solution = _solve(rules, goals, solve, counts, layers)
+        solution = targets.solve(rules, goals, (solve or Quantity.MULTIPLIER).value, layers) if goals else None
+        if solve is Quantity.NORMALIZER and counts is not None:
+            solution = targets.solve_normalizer(rules, counts, layers)
         compared = [(text, other, make_plan(other, layers)) for text, other in others]
     if plot is not None:
         terms = f"delta {float(rules.delta):g}, {rules.accountant}, {rules.adjacency}"
         drawn = figures.plan_figure(planned, f"{rules.corpus}: {rules.steps:,} steps", terms)
         drawn.write(plot, figures.plan_tables(planned, terms))
-    data = _as_json(rules, planned, report, groups, ratios, counts)
-    data |= {} if solution is None else {"solution": solution.as_json()}
-    data |= {} if cost is None else {"measured": asdict(cost)}
-    data |= as_json(reading.found)
+    data = _as_json(rules, planned) | as_json(kept)
+    if counts is not None:
+        data["expected_contributions_per_step"] = expected_per_step(rules, counts)
+    if report is not None:
+        data["gate"] = report.counts()
+        data["signed_bounds"] = {
+            name: [{"contributions": item.contributions, **asdict(item.bound)} for item in found]
+            for name, found in groups.items()
+        }
+    if ratios is not None:
+        data["signals"] = signals_json(ratios)
+    if solution is not None:
+        data["solution"] = solution.as_json()
+    if cost is not None:
+        data["measured"] = asdict(cost)
     if compared:
         data["what_if"] = [
-            {
-                "change": text,
-                **_as_json(other, plan_then, None, {}, None, None),
-                "differences": differences_json(rules, planned, other, plan_then),
-            }
-            for text, other, plan_then in compared
+            {"change": text, **_as_json(other, then), "differences": _differences(rules, planned, other, then)}
+            for text, other, then in compared
         ]
 
     def text() -> Iterator[Shown]:
@@ -166,7 +179,7 @@ def plan(
             yield from plan_text(rules, planned)
             if report is not None:
                 yield from corpus_text(rules, report, groups)
-                yield from sentences(reading.found)
+                yield from sentences(kept)
         if ratios is not None:
             yield from signals_text(planned, ratios)
         if cost is not None:
@@ -178,99 +191,15 @@ def plan(
     return Told(data, text())
 
 
-class _Reading:
-    """The kept reading of a plan, opened once the registry is known.
-
-    Args:
-        signed: The policy; None to keep nothing.
-        keeping: Where.
-    """
-
-    def __init__(self, signed: SignedPolicy | None, keeping: Keeping) -> None:
-        self.found: KeptReading | None = None
-        self._signed = signed
-        self._keeping = keeping
-
-    def open(self, registry: Registry) -> KeptReading | None:
-        """Opens it; None where nothing is kept."""
-        if self._signed is not None:
-            self.found = self._keeping.reading(self._signed, registry)
-        return self.found
-
-
-def _goals(texts: list[str], solve: Quantity | None, rules: Policy) -> dict[str, float]:
-    if solve is Quantity.NORMALIZER and texts:
-        raise typer.BadParameter("the normalizer touches no epsilon; leave out --target-epsilon, or solve for another quantity")
-    if solve not in (None, Quantity.NORMALIZER) and not texts:
-        raise typer.BadParameter(f"--solve {solve} needs a --target-epsilon")
-    return goals_of(texts, rules)
-
-
-def _others(rules: Policy, texts: list[str]) -> list[tuple[str, Policy]]:
-    """Returns the policies to compare with."""
-    text_of_rules = rules.to_toml()
-    return [(text, changes.changed(rules, tomllib.loads(text_of_rules, parse_float=Decimal), text)) for text in texts]
-
-
-def _run_file(path: Path | None) -> Any:
-    if path is None:
-        return None
-
-    return RunConfig.load(path)
-
-
-def _counts(report: GateReport | None, by_hand: Mapping[str, int]) -> dict[str, int] | None:
-    """Returns contributions per class: admitted ones, corrected by what was given by hand; None if nobody said."""
-    if report is None and not by_hand:
-        return None
-    admitted = report.counts()["admitted"] if report is not None else {}
-    return {**admitted, **by_hand}
-
-
-def _solve(
-    rules: Policy, goals: dict[str, float], solve: Quantity | None, counts: dict[str, int] | None, layers: int
-) -> targets.Solution | None:
-    if solve is Quantity.NORMALIZER:
-        if counts is None:
-            raise typer.BadParameter("--solve normalizer needs a CORPUS, or --contributions CLASS=N for its classes")
-        return targets.solve_normalizer(rules, counts, layers)
-    return targets.solve(rules, goals, (solve or Quantity.MULTIPLIER).value, layers) if goals else None
-
-
-def _as_json(
-    policy: Policy,
-    planned: Plan,
-    report: GateReport | None,
-    groups: Mapping[str, list[GroupPlan]],
-    ratios: list[Signal] | None,
-    counts: Mapping[str, int] | None,
-) -> dict[str, Any]:
-    data: dict[str, Any] = {
-        "corpus": policy.corpus,
+def _as_json(policy: Policy, planned: Plan) -> dict[str, Any]:
+    names = "corpus accountant adjacency disclosure noise_injection steps redo_steps normalizer"
+    return pick(policy, names) | {
         "delta": float(policy.delta),
-        "accountant": policy.accountant,
-        "adjacency": policy.adjacency,
-        "disclosure": policy.disclosure,
         "noise_family": policy.mechanism.name,
-        "noise_injection": policy.noise_injection,
-        "steps": policy.steps,
-        "redo_steps": policy.redo_steps,
-        "normalizer": policy.normalizer,
         **asdict(planned),
         "totals": [asdict(total) for total in totals(policy, planned)],
         "unsupported": list(unsupported(policy)),
     }
-    if counts is not None:
-        data["expected_contributions_per_step"] = expected_per_step(policy, counts)
-    if report is not None:
-        data["gate"] = report.counts()
-        data["signed_bounds"] = {
-            name: [{"contributions": item.contributions, **asdict(item.bound)} for item in found]
-            for name, found in groups.items()
-        }
-    if ratios is not None:
-        data["signals"] = signals_json(ratios)
-    return data
 
 
 OWN = (
@@ -352,21 +281,22 @@ def plan_text(policy: Policy, planned: Plan) -> Iterator[Shown]:
 
 def corpus_text(policy: Policy, report: GateReport, groups: Mapping[str, Sequence[GroupPlan]]) -> Iterator[Shown]:
     """Yields what each group of admitted contributions with the same bounds gets."""
-    capped = any(item.bound.max_occurrences for found in groups.values() for item in found)
-    cap = {"at most": lambda row: f"{row[1].bound.max_occurrences} draws" if row[1].bound.max_occurrences else "any"}
+    bounds = [(name, item.contributions, item.bound) for name, found in sorted(groups.items()) for item in found]
+    capped = any(bound.max_occurrences for _, _, bound in bounds)
+    cap = {"at most": lambda row: f"{row[2].max_occurrences} draws" if row[2].max_occurrences else "any"}
     rows = table_of(
-        [(name, item) for name, found in sorted(groups.items()) for item in found],
+        bounds,
         {
             "class": lambda row: row[0],
-            "signed by": lambda row: str(row[1].contributions),
-            "sigma": lambda row: number(row[1].bound.noise_multiplier),
-            "clip norm": lambda row: number(row[1].bound.clip_norm),
+            "signed by": lambda row: str(row[1]),
+            "sigma": lambda row: number(row[2].noise_multiplier),
+            "clip norm": lambda row: number(row[2].clip_norm),
             **(cap if capped else {}),
-            "z": lambda row: number(row[1].bound.effective_multiplier),
-            "epsilon": lambda row: rounded_up(row[1].bound.epsilon),
-            "if content replaced": lambda row: rounded_up(row[1].bound.epsilon_replace),
-            "draws expected": lambda row: amount(row[1].bound.expected_draws),
-            "own variance": lambda row: _variance(row[1].bound.sufficient_variance),
+            "z": lambda row: number(row[2].effective_multiplier),
+            "epsilon": lambda row: rounded_up(row[2].epsilon),
+            "if content replaced": lambda row: rounded_up(row[2].epsilon_replace),
+            "draws expected": lambda row: amount(row[2].expected_draws),
+            "own variance": lambda row: _variance(row[2].sufficient_variance),
         },
     )
     public = sum(item.admission.descriptor.public for item in report.admitted)
@@ -404,8 +334,8 @@ def signals_text(planned: Plan, found: Sequence[Signal]) -> Iterator[Shown]:
         yield "?: give a CORPUS or --contributions CLASS=N, so that it is known how many a step draws"
 
 
-def cost_text(policy: Policy, planned: Plan, cost: "Measured") -> Iterator[Shown]:
-    """Yields time and memory, per class by the depth of its band."""
+def cost_text(policy: Policy, planned: Plan, cost: Any) -> Iterator[Shown]:
+    """Yields time and memory as `dptrain.planning.measure` found them, per class by the depth of its band."""
     rows = table_of(
         sorted(cost.classes, key=lambda item: -item.layers),
         {
@@ -481,27 +411,25 @@ def comparison_text(policy: Policy, planned: Plan, others: Sequence[tuple[str, P
     names = ["as it is", *(f"what if {index}" if len(others) > 1 else "what if" for index in range(1, len(others) + 1))]
     for name, (text, _, _) in zip(names[1:], others, strict=True):
         yield f"{name}: {text}"
-    columns = [_figures(policy, planned), *(_figures(other, plan) for _, other, plan in others)]
-    keys = list(dict.fromkeys(key for column in columns for key in column))
+    base, *columns = [_figures(policy, planned), *(_figures(other, plan) for _, other, plan in others)]
     rows = table("", *names)
     section = None
-    for key in keys:
+    for key in dict.fromkeys(key for column in (base, *columns) for key in column):
         if key[0] != section:
             section = key[0]
             rows.add_row(styled("bold", section) if section else "", *[""] * len(names))
-        base = columns[0].get(key)
-        cells = [_shown(key[1], base)]
-        for column in columns[1:]:
-            value = column.get(key)
-            text = _shown(key[1], value) + _change(base, value)
-            cells.append(styled("bold yellow", text) if _differs(base, value) else text)
-        rows.add_row(f"  {key[1]}", *cells)
+        old, cells = base.get(key), []
+        for column in columns:
+            new = column.get(key)
+            text = _shown(key[1], new) + _change(old, new)
+            cells.append(styled("bold yellow", text) if _differs(old, new) else text)
+        rows.add_row(f"  {key[1]}", _shown(key[1], old), *cells)
     yield rows
     yield "*: differs. Nothing was written; a policy that differs must be signed anew"
 
 
-def differences_json(policy: Policy, planned: Plan, other: Policy, plan: Plan) -> list[dict[str, Any]]:
-    """Returns what differs between two plans, for `--json`."""
+def _differences(policy: Policy, planned: Plan, other: Policy, plan: Plan) -> list[dict[str, Any]]:
+    """Returns what differs between two plans, as JSON."""
     before, after = _figures(policy, planned), _figures(other, plan)
     return [
         {"class": key[0].removeprefix("class ") or None, "what": key[1], "before": before.get(key), "after": after.get(key)}
@@ -535,23 +463,22 @@ def _figures(policy: Policy, plan: Plan) -> dict[tuple[str, str], float | str]:
     }
     for item in plan.classes:
         rule, preset = policy.class_rule(item.name), item.preset
-        found |= {
-            (f"class {item.name}", "clip norm"): rule.clip_norm,
-            (f"class {item.name}", "noise multiplier"): rule.noise_multiplier,
-            (f"class {item.name}", "sampling rate"): item.sampling_rate,
-            (f"class {item.name}", "blocks"): _span_of(item.blocks),
-            (f"class {item.name}", "z"): preset.effective_multiplier,
-            (f"class {item.name}", "waste"): preset.waste,
-            (f"class {item.name}", "epsilon"): preset.epsilon,
-            (f"class {item.name}", "epsilon if content replaced"): preset.epsilon_replace,
-            (f"class {item.name}", "epsilon if all redone"): preset.epsilon_with_redo,
-            (f"class {item.name}", "draws of each"): item.expected_draws,
+        own = {
+            "clip norm": rule.clip_norm,
+            "noise multiplier": rule.noise_multiplier,
+            "sampling rate": item.sampling_rate,
+            "blocks": _span_of(item.blocks),
+            "z": preset.effective_multiplier,
+            "waste": preset.waste,
+            "epsilon": preset.epsilon,
+            "epsilon if content replaced": preset.epsilon_replace,
+            "epsilon if all redone": preset.epsilon_with_redo,
+            "draws of each": item.expected_draws,
         }
+        found |= {(f"class {item.name}", name): value for name, value in own.items()}
     for public in plan.public:
-        found |= {
-            (f"class {public.name}", "public, sampling rate"): public.sampling_rate,
-            (f"class {public.name}", "blocks"): _span_of(public.blocks),
-        }
+        found[f"class {public.name}", "public, sampling rate"] = public.sampling_rate
+        found[f"class {public.name}", "blocks"] = _span_of(public.blocks)
     return found
 
 
@@ -606,8 +533,7 @@ def _span_of(blocks: Sequence[str]) -> str:
     """Names the blocks of a class in few words: runs of layers, and everything else by name."""
     parts: list[list[str]] = []
     for block in blocks:
-        follows = parts and _kind(block) == "layer" == _kind(parts[-1][-1]) and int(block[6:]) == int(parts[-1][-1][6:]) + 1
-        if follows:
+        if parts and _kind(block) == "layer" == _kind(parts[-1][-1]) and int(block[6:]) == int(parts[-1][-1][6:]) + 1:
             parts[-1].append(block)
         else:
             parts.append([block])

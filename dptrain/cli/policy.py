@@ -174,7 +174,7 @@ def _size(
     if corpus is None:
         return CorpusSize("given", by_hand) if given else None
     if signed:
-        size = admitted(judge(rules, path, corpus, registry, None, None, owner_key))
+        size = admitted(judge(rules, path, corpus, registry, None, owner_key)[0])
     else:
         with counting("counting") as progress:
             size = attested(corpus, rules, progress)

@@ -1,8 +1,8 @@
 """What follows for one class of a policy: facts with their numbers, and settings that are likely not meant.
 
 A check is a function over a case and a class; `PRIVATE`, `PUBLIC` and `ANY` list them. Each warning names the setting to change
-and, where a number can mend it, computes one. Sentences on privacy speak of one contribution and of zero-out adjacency, and give
-the bound for content replacement beside it; docs/guarantee.md is the promise that they repeat.
+and, where a number can mend it, computes one. Sentences on privacy speak of one contribution and of zero-out adjacency, and
+give the bound for content replacement beside it; docs/guarantee.md is the promise that they repeat.
 """
 
 import math
