@@ -280,3 +280,11 @@ def refuse_to_overwrite(path: Path) -> None:
     """
     if path.exists():
         raise typer.BadParameter(f"{path} exists; choose another name or move it away")
+
+
+def octets(text: str, otherwise: str) -> bytes:
+    """Returns bytes from hex digits, or refuses them with a sentence."""
+    try:
+        return bytes.fromhex(text)
+    except ValueError as error:
+        raise typer.BadParameter(otherwise) from error

@@ -121,8 +121,8 @@ def plan(
     if solve not in (None, Quantity.NORMALIZER) and not target_epsilon:
         raise typer.BadParameter(f"--solve {solve} needs a --target-epsilon")
     goals = goals_of(target_epsilon or [], rules)
-    table_of_rules = tomllib.loads(rules.to_toml(), parse_float=Decimal) if what_if else {}
-    others = [(text, changes.changed(rules, table_of_rules, text)) for text in what_if or []]
+    asked, text_of_rules = what_if or [], rules.to_toml()
+    others = [(text, changes.changed(rules, tomllib.loads(text_of_rules, parse_float=Decimal), text)) for text in asked]
     require_plot(plot)
     run = None if measure is None else RunConfig.load(measure)
     norms = None if gradient_norms is None else read_norms(gradient_norms)

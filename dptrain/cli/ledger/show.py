@@ -12,6 +12,7 @@ from attest.files import read_limited
 from attest.registry import read_states
 from attest.schema.plain import utc, visible
 from dptrain.cli.output import number, spent, styled, table, table_of
+from dptrain.cli.registry.show import keys_table
 from dptrain.cli.results import Shown, Told, pick
 from dptrain.planning.rounding import at_least
 from ledger import layout
@@ -175,21 +176,11 @@ def shown_parties(run: Replay, ledger: str) -> Told:
         pick(item, "classes cap", commitment="name") | {"keys": [pick(record, keys, key="raw") for record in item.keys]}
         for item in registry.contributors
     ]
-    held = table_of(
-        [(item, record) for item in registry.contributors for record in item.keys],
-        {
-            "contributor": lambda row: row[0].name[:16],
-            "key id": lambda row: row[1].key_id.hex(),
-            "valid from": lambda row: utc(row[1].not_before),
-            "until": lambda row: utc(row[1].not_after),
-            "revoked": lambda row: "" if row[1].revoked_at is None else utc(row[1].revoked_at),
-            "holds the key": lambda row: "proved" if row[1].proved else "owner's word",
-            "classes": lambda row: ", ".join(row[0].classes),
-            "cap": lambda row: "" if row[0].cap is None else str(row[0].cap),
-        },
-    )
     head = f", as commitments, in a registry with the root {registry.root().hex()}"
-    return Told({"parties": signing, "contributors": known}, [rows, styled("bold", "contributors", head), held])
+    return Told(
+        {"parties": signing, "contributors": known},
+        [rows, styled("bold", "contributors", head), keys_table(registry.contributors)],
+    )
 
 
 def _parties(run: Replay) -> list[dict[str, str]]:

@@ -6,8 +6,7 @@ import csv
 import difflib
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any
@@ -17,34 +16,15 @@ import typer
 from attest import keys
 from attest.errors import AttestError, RegistryRefused
 from attest.registry import Action, Enrol, KeyStatement, Prove, Registry, RegistryLog, Rotate
-from attest.registry.entries import PROVE, read_statement, signing_key
+from attest.registry.entries import PROVE, REVOKE, ROTATE, read_statement, signing_key
 from attest.schema.plain import check_id, utc
 from dptrain.cli.complete import POLICIES, class_names, contributors
 from dptrain.cli.complete import classes as known_classes
-from dptrain.cli.inputs import PassphraseFile, load_key
+from dptrain.cli.inputs import PassphraseFile, load_key, octets
 from dptrain.cli.options import argument, file_option, option
 from dptrain.cli.output import counting, moment, parse_time, styled
 from dptrain.cli.registry.show import ExistingRegistry, as_json
 from dptrain.cli.results import Told
-
-
-def unknown_classes(registry: Path, granted: Iterable[str]) -> dict[str, str]:
-    """Returns the granted classes that the policy beside the registry lacks, each with a note; empty where there is no policy.
-
-    The policy's signature is not verified: nothing but the note depends on it.
-    """
-    for name in POLICIES:
-        path = registry.with_name(name)
-        known = list(class_names(path))
-        if known:
-            return {item: _note(item, path, known) for item in sorted(set(granted) - set(known))}
-    return {}
-
-
-def _note(name: str, path: Path, known: list[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"{path} has no class {name}" + (f"; is {near[0]} meant? 'registry grant' sets it right" if near else "")
-
 
 _DAY = 86400
 
@@ -61,8 +41,6 @@ SigningKey = Annotated[
 OwnerName = Annotated[
     str | None, option("Identifier of the corpus owner, for a new registry; default: the name in the .pub file.", "--owner")
 ]
-ContributorName = Annotated[str, option("Identifier of the contributor.", "--contributor", autocompletion=contributors)]
-StatementFile = Annotated[Path | None, file_option("FILE", "What the contributor signed.", "--statement")]
 
 
 def init(
@@ -127,22 +105,26 @@ def add(
         raise typer.BadParameter("give one public key with --pub, or a file with many with --from")
     now = int(time.time())
     start = now if not_before is None else not_before
-    defaults = Defaults(tuple(classes or ()), start, start + days * _DAY, cap, principal)
+    until = start + days * _DAY
+    terms = {"classes": classes or (), "not_before": start, "not_after": until, "cap": cap, "principal": principal}
     if pub is not None:
         if not classes:
             raise typer.BadParameter("give --class once or more: what the contributor may attest")
         name, raw = keys.load_named_public_key(pub)
-        wanted = [defaults.enrol(contributor or name, raw)]
+        wanted = [_enrolment(contributor or name, raw, terms)]
     else:
         if contributor is not None or statement is not None:
             raise typer.BadParameter("--contributor and --statement go with --pub; a file says itself whose keys it holds")
-        wanted = read_enrolments(table_file or Path(), defaults)
-    proofs = [] if statement is None else [_proof(statement)]
+        wanted = read_enrolments(table_file or Path(), terms)
+    proofs = []
+    if statement is not None:
+        found, messages = _statement(statement, PROVE)
+        proofs = [Prove(found.to_cbor(), *messages)]
     log = _open(registry, key, passphrase_file) if registry.exists() else _create(registry, key, owner, passphrase_file)
     with counting("checking keys") as progress:
         actions: list[Action] = [*wanted, *proofs]
         changed = log.append(actions, now=now, progress=progress, look_alikes=allow_look_alike)
-    notes = unknown_classes(registry, (name for action in wanted for name in action.classes))
+    notes = _unknown(registry, (name for action in wanted for name in action.classes))
     if pub is not None:
         granted = ", ".join(sorted(set(classes or ())))
         return _changed(changed, f"enrolled {wanted[0].name} for {granted}", [wanted[0].name], notes)
@@ -161,8 +143,8 @@ def prove(
 
     Example: `dptrain registry prove registry.cbor --statement alice-possession.cose`
     """
-    action = _proof(statement)
-    found, _ = read_statement(statement)
+    found, messages = _statement(statement, PROVE)
+    action = Prove(found.to_cbor(), *messages)
     changed = _open(registry, key, passphrase_file).append([action], now=int(time.time()))
     short, name = keys.key_id(found.key or b"").hex(), _holder(changed, found.key)
     return _changed(changed, f"{name} proved that it holds key {short}", [name])
@@ -170,7 +152,7 @@ def prove(
 
 def grant(
     registry: ExistingRegistry,
-    contributor: ContributorName,
+    contributor: Annotated[str, option("Identifier of the contributor.", autocompletion=contributors)],
     classes: Annotated[
         list[str] | None, option("Class that may be attested; repeat.", "--class", autocompletion=known_classes)
     ] = None,
@@ -190,7 +172,7 @@ def grant(
     log = _open(registry, key, passphrase_file)
     changed = log.grant(contributor, classes=classes or (), cap=cap, now=int(time.time()))
     granted = ", ".join(sorted(set(classes or ()))) or "nothing"
-    return _changed(changed, f"{contributor} may attest {granted}", [contributor], unknown_classes(registry, classes or ()))
+    return _changed(changed, f"{contributor} may attest {granted}", [contributor], _unknown(registry, classes or ()))
 
 
 def rotate(
@@ -209,9 +191,7 @@ def rotate(
 
     Example: `dptrain registry rotate registry.cbor --statement alice-rotation.cose --old-until 2026-12-31`
     """
-    found, messages = read_statement(statement)
-    if found.kind != "rotate" or len(messages) != 2:
-        raise RegistryRefused("SCHEMA", f"{str(statement)!r} is no change of key; give it to 'registry {found.kind}'")
+    found, messages = _statement(statement, ROTATE)
     now = int(time.time())
     start = now if not_before is None else not_before
     log = _open(registry, key, passphrase_file)
@@ -227,7 +207,7 @@ def revoke(
     contributor: Annotated[str | None, option("Identifier of the contributor.", autocompletion=contributors)] = None,
     key_id: Annotated[str | None, option("One key; default: all keys.", metavar="HEX")] = None,
     at: Annotated[int | None, moment("From when on; default: now.")] = None,
-    statement: StatementFile = None,
+    statement: Annotated[Path | None, file_option("FILE", "What the contributor signed.")] = None,
     key: SigningKey = None,
     passphrase_file: PassphraseFile = None,
 ) -> Told:
@@ -244,15 +224,15 @@ def revoke(
     if statement is not None:
         if key_id is not None or at is not None:
             raise typer.BadParameter("the statement says which key and from when; leave out --key-id and --at")
-        found, messages = read_statement(statement)
-        if found.kind != "revoke" or len(messages) != 1:
-            raise RegistryRefused("SCHEMA", f"{str(statement)!r} is no revocation; give it to 'registry {found.kind}'")
+        found, messages = _statement(statement, REVOKE)
         changed = _open(registry, key, passphrase_file).revoke_own(found, messages[0], now=now)
         contributor, from_when = _holder(changed, found.key or signing_key(messages[0])), found.revoked_at or 0
         which = "all keys" if found.key is None else keys.key_id(found.key).hex()
     else:
         contributor, from_when, which = contributor or "", now if at is None else at, key_id or "all keys"
-        changed = _open(registry, key, passphrase_file).revoke(contributor, _key_id(key_id), at=from_when, now=now)
+        no_id = f"{key_id!r} is not a key id in hex; 'registry show' lists them"
+        chosen = None if key_id is None else octets(key_id, no_id)
+        changed = _open(registry, key, passphrase_file).revoke(contributor, chosen, at=from_when, now=now)
     return _changed(changed, f"revoked {which} of {contributor} from {utc(from_when)} on", [contributor])
 
 
@@ -279,12 +259,17 @@ def set_clock(
     return _changed(changed, f"set the clock of the registry back from {utc(before)} to {utc(now)}", [])
 
 
-def _proof(path: Path) -> Prove:
-    """Returns the action of a file that `attest prove` wrote."""
+_KINDS = {PROVE: ("proves no key", 1), ROTATE: ("is no change of key", 2), REVOKE: ("is no revocation", 1)}
+"""Of statements: what one of another kind is not, and how many keys sign it."""
+
+
+def _statement(path: Path, kind: str) -> tuple[KeyStatement, tuple[bytes, ...]]:
+    """Returns a statement that `attest prove`, `rotate` or `revoke` wrote, and its signatures."""
     found, messages = read_statement(path)
-    if found.kind != PROVE or len(messages) != 1:
-        raise RegistryRefused("SCHEMA", f"{str(path)!r} proves no key; give it to 'registry {found.kind}'")
-    return Prove(found.to_cbor(), messages[0])
+    otherwise, signatures = _KINDS[kind]
+    if found.kind != kind or len(messages) != signatures:
+        raise RegistryRefused("SCHEMA", f"{str(path)!r} {otherwise}; give it to 'registry {found.kind}'")
+    return found, messages
 
 
 def _create(registry: Path, key: Path | None, owner: str | None, passphrase_file: Path | None) -> RegistryLog:
@@ -330,13 +315,20 @@ def _holder(registry: Registry, key: bytes | None) -> str:
     return "nobody" if known is None else known.name
 
 
-def _key_id(text: str | None) -> bytes | None:
-    if text is None:
-        return None
-    try:
-        return bytes.fromhex(text)
-    except ValueError as error:
-        raise typer.BadParameter(f"{text!r} is not a key id in hex; 'registry show' lists them") from error
+def _unknown(registry: Path, granted: Iterable[str]) -> dict[str, str]:
+    """Returns the granted classes that the policy beside the registry lacks, each with a note; empty where there is no policy.
+
+    The policy's signature is not verified: nothing but the note depends on it.
+    """
+    for path in map(registry.with_name, POLICIES):
+        if known := list(class_names(path)):
+            notes = {}
+            for name in sorted(set(granted) - set(known)):
+                near = difflib.get_close_matches(name, known, n=1)
+                meant = f"; is {near[0]} meant? 'registry grant' sets it right" if near else ""
+                notes[name] = f"{path} has no class {name}{meant}"
+            return notes
+    return {}
 
 
 def _changed(
@@ -348,27 +340,16 @@ def _changed(
     return Told(data, [f"{sentence}\nregistry root {registry.root().hex()}", *notes])
 
 
-_FIELDS = frozenset({"key", "contributor", "classes", "cap", "principal", "not_before", "not_after"})
+def _enrolment(name: str, raw: bytes, terms: dict[str, Any]) -> Enrol:
+    return Enrol(name, raw, **terms | {"classes": tuple(sorted(set(terms["classes"])))})
 
 
-@dataclass(frozen=True)
-class Defaults:
-    """Holds the options, for everything that a line leaves out."""
-
-    classes: tuple[str, ...]
-    not_before: int
-    not_after: int
-    cap: int | None
-    principal: str | None
-
-    def enrol(self, name: str, raw: bytes, **stated: Any) -> Enrol:
-        """Returns the enrolment of one key."""
-        values = {field: getattr(self, field) for field in self.__dataclass_fields__} | stated
-        return Enrol(name, raw, **values | {"classes": tuple(sorted(set(values["classes"])))})
-
-
-def read_enrolments(path: Path, defaults: Defaults) -> list[Enrol]:
+def read_enrolments(path: Path, defaults: dict[str, Any]) -> list[Enrol]:
     """Returns enrolments of a `.jsonl` or `.csv` file, in its order.
+
+    Args:
+        path: The file.
+        defaults: Terms of an enrolment, for what a line leaves out.
 
     Raises:
         RegistryRefused: Code FORMAT, with the number of the line.
@@ -417,32 +398,29 @@ def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
-def _enrol(fields: dict[str, Any], defaults: Defaults) -> Enrol:
+def _enrol(fields: dict[str, Any], defaults: dict[str, Any]) -> Enrol:
     unknown = sorted(ascii(name)[:40] for name in fields if name not in _FIELDS)
     if unknown:
         raise ValueError(f"unknown field {', '.join(unknown)}; expected {', '.join(sorted(_FIELDS))}")
     name, raw = _key(fields.get("key"))
-    stated: dict[str, Any] = {}
-    if "classes" in fields:
-        value = fields["classes"]
-        stated["classes"] = value.split() if isinstance(value, str) else value
-        if not isinstance(stated["classes"], list):
-            raise ValueError("classes are neither text nor an array")
-        for item in stated["classes"]:
-            check_id(item, "class name")
-    if "cap" in fields:
-        stated["cap"] = _whole(fields["cap"])
-    for field in ("not_before", "not_after"):
-        if field in fields:
-            stated[field] = parse_time(str(fields[field]))
-    if "principal" in fields:
-        stated["principal"] = fields["principal"]
+    terms = defaults | {field: read(fields[field]) for field, read in _TERMS.items() if field in fields}
     contributor = fields.get("contributor", name)
     if contributor is None:
         raise ValueError("no contributor is named, neither in a field nor in the key")
-    if not stated.get("classes", defaults.classes):
+    if not terms["classes"]:
         raise ValueError("no class is granted; add the field classes, or --class for all lines")
-    return defaults.enrol(check_id(contributor, "contributor"), raw, **stated)
+    return _enrolment(check_id(contributor, "contributor"), raw, terms)
+
+
+def _classes(value: Any) -> list[str]:
+    found = value.split() if isinstance(value, str) else value
+    if not isinstance(found, list):
+        raise ValueError("classes are neither text nor an array")
+    return [check_id(item, "class name") for item in found]
+
+
+def _time(value: Any) -> int:
+    return parse_time(str(value))
 
 
 def _key(value: Any) -> tuple[str | None, bytes]:
@@ -464,3 +442,15 @@ def _whole(value: Any) -> int:
     if isinstance(value, bool) or not str(value).isascii() or not str(value).isdigit():
         raise ValueError(f"cap is {ascii(value)[:40]}, expected a whole number")
     return int(value)
+
+
+_TERMS: dict[str, Callable[[Any], Any]] = {
+    "classes": _classes,
+    "cap": _whole,
+    "principal": lambda value: value,
+    "not_before": _time,
+    "not_after": _time,
+}
+"""What a line may say of an enrolment, and how it is read."""
+
+_FIELDS = {"key", "contributor", *_TERMS}
