@@ -47,14 +47,8 @@ from dptrain.planning.signal import as_json as signals_json
 from dptrain.planning.targets import Solution
 from dptrain.tasks.runconfig import RunConfig
 
-
-class Quantity(StrEnum):
-    """Names what `--solve` finds."""
-
-    MULTIPLIER = "multiplier"
-    STEPS = "steps"
-    RATE = "rate"
-    NORMALIZER = "normalizer"
+Quantity = StrEnum("Quantity", ["MULTIPLIER", "STEPS", "RATE", "NORMALIZER"])
+"""What `--solve` finds."""
 
 
 def plan(

@@ -44,11 +44,8 @@ _REASONS = "Reason code, an identifier: consent, error, key-compromise, legal, r
 _FILE_NAME = re.compile("[a-z0-9][a-z0-9._-]*")
 
 
-class KeyForm(StrEnum):
-    """Forms of a private key file, as `attest.keys.save_private_key` knows them."""
-
-    pem = "pem"
-    openssh = "openssh"
+KeyForm = StrEnum("KeyForm", ["pem", "openssh"])
+"""Forms of a private key file, as `attest.keys.save_private_key` knows them."""
 
 
 def keygen(

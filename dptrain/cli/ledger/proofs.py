@@ -49,13 +49,8 @@ RECEIPT_TAG = b"\xd2"
 _HEADER_FIELDS = ("time", "origin", "owner", "owner_key", "run_id", "registry_root", "model_fingerprint", "private")
 
 
-class LeafKind(StrEnum):
-    """Leaves that tell of a contribution."""
-
-    ADMIT = "admit"
-    SPEND = "spend"
-    WITHDRAW = "withdraw"
-    SUMMARY = "summary"
+LeafKind = StrEnum("LeafKind", ["ADMIT", "SPEND", "WITHDRAW", "SUMMARY"])
+"""Leaves that tell of a contribution."""
 
 
 def prove(
