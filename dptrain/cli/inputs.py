@@ -3,7 +3,7 @@
 import getpass
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +11,7 @@ import typer
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from attest import keys
+from attest.attestation import Attestation, read_sequence
 from attest.errors import KeyRefused, PolicyRefused
 from attest.keys.signers import AgentSigner, CheckedSigner, LocalSigner
 from attest.policy import Policy, SignedPolicy, open_policy
@@ -92,6 +93,7 @@ KeyFile = Annotated[
     Path,
     file_option("KEY", "Private key file; or the .pub file, to sign with the SSH agent that holds the private half.", "--key"),
 ]
+Contributor = Annotated[str | None, option("Who signs; default: the name in the .pub file beside the key.", "--contributor")]
 PassphraseFile = Annotated[
     Path | None,
     file_option(
@@ -170,7 +172,7 @@ def read_private_key(path: Path, passphrase_file: Path | None) -> Ed25519Private
 
 
 def load_key(
-    path: Path, passphrase_file: Path | None, name: str | None, option: str
+    path: Path, passphrase_file: Path | None, name: str | None, option: str = "--contributor"
 ) -> tuple[LocalSigner | CheckedSigner, str]:
     """Returns what signs, and the identifier under which it signs.
 
@@ -272,6 +274,12 @@ def beside(path: Path, given: Path | None, name: str, option: str) -> Path:
     return found
 
 
+def read_attestations(path: Path) -> Iterator[Attestation]:
+    """Yields the attestations of a file. Raises CborError: as `attest.attestation.read_sequence`."""
+    with path.open("rb") as stream:
+        yield from read_sequence(stream)
+
+
 def refuse_to_overwrite(path: Path) -> None:
     """Commands write new files and never replace one that a person may have edited or handed out.
 
@@ -282,9 +290,12 @@ def refuse_to_overwrite(path: Path) -> None:
         raise typer.BadParameter(f"{path} exists; choose another name or move it away")
 
 
-def octets(text: str, otherwise: str) -> bytes:
-    """Returns bytes from hex digits, or refuses them with a sentence."""
+def octets(text: str, otherwise: str, *, size: int | None = None) -> bytes:
+    """Returns bytes, so many of them, from hex digits, or refuses them with a sentence."""
     try:
-        return bytes.fromhex(text)
-    except ValueError as error:
-        raise typer.BadParameter(otherwise) from error
+        found = bytes.fromhex(text)
+        if len(found) == (len(found) if size is None else size):
+            return found
+    except ValueError:
+        pass
+    raise typer.BadParameter(otherwise)

@@ -8,14 +8,14 @@ from typing import Annotated
 import typer
 
 from attest import keys, sign1, signed_file
-from attest.attestation import Attestation, read_sequence
+from attest.attestation import Attestation
 from attest.corpus import anchor as anchors
 from attest.corpus import records
 from attest.corpus.anchor import anchor_of, sign_anchor
 from attest.corpus.records import JSONL, file_record, jsonl_records
 from attest.descriptor import ContributionDescriptor, claimed_content
 from attest.errors import CorpusRefused
-from dptrain.cli.inputs import KeyFile, PassphraseFile, load_key, refuse_to_overwrite
+from dptrain.cli.inputs import Contributor, KeyFile, PassphraseFile, load_key, read_attestations, refuse_to_overwrite
 from dptrain.cli.options import file_argument, file_option, option
 from dptrain.cli.results import Told
 
@@ -55,11 +55,10 @@ def attestation_of(content: Path, attestations: Path | None, record: int | None)
     if not path.is_file():
         raise typer.BadParameter(f"there is no {path}: give --attestations, or put it beside the content")
     content_hash = content_hash_of(content, record if content.suffix == JSONL else None)
-    with path.open("rb") as stream:
-        if record is None:
-            found = [item for item in read_sequence(stream) if claimed_content(item.opening) == content_hash]
-        else:
-            found = list(islice(read_sequence(stream), record - 1, record))
+    if record is None:
+        found = [item for item in read_attestations(path) if claimed_content(item.opening) == content_hash]
+    else:
+        found = list(islice(read_attestations(path), record - 1, record))
     if record is not None and not found:
         raise typer.BadParameter(f"{path} holds no attestation {record}")
     if len(found) > 1:
@@ -87,7 +86,7 @@ def anchor(
             "--with-nonce",
         ),
     ] = False,
-    contributor: Annotated[str | None, option("Who signs; default: the name in the .pub file beside the key.")] = None,
+    contributor: Contributor = None,
     out: Annotated[Path | None, option("New file; default: .CONTENT.anchor beside it.", metavar="FILE")] = None,
     passphrase_file: PassphraseFile = None,
 ) -> Told:
@@ -103,7 +102,7 @@ def anchor(
 
     Example: `dptrain attest anchor scan.png --key alice.key`
     """
-    signer, name = load_key(key, passphrase_file, contributor, "--contributor")
+    signer, name = load_key(key, passphrase_file, contributor)
     attestation, descriptor = attestation_of(content, attestations, record)
     if name != descriptor.contributor:
         raise CorpusRefused("HEADER", f"the key is {name}'s, the attestation is of {descriptor.contributor}")

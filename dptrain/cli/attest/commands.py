@@ -10,7 +10,6 @@ import typer
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from attest import keys, signed_file
-from attest.attestation import Attestation, read_sequence
 from attest.corpus import SigningTemplate, sign_corpus
 from attest.corpus.records import SUFFIX
 from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
@@ -23,18 +22,21 @@ from attest.withdrawal import Withdrawal, sign_withdrawal
 from dptrain.cli.attest.show import AttestationFile
 from dptrain.cli.complete import classes
 from dptrain.cli.inputs import (
+    Contributor,
     KeyFile,
     NewPassphraseFile,
     PassphraseFile,
     load_key,
     new_passphrase,
+    octets,
+    read_attestations,
     read_policy,
     read_private_key,
     refuse_to_overwrite,
 )
 from dptrain.cli.options import argument, file_option, option
 from dptrain.cli.output import counted, moment
-from dptrain.cli.results import Told, plain
+from dptrain.cli.results import Told, pick
 from dptrain.progress import contributions_in, progress_bar
 
 _DAY = 86400
@@ -108,7 +110,7 @@ def sign(
     corpus: Annotated[str | None, option("Corpus that may use the data, and no other.")] = None,
     clip_norm: Annotated[str | None, option("Largest pull at the model in a step.", metavar="DECIMAL")] = None,
     noise_multiplier: Annotated[str | None, option("Least noise, as a multiple of the clip norm.", metavar="DECIMAL")] = None,
-    contributor: Annotated[str | None, option("Who signs; default: the name in the .pub file beside the key.")] = None,
+    contributor: Contributor = None,
     public: Annotated[
         bool, option("The data is public: for a public class, which neither clips nor adds noise.", "--public")
     ] = False,
@@ -137,7 +139,7 @@ def sign(
 
     Example: `dptrain attest sign notes.jsonl --key alice.key --class sensitive --policy policy.toml`
     """
-    signer, name = load_key(key, passphrase_file, contributor, "--contributor")
+    signer, name = load_key(key, passphrase_file, contributor)
     rules = None
     if policy is not None:
         rules, _ = read_policy(policy, owner_key)
@@ -216,7 +218,7 @@ def withdraw(
     record: Annotated[list[int] | None, option("Number of the contribution, from 1; repeat.", min=1)] = None,
     everything: Annotated[bool, option("Withdraw every contribution of the file.", "--all")] = False,
     reason: Annotated[str, option(_REASONS)] = "consent",
-    contributor: Annotated[str | None, option("Who signs; default: the name in the .pub file beside the key.")] = None,
+    contributor: Contributor = None,
     out: Annotated[Path, option("Where they go.", metavar="DIR", file_okay=False)] = Path("withdrawals"),
     passphrase_file: PassphraseFile = None,
 ) -> Told:
@@ -228,8 +230,8 @@ def withdraw(
     """
     if everything == bool(record):
         raise typer.BadParameter("give --record with one or more numbers, or --all")
-    signer, name = load_key(key, passphrase_file, contributor, "--contributor")
-    descriptors = [item.opened() for item in _read(attestations)]
+    signer, name = load_key(key, passphrase_file, contributor)
+    descriptors = [item.opened() for item in read_attestations(attestations)]
     chosen = range(1, len(descriptors) + 1) if everything else sorted(set(record or ()))
     if chosen and chosen[-1] > len(descriptors):
         raise typer.BadParameter(f"{attestations} holds {len(descriptors)} contributions, there is no number {chosen[-1]}")
@@ -252,19 +254,10 @@ def _taken(source: Path) -> Ed25519PrivateKey | bytes:
     return keys.load_openssh_public_key(source) if public else read_private_key(source, None)
 
 
-def _read(path: Path) -> list[Attestation]:
-    with path.open("rb") as stream:
-        return list(read_sequence(stream))
-
-
 RegistryFile = Annotated[Path | None, file_option("REGISTRY", "The registry that the statement is for.", "--registry")]
 RegistryId = Annotated[
     str | None, option("Its id instead, 32 digits, as the owner's 'registry show' prints it.", "--registry-id", metavar="HEX")
 ]
-Contributor = Annotated[
-    str | None, option("Who states it; default: the name in the .pub file beside the key.", "--contributor")
-]
-NewFile = Annotated[Path | None, option("New file; default: NAME-rotation.cose.", "--out", metavar="FILE")]
 
 
 def prove(
@@ -283,7 +276,7 @@ def prove(
     Example: `dptrain attest prove --key alice.key --registry registry.cbor`
     """
     identity = _registry_id(registry, registry_id)
-    signer, name = load_key(key, passphrase_file, contributor, "--contributor")
+    signer, name = load_key(key, passphrase_file, contributor)
     statement = KeyStatement(kind=PROVE, registry_id=identity, key=signer.public_key, time=int(time.time()))
     said = f"signed that {name} holds key {_short(statement.key)}"
     return _written(out, name, "possession", statement, [statement.sign(signer)], said)
@@ -295,7 +288,7 @@ def rotate(
     registry: RegistryFile = None,
     registry_id: RegistryId = None,
     contributor: Contributor = None,
-    out: NewFile = None,
+    out: Annotated[Path | None, option("New file; default: NAME-rotation.cose.", metavar="FILE")] = None,
     passphrase_file: PassphraseFile = None,
     new_passphrase_file: Annotated[Path | None, file_option("FILE", "Passphrase of the new key, in the same way.")] = None,
 ) -> Told:
@@ -307,8 +300,8 @@ def rotate(
     Example: `dptrain attest rotate --key alice.key --new-key new/alice.key --registry registry.cbor`
     """
     identity = _registry_id(registry, registry_id)
-    old, name = load_key(key, passphrase_file, contributor, "--contributor")
-    new, _ = load_key(new_key, new_passphrase_file, name, "--contributor")
+    old, name = load_key(key, passphrase_file, contributor)
+    new, _ = load_key(new_key, new_passphrase_file, name)
     statement = KeyStatement(
         kind=ROTATE, registry_id=identity, key=old.public_key, time=int(time.time()), new_key=new.public_key
     )
@@ -337,7 +330,7 @@ def revoke(
     if everything and pub is not None:
         raise typer.BadParameter("give --pub for one key or --all for every key, not both")
     identity = _registry_id(registry, registry_id)
-    signer, name = load_key(key, passphrase_file, contributor, "--contributor")
+    signer, name = load_key(key, passphrase_file, contributor)
     now = int(time.time())
     chosen = None if everything else signer.public_key if pub is None else keys.load_public_key(pub)
     statement = KeyStatement(kind=REVOKE, registry_id=identity, key=chosen, time=now, revoked_at=now if at is None else at)
@@ -352,21 +345,15 @@ def _registry_id(registry: Path | None, text: str | None) -> bytes:
     if registry is not None:
         # Unverified on purpose: a wrong id makes a statement that nobody can use.
         return peek(registry).registry_id
-    try:
-        found = bytes.fromhex(text or "")
-    except ValueError:
-        found = b""
-    if len(found) != 16:
-        raise typer.BadParameter(f"{text!r} is not a registry id; it has 32 hexadecimal digits")
-    return found
+    return octets(text or "", f"{text!r} is not a registry id; it has 32 hexadecimal digits", size=16)
 
 
 def _written(out: Path | None, name: str, what: str, statement: KeyStatement, messages: list[bytes], said: str) -> Told:
     target = out or Path(f"{name.replace('/', '-')}-{what}.cose")
     refuse_to_overwrite(target)
     write_statement(target, statement, *messages)
-    fields = {field: getattr(statement, field) for field in statement.__slots__}
-    return Told(plain(fields | {"contributor": name, "path": target}), [f"{said}; send the owner {target}"])
+    told = pick(statement, " ".join(statement.__slots__)) | {"contributor": name, "path": str(target)}
+    return Told(told, [f"{said}; send the owner {target}"])
 
 
 def _short(raw: bytes | None) -> str:

@@ -4,10 +4,8 @@ Every privacy sentence here is docs/guarantee.md in other words: it speaks of on
 the contribution being empty and the one against other content, and says which numbers come from a policy.
 """
 
-from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
-from typing import Literal
 
 from attest import sign1
 from attest.attestation import Attestation
@@ -26,23 +24,6 @@ from ledger import accountants
 from ledger.errors import AccountantError
 
 _DAY = 86400
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One thing that may be verified about an attestation, and how that went.
-
-    Attributes:
-        what: What was looked at.
-        outcome: `passed`, `failed`, or `unchecked`.
-        sentence: What was found, or what it would take.
-        code: Reason code of a failure.
-    """
-
-    what: str
-    outcome: Literal["passed", "failed", "unchecked"]
-    sentence: str
-    code: str | None = None
 
 
 def paragraphs(attestation: Attestation, now: int, policy: Policy | None, signed_policy: bool) -> list[str]:

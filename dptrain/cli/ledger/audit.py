@@ -9,11 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from attest import keys
-from attest.attestation import read_sequence
 from attest.fixed_point import MICRO, PICO
 from attest.schema.plain import utc
 from attest.withdrawal import Withdrawal
-from dptrain.cli.inputs import MemberRecords, refuse_to_overwrite
+from dptrain.cli.inputs import MemberRecords, read_attestations, refuse_to_overwrite
 from dptrain.cli.ledger import show as ledger_show
 from dptrain.cli.ledger.place import ExportDirectory, Now, OwnersKey, VerifierKeys, trusted
 from dptrain.cli.ledger.show import verdict_line
@@ -165,7 +164,11 @@ def monitor(
     Example: `dptrain ledger monitor export/ --key ledger.pub --attestations letters.attest --remember seen/`
     """
     at = int(time.time()) if now is None else now
-    mine = [item for path in attestations for item in _mine(path)]
+    mine = [
+        Mine.of(f"{path.name}, {place}", item)
+        for path in attestations
+        for place, item in enumerate(read_attestations(path), start=1)
+    ]
     ids = [keys.key_id(keys.load_public_key(path)) for path in pub or []]
     sent = [] if withdrawals is None else _withdrawals(withdrawals)
     shown = [read_admitted(path) for path in members or []]
@@ -186,11 +189,6 @@ def _watched_text(found: Watched) -> Iterator[Shown]:
         yield styled("bold red", alarm.code, f" {where}: {alarm.sentence}")
     if not found.alarms:
         yield "no alarm"
-
-
-def _mine(path: Path) -> list[Mine]:
-    with path.open("rb") as stream:
-        return [Mine.of(f"{path.name}, {place}", item) for place, item in enumerate(read_sequence(stream), start=1)]
 
 
 def _withdrawals(directory: Path) -> list[tuple[str, Withdrawal]]:

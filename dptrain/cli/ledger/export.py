@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from attest import signed_file
-from attest.attestation import read_sequence
 from attest.descriptor import ContributionDescriptor
 from attest.errors import SignatureRefused
 from attest.registry import Registry
 from attest.withdrawal import Withdrawal, verify_entitled_withdrawal
-from dptrain.cli.inputs import MemberRecords, PassphraseFile
+from dptrain.cli.inputs import MemberRecords, PassphraseFile, read_attestations
 from dptrain.cli.ledger.place import LedgerKey, LedgerName, StateDirectory, opened_to_sign, place_of
 from dptrain.cli.options import argument, file_argument, file_option, option
 from dptrain.cli.output import counting, styled
@@ -129,8 +128,7 @@ def withdraw(
     now, place = int(time.time()), place_of(ledger, state)
     descriptors = {}
     for path in attestations or []:
-        with path.open("rb") as stream:
-            descriptors |= {hashlib.sha256(item.descriptor).digest(): item.opened() for item in read_sequence(stream)}
+        descriptors |= {hashlib.sha256(item.descriptor).digest(): item.opened() for item in read_attestations(path)}
     entered = []
     try:
         with opened_to_sign(place, ledger_key, passphrase_file) as log:

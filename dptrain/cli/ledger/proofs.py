@@ -12,7 +12,7 @@ import typer
 from attest.files import atomic_write, read_limited
 from attest.fixed_point import MICRO
 from attest.schema.plain import utc, visible
-from dptrain.cli.inputs import PassphraseFile, refuse_to_overwrite
+from dptrain.cli.inputs import PassphraseFile, octets, refuse_to_overwrite
 from dptrain.cli.ledger.place import LedgerKey, LedgerOrExport, Now, StateDirectory, place_of, verifier_keys
 from dptrain.cli.ledger.place import ledger_key as private_key_of
 from dptrain.cli.options import argument, file_argument, file_option, option
@@ -283,13 +283,8 @@ def _contribution(leaf: int | None, contribution: str | None, kind: LeafKind | N
         raise typer.BadParameter("give --leaf or --contribution")
     if contribution is None and kind is not None:
         raise typer.BadParameter("--kind goes with --contribution")
-    try:
-        name = bytes.fromhex(contribution or "")
-    except ValueError:
-        name = b""
-    if contribution is not None and len(name) != 32:
-        raise typer.BadParameter("--contribution takes a descriptor hash: 64 hexadecimal digits, as attest show prints it")
-    return name
+    otherwise = "--contribution takes a descriptor hash: 64 hexadecimal digits, as attest show prints it"
+    return b"" if contribution is None else octets(contribution, otherwise, size=32)
 
 
 def _names(data: bytes, name: bytes, kind: LeafKind | None) -> bool:
