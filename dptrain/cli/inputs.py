@@ -35,11 +35,8 @@ PlotFile = Annotated[
 
 
 def require_plot(path: Path | None) -> None:
-    """Says before anything is computed if a figure cannot be written.
-
-    Raises:
-        typer.BadParameter: Another suffix, or the file exists. ConfigError: matplotlib is missing.
-    """
+    """Says before anything is computed if a figure cannot be written. Raises typer.BadParameter: Another suffix, or the file
+    exists. ConfigError: matplotlib is missing."""
     if path is None:
         return
     if path.suffix not in SUFFIXES:
@@ -52,11 +49,8 @@ def require_plot(path: Path | None) -> None:
 
 
 def count_of(text: str, rules: Policy) -> tuple[str, int]:
-    """Returns a class of the policy and a number of contributions.
-
-    Raises:
-        typer.BadParameter: The text is not CLASS=N. PolicyRefused: The policy has no such class.
-    """
+    """Returns a class of the policy and a number of contributions. Raises typer.BadParameter: The text is not CLASS=N.
+    PolicyRefused: The policy has no such class."""
     name, _, count = text.partition("=")
     if not (count.isascii() and count.isdigit()):
         raise typer.BadParameter(f"{text!r} is not CLASS=N, for example {rules.classes[0].name}=10000")
@@ -66,10 +60,7 @@ def count_of(text: str, rules: Policy) -> tuple[str, int]:
 
 def goals_of(texts: Iterable[str], rules: Policy) -> dict[str, float]:
     """Returns epsilon per private class, from `2` for all or `sensitive=2` for one; what names a class counts before the rest.
-
-    Raises:
-        typer.BadParameter: A text is neither, or no positive finite number. PolicyRefused: The policy has no such class.
-    """
+    Raises typer.BadParameter: A text is neither, or no positive finite number. PolicyRefused: The policy has no such class."""
     everywhere: float | None = None
     found: dict[str, float] = {}
     private = [rule.name for rule in rules.classes if not rule.public]
@@ -118,11 +109,8 @@ _AGENT_CODES = ("AGENT", "AGENT_KEY")
 
 
 def read_passphrase(path: Path | None) -> str | None:
-    """Returns the first line of a passphrase file, or of standard input for `-`; None without one.
-
-    Raises:
-        KeyRefused: Code PASSPHRASE if it is not UTF-8 text.
-    """
+    """Returns the first line of a passphrase file, or of standard input for `-`; None without one. Raises KeyRefused: Code
+    PASSPHRASE if it is not UTF-8 text."""
     if path is None:
         return None
     try:
@@ -135,11 +123,8 @@ def read_passphrase(path: Path | None) -> str | None:
 
 
 def new_passphrase(asked: bool, path: Path | None) -> str | None:
-    """Returns the passphrase for a new key: asked for twice, read from a file, or none.
-
-    Raises:
-        typer.BadParameter: if both ways are given, nobody is there to ask, or the two answers differ.
-    """
+    """Returns the passphrase for a new key: asked for twice, read from a file, or none. Raises typer.BadParameter: if both ways
+    are given, nobody is there to ask, or the two answers differ."""
     if not asked:
         return read_passphrase(path)
     if path is not None:
@@ -154,10 +139,7 @@ def new_passphrase(asked: bool, path: Path | None) -> str | None:
 
 def read_private_key(path: Path, passphrase_file: Path | None) -> Ed25519PrivateKey:
     """Returns a private key from its file; a missing passphrase is asked for where there is a terminal, up to three times.
-
-    Raises:
-        KeyRefused: As `attest.keys.load_private_key`.
-    """
+    Raises KeyRefused: As `attest.keys.load_private_key`."""
     passphrase = read_passphrase(passphrase_file)
     for _ in range(_ATTEMPTS):
         try:
@@ -263,11 +245,8 @@ def read_registry(policy_path: Path, registry: Path | None, owner_key: Path | No
 
 
 def beside(path: Path, given: Path | None, name: str, option: str) -> Path:
-    """Returns the file that was given, or the one called `name` in the directory of `path`.
-
-    Raises:
-        typer.BadParameter: if there is neither.
-    """
+    """Returns the file that was given, or the one called `name` in the directory of `path`. Raises typer.BadParameter: if there
+    is neither."""
     found = given or path.with_name(name)
     if not found.is_file():
         raise typer.BadParameter(f"there is no {found}: give {option}, or put the file there")
@@ -281,11 +260,8 @@ def read_attestations(path: Path) -> Iterator[Attestation]:
 
 
 def refuse_to_overwrite(path: Path) -> None:
-    """Commands write new files and never replace one that a person may have edited or handed out.
-
-    Raises:
-        typer.BadParameter: if the file exists.
-    """
+    """Commands write new files and never replace one that a person may have edited or handed out. Raises typer.BadParameter: if
+    the file exists."""
     if path.exists():
         raise typer.BadParameter(f"{path} exists; choose another name or move it away")
 

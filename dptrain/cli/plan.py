@@ -33,8 +33,8 @@ from dptrain.cli.inputs import (
     require_plot,
 )
 from dptrain.cli.ledger.place import LedgerKey, StateDirectory
-from dptrain.cli.options import argument, file_option, option
-from dptrain.cli.output import amount, counted, counting, duration, moment, number, size, styled, table, table_of
+from dptrain.cli.options import argument, file_option, moment, option
+from dptrain.cli.output import amount, counted, counting, duration, number, size, styled, table, table_of
 from dptrain.cli.results import Shown, Told, pick
 from dptrain.cli.train import load_training
 from dptrain.planning import changes, figures, targets

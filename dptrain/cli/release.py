@@ -13,8 +13,8 @@ from dptrain.cli.inputs import PassphraseFile
 from dptrain.cli.ledger.export import RegistryAlong, WithoutAttestations, contained, contained_text, taken_along
 from dptrain.cli.ledger.place import LedgerKey, StateDirectory, checked, opened_to_sign, place_of, trusted
 from dptrain.cli.ledger.show import report_text
-from dptrain.cli.options import file_option, folder_argument, folder_option, option
-from dptrain.cli.output import counted, counting, moment, spent, styled, table
+from dptrain.cli.options import file_option, folder_argument, folder_option, moment, option
+from dptrain.cli.output import counted, counting, spent, styled, table
 from dptrain.cli.results import Shown, Told, pick
 from ledger.audit.findings import exit_code
 from ledger.release import Manifest, ReleaseReport, Tie, check_release

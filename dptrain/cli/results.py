@@ -5,7 +5,6 @@ reads. It is a class of its own where others show the result too, or where it is
 """
 
 import difflib
-import errno
 import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, is_dataclass
@@ -18,13 +17,10 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
-from attest.errors import AttestError
 from attest.schema.plain import visible
 from dptrain.cli.output import console, print_picture, print_table, screen_for, styled
-from dptrain.errors import DptrainError
 from dptrain.planning.picture import Glyphs, Line
-from dptrain.programs import print_json
-from ledger.errors import LedgerError
+from dptrain.programs import REFUSALS, print_json, refusal
 
 Picture = Callable[[Glyphs], list[Line]]
 """Draws with the characters that the screen takes."""
@@ -54,11 +50,7 @@ class Result:
         print_json(self.as_json())
 
     def print(self, *, as_json: bool) -> None:
-        """Prints the result.
-
-        Args:
-            as_json: as one JSON object and nothing else.
-        """
+        """Prints the result, for a program as one JSON object and nothing else."""
         if as_json:
             self.print_json()
         else:
@@ -92,16 +84,9 @@ def plain(value: Any) -> Any:
 
 
 def pick(value: Any, names: str, **others: str) -> dict[str, Any]:
-    """Returns some attributes of a value as JSON.
-
-    Args:
-        value: any object.
-        names: attributes, set off by blanks.
-        others: further attributes by the name that they have in JSON.
-    """
-    return {name: plain(getattr(value, name)) for name in names.split()} | {
-        name: plain(getattr(value, own)) for name, own in others.items()
-    }
+    """Returns attributes of a value as JSON: those named, set off by blanks, and others by the name that they have in JSON."""
+    chosen = dict.fromkeys(names.split()) | others
+    return {name: plain(getattr(value, own or name)) for name, own in chosen.items()}
 
 
 @dataclass(frozen=True)
@@ -181,7 +166,6 @@ class RootGroup(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the chosen command; typed errors and I/O errors end here, anything else is a fault and propagates."""
-        nearest = None
         try:
             found = super().invoke(ctx)
             if isinstance(found, Result):
@@ -189,12 +173,8 @@ class RootGroup(TyperGroup):
                 if found.exit_code:
                     raise typer.Exit(int(found.exit_code))
             return found
-        except (AttestError, LedgerError, DptrainError) as error:
-            code, sentence, nearest = error.code, error.sentence, getattr(error, "nearest", None)
-        except OSError as error:
-            if error.errno == errno.EPIPE:
-                raise
-            code, sentence = "IO", f"{error.strerror or error}: {error.filename}" if error.filename else str(error)
+        except REFUSALS as error:
+            told = refusal(error)
         except typer.BadParameter as error:
             explain(error)
             error.message = visible(error.message, lines=True)
@@ -203,10 +183,9 @@ class RootGroup(TyperGroup):
             print_json({"error": {"code": "USAGE", "sentence": error.format_message()}})
             raise typer.Exit(2) from error
         if ctx.meta.get(_JSON):
-            told = {"code": str(code), "sentence": sentence}
-            print_json({"error": told if nearest is None else told | {"nearest": nearest}})
+            print_json({"error": told})
         else:
-            screen_for(stderr=True).print(styled("bold red", str(code), f": {visible(sentence)}"))
+            screen_for(stderr=True).print(styled("bold red", told["code"], f": {visible(told['sentence'])}"))
         raise typer.Exit(1)
 
 
@@ -235,20 +214,14 @@ def explain(error: Any) -> None:
     parameter = getattr(error, "param", None)
     if parameter is None:
         return
-    metavar = parameter.metavar or ""
     if not error.message:
         # A parameter that was not given at all: its help says what it is.
         error.message = getattr(parameter, "help", None) or ""
     elif "does not exist" in error.message:
-        path = _quoted(error.message)
-        near = _nearest(path) if path else None
-        hint = f"is {near} meant?" if near else WRITTEN_BY.get(metavar, "")
+        quoted = error.message.split("'")
+        near = _nearest(quoted[1]) if len(quoted) == 3 else None
+        hint = f"is {near} meant?" if near else WRITTEN_BY.get(parameter.metavar or "", "")
         error.message = error.message.rstrip(".") + (f"; {hint}" if hint else "")
-
-
-def _quoted(message: str) -> str | None:
-    parts = message.split("'")
-    return parts[1] if len(parts) == 3 else None
 
 
 def _nearest(path: str) -> str | None:

@@ -14,11 +14,7 @@ from dptrain.errors import ConfigError, how_to_install, is_missing_extra
 
 
 def load_training(module: str) -> ModuleType:
-    """Loads a module that imports torch.
-
-    Raises:
-        ConfigError: Code TRAIN_EXTRA_MISSING, with what to install.
-    """
+    """Loads a module that imports torch. Raises ConfigError: Code TRAIN_EXTRA_MISSING, with what to install."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

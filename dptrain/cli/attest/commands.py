@@ -34,8 +34,8 @@ from dptrain.cli.inputs import (
     read_private_key,
     refuse_to_overwrite,
 )
-from dptrain.cli.options import argument, file_option, option
-from dptrain.cli.output import counted, moment
+from dptrain.cli.options import argument, file_option, moment, option
+from dptrain.cli.output import counted
 from dptrain.cli.results import Told, pick
 from dptrain.progress import contributions_in, progress_bar
 

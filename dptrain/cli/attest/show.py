@@ -22,8 +22,8 @@ from attest.schema.plain import day, visible
 from dptrain.cli.attest.verify import Check, Signed, Verifier
 from dptrain.cli.attest.words import commitments, identity, own_noise_of, paragraphs
 from dptrain.cli.inputs import read_attestations, read_policy, read_registry
-from dptrain.cli.options import argument, file_option, option
-from dptrain.cli.output import console, moment, number, styled, table
+from dptrain.cli.options import argument, file_option, moment, option
+from dptrain.cli.output import console, number, styled, table
 from dptrain.cli.results import Result, Shown, Told, pick, plain
 from dptrain.progress import attestations_of, progress_bar
 

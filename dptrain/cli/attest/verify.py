@@ -20,8 +20,8 @@ from attest.gate import Admission, Seen, decide
 from attest.policy import Policy
 from attest.registry import Contributor, KeyRecord, Registry
 from attest.schema.plain import utc, visible
-from dptrain.cli.options import argument, file_option, option
-from dptrain.cli.output import moment, styled
+from dptrain.cli.options import argument, file_option, moment, option
+from dptrain.cli.output import styled
 from dptrain.cli.registry.show import shown
 from dptrain.cli.results import Shown, Told
 from dptrain.progress import contributions_in, progress_bar

@@ -18,6 +18,7 @@ from attest.schema.plain import in_words
 from dptrain.accounting.support import refusal
 from dptrain.cli.advice.classes import attacker
 from dptrain.cli.advice.findings import rounded
+from dptrain.cli.output import counted
 from dptrain.clipping.own_noise import OwnNoise, own_noise, signed_bounds
 from dptrain.planning.rounding import at_most
 from ledger import accountants
@@ -61,7 +62,7 @@ def permission(signed: ContributionDescriptor | SignedDescriptor) -> str:
         who, kind, principal = signed.contributor, f" ({signed.data_class} data)", signed.principal
     about = f" It is about {principal}." if principal is not None else ""
     examples = (
-        "" if signed.max_examples is None else f" It holds {_count(signed.max_examples, 'example')} at most, clipped as one."
+        "" if signed.max_examples is None else f" It holds {counted(signed.max_examples, 'example')} at most, clipped as one."
     )
     limit = (
         ""
@@ -78,7 +79,7 @@ def permission(signed: ContributionDescriptor | SignedDescriptor) -> str:
 def meaning(signed: Terms) -> str:
     """Says what the two signed bounds do in a step."""
     cap = (
-        f"It may be drawn {_count(signed.max_occurrences, 'time')} at most."
+        f"It may be drawn {counted(signed.max_occurrences, 'time')} at most."
         if signed.max_occurrences
         else "How often it may be drawn is not capped."
     )
@@ -203,7 +204,7 @@ def _counted(signed: Terms, policy: Policy, signed_policy: bool) -> str:
     sure = "as it signed" if draws == signed.max_occurrences else seldom
     return (
         f"Under {source} the ledger tells everybody in which steps it was drawn, and each occurrence counts in full. Drawn "
-        f"{_count(draws, 'time')} ({sure}), epsilon is at most {at_most(own)} against the contribution being empty, and at "
+        f"{counted(draws, 'time')} ({sure}), epsilon is at most {at_most(own)} against the contribution being empty, and at "
         f"most {at_most(replaced)} against other content in its place (delta {delta:g}). All this is of one contribution: for "
         f"several of one person epsilon is larger.{_total(signed, policy)}"
     )
@@ -243,8 +244,4 @@ def _exact(micro: int) -> str:
 
 
 def _days(seconds: int) -> str:
-    return _count(seconds // _DAY, "day") if seconds >= 2 * _DAY else _count(max(1, seconds // 3600), "hour")
-
-
-def _count(number_of: int, what: str) -> str:
-    return f"{number_of:,} {what}{'' if number_of == 1 else 's'}"
+    return counted(seconds // _DAY, "day") if seconds >= 2 * _DAY else counted(max(1, seconds // 3600), "hour")

@@ -16,8 +16,8 @@ from dptrain.cli.inputs import MemberRecords, read_attestations, refuse_to_overw
 from dptrain.cli.ledger import show as ledger_show
 from dptrain.cli.ledger.place import ExportDirectory, Now, OwnersKey, VerifierKeys, trusted
 from dptrain.cli.ledger.show import verdict_line
-from dptrain.cli.options import argument, file_option, folder_argument, folder_option, option
-from dptrain.cli.output import counted, counting, number, parse_age, spent, styled
+from dptrain.cli.options import argument, file_option, folder_argument, folder_option, option, parse_age
+from dptrain.cli.output import counted, counting, number, spent, styled
 from dptrain.cli.results import Shown, Told
 from dptrain.errors import ConfigError
 from ledger.audit import verify_export

@@ -10,8 +10,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from attest import keys
 from dptrain.cli.inputs import read_private_key
-from dptrain.cli.options import argument, file_option, folder_argument, folder_option, option
-from dptrain.cli.output import counting, moment
+from dptrain.cli.options import argument, file_option, folder_argument, folder_option, moment, option
+from dptrain.cli.output import counting
 from ledger.errors import LedgerError
 from ledger.log import Ledger
 from ledger.note import NoteSigner
@@ -19,11 +19,8 @@ from ledger.storage.place import Place
 
 
 def checked(ledger: str | None) -> str | None:
-    """Returns a ledger's name whose file, if it is one, is there; a callback of arguments and options.
-
-    Raises:
-        typer.BadParameter: the file is missing, or the URL names no ledger.
-    """
+    """Returns a ledger's name whose file, if it is one, is there; a callback of arguments and options. Raises
+    typer.BadParameter: the file is missing, or the URL names no ledger."""
     if ledger is None:
         return None
     try:
@@ -51,11 +48,7 @@ StateDirectory = Annotated[
 
 
 def place_of(ledger: str, state: Path | None) -> Place:
-    """Returns where a ledger lies.
-
-    Raises:
-        typer.BadParameter: a state directory where none belongs.
-    """
+    """Returns where a ledger lies. Raises typer.BadParameter: a state directory where none belongs."""
     try:
         return Place.of(ledger, state)
     except LedgerError as error:
@@ -64,11 +57,8 @@ def place_of(ledger: str, state: Path | None) -> Place:
 
 @contextmanager
 def opened_to_sign(place: Place, key: Path | None, passphrase_file: Path | None) -> Iterator[Ledger]:
-    """Yields the ledger, opened with its signing key: the one given, or the one beside it.
-
-    Raises:
-        typer.BadParameter: there is no key.
-    """
+    """Yields the ledger, opened with its signing key: the one given, or the one beside it. Raises typer.BadParameter: there is
+    no key."""
     private_key = ledger_key(place, key, passphrase_file)
     with counting(f"reading {place.shown}"):
         with Ledger.open(place, read_only=True) as log:
@@ -79,11 +69,7 @@ def opened_to_sign(place: Place, key: Path | None, passphrase_file: Path | None)
 
 
 def ledger_key(place: Place | None, key: Path | None, passphrase_file: Path | None) -> Ed25519PrivateKey:
-    """Returns the private key of a ledger: the one given, or the one beside it.
-
-    Raises:
-        typer.BadParameter: there is none.
-    """
+    """Returns the private key of a ledger: the one given, or the one beside it. Raises typer.BadParameter: there is none."""
     found = key or (None if place is None else place.key)
     if found is None or not found.is_file():
         where = "" if found is None else f"there is no {found}; "
@@ -92,11 +78,8 @@ def ledger_key(place: Place | None, key: Path | None, passphrase_file: Path | No
 
 
 def ledger_or_export(ledger: str) -> str:
-    """Returns a directory that export wrote, or a name that `checked` takes; a callback.
-
-    Raises:
-        typer.BadParameter: as `checked`.
-    """
+    """Returns a directory that export wrote, or a name that `checked` takes; a callback. Raises typer.BadParameter: as
+    `checked`."""
     return ledger if (Path(ledger) / "checkpoint").is_file() else checked(ledger) or ledger
 
 
@@ -114,11 +97,8 @@ OwnersKey = Annotated[Path | None, file_option("PUB", "Require a policy signed b
 
 
 def verifier_keys(text: str) -> list[str]:
-    """Returns the verifier keys of a file, one a line, or the one given itself: `<name>+<key id>+<base64>`.
-
-    Raises:
-        typer.BadParameter: there is none. A wrong file is wrong use, and no verdict on what it was meant to verify.
-    """
+    """Returns the verifier keys of a file, one a line, or the one given itself: `<name>+<key id>+<base64>`. Raises
+    typer.BadParameter: there is none. A wrong file is wrong use, and no verdict on what it was meant to verify."""
     path = Path(text)
     if not path.is_file():
         if text.count("+") < 2:
@@ -137,10 +117,7 @@ def verifier_keys(text: str) -> list[str]:
 
 
 def trusted(pinned: list[str], owner_key: Path | None) -> tuple[bytes | None, list[str]]:
-    """Returns the owner's raw key, if any, and the verifier keys of the logs.
-
-    Raises:
-        KeyRefused, typer.BadParameter: a file holds no such key.
-    """
+    """Returns the owner's raw key, if any, and the verifier keys of the logs. Raises KeyRefused, typer.BadParameter: a file
+    holds no such key."""
     owner = None if owner_key is None else keys.load_public_key(owner_key)
     return owner, [vkey for text in pinned for vkey in verifier_keys(text)]

@@ -21,8 +21,8 @@ from attest.schema.plain import check_id, utc
 from dptrain.cli.complete import POLICIES, class_names, contributors
 from dptrain.cli.complete import classes as known_classes
 from dptrain.cli.inputs import PassphraseFile, load_key, octets
-from dptrain.cli.options import argument, file_option, option
-from dptrain.cli.output import counting, moment, parse_time, styled
+from dptrain.cli.options import argument, file_option, moment, option, parse_time
+from dptrain.cli.output import counting, styled
 from dptrain.cli.registry.show import ExistingRegistry, as_json
 from dptrain.cli.results import Told
 

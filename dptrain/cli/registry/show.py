@@ -32,8 +32,8 @@ from attest.registry.entries import signing_key
 from attest.registry.replay import look_alikes
 from attest.schema.plain import day, machine_time, utc, visible
 from dptrain.cli.inputs import octets
-from dptrain.cli.options import file_argument, file_option, option
-from dptrain.cli.output import counting, moment, styled, table_of
+from dptrain.cli.options import file_argument, file_option, moment, option
+from dptrain.cli.output import counting, styled, table_of
 from dptrain.cli.results import Shown, Told, pick, plain
 
 MOST = 20
