@@ -30,29 +30,23 @@ _DAY = 86400
 def paragraphs(attestation: Attestation, now: int, policy: Policy | None, signed_policy: bool) -> list[str]:
     """Returns the attestation in words, one paragraph per thought."""
     signed = attestation.read()
-    found = [permission(signed), meaning(signed), validity(signed, now)]
+    under_policy = (
+        "How large epsilon becomes depends on the rate at which contributions are drawn and on the number of steps, which "
+        "stand in the policy of the corpus: give --policy."
+    )
     if policy is not None:
-        found.append(under(signed, policy, signed_policy))
-    else:
-        found.append(
-            "How large epsilon becomes depends on the rate at which contributions are drawn and on the number of steps, which "
-            "stand in the policy of the corpus: give --policy."
-        )
-    return [*found, exported(signed)]
-
-
-def exported(signed: ContributionDescriptor | SignedDescriptor) -> str:
-    """Tells what of it everybody reads who has an export."""
-    if isinstance(signed, SignedDescriptor):
-        return (
-            "Contributor, data class, principal and content stand below as the commitments that were signed. They tell nothing "
-            "without the opening, which lies beside the data."
-        )
-    return (
+        under_policy = under(signed, policy, signed_policy)
+    exported = (
         "In an export everybody reads corpus, class, bounds, caps, limits, validity, key id and descriptor hash. Contributor, "
         "data class, principal and content stand there as commitments, which tell nothing without nonce and salts; keep this "
         "file as private as the data."
     )
+    if isinstance(signed, SignedDescriptor):
+        exported = (
+            "Contributor, data class, principal and content stand below as the commitments that were signed. They tell nothing "
+            "without the opening, which lies beside the data."
+        )
+    return [permission(signed), meaning(signed), validity(signed, now), under_policy, exported]
 
 
 def permission(signed: ContributionDescriptor | SignedDescriptor) -> str:
@@ -61,15 +55,12 @@ def permission(signed: ContributionDescriptor | SignedDescriptor) -> str:
     if isinstance(signed, ContributionDescriptor):
         who, kind, principal = signed.contributor, f" ({signed.data_class} data)", signed.principal
     about = f" It is about {principal}." if principal is not None else ""
-    examples = (
-        "" if signed.max_examples is None else f" It holds {counted(signed.max_examples, 'example')} at most, clipped as one."
-    )
-    limit = (
-        ""
-        if signed.max_epsilon_micro is None
-        else f" Over all runs together it may spend an epsilon of {from_micro(signed.max_epsilon_micro):g} at most, at delta "
-        f"{float(from_pico(signed.max_delta_pico or 0)):g}."
-    )
+    examples = limit = ""
+    if signed.max_examples is not None:
+        examples = f" It holds {counted(signed.max_examples, 'example')} at most, clipped as one."
+    if signed.max_epsilon_micro is not None:
+        epsilon, delta = from_micro(signed.max_epsilon_micro), float(from_pico(signed.max_delta_pico or 0))
+        limit = f" Over all runs together it may spend an epsilon of {epsilon:g} at most, at delta {delta:g}."
     return (
         f"{who} permits the corpus {signed.corpus}, and no other, to train on one contribution{kind} as class "
         f"{signed.admissibility_class}.{about}{examples}{limit}"
@@ -150,8 +141,9 @@ def epsilon(signed: Terms, policy: Policy, signed_policy: bool) -> str:
     refused = refusal(policy)
     if refused is not None:
         return f"Nothing can be trained under the policy given, so no epsilon is claimed: {refused}."
+    source = "the signed policy" if signed_policy else "this draft of a policy, which is not signed"
     if policy.disclosure == "occurrences_public":
-        return _counted(signed, policy, signed_policy)
+        return _counted(signed, policy, source)
     name, family = policy.accountant, policy.mechanism.name
     if signed.max_occurrences:
         own = accountants.epsilon_capped(z, q, policy.steps, signed.max_occurrences, delta, name, family=family)
@@ -159,13 +151,14 @@ def epsilon(signed: Terms, policy: Policy, signed_policy: bool) -> str:
         own = accountants.epsilon(z, q, policy.steps, delta, name, family=family)
     redone = accountants.epsilon(z, q, policy.steps + policy.redo_steps, delta, name, family=family)
     replaced = accountants.epsilon_replace(z, q, policy.steps, delta, name, family=family)
-    source = "the signed policy" if signed_policy else "this draft of a policy, which is not signed"
+    l1 = accountants.TABLE[family].norm == 1  # less than elsewhere, since no vector is longer than its L1 norm
+    norm = " Under it the clip norm bounds the sum of the magnitudes of the gradient, and so its length too." if l1 else ""
     return (
         f"Under {source} ({policy.steps:,} steps, drawn with probability {q:g} in each, delta {delta:g}) epsilon is at most "
         f"{at_most(own)} against the contribution being empty: {attacker(own, delta)}. If every step that may be repeated "
         f"after crashes is, it is at most {at_most(redone)}; against other content in its place, without repeated steps, at "
         f"most {at_most(replaced)}. All this is of one contribution: for several of one person epsilon is larger."
-        f"{_total(signed, policy)}{_l1(policy)}"
+        f"{_total(signed, policy)}{norm}"
     )
 
 
@@ -180,14 +173,7 @@ def _total(signed: Terms, policy: Policy) -> str:
     )
 
 
-def _l1(policy: Policy) -> str:
-    """Says what the clip norm means under Laplace noise: less than elsewhere, since no vector is longer than its L1 norm."""
-    if accountants.TABLE[policy.mechanism.name].norm != 1:
-        return ""
-    return " Under it the clip norm bounds the sum of the magnitudes of the gradient, and so its length too."
-
-
-def _counted(signed: Terms, policy: Policy, signed_policy: bool) -> str:
+def _counted(signed: Terms, policy: Policy, source: str) -> str:
     """Says what holds where the ledger publishes who was drawn: every occurrence counts in full."""
     z, delta = signed.noise_multiplier, float(policy.delta)
     rate = policy.class_rule(signed.admissibility_class).sampling_rate
@@ -200,7 +186,6 @@ def _counted(signed: Terms, policy: Policy, signed_policy: bool) -> str:
     draws = min(likely, signed.max_occurrences or likely)
     name, family = policy.accountant, policy.mechanism.name
     own, replaced = (accountants.epsilon_occurrences(k * draws / z**2, delta, name, family=family) for k in (1, 4))
-    source = "the signed policy" if signed_policy else "this draft of a policy, which is not signed"
     sure = "as it signed" if draws == signed.max_occurrences else seldom
     return (
         f"Under {source} the ledger tells everybody in which steps it was drawn, and each occurrence counts in full. Drawn "
@@ -212,30 +197,19 @@ def _counted(signed: Terms, policy: Policy, signed_policy: bool) -> str:
 
 def identity(attestation: Attestation) -> list[tuple[str, str]]:
     """Names it as keys, ledgers and withdrawals know it."""
-    headers = sign1.parse(attestation.sign1)
     signed = attestation.read()
-    names = [("key id", headers.key_id.hex()), ("descriptor hash", signed.digest().hex())]
     draws = ("draws at most", f"{signed.max_occurrences:,}" if signed.max_occurrences else "no cap")
+    names = [("key id", sign1.parse(attestation.sign1).key_id.hex()), ("descriptor hash", signed.digest().hex())]
     if isinstance(signed, SignedDescriptor):
         return [*names, draws, *((what, value.hex()) for what, value in commitments(signed).items())]
-    return [
-        *names,
-        ("content hash", signed.content_hash.hex()),
-        ("nonce", signed.nonce.hex()),
-        draws,
-        ("principal", signed.principal or "none named"),
-    ]
+    content = [("content hash", signed.content_hash.hex()), ("nonce", signed.nonce.hex())]
+    return [*names, *content, draws, ("principal", signed.principal or "none named")]
 
 
 def commitments(signed: ContributionDescriptor | SignedDescriptor) -> dict[str, bytes]:
     """Tells what stands in an export in place of the values that the opening holds."""
     found = signed if isinstance(signed, SignedDescriptor) else signed.signed
-    return {
-        "contributor": found.contributor,
-        "data class": found.data_class,
-        "principal": found.principal,
-        "content": found.content,
-    }
+    return {name.replace("_", " "): getattr(found, name) for name in ("contributor", "data_class", "principal", "content")}
 
 
 def _exact(micro: int) -> str:
