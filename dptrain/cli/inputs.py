@@ -30,7 +30,7 @@ MemberRecords = Annotated[
 ]
 
 PlotFile = Annotated[
-    Path | None, option("Draw it: FILE.svg, FILE.html with tables, or FILE.png.", "--plot", metavar="FIGURE", dir_okay=False)
+    Path | None, option("Draw it: FILE.svg, FILE.html with tables, or FILE.png.", metavar="FIGURE", dir_okay=False)
 ]
 
 
@@ -82,15 +82,14 @@ def goals_of(texts: Iterable[str], rules: Policy) -> dict[str, float]:
 
 KeyFile = Annotated[
     Path,
-    file_option("KEY", "Private key file; or the .pub file, to sign with the SSH agent that holds the private half.", "--key"),
+    file_option("KEY", "Private key file; or the .pub file, to sign with the SSH agent that holds the private half."),
 ]
-Contributor = Annotated[str | None, option("Who signs; default: the name in the .pub file beside the key.", "--contributor")]
+Contributor = Annotated[str | None, option("Who signs; default: the name in the .pub file beside the key.")]
 PassphraseFile = Annotated[
     Path | None,
     file_option(
         "FILE",
         "First line is the passphrase of the private key; - reads standard input. Default: asked for on a terminal.",
-        "--passphrase-file",
         allow_dash=True,
     ),
 ]
@@ -99,7 +98,6 @@ NewPassphraseFile = Annotated[
     file_option(
         "FILE",
         "First line is a passphrase that encrypts the key; - reads standard input.",
-        "--passphrase-file",
         allow_dash=True,
     ),
 ]
@@ -211,11 +209,9 @@ def _ask(prompt: str) -> str:
 
 
 PolicyFile = Annotated[Path, file_argument("POLICY", "policy.cose, or policy.toml unsigned.")]
-OwnerKey = Annotated[
-    Path | None, file_option("PUB", "Public key of the corpus owner; default: owner.pub beside the policy.", "--owner-key")
-]
+OwnerKey = Annotated[Path | None, file_option("PUB", "Public key of the corpus owner; default: owner.pub beside the policy.")]
 RegistryFile = Annotated[
-    Path | None, file_option("REGISTRY", "Contributor registry; default: registry.cbor beside the policy.", "--registry")
+    Path | None, file_option("REGISTRY", "Contributor registry; default: registry.cbor beside the policy.")
 ]
 
 

@@ -254,9 +254,9 @@ def _taken(source: Path) -> Ed25519PrivateKey | bytes:
     return keys.load_openssh_public_key(source) if public else read_private_key(source, None)
 
 
-RegistryFile = Annotated[Path | None, file_option("REGISTRY", "The registry that the statement is for.", "--registry")]
+RegistryFile = Annotated[Path | None, file_option("REGISTRY", "The registry that the statement is for.")]
 RegistryId = Annotated[
-    str | None, option("Its id instead, 32 digits, as the owner's 'registry show' prints it.", "--registry-id", metavar="HEX")
+    str | None, option("Its id instead, 32 digits, as the owner's 'registry show' prints it.", metavar="HEX")
 ]
 
 

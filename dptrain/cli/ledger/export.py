@@ -30,7 +30,6 @@ RegistryAlong = Annotated[
     file_option(
         "REGISTRY",
         "Contributor registry to take along, without its names; default: the one that the run used, if it is still there.",
-        "--registry",
     ),
 ]
 WithoutAttestations = Annotated[

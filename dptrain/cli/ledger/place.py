@@ -41,9 +41,7 @@ LedgerName = Annotated[
 ]
 StateDirectory = Annotated[
     Path | None,
-    folder_option(
-        "DIR", "What the signer of a ledger on a server keeps: its record, its key, incoming withdrawals.", "--state"
-    ),
+    folder_option("DIR", "What the signer of a ledger on a server keeps: its record, its key, incoming withdrawals."),
 ]
 
 
@@ -92,8 +90,8 @@ Now = Annotated[
 LedgerKey = Annotated[Path | None, file_option("KEY", "Private key of the ledger; default: LEDGER.key.", "--ledger-key")]
 ExportDirectory = Annotated[Path, folder_argument("EXPORT", "Directory that export wrote.")]
 LOG_KEYS = "Public key of the ledger: a file of verifier keys, or one itself; repeat."
-VerifierKeys = Annotated[list[str], option(LOG_KEYS, "--key", metavar="PUB")]
-OwnersKey = Annotated[Path | None, file_option("PUB", "Require a policy signed by this corpus owner.", "--owner-key")]
+VerifierKeys = Annotated[list[str], option(LOG_KEYS, metavar="PUB")]
+OwnersKey = Annotated[Path | None, file_option("PUB", "Require a policy signed by this corpus owner.")]
 
 
 def verifier_keys(text: str) -> list[str]:

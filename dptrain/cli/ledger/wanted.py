@@ -18,12 +18,10 @@ from ledger.leaves import Header
 from ledger.proofs.tracing import Signers
 from ledger.views.trace import Wanted
 
-Nonce = Annotated[str | None, option("The nonce of the content's descriptor, 32 hex digits.", "--nonce", metavar="N")]
-ContributorKey = Annotated[
-    Path | None, file_option("PUB", "For an anchor: the contributor's public key, got by another way.", "--pub")
-]
+Nonce = Annotated[str | None, option("The nonce of the content's descriptor, 32 hex digits.", metavar="N")]
+ContributorKey = Annotated[Path | None, file_option("PUB", "For an anchor: the contributor's public key, got by another way.")]
 ContributorRegistry = Annotated[
-    Path | None, file_option("REGISTRY", "For an anchor: the corpus's registry, in place of one key.", "--registry")
+    Path | None, file_option("REGISTRY", "For an anchor: the corpus's registry, in place of one key.")
 ]
 
 _HASH = 32

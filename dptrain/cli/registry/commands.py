@@ -35,11 +35,10 @@ SigningKey = Annotated[
         "KEY",
         "Private key of the corpus owner, or the .pub file, to sign with the SSH agent that holds it; default: owner.key "
         "beside the registry.",
-        "--key",
     ),
 ]
 OwnerName = Annotated[
-    str | None, option("Identifier of the corpus owner, for a new registry; default: the name in the .pub file.", "--owner")
+    str | None, option("Identifier of the corpus owner, for a new registry; default: the name in the .pub file.")
 ]
 
 

@@ -130,9 +130,7 @@ def _which(raw: bytes | None) -> str:
 
 
 ExistingRegistry = Annotated[Path, file_argument("REGISTRY", "Registry file, registry.cbor.")]
-OwnerKey = Annotated[
-    Path | None, file_option("PUB", "Public key of the corpus owner; default: owner.pub beside the registry.", "--owner-key")
-]
+OwnerKey = Annotated[Path | None, file_option("PUB", "Public key of the corpus owner; default: owner.pub beside the registry.")]
 
 
 def show(
