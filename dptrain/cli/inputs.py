@@ -81,8 +81,7 @@ def goals_of(texts: Iterable[str], rules: Policy) -> dict[str, float]:
 
 
 KeyFile = Annotated[
-    Path,
-    file_option("KEY", "Private key file; or the .pub file, to sign with the SSH agent that holds the private half."),
+    Path, file_option("KEY", "Private key file; or the .pub file, to sign with the SSH agent that holds the private half.")
 ]
 Contributor = Annotated[str | None, option("Who signs; default: the name in the .pub file beside the key.")]
 PassphraseFile = Annotated[
@@ -95,11 +94,7 @@ PassphraseFile = Annotated[
 ]
 NewPassphraseFile = Annotated[
     Path | None,
-    file_option(
-        "FILE",
-        "First line is a passphrase that encrypts the key; - reads standard input.",
-        allow_dash=True,
-    ),
+    file_option("FILE", "First line is a passphrase that encrypts the key; - reads standard input.", allow_dash=True),
 ]
 
 _ATTEMPTS = 3
