@@ -18,20 +18,10 @@ from attest.gate import GateReport
 from attest.policy import Policy
 from attest.policy.sampling import POISSON
 from dptrain.accounting.support import unsupported
+from dptrain.cli import inputs
 from dptrain.cli.advice.findings import repeated
 from dptrain.cli.complete import class_counts
 from dptrain.cli.gate import ForLedger, Keeping, NoKeptReading, as_json, judge, sentences
-from dptrain.cli.inputs import (
-    OwnerKey,
-    PlotFile,
-    PolicyFile,
-    RegistryFile,
-    count_of,
-    goals_of,
-    read_policy,
-    read_signed_policy,
-    require_plot,
-)
 from dptrain.cli.ledger.place import LedgerKey, StateDirectory
 from dptrain.cli.options import argument, file_option, moment, option
 from dptrain.cli.output import amount, counted, counting, duration, number, size, styled, table, table_of
@@ -52,7 +42,7 @@ Quantity = StrEnum("Quantity", ["MULTIPLIER", "STEPS", "RATE", "NORMALIZER"])
 
 
 def plan(
-    policy: PolicyFile,
+    policy: inputs.PolicyFile,
     corpus: Annotated[Path | None, argument("Count and judge this corpus as well.", metavar="CORPUS", exists=True)] = None,
     layers: Annotated[int | None, option("Layers of the model; default: those of --measure's, or 12.", min=1, max=4096)] = None,
     contributions: Annotated[
@@ -88,9 +78,9 @@ def plan(
     what_if: Annotated[
         list[str] | None, option("Compare with a policy that says KEY=VALUE,KEY=VALUE; repeat for more.", metavar="CHANGES")
     ] = None,
-    plot: PlotFile = None,
-    owner_key: OwnerKey = None,
-    registry: RegistryFile = None,
+    plot: inputs.PlotFile = None,
+    owner_key: inputs.OwnerKey = None,
+    registry: inputs.RegistryFile = None,
     now: Annotated[int | None, moment("Moment of admission; default: now.")] = None,
     made_for: ForLedger = None,
     key: LedgerKey = None,
@@ -107,20 +97,20 @@ def plan(
 
     Example: `dptrain plan policy.toml --layers 12`
     """
-    signed = read_signed_policy(policy, owner_key) if corpus else None
-    rules = signed.policy if signed else read_policy(policy, owner_key)[0]
+    signed = inputs.read_signed_policy(policy, owner_key) if corpus else None
+    rules = signed.policy if signed else inputs.read_policy(policy, owner_key)[0]
     if solve is Quantity.NORMALIZER and target_epsilon:
         sentence = "the normalizer touches no epsilon; leave out --target-epsilon, or solve for another quantity"
         raise typer.BadParameter(sentence)
     if solve not in (None, Quantity.NORMALIZER) and not target_epsilon:
         raise typer.BadParameter(f"--solve {solve} needs a --target-epsilon")
-    goals = goals_of(target_epsilon or [], rules)
+    goals = inputs.goals_of(target_epsilon or [], rules)
     asked, text_of_rules = what_if or [], rules.to_toml()
     others = [(text, changes.changed(rules, tomllib.loads(text_of_rules, parse_float=Decimal), text)) for text in asked]
-    require_plot(plot)
+    inputs.require_plot(plot)
     run = None if measure is None else RunConfig.load(measure)
     norms = None if gradient_norms is None else read_norms(gradient_norms)
-    by_hand = dict(count_of(text, rules) for text in contributions or [])
+    by_hand = dict(inputs.count_of(text, rules) for text in contributions or [])
     keeping, report, kept = Keeping(made_for, key, state, make=True), None, None
     if corpus is not None:
         open_kept = None if no_kept_reading or signed is None else functools.partial(keeping.reading, signed)

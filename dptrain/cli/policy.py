@@ -13,24 +13,12 @@ from attest.keys.signers import as_signer
 from attest.policy import Policy, SignedPolicy, sign_policy
 from attest.registry import open_registry
 from dptrain.accounting.support import unsupported
+from dptrain.cli import inputs
 from dptrain.cli.advice import Case, Consequence, CorpusSize, consequences
 from dptrain.cli.advice.case import admitted, attested
 from dptrain.cli.advice.findings import check_text
 from dptrain.cli.complete import class_counts
 from dptrain.cli.gate import judge
-from dptrain.cli.inputs import (
-    OwnerKey,
-    PassphraseFile,
-    PolicyFile,
-    RegistryFile,
-    beside,
-    count_of,
-    load_key,
-    read_policy,
-    read_registry,
-    read_signed_policy,
-    refuse_to_overwrite,
-)
 from dptrain.cli.options import argument, file_argument, file_option, option
 from dptrain.cli.output import counting
 from dptrain.cli.results import Told
@@ -49,7 +37,7 @@ def init(
 
     Example: `dptrain policy init policy.toml --corpus clinic-notes-2026`
     """
-    refuse_to_overwrite(path)
+    inputs.refuse_to_overwrite(path)
     text = _TEMPLATE.read_text(encoding="utf-8").replace("@CORPUS@", corpus)
     Policy.from_toml(text)
     atomic_write(path, text.encode())
@@ -57,7 +45,7 @@ def init(
 
 
 def check(
-    policy: PolicyFile,
+    policy: inputs.PolicyFile,
     contributions: Annotated[
         list[str] | None,
         option(
@@ -73,8 +61,8 @@ def check(
     seconds_per_step: Annotated[
         float, option("Pace of training; the validity of attestations is compared with it.", min=0.001)
     ] = 10.0,
-    owner_key: OwnerKey = None,
-    registry: RegistryFile = None,
+    owner_key: inputs.OwnerKey = None,
+    registry: inputs.RegistryFile = None,
 ) -> Told:
     """Say in words what a policy promises and costs, warn of likely mistakes, and say what would mend them.
 
@@ -84,7 +72,7 @@ def check(
 
     Example: `dptrain policy check policy.toml --contributions sensitive=10000 --contributions general=50000`
     """
-    rules, signed = read_policy(policy, owner_key)
+    rules, signed = inputs.read_policy(policy, owner_key)
     refused = unsupported(rules)
     size = _size(policy, rules, signed is not None, contributions or [], corpus, registry, owner_key)
     known = _registry(policy, registry, owner_key)
@@ -111,13 +99,15 @@ def sign(
         file_option(
             "KEY",
             "Private key of the corpus owner, or its .pub file, to sign with the SSH agent that holds it; default: "
-            "owner.key beside the policy.",
+            "owner.key inputs.beside the policy.",
         ),
     ] = None,
-    registry: RegistryFile = None,
+    registry: inputs.RegistryFile = None,
     out: Annotated[Path | None, option("Signed file; default: the policy's name with .cose.", metavar="POLICY.cose")] = None,
-    owner: Annotated[str | None, option("Identifier of the owner; default: the name in the .pub file beside the key.")] = None,
-    passphrase_file: PassphraseFile = None,
+    owner: Annotated[
+        str | None, option("Identifier of the owner; default: the name in the .pub file inputs.beside the key.")
+    ] = None,
+    passphrase_file: inputs.PassphraseFile = None,
 ) -> Told:
     """Bind a policy to a contributor registry and sign it as the corpus owner.
 
@@ -128,11 +118,11 @@ def sign(
     """
     if policy.suffix != ".toml":
         raise typer.BadParameter(f"{policy} is not a .toml file; sign what a person can read")
-    rules, _ = read_policy(policy, None)
-    private_key, name = load_key(beside(policy, key, "owner.key", "--key"), passphrase_file, owner, "--owner")
+    rules, _ = inputs.read_policy(policy, None)
+    private_key, name = inputs.load_key(inputs.beside(policy, key, "owner.key", "--key"), passphrase_file, owner, "--owner")
     target = out or policy.with_suffix(".cose")
-    refuse_to_overwrite(target)
-    known = open_registry(beside(policy, registry, "registry.cbor", "--registry"), as_signer(private_key).public_key)
+    inputs.refuse_to_overwrite(target)
+    known = open_registry(inputs.beside(policy, registry, "registry.cbor", "--registry"), as_signer(private_key).public_key)
     payload, message = sign_policy(rules, private_key, owner=name, registry_root=known.root())
     signed_file.write(target, payload, message)
     missing = sorted({c for item in known.contributors for c in item.classes} - {rule.name for rule in rules.classes})
@@ -143,12 +133,12 @@ def sign(
     )
 
 
-def show(policy: PolicyFile, owner_key: OwnerKey = None) -> Told:
+def show(policy: inputs.PolicyFile, owner_key: inputs.OwnerKey = None) -> Told:
     """Verify the owner's signature and show every field, as the text of a policy.
 
     Example: `dptrain policy show policy.cose --owner-key owner.pub`
     """
-    signed = read_signed_policy(policy, owner_key)
+    signed = inputs.read_signed_policy(policy, owner_key)
     data = _as_json(signed)
     return Told(
         data,
@@ -170,7 +160,7 @@ def _size(
     owner_key: Path | None,
 ) -> CorpusSize | None:
     """Returns the size of the corpus: counted, then corrected by what was given by hand."""
-    by_hand = dict(count_of(text, rules) for text in given)
+    by_hand = dict(inputs.count_of(text, rules) for text in given)
     if corpus is None:
         return CorpusSize("given", by_hand) if given else None
     if signed:
@@ -186,7 +176,7 @@ def _registry(path: Path, registry: Path | None, owner_key: Path | None) -> dict
     at_hand = path.with_name("registry.cbor").is_file() and (owner_key or path.with_name("owner.pub")).is_file()
     if registry is None and not at_hand:
         return {}
-    found = read_registry(path, registry, owner_key)
+    found = inputs.read_registry(path, registry, owner_key)
     parties = {key.raw: f"the contributor {item.name}" for item in found.contributors for key in item.keys}
     return {
         "granted": frozenset(name for item in found.contributors for name in item.classes),

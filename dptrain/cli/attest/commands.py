@@ -19,21 +19,9 @@ from attest.registry import KeyStatement, peek
 from attest.registry.entries import PROVE, REVOKE, ROTATE, write_statement
 from attest.schema.plain import check_id, utc
 from attest.withdrawal import Withdrawal, sign_withdrawal
+from dptrain.cli import inputs
 from dptrain.cli.attest.show import AttestationFile
 from dptrain.cli.complete import classes
-from dptrain.cli.inputs import (
-    Contributor,
-    KeyFile,
-    NewPassphraseFile,
-    PassphraseFile,
-    load_key,
-    new_passphrase,
-    octets,
-    read_attestations,
-    read_policy,
-    read_private_key,
-    refuse_to_overwrite,
-)
 from dptrain.cli.options import argument, file_option, moment, option
 from dptrain.cli.output import counted
 from dptrain.cli.results import Told, pick
@@ -66,7 +54,7 @@ def keygen(
         ),
     ] = None,
     passphrase: Annotated[bool, option("Ask twice for a passphrase that encrypts the key.", "--passphrase")] = False,
-    passphrase_file: NewPassphraseFile = None,
+    passphrase_file: inputs.NewPassphraseFile = None,
 ) -> Told:
     """Make a key pair: NAME.key, which stays with you, and NAME.pub, which you hand out.
 
@@ -82,7 +70,7 @@ def keygen(
     if _FILE_NAME.fullmatch(stem) is None:
         raise typer.BadParameter(f"{name!r} makes no file name; begin it with a letter or a digit")
     private, public = directory / f"{stem}.key", directory / f"{stem}.pub"
-    refuse_to_overwrite(public)
+    inputs.refuse_to_overwrite(public)
     key = None if source is None else _taken(source)
     if isinstance(key, bytes):
         if passphrase or passphrase_file:
@@ -91,7 +79,7 @@ def keygen(
     else:
         key = key or keys.generate()
         raw, written = keys.public_bytes(key), str(private)
-        keys.save_private_key(private, key, new_passphrase(passphrase, passphrase_file), form=form.value)
+        keys.save_private_key(private, key, inputs.new_passphrase(passphrase, passphrase_file), form=form.value)
     keys.save_public_key(public, raw, name)
     kept = "" if written is None else f"{private} (keep it) and "
     key_id = keys.key_id(raw).hex()
@@ -103,14 +91,14 @@ def keygen(
 
 def sign(
     data: Annotated[Path, argument("A file, a .jsonl file or a folder.", metavar="DATA", exists=True)],
-    key: KeyFile,
+    key: inputs.KeyFile,
     admissibility_class: Annotated[str, option("Class of the policy to be admitted under.", "--class", autocompletion=classes)],
     policy: Annotated[Path | None, file_option("POLICY", "Take corpus and bounds from this policy.")] = None,
     owner_key: Annotated[Path | None, file_option("PUB", "Owner's key, for a signed policy.")] = None,
     corpus: Annotated[str | None, option("Corpus that may use the data, and no other.")] = None,
     clip_norm: Annotated[str | None, option("Largest pull at the model in a step.", metavar="DECIMAL")] = None,
     noise_multiplier: Annotated[str | None, option("Least noise, as a multiple of the clip norm.", metavar="DECIMAL")] = None,
-    contributor: Contributor = None,
+    contributor: inputs.Contributor = None,
     public: Annotated[
         bool, option("The data is public: for a public class, which neither clips nor adds noise.", "--public")
     ] = False,
@@ -127,7 +115,7 @@ def sign(
     ] = None,
     principal: Annotated[str | None, option("Person that several contributions are about.")] = None,
     out: Annotated[Path | None, option("Default: DATA.attest, where the gate looks.", metavar="FILE")] = None,
-    passphrase_file: PassphraseFile = None,
+    passphrase_file: inputs.PassphraseFile = None,
 ) -> Told:
     """Sign a file, every record of a .jsonl file, or every file of a folder; one attestation per contribution.
 
@@ -139,10 +127,10 @@ def sign(
 
     Example: `dptrain attest sign notes.jsonl --key alice.key --class sensitive --policy policy.toml`
     """
-    signer, name = load_key(key, passphrase_file, contributor)
+    signer, name = inputs.load_key(key, passphrase_file, contributor)
     rules = None
     if policy is not None:
-        rules, _ = read_policy(policy, owner_key)
+        rules, _ = inputs.read_policy(policy, owner_key)
         rule = rules.class_rule(admissibility_class)
         corpus, clip_micro, noise_micro = corpus or rules.corpus, rule.clip_norm_micro, rule.noise_multiplier_micro
         if rule.public is not public:
@@ -214,13 +202,13 @@ def _delta_of_limit(max_epsilon: str | None, max_delta: str | None, rules: Polic
 
 def withdraw(
     attestations: AttestationFile,
-    key: KeyFile,
+    key: inputs.KeyFile,
     record: Annotated[list[int] | None, option("Number of the contribution, from 1; repeat.", min=1)] = None,
     everything: Annotated[bool, option("Withdraw every contribution of the file.", "--all")] = False,
     reason: Annotated[str, option(_REASONS)] = "consent",
-    contributor: Contributor = None,
+    contributor: inputs.Contributor = None,
     out: Annotated[Path, option("Where they go.", metavar="DIR", file_okay=False)] = Path("withdrawals"),
-    passphrase_file: PassphraseFile = None,
+    passphrase_file: inputs.PassphraseFile = None,
 ) -> Told:
     """Sign withdrawals, one file per contribution, for the operator to enter with `dptrain ledger withdraw`.
 
@@ -230,8 +218,8 @@ def withdraw(
     """
     if everything == bool(record):
         raise typer.BadParameter("give --record with one or more numbers, or --all")
-    signer, name = load_key(key, passphrase_file, contributor)
-    descriptors = [item.opened() for item in read_attestations(attestations)]
+    signer, name = inputs.load_key(key, passphrase_file, contributor)
+    descriptors = [item.opened() for item in inputs.read_attestations(attestations)]
     chosen = range(1, len(descriptors) + 1) if everything else sorted(set(record or ()))
     if chosen and chosen[-1] > len(descriptors):
         raise typer.BadParameter(f"{attestations} holds {len(descriptors)} contributions, there is no number {chosen[-1]}")
@@ -251,7 +239,7 @@ def _taken(source: Path) -> Ed25519PrivateKey | bytes:
     """Returns the private key of a file, or the raw public key of an OpenSSH `.pub` file."""
     with source.open("rb") as stream:
         public = stream.read(4) == b"ssh-"
-    return keys.load_openssh_public_key(source) if public else read_private_key(source, None)
+    return keys.load_openssh_public_key(source) if public else inputs.read_private_key(source, None)
 
 
 RegistryFile = Annotated[Path | None, file_option("REGISTRY", "The registry that the statement is for.")]
@@ -261,12 +249,12 @@ RegistryId = Annotated[
 
 
 def prove(
-    key: KeyFile,
+    key: inputs.KeyFile,
     registry: RegistryFile = None,
     registry_id: RegistryId = None,
-    contributor: Contributor = None,
+    contributor: inputs.Contributor = None,
     out: Annotated[Path | None, option("New file; default: NAME-possession.cose.", metavar="FILE")] = None,
-    passphrase_file: PassphraseFile = None,
+    passphrase_file: inputs.PassphraseFile = None,
 ) -> Told:
     """Sign that you hold a key, for one registry.
 
@@ -276,20 +264,20 @@ def prove(
     Example: `dptrain attest prove --key alice.key --registry registry.cbor`
     """
     identity = _registry_id(registry, registry_id)
-    signer, name = load_key(key, passphrase_file, contributor)
+    signer, name = inputs.load_key(key, passphrase_file, contributor)
     statement = KeyStatement(kind=PROVE, registry_id=identity, key=signer.public_key, time=int(time.time()))
     said = f"signed that {name} holds key {_short(statement.key)}"
     return _written(out, name, "possession", statement, [statement.sign(signer)], said)
 
 
 def rotate(
-    key: KeyFile,
+    key: inputs.KeyFile,
     new_key: Annotated[Path, file_option("KEY", "The key that follows, a file or .pub.")],
     registry: RegistryFile = None,
     registry_id: RegistryId = None,
-    contributor: Contributor = None,
+    contributor: inputs.Contributor = None,
     out: Annotated[Path | None, option("New file; default: NAME-rotation.cose.", metavar="FILE")] = None,
-    passphrase_file: PassphraseFile = None,
+    passphrase_file: inputs.PassphraseFile = None,
     new_passphrase_file: Annotated[Path | None, file_option("FILE", "Passphrase of the new key, in the same way.")] = None,
 ) -> Told:
     """Sign a change of key: the old key says which key follows, and the new one proves that you hold it.
@@ -300,8 +288,8 @@ def rotate(
     Example: `dptrain attest rotate --key alice.key --new-key new/alice.key --registry registry.cbor`
     """
     identity = _registry_id(registry, registry_id)
-    old, name = load_key(key, passphrase_file, contributor)
-    new, _ = load_key(new_key, new_passphrase_file, name)
+    old, name = inputs.load_key(key, passphrase_file, contributor)
+    new, _ = inputs.load_key(new_key, new_passphrase_file, name)
     statement = KeyStatement(
         kind=ROTATE, registry_id=identity, key=old.public_key, time=int(time.time()), new_key=new.public_key
     )
@@ -310,15 +298,15 @@ def rotate(
 
 
 def revoke(
-    key: KeyFile,
+    key: inputs.KeyFile,
     registry: RegistryFile = None,
     registry_id: RegistryId = None,
     pub: Annotated[Path | None, file_option("PUB", "Revoke this other key of yours; default: the one that signs.")] = None,
     everything: Annotated[bool, option("Revoke every key of yours.", "--all")] = False,
     at: Annotated[int | None, moment("From when on, for instance when the key was lost; default: now.")] = None,
-    contributor: Contributor = None,
+    contributor: inputs.Contributor = None,
     out: Annotated[Path | None, option("New file; default: NAME-revocation.cose.", metavar="FILE")] = None,
-    passphrase_file: PassphraseFile = None,
+    passphrase_file: inputs.PassphraseFile = None,
 ) -> Told:
     """Sign that a key of yours is revoked, with that key or with another valid one of yours.
 
@@ -330,7 +318,7 @@ def revoke(
     if everything and pub is not None:
         raise typer.BadParameter("give --pub for one key or --all for every key, not both")
     identity = _registry_id(registry, registry_id)
-    signer, name = load_key(key, passphrase_file, contributor)
+    signer, name = inputs.load_key(key, passphrase_file, contributor)
     now = int(time.time())
     chosen = None if everything else signer.public_key if pub is None else keys.load_public_key(pub)
     statement = KeyStatement(kind=REVOKE, registry_id=identity, key=chosen, time=now, revoked_at=now if at is None else at)
@@ -345,12 +333,12 @@ def _registry_id(registry: Path | None, text: str | None) -> bytes:
     if registry is not None:
         # Unverified on purpose: a wrong id makes a statement that nobody can use.
         return peek(registry).registry_id
-    return octets(text or "", f"{text!r} is not a registry id; it has 32 hexadecimal digits", size=16)
+    return inputs.octets(text or "", f"{text!r} is not a registry id; it has 32 hexadecimal digits", size=16)
 
 
 def _written(out: Path | None, name: str, what: str, statement: KeyStatement, messages: list[bytes], said: str) -> Told:
     target = out or Path(f"{name.replace('/', '-')}-{what}.cose")
-    refuse_to_overwrite(target)
+    inputs.refuse_to_overwrite(target)
     write_statement(target, statement, *messages)
     told = pick(statement, " ".join(statement.__slots__)) | {"contributor": name, "path": str(target)}
     return Told(told, [f"{said}; send the owner {target}"])

@@ -9,25 +9,9 @@ import typer
 from rich.table import Table
 
 from attest import keys
+from attest import registry as log
 from attest.errors import RegistryRefused
 from attest.keys import key_id
-from attest.registry import (
-    Action,
-    Contributor,
-    Create,
-    Enrol,
-    Grant,
-    KeyStatement,
-    Peek,
-    Prove,
-    Registry,
-    Revoke,
-    RevokeOwn,
-    Rotate,
-    SetClock,
-    open_registry,
-    peek,
-)
 from attest.registry.entries import signing_key
 from attest.registry.replay import look_alikes
 from attest.schema.plain import day, machine_time, utc, visible
@@ -47,11 +31,11 @@ class Who:
         found: The registry.
     """
 
-    def __init__(self, found: Peek) -> None:
+    def __init__(self, found: log.Peek) -> None:
         self._of_key = {record.raw: contributor for contributor in found.contributors for record in contributor.keys}
-        self._of_commitment: dict[bytes, Contributor] = {}
+        self._of_commitment: dict[bytes, log.Contributor] = {}
         for action in (action for entry in found.entries for action in entry.actions):
-            if isinstance(action, Enrol) and action.key in self._of_key:
+            if isinstance(action, log.Enrol) and action.key in self._of_key:
                 self._of_commitment[bytes(action.name)] = self._of_key[action.key]
 
     def __call__(self, commitment: bytes) -> str:
@@ -75,48 +59,48 @@ def shown(name: str) -> str:
     return f"({name[:8]})" if re.fullmatch("[0-9a-f]{64}", name) else name
 
 
-def _sentence(action: Action, who: Who) -> str:
+def _sentence(action: log.Action, who: Who) -> str:
     match action:
-        case Create():
+        case log.Create():
             return f"created by {action.owner}, id {action.registry_id.hex()}"
-        case Enrol():
+        case log.Enrol():
             cap = "" if action.cap is None else f", at most {action.cap} contributions"
             principal = "" if action.principal is None else f", principal {who.principal(bytes(action.name))}"
             return (
                 f"enrolled {who(bytes(action.name))} with key {_short(action.key)} from {utc(action.not_before)} until "
                 f"{utc(action.not_after)} for {', '.join(action.classes) or 'no class'}{cap}{principal}, on the owner's word"
             )
-        case Grant():
+        case log.Grant():
             cap = "" if action.cap is None else f", at most {action.cap} contributions"
             return f"granted {who(bytes(action.name))} exactly {', '.join(action.classes) or 'no class'}{cap}"
-        case Rotate():
-            said = KeyStatement.from_cbor(action.statement)
+        case log.Rotate():
+            said = log.KeyStatement.from_cbor(action.statement)
             return (
                 f"{who.of_key(said.key)} followed key {_short(said.key)}, ended {utc(action.old_not_after)}, by "
                 f"{_short(said.new_key)}, valid from {utc(action.not_before)} until {utc(action.not_after)}; both signed it"
             )
-        case Revoke():
+        case log.Revoke():
             return f"revoked {_which(action.key)} of {who(bytes(action.name))} from {utc(action.at)} on"
-        case Prove():
-            said = KeyStatement.from_cbor(action.statement)
+        case log.Prove():
+            said = log.KeyStatement.from_cbor(action.statement)
             return f"{who.of_key(said.key)} proved that it holds key {_short(said.key)}, which signed that"
-        case RevokeOwn():
-            said = KeyStatement.from_cbor(action.statement)
+        case log.RevokeOwn():
+            said = log.KeyStatement.from_cbor(action.statement)
             name = who.of_key(said.key or signing_key(action.message))
             return f"{name} revoked {_which(said.key)} of its own from {utc(said.revoked_at or 0)} on"
-        case SetClock():
+        case log.SetClock():
             return f"set the clock back from {utc(action.before)}: {visible(action.reason)}"
 
 
-def _action_as_json(action: Action, who: Who) -> dict[str, Any]:
+def _action_as_json(action: log.Action, who: Who) -> dict[str, Any]:
     fields = pick(action, " ".join(action.__slots__))
-    if isinstance(action, Enrol | Grant | Revoke):
+    if isinstance(action, log.Enrol | log.Grant | log.Revoke):
         fields |= {"name": who(bytes(action.name)), "commitment": plain(action.name)}
-    if isinstance(action, Enrol) and action.principal is not None:
+    if isinstance(action, log.Enrol) and action.principal is not None:
         fields |= {"principal": who.principal(bytes(action.name)), "committed_principal": plain(action.principal)}
-    if isinstance(action, Rotate | RevokeOwn | Prove):
-        said = KeyStatement.from_cbor(action.statement)
-        signing = said.key if isinstance(action, Rotate) else signing_key(action.message)
+    if isinstance(action, log.Rotate | log.RevokeOwn | log.Prove):
+        said = log.KeyStatement.from_cbor(action.statement)
+        signing = said.key if isinstance(action, log.Rotate) else signing_key(action.message)
         fields = pick(said, " ".join(said.__slots__)) | {"contributor": who.of_key(signing)} | fields
     return {"action": type(action).__name__.lower()} | fields
 
@@ -146,8 +130,8 @@ def show(
     Example: `dptrain registry show registry.cbor`
     """
     public = owner_key or registry.with_name("owner.pub")
-    known = open_registry(registry, keys.load_public_key(public)) if public.is_file() else None
-    found = peek(registry) if history or known is None else None
+    known = log.open_registry(registry, keys.load_public_key(public)) if public.is_file() else None
+    found = log.peek(registry) if history or known is None else None
     data = as_json(known or found, verified=known is not None, history=found if history else None)
     text = _history_text(found) if history and found is not None else _contributors_text(known or found)
     sentence = ": nobody checked who signed this; give the owner's public key with --owner-key"
@@ -170,7 +154,7 @@ def verify(
     public = owner_key or registry.with_name("owner.pub")
     if not public.is_file():
         raise typer.BadParameter(f"there is no {public}; give the corpus owner's public key with --owner-key")
-    known = open_registry(registry, keys.load_public_key(public))
+    known = log.open_registry(registry, keys.load_public_key(public))
     known.require_not_ahead(machine_time() if now is None else now)
     if root is not None and not known.extends(octets(root, f"--root {root!r} is not in hex")):
         raise RegistryRefused(
@@ -200,7 +184,7 @@ def verify(
     )
 
 
-def keys_table(contributors: Iterable[Contributor]) -> Table:
+def keys_table(contributors: Iterable[log.Contributor]) -> Table:
     """Returns a row for each key: on whose word it is the contributor's, what it may attest, and from when to when."""
     # Days are enough to look at, and fit a terminal; --json has the seconds.
     return table_of(
@@ -218,15 +202,15 @@ def keys_table(contributors: Iterable[Contributor]) -> Table:
     )
 
 
-def _contributors_text(found: Registry | Peek) -> Iterator[Shown]:
+def _contributors_text(found: log.Registry | log.Peek) -> Iterator[Shown]:
     yield keys_table(found.contributors)
-    if isinstance(found, Registry) and found.names_missing:
+    if isinstance(found, log.Registry) and found.names_missing:
         yield f"contributors are shown by the beginning of their commitments: {found.names_missing}"
     yield f"owner {found.owner}, id {found.registry_id.hex()}\nroot {found.roots[-1].hex()}"
     yield "possession: proved, by a statement that the key signed for this registry; or the word of the owner who enrolled"
 
 
-def _history_text(found: Peek) -> Iterator[Shown]:
+def _history_text(found: log.Peek) -> Iterator[Shown]:
     who = Who(found)
     for entry, root in zip(found.entries, found.roots, strict=True):
         yield f"entry {entry.seq}, {utc(entry.time)}, root {root.hex()}"
@@ -236,7 +220,7 @@ def _history_text(found: Peek) -> Iterator[Shown]:
 
 
 def as_json(
-    found: Registry | Peek, *, verified: bool, history: Peek | None = None, names: list[str] | None = None
+    found: log.Registry | log.Peek, *, verified: bool, history: log.Peek | None = None, names: list[str] | None = None
 ) -> dict[str, Any]:
     """Returns a registry as JSON; a command that changed it names only whom it changed, of perhaps very many."""
     chosen = [item for item in found.contributors if names is None or item.name in names]
@@ -258,7 +242,7 @@ def as_json(
     return data
 
 
-def _contributor_as_json(contributor: Contributor) -> dict[str, Any]:
+def _contributor_as_json(contributor: log.Contributor) -> dict[str, Any]:
     keys = [pick(record, "key_id not_before not_after revoked_at proved") for record in contributor.keys]
     principal = None if contributor.principal is None else shown(contributor.principal)
     told = {"name": shown(contributor.name), **pick(contributor, "classes cap"), "principal": principal}
