@@ -43,12 +43,43 @@ SALTS_SIZE: Final = 3 * SALT_SIZE
 MAX_MICRO = 10**15
 """Largest bound, one thousand million in fixed point; its products stay exact in 128-bit arithmetic."""
 
-PUBLIC_CLIP_MICRO = MAX_MICRO
-PUBLIC_NOISE_MICRO = 1
+MAX_COUNT = 2**32 - 1
+
+
+class SignedBounds(NamedTuple):
+    """Holds clip norm C and noise multiplier sigma exactly, in units of 1e-6, and the cap on occurrences, 0 for none.
+
+    A contributor signs them and a class presets them; they go whole from the attestation to the clip and the ADMIT leaf.
+    """
+
+    clip_micro: int
+    sigma_micro: int
+    max_occurrences: int = 0
+
+    @property
+    def public(self) -> bool:
+        """Tells whether these bounds say that a contribution is public; no others do."""
+        return self[:2] == PUBLIC_BOUNDS[:2]
+
+    @property
+    def clip_norm(self) -> float:
+        """Returns C as a double."""
+        return from_micro(self.clip_micro)
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Returns sigma as a double."""
+        return from_micro(self.sigma_micro)
+
+    @property
+    def variance(self) -> int:
+        """Returns (sigma C)^2 in units of 1e-24: the noise that a contribution brings under injection per sample."""
+        return (self.sigma_micro * self.clip_micro) ** 2
+
+
+PUBLIC_BOUNDS: Final = SignedBounds(MAX_MICRO, 1)
 """The bounds by which a contributor says that a contribution is public: the largest clip norm and the smallest noise multiplier
 that can be written. A public class admits these and no others, and no private class offers less."""
-
-MAX_COUNT = 2**32 - 1
 
 TRAIN: Final = "train"
 GENERATE: Final = "generate"
@@ -163,19 +194,20 @@ class Terms:
             raise DescriptorRefused("PUBLIC_LENGTH", sentence)
 
     @property
+    def bounds(self) -> SignedBounds:
+        """Returns the signed bounds."""
+        return SignedBounds(self.clip_norm_micro, self.noise_multiplier_micro, self.max_occurrences)
+
+    @property
     def public(self) -> bool:
-        """Tells whether the contributor signed that the contribution is public: by the bounds that say so, and no others."""
-        return (self.clip_norm_micro, self.noise_multiplier_micro) == (PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO)
+        """Tells whether the contributor signed that the contribution is public."""
+        return self.bounds.public
 
     @property
-    def clip_norm(self) -> float:
-        """Returns the signed clip norm C as a double."""
-        return from_micro(self.clip_norm_micro)
-
-    @property
-    def noise_multiplier(self) -> float:
-        """Returns the signed noise multiplier sigma as a double."""
-        return from_micro(self.noise_multiplier_micro)
+    def limit(self) -> tuple[int, int]:
+        """Returns the most epsilon over all runs in 1e-6, and its delta in 1e-12; zeros where none is signed, or it is public.
+        """
+        return (0, 0) if self.public else (self.max_epsilon_micro or 0, self.max_delta_pico or 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,6 +10,8 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from attest.descriptor import SignedBounds
+from attest.fixed_point import MICRO
 from benchmarks.configs import Config
 from dptrain.blocks.stack import layer_stack
 from dptrain.clipping.fast import Bounds
@@ -46,7 +48,8 @@ def distance(config: Config, dtype: torch.dtype, contributions: int = 6) -> floa
     model = config.model().to(config.device, dtype).train()
     ids, labels = (part[:contributions] for part in config.tokens())
     schedule = schedule_of(model)
-    rows = [(CLIPS[i % 3], 0.5, schedule.profiles["top" if i % 2 else "all"]) for i in range(contributions)]
+    signed = [SignedBounds(round(clip * MICRO), MICRO // 2) for clip in CLIPS]
+    rows = [(signed[i % 3], schedule.profiles["top" if i % 2 else "all"]) for i in range(contributions)]
     bounds = bounds_of(rows, len(schedule.blocks))
     margins = Router(model, schedule).sums.margins(bounds)  # the relative shrink of every bound, as documented
     naive = looped(lambda part: config.losses(model, ids[part], labels[part]), schedule, bounds, margins)

@@ -73,7 +73,7 @@ def admission(spec: HeaderSpec, n: int) -> AdmitSpec:
     """The n-th contribution, at the presets of its class."""
     rule, digest = spec.policy.policy.classes[n % 3], hashlib.sha256(b"%d" % n).digest()
     return AdmitSpec(
-        digest, rule.name, n % 3, rule.clip_norm_micro, rule.noise_multiplier_micro, 0, digest, digest[:8], digest
+        digest, rule.name, n % 3, *rule.bounds, digest, digest[:8], digest
     )
 
 

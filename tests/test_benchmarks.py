@@ -18,7 +18,7 @@ from transformers.pytorch_utils import Conv1D  # noqa: E402
 
 from attest.policy import Policy  # noqa: E402
 from benchmarks import __main__ as bench  # noqa: E402
-from benchmarks import bases, gpu, noise, overheads, plan, start  # noqa: E402
+from benchmarks import against, bases, gpu, noise, overheads, plan, start  # noqa: E402
 from benchmarks import step as steps  # noqa: E402
 from benchmarks.bases import BANDS, BASES, KINDS, onednn_products, without_privacy  # noqa: E402
 from benchmarks.configs import CONFIGS, SCALING, Config, Tier, bert, by_name, few, gpt2, lora, replace  # noqa: E402
@@ -499,3 +499,13 @@ def test_the_start_is_measured_in_passes_and_memory() -> None:
     found = start.measure(config, 1)
     assert found["passes"] > 0 and found["peak_step"] >= found["peak_start"] > 0
     assert f"target {start.PASSES:g}" in start.render(found)
+
+
+def test_a_tree_beside_another_is_told_by_the_ratio_of_medians_and_the_middle_half_of_the_rounds() -> None:
+    ours, theirs = ([{"cpu": float(second)} for second in seconds] for seconds in ((2, 3, 4, 30), (1, 2, 2, 2)))
+    assert against.ratio(ours, theirs, "cpu") == (3.5 / 2, 1.625, 11.75)
+
+
+def test_a_worker_that_ends_names_its_error() -> None:
+    with pytest.raises(RuntimeError, match="KeyError: 'no such variant'"):
+        against.Worker(against.ROOT, "bert_lora", "no such variant", 1, small=True)

@@ -11,7 +11,8 @@ from dp_accounting.pld import PLDAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dptrain.clipping.own_noise import OwnBounds, admitted_bounds, own_bounds, own_noise, strictest
+from attest.descriptor import PUBLIC_BOUNDS, SignedBounds
+from dptrain.clipping.own_noise import OwnBounds, own_bounds, own_noise, strictest
 from ledger import accountants
 from ledger.errors import AccountantError
 from ledger.leaves import Admit
@@ -23,11 +24,14 @@ PHI = NormalDist().cdf
 
 def bounds(**changes) -> OwnBounds:
     """A contribution of clip norm 1 and multiplier 1e-3, so that its limit of epsilon decides."""
+    signed = {"clip_micro": 1_000_000, "sigma_micro": 1_000, "max_occurrences": 0}
+    limit = {"epsilon_micro": 3_000_000, "delta_pico": 10**7}
     fields = {
-        "clip_micro": 1_000_000, "sigma_micro": 1_000, "cap": 0, "epsilon_micro": 3_000_000, "delta_pico": 10**7,
         "rate": Fraction(1, 100), "steps": 1000, "disclosure": "secret_poisson", "accountant": "pld", "family": "gaussian",
     }  # fmt: skip
-    return OwnBounds(**fields | changes)
+    for name, value in changes.items():
+        next(group for group in (signed, limit, fields) if name in group)[name] = value
+    return OwnBounds(SignedBounds(**signed), tuple(limit.values()), **fields)
 
 
 def public(**changes) -> OwnBounds:
@@ -51,9 +55,8 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
     ("epsilon", "delta_pico", "n", "clip", "variance"), [(3.0, 10**7, 10, 1.0, 19.34), (8.0, 10**6, 5, 0.5, 0.5329)]
 )
 def test_public_occurrences_give_the_golden_variances_of_the_design(epsilon, delta_pico, n, clip, variance):
-    found = own_noise(
-        public(clip_micro=round(clip * 1e6), epsilon_micro=round(epsilon * 1e6), delta_pico=delta_pico, cap=n, steps=10_000)
-    )
+    limit = {"epsilon_micro": round(epsilon * 1e6), "delta_pico": delta_pico}
+    found = own_noise(public(clip_micro=round(clip * 1e6), max_occurrences=n, steps=10_000, **limit))
     assert found.expected == n and found.limited
     assert found.variance == pytest.approx(variance, rel=5e-4)
     assert found.variance == pytest.approx((math.sqrt(n) / gaussian_mu(epsilon, delta_pico / 1e12) * clip) ** 2, rel=1e-4)
@@ -82,7 +85,7 @@ def test_secret_draws_give_the_least_multiplier_that_another_accountant_finds():
 
 def test_without_a_limit_what_was_signed_decides_however_often_it_is_drawn():
     for cap, expected in ((0, 10.0), (3, 3.0), (50, 10.0)):
-        found = own_noise(bounds(clip_micro=500_000, sigma_micro=1_200_000, cap=cap, epsilon_micro=0, delta_pico=0))
+        found = own_noise(bounds(clip_micro=500_000, sigma_micro=1_200_000, max_occurrences=cap, epsilon_micro=0, delta_pico=0))
         assert (found.expected, found.multiplier, found.limited) == (expected, 1.2, False)
         assert found.variance == (1.2 * 0.5) ** 2
 
@@ -99,12 +102,12 @@ def test_a_cap_helps_only_as_far_as_it_is_proved_to(caps=(1, 3, 8)):
     """Up to the cap draws come at the rate of the class, so a rate of cap / T would be too little noise."""
     free = own_noise(bounds())
     for cap in caps:
-        capped, counted = own_noise(bounds(cap=cap)), own_noise(public(cap=cap))
+        capped, counted = own_noise(bounds(max_occurrences=cap)), own_noise(public(max_occurrences=cap))
         assert capped.multiplier == min(free.multiplier, counted.multiplier)
         spent = accountants.epsilon_capped(capped.multiplier, 0.01, 1000, cap, 1e-5)
         assert spent <= 3.0
     tempting = accountants.calibrate(3.0, 1 / 1000, 1000, 1e-5)
-    assert tempting < own_noise(bounds(cap=1)).multiplier
+    assert tempting < own_noise(bounds(max_occurrences=1)).multiplier
     assert accountants.epsilon_capped(tempting, 0.01, 1000, 1, 1e-5) > 3.0
 
 
@@ -114,10 +117,10 @@ def test_more_occurrences_and_a_smaller_limit_need_no_less_noise(n, m, epsilon, 
     few, many = sorted((n, m))
     small, large = sorted((epsilon, other))
     at = {"steps": 1000, "rate": Fraction(1, 2)}
-    assert own_noise(public(cap=few, **at)).variance <= own_noise(public(cap=many, **at)).variance
+    assert own_noise(public(max_occurrences=few, **at)).variance <= own_noise(public(max_occurrences=many, **at)).variance
     assert (
-        own_noise(public(cap=few, epsilon_micro=large, **at)).variance
-        <= own_noise(public(cap=few, epsilon_micro=small, **at)).variance
+        own_noise(public(max_occurrences=few, epsilon_micro=large, **at)).variance
+        <= own_noise(public(max_occurrences=few, epsilon_micro=small, **at)).variance
     )
 
 
@@ -125,10 +128,10 @@ def test_more_occurrences_and_a_smaller_limit_need_no_less_noise(n, m, epsilon, 
 @given(st.integers(1, 10**7), st.integers(1, 10**7), st.integers(1, 10**7), st.integers(1, 200))
 def test_the_variance_grows_with_clip_norm_and_multiplier_and_never_below_what_was_signed(clip, sigma, other, cap):
     low, high = sorted((sigma, other))
-    least, most = (own_noise(public(clip_micro=clip, sigma_micro=value, cap=cap)) for value in (low, high))
+    least, most = (own_noise(public(clip_micro=clip, sigma_micro=value, max_occurrences=cap)) for value in (low, high))
     assert least.variance <= most.variance
     assert least.multiplier >= low / 1e6
-    wider = own_noise(public(clip_micro=2 * clip, sigma_micro=low, cap=cap))
+    wider = own_noise(public(clip_micro=2 * clip, sigma_micro=low, max_occurrences=cap))
     assert wider.variance == pytest.approx(4 * least.variance)
     assert wider.expected == least.expected == min(cap, 10)
 
@@ -149,8 +152,8 @@ def test_an_auditor_derives_it_from_the_admit_leaf_and_the_signed_policy():
     rule = policy.class_rule("sensitive")
     bound = (250_000, 4_000_000, 7, bytes(32), bytes(8), bytes(32), 0, 2_000_000, 10**6)
     leaf = Admit(3, START, bytes(32), "sensitive", 1, *bound)
-    found = admitted_bounds(leaf, policy)
-    assert found == own_bounds(policy, "sensitive", 250_000, 4_000_000, 7, (2_000_000, 10**6))
+    found = own_bounds(policy, leaf.class_name, leaf.bounds, leaf.limit)
+    assert found == own_bounds(policy, "sensitive", SignedBounds(250_000, 4_000_000, 7), (2_000_000, 10**6))
     assert found.expected == min(7.0, float(rule.sampling_rate * policy.steps))
     assert own_noise(found).variance >= (4.0 * 0.25) ** 2
 
@@ -161,8 +164,8 @@ def test_there_is_none_for_public_classes_for_laplace_and_where_no_multiplier_do
         replace(rule, public=True, clip_norm_micro=10**15, noise_multiplier_micro=1) if rule.name == "open" else rule
         for rule in policy.classes
     )
-    assert own_bounds(replace(policy, classes=classes), "open", 10**15, 1) is None
-    for impossible in (bounds(family="laplace"), public(epsilon_micro=1, cap=10**6, steps=10**7, delta_pico=1)):
+    assert own_bounds(replace(policy, classes=classes), "open", PUBLIC_BOUNDS) is None
+    for impossible in (bounds(family="laplace"), public(epsilon_micro=1, max_occurrences=10**6, steps=10**7, delta_pico=1)):
         with pytest.raises(AccountantError):
             own_noise(impossible)
 

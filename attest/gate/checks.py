@@ -14,15 +14,7 @@ from typing import NamedTuple, NoReturn
 
 from attest import sign1
 from attest.attestation import Attestation
-from attest.descriptor import (
-    PUBLIC_CLIP_MICRO,
-    PUBLIC_NOISE_MICRO,
-    ContributionDescriptor,
-    Parts,
-    SignedDescriptor,
-    Terms,
-    split,
-)
+from attest.descriptor import PUBLIC_BOUNDS, ContributionDescriptor, Parts, SignedDescriptor, Terms, split
 from attest.errors import AdmissionRefused, AttestError, ReasonCode, RegistryRefused
 from attest.gate.admission import Passed, Refusal, Seen, descriptor_tag
 from attest.gate.forms import Cut, Form, Pattern
@@ -242,22 +234,20 @@ def check_bounds(descriptor: Terms, rule: ClassRule, policy: Policy) -> None:
         AdmissionRefused: Code BOUNDS_NOT_PUBLIC, CLIP_ABOVE_CLASS, NOISE_BELOW_CLASS, CLIP_BELOW_FLOOR, NOISE_BELOW_FLOOR or
             EXAMPLES.
     """
-    clip, noise = descriptor.clip_norm_micro, descriptor.noise_multiplier_micro
+    clip, noise, _ = descriptor.bounds
+    most_clip, least_noise, _ = rule.bounds
     where = f"(units of 1e-6, class {rule.name})"
     if rule.public and not descriptor.public:
         refuse(
             ReasonCode.BOUNDS_NOT_PUBLIC,
             f"class {rule.name} is public, its contributions are neither clipped nor noised; this one signs clip norm {clip}"
-            f" and noise multiplier {noise} (units of 1e-6). Who means it to be public signs {PUBLIC_CLIP_MICRO} and"
-            f" {PUBLIC_NOISE_MICRO} ('dptrain attest sign --public')",
+            f" and noise multiplier {noise} (units of 1e-6). Who means it to be public signs"
+            f" {PUBLIC_BOUNDS.clip_micro} and {PUBLIC_BOUNDS.sigma_micro} ('dptrain attest sign --public')",
         )
-    if clip > rule.clip_norm_micro:
-        refuse(ReasonCode.CLIP_ABOVE_CLASS, f"clip norm is {clip}, expected at most {rule.clip_norm_micro} {where}")
-    if noise < rule.noise_multiplier_micro:
-        refuse(
-            ReasonCode.NOISE_BELOW_CLASS,
-            f"noise multiplier is {noise}, expected at least {rule.noise_multiplier_micro} {where}",
-        )
+    if clip > most_clip:
+        refuse(ReasonCode.CLIP_ABOVE_CLASS, f"clip norm is {clip}, expected at most {most_clip} {where}")
+    if noise < least_noise:
+        refuse(ReasonCode.NOISE_BELOW_CLASS, f"noise multiplier is {noise}, expected at least {least_noise} {where}")
     if not rule.public and clip < policy.min_clip_norm_micro:
         refuse(ReasonCode.CLIP_BELOW_FLOOR, f"clip norm is {clip}, the corpus asks for at least {policy.min_clip_norm_micro}")
     if not rule.public and noise < policy.min_noise_multiplier_micro:

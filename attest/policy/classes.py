@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, ClassVar, Final, Literal
 
-from attest.descriptor import GENERATE, MAX_COUNT, MAX_MICRO, PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO, PURPOSES, QUERY, TRAIN
+from attest.descriptor import GENERATE, MAX_COUNT, MAX_MICRO, PUBLIC_BOUNDS, PURPOSES, QUERY, TRAIN, SignedBounds
 from attest.errors import PolicyRefused
-from attest.fixed_point import from_micro
 from attest.schema import check_fields, declared
 from attest.schema.groups import Band, Inline, Many
 from attest.schema.kinds import Days, Exact, Flag, Identifier, Reading, Scaled, Text, Whole, Word
@@ -197,7 +196,7 @@ _BOUND: Final = Scaled(1, MAX_MICRO)
 class ClassRule:
     """One admissibility class. The sentences of the fields say what each means.
 
-    The bounds of a public class are `PUBLIC_CLIP_MICRO` and `PUBLIC_NOISE_MICRO`, which say so, and no others.
+    The bounds of a public class are `PUBLIC_BOUNDS`, which say so, and no others.
 
     Raises:
         PolicyRefused: Code TYPE or RANGE.
@@ -301,11 +300,10 @@ class ClassRule:
 
     def __post_init__(self) -> None:
         check_fields(self, PolicyRefused)
-        says_public = (self.clip_norm_micro, self.noise_multiplier_micro) == (PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO)
-        if says_public and not self.public:
+        if self.bounds.public and not self.public:
             sentence = f"class {self.name} has the bounds by which contributors sign that data is public; set public = true"
             raise PolicyRefused("RANGE", sentence)
-        if self.public and not says_public:
+        if self.public and not self.bounds.public:
             raise PolicyRefused(
                 "RANGE",
                 f"class {self.name} is public and has a clip_norm or noise_multiplier; a public class is neither clipped nor"
@@ -328,7 +326,7 @@ class ClassRule:
                 f"class {ascii(table.get('name'))[:80]} is public and gives {' and '.join(given)}; a public class is neither"
                 " clipped nor noised: leave the bounds out, or leave out public",
             )
-        return {"clip_norm_micro": PUBLIC_CLIP_MICRO, "noise_multiplier_micro": PUBLIC_NOISE_MICRO}
+        return {"clip_norm_micro": PUBLIC_BOUNDS.clip_micro, "noise_multiplier_micro": PUBLIC_BOUNDS.sigma_micro}
 
     def hidden(self) -> tuple[str, ...]:
         """Returns the fields that say nothing in this class: the bounds of a public one."""
@@ -348,11 +346,6 @@ class ClassRule:
         ]
 
     @property
-    def clip_norm(self) -> float:
-        """Returns the preset clip norm as a double; says nothing in a public class."""
-        return from_micro(self.clip_norm_micro)
-
-    @property
-    def noise_multiplier(self) -> float:
-        """Returns the preset noise multiplier as a double."""
-        return from_micro(self.noise_multiplier_micro)
+    def bounds(self) -> SignedBounds:
+        """Returns the presets of the class, without a cap."""
+        return SignedBounds(self.clip_norm_micro, self.noise_multiplier_micro)

@@ -8,19 +8,17 @@
 from attest.schedule.allocation import (
     Phases,
     block_std,
-    class_presets,
     effective_multiplier,
     occurrence_loss,
     phase_multipliers,
     phase_std,
     realised_std,
-    realised_variance,
     scheduled_std,
     sufficient_variance,
     waste,
 )
 
 __all__ = [
-    "Phases", "block_std", "class_presets", "effective_multiplier", "occurrence_loss", "phase_multipliers", "phase_std",
-    "realised_std", "realised_variance", "scheduled_std", "sufficient_variance", "waste",
+    "Phases", "block_std", "effective_multiplier", "occurrence_loss", "phase_multipliers", "phase_std", "realised_std",
+    "scheduled_std", "sufficient_variance", "waste",
 ]  # fmt: skip

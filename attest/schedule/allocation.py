@@ -22,17 +22,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Protocol
 
+from attest.descriptor import SignedBounds
 from attest.errors import ValueRefused
-from attest.fixed_point import MICRO, from_micro
+from attest.fixed_point import MICRO
 from attest.policy import ClassRule, Policy
 from attest.schedule import convex
-
-
-def class_presets(policy: Policy, names: Iterable[str]) -> tuple[tuple[int, int], ...]:
-    """Returns the preset (noise multiplier, clip norm), both in 1e-6, of the named classes in the order given. Raises
-    PolicyRefused: A name is not a class of the policy."""
-    rules = [policy.class_rule(name) for name in names]
-    return tuple((rule.noise_multiplier_micro, rule.clip_norm_micro) for rule in rules)
 
 
 def scheduled_std(rules: Iterable[ClassRule]) -> float:
@@ -40,11 +34,11 @@ def scheduled_std(rules: Iterable[ClassRule]) -> float:
 
     Guarantee: 0.0 means that no private class may touch the block: it is frozen, or public classes alone train it.
     """
-    presets = [(rule.noise_multiplier_micro, rule.clip_norm_micro) for rule in rules if not rule.public]
+    presets = [rule.bounds for rule in rules if not rule.public]
     return block_std(presets) if presets else 0.0
 
 
-def block_std(presets: Sequence[tuple[int, int]]) -> float:
+def block_std(presets: Sequence[SignedBounds]) -> float:
     """Returns the noise standard deviation of one block: s_l = max over the classes k that touch it of sigma_k * C_k.
 
     Guarantee: under zero-out adjacency, with gradients clipped to C_k, every class k that touches the block has s_l / C_k >=
@@ -57,10 +51,9 @@ def block_std(presets: Sequence[tuple[int, int]]) -> float:
     """
     if not presets:
         raise ValueRefused("RANGE", "no class touches the block; freeze it and leave it out of the schedule")
-    for sigma_micro, clip_micro in presets:
-        _check_bound(sigma_micro, "noise multiplier")
-        _check_bound(clip_micro, "clip norm")
-    return max(sigma * clip for sigma, clip in presets) / (MICRO * MICRO)
+    for preset in presets:
+        _check(preset)
+    return max(preset.sigma_micro * preset.clip_micro for preset in presets) / (MICRO * MICRO)
 
 
 def phase_std(std: float, scale_micro: int) -> float:
@@ -127,24 +120,22 @@ class Phases:
         return self.count(1, self.steps)
 
 
-def phase_multipliers(sigma_micro: int, clip_micro: int, stds: Iterable[float]) -> tuple[float, ...]:
+def phase_multipliers(bounds: SignedBounds, stds: Iterable[float]) -> tuple[float, ...]:
     """Returns a contribution's effective multiplier in each phase, from the noise of its class: z_{i,t} of Theorem 1. Raises
     ValueRefused: as `effective_multiplier`."""
-    return tuple(effective_multiplier(sigma_micro, clip_micro, [std]) for std in stds)
-
-
-def realised_variance(bounds: Iterable[tuple[int, int]]) -> int:
-    """Returns the noise variance of a block under injection per sample, exact, in units of 1e-24: V_{t,l} = sum over the
-    contributions drawn of (sigma_j C_j)^2; 0 without any."""
-    return sum((sigma * clip) ** 2 for sigma, clip in bounds)
+    return tuple(effective_multiplier(bounds, [std]) for std in stds)
 
 
 def realised_std(variance: int) -> float:
-    """Returns the standard deviation of a variance in units of 1e-24, rounded once, so that all readers get one double."""
+    """Returns the noise of a block under injection per sample, rounded once, so that all readers get one double.
+
+    Args:
+        variance: V_{t,l} in units of 1e-24, the sum over the contributions drawn of `SignedBounds.variance`.
+    """
     return math.sqrt(variance) / (MICRO * MICRO)
 
 
-def occurrence_loss(clip_micro: int, variance: int) -> float:
+def occurrence_loss(bounds: SignedBounds, variance: int) -> float:
     """Returns what one occurrence adds to mu_i^2 under injection per sample: 1/z_{i,t}^2 = C_i^2 / min over its blocks of
     V_{t,l}.
 
@@ -156,13 +147,13 @@ def occurrence_loss(clip_micro: int, variance: int) -> float:
     Raises:
         ValueRefused: No variance: the contribution was not drawn, or may touch a block without noise.
     """
-    _check_bound(clip_micro, "clip norm")
+    _check_bound(bounds.clip_micro, "clip norm")
     if variance < 1:
         raise ValueRefused("RANGE", "a contribution was drawn and a block that it may touch has no noise")
-    return float(Fraction(clip_micro * clip_micro * MICRO * MICRO, variance))
+    return float(Fraction((bounds.clip_micro * MICRO) ** 2, variance))
 
 
-def effective_multiplier(sigma_micro: int, clip_micro: int, stds: Iterable[float]) -> float:
+def effective_multiplier(bounds: SignedBounds, stds: Iterable[float]) -> float:
     """Returns the noise multiplier that a contribution enjoys: z_i = max(sigma_i, min over its blocks of s_l / C_i).
 
     Guarantee: valid for dual clipping, which holds the gradient to norm C_i and to whitened norm 1/sigma_i; the first gives z_i
@@ -174,8 +165,7 @@ def effective_multiplier(sigma_micro: int, clip_micro: int, stds: Iterable[float
     Raises:
         ValueRefused: No block, or a block without positive finite noise.
     """
-    _check_bound(sigma_micro, "noise multiplier")
-    _check_bound(clip_micro, "clip norm")
+    _check(bounds)
     smallest = None
     for std in stds:
         if not (math.isfinite(std) and std > 0):
@@ -183,7 +173,7 @@ def effective_multiplier(sigma_micro: int, clip_micro: int, stds: Iterable[float
         smallest = std if smallest is None else min(smallest, std)
     if smallest is None:
         raise ValueRefused("RANGE", "contribution touches no block, so it has no effective noise multiplier")
-    return max(from_micro(sigma_micro), float(Fraction(smallest) * MICRO / clip_micro))
+    return max(bounds.noise_multiplier, float(Fraction(smallest) * MICRO / bounds.clip_micro))
 
 
 def sufficient_variance(multiplier: float, clip: float) -> float:
@@ -202,6 +192,11 @@ def waste(effective: float, signed: float) -> float:
     _check_positive(effective, "effective noise multiplier")
     _check_positive(signed, "signed noise multiplier")
     return effective / signed
+
+
+def _check(bounds: SignedBounds) -> None:
+    _check_bound(bounds.sigma_micro, "noise multiplier")
+    _check_bound(bounds.clip_micro, "clip norm")
 
 
 def _check_bound(value: int, name: str) -> None:
@@ -306,7 +301,7 @@ def demands(classes: Iterable[ClassRule], parts: Sequence[Part]) -> list[dict[in
         if bare is not None:
             raise ValueRefused("RANGE", f"block {parts[bare].name} has no share of the clip norm of class {rule.name}")
         whole = sum(parts[index].share ** 2 for index in own)
-        need = Fraction(rule.noise_multiplier_micro * rule.clip_norm_micro, MICRO * MICRO) ** 2
+        need = Fraction(rule.bounds.variance, MICRO**4)
         found.append({index: need * parts[index].share ** 2 / whole for index in own})
     return found
 
@@ -417,7 +412,6 @@ def wastes(classes: Iterable[ClassRule], parts: Sequence[Noised]) -> dict[str, f
     found = {}
     for rule in classes:
         if not rule.public:
-            signed = (rule.noise_multiplier_micro, rule.clip_norm_micro)
-            effective = effective_multiplier(*signed, [class_std(rule, parts)])
-            found[rule.name] = waste(effective, rule.noise_multiplier)
+            effective = effective_multiplier(rule.bounds, [class_std(rule, parts)])
+            found[rule.name] = waste(effective, rule.bounds.noise_multiplier)
     return found

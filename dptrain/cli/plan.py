@@ -446,10 +446,10 @@ def _figures(policy: Policy, plan: Plan) -> dict[tuple[str, str], float | str]:
         ("", "noise energy of uniform"): plan.noise_energy_ratio,
     }
     for item in plan.classes:
-        rule, preset = policy.class_rule(item.name), item.preset
+        preset = item.preset
         own = {
-            "clip norm": rule.clip_norm,
-            "noise multiplier": rule.noise_multiplier,
+            "clip norm": preset.clip_norm,
+            "noise multiplier": preset.noise_multiplier,
             "sampling rate": item.sampling_rate,
             "blocks": _span_of(item.blocks),
             "z": preset.effective_multiplier,

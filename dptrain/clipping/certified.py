@@ -14,6 +14,8 @@ from threading import Lock
 import numpy as np
 import torch
 
+from attest.descriptor import SignedBounds
+from attest.fixed_point import MICRO
 from attest.schedule.allocation import effective_std
 from dptrain.blocks.stack import Tensor
 from dptrain.clipping.fast import Bounds, Pieces, full_precision, precision_name
@@ -125,7 +127,7 @@ class CertifiedSums:
         self._stds = [block.std for block in schedule.blocks]
         self._shares = [block.share for block in schedule.blocks]
         self._sums: list[torch.Tensor | None] = [None] * len(tensors)
-        self._limits: dict[tuple[float, float, tuple[int, ...]], Limits] = {}
+        self._limits: dict[tuple[SignedBounds, tuple[int, ...]], Limits] = {}
         self._locks = [Lock() for _ in tensors]
         self._threads = Threads(MOST_THREADS)
 
@@ -162,7 +164,7 @@ class CertifiedSums:
             with torch.no_grad(), ExitStack() as stack:  # both belong to a thread
                 for device in devices.values():
                     stack.enter_context(full_precision(device))
-                self._add_one(pieces, row, float(bounds.clip_N[row]), float(bounds.sigma_N[row]), profile)
+                self._add_one(pieces, row, bounds.signed[row], profile)
 
         if set(devices) <= {"cpu"}:
             self._threads.each(add_row, range(len(profiles)))
@@ -170,28 +172,30 @@ class CertifiedSums:
             for row in range(len(profiles)):
                 add_row(row)
 
-    def _add_one(self, pieces: Pieces, row: int, clip: float, sigma: float, profile: tuple[int, ...]) -> None:
+    def _add_one(self, pieces: Pieces, row: int, bounds: SignedBounds, profile: tuple[int, ...]) -> None:
         permitted = set(profile)
         found = {
             index: gradient_of(pieces[index], row, tensor.shape, self._precision)
             for index, (block, tensor) in enumerate(self._tensors)
             if block in permitted and index in pieces
         }
-        if self.certify(found, self.limits(clip, sigma, profile)):
+        if self.certify(found, self.limits(bounds, profile)):
             self._accumulate(found)
 
-    def limits(self, clip: float, sigma: float, profile: tuple[int, ...]) -> Limits:
+    def limits(self, bounds: SignedBounds, profile: tuple[int, ...]) -> Limits:
         """The certificate's bounds for signed bounds (C_i, sigma_i) and permitted blocks, from exact rationals.
 
-        Signed bounds come in units of 1e-6, and the doubles that stand for them may lie on the wrong side; the stricter of both
-        counts. The multiplier is at least the double that the accountant uses, max(sigma_i, S / C_i) with S the effective
-        noise of the class: the least s_l, or S_k where blocks have shares of the clip norm (Theorem 7).
+        The doubles that stand for signed bounds elsewhere may lie on the wrong side of them; the stricter of both counts. The
+        multiplier is at least the double that the accountant uses, max(sigma_i, S / C_i) with S the effective noise of the
+        class: the least s_l, or S_k where blocks have shares of the clip norm (Theorem 7).
         """
-        key = (clip, sigma, profile)
+        key = (bounds, profile)
         known = self._limits.get(key)
         if known is not None:
             return known
-        norm, signed = min(_readings(clip)), max(_readings(sigma))
+        clip = bounds.clip_norm
+        norm = min(Fraction(bounds.clip_micro, MICRO), Fraction(clip))
+        signed = max(Fraction(bounds.sigma_micro, MICRO), Fraction(bounds.noise_multiplier))
         stds = {block: Fraction(self._stds[block]) for block in profile}
         shares = [self._shares[block] for block in profile]
         effective = Fraction(effective_std([self._stds[block] for block in profile], shares))
@@ -302,13 +306,6 @@ class CertifiedSums:
     def _zeros(self, index: int) -> torch.Tensor:
         tensor = self._tensors[index][1]
         return torch.zeros(tensor.shape, dtype=torch.float64, device=tensor.parameter.device)
-
-
-def _readings(value: float) -> tuple[Fraction, Fraction]:
-    """A signed bound as the double that stands for it, and as the decimal of six digits that it was signed as, if it was."""
-    exact = Fraction(value)
-    signed = Fraction(round(exact * 10**6), 10**6)
-    return exact, signed if float(signed) == value else exact
 
 
 def _truncated(part: torch.Tensor) -> torch.Tensor:

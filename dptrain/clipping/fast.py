@@ -5,10 +5,11 @@ per tensor, and sums over microbatches are float64.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
+from attest.descriptor import SignedBounds
 from dptrain.blocks.stack import Tensor
 from dptrain.clipping.resolver import Schedule
 from dptrain.gradients.forms import Piece, add_weighted, merge, norm_sq, zero_rows
@@ -27,12 +28,18 @@ Pieces = dict[int, list[Piece]]
 class Bounds:
     """Signed bounds and masks of the N contributions of a microbatch.
 
-    ``clip_N`` is C_i, ``sigma_N`` the signed noise multiplier, ``permitted_NG`` which of the G blocks each may touch.
+    ``permitted_NG`` says which of the G blocks each may touch. ``clip_N`` is C_i, ``sigma_N`` the signed noise multiplier.
     """
 
-    clip_N: torch.Tensor
-    sigma_N: torch.Tensor
+    signed: Sequence[SignedBounds]
     permitted_NG: torch.Tensor
+    clip_N: torch.Tensor = field(init=False)
+    sigma_N: torch.Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        rows = {"clip_N": [one.clip_norm for one in self.signed], "sigma_N": [one.noise_multiplier for one in self.signed]}
+        for name, numbers in rows.items():
+            object.__setattr__(self, name, torch.tensor(numbers, dtype=torch.float64))
 
     def masked(self, table_NG: torch.Tensor) -> torch.Tensor:
         """Puts zero where a contribution may not touch a block, whatever stands there, NaN included.
@@ -52,16 +59,14 @@ def precision_name(precision: torch.dtype) -> str:
     return str(precision).removeprefix("torch.")
 
 
-def bounds_of(rows: Sequence[tuple[float, float, tuple[int, ...]]], blocks: int) -> Bounds:
-    """Bounds of a microbatch from (clip norm, noise multiplier, profile) per contribution."""
+def bounds_of(rows: Sequence[tuple[SignedBounds, tuple[int, ...]]], blocks: int) -> Bounds:
+    """Bounds of a microbatch from signed bounds and profile per contribution."""
     permitted = torch.zeros(len(rows), blocks, dtype=torch.bool)
-    for row, (_, _, profile) in enumerate(rows):
+    for row, (signed, profile) in enumerate(rows):
+        if signed.clip_micro < 1 or signed.sigma_micro < 1:
+            raise ValueError("clip norms and noise multipliers must be positive")
         permitted[row, list(profile)] = True
-    clip = torch.tensor([row[0] for row in rows], dtype=torch.float64)
-    sigma = torch.tensor([row[1] for row in rows], dtype=torch.float64)
-    if not bool((torch.isfinite(clip) & (clip > 0) & torch.isfinite(sigma) & (sigma > 0)).all()):
-        raise ValueError("clip norms and noise multipliers must be finite and positive")
-    return Bounds(clip, sigma, permitted)
+    return Bounds([signed for signed, _ in rows], permitted)
 
 
 class FastSums:
@@ -97,7 +102,7 @@ class FastSums:
 
     def add(self, pieces: Pieces, bounds: Bounds) -> None:
         """Masks, clips and adds the gradients of one microbatch."""
-        norms = self.norms_sq(pieces, len(bounds.clip_N))
+        norms = self.norms_sq(pieces, len(bounds.signed))
         self.accumulate(pieces, self.coefficients(norms, bounds))
 
     def norms_sq(self, pieces: Pieces, contributions: int) -> torch.Tensor:

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-from attest.descriptor import Terms
+from attest.descriptor import SignedBounds
 from attest.fixed_point import MICRO, PICO, from_micro
 from attest.policy import Policy
 from attest.schedule import sufficient_variance
 from ledger import accountants
 from ledger.errors import AccountantError
-from ledger.leaves import Admit
 
 _LARGEST = 1_000_000 * MICRO
 """Multipliers of record stay below 1e6."""
@@ -171,11 +170,8 @@ class OwnBounds:
     """Holds what a contribution signed of its noise, and how the policy draws it.
 
     Attributes:
-        clip_micro: signed clip norm C_i in 1e-6.
-        sigma_micro: signed noise multiplier sigma_i in 1e-6.
-        cap: signed cap on occurrences, 0 for none.
-        epsilon_micro: signed limit of its epsilon in 1e-6, 0 for none.
-        delta_pico: the delta of that limit in 1e-12.
+        bounds: signed bounds.
+        limit: signed limit of its epsilon in 1e-6, and its delta in 1e-12; zeros for none.
         rate: sampling rate q of its class.
         steps: horizon T.
         disclosure: of the policy.
@@ -183,11 +179,8 @@ class OwnBounds:
         family: of the policy's noise.
     """
 
-    clip_micro: int
-    sigma_micro: int
-    cap: int
-    epsilon_micro: int
-    delta_pico: int
+    bounds: SignedBounds
+    limit: tuple[int, int]
     rate: Fraction
     steps: int
     disclosure: str
@@ -197,8 +190,8 @@ class OwnBounds:
     @property
     def expected(self) -> float:
         """Returns the expected occurrences over the horizon, n_i: q T, or the signed cap if that is smaller."""
-        drawn = self.rate * self.steps
-        return float(min(drawn, self.cap) if self.cap else drawn)
+        drawn, cap = self.rate * self.steps, self.bounds.max_occurrences
+        return float(min(drawn, cap) if cap else drawn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,17 +211,13 @@ class OwnNoise:
     limited: bool
 
 
-def own_bounds(
-    policy: Policy, class_name: str, clip_micro: int, sigma_micro: int, cap: int = 0, limit: tuple[int, int] = (0, 0)
-) -> OwnBounds | None:
+def own_bounds(policy: Policy, class_name: str, bounds: SignedBounds, limit: tuple[int, int] = (0, 0)) -> OwnBounds | None:
     """Returns the bounds of a contribution under a policy; None in a public class, which promises nothing.
 
     Args:
         policy: the rules.
         class_name: class of the contribution.
-        clip_micro: signed clip norm in 1e-6.
-        sigma_micro: signed noise multiplier in 1e-6.
-        cap: signed cap on occurrences, 0 for none.
+        bounds: what it signed.
         limit: signed limit of epsilon over all runs in 1e-6, and its delta in 1e-12; 0 and 0 for none.
 
     Raises:
@@ -238,24 +227,11 @@ def own_bounds(
     if rule.public:
         return None
     how = (rule.sampling_rate, policy.steps, policy.disclosure, policy.accountant, policy.mechanism.name)
-    return OwnBounds(clip_micro, sigma_micro, cap, *limit, *how)
-
-
-def signed_bounds(signed: Terms, policy: Policy) -> OwnBounds | None:
-    """Returns `own_bounds` of a descriptor."""
-    limit = (signed.max_epsilon_micro or 0, signed.max_delta_pico or 0)
-    bounds = (signed.clip_norm_micro, signed.noise_multiplier_micro, signed.max_occurrences or 0, limit)
-    return own_bounds(policy, signed.admissibility_class, *bounds)
-
-
-def admitted_bounds(leaf: Admit, policy: Policy) -> OwnBounds | None:
-    """Returns `own_bounds` of an ADMIT leaf."""
-    limit = (leaf.max_epsilon_micro, leaf.max_delta_pico)
-    return own_bounds(policy, leaf.class_name, leaf.clip_micro, leaf.sigma_micro, leaf.max_occurrences, limit)
+    return OwnBounds(bounds, limit, *how)
 
 
 @lru_cache(maxsize=4096)
-def own_noise(bounds: OwnBounds) -> OwnNoise:
+def own_noise(own: OwnBounds) -> OwnNoise:
     """Returns the noise that suffices for what a contribution signed, whatever its class is given.
 
     Guarantee: noise of this variance in every step, on all blocks of the contribution, keeps its signed multiplier at full
@@ -268,16 +244,16 @@ def own_noise(bounds: OwnBounds) -> OwnNoise:
     would not: up to the cap draws come at rate q.
 
     Args:
-        bounds: what it signed, and how it is drawn.
+        own: what it signed, and how it is drawn.
 
     Raises:
         AccountantError: the limit needs a multiplier above 1e6, or the family has no variance to speak of (laplace).
     """
-    signed = from_micro(bounds.sigma_micro)
-    needed = _for_limit(bounds) if bounds.epsilon_micro else 0.0
+    signed = own.bounds.noise_multiplier
+    needed = _for_limit(own) if own.limit[0] else 0.0
     multiplier = max(signed, needed)
-    per_step = variance(multiplier, from_micro(bounds.clip_micro), bounds.family)
-    return OwnNoise(bounds.expected, multiplier, per_step, needed > signed)
+    per_step = variance(multiplier, own.bounds.clip_norm, own.family)
+    return OwnNoise(own.expected, multiplier, per_step, needed > signed)
 
 
 def strictest(limits: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -289,20 +265,20 @@ def strictest(limits: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return found
 
 
-def _for_limit(bounds: OwnBounds) -> float:
+def _for_limit(own: OwnBounds) -> float:
     """Returns the least multiplier that keeps the signed limit."""
-    target, delta = from_micro(bounds.epsilon_micro), bounds.delta_pico / PICO
-    name, family = bounds.accountant, bounds.family
-    if bounds.disclosure == "occurrences_public":
-        return multiplier_for(target, math.ceil(bounds.expected), delta, name, family)
+    target, delta = from_micro(own.limit[0]), own.limit[1] / PICO
+    name, family, cap = own.accountant, own.family, own.bounds.max_occurrences
+    if own.disclosure == "occurrences_public":
+        return multiplier_for(target, math.ceil(own.expected), delta, name, family)
     capped = math.inf
-    if bounds.cap:
+    if cap:
         try:
-            capped = multiplier_for(target, min(bounds.cap, bounds.steps), delta, name, family)
+            capped = multiplier_for(target, min(cap, own.steps), delta, name, family)
         except AccountantError:
             capped = math.inf  # what sampling makes of it may do
     try:
-        return min(capped, accountants.calibrate(target, float(bounds.rate), bounds.steps, delta, name, family=family))
+        return min(capped, accountants.calibrate(target, float(own.rate), own.steps, delta, name, family=family))
     except AccountantError:
         if capped == math.inf:
             raise

@@ -5,15 +5,8 @@ Which contributions are public is read off their signed bounds: the policy lets 
 
 import torch
 
-from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
-from attest.fixed_point import from_micro
 from dptrain.clipping.fast import Bounds, FastSums, Pieces
 from dptrain.errors import NotPrivateUse
-
-
-def says_public(bounds: Bounds) -> torch.Tensor:
-    """Mark the contributions that signed that they are public, (N,)."""
-    return (bounds.clip_N == from_micro(PUBLIC_CLIP_MICRO)) & (bounds.sigma_N == from_micro(PUBLIC_NOISE_MICRO))
 
 
 def is_public(bounds: Bounds) -> bool:
@@ -22,10 +15,10 @@ def is_public(bounds: Bounds) -> bool:
     Raises:
         NotPrivateUse: it has both kinds. Rows of one microbatch meet in one forward pass and in one product.
     """
-    public = says_public(bounds)
-    if bool(public.any()) and not bool(public.all()):
+    kinds = {signed.public for signed in bounds.signed}
+    if len(kinds) > 1:
         raise NotPrivateUse("MIXED_MICROBATCH", "a microbatch has public and private contributions; they never share one")
-    return bool(public.any())
+    return True in kinds
 
 
 class PublicSums(FastSums):
@@ -43,7 +36,7 @@ class PublicSums(FastSums):
         Raises:
             NotPrivateUse: not every contribution of it signed that it is public.
         """
-        if not bool(says_public(bounds).all()):
+        if not all(signed.public for signed in bounds.signed):
             raise NotPrivateUse(
                 "PRIVATE_IN_PUBLIC",
                 "a contribution that signed a clip norm and a noise multiplier came to the sums of public contributions, which "

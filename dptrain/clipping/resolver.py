@@ -12,18 +12,18 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from attest.descriptor import ContributionDescriptor
+from attest.descriptor import ContributionDescriptor, SignedBounds
 from attest.errors import AdmissionRefused, ValueRefused
 from attest.gate import Admission
 from attest.gate.checks import check_bounds
 from attest.policy import ClassRule, Policy
-from attest.schedule import allocation, blocks, effective_multiplier, realised_std, realised_variance, scheduled_std
+from attest.schedule import allocation, blocks, effective_multiplier, realised_std, scheduled_std
 from attest.schedule.blocks import Piece, StackBlock, mask
 from attest.schedule.stack import Kind, numbers
 from dptrain.blocks.adapters import require_adapter
 from dptrain.blocks.slices import Part, owned
 from dptrain.blocks.stack import LayerStack, Tensor
-from dptrain.clipping.own_noise import OwnBounds, OwnNoise, own_noise, signed_bounds
+from dptrain.clipping.own_noise import OwnBounds, OwnNoise, own_bounds, own_noise
 from dptrain.errors import NotPrivateUse, UnsupportedPolicy
 
 KINDS: tuple[Kind, ...] = ("heads", "experts")
@@ -109,19 +109,21 @@ class Resolution:
     """The rights of one admission: its profile (indices of blocks) and the noise that protects it.
 
     ``stds`` is the schedule of its class, which carries no count of occurrences. ``multiplier`` is the effective z of the
-    contribution under it. ``own`` is what it signed itself, with its expected occurrences; ``sufficient`` is the noise that
-    these need: a floor for its privacy, and a ceiling on the noise that it may force. A ``public`` contribution has none of
+    contribution under it. ``own`` has its ``bounds`` with its expected occurrences; ``sufficient`` is the noise that these
+    need: a floor for its privacy, and a ceiling on the noise that it may force. A ``public`` contribution has none of
     these: it is not clipped, and nothing is promised about it.
     """
 
     class_name: str
     profile: tuple[int, ...]
     stds: tuple[float, ...]
-    clip_norm: float
-    noise_multiplier: float
+    bounds: SignedBounds
     multiplier: float | None
     own: OwnBounds | None
-    public: bool = False
+
+    @property
+    def public(self) -> bool:
+        return self.bounds.public
 
     @cached_property
     def sufficient(self) -> OwnNoise | None:
@@ -184,8 +186,7 @@ class Schedule:
         for descriptor in drawn:
             name = descriptor.admissibility_class
             if name not in self.public:
-                signed = (descriptor.noise_multiplier_micro, descriptor.clip_norm_micro)
-                own[name] = own.get(name, 0) + realised_variance([signed])
+                own[name] = own.get(name, 0) + descriptor.bounds.variance
         return tuple(realised_std(sum(own.get(name, 0) for name in block.classes)) for block in self.blocks)
 
     def resolve(self, admission: Admission) -> Resolution:
@@ -200,27 +201,19 @@ class Schedule:
                 calls a class public that the policy does not, or the reverse; NO_POLICY, it was bound to no policy.
         """
         descriptor = admission.descriptor
-        own = signed_bounds(descriptor, self._require_bounds(admission))
-        public = descriptor.admissibility_class in self.public
-        if public is not descriptor.public:
+        name, bounds = descriptor.admissibility_class, descriptor.bounds
+        own = own_bounds(self._require_bounds(admission), name, bounds, descriptor.limit)
+        public = name in self.public
+        if public is not bounds.public:
             raise NotPrivateUse(
                 "PUBLIC_UNSIGNED",
-                f"class {descriptor.admissibility_class!r} is {'' if public else 'not '}public, and contribution "
+                f"class {name!r} is {'' if public else 'not '}public, and contribution "
                 f"{admission.descriptor_hash.hex()[:16]}... signs the contrary; the gate refuses such, run it again",
             )
-        profile = self.profiles[descriptor.admissibility_class]
+        profile = self.profiles[name]
         stds = tuple(self.blocks[index].std for index in profile)
-        signed = (descriptor.noise_multiplier_micro, descriptor.clip_norm_micro)
-        return Resolution(
-            class_name=descriptor.admissibility_class,
-            profile=profile,
-            stds=stds,
-            clip_norm=descriptor.clip_norm,
-            noise_multiplier=descriptor.noise_multiplier,
-            multiplier=None if public else effective_multiplier(*signed, [self._class_stds[descriptor.admissibility_class]]),
-            own=own,
-            public=public,
-        )
+        multiplier = None if public else effective_multiplier(bounds, [self._class_stds[name]])
+        return Resolution(name, profile, stds, bounds, multiplier, own)
 
     def _require_bounds(self, admission: Admission) -> Policy:
         """Returns the policy, unless its class does not take the admission; raises NotPrivateUse."""

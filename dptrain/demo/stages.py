@@ -144,8 +144,9 @@ def tell(directory: Path, scale: Scale, narrator: Narrator) -> dict[str, Any]:
     )
     config = RunConfig.load(directory / "run.toml")
     before = evaluate(*build(config.model), data.validation)
+    steps = made.policy.steps
     planned = ", ".join(
-        f"{rule.name} ε = {number(epsilon(rule.noise_multiplier, float(rule.sampling_rate), made.policy.steps, DELTA), 3)}"
+        f"{rule.name} ε = {number(epsilon(rule.bounds.noise_multiplier, float(rule.sampling_rate), steps, DELTA), 3)}"
         for rule in made.policy.classes
     )
     narrator.say("plan", f"{scale.steps} steps, every contribution drawn with probability {scale.sampling_rate:g}: {planned}")

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from attest.descriptor import SignedBounds
+from attest.fixed_point import MICRO
 from attest.policy import Policy
 from attest.schedule import Phases, phase_std
 from dptrain.clipping.resolver import Resolution, Schedule
@@ -11,7 +13,7 @@ from dptrain.data.sampling import groups
 from dptrain.engine.streams import Streams
 from dptrain.routing import Bounds, bounds_of
 
-NOTHING = (1.0, 1.0, ())
+NOTHING = (SignedBounds(MICRO, MICRO), ())
 """Bounds and profile of a contribution that only fills up a microbatch: it may touch no block."""
 
 
@@ -79,7 +81,7 @@ class Drawing:
     def bounds(self, planned: Planned) -> Bounds:
         """Signed bounds and masks of the rows of a microbatch."""
         found = [self._resolution(slot) for slot in planned.slots]
-        rows = [(r.clip_norm, r.noise_multiplier, r.profile) for r in found] + [NOTHING] * planned.fill
+        rows = [(resolution.bounds, resolution.profile) for resolution in found] + [NOTHING] * planned.fill
         return bounds_of(rows, len(self._schedule.blocks))
 
     def _resolution(self, slot: int) -> Resolution:

@@ -156,11 +156,10 @@ PROMISES = (
 
 
 def _promises(policy: Policy, run: RunState, place: int, rule: ClassRule, members: Slots) -> dict[str, float]:
-    preset = (rule.noise_multiplier_micro, rule.clip_norm_micro)
     descriptors = [members.forms[number].descriptor for number in set(members.numbers.tolist())]
-    signed = {(found.noise_multiplier_micro, found.clip_norm_micro) for found in descriptors} or {preset}
+    signed = {found.bounds for found in descriptors} or {rule.bounds}
     # Per phase the weakest of all members, whose epsilon is at least that of any of them.
-    weakest = tuple(map(min, zip(*(run.expenditure.multipliers(place, *bounds) for bounds in signed), strict=True)))
+    weakest = tuple(map(min, zip(*(run.expenditure.multipliers(place, bounds) for bounds in signed), strict=True)))
     phases = run.header.phases
     if policy.disclosure == "occurrences_public":
         loss = max((run.contributions[name].loss for name in map(members.descriptor_hash, range(len(members)))), default=0.0)
@@ -176,10 +175,10 @@ def _promises(policy: Policy, run: RunState, place: int, rule: ClassRule, member
             run.expenditure.of_group(place, weakest, phases.horizon),
         ]
     values = (
-        rule.clip_norm,
-        rule.noise_multiplier,
+        rule.bounds.clip_norm,
+        rule.bounds.noise_multiplier,
         min(weakest),
-        waste(min(run.expenditure.multipliers(place, *preset)), rule.noise_multiplier),
+        waste(min(run.expenditure.multipliers(place, rule.bounds)), rule.bounds.noise_multiplier),
         *spent,
     )
     return dict(zip(PROMISES, values, strict=True))

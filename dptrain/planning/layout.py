@@ -131,5 +131,5 @@ def sure_stds(policy: Policy, rule: ClassRule, blocks: Sequence[BlockPlan]) -> l
     """
     least = min(block.std for block in blocks)
     if policy.noise_budgets is not None:
-        least = schedule.block_std([(rule.noise_multiplier_micro, rule.clip_norm_micro)])
+        least = schedule.block_std([rule.bounds])
     return [schedule.phase_std(least, scale) for scale in schedule.Phases.of(policy).scales]

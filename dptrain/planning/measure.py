@@ -246,7 +246,7 @@ class _Run(Unrecorded[_Timed]):
         contents = [[self._examples[slot % len(self._examples)]] for slot in microbatch.slots]
         rows = self._collated(contents, microbatch.examples, microbatch.fill)
         found = [rules[slot] for slot in microbatch.slots]
-        signed = [(rule.clip_norm, rule.noise_multiplier, self.schedule.profiles[rule.name]) for rule in found]
+        signed = [(rule.bounds, self.schedule.profiles[rule.name]) for rule in found]
         bounds = bounds_of(signed + [NOTHING] * microbatch.fill, len(self.schedule.blocks))
         self._folding.expect(microbatch, bounds)
         with self._under_way.enter(rows, number, bounds.permitted_NG):
@@ -344,7 +344,7 @@ def _examples(model: TextModel | ImageModel, count: int) -> list[dict[str, Any]]
 def _multiplier(rule: ClassRule, schedule: Schedule) -> float | None:
     if rule.public:
         return None
-    return effective_multiplier(rule.noise_multiplier_micro, rule.clip_norm_micro, [schedule.class_std(rule.name)])
+    return effective_multiplier(rule.bounds, [schedule.class_std(rule.name)])
 
 
 def peak_bytes(device: torch.device) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from attest import schedule
+from attest.descriptor import SignedBounds
 from attest.fixed_point import MICRO, from_micro
 from attest.gate import GateReport
 from attest.policy import ClassRule, Policy
@@ -242,42 +243,38 @@ def spent(policy: Policy, phases: Sequence[Phase], *, replace: bool = False, cap
 def bound_plan(
     policy: Policy,
     rule: ClassRule,
-    sigma_micro: int,
-    clip_micro: int,
+    bounds: SignedBounds,
     blocks: Sequence[BlockPlan],
     *,
-    cap: int = 0,
     limits: Sequence[tuple[int, int]] = (),
     hasty: bool = False,
 ) -> BoundPlan:
-    """Tells what a contribution of a class gets that signed these bounds, in units of 1e-6, over the blocks that it may touch.
+    """Tells what a contribution of a class gets that signed these bounds, over the blocks that it may touch.
 
     Args:
         policy: The rules.
         rule: Its class.
-        sigma_micro: Signed noise multiplier.
-        clip_micro: Signed clip norm.
+        bounds: What it signed.
         blocks: The blocks.
-        cap: Signed cap on occurrences, 0 for none.
         limits: Signed limits of epsilon in 1e-6 with their deltas in 1e-12; the noise that suffices is for all of them.
         hasty: As `make_plan`.
     """
     if policy.noise_injection == "per_sample":  # then all that is sure beforehand is what was signed
-        multipliers = [from_micro(sigma_micro)]
+        multipliers = [bounds.noise_multiplier]
     else:
-        multipliers = list(schedule.phase_multipliers(sigma_micro, clip_micro, sure_stds(policy, rule, blocks)))
+        multipliers = list(schedule.phase_multipliers(bounds, sure_stds(policy, rule, blocks)))
     q, effective = float(rule.sampling_rate), min(multipliers)
     if policy.disclosure == "secret_poisson" and hasty and hopeless(effective, q, policy.steps):
         q = 1.0
     lengths = [phase.steps for phase in phases_of(policy)]
     phases = [Phase(z, q, steps) for z, steps in zip(multipliers, lengths, strict=True)]
-    signed = from_micro(sigma_micro)
-    expected, own = _own(policy, rule, sigma_micro, clip_micro, cap, limits)
+    cap = bounds.max_occurrences
+    expected, own = _own(policy, rule, bounds, limits)
     return BoundPlan(
-        clip_norm=from_micro(clip_micro),
-        noise_multiplier=signed,
+        clip_norm=bounds.clip_norm,
+        noise_multiplier=bounds.noise_multiplier,
         effective_multiplier=effective,
-        waste=schedule.waste(effective, signed),
+        waste=schedule.waste(effective, bounds.noise_multiplier),
         epsilon=spent(policy, phases, cap=cap),
         epsilon_replace=spent(policy, phases, replace=True, cap=cap),
         epsilon_with_redo=spent(policy, phases, redo=policy.redo_steps),
@@ -290,12 +287,12 @@ def bound_plan(
 
 
 def _own(
-    policy: Policy, rule: ClassRule, sigma_micro: int, clip_micro: int, cap: int, limits: Sequence[tuple[int, int]]
+    policy: Policy, rule: ClassRule, bounds: SignedBounds, limits: Sequence[tuple[int, int]]
 ) -> tuple[float, OwnNoise | None]:
     """Returns the expected draws, and the most noise that one of the limits needs; None where there is no such figure."""
     found, expected = [], 0.0
     for limit in strictest(limits) or [(0, 0)]:
-        own = own_bounds(policy, rule.name, clip_micro, sigma_micro, cap, limit)
+        own = own_bounds(policy, rule.name, bounds, limit)
         if own is not None:
             expected = own.expected
             try:
@@ -326,7 +323,7 @@ def _reach(policy: Policy, rule: ClassRule, names: tuple[str, ...]) -> tuple[str
 
 def _class_plan(policy: Policy, rule: ClassRule, names: tuple[str, ...], blocks: list[BlockPlan], hasty: bool) -> ClassPlan:
     own = [block for block in blocks if block.name in names]
-    preset = bound_plan(policy, rule, rule.noise_multiplier_micro, rule.clip_norm_micro, own, hasty=hasty)
+    preset = bound_plan(policy, rule, rule.bounds, own, hasty=hasty)
     return ClassPlan(*_reach(policy, rule, names), preset)
 
 
@@ -379,22 +376,20 @@ def signed_groups(policy: Policy, planned: Plan, report: GateReport) -> dict[str
 
     The noise that suffices is for whoever of them signed the strictest limit of epsilon.
     """
-    groups: dict[str, Counter[tuple[int, int, int]]] = {}
-    limits: dict[tuple[str, tuple[int, int, int]], set[tuple[int, int]]] = {}
+    groups: dict[str, Counter[SignedBounds]] = {}
+    limits: dict[tuple[str, SignedBounds], set[tuple[int, int]]] = {}
     for item in report.admitted:
         signed = item.admission.descriptor
         if signed.public:
             continue
-        bounds = (signed.noise_multiplier_micro, signed.clip_norm_micro, signed.max_occurrences or 0)
-        groups.setdefault(signed.admissibility_class, Counter())[bounds] += 1
-        limit = (signed.max_epsilon_micro or 0, signed.max_delta_pico or 0)
-        limits.setdefault((signed.admissibility_class, bounds), set()).add(limit)
+        groups.setdefault(signed.admissibility_class, Counter())[signed.bounds] += 1
+        limits.setdefault((signed.admissibility_class, signed.bounds), set()).add(signed.limit)
     found = {}
     for name, counts in groups.items():
         rule, blocks = policy.class_rule(name), class_blocks(planned, name)
         plans = []
-        for (sigma, clip, cap), count in counts.items():
-            least = strictest(limits[name, (sigma, clip, cap)])
-            plans.append(GroupPlan(count, bound_plan(policy, rule, sigma, clip, blocks, cap=cap, limits=least)))
+        for bounds, count in counts.items():
+            least = strictest(limits[name, bounds])
+            plans.append(GroupPlan(count, bound_plan(policy, rule, bounds, blocks, limits=least)))
         found[name] = sorted(plans, key=lambda item: -item.bound.epsilon)
     return found

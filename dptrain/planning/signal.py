@@ -113,9 +113,9 @@ def _clipped(rule: ClassRule, blocks: Sequence[BlockPlan], norms: Sequence[float
     """Returns norms after the clip: one for all blocks, or with budgets one for each."""
     if any(block.share for block in blocks):
         whole = math.sqrt(sum(block.share**2 for block in blocks))
-        return [min(norm, rule.clip_norm * block.share / whole) for block, norm in zip(blocks, norms, strict=True)]
+        return [min(norm, rule.bounds.clip_norm * block.share / whole) for block, norm in zip(blocks, norms, strict=True)]
     total = math.sqrt(sum(norm * norm for norm in norms))
-    factor = min(1.0, rule.clip_norm / total) if total else 1.0
+    factor = min(1.0, rule.bounds.clip_norm / total) if total else 1.0
     return [factor * norm for norm in norms]
 
 

@@ -372,9 +372,7 @@ def by_terms(slots: Sequence[Slot], policy: Policy) -> Slots:
 def _quoted(form: Form, resolution: Resolution, classes: list[str]) -> tuple[tuple[Any, ...], tuple[int, int]]:
     """Returns class, its place and bounds, and the limit over runs, that the ledger quotes of a form."""
     signed, name = form.descriptor, resolution.class_name
-    limit = (0, 0) if signed.public else (signed.max_epsilon_micro or 0, signed.max_delta_pico or 0)
-    bounds = (signed.clip_norm_micro, signed.noise_multiplier_micro, signed.max_occurrences)
-    return (name, classes.index(name), *bounds), limit
+    return (name, classes.index(name), *signed.bounds), signed.limit
 
 
 def _admissions(slots: Sequence[Slot], classes: list[str]) -> Iterator[AdmitSpec]:

@@ -88,9 +88,10 @@ class Folding:
             if pieces is None:
                 self._spread.spoil()
             else:
-                device = bounds.clip_N.device if not pieces else self._router.tensors[next(iter(pieces))][1].parameter.device
+                tensors = self._router.tensors
+                device = tensors[next(iter(pieces))][1].parameter.device if pieces else bounds.permitted_NG.device
                 with full_precision(device):
-                    self._spread.add(pieces, self._router.tensors, self._router.precision)
+                    self._spread.add(pieces, tensors, self._router.precision)
             pieces = self._spread.take() if planned.last else {}
         sums = self.public if is_public(bounds) else self._router.sums
         if planned.last and pieces is not None:

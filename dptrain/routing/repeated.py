@@ -135,8 +135,8 @@ class RepeatedLoss:
         model, rows = self._made.model, self._made.rows
         router = self._router
         self._made, self._raised = None, False
-        for i in range(len(bounds.clip_N)):
-            own = Bounds(bounds.clip_N[i : i + 1], bounds.sigma_N[i : i + 1], bounds.permitted_NG[i : i + 1])
+        for i, signed in enumerate(bounds.signed):
+            own = Bounds([signed], bounds.permitted_NG[i : i + 1])
             if not bool(own.permitted_NG.any()):
                 continue  # it only fills up
             single = rows.alone(i, rows.contributions if self._whole else 1)

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -245,18 +246,10 @@ class Agreed:
         return "KEY_NOT_VALID", f"{told}, not at {utc(time)}"
 
 
-def _quotes(leaf: Admit) -> tuple[object, ...]:
-    """Returns what a leaf quotes of an attestation, beside digests."""
-    return (
-        leaf.class_name,
-        leaf.profile_id,
-        leaf.clip_micro,
-        leaf.sigma_micro,
-        leaf.max_occurrences,
-        leaf.key_id,
-        leaf.max_epsilon_micro,
-        leaf.max_delta_pico,
-    )
+_quotes: Callable[[Admit], tuple[object, ...]] = attrgetter(
+    "class_name", "profile_id", "clip_micro", "sigma_micro", "max_occurrences", "key_id", "max_epsilon_micro", "max_delta_pico"
+)
+"""Returns what a leaf quotes of an attestation, beside digests."""
 
 
 def _quoted(terms: CommonTerms, policy: Policy) -> tuple[object, ...]:
@@ -264,16 +257,7 @@ def _quoted(terms: CommonTerms, policy: Policy) -> tuple[object, ...]:
     signed = terms.signed
     names = [rule.name for rule in policy.classes]
     name = signed.admissibility_class
-    limit = (0, 0) if signed.public else (signed.max_epsilon_micro or 0, signed.max_delta_pico or 0)
-    return (
-        name,
-        names.index(name) if name in names else -1,
-        signed.clip_norm_micro,
-        signed.noise_multiplier_micro,
-        signed.max_occurrences,
-        terms.key_id,
-        *limit,
-    )
+    return name, names.index(name) if name in names else -1, *signed.bounds, terms.key_id, *signed.limit
 
 
 def _said(value: object) -> str:

@@ -198,9 +198,5 @@ def _judge_pair(run: Replay, anchors: Anchors, other: Replay, theirs: Anchors, f
 def _said(one: Contribution, other: Contribution) -> tuple[tuple[str, object, object], ...]:
     """Returns what two leaves quote of one descriptor, side by side; limits are held against each other elsewhere."""
     a, b = one.terms, other.terms
-    return (
-        ("class", a.class_name, b.class_name),
-        ("clip norm", a.clip_micro, b.clip_micro),
-        ("noise multiplier", a.sigma_micro, b.sigma_micro),
-        ("max occurrences", a.max_occurrences, b.max_occurrences),
-    )
+    bounds = zip(("clip norm", "noise multiplier", "max occurrences"), a.bounds, b.bounds, strict=True)
+    return ("class", a.class_name, b.class_name), *bounds

@@ -211,7 +211,7 @@ def _caveats(run: Replay) -> Iterator[str]:
             loss = max((item.loss for item in run.register.by_number if item.class_index == index), default=0.0)
             phases = [Phase(loss**-0.5, 1.0, 1)] if loss else []
         else:
-            multipliers = run.expenditure.multipliers(index, rule.noise_multiplier_micro, rule.clip_norm_micro)
+            multipliers = run.expenditure.multipliers(index, rule.bounds)
             phases = run.expenditure.charged_phases(index, multipliers, run.charged_phases)
         told = caveat(phases, header.delta, header.accountant.name)
         if told:

@@ -100,7 +100,7 @@ def exactness_note(exactness: str, family: str, bits: int) -> str:
 
 def least_multiplier(policy: Policy) -> float:
     """Returns the least noise multiplier that a private contribution can be accounted at; the floor that its class signs."""
-    return min(rule.noise_multiplier for rule in policy.classes if not rule.public)
+    return min(rule.bounds.noise_multiplier for rule in policy.classes if not rule.public)
 
 
 def lattice_bits(exactness: str, family: str, coordinates: int, multiplier: float) -> int:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
 
+from attest.descriptor import SignedBounds
 from attest.schema import check_fields, declared
 from attest.schema.quick import Array, Row
 from ledger.errors import LeafRefused
@@ -39,8 +40,41 @@ SpendFacts = tuple[int, bytes, int, float]
 _VARIANCES = Array(REAL, 1)
 
 
+class Quoted:
+    """Gives the bounds and the limit that an ADMIT leaf, or what stands for one, quotes of a contribution field by field."""
+
+    __slots__ = ()
+    clip_micro: int
+    sigma_micro: int
+    max_occurrences: int
+    carried_micro: int
+    max_epsilon_micro: int
+    max_delta_pico: int
+
+    @property
+    def bounds(self) -> SignedBounds:
+        """Returns the signed bounds."""
+        return SignedBounds(self.clip_micro, self.sigma_micro, self.max_occurrences)
+
+    @property
+    def limit(self) -> tuple[int, int]:
+        """Returns the most epsilon over all runs in 1e-6, and its delta in 1e-12; zeros for no limit."""
+        return self.max_epsilon_micro, self.max_delta_pico
+
+    def shared(self) -> tuple[int, int, int, int, int, int]:
+        """Returns bounds, earlier epsilon and limit as plain numbers: what admissions to one class share, quick to compare."""
+        return (
+            self.clip_micro,
+            self.sigma_micro,
+            self.max_occurrences,
+            self.carried_micro,
+            self.max_epsilon_micro,
+            self.max_delta_pico,
+        )
+
+
 @dataclass(frozen=True, slots=True)
-class Admit(Entry):
+class Admit(Entry, Quoted):
     """A contribution enters the pool of its class."""
 
     KIND: ClassVar = 1
@@ -127,7 +161,7 @@ class Settle(Entry):
 
 
 @dataclass(frozen=True, slots=True)
-class SpendRow(Checked):
+class SpendRow(Checked, Quoted):
     """States what each member of a group has spent: contributions with equal terms that came and left between equal windows.
 
     The first twelve fields set the group apart from all others of its run.
@@ -168,10 +202,8 @@ class SpendRow(Checked):
     @property
     def key(self) -> SpendKey:
         """Returns the fields that set the group apart."""
-        bounds = (self.profile_id, self.clip_micro, self.sigma_micro, self.max_occurrences)
-        limits = (self.carried_micro, self.max_epsilon_micro, self.max_delta_pico)
         times = (self.window_before, self.attempt_before, self.window_until)
-        return *bounds, *limits, *times, self.occurrences, self.loss
+        return self.profile_id, *self.shared(), *times, self.occurrences, self.loss
 
     @property
     def facts(self) -> SpendFacts:

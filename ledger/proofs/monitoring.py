@@ -60,6 +60,11 @@ class Mine:
         headers = sign1.parse(attestation.sign1)
         return cls(name, found, found.digest(), attestation.digest(), headers.key_id)
 
+    @property
+    def bounds(self) -> "Bounds":
+        """Returns its bounds as its contributor signed them."""
+        return Bounds(self.signed.admissibility_class, *self.signed.bounds, *self.signed.limit)
+
 
 @dataclass(frozen=True, slots=True)
 class Terminus:
@@ -292,7 +297,7 @@ class _Look:
             origin=origin,
             seq=None if admit is None else admit.seq,
             time=None if admit is None or pruned else admit.time,
-            signed=None if mine is None else _signed(mine.signed),
+            signed=None if mine is None else mine.bounds,
             recorded=None if admit is None else _recorded(admit),
             steps=steps,
             epsilon=epsilon,
@@ -315,7 +320,7 @@ class _Look:
         mine = self._mine.get(admit.descriptor_hash)
         if mine is None:
             return
-        signed, recorded = asdict(_signed(mine.signed)), asdict(_recorded(admit))
+        signed, recorded = asdict(mine.bounds), asdict(_recorded(admit))
         wrong = [f"{what} {value} is recorded as {recorded[what]}" for what, value in signed.items() if value != recorded[what]]
         corpus = run.header.policy.corpus
         if mine.signed.corpus != corpus:
@@ -358,20 +363,8 @@ class _Look:
             self._alarm("WITHDRAWAL_REASON", path, end.seq, f"{told}; {how}")
 
 
-def _signed(terms: SignedDescriptor) -> Bounds:
-    return Bounds(
-        terms.admissibility_class,
-        terms.clip_norm_micro,
-        terms.noise_multiplier_micro,
-        terms.max_occurrences,
-        terms.max_epsilon_micro or 0,
-        terms.max_delta_pico or 0,
-    )
-
-
 def _recorded(admit: Admit) -> Bounds:
-    own = (admit.clip_micro, admit.sigma_micro, admit.max_occurrences, admit.max_epsilon_micro, admit.max_delta_pico)
-    return Bounds(admit.class_name, *own)
+    return Bounds(admit.class_name, *admit.bounds, *admit.limit)
 
 
 def _is_pruned(run: RetainedReplay, seq: int) -> bool:

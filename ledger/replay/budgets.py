@@ -13,6 +13,7 @@ from fractions import Fraction
 from functools import cached_property, lru_cache
 from typing import Literal
 
+from attest.descriptor import SignedBounds
 from attest.fixed_point import MICRO, from_micro, from_pico
 from attest.policy import Policy
 from attest.policy.sampling import POISSON
@@ -198,14 +199,15 @@ class Use:
         return self.epsilon * MICRO > self.limit.epsilon_micro + tolerance
 
 
-def limits_of(header: Header, place: int, max_epsilon_micro: int, max_delta_pico: int) -> tuple[Limit, ...]:
-    """Returns the limits under which a run admits a contribution to the class at ``place``: none in a public class."""
+def limits_of(header: Header, place: int, limit: tuple[int, int]) -> tuple[Limit, ...]:
+    """Returns the limits under which a run admits a contribution to the class at ``place`` that signed this one: none in a
+    public class."""
     rule = header.policy.classes[place]
     if rule.public:
         return ()
     found = []
-    if max_epsilon_micro:
-        found.append(Limit(max_epsilon_micro, from_pico(max_delta_pico), "contributor"))
+    if limit[0]:
+        found.append(Limit(limit[0], from_pico(limit[1]), "contributor"))
     if rule.max_epsilon_total_micro is not None:
         found.append(Limit(rule.max_epsilon_total_micro, header.policy.delta, "class", header.origin))
     return tuple(found)
@@ -258,22 +260,21 @@ class Plans:
         """Takes the header, and how many of its steps are to run if not all."""
         self.header, self._steps = header, steps
         self._expenditure = Expenditure(header)
-        self._accounts: dict[tuple[int, ...], Account] = {}
-        self._plans: dict[tuple[int, int, int], Spending] = {}
+        self._accounts: dict[tuple[int, tuple[int, int], tuple[int, int]], Account] = {}
+        self._plans: dict[tuple[int, tuple[float, ...]], Spending] = {}
         self._limits: dict[Terms, tuple[Limit, ...]] = {}
 
-    def account(self, place: int, sigma_micro: int, clip_micro: int, max_epsilon_micro: int, max_delta_pico: int) -> Account:
+    def account(self, place: int, bounds: SignedBounds, limit: tuple[int, int]) -> Account:
         """Returns the account of every contribution to the class at ``place`` that signed these bounds and this limit."""
-        key = (place, sigma_micro, clip_micro, max_epsilon_micro, max_delta_pico)
+        key = (place, bounds[:2], limit)  # no cap is counted on
         found = self._accounts.get(key)
         if found is None:
-            plan = self._plans.get(key[:3])
+            multipliers = self._expenditure.multipliers(place, bounds)
+            plan = self._plans.get((place, multipliers))
             if plan is None:
-                multipliers = self._expenditure.multipliers(*key[:3])
-                plan = self._plans[key[:3]] = of_plan(self.header.policy, place, multipliers, self._steps)
-            limits = limits_of(self.header, place, max_epsilon_micro, max_delta_pico)
+                plan = self._plans[place, multipliers] = of_plan(self.header.policy, place, multipliers, self._steps)
             order = (len(self.header.previous), self.header.time)
-            found = self._accounts[key] = Account(order, plan, plan, limits)
+            found = self._accounts[key] = Account(order, plan, plan, limits_of(self.header, place, limit))
         return found
 
     def limits(self, contribution: Contribution) -> tuple[Limit, ...]:
@@ -281,14 +282,12 @@ class Plans:
         terms = contribution.terms
         found = self._limits.get(terms)
         if found is None:
-            found = limits_of(self.header, terms.class_index, terms.max_epsilon_micro, terms.max_delta_pico)
-            self._limits[terms] = found
+            found = self._limits[terms] = limits_of(self.header, terms.class_index, terms.limit)
         return found
 
     def of(self, admission: AdmitSpec) -> Account:
         """Returns the account of a contribution that is to be admitted."""
-        bounds = (admission.profile_id, admission.sigma_micro, admission.clip_micro)
-        return self.account(*bounds, admission.max_epsilon_micro, admission.max_delta_pico)
+        return self.account(admission.profile_id, admission.bounds, admission.limit)
 
 
 def budget_problems(leaf: Admit, plans: Plans, place: int) -> Iterator[LeafRefused]:
@@ -298,8 +297,7 @@ def budget_problems(leaf: Admit, plans: Plans, place: int) -> Iterator[LeafRefus
     """
     if plans.header.policy.classes[place].public:
         return  # nothing is promised, and a block that it touches alone has no noise to count with
-    bounds = (place, leaf.sigma_micro, leaf.clip_micro)
-    account = plans.account(*bounds, leaf.max_epsilon_micro, leaf.max_delta_pico)
+    account = plans.account(place, leaf.bounds, leaf.limit)
     for limit in account.limits:
         alone = Use(limit, reached(limit, (account,)))
         if alone.too_much(TOLERANCE_MICRO):

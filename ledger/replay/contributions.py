@@ -11,14 +11,16 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from attest.attestation import CommonTerms
+from attest.descriptor import SignedBounds
 from attest.policy import ClassRule
 from ledger.errors import LeafRefused
 from ledger.leaves import Admit, SpendFacts, SpendKey
+from ledger.leaves.records import Quoted
 from ledger.merkle import SlotTree, leaf_hash
 
 
 @dataclass(frozen=True, slots=True)
-class AdmitSpec:
+class AdmitSpec(Quoted):
     """Describes a contribution to admit.
 
     Attributes: as in `ledger.leaves.Admit`, and
@@ -61,18 +63,15 @@ class Terms:
     """Holds what contributions admitted alike share; one object for all of them, compared by identity.
 
     Attributes:
-        max_occurrences: most steps in which one may take part, 0 for no cap.
         carried_micro: what the ADMIT leaf says that one had spent in earlier runs, in 1e-6.
+        limit: most epsilon over all runs in 1e-6, and its delta in 1e-12; zeros for no limit.
     """
 
     class_index: int
     class_name: str
-    clip_micro: int
-    sigma_micro: int
-    max_occurrences: int
+    bounds: SignedBounds
     carried_micro: int
-    max_epsilon_micro: int
-    max_delta_pico: int
+    limit: tuple[int, int]
     since: Moment
 
 
@@ -162,9 +161,9 @@ class Group(Standing):
     def key(self) -> SpendKey:
         """Returns what sets the group apart from all others of the run (`ledger.leaves.SpendRow.key`)."""
         terms, until = self.terms, None if self.until is None else self.until.window
-        bounds = (terms.class_index, terms.clip_micro, terms.sigma_micro, terms.max_occurrences)
-        limits = (terms.carried_micro, terms.max_epsilon_micro, terms.max_delta_pico)
-        return *bounds, *limits, terms.since.window, terms.since.attempt, until, self.occurrences, self.loss
+        (clip, sigma, cap), (epsilon, delta), since = terms.bounds, terms.limit, terms.since
+        signed = (terms.class_index, clip, sigma, cap, terms.carried_micro, epsilon, delta)
+        return *signed, since.window, since.attempt, until, self.occurrences, self.loss
 
 
 def order(group: Group) -> tuple[float, ...]:
@@ -281,13 +280,11 @@ class Register:
     def admit(self, leaf: Admit, place: int, moment: Moment, *, unnamed: bool = False) -> None:
         """Adds the contribution of an ADMIT leaf to the pool of the class at ``place``; the descriptor hash of an unnamed one
         only stands for one."""
-        bounds = (leaf.clip_micro, leaf.sigma_micro, leaf.max_occurrences)
-        limits = (leaf.carried_micro, leaf.max_epsilon_micro, leaf.max_delta_pico)
-        key = (place, bounds, limits, moment)
+        key = (place, leaf.shared(), moment)
         if self._last is None or self._last[0] != key:
             terms = self._terms.get(key)
             if terms is None:
-                terms = self._terms[key] = Terms(place, leaf.class_name, *bounds, *limits, moment)
+                terms = self._terms[key] = Terms(place, leaf.class_name, leaf.bounds, leaf.carried_micro, leaf.limit, moment)
             self._last = key, terms
         terms = self._last[1]
         hashed = leaf_hash(leaf.descriptor_hash)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
+from attest.descriptor import SignedBounds
 from attest.schema.plain import is_ahead, utc
 from attest.withdrawal import PASSING
 from ledger.errors import BudgetExceeded, LeafRefused
@@ -28,20 +29,12 @@ class Signed(Protocol):
         """Returns the name of its class."""
 
     @property
-    def clip_micro(self) -> int:
-        """Returns the clip norm in 1e-6."""
+    def bounds(self) -> SignedBounds:
+        """Returns the signed bounds."""
 
     @property
-    def sigma_micro(self) -> int:
-        """Returns the noise multiplier in 1e-6."""
-
-    @property
-    def max_epsilon_micro(self) -> int:
-        """Returns the most epsilon over all runs in 1e-6, 0 for no limit."""
-
-    @property
-    def max_delta_pico(self) -> int:
-        """Returns the delta of that limit, in 1e-12."""
+    def limit(self) -> tuple[int, int]:
+        """Returns the most epsilon over all runs in 1e-6, and its delta in 1e-12; zeros for no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +138,7 @@ class Accounts:
         return self._groups[key]
 
     def _plan(self, place: int, signed: Signed) -> Account:
-        bounds = (place, signed.sigma_micro, signed.clip_micro)
-        return self.run.plans.account(*bounds, signed.max_epsilon_micro, signed.max_delta_pico)
+        return self.run.plans.account(place, signed.bounds, signed.limit)
 
 
 class SpentRegistry:

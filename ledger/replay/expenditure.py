@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from attest import schedule
-from attest.fixed_point import from_micro
+from attest.descriptor import SignedBounds
 from ledger import accountants
 from ledger.errors import LeafRefused
 from ledger.leaves import Header
@@ -25,7 +25,7 @@ class Expenditure:
         order = {rule.name: index for index, rule in enumerate(header.policy.classes)}
         self._touching = {tuple(order[name] for name in block.classes) for block in header.blocks if block.classes}
         self._rates = [float(rule.sampling_rate) for rule in header.policy.classes]
-        self._multipliers: dict[tuple[int, int, int], tuple[float, ...]] = {}
+        self._multipliers: dict[tuple[int, SignedBounds], tuple[float, ...]] = {}
         self._epsilons: dict[tuple[int, tuple[float, ...], tuple[int, ...], int], float] = {}
         self._of_losses: dict[float, float] = {}
 
@@ -33,24 +33,22 @@ class Expenditure:
         """Returns the smallest scheduled noise standard deviation of a step over the blocks of a class."""
         return self._stds[class_index][self.phases.index(step)]
 
-    def multipliers(self, class_index: int, sigma_micro: int, clip_micro: int) -> tuple[float, ...]:
+    def multipliers(self, class_index: int, bounds: SignedBounds) -> tuple[float, ...]:
         """Returns the effective noise multiplier in each phase: z = max(sigma_i, min over the blocks of s_{t,l} / C_i).
 
         With injection per sample s_l is that of each step, and all that is known beforehand is z >= sigma_i.
         """
         if self._header.per_sample:
-            return (from_micro(sigma_micro),) * len(self.phases.scales)
-        key = (class_index, sigma_micro, clip_micro)
+            return (bounds.noise_multiplier,) * len(self.phases.scales)
+        key = (class_index, bounds)
         found = self._multipliers.get(key)
         if found is None:
-            found = schedule.phase_multipliers(sigma_micro, clip_micro, self._stds[class_index])
-            self._multipliers[key] = found
+            found = self._multipliers[key] = schedule.phase_multipliers(bounds, self._stds[class_index])
         return found
 
     def of_contribution(self, contribution: Standing) -> tuple[float, ...]:
         """Returns the effective noise multiplier of a contribution in each phase."""
-        terms = contribution.terms
-        return self.multipliers(terms.class_index, terms.sigma_micro, terms.clip_micro)
+        return self.multipliers(contribution.terms.class_index, contribution.terms.bounds)
 
     def variances(self, drawn: Iterable[Contribution]) -> tuple[int, ...] | None:
         """Returns per class the smallest variance over its blocks with injection per sample, in 1e-24; None if scheduled.
@@ -63,8 +61,7 @@ class Expenditure:
         own = [0] * len(classes)
         for contribution in drawn:
             if not classes[contribution.class_index].public:
-                bounds = (contribution.terms.sigma_micro, contribution.terms.clip_micro)
-                own[contribution.class_index] += schedule.realised_variance([bounds])
+                own[contribution.class_index] += contribution.terms.bounds.variance
         totals = {places: sum(own[place] for place in places) for places in self._touching}
         return tuple(min(total for places, total in totals.items() if place in places) for place in range(len(classes)))
 
@@ -77,13 +74,13 @@ class Expenditure:
     def count(self, contribution: Contribution, variances: tuple[int, ...] | None, step: int) -> None:
         """Counts one occurrence of a contribution in a step, with these variances or, where they are None, its phase's."""
         contribution.occurrences += 1
-        terms, place = contribution.terms, contribution.class_index
+        place = contribution.class_index
         if self._header.policy.classes[place].public:
             return
         if variances is None:
             contribution.loss += 1.0 / _square(self.of_contribution(contribution)[self.phases.index(step)])
         else:
-            contribution.loss += schedule.occurrence_loss(terms.clip_micro, variances[place])
+            contribution.loss += schedule.occurrence_loss(contribution.terms.bounds, variances[place])
 
     def phase_steps(self, contribution: Standing, charged: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the charged steps per phase in whose pool the contribution was, re-executed and unsettled ones included."""
@@ -126,12 +123,11 @@ class Expenditure:
 
     def occurrences(self, contribution: Standing, steps: tuple[int, ...], attempt: int) -> int:
         """Returns in how many of these steps its cap lets it take part at most, over all attempts; 0 if no cap is enforced."""
-        terms = contribution.terms
-        if not (self._header.caps_enforced and terms.max_occurrences):
+        most, first = contribution.terms.bounds.max_occurrences, contribution.terms.since.attempt
+        if not (self._header.caps_enforced and most):
             return 0
-        first = terms.since.attempt
         last = attempt if contribution.until is None else contribution.until.attempt
-        return min(terms.max_occurrences * (max(last, first) - first + 1), sum(steps))
+        return min(most * (max(last, first) - first + 1), sum(steps))
 
     def of_loss(self, loss: float) -> float:
         """Returns the epsilon of all contributions with this sum of 1/z^2 over public occurrences."""

@@ -19,8 +19,9 @@ def admission_problems(leaf: Admit, header: Header, place: int) -> Iterator[Leaf
     policy, rule = header.policy, header.policy.classes[place]
     if leaf.profile_id != place:
         yield LeafRefused("PROFILE", f"class {leaf.class_name} has profile {place}, not {leaf.profile_id}")
-    if not policy.min_clip_norm_micro <= leaf.clip_micro <= rule.clip_norm_micro:
-        allowed = f"{policy.min_clip_norm_micro}..{rule.clip_norm_micro}"
+    preset = rule.bounds
+    if not policy.min_clip_norm_micro <= leaf.clip_micro <= preset.clip_micro:
+        allowed = f"{policy.min_clip_norm_micro}..{preset.clip_micro}"
         yield LeafRefused("CLIP", f"clip norm {leaf.clip_micro} is outside {allowed} (1e-6)")
     if leaf.carried_micro and (rule.public or not header.previous):
         why = "its class is public" if rule.public else "the header counts no earlier run"
@@ -28,10 +29,10 @@ def admission_problems(leaf: Admit, header: Header, place: int) -> Iterator[Leaf
     if leaf.max_epsilon_micro and rule.public:
         sentence = f"the contribution signed an epsilon of {leaf.max_epsilon_micro} (1e-6) at most, and its class is public"
         yield LeafRefused("BUDGET", sentence)
-    if leaf.sigma_micro < rule.noise_multiplier_micro:
-        preset = rule.noise_multiplier_micro
-        yield LeafRefused("NOISE", f"noise multiplier {leaf.sigma_micro} is below the class's {preset} (1e-6)")
-    if rule.public and (leaf.clip_micro, leaf.sigma_micro) != (rule.clip_norm_micro, rule.noise_multiplier_micro):
+    if leaf.sigma_micro < preset.sigma_micro:
+        sentence = f"noise multiplier {leaf.sigma_micro} is below the class's {preset.sigma_micro} (1e-6)"
+        yield LeafRefused("NOISE", sentence)
+    if rule.public and not leaf.bounds.public:
         yield LeafRefused("PUBLIC", f"class {leaf.class_name} is public, and the contribution signed bounds of its own")
 
 
@@ -156,7 +157,7 @@ class OrderWatch:
                 yield LeafRefused("TURN", sentence)
 
     def _takes_part(self, contribution: Contribution) -> bool:
-        used_up = self._header.caps_enforced and 0 < contribution.terms.max_occurrences <= contribution.occurrences
+        used_up = self._header.caps_enforced and 0 < contribution.terms.bounds.max_occurrences <= contribution.occurrences
         return contribution.active and not used_up
 
 

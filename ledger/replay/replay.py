@@ -120,8 +120,8 @@ class Replay(RunState):
             count, root = self.register.pool(index)
             q = rule.sampling_rate
             std = self.expenditure.min_std(index, self._next_step)
-            presets = (rule.noise_multiplier_micro, rule.clip_norm_micro)
-            rows.append(ChargeClass(rule.name, q.numerator, q.denominator, *presets, std, count, root))
+            sigma, clip = rule.bounds.sigma_micro, rule.bounds.clip_micro
+            rows.append(ChargeClass(rule.name, q.numerator, q.denominator, sigma, clip, std, count, root))
         return tuple(rows)
 
     def scheduled_variances(self) -> tuple[float, ...]:
@@ -191,8 +191,7 @@ class Replay(RunState):
         if place is None:
             yield LeafRefused("CLASS_UNKNOWN", f"the policy has no class {leaf.class_name}")
             return
-        bounds = (leaf.clip_micro, leaf.sigma_micro, leaf.max_occurrences)
-        key = (place, leaf.profile_id, bounds, leaf.carried_micro, leaf.max_epsilon_micro, leaf.max_delta_pico)
+        key = (place, leaf.profile_id, leaf.shared())
         if key not in self._admissible:
             # Both look at these fields and the header alone.
             wrong = [*admission_problems(leaf, self.header, place), *budget_problems(leaf, self.plans, place)]
@@ -294,7 +293,7 @@ class Replay(RunState):
             if not contribution.active:
                 yield LeafRefused("WITHDRAWN", f"{contribution.descriptor_hash.hex()} was drawn after it was withdrawn")
             self.expenditure.count(contribution, variances, leaf.step)
-            most = contribution.terms.max_occurrences
+            most = contribution.terms.bounds.max_occurrences
             if self.header.caps_enforced and 0 < most < contribution.occurrences:
                 sentence = f"{contribution.descriptor_hash.hex()} was drawn {contribution.occurrences} times, it signed"
                 yield LeafRefused("CAP", f"{sentence} {most} at most")

@@ -21,6 +21,7 @@ from attest.schema import check_fields, declared, wire
 from ledger.errors import LeafRefused
 from ledger.leaves import Admit, Charge, Epoch, Header, Leaf, Settle, Summary, SummaryClass, SummaryKind, Withdraw
 from ledger.leaves.kinds import ABOVE_0, MICRO, PICO_BELOW_1, SHA256, UINT, Checked, check_limit
+from ledger.leaves.records import Quoted
 from ledger.merkle import Frontier, leaf_hash, verify_inclusion
 from ledger.merkle import root as merkle_root
 from ledger.replay.contributions import Contribution, Group
@@ -63,7 +64,7 @@ class ShownMember:
 
 
 @dataclass(frozen=True, slots=True)
-class Aggregate(Checked):
+class Aggregate(Checked, Quoted):
     """ADMIT leaves that follow one another without another leaf between them, all under equal terms."""
 
     CDDL: ClassVar = "aggregate"
@@ -90,8 +91,7 @@ class Aggregate(Checked):
     @property
     def terms(self) -> SharedTerms:
         """Returns what they share: class, bounds, what was spent before, and the limit."""
-        bounds = (self.class_index, self.clip_micro, self.sigma_micro, self.max_occurrences)
-        return *bounds, self.carried_micro, self.max_epsilon_micro, self.max_delta_pico
+        return self.class_index, *self.shared()
 
     def covers(self, seq: int) -> bool:
         """Tells whether the leaf at a position is one of them."""
@@ -116,9 +116,7 @@ class Aggregate(Checked):
     def admission(self, seq: int, descriptor_hash: bytes, class_name: str, time: int) -> Admit:
         """Returns an ADMIT leaf that means to the replay what a pruned one did; what only the attestation tells is blank."""
         head = (seq, time, descriptor_hash, class_name, self.class_index)
-        bounds = (self.clip_micro, self.sigma_micro, self.max_occurrences)
-        limit = (self.carried_micro, self.max_epsilon_micro, self.max_delta_pico)
-        return Admit(*head, *bounds, bytes(32), bytes(8), bytes(32), *limit)
+        return Admit(*head, *self.bounds, bytes(32), bytes(8), bytes(32), self.carried_micro, *self.limit)
 
     def require_member(self, member: Member, path: Sequence[bytes]) -> None:
         """Checks that a record is one of the members.
@@ -157,8 +155,7 @@ class Aggregating:
         number of leaves, class and every bound. Where it says anything else, or two stand for leaves that belong to one, no
         root comes out here that a SUMMARY leaf could have.
         """
-        bounds = (place, leaf.clip_micro, leaf.sigma_micro, leaf.max_occurrences)
-        terms: SharedTerms = (*bounds, leaf.carried_micro, leaf.max_epsilon_micro, leaf.max_delta_pico)
+        terms: SharedTerms = (place, *leaf.shared())
         if leaf.seq != self._first + self._count or terms != self._terms:
             self._finish()
             self._first, self._terms = leaf.seq, terms

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from attest.fixed_point import from_micro
 from ledger.errors import AccountantError, ReleaseRefused
 from ledger.leaves import Header
 from ledger.replay import Replay
@@ -40,7 +39,7 @@ def _multipliers(header: Header, place: int) -> dict[int, float]:
     rule, touched = header.policy.classes[place], header.profiles[place].blocks
     if rule.public:
         return {}
-    sigma, clip = rule.noise_multiplier, from_micro(rule.clip_norm_micro)
+    sigma, clip = rule.bounds.noise_multiplier, rule.bounds.clip_norm
     if header.per_sample:
         return dict.fromkeys(touched, sigma)
     own = {index: header.blocks[index] for index in touched}
@@ -283,8 +282,7 @@ def preset_epsilon(run: Replay, place: int) -> float | None:
     rule, spent = run.header.policy.classes[place], run.expenditure
     if rule.public:
         return None
-    bounds = (rule.clip_norm_micro, rule.noise_multiplier_micro, 0)
-    one = Standing(terms=Terms(place, rule.name, *bounds, 0, 0, 0, Moment(0, 0, (0,) * len(run.charged_phases))))
+    one = Standing(terms=Terms(place, rule.name, rule.bounds, 0, (0, 0), Moment(0, 0, (0,) * len(run.charged_phases))))
     if run.header.occurrences_public:
         most = max((item.occurrences for item in run.register.by_number if item.class_index == place), default=0)
         one.loss = most / _least(spent.of_contribution(one), run.charged_phases) ** 2

@@ -185,9 +185,7 @@ def restored(known: Contribution, time: int) -> Admit:
     """
     terms = known.terms
     head = (known.seq, time, known.descriptor_hash, terms.class_name, terms.class_index)
-    bounds = (terms.clip_micro, terms.sigma_micro, terms.max_occurrences)
-    limit = (terms.carried_micro, terms.max_epsilon_micro, terms.max_delta_pico)
-    return Admit(*head, *bounds, bytes(32), bytes(8), bytes(32), *limit)
+    return Admit(*head, *terms.bounds, bytes(32), bytes(8), bytes(32), terms.carried_micro, *terms.limit)
 
 
 def _trace(run: Replay, admit: Admit, left: Sequence[Withdraw], pruned: bool) -> Trace:

@@ -8,7 +8,7 @@ pytest.importorskip("torch")
 
 from attest import keys, signed_file
 from attest.attestation import Attestation
-from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
+from attest.descriptor import PUBLIC_BOUNDS
 from attest.errors import CorpusRefused, RegistryRefused
 from attest.gate import Admission, Gate, Refused, Seen
 from attest.gate.admission import Passed
@@ -86,8 +86,8 @@ def test_A16_an_admission_softer_than_its_class_is_refused_where_bounds_become_n
     admissions = {slot.resolution.class_name: slot.admitted.admission for slot in trainer.private.prepared.pool.slots}
     private, public = admissions["sensitive"], admissions["encyclopedia"]
     assert schedule.resolve(forged(private)) == schedule.resolve(private)
-    assert schedule.resolve(forged(private, clip_norm_micro=10_000, noise_multiplier_micro=1_500_000)).clip_norm == 0.01
-    says_public = {"clip_norm_micro": PUBLIC_CLIP_MICRO, "noise_multiplier_micro": PUBLIC_NOISE_MICRO}
+    assert schedule.resolve(forged(private, clip_norm_micro=10_000, noise_multiplier_micro=1_500_000)).bounds.clip_norm == 0.01
+    says_public = {"clip_norm_micro": PUBLIC_BOUNDS.clip_micro, "noise_multiplier_micro": PUBLIC_BOUNDS.sigma_micro}
     for code, softer in (
         *((code, forged(private, **changes)) for code, changes in SOFTER.items()),
         ("CLIP_ABOVE_CLASS", forged(private, **says_public)),

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from attest import cbor, sign1
 from attest.attestation import CommonTerms, Framing
 from attest.corpus.signing import sign_descriptor
-from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
+from attest.descriptor import PUBLIC_BOUNDS
 from attest.keys import ed25519, key_id, public_bytes
 from attest.registry import Enrol, RegistryLog
 from attest.registry.entries import join, split
@@ -256,7 +256,7 @@ def too_many_examples(told: Told) -> None:
 
 
 def signed_as_public(told: Told) -> None:
-    bounds = {"clip_norm_micro": PUBLIC_CLIP_MICRO, "noise_multiplier_micro": PUBLIC_NOISE_MICRO}
+    bounds = {"clip_norm_micro": PUBLIC_BOUNDS.clip_micro, "noise_multiplier_micro": PUBLIC_BOUNDS.sigma_micro}
     told.put(0, attestation(1, **bounds), clip_micro=1_000_000, sigma_micro=1_000_000)
 
 

@@ -40,7 +40,7 @@ def everybody(driver: AttestedDriver, step: int) -> Iterable[int]:
 
 def within_caps(driver: AttestedDriver, numbers: Iterable[int]) -> list[int]:
     everyone = driver.ledger.state.register.by_number
-    caps = {n: everyone[n].terms.max_occurrences for n in numbers}
+    caps = {n: everyone[n].terms.bounds.max_occurrences for n in numbers}
     return [n for n, cap in caps.items() if everyone[n].active and not 0 < cap <= everyone[n].occurrences]
 
 

@@ -15,8 +15,7 @@ from attest.corpus.anchor import ContentAnchor
 from attest.descriptor import (
     MAX_COUNT,
     MAX_MICRO,
-    PUBLIC_CLIP_MICRO,
-    PUBLIC_NOISE_MICRO,
+    PUBLIC_BOUNDS,
     ContributionDescriptor,
     SignedDescriptor,
 )
@@ -90,7 +89,7 @@ DEPTHS = st.one_of(
     ),
     st.text("abz._-09", min_size=1, max_size=64).map(lambda name: DepthRule(adapter=name)),
 )
-SAYS_PUBLIC = (PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO)
+SAYS_PUBLIC = PUBLIC_BOUNDS[:2]
 CLASSES = st.builds(
     lambda bounds, total, **fields: ClassRule(
         clip_norm_micro=bounds[0],

@@ -84,12 +84,12 @@ def test_one_class_has_its_closed_form():
         parts = [Part(f"b{i}", ("a",), round(10 ** rng.uniform(0, 7)), rng.choice(BUDGETS)) for i in range(rng.randint(1, 30))]
         found = allocation.budget_stds([own], parts)
         whole = math.sqrt(sum(part.share**2 for part in parts))
-        caps = [own.clip_norm * part.share / whole for part in parts]
+        caps = [own.bounds.clip_norm * part.share / whole for part in parts]
         total = sum(cap * math.sqrt(part.coordinates) for cap, part in zip(caps, parts, strict=True))
         for std, cap, part in zip(found.stds, caps, parts, strict=True):
-            assert std**2 == pytest.approx(own.noise_multiplier**2 * total * cap / math.sqrt(part.coordinates), rel=1e-9)
-        assert found.energy == pytest.approx((own.noise_multiplier * total) ** 2, rel=1e-9)
-        uniform = (own.noise_multiplier * own.clip_norm) ** 2 * sum(part.coordinates for part in parts)
+            assert std**2 == pytest.approx(own.bounds.noise_multiplier**2 * total * cap / math.sqrt(part.coordinates), rel=1e-9)
+        assert found.energy == pytest.approx((own.bounds.noise_multiplier * total) ** 2, rel=1e-9)
+        uniform = (own.bounds.noise_multiplier * own.bounds.clip_norm) ** 2 * sum(part.coordinates for part in parts)
         assert found.energy <= uniform * (1 + 1e-9), "Cauchy and Schwarz"
 
 

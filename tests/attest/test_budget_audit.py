@@ -7,9 +7,9 @@ from fractions import Fraction
 import pytest
 from test_allocation import BUDGETS, M, Part, noised, random_parts, rule
 
-from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
+from attest.descriptor import PUBLIC_BOUNDS, SignedBounds
 from attest.errors import ValueRefused
-from attest.schedule import allocation, convex, realised_variance
+from attest.schedule import allocation, convex
 
 
 def test_a_block_at_several_places_has_the_largest_of_their_shares():
@@ -20,8 +20,7 @@ def test_a_block_at_several_places_has_the_largest_of_their_shares():
 
 
 def test_contributions_of_equal_bounds_each_bring_their_variance():
-    assert realised_variance([(2, 3), (2, 3), (1, 6)]) == 3 * 36
-    assert realised_variance(iter([(1, 1)] * 5)) == 5
+    assert [SignedBounds(*bounds).variance for bounds in ((2, 3), (3, 2), (6, 1, 9), (1, 1))] == [36, 36, 36, 1]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -69,7 +68,7 @@ SCHEDULE = [Part("x", ("a",), 50, M), Part("y", ("a", "b"), 200, M), Part("z", (
 )
 def test_an_auditor_says_which_block_has_what_it_may_not_have(place, changes, sentence):
     """Each of these alone: shares outside the policy, noise where no private class is, none where one is."""
-    bounds = {"clip_norm_micro": PUBLIC_CLIP_MICRO, "noise_multiplier_micro": PUBLIC_NOISE_MICRO}
+    bounds = {"clip_norm_micro": PUBLIC_BOUNDS.clip_micro, "noise_multiplier_micro": PUBLIC_BOUNDS.sigma_micro}
     public = replace(rule("open", 1.0, 1.0), public=True, **bounds)
     rules = [rule("a", 1.0, 1.0), rule("b", 2.0, 1.0), public]
     held = noised(SCHEDULE, allocation.budget_stds(rules, SCHEDULE).stds)

@@ -237,8 +237,8 @@ def test_validity_must_not_be_empty(world):
 def test_is_a_frozen_value_with_float_views(world):
     with pytest.raises(FrozenInstanceError):
         world.descriptor.clip_norm_micro = 5
-    assert world.descriptor.clip_norm == 1.0
-    assert world.descriptor.noise_multiplier == 1.1
+    assert world.descriptor.bounds.clip_norm == 1.0
+    assert world.descriptor.bounds.noise_multiplier == 1.1
 
 
 def test_nonce_is_fresh_for_every_descriptor(world):

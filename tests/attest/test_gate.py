@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from attest import cbor, keys, sign1
 from attest.attestation import Attestation
 from attest.corpus import open_corpus, sign_corpus
-from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
+from attest.descriptor import PUBLIC_BOUNDS
 from attest.errors import CorpusRefused, RegistryRefused
 from attest.gate import Admission, GateReport, ReasonCode, Refusal, Seen, decide, run_gate
 from attest.registry import KeyRecord
@@ -254,15 +254,16 @@ def test_code_CLASS_NOT_GRANTED(world):
 
 def test_code_BOUNDS_NOT_PUBLIC(world):
     """A public class takes nobody who signed a bound, and no other class takes who signed that there is none."""
-    signed = {"clip_norm_micro": PUBLIC_CLIP_MICRO, "noise_multiplier_micro": PUBLIC_NOISE_MICRO}
+    signed = {"clip_norm_micro": PUBLIC_BOUNDS.clip_micro, "noise_multiplier_micro": PUBLIC_BOUNDS.sigma_micro}
     rules = {rule.name: rule for rule in world.policy.classes}
     name = world.descriptor.admissibility_class
     rules[name] = replace(rules[name], public=True, **signed)
     policy = replace(world.policy, classes=tuple(rules.values()))
     assert world.code(world.variant(**signed), policy=policy) == "ADMITTED"
     assert world.code(world.sign(), policy=policy) == "BOUNDS_NOT_PUBLIC"
-    for field, near in (("clip_norm_micro", PUBLIC_CLIP_MICRO - 1), ("noise_multiplier_micro", PUBLIC_NOISE_MICRO + 1)):
-        assert world.code(world.variant(**signed | {field: near}), policy=policy) == "BOUNDS_NOT_PUBLIC"
+    for field, change in (("clip_norm_micro", -1), ("noise_multiplier_micro", 1)):
+        near = signed | {field: signed[field] + change}
+        assert world.code(world.variant(**near), policy=policy) == "BOUNDS_NOT_PUBLIC"
     assert world.code(world.variant(**signed)) == "CLIP_ABOVE_CLASS"
 
 

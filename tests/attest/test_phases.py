@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from attest.descriptor import SignedBounds
 from attest.errors import ValueRefused
 from attest.policy import NoisePhase
 from attest.schedule import Phases, effective_multiplier, phase_multipliers, phase_std
@@ -88,6 +89,6 @@ def test_what_is_no_noise_is_refused(std, scale):
 
 def test_multipliers_follow_the_phase_and_never_fall_below_what_was_signed():
     stds = [phase_std(1.5, scale) for scale in (M, 2 * M, 4 * M)]
-    assert phase_multipliers(M, M, stds) == (1.5, 3.0, 6.0)
-    assert phase_multipliers(5 * M, M, stds) == (5.0, 5.0, 6.0)
-    assert phase_multipliers(M, M, stds) == tuple(effective_multiplier(M, M, [std]) for std in stds)
+    assert phase_multipliers(SignedBounds(M, M), stds) == (1.5, 3.0, 6.0)
+    assert phase_multipliers(SignedBounds(M, 5 * M), stds) == (5.0, 5.0, 6.0)
+    assert phase_multipliers(SignedBounds(M, M), stds) == tuple(effective_multiplier(SignedBounds(M, M), [std]) for std in stds)

@@ -69,7 +69,7 @@ def test_reads_every_key_exactly():
     assert public.depth == DepthRule(patterns=("vision.*", "text.[0-9]"), head=True, embeddings=False)
     assert [rule.depth.kind for rule in policy.classes] == ["band", "set"]
     assert policy.registry_root is None and policy.adjacency == "zero-out" and policy.retention_epochs == 0
-    assert (sensitive.clip_norm, sensitive.noise_multiplier) == (1.0, 1.1)
+    assert (sensitive.bounds.clip_norm, sensitive.bounds.noise_multiplier) == (1.0, 1.1)
 
 
 def test_defaults():

@@ -3,7 +3,7 @@
 import pytest
 
 from attest import cbor
-from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
+from attest.descriptor import PUBLIC_BOUNDS
 from attest.errors import PolicyRefused
 from attest.policy import Policy
 
@@ -60,7 +60,7 @@ def test_a_public_class_has_no_bounds():
     policy = Policy.from_toml(f"{TOP}[floors]\nclip_norm = 0.01\nnoise_multiplier = 0.5\n{PRIVATE}{OPEN}")
     private, public = policy.classes
     assert public.public and not private.public
-    assert (public.clip_norm_micro, public.noise_multiplier_micro) == (PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO)
+    assert (public.clip_norm_micro, public.noise_multiplier_micro) == PUBLIC_BOUNDS[:2]
     assert Policy.from_cbor(policy.to_cbor()) == policy
     assert "neither clipped nor noised" in refused(TOP + PRIVATE + OPEN + "clip_norm = 1.0\n", "KEY")
     assert "neither clipped nor noised" in refused(TOP + PRIVATE + OPEN + "noise_multiplier = 0.000001\n", "KEY")

@@ -253,7 +253,7 @@ def test_a_cap_bounds_epsilon_by_that_of_so_many_draws(policy):
     """Lemma 3: drawn in every one of 20 steps, at most 5 times."""
     rules = Policy.from_toml(policy.read_text())
     rule, blocks = rules.classes[1], class_blocks(make_plan(rules, 4), "public")
-    capped = bound_plan(rules, rule, rule.noise_multiplier_micro, rule.clip_norm_micro, blocks, cap=5)
+    capped = bound_plan(rules, rule, rule.bounds._replace(max_occurrences=5), blocks)
     assert capped.epsilon == pytest.approx(gaussian.epsilon_of_mu(5**0.5 / 0.8, 1e-6))
     assert capped.epsilon_with_redo == pytest.approx(gaussian.epsilon_of_mu(30**0.5 / 0.8, 1e-6))
 

@@ -94,9 +94,8 @@ def test_every_release_is_the_noise_plus_the_integers_of_the_definition(tmp_path
                 t.parameter.requires_grad_(False)
             inside = [j for j, (_, g, _) in enumerate(named) if g in resolution.profile]
             own = [torch.zeros(named[j][2].shape, dtype=torch.float64) if grads[j] is None else grads[j] for j in inside]
-            k = naive_certified.integers_of(
-                own, [named[j][0] for j in inside], resolution.clip_norm, resolution.noise_multiplier, bits, 2.0**-40
-            )
+            bounds = (resolution.bounds.clip_norm, resolution.bounds.noise_multiplier)
+            k = naive_certified.integers_of(own, [named[j][0] for j in inside], *bounds, bits, 2.0**-40)
             for j, integers in zip(inside, k, strict=True):
                 expected[j] += integers
             compared += 1

@@ -132,8 +132,8 @@ def test_a_ledger_whose_key_was_stolen_goes_on_under_another_origin_and_key_only
     carried = heir.private.opened.recorder._spent.carried(name, 1e-5, found.terms)
     with Ledger.open(world.ledger, read_only=True) as lost:
         spent, terms = lost.state.epsilon(lost.state.contributions[name]), found.terms
-        bounds = (terms.class_index, terms.sigma_micro, terms.clip_micro, terms.max_epsilon_micro, terms.max_delta_pico)
-        assert carried == lost.state.plans.account(*bounds).planned.epsilon(1e-5) > spent, "the whole plan, not the steps shown"
+        account = lost.state.plans.account(terms.class_index, terms.bounds, terms.limit)
+        assert carried == account.planned.epsilon(1e-5) > spent, "the whole plan, not the steps shown"
     heir.close()
     assert (cited.origin, cited.reason) == ("test-corpus/ledger", "compromised") and carried > 0
 

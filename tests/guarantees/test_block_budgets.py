@@ -9,13 +9,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from attest.descriptor import SignedBounds  # noqa: E402
 from attest.keys import public_bytes  # noqa: E402
 from attest.schedule import effective_multiplier, phase_std  # noqa: E402
 from attest.schedule.allocation import effective_std  # noqa: E402
 from dptrain.clipping.certified import CertifiedSums  # noqa: E402
 from dptrain.clipping.fast import FastSums  # noqa: E402
 from dptrain.clipping.resolver import Schedule  # noqa: E402
-from dptrain.routing import Bounds, Router, bounds_of  # noqa: E402
+from dptrain.routing import Bounds, Router  # noqa: E402
 from ledger.audit import verify_export  # noqa: E402
 from ledger.errors import LeafRefused  # noqa: E402
 from ledger.leaves import decode_leaf, encode_leaf  # noqa: E402
@@ -23,6 +24,7 @@ from tests.guarantees.peers import must_fail  # noqa: E402
 from tests.reference import naive  # noqa: E402
 from tests.reference.compare import random_schedule  # noqa: E402
 from tests.reference.families import FAMILIES  # noqa: E402
+from tests.worlds.bounds import bounds_of, signed  # noqa: E402
 from tests.worlds.trainer import Trainer  # noqa: E402
 from tests.worlds.training import CLASSES, make_world  # noqa: E402
 
@@ -71,7 +73,7 @@ class Scene:
         clip, sigma, profile = self.micro[i]
         own = [self.schedule.blocks[g].std if stds is None else stds[g] for g in profile]
         std = effective_std(own, [self.schedule.blocks[g].share for g in profile])
-        return Fraction(effective_multiplier(sigma, clip, [std]))
+        return Fraction(effective_multiplier(SignedBounds(clip, sigma), [std]))
 
     def sums(self, router: Router, only: list[int]) -> list[torch.Tensor]:
         """Sums of a step in which these take part."""
@@ -215,7 +217,7 @@ def test_the_certificate_bounds_the_multiplier_that_is_accounted() -> None:
         scene = Scene(seed)
         sums = CertifiedSums(scene.schedule, [], torch.float32, 0.5)
         for i, (clip, sigma, profile) in enumerate(scene.micro):
-            limits = sums.limits(clip / M, sigma / M, profile)
+            limits = sums.limits(signed(clip / M, sigma / M), profile)
             assert limits.whitened * max(scene.multiplier(i), Fraction(sigma, M)) ** 2 <= 1 << 2 * sums.bits
             assert limits.caps == pytest.approx(scene.caps(i))
 
@@ -234,7 +236,7 @@ def test_without_shares_nothing_changes() -> None:
     flat = keep * bounds.clip_N / masked.sum(1).sqrt()
     white = keep / (bounds.sigma_N * (masked / stds.square()).sum(1).sqrt())
     assert torch.equal(found.amax(1), torch.minimum(flat, white).clamp_max(1.0))
-    assert sums._squares is None and CertifiedSums(bare, [], torch.float64).limits(1.0, 1.0, (0, 1)).caps == {}
+    assert sums._squares is None and CertifiedSums(bare, [], torch.float64).limits(signed(1.0, 1.0), (0, 1)).caps == {}
 
 
 def test_a_run_records_shares_and_an_auditor_finds_the_same_multipliers(tmp_path) -> None:
@@ -254,12 +256,12 @@ def test_a_run_records_shares_and_an_auditor_finds_the_same_multipliers(tmp_path
     for index, rule in enumerate(private.policy.classes):
         least = min(schedule.blocks[g].std for g in schedule.profiles[rule.name])
         assert header.min_std(index) == schedule.class_std(rule.name) > least
-        assert header.min_std(index) >= rule.noise_multiplier * rule.clip_norm * (1 - 1e-15)
+        assert header.min_std(index) >= rule.bounds.noise_multiplier * rule.bounds.clip_norm * (1 - 1e-15)
     trainer.run()
     state = private.opened.recorder.ledger.state
     for slot in private.prepared.pool.slots:
         found = state.contributions[slot.descriptor_hash]
-        zs = state.expenditure.multipliers(found.class_index, found.terms.sigma_micro, found.terms.clip_micro)
+        zs = state.expenditure.multipliers(found.class_index, found.terms.bounds)
         assert zs == (slot.resolution.multiplier,)
     data = encode_leaf(header)
     assert decode_leaf(data) == header
@@ -315,7 +317,7 @@ def test_a_run_with_budgets_is_verified_by_an_auditor(tmp_path, mode: str) -> No
         for scale in scales:
             stds = [phase_std(block.std, scale) for block in private.prepared.schedule.blocks]
             assert state.header.min_std(index, scale) == private.prepared.schedule.class_std(rule.name, stds)
-            asked = rule.noise_multiplier * rule.clip_norm * scale / M
+            asked = rule.bounds.noise_multiplier * rule.bounds.clip_norm * scale / M
             assert rule.public or private.prepared.schedule.class_std(rule.name, stds) >= asked * (1 - 1e-15)
     private.export(tmp_path / "export")
     trainer.close()

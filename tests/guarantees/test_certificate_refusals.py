@@ -13,6 +13,7 @@ from dptrain.blocks.stack import LayerStack, Tensor  # noqa: E402
 from dptrain.clipping.certified import CertifiedSums  # noqa: E402
 from dptrain.clipping.resolver import Block, Schedule  # noqa: E402
 from tests.reference import naive_certified  # noqa: E402
+from tests.worlds.bounds import signed  # noqa: E402
 
 STDS = (0.7, 2.3)
 SHAPE = (40, 25)
@@ -44,7 +45,7 @@ def test_what_was_not_clipped_is_shrunk_or_counts_as_zero(
         size = float(value.norm(power))
         gradients[g] = value * (excess * clip / size)
     monkeypatch.setattr(own, "coefficients", lambda found, limits: dict.fromkeys(found, 1.0))
-    passed = own.certify(gradients, own.limits(clip, sigma, (0, 1)))
+    passed = own.certify(gradients, own.limits(signed(clip, sigma), (0, 1)))
     integers = [gradients[g].long() for g in (0, 1)]
     c, s = Fraction(clip), Fraction(3, 2)
     holds = naive_certified.holds_l1 if power == 1 else naive_certified.holds
@@ -56,7 +57,7 @@ def test_what_was_not_clipped_is_shrunk_or_counts_as_zero(
 def test_the_stricter_of_a_decimal_and_its_double_bounds_the_norm(clip: float) -> None:
     """0.1 as a double is more than a tenth, 0.3 less than three tenths: whichever is smaller is what was signed."""
     own = sums(stds=(0.7,))
-    limits = own.limits(clip, 1.5, (0,))
+    limits = own.limits(signed(clip, 1.5), (0,))
     least = min(Fraction(clip), Fraction(round(clip * 10**6), 10**6))
     scale = Fraction(math.isqrt(limits.weights[0])) / Fraction(0.7)
     assert limits.weights[0] == (Fraction(0.7) * scale) ** 2
@@ -67,6 +68,6 @@ def test_the_stricter_of_a_decimal_and_its_double_bounds_the_norm(clip: float) -
 def test_the_stricter_of_a_decimal_and_its_double_bounds_the_multiplier(sigma: float) -> None:
     """4^b / sigma^2 is a whole number here, and these doubles are more than their decimals: one square less is permitted."""
     own = sums(stds=(0.01,))
-    signed = Fraction(round(sigma * 10**6), 10**6)
-    assert Fraction(sigma) > signed and (Fraction(1 << 2 * own.bits) / signed**2).denominator == 1
-    assert own.limits(1.0, sigma, (0,)).whitened == (1 << 2 * own.bits) / signed**2 - 1
+    exact = Fraction(round(sigma * 10**6), 10**6)
+    assert Fraction(sigma) > exact and (Fraction(1 << 2 * own.bits) / exact**2).denominator == 1
+    assert own.limits(signed(1.0, sigma), (0,)).whitened == (1 << 2 * own.bits) / exact**2 - 1

@@ -14,11 +14,12 @@ from dptrain.clipping.certified import CertifiedSums, Limits  # noqa: E402
 from dptrain.clipping.resolver import Block, Schedule  # noqa: E402
 from dptrain.errors import UnsupportedPolicy  # noqa: E402
 from dptrain.gradients.forms import Dense, Gather, Outer  # noqa: E402
-from dptrain.routing import Router, bounds_of  # noqa: E402
+from dptrain.routing import Router  # noqa: E402
 from ledger.leaves import numerics  # noqa: E402
 from tests.reference import naive, naive_certified  # noqa: E402
 from tests.reference.compare import random_schedule  # noqa: E402
 from tests.reference.families import FAMILIES  # noqa: E402
+from tests.worlds.bounds import bounds_of, signed  # noqa: E402
 
 FOUR = ["bert", "gpt2_tied", "llama", "bert_lora"]
 
@@ -310,10 +311,10 @@ def test_a_failed_certificate_is_mended_or_the_contribution_counts_as_zero(monke
 def test_the_certificate_is_exact_to_the_unit() -> None:
     """One integer more than the bound allows is refused, for bounds that no double can tell apart."""
     sums, _ = plain(std=0.1)
-    limits = sums.limits(0.3, 1 / 3, (0,))
+    limits = sums.limits(signed(0.3, 0.333333), (0,))
     for square in range(limits.whitened - 2, limits.whitened + 3):
-        z = max(Fraction(1 / 3), Fraction(0.1) / min(Fraction(0.3), Fraction("0.3")) * (1 + Fraction(1, 1 << 52)))
-        c = min(Fraction(0.3), Fraction("0.3"))
+        c, sigma = min(Fraction(0.3), Fraction("0.3")), max(Fraction(0.333333), Fraction("0.333333"))
+        z = max(sigma, Fraction(0.1) / c * (1 + Fraction(1, 1 << 52)))
         fits = square * z**2 <= 1 << 2 * sums.bits and Fraction(0.1) ** 2 * square <= (1 << 2 * sums.bits) * c**2
         assert limits.admit({0: float(square)}) == fits
     for broken in (math.nan, math.inf, 2.0**53, 2.0**60):
@@ -325,7 +326,7 @@ def test_either_half_of_the_certificate_refuses_alone() -> None:
     sums, _ = plain(std=1.0)
     sums.use([1.0, 10.0])
     sums._shares = [0, 0]
-    limits = sums.limits(1.0, 4.0, (0, 1))
+    limits = sums.limits(signed(1.0, 4.0), (0, 1))
     steps = 1 << 2 * sums.bits
     white, flat = steps // 16, steps // 100
     assert limits.admit({0: float(white), 1: 0.0}) and not limits.admit({0: float(white + 1), 1: 0.0})
@@ -357,7 +358,7 @@ def test_limits_follow_the_noise_of_the_step_they_are_for() -> None:
     sums, _ = plain(std=1.0)
     for std in (1.0, 8.0, 2.0):
         sums.use([std])
-        limits = sums.limits(1.0, 1.0, (0,))
+        limits = sums.limits(signed(1.0, 1.0), (0,))
         assert 0.999 < limits.whitened * std**2 / 4.0**sums.bits <= 1.0
 
 
@@ -377,8 +378,8 @@ def test_the_certificate_bounds_the_multiplier_that_is_accounted() -> None:
     for _ in range(300):
         std, clip, sigma = rng.uniform(0.01, 5), rng.randint(1, 4 * 10**6), rng.randint(10**5, 5 * 10**6)
         sums, _ = plain(std=std)
-        limits = sums.limits(clip / 10**6, sigma / 10**6, (0,))
-        z = Fraction(effective_multiplier(sigma, clip, [std]))
+        limits = sums.limits(signed(clip / 10**6, sigma / 10**6), (0,))
+        z = Fraction(effective_multiplier(signed(clip / 10**6, sigma / 10**6), [std]))
         assert limits.whitened * max(z, Fraction(sigma, 10**6)) ** 2 <= 1 << 2 * sums.bits
 
 
@@ -503,10 +504,10 @@ def test_a_certificate_over_wrong_stds_breaks_the_bound(monkeypatch: pytest.Monk
     """The clip aims right, the certificate reads noise that is not there: it would let through what it must not."""
     right = CertifiedSums.limits
 
-    def doubled(self: CertifiedSums, clip: float, sigma: float, profile: tuple[int, ...]) -> Limits:
+    def doubled(self: CertifiedSums, *args) -> Limits:
         kept, self._stds = self._stds, [std / 2 for std in self._stds]
         try:
-            return right(self, clip, sigma, profile)
+            return right(self, *args)
         finally:
             self._stds = kept
 

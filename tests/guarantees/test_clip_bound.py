@@ -10,8 +10,9 @@ from dptrain.blocks.stack import layer_stack  # noqa: E402
 from dptrain.clipping.fast import FastSums  # noqa: E402
 from dptrain.clipping.resolver import Block, Schedule  # noqa: E402
 from dptrain.gradients.forms import Dense, Gather, Outer, add_weighted, gather, norm_sq  # noqa: E402
-from dptrain.routing import Bounds, Router, bounds_of  # noqa: E402
+from dptrain.routing import Bounds, Router  # noqa: E402
 from tests.reference.families import FAMILIES  # noqa: E402
+from tests.worlds.bounds import bounds_of  # noqa: E402
 
 
 def schedule_of(model, stds: list[float]) -> Schedule:

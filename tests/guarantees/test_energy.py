@@ -111,7 +111,7 @@ def test_routed_noise_has_the_energy_of_proposition_3(tmp_path) -> None:
     assert routed.planned.uniform == uniform.planned.routed == 4.0 * sum(expected.values())
     for name, std in routed.effective.items():
         own = next(r for r in routed.rules if r.name == name)
-        assert std >= own.noise_multiplier * own.clip_norm and uniform.effective[name] == 2.0
+        assert std >= own.bounds.noise_multiplier * own.bounds.clip_norm and uniform.effective[name] == 2.0
     print(f"energy: routed {routed.energy:.0f}, uniform {uniform.energy:.0f}, ratio {routed.energy / uniform.energy:.4f}, "
           f"Proposition 3 says {routed.planned.of_uniform:.4f}")  # fmt: skip
 
@@ -125,8 +125,8 @@ def optimum(rules, blocks) -> float:
     rows = []
     for own in rules:
         inside = numpy.array([own.name in block.classes for block in blocks])
-        caps = own.clip_norm * shares / math.sqrt(float((shares**2 * inside).sum())) * inside
-        rows.append((own.noise_multiplier * caps) ** 2)
+        caps = own.bounds.clip_norm * shares / math.sqrt(float((shares**2 * inside).sum())) * inside
+        rows.append((own.bounds.noise_multiplier * caps) ** 2)
     found = optimize.minimize(
         lambda x: float(sizes @ numpy.exp(x)) / sizes.sum(),
         numpy.full(len(blocks), math.log(4.0)),
@@ -160,7 +160,7 @@ def test_noise_under_budgets_has_the_energy_of_the_programmes_optimum(tmp_path) 
         spread = 5 * math.sqrt(2 / (block.coordinates * STEPS))
         assert abs(found / (block.coordinates * block.std**2) - 1) < spread, f"energy of block {block.name}"
     for own in budgets.rules:
-        assert budgets.effective[own.name] >= own.noise_multiplier * own.clip_norm
+        assert budgets.effective[own.name] >= own.bounds.noise_multiplier * own.bounds.clip_norm
     print(f"energy: budgets {budgets.energy:.0f}, optimum {best:.0f}, max rule {budgets.planned.routed:.0f}, "
           f"uniform {budgets.planned.uniform:.0f}, gap {budgets.planned.gap:.1e}")  # fmt: skip
 

@@ -30,6 +30,7 @@ from ledger.audit import verify_export  # noqa: E402
 from tests.reference import naive_certified, streams  # noqa: E402
 from tests.reference.families import FAMILIES  # noqa: E402
 from tests.reference.naive_families import Naive, integers  # noqa: E402
+from tests.worlds.bounds import signed  # noqa: E402
 from tests.worlds.trainer import Trainer, collate_tokens  # noqa: E402
 from tests.worlds.training import World, make_world, token_record  # noqa: E402
 
@@ -112,7 +113,8 @@ def test_every_release_is_noise_and_integers_of_the_definition_to_the_last_integ
             inside = [j for j, (_, g, _) in enumerate(named) if g in resolution.profile]
             own = [torch.zeros(named[j][2].shape, dtype=torch.float64) if grads[j] is None else grads[j] for j in inside]
             stds = [named[j][0] for j in inside]
-            k = naive(own, stds, resolution.clip_norm, resolution.noise_multiplier, bits, 2.0**-40)
+            clip, sigma, _ = resolution.bounds
+            k = naive(own, stds, clip / 1e6, sigma / 1e6, bits, 2.0**-40)
             for j, whole in zip(inside, k, strict=True):
                 expected[j] += whole
         trainer.one(step)
@@ -213,7 +215,7 @@ def test_integers_for_laplace_noise_keep_both_bounds_in_the_l1_norm(dtype: torch
                     g.view(-1)[0] = 1e3 if j == inside[0] else 0.0
                 gradients[j] = (g * {"huge": 1e25, "tiny": 1e-9}.get(kind, 1.0)).to(dtype)
             original = {j: g.clone() for j, g in gradients.items()}
-            limits = sums.limits(clip, sigma, profile)
+            limits = sums.limits(signed(clip, sigma), profile)
             assert limits.power == 1
             assert sums.certify(gradients, limits)
             k = [gradients[j].double().long() for j in inside]
@@ -235,7 +237,7 @@ def test_a_gradient_clipped_in_the_l2_norm_fails_the_l1_certificate() -> None:
     """L2 clipping under Laplace noise would be off by sqrt(d): no integers of such a norm are ever admitted."""
     sums, tensors = l1_sums()
     profile = tuple(sorted({g for g, _ in tensors}))
-    limits = sums.limits(1.0, 1.5, profile)
+    limits = sums.limits(signed(1.0, 1.5), profile)
     count = sum(t.coordinates for _, t in tensors)
     each = int((1 << sums.bits) / limits.multiplier / math.sqrt(count))  # L2 norm 1/z over all coordinates
     sizes: dict[int, float] = dict.fromkeys(profile, 0.0)
@@ -258,7 +260,7 @@ def test_what_is_not_finite_counts_as_zero_in_the_l1_norm() -> None:
     for value in (math.inf, -math.inf, math.nan):
         gradient = torch.zeros(tensors[0][1].shape, dtype=torch.float64)
         gradient.view(-1)[0] = value
-        assert not sums.certify({0: gradient}, sums.limits(1.0, 1.5, (tensors[0][0],)))
+        assert not sums.certify({0: gradient}, sums.limits(signed(1.0, 1.5), (tensors[0][0],)))
 
 
 def test_no_gradient_raises_in_the_l1_norm_however_large_or_small() -> None:
@@ -268,11 +270,11 @@ def test_no_gradient_raises_in_the_l1_norm_however_large_or_small() -> None:
     profile, shape = (tensors[place][0],), (3, 1 << 16)
     huge = torch.zeros(shape, dtype=torch.float64)
     huge[0, 0] = huge[2, 0] = 1.7e308  # in different chunks
-    assert not sums.certify({place: huge}, sums.limits(1.0, 1.5, profile))
+    assert not sums.certify({place: huge}, sums.limits(signed(1.0, 1.5), profile))
     for value in (5e-324, 1e-310, 1e-300, 1e300, 1.7e308):
         single = torch.zeros(shape, dtype=torch.float64)
         single[1, 5] = value
-        assert sums.certify({place: single}, sums.limits(10.0, 0.1, profile))
+        assert sums.certify({place: single}, sums.limits(signed(10.0, 0.1), profile))
         assert int(single.count_nonzero()) == (value > 1.0)
 
 
@@ -282,7 +284,7 @@ def test_without_the_l1_norm_the_bound_of_laplace_noise_breaks(monkeypatch: pyte
     sums, tensors = l1_sums()
     gradients = {j: torch.randn(t.shape, dtype=torch.float64) * 100 for j, (_, t) in enumerate(tensors)}
     profile = tuple(sorted({g for g, _ in tensors}))
-    assert sums.certify(gradients, sums.limits(1.0, 1.5, profile))
+    assert sums.certify(gradients, sums.limits(signed(1.0, 1.5), profile))
     k = [g.long() for g in gradients.values()]
     stds = [sums._stds[g] for g, _ in tensors]
     assert not naive_certified.holds_l1(k, stds, Fraction(1), Fraction(3, 2), sums.bits)

@@ -8,9 +8,10 @@ torch = pytest.importorskip("torch")
 
 from dptrain.blocks.stack import layer_stack  # noqa: E402
 from dptrain.clipping.resolver import Block, Schedule  # noqa: E402
-from dptrain.routing import FallbackNotice, Router, bounds_of  # noqa: E402
+from dptrain.routing import FallbackNotice, Router  # noqa: E402
 from tests.reference import naive  # noqa: E402
 from tests.reference.families import FAMILIES  # noqa: E402
+from tests.worlds.bounds import bounds_of  # noqa: E402
 
 
 def random_schedule(model, rng: random.Random, classes: int) -> Schedule:

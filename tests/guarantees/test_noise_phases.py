@@ -165,8 +165,9 @@ def hand(trainer: Trainer, name: str, steps: dict[float, int], **options: bool) 
     policy = trainer.private.policy
     rule = policy.class_rule(name)
     touched = [block.std for block in trainer.private.prepared.schedule.blocks if name in block.classes]
+    sigma, clip = rule.bounds.noise_multiplier, rule.bounds.clip_norm
     phases = [
-        accountants.Phase(max(rule.noise_multiplier, scale * min(touched) / rule.clip_norm), float(rule.sampling_rate), count)
+        accountants.Phase(max(sigma, scale * min(touched) / clip), float(rule.sampling_rate), count)
         for scale, count in steps.items()
     ]
     return accountants.epsilon_of_phases(phases, float(policy.delta), **options)

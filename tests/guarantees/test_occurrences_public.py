@@ -44,7 +44,7 @@ def test_a_run_is_recorded_counted_and_audited(tmp_path, mode) -> None:
     private, ledger = trainer.private, trainer.private.opened.recorder.ledger
     for number, slot in enumerate(private.prepared.pool.slots):
         count = sum(number in step for step in drawn)
-        bound = accountants.gaussian.epsilon_of_mu(math.sqrt(count) / slot.resolution.noise_multiplier, 1e-5)
+        bound = accountants.gaussian.epsilon_of_mu(math.sqrt(count) / slot.resolution.bounds.noise_multiplier, 1e-5)
         spent = ledger.epsilon(slot.descriptor_hash)
         if mode == SCHEDULED:
             exact = accountants.gaussian.epsilon_of_mu(math.sqrt(count) / slot.resolution.multiplier, 1e-5)
@@ -64,7 +64,7 @@ def test_a_run_is_recorded_counted_and_audited(tmp_path, mode) -> None:
         replaced = accountants.gaussian.epsilon_of_mu(2 * math.sqrt(max(c.loss for c in spent)), 1e-5)
         assert summed.epsilon_replace == pytest.approx(replaced) and row["epsilon_replace"] == pytest.approx(replaced)
         if mode == LITERAL:  # all that holds of every step, whoever else is drawn
-            assert summed.noise_multiplier == min(c.terms.sigma_micro for c in spent) / 1e6
+            assert summed.noise_multiplier == min(c.terms.bounds.sigma_micro for c in spent) / 1e6
 
 
 def scores(trainer: Trainer, gradient: float = 0.0) -> tuple[list[float], int]:
@@ -79,7 +79,8 @@ def scores(trainer: Trainer, gradient: float = 0.0) -> tuple[list[float], int]:
         own: dict[str, float] = {}
         for number in draws_of(trainer)[-1].drawn:
             found = private.prepared.pool.slots[number].resolution
-            own[found.class_name] = own.get(found.class_name, 0.0) + (found.clip_norm * found.noise_multiplier) ** 2
+            brought = (found.bounds.clip_norm * found.bounds.noise_multiplier) ** 2
+            own[found.class_name] = own.get(found.class_name, 0.0) + brought
         for g, tensor in private.prepared.router.tensors:
             variance = sum(own.get(name, 0.0) for name in private.prepared.schedule.blocks[g].classes)
             value = tensor.parameter.grad.double() * private.policy.normalizer
@@ -175,9 +176,9 @@ def test_gradients_are_clipped_to_what_was_signed_under_literal_noise(tmp_path, 
     for rows in next(iter(trainer.steps)):
         trainer.private.backward(1e6 * trainer.losses(rows), rows)
     slot = trainer.private.prepared.pool.slots[draws_of(trainer)[0].drawn[0]].resolution
-    assert not sigma or slot.noise_multiplier == float(sigma)
+    assert not sigma or slot.bounds.noise_multiplier == float(sigma)
     norm = math.sqrt(sum(float(total.square().sum()) for total in kept))
-    assert 0.9 * slot.clip_norm < norm <= slot.clip_norm
+    assert 0.9 * slot.bounds.clip_norm < norm <= slot.bounds.clip_norm
     trainer.close()
 
 

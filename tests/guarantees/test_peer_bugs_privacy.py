@@ -28,7 +28,7 @@ from dptrain.engine.release import PrivateGradients  # noqa: E402
 from dptrain.errors import CoupledModel, LossShape, NotPrivateUse, ResumeRefused  # noqa: E402
 from dptrain.gradients import forms, rules  # noqa: E402
 from dptrain.noise import KeyStream, LatticeGaussian  # noqa: E402
-from dptrain.routing import Router, bounds_of  # noqa: E402
+from dptrain.routing import Router  # noqa: E402
 from tests.guarantees.peers import (  # noqa: E402
     KEY,
     Net,
@@ -47,6 +47,7 @@ from tests.guarantees.peers import (  # noqa: E402
     whole_schedule,
 )
 from tests.reference.families import FAMILIES  # noqa: E402
+from tests.worlds.bounds import bounds_of  # noqa: E402
 
 # --- one owner of the bound ------------------------------------------------------------------------------------------
 
@@ -65,7 +66,11 @@ def test_clip_and_noise_follow_one_bound(tmp_path, monkeypatch, clip: str) -> No
 
     check()
     # The whitened clip alone would still hold the bound: a fault must get past both clips.
-    monkeypatch.setattr(drawing, "bounds_of", lambda rows, g: bounds_of([(10 * c, s / 10, p) for c, s, p in rows], g))
+
+    def tenfold(rows: list, blocks: int):
+        return bounds_of([(10 * own.clip_norm, own.noise_multiplier / 10, profile) for own, profile in rows], blocks)
+
+    monkeypatch.setattr(drawing, "bounds_of", tenfold)
     must_fail(check)
 
 

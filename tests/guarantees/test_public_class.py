@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO  # noqa: E402
+from attest.descriptor import PUBLIC_BOUNDS  # noqa: E402
 from attest.keys import public_bytes  # noqa: E402
 from dptrain.clipping.fast import FastSums  # noqa: E402
 from dptrain.clipping.public import PublicSums  # noqa: E402
@@ -26,6 +26,7 @@ from ledger.audit import verify_export  # noqa: E402
 from ledger.errors import LeafRefused  # noqa: E402
 from ledger.leaves import Epoch, EpochClass, Spend, decode_leaf  # noqa: E402
 from ledger.report import write_report  # noqa: E402
+from tests.worlds.bounds import signed  # noqa: E402
 from tests.worlds.trainer import Trainer, collate_tokens  # noqa: E402
 from tests.worlds.training import World, make_world, token_record  # noqa: E402
 
@@ -225,7 +226,7 @@ def test_kinds_never_share_a_microbatch(tmp_path, monkeypatch) -> None:
 @pytest.mark.parametrize("clip, sigma", [(1e9, 2e-6), (999999999.999999, 1e-6), (1.0, 1.0), (1e9, 1.0)])
 def test_only_the_bounds_that_say_public_come_to_the_public_sums(tmp_path, clip, sigma) -> None:
     trainer = Trainer(world_of(tmp_path, per_class=1, steps=1))
-    bounds = bounds_of([(PUBLIC_CLIP_MICRO / 1e6, PUBLIC_NOISE_MICRO / 1e6, (0,)), (clip, sigma, (0,))], 1)
+    bounds = bounds_of([(PUBLIC_BOUNDS, (0,)), (signed(clip, sigma), (0,))], 1)
     with pytest.raises(NotPrivateUse):
         trainer.private.prepared.folding.public.add({}, bounds)
     trainer.close()

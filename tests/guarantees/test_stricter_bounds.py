@@ -11,9 +11,9 @@ from attest.schedule import block_std, effective_multiplier  # noqa: E402
 from dptrain.blocks.stack import layer_stack  # noqa: E402
 from dptrain.clipping.fast import FastSums  # noqa: E402
 from dptrain.clipping.resolver import Block, Schedule  # noqa: E402
-from dptrain.routing import bounds_of  # noqa: E402
 from ledger.accountants import epsilon  # noqa: E402
 from tests.guarantees.peers import must_fail  # noqa: E402
+from tests.worlds.bounds import bounds_of, signed  # noqa: E402
 
 M = 10**6
 DESIGNS = 800
@@ -26,7 +26,8 @@ def design(rng: random.Random) -> tuple[float, float]:
         The part of its gradient's norm that the dual clip keeps, and the part that clipping to min s_l / sigma_i keeps.
     """
     layers, count = rng.randint(4, 24), rng.randint(2, 5)
-    presets = [(round(M * 10 ** rng.uniform(-0.3, 0.6)), round(M * 10 ** rng.uniform(-0.5, 0.5))) for _ in range(count)]
+    sigmas_and_clips = [(10 ** rng.uniform(-0.3, 0.6), 10 ** rng.uniform(-0.5, 0.5)) for _ in range(count)]
+    presets = [signed(clip, sigma) for sigma, clip in sigmas_and_clips]
     bands = []
     for _ in range(count):
         low = rng.randrange(layers)
@@ -38,7 +39,7 @@ def design(rng: random.Random) -> tuple[float, float]:
     stack = layer_stack(model, "0")
     blocks = tuple(Block(f"b{g}", (g,), (stack.tensors[g],), ("a",), std) for g, std in enumerate(stds))
     sums = FastSums(Schedule(stack, blocks, {"a": tuple(bands[k])}, ()), [], torch.float64)
-    sigma, clip = presets[k][0] * rng.uniform(1.5, 8) / M, presets[k][1] / M
+    sigma, clip = round(presets[k].noise_multiplier * rng.uniform(1.5, 8), 6), presets[k].clip_norm
     norms = torch.tensor([[(10 ** rng.uniform(-1, 1) * 100) ** 2 for _ in range(layers)]], dtype=torch.float64)
     bounds = bounds_of([(clip, sigma, tuple(bands[k]))], layers)
     kept = float(sums.coefficients(norms, bounds).amax())
@@ -80,6 +81,6 @@ def test_the_comparison_sees_a_dual_clip_at_the_least_noise(monkeypatch: pytest.
 @pytest.mark.parametrize(("sigma", "clip", "z", "spent"), [(1, 1.0, 1.0, 1.828), (2, 1.0, 2.0, 0.622), (4, 0.5, 4.0, 0.272)])
 def test_golden_figures_of_bounds_under_unit_noise(sigma: float, clip: float, z: float, spent: float) -> None:
     """Class preset sigma 1, C 1: signed (1, 1), (2, 1) and (4, 0.5); q = 0.01, 1000 steps, delta 1e-5."""
-    found = effective_multiplier(round(sigma * M), round(clip * M), [1.0])
+    found = effective_multiplier(signed(clip, sigma), [1.0])
     assert found == z
     assert epsilon(found, 0.01, 1000, 1e-5) == pytest.approx(spent, abs=6e-4)

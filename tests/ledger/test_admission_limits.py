@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
+from attest.descriptor import PUBLIC_BOUNDS
 from ledger.leaves import Admit, Header, Previous
 from ledger.note import NoteSigner
 from ledger.replay import Replay
@@ -19,7 +19,7 @@ def header(*, public: bool = False, previous: tuple[Previous, ...] = ()) -> Head
     """Two classes with bounds, or ``open`` as a public one."""
     rules = signed_policy().policy.classes
     if public:
-        bounds = {"clip_norm_micro": PUBLIC_CLIP_MICRO, "noise_multiplier_micro": PUBLIC_NOISE_MICRO}
+        bounds = {"clip_norm_micro": PUBLIC_BOUNDS.clip_micro, "noise_multiplier_micro": PUBLIC_BOUNDS.sigma_micro}
         rules = (replace(rules[0], public=True, **bounds), rules[1])
     policy = signed_policy(classes=rules, min_clip_norm_micro=1_000)
     return header_spec(policy, previous=previous).header(origin=SIGNER.name, log_vkey=SIGNER.vkey, time=START)
@@ -76,8 +76,8 @@ def test_something_is_carried_only_from_runs_that_are_counted_and_by_who_has_an_
 def test_who_is_public_signed_neither_a_limit_nor_bounds():
     found = header(public=True)
     assert codes(found, max_epsilon_micro=1, max_delta_pico=1) == ["BUDGET"]
-    assert codes(found, clip_micro=PUBLIC_CLIP_MICRO - 1) == ["PUBLIC"]
-    assert codes(found, sigma_micro=PUBLIC_NOISE_MICRO + 1) == ["PUBLIC"]
+    assert codes(found, clip_micro=PUBLIC_BOUNDS.clip_micro - 1) == ["PUBLIC"]
+    assert codes(found, sigma_micro=PUBLIC_BOUNDS.sigma_micro + 1) == ["PUBLIC"]
 
 
 def test_bounds_are_judged_again_wherever_one_of_them_differs(monkeypatch):

@@ -35,7 +35,7 @@ def test_everybody_is_shown_its_own_admission_before_and_after_its_leaf_went(run
     run.ledger.prune(who_stays=True)
     for n, proof in before.items():
         terms = verify_admitted(parse_admitted(proof.to_bytes()), run.leaf)
-        assert terms.clip_micro == {3: 500_000, 4: 250_000}.get(n, 1_000_000) and terms.class_index == (n in (3, 4))
+        assert terms.bounds.clip_micro == {3: 500_000, 4: 250_000}.get(n, 1_000_000) and terms.class_index == (n in (3, 4))
         place = {1: 1, 2: 2, 3: 3, 4: 4, 5: 13, 6: 14}[n]
         assert proof.shown.member == Member(descriptor(n), place, admission(n).anchor)
     for n in (1, 3, 5):

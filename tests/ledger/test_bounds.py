@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
+from attest.descriptor import PUBLIC_BOUNDS
 from attest.policy import ClassRule
 from dptrain.cli.ledger.show import audit_text
 from dptrain.cli.results import print_text
@@ -74,9 +74,9 @@ def test_without_the_registry_a_pruned_ledger_is_told(pruned, tmp_path):
 # --- Public classes --------------------------------------------------------------------------------------
 
 
-PUBLIC = {"clip_norm_micro": PUBLIC_CLIP_MICRO, "noise_multiplier_micro": PUBLIC_NOISE_MICRO}
+PUBLIC = {"clip_norm_micro": PUBLIC_BOUNDS.clip_micro, "noise_multiplier_micro": PUBLIC_BOUNDS.sigma_micro}
 LIMIT = {"max_epsilon_micro": 50_000_000, "max_delta_pico": 1_000_000}
-QUOTED = {"clip_micro": PUBLIC_CLIP_MICRO, "sigma_micro": PUBLIC_NOISE_MICRO, "max_epsilon_micro": 0, "max_delta_pico": 0}
+QUOTED = {**PUBLIC_BOUNDS._asdict(), "max_epsilon_micro": 0, "max_delta_pico": 0}
 
 
 def public_run() -> Told:

@@ -8,10 +8,10 @@ from fractions import Fraction
 import pytest
 from spends import told
 
-from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
+from attest.descriptor import PUBLIC_BOUNDS, SignedBounds
 from attest.errors import ValueRefused
 from attest.policy import ClassRule, DepthRule
-from attest.schedule import occurrence_loss, realised_std, realised_variance
+from attest.schedule import occurrence_loss, realised_std
 from ledger import accountants
 from ledger.audit import verify_export
 from ledger.errors import LeafRefused
@@ -126,12 +126,12 @@ def test_spend_leaves_hold_the_epsilon_and_are_recomputed(driver, tmp_path):
 
 
 def test_the_variance_of_a_step_is_that_of_those_drawn():
-    assert realised_variance([]) == 0 and realised_std(0) == 0.0
-    variance = realised_variance([(10**6, 10**6), (3_000_000, 500_000)])
+    assert realised_std(0) == 0.0
+    variance = SignedBounds(10**6, 10**6).variance + SignedBounds(500_000, 3_000_000).variance
     assert realised_std(variance) == pytest.approx(math.sqrt(1 + 2.25))
-    assert occurrence_loss(500_000, variance) == pytest.approx(0.25 / 3.25)
+    assert occurrence_loss(SignedBounds(500_000, 3_000_000), variance) == pytest.approx(0.25 / 3.25)
     with pytest.raises(ValueRefused):
-        occurrence_loss(500_000, 0)
+        occurrence_loss(SignedBounds(500_000, 3_000_000), 0)
 
 
 @pytest.mark.parametrize("driver", [LITERAL], indirect=True)
@@ -312,7 +312,7 @@ def test_counted_occurrences_are_dearer_than_secret_ones():
 def test_an_auditor_admits_to_a_public_class_only_who_signed_that(tmp_path, clip, sigma, codes):
     """Bounds one unit stricter than those that say public would do in a private class: they ask for a clip and for noise."""
     private = signed_policy().policy.classes[0]
-    bounds = PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
+    bounds = PUBLIC_BOUNDS[:2]
     band = DepthRule(band=(Fraction(1, 2), Fraction(1)))
     public = ClassRule(
         name="sensitive",

@@ -54,7 +54,7 @@ def figures(ledger: Ledger) -> dict:
     run = ledger.state
     return {
         "epsilons": [run.epsilon(item) for item in run.contributions.values()],
-        "terms": [(item.seq, item.active, item.terms.clip_micro) for item in run.contributions.values()],
+        "terms": [(item.seq, item.active, item.terms.bounds.clip_micro) for item in run.contributions.values()],
         "pools": [run.register.pool(place)[0] for place in range(2)],
         "totals": run.totals(),
         "charged": (run.charged_phases, run.position, run.attempt, run.spends),

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
+from attest.descriptor import PUBLIC_BOUNDS
 from attest.policy import ClassRule
 from ledger import accountants
 from ledger.audit import verify_export
@@ -35,14 +35,14 @@ KINDS = [
     ("open", 1.0, {"carried_micro": 7}),
     ("open", 1.0, {"max_epsilon_micro": 10**10, "max_delta_pico": 10**6}),
     ("sensitive", 3.0, {}),
-    ("public", None, {"clip_micro": PUBLIC_CLIP_MICRO, "sigma_micro": PUBLIC_NOISE_MICRO}),
+    ("public", None, {"clip_micro": PUBLIC_BOUNDS.clip_micro, "sigma_micro": PUBLIC_BOUNDS.sigma_micro}),
 ]
 """Class, effective noise multiplier, and what is signed beside the presets; public contributions are never accounted for."""
 
 
 def policy(**changes: object):
     rules = signed_policy().policy.classes
-    bounds = {"clip_norm_micro": PUBLIC_CLIP_MICRO, "noise_multiplier_micro": PUBLIC_NOISE_MICRO}
+    bounds = {"clip_norm_micro": PUBLIC_BOUNDS.clip_micro, "noise_multiplier_micro": PUBLIC_BOUNDS.sigma_micro}
     public = ClassRule(name="public", public=True, sampling_rate=rules[0].sampling_rate, depth=rules[0].depth, **bounds)
     return signed_policy(steps=400, redo_steps=400, classes=(*rules, public), **changes)
 

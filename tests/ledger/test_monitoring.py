@@ -50,9 +50,7 @@ def admitted(own: Mine, **changes) -> AdmitSpec:
             descriptor_hash=own.descriptor_hash,
             class_name="open",
             profile_id=0,
-            clip_micro=signed.clip_norm_micro,
-            sigma_micro=signed.noise_multiplier_micro,
-            max_occurrences=signed.max_occurrences,
+            **signed.bounds._asdict(),
             attestation_hash=own.attestation_hash,
             key_id=own.key_id,
             anchor=signed.content,
@@ -282,16 +280,16 @@ def test_a_ledger_that_names_nobody_is_told_beside_one_that_names_the_contributi
     assert row.withdrawn is not None and (row.seq, row.unnamed) == (None, 2)
 
 
-def test_in_a_public_class_no_epsilon_is_claimed(tmp_path):
-    from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
+@pytest.mark.parametrize("limit", [(None, None), (50_000_000, 10**6)], ids=["no limit", "a limit"])
+def test_in_a_public_class_no_epsilon_is_claimed_and_a_signed_limit_binds_nothing(tmp_path, limit):
+    from attest.descriptor import PUBLIC_BOUNDS
 
     policy = signed_policy()
-    rule = replace(
-        policy.policy.classes[0], public=True, clip_norm_micro=PUBLIC_CLIP_MICRO, noise_multiplier_micro=PUBLIC_NOISE_MICRO
-    )
+    bounds = {"clip_norm_micro": PUBLIC_BOUNDS.clip_micro, "noise_multiplier_micro": PUBLIC_BOUNDS.sigma_micro}
+    rule = replace(policy.policy.classes[0], public=True, **bounds)
     spec = header_spec(signed_policy(classes=(rule, policy.policy.classes[1])))
-    free = {"max_epsilon_micro": None, "max_delta_pico": None, "max_occurrences": 0}
-    own = mine(1, clip_norm_micro=PUBLIC_CLIP_MICRO, noise_multiplier_micro=PUBLIC_NOISE_MICRO, **free)
+    free = {"max_epsilon_micro": limit[0], "max_delta_pico": limit[1], "max_occurrences": 0}
+    own = mine(1, **bounds, **free)
     with Ledger.create(tmp_path / "ledger.db", spec, SIGNER, now=START) as ledger:
         driver = Driver(ledger)
         driver.admit(admitted(own, max_epsilon_micro=0, max_delta_pico=0))

@@ -9,6 +9,7 @@ import pytest
 from spends import changing, rows_of, with_rows
 from test_export import VKEYS, codes, rebuilt, seq_of, stored_leaves, write
 
+from attest.descriptor import SignedBounds
 from attest.keys import public_bytes
 from attest.policy import NoisePhase
 from attest.schedule import Phases
@@ -379,7 +380,7 @@ def test_a_spend_names_the_least_noise_of_what_was_charged(driver):
 def test_more_noise_than_an_accountant_reads_counts_as_the_most_that_it_reads(driver):
     driver.admit(admission(1, clip_micro=1), admission(2))
     to_step(driver, 8)
-    assert driver.ledger.state.expenditure.multipliers(0, 10**6, 1) == (1e15, 1e6)
+    assert driver.ledger.state.expenditure.multipliers(0, SignedBounds(1, 10**6)) == (1e15, 1e6)
     assert epsilon(driver, 1) == 0.0 < epsilon(driver, 2)
     driver.epoch()
 

@@ -31,7 +31,7 @@ def told(ledger: Ledger, numbers: Iterable[int] = EVERYBODY) -> dict:
         "epsilons": {n: ledger.epsilon(descriptor(n)) for n in numbers},
         "steps": {n: run.expenditure.steps(run.contributions[descriptor(n)], run.charged_phases) for n in numbers},
         "terms": {n: (run.contributions[descriptor(n)].seq, run.contributions[descriptor(n)].active) for n in numbers},
-        "bounds": {n: run.contributions[descriptor(n)].terms.clip_micro for n in numbers},
+        "bounds": {n: run.contributions[descriptor(n)].terms.bounds.clip_micro for n in numbers},
         "pools": [run.register.pool(place) for place in range(2)],
         "next": run.charge_classes(),
         "totals": run.totals(),

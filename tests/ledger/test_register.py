@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
+from attest.descriptor import PUBLIC_BOUNDS
 from ledger.errors import LeafRefused
 from ledger.leaves import Admit
 from ledger.merkle import root
@@ -79,7 +79,7 @@ def present(register: Register) -> list[tuple[int, bytes, bool]]:
 
 def test_a_group_is_the_root_over_all_who_joined_with_nothing_where_one_left():
     rules = signed_policy().policy.classes
-    bounds = {"clip_norm_micro": PUBLIC_CLIP_MICRO, "noise_multiplier_micro": PUBLIC_NOISE_MICRO}
+    bounds = {"clip_norm_micro": PUBLIC_BOUNDS.clip_micro, "noise_multiplier_micro": PUBLIC_BOUNDS.sigma_micro}
     register = Register((rules[0], replace(rules[1], public=True, **bounds)))
     first, second, third = (admitted(register, seq) for seq in (1, 2, 3))
     public = admitted(register, 4, class_name="sensitive")

@@ -7,6 +7,7 @@ from fractions import Fraction
 import pytest
 from release_models import WEIGHTS, model, run_to_the_end, safetensors
 
+from attest.descriptor import SignedBounds
 from attest.policy import ClassRule, DepthRule
 from ledger.errors import ExportRefused, LeafRefused, ReleaseRefused, StorageFailed
 from ledger.leaves import Release, decode_leaf
@@ -124,7 +125,7 @@ def test_a_run_that_stops_early_is_promised_the_planned_horizon_and_not_less(run
     made = release(run.ledger, model(tmp_path / "model"), now=run.tick())
     assert made.manifest.horizon and any("planned horizon" in sentence for sentence in made.manifest.statements)
     for place, row in enumerate(made.manifest.classes):
-        z = run.ledger.state.expenditure.multipliers(place, *[(10**6, 10**6), (3 * 10**6, 5 * 10**5)][place])
+        z = run.ledger.state.expenditure.multipliers(place, SignedBounds(*[(10**6, 10**6), (5 * 10**5, 3 * 10**6)][place]))
         planned = run.ledger.state.expenditure.of_group(place, z, (50,))
         assert so_far[place].epsilon < planned == pytest.approx(row.epsilon_micro / 1e6, abs=2e-6)
     assert check_release(tmp_path / "model", [SIGNER.vkey]).verdict == "TOLD"

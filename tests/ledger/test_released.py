@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
+from attest.descriptor import PUBLIC_BOUNDS
 from attest.policy import DepthRule
 from ledger.audit import verify_export
 from ledger.log import Ledger
@@ -70,14 +70,14 @@ def test_a_release_before_the_end_is_told_with_the_cost_of_the_planned_horizon_a
 
 def test_a_public_class_has_no_figure_and_a_part_without_influence_costs_nothing(path):
     rules = signed_policy().policy.classes
-    bounds = {"clip_norm_micro": PUBLIC_CLIP_MICRO, "noise_multiplier_micro": PUBLIC_NOISE_MICRO}
+    bounds = {"clip_norm_micro": PUBLIC_BOUNDS.clip_micro, "noise_multiplier_micro": PUBLIC_BOUNDS.sigma_micro}
     public = replace(rules[0], depth=DepthRule(adapter="one"), public=True, **bounds)
     own = replace(rules[1], depth=DepthRule(adapter="two"))
     adapters = (parameter(f"layers.0.{name}", adapter=name) for name in ("one", "two"))
     stack = stack_of(1, *adapters, parameter("head.weight", 5))
     with Ledger.create(path, header_spec(signed_policy(classes=(public, own)), stack=stack), SIGNER, now=START) as ledger:
         driver = Driver(ledger)
-        driver.admit(admission(1, clip_micro=PUBLIC_CLIP_MICRO, sigma_micro=PUBLIC_NOISE_MICRO), admission(2, "sensitive"))
+        driver.admit(admission(1, **PUBLIC_BOUNDS._asdict()), admission(2, "sensitive"))
         driver.steps(1)
         ledger.sign_checkpoint()
         ledger.record_release(bytes(32), bytes(32), 4, now=driver.tick())

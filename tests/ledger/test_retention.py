@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
+from attest.descriptor import PUBLIC_BOUNDS
 from ledger.audit import verify_export
 from ledger.errors import LeafRefused
 from ledger.leaves import Epoch, SummaryKind, encode_leaf
@@ -120,10 +120,11 @@ def test_opening_recomputes_a_summary(run, path):
 def test_public_classes_and_early_leavers(path):
     """Nobody's epsilon is summed in a public class; its members are in aggregates as any others."""
     rules = signed_policy().policy.classes
-    public = replace(rules[0], clip_norm_micro=PUBLIC_CLIP_MICRO, noise_multiplier_micro=PUBLIC_NOISE_MICRO, public=True)
+    bounds = {"clip_norm_micro": PUBLIC_BOUNDS.clip_micro, "noise_multiplier_micro": PUBLIC_BOUNDS.sigma_micro}
+    public = replace(rules[0], **bounds, public=True)
     policy = signed_policy(classes=(public, rules[1]), retention_epochs=1)
     driver = Driver(Ledger.create(path, header_spec(policy), SIGNER, now=START))
-    signed = {"clip_micro": PUBLIC_CLIP_MICRO, "sigma_micro": PUBLIC_NOISE_MICRO}
+    signed = PUBLIC_BOUNDS._asdict()
     driver.admit(admission(1, **signed), admission(2, **signed), admission(3, "sensitive"))
     driver.steps(1)
     driver.withdraw(2)
@@ -135,7 +136,7 @@ def test_public_classes_and_early_leavers(path):
         row = leaf.classes[0]
         assert (row.contributions, row.active, row.sum_epsilon_micro, row.max_epsilon_micro) == (2, 1, None, None)
         assert [found.terms[:3] for found, _ in ledger.state.tally.summarised] == [
-            (0, PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO),
+            (0, *PUBLIC_BOUNDS[:2]),
             (1, 500_000, 3_000_000),
         ]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
+from attest.descriptor import PUBLIC_BOUNDS
 from attest.policy import DepthRule
 from attest.schema.plain import commit_content
 from attest.withdrawal import EXPIRED
@@ -341,10 +341,10 @@ def test_a_contribution_that_was_never_drawn_in_public_influenced_nothing(make):
 
 def test_a_public_class_in_one_run_leaves_no_bound_over_all(make, first):
     rules = signed_policy().policy.classes
-    bounds = {"clip_norm_micro": PUBLIC_CLIP_MICRO, "noise_multiplier_micro": PUBLIC_NOISE_MICRO}
+    bounds = {"clip_norm_micro": PUBLIC_BOUNDS.clip_micro, "noise_multiplier_micro": PUBLIC_BOUNDS.sigma_micro}
     public = replace(rules[0], public=True, depth=DepthRule(layers=(0,)), **bounds)
     made = make("two.db", SECOND, START + 1000, policy=signed_policy(classes=(public, rules[1])))
-    limits = {"clip_micro": PUBLIC_CLIP_MICRO, "sigma_micro": PUBLIC_NOISE_MICRO}
+    limits = {"clip_micro": PUBLIC_BOUNDS.clip_micro, "sigma_micro": PUBLIC_BOUNDS.sigma_micro}
     made.driver.admit(admission(1, anchor=ANCHOR, **limits), admission(3, "sensitive"))
     made.driver.steps(1)
     found = traced(first, made.closed())

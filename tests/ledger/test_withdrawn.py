@@ -4,6 +4,7 @@ import hashlib
 
 import pytest
 
+from attest.descriptor import SignedBounds
 from attest.schema.plain import commit_content
 from ledger.accountants import epsilon_group, epsilon_occurrences
 from ledger.errors import LeafRefused, LedgerError
@@ -47,7 +48,7 @@ def test_a_time_that_may_depend_on_the_model_is_given_the_epsilon_of_the_whole_h
     run.withdraw(1)
     (row,) = withdrawal_statement(run.ledger.state).rows
     expenditure = run.ledger.state.expenditure
-    assert row.planned == expenditure.of_group(0, expenditure.multipliers(0, 10**6, 10**6), (50,)) > row.epsilon
+    assert row.planned == expenditure.of_group(0, expenditure.multipliers(0, SignedBounds(10**6, 10**6)), (50,)) > row.epsilon
 
 
 @pytest.mark.slow
@@ -59,7 +60,7 @@ def test_the_bound_for_a_set_grows_with_it_and_is_that_of_a_group(run):
         run.withdraw(n)
         found.append(withdrawal_statement(run.ledger.state).epsilon)
     assert found == sorted(set(found))
-    z = run.ledger.state.expenditure.multipliers(0, 10**6, 10**6)[0]
+    z = run.ledger.state.expenditure.multipliers(0, SignedBounds(10**6, 10**6))[0]
     assert found[-1] == epsilon_group(z, 0.02, 40, 6, 1e-6) > 6 * found[0] * 0.9
     some = withdrawal_statement(run.ledger.state, [descriptor(1), descriptor(3)])
     assert (some.members, some.epsilon) == (2, found[1])

@@ -10,11 +10,12 @@ from torch import nn
 
 from dptrain.blocks.stack import layer_stack
 from dptrain.clipping.resolver import Block, Schedule
-from dptrain.routing import Router, bounds_of
+from dptrain.routing import Router
 from dptrain.routing.couplings import refuse_coupled
 from dptrain.routing.probes import P0_TOLERANCE, Exact, check_exact
 from dptrain.sandbox import Sandbox
 from tests.reference import naive
+from tests.worlds.bounds import bounds_of
 
 Losses = Callable[[nn.Module, dict], torch.Tensor]
 

@@ -7,11 +7,12 @@ import torch
 from torch import nn
 
 from dptrain.data.microbatch import Microbatch, row_names
-from dptrain.routing import Router, bounds_of
+from dptrain.routing import Router
 from dptrain.routing.compiled import CompiledLoss
 from dptrain.sandbox import Sandbox
 from tests.reference.compare import random_schedule, rows_of
 from tests.reference.families import FAMILIES, Family
+from tests.worlds.bounds import bounds_of
 
 
 def mlp(width: int = 6, dropout: float = 0.0) -> Family:

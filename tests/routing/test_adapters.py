@@ -67,7 +67,7 @@ def test_noise_is_the_largest_demand_of_the_classes_that_share_an_adapter() -> N
     model = adapted(lora(), lora(), both=True)
     rules = {"clinic": bound("clinic"), "lab": bound("lab"), "everywhere": DepthRule(band=(Fraction(0), Fraction(1)))}
     policy = policy_of(**rules)
-    presets = {rule.name: (rule.noise_multiplier_micro, rule.clip_norm_micro) for rule in policy.classes}
+    presets = {rule.name: rule.bounds for rule in policy.classes}
     schedule = bind(policy, layer_stack(model))
     for block in schedule.blocks:
         assert block.classes == (block.adapter, "everywhere")

@@ -171,8 +171,9 @@ def test_noise_of_every_block_honours_every_class_that_may_touch_it() -> None:
         )  # fmt: skip
         schedule = bind(policy, stack)
         for block in schedule.blocks:
-            needs = [policy.class_rule(n).noise_multiplier * policy.class_rule(n).clip_norm for n in block.classes]
+            presets = [policy.class_rule(n).bounds for n in block.classes]
+            needs = [preset.noise_multiplier * preset.clip_norm for preset in presets]
             assert block.std == pytest.approx(max(needs), rel=1e-12)
         for rule in rules:
             least = min(schedule.blocks[i].std for i in schedule.profiles[rule.name])
-            assert least / rule.clip_norm >= rule.noise_multiplier * (1 - 1e-12)
+            assert least / rule.bounds.clip_norm >= rule.bounds.noise_multiplier * (1 - 1e-12)

@@ -10,11 +10,12 @@ from attest.schedule.stack import places_name  # noqa: E402
 from dptrain.blocks.stack import EMBEDDINGS, HEAD, layer_stack  # noqa: E402
 from dptrain.clipping.resolver import bind  # noqa: E402
 from dptrain.errors import UnsupportedModule, UnsupportedPolicy  # noqa: E402
-from dptrain.routing import Router, bounds_of  # noqa: E402
+from dptrain.routing import Router  # noqa: E402
 from dptrain.routing.probes import check_exact, check_order  # noqa: E402
 from tests.reference.compare import block_squares  # noqa: E402
 from tests.reference.families import FAMILIES  # noqa: E402
 from tests.routing.test_depth_and_resolver import band, policy_of, profile_names  # noqa: E402
+from tests.worlds.bounds import bounds_of  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -208,12 +208,8 @@ def _within(signed: ContributionDescriptor, rule: ClassRule, policy: Policy) -> 
     """Tells whether the gate's comparisons of bounds would pass."""
     if rule.public:
         return signed.public
-    clip, noise = signed.clip_norm_micro, signed.noise_multiplier_micro
-    return (
-        policy.min_clip_norm_micro <= clip <= rule.clip_norm_micro
-        and noise >= rule.noise_multiplier_micro
-        and noise >= policy.min_noise_multiplier_micro
-    )
+    (clip, noise, _), (most, least, _) = signed.bounds, rule.bounds  # no preset is below the floor
+    return policy.min_clip_norm_micro <= clip <= most and noise >= least
 
 
 def _sorted(counts: Counter[str]) -> dict[str, int]:

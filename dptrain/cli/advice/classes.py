@@ -245,7 +245,7 @@ def _dominated_per_sample(case: Case, planned: ClassPlan) -> Iterator[Consequenc
         return
     loudest = max(louder, key=lambda block: block.std)
     name = max(loudest.classes, key=lambda item: most[item])
-    clip = rounded(case.policy.class_rule(name).clip_norm * math.sqrt(variance / most[name]), 3, up=False)
+    clip = rounded(case.policy.class_rule(name).bounds.clip_norm * math.sqrt(variance / most[name]), 3, up=False)
     times = number(loudest.std / math.sqrt(variance))
     yield warning(
         "NOISE_DOMINATED",

@@ -401,7 +401,7 @@ def _tight_floor(case: Case) -> Iterator[Consequence]:
         yield warning(
             "FLOOR_TIGHT",
             f"floors.clip_norm {floor / 1e6:g} leaves contributors of class {smallest.name} next to no room to sign a stricter "
-            f"clip norm than its preset {smallest.clip_norm:g}; the floor protects nobody, {value} would do",
+            f"clip norm than its preset {smallest.bounds.clip_norm:g}; the floor protects nobody, {value} would do",
             Change("clip_norm in [floors]", value),
         )
 

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from attest import keys, signed_file
 from attest.corpus import SigningTemplate, sign_corpus
 from attest.corpus.records import SUFFIX
-from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
+from attest.descriptor import PUBLIC_BOUNDS
 from attest.fixed_point import PICO, to_micro, to_pico
 from attest.policy import Policy
 from attest.registry import KeyStatement, peek
@@ -132,7 +132,7 @@ def sign(
     if policy is not None:
         rules, _ = inputs.read_policy(policy, owner_key)
         rule = rules.class_rule(admissibility_class)
-        corpus, clip_micro, noise_micro = corpus or rules.corpus, rule.clip_norm_micro, rule.noise_multiplier_micro
+        corpus, preset = corpus or rules.corpus, rule.bounds
         if rule.public is not public:
             raise typer.BadParameter(
                 f"class {admissibility_class} is public in {policy}: nothing clips its contributions or hides them in noise. "
@@ -147,7 +147,7 @@ def sign(
             )
         if max_epsilon is not None:
             raise typer.BadParameter("of a public contribution no epsilon is promised; give --public, or --max-epsilon")
-        clip_micro, noise_micro = PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
+        preset = PUBLIC_BOUNDS
     max_delta_pico = _delta_of_limit(max_epsilon, max_delta, rules)
     if corpus is None or (policy is None and not public and (clip_norm is None or noise_multiplier is None)):
         raise typer.BadParameter("give --corpus, --clip-norm and --noise-multiplier, or a --policy to take them from")
@@ -156,8 +156,8 @@ def sign(
         contributor=name,
         data_class=data_class,
         admissibility_class=admissibility_class,
-        clip_norm_micro=clip_micro if clip_norm is None else to_micro(clip_norm, rounding="down"),
-        noise_multiplier_micro=noise_micro if noise_multiplier is None else to_micro(noise_multiplier, rounding="up"),
+        clip_norm_micro=preset.clip_micro if clip_norm is None else to_micro(clip_norm, rounding="down"),
+        noise_multiplier_micro=preset.sigma_micro if noise_multiplier is None else to_micro(noise_multiplier, rounding="up"),
         corpus=corpus,
         not_before=start,
         not_after=start + days * _DAY,

@@ -248,8 +248,8 @@ def _cells(attestation: Attestation) -> list[str]:
     return [
         _who(signed),
         signed.admissibility_class,
-        "public" if signed.public else number(signed.clip_norm, 6),
-        "public" if signed.public else number(signed.noise_multiplier, 6),
+        "public" if signed.public else number(signed.bounds.clip_norm, 6),
+        "public" if signed.public else number(signed.bounds.noise_multiplier, 6),
         day(signed.not_after),
         signed.digest().hex()[:8],
     ]
@@ -269,7 +269,8 @@ def _as_json(attestation: Attestation) -> dict[str, Any]:
     opened = isinstance(descriptor, ContributionDescriptor)
     own = "contributor data_class content_hash nonce principal"
     told = pick(descriptor, own) if opened else dict.fromkeys(own.split())
-    names = "corpus clip_norm noise_multiplier not_before not_after max_occurrences max_examples"
+    told |= pick(descriptor.bounds, "clip_norm noise_multiplier")
+    names = "corpus not_before not_after max_occurrences max_examples"
     epsilon, delta = descriptor.max_epsilon_micro, descriptor.max_delta_pico
     return (
         told

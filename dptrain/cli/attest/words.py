@@ -19,7 +19,7 @@ from dptrain.accounting.support import refusal
 from dptrain.cli.advice.classes import attacker
 from dptrain.cli.advice.findings import rounded
 from dptrain.cli.output import counted
-from dptrain.clipping.own_noise import OwnNoise, own_noise, signed_bounds
+from dptrain.clipping.own_noise import OwnNoise, own_bounds, own_noise
 from dptrain.planning.rounding import at_most
 from ledger import accountants
 from ledger.errors import AccountantError
@@ -114,9 +114,9 @@ def own_noise_of(signed: Terms, policy: Policy) -> OwnNoise | None:
     """Returns the noise that its own bounds would need under a policy; None where that says nothing of it, or no noise does."""
     if signed.corpus != policy.corpus or policy.find_class(signed.admissibility_class) is None or refusal(policy) is not None:
         return None
-    bounds = signed_bounds(signed, policy)
+    own = own_bounds(policy, signed.admissibility_class, signed.bounds, signed.limit)
     try:
-        return None if bounds is None or signed.public else own_noise(bounds)
+        return None if own is None or signed.public else own_noise(own)
     except AccountantError:
         return None
 
@@ -137,7 +137,7 @@ def _own(signed: Terms, policy: Policy) -> str:
 def epsilon(signed: Terms, policy: Policy, signed_policy: bool) -> str:
     """Says what the signed bounds amount to under a policy: upper bounds that hold whatever the other classes ask for."""
     rule = policy.class_rule(signed.admissibility_class)
-    z, q, delta = signed.noise_multiplier, float(rule.sampling_rate), float(policy.delta)
+    z, q, delta = signed.bounds.noise_multiplier, float(rule.sampling_rate), float(policy.delta)
     refused = refusal(policy)
     if refused is not None:
         return f"Nothing can be trained under the policy given, so no epsilon is claimed: {refused}."
@@ -175,7 +175,7 @@ def _total(signed: Terms, policy: Policy) -> str:
 
 def _counted(signed: Terms, policy: Policy, source: str) -> str:
     """Says what holds where the ledger publishes who was drawn: every occurrence counts in full."""
-    z, delta = signed.noise_multiplier, float(policy.delta)
+    z, delta = signed.bounds.noise_multiplier, float(policy.delta)
     rate = policy.class_rule(signed.admissibility_class).sampling_rate
     if policy.sampling.name == POISSON:
         likely = accountants.likely_occurrences(float(rate), policy.steps)

@@ -17,7 +17,7 @@ from dptrain.cli.ledger.wanted import Asked, ContributorKey, ContributorRegistry
 from dptrain.cli.options import argument, file_option, folder_argument, option
 from dptrain.cli.output import counted, counting, number, spent, styled, table_of
 from dptrain.cli.results import Shown, Told, pick
-from dptrain.clipping.own_noise import OwnNoise, admitted_bounds, own_noise
+from dptrain.clipping.own_noise import OwnNoise, own_bounds, own_noise
 from ledger.audit.findings import VERDICTS, WHERE_BEYOND, headline
 from ledger.audit.verify import open_export
 from ledger.errors import AccountantError
@@ -147,9 +147,9 @@ def _withdrawn(run: Replay) -> Told:
 
 def _own_noise(found: views.Trace, run: Replay) -> OwnNoise | None:
     """Returns the noise that its own bounds would need, from its ADMIT leaf and the signed policy; None where there is none."""
-    bounds = admitted_bounds(found.admit, run.header.policy)
+    own = own_bounds(run.header.policy, found.admit.class_name, found.admit.bounds, found.admit.limit)
     try:
-        return None if bounds is None else own_noise(bounds)
+        return None if own is None else own_noise(own)
     except AccountantError:
         return None
 
@@ -159,8 +159,7 @@ def _traced(found: views.Trace, run: Replay) -> dict[str, Any]:
     admit, withdraw, own = found.admit, found.withdraw, _own_noise(found, run)
     return pick(admit, "descriptor_hash seq", **{"class": "class_name"}) | {
         "time": None if found.pruned else admit.time,
-        "clip_norm": admit.clip_micro / MICRO,
-        "noise_multiplier": admit.sigma_micro / MICRO,
+        **pick(admit.bounds, "clip_norm noise_multiplier"),
         "max_occurrences": admit.max_occurrences or None,
         "max_epsilon": admit.max_epsilon_micro / MICRO or None,
         "max_delta": admit.max_delta_pico / PICO or None,

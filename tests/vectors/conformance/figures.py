@@ -6,6 +6,7 @@ from fractions import Fraction
 from typing import Any
 
 from attest import schedule
+from attest.descriptor import SignedBounds
 from attest.policy import Policy
 from attest.schedule import allocation
 from attest.schedule.turns import Order, permutation
@@ -33,7 +34,7 @@ def stds() -> Iterator[Row]:
         [(1, 1)],
         [(1_073_619, 995_898)],  # whose square a library's power gets wrong
     ):
-        std = schedule.block_std(presets)
+        std = schedule.block_std([SignedBounds(clip, sigma) for sigma, clip in presets])
         scales = (1_000_000, 1_250_000, 3_333_333)
         row = {"sigma_and_clip": [list(pair) for pair in presets], "std": {"float": std}, "variance": {"float": std * std}}
         yield row | {"phases": [[scale, {"float": schedule.phase_std(std, scale)}] for scale in scales]}
@@ -62,7 +63,7 @@ def multipliers() -> Iterator[Row]:
         (1_100_000, 7, 0.3666663),
         (10**15, 1, 1e-12),
     ):
-        z = schedule.effective_multiplier(sigma, clip, [std])
+        z = schedule.effective_multiplier(SignedBounds(clip, sigma), [std])
         yield {
             "sigma": sigma,
             "clip": clip,
@@ -79,14 +80,14 @@ def per_sample() -> Iterator[Row]:
         ([(1_000_000, 1_000_000), (3_000_000, 500_000)], 500_000),
         ([(1_234_567, 765_432), (3_000_001, 333_333), (4_000_000, 250_000)], 250_000),
     ):
-        variance = schedule.realised_variance(bounds)
+        variance = sum(SignedBounds(own, sigma).variance for sigma, own in bounds)
         std = schedule.realised_std(variance)
         told = {"variance": str(variance), "recorded": {"float": std * std}}
         yield {
             "sigma_and_clip": [list(pair) for pair in bounds],
             **told,
             "clip": clip,
-            "loss": {"float": schedule.occurrence_loss(clip, variance)},
+            "loss": {"float": schedule.occurrence_loss(SignedBounds(clip, 1), variance)},
         }
 
 

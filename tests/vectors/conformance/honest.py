@@ -9,7 +9,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
+from attest.descriptor import PUBLIC_BOUNDS
 from attest.keys import public_bytes
 from attest.policy import MechanismRule, NoisePhase, SamplingRule
 from attest.schedule.stack import NO_TOWER, Stack, StackTensor, Tower
@@ -427,7 +427,7 @@ def member_withdrawn(place: Path, directory: Path, **changes: Any) -> AttestedDr
 
 def public_class(driver: AttestedDriver) -> None:
     """A class of which nothing is promised beside a private one."""
-    driver.admit(attested_admission(1, clip_micro=PUBLIC_CLIP_MICRO, sigma_micro=PUBLIC_NOISE_MICRO))
+    driver.admit(attested_admission(1, clip_micro=PUBLIC_BOUNDS.clip_micro, sigma_micro=PUBLIC_BOUNDS.sigma_micro))
     driver.admit(attested_admission(3, "sensitive"), attested_admission(4, "sensitive"))
     driver.steps(2)
     ended(driver)
@@ -464,7 +464,7 @@ def rules(*changes: dict[str, Any]) -> dict[str, Any]:
 
 def _public_classes() -> tuple[Any, ...]:
     classes = signed_policy().policy.classes
-    bounds = {"clip_norm_micro": PUBLIC_CLIP_MICRO, "noise_multiplier_micro": PUBLIC_NOISE_MICRO}
+    bounds = {"clip_norm_micro": PUBLIC_BOUNDS.clip_micro, "noise_multiplier_micro": PUBLIC_BOUNDS.sigma_micro}
     return replace(classes[0], public=True, **bounds), classes[1]
 
 

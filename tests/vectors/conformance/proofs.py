@@ -464,7 +464,8 @@ def admissions() -> Iterator[Row]:
             terms = verify_admitted(proof, decode_leaf(of))
             member = proof.shown.member
             said = {"contribution": member.descriptor_hash.hex(), "seq": member.seq, "content": member.content_anchor.hex()}
-            return said | {"class": terms.class_index, "clip_micro": terms.clip_micro, "sigma_micro": terms.sigma_micro}
+            clip, sigma, _ = terms.bounds
+            return said | {"class": terms.class_index, "clip_micro": clip, "sigma_micro": sigma}
 
         return _answer(made, shown)
 
