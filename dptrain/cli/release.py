@@ -61,11 +61,10 @@ def release(
     registry of their keys, and a leaf about it into the ledger. Says of every tensor whether it is the run's: weights TIED,
     PART, CONVERTED, UNTIED, or UNRECORDED.
 
-    With --check, everything is held against each other, offline: FULL, SUMMARISED, TOLD, SIGNED (no export to check the
-    numbers against; exit code 1, unless you say --signature-only) or FAILED (exit code 1). docs/auditors.md explains them,
-    and the words that weaken them. An export that does not show the leaf about
-    the release fails: the release may be hidden from auditors. That auditors are shown the same ledger, only cosignatures
-    tell: --require-quorum.
+    With --check, everything is held against each other, offline: FULL, SUMMARISED, TOLD, SIGNED (no export to check the numbers
+    against; exit code 1, unless you say --signature-only) or FAILED (exit code 1). docs/auditors.md explains them, and the
+    words that weaken them. An export that does not show the leaf about the release fails: the release may be hidden from
+    auditors. That auditors are shown the same ledger, only cosignatures tell: --require-quorum.
 
     As the operator, once the model's directory is as it shall be published, with nothing else in it: before anybody gets the
     model. As whoever gets a model, with `--check`, before using it.

@@ -95,10 +95,9 @@ def anchor(
     `dptrain ledger show --anchor` and `dptrain ledger trace` read it. It names the contribution as ledgers do, and nobody.
     Whoever has it and an export learns what became of the contribution; docs/tracing.md says where to put it, and where not.
 
-    When a content is to lead to its contribution, for its own contributor or for everybody: the record lies beside the
-    content, or in its C2PA manifest. With `--with-nonce` it shows that exactly this content was contributed, and a guess of a
-    short or predictable content is confirmed too: give that to nobody who may not know. Where to put which, docs/tracing.md
-    says.
+    When a content is to lead to its contribution, for its own contributor or for everybody: the record lies beside the content,
+    or in its C2PA manifest. With `--with-nonce` it shows that exactly this content was contributed, and a guess of a short or
+    predictable content is confirmed too: give that to nobody who may not know. Where to put which, docs/tracing.md says.
 
     Example: `dptrain attest anchor scan.png --key alice.key`
     """

@@ -23,6 +23,7 @@ from dptrain.clipping.own_noise import OwnNoise, own_bounds, own_noise
 from dptrain.planning.rounding import at_most
 from ledger import accountants
 from ledger.errors import AccountantError
+from ledger.leaves import Admit
 
 _DAY = 86400
 
@@ -114,9 +115,14 @@ def own_noise_of(signed: Terms, policy: Policy) -> OwnNoise | None:
     """Returns the noise that its own bounds would need under a policy; None where that says nothing of it, or no noise does."""
     if signed.corpus != policy.corpus or policy.find_class(signed.admissibility_class) is None or refusal(policy) is not None:
         return None
-    own = own_bounds(policy, signed.admissibility_class, signed.bounds, signed.limit)
+    return None if signed.public else noise_for(policy, signed.admissibility_class, signed)
+
+
+def noise_for(policy: Policy, class_name: str, signed: Terms | Admit) -> OwnNoise | None:
+    """Returns the noise that bounds in an attestation or an ADMIT leaf would need by themselves; None where there is none."""
     try:
-        return None if own is None or signed.public else own_noise(own)
+        own = own_bounds(policy, class_name, signed.bounds, signed.limit)
+        return None if own is None else own_noise(own)
     except AccountantError:
         return None
 

@@ -10,6 +10,7 @@ import typer
 from attest.fixed_point import MICRO, PICO
 from attest.schema.plain import utc, visible
 from dptrain.cli.attest.anchor import AttestationsOption, RecordOption
+from dptrain.cli.attest.words import noise_for
 from dptrain.cli.inputs import MemberRecords
 from dptrain.cli.ledger.place import LedgerOrExport, Now, OwnersKey, StateDirectory, VerifierKeys, place_of, trusted
 from dptrain.cli.ledger.show import shown_parties, summary, summary_text, verdict_line
@@ -17,10 +18,8 @@ from dptrain.cli.ledger.wanted import Asked, ContributorKey, ContributorRegistry
 from dptrain.cli.options import argument, file_option, folder_argument, option
 from dptrain.cli.output import counted, counting, number, spent, styled, table_of
 from dptrain.cli.results import Shown, Told, pick
-from dptrain.clipping.own_noise import OwnNoise, own_bounds, own_noise
 from ledger.audit.findings import VERDICTS, WHERE_BEYOND, headline
 from ledger.audit.verify import open_export
-from ledger.errors import AccountantError
 from ledger.log import Ledger
 from ledger.proofs.admitted import read_admitted
 from ledger.proofs.tracing import TracedOver, TracedRun, open_exports, trace_over
@@ -145,18 +144,10 @@ def _withdrawn(run: Replay) -> Told:
     return Told({"delta": run.header.delta, "withdrawn": rows, "together": together}, text)
 
 
-def _own_noise(found: views.Trace, run: Replay) -> OwnNoise | None:
-    """Returns the noise that its own bounds would need, from its ADMIT leaf and the signed policy; None where there is none."""
-    own = own_bounds(run.header.policy, found.admit.class_name, found.admit.bounds, found.admit.limit)
-    try:
-        return None if own is None else own_noise(own)
-    except AccountantError:
-        return None
-
-
 def _traced(found: views.Trace, run: Replay) -> dict[str, Any]:
     """Returns what became of a contribution in a run, as JSON."""
-    admit, withdraw, own = found.admit, found.withdraw, _own_noise(found, run)
+    admit, withdraw = found.admit, found.withdraw
+    own = noise_for(run.header.policy, admit.class_name, admit)
     return pick(admit, "descriptor_hash seq", **{"class": "class_name"}) | {
         "time": None if found.pruned else admit.time,
         **pick(admit.bounds, "clip_norm noise_multiplier"),

@@ -260,8 +260,7 @@ def fsck(
 
     Exit code 0 if all of it is whole, 1 if anything is wrong.
 
-    After a crash, a full disk or a restored backup, before a run goes on; and now and then on a ledger that you keep for
-    long.
+    After a crash, a full disk or a restored backup, before a run goes on; and now and then on a ledger that you keep for long.
 
     Example: `dptrain ledger fsck ledger.db`
     """
