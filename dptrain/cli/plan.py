@@ -16,10 +16,12 @@ import typer
 
 from attest.gate import GateReport
 from attest.policy import Policy
-from attest.policy.sampling import POISSON
 from dptrain.accounting.support import unsupported
 from dptrain.cli import inputs
+from dptrain.cli.advice import Case
+from dptrain.cli.advice.classes import touched
 from dptrain.cli.advice.findings import repeated
+from dptrain.cli.advice.policies import OF_PLANS
 from dptrain.cli.complete import class_counts
 from dptrain.cli.gate import ForLedger, Keeping, NoKeptReading, as_json, judge, sentences
 from dptrain.cli.ledger.place import LedgerKey, StateDirectory
@@ -217,50 +219,26 @@ def plan_text(policy: Policy, planned: Plan) -> Iterator[Shown]:
         draws = f"{public.draws.low} and {public.draws.high}"
         rows.add_row(public.name, *["public"] * 7, amount(public.expected_draws), draws, "public")
     yield rows
-    literal = policy.noise_injection == "per_sample"
-    given = "what is sure beforehand" if literal else "what the schedule gives"
+    given = "what is sure beforehand" if policy.noise_injection == "per_sample" else "what the schedule gives"
     given += ", where the noise is least" if len(planned.phases) > 1 else ""
     yield f"sigma: noise multiplier asked for; z: {given}; waste: z / sigma; epsilons rounded up"
     yield OWN
-    if policy.sampling.name != POISSON:
-        yield (
-            f"turns are public ({policy.sampling.name} order): every contribution takes part once in each period of 1/rate "
-            "steps, and each occurrence counts in full. Epsilons here are for the dearest turns that the order allows; if all "
-            "redone: every step that may be done again is one more"
-        )
-    elif policy.disclosure == "occurrences_public":
-        yield (
-            "occurrences are public: the ledger says who was drawn, and each occurrence counts in full. Epsilons here are for "
-            "as many draws as one contribution in a million exceeds; what each spends is known only afterwards"
-        )
     for total in totals(policy, planned):
         yield (
             f"class {total.name}: epsilon {total.limit:g} over all runs together, of which this one could use "
             f"{rounded_up(total.used)} with every step done again; {repeated(total) if total.runs else 'so it cannot begin'}"
         )
     yield from _blocks_text(planned)
-    if literal:
-        yield (
-            "noise is brought by those drawn, (sigma C)^2 of variance each: the noise of a step follows its draw, and the "
-            "noise per block above is what the most demanding class brings, once"
-        )
-    else:
-        yield f"noise energy against uniform noise in the same blocks: {planned.noise_energy_ratio:.0%}"
     if policy.noise_budgets is not None:
         yield (
             f"clip norms are divided among blocks: noise energy is {planned.noise_energy_of_max_rule:.0%} of one clip over all "
             f"of them, within {planned.noise_energy_gap:.1e} of the least for these budgets (convex programme)"
         )
-    for rule in policy.classes:
-        if rule.depth.adapter is not None:
-            yield (
-                f"class {rule.name} is bound to adapter {rule.depth.adapter!r}: it touches the parameters of that adapter "
-                "alone, in every layer that has them; the ledger names it in their blocks"
-            )
-    if planned.lower_bounds:
-        named = "names, an adapter, heads or experts"
-        why = "budgets, whose noise follows the sizes of blocks" if policy.noise_budgets else named
-        yield f"bound to {why}: multipliers are lower bounds, epsilons upper bounds, until a model is seen"
+    case = Case(policy, planned)
+    for item in planned.reaches:
+        if policy.class_rule(item.name).depth.adapter is not None:
+            yield f"class {item.name}: its gradient reaches {touched(case, item)}; the ledger names the adapter in their blocks"
+    yield from (item.sentence for check in OF_PLANS for item in check(case))
 
 
 def corpus_text(policy: Policy, report: GateReport, groups: Mapping[str, Sequence[GroupPlan]]) -> Iterator[Shown]:

@@ -71,7 +71,7 @@ def _reach(case: Case, planned: Reach) -> Iterator[Consequence]:
         if case.policy.sampling.name == POISSON
         else f"takes part once in every {round(1 / planned.sampling_rate):,} steps, {planned.draws.high:,} times in all at most"
     )
-    yield fact("REACH", f"each contribution {often}, and its gradient reaches {_touched(case, planned)}{drawn}")
+    yield fact("REACH", f"each contribution {often}, and its gradient reaches {touched(case, planned)}{drawn}")
 
 
 def _public(case: Case, planned: Reach) -> Iterator[Consequence]:
@@ -117,7 +117,7 @@ def _signal(case: Case, planned: ClassPlan) -> Iterator[Consequence]:
     )
 
 
-def _touched(case: Case, planned: Reach) -> str:
+def touched(case: Case, planned: Reach) -> str:
     """Says in words what a class may touch; what only a model can tell is told as the policy says it."""
     depth, layers = case.policy.class_rule(planned.name).depth, case.plan.layers
     if depth.adapter is not None:

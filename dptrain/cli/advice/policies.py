@@ -56,15 +56,16 @@ def _disclosure(case: Case) -> Iterator[Consequence]:
         how = "in a new order every time" if case.policy.sampling.name == SHUFFLED else "always in the same step of it"
         yield fact(
             "ORDER",
-            f"every contribution takes part once in each period of 1/sampling_rate steps, {how}; everybody can tell when, and "
-            "each occurrence counts in full: an order hides nothing. Epsilons here are for the dearest turns that it allows",
+            f"turns are public ({case.policy.sampling.name} order): every contribution takes part once in each period of "
+            f"1/sampling_rate steps, {how}; everybody can tell when, and each occurrence counts in full: an order hides "
+            "nothing. Epsilons here are for the dearest turns that it allows; every step that may be done again is one more",
         )
         return
     yield fact(
         "OCCURRENCES",
-        "the ledger says who was drawn in every step, for everybody to read, and each occurrence counts in full: sampling "
-        "hides nothing. What one contribution spends is known only afterwards; every epsilon here is for as many draws as one "
-        "contribution in a million exceeds",
+        "occurrences are public: the ledger says who was drawn in every step, for everybody to read, and each occurrence "
+        "counts in full: sampling hides nothing. What one contribution spends is known only afterwards; every epsilon here is for as "
+        "many draws as one contribution in a million exceeds",
     )
 
 
@@ -94,7 +95,7 @@ def _noise(case: Case) -> Iterator[Consequence]:
     if not case.literal:  # there it follows the draws, and no schedule says how much it is
         yield fact(
             "NOISE",
-            f"noise energy is {plan.noise_energy_ratio:.0%} of what the same noise in every touched block would be, "
+            f"noise energy is {plan.noise_energy_ratio:.0%} of that of uniform noise, the same in every touched block, "
             f"blocks counted as equally large, {plan.layers} layers assumed",
         )
     touched = {block.name for block in plan.blocks}
@@ -107,14 +108,14 @@ def _noise(case: Case) -> Iterator[Consequence]:
         yield fact(
             "MODEL_NEEDED",
             "clip norms are divided among blocks by budgets, and the noise that suits them depends on how large the "
-            "blocks of a model are: every class has the multiplier that it asks for, and may turn out to have more. Blocks are "
+            "blocks of a model are: until one is seen, multipliers are lower bounds, and epsilons upper ones. Blocks are "
             "counted as equally large here",
         )
     elif plan.lower_bounds:
         yield fact(
             "MODEL_NEEDED",
-            "a class is bound to names or an adapter; where it overlaps with layers only the model tells, so its multipliers "
-            "may turn out larger and its epsilons smaller than shown",
+            "a class is bound to names, an adapter, heads or experts; where it overlaps with layers only the model tells: "
+            "until one is seen, multipliers are lower bounds, and epsilons upper ones",
         )
     if len(plan.phases) > 1:
         told = ", ".join(f"from step {phase.first_step} {phase.scale:g} times" for phase in plan.phases)
@@ -132,9 +133,9 @@ def _injection(case: Case) -> Iterator[Consequence]:
     if case.literal:
         yield fact(
             "INJECTION",
-            "every contribution that is drawn brings its own noise, (sigma C)^2 of variance: a block's noise grows with those "
-            "drawn who may touch it, and is none where nobody was. The noise shown per block is what the most demanding class "
-            "brings, once",
+            "every contribution that is drawn brings its own noise, (sigma C)^2 of variance: the noise of a step follows its "
+            "draw, grows in a block with those drawn who may touch it, and is none where nobody was. The noise shown per block "
+            "is what the most demanding class brings, once",
         )
     if count is not None:
         yield fact(
@@ -418,6 +419,9 @@ def _long_charges(case: Case) -> Iterator[Consequence]:
             Change("window_steps", str(min(16, max(1, policy.steps // 10)))),
         )
 
+
+OF_PLANS = (_disclosure, _noise, _injection)
+"""What who plans a run is told of it too."""
 
 CHECKS = (
     *(_unit, _isolation, _disclosure, _size, _delta, _noise, _injection, _horizon),
