@@ -64,8 +64,8 @@ def _disclosure(case: Case) -> Iterator[Consequence]:
     yield fact(
         "OCCURRENCES",
         "occurrences are public: the ledger says who was drawn in every step, for everybody to read, and each occurrence "
-        "counts in full: sampling hides nothing. What one contribution spends is known only afterwards; every epsilon here is for as "
-        "many draws as one contribution in a million exceeds",
+        "counts in full: sampling hides nothing. What one contribution spends is known only afterwards; every epsilon here is "
+        "for as many draws as one contribution in a million exceeds",
     )
 
 
