@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from dptrain.cli.inputs import PlotFile, require_plot
-from dptrain.cli.options import option
+from dptrain.cli.options import option, wrong_if
 from dptrain.cli.output import amount, counted, counting, table
 from dptrain.cli.results import Shown, Told
 from dptrain.clipping import own_noise
@@ -176,8 +176,7 @@ def account(
     Example: `dptrain account --noise-multiplier 1 --sampling-rate 0.01 --steps 1000 --delta 1e-5`
     """
     phases = phases_of(noise_multiplier, sampling_rate, steps, phase or [])
-    if plot is not None and curve is None:
-        raise typer.BadParameter("--plot draws a curve; say over what: --curve steps or --curve delta")
+    wrong_if(plot is not None and curve is None, "--plot draws a curve; say over what: --curve steps or --curve delta")
     require_plot(plot)
     single = len(phases) == 1
     if (group_size or examples) and not (single and family == "gaussian"):

@@ -17,7 +17,7 @@ from attest.keys.signers import AgentSigner, CheckedSigner, LocalSigner
 from attest.policy import Policy, SignedPolicy, open_policy
 from attest.registry import Registry, open_registry
 from attest.schema.plain import visible
-from dptrain.cli.options import file_argument, file_option, option
+from dptrain.cli.options import file_argument, file_option, option, wrong_if
 from dptrain.planning.figures import SUFFIXES, require_matplotlib
 
 MemberRecords = Annotated[
@@ -39,12 +39,9 @@ def require_plot(path: Path | None) -> None:
     exists. ConfigError: matplotlib is missing."""
     if path is None:
         return
-    if path.suffix not in SUFFIXES:
-        raise typer.BadParameter(f"{path} is no figure; name a file that ends in {', '.join(SUFFIXES)}")
-    if path.exists():
-        raise typer.BadParameter(f"{path} exists; choose another name or move it away")
-    if not path.parent.is_dir():
-        raise typer.BadParameter(f"there is no directory {path.parent} to write {path.name} to")
+    wrong_if(path.suffix not in SUFFIXES, f"{path} is no figure; name a file that ends in {', '.join(SUFFIXES)}")
+    wrong_if(path.exists(), f"{path} exists; choose another name or move it away")
+    wrong_if(not path.parent.is_dir(), f"there is no directory {path.parent} to write {path.name} to")
     require_matplotlib()
 
 
@@ -52,8 +49,7 @@ def count_of(text: str, rules: Policy) -> tuple[str, int]:
     """Returns a class of the policy and a number of contributions. Raises typer.BadParameter: The text is not CLASS=N.
     PolicyRefused: The policy has no such class."""
     name, _, count = text.partition("=")
-    if not (count.isascii() and count.isdigit()):
-        raise typer.BadParameter(f"{text!r} is not CLASS=N, for example {rules.classes[0].name}=10000")
+    wrong_if(not (count.isascii() and count.isdigit()), f"{text!r} is not CLASS=N, for example {rules.classes[0].name}=10000")
     rules.class_rule(name)
     return name, int(count)
 
@@ -70,8 +66,7 @@ def goals_of(texts: Iterable[str], rules: Policy) -> dict[str, float]:
             goal = float(value)
         except ValueError as error:
             raise typer.BadParameter(f"{text!r} is not an epsilon, nor CLASS=EPSILON, for example {private[0]}=2") from error
-        if not 0.0 < goal < math.inf:
-            raise typer.BadParameter(f"a target epsilon is a positive finite number, got {value}")
+        wrong_if(not 0.0 < goal < math.inf, f"a target epsilon is a positive finite number, got {value}")
         if given:
             rules.class_rule(name)
             found[name] = goal
@@ -120,13 +115,10 @@ def new_passphrase(asked: bool, path: Path | None) -> str | None:
     are given, nobody is there to ask, or the two answers differ."""
     if not asked:
         return read_passphrase(path)
-    if path is not None:
-        raise typer.BadParameter("give --passphrase or --passphrase-file, not both")
-    if not sys.stdin.isatty():
-        raise typer.BadParameter("--passphrase asks on a terminal and there is none; give --passphrase-file")
+    wrong_if(path is not None, "give --passphrase or --passphrase-file, not both")
+    wrong_if(not sys.stdin.isatty(), "--passphrase asks on a terminal and there is none; give --passphrase-file")
     passphrase = _ask("Passphrase of the new key: ")
-    if _ask("Once more: ") != passphrase:
-        raise typer.BadParameter("the two passphrases differ; nothing was written")
+    wrong_if(_ask("Once more: ") != passphrase, "the two passphrases differ; nothing was written")
     return passphrase
 
 
@@ -171,8 +163,7 @@ def load_key(
     if name is not None:
         return signer, name
     public = path.with_suffix(".pub")
-    if not public.is_file():
-        raise typer.BadParameter(f"there is no {public} to read the name from; give {option}")
+    wrong_if(not public.is_file(), f"there is no {public} to read the name from; give {option}")
     found, raw = keys.load_named_public_key(public)
     if raw != signer.public_key:
         raise KeyRefused("MISMATCH", f"{str(public)!r} is not the public half of {str(path)!r}; give {option} or mend it")
@@ -239,8 +230,7 @@ def beside(path: Path, given: Path | None, name: str, option: str) -> Path:
     """Returns the file that was given, or the one called `name` in the directory of `path`. Raises typer.BadParameter: if there
     is neither."""
     found = given or path.with_name(name)
-    if not found.is_file():
-        raise typer.BadParameter(f"there is no {found}: give {option}, or put the file there")
+    wrong_if(not found.is_file(), f"there is no {found}: give {option}, or put the file there")
     return found
 
 
@@ -253,8 +243,7 @@ def read_attestations(path: Path) -> Iterator[Attestation]:
 def refuse_to_overwrite(path: Path) -> None:
     """Commands write new files and never replace one that a person may have edited or handed out. Raises typer.BadParameter: if
     the file exists."""
-    if path.exists():
-        raise typer.BadParameter(f"{path} exists; choose another name or move it away")
+    wrong_if(path.exists(), f"{path} exists; choose another name or move it away")
 
 
 def octets(text: str, otherwise: str, *, size: int | None = None) -> bytes:

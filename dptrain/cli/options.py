@@ -42,6 +42,12 @@ def folder_argument(metavar: str, text: str, **settings: Any) -> Any:
     return typer.Argument(metavar=metavar, exists=True, file_okay=False, help=text, **settings)
 
 
+def wrong_if(found: Any, sentence: str) -> None:
+    """Refuses wrong use of a command, with exit code 2, where something holds that must not."""
+    if found:
+        raise typer.BadParameter(sentence)
+
+
 def moment(text: str, **settings: Any) -> Any:
     """Returns an option that takes a time in any form that `parse_time` reads."""
     return typer.Option(parser=parse_time, metavar="TIME", help=text, **settings)
@@ -50,8 +56,7 @@ def moment(text: str, **settings: Any) -> Any:
 def parse_age(text: str) -> int:
     """Returns seconds from `7d` or `36h`. Raises typer.BadParameter: if the text is neither."""
     match = _AGE.fullmatch(text)
-    if match is None:
-        raise typer.BadParameter(f"{text!r} is not an age; write 7d or 36h")
+    wrong_if(match is None, f"{text!r} is not an age; write 7d or 36h")
     return int(match[1]) * (86400 if match[2] == "d" else 3600)
 
 

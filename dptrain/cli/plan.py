@@ -25,7 +25,7 @@ from dptrain.cli.advice.policies import OF_PLANS
 from dptrain.cli.complete import class_counts
 from dptrain.cli.gate import ForLedger, Keeping, NoKeptReading, as_json, judge, sentences
 from dptrain.cli.ledger.place import LedgerKey, StateDirectory
-from dptrain.cli.options import argument, file_option, moment, option
+from dptrain.cli.options import argument, file_option, moment, option, wrong_if
 from dptrain.cli.output import amount, counted, counting, duration, number, size, styled, table, table_of
 from dptrain.cli.results import Shown, Told, pick
 from dptrain.cli.train import load_training
@@ -104,8 +104,7 @@ def plan(
     if solve is Quantity.NORMALIZER and target_epsilon:
         sentence = "the normalizer touches no epsilon; leave out --target-epsilon, or solve for another quantity"
         raise typer.BadParameter(sentence)
-    if solve not in (None, Quantity.NORMALIZER) and not target_epsilon:
-        raise typer.BadParameter(f"--solve {solve} needs a --target-epsilon")
+    wrong_if(solve not in (None, Quantity.NORMALIZER) and not target_epsilon, f"--solve {solve} needs a --target-epsilon")
     goals = inputs.goals_of(target_epsilon or [], rules)
     asked, text_of_rules = what_if or [], rules.to_toml()
     others = [(text, changes.changed(rules, tomllib.loads(text_of_rules, parse_float=Decimal), text)) for text in asked]

@@ -5,8 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from attest import signed_file
 from attest.files import atomic_write
 from attest.keys.signers import as_signer
@@ -19,7 +17,7 @@ from dptrain.cli.advice.case import admitted, attested
 from dptrain.cli.advice.findings import check_text
 from dptrain.cli.complete import class_counts
 from dptrain.cli.gate import judge
-from dptrain.cli.options import argument, file_argument, file_option, option
+from dptrain.cli.options import argument, file_argument, file_option, option, wrong_if
 from dptrain.cli.output import counting
 from dptrain.cli.results import Told
 from dptrain.planning.plan import make_plan
@@ -116,8 +114,7 @@ def sign(
 
     Example: `dptrain policy sign policy.toml`
     """
-    if policy.suffix != ".toml":
-        raise typer.BadParameter(f"{policy} is not a .toml file; sign what a person can read")
+    wrong_if(policy.suffix != ".toml", f"{policy} is not a .toml file; sign what a person can read")
     rules, _ = inputs.read_policy(policy, None)
     private_key, name = inputs.load_key(inputs.beside(policy, key, "owner.key", "--key"), passphrase_file, owner, "--owner")
     target = out or policy.with_suffix(".cose")

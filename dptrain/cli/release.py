@@ -13,7 +13,7 @@ from dptrain.cli.inputs import PassphraseFile
 from dptrain.cli.ledger.export import RegistryAlong, WithoutAttestations, contained, contained_text, taken_along
 from dptrain.cli.ledger.place import LedgerKey, StateDirectory, checked, opened_to_sign, place_of, trusted
 from dptrain.cli.ledger.show import report_text
-from dptrain.cli.options import file_option, folder_argument, folder_option, moment, option
+from dptrain.cli.options import file_option, folder_argument, folder_option, moment, option, wrong_if
 from dptrain.cli.output import counted, counting, spent, styled, table
 from dptrain.cli.results import Shown, Told, pick
 from ledger.audit.findings import exit_code
@@ -79,8 +79,7 @@ def release(
                 "--ledger, --registry, --without-attestations, --state, --ledger-key and --passphrase-file do not go with "
                 "--check"
             )
-        if not key:
-            raise typer.BadParameter("give --key, the ledger's public key, got by another way than the model")
+        wrong_if(not key, "give --key, the ledger's public key, got by another way than the model")
         owner, vkeys = trusted(key, owner_key)
         asked: dict[str, Any] = {"export": export, "owner_key": owner, "require_quorum": require_quorum, "now": now}
         with counting(f"checking {model}"):
@@ -93,8 +92,7 @@ def release(
             "--key, --owner-key, --export, --require-quorum, --require-full, --signature-only, --min-size and --now go "
             "with --check"
         )
-    if ledger is None:
-        raise typer.BadParameter("give --ledger, the ledger of the run that trained the model; or --check")
+    wrong_if(ledger is None, "give --ledger, the ledger of the run that trained the model; or --check")
     place = place_of(ledger, state)
     with opened_to_sign(place, ledger_key, passphrase_file) as log, counting(f"digesting {model}"):
         made = make(log, model, now=int(time.time()), **taken_along(place, registry, without_attestations))

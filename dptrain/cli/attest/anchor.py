@@ -5,8 +5,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from attest import keys, sign1, signed_file
 from attest.attestation import Attestation
 from attest.corpus import anchor as anchors
@@ -16,7 +14,7 @@ from attest.corpus.records import JSONL, file_record, jsonl_records
 from attest.descriptor import ContributionDescriptor, claimed_content
 from attest.errors import CorpusRefused
 from dptrain.cli.inputs import Contributor, KeyFile, PassphraseFile, load_key, read_attestations, refuse_to_overwrite
-from dptrain.cli.options import file_argument, file_option, option
+from dptrain.cli.options import file_argument, file_option, option, wrong_if
 from dptrain.cli.results import Told
 
 AttestationsOption = Annotated[
@@ -30,11 +28,9 @@ def content_hash_of(path: Path, record: int | None = None) -> bytes:
     place = path.resolve()
     if path.suffix != JSONL:
         return file_record(place.parent, place.name).content_hash
-    if record is None:
-        raise typer.BadParameter(f"{path} holds many contributions; give the number of one with --record")
+    wrong_if(record is None, f"{path} holds many contributions; give the number of one with --record")
     found = next(islice(jsonl_records(place.parent, place.name), record - 1, None), None)
-    if found is None:
-        raise typer.BadParameter(f"{path} has no line {record}")
+    wrong_if(found is None, f"{path} has no line {record}")
     return found.content_hash
 
 
@@ -52,17 +48,14 @@ def attestation_of(content: Path, attestations: Path | None, record: int | None)
         AttestError: The attestation cannot be read.
     """
     path = attestations or content.with_name(content.name + records.SUFFIX)
-    if not path.is_file():
-        raise typer.BadParameter(f"there is no {path}: give --attestations, or put it beside the content")
+    wrong_if(not path.is_file(), f"there is no {path}: give --attestations, or put it beside the content")
     content_hash = content_hash_of(content, record if content.suffix == JSONL else None)
     if record is None:
         found = [item for item in read_attestations(path) if claimed_content(item.opening) == content_hash]
     else:
         found = list(islice(read_attestations(path), record - 1, record))
-    if record is not None and not found:
-        raise typer.BadParameter(f"{path} holds no attestation {record}")
-    if len(found) > 1:
-        raise typer.BadParameter(f"{path} holds {len(found)} attestations of {content}; give the number of one with --record")
+    wrong_if(record is not None and not found, f"{path} holds no attestation {record}")
+    wrong_if(len(found) > 1, f"{path} holds {len(found)} attestations of {content}; give the number of one with --record")
     descriptor = found[0].opened() if found else None
     if descriptor is None or descriptor.content_hash != content_hash:
         raise CorpusRefused(

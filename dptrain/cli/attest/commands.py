@@ -22,7 +22,7 @@ from attest.withdrawal import Withdrawal, sign_withdrawal
 from dptrain.cli import inputs
 from dptrain.cli.attest.show import AttestationFile
 from dptrain.cli.complete import classes
-from dptrain.cli.options import argument, file_option, moment, option
+from dptrain.cli.options import argument, file_option, moment, option, wrong_if
 from dptrain.cli.output import counted
 from dptrain.cli.results import Told, pick
 from dptrain.progress import contributions_in, progress_bar
@@ -67,14 +67,12 @@ def keygen(
     """
     check_id(name, "name")
     stem = name.replace("/", "-")
-    if _FILE_NAME.fullmatch(stem) is None:
-        raise typer.BadParameter(f"{name!r} makes no file name; begin it with a letter or a digit")
+    wrong_if(_FILE_NAME.fullmatch(stem) is None, f"{name!r} makes no file name; begin it with a letter or a digit")
     private, public = directory / f"{stem}.key", directory / f"{stem}.pub"
     inputs.refuse_to_overwrite(public)
     key = None if source is None else _taken(source)
     if isinstance(key, bytes):
-        if passphrase or passphrase_file:
-            raise typer.BadParameter(f"{source} is a public key: nothing is written that a passphrase could protect")
+        wrong_if(passphrase or passphrase_file, f"{source} is a public key: nothing is written that a passphrase could protect")
         raw, written = key, None
     else:
         key = key or keys.generate()
@@ -145,8 +143,7 @@ def sign(
             raise typer.BadParameter(
                 "a public contribution has no bounds; give --public, or --clip-norm and --noise-multiplier"
             )
-        if max_epsilon is not None:
-            raise typer.BadParameter("of a public contribution no epsilon is promised; give --public, or --max-epsilon")
+        wrong_if(max_epsilon is not None, "of a public contribution no epsilon is promised; give --public, or --max-epsilon")
         preset = PUBLIC_BOUNDS
     max_delta_pico = _delta_of_limit(max_epsilon, max_delta, rules)
     if corpus is None or (policy is None and not public and (clip_norm is None or noise_multiplier is None)):
@@ -188,8 +185,7 @@ def sign(
 def _delta_of_limit(max_epsilon: str | None, max_delta: str | None, rules: Policy | None) -> int | None:
     """Returns the delta at which a limit of epsilon is signed, in 1e-12; None without a limit."""
     if max_epsilon is None:
-        if max_delta is not None:
-            raise typer.BadParameter("--max-delta is the delta of --max-epsilon; give both, or neither")
+        wrong_if(max_delta is not None, "--max-delta is the delta of --max-epsilon; give both, or neither")
         return None
     if max_delta is not None:
         return to_pico(max_delta)
@@ -216,8 +212,7 @@ def withdraw(
 
     Example: `dptrain attest withdraw notes.jsonl.attest --key alice.key --record 3`
     """
-    if everything == bool(record):
-        raise typer.BadParameter("give --record with one or more numbers, or --all")
+    wrong_if(everything == bool(record), "give --record with one or more numbers, or --all")
     signer, name = inputs.load_key(key, passphrase_file, contributor)
     descriptors = [item.opened() for item in inputs.read_attestations(attestations)]
     chosen = range(1, len(descriptors) + 1) if everything else sorted(set(record or ()))
@@ -315,8 +310,7 @@ def revoke(
 
     Example: `dptrain attest revoke --key alice.key --registry registry.cbor`
     """
-    if everything and pub is not None:
-        raise typer.BadParameter("give --pub for one key or --all for every key, not both")
+    wrong_if(everything and pub is not None, "give --pub for one key or --all for every key, not both")
     identity = _registry_id(registry, registry_id)
     signer, name = inputs.load_key(key, passphrase_file, contributor)
     now = int(time.time())

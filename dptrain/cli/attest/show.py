@@ -22,7 +22,7 @@ from attest.schema.plain import day, visible
 from dptrain.cli.attest.verify import Check, Signed, Verifier
 from dptrain.cli.attest.words import commitments, identity, own_noise_of, paragraphs
 from dptrain.cli.inputs import read_attestations, read_policy, read_registry
-from dptrain.cli.options import argument, file_option, moment, option
+from dptrain.cli.options import argument, file_option, moment, option, wrong_if
 from dptrain.cli.output import console, number, styled, table
 from dptrain.cli.results import Result, Shown, Told, pick, plain
 from dptrain.progress import attestations_of, progress_bar
@@ -31,10 +31,8 @@ from dptrain.progress import attestations_of, progress_bar
 def _not_the_data(path: Path | None) -> Path | None:
     """Refuse data, or a folder, in place of a file of attestations."""
     beside = None if path is None else path.with_name(path.name + SUFFIX)
-    if beside is not None and beside.is_file():
-        raise typer.BadParameter(f"{path} is data; its attestations are in {beside}")
-    if path is not None and path.is_dir():
-        raise typer.BadParameter(f"{path} is a folder; give one {SUFFIX} file")
+    wrong_if(beside is not None and beside.is_file(), f"{path} is data; its attestations are in {beside}")
+    wrong_if(path is not None and path.is_dir(), f"{path} is a folder; give one {SUFFIX} file")
     return path
 
 

@@ -27,7 +27,7 @@ from dptrain.cli.ledger.place import (
 )
 from dptrain.cli.ledger.proofs import cosigner_lines, cosigners
 from dptrain.cli.ledger.show import verdict_line
-from dptrain.cli.options import argument, file_argument, file_option, option
+from dptrain.cli.options import argument, file_argument, file_option, option, wrong_if
 from dptrain.cli.output import counted, counting
 from dptrain.cli.results import JsonFlag, Shown, Told, pick
 from ledger import note as notes
@@ -219,8 +219,7 @@ def witness_request(
     note, node = _tree(ledger, state)
     data, size = make_request(node, note, since), notes.peek_checkpoint(note).size
     if body == _PIPE:
-        if json:
-            raise typer.BadParameter("--json and a request on standard output do not go together; name a file")
+        wrong_if(json, "--json and a request on standard output do not go together; name a file")
         sys.stdout.buffer.write(data)
         sys.stdout.flush()
         return None

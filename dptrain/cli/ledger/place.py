@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from attest import keys
 from dptrain.cli.inputs import read_private_key
-from dptrain.cli.options import argument, file_option, folder_argument, folder_option, moment, option
+from dptrain.cli.options import argument, file_option, folder_argument, folder_option, moment, option, wrong_if
 from dptrain.cli.output import counting
 from ledger.errors import LedgerError
 from ledger.log import Ledger
@@ -27,8 +27,7 @@ def checked(ledger: str | None) -> str | None:
         place = Place.of(ledger)
     except LedgerError as error:
         raise typer.BadParameter(error.sentence) from error
-    if place.file is not None and not place.file.exists():
-        raise typer.BadParameter(f"File '{ledger}' does not exist.")
+    wrong_if(place.file is not None and not place.file.exists(), f"File '{ledger}' does not exist.")
     if place.file is not None and place.file.is_dir():
         what = "an export" if (Path(ledger) / "checkpoint").is_file() else "a directory"
         how = "of exports 'ledger verify', 'show', 'report' and 'prove' speak"
@@ -99,8 +98,7 @@ def verifier_keys(text: str) -> list[str]:
     typer.BadParameter: there is none. A wrong file is wrong use, and no verdict on what it was meant to verify."""
     path = Path(text)
     if not path.is_file():
-        if text.count("+") < 2:
-            raise typer.BadParameter(f"{text!r} is neither a file nor a verifier key; give the .pub file of the ledger")
+        wrong_if(text.count("+") < 2, f"{text!r} is neither a file nor a verifier key; give the .pub file of the ledger")
         return [text]
     lines = [line.strip() for line in path.read_text(encoding="utf-8", errors="replace").splitlines()]
     found = [line for line in lines if line and not line.startswith("#")]

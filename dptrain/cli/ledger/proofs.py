@@ -15,7 +15,7 @@ from attest.schema.plain import utc, visible
 from dptrain.cli.inputs import PassphraseFile, octets, refuse_to_overwrite
 from dptrain.cli.ledger.place import LedgerKey, LedgerOrExport, Now, StateDirectory, place_of, verifier_keys
 from dptrain.cli.ledger.place import ledger_key as private_key_of
-from dptrain.cli.options import argument, file_argument, file_option, option
+from dptrain.cli.options import argument, file_argument, file_option, option, wrong_if
 from dptrain.cli.output import number, styled
 from dptrain.cli.results import Result, Shown, Told, pick, plain
 from ledger import trust as policies
@@ -146,8 +146,7 @@ def verify_proof(
         return _evidence(data, policy)
     given = None if leaf is None else _leaf_of(leaf)
     if data[:1] == RECEIPT_TAG:
-        if given is None:
-            raise typer.BadParameter("a receipt does not carry its leaf; give --leaf, the leaf or its proof file")
+        wrong_if(given is None, "a receipt does not carry its leaf; give --leaf, the leaf or its proof file")
         found = verify_receipt(data, given, policy)
         return LeafShown(found.leaf, found.checkpoint, (), verdict="PROVEN")
     proven = verify(data, policy, leaf=given, now=now)
@@ -226,11 +225,9 @@ def _evidence(data: bytes, policy: TrustPolicy) -> Told:
 
 def read_trust(keys: list[str], trust: Path | None, quorum: int) -> TrustPolicy:
     """Returns the policy under which checkpoints count: a file, or the keys given."""
-    if (trust is None) == (not keys):
-        raise typer.BadParameter("give --key, the public key of the ledger, or --trust, a trust policy")
+    wrong_if((trust is None) == (not keys), "give --key, the public key of the ledger, or --trust, a trust policy")
     if trust is not None:
-        if quorum:
-            raise typer.BadParameter("--quorum goes with --key; a trust policy names its own quorum")
+        wrong_if(quorum, "--quorum goes with --key; a trust policy names its own quorum")
         return policies.parse_policy(read_limited(trust, policies.MAX_POLICY_SIZE, "trust policy"))
     return policies.policy_of_keys([vkey for text in keys for vkey in verifier_keys(text)], quorum)
 
@@ -279,10 +276,8 @@ class _Found:
 
 def _contribution(leaf: int | None, contribution: str | None, kind: LeafKind | None) -> bytes:
     """Returns the descriptor hash of the contribution that is asked for; empty where a leaf is asked for by its number."""
-    if (leaf is None) == (contribution is None):
-        raise typer.BadParameter("give --leaf or --contribution")
-    if contribution is None and kind is not None:
-        raise typer.BadParameter("--kind goes with --contribution")
+    wrong_if((leaf is None) == (contribution is None), "give --leaf or --contribution")
+    wrong_if(contribution is None and kind is not None, "--kind goes with --contribution")
     otherwise = "--contribution takes a descriptor hash: 64 hexadecimal digits, as attest show prints it"
     return b"" if contribution is None else octets(contribution, otherwise, size=32)
 

@@ -15,7 +15,7 @@ from dptrain.cli.inputs import MemberRecords
 from dptrain.cli.ledger.place import LedgerOrExport, Now, OwnersKey, StateDirectory, VerifierKeys, place_of, trusted
 from dptrain.cli.ledger.show import shown_parties, summary, summary_text, verdict_line
 from dptrain.cli.ledger.wanted import Asked, ContributorKey, ContributorRegistry, Given, Nonce, is_anchor
-from dptrain.cli.options import argument, file_option, folder_argument, option
+from dptrain.cli.options import argument, file_option, folder_argument, option, wrong_if
 from dptrain.cli.output import counted, counting, number, spent, styled, table_of
 from dptrain.cli.results import Shown, Told, pick
 from ledger.audit.findings import VERDICTS, WHERE_BEYOND, headline
@@ -67,8 +67,7 @@ def show(
     """
     if anchor is None and (content is None) != (nonce is None):
         raise typer.BadParameter("--content and --nonce go together: without the nonce nobody finds a contribution")
-    if nonce is not None and content is None:
-        raise typer.BadParameter("--nonce goes with --content: by itself it says nothing")
+    wrong_if(nonce is not None and content is None, "--nonce goes with --content: by itself it says nothing")
     if withdrawn and (content is not None or anchor is not None):
         raise typer.BadParameter("give --content, --anchor or --withdrawn, not two of them")
     given = Given(content, nonce, pub, registry)

@@ -9,14 +9,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from attest.keys import generate, save_private_key
 from attest.schema.plain import utc, visible
 from dptrain.cli.inputs import PassphraseFile, read_private_key
 from dptrain.cli.ledger.place import LedgerKey, LedgerName, StateDirectory, checked, ledger_key, opened_to_sign, place_of
-from dptrain.cli.options import argument, file_option, option
+from dptrain.cli.options import argument, file_option, option, wrong_if
 from dptrain.cli.output import counted, counting, styled
 from dptrain.cli.results import Shown, Told, pick
 from dptrain.record import pin as pinning
@@ -65,8 +64,7 @@ def init(
     Example: `dptrain ledger init postgresql://owner@db.example/run7 --writer trainer`
     """
     place = place_of(url, None)
-    if place.kind != "postgresql":
-        raise typer.BadParameter("a ledger in a file needs no preparation; training makes it")
+    wrong_if(place.kind != "postgresql", "a ledger in a file needs no preparation; training makes it")
     from ledger.storage.sql.postgres import PostgresStore  # loads SQLAlchemy
 
     with contextlib.closing(PostgresStore.create(place)) as store:
@@ -177,10 +175,8 @@ def retain(
 
     Example: `dptrain ledger retain ledger.db`
     """
-    if prune and drop_hashes:
-        raise typer.BadParameter("give --prune or --drop-hashes, not both: bodies go first, and hashes epochs later")
-    if who_stays and not prune:
-        raise typer.BadParameter("--who-stays goes with --prune")
+    wrong_if(prune and drop_hashes, "give --prune or --drop-hashes, not both: bodies go first, and hashes epochs later")
+    wrong_if(who_stays and not prune, "--who-stays goes with --prune")
     place = place_of(ledger, state)
     with opened_to_sign(place, ledger_key, passphrase_file) as log:
         doing = "pruning" if prune else "dropping hashes of" if drop_hashes else "summarising"

@@ -12,7 +12,7 @@ from attest import keys, sign1
 from attest.corpus import anchor as anchors
 from attest.corpus.records import JSONL
 from dptrain.cli.attest.anchor import attestation_of, content_hash_of
-from dptrain.cli.options import file_option, option
+from dptrain.cli.options import file_option, option, wrong_if
 from ledger.audit.attested import registry_of
 from ledger.leaves import Header
 from ledger.proofs.tracing import Signers
@@ -68,8 +68,7 @@ class Given:
         given = (self.pub is not None) + (self.registry is not None)
         if anchored and given != 1:
             raise typer.BadParameter("give --pub or --registry: an anchor that nobody verified leads wherever its writer liked")
-        if given and not anchored:
-            raise typer.BadParameter("--pub and --registry go with an anchor: they verify who signed it")
+        wrong_if(given and not anchored, "--pub and --registry go with an anchor: they verify who signed it")
 
     def by_content(self, content: str) -> Asked:
         """Returns the contribution with a content, which is its hash or a file, and the nonce."""
@@ -120,14 +119,11 @@ class Given:
         """
         attested = self.attestations is not None or self.record is not None
         if is_anchor(text):
-            if attested:
-                raise typer.BadParameter(f"{text} is an anchor: --attestations and --record go with a content")
+            wrong_if(attested, f"{text} is an anchor: --attestations and --record go with a content")
             return self.by_anchor(Path(text), headers)
-        if self.content is not None:
-            raise typer.BadParameter("--content goes with an anchor, which it is held against")
+        wrong_if(self.content is not None, "--content goes with an anchor, which it is held against")
         if self.nonce is not None:
-            if attested:
-                raise typer.BadParameter("give --nonce, or the attestation that has it")
+            wrong_if(attested, "give --nonce, or the attestation that has it")
             return self.by_content(text)
         if Path(text).is_file():
             _, descriptor = attestation_of(Path(text), self.attestations, self.record)

@@ -21,7 +21,7 @@ from attest.schema.plain import check_id, utc
 from dptrain.cli.complete import POLICIES, class_names, contributors
 from dptrain.cli.complete import classes as known_classes
 from dptrain.cli.inputs import PassphraseFile, load_key, octets
-from dptrain.cli.options import argument, file_option, moment, option, parse_time
+from dptrain.cli.options import argument, file_option, moment, option, parse_time, wrong_if
 from dptrain.cli.output import counting, styled
 from dptrain.cli.registry.show import ExistingRegistry, as_json
 from dptrain.cli.results import Told
@@ -100,15 +100,13 @@ def add(
 
     Example: `dptrain registry add registry.cbor --pub alice.pub --class sensitive --cap 5000`
     """
-    if (pub is None) == (table_file is None):
-        raise typer.BadParameter("give one public key with --pub, or a file with many with --from")
+    wrong_if((pub is None) == (table_file is None), "give one public key with --pub, or a file with many with --from")
     now = int(time.time())
     start = now if not_before is None else not_before
     until = start + days * _DAY
     terms = {"classes": classes or (), "not_before": start, "not_after": until, "cap": cap, "principal": principal}
     if pub is not None:
-        if not classes:
-            raise typer.BadParameter("give --class once or more: what the contributor may attest")
+        wrong_if(not classes, "give --class once or more: what the contributor may attest")
         name, raw = keys.load_named_public_key(pub)
         wanted = [_enrolment(contributor or name, raw, terms)]
     else:
@@ -166,8 +164,7 @@ def grant(
 
     Example: `dptrain registry grant registry.cbor --contributor alice --class general --cap 500`
     """
-    if bool(classes) == nothing:
-        raise typer.BadParameter("give --class once or more, or --none to take every class away")
+    wrong_if(bool(classes) == nothing, "give --class once or more, or --none to take every class away")
     log = _open(registry, key, passphrase_file)
     changed = log.grant(contributor, classes=classes or (), cap=cap, now=int(time.time()))
     granted = ", ".join(sorted(set(classes or ()))) or "nothing"
@@ -218,8 +215,7 @@ def revoke(
     Example: `dptrain registry revoke registry.cbor --contributor alice`
     """
     now = int(time.time())
-    if (contributor is None) == (statement is None):
-        raise typer.BadParameter("give --contributor, or the contributor's own --statement")
+    wrong_if((contributor is None) == (statement is None), "give --contributor, or the contributor's own --statement")
     if statement is not None:
         if key_id is not None or at is not None:
             raise typer.BadParameter("the statement says which key and from when; leave out --key-id and --at")

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from rich.table import Table
 
 from attest import keys
@@ -16,7 +15,7 @@ from attest.registry.entries import signing_key
 from attest.registry.replay import look_alikes
 from attest.schema.plain import day, machine_time, utc, visible
 from dptrain.cli.inputs import octets
-from dptrain.cli.options import file_argument, file_option, moment, option
+from dptrain.cli.options import file_argument, file_option, moment, option, wrong_if
 from dptrain.cli.output import counting, styled, table_of
 from dptrain.cli.results import Shown, Told, pick, plain
 
@@ -152,8 +151,7 @@ def verify(
     Example: `dptrain registry verify registry.cbor --owner-key owner.pub`
     """
     public = owner_key or registry.with_name("owner.pub")
-    if not public.is_file():
-        raise typer.BadParameter(f"there is no {public}; give the corpus owner's public key with --owner-key")
+    wrong_if(not public.is_file(), f"there is no {public}; give the corpus owner's public key with --owner-key")
     known = log.open_registry(registry, keys.load_public_key(public))
     known.require_not_ahead(machine_time() if now is None else now)
     if root is not None and not known.extends(octets(root, f"--root {root!r} is not in hex")):
