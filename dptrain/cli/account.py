@@ -291,7 +291,11 @@ def calibrate(
     public = disclosure is Disclosure.PUBLIC
     _check_use(asked, phase or [], clip_norm, public=public)
     if occurrences is not None and not public:
-        asked = replace(asked, sampling_rate=_rate(occurrences, steps or 0))
+        if steps is None or not 0.0 < occurrences <= steps:
+            sentence = f"{occurrences:g} occurrences in {steps} steps; expected more than 0, and one per step at most"
+            nearest = float(steps) if steps is not None and occurrences > steps else None
+            raise AccountantError("OCCURRENCES", sentence, nearest=nearest)
+        asked = replace(asked, sampling_rate=occurrences / steps)
     shape = phases_of(None, None, None, phase) if phase else []
     names = accountants.ACCOUNTANTS if compare else (accountant,)
     with counting("computing epsilon"):
@@ -337,14 +341,6 @@ def _check_use(asked: Question, phase: list[str], clip_norm: float | None, *, pu
         require_others(given, wanted)
     if asked.family != "gaussian" and solve is not Wanted.MULTIPLIER:
         raise typer.BadParameter("steps and rates are found for Gaussian noise; leave out --family, or find the multiplier")
-
-
-def _rate(occurrences: float, steps: int) -> float:
-    """Returns the sampling rate of so many expected occurrences."""
-    if not 0.0 < occurrences <= steps:
-        sentence = f"{occurrences:g} occurrences in {steps} steps; expected more than 0, and one per step at most"
-        raise AccountantError("OCCURRENCES", sentence, nearest=float(steps) if occurrences > steps else None)
-    return occurrences / steps
 
 
 def _sampled(asked: Question, accountant: str) -> dict[str, Any]:

@@ -92,9 +92,6 @@ NewPassphraseFile = Annotated[
     file_option("FILE", "First line is a passphrase that encrypts the key; - reads standard input.", allow_dash=True),
 ]
 
-_ATTEMPTS = 3
-_AGENT_CODES = ("AGENT", "AGENT_KEY")
-
 
 def read_passphrase(path: Path | None) -> str | None:
     """Returns the first line of a passphrase file, or of standard input for `-`; None without one. Raises KeyRefused: Code
@@ -126,7 +123,7 @@ def read_private_key(path: Path, passphrase_file: Path | None) -> Ed25519Private
     """Returns a private key from its file; a missing passphrase is asked for where there is a terminal, up to three times.
     Raises KeyRefused: As `attest.keys.load_private_key`."""
     passphrase = read_passphrase(passphrase_file)
-    for _ in range(_ATTEMPTS):
+    for _ in range(3):
         try:
             return keys.load_private_key(path, passphrase)
         except KeyRefused as error:
@@ -174,17 +171,13 @@ def _agent_signer(public: Path, raw: bytes) -> AgentSigner:
     try:
         return AgentSigner(raw)
     except KeyRefused as error:
-        if error.code not in _AGENT_CODES:
+        private = public.with_suffix(".key")
+        if error.code not in ("AGENT", "AGENT_KEY") or not private.is_file():
             raise
-        raise KeyRefused(error.code, error.sentence + _how_to_load(public)) from error
-
-
-def _how_to_load(public: Path) -> str:
-    private = public.with_suffix(".key")
-    if not private.is_file():
-        return ""
-    hint = f". Here: ssh-add {private}, or --key {private}"
-    return hint if keys.is_openssh(private) else f"{hint}; OpenSSH before 9.6 loads only keys of keygen --format openssh"
+        hint = f". Here: ssh-add {private}, or --key {private}"
+        if not keys.is_openssh(private):
+            hint += "; OpenSSH before 9.6 loads only keys of keygen --format openssh"
+        raise KeyRefused(error.code, error.sentence + hint) from error
 
 
 def _ask(prompt: str) -> str:

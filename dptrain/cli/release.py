@@ -86,7 +86,11 @@ def release(
             report = check_release(model, vkeys, minimum_size=min_size, **asked)
         # Whoever takes the export out of a release must not get a pass by that.
         code = exit_code(report.verdict, require_full=require_full, signature_only=signature_only)
-        return Told(_report(report), _report_text(report), code)
+        told = pick(report, "verdict qualifiers findings notes newer_withdrawals") | {
+            "weights": None if report.weights is None else _weights(report.weights),
+            "manifest": None if report.manifest is None else _told(report.manifest),
+        }
+        return Told(told, _report_text(report), code)
     if min_size != 1 or any(given is not None for given in checking):
         raise typer.BadParameter(
             "--key, --owner-key, --export, --require-quorum, --require-full, --signature-only, --min-size and --now go "
@@ -107,13 +111,6 @@ def release(
             f"check with: dptrain release --check {model} --key {made.manifest.log_vkey}",
         ],
     )
-
-
-def _report(report: ReleaseReport) -> dict[str, Any]:
-    return pick(report, "verdict qualifiers findings notes newer_withdrawals") | {
-        "weights": None if report.weights is None else _weights(report.weights),
-        "manifest": None if report.manifest is None else _told(report.manifest),
-    }
 
 
 def _weights(found: Tie) -> dict[str, Any]:

@@ -77,15 +77,12 @@ def _size(case: Case) -> Iterator[Consequence]:
             f"what depends on the number of contributions of {', '.join(missing)} is not said; give --contributions CLASS=N "
             "for each class, or --corpus",
         )
-        return
-    yield fact(
-        "BATCH",
-        f"a step draws {amount(case.batch)} of {case.size.total:,} contributions on average; sums are divided by the "
-        f"normalizer {case.policy.normalizer}, a public constant that scales the learning rate and touches no guarantee",
-    )
-
-
-def _delta(case: Case) -> Iterator[Consequence]:
+    else:
+        yield fact(
+            "BATCH",
+            f"a step draws {amount(case.batch)} of {case.size.total:,} contributions on average; sums are divided by the "
+            f"normalizer {case.policy.normalizer}, a public constant that scales the learning rate and touches no guarantee",
+        )
     delta, largest = float(case.policy.delta), math.floor(1 / (10 * case.policy.delta))
     yield fact("DELTA", f"delta {delta:g} suits corpora of at most {largest:,} contributions (1 in 10 N)")
 
@@ -424,7 +421,7 @@ OF_PLANS = (_disclosure, _noise, _injection)
 """What who plans a run is told of it too."""
 
 CHECKS = (
-    *(_unit, _isolation, _disclosure, _size, _delta, _noise, _injection, _horizon),
+    *(_unit, _isolation, _disclosure, _size, _noise, _injection, _horizon),
     *(_auditors, _whole_quorum, _split_quorum, _partial_auditors, _idle_retention),
     *(_delta_against_size, _normalizer_off, _same_depth, _unknown_grants, _refused, _caps, _examples, _expiry, _tight_floor),
     _long_charges,

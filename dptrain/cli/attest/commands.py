@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from attest import keys, signed_file
 from attest.corpus import SigningTemplate, sign_corpus
@@ -70,7 +69,11 @@ def keygen(
     wrong_if(_FILE_NAME.fullmatch(stem) is None, f"{name!r} makes no file name; begin it with a letter or a digit")
     private, public = directory / f"{stem}.key", directory / f"{stem}.pub"
     inputs.refuse_to_overwrite(public)
-    key = None if source is None else _taken(source)
+    key = None
+    if source is not None:
+        with source.open("rb") as stream:
+            openssh = stream.read(4) == b"ssh-"
+        key = keys.load_openssh_public_key(source) if openssh else inputs.read_private_key(source, None)
     if isinstance(key, bytes):
         wrong_if(passphrase or passphrase_file, f"{source} is a public key: nothing is written that a passphrase could protect")
         raw, written = key, None
@@ -228,13 +231,6 @@ def withdraw(
         written.append({"descriptor_hash": withdrawal.descriptor_hash.hex(), "path": str(path)})
     said = f"signed {counted(len(written), 'withdrawal')} as {name}, reason {reason}, in {out}"
     return Told({"withdrawals": written, "signer": name, "reason": reason}, [said])
-
-
-def _taken(source: Path) -> Ed25519PrivateKey | bytes:
-    """Returns the private key of a file, or the raw public key of an OpenSSH `.pub` file."""
-    with source.open("rb") as stream:
-        public = stream.read(4) == b"ssh-"
-    return keys.load_openssh_public_key(source) if public else inputs.read_private_key(source, None)
 
 
 RegistryFile = Annotated[Path | None, file_option("REGISTRY", "The registry that the statement is for.")]

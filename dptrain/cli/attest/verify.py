@@ -184,7 +184,9 @@ def verify(
             except AttestError as error:
                 codes[str(error.code)] += 1
                 if len(listed) < limit:
-                    listed.append({"where": _where(item), "code": str(error.code), "sentence": error.sentence})
+                    at = item.locator
+                    where = f"{visible(at.source)}, byte {at.offset}" if at else "attestation without content"
+                    listed.append({"where": where, "code": str(error.code), "sentence": error.sentence})
             if progress is not None:
                 progress(count)
     failed = codes.total()
@@ -221,9 +223,3 @@ def _text(told: dict[str, Any], name: str) -> Iterator[Shown]:
         yield "there was nothing to verify: no data, or no attestations beside it"
     elif not failed:
         yield "not checked here: registry, class, bounds and corpus; dptrain gate does that"
-
-
-def _where(item: Item) -> str:
-    if not item.locator:
-        return "attestation without content"
-    return f"{visible(item.locator.source)}, byte {item.locator.offset}"

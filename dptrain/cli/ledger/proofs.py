@@ -144,7 +144,9 @@ def verify_proof(
     data = read_limited(proof, MAX_EVIDENCE_SIZE, "proof")
     if data.startswith(EVIDENCE.encode()):
         return _evidence(data, policy)
-    given = None if leaf is None else _leaf_of(leaf)
+    given = None if leaf is None else read_limited(leaf, MAX_PROOF_SIZE, "leaf")
+    if given is not None and given.startswith(PROOF.encode()):
+        given = parse_proof(given).extra or b""
     if data[:1] == RECEIPT_TAG:
         wrong_if(given is None, "a receipt does not carry its leaf; give --leaf, the leaf or its proof file")
         found = verify_receipt(data, given, policy)
@@ -201,12 +203,6 @@ def _told_of_member(path: Path, leaf: Leaf) -> dict[str, Any]:
     member = parse_membership(data)
     row = verify_membership(member, leaf)
     return {"contribution": member.descriptor_hash.hex(), "row": member.row, **_fields_of(row)}
-
-
-def _leaf_of(path: Path) -> bytes:
-    """Returns a leaf from a file of its bytes, or from a proof file that carries it."""
-    data = read_limited(path, MAX_PROOF_SIZE, "leaf")
-    return (parse_proof(data).extra or b"") if data.startswith(PROOF.encode()) else data
 
 
 def _evidence(data: bytes, policy: TrustPolicy) -> Told:

@@ -228,7 +228,15 @@ def as_json(
         "registry_id": found.registry_id.hex(),
         "owner": found.owner,
         "entries": len(found.roots),
-        "contributors": [_contributor_as_json(item) for item in chosen],
+        "contributors": [
+            {
+                "name": shown(item.name),
+                **pick(item, "classes cap"),
+                "principal": None if item.principal is None else shown(item.principal),
+                "keys": [pick(record, "key_id not_before not_after revoked_at proved") for record in item.keys],
+            }
+            for item in chosen
+        ],
     }
     if history is not None:
         who = Who(history)
@@ -238,10 +246,3 @@ def as_json(
             for entry, root in zip(history.entries, history.roots, strict=True)
         ]
     return data
-
-
-def _contributor_as_json(contributor: log.Contributor) -> dict[str, Any]:
-    keys = [pick(record, "key_id not_before not_after revoked_at proved") for record in contributor.keys]
-    principal = None if contributor.principal is None else shown(contributor.principal)
-    told = {"name": shown(contributor.name), **pick(contributor, "classes cap"), "principal": principal}
-    return told | {"keys": keys}
