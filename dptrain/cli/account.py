@@ -146,7 +146,7 @@ def _up(value: float) -> str:
 
 
 Over = StrEnum("Over", ["STEPS", "DELTA"])
-"""What `--curve` varies."""
+"""Names for what `--curve` varies."""
 
 
 def account(
@@ -223,10 +223,10 @@ def account(
 
 
 Wanted = StrEnum("Wanted", ["MULTIPLIER", "STEPS", "RATE", "OCCURRENCES"])
-"""What `--solve` finds."""
+"""Names for what `--solve` finds."""
 
 Disclosure = StrEnum("Disclosure", {"SECRET": "secret_poisson", "PUBLIC": "occurrences_public"})
-"""Whether draws stay secret."""
+"""Names for draws that stay secret, and for occurrences that everybody reads."""
 
 KEYS = {
     Wanted.MULTIPLIER: "noise_multiplier",
@@ -234,7 +234,7 @@ KEYS = {
     Wanted.RATE: "sampling_rate",
     Wanted.OCCURRENCES: "occurrences",
 }
-"""What each is called as an option, and in the answer."""
+"""Their names as options, and in the answer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
-"""Build the command tree: every group with its commands, in the order of its help. No file here imports torch."""
+"""Build the command tree: all groups and commands, in the order of help. `train` and `demo` start what alone imports torch."""
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -11,15 +12,51 @@ from dptrain.cli.attest import commands as contributor
 from dptrain.cli.attest.anchor import anchor
 from dptrain.cli.attest.show import show as show_attestations
 from dptrain.cli.attest.verify import verify as verify_attestations
-from dptrain.cli.gate import gate
+from dptrain.cli.gate import NoKeptReading, gate
+from dptrain.cli.inputs import load_training
 from dptrain.cli.ledger import audit, cosign, proofs, trace, upkeep
 from dptrain.cli.ledger.export import export, withdraw
+from dptrain.cli.options import file_argument, option
 from dptrain.cli.plan import plan
 from dptrain.cli.registry import commands as registry
 from dptrain.cli.registry import show as registry_show
 from dptrain.cli.release import release
-from dptrain.cli.results import RootGroup
-from dptrain.cli.train import demo, train
+from dptrain.cli.results import JsonFlag, RootGroup
+
+
+def train(
+    run: Annotated[Path, file_argument("RUN.toml", "The run file.")],
+    resume: Annotated[bool, option("Continue from the last checkpoint of this run.", "--resume")] = False,
+    clock_jump_ok: Annotated[
+        bool, option("The clock is right though it is over 14 days ahead of the ledger's last leaf.", "--clock-jump-ok")
+    ] = False,
+    no_kept_reading: NoKeptReading = False,
+    json: JsonFlag = False,
+) -> None:
+    """Train as a run file says; the same as `accelerate launch -m dptrain.train RUN.toml`.
+
+    Nothing in a run file can weaken the guarantee: everything it rests on is in the signed policy.
+
+    To train a text or image classifier from a file. For a model or loop of your own use `dptrain.PrivateTraining` in Python.
+
+    Example: `dptrain train run.toml`
+    """
+    flags = {"--resume": resume, "--clock-jump-ok": clock_jump_ok, "--no-kept-reading": no_kept_reading, "--json": json}
+    arguments = [str(run), *(flag for flag, given in flags.items() if given)]
+    raise typer.Exit(load_training("dptrain.train").main(arguments))
+
+
+def demo(
+    directory: Annotated[Path, option("Where everything is written.", "--dir", metavar="DIR")] = Path("demo"),
+    json: JsonFlag = False,
+) -> None:
+    """Go the whole way on real data that comes with the package: keys, policy, gate, training, export, audit, report.
+
+    Example: `dptrain demo --dir demo`
+    """
+    arguments = ["--dir", str(directory), *(["--json"] if json else [])]
+    raise typer.Exit(load_training("dptrain.demo").main(arguments))
+
 
 CONTRIBUTORS = "For contributors"
 OWNERS = "For corpus owners"

@@ -184,7 +184,7 @@ def judge(
 
 @dataclass
 class Judged(Result):
-    """What the gate said of a corpus: counts, and the first refusals; all of them are in a file, for there may be very many."""
+    """Shows what the gate said of a corpus: counts, and the first refusals; all are in a file, for there may be very many."""
 
     now: int
     root: bytes

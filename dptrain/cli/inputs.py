@@ -1,10 +1,12 @@
 """Options and files that several commands take: keys and passphrases, policies, registries, counts, figures."""
 
 import getpass
+import importlib
 import math
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated
 
 import typer
@@ -18,6 +20,7 @@ from attest.policy import Policy, SignedPolicy, open_policy
 from attest.registry import Registry, open_registry
 from attest.schema.plain import visible
 from dptrain.cli.options import file_argument, file_option, option, wrong_if
+from dptrain.errors import ConfigError, how_to_install, is_missing_extra
 from dptrain.planning.figures import SUFFIXES, require_matplotlib
 
 MemberRecords = Annotated[
@@ -231,6 +234,16 @@ def read_attestations(path: Path) -> Iterator[Attestation]:
     """Yields the attestations of a file. Raises CborError: as `attest.attestation.read_sequence`."""
     with path.open("rb") as stream:
         yield from read_sequence(stream)
+
+
+def load_training(module: str) -> ModuleType:
+    """Loads a module that imports torch. Raises ConfigError: Code TRAIN_EXTRA_MISSING, with what to install."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if not is_missing_extra(error):
+            raise
+        raise ConfigError("TRAIN_EXTRA_MISSING", how_to_install(error)) from error
 
 
 def refuse_to_overwrite(path: Path) -> None:

@@ -28,7 +28,6 @@ from dptrain.cli.ledger.place import LedgerKey, StateDirectory
 from dptrain.cli.options import argument, file_option, moment, option, wrong_if
 from dptrain.cli.output import amount, counted, counting, duration, number, size, styled, table, table_of
 from dptrain.cli.results import Shown, Told, pick
-from dptrain.cli.train import load_training
 from dptrain.planning import changes, figures, targets
 from dptrain.planning.layout import BlockPlan
 from dptrain.planning.picture import phase_picture, plan_picture
@@ -40,7 +39,7 @@ from dptrain.planning.targets import Solution
 from dptrain.tasks.runconfig import RunConfig
 
 Quantity = StrEnum("Quantity", ["MULTIPLIER", "STEPS", "RATE", "NORMALIZER"])
-"""What `--solve` finds."""
+"""Names for what `--solve` finds."""
 
 
 def plan(
@@ -120,7 +119,7 @@ def plan(
     counts = None if report is None and not by_hand else (report.counts()["admitted"] if report else {}) | by_hand
     if solve is Quantity.NORMALIZER and counts is None:
         raise typer.BadParameter("--solve normalizer needs a CORPUS, or --contributions CLASS=N for its classes")
-    cost = None if run is None else load_training("dptrain.planning.measure").measure(rules, run, counts)
+    cost = None if run is None else inputs.load_training("dptrain.planning.measure").measure(rules, run, counts)
     layers = layers or (12 if cost is None else cost.layers)
     with counting("computing epsilon"):
         planned = make_plan(rules, layers)

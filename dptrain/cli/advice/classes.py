@@ -1,4 +1,4 @@
-"""What follows for one class of a policy: facts with their numbers, and settings that are likely not meant.
+"""Find what follows for one class of a policy: facts with their numbers, and settings that are likely not meant.
 
 A check is a function over a case and a class; `PRIVATE`, `PUBLIC` and `ANY` list them. Each warning names the setting to change
 and, where a number can mend it, computes one. Sentences on privacy speak of one contribution and of zero-out adjacency, and
@@ -26,7 +26,7 @@ WEAK_EPSILON = 10.0
 """Above this an epsilon says little about a worst-case attacker."""
 
 BETTER_EPSILON = 8.0
-"""What the proposed noise multiplier aims at where epsilon is weak."""
+"""Epsilon that the proposed noise multiplier aims at where epsilon is weak."""
 
 NOTABLE_WASTE = 1.5
 """Effective over asked multiplier above which a class gets far more noise than it asks for."""

@@ -1,4 +1,4 @@
-"""What follows for a whole policy: facts, and settings that are likely not meant, alone or against corpus and registry at hand.
+"""Find what follows for a whole policy: facts, and settings that are likely not meant, alone or against corpus and registry.
 
 A check is a function over a case; `CHECKS` lists them in the order in which they are told.
 """
@@ -418,7 +418,7 @@ def _long_charges(case: Case) -> Iterator[Consequence]:
 
 
 OF_PLANS = (_disclosure, _noise, _injection)
-"""What who plans a run is told of it too."""
+"""Checks whose facts `dptrain plan` tells too."""
 
 CHECKS = (
     *(_unit, _isolation, _disclosure, _size, _noise, _injection, _horizon),

@@ -45,7 +45,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What the options say of a contribution.
+    """Holds what the options say of a contribution.
 
     Attributes:
         content: Its hash or a file; with an anchor, what that must be of.

@@ -446,6 +446,6 @@ _TERMS: dict[str, Callable[[Any], Any]] = {
     "not_before": _time,
     "not_after": _time,
 }
-"""What a line may say of an enrolment, and how it is read."""
+"""Terms of an enrolment that a line may say, and how each is read."""
 
 _FIELDS = {"key", "contributor", *_TERMS}
