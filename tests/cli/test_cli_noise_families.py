@@ -70,7 +70,7 @@ def test_gaussian_noise_needs_no_such_sentence() -> None:
 @pytest.mark.parametrize("family", BESIDE)
 def test_a_contributor_is_told_the_epsilon_of_the_family(family: str, cap: int) -> None:
     policy = Policy.from_toml(TEXT.format(family=family, accountant=BESIDE[family]))
-    signed = SimpleNamespace(admissibility_class="a", noise_multiplier=7.5, max_occurrences=cap)
+    signed = SimpleNamespace(admissibility_class="a", bounds=SimpleNamespace(noise_multiplier=7.5), max_occurrences=cap)
     told = attest_words.epsilon(signed, policy, True)
     phase = accountants.Phase(7.5, 0.05, 50)
     if cap:
@@ -84,6 +84,6 @@ def test_a_contributor_is_told_the_epsilon_of_the_family(family: str, cap: int) 
 
 def test_a_contributor_is_told_that_a_policy_without_accounting_claims_nothing() -> None:
     policy = Policy.from_toml(TEXT.format(family="laplace", accountant="rdp"))
-    signed = SimpleNamespace(admissibility_class="a", noise_multiplier=7.5, max_occurrences=0)
+    signed = SimpleNamespace(admissibility_class="a", bounds=SimpleNamespace(noise_multiplier=7.5), max_occurrences=0)
     told = attest_words.epsilon(signed, policy, True)
     assert "no epsilon is claimed" in told and "accountant = 'pld'" in told

@@ -30,7 +30,7 @@ from dptrain.cli.ledger.show import verdict_line
 from dptrain.cli.options import argument, file_argument, file_option, option, wrong_if
 from dptrain.cli.output import counted, counting
 from dptrain.cli.results import JsonFlag, Shown, Told, pick
-from ledger import note as notes
+from ledger import note as note_format
 from ledger.errors import WitnessRefused
 from ledger.layout import CHECKPOINT, POLICY
 from ledger.log import Ledger
@@ -77,7 +77,7 @@ def cosign(
     """
     refuse_to_overwrite(note)
     signer, named = load_key(key, passphrase_file, name, "--name")
-    cosigner = notes.Cosigner(named, signer)
+    cosigner = note_format.Cosigner(named, signer)
     owner, log_keys = trusted(log_key, owner_key)
     known = Memory(memory or key.with_suffix(".cosigned"), cosigner.vkey)
     how: dict[str, Any] = {"owner_key": owner, "first": first, "summary": summary, "registry": registry}
@@ -123,11 +123,11 @@ def merge(
 
     Example: `dptrain ledger merge ledger.db anna.note ben.note`
     """
-    given = [read_limited(path, notes.MAX_NOTE_SIZE, "note") for path in notes]
+    given = [read_limited(path, note_format.MAX_NOTE_SIZE, "note") for path in notes]
     merged, trusted = _merged(ledger, given, key or [], ledger_key, passphrase_file, state)
     ignored = _ignored(notes, given, trusted)
-    lines = [item for item in notes.open_note(merged, trusted).signatures if item.timestamp is not None]
-    cosigned = tuple(item for item in lines if item.key.kind == notes.SIGNATURE_COSIGNATURE_V1)
+    lines = [item for item in note_format.open_note(merged, trusted).signatures if item.timestamp is not None]
+    cosigned = tuple(item for item in lines if item.key.kind == note_format.SIGNATURE_COSIGNATURE_V1)
     vouched = [item.key.name.removesuffix(NAME_SUFFIX) for item in lines if item not in cosigned]
     return Told(
         {"path": ledger, "cosigners": cosigners(cosigned), "vouchers": vouched, "ignored": ignored},
@@ -149,7 +149,7 @@ def _merged(
         reader = ExportReader(Path(ledger))
         policy = parse_policy(reader.read(POLICY))
         trusted = [*policy.vkeys, *(str(summary_key(auditor)) for auditor in policy.keys_of(AUDITORS)), *named]
-        merged = notes.merge_notes(reader.checkpoint, given, list(dict.fromkeys(trusted)))
+        merged = note_format.merge_notes(reader.checkpoint, given, list(dict.fromkeys(trusted)))
         if merged != reader.checkpoint:
             atomic_write(Path(ledger) / CHECKPOINT, merged)
     else:
@@ -174,7 +174,7 @@ def _ignored(paths: list[Path], given: list[bytes], trusted: list[str]) -> list[
     """Returns the lines that are by none of the keys, and so were not taken over; the ledger's own are no news to it."""
     found = []
     for path, note in zip(paths, given, strict=True):
-        own, lines = notes.peek_checkpoint(note).origin, notes.open_note(note, trusted).ignored
+        own, lines = note_format.peek_checkpoint(note).origin, note_format.open_note(note, trusted).ignored
         found += [{"path": str(path), "name": name, "key_id": key_id.hex()} for name, key_id in lines if name != own]
     return found
 
@@ -190,7 +190,9 @@ def auditor_key(
     Example: `dptrain ledger auditor-key anna.pub --name auditor.example/anna`
     """
     found, raw = keys.load_named_public_key(key)
-    vkey = str(notes.parse_verifier_key(str(notes.VerifierKey(name or found, notes.SIGNATURE_COSIGNATURE_V1, raw))))
+    vkey = str(
+        note_format.parse_verifier_key(str(note_format.VerifierKey(name or found, note_format.SIGNATURE_COSIGNATURE_V1, raw)))
+    )
     return Told({"key": vkey}, [vkey])
 
 
@@ -217,7 +219,7 @@ def witness_request(
     if body != _PIPE:
         refuse_to_overwrite(body)
     note, node = _tree(ledger, state)
-    data, size = make_request(node, note, since), notes.peek_checkpoint(note).size
+    data, size = make_request(node, note, since), note_format.peek_checkpoint(note).size
     if body == _PIPE:
         wrong_if(json, "--json and a request on standard output do not go together; name a file")
         sys.stdout.buffer.write(data)
@@ -263,13 +265,17 @@ def witness_answer(
     )
     note = read_answer(data, request)
     merged, trusted = _merged(ledger, [note], key or [], ledger_key, passphrase_file, state)
-    taken = tuple(item for item in notes.open_note(note, trusted).signatures if item.key.kind == notes.SIGNATURE_COSIGNATURE_V1)
+    taken = tuple(
+        item
+        for item in note_format.open_note(note, trusted).signatures
+        if item.key.kind == note_format.SIGNATURE_COSIGNATURE_V1
+    )
     ignored = _ignored([answer], [note], trusted)
     if not taken:
         names = ", ".join(f"{row['name']} (key id {row['key_id']})" for row in ignored) or "nobody"
         sentence = f"the answer is signed by {names}, and the policy names no such key; give it with --key, if you trust it"
         raise WitnessRefused("WITNESS_KEY", sentence)
-    size, latest = notes.peek_checkpoint(merged).size, max(item.timestamp or 0 for item in taken)
+    size, latest = note_format.peek_checkpoint(merged).size, max(item.timestamp or 0 for item in taken)
     return Told(
         {"path": ledger, "size": size, "cosigners": cosigners(taken), "ignored": ignored},
         [
