@@ -105,14 +105,14 @@ def _noise(case: Case) -> Iterator[Consequence]:
         yield fact(
             "MODEL_NEEDED",
             "clip norms are divided among blocks by budgets, and the noise that suits them depends on how large the "
-            "blocks of a model are: until one is seen, multipliers are lower bounds, and epsilons upper ones. Blocks are "
+            "blocks of a model are: until a model is seen, multipliers are lower bounds, and epsilons upper ones. Blocks are "
             "counted as equally large here",
         )
     elif plan.lower_bounds:
         yield fact(
             "MODEL_NEEDED",
             "a class is bound to names, an adapter, heads or experts; where it overlaps with layers only the model tells: "
-            "until one is seen, multipliers are lower bounds, and epsilons upper ones",
+            "until a model is seen, multipliers are lower bounds, and epsilons upper ones",
         )
     if len(plan.phases) > 1:
         told = ", ".join(f"from step {phase.first_step} {phase.scale:g} times" for phase in plan.phases)
