@@ -14,14 +14,12 @@ from dptrain.cli.attest.show import show as show_attestations
 from dptrain.cli.attest.verify import verify as verify_attestations
 from dptrain.cli.gate import NoKeptReading, gate
 from dptrain.cli.inputs import load_training
-from dptrain.cli.ledger import audit, cosign, proofs, trace, upkeep
-from dptrain.cli.ledger.export import export, withdraw
 from dptrain.cli.options import file_argument, option
 from dptrain.cli.plan import plan
 from dptrain.cli.registry import commands as registry
 from dptrain.cli.registry import show as registry_show
 from dptrain.cli.release import release
-from dptrain.cli.results import JsonFlag, RootGroup
+from dptrain.cli.results import JsonFlag, LedgerGroup, RootGroup
 
 
 def train(
@@ -70,12 +68,11 @@ def _add(group: typer.Typer, commands: Iterable[Callable[..., Any]], panel: str 
         group.command(rich_help_panel=panel)(command)
 
 
-def _group(name: str, panel: str, text: str, commands: Iterable[Callable[..., Any]] = ()) -> typer.Typer:
+def _group(name: str, panel: str, text: str, commands: Iterable[Callable[..., Any]] = (), **settings: Any) -> None:
     """Adds a group to the tree."""
-    made = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown", help=text)
+    made = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown", help=text, **settings)
     _add(made, commands)
     app.add_typer(made, name=name, rich_help_panel=panel)
-    return made
 
 
 app = typer.Typer(
@@ -124,23 +121,14 @@ _group(
 )
 _add(app, (calibrate, account), OWNERS)
 _add(app, (gate, plan, train), TRAINERS)
-ledger = _group(
+_group(
     "ledger",
     KEEPERS,
     "The signed record of a run: keep it, audit it, prove what is in it.\n\nTraining writes the ledger. Who keeps it "
     "hands out an `export`; an auditor needs that and two public keys, got by another way; a contributor needs the export and "
     "the descriptor hash that `dptrain attest show` prints. None of them needs torch.",
+    cls=LedgerGroup,
 )
-_add(
-    ledger,
-    (
-        *(trace.show, withdraw, export, cosign.merge, cosign.witness_request, cosign.witness_answer),
-        *(upkeep.retain, upkeep.rotate_key, upkeep.set_clock, upkeep.fsck, upkeep.init),
-    ),
-    "For who keeps the ledger",
-)
-_add(ledger, (audit.verify, audit.report, cosign.cosign, cosign.auditor_key), "For auditors")
-_add(ledger, (audit.monitor, trace.trace, proofs.prove, proofs.verify_proof), "For contributors")
 _add(app, (release,), KEEPERS)
 _add(app, (demo,), "To try it")
 

@@ -30,8 +30,6 @@ from dptrain.cli.results import Result, Shown, pick
 from dptrain.progress import attestations_in, progress_bar
 from dptrain.record.kept_reading import reading_beside
 from dptrain.record.registry_watch import cited_roots, memories_of, memory_of
-from ledger.log import Ledger
-from ledger.storage.opening import exists
 
 ForLedger = Annotated[
     str | None,
@@ -60,6 +58,8 @@ class Keeping:
     @property
     def there(self) -> bool:
         """Tells whether the ledger has begun."""
+        from ledger.storage.opening import exists
+
         return self.ledger is not None and exists(place_of(self.ledger, self.state))
 
     def reading(self, signed: SignedPolicy, registry: Registry) -> KeptReading | None:
@@ -262,6 +262,8 @@ def _withdrawn(ledger: str | None, registry: Registry) -> frozenset[bytes]:
     """Returns what was withdrawn in a ledger, whose run must have begun with this registry or an earlier state of it."""
     if ledger is None:
         return frozenset()
+    from ledger.log import Ledger
+
     place = place_of(ledger, None)
     with counting(f"reading {place.shown}"), Ledger.open(place, read_only=True) as log:
         for root in cited_roots(log):

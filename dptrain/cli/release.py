@@ -3,22 +3,30 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from attest.fixed_point import MICRO
 from attest.schema.plain import utc, visible
 from dptrain.cli.inputs import PassphraseFile
-from dptrain.cli.ledger.export import RegistryAlong, WithoutAttestations, contained, contained_text, taken_along
-from dptrain.cli.ledger.place import LedgerKey, StateDirectory, checked, opened_to_sign, place_of, trusted
-from dptrain.cli.ledger.show import report_text
+from dptrain.cli.ledger.place import (
+    LedgerKey,
+    RegistryAlong,
+    StateDirectory,
+    WithoutAttestations,
+    checked,
+    opened_to_sign,
+    place_of,
+    trusted,
+)
 from dptrain.cli.options import file_option, folder_argument, folder_option, moment, option, wrong_if
 from dptrain.cli.output import counted, counting, spent, styled, table
 from dptrain.cli.results import Shown, Told, pick
-from ledger.audit.findings import exit_code
-from ledger.release import Manifest, ReleaseReport, Tie, check_release
-from ledger.release import release as make
+
+if TYPE_CHECKING:
+    # Loaded in the functions that use them, as what opens a ledger is in `dptrain.cli.ledger.place`.
+    from ledger.release import Manifest, ReleaseReport, Tie
 
 
 def release(
@@ -71,6 +79,11 @@ def release(
 
     Example: `dptrain release model --ledger ledger.db`
     """
+    from dptrain.cli.ledger.export import contained, contained_text, taken_along
+    from ledger.audit.findings import exit_code
+    from ledger.release import check_release
+    from ledger.release import release as make
+
     signing = (ledger, registry, without_attestations or None, state, ledger_key, passphrase_file)
     checking = (key or None, owner_key, export, require_quorum or None, require_full or None, signature_only or None, now)
     if check:
@@ -113,7 +126,7 @@ def release(
     )
 
 
-def _weights(found: Tie) -> dict[str, Any]:
+def _weights(found: "Tie") -> dict[str, Any]:
     """Returns what the files have to do with the weights of the run, as JSON."""
     at = found.commitment
     epoch = dict.fromkeys(("epoch", "step", "leaf")) if at is None else pick(at, "step", epoch="number", leaf="seq")
@@ -127,7 +140,7 @@ def _weights(found: Tie) -> dict[str, Any]:
     return told | epoch | {"files": files}
 
 
-def _told(manifest: Manifest) -> dict[str, Any]:
+def _told(manifest: "Manifest") -> dict[str, Any]:
     """Returns the manifest as JSON; epsilons as numbers, null for public classes."""
     classes = manifest.classes
     names = "origin time step size root header_digest delta withdrawn withdrawals_root statements"
@@ -162,14 +175,16 @@ def _number(micro: int | None) -> float | None:
     return None if micro is None else micro / MICRO
 
 
-def _report_text(report: ReleaseReport) -> Iterator[Shown]:
+def _report_text(report: "ReleaseReport") -> Iterator[Shown]:
+    from dptrain.cli.ledger.show import report_text
+
     name = "the manifest was refused" if report.manifest is None else report.manifest.origin
     yield from report_text(report, name)
     if report.manifest is not None and report.weights is not None:
         yield from _text(report.manifest, report.weights)
 
 
-def _weights_text(found: Tie) -> Iterator[Shown]:
+def _weights_text(found: "Tie") -> Iterator[Shown]:
     at = found.commitment
     colour = {"TIED": "green", "PART": "yellow", "CONVERTED": "yellow"}.get(found.status, "red")
     share = "" if at is None else (
@@ -205,7 +220,7 @@ def _lines(found: Mapping[str, Sequence[str]]) -> Iterator[Shown]:
             yield styled("yellow" if what in ("converted", "TEMPLATES") else "red", f"    {what}", f" {shown}{more}")
 
 
-def _text(manifest: Manifest, weights: Tie) -> Iterator[Shown]:
+def _text(manifest: "Manifest", weights: "Tie") -> Iterator[Shown]:
     files = counted(len(manifest.files), "file")
     yield (
         f"{files}, step {manifest.step}, released {utc(manifest.time)}; cites {manifest.size} leaves of {manifest.origin}, "

@@ -6,6 +6,7 @@ reads. It is a class of its own where others show the result too, or where it is
 
 import difflib
 import functools
+import importlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
@@ -134,6 +135,8 @@ JsonFlag = Annotated[
 def _take_json(group: TyperGroup) -> None:
     """Gives every command below a group the option `--json`, unless it takes that itself."""
     for command in group.commands.values():
+        if isinstance(command, LedgerGroup):
+            continue  # it does so itself, once its commands are loaded
         if isinstance(command, TyperGroup):
             _take_json(command)
         elif not any("--json" in parameter.opts for parameter in command.params):
@@ -151,6 +154,26 @@ def _json_option() -> Any:
     [option] = typer.main.get_command(only).params
     option.expose_value = False
     return option
+
+
+class LedgerGroup(TyperGroup):
+    """The `dptrain ledger` group, whose rooms are loaded when a command of it is asked for: they take as long as all others."""
+
+    @property
+    def commands(self) -> dict[str, Any]:
+        """Returns the commands by name."""
+        return _ledger_commands()
+
+    @commands.setter
+    def commands(self, found: dict[str, Any]) -> None:
+        """Leaves out what Typer has found in the group: nothing."""
+
+
+@functools.cache
+def _ledger_commands() -> dict[str, Any]:
+    group = typer.main.get_group(importlib.import_module("dptrain.cli.ledger.commands").app)
+    _take_json(group)
+    return group.commands
 
 
 class RootGroup(TyperGroup):

@@ -12,8 +12,16 @@ from attest.errors import SignatureRefused
 from attest.registry import Registry
 from attest.withdrawal import Withdrawal, verify_entitled_withdrawal
 from dptrain.cli.inputs import MemberRecords, PassphraseFile, read_attestations
-from dptrain.cli.ledger.place import LedgerKey, LedgerName, StateDirectory, opened_to_sign, place_of
-from dptrain.cli.options import argument, file_argument, file_option, option
+from dptrain.cli.ledger.place import (
+    LedgerKey,
+    LedgerName,
+    RegistryAlong,
+    StateDirectory,
+    WithoutAttestations,
+    opened_to_sign,
+    place_of,
+)
+from dptrain.cli.options import argument, file_argument, file_option
 from dptrain.cli.output import counting, styled
 from dptrain.cli.results import Shown, Told
 from dptrain.errors import ConfigError
@@ -24,22 +32,6 @@ from ledger.errors import LedgerBusy
 from ledger.leaves import Header
 from ledger.proofs.admitted import read_admitted
 from ledger.storage.place import Place
-
-RegistryAlong = Annotated[
-    Path | None,
-    file_option(
-        "REGISTRY",
-        "Contributor registry to take along, without its names; default: the one that the run used, if it is still there.",
-    ),
-]
-WithoutAttestations = Annotated[
-    bool,
-    option(
-        "Leave out what contributors signed, and the registry unless you name it, if you may not share them. Then an "
-        "audit has to believe what your ledger says of them: it is TOLD at best.",
-        "--without-attestations",
-    ),
-]
 
 
 def taken_along(place: Place, registry: Path | None, without: bool) -> dict[str, Any]:

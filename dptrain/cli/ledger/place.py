@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -13,9 +13,12 @@ from dptrain.cli.inputs import read_private_key
 from dptrain.cli.options import argument, file_option, folder_argument, folder_option, moment, option, wrong_if
 from dptrain.cli.output import counting
 from ledger.errors import LedgerError
-from ledger.log import Ledger
 from ledger.note import NoteSigner
 from ledger.storage.place import Place
+
+if TYPE_CHECKING:
+    # As in gate and release: help and completion of other commands load none of what opens a ledger.
+    from ledger.log import Ledger
 
 
 def checked(ledger: str | None) -> str | None:
@@ -53,9 +56,11 @@ def place_of(ledger: str, state: Path | None) -> Place:
 
 
 @contextmanager
-def opened_to_sign(place: Place, key: Path | None, passphrase_file: Path | None) -> Iterator[Ledger]:
+def opened_to_sign(place: Place, key: Path | None, passphrase_file: Path | None) -> Iterator["Ledger"]:
     """Yields the ledger, opened with its signing key: the one given, or the one beside it. Raises typer.BadParameter: there is
     no key."""
+    from ledger.log import Ledger
+
     private_key = ledger_key(place, key, passphrase_file)
     with counting(f"reading {place.shown}"):
         with Ledger.open(place, read_only=True) as log:
@@ -88,6 +93,21 @@ Now = Annotated[
 ]
 LedgerKey = Annotated[Path | None, file_option("KEY", "Private key of the ledger; default: LEDGER.key.", "--ledger-key")]
 ExportDirectory = Annotated[Path, folder_argument("EXPORT", "Directory that export wrote.")]
+RegistryAlong = Annotated[
+    Path | None,
+    file_option(
+        "REGISTRY",
+        "Contributor registry to take along, without its names; default: the one that the run used, if it is still there.",
+    ),
+]
+WithoutAttestations = Annotated[
+    bool,
+    option(
+        "Leave out what contributors signed, and the registry unless you name it, if you may not share them. Then an "
+        "audit has to believe what your ledger says of them: it is TOLD at best.",
+        "--without-attestations",
+    ),
+]
 LOG_KEYS = "Public key of the ledger: a file of verifier keys, or one itself; repeat."
 VerifierKeys = Annotated[list[str], option(LOG_KEYS, metavar="PUB")]
 OwnersKey = Annotated[Path | None, file_option("PUB", "Require a policy signed by this corpus owner.")]
