@@ -58,7 +58,7 @@ class Keeping:
     @property
     def there(self) -> bool:
         """Tells whether the ledger has begun."""
-        from ledger.storage.opening import exists
+        from ledger.storage.store import exists
 
         return self.ledger is not None and exists(place_of(self.ledger, self.state))
 

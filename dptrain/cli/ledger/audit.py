@@ -24,7 +24,7 @@ from ledger.audit import verify_export
 from ledger.audit.earlier import verify_with_earlier
 from ledger.audit.findings import exit_code, headline
 from ledger.audit.withdrawals import read_withdrawals
-from ledger.proofs.admitted import read_admitted
+from ledger.proofs.membership import read_admitted
 from ledger.proofs.memory import hold_against_memory
 from ledger.proofs.monitoring import Bounds, Mine, Watched, WatchedRow, watch
 from ledger.report import write_report

@@ -37,7 +37,7 @@ from ledger.log import Ledger
 from ledger.proofs.cosigning import MAX_ANSWER_SIZE, MAX_REQUEST_SIZE, cosign_export, make_request, read_answer, read_request
 from ledger.proofs.memory import Memory
 from ledger.proofs.prover import ExportReader, Node
-from ledger.retention.statements import NAME_SUFFIX, summary_key, summary_keys
+from ledger.retention import NAME_SUFFIX, summary_key, summary_keys
 from ledger.tiles import Subtrees
 from ledger.trust import AUDITORS, parse_policy
 

@@ -30,7 +30,7 @@ from ledger import layout
 from ledger.audit.attested import registry_of
 from ledger.errors import LedgerBusy
 from ledger.leaves import Header
-from ledger.proofs.admitted import read_admitted
+from ledger.proofs.membership import read_admitted
 from ledger.storage.place import Place
 
 

@@ -24,9 +24,8 @@ from ledger.layout import POLICY
 from ledger.leaves import Leaf, decode_leaf
 from ledger.log import Ledger
 from ledger.note import Checkpoint, NoteSigner, Signature, open_note, parse_checkpoint
-from ledger.proofs.admitted import HEADER as ADMITTED
-from ledger.proofs.admitted import MAX_ADMITTED_SIZE, Admitted, parse_admitted, prove_admitted, verify_admitted
-from ledger.proofs.membership import SUFFIX, Membership, find_membership, parse_membership, verify_membership
+from ledger.proofs import membership
+from ledger.proofs.membership import SUFFIX, Admitted, Membership, find_membership
 from ledger.proofs.memory import HEADER as EVIDENCE
 from ledger.proofs.memory import MAX_EVIDENCE_SIZE, judge, parse_evidence
 from ledger.proofs.prover import ExportReader, Node
@@ -34,8 +33,7 @@ from ledger.proofs.receipt import make_receipt, verify_receipt
 from ledger.proofs.tlog_proof import HEADER as PROOF
 from ledger.proofs.tlog_proof import MAX_PROOF_SIZE, make_proof, parse_proof
 from ledger.proofs.tlog_proof import verify_proof as verify
-from ledger.retention.retained import named_by_withdrawals
-from ledger.retention.statements import summary_key
+from ledger.retention import named_by_withdrawals, summary_key
 from ledger.storage.place import Place
 from ledger.tiles import Subtrees
 from ledger.trust import TrustPolicy, auditors_policy
@@ -195,13 +193,13 @@ class LeafShown(Result):
 
 def _told_of_member(path: Path, leaf: Leaf) -> dict[str, Any]:
     """Returns what a leaf says of a contribution, for reading, once it was verified that it is of this one."""
-    data = read_limited(path, MAX_ADMITTED_SIZE, "membership")
-    if data.startswith(ADMITTED.encode()):
-        admitted = parse_admitted(data)
-        terms, member_of = verify_admitted(admitted, leaf), admitted.shown.member
+    data = read_limited(path, membership.MAX_ADMITTED_SIZE, "membership")
+    if data.startswith(membership.HEADER.encode()):
+        admitted = membership.parse_admitted(data)
+        terms, member_of = membership.verify_admitted(admitted, leaf), admitted.shown.member
         return {"contribution": member_of.descriptor_hash.hex(), "admitted": member_of.seq, **_fields_of(terms)}
-    member = parse_membership(data)
-    row = verify_membership(member, leaf)
+    member = membership.parse_membership(data)
+    row = membership.verify_membership(member, leaf)
     return {"contribution": member.descriptor_hash.hex(), "row": member.row, **_fields_of(row)}
 
 
@@ -335,7 +333,7 @@ def _admitted(log: Ledger, name: bytes) -> Admitted:
     if shown is None or found is None:
         sentence = f"no summary speaks for the admission of {name.hex()}, or nothing beside the ledger says whom it admitted"
         raise ProofError("NO_LEAF", f"{sentence}; who was handed a member record keeps it")
-    return prove_admitted(found, [aggregate for aggregate, seq in summarised if seq == found], shown)
+    return membership.prove_admitted(found, [aggregate for aggregate, seq in summarised if seq == found], shown)
 
 
 def _in_units(name: str, value: Any) -> str:

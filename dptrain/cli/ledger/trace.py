@@ -21,7 +21,7 @@ from dptrain.cli.results import Shown, Told, pick
 from ledger.audit.findings import VERDICTS, WHERE_BEYOND, headline
 from ledger.audit.verify import open_export
 from ledger.log import Ledger
-from ledger.proofs.admitted import read_admitted
+from ledger.proofs.membership import read_admitted
 from ledger.proofs.tracing import TracedOver, TracedRun, open_exports, trace_over
 from ledger.replay import Replay
 from ledger.views import trace as views
