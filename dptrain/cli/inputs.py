@@ -141,18 +141,10 @@ def read_private_key(path: Path, passphrase_file: Path | None) -> Ed25519Private
 def load_key(
     path: Path, passphrase_file: Path | None, name: str | None, option: str = "--contributor"
 ) -> tuple[LocalSigner | CheckedSigner, str]:
-    """Returns what signs, and the identifier under which it signs.
+    """Returns what signs, and the identifier under which it signs: the one given by `option`, or the one in the `.pub` file.
 
-    Args:
-        path: The private key file, or a `.pub` file: then the SSH agent signs.
-        passphrase_file: Where the passphrase of the private key stands, if it has one.
-        name: The identifier, if it was given; otherwise it is read from the `.pub` file, given or beside the private key.
-        option: The option that gives `name`, for the message.
-
-    Raises:
-        KeyRefused: Code MISMATCH if the `.pub` file beside the key belongs to another key; AGENT or AGENT_KEY if no agent
-            has the key; or as `attest.keys.load_private_key`.
-        typer.BadParameter: if no identifier can be found.
+    With a `.pub` file in place of the private key the SSH agent signs. Raises KeyRefused: code MISMATCH if the `.pub` file
+    beside the key is of another key; AGENT or AGENT_KEY if no agent has the key; or as `attest.keys.load_private_key`.
     """
     if path.suffix == ".pub":
         found, raw = keys.load_named_public_key(path)

@@ -321,7 +321,7 @@ def _refused(case: Case) -> Iterator[Consequence]:
     if case.size is not None and case.size.refused:
         total, codes = (
             sum(case.size.refused.values()),
-            ", ".join(f"{code} {count:,}" for code, count in case.size.refused.items()),
+            ", ".join(f"{code} {count:,}" for code, count in sorted(case.size.refused.items())),
         )
         yield warning("REFUSED", f"{total:,} contributions are refused ({codes}); dptrain gate says why")
     if case.size is not None and case.size.other_corpus:

@@ -37,15 +37,8 @@ def content_hash_of(path: Path, record: int | None = None) -> bytes:
 def attestation_of(content: Path, attestations: Path | None, record: int | None) -> tuple[Attestation, ContributionDescriptor]:
     """Returns the attestation of a content and its opened descriptor; the signature is not verified.
 
-    Args:
-        content: A file, or a `.jsonl` file with `record`.
-        attestations: Where to look; None for the file beside the content.
-        record: Number of the contribution, from 1. Without it the attestation is found by the content.
-
-    Raises:
-        typer.BadParameter: There is no such file or number, or several attestations are of this content.
-        CorpusRefused: Code CONTENT_MISMATCH, none is of this content: it changed since it was signed.
-        AttestError: The attestation cannot be read.
+    It is looked for in the file named, or beside the content; by its number, from 1, or else by the content. Raises
+    CorpusRefused: code CONTENT_MISMATCH, none is of this content: it changed since. AttestError: it cannot be read.
     """
     path = attestations or content.with_name(content.name + records.SUFFIX)
     wrong_if(not path.is_file(), f"there is no {path}: give --attestations, or put it beside the content")

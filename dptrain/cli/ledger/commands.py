@@ -4,7 +4,7 @@ import typer
 
 from dptrain.cli.ledger import audit, cosign, export, proofs, trace, upkeep
 
-app = typer.Typer()
+app = typer.Typer(rich_markup_mode="markdown")
 
 for panel, functions in (
     (
