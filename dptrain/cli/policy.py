@@ -87,7 +87,7 @@ def check(
         "warnings": warnings,
         "consequences": [item.as_json() for item in found],
     }
-    return Told(data, check_text(rules, size, refused, found), code=bool(refused or (strict and warnings)))
+    return Told(data, check_text(rules, size, refused, found), exit_code=bool(refused or (strict and warnings)))
 
 
 def sign(

@@ -31,12 +31,9 @@ Shown = str | Text | Table | Picture
 
 
 class Result:
-    """The typed result of a command."""
+    """The typed result of a command, with its exit code."""
 
-    @property
-    def exit_code(self) -> int:
-        """Returns the exit code of the command."""
-        return 0
+    exit_code: int = 0
 
     def text(self) -> Iterable[Shown]:
         """Yields what a person reads."""
@@ -97,16 +94,11 @@ class Told(Result):
     Attributes:
         data: the JSON object.
         parts: lines, tables and pictures; asked for only where a person reads.
-        code: the exit code.
     """
 
     data: dict[str, Any]
     parts: Iterable[Shown]
-    code: int = 0
-
-    @property
-    def exit_code(self) -> int:
-        return self.code
+    exit_code: int = 0
 
     def text(self) -> Iterable[Shown]:
         return self.parts

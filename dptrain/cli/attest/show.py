@@ -116,7 +116,7 @@ def _explained(attestation: Attestation, record: int, verifier: Verifier) -> Tol
     noise = None if own is None else pick(own, "multiplier variance", expected_occurrences="expected")
     data = {"record": record, **_as_json(attestation), "own_noise": noise, "words": words, "checks": plain(checks)}
     failed = any(check.outcome == "failed" for check in checks)
-    return Told(data, _words_text(words, identity(attestation), checks), code=failed)
+    return Told(data, _words_text(words, identity(attestation), checks), exit_code=failed)
 
 
 @dataclass

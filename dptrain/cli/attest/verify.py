@@ -191,7 +191,7 @@ def verify(
                 progress(count)
     failed = codes.total()
     told = {"verified": good, "failed": failed, "codes": dict(codes.most_common()), "failures": listed}
-    return Told(told, _text(told, name), code=bool(failed or not good))
+    return Told(told, _text(told, name), exit_code=bool(failed or not good))
 
 
 def _check_item(item: Item, name: str, raw: bytes, now: int) -> None:

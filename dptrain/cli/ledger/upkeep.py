@@ -268,7 +268,7 @@ def fsck(
         held = len(pin or ()) + sum(_holds(log, folder) for folder in folders)
         examined = log.examine()
         found = _examined(log, examined, place, held)
-    return Told(found, _examined_text(found, place), code=bool(examined.findings))
+    return Told(found, _examined_text(found, place), exit_code=bool(examined.findings))
 
 
 def _examined(log: Ledger, examined: Examination, place: Place, pins: int) -> dict[str, Any]:

@@ -135,7 +135,7 @@ def show(
     text = _history_text(found) if history and found is not None else _contributors_text(known or found)
     sentence = ": nobody checked who signed this; give the owner's public key with --owner-key"
     mark = [] if known else [styled("bold red", "NOT VERIFIED", sentence)]
-    return Told(data, [*mark, *text, *mark], code=known is None)
+    return Told(data, [*mark, *text, *mark], exit_code=known is None)
 
 
 def verify(
