@@ -100,11 +100,8 @@ class Case:
         return None if draws is None else draws * (planned.preset.noise_multiplier * planned.preset.clip_norm) ** 2
 
     def noise_of(self, planned: Reach) -> list[BlockPlan] | None:
-        """Returns the blocks that a class may touch, with the noise of a step.
-
-        With noise per sample it grows with those drawn: the root of the variance that a step brings on average; None if the
-        number of contributions of any class that may touch such a block is unknown.
-        """
+        """Returns the blocks that a class may touch, with the noise of a step; with noise per sample the root of the variance
+        that a step brings on average, None if the number of contributions of any class that may touch them is unknown."""
         found = self.blocks_of(planned)
         if not self.literal:
             return found
@@ -147,13 +144,8 @@ class Case:
 
 
 def attested(path: Path, policy: Policy, progress: Callable[[int], None] | None = None) -> CorpusSize:
-    """Count what the attestations of a corpus say; nothing is verified, and what cannot be read counts as refused.
-
-    Args:
-        path: A corpus as the gate takes it.
-        policy: Tells which classes there are and which bounds are admitted.
-        progress: Called with the number counted so far.
-    """
+    """Count what the attestations of a corpus say of the classes and bounds of a policy; nothing is verified, and what cannot
+    be read counts as refused. `progress` is called with the number counted so far."""
     size = CorpusSize("attested")
     for count, item in enumerate(open_corpus(path), start=1):
         if progress is not None:

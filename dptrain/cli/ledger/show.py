@@ -135,16 +135,12 @@ def releases_text(rows: Iterable[dict[str, Any]], classes: list[str]) -> Iterato
         yield f"  release.cose has SHA-256 {row['manifest_digest']}"
         for part in row["parts"]:
             costs = [
-                f"{name} {_cost(epsilon)}"
+                f"{name} {'has no bound' if epsilon == math.inf else spent(epsilon)}"
                 for name, epsilon in zip(classes, part["epsilons"], strict=True)
                 if name in part["influenced_by"]
             ]
             what = f"epsilon of the {basis}: {', '.join(costs)}" if costs else "no class has any influence on it"
             yield f"  {part['name']}: {what}"
-
-
-def _cost(epsilon: float | None) -> str:
-    return "has no bound" if epsilon is not None and math.isinf(epsilon) else spent(epsilon)
 
 
 def _noise(item: dict[str, Any]) -> str:
@@ -154,15 +150,8 @@ def _noise(item: dict[str, Any]) -> str:
 
 
 def shown_parties(run: Replay, ledger: str) -> Told:
-    """Returns the signing parties of a run, and where each key was read.
-
-    Args:
-        run: the run; of an export, one that was audited.
-        ledger: the ledger, or the directory of an export.
-
-    Raises:
-        RegistryRefused: the registry in the export does not verify.
-    """
+    """Returns the signing parties of a run, and where each key was read. Raises RegistryRefused: the registry in the export,
+    which was audited, does not verify."""
     signing, rows = _parties(run), table("who", "name", "key", "read from")
     for item in signing:
         rows.add_row(*item.values())

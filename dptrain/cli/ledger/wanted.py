@@ -107,16 +107,8 @@ class Given:
         return Asked(Wanted(found.content, found.descriptor_hash), lambda _: ids, told)
 
     def by_name(self, text: str, headers: Sequence[Header]) -> Asked:
-        """Returns the contribution that one word on the command line means.
-
-        Args:
-            text: an anchor file; a content, with its attestation or nonce; a content hash, with its nonce; a descriptor hash.
-            headers: as for `by_anchor`.
-
-        Raises:
-            typer.BadParameter: it is none of these, or options do not go with it.
-            AttestError: as for `by_anchor` and `attestation_of`.
-        """
+        """Returns the contribution that one word on the command line means: an anchor file; a content, with its attestation or
+        nonce; a content hash, with its nonce; or a descriptor hash. Raises AttestError: as `by_anchor` and `attestation_of`."""
         attested = self.attestations is not None or self.record is not None
         if is_anchor(text):
             wrong_if(attested, f"{text} is an anchor: --attestations and --record go with a content")

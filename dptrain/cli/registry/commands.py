@@ -340,15 +340,8 @@ def _enrolment(name: str, raw: bytes, terms: dict[str, Any]) -> Enrol:
 
 
 def read_enrolments(path: Path, defaults: dict[str, Any]) -> list[Enrol]:
-    """Returns enrolments of a `.jsonl` or `.csv` file, in its order.
-
-    Args:
-        path: The file.
-        defaults: Terms of an enrolment, for what a line leaves out.
-
-    Raises:
-        RegistryRefused: Code FORMAT, with the number of the line.
-    """
+    """Returns enrolments of a `.jsonl` or `.csv` file, in its order, with default terms for what a line leaves out. Raises
+    RegistryRefused: Code FORMAT, with the number of the line."""
     found = []
     for number, fields in _lines(path):
         try:
