@@ -16,7 +16,7 @@ import typer
 
 from attest.gate import GateReport
 from attest.policy import Policy
-from dptrain.accounting.support import unsupported
+from dptrain.accounting import unsupported
 from dptrain.cli import inputs
 from dptrain.cli.advice import Case
 from dptrain.cli.advice.classes import touched

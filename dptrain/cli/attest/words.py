@@ -15,7 +15,7 @@ from attest.policy import Policy
 from attest.policy.sampling import POISSON, period
 from attest.schedule.turns import dearest_turns
 from attest.schema.plain import in_words
-from dptrain.accounting.support import refusal
+from dptrain.accounting import refusal
 from dptrain.cli.advice.classes import attacker
 from dptrain.cli.advice.findings import rounded
 from dptrain.cli.output import counted
@@ -152,11 +152,12 @@ def epsilon(signed: Terms, policy: Policy, signed_policy: bool) -> str:
         return _counted(signed, policy, source)
     name, family = policy.accountant, policy.mechanism.name
     if signed.max_occurrences:
-        own = accountants.epsilon_capped(z, q, policy.steps, signed.max_occurrences, delta, name, family=family)
+        phases = [accountants.Phase(z, q, policy.steps)]
+        own = accountants.epsilon_of_phases_capped(phases, signed.max_occurrences, delta, name, family=family)
     else:
         own = accountants.epsilon(z, q, policy.steps, delta, name, family=family)
     redone = accountants.epsilon(z, q, policy.steps + policy.redo_steps, delta, name, family=family)
-    replaced = accountants.epsilon_replace(z, q, policy.steps, delta, name, family=family)
+    replaced = accountants.epsilon(z, q, policy.steps, delta, name, family=family, replace=True)
     l1 = accountants.TABLE[family].norm == 1  # less than elsewhere, since no vector is longer than its L1 norm
     norm = " Under it the clip norm bounds the sum of the magnitudes of the gradient, and so its length too." if l1 else ""
     return (

@@ -21,7 +21,6 @@ from dptrain.cli.output import counted, counting, number, spent, styled
 from dptrain.cli.results import Shown, Told
 from dptrain.errors import ConfigError
 from ledger.audit import verify_export
-from ledger.audit.earlier import verify_with_earlier
 from ledger.audit.findings import exit_code, headline
 from ledger.audit.withdrawals import read_withdrawals
 from ledger.proofs.membership import read_admitted
@@ -88,7 +87,7 @@ def verify(
     asked: dict[str, Any] = {"require_quorum": require_quorum, "minimum_size": min_size, "max_age": max_age, "now": now}
     asked |= {"withdrawals": withdrawals, "registry": registry, "owner_key": owner}
     with counting(f"auditing {export}"):
-        report = verify_with_earlier(export, vkeys, earlier, **asked) if earlier else verify_export(export, vkeys, **asked)
+        report = verify_export(export, vkeys, earlier=earlier or None, **asked)
     if remember is not None:
         report = hold_against_memory(report, export, remember, vkeys)
     return Told(report.to_json(), ledger_show.audit_text(report), exit_code(report.verdict, require_full=require_full))

@@ -131,7 +131,7 @@ def withdraw(
             for found, evidence in checked:
                 name = found.descriptor_hash
                 seq = log.withdraw(name, found.reason_code, evidence, now=now, member=shown.get(name))
-                entered.append({"descriptor_hash": name.hex(), "seq": seq, "matched": name in log.admitted})
+                entered.append({"descriptor_hash": name.hex(), "seq": seq, "matched": name in log.state.contributions})
     except LedgerBusy as error:
         raise ConfigError(
             error.code,

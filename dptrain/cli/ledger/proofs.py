@@ -29,10 +29,9 @@ from ledger.proofs.membership import SUFFIX, Admitted, Membership, find_membersh
 from ledger.proofs.memory import HEADER as EVIDENCE
 from ledger.proofs.memory import MAX_EVIDENCE_SIZE, judge, parse_evidence
 from ledger.proofs.prover import ExportReader, Node
-from ledger.proofs.receipt import make_receipt, verify_receipt
-from ledger.proofs.tlog_proof import HEADER as PROOF
-from ledger.proofs.tlog_proof import MAX_PROOF_SIZE, make_proof, parse_proof
-from ledger.proofs.tlog_proof import verify_proof as verify
+from ledger.proofs.single_leaf import HEADER as PROOF
+from ledger.proofs.single_leaf import MAX_PROOF_SIZE, make_proof, make_receipt, parse_proof, verify_receipt
+from ledger.proofs.single_leaf import verify_proof as verify
 from ledger.retention import named_by_withdrawals, summary_key
 from ledger.storage.place import Place
 from ledger.tiles import Subtrees

@@ -25,7 +25,6 @@ from ledger.proofs.membership import read_admitted
 from ledger.proofs.tracing import TracedOver, TracedRun, open_exports, trace_over
 from ledger.replay import Replay
 from ledger.views import trace as views
-from ledger.views.withdrawn import withdrawal_statement
 
 CONDITION = "if no run was chosen by looking at what another one released"
 
@@ -98,7 +97,7 @@ def _reading(
         owner, vkeys = trusted(key, owner_key)
         with counting(f"auditing {ledger}"):
             opened = open_export(ledger, vkeys, owner_key=owner, now=now)
-        yield opened.run, opened.root, opened.leaves
+        yield opened.run, bytes.fromhex(opened.report.root_hex or ""), opened.given.leaves
         return
     if key or owner_key or now is not None:
         raise typer.BadParameter("--key, --owner-key and --now are for exports; a ledger is checked by 'dptrain ledger fsck'")
@@ -129,7 +128,7 @@ def _anchor_text(asked: Asked, *, pruned: bool) -> Iterator[Shown]:
 
 def _withdrawn(run: Replay) -> Told:
     """Returns the statement about all withdrawn contributions."""
-    made = withdrawal_statement(run)
+    made = views.withdrawal_statement(run)
     text = [] if made.rows else ["nothing was withdrawn"]
     for row in made.rows:
         about = "" if row.class_name is None else f"  class {row.class_name}, {counted(row.steps, 'charged step')}"
@@ -247,7 +246,7 @@ def trace(
     asked = None if registry is not None else given.by_name(contribution, ())
     with counting(f"auditing {len(exports)} exports"):
         opened = open_exports(exports, vkeys, owner_key=owner, now=now)
-    asked = asked or given.by_name(contribution, [item.opened.run.header for item in opened])
+    asked = asked or given.by_name(contribution, [item.run.header for item in opened])
     found = trace_over(opened, asked.wanted, asked.signers, [read_admitted(path) for path in members or []])
     runs = [_run(item) for item in found.runs]
     return Told(_in_all(found, asked, runs), _in_all_text(found, asked, runs))
@@ -255,7 +254,7 @@ def trace(
 
 def _run(item: TracedRun) -> dict[str, Any]:
     header, report = item.run.header, item.opened.report
-    told = {"export": str(item.asked.path), "corpus": header.policy.corpus} | pick(header, "origin run_id")
+    told = {"export": str(item.opened.given.path), "corpus": header.policy.corpus} | pick(header, "origin run_id")
     found = None if item.trace is None else _traced(item.trace, item.run)
     return told | pick(item.run, "size", finished="closed") | pick(report, "verdict qualifiers") | {"found": found}
 
