@@ -8,33 +8,18 @@ was chosen by looking at what an earlier run released. Limits do not rest on tha
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
-from attest.descriptor import SignedBounds
 from attest.schema.plain import is_ahead, utc
 from attest.withdrawal import PASSING
 from ledger.errors import BudgetExceeded, LeafRefused
-from ledger.leaves import Header, Previous, Withdraw
+from ledger.leaves import Admit, Header, Previous, Withdraw
 from ledger.leaves.header import COMPROMISED
 from ledger.replay.budgets import Account, Plans, Spending, Use, composed, limits_over, most_of_run, of_run, reached
-from ledger.replay.contributions import AdmitSpec, Contribution
+from ledger.replay.contributions import AdmitSpec, Contribution, Terms
 from ledger.replay.replay import Replay
 
-
-class Signed(Protocol):
-    """Holds what a contributor signed, as an admission says it: `AdmitSpec`, or the terms of a contribution."""
-
-    @property
-    def class_name(self) -> str:
-        """Returns the name of its class."""
-
-    @property
-    def bounds(self) -> SignedBounds:
-        """Returns the signed bounds."""
-
-    @property
-    def limit(self) -> tuple[int, int]:
-        """Returns the most epsilon over all runs in 1e-6, and its delta in 1e-12; zeros for no limit."""
+Signed = AdmitSpec | Admit | Terms
+"""Holds what a contributor signed, as an admission says it: its class, bounds and limit."""
 
 
 @dataclass(frozen=True, slots=True)
