@@ -336,7 +336,7 @@ class Leaves:
                 yield whole
                 first = whole.end
                 continue
-            for piece in self._pieces(n):
+            for piece in self._read(n)[1]:
                 if first <= piece.first < end:
                     yield piece
             first = min(end, (n + 1) * layout.TILE_WIDTH)
@@ -361,9 +361,6 @@ class Leaves:
         level = layout.TILE_HEIGHT if node is None else max(layout.TILE_HEIGHT, node.level)
         (root,) = self.roots.between(n, n + (1 << level - layout.TILE_HEIGHT))
         return Subtree(n * layout.TILE_WIDTH, level, root.hash)
-
-    def _pieces(self, n: int) -> list[Subtree]:
-        return self._read(n)[1]
 
     def _read(self, n: int) -> tuple[list[bytes], list[Subtree]]:
         """Returns entries of a bundle, and the subtrees that begin in it."""

@@ -187,7 +187,10 @@ def _verify(path: Path, asked: _Asked, findings: list[Finding], report: dict[str
     evidence = SignedWithdrawals(header, asked.withdrawals, latest, fault, lookup(leaves))
     bounds = Bounds(header, export, registry, fault)
     run = _replay(leaves, findings, withdrawals, kinds, evidence, bounds)
-    _judge_times(run, asked.now, fault)
+    try:
+        run.timeline.require_not_ahead(asked.now)
+    except LeafRefused as error:
+        fault(error.code, f"seq {error.seq}", error.sentence)
     if export.read(layout.POLICY) not in (None, run.keys.trust_policy().text()):
         fault("POLICY_FILE", layout.POLICY, "the trust policy is not that of the ledger's key and the auditors in the header")
     signed = export.read(layout.CHECKPOINT)
@@ -298,14 +301,6 @@ def _replay(
         # What follows an unreadable leaf cannot be judged; the run as told so far is still described.
         findings.append(Finding(error.code, f"seq {run.size}", error.sentence))
     return run
-
-
-def _judge_times(run: Replay, now: int, fault: Report) -> None:
-    """Holds the times of the leaves against the auditor's clock."""
-    try:
-        run.timeline.require_not_ahead(now)
-    except LeafRefused as error:
-        fault(error.code, f"seq {error.seq}", error.sentence)
 
 
 def _judge_age(run: Replay, signers: Sequence[Signer], now: int, max_age: int | None, fault: Report) -> None:
