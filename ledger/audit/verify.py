@@ -9,6 +9,7 @@ from typing import Any
 from attest.schema.plain import machine_time, utc
 from ledger import accountants, layout
 from ledger.accountants import MICRO
+from ledger.audit import signatures
 from ledger.audit.attested import registered
 from ledger.audit.bounds import Bounds, bounds_are_signed
 from ledger.audit.earlier import hold_against_earlier
@@ -27,17 +28,6 @@ from ledger.audit.findings import (
 from ledger.audit.given import Export, Given, Leaves, begin, follow, lookup, read_export
 from ledger.audit.histories import Followed
 from ledger.audit.remarks import Remarks, charged_noise_phases, remark_header, remark_run
-from ledger.audit.signatures import (
-    Carried,
-    carried_notes,
-    ignored_lines,
-    judge_keys,
-    judge_signers,
-    judge_summaries,
-    known_keys,
-    pinned_signers,
-    tell_ignored,
-)
 from ledger.audit.withdrawals import SignedWithdrawals, Withdrawals
 from ledger.errors import (
     ExportChanged,
@@ -167,7 +157,9 @@ def _verify(path: Path, asked: _Asked, findings: list[Finding], report: dict[str
     note, checkpoint = opened
     report.update(origin=checkpoint.origin, size=checkpoint.size, root_hex=checkpoint.root.hex())
     if note is not None:
-        report.update(signers=pinned_signers(note, checkpoint.origin), ignored=ignored_lines([note], keys))
+        report.update(
+            signers=signatures.pinned_signers(note, checkpoint.origin), ignored=signatures.ignored_lines([note], keys)
+        )
     if checkpoint.size == 0:
         fault("EMPTY", layout.CHECKPOINT, "an empty tree has no header")
         return "FAILED"
@@ -194,7 +186,7 @@ def _verify(path: Path, asked: _Asked, findings: list[Finding], report: dict[str
     if export.read(layout.POLICY) not in (None, run.keys.trust_policy().text()):
         fault("POLICY_FILE", layout.POLICY, "the trust policy is not that of the ledger's key and the auditors in the header")
     signed = export.read(layout.CHECKPOINT)
-    note = judge_keys(signed, header.origin, run.keys, keys, fault, remarks) or note
+    note = signatures.judge_keys(signed, header.origin, run.keys, keys, fault, remarks) or note
     if note is None:  # no pinned key led to a signature: nothing here is to be believed
         report.clear()
         return "FAILED"
@@ -203,16 +195,18 @@ def _verify(path: Path, asked: _Asked, findings: list[Finding], report: dict[str
         fault("CHANGED", layout.CHECKPOINT, "the checkpoint changed while it was audited; audit a copy that nobody writes")
         report.clear()
         return "FAILED"
-    known = known_keys(run, keys)
-    carried = carried_notes(run, export, leaves, Carried(checkpoint.size, signed or b"", note), known, fault)
+    known = signatures.known_keys(run, keys)
+    carried = signatures.carried_notes(
+        run, export, leaves, signatures.Carried(checkpoint.size, signed or b"", note), known, fault
+    )
     over_it = [item for item in carried if item.size == checkpoint.size]
     counts = partial(run.timeline.counts, size=checkpoint.size, now=asked.now)
-    signers = judge_signers(over_it, header, run.keys, counts, asked.require_quorum, fault, remarks)
+    signers = signatures.judge_signers(over_it, header, run.keys, counts, asked.require_quorum, fault, remarks)
     _judge_age(run, signers["signers"], asked.now, asked.max_age, fault)
-    ignored = ignored_lines((item.note for item in carried), known)
-    remarks.note(*tell_ignored(ignored))
+    ignored = signatures.ignored_lines((item.note for item in carried), known)
+    remarks.note(*signatures.tell_ignored(ignored))
     remark_run(run, remarks)
-    summaries = judge_summaries(run, export.nodes, carried, asked.now, fault, remarks)
+    summaries = signatures.judge_summaries(run, export.nodes, carried, asked.now, fault, remarks)
     held = bounds.judge(run, remarks)
     _describe(run, report)
     report.update(

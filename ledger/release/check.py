@@ -22,11 +22,11 @@ from ledger.errors import LedgerError, ReleaseRefused
 from ledger.leaves import Header, Release, Withdraw, decode_leaf
 from ledger.leaves.header import COMPROMISED
 from ledger.leaves.weights import WeightRecord, frozen_digest, model_digest
-from ledger.release.create import block_rows, statements
+from ledger.release.create import record_of
 from ledger.release.files import differences
 from ledger.release.manifest import EXPORT, MANIFEST, Manifest, open_manifest, read_manifest
 from ledger.release.tied import Tie, few, tie
-from ledger.replay.influence import artifacts, class_costs, is_final, withdrawals_root
+from ledger.replay.influence import class_costs
 from ledger.replay.replay import SPEND_TOLERANCE_MICRO, Replay
 from ledger.replay.state import of_record
 
@@ -333,24 +333,15 @@ class _Check:
             self.notes.append(f"epsilons are those of this run alone; the ledger counts besides what was spent in {names}")
 
     def _compare_record(self, run: Replay, manifest: Manifest) -> None:
-        header, parts, horizon = run.header, artifacts(run.header), not is_final(run)
-        delta = str(header.policy.delta)
-        expected = {
-            "step": run.position,
-            "delta": delta,
-            "horizon": horizon,
-            "blocks": block_rows(header),
-            "artifacts": parts,
-            "statements": statements(
-                parts, delta, tie(manifest.weights, manifest.files), run.isolation, step=run.position, horizon=horizon
-            ),
-        }
-        for name, value in expected.items():
-            if getattr(manifest, name) != value:
+        expected = record_of(run, tie(manifest.weights, manifest.files))
+        wrong = [name for name, value in expected.items() if getattr(manifest, name) != value]
+        gone = ("withdrawn", "withdrawals_root")
+        for name in wrong:
+            if name not in gone:
                 self.fault("RECORD", MANIFEST, f"{name}: the manifest says otherwise than the ledger it cites")
-        if (manifest.withdrawn, manifest.withdrawals_root) != withdrawals_root(run.withdrawals, manifest.size):
-            sentence = f"the withdrawals of the manifest are not those of the {manifest.size} leaves that it cites"
-            self.fault("WITHDRAWALS", MANIFEST, sentence)
+        if not set(gone).isdisjoint(wrong):
+            told = f"the withdrawals of the manifest are not those of the {manifest.size} leaves that it cites"
+            self.fault("WITHDRAWALS", MANIFEST, told)
 
     def _compare_weights(self, run: Replay, manifest: Manifest) -> None:
         """Folds the records of the tensors to the digest of the epoch that the manifest names."""
