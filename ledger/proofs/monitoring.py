@@ -286,8 +286,7 @@ class _Look:
         found = None if run is None or admit is None else run.contributions[name]
         steps, epsilon = 0, None
         if run is not None and found is not None:
-            steps = run.expenditure.steps(found, run.charged_phases)
-            epsilon = None if run.header.policy.classes[found.class_index].public else run.epsilon(found)
+            steps, epsilon = run.steps(found), None if run.is_public(found) else run.epsilon(found)
         pruned = run is not None and admit is not None and run.is_pruned(admit.seq)
         return WatchedRow(
             name=mine.name if mine is not None else asked[0][0],

@@ -313,7 +313,7 @@ class Replay(RunState):
         """Returns the groups whose last row does not say what is true now, with what it must say; the last in order first."""
         found = []
         for group in self.register.groups.present():
-            steps = self.expenditure.steps(group, self.charged_phases)
+            steps = self.steps(group)
             variance = self.expenditure.variance(group, self.charged_phases)
             facts = (group.count, group.members.root(), steps, variance)
             if facts != group.told:

@@ -180,7 +180,7 @@ def _trace(run: Replay, admit: Admit, left: Sequence[Withdraw], pruned: bool) ->
         steps=sum(window.n_steps for window in windows),
         occurrences=occurrences,
         blocks=tuple(header.blocks[index].name for index in header.profiles[found.class_index].blocks),
-        epsilon=None if header.policy.classes[found.class_index].public else run.epsilon(found),
+        epsilon=None if run.is_public(found) else run.epsilon(found),
         carried=from_micro(admit.carried_micro),
         releases=() if occurrences == 0 else _touched(run, windows, found.class_index),
     )
@@ -296,7 +296,7 @@ def _row(run: Replay, descriptor_hash: bytes) -> WithdrawnRow:
     if found is None:
         stayed = sum(run.register.unnamed)
         return WithdrawnRow(*place, None, 0, None, None, (UNNAMED.format(count=stayed) if stayed else UNKNOWN,))
-    header, steps = run.header, run.expenditure.steps(found, run.charged_phases)
+    header, steps = run.header, run.steps(found)
     rule = header.policy.classes[found.class_index]
     if rule.public:
         return WithdrawnRow(*place, rule.name, steps, None, None, (PUBLIC,))
