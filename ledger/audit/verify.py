@@ -87,9 +87,9 @@ def verify_export(
     noise stream; draws are recorded step by step where the policy makes them public, with the variances that they give, of
     exactly those due where it signs an order, and nowhere else; and every recorded epsilon is at least the one recomputed here
     from admissions, charges and withdrawals, and at most 2e-6 above it (for the accountant `prv`: at least what `pld` gives,
-    and at most 0.02 above it; for versions of an accountant that were looser than this one, which a note names: at least the
-    one recomputed); and no time runs back but at a CLOCK leaf, which a note names, and none since the last of these lies ahead
-    of the auditor's clock. An auditor's signature counts only if its time lies between the last leaf that it covers and that
+    and at most 0.02 above it; for one of another package, above by no more than it says of the version that recorded); and no
+    time runs back but at a CLOCK leaf, which a note names, and none since the last of these lies ahead of the auditor's clock.
+    An auditor's signature counts only if its time lies between the last leaf that it covers and that
     clock. The audit cannot tell whether the trainer did what it recorded, or trained elsewhere on unlogged data.
 
         SUMMARISED means the same of a ledger without the ADMIT leaves of contributions that left, or, once the run was closed,

@@ -179,15 +179,16 @@ def test_what_was_withdrawn_in_an_earlier_run_is_withdrawn_here_before_the_first
     recorder = trainer.private.opened.recorder
     gone, ended, *_ = recorder.admitted()
     root = recorder.ledger.state.registry_roots[-1]
-    recorder.withdraw(ended, "key-revoked", root, now=recorder.ledger.state.last_time)
+    recorder.ledger.withdraw(ended, "key-revoked", root, now=recorder.ledger.state.last_time)
     trainer.run()
-    recorder.withdraw(gone, "consent", bytes(range(32)), now=recorder.ledger.state.last_time)
+    recorder.ledger.withdraw(gone, "consent", bytes(range(32)), now=recorder.ledger.state.last_time)
     recorder.finish(STEPS, bytes(32), "held", recorder.ledger.state.last_time)
     recorder.export(tmp_path / "one")
     trainer.close()
     options = {"earlier": [tmp_path / "one" if export else world.ledger], "earlier_keys": [world.root / "ledger.pub"]}
     second = Trainer(other(world), **options).begin()
-    assert second.private.opened.recorder.withdrawn() == {gone} and second.private.opened.recorder.ledger.charged_steps == 0
+    state = second.private.opened.recorder.ledger.state
+    assert set(state.withdrawals) == {gone} and state.charged == 0
     (leaf,) = second.private.opened.recorder._spent.withdrawn.values()
     assert (leaf[1].reason, leaf[1].evidence_hash) == ("consent", bytes(range(32)))
     second.close()

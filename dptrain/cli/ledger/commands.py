@@ -315,7 +315,7 @@ def _audit(
 
 def _enter(log: "Ledger", found: Withdrawal, evidence: bytes, now: int, member: "ShownMember | None" = None) -> dict[str, Any]:
     seq = log.withdraw(found.descriptor_hash, found.reason_code, evidence, now=now, member=member)
-    matched = found.descriptor_hash in log.admitted
+    matched = found.descriptor_hash in log.state.contributions
     return {"descriptor_hash": found.descriptor_hash.hex(), "seq": seq, "matched": matched}
 
 
