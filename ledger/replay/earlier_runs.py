@@ -18,6 +18,7 @@ from ledger.replay.budgets import Account, Plans, Spending, Use, composed, limit
 from ledger.replay.contributions import AdmitSpec, Contribution, Signed
 from ledger.replay.replay import Replay
 
+
 @dataclass(frozen=True, slots=True)
 class Earlier:
     """Holds an earlier run, replayed up to exactly the size that a header cites."""
