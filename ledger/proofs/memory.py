@@ -20,7 +20,6 @@ An export is of any size that was ever signed, so nothing in it shows that its t
 ledger had come finds that; and finds a fork, with evidence that anybody can check.
 """
 
-import base64
 import fcntl
 import hashlib
 import os
@@ -32,7 +31,7 @@ from typing import Final, Literal
 
 from attest.errors import FileRefused
 from attest.files import atomic_write, read_limited
-from attest.schema.plain import read_base64
+from attest.schema.plain import read_base64, to_base64
 from ledger import layout
 from ledger.audit.findings import AuditReport, CitedRow, Finding
 from ledger.errors import ExportChanged, LedgerBehind, LedgerCorrupt, LedgerForked, NoteError, ProofError, StorageFailed
@@ -64,7 +63,7 @@ class Evidence:
         """Returns the file."""
         lines = [HEADER]
         if self.prefix is not None:
-            lines += [f"prefix {_base64(self.prefix)}", *map(_base64, self.proof)]
+            lines += [f"prefix {to_base64(self.prefix)}", *map(to_base64, self.proof)]
         return "\n".join(lines).encode() + b"\n\n" + self.remembered + b"\n" + self.offered
 
 
@@ -125,10 +124,6 @@ def _hash(text: str) -> bytes:
     if found is None or len(found) != HASH_SIZE:
         raise ProofError("EVIDENCE_FORMAT", f"expected the base64 of {HASH_SIZE} bytes, got {text!r:.60}")
     return found
-
-
-def _base64(data: bytes) -> str:
-    return base64.b64encode(data).decode()
 
 
 _PRIVATE: Final = 0o600
