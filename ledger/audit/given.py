@@ -7,7 +7,6 @@ and folds each again, since the directory may lie where others write.
 
 import hashlib
 import os
-import stat
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from itertools import islice, pairwise, takewhile
 from pathlib import Path
 from typing import Final
 
+from attest.files import read_regular
 from ledger import layout, tiles
 from ledger.audit.findings import AuditReport, Report
 from ledger.errors import ExportChanged, LeafRefused, NoteError, ProofError
@@ -107,14 +107,12 @@ class Export:
             return None
         limit = layout.max_file_size(name, self.size)
         try:
-            descriptor = os.open(self.base / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-            with open(descriptor, "rb") as stream:
-                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                    self.report("NOT_A_FILE", name, "an export has regular files only")
-                    return None
-                data = stream.read(limit + 1)
+            data = read_regular(self.base / name, limit)
         except OSError as error:
             self.report("UNREADABLE", name, f"cannot be read: {error.strerror or error}")
+            return None
+        if data is None:
+            self.report("NOT_A_FILE", name, "an export has regular files only")
             return None
         if len(data) > limit:
             self.report("TOO_LARGE", name, f"a file of this kind has at most {limit} bytes")

@@ -7,13 +7,12 @@ Whoever reads through this checks what comes out: a leaf by its inclusion proof,
 whole export holds is for the audit (`ledger.audit`).
 """
 
-import os
-import stat
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Final
 
+from attest.files import read_regular
 from ledger import layout, tiles
 from ledger.errors import LedgerCorrupt, ProofError
 from ledger.merkle import EMPTY_ROOT, HASH_SIZE, consistency_path, inclusion_path, node_hash
@@ -178,11 +177,7 @@ class ExportReader:
 def _read(base: Path, name: str, size: int = 0) -> bytes:
     limit = layout.max_file_size(name, size)
     try:
-        descriptor = os.open(base / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with open(descriptor, "rb") as stream:
-            found = os.fstat(descriptor)
-            # The limit may follow from a size that nobody signed: no more is asked for than there is.
-            data = stream.read(min(limit, found.st_size) + 1) if stat.S_ISREG(found.st_mode) else None
+        data = read_regular(base / name, limit)  # the limit may follow from a size that nobody signed
     except OSError as error:
         raise LedgerCorrupt("FILE", f"{base / name} cannot be read ({error.strerror or error}); is this an export?") from error
     if data is None or len(data) > limit:
