@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import stat
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
@@ -90,3 +91,13 @@ def read_limited(path: str | os.PathLike[str], limit: int, what: str) -> bytes:
     if len(data) > limit:
         raise FileRefused("SIZE", f"the {what} {shown!r} is longer than {limit} bytes; is it the right file?")
     return data
+
+
+def read_regular(path: str | os.PathLike[str], limit: int) -> bytes | None:
+    """Reads a regular file that others may have put there: no link is followed, no pipe waited for, no memory asked for that
+    the file does not fill. Returns a byte more than `limit` where it is longer, None where it is no regular file. Raises OSError.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(descriptor, "rb") as stream:
+        found = os.fstat(descriptor)
+        return stream.read(min(limit, found.st_size) + 1) if stat.S_ISREG(found.st_mode) else None

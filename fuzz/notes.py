@@ -16,6 +16,7 @@ from ledger.proofs.cosigning import make_request, read_answer, read_request
 from ledger.proofs.memory import Evidence, judge, parse_evidence
 from ledger.proofs.single_leaf import TlogProof, make_proof, make_receipt, parse_proof, verify_proof, verify_receipt
 from ledger.trust import auditors_policy, parse_policy
+from tests.reference.hash_tree import HashTree
 from tests.vectors.published import vectors
 from tests.worlds.gate import ALICE, BOB, OWNER
 
@@ -30,8 +31,8 @@ LOG_ALONE = auditors_policy(LOG.vkey)
 BOTH_KINDS = auditors_policy(LOG.vkey, [ANNA.vkey], 1, [BEN.vkey], 1)
 
 
-def _tree(leaves: list[bytes]) -> prover.HashTree:
-    return prover.HashTree(map(merkle.leaf_hash, leaves))
+def _tree(leaves: list[bytes]) -> HashTree:
+    return HashTree(map(merkle.leaf_hash, leaves))
 
 
 def _checkpoint(leaves: list[bytes]) -> Checkpoint:

@@ -5,7 +5,6 @@ Formats: C2SP signed-note v1.0.0, tlog-checkpoint v1.0.0 and tlog-cosignature v1
 own ``int`` and ``b64decode`` accept several spellings of one value.
 """
 
-import base64
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from attest.errors import AttestError, KeyRefused
 from attest.keys import public_bytes, verify_signature, vkeys
 from attest.keys.signers import Signer, as_signer
 from attest.keys.vkeys import SIGNATURE_COSIGNATURE_V1, SIGNATURE_ED25519, SIGNATURE_SUMMARY_V1, VerifierKey
-from attest.schema.plain import MAX_TIME, read_base64, read_decimal
+from attest.schema.plain import MAX_TIME, read_base64, read_decimal, to_base64
 from ledger.errors import NoteError
 from ledger.merkle import EMPTY_ROOT, HASH_SIZE, MAX_SIZE
 
@@ -217,7 +216,7 @@ def checkpoint_text(origin: str, size: int, root: bytes) -> str:
 
     Extension lines would be signed but not under the root, so an auditor could not check them (C2SP advises against).
     """
-    text = f"{origin}\n{size}\n{base64.b64encode(root).decode()}\n"
+    text = f"{origin}\n{size}\n{to_base64(root)}\n"
     if parse_checkpoint(text) != Checkpoint(origin, size, root):
         raise NoteError("CHECKPOINT", f"origin {origin!r} and size {size!r} do not make a checkpoint")
     return text
@@ -307,7 +306,7 @@ def _signed_by(line: str) -> tuple[str, bytes]:
 
 
 def _signature_line(key: VerifierKey, signature: bytes) -> str:
-    return f"— {key.name} {base64.b64encode(key.key_id + signature).decode()}"
+    return f"— {key.name} {to_base64(key.key_id + signature)}"
 
 
 def _with_lines(data: bytes, lines: Sequence[str]) -> bytes:

@@ -186,7 +186,8 @@ class RetainedReplay(Replay):
                 return f"{sentence} summary, leaf {leaf.seq}, is followed by no EPOCH leaf, nor is the run closed"
         return None
 
-    def _is_pruned(self, seq: int) -> bool:
+    def is_pruned(self, seq: int) -> bool:
+        """Tells whether the body of a leaf is gone."""
         place = bisect_left(self.pruned, seq)
         return place < len(self.pruned) and self.pruned[place] == seq
 

@@ -113,13 +113,18 @@ def read_decimal(text: str) -> int | None:
     return None if _DECIMAL.fullmatch(text) is None else int(text)
 
 
+def to_base64(data: bytes) -> str:
+    """Writes bytes as `read_base64` reads them."""
+    return base64.b64encode(data).decode()
+
+
 def read_base64(text: str) -> bytes | None:
     """Reads standard base64 (RFC 4648, 4) with its padding and no spare bits; None for anything else."""
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         return None
-    return data if base64.b64encode(data).decode() == text else None
+    return data if to_base64(data) == text else None
 
 
 _LARGEST: Final = 1 << 64

@@ -276,7 +276,7 @@ class _Together:
         most: dict[str, float] = {}
         for name, contribution in run.contributions.items():
             terms, where = contribution.terms, f"seq {contribution.seq}"
-            if name in registry.withdrawn and run.expenditure.steps(contribution, run.charged_phases):
+            if name in registry.withdrawn and run.steps(contribution):
                 self._tell_withdrawn(contribution, *registry.withdrawn[name])
             account = own.of(name)
             if account is None:
@@ -326,7 +326,7 @@ class _Together:
         for leaf in other.withdrawn:
             here = run.contributions.get(leaf.descriptor_hash)
             late = leaf.reason in PASSING or leaf.time > run.header.time or leaf.descriptor_hash in registry.withdrawn
-            if here is not None and not late and run.expenditure.steps(here, run.charged_phases):
+            if here is not None and not late and run.steps(here):
                 self._tell_withdrawn(here, other.run.header.origin, leaf)
 
     def _tell_withdrawn(self, contribution: Contribution, origin: str, leaf: Withdraw) -> None:

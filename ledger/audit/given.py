@@ -7,7 +7,6 @@ and folds each again, since the directory may lie where others write.
 
 import hashlib
 import os
-import stat
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from itertools import islice, pairwise, takewhile
 from pathlib import Path
 from typing import Final
 
+from attest.files import read_regular
 from ledger import layout, tiles
 from ledger.audit.findings import AuditReport, Report
 from ledger.errors import ExportChanged, LeafRefused, NoteError, ProofError
@@ -107,14 +107,12 @@ class Export:
             return None
         limit = layout.max_file_size(name, self.size)
         try:
-            descriptor = os.open(self.base / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-            with open(descriptor, "rb") as stream:
-                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                    self.report("NOT_A_FILE", name, "an export has regular files only")
-                    return None
-                data = stream.read(limit + 1)
+            data = read_regular(self.base / name, limit)
         except OSError as error:
             self.report("UNREADABLE", name, f"cannot be read: {error.strerror or error}")
+            return None
+        if data is None:
+            self.report("NOT_A_FILE", name, "an export has regular files only")
             return None
         if len(data) > limit:
             self.report("TOO_LARGE", name, f"a file of this kind has at most {limit} bytes")
@@ -336,7 +334,7 @@ class Leaves:
                 yield whole
                 first = whole.end
                 continue
-            for piece in self._pieces(n):
+            for piece in self._read(n)[1]:
                 if first <= piece.first < end:
                     yield piece
             first = min(end, (n + 1) * layout.TILE_WIDTH)
@@ -361,9 +359,6 @@ class Leaves:
         level = layout.TILE_HEIGHT if node is None else max(layout.TILE_HEIGHT, node.level)
         (root,) = self.roots.between(n, n + (1 << level - layout.TILE_HEIGHT))
         return Subtree(n * layout.TILE_WIDTH, level, root.hash)
-
-    def _pieces(self, n: int) -> list[Subtree]:
-        return self._read(n)[1]
 
     def _read(self, n: int) -> tuple[list[bytes], list[Subtree]]:
         """Returns entries of a bundle, and the subtrees that begin in it."""

@@ -9,6 +9,7 @@ from typing import Any
 from attest.schema.plain import machine_time, utc
 from ledger import accountants, layout
 from ledger.accountants import MICRO
+from ledger.audit import signatures
 from ledger.audit.attested import registered
 from ledger.audit.bounds import Bounds, bounds_are_signed
 from ledger.audit.earlier import hold_against_earlier
@@ -27,17 +28,6 @@ from ledger.audit.findings import (
 from ledger.audit.given import Export, Given, Leaves, begin, follow, lookup, read_export
 from ledger.audit.histories import Followed
 from ledger.audit.remarks import Remarks, charged_noise_phases, remark_header, remark_run
-from ledger.audit.signatures import (
-    Carried,
-    carried_notes,
-    ignored_lines,
-    judge_keys,
-    judge_signers,
-    judge_summaries,
-    known_keys,
-    pinned_signers,
-    tell_ignored,
-)
 from ledger.audit.withdrawals import SignedWithdrawals, Withdrawals
 from ledger.errors import (
     ExportChanged,
@@ -167,7 +157,9 @@ def _verify(path: Path, asked: _Asked, findings: list[Finding], report: dict[str
     note, checkpoint = opened
     report.update(origin=checkpoint.origin, size=checkpoint.size, root_hex=checkpoint.root.hex())
     if note is not None:
-        report.update(signers=pinned_signers(note, checkpoint.origin), ignored=ignored_lines([note], keys))
+        report.update(
+            signers=signatures.pinned_signers(note, checkpoint.origin), ignored=signatures.ignored_lines([note], keys)
+        )
     if checkpoint.size == 0:
         fault("EMPTY", layout.CHECKPOINT, "an empty tree has no header")
         return "FAILED"
@@ -187,11 +179,14 @@ def _verify(path: Path, asked: _Asked, findings: list[Finding], report: dict[str
     evidence = SignedWithdrawals(header, asked.withdrawals, latest, fault, lookup(leaves))
     bounds = Bounds(header, export, registry, fault)
     run = _replay(leaves, findings, withdrawals, kinds, evidence, bounds)
-    _judge_times(run, asked.now, fault)
+    try:
+        run.timeline.require_not_ahead(asked.now)
+    except LeafRefused as error:
+        fault(error.code, f"seq {error.seq}", error.sentence)
     if export.read(layout.POLICY) not in (None, run.keys.trust_policy().text()):
         fault("POLICY_FILE", layout.POLICY, "the trust policy is not that of the ledger's key and the auditors in the header")
     signed = export.read(layout.CHECKPOINT)
-    note = judge_keys(signed, header.origin, run.keys, keys, fault, remarks) or note
+    note = signatures.judge_keys(signed, header.origin, run.keys, keys, fault, remarks) or note
     if note is None:  # no pinned key led to a signature: nothing here is to be believed
         report.clear()
         return "FAILED"
@@ -200,16 +195,18 @@ def _verify(path: Path, asked: _Asked, findings: list[Finding], report: dict[str
         fault("CHANGED", layout.CHECKPOINT, "the checkpoint changed while it was audited; audit a copy that nobody writes")
         report.clear()
         return "FAILED"
-    known = known_keys(run, keys)
-    carried = carried_notes(run, export, leaves, Carried(checkpoint.size, signed or b"", note), known, fault)
+    known = signatures.known_keys(run, keys)
+    carried = signatures.carried_notes(
+        run, export, leaves, signatures.Carried(checkpoint.size, signed or b"", note), known, fault
+    )
     over_it = [item for item in carried if item.size == checkpoint.size]
     counts = partial(run.timeline.counts, size=checkpoint.size, now=asked.now)
-    signers = judge_signers(over_it, header, run.keys, counts, asked.require_quorum, fault, remarks)
+    signers = signatures.judge_signers(over_it, header, run.keys, counts, asked.require_quorum, fault, remarks)
     _judge_age(run, signers["signers"], asked.now, asked.max_age, fault)
-    ignored = ignored_lines((item.note for item in carried), known)
-    remarks.note(*tell_ignored(ignored))
+    ignored = signatures.ignored_lines((item.note for item in carried), known)
+    remarks.note(*signatures.tell_ignored(ignored))
     remark_run(run, remarks)
-    summaries = judge_summaries(run, export.nodes, carried, asked.now, fault, remarks)
+    summaries = signatures.judge_summaries(run, export.nodes, carried, asked.now, fault, remarks)
     held = bounds.judge(run, remarks)
     _describe(run, report)
     report.update(
@@ -298,14 +295,6 @@ def _replay(
         # What follows an unreadable leaf cannot be judged; the run as told so far is still described.
         findings.append(Finding(error.code, f"seq {run.size}", error.sentence))
     return run
-
-
-def _judge_times(run: Replay, now: int, fault: Report) -> None:
-    """Holds the times of the leaves against the auditor's clock."""
-    try:
-        run.timeline.require_not_ahead(now)
-    except LeafRefused as error:
-        fault(error.code, f"seq {error.seq}", error.sentence)
 
 
 def _judge_age(run: Replay, signers: Sequence[Signer], now: int, max_age: int | None, fault: Report) -> None:

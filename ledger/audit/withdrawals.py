@@ -64,8 +64,7 @@ def _row(leaf: Withdraw, run: Replay) -> WithdrawalRow:
     found = run.contributions.get(leaf.descriptor_hash)
     if found is None:
         return WithdrawalRow(*told, None, None)
-    public = run.header.policy.classes[found.class_index].public
-    return WithdrawalRow(*told, run.expenditure.steps(found, run.charged_phases), None if public else run.epsilon(found))
+    return WithdrawalRow(*told, run.steps(found), None if run.is_public(found) else run.epsilon(found))
 
 
 MAX_MISSING: Final = 50

@@ -14,7 +14,6 @@ sent the size that it cosigned last, the proof that the tree extends that one, a
 lines, which are merged into the checkpoint as an auditor's are. Nothing here speaks HTTP: bodies are files.
 """
 
-import base64
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
-from attest.schema.plain import BACK_SECONDS, read_decimal, utc
+from attest.schema.plain import BACK_SECONDS, read_decimal, to_base64, utc
 from ledger.audit import AuditReport, verify_export
 from ledger.errors import CosignRefused, NoteError, WitnessRefused
 from ledger.merkle import MAX_SIZE
@@ -205,7 +204,7 @@ def make_request(node: Node, note: bytes, since: int) -> bytes:
     checkpoint = peek_checkpoint(note)
     own = [line for name, line in lines_of(note) if name == checkpoint.origin]
     proof = consistency_proof(node, since, checkpoint.size) if since else []
-    lines = [f"old {since}", *(base64.b64encode(hash_).decode() for hash_ in proof), ""]
+    lines = [f"old {since}", *(to_base64(hash_) for hash_ in proof), ""]
     return "".join(f"{line}\n" for line in lines).encode() + with_lines(note, own)
 
 

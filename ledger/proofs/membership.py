@@ -24,14 +24,13 @@ ADMIT leaves go, this is what a contributor shows afterwards, and what a withdra
     <base64>                  a hash a line, both paths
 """
 
-import base64
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from attest.files import read_limited
-from attest.schema.plain import read_base64, read_decimal
+from attest.schema.plain import read_base64, read_decimal, to_base64
 from ledger.errors import LeafRefused, ProofError
 from ledger.leaves import Header, Leaf, Spend, SpendRow, Summary, decode_leaf
 from ledger.merkle import HASH_SIZE, MAX_SIZE, inclusion_proof, verify_inclusion
@@ -61,7 +60,7 @@ class _Form:
 
     def write(self, values: Iterable[object], hashes: Iterable[bytes]) -> bytes:
         """Returns a file."""
-        path = (base64.b64encode(hash_).decode() for hash_ in hashes)
+        path = (to_base64(hash_) for hash_ in hashes)
         return "\n".join([self.header, *map("{} {}".format, self.words, values), *path, ""]).encode()
 
     def read(self, data: bytes) -> tuple[list[str], tuple[bytes, ...]]:
@@ -228,7 +227,7 @@ class Admitted:
 
     def to_bytes(self) -> bytes:
         """Returns the file."""
-        member, encoded = self.shown.member, base64.b64encode(self.aggregate.to_bytes()).decode()
+        member, encoded = self.shown.member, to_base64(self.aggregate.to_bytes())
         values = (
             self.leaf, encoded, f"{self.place} of {self.places}", member.descriptor_hash.hex(), member.seq,
             member.content_anchor.hex(), len(self.shown.path),

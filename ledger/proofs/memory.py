@@ -20,7 +20,6 @@ An export is of any size that was ever signed, so nothing in it shows that its t
 ledger had come finds that; and finds a fork, with evidence that anybody can check.
 """
 
-import base64
 import fcntl
 import hashlib
 import os
@@ -28,23 +27,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 from attest.errors import FileRefused
 from attest.files import atomic_write, read_limited
-from attest.schema.plain import read_base64
+from attest.schema.plain import read_base64, to_base64
 from ledger import layout
-from ledger.audit import AuditReport, Finding
+from ledger.audit.findings import AuditReport, CitedRow, Finding
 from ledger.errors import ExportChanged, LedgerBehind, LedgerCorrupt, LedgerForked, NoteError, ProofError, StorageFailed
 from ledger.leaves.header import COMPROMISED
 from ledger.merkle import HASH_SIZE, verify_consistency
 from ledger.note import MAX_NOTE_SIZE, Checkpoint, open_note, parse_checkpoint, peek_checkpoint
 from ledger.proofs.prover import ExportReader, consistency_proof, tree_root
-
-if TYPE_CHECKING:
-    from ledger.audit import AuditReport
-    from ledger.audit.findings import CitedRow
-
 
 HEADER: Final = "dptrain-ledger-evidence-v1"
 """First line of an evidence file."""
@@ -69,7 +63,7 @@ class Evidence:
         """Returns the file."""
         lines = [HEADER]
         if self.prefix is not None:
-            lines += [f"prefix {_base64(self.prefix)}", *map(_base64, self.proof)]
+            lines += [f"prefix {to_base64(self.prefix)}", *map(to_base64, self.proof)]
         return "\n".join(lines).encode() + b"\n\n" + self.remembered + b"\n" + self.offered
 
 
@@ -130,10 +124,6 @@ def _hash(text: str) -> bytes:
     if found is None or len(found) != HASH_SIZE:
         raise ProofError("EVIDENCE_FORMAT", f"expected the base64 of {HASH_SIZE} bytes, got {text!r:.60}")
     return found
-
-
-def _base64(data: bytes) -> str:
-    return base64.b64encode(data).decode()
 
 
 _PRIVATE: Final = 0o600
@@ -227,7 +217,7 @@ class Memory:
             raise StorageFailed("MEMORY", f"cannot write {path}: {error.strerror or error}") from error
 
 
-def audited_checkpoint(reader: ExportReader, report: "AuditReport", keys: Sequence[str]) -> Checkpoint:
+def audited_checkpoint(reader: ExportReader, report: AuditReport, keys: Sequence[str]) -> Checkpoint:
     """Returns the checkpoint of an export, which must be the one that its audit saw. Raises ExportChanged: code CHANGED;
     NoteError: none of the keys signed it."""
     offered = parse_checkpoint(open_note(reader.checkpoint, keys).text)
@@ -236,7 +226,7 @@ def audited_checkpoint(reader: ExportReader, report: "AuditReport", keys: Sequen
     return offered
 
 
-def contradicted(memory: Memory, cited: Sequence["CitedRow"]) -> str | None:
+def contradicted(memory: Memory, cited: Sequence[CitedRow]) -> str | None:
     """Tells which earlier ledger a header cites otherwise than a locked memory has it; None for none.
 
     A ledger whose key is said to be lost at fewer leaves than are remembered had more: what was charged to it there would count

@@ -4,7 +4,6 @@ An export is held against what contributors have of their own: attestations and 
 exports said (`ledger.proofs.memory`). Every other figure is the audit's, and as good as its verdict.
 """
 
-from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -256,7 +255,7 @@ class _Look:
             if isinstance(leaf, Admit):
                 if leaf.descriptor_hash in self._rows:
                     admitted[leaf.descriptor_hash] = leaf
-                elif leaf.key_id in self._key_ids and not _is_pruned(run, leaf.seq):
+                elif leaf.key_id in self._key_ids and not run.is_pruned(leaf.seq):
                     self._unsigned(path, leaf)
             elif isinstance(leaf, Withdraw) and leaf.descriptor_hash in self._rows:
                 ended[leaf.descriptor_hash] = leaf  # a signed one may follow one of a passing reason
@@ -287,9 +286,8 @@ class _Look:
         found = None if run is None or admit is None else run.contributions[name]
         steps, epsilon = 0, None
         if run is not None and found is not None:
-            steps = run.expenditure.steps(found, run.charged_phases)
-            epsilon = None if run.header.policy.classes[found.class_index].public else run.epsilon(found)
-        pruned = run is not None and admit is not None and _is_pruned(run, admit.seq)
+            steps, epsilon = run.steps(found), None if run.is_public(found) else run.epsilon(found)
+        pruned = run is not None and admit is not None and run.is_pruned(admit.seq)
         return WatchedRow(
             name=mine.name if mine is not None else asked[0][0],
             descriptor_hash=name.hex(),
@@ -324,7 +322,7 @@ class _Look:
         corpus = run.header.policy.corpus
         if mine.signed.corpus != corpus:
             wrong.append(f"the corpus {mine.signed.corpus!r} is recorded as {corpus!r}")
-        if not _is_pruned(run, admit.seq):
+        if not run.is_pruned(admit.seq):
             wrong += [
                 f"the {what} is another one"
                 for what, there, here in (
@@ -364,8 +362,3 @@ class _Look:
 
 def _recorded(admit: Admit) -> Bounds:
     return Bounds(admit.class_name, *admit.bounds, *admit.limit)
-
-
-def _is_pruned(run: RetainedReplay, seq: int) -> bool:
-    place = bisect_left(run.pruned, seq)
-    return place < len(run.pruned) and run.pruned[place] == seq

@@ -1,19 +1,18 @@
-"""Makes proofs in logarithmic time: from a tree in memory, or from the few files of an export that a proof needs.
+"""Makes proofs in logarithmic time, from the few files of an export that a proof needs.
 
-Both are the same computation over *nodes*: node (level, index) is the hash of the perfect subtree over the leaves
+A proof is computed over *nodes*: node (level, index) is the hash of the perfect subtree over the leaves
 [index 2^level, (index + 1) 2^level). Nothing here is trusted: a proof holds or not, whoever made it (`ledger.merkle`).
 
 Whoever reads through this checks what comes out: a leaf by its inclusion proof, a root by a consistency proof. Whether the
 whole export holds is for the audit (`ledger.audit`).
 """
 
-import os
-import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Final
 
+from attest.files import read_regular
 from ledger import layout, tiles
 from ledger.errors import LedgerCorrupt, ProofError
 from ledger.merkle import EMPTY_ROOT, HASH_SIZE, consistency_path, inclusion_path, node_hash
@@ -29,39 +28,6 @@ NODES_KEPT: Final = 1 << 18
 
 Node = Callable[[int, int], bytes]
 """Gives the hash of the perfect subtree (level, index)."""
-
-
-class HashTree:
-    """Keeps all nodes of a growing tree, 64 bytes a leaf."""
-
-    def __init__(self, hashes: Iterable[bytes] = ()) -> None:
-        self._levels: list[bytearray] = [bytearray()]
-        self.extend(hashes)
-
-    @property
-    def size(self) -> int:
-        """Returns the number of leaves."""
-        return len(self._levels[0]) // HASH_SIZE
-
-    def extend(self, hashes: Iterable[bytes]) -> None:
-        """Adds leaf hashes in order."""
-        for hash_ in hashes:
-            level = 0
-            self._levels[0] += hash_
-            while not len(self._levels[level]) % (2 * HASH_SIZE):
-                row = self._levels[level]
-                level += 1
-                if level == len(self._levels):
-                    self._levels.append(bytearray())
-                self._levels[level] += node_hash(bytes(row[-2 * HASH_SIZE : -HASH_SIZE]), bytes(row[-HASH_SIZE:]))
-
-    def node(self, level: int, index: int) -> bytes:
-        """Returns the hash of a perfect subtree; raises ProofError where the tree has none."""
-        row = self._levels[level] if level < len(self._levels) else b""
-        hash_ = bytes(row[index * HASH_SIZE : (index + 1) * HASH_SIZE])
-        if len(hash_) != HASH_SIZE:
-            raise ProofError("NODE", f"a tree of {self.size} leaves has no perfect subtree {index} of {1 << level} leaves")
-        return hash_
 
 
 class TileTree:
@@ -211,11 +177,7 @@ class ExportReader:
 def _read(base: Path, name: str, size: int = 0) -> bytes:
     limit = layout.max_file_size(name, size)
     try:
-        descriptor = os.open(base / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with open(descriptor, "rb") as stream:
-            found = os.fstat(descriptor)
-            # The limit may follow from a size that nobody signed: no more is asked for than there is.
-            data = stream.read(min(limit, found.st_size) + 1) if stat.S_ISREG(found.st_mode) else None
+        data = read_regular(base / name, limit)  # the limit may follow from a size that nobody signed
     except OSError as error:
         raise LedgerCorrupt("FILE", f"{base / name} cannot be read ({error.strerror or error}); is this an export?") from error
     if data is None or len(data) > limit:

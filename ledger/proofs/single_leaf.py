@@ -19,14 +19,13 @@ of COSE's private range, and the leaf states its index itself. A receipt is deri
 checkpoints, and a receipt has no cosignatures. A tree of one leaf has none: its path would be empty, which RFC 9942 excludes.
 """
 
-import base64
 import hashlib
 from dataclasses import dataclass
 from typing import Any, Final
 
 from attest import cbor, keys, sign1
 from attest.errors import AttestError
-from attest.schema.plain import read_base64, read_decimal
+from attest.schema.plain import read_base64, read_decimal, to_base64
 from ledger.errors import LedgerWrongRun, ProofError, TrustError
 from ledger.leaves import Leaf, decode_leaf
 from ledger.merkle import HASH_SIZE, MAX_SIZE, leaf_hash, root_of_inclusion, verify_inclusion
@@ -64,8 +63,8 @@ class TlogProof:
         """Returns the file."""
         lines = [HEADER]
         if self.extra is not None:
-            lines.append(f"extra {_base64(self.extra)}")
-        lines += [f"index {self.index}", *map(_base64, self.hashes), "", ""]
+            lines.append(f"extra {to_base64(self.extra)}")
+        lines += [f"index {self.index}", *map(to_base64, self.hashes), "", ""]
         return "\n".join(lines).encode() + self.checkpoint
 
 
@@ -159,10 +158,6 @@ def _bytes(text: str, what: str) -> bytes:
     return found
 
 
-def _base64(data: bytes) -> str:
-    return base64.b64encode(data).decode()
-
-
 TYP_RECEIPT: Final = "application/vnd.dptrain.receipt+cose"
 """Type of the message (RFC 9596), so that it is taken for nothing else."""
 
@@ -216,7 +211,9 @@ def verify_receipt(data: bytes, leaf: bytes, policy: TrustPolicy) -> ReceivedLea
     if policy.quorum != NO_QUORUM:
         raise TrustError("QUORUM", "a receipt carries no cosignatures; ask for the proof file, or trust the log alone")
     protected, proof, signature = _parts(data)
-    fields = _map(protected)
+    fields = _decoded(protected)
+    if type(fields) is not dict:
+        raise ProofError("RECEIPT", "the protected header is not a map")
     size, index, path = _proof(proof)
     origin = fields.get(15, {}).get(1) if type(fields.get(15)) is dict else None
     named = [key for key in policy.logs if key.name == origin]
@@ -275,13 +272,6 @@ def _proof(data: bytes) -> tuple[int, int, list[bytes]]:
     if not 1 <= len(path) <= MAX_PATH or any(type(hash_) is not bytes or len(hash_) != HASH_SIZE for hash_ in path):
         raise ProofError("RECEIPT", f"a path is 1 to {MAX_PATH} hashes of {HASH_SIZE} bytes")
     return size, index, path
-
-
-def _map(data: bytes) -> dict[Any, Any]:
-    value = _decoded(data)
-    if type(value) is not dict:
-        raise ProofError("RECEIPT", "the protected header is not a map")
-    return value
 
 
 def _decoded(data: bytes) -> Any:

@@ -321,6 +321,6 @@ def _by(item: TracedRun, found: Trace, moment: int) -> tuple[Spending | None, in
     if first is not None:
         run = item.opened.given.run(first)
     contribution = run.contributions.get(name) or run.contributions.get(stand_in_name(found.admit.seq))
-    if contribution is None or run.header.policy.classes[contribution.class_index].public:
+    if contribution is None or run.is_public(contribution):
         return None, late
     return of_run(run, contribution), late

@@ -6,6 +6,7 @@ not checked against its ledger admits nobody.
 
 import hashlib
 import math
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -16,16 +17,16 @@ from attest.schema.plain import is_ahead, machine_time, utc
 from ledger.accountants import leeway
 from ledger.audit import AuditReport, verify_export
 from ledger.audit.findings import Finding, Verdict, headline
-from ledger.audit.given import Leaves, begin, follow, read_export
+from ledger.audit.given import Given, Leaves, begin, follow, read_export
 from ledger.errors import LedgerError, ReleaseRefused
-from ledger.leaves import Header, Leaf, Release, Withdraw, decode_leaf
+from ledger.leaves import Header, Release, Withdraw, decode_leaf
 from ledger.leaves.header import COMPROMISED
 from ledger.leaves.weights import WeightRecord, frozen_digest, model_digest
-from ledger.release.create import block_rows, statements
+from ledger.release.create import record_of
 from ledger.release.files import differences
 from ledger.release.manifest import EXPORT, MANIFEST, Manifest, open_manifest, read_manifest
 from ledger.release.tied import Tie, few, tie
-from ledger.replay.influence import artifacts, class_costs, is_final, withdrawals_root
+from ledger.replay.influence import class_costs
 from ledger.replay.replay import SPEND_TOLERANCE_MICRO, Replay
 from ledger.replay.state import of_record
 
@@ -112,27 +113,6 @@ class ReleaseReport:
     weights: Tie | None
 
 
-@dataclass(slots=True)
-class _Check:
-    """Runs one check."""
-
-    directory: Path
-    keys: tuple[str, ...]
-    findings: list[Finding] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    newer: int | None = None
-    words: set[str] = field(default_factory=set)
-    released: list[int] = field(default_factory=list)
-
-    def fault(self, code: str, where: str, sentence: str) -> None:
-        self.findings.append(Finding(code, where, sentence))
-
-    def see(self, leaf: Leaf, manifest: Manifest) -> None:
-        """Remembers where the ledger tells of a release of the same files."""
-        if isinstance(leaf, Release) and leaf.artifacts_digest == manifest.artifacts_digest:
-            self.released.append(leaf.seq)
-
-
 def check_release(
     directory: Path,
     keys: Sequence[str],
@@ -170,15 +150,15 @@ def check_release(
     Returns:
         The report. Bad input never raises: it is a finding.
     """
-    check, clock = _Check(directory, tuple(keys)), machine_time() if now is None else now
-    manifest: Manifest | None = None
+    check = _Check(directory, tuple(keys), owner_key, minimum_size, require_quorum, machine_time() if now is None else now)
     verdict: Verdict = "FAILED"
     try:
-        manifest, verdict = _check(check, export, owner_key, minimum_size, require_quorum, clock)
+        verdict = check.run(export)
     except LedgerError as error:
         check.fault(error.code, str(directory), error.sentence)
     except Exception as error:  # an input that breaks the check must not pass it
         check.fault("INTERNAL", str(directory), f"the check broke off: {type(error).__name__}: {error}")
+    manifest = check.manifest
     weights = None if manifest is None else tie(manifest.weights, manifest.files)
     if weights is not None and weights.status != "TIED":
         check.words.add("WEIGHTS_NOT_TIED")
@@ -197,223 +177,220 @@ def check_release(
     )
 
 
-def _check(
-    check: _Check, export: Path | None, owner_key: bytes | None, minimum_size: int, require_quorum: bool, now: int
-) -> tuple[Manifest | None, Verdict]:
-    data = read_manifest(check.directory)
-    own = check.directory / EXPORT
-    place = export or (own if own.is_dir() else None)
-    audited = None
-    if place is not None:
-        audited = verify_export(place, check.keys, owner_key=owner_key, require_quorum=require_quorum, now=now)
-    followed = () if audited is None or audited.verdict == "FAILED" else audited.log_keys
-    manifest = open_manifest(data, (*check.keys, *followed))
-    if manifest.size < minimum_size:
-        sentence = f"the release cites {manifest.size} leaves, at least {minimum_size} are asked for: get a newer release"
-        check.fault("OLD", MANIFEST, sentence)
-    if is_ahead(manifest.time, now):
-        sentence = f"the release is dated {utc(manifest.time)}, ahead of the clock here ({utc(now)}): one of the two is wrong"
-        check.fault("CLOCK", MANIFEST, sentence)
-    # Only a directory of that name is an export that was looked at, here or in `_other_export`; a link or a file is neither.
-    left_out = (MANIFEST, EXPORT) if own.is_dir() and not own.is_symlink() else (MANIFEST,)
-    check.findings += differences(check.directory, manifest.files, left_out)
-    if place is None or audited is None:
-        check.notes.append(
-            "no export to check against: that numbers and weights are those of the ledger is the signer's word, and nothing "
-            "shows that it records this release"
-        )
-        if owner_key is not None or require_quorum:
-            asked = "the owner's key" if owner_key is not None else "cosignatures"
-            sentence = f"there is none, and without one {asked} cannot be looked for; get one from the ledger's operator"
-            check.fault("NO_EXPORT", EXPORT, f"{sentence}, and give it with --export")
-        return manifest, "SIGNED"
-    others = _other_export(check, own, place, owner_key, now)
-    for report in (audited, *others):
-        for finding in report.findings:
-            check.fault(finding.code, f"{EXPORT}: {finding.where}", finding.sentence)
-    if audited.verdict == "FAILED":
-        return manifest, "FAILED"
-    if any(other.origin == audited.origin for other in others if other.verdict != "FAILED"):
-        _compare_exports(check, own, place)
-    check.words.update(audited.qualifiers)
-    _check_ledger(check, place, audited, manifest, hashlib.sha256(data).digest())
-    return manifest, audited.verdict
+@dataclass(slots=True)
+class _Check:
+    """Runs one check. `manifest`: what was released; None before its signature was verified."""
 
+    directory: Path
+    keys: tuple[str, ...]
+    owner_key: bytes | None
+    minimum_size: int
+    require_quorum: bool
+    now: int
+    manifest: Manifest | None = None
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    newer: int | None = None
+    words: set[str] = field(default_factory=set)
 
-def _other_export(check: _Check, own: Path, place: Path, owner_key: bytes | None, now: int) -> tuple[AuditReport, ...]:
-    """Audits the export in the directory, where another one is checked against: no file there goes unlooked at."""
-    if not own.is_dir() or own.resolve() == place.resolve():
-        return ()
-    return (verify_export(own, check.keys, owner_key=owner_key, now=now),)
+    def fault(self, code: str, where: str, sentence: str) -> None:
+        self.findings.append(Finding(code, where, sentence))
 
+    def run(self, export: Path | None) -> Verdict:
+        """Returns the verdict of a release without findings."""
+        data = read_manifest(self.directory)
+        own = self.directory / EXPORT
+        place = export or (own if own.is_dir() else None)
+        audited = None
+        if place is not None:
+            audited = self._audited(place, require_quorum=self.require_quorum)
+        followed = () if audited is None or audited.verdict == "FAILED" else audited.log_keys
+        manifest = self.manifest = open_manifest(data, (*self.keys, *followed))
+        if manifest.size < self.minimum_size:
+            sentence = f"the release cites {manifest.size} leaves, at least {self.minimum_size} are asked for"
+            self.fault("OLD", MANIFEST, f"{sentence}: get a newer release")
+        if is_ahead(manifest.time, self.now):
+            sentence = f"the release is dated {utc(manifest.time)}, ahead of the clock here ({utc(self.now)})"
+            self.fault("CLOCK", MANIFEST, f"{sentence}: one of the two is wrong")
+        # Only a directory of that name is an export that was looked at; a link or a file is neither.
+        left_out = (MANIFEST, EXPORT) if own.is_dir() and not own.is_symlink() else (MANIFEST,)
+        self.findings += differences(self.directory, manifest.files, left_out)
+        if place is None or audited is None:
+            self.notes.append(
+                "no export to check against: that numbers and weights are those of the ledger is the signer's word, and "
+                "nothing shows that it records this release"
+            )
+            if self.owner_key is not None or self.require_quorum:
+                asked = "the owner's key" if self.owner_key is not None else "cosignatures"
+                sentence = f"there is none, and without one {asked} cannot be looked for; get one from the ledger's operator"
+                self.fault("NO_EXPORT", EXPORT, f"{sentence}, and give it with --export")
+            return "SIGNED"
+        # No file goes unlooked at: where another export is checked against, the one in the directory is audited too.
+        beside = self._audited(own) if own.is_dir() and own.resolve() != place.resolve() else None
+        for report in filter(None, (audited, beside)):
+            for finding in report.findings:
+                self.fault(finding.code, f"{EXPORT}: {finding.where}", finding.sentence)
+        if audited.verdict == "FAILED":
+            return "FAILED"
+        if beside is not None and beside.verdict != "FAILED" and beside.origin == audited.origin:
+            self._compare_exports(own, place)
+        self.words.update(audited.qualifiers)
+        given = read_export(place)
+        given.require(audited)
+        self._check_ledger(given, manifest, hashlib.sha256(data).digest())
+        return audited.verdict
 
-def _compare_exports(check: _Check, own: Path, place: Path) -> None:
-    """Finds two histories of one ledger: whoever holds both has the proof that its key signed two."""
-    one, two = read_export(own).leaves, read_export(place).leaves
-    size = min(one.size, two.size)
-    if one.root_at(size) != two.root_at(size):
-        sentence = f"the first {size} leaves of the export in the directory and of {place} differ: two histories of one ledger"
-        check.fault("FORKED", EXPORT, f"{sentence}, both signed; publish both checkpoints")
+    def _audited(self, place: Path, *, require_quorum: bool = False) -> AuditReport:
+        return verify_export(place, self.keys, owner_key=self.owner_key, require_quorum=require_quorum, now=self.now)
 
+    def _compare_exports(self, own: Path, place: Path) -> None:
+        """Finds two histories of one ledger: whoever holds both has the proof that its key signed two."""
+        one, two = read_export(own).leaves, read_export(place).leaves
+        size = min(one.size, two.size)
+        if one.root_at(size) != two.root_at(size):
+            told = f"the first {size} leaves of the export in the directory and of {place} differ: two histories of one ledger"
+            self.fault("FORKED", EXPORT, f"{told}, both signed; publish both checkpoints")
 
-def _check_ledger(check: _Check, place: Path, audited: AuditReport, manifest: Manifest, digest: bytes) -> None:
-    size, origin = audited.size or 0, audited.origin or ""
-    given = read_export(place)
-    given.require(audited)
-    leaves = given.leaves
-    if origin != manifest.origin:
-        _another_run(check, given.header, manifest)
-        return
-    if size < manifest.size:
-        check.fault("BEHIND", EXPORT, f"the manifest cites {manifest.size} leaves, the export has {size}: {_more(manifest)}")
-        return
-    if leaves.root_at(manifest.size) != manifest.root:
-        sentence = f"the first {manifest.size} leaves of the export are not those that the manifest cites: two histories"
-        check.fault("FORKED", MANIFEST, sentence)
-        return
-    _compare_leaf(check, next(islice(leaves, manifest.size, None), None), manifest, digest)
-    if given.digest != manifest.header_digest:
-        check.fault("HEADER", MANIFEST, "the header digest of the manifest is not that of leaf 0")
-    else:
-        _compare(check, leaves, manifest)
+    def _check_ledger(self, given: Given, manifest: Manifest, digest: bytes) -> None:
+        leaves, size = given.leaves, given.leaves.size
+        if given.header.origin != manifest.origin:
+            self._another_run(given.header, manifest)
+            return
+        if size < manifest.size:
+            told = f"the manifest cites {manifest.size} leaves, the export has {size}: {_more(manifest)}"
+            self.fault("BEHIND", EXPORT, told)
+            return
+        if leaves.root_at(manifest.size) != manifest.root:
+            told = f"the first {manifest.size} leaves of the export are not those that the manifest cites: two histories"
+            self.fault("FORKED", MANIFEST, told)
+            return
+        self._compare_leaf(next(islice(leaves, manifest.size, None), None), manifest, digest)
+        if given.digest != manifest.header_digest:
+            self.fault("HEADER", MANIFEST, "the header digest of the manifest is not that of leaf 0")
+        else:
+            self._compare(leaves, manifest)
+
+    def _another_run(self, header: Header, manifest: Manifest) -> None:
+        """Tells why the export of another ledger does not do, and what that ledger says of the one that was released from."""
+        sentence = f"the manifest is of {manifest.origin!r}, the export of {header.origin!r}"
+        released = (manifest.origin, manifest.header_digest)
+        for item in (item for item in header.previous if (item.origin, item.header_digest) == released):
+            if item.reason == COMPROMISED and manifest.size >= item.size:
+                self.fault(
+                    "COMPROMISED",
+                    MANIFEST,
+                    f"{sentence}, which continues it because its key was lost: nothing counts that was signed with that key "
+                    f"behind leaf {item.size - 1}, and this release cites {manifest.size} leaves; take a release of "
+                    f"{header.origin!r}",
+                )
+                return
+            sentence += f", which counts it ({item.reason}) up to {item.size} leaves"
+        self.fault("ORIGIN", MANIFEST, f"{sentence}; {_more(manifest)}")
+
+    def _compare_leaf(self, data: bytes | None, manifest: Manifest, digest: bytes) -> None:
+        """Holds the manifest against the leaf behind those that it cites, which must record the release.
+
+        An export that ends there is a fault: `release` logs before the manifest exists and exports after, so what lacks the
+        leaf may be a manifest that was signed with the ledger's key and kept from everybody who reads the ledger.
+        """
+        if data is None:
+            self.fault(
+                "UNRECORDED",
+                EXPORT,
+                f"the export ends at {manifest.size} leaves, right before the leaf that must record this release; until an "
+                f"export shows it, the release may be hidden from auditors: {_more(manifest)}",
+            )
+            return
+        leaf = decode_leaf(data)
+        told = (leaf.manifest_digest, leaf.artifacts_digest, leaf.step, leaf.time) if isinstance(leaf, Release) else None
+        if told != (digest, manifest.artifacts_digest, manifest.step, manifest.time):
+            self.fault("RELEASE", f"seq {manifest.size}", "the ledger does not record this release right behind what it cites")
+
+    def _compare(self, leaves: Leaves, manifest: Manifest) -> None:
+        """Holds what the manifest says against what follows from the leaves that it cites."""
+        run = begin(leaves, recompute=False)
+        header, stream = run.header, follow(run, leaves)
+        deque(islice(stream, manifest.size - 1), maxlen=0)
+        signer = run.keys.at(manifest.size)
+        if signer != manifest.log_vkey:
+            sentence = f"at size {manifest.size} the ledger is signed by {signer}, the manifest by {manifest.log_vkey}"
+            self.fault("LOG_KEY", MANIFEST, sentence)
+        self._compare_record(run, manifest)
+        self._compare_weights(run, manifest)
+        self._compare_costs(run, manifest)
+        # Also who had expired before, and withdrew since.
+        self.newer = len({leaf.descriptor_hash for leaf, _ in stream if isinstance(leaf, Withdraw)})
+        if self.newer:
+            self.words.add("RELEASE_OLDER")
+            self.notes.append(f"{self.newer} withdrawals are newer than the release, which cannot take them into account")
+        recorded = (item.leaf for item in run.releases.recorded)
+        released = [str(leaf.seq) for leaf in recorded if leaf.artifacts_digest == manifest.artifacts_digest]
+        if len(released) > 1:
+            told = f"the same files were released at leaves {' and '.join(released)}"
+            self.notes.append(f"{told}; this manifest is that of leaf {manifest.size}")
+        if header.previous:
+            names = ", ".join(f"{item.origin} ({item.reason})" for item in header.previous)
+            self.notes.append(f"epsilons are those of this run alone; the ledger counts besides what was spent in {names}")
+
+    def _compare_record(self, run: Replay, manifest: Manifest) -> None:
+        expected = record_of(run, tie(manifest.weights, manifest.files))
+        wrong = [name for name, value in expected.items() if getattr(manifest, name) != value]
+        gone = ("withdrawn", "withdrawals_root")
+        for name in wrong:
+            if name not in gone:
+                self.fault("RECORD", MANIFEST, f"{name}: the manifest says otherwise than the ledger it cites")
+        if not set(gone).isdisjoint(wrong):
+            told = f"the withdrawals of the manifest are not those of the {manifest.size} leaves that it cites"
+            self.fault("WITHDRAWALS", MANIFEST, told)
+
+    def _compare_weights(self, run: Replay, manifest: Manifest) -> None:
+        """Folds the records of the tensors to the digest of the epoch that the manifest names."""
+        weights = manifest.weights
+        note = frozen_note(run.header, None if weights is None else weights.records)
+        if note:
+            self.notes.append(note)
+        elif tie(weights, manifest.files).status == "TIED":
+            self.words.discard("FROZEN_TOLD")
+        if weights is None:
+            return
+        epoch = next((epoch for epoch in run.epochs if epoch.number == weights.number), None)
+        if epoch is None or (epoch.seq, epoch.step) != (weights.seq, weights.step):
+            sentence = f"the ledger has no epoch {weights.number} at leaf {weights.seq}, after step {weights.step}"
+            self.fault("WEIGHTS", MANIFEST, sentence)
+        elif epoch.model_digest != (digest := model_digest(weights.records)):
+            self.fault(
+                "WEIGHTS",
+                MANIFEST,
+                f"the tensors with which epoch {weights.number} ended by the manifest have the digest {digest.hex()}, leaf "
+                f"{epoch.seq} commits to {epoch.model_digest.hex()}",
+            )
+        for code, sentence in stack_problems(run.header, weights.records):
+            self.fault(code, MANIFEST, sentence)
+
+    def _compare_costs(self, run: Replay, manifest: Manifest) -> None:
+        header = run.header
+        about = header.accountant
+        least = of_record(header, run.expenditure)
+        room = SPEND_TOLERANCE_MICRO + MICRO * leeway(about.name, about.library, about.version, header.policy.mechanism.name)
+        counts = [0] * len(header.policy.classes)
+        for contribution in run.register.by_number:
+            counts[contribution.class_index] += 1
+        rows = zip(header.policy.classes, manifest.classes, class_costs(run, least), strict=False)
+        for place, (rule, row, cost) in enumerate(rows):
+            facts = (rule.name, counts[place], run.register.withdrawn[place], rule.public)
+            if (row.name, row.contributions, row.withdrawn, row.epsilon_micro is None) != facts:
+                self.fault("RECORD", MANIFEST, f"class {rule.name}: its contributions are not those that the ledger has")
+            stated = (row.epsilon_micro, row.replace_micro)
+            for what, said, computed in zip(("epsilon", "epsilon if content is replaced"), stated, cost or (), strict=False):
+                if said is None or not computed * MICRO <= said <= computed * MICRO + room:
+                    sentence = f"class {rule.name}: {what} is {said} (1e-6), recomputed {computed * MICRO:.3f}"
+                    self.fault("EPSILON", MANIFEST, sentence)
+        if len(manifest.classes) != len(counts):
+            self.fault("RECORD", MANIFEST, f"the manifest has {len(manifest.classes)} classes, the policy {len(counts)}")
 
 
 def _more(manifest: Manifest) -> str:
     return f"get one of at least {manifest.size + 1} leaves from the ledger's operator, and give it with --export"
-
-
-def _another_run(check: _Check, header: Header, manifest: Manifest) -> None:
-    """Tells why the export of another ledger does not do, and what that ledger says of the one that was released from."""
-    sentence = f"the manifest is of {manifest.origin!r}, the export of {header.origin!r}"
-    cited = [item for item in header.previous if (item.origin, item.header_digest) == (manifest.origin, manifest.header_digest)]
-    for item in cited:
-        if item.reason == COMPROMISED and manifest.size >= item.size:
-            check.fault(
-                "COMPROMISED",
-                MANIFEST,
-                f"{sentence}, which continues it because its key was lost: nothing counts that was signed with that key behind "
-                f"leaf {item.size - 1}, and this release cites {manifest.size} leaves; take a release of {header.origin!r}",
-            )
-            return
-        sentence += f", which counts it ({item.reason}) up to {item.size} leaves"
-    check.fault("ORIGIN", MANIFEST, f"{sentence}; {_more(manifest)}")
-
-
-def _compare_leaf(check: _Check, data: bytes | None, manifest: Manifest, digest: bytes) -> None:
-    """Holds the manifest against the leaf behind those that it cites, which must record the release.
-
-    An export that ends there is a fault: `release` logs before the manifest exists and exports after, so what lacks the leaf
-    may be a manifest that was signed with the ledger's key and kept from everybody who reads the ledger.
-    """
-    if data is None:
-        check.fault(
-            "UNRECORDED",
-            EXPORT,
-            f"the export ends at {manifest.size} leaves, right before the leaf that must record this release; until an export "
-            f"shows it, the release may be hidden from auditors: {_more(manifest)}",
-        )
-        return
-    leaf = decode_leaf(data)
-    told = (leaf.manifest_digest, leaf.artifacts_digest, leaf.step, leaf.time) if isinstance(leaf, Release) else None
-    if told != (digest, manifest.artifacts_digest, manifest.step, manifest.time):
-        check.fault("RELEASE", f"seq {manifest.size}", "the ledger does not record this release right behind what it cites")
-
-
-def _compare(check: _Check, leaves: Leaves, manifest: Manifest) -> None:
-    """Holds what the manifest says against what follows from the leaves that it cites."""
-    run = begin(leaves, recompute=False)
-    header, stream = run.header, follow(run, leaves)
-    for leaf, _ in islice(stream, manifest.size - 1):
-        check.see(leaf, manifest)
-    signer = run.keys.at(manifest.size)
-    if signer != manifest.log_vkey:
-        sentence = f"at size {manifest.size} the ledger is signed by {signer}, the manifest by {manifest.log_vkey}"
-        check.fault("LOG_KEY", MANIFEST, sentence)
-    _compare_record(check, run, manifest)
-    _compare_weights(check, run, manifest)
-    _compare_costs(check, run, manifest)
-    newer = set()  # also who had expired before, and withdrew since
-    for leaf, _ in stream:
-        check.see(leaf, manifest)
-        newer |= {leaf.descriptor_hash} if isinstance(leaf, Withdraw) else set()
-    check.newer = len(newer)
-    if check.newer:
-        check.words.add("RELEASE_OLDER")
-        check.notes.append(f"{check.newer} withdrawals are newer than the release, which cannot take them into account")
-    if len(check.released) > 1:
-        places = " and ".join(map(str, check.released))
-        check.notes.append(f"the same files were released at leaves {places}; this manifest is that of leaf {manifest.size}")
-    if header.previous:
-        names = ", ".join(f"{item.origin} ({item.reason})" for item in header.previous)
-        check.notes.append(f"epsilons are those of this run alone; the ledger counts besides what was spent in {names}")
-
-
-def _compare_record(check: _Check, run: Replay, manifest: Manifest) -> None:
-    header, parts, horizon = run.header, artifacts(run.header), not is_final(run)
-    delta = str(header.policy.delta)
-    expected = {
-        "step": run.position,
-        "delta": delta,
-        "horizon": horizon,
-        "blocks": block_rows(header),
-        "artifacts": parts,
-        "statements": statements(
-            parts, delta, tie(manifest.weights, manifest.files), run.isolation, step=run.position, horizon=horizon
-        ),
-    }
-    for name, value in expected.items():
-        if getattr(manifest, name) != value:
-            check.fault("RECORD", MANIFEST, f"{name}: the manifest says otherwise than the ledger it cites")
-    if (manifest.withdrawn, manifest.withdrawals_root) != withdrawals_root(run.withdrawals, manifest.size):
-        sentence = f"the withdrawals of the manifest are not those of the {manifest.size} leaves that it cites"
-        check.fault("WITHDRAWALS", MANIFEST, sentence)
-
-
-def _compare_weights(check: _Check, run: Replay, manifest: Manifest) -> None:
-    """Folds the records of the tensors to the digest of the epoch that the manifest names."""
-    weights = manifest.weights
-    note = frozen_note(run.header, None if weights is None else weights.records)
-    if note:
-        check.notes.append(note)
-    elif tie(weights, manifest.files).status == "TIED":
-        check.words.discard("FROZEN_TOLD")
-    if weights is None:
-        return
-    epoch = next((epoch for epoch in run.epochs if epoch.number == weights.number), None)
-    if epoch is None or (epoch.seq, epoch.step) != (weights.seq, weights.step):
-        sentence = f"the ledger has no epoch {weights.number} at leaf {weights.seq}, after step {weights.step}"
-        check.fault("WEIGHTS", MANIFEST, sentence)
-    elif epoch.model_digest != (digest := model_digest(weights.records)):
-        check.fault(
-            "WEIGHTS",
-            MANIFEST,
-            f"the tensors with which epoch {weights.number} ended by the manifest have the digest {digest.hex()}, leaf "
-            f"{epoch.seq} commits to {epoch.model_digest.hex()}",
-        )
-    for code, sentence in stack_problems(run.header, weights.records):
-        check.fault(code, MANIFEST, sentence)
-
-
-def _compare_costs(check: _Check, run: Replay, manifest: Manifest) -> None:
-    header = run.header
-    about = header.accountant
-    least = of_record(header, run.expenditure)
-    room = SPEND_TOLERANCE_MICRO + MICRO * leeway(about.name, about.library, about.version, header.policy.mechanism.name)
-    counts = [0] * len(header.policy.classes)
-    for contribution in run.register.by_number:
-        counts[contribution.class_index] += 1
-    rows = zip(header.policy.classes, manifest.classes, class_costs(run, least), strict=False)
-    for place, (rule, row, cost) in enumerate(rows):
-        facts = (rule.name, counts[place], run.register.withdrawn[place], rule.public)
-        if (row.name, row.contributions, row.withdrawn, row.epsilon_micro is None) != facts:
-            check.fault("RECORD", MANIFEST, f"class {rule.name}: its contributions are not those that the ledger has")
-        stated = (row.epsilon_micro, row.replace_micro)
-        for what, said, computed in zip(("epsilon", "epsilon if content is replaced"), stated, cost or (), strict=False):
-            if said is None or not computed * MICRO <= said <= computed * MICRO + room:
-                sentence = f"class {rule.name}: {what} is {said} (1e-6), recomputed {computed * MICRO:.3f}"
-                check.fault("EPSILON", MANIFEST, sentence)
-    if len(manifest.classes) != len(counts):
-        check.fault("RECORD", MANIFEST, f"the manifest has {len(manifest.classes)} classes, the policy {len(counts)}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from attest.files import atomic_write
 from ledger.errors import ReleaseRefused, StorageFailed
@@ -15,6 +15,7 @@ from ledger.log import Ledger
 from ledger.release.files import digested, listed
 from ledger.release.manifest import EXPORT, MANIFEST, SCHEMA, BlockRow, Manifest, ReleasedFile, sign_manifest
 from ledger.release.tied import Commitment, Tie, tie, told, told_beside
+from ledger.replay import Replay
 from ledger.replay.influence import Artifact, artifacts, class_figures, is_final, withdrawals_root
 from ledger.replay.permits import Isolation
 
@@ -146,32 +147,36 @@ def release(log: Ledger, directory: Path, *, now: int, registry: Path | None = N
 def describe(log: Ledger, files: tuple[ReleasedFile, ...], *, now: int) -> Manifest:
     """Returns the manifest of a release of these files now; signs a checkpoint for it to cite."""
     log.sign_checkpoint()
-    header, run, size = log.header, log.state, log.size
-    withdrawn, gone = withdrawals_root(run.withdrawals, size)
-    parts, final = artifacts(header), is_final(run)
-    weights = closest(log, files)
+    header, run, weights = log.header, log.state, closest(log, files)
     return Manifest(
         schema=SCHEMA,
         origin=header.origin,
         log_vkey=log.signer.vkey,
         time=max(now, run.last_time),
-        step=run.position,
-        size=size,
+        size=log.size,
         root=log.root,
         header_digest=log.header_digest,
-        delta=str(header.policy.delta),
-        horizon=not final,
         files=files,
-        withdrawn=withdrawn,
-        withdrawals_root=gone,
         classes=class_figures(run),
-        blocks=block_rows(header),
-        artifacts=parts,
-        statements=statements(
-            parts, str(header.policy.delta), tie(weights, files), run.isolation, step=run.position, horizon=not final
-        ),
         weights=weights,
+        **record_of(run, tie(weights, files)),
     )
+
+
+def record_of(run: Replay, weights: Tie) -> dict[str, Any]:
+    """Returns what a manifest must say of a run that has the leaves that it cites, and no more: its fields by name."""
+    header, horizon, parts = run.header, not is_final(run), artifacts(run.header)
+    delta, (withdrawn, gone) = str(header.policy.delta), withdrawals_root(run.withdrawals, run.size)
+    return {
+        "step": run.position,
+        "delta": delta,
+        "horizon": horizon,
+        "withdrawn": withdrawn,
+        "withdrawals_root": gone,
+        "blocks": block_rows(header),
+        "artifacts": parts,
+        "statements": statements(parts, delta, weights, run.isolation, step=run.position, horizon=horizon),
+    }
 
 
 def closest(log: Ledger, files: tuple[ReleasedFile, ...]) -> Commitment | None:

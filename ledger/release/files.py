@@ -262,7 +262,8 @@ def digested(base: Path, path: str) -> Digested:
             return data
 
         tensors = digest_tensors(read, os.fstat(stream.fileno()).st_size, path) if looker is None else None
-        _drain(read)
+        while read(CHUNK):  # what stands behind the tensors, or all of another file
+            pass
         form, names = (TENSORS, ()) if looker is None else looker.form()
         return Digested(path, size, whole.digest(), tensors, form, names)
 
@@ -288,11 +289,6 @@ def opened(base: Path, path: str) -> Iterator[BinaryIO]:
     finally:
         for descriptor in held:
             os.close(descriptor)
-
-
-def _drain(read: Callable[[int], bytes]) -> None:
-    while read(CHUNK):
-        pass
 
 
 MAX_NAMED: Final = 50

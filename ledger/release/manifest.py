@@ -173,7 +173,9 @@ class Manifest:
                 raise ReleaseRefused("MANIFEST", f"{file.path} is no file of a release: the name is taken")
             if (file.form == TENSORS) != file.path.endswith(SUFFIX) or (file.names and file.form == TENSORS):
                 raise ReleaseRefused("MANIFEST", f"{file.path}: {SUFFIX} files, and no others, are {TENSORS}, and name nothing")
-            _check_tensors(file)
+            tensors = [tensor.name for tensor in file.tensors or ()]
+            if tensors != sorted(set(tensors)):
+                raise ReleaseRefused("MANIFEST", f"the tensors of {file.path} are in order of their names, each once")
 
     def _check_places(self) -> None:
         for what, rows in (("class", self.classes), ("block", self.blocks), ("artifact", self.artifacts)):
@@ -198,12 +200,6 @@ def _check_below(places: Sequence[int], end: int, what: str) -> None:
             raise ReleaseRefused("RANGE", f"{what} is number {place}, expected a place below {end}")
     if any(one >= other for one, other in pairwise(places)):
         raise ReleaseRefused("MANIFEST", f"{what}: expected places ascending, each once, got {places!r:.80}")
-
-
-def _check_tensors(file: ReleasedFile) -> None:
-    names = [tensor.name for tensor in file.tensors or ()]
-    if names != sorted(set(names)):
-        raise ReleaseRefused("MANIFEST", f"the tensors of {file.path} are in order of their names, each once")
 
 
 def files_digest(files: Sequence[ReleasedFile]) -> bytes:

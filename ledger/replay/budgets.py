@@ -13,7 +13,6 @@ from fractions import Fraction
 from functools import cached_property, lru_cache
 from typing import Literal
 
-from attest.descriptor import SignedBounds
 from attest.fixed_point import MICRO, from_micro, from_pico
 from attest.policy import Policy
 from attest.policy.sampling import POISSON
@@ -22,7 +21,7 @@ from ledger import accountants
 from ledger.accountants import Phase, divergence, renyi
 from ledger.errors import LeafRefused
 from ledger.leaves import Admit, Header
-from ledger.replay.contributions import AdmitSpec, Contribution, Terms
+from ledger.replay.contributions import Contribution, Signed
 from ledger.replay.state import Expenditure, RunState
 
 
@@ -259,10 +258,10 @@ class Plans:
         self._expenditure = Expenditure(header)
         self._accounts: dict[tuple[int, tuple[int, int], tuple[int, int]], Account] = {}
         self._plans: dict[tuple[int, tuple[float, ...]], Spending] = {}
-        self._limits: dict[Terms, tuple[Limit, ...]] = {}
 
-    def account(self, place: int, bounds: SignedBounds, limit: tuple[int, int]) -> Account:
+    def of(self, place: int, signed: Signed) -> Account:
         """Returns the account of every contribution to the class at ``place`` that signed these bounds and this limit."""
+        bounds, limit = signed.bounds, signed.limit
         key = (place, bounds[:2], limit)  # no cap is counted on
         found = self._accounts.get(key)
         if found is None:
@@ -275,16 +274,9 @@ class Plans:
         return found
 
     def limits(self, contribution: Contribution) -> tuple[Limit, ...]:
-        """Returns the limits under which the run admitted a contribution."""
-        terms = contribution.terms
-        found = self._limits.get(terms)
-        if found is None:
-            found = self._limits[terms] = limits_of(self.header, terms.class_index, terms.limit)
-        return found
-
-    def of(self, admission: AdmitSpec) -> Account:
-        """Returns the account of a contribution that is to be admitted."""
-        return self.account(admission.profile_id, admission.bounds, admission.limit)
+        """Returns the limits under which the run admitted a contribution; none in a public class."""
+        place = contribution.class_index
+        return () if self.header.policy.classes[place].public else self.of(place, contribution.terms).limits
 
 
 def budget_problems(leaf: Admit, plans: Plans, place: int) -> Iterator[LeafRefused]:
@@ -294,7 +286,7 @@ def budget_problems(leaf: Admit, plans: Plans, place: int) -> Iterator[LeafRefus
     """
     if plans.header.policy.classes[place].public:
         return  # nothing is promised, and a block that it touches alone has no noise to count with
-    account = plans.account(place, leaf.bounds, leaf.limit)
+    account = plans.of(place, leaf)
     for limit in account.limits:
         alone = Use(limit, reached(limit, (account,)))
         if alone.too_much(TOLERANCE_MICRO):

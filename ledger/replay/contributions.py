@@ -75,6 +75,10 @@ class Terms:
     since: Moment
 
 
+Signed = AdmitSpec | Admit | Terms
+"""Holds what a contributor signed, as an admission says it: its class, bounds and limit."""
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class Standing:
     """Says how one contribution, or all contributions of a group, stand in a run.

@@ -8,33 +8,15 @@ was chosen by looking at what an earlier run released. Limits do not rest on tha
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
-from attest.descriptor import SignedBounds
 from attest.schema.plain import is_ahead, utc
 from attest.withdrawal import PASSING
 from ledger.errors import BudgetExceeded, LeafRefused
 from ledger.leaves import Header, Previous, Withdraw
 from ledger.leaves.header import COMPROMISED
 from ledger.replay.budgets import Account, Plans, Spending, Use, composed, limits_over, most_of_run, of_run, reached
-from ledger.replay.contributions import AdmitSpec, Contribution
+from ledger.replay.contributions import AdmitSpec, Contribution, Signed
 from ledger.replay.replay import Replay
-
-
-class Signed(Protocol):
-    """Holds what a contributor signed, as an admission says it: `AdmitSpec`, or the terms of a contribution."""
-
-    @property
-    def class_name(self) -> str:
-        """Returns the name of its class."""
-
-    @property
-    def bounds(self) -> SignedBounds:
-        """Returns the signed bounds."""
-
-    @property
-    def limit(self) -> tuple[int, int]:
-        """Returns the most epsilon over all runs in 1e-6, and its delta in 1e-12; zeros for no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +77,7 @@ class Accounts:
         contribution = self.run.contributions.get(descriptor_hash)
         if any(self.run.register.unnamed) and (contribution is None or (contribution.unnamed and signed is not None)):
             return None if named else self.anybody(signed, unnamed=True)
-        if contribution is None or self.run.header.policy.classes[contribution.class_index].public:
+        if contribution is None or self.run.is_public(contribution):
             return None
         key = (contribution.terms, contribution.until, contribution.loss)
         found = self._groups.get(key)
@@ -107,7 +89,7 @@ class Accounts:
 
     def planned(self, contribution: Contribution) -> Account:
         """Returns what a contribution could have spent in the run, as an account."""
-        return self._plan(contribution.class_index, contribution.terms)
+        return self.run.plans.of(contribution.class_index, contribution.terms)
 
     def _whole(self, signed: Signed | None) -> Account | None:
         """Returns the plan of a lost run for who signed this; None where its policy has no such class, or a public one."""
@@ -115,7 +97,7 @@ class Accounts:
             raise TypeError("a run whose key was lost counts for everybody: give what the contribution signed")
         rules = self.run.header.policy.classes
         place = next((place for place, rule in enumerate(rules) if rule.name == signed.class_name and not rule.public), None)
-        return None if place is None else self._plan(place, signed)
+        return None if place is None else self.run.plans.of(place, signed)
 
     def anybody(self, signed: Signed | None, *, unnamed: bool = False) -> Account | None:
         """Returns an account that is no less than that of anybody in the class of a contribution; None where nobody is in it.
@@ -129,16 +111,13 @@ class Accounts:
         if (place, unnamed) not in self._most:
             members = [item for item in run.contributions.values() if item.class_index == place and unnamed <= item.unnamed]
             self._most[place, unnamed] = most_of_run(run, members) if members else None
-        most, planned = self._most[place, unnamed], self._plan(place, signed)
+        most, planned = self._most[place, unnamed], self.run.plans.of(place, signed)
         if most is None:
             return None
         key = (most, planned)
         if key not in self._groups:
             self._groups[key] = Account(planned.order, most, planned.planned, planned.limits)
         return self._groups[key]
-
-    def _plan(self, place: int, signed: Signed) -> Account:
-        return self.run.plans.account(place, signed.bounds, signed.limit)
 
 
 class SpentRegistry:
@@ -240,7 +219,7 @@ class SpentRegistry:
         for admission in admissions:
             if header.policy.classes[admission.profile_id].public:
                 continue
-            before, own = self.accounts(admission.descriptor_hash, admission), plans.of(admission)
+            before, own = self.accounts(admission.descriptor_hash, admission), plans.of(admission.profile_id, admission)
             worst = self.worst(before, own, header.delta)
             if worst is not None and worst.too_much():
                 beyond.setdefault((before, own), []).append(admission)
@@ -272,6 +251,6 @@ class SpentRegistry:
         low, high = 0, header.policy.steps  # low stays within the limits, or is 0; high exceeds one
         while high - low > 1:
             middle = (low + high) // 2
-            use = self.worst(before, Plans(header, middle).of(admission), header.delta)
+            use = self.worst(before, Plans(header, middle).of(admission.profile_id, admission), header.delta)
             low, high = (low, middle) if use is not None and use.too_much() else (middle, high)
         return low

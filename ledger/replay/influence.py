@@ -6,7 +6,7 @@ the contributions of k.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -132,7 +132,8 @@ def class_costs(
         )
     counting = spent or run.expenditure
     most = [None if rule.public else (0.0, 0.0) for rule in header.policy.classes]
-    for contribution in _distinct(run.register.by_number[:admitted]):
+    alike = {(one.terms, one.until, one.loss): one for one in run.register.by_number[:admitted]}
+    for contribution in alike.values():
         found = most[contribution.class_index]
         if found is not None:
             own, replaced = _cost(run, counting, contribution, None if final else planned_steps(header))
@@ -148,16 +149,6 @@ def class_figures(run: RunState) -> tuple[ClassFigures, ...]:
         ClassFigures(rule.name, counts[place], withdrawn[place], *rounded[place])
         for place, rule in enumerate(run.header.policy.classes)
     )
-
-
-def _distinct(contributions: Iterable[Contribution]) -> Iterator[Contribution]:
-    """Yields one of all contributions that cost the same."""
-    seen = set()
-    for contribution in contributions:
-        key = (contribution.terms, contribution.until, contribution.loss)
-        if key not in seen:
-            seen.add(key)
-            yield contribution
 
 
 def _cost(

@@ -5,7 +5,7 @@ Writer and auditor run the same replay. The writer refuses to append a leaf that
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from attest.withdrawal import PASSING, REGISTRY_REASONS
 from ledger.accountants import MICRO, leeway, to_micro_up
@@ -153,37 +153,7 @@ class Replay(RunState):
         if self._spending is not None and not isinstance(leaf, Spend | Epoch):
             yield LeafRefused("EPOCH_ORDER", "SPEND leaves are followed by SPEND or EPOCH only")
             self._spending = None
-        match leaf:
-            case Admit():
-                yield from self._admit(leaf)
-            case Charge():
-                yield from self._charge(leaf)
-            case Draw():
-                yield from self._draw(leaf)
-            case Settle():
-                yield from self._settle(leaf)
-            case Spend():
-                yield from self._spend(leaf)
-            case Withdraw():
-                yield from self._withdraw(leaf)
-            case Epoch():
-                yield from self._epoch(leaf)
-            case Resume():
-                yield from self._resume(leaf)
-            case Close():
-                yield from self._close(leaf)
-            case Key():
-                yield from self.keys.take(leaf)
-            case Summary():
-                yield from self.tally.judge(leaf)
-            case Release():
-                yield from self.releases.take(leaf, self)
-            case Header():
-                yield LeafRefused("KIND", "a second header")
-            case Registry():
-                yield from self._registry(leaf)
-            case Clock():
-                pass  # the timeline took it
+        yield from _RULES[type(leaf)](self, leaf)
 
     def _admit(self, leaf: Admit) -> Problems:
         place = self._places.get(leaf.class_name)
@@ -343,7 +313,7 @@ class Replay(RunState):
         """Returns the groups whose last row does not say what is true now, with what it must say; the last in order first."""
         found = []
         for group in self.register.groups.present():
-            steps = self.expenditure.steps(group, self.charged_phases)
+            steps = self.steps(group)
             variance = self.expenditure.variance(group, self.charged_phases)
             facts = (group.count, group.members.root(), steps, variance)
             if facts != group.told:
@@ -412,7 +382,7 @@ class Replay(RunState):
                 raise LeafRefused("MEMBER", "the run is not closed, and the ADMIT leaves of who stays are there")
             if leaf.descriptor_hash in self.withdrawals:
                 raise LeafRefused("MEMBER", "its first WITHDRAW leaf says whom the ADMIT leaf admitted")
-            if not self._is_pruned(seq):
+            if not self.is_pruned(seq):
                 raise LeafRefused("MEMBER", "the ADMIT leaf is there, and says whom it admitted")
             if aggregate is None:
                 raise LeafRefused("MEMBER", f"no summary speaks for an ADMIT leaf {seq}")
@@ -426,7 +396,7 @@ class Replay(RunState):
             self.register.name(contribution, leaf.descriptor_hash)
         self.shown_members.add(seq)
 
-    def _is_pruned(self, seq: int) -> bool:
+    def is_pruned(self, seq: int) -> bool:
         """Returns whether the body of an ADMIT leaf is gone; a replay of whole leaves has all of them."""
         return False
 
@@ -465,3 +435,15 @@ class Replay(RunState):
 def _told(facts: SpendFacts) -> str:
     count, root, steps, variance = facts
     return f"({count}, {root.hex()}, {steps}, {variance})"
+
+
+_RULES: Final[dict[type[Leaf], Callable[[Replay, Any], Iterable[LeafRefused]]]] = {
+    Header: lambda run, leaf: (LeafRefused("KIND", "a second header"),),
+    Clock: lambda run, leaf: (),  # the timeline takes it
+    Admit: Replay._admit, Charge: Replay._charge, Draw: Replay._draw, Settle: Replay._settle, Spend: Replay._spend,
+    Withdraw: Replay._withdraw, Epoch: Replay._epoch, Resume: Replay._resume, Close: Replay._close, Registry: Replay._registry,
+    Key: lambda run, leaf: run.keys.take(leaf),
+    Summary: lambda run, leaf: run.tally.judge(leaf),
+    Release: lambda run, leaf: run.releases.take(leaf, run),
+}  # fmt: skip
+"""Yields what is wrong with a leaf, by its kind, and takes it in."""

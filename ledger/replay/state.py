@@ -229,3 +229,11 @@ class RunState:
     def charged(self) -> int:
         """Returns steps charged over all attempts."""
         return sum(self.charged_phases)
+
+    def is_public(self, contribution: Standing) -> bool:
+        """Tells whether the class of a contribution is public, so that no epsilon is claimed."""
+        return self.header.policy.classes[contribution.class_index].public
+
+    def steps(self, contribution: Standing) -> int:
+        """Returns the charged steps in whose pool a contribution was."""
+        return self.expenditure.steps(contribution, self.charged_phases)

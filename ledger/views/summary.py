@@ -75,13 +75,10 @@ class ReleaseRow:
     """One release, as its RELEASE leaf tells of it, with what follows from the leaves before it.
 
     Attributes:
-        seq: position of the leaf.
         time: POSIX seconds of the leaf.
         step: last released step that the weights contain.
-        size: number of leaves that the manifest cites.
-        root: hex of the root of these.
-        manifest_digest: hex of the SHA-256 of `release.cose`.
-        artifacts_digest: hex of the digest over the rows of its files.
+        size, root: of the leaves that the manifest cites, the root in hex.
+        manifest_digest, artifacts_digest: hex, of `release.cose` and over the rows of its files.
         withdrawn: withdrawals entered before.
         planned_horizon: whether epsilons are those of the planned horizon, since the run had not gone to its signed end.
         parts: the whole model first, then its parts.
@@ -124,17 +121,10 @@ def _row(run: Replay, item: Recorded, parts: tuple[Artifact, ...], costs: Costs)
     leaf, names = item.leaf, [rule.name for rule in run.header.policy.classes]
     told = []
     for part in parts:
-        own = [
-            None if cost is None else cost if path else (0.0, 0.0) for cost, path in zip(costs, part.influenced_by, strict=True)
-        ]
-        told.append(
-            ReleasedPart(
-                name=part.name,
-                influenced_by=tuple(name for name, path in zip(names, part.influenced_by, strict=True) if path),
-                epsilons=tuple(None if cost is None else cost[0] for cost in own),
-                epsilons_replace=tuple(None if cost is None else cost[1] for cost in own),
-            )
-        )
+        paths = list(zip(names, costs, part.influenced_by, strict=True))
+        both = [(None, None) if cost is None else cost if path else (0.0, 0.0) for _, cost, path in paths]
+        epsilons, replaced = zip(*both, strict=True)
+        told.append(ReleasedPart(part.name, tuple(name for name, _, path in paths if path), epsilons, replaced))
     return ReleaseRow(
         seq=leaf.seq,
         time=leaf.time,
@@ -159,11 +149,7 @@ class Spread:
 
     Attributes:
         contributions: how many there are, at least one.
-        least: the smallest epsilon.
-        quarter: a quarter of them, at least, has spent no more than this.
-        median: likewise a half.
-        three_quarters: likewise three quarters.
-        most: the largest epsilon.
+        quarter, median, three_quarters: as large a part of them, at least, has spent no more than this.
         counts: contributions per bin; `SPREAD_BINS` bins of equal width from 0 to ``most``, each with its lower end and without
             its upper, the last with both.
     """
@@ -182,10 +168,8 @@ class ClassSummary:
     """One admissibility class at the end of what has been recorded.
 
     Attributes:
-        name: name of the class.
         public: whether it is public, so that nothing is promised: its noise multiplier and epsilons are None then.
         active: contributions in the pool.
-        withdrawn: contributions that were withdrawn.
         sampling_rate: probability of being drawn per step.
         noise_multiplier: smallest effective noise multiplier over its contributions and the phases charged to them, None
             without any.
@@ -193,8 +177,7 @@ class ClassSummary:
         occurrences: most steps in which one contribution took part; None where draws are secret.
         epsilon: largest epsilon of one contribution, under zero-out adjacency, recomputed from the charges.
         epsilon_replace: the same contribution's epsilon under content replacement.
-        blocks: number of blocks that the class touches.
-        coordinates: number of parameters in them.
+        blocks, coordinates: how many blocks the class touches, and how many parameters these have.
         spread: the distribution of epsilon over its contributions; None for a public class, and without any.
         epsilon_preset: epsilon at the class preset without caps (`preset_epsilon`), which hangs on no ADMIT leaf; None for a
             public class, and where the bounds of contributions are known to be signed.
@@ -268,13 +251,11 @@ def preset_epsilon(run: Replay, place: int) -> float | None:
 
     Guarantee: No contribution of the class whose signed bounds the policy takes has spent more, whatever its ADMIT leaf says: a
     smaller clip norm, a larger noise multiplier, a cap and a later admission only lower epsilon. Where occurrences are public
-    it is that of one which took part as often as any, in each step behind the least noise of all charged phases.
+    it is that of one which took part as often as any, in each step behind the least noise of all charged phases. It is under
+    zero-out adjacency; None for a public class, which promises none.
 
     Args:
         place: place of the class in the policy.
-
-    Returns:
-        Epsilon under zero-out adjacency; None for a public class, which promises none.
     """
     rule, spent = run.header.policy.classes[place], run.expenditure
     if rule.public:

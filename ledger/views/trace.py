@@ -22,24 +22,15 @@ from ledger.retention import is_stand_in
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A contribution that is looked for, by one or both of the names that a ledger has for it.
-
-    Attributes:
-        content: the commitment to its content; None where only the descriptor is known.
-        descriptor_hash: SHA-256 of its descriptor; None where only the content is known.
-    """
+    """A contribution that is looked for, by the commitment to its content, the SHA-256 of its descriptor, or both."""
 
     content: bytes | None = None
     descriptor_hash: bytes | None = None
 
     @classmethod
     def of_content(cls, content_hash: bytes, nonce: bytes) -> "Wanted":
-        """Returns the contribution with this content and nonce; whoever has no nonce looks for nothing.
-
-        Args:
-            content_hash: SHA-256 of the content.
-            nonce: of its descriptor.
-        """
+        """Returns the contribution with this SHA-256 of its content, and nonce of its descriptor; whoever has no nonce looks
+        for nothing."""
         return cls(content=commit_content(content_hash, nonce))
 
     def within(self, body: bytes) -> bool:
@@ -47,16 +38,8 @@ class Wanted:
         return any(name is not None and name in body for name in (self.content, self.descriptor_hash))
 
     def is_of(self, seq: int, descriptor_hash: bytes, anchor: bytes) -> bool:
-        """Tells whether an admission is its own.
-
-        Args:
-            seq: position of the ADMIT leaf.
-            descriptor_hash: whom it admits.
-            anchor: the commitment to the content that it has.
-
-        Raises:
-            AnchorRefused: code DESCRIPTOR, one name is that of the leaf and the other is not.
-        """
+        """Tells whether the admission of a descriptor, with this commitment to a content, is its own. Raises AnchorRefused:
+        code DESCRIPTOR, one name is that of the leaf and the other is not."""
         pairs = ((self.content, anchor), (self.descriptor_hash, descriptor_hash))
         same = [name == found for name, found in pairs if name is not None]
         if any(same) and not all(same):
@@ -73,8 +56,7 @@ class TouchedRelease:
     """A release that a contribution may have influenced.
 
     Attributes:
-        seq: position of its RELEASE leaf.
-        time: POSIX seconds of that leaf.
+        seq, time: of its RELEASE leaf, the time in POSIX seconds.
         step: last released step that the weights contain.
         manifest_digest: SHA-256 of `release.cose`.
         parts: names of the parts that it may have influenced: ``full``, ``base``, or ``adapter:NAME``.
@@ -177,12 +159,7 @@ def trace(run: Replay, bodies: Iterable[bytes | None], wanted: Wanted) -> Trace:
 
 
 def restored(known: Contribution, time: int) -> Admit:
-    """Returns an ADMIT leaf that was pruned, blank in what is gone.
-
-    Args:
-        known: the contribution.
-        time: POSIX seconds that stand in for the time of the leaf, which is gone too.
-    """
+    """Returns the ADMIT leaf of a contribution that was pruned, blank in what is gone; `time` stands in for its time."""
     terms = known.terms
     head = (known.seq, time, known.descriptor_hash, terms.class_name, terms.class_index)
     return Admit(*head, *terms.bounds, bytes(32), bytes(8), bytes(32), terms.carried_micro, *terms.limit)
@@ -203,7 +180,7 @@ def _trace(run: Replay, admit: Admit, left: Sequence[Withdraw], pruned: bool) ->
         steps=sum(window.n_steps for window in windows),
         occurrences=occurrences,
         blocks=tuple(header.blocks[index].name for index in header.profiles[found.class_index].blocks),
-        epsilon=None if header.policy.classes[found.class_index].public else run.epsilon(found),
+        epsilon=None if run.is_public(found) else run.epsilon(found),
         carried=from_micro(admit.carried_micro),
         releases=() if occurrences == 0 else _touched(run, windows, found.class_index),
     )
@@ -249,7 +226,6 @@ class WithdrawnRow:
     """One withdrawn contribution.
 
     Attributes:
-        descriptor_hash: which.
         seq: position of its WITHDRAW leaf.
         class_name: its class, None if it was never admitted.
         steps: charged steps in whose pool it was.
@@ -272,7 +248,6 @@ class WithdrawalStatement:
     """The withdrawn contributions, in the order of their withdrawal, and what holds of all of them together.
 
     Attributes:
-        rows: one per withdrawal.
         members: how many of them count for the group: those of private classes.
         epsilon: for these together, None without a bound or without any.
         sentence: the same in words, empty without any.
@@ -321,7 +296,7 @@ def _row(run: Replay, descriptor_hash: bytes) -> WithdrawnRow:
     if found is None:
         stayed = sum(run.register.unnamed)
         return WithdrawnRow(*place, None, 0, None, None, (UNNAMED.format(count=stayed) if stayed else UNKNOWN,))
-    header, steps = run.header, run.expenditure.steps(found, run.charged_phases)
+    header, steps = run.header, run.steps(found)
     rule = header.policy.classes[found.class_index]
     if rule.public:
         return WithdrawnRow(*place, rule.name, steps, None, None, (PUBLIC,))

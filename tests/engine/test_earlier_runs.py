@@ -132,7 +132,7 @@ def test_a_ledger_whose_key_was_stolen_goes_on_under_another_origin_and_key_only
     carried = heir.private.opened.recorder._spent.carried(name, 1e-5, found.terms)
     with Ledger.open(world.ledger, read_only=True) as lost:
         spent, terms = lost.state.epsilon(lost.state.contributions[name]), found.terms
-        account = lost.state.plans.account(terms.class_index, terms.bounds, terms.limit)
+        account = lost.state.plans.of(terms.class_index, terms)
         assert carried == account.planned.epsilon(1e-5) > spent, "the whole plan, not the steps shown"
     heir.close()
     assert (cited.origin, cited.reason) == ("test-corpus/ledger", "compromised") and carried > 0

@@ -18,6 +18,7 @@ from ledger.proofs import prover
 from ledger.proofs.prover import ExportReader
 from ledger.proofs.single_leaf import TlogProof, make_proof, make_receipt
 from tests.interop.interop import HERE, side
+from tests.reference.hash_tree import HashTree
 from tests.worlds.ledgers import LOG_KEY, OTHER_KEY, OWNER_KEY, SIGNER, START, Driver, header_spec
 
 ANNA, BEN = Cosigner("auditor.example/anna", OTHER_KEY), Cosigner("auditor.example/ben", OWNER_KEY)
@@ -93,7 +94,7 @@ def test_go_checks_every_inclusion_proof_of_ours(go, export):
 
 @pytest.mark.parametrize("size", [2, 3, 70, 256, 600])
 def test_go_checks_consistency_proofs_of_ours(go, size):
-    node = prover.HashTree(map(merkle.leaf_hash, MANY[:size])).node
+    node = HashTree(map(merkle.leaf_hash, MANY[:size])).node
     for old in {1, 2, size // 2, size - 1, size} - {0}:
         asked = {"do": "consistency", "old": old, "size": size, "root": merkle.root(MANY[:size])}
         path = hexes(prover.consistency_proof(node, old, size))

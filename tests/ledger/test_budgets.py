@@ -316,7 +316,7 @@ def test_the_plan_of_a_run_bounds_what_it_spends(tmp_path):
         plans = Plans(ledger.header)
         for spec in specs:
             found = of_run(ledger.state, ledger.state.contributions[spec.descriptor_hash])
-            planned = plans.of(spec).planned
+            planned = plans.of(spec.profile_id, spec).planned
             assert found.epsilon(1e-6) < planned.epsilon(1e-6)
             assert all(a < b for a, b in zip(found.divergences, planned.divergences, strict=True))
 

@@ -19,6 +19,7 @@ from ledger.proofs.prover import ExportReader
 from ledger.proofs.single_leaf import MAX_PATH, TlogProof, make_proof, parse_proof, verify_proof
 from ledger.trust import auditors_policy
 from tests.reference.hash_tiles import hash_tiles
+from tests.reference.hash_tree import HashTree
 from tests.vectors.published import vectors
 from tests.worlds.ledgers import OTHER_KEY, SIGNER, START, Driver, descriptor, header_spec
 
@@ -59,7 +60,7 @@ def proof_of(export: ExportReader, seq: int) -> TlogProof:
 def test_trees_in_memory_and_in_tiles_make_the_proofs_of_the_rfc(size):
     hashes = HASHES[:size]
     files = dict(hash_tiles(hashes))
-    nodes = (prover.HashTree(hashes).node, prover.TileTree(files.__getitem__, size).node)
+    nodes = (HashTree(hashes).node, prover.TileTree(files.__getitem__, size).node)
     root = merkle.root_of_hashes(hashes)
     for node in nodes:
         assert prover.tree_root(node, size) == root
@@ -87,7 +88,7 @@ TREE = prover.TileTree(dict(hash_tiles(HASHES)).__getitem__, len(HASHES))
 
 
 def test_trees_refuse_what_they_do_not_hold():
-    tree = prover.HashTree(HASHES[:5])
+    tree = HashTree(HASHES[:5])
     assert tree.size == 5 and prover.tree_root(tree.node, 0) == merkle.EMPTY_ROOT
     for node in (tree.node, prover.TileTree(dict(hash_tiles(HASHES[:5])).__getitem__, 5).node):
         for level, index in ((0, 5), (1, 2), (3, 0), (9, 0)):
@@ -105,7 +106,7 @@ def test_a_tile_of_another_length_is_refused():
 
 def test_a_proof_of_a_large_tree_takes_no_longer_than_its_path():
     """Makes and verifies proofs over 2^17 leaves; a tenth of a millisecond each on a quiet machine, here with much slack."""
-    tree = prover.HashTree(hashlib.sha256(b"%d" % n).digest() for n in range(1 << 17))
+    tree = HashTree(hashlib.sha256(b"%d" % n).digest() for n in range(1 << 17))
     root, started = prover.tree_root(tree.node, tree.size), time.perf_counter()
     for index in range(0, tree.size, 400):
         merkle.verify_inclusion_hash(

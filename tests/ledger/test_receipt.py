@@ -13,6 +13,7 @@ from ledger.note import Checkpoint, Cosigner, NoteSigner
 from ledger.proofs import prover
 from ledger.proofs.single_leaf import make_receipt, verify_receipt
 from ledger.trust import auditors_policy, policy_of_keys
+from tests.reference.hash_tree import HashTree
 from tests.vectors.published import vectors
 from tests.worlds.ledgers import LOG_KEY, OTHER_KEY, SIGNER, START, Driver, header_spec
 
@@ -49,7 +50,7 @@ def leaves(tmp_path_factory) -> list[bytes]:
 
 def receipt_of(leaves: list[bytes], index: int, size: int | None = None, signer: NoteSigner = SIGNER) -> bytes:
     size = size or len(leaves)
-    node = prover.HashTree(map(merkle.leaf_hash, leaves[:size])).node
+    node = HashTree(map(merkle.leaf_hash, leaves[:size])).node
     checkpoint = Checkpoint(signer.name, size, prover.tree_root(node, size))
     return make_receipt(signer, node, index, checkpoint, leaves[index])
 
@@ -188,7 +189,7 @@ def test_a_receipt_shows_no_quorum(leaves):
 
 
 def test_receipts_are_made_only_of_trees_that_the_log_checkpointed(leaves):
-    node = prover.HashTree(map(merkle.leaf_hash, leaves)).node
+    node = HashTree(map(merkle.leaf_hash, leaves)).node
     right = Checkpoint(SIGNER.name, len(leaves), merkle.root(leaves))
     for checkpoint, index, leaf, code in (
         (Checkpoint(SIGNER.name, len(leaves), bytes(32)), 1, leaves[1], "INCLUSION"),

@@ -12,8 +12,9 @@ from ledger.log import Ledger
 from ledger.merkle import EMPTY_ROOT
 from ledger.note import Cosigner, NoteSigner, checkpoint_text, cosign, lines_of, merge_notes, sign_note
 from ledger.proofs.cosigning import MAX_ANSWER_SIZE, make_request, read_answer, read_request
-from ledger.proofs.prover import ExportReader, HashTree, tree_root
+from ledger.proofs.prover import ExportReader, tree_root
 from tests.ledger.tlog_witness import Witness
+from tests.reference.hash_tree import HashTree
 from tests.worlds.ledgers import SIGNER, START, Driver, admission, header_spec, signed_policy
 
 RAW = SIGNER.verifier.public_key

@@ -25,13 +25,14 @@ from ledger.leaves import (
 )
 from ledger.merkle import HASH_SIZE, leaf_hash, root
 from ledger.note import checkpoint_text, open_note, sign_note
-from ledger.proofs.prover import HashTree, tree_root
+from ledger.proofs.prover import tree_root
 from ledger.replay.summaries import Aggregate
 from ledger.retention import MEMBER, is_stand_in
 from tests.attacks.test_ledger_attacks_depth import lying as lying_header
 from tests.attacks.test_ledger_attacks_spend import less
 from tests.attacks.test_ledger_attacks_times import forged_cosignature, shifted
 from tests.ledger.spends import with_rows
+from tests.reference.hash_tree import HashTree
 from tests.vectors.conformance.honest import SUCCESSOR, registered_later
 from tests.vectors.conformance.written import Files, Pieces
 from tests.worlds.attested_ledgers import registry, registry_bytes

@@ -26,12 +26,13 @@ from ledger.proofs.membership import (
     verify_admitted,
     verify_membership,
 )
-from ledger.proofs.prover import HashTree, tree_root
+from ledger.proofs.prover import tree_root
 from ledger.proofs.single_leaf import TlogProof, make_proof, make_receipt, verify_proof, verify_receipt
 from ledger.release.manifest import Manifest, open_manifest
 from ledger.replay.summaries import Aggregate, Member
 from ledger.trust import TrustPolicy, auditors_policy
 from tests.attacks.test_ledger_attacks_times import forged_cosignature
+from tests.reference.hash_tree import HashTree
 from tests.vectors.conformance.honest import NOW, RUNS
 from tests.vectors.conformance.leaves import cbor_of, mutations
 from tests.vectors.conformance.values import told

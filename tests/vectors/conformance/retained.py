@@ -11,9 +11,10 @@ from ledger.leaves import Admit, Charge, Leaf, Summary, Withdraw, decode_leaf, e
 from ledger.log import Ledger
 from ledger.merkle import leaf_hash, root
 from ledger.note import checkpoint_text, sign_note
-from ledger.proofs.prover import HashTree, tree_root
+from ledger.proofs.prover import tree_root
 from ledger.replay.summaries import Aggregate, Member, set_root
 from ledger.retention import is_stand_in
+from tests.reference.hash_tree import HashTree
 from tests.vectors.conformance.honest import PrunedRun, Run, ended, four, plain
 from tests.vectors.conformance.lies import Lie
 from tests.vectors.conformance.lying import file_gone, inserted, on_leaves, position_of, say, told
