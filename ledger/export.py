@@ -25,8 +25,8 @@ from ledger.leaves.attestations import pack, unpack
 from ledger.merkle import leaf_hash
 from ledger.replay.signer import KeyChain
 from ledger.replay.summaries import Aggregate
-from ledger.retention.retained import StandIns
-from ledger.storage.store import Row, WholeSnapshot
+from ledger.retention import StandIns
+from ledger.storage.store import Row, Snapshot
 from ledger.tiles import KeptNodes, Subtree, Subtrees, nodes_file
 
 
@@ -92,7 +92,7 @@ def write_export(
     *,
     keys: KeyChain | None = None,
     pruned: Pruned | None = None,
-    snapshot: WholeSnapshot | None = None,
+    snapshot: Snapshot | None = None,
     registry: bytes | None = None,
 ) -> Path:
     """Writes an export: built beside its place, synced, then renamed into it, so it is there whole or not at all.
@@ -180,7 +180,7 @@ def write_export(
 class _Attestations:
     """Writes the attestations of an export, a bundle in memory at a time; terms are numbered by their first use."""
 
-    def __init__(self, base: Path, snapshot: WholeSnapshot) -> None:
+    def __init__(self, base: Path, snapshot: Snapshot) -> None:
         self._base, self._snapshot = base, snapshot
         self._kept = snapshot.attestations()
         self._next = next(self._kept, None)

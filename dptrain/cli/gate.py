@@ -63,7 +63,7 @@ class Keeping:
         """Tells whether the ledger has begun."""
         if self.ledger is None:
             return False
-        from ledger.storage.opening import exists
+        from ledger.storage.store import exists
 
         return exists(place_of(self.ledger, self.state))
 

@@ -26,8 +26,9 @@ from ledger.leaves.weights import WeightRecord, frozen_digest
 from ledger.log.ledger import AdmitSpec, Ledger, Window
 from ledger.note import NoteSigner
 from ledger.storage.beside import read_public, write_public
-from ledger.storage.opening import exists, set_unfinished_aside
+from ledger.storage.fsck import set_unfinished_aside
 from ledger.storage.place import Place
+from ledger.storage.store import exists
 
 
 class Recorder:

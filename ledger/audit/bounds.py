@@ -20,7 +20,7 @@ from ledger.audit.findings import BoundsEvidence, Report
 from ledger.audit.remarks import Remarks
 from ledger.leaves import Admit, Charge, Header, Leaf, Registry, Withdraw
 from ledger.replay.contributions import Contribution
-from ledger.retention.retained import RetainedReplay
+from ledger.retention import RetainedReplay
 
 
 class AttestedPool:

@@ -58,7 +58,7 @@ def earlier_run(
 ) -> Earlier:
     """Verifies an export and returns it as an earlier run, at its whole size.
 
-    A pruned one will do: what was spent is recomputed from what stays (`ledger.retention.retained`).
+    A pruned one will do: what was spent is recomputed from what stays (`ledger.retention`).
 
     Args:
         counted: how a header cites earlier ledgers, perhaps this one, which must have grown from there.

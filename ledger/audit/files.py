@@ -27,7 +27,7 @@ from ledger.note import (
     parse_verifier_key,
     peek_checkpoint,
 )
-from ledger.retention.retained import is_stand_in
+from ledger.retention import is_stand_in
 from ledger.tiles import KeptNodes, Subtree, Subtrees, root_over
 
 

@@ -24,7 +24,7 @@ from ledger.leaves.header import COMPROMISED
 from ledger.note import peek_checkpoint
 from ledger.replay import Replay
 from ledger.replay.contributions import Contribution
-from ledger.retention.retained import is_stand_in
+from ledger.retention import is_stand_in
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from ledger.errors import LeafRefused
 from ledger.layout import TILE_WIDTH
 from ledger.leaves import Header, Leaf, decode_leaf
 from ledger.merkle import Frontier
-from ledger.retention.retained import RetainedReplay, is_stand_in, named_by_withdrawals
+from ledger.retention import RetainedReplay, is_stand_in, named_by_withdrawals
 
 KEPT_TILES: Final = 64
 """Bundles of which the leaf hashes are kept: some megabytes."""

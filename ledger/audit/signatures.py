@@ -22,8 +22,7 @@ from ledger.leaves import Header
 from ledger.note import Note, checkpoint_text, open_note, parse_verifier_key
 from ledger.replay import Replay
 from ledger.replay.signer import KeyChain
-from ledger.retention.retained import RetainedReplay, hashes_end
-from ledger.retention.statements import summary_keys, vouched_end, vouchers, vouchers_of_close
+from ledger.retention import RetainedReplay, hashes_end, summary_keys, vouched_end, vouchers, vouchers_of_close
 from ledger.tiles import KeptNodes
 from ledger.trust import AUDITORS, WITNESSES
 

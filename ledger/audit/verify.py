@@ -33,7 +33,7 @@ from ledger.errors import ExportChanged, ExportRefused, LeafRefused, NoteError, 
 from ledger.leaves import Header, decode_leaf
 from ledger.note import Checkpoint, checkpoint_text, parse_verifier_key
 from ledger.replay import Replay
-from ledger.retention.retained import RetainedReplay
+from ledger.retention import RetainedReplay
 from ledger.views.summary import block_multipliers, class_summaries, preset_epsilon, release_rows
 
 MAX_FINDINGS: Final = 200
@@ -88,7 +88,7 @@ def verify_export(
         of all: every figure was recomputed from what stays, a quorum of the auditors whom the signed policy names vouches for
         the summaries of everything pruned, and for who stayed through the close, and each summary agrees with what stays.
         That the pruned leaves said no more than their stand-ins, and what was signed, is these auditors' word
-        (`ledger.retention.retained`, `ledger.retention.statements`); the notes name them and the ranges.
+        (`ledger.retention`, `ledger.retention`); the notes name them and the ranges.
 
         TOLD means the same, pruned or not, but for the bounds: these are what the ledger's operator wrote into ADMIT leaves.
 

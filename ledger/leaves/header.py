@@ -234,7 +234,7 @@ class Header(Checked):
     )
     accountant: AccountantInfo = declared(15, Row(AccountantInfo), "The accountant of record.")
     exactness_note: str = declared(
-        16, words(1000), "What the numerics guarantee ([Accountants and numerics](#accountants-and-numerics))."
+        16, words(1000), "What the numerics guarantee ([Accountants and numerics](figures.md#accountants-and-numerics))."
     )
     private: bool = declared(17, TRUTH, "False for a run with a fixed test key: such a ledger is never exported.")
     clip_margin: float = declared(
@@ -277,8 +277,8 @@ class Header(Checked):
     frozen_digest: bytes | None = declared(
         27,
         SHA256,
-        "Over the parameters that are frozen, as they are before the first step ([Weights](#weights)); null where the header"
-        " does not commit to them, or there are none.",
+        "Over the parameters that are frozen, as they are before the first step ([Weights](release.md#weights)); null where the"
+        " header does not commit to them, or there are none.",
         default=None,
         nil=True,
     )

@@ -60,9 +60,8 @@ from ledger.replay.summaries import ShownMember
 from ledger.storage import highwater
 from ledger.storage.appender import Appender
 from ledger.storage.beside import keep_weights, weights_of
-from ledger.storage.opening import create_store, open_store
 from ledger.storage.place import Place
-from ledger.storage.store import Attested, Row
+from ledger.storage.store import Attested, Row, create_store, open_store
 
 _admission = attrgetter(*(field.name for field in fields(AdmitSpec) if field.name != "attestation"))
 

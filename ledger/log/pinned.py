@@ -2,7 +2,7 @@
 
 What a run reads again when it is resumed lies beside the ledger: model checkpoints, and the keys of earlier draws. Such a file
 is `[payload, sign1]`, as every signed document of this project. The payload is a map with the keys 1, 2, 3, ...: kind, origin,
-size, root and header digest of the ledger, and then what the kind holds (docs/formats.md, Beside the database).
+size, root and header digest of the ledger, and then what the kind holds (docs/formats, Beside the database).
 """
 
 from collections.abc import Sequence

@@ -21,10 +21,10 @@ from ledger.audit import AuditReport, verify_export
 from ledger.audit.histories import read_export
 from ledger.audit.replaying import begin, follow
 from ledger.leaves import Admit, Withdraw
-from ledger.proofs.admitted import Admitted, name_member
+from ledger.proofs.membership import Admitted, name_member
 from ledger.proofs.memory import hold_against_memory
 from ledger.proofs.prover import ExportReader
-from ledger.retention.retained import RetainedReplay
+from ledger.retention import RetainedReplay
 from ledger.views.trace import restored
 
 ALARMS: Final = {

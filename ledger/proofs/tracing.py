@@ -20,7 +20,7 @@ from ledger.audit.verify import OpenedExport, open_export
 from ledger.errors import LedgerBehind, LedgerError, LedgerForked
 from ledger.leaves import Admit, Header, Previous, Withdraw
 from ledger.leaves.header import COMPROMISED
-from ledger.proofs.admitted import Admitted, name_member, shows_member
+from ledger.proofs.membership import Admitted, name_member, shows_member
 from ledger.replay import Replay
 from ledger.replay.budgets import TOLERANCE_MICRO, Account, Limit, Spending, Use, composed, limits_over, of_run, reached
 from ledger.replay.contributions import stand_in_name

@@ -4,8 +4,9 @@ The mechanics under `ledger.log.Ledger`: it decides what to append, this decides
 """
 
 from array import array
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
 
 from attest.files import atomic_write
 from attest.schema.kinds import Told
@@ -30,103 +31,17 @@ from ledger.storage.store import Aggregated, Attested, Row, Snapshot, Store
 from ledger.tiles import Subtree, joined
 
 
-class _AsItIs:
-    """A snapshot, passed through."""
-
-    def __init__(self, snapshot: Snapshot) -> None:
-        self._snapshot = snapshot
-
-    def head(self) -> Frontier:
-        """Returns the head, as it is."""
-        return self._snapshot.head()
-
-    def rows(self) -> Iterator[Row]:
-        """Returns the rows, as they are."""
-        return self._snapshot.rows()
-
-    def checkpoints(self) -> dict[int, bytes]:
-        """Returns the checkpoint notes, as they are."""
-        return self._snapshot.checkpoints()
-
-    def pruned_before(self) -> int:
-        """Returns below which position bodies may be gone, as it is now."""
-        return self._snapshot.pruned_before()
-
-    def hashes_before(self) -> int:
-        """Returns below which position hashes may be gone, as it is now."""
-        return self._snapshot.hashes_before()
-
-    def aggregates(self) -> Iterator[Aggregated]:
-        """Returns the aggregates, as they are."""
-        return self._snapshot.aggregates()
-
-
-class WithoutBodies(_AsItIs):
-    """A database as `Store.prune` would leave it.
-
-    Attributes:
-        dropped: positions of the bodies that would go, once its rows were read.
-        fresh: the aggregates that would come into the database.
-    """
-
-    def __init__(self, snapshot: Snapshot, before: int, seqs: Container[int], aggregates: Iterable[Aggregated]) -> None:
-        """Takes the database as it is, the leaves whose bodies go, and what would stand for them."""
-        super().__init__(snapshot)
-        self.dropped = array("q")
-        stored = {aggregate.first for aggregate in snapshot.aggregates()}
-        self.fresh = [aggregate for aggregate in aggregates if aggregate.first not in stored]
-        self._before, self._seqs = before, seqs
-
-    def rows(self) -> Iterator[Row]:
-        """Yields the rows without the bodies that would go."""
-        self.dropped = array("q")
-        for row in self._snapshot.rows():
-            if row.body and row.seq < self._before and row.seq in self._seqs:
-                self.dropped.append(row.seq)
-                yield row._replace(body=b"")
-            else:
-                yield row
-
-    def pruned_before(self) -> int:
-        """Returns below which position bodies may be gone, as it would be."""
-        return self._before
-
-    def aggregates(self) -> Iterator[Aggregated]:
-        """Yields what is there and what would come."""
-        yield from self._snapshot.aggregates()
-        yield from self.fresh
-
-
-class WithoutHashes(_AsItIs):
-    """A database as `Store.drop_hashes` would leave it.
-
-    Attributes:
-        dropped: how many hashes would go, once its rows were read.
-    """
-
-    def __init__(self, snapshot: Snapshot, before: int, subtrees: Iterable[Subtree]) -> None:
-        """Takes the database as it is, and the subtrees that would stand for hashes, in order."""
-        super().__init__(snapshot)
-        self.dropped = 0
-        self._before, self._subtrees = before, list(subtrees)
-
-    def rows(self) -> Iterator[Row]:
-        """Yields the rows without the hashes that would go."""
-        self.dropped, pending = 0, iter(self._subtrees)
-        subtree = next(pending, None)
-        for row in self._snapshot.rows():
-            while subtree is not None and subtree.end <= row.seq:
-                subtree = next(pending, None)
-            if subtree is None or row.seq < subtree.first:
-                yield row
-                continue
-            kept = subtree.hash if row.seq == subtree.first else b""
-            self.dropped += bool(row.leaf_hash) and not kept
-            yield row._replace(leaf_hash=kept, level=subtree.level)
-
-    def hashes_before(self) -> int:
-        """Returns below which position hashes may be gone, as it would be."""
-        return self._before
+def without_hashes(rows: Iterable[Row], subtrees: Iterable[Subtree]) -> Iterator[Row]:
+    """Yields rows as `Store.drop_hashes` would leave them. `subtrees`: those that would stand for hashes, in order."""
+    pending = iter(subtrees)
+    subtree = next(pending, None)
+    for row in rows:
+        while subtree is not None and subtree.end <= row.seq:
+            subtree = next(pending, None)
+        if subtree is None or row.seq < subtree.first:
+            yield row
+        else:
+            yield row._replace(leaf_hash=subtree.hash if row.seq == subtree.first else b"", level=subtree.level)
 
 
 def droppable(snapshot: Snapshot, before: int, cuts: Iterable[int]) -> Iterator[Subtree]:
@@ -304,15 +219,20 @@ class Appender:
             How many bodies went.
         """
         self.require_signer()
+
+        def goes(row: Row) -> bool:
+            return bool(row.body) and row.seq < before and row.seq in seqs
+
         with self.store.snapshot() as snapshot:
-            lean = WithoutBodies(snapshot, before, seqs, aggregates)
-            fsck.check(lean)
-        self._broken = True
-        with self._told():
-            self.store.prune(self.size, before, lean.dropped, lean.fresh)
-        self._take(fsck.load(self.store, recompute=False))
-        self._broken = False
-        return len(lean.dropped)
+            there = fsck.Contents.of(snapshot)
+            stored = {kept.first for kept in there.aggregates}
+            fresh = [kept for kept in aggregates if kept.first not in stored]
+            gone = array("q", (row.seq for row in there.rows() if goes(row)))
+            lean = replace(there, pruned_before=before, aggregates=[*there.aggregates, *fresh])
+            lean = replace(lean, rows=lambda: (row._replace(body=b"") if goes(row) else row for row in there.rows()))
+            fsck.derived(lean)
+        self._drop(lambda: self.store.prune(self.size, before, gone, fresh))
+        return len(gone)
 
     def drop_hashes(self, before: int, keep: Iterable[int] = ()) -> int:
         """Drops the hashes of pruned leaves for good, but for the roots of the subtrees that they fill, tried as in `prune`.
@@ -330,14 +250,12 @@ class Appender:
         self.require_signer()
         with self.store.snapshot() as snapshot:
             subtrees = list(droppable(snapshot, before, {*self.checkpoints, *keep}))
-            lean = WithoutHashes(snapshot, before, subtrees)
-            fsck.check(lean)
-        self._broken = True
-        with self._told():
-            self.store.drop_hashes(self.size, before, subtrees)
-        self._take(fsck.load(self.store, recompute=False))
-        self._broken = False
-        return lean.dropped
+            there = fsck.Contents.of(snapshot)
+            lean = replace(there, hashes_before=before, rows=lambda: without_hashes(there.rows(), subtrees))
+            fsck.derived(lean)
+            gone = sum(bool(row.leaf_hash) for row in there.rows()) - sum(bool(row.leaf_hash) for row in lean.rows())
+        self._drop(lambda: self.store.drop_hashes(self.size, before, subtrees))
+        return gone
 
     def stage(self, leaf: Leaf) -> None:
         """Checks the next leaf against the run and queues its bytes; raises LeafRefused when it contradicts the run."""
@@ -424,6 +342,14 @@ class Appender:
         if self.signer is None:
             raise LedgerClosed("READ_ONLY", "this ledger was opened for reading; open it with its key to append")
         return self.signer
+
+    def _drop(self, write: Callable[[], None]) -> None:
+        """Drops something for good, and reads all of the ledger again."""
+        self._broken = True
+        with self._told():
+            write()
+        self._take(fsck.load(self.store, recompute=False))
+        self._broken = False
 
     def _take(self, loaded: fsck.Loaded) -> None:
         self.replay = loaded.replay

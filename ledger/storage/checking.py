@@ -22,9 +22,19 @@ from typing import Final, NamedTuple, NoReturn
 from ledger.errors import LedgerBusy, LedgerCorrupt, LedgerError, StoreUnfit
 from ledger.leaves.attestations import unpack
 from ledger.merkle import Frontier, leaf_hash
-from ledger.storage.opening import create_store, exists, open_store
 from ledger.storage.place import Place, store_of
-from ledger.storage.store import ADMIT_KIND, LOCK_TIMEOUT_SECONDS, SUMMARY_KIND, Aggregated, Attested, Row, Store
+from ledger.storage.store import (
+    ADMIT_KIND,
+    LOCK_TIMEOUT_SECONDS,
+    SUMMARY_KIND,
+    Aggregated,
+    Attested,
+    Row,
+    Store,
+    create_store,
+    exists,
+    open_store,
+)
 from ledger.tiles import Subtree
 
 Fresh = Callable[[], Place]

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, Protocol, Self
 from ledger.errors import LedgerBusy, LedgerCorrupt, LedgerReplaced
 from ledger.leaves import Admit
 from ledger.merkle import Frontier
-from ledger.storage.place import Place
+from ledger.storage.place import Place, store_of
 from ledger.tiles import Subtree
 
 SCHEMA_VERSION: Final = "5"
@@ -140,10 +140,6 @@ class Snapshot(Protocol):
 
     def aggregates(self) -> Iterator[Aggregated]:
         """Yields all aggregates in order of their leaves."""
-
-
-class WholeSnapshot(Snapshot, Protocol):
-    """A snapshot with what contributors signed, on which no state of a run depends."""
 
     def terms(self) -> Iterator[tuple[int, bytes]]:
         """Yields numbers and bytes of all common terms, in order; b"" where pruning has emptied them."""
@@ -274,7 +270,7 @@ class Store(Protocol):
             LedgerBusy, StorageFailed: as `append`.
         """
 
-    def snapshot(self) -> AbstractContextManager[WholeSnapshot]:
+    def snapshot(self) -> AbstractContextManager[Snapshot]:
         """Opens one view of the whole ledger, which a writer elsewhere does not move."""
 
     def examine(self) -> list[str] | None:
@@ -304,3 +300,20 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Gives up the database and the writer's lock."""
+
+
+def create_store(place: Place) -> Store:
+    """Creates an empty ledger at a place; see `Store.create`. A store is imported when a ledger of its kind is met."""
+    store: Store = store_of(place).create(place)
+    return store
+
+
+def open_store(place: Place, *, read_only: bool) -> Store:
+    """Opens the ledger at a place; see `Store.open`."""
+    store: Store = store_of(place).open(place, read_only=read_only)
+    return store
+
+
+def exists(place: Place) -> bool:
+    """Tells whether there is anything at the place of a ledger."""
+    return bool(store_of(place).exists(place))

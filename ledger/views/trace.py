@@ -11,7 +11,7 @@ from ledger.leaves import Admit, Charge, Withdraw, decode_leaf
 from ledger.replay import Replay
 from ledger.replay.contributions import Contribution
 from ledger.replay.influence import artifacts
-from ledger.retention.retained import is_stand_in
+from ledger.retention import is_stand_in
 
 
 @dataclass(frozen=True, slots=True)

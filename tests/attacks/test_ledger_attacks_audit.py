@@ -32,9 +32,8 @@ from ledger.merkle import Frontier, leaf_hash, root
 from ledger.note import checkpoint_text, sign_note
 from ledger.proofs.memory import hold_against_memory, judge, parse_evidence
 from ledger.replay.signer import KeyChain
-from ledger.storage.opening import create_store
 from ledger.storage.place import Place
-from ledger.storage.store import Row
+from ledger.storage.store import Row, create_store
 from tests.ledger.spends import with_rows
 from tests.worlds.ledgers import (
     OTHER_KEY,

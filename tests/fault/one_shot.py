@@ -20,7 +20,7 @@ from pathlib import Path
 from ledger.errors import LedgerClosed, LedgerError
 from ledger.log import Ledger
 from ledger.log.ledger import Window
-from ledger.storage.opening import set_unfinished_aside
+from ledger.storage.fsck import set_unfinished_aside
 from ledger.storage.place import Place
 from tests.worlds.attested_ledgers import AttestedDriver, attested_admission, attested_header
 from tests.worlds.ledgers import SIGNER, START, Driver

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from ledger.log import Ledger
+from ledger.log.examining import check_attestations
 from ledger.log.pinned import Pin
-from ledger.storage.fsck import check_attestations
 from tests.fault.tracing import HARNESS, Outcome, Writers
 from tests.worlds.ledgers import SIGNER
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from ledger.errors import LedgerBusy, StorageFailed
 from ledger.log import Ledger
 from ledger.storage import fsck
-from ledger.storage.opening import open_store
+from ledger.storage.store import open_store
 from tests.worlds.ledgers import SIGNER, START, Driver, admission, header_spec, signed_policy
 
 

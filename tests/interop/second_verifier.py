@@ -1,4 +1,4 @@
-"""A second verifier of dptrain ledger exports, written from formats.md alone; one file, to be taken away and read by itself.
+"""A second verifier of dptrain ledger exports, written from docs/formats alone; one file, to be taken away and read by itself.
 
 Standard library, `cryptography` (Ed25519) and numpy/scipy (privacy loss distributions) only.
 

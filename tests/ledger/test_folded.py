@@ -19,8 +19,7 @@ from ledger.proofs.memory import Memory
 from ledger.replay.budgets import composed, most_of_run, of_run
 from ledger.replay.earlier_runs import SpentRegistry
 from ledger.replay.summaries import Aggregate, Member, ShownMember
-from ledger.retention.retained import MEMBER, named_by_withdrawals
-from ledger.retention.statements import statements, summary_keys
+from ledger.retention import MEMBER, named_by_withdrawals, statements, summary_keys
 from ledger.views.withdrawn import withdrawal_statement
 from tests.worlds.ledgers import OTHER_KEY, SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
 from tests.worlds.retained_ledgers import ANNA, BEN, export_of, grown, is_pruned, retaining_spec, vouched_for

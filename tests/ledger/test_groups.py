@@ -79,7 +79,7 @@ class Naive:
 
 
 class Life:
-    """A run, its naive account, and the members of every group as docs/formats.md has them."""
+    """A run, its naive account, and the members of every group as docs/formats has them."""
 
     def __init__(self, path: Path, *, public_draws: bool) -> None:
         self.public_draws = public_draws

@@ -22,8 +22,8 @@ from ledger.log import Ledger
 from ledger.merkle import Frontier, leaf_hash
 from ledger.note import NoteSigner
 from ledger.storage import fsck, highwater
-from ledger.storage.opening import create_store, exists, open_store, set_unfinished_aside
-from ledger.storage.store import Row
+from ledger.storage.fsck import set_unfinished_aside
+from ledger.storage.store import Row, create_store, exists, open_store
 from tests.worlds.ledgers import OTHER_KEY, SIGNER, START, Driver, admission, descriptor, header_spec
 
 

@@ -14,7 +14,7 @@ from storage_backends import PostgresBackend
 from ledger.errors import LedgerBusy, LedgerClosed, LedgerReplaced
 from ledger.log import Ledger
 from ledger.storage import highwater
-from ledger.storage.sql.postgres_schema import TABLES, statements
+from ledger.storage.sql.schema import TABLES, postgres_statements
 from ledger.storage.sql.sqlite import SqliteStore
 from tests.worlds.ledgers import SIGNER, START, Driver, admission, header_spec
 
@@ -51,6 +51,8 @@ LOST = {
     "without its log": (gone("-wal"), "UNLINKED"),
     "without the index of its log": (gone("-shm"), "UNLINKED"),
 }
+
+
 def charged(run: Driver) -> None:
     run.window = run.charge()
 
@@ -286,7 +288,7 @@ def restored(server: PostgresBackend) -> None:
     old = f"{schema}_old"
     server.cluster.execute(f"ALTER SCHEMA {schema} RENAME TO {old}")
     server.cluster.execute(f"CREATE SCHEMA {schema}")
-    for statement in statements(schema):
+    for statement in postgres_statements(schema):
         server.cluster.execute(statement)
     server.edit(*(f"INSERT INTO {name} TABLE {old}.{name}" for name in TABLES))
 

@@ -12,7 +12,7 @@ from storage_backends import SqliteBackend
 
 from ledger.errors import LedgerBusy, LedgerClosed, LedgerCorrupt, StorageFailed
 from ledger.log import Ledger
-from ledger.storage.opening import set_unfinished_aside
+from ledger.storage.fsck import set_unfinished_aside
 from ledger.storage.place import Place
 from ledger.storage.sql import sqlite
 from tests.worlds.attested_ledgers import attested_run

@@ -18,7 +18,7 @@ from ledger.errors import AnchorRefused, ExportRefused, LeafRefused, LedgerBehin
 from ledger.leaves.header import COMPROMISED
 from ledger.log import Ledger
 from ledger.note import NoteSigner
-from ledger.proofs.admitted import prove_admitted
+from ledger.proofs.membership import prove_admitted
 from ledger.proofs.tracing import ANEW, DRAWS, OTHERS, open_exports, trace_over
 from ledger.replay.earlier_runs import SpentRegistry
 from ledger.views.trace import Wanted, trace

@@ -215,7 +215,7 @@ def withdraw(
     Example: `dptrain ledger withdraw ledger.db withdrawals/*.cose --attestations notes.jsonl.attest --registry registry.cbor`
     """
     from ledger.audit.attested import registry_of
-    from ledger.proofs.admitted import read_admitted
+    from ledger.proofs.membership import read_admitted
 
     now, place = int(time.time()), place_of(ledger, state)
     descriptors = _descriptors(attestations or [])

@@ -58,7 +58,7 @@ def trace(
     Example: `dptrain ledger trace scan.png export-1/ export-2/ --key ledger-1.pub --key ledger-2.pub`
     """
     check_keys(is_anchor(contribution), pub, registry)
-    from ledger.proofs.admitted import read_admitted
+    from ledger.proofs.membership import read_admitted
     from ledger.proofs.tracing import open_exports, trace_over
 
     owner, vkeys = trusted(key, owner_key)

@@ -5,7 +5,7 @@ Life of a leaf: (1) the writer holds ``<path>.lock`` (an advisory lock, released
 are inserted, each checked by a trigger to be the next one; (5) the frontier of the Merkle tree is stored beside the
 new size; (6) COMMIT with ``synchronous=FULL`` reaches the disk before the call returns; (7) before (2) and after (6) the files
 open are compared with those under the ledger's name (`ledger.storage.disks`). The triggers
-(`ledger.storage.sql.sqlite_triggers`) are a seat belt against accidents: whoever can write the file can drop them, and is found
+(`ledger.storage.sql.schema`) are a seat belt against accidents: whoever can write the file can drop them, and is found
 out by the tree.
 """
 
@@ -27,9 +27,8 @@ from ledger.merkle import Frontier
 from ledger.storage import fsck
 from ledger.storage.disks import FILES, OpenFiles, is_there, require_local
 from ledger.storage.place import Place
-from ledger.storage.sql.sqlite_triggers import TRIGGERS
+from ledger.storage.sql.schema import METADATA, SQLITE, tables
 from ledger.storage.sql.statements import READ_BATCH, SqlSnapshot, SqlStore
-from ledger.storage.sql.tables import METADATA, tables
 from ledger.storage.store import LOCK_TIMEOUT_SECONDS, MAX_WRONG, Head, Row, check_head
 
 _INSERT_ENTRY: Final = "INSERT INTO entry (seq, kind, leaf, body) VALUES (?, ?, ?, ?)"
@@ -283,8 +282,8 @@ def _text(kind: str, name: str, sql: str | None) -> str:
 
 def _make_tables(connection: sa.Connection) -> None:
     METADATA.create_all(connection)
-    for trigger in TRIGGERS:
-        connection.exec_driver_sql(trigger)
+    for statement in SQLITE:
+        connection.exec_driver_sql(statement)
 
 
 @cache

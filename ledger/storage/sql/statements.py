@@ -15,7 +15,7 @@ from ledger.errors import LedgerCorrupt, LedgerError, ProofError
 from ledger.leaves.attestations import orphans, pack
 from ledger.merkle import Frontier
 from ledger.storage.place import Place
-from ledger.storage.sql.tables import Tables
+from ledger.storage.sql.schema import Tables
 from ledger.storage.store import EMPTY_HEAD, SCHEMA_VERSION, Aggregated, Attested, Row, found_terms
 from ledger.tiles import Subtree
 
