@@ -18,15 +18,10 @@ from attest.schema import check_fields, declarations, declared, wire
 from attest.schema.groups import Many
 from attest.schema.kinds import COMMITMENT, ID, MOMENT, SHA256, Scaled, Schema, Whole, Word, octets
 from attest.schema.plain import (
-    COMMITMENT_SIZE,
     CONTRIBUTOR,
     DATA_CLASS,
     PRINCIPAL,
     SALT_SIZE,
-    check_bytes,
-    check_id,
-    check_int,
-    check_time,
     commit,
     commit_content,
 )
@@ -90,15 +85,14 @@ specified, and refused by name until they are built."""
 
 _BOUND: Final = Scaled(1, MAX_MICRO)
 _COUNT: Final = Whole(1, MAX_COUNT, "count")
-_PURPOSE: Final = Word(dict.fromkeys(PURPOSES, ""))
+_PURPOSE: Final = Word(dict.fromkeys(PURPOSES, ""), no_text="TYPE")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Terms:
     """Holds what is signed in the clear: bounds, validity and audience.
 
-    The sentences of the fields say what each means; bytes and documentation follow from them. Values are checked below, in the
-    order in which a reader meets them, and a test holds both together.
+    The sentences of the fields say what each means; their check, bytes and documentation follow from them.
 
     Raises:
         DescriptorRefused: Code TYPE, RANGE, WINDOW, SCHEMA, PURPOSE or PUBLIC_LENGTH.
@@ -134,7 +128,7 @@ class Terms:
     )
     purposes: tuple[str, ...] | None = declared(
         16,
-        Many(_PURPOSE, 1, len(PURPOSES), "purposes", ascending=True, named="purposes"),
+        Many(_PURPOSE, 1, len(PURPOSES), "purposes", ascending=True, named="purposes", counted="RANGE"),
         "What the contribution may be used for; left out it means `train` alone. The others are specified and not built:"
         " whatever names them is refused (`PURPOSE`).",
         default=None,
@@ -149,47 +143,18 @@ class Terms:
         optional=True,
     )
 
-    def _check_schema(self) -> None:
-        if type(self.schema) is not str:
-            raise DescriptorRefused("TYPE", f"schema is {type(self.schema).__name__}, expected text")
-        if self.schema != SCHEMA:
-            raise DescriptorRefused("SCHEMA", f"schema is {ascii(self.schema)[:80]}, expected {SCHEMA!r}")
-
-    def _check_terms(self) -> None:
-        for name in ("admissibility_class", "corpus"):
-            check_id(getattr(self, name), name, error=DescriptorRefused)
-        check_int(self.clip_norm_micro, "clip_norm_micro", 1, MAX_MICRO, error=DescriptorRefused)
-        check_int(self.noise_multiplier_micro, "noise_multiplier_micro", 1, MAX_MICRO, error=DescriptorRefused)
-        check_time(self.not_before, "not_before", error=DescriptorRefused)
-        check_time(self.not_after, "not_after", error=DescriptorRefused)
-        check_int(self.max_occurrences, "max_occurrences", 0, MAX_COUNT, error=DescriptorRefused)
-        if self.max_examples is not None:
-            check_int(self.max_examples, "max_examples", 1, MAX_COUNT, error=DescriptorRefused)
-        if self.max_epsilon_micro is not None:
-            check_int(self.max_epsilon_micro, "max_epsilon_micro", 1, MAX_MICRO, error=DescriptorRefused)
+    def _check_rules(self) -> None:
+        """Checks what binds several fields, and refuses by name what the format specifies and this version does not serve."""
         if (self.max_epsilon_micro is None) != (self.max_delta_pico is None):
             sentence = "max_epsilon_micro and max_delta_pico go together: an epsilon is a limit at a delta; give both"
             raise DescriptorRefused("RANGE", sentence)
-        if self.max_delta_pico is not None:
-            check_int(self.max_delta_pico, "max_delta_pico", 1, PICO - 1, error=DescriptorRefused)
         if self.not_after <= self.not_before:
             sentence = f"validity ends at {self.not_after}, not after its start {self.not_before}; sign a later end"
             raise DescriptorRefused("WINDOW", sentence)
-        self._check_unbuilt()
-
-    def _check_unbuilt(self) -> None:
-        """Refuses by name what the format specifies and this version does not serve."""
-        if self.purposes is not None:
-            if type(self.purposes) is not tuple or any(type(word) is not str for word in self.purposes):
-                raise DescriptorRefused("TYPE", f"purposes are {ascii(self.purposes)[:80]}, expected an array of words")
-            if not self.purposes or list(self.purposes) != sorted(set(self.purposes) & set(PURPOSES)):
-                known = ", ".join(PURPOSES)
-                raise DescriptorRefused("RANGE", f"purposes are {ascii(self.purposes)[:80]}, expected some of {known}, sorted")
-            if self.purposes != (TRAIN,):
-                named = ", ".join(self.purposes)
-                raise DescriptorRefused("PURPOSE", f"purposes are {named}; this version serves {TRAIN} alone: sign for that")
+        if self.purposes not in (None, (TRAIN,)):
+            named = ", ".join(self.purposes or ())
+            raise DescriptorRefused("PURPOSE", f"purposes are {named}; this version serves {TRAIN} alone: sign for that")
         if self.public_length is not None:
-            check_int(self.public_length, "public_length", 1, MAX_COUNT, error=DescriptorRefused)
             sentence = f"public length is {self.public_length}; this version serves none: sign without one"
             raise DescriptorRefused("PUBLIC_LENGTH", sentence)
 
@@ -233,11 +198,8 @@ class SignedDescriptor(Terms):
     )
 
     def __post_init__(self) -> None:
-        self._check_schema()
-        for name in _COMMITTED:
-            what = f"commitment to the {_said(name)}"
-            check_bytes(getattr(self, name), what, COMMITMENT_SIZE, error=DescriptorRefused)
-        self._check_terms()
+        check_fields(self, DescriptorRefused)
+        self._check_rules()
 
     @property
     def issuer(self) -> str:
@@ -290,7 +252,7 @@ class SignedDescriptor(Terms):
         )
         for name, commitment in opened.commitments().items():
             if commitment != getattr(self, name):
-                what = _said(name)
+                what = name.replace("_", " ")
                 raise DescriptorRefused("OPENING", f"the opening does not open the {what} that was signed; restore the file")
         return opened
 
@@ -330,9 +292,9 @@ class ContributionDescriptor(Terms, Opening):
     salts: bytes = field(default_factory=lambda: secrets.token_bytes(SALTS_SIZE), repr=False)
 
     def __post_init__(self) -> None:
-        self._check_schema()
+        check_fields(self, DescriptorRefused, Terms)
         check_fields(self, DescriptorRefused, Opening)
-        self._check_terms()
+        self._check_rules()
 
     def commitments(self) -> dict[str, bytes]:
         """Returns what is signed in place of the values that the opening holds, by the names of `SignedDescriptor`."""
@@ -380,7 +342,6 @@ class ContributionDescriptor(Terms, Opening):
 
 
 _CLEAR: Final = tuple(item.name for item in declarations(Terms))
-_COMMITTED: Final = tuple(item.name for item in declarations(SignedDescriptor) if item.name not in _CLEAR)
 
 
 class Parts(NamedTuple):
@@ -478,8 +439,3 @@ class Opener:
 
 
 _SLOTS: Final = tuple(item.name for item in fields(ContributionDescriptor) if item.name not in ("content_hash", "nonce"))
-
-
-def _said(name: str) -> str:
-    """Returns the words for a field in a sentence."""
-    return name.replace("_", " ")

@@ -45,11 +45,8 @@ class Pruned:
     notes: Sequence[bytes]
 
     def entries(self, rows: Iterable[Row]) -> Iterator[bytes]:
-        """Yields the body of each leaf, or what stands in for it; empty where nothing does.
-
-        Args:
-            rows: the leaves in order, from the first one on.
-        """
+        """Yields the body of each leaf, or what stands in for it; empty where nothing does. `rows`: the leaves in order, from
+        the first one on."""
         stand_ins = StandIns(self.aggregates)
         for row in rows:
             yield row.body or stand_ins.at(row.seq) or b""
@@ -97,9 +94,8 @@ def write_export(
 ) -> Path:
     """Writes an export: built beside its place, synced, then renamed into it, so it is there whole or not at all.
 
-    Guarantee:
-        That holds after a crash or a loss of power at any instant, and when this returns the export is on disk. It has the
-        attestation of every ADMIT leaf whose body is in it, or no file with one.
+    Guarantee: That holds after a crash or a loss of power at any instant, and when this returns the export is on disk. It has
+    the attestation of every ADMIT leaf whose body is in it, or no file with one.
 
     Args:
         header: leaf 0.

@@ -1,10 +1,11 @@
 """The pages "Add an accountant" and "Add a noise family" run as they stand; without the provider no figure is believed."""
 
+import os
 import re
+import site
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -67,7 +68,7 @@ def test_the_page_of_accountants_runs_and_its_accountant_keeps_a_ledger(tmp_path
     assert report.verdict == "TOLD" and report.accountant == "example.zcdp (example-zcdp 1.0)"
     (note,) = (note for note in report.notes if f"accountant '{ACCOUNTANT}' is no part of dptrain" in note)
     assert "example-zcdp 1.0" in note
-    assert accountants.epsilon_replace(1.0, 0.02, 16, 1e-6, ACCOUNTANT) >= spent
+    assert accountants.epsilon(1.0, 0.02, 16, 1e-6, ACCOUNTANT, replace=True) >= spent
 
 
 def test_an_auditor_without_the_accountant_refuses_and_names_it(tmp_path: Path) -> None:
@@ -151,21 +152,45 @@ def test_rows_that_would_pass_as_those_of_dptrain_are_refused() -> None:
     assert "zcdp" not in NAMES and "example.free" not in table.TABLE
 
 
-def test_an_installed_package_is_loaded_by_the_name_that_a_document_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+def provider(folder: Path, module: str, code: str, word: str = ACCOUNTANT) -> None:
+    """A package in a folder, with an entry point under a word."""
+    info = folder / f"{module}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[{ENTRY_POINTS}]\n{word} = {module}\n")
+    (folder / f"{module}.py").write_text(code)
 
-    class Point:
-        def load(self) -> None:
-            install("accountant.md")
 
-    def entry_points(*, group: str, name: str) -> list[Point]:
-        asked.append((group, name))
-        return [Point()] if name == ACCOUNTANT else []
-
-    monkeypatch.setattr(metadata, "entry_points", entry_points)
+def test_an_installed_package_is_loaded_by_the_name_that_a_document_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provider(tmp_path, "example_zcdp", page("accountant.md"))
+    monkeypatch.delitem(sys.modules, "example_zcdp", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(site, "getsitepackages", lambda: [str(tmp_path)])
     assert accountants.epsilon(1.0, 0.02, 16, 1e-6, ACCOUNTANT) > 0
-    assert "pld" in NAMES and "no_word" not in NAMES
-    assert asked == [(ENTRY_POINTS, ACCOUNTANT)], "only names of that form are looked for, and each once"
+    assert "pld" in NAMES and "no_word" not in NAMES and "example.other" not in NAMES
+
+
+def test_a_document_loads_nothing_that_was_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stranger's folder, in which the reader works, names a module of its own under a word that a document says."""
+    provider(tmp_path, "stranger", "import os\nos.environ['LOADED_BY_A_DOCUMENT'] = '1'\n", "stranger.word")
+    monkeypatch.delenv("LOADED_BY_A_DOCUMENT", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(PolicyRefused) as refused:
+        MechanismRule("stranger.word")
+    assert refused.value.code == NOT_INSTALLED and "stranger" not in sys.modules
+    assert "LOADED_BY_A_DOCUMENT" not in os.environ
+
+
+def test_a_provider_that_fails_when_it_is_loaded_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    provider(tmp_path, "broken", "import what_is_not_there\n", "broken.word")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(site, "getsitepackages", lambda: [str(tmp_path)])
+    with pytest.raises(PolicyRefused, match=r"broken\.word.*what_is_not_there") as refused:
+        MechanismRule("broken.word")
+    assert refused.value.code == NOT_INSTALLED
 
 
 def test_the_cost_of_the_page_of_families_needs_no_torch() -> None:
@@ -224,15 +249,28 @@ def test_the_noise_of_the_page_has_its_law() -> None:
     assert abs(drawn.mean()) < 6 * np.sqrt(square / n)
 
 
-def test_noise_that_nothing_accounts_for_is_refused() -> None:
-    pytest.importorskip("torch")
+def test_noise_that_nothing_accounts_for_or_that_keeps_a_state_is_refused() -> None:
+    torch = pytest.importorskip("torch")
     from dptrain.errors import UnsupportedPolicy
-    from dptrain.noise import LatticeGaussian, Source, mechanism_of, register_mechanism
+    from dptrain.noise import Independent, Source, mechanism_of, register_mechanism
+    from dptrain.noise.mechanism import initial
 
     with pytest.raises(ValueError, match="has no cost"):
-        register_mechanism("example.nothing")(lambda source: LatticeGaussian(source.stream()))
+        register_mechanism("example.nothing")(lambda source: Independent())
     with pytest.raises(ValueError, match="has a mechanism already"):
-        register_mechanism("gaussian")(lambda source: LatticeGaussian(source.stream()))
+        register_mechanism("gaussian")(lambda source: Independent())
     with pytest.raises(UnsupportedPolicy) as refused:
         mechanism_of("laplace", Source(bytes(16), 0, bytes(32), bits=20, generator="device"))
     assert refused.value.code == "NOISE_FAMILY"
+
+    class Correlated(Independent):
+        def init(self, shapes):
+            return {"last": [torch.zeros(shape) for shape in shapes]}
+
+        def state_dict(self, state):
+            return {f"last.{place}": value for place, value in enumerate(state["last"])}
+
+    with pytest.raises(UnsupportedPolicy) as refused:
+        initial(Correlated(), [torch.Size([3])])
+    assert refused.value.code == "NOISE_STATE"
+    assert initial(Independent(), [torch.Size([3])]) is None

@@ -31,7 +31,7 @@ from attest.policy.sampling import DISCLOSURES, OCCURRENCES_PUBLIC, SECRET_POISS
 from attest.policy.unbuilt import refuse_unbuilt
 from attest.schema import check_fields, declared
 from attest.schema.groups import Many, Named, NamedTables, Parts, Tables
-from attest.schema.kinds import Days, Exact, Flag, Identifier, Kind, Octets, Scaled, Told, Whole, Word, quoted
+from attest.schema.kinds import Days, Exact, Flag, Identifier, Kind, Octets, Scaled, Told, Whole, Word
 from attest.schema.plain import check_int
 from attest.schema.text import as_json, parse_document, write_document
 from attest.schema.wire import Payload
@@ -79,9 +79,6 @@ class CosignerKey(Kind):
 
     def check(self, value: Any, told: Told, error: Refused) -> None:
         _key(self.kind, value)
-
-    def write(self, value: Any) -> str:
-        return quoted(value)
 
 
 AUDITOR: Final = CosignerKey("auditor")

@@ -60,17 +60,18 @@ def open_registry(path: str | os.PathLike[str], owner_public_key: bytes, *, at: 
             if the log has no state `at`.
     """
     data = _read(Path(path))
-    latest = _replay(State(), data, 0, owner_public_key)
-    if at is None or at == latest.roots[-1]:
+    if at is None:
+        latest = _replay(State(), data, 0, owner_public_key)
         del data  # The names are as large again.
         return _view(latest, owner_public_key, path)
-    if at not in latest.roots:
+    wanted, last = read_states(data, owner_public_key, at, names=names_of(path), place=str(names_beside(path)))
+    if wanted is None:
         raise RegistryRefused(
             "REGISTRY_ROOT",
-            f"registry has the root {latest.roots[-1].hex()} and does not extend {at.hex()}; it is another one, or it was"
+            f"registry has the root {last.root().hex()} and does not extend {at.hex()}; it is another one, or it was"
             " cut back: get the latest from the owner",
         )
-    return _view(_replay(State(), data, 0, owner_public_key, until=at), owner_public_key, path)
+    return wanted
 
 
 def read_states(
@@ -86,15 +87,11 @@ def read_states(
     Raises:
         RegistryRefused: The code of what is wrong with an entry, which the sentence names.
     """
-    state, earlier = State(), list[Registry]()
-
-    def note(_: bytes) -> None:
+    state, earlier = State(), None
+    for _ in _entries(state, data, 0, owner_public_key):
         if state.roots[-1] == root:
-            earlier.append(state.view(owner_public_key, names, place))
-
-    _replay(state, data, 0, owner_public_key, note=note)
-    latest = state.view(owner_public_key, names, place)
-    return (earlier[0] if earlier else None), latest
+            earlier = state.view(owner_public_key, names, place)
+    return earlier, earlier if earlier and state.roots[-1] == root else state.view(owner_public_key, names, place)
 
 
 class RegistryWalk:
@@ -103,18 +100,16 @@ class RegistryWalk:
     def __init__(
         self, data: bytes, owner_public_key: bytes, *, names: Names | None = None, place: str = "registry.names"
     ) -> None:
-        self._entries, self._owner_key, self._names, self._place = split(data), owner_public_key, names, place
-        self._state = State()
+        self._state, self._view = State(), (owner_public_key, names, place)
+        self._entries = _entries(self._state, data, 0, owner_public_key)
 
     def to(self, root: bytes) -> Registry | None:
         """Goes on to the state with a root; returns None at the end if no state from here on has it. Raises RegistryRefused: as
         `open_registry`, for an entry on the way."""
         while not self._state.roots or self._state.roots[-1] != root:
-            item = next(self._entries, None)
-            if item is None:
+            if next(self._entries, None) is None:
                 return None
-            self._state.accept(*item, self._owner_key)
-        return self._state.view(self._owner_key, self._names, self._place)
+        return self._state.view(*self._view)
 
 
 class RegistryReader:
@@ -346,25 +341,17 @@ def peek(path: str | os.PathLike[str]) -> Peek:
     Raises:
         RegistryRefused: As `open_registry`.
     """
-    entries: list[Entry] = []
-    state = _replay(State(), _read(Path(path)), 0, None, note=lambda payload: entries.append(Entry.from_cbor(payload)))
+    state = State()
+    entries = tuple(map(Entry.from_cbor, _entries(state, _read(Path(path)), 0, None)))
     by_name, _ = state.named(names_of(path), str(names_beside(path)))
     contributors = tuple(by_name[name] for name in sorted(by_name))
-    return Peek(state.registry_id, state.owner, contributors, tuple(entries), tuple(state.roots))
+    return Peek(state.registry_id, state.owner, contributors, entries, tuple(state.roots))
 
 
-def _replay(
-    state: State,
-    data: bytes,
-    start: int,
-    owner_key: bytes | None,
-    *,
-    until: bytes | None = None,
-    note: Callable[[bytes], None] | None = None,
-) -> State:
-    """Takes a state through the entries of `data` from byte `start` on, to the end or to the root `until`."""
+def _entries(state: State, data: bytes, start: int, owner_key: bytes | None) -> Iterator[bytes]:
+    """Takes a state through the entries of `data` from byte `start` on; yields the payload of each after it was taken in."""
     entries = split(data, start)
-    while not state.roots or state.roots[-1] != until:
+    while True:
         try:
             item = next(entries, None)
         except CborError as error:
@@ -373,10 +360,14 @@ def _replay(
         if item is None:
             break
         state.accept(*item, owner_key)
-        if note is not None:
-            note(item[0])
+        yield item[0]
     if not state.roots:
         raise RegistryRefused("SCHEMA", "the registry is empty; 'dptrain registry init' makes one")
+
+
+def _replay(state: State, data: bytes, start: int, owner_key: bytes) -> State:
+    for _ in _entries(state, data, start, owner_key):
+        pass
     return state
 
 

@@ -4,7 +4,7 @@ Readers and writers both go through the rules. A writer also refuses names that 
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -183,16 +183,6 @@ class State:
         self.revocations: dict[bytes, int] = {}
         self._taken_in: set[bytes] = set()
         self._known_classes: dict[tuple[str, ...], tuple[str, ...]] = {}
-        self._apply: dict[type, Callable[[Any], None]] = {
-            Create: self._create,
-            Enrol: self._enrol,
-            Grant: self._grant,
-            Rotate: self._rotate,
-            Revoke: self._revoke,
-            RevokeOwn: self._revoke_own,
-            Prove: self._prove,
-            SetClock: self._set_clock,
-        }
 
     def copy(self) -> "State":
         """Returns a state that goes its own way from here."""
@@ -270,7 +260,7 @@ class State:
             if type(action) is SetClock and position:
                 raise RegistryRefused("SCHEMA", "'set clock' stands elsewhere than at the start of its entry")
             check_fields(action, RegistryRefused)
-            self._apply[type(action)](action)
+            self._apply(action)
         if issuer != self.owner:
             raise RegistryRefused("HEADER", f"it is issued by {issuer}, the registry belongs to {self.owner}")
 
@@ -285,11 +275,25 @@ class State:
             sentence = f"its time is {entry.time}, {self.time - entry.time} s before the entry before it, without 'set clock'"
             raise RegistryRefused("CLOCK", sentence)
 
-    def _set_clock(self, action: SetClock) -> None:
-        """Does nothing: what it sets is the time of the entry, which `_follow_time` held against it."""
-
-    def _create(self, action: Create) -> None:
-        self.registry_id, self.owner = action.registry_id, action.owner
+    def _apply(self, action: Action) -> None:
+        match action:
+            case Enrol():
+                self._enrol(action)
+            case Create():
+                self.registry_id, self.owner = action.registry_id, action.owner
+            case Grant():
+                known = self._known(action.name)
+                self.by_name[known.name] = replace(known, classes=self._classes(action.classes), cap=action.cap)
+            case Rotate():
+                self._rotate(action)
+            case Revoke():
+                self._end(self._known(action.name), action.key, action.at)
+            case RevokeOwn():
+                self._revoke_own(action)
+            case Prove():
+                self._prove(action)
+            case SetClock():
+                pass  # What it sets is the time of the entry, which `_follow_time` held against it.
 
     def _enrol(self, action: Enrol) -> None:
         classes = self._classes(action.classes)
@@ -313,10 +317,6 @@ class State:
         self._claim(record.raw, changed.name)
         self.by_name[changed.name] = changed
 
-    def _grant(self, action: Grant) -> None:
-        known = self._known(action.name)
-        self.by_name[known.name] = replace(known, classes=self._classes(action.classes), cap=action.cap)
-
     def _rotate(self, action: Rotate) -> None:
         statement = self._statement(action.statement, ROTATE)
         old, new = statement.key or b"", statement.new_key or b""
@@ -333,9 +333,6 @@ class State:
         self._claim(new, known.name)
         keys = (*(shortened if item.raw == old else item for item in known.keys), fresh)
         self.by_name[known.name] = replace(known, keys=keys)
-
-    def _revoke(self, action: Revoke) -> None:
-        self._end(self._known(action.name), action.key, action.at)
 
     def _prove(self, action: Prove) -> None:
         statement = self._statement(action.statement, PROVE)

@@ -3,12 +3,13 @@
 import dataclasses
 import re
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass
-from typing import Any
+from dataclasses import KW_ONLY, MISSING, dataclass
+from typing import Any, ParamSpec
 
 from attest.errors import Refused
 from attest.schema.kinds import Given, Kind, Told
 
+P = ParamSpec("P")
 _NOTE = "declared"
 _AS_NAMED = "="
 _UNIT = re.compile("_(micro|nano|pico)$")
@@ -24,6 +25,7 @@ class Declared:
         label: Its key in the CBOR map, or its place in the CBOR array, from 1.
         sentence: What it means, for the table in the documentation.
         key: Its key in TOML, behind the name of its table and a dot; of a value that has several keys the name of their table.
+            Where none is declared it is the name of the field, without the unit at its end.
         optional: Whether it is left out of the signed bytes where it has its default. Else it is always there, None as null.
         rule: What else binds it, in short, for the CDDL.
         beside: Key of the field that is written exactly where this one is.
@@ -31,19 +33,20 @@ class Declared:
         needs: Name of the field that is not null where this one is not. Two that need each other are null together.
     """
 
-    name: str
     label: int
     kind: Kind
-    sentence: str
-    key: str
-    written: bool
-    default: Any
-    optional: bool
-    shown: str | None
-    rule: str
-    beside: str | None
-    nil: bool
-    needs: str | None
+    sentence: str = ""
+    _: KW_ONLY
+    name: str = ""
+    key: str = _AS_NAMED
+    written: bool = True
+    default: Any = dataclasses.field(default_factory=lambda: MISSING)
+    optional: bool = False
+    shown: str | None = None
+    rule: str = ""
+    beside: str | None = None
+    nil: bool = False
+    needs: str | None = None
     secret: bool = False
 
     @property
@@ -56,43 +59,16 @@ class Declared:
         return not self.required and type(value) is type(self.default) and value == self.default
 
 
-def declared(
-    label: int,
-    kind: Kind,
-    sentence: str = "",
-    *,
-    key: str | None = None,
-    written: bool = True,
-    default: Any = MISSING,
-    optional: bool = False,
-    shown: str | None = None,
-    rule: str = "",
-    beside: str | None = None,
-    nil: bool = False,
-    needs: str | None = None,
-    secret: bool = False,
-) -> Any:
-    """Declares a field of a frozen dataclass.
+def _as_field(declare: Callable[P, Declared]) -> Callable[P, Any]:
+    def declared(*args: P.args, **said: P.kwargs) -> Any:
+        """Declares a field of a frozen dataclass; arguments as the attributes of `Declared`."""
+        note = declare(*args, **said)
+        return dataclasses.field(default=note.default, repr=not note.secret, metadata={_NOTE: note})
 
-    Args: as the attributes of `Declared`; where the key is None it is the name of the field, without the unit at its end.
-    """
-    note = Declared(
-        "",
-        label,
-        kind,
-        sentence,
-        _AS_NAMED if key is None else key,
-        written,
-        default,
-        optional,
-        shown,
-        rule,
-        beside,
-        nil,
-        needs,
-        secret,
-    )
-    return dataclasses.field(default=default, repr=not secret, metadata={_NOTE: note})
+    return declared
+
+
+declared = _as_field(Declared)
 
 
 def derived(label: int, name: str, cddl: str, sentence: str) -> Declared:
@@ -100,7 +76,7 @@ def derived(label: int, name: str, cddl: str, sentence: str) -> Declared:
 
     A class names them in `DERIVED`.
     """
-    return Declared(name, label, Given(cddl), sentence, name, False, MISSING, False, None, "", None, False, None)
+    return Declared(label, Given(cddl), sentence, name=name, key=name, written=False)
 
 
 def declarations(cls: type) -> tuple[Declared, ...]:

@@ -91,8 +91,8 @@ class Kind(ABC):
         return found
 
     def write(self, value: Any) -> str:
-        """Writes a value as TOML takes it on one line; kinds of several keys or of tables write `pairs` or `sections` alone."""
-        raise NotImplementedError(f"{type(self).__name__} is not written on one line")
+        """Writes a value as TOML takes it on one line. Identifiers, names and patterns hold neither quotes nor backslashes."""
+        return f'"{value}"' if type(value) is str else str(value).lower()
 
     def remark(self, value: Any) -> str:
         """Says what the written value does not; empty if it says all."""
@@ -151,9 +151,6 @@ class Identifier(Kind):
     def check(self, value: Any, told: Told, error: Refused) -> None:
         check_id(value, str(told), error=error)
 
-    def write(self, value: Any) -> str:
-        return quoted(value)
-
 
 @dataclass(frozen=True)
 class Schema(Kind):
@@ -178,19 +175,17 @@ class Schema(Kind):
 
 @dataclass(frozen=True)
 class Word(Kind):
-    """One of some words."""
+    """One of some words. `no_text`: code of the refusal of what is no text."""
 
     words: Mapping[str, str]
+    no_text: str = "RANGE"
 
     @property
     def cddl(self) -> str:  # type: ignore[override]  # computed here, see Kind
         return " / ".join(f'"{word}"' for word in self.words)
 
     def check(self, value: Any, told: Told, error: Refused) -> None:
-        check_among(value, self.words, told, error)
-
-    def write(self, value: Any) -> str:
-        return quoted(value)
+        check_among(value, self.words, told, error, self.no_text)
 
 
 @dataclass(frozen=True)
@@ -204,9 +199,6 @@ class Text(Kind):
     def check(self, value: Any, told: Told, error: Refused) -> None:
         if type(value) is not str or not self.pattern.fullmatch(value):
             raise error("RANGE", f"{told} is {ascii(value)[:80]}, expected {self.example}")
-
-    def write(self, value: Any) -> str:
-        return quoted(value)
 
 
 @dataclass(frozen=True)
@@ -229,9 +221,6 @@ class Whole(Kind):
         if type(found) is int and found < 0 <= self.low:
             raise reading.error("RANGE", f"{told} is {found}, expected a count; leave it out for the default")
         return found
-
-    def write(self, value: Any) -> str:
-        return str(value)
 
 
 @dataclass(frozen=True)
@@ -401,9 +390,6 @@ class Flag(Kind):
         if type(value) is not bool:
             raise error("TYPE", f"{told} is {type(value).__name__}, expected true or false")
 
-    def write(self, value: Any) -> str:
-        return str(value).lower()
-
 
 def exactly(found: Any, told: Told, reading: Reading) -> Fraction:
     """Reads a number of TOML as the exact fraction that was written. Raises AttestError: of class `reading.error`, code TYPE or
@@ -414,11 +400,6 @@ def exactly(found: Any, told: Told, reading: Reading) -> Fraction:
         return to_fraction(found)
     except ValueRefused as error:
         raise reading.error(error.code, f"{told}: {error.sentence}") from error
-
-
-def quoted(text: str) -> str:
-    """Writes text in quotes. Identifiers, names and patterns hold neither quotes nor backslashes."""
-    return f'"{text}"'
 
 
 def _written(value: Fraction) -> Decimal:

@@ -5,6 +5,7 @@ later version of the format can mean something else by it. Nobody without the pr
 """
 
 import re
+import site
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from typing import Final, Generic, TypeVar
@@ -32,6 +33,7 @@ class Words(Mapping[str, V], Generic[V]):
     def __init__(self, specified: Mapping[str, V]) -> None:
         self._specified = dict(specified)
         self.provided: dict[str, V] = {}
+        self.failures: dict[str, str] = {}
 
     def __getitem__(self, word: str) -> V:
         return self._specified[word] if word in self._specified else self.provided[word]
@@ -60,8 +62,15 @@ class Words(Mapping[str, V], Generic[V]):
         self.provided[word] = value
 
     def _load(self, word: str) -> bool:
-        for point in metadata.entry_points(group=ENTRY_POINTS, name=word):
-            point.load()
+        """Loads what was installed under a word, and nothing else that lies on the path: a stranger's document may lie in a
+        stranger's folder, which the reader works in and where anything may call itself a package."""
+        installed = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
+        for package in metadata.distributions(path=installed):
+            for point in package.entry_points.select(group=ENTRY_POINTS, name=word):
+                try:
+                    point.load()
+                except Exception as error:
+                    self.failures[word] = f"{type(error).__name__}: {error}"
         return word in self.provided
 
 
@@ -70,18 +79,23 @@ def is_foreign(word: object) -> bool:
     return type(word) is str and _FORM.fullmatch(word) is not None
 
 
-def check_among(word: object, words: Mapping[str, object], told: object, error: Refused) -> None:
+def check_among(word: object, words: Mapping[str, object], told: object, error: Refused, no_text: str = "RANGE") -> None:
     """Refuses what is no word of a field.
 
     Guarantee:
         On return the meaning of the word is known to this process: a word whose provider is not installed is refused by name.
+        Code is loaded for a word only from where Python installs packages, and only as a package names that very word.
 
     Raises:
-        error: code RANGE; `NOT_INSTALLED` for a word of the form of provided ones that nothing installed provides.
+        error: code RANGE, `no_text` for what is no text; `NOT_INSTALLED` for a word of the form of provided ones that nothing
+            installed provides.
     """
     if type(word) is str and word in words:
         return
     if isinstance(words, Words) and is_foreign(word):
         sentence = f"unknown {told} {word!r}: install what provides it, as an entry point of {ENTRY_POINTS!r}, or import that"
+        if word in words.failures:
+            sentence += f"; what is installed cannot be loaded: {words.failures[word]:.200}"
         raise error(NOT_INSTALLED, sentence)
-    raise error("RANGE", f"{told} is {ascii(word)[:60]}, expected one of {', '.join(words)}")
+    code = "RANGE" if type(word) is str else no_text
+    raise error(code, f"{told} is {ascii(word)[:60]}, expected one of {', '.join(words)}")

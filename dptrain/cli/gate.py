@@ -282,7 +282,7 @@ def _withdrawn(ledger: str | None, registry: Registry) -> frozenset[bytes]:
                     f"the ledger {place.shown!r} cites a registry of root {root.hex()}, which the one given does not extend; it"
                     " is another one, or was cut back: get the latest from the owner",
                 )
-        return frozenset(log.withdrawn)
+        return frozenset(log.state.withdrawals)
 
 
 def _remember(registry: Registry, corpus: Corpus, ledger: str | None) -> None:

@@ -136,7 +136,7 @@ def open_streams(
         entries = recorder.ledger.state.contributions.values()  # in the order of admission, as slots are
         sampler = OrderedSampler(Order(policy, run_id, [entry.class_index for entry in entries]), caps)
         sampler.occurrences[:] = [entry.occurrences for entry in entries]
-    sampler.close(pool.indices(recorder.ledger.withdrawn))
+    sampler.close(pool.indices(recorder.ledger.state.withdrawals))
     noise = noise_of(policy, run_id, attempt, noise_key, source.generator, bits=bits)
     return Streams(noise, sampler, sealed)
 
@@ -153,7 +153,7 @@ def _poisson_sampler(
     if not sampler.capped:
         return sampler
     for past in range(attempt):
-        windows = [window for window in recorder.ledger.windows if window.attempt == past]
+        windows = [window for window in recorder.ledger.state.windows if window.attempt == past]
         if not windows:
             continue  # an attempt that was never charged has drawn nobody, and may have ended before its key was sealed
         earlier = sampler_of(past, sealed.master(past))

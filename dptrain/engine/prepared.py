@@ -264,7 +264,7 @@ class PreparedRun(Parts[Planned]):
             opened = self.opened
             settle_pool(self.pool, opened.registry, opened.inbox, self.recorder, now := opened.now())
             self.recorder.charge(number, now)
-            self._going.drawing.close(self.pool.indices(self.recorder.ledger.withdrawn))
+            self._going.drawing.close(self.pool.indices(self.recorder.ledger.state.withdrawals))
 
     def draw(self, number: int) -> list[Planned]:
         """Draws the contributions of a charged step, and splits the draw into microbatches.
@@ -378,7 +378,7 @@ class PreparedRun(Parts[Planned]):
         """Returns the public figures per class: see `dptrain.engine.header.summary`."""
         ledger = self.recorder.ledger
         told = self.isolation.told
-        return header.summary(self.policy, ledger.state, ledger.charged_steps, self.schedule, self.pool.slots, told)
+        return header.summary(self.policy, ledger.state, ledger.state.charged, self.schedule, self.pool.slots, told)
 
     def detach(self) -> None:
         """Leaves the sandbox, gives the parameters back to autograd and removes every hook."""

@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from dptrain.blocks.stack import Tensor
 from dptrain.clipping.fast import PublicSums
 from dptrain.errors import ConfigError, NotPrivateUse, StepOrder, UnsupportedPolicy
-from dptrain.noise.mechanism import Mechanism
+from dptrain.noise.mechanism import Mechanism, Step, initial
 from dptrain.noise.normals import TAIL_LANE
 from dptrain.routing import Router
 from dptrain.sandbox.isolation import Isolation
@@ -34,7 +34,7 @@ class PrivateGradients:
     """Releases block sums into ``p.grad`` and lets the optimizer use each release exactly once.
 
     Guarantee: from construction to :meth:`close`, no parameter of the model takes part in autograd, so ``p.grad`` is written
-    here alone; what is written is the output of the mechanism's ``release_``, and sums of public gradients added to it. The
+    here alone; what is written is the output of the mechanism's ``release``, and sums of public gradients added to it. The
     optimizer is refused before a release, twice after one, or when it would see any other gradient. Of a tensor that is split,
     the coordinates that no class may touch have gradient zero, and no step of the optimizer moves them (weight decay would).
 
@@ -60,6 +60,7 @@ class PrivateGradients:
         isolation: Isolation | None = None,
     ) -> None:
         self.phase = Phase.IDLE
+        self._noise: tuple[Mechanism, Any] | None = None
         self._model = model
         self._router = router
         self._normalizer = float(normalizer)
@@ -113,6 +114,7 @@ class PrivateGradients:
             NotPrivateUse: a block without noise, which no private contribution of the step may touch, has a private sum.
         """
         self.require_own_parameters()
+        state = self.state_of(noise)
         added: Iterator[torch.Tensor | None] = repeat(None) if public is None else public.take()
         sums = zip(self._router.tensors, self._router.sums.take(), strict=True)
         for lane, (((block, tensor), total), unclipped) in enumerate(zip(sums, added, strict=False)):
@@ -120,7 +122,7 @@ class PrivateGradients:
             if blank:
                 total.zero_()
             if std > 0.0:
-                noise.release_(total, std, self._normalizer, step=step, lane=lane, draws=self._draws)
+                noise.release(total, state, Step(step, lane, std, self._normalizer, self._draws))
             elif bool((total != 0.0).any()):
                 raise NotPrivateUse("NO_NOISE", f"tensor {tensor.name!r} has a sum of private gradients, and no noise hides it")
             if unclipped is not None and not blank:
@@ -129,6 +131,12 @@ class PrivateGradients:
         self.phase, self._step = Phase.RELEASED, step
         self._remember()
         _order(self._before).move_to_end(self._before.id)
+
+    def state_of(self, noise: Mechanism) -> Any:
+        """Returns what a mechanism keeps from step to step, made once; refuses one whose state cannot be kept."""
+        if self._noise is None or self._noise[0] is not noise:
+            self._noise = noise, initial(noise, (tensor.shape for _, tensor in self._router.tensors))
+        return self._noise[1]
 
     def _put(self, tensor: Tensor, value: torch.Tensor) -> None:
         """Puts what was released for a tensor into ``p.grad``; the parts of a parameter one after the other, zero elsewhere."""

@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from dptrain.errors import ConfigError
 from dptrain.noise.keystream import WORDS, ChaChaStream, Keyed
 from dptrain.noise.lattice import SUM_LIMIT, Claims, LatticeGaussian, require_releasable
-from dptrain.noise.mechanism import Source, register_mechanism
+from dptrain.noise.mechanism import Independent, Source, register_mechanism
 from dptrain.noise.normals import TAIL, TAIL_LANE
 from ledger.accountants.table import DEVICE, LATTICE_BITS
 
@@ -89,7 +89,7 @@ MOST_BLOCKS = 1 << 19
 _LOW = (1 << 32) - 1
 
 
-class DeviceGaussian:
+class DeviceGaussian(Independent):
     """Adds N(0, s^2) on the lattice to a clipped sum, on the device of that sum.
 
     Guarantee: the output of :meth:`release_` is ``gamma/normaliser`` times an integer per coordinate; the noise integer of

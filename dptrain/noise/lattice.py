@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from dptrain.noise.keystream import KeyStream
+from dptrain.noise.mechanism import Independent
 from dptrain.noise.normals import TAIL_LANE, Blocks, BoxMuller
 from dptrain.noise.threads import Threads
 from ledger.accountants.table import LATTICE_BITS
@@ -69,7 +70,7 @@ class Claims:
         self._lanes.add(lane)
 
 
-class OnHost:
+class OnHost(Independent):
     """Adds whole numbers of lattice steps to clipped sums, on the processor and on several threads.
 
     A kind of noise gives them by `noise`. The lattice has the step ``gamma = s * 2^-bits``; sums are cut at ``limit`` steps.

@@ -4,10 +4,10 @@ A `Mechanism` turns clipped sums into releases. What its noise costs is the `Cos
 the name joins the two. Rows that come with dptrain and rows of other packages are registered by one call.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 
@@ -16,24 +16,60 @@ from dptrain.noise.keystream import ChaChaStream, KeyStream
 from ledger.accountants.table import HOST, TABLE
 
 
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Says where in a run a sum is released, and with how much noise.
+
+    Attributes:
+        number: logical step, 1-based.
+        lane: index of the tensor in the schedule.
+        std: s > 0, the scheduled scale of the noise on the sum: a standard deviation, for Laplace noise its scale.
+        normalizer: the public constant that divides the noised sum.
+        draws: how many draws make up the noise, each with its share of the variance; the same number in every release of a run.
+    """
+
+    number: int
+    lane: int
+    std: float
+    normalizer: float
+    draws: int = 1
+
+
 class Mechanism(Protocol):
-    """Turns clipped sums into releases. The noise of a step depends on no other step: nothing of it is kept or resumed."""
+    """Turns clipped sums into releases."""
+
+    def init(self, shapes: Sequence[torch.Size]) -> Any:
+        """Returns what the mechanism must know of earlier steps, for tensors of these shapes; None if nothing."""
+
+    def release(self, clipped_sum: torch.Tensor, state: Any, step: Step) -> torch.Tensor:
+        """Turns a clipped sum into its private release, in place, and returns it."""
+
+    def state_dict(self, state: Any) -> Mapping[str, torch.Tensor]:
+        """Returns the state as tensors that would have to be sealed with the keys; empty if there is none."""
+
+    def destroy(self) -> None:
+        """Forgets the key; nothing can be drawn again."""
+
+
+class Independent:
+    """Draws the noise of every step by itself: the part of a mechanism that has no state."""
+
+    def init(self, shapes: Sequence[torch.Size]) -> None:
+        """Returns no state."""
+
+    def state_dict(self, state: None) -> Mapping[str, torch.Tensor]:
+        """Returns nothing: no step depends on another one."""
+        return {}
+
+    def release(self, clipped_sum: torch.Tensor, state: None, step: Step) -> torch.Tensor:
+        """Calls `release_` with the parts of the step."""
+        return self.release_(clipped_sum, step.std, step.normalizer, step=step.number, lane=step.lane, draws=step.draws)
 
     def release_(
         self, clipped_sum: torch.Tensor, std: float, normalizer: float, *, step: int, lane: int, draws: int = 1
     ) -> torch.Tensor:
-        """Turns a clipped sum into its private release, in place, and returns it.
-
-        Args:
-            clipped_sum: sum over contributions of clipped gradients, any shape, contiguous.
-            std: s > 0, the scheduled scale of the noise on the sum: a standard deviation, for Laplace noise its scale.
-            normalizer: the public constant that divides the noised sum.
-            step: logical step, 1-based. lane: index of the tensor in the schedule.
-            draws: how many draws make up the noise, each with its share of the variance; the same number in every release.
-        """
-
-    def destroy(self) -> None:
-        """Forgets the key; nothing can be drawn again."""
+        """Turns a clipped sum into its private release, in place."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,3 +141,18 @@ def mechanism_of(family: str, source: Source) -> Mechanism:
         where = " or ".join(TABLE[family].generators)
         raise UnsupportedPolicy("NOISE_FAMILY", f"noise of family {family!r} is drawn on {where}, not on {source.generator!r}")
     return MECHANISMS[family](source)
+
+
+def initial(mechanism: Mechanism, shapes: Iterable[torch.Size]) -> Any:
+    """Returns the state with which a run begins.
+
+    Raises:
+        UnsupportedPolicy: code NOISE_STATE, the noise of a step depends on that of others. Such a state reveals the next noise:
+            it would have to be sealed and restored when a run is resumed, which this version does not do.
+    """
+    state = mechanism.init(tuple(shapes))
+    kept = mechanism.state_dict(state)
+    if kept:
+        told = f"the noise keeps {', '.join(kept)} from step to step, which this version neither seals nor restores"
+        raise UnsupportedPolicy("NOISE_STATE", f"{told}; use a mechanism that draws every step by itself")
+    return state

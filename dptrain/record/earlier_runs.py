@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dptrain.errors import ConfigError, ResumeRefused
-from ledger.audit.earlier import earlier_run
+from ledger.audit.verify import earlier_run
 from ledger.errors import LeafRefused, LedgerClosed
 from ledger.leaves import Previous
 from ledger.leaves.header import COMPROMISED, SPENT

@@ -21,9 +21,9 @@ from dptrain.record.earlier_runs import Earlier
 from dptrain.record.pin import PinRecord
 from ledger.accountants import to_micro_up
 from ledger.errors import BudgetExceeded
-from ledger.leaves import HeaderSpec
+from ledger.leaves import Charge, HeaderSpec
 from ledger.leaves.weights import WeightRecord, frozen_digest
-from ledger.log.ledger import AdmitSpec, Ledger, Window
+from ledger.log.ledger import AdmitSpec, Ledger
 from ledger.note import NoteSigner
 from ledger.storage.beside import read_public, write_public
 from ledger.storage.fsck import set_unfinished_aside
@@ -66,7 +66,7 @@ class Recorder:
         except BaseException:
             self.close()
             raise
-        self._window: Window | None = None
+        self._window: Charge | None = None
         self._commitment = b""
 
     @property
@@ -140,7 +140,7 @@ class Recorder:
             found = _admissions(slots, names)
             self.ledger.admit(map(self._carried, found) if self.ledger.header.previous else found, now=now)
         self.ledger.withdraw_all(self._spent.withdrawn_among(self.ledger.state.contributions), now=now)
-        return self.ledger.attempt if fresh else None
+        return self.ledger.state.attempt if fresh else None
 
     def _publish(self) -> None:
         """Writes the verifier keys of the ledger where none are; of a resumed run refuses a file without the one that signs."""
@@ -173,7 +173,7 @@ class Recorder:
         left = self._steps_left(from_step)
         if from_step + left < self._steps.steps:
             end, steps = from_step + left, self._steps.steps
-            earliest = self.ledger.state.order.earliest_resume(self.ledger.charged_steps)
+            earliest = self.ledger.state.order.earliest_resume(self.ledger.state.charged)
             warnings.warn(
                 f"the policy pays for {left} more steps, so this attempt ends at step {end} of {steps}; only from a checkpoint "
                 f"at step {earliest} or later is the last step in reach. Another run may sign more redo_steps",
@@ -183,7 +183,7 @@ class Recorder:
 
     def _steps_left(self, step: int) -> int:
         """Returns how many steps the policy still pays for after `step`, over all attempts."""
-        return self.ledger.state.order.steps_left(step, self.ledger.charged_steps)
+        return self.ledger.state.order.steps_left(step, self.ledger.state.charged)
 
     def commit_stream(self, commitment: bytes) -> None:
         """Takes the hiding commitment to this attempt's noise key; windows derive their public stream ids from it."""

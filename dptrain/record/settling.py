@@ -116,7 +116,7 @@ def settle_pool(pool: Pool, registry: RegistryWatch, inbox: Inbox, recorder: Rec
     barred = ((one.descriptor_hash, reason, known.root()) for one, reason in registry.barred(pool, charged_at))
     ledger.withdraw_all(expired, now=now)
     ledger.withdraw_all(barred, now=now)
-    gone = ledger.withdrawn
+    gone = ledger.state.withdrawals
     early = [one for one in pool.not_yet_valid(charged_at) if one.descriptor_hash not in gone]
     if early:
         begins = max(admission.descriptor.not_before for admission in early)

@@ -1,8 +1,7 @@
 """Examines what an open ledger keeps beyond its leaves, which opening does not read."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 
 from attest.attestation import CommonTerms, Framing
 from attest.errors import AttestError
@@ -95,10 +94,9 @@ def _signature_lines(run: Replay, checkpoints: Mapping[int, bytes], where: str) 
 def check_attestations(snapshot: Snapshot) -> Signed:
     """Makes every attestation again and compares it with its leaf.
 
-    Guarantee:
-        Without a finding, every attestation that is kept belongs to an ADMIT leaf with a body, and makes exactly the descriptor
-        and the message whose digests that leaf quotes; terms are numbered without a gap, and all that are there are used.
-        Signatures are not verified: that takes the registry.
+    Guarantee: Without a finding, every attestation that is kept belongs to an ADMIT leaf with a body, and makes exactly the
+    descriptor and the message whose digests that leaf quotes; terms are numbered without a gap, and all that are there are
+    used. Signatures are not verified: that takes the registry.
 
     Args:
         snapshot: of a database whose leaves were found whole.
@@ -117,28 +115,28 @@ class _Check:
     framings: dict[int, Framing] = field(default_factory=dict)
 
     def run(self) -> Signed:
-        kept, waiting = self.snapshot.attestations(), None
+        kept = self.snapshot.attestations()
+        waiting = next(kept, None)
         for row in self.snapshot.rows():
             if row.kind != Admit.KIND or not row.body:
                 continue
-            waiting = waiting or next(kept, None)
             while waiting is not None and waiting[0] < row.seq:
-                waiting = self._left_over(waiting[0], kept)
-            if waiting is None or waiting[0] != row.seq:
+                self._left_over(waiting[0])
+                waiting = next(kept, None)
+            if waiting is not None and waiting[0] == row.seq:
+                self._compare(row, waiting[1])
+                waiting = next(kept, None)
+            else:
                 self.missing += 1
                 self.first += [row.seq] if len(self.first) < _NAMED else []
-                continue
-            self._compare(row, waiting[1])
-            waiting = None
-        for seq, _ in chain([waiting] if waiting else [], kept):
-            self._left_over(seq, iter(()))
+        while waiting is not None:
+            self._left_over(waiting[0])
+            waiting = next(kept, None)
         self._check_terms()
         return Signed(tuple(self.wrong[:MAX_WRONG]), self.fitting, self.missing, tuple(self.first))
 
-    def _left_over(self, seq: int, kept: Iterator[tuple[int, bytes]]) -> tuple[int, bytes] | None:
-        """Names an attestation without a leaf; returns the next one."""
+    def _left_over(self, seq: int) -> None:
         self._tell("ATTESTATION_LEFT", f"leaf {seq}", "an attestation is kept, and there is no ADMIT leaf with a body")
-        return next(kept, None)
 
     def _compare(self, row: Row, data: bytes) -> None:
         where, leaf = f"leaf {row.seq}", decode_leaf(row.body)

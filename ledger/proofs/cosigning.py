@@ -198,11 +198,9 @@ class WitnessRequest:
 def make_request(node: Node, note: bytes, since: int) -> bytes:
     """Returns the body of an ``add-checkpoint`` request.
 
-    It holds the checkpoint with the ledger's own lines alone: who else cosigned it is no business of the witness.
-
-    Raises:
-        NoteError: the note is malformed.
-        ProofError: the size lies beyond the checkpoint; code HASHES_GONE where the ledger cannot make that proof any more.
+    It holds the checkpoint with the ledger's own lines alone: who else cosigned it is no business of the witness. Raises
+    NoteError: the note is malformed; ProofError: the size lies beyond the checkpoint; code HASHES_GONE where the ledger cannot
+    make that proof any more.
     """
     checkpoint = peek_checkpoint(note)
     own = [line for name, line in lines_of(note) if name == checkpoint.origin]

@@ -35,7 +35,7 @@ from attest.schema.plain import read_base64, read_decimal
 from ledger.errors import LeafRefused, ProofError
 from ledger.leaves import Header, Leaf, Spend, SpendRow, Summary, decode_leaf
 from ledger.merkle import HASH_SIZE, MAX_SIZE, inclusion_proof, verify_inclusion
-from ledger.proofs.tlog_proof import MAX_PATH
+from ledger.proofs.single_leaf import MAX_PATH
 from ledger.replay import Replay
 from ledger.replay.contributions import stand_in_name
 from ledger.replay.summaries import Aggregate, Member, ShownMember
@@ -148,7 +148,7 @@ def verify_membership(proof: Membership, leaf: Leaf) -> SpendRow:
     """Verifies that a contribution is a member of the group of a row, and returns the row.
 
     Guarantee: Returns only if the descriptor hash is under the root that the row of this leaf says, as a member. The leaf is
-    for the caller to prove (`ledger.proofs.tlog_proof.verify_proof`).
+    for the caller to prove (`ledger.proofs.single_leaf.verify_proof`).
 
     Raises:
         ProofError: it is about another leaf, or no such row or member is there.
@@ -278,7 +278,7 @@ def verify_admitted(proof: Admitted, leaf: Leaf) -> Aggregate:
     """Verifies that a contribution was admitted, and returns the terms under which.
 
     Guarantee: Returns only if the member record is under the root of the aggregate, at its own place, and the aggregate under
-    the root that this leaf says. The leaf is for the caller to prove (`ledger.proofs.tlog_proof.verify_proof`).
+    the root that this leaf says. The leaf is for the caller to prove (`ledger.proofs.single_leaf.verify_proof`).
 
     Raises:
         ProofError: it is about another leaf, or no such aggregate or member is there.

@@ -54,6 +54,8 @@ def droppable(snapshot: Snapshot, before: int, cuts: Iterable[int]) -> Iterator[
             found here.
     """
     there: dict[int, int] = {}
+    resumed = (decode_leaf(row.body) for row in snapshot.rows() if row.kind == Resume.KIND and row.body)
+    pins = {leaf.pinned_size for leaf in resumed if isinstance(leaf, Resume) and leaf.pinned_size is not None}
 
     def pruned() -> Iterator[Subtree]:
         for row in snapshot.rows():
@@ -64,14 +66,9 @@ def droppable(snapshot: Snapshot, before: int, cuts: Iterable[int]) -> Iterator[
                     there[row.seq] = row.level
                 yield Subtree(row.seq, row.level, row.leaf_hash)
 
-    for subtree in joined(pruned(), _with_pins(snapshot, cuts)):
+    for subtree in joined(pruned(), pins.union(cuts)):
         if subtree.level and there.pop(subtree.first, 0) != subtree.level:
             yield subtree
-
-
-def _with_pins(snapshot: Snapshot, cuts: Iterable[int]) -> Container[int]:
-    pins = (decode_leaf(row.body) for row in snapshot.rows() if row.kind == Resume.KIND and row.body)
-    return {*cuts, *(leaf.pinned_size for leaf in pins if isinstance(leaf, Resume) and leaf.pinned_size is not None)}
 
 
 class Appender:
@@ -108,10 +105,7 @@ class Appender:
 
     def require_in_place(self) -> None:
         """Asks whether the open database is still the one under the ledger's name; a handle that failed or reads is not asked.
-
-        Raises:
-            LedgerReplaced: it is not; the handle refuses everything from then on.
-        """
+        Raises LedgerReplaced: it is not; the handle refuses everything from then on."""
         if self.signer is not None and not self._broken:
             with self._told():
                 self.store.require_in_place()
@@ -127,11 +121,9 @@ class Appender:
     ) -> Iterator[int]:
         """Collects leaves staged in its body, then appends them in one transaction.
 
-        Guarantee:
-            When the body ends without an error, its leaves are durable, and then the signer's high-water file. When
-            this raises, the ledger has none of them, unless it was the commit itself that failed or the high-water file
-            that could not be written. A refused leaf leaves the handle as it was; a failed write makes it refuse
-            everything until it is reopened.
+        Guarantee: When the body ends without an error, its leaves are durable, and then the signer's high-water file. When this
+        raises, the ledger has none of them, unless it was the commit itself that failed or the high-water file that could not
+        be written. A refused leaf leaves the handle as it was; a failed write makes it refuse everything until it is reopened.
 
         Args:
             now: POSIX seconds.
@@ -205,10 +197,9 @@ class Appender:
     def prune(self, before: int, seqs: Container[int], aggregates: Iterable[Aggregated]) -> int:
         """Drops bodies for good, having tried first that the ledger can do without them.
 
-        Guarantee:
-            When this returns, the bodies are gone and what stands in for them is stored, durably. When it raises, nothing
-            is gone, unless it was the commit itself that failed. The ledger that would be left was replayed as a whole before
-            anything was dropped, and again from the database after.
+        Guarantee: When this returns, the bodies are gone and what stands in for them is stored, durably. When it raises,
+        nothing is gone, unless it was the commit itself that failed. The ledger that would be left was replayed as a whole
+        before anything was dropped, and again from the database after.
 
         Args:
             before: position below which bodies go.
@@ -237,8 +228,7 @@ class Appender:
     def drop_hashes(self, before: int, keep: Iterable[int] = ()) -> int:
         """Drops the hashes of pruned leaves for good, but for the roots of the subtrees that they fill, tried as in `prune`.
 
-        Guarantee:
-            As `prune`. Every stored checkpoint still has its root, as has every size that a RESUME leaf cites.
+        Guarantee: As `prune`. Every stored checkpoint still has its root, as has every size that a RESUME leaf cites.
 
         Args:
             before: position below which hashes go.
@@ -294,11 +284,8 @@ class Appender:
         raise LedgerWrongRun("WRONG_KEY", f"the key given is {signer.vkey}, the ledger is signed by {vkey}{since}")
 
     def check_highwater(self, note: bytes | None) -> None:
-        """Compares the ledger with the signer's own memory, and brings that up to date when writing.
-
-        Args:
-            note: the high-water file, read before this ledger was loaded.
-        """
+        """Compares the ledger with the signer's own memory, and brings that up to date when writing. `note`: the high-water
+        file, read before this ledger was loaded."""
         place, origin = self.store.place, self.replay.header.origin
         if note is not None:
             mark = highwater.parse(note, self.replay.keys)

@@ -68,10 +68,9 @@ class Loaded:
 def load(store: Store, *, recompute: bool) -> Loaded:
     """Reads a whole ledger and checks it.
 
-    Guarantee:
-        Every body hashes to its stored leaf hash and stands at its own seq; head, frontier and index columns agree with
-        the bodies; every stored checkpoint is signed by the key of its size and has the root of the tree at its size; what is
-        gone is what auditors vouch for and the policy's horizons let go; and the leaves tell a run without contradiction.
+    Guarantee: Every body hashes to its stored leaf hash and stands at its own seq; head, frontier and index columns agree with
+    the bodies; every stored checkpoint is signed by the key of its size and has the root of the tree at its size; what is gone
+    is what auditors vouch for and the policy's horizons let go; and the leaves tell a run without contradiction.
 
     Args:
         store: the open database.

@@ -114,11 +114,8 @@ class Place:
             raise StorageFailed("STATE", sentence) from error
 
     def side(self, suffix: str) -> Path:
-        """Returns the file or directory beside the ledger with a suffix, such as ``.highwater``.
-
-        Raises:
-            LedgerError: code STATE if the ledger is on a server and no state directory was named.
-        """
+        """Returns the file or directory beside the ledger with a suffix, such as ``.highwater``. Raises LedgerError: code STATE
+        if the ledger is on a server and no state directory was named."""
         return Path(f"{self._beside()}{suffix}")
 
     def _beside(self) -> Path:
@@ -157,11 +154,8 @@ class StoreKind:
         return self.store if isinstance(self.store, str) else f"{self.store.__module__}:{self.store.__qualname__}"
 
     def load(self) -> type[Any]:
-        """Returns the class of the store, imported now if only its name was given.
-
-        Raises:
-            StorageFailed: code DRIVER, something that it imports is not installed.
-        """
+        """Returns the class of the store, imported now if only its name was given. Raises StorageFailed: code DRIVER, something
+        that it imports is not installed."""
         if not isinstance(self.store, str):
             return self.store
         module, _, name = self.store.partition(":")
@@ -232,11 +226,8 @@ def _registered(scheme: str) -> StoreKind | None:
 
 
 def file_place(url: str, state: str | os.PathLike[str] | None) -> Place:
-    """Reads ``scheme:///PATH`` as the place of a ledger in one file; the files of its signer lie beside it.
-
-    Raises:
-        LedgerError: code URL for one without a path, STATE for a state directory, which no file takes.
-    """
+    """Reads ``scheme:///PATH`` as the place of a ledger in one file; the files of its signer lie beside it. Raises LedgerError:
+    code URL for one without a path, STATE for a state directory, which no file takes."""
     scheme, _, path = url.partition("://")
     if not path.startswith("/") or path == "/" or set("?#") & set(path):
         raise LedgerError("URL", f"{url!r} names no file; write {scheme}:///relative.db or {scheme}:////absolute.db")

@@ -206,12 +206,11 @@ class Store(Protocol):
     ) -> None:
         """Appends rows and attestations, all or none.
 
-        Guarantee:
-            When this returns, the rows are durable. When it raises, none of them is in the ledger; only where the failure
-            came with the commit itself or right after it (codes COMMIT_UNKNOWN, STORAGE, IO, UNLINKED and REPLACED) they may
-            be there, whole, when it is opened again. A writer that lost its lease, or whose view of the head is old, appends
-            nothing. The database is the one under the ledger's name when it returns: nothing is reported that went into a file
-            or a table without one.
+        Guarantee: When this returns, the rows are durable. When it raises, none of them is in the ledger; only where the
+        failure came with the commit itself or right after it (codes COMMIT_UNKNOWN, STORAGE, IO, UNLINKED and REPLACED) they
+        may be there, whole, when it is opened again. A writer that lost its lease, or whose view of the head is old, appends
+        nothing. The database is the one under the ledger's name when it returns: nothing is reported that went into a file or a
+        table without one.
 
         Args:
             rows: the next leaves, in order.

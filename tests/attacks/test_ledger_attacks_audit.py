@@ -201,8 +201,8 @@ def test_B22_a_withdrawal_counts_from_the_next_charge_and_is_never_erased(run):
     run.steps()
     run.withdraw(1)
     run.steps()
-    counts = [window.classes[0].pool_count for window in run.ledger.windows]
-    roots = [window.classes[0].pool_root for window in run.ledger.windows]
+    counts = [window.classes[0].pool_count for window in run.ledger.state.windows]
+    roots = [window.classes[0].pool_root for window in run.ledger.state.windows]
     assert counts == [2, 1] and roots[0] != roots[1]
     assert run.ledger.epsilon(descriptor(1)) < run.ledger.epsilon(descriptor(2))
     with pytest.raises(LeafRefused) as refused:

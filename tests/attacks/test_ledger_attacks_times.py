@@ -17,7 +17,7 @@ from ledger.log import Ledger
 from ledger.note import cosign, open_note, sign_note, with_signature
 from ledger.proofs.cosigning import Memory, cosign_export
 from ledger.proofs.prover import ExportReader
-from ledger.proofs.tlog_proof import make_proof, verify_proof
+from ledger.proofs.single_leaf import make_proof, verify_proof
 from ledger.replay.signer import JUMP_SECONDS
 from ledger.retention import summary_keys, vouch
 from ledger.trust import auditors_policy

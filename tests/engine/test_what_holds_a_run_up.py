@@ -182,7 +182,7 @@ def test_a_window_is_no_longer_than_what_the_policy_still_pays_for(tmp_path) -> 
     steps = iter(second.steps)
     for _ in range(3):
         second.one(next(steps))
-    assert second.private.opened.recorder.ledger.charged_steps == 5
+    assert second.private.opened.recorder.ledger.state.charged == 5
     with pytest.raises(HorizonExceeded):
         second.one(next(steps))
     second.close()

@@ -74,6 +74,6 @@ def test_a_gradient_that_is_not_finite_changes_neither_pace_nor_shape_of_what_fo
                     run.private.backward(losses, rows)
                 run.optimizer.step()
             seen[spoiled] = sizes
-            assert run.private.opened.recorder.ledger.charged_steps == 2
+            assert run.private.opened.recorder.ledger.state.charged == 2
             assert all(bool(torch.isfinite(p).all()) for p in run.model.parameters())
     assert seen[True] == seen[False] == [3, 3, 1] * 2

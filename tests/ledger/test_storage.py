@@ -250,7 +250,7 @@ def test_a_failing_highwater_file_fails_the_charge_but_not_the_record(begun, bac
         begun.charge()
     begun.ledger.close()
     with backend.open() as ledger:
-        assert ledger.charged_steps == 4
+        assert ledger.state.charged == 4
 
 
 def test_a_ledger_that_cannot_be_created_leaves_none(backend, monkeypatch):
@@ -416,5 +416,5 @@ def test_writers_that_take_turns_lose_nothing(begun, backend):
         thread.join()
     assert not failures
     with backend.open() as ledger:
-        assert ledger.admitted == {descriptor(10 * n + k) for n in range(4) for k in range(5)}
+        assert ledger.state.contributions.keys() == {descriptor(10 * n + k) for n in range(4) for k in range(5)}
         assert ledger._file.store.fence == 22

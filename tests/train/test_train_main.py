@@ -272,8 +272,8 @@ def test_a_run_file_makes_the_inbox_before_its_first_charge_and_takes_what_lies_
     assert (code, result["verdict"]) == (0, "FULL")
     assert (inbox / "w.cose.taken").exists()
     with Ledger.open(digits_world.root / "ledger.db") as ledger:
-        assert len(ledger.withdrawn) == 1
-        assert sum(row.pool_count for row in ledger.windows[0].classes) == 59, "before the first charge"
+        assert len(ledger.state.withdrawals) == 1
+        assert sum(row.pool_count for row in ledger.state.windows[0].classes) == 59, "before the first charge"
 
 
 @pytest.mark.slow

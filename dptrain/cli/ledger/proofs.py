@@ -110,8 +110,8 @@ def prove(
 
     Example: `dptrain ledger prove export/ mine.tlog-proof --contribution HASH`
     """
-    from ledger.proofs.tlog_proof import make_proof
-    from ledger.proofs.tlog_proof import verify_proof as verify
+    from ledger.proofs.single_leaf import make_proof
+    from ledger.proofs.single_leaf import verify_proof as verify
     from ledger.trust import auditors_policy
 
     beside = proof.with_name(proof.name + MEMBER_SUFFIX) if kind in (LeafKind.SPEND, LeafKind.SUMMARY) else None
@@ -164,7 +164,7 @@ def verify_proof(
     Example: `dptrain ledger verify-proof mine.tlog-proof --key ledger.pub`
     """
     from ledger.proofs.memory import HEADER, MAX_EVIDENCE_SIZE
-    from ledger.proofs.tlog_proof import verify_proof as verify
+    from ledger.proofs.single_leaf import verify_proof as verify
     from ledger.retention import summary_key
 
     policy = read_trust(key or [], trust, quorum)
@@ -173,7 +173,7 @@ def verify_proof(
         return _evidence(data, policy)
     given = None if leaf is None else _leaf_of(leaf)
     if data[:1] == RECEIPT_TAG:
-        from ledger.proofs.receipt import verify_receipt
+        from ledger.proofs.single_leaf import verify_receipt
 
         if given is None:
             raise typer.BadParameter("a receipt does not carry its leaf; give --leaf, the leaf or its proof file")
@@ -242,7 +242,7 @@ class ProofVerified(Result):
 
 def _receipt(found: _Found, checkpoint: "Checkpoint", key: Ed25519PrivateKey) -> bytes:
     from ledger.note import NoteSigner
-    from ledger.proofs.receipt import make_receipt
+    from ledger.proofs.single_leaf import make_receipt
 
     signer = NoteSigner(checkpoint.origin, key)
     if signer.vkey != found.log_vkey:
@@ -273,7 +273,7 @@ def _told_of_member(path: Path, leaf: "Leaf") -> dict[str, Any]:
 
 def _leaf_of(path: Path) -> bytes:
     """Returns a leaf from a file of its bytes, or from a proof file that carries it."""
-    from ledger.proofs.tlog_proof import HEADER, MAX_PROOF_SIZE, parse_proof
+    from ledger.proofs.single_leaf import HEADER, MAX_PROOF_SIZE, parse_proof
 
     data = read_limited(path, MAX_PROOF_SIZE, "leaf")
     return (parse_proof(data).extra or b"") if data.startswith(HEADER.encode()) else data

@@ -17,12 +17,11 @@ an end. Then the connection is closed, and the call fails as for any lost one: a
 """
 
 import hashlib
-import os
 import re
-import socket
 import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from typing import Any, Final, Literal, TypeVar
 
 import psycopg
@@ -32,7 +31,7 @@ from psycopg.conninfo import conninfo_to_dict
 from ledger.errors import LedgerBusy, LedgerCorrupt, LedgerError, LedgerReplaced, StorageFailed
 from ledger.storage.place import Place
 from ledger.storage.sql.schema import FUNCTIONS, TABLES, postgres_statements, tables, writer_grants
-from ledger.storage.sql.statements import SqlSnapshot, SqlStore
+from ledger.storage.sql.statements import SqlSnapshot, SqlStore, translating
 from ledger.storage.store import LOCK_TIMEOUT_SECONDS, Head, Row, check_head
 
 _COPY: Final = "COPY {schema}.entry (seq, kind, leaf, body) FROM STDIN (FORMAT BINARY)"
@@ -46,7 +45,7 @@ _WHERE: Final = sa.text("SELECT relnamespace::regnamespace::text FROM pg_catalog
 
 
 class PostgresStore(SqlStore):
-    """One schema of a PostgreSQL database; a `ledger.storage.store.Store`."""
+    """One schema of a PostgreSQL database."""
 
     def __init__(self, place: Place, engine: sa.Engine) -> None:
         """Use `create` or `open`."""
@@ -58,7 +57,6 @@ class PostgresStore(SqlStore):
     def create(cls, place: Place) -> "PostgresStore":
         """Creates an empty ledger, and its schema if that is missing; takes over one without a leaf, made for this writer."""
         store = cls(place, engine_of(place, read_only=False))
-        created = False
         try:
             store._lock()
             with store._transaction("creating the ledger") as connection:
@@ -68,19 +66,16 @@ class PostgresStore(SqlStore):
                 if found == "nothing":
                     store._make_tables(connection)
                 store._made_tables = found == "nothing"
-                store._take_over(connection, _holder())
+                store._take_over(connection)
                 store._watch(connection)
-            created = True
-            return store
-        finally:
-            if not created:
-                store.close()
+        except BaseException:
+            store.close()
+            raise
+        return store
 
     @classmethod
     def open(cls, place: Place, *, read_only: bool) -> "PostgresStore":
-        """Opens a ledger, as its only writer unless ``read_only``."""
         store = cls(place, engine_of(place, read_only=read_only))
-        opened = False
         try:
             if not read_only:
                 store._lock()
@@ -89,13 +84,12 @@ class PostgresStore(SqlStore):
                     raise LedgerError("MISSING", f"there is no ledger at {place.shown}")
                 store._check_version(connection)
                 if not read_only:
-                    store._take_over(connection, _holder())
+                    store._take_over(connection)
                     store._watch(connection)
-            opened = True
-            return store
-        finally:
-            if not opened:
-                store.close()
+        except BaseException:
+            store.close()
+            raise
+        return store
 
     @staticmethod
     def exists(place: Place) -> bool:
@@ -110,7 +104,6 @@ class PostgresStore(SqlStore):
 
     @staticmethod
     def set_aside(place: Place) -> str:
-        """Renames the schema of a ledger and returns the new name; nothing is deleted."""
         with _alone(place, "setting an unfinished ledger aside", read_only=False) as connection:
             number = 1
             while _schema_exists(connection, aside := f"{place.schema}_unfinished_{number}"):
@@ -120,7 +113,6 @@ class PostgresStore(SqlStore):
 
     @contextmanager
     def snapshot(self) -> Iterator[SqlSnapshot]:
-        """Opens one view of the whole ledger, which a writer elsewhere does not move."""
         with translated("reading the ledger"), self._engine.connect() as connection:
             connection.execution_options(isolation_level="REPEATABLE READ")
             yield SqlSnapshot(connection, self._tables)
@@ -281,10 +273,6 @@ def _copy(connection: sa.Connection, statement: str, types: Sequence[str], rows:
             copy.write_row(row)
 
 
-def _holder() -> str:
-    return f"{socket.gethostname()} pid {os.getpid()}"
-
-
 _BUSY: Final = frozenset({"40001", "40P01", "55P03"})
 """Serialization failure, deadlock, lock not available within ``lock_timeout``."""
 
@@ -301,25 +289,12 @@ _TIMED_OUT: Final = "57014"
 _NO_PRIVILEGE: Final = "42501"
 
 
-@contextmanager
-def translated(doing: str, *, committing: bool = False) -> Iterator[None]:
-    """Turns the database's errors into the ledger's.
-
-    Args:
-        doing: what is being done, for the sentence.
-        committing: a lost connection leaves open whether it happened.
-    """
-    try:
-        yield
-    except sa.exc.DBAPIError as error:
-        raise _typed(doing, error.orig, committing) from error
-    except psycopg.Error as error:
-        raise _typed(doing, error, committing) from error
-    except OSError as error:
-        raise StorageFailed("IO", f"{doing}: {error.strerror or error}") from error
+def translated(doing: str, *, committing: bool = False) -> AbstractContextManager[None]:
+    """Turns the database's errors into the ledger's. `committing`: a lost connection leaves open whether it happened."""
+    return translating(doing, psycopg.Error, partial(_typed, committing=committing))
 
 
-def _typed(doing: str, error: BaseException | None, committing: bool) -> LedgerError:
+def _typed(doing: str, error: BaseException | None, *, committing: bool) -> LedgerError:
     state = getattr(error, "sqlstate", None)
     said = " ".join(_QUERY.sub("", str(error)).split())
     if state is None or (state[:2] in _CONNECTION_CLASSES and state != _TIMED_OUT):

@@ -271,11 +271,8 @@ def _guard(when: str, sentence: str) -> str:
 
 
 def postgres_statements(schema: str) -> list[str]:
-    """Returns what makes the tables and triggers of a ledger in a schema, which exists.
-
-    Args:
-        schema: its name, as `ledger.storage.place` lets through: it needs no quoting.
-    """
+    """Returns what makes the tables and triggers of a ledger in a schema, which exists. `schema`: its name, as
+    `ledger.storage.place` lets through: it needs no quoting."""
     guards = {
         "entry": _guard(
             f"""NEW.body IS NOT NULL OR (NEW.seq, NEW.kind) IS DISTINCT FROM (OLD.seq, OLD.kind)

@@ -31,7 +31,7 @@ import torch
 from dptrain import Clock, Microbatches, NoiseSource, PrivateTraining
 from dptrain.engine.release import Phase
 from dptrain.errors import DptrainError
-from dptrain.noise import Mechanism
+from dptrain.noise import Independent
 from dptrain.sandbox import Draw, Sandbox
 from dptrain.sandbox.draws import Request
 from tests.guarantees.crowd.readers import Readings, joined
@@ -105,10 +105,10 @@ def _by(generator: torch.Generator, asked: Request) -> torch.Tensor:
     raise NotImplementedError(f"no old behaviour of {asked.kind} numbers")
 
 
-class Sums:
+class Sums(Independent):
     """Stands where the noise of a run is and keeps the whitened sums; then it adds that noise, or nothing if there is none."""
 
-    def __init__(self, noise: Mechanism | None) -> None:
+    def __init__(self, noise: Independent | None) -> None:
         self._noise = noise
         self._found: dict[int, torch.Tensor] = {}
 

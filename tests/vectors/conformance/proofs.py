@@ -27,8 +27,7 @@ from ledger.proofs.membership import (
     verify_membership,
 )
 from ledger.proofs.prover import HashTree, tree_root
-from ledger.proofs.receipt import make_receipt, verify_receipt
-from ledger.proofs.tlog_proof import TlogProof, make_proof, verify_proof
+from ledger.proofs.single_leaf import TlogProof, make_proof, make_receipt, verify_proof, verify_receipt
 from ledger.release.manifest import Manifest, open_manifest
 from ledger.replay.summaries import Aggregate, Member
 from ledger.trust import TrustPolicy, auditors_policy
