@@ -237,6 +237,7 @@ class PreparedRun(Parts[Planned]):
             attempt = recorder.resume(self.start_step, self._pin, opened.now())
         self._take_ledger_order(slots)
         streams = open_streams(recorder, self.pool, policy, attempt, opened.noise, bits=self.router.sums.bits)
+        self.gradients.state_of(streams.noise)
         drawing = Drawing(policy, self.schedule, self.pool, streams, opened.microbatches)
         self.attempt = Attempt(streams, drawing, Program(self.model))
 
