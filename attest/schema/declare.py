@@ -4,9 +4,9 @@ import dataclasses
 import re
 from collections.abc import Callable
 from dataclasses import KW_ONLY, MISSING, dataclass
-from typing import Any, ParamSpec
+from typing import Any, ClassVar, ParamSpec
 
-from attest.errors import Refused
+from attest.errors import AttestError, Refused
 from attest.schema.kinds import Given, Kind, Told
 
 P = ParamSpec("P")
@@ -130,6 +130,20 @@ def check_fields(document: Any, error: Refused, cls: type | None = None) -> None
             continue
         key = item.name if item.kind.spread else item.key
         item.kind.check(value, told_of(cls, key, shown), error)
+
+
+class Checked:
+    """A declared document whose fields are checked when it is made; a class of them is a frozen dataclass.
+
+    Raises:
+        AttestError: Of class `ERROR`, code TYPE or RANGE.
+    """
+
+    __slots__ = ()
+    ERROR: ClassVar[type[AttestError]]
+
+    def __post_init__(self) -> None:
+        check_fields(self, self.ERROR)
 
 
 def check_by_word(document: Any, error: Refused) -> None:

@@ -9,8 +9,8 @@ from operator import attrgetter
 from typing import Any, ClassVar, Self
 
 from attest import cbor
-from attest.errors import AttestError, CborError, Refused
-from attest.schema.declare import Declared, check_fields, declarations, told_of
+from attest.errors import CborError, Refused
+from attest.schema.declare import Checked, Declared, declarations, told_of
 from attest.schema.kinds import Kind, Told
 
 _ROWS: dict[type, "_Row"] = {}
@@ -239,7 +239,7 @@ def _told(cls: type, items: Iterable[Declared], shown: Any = None) -> tuple[Told
     return tuple(told_of(cls, item.name if item.kind.spread else item.key, shown) for item in items)
 
 
-class Payload:
+class Payload(Checked):
     """A declared document that is signed by itself: a map with its schema at label 1, and its fields from label 2 on.
 
     A class of them is a frozen dataclass. Rules over several fields go into its `__post_init__`, behind `check_fields`.
@@ -252,7 +252,6 @@ class Payload:
     SCHEMA: ClassVar[str]
     CDDL: ClassVar[str]
     WHAT: ClassVar[str]
-    ERROR: ClassVar[type[AttestError]]
     MAX_SIZE: ClassVar[int] = cbor.MAX_SIZE
     OF: ClassVar[str] = ""
 
@@ -260,9 +259,6 @@ class Payload:
         """Says in sentences whose field one is."""
         super().__init_subclass__(**options)
         cls.OF = cls.__dict__.get("OF", f" of the {cls.WHAT}")
-
-    def __post_init__(self) -> None:
-        check_fields(self, self.ERROR)
 
     def to_cbor(self) -> bytes:
         """Returns the bytes that are signed."""
