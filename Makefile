@@ -156,8 +156,7 @@ house: $(STAMP)
 # Pages of the docs that are made from the code: the tables of docs/mechanism, and those of policies and documents.
 pages: $(STAMP)
 	$(BIN)/python -m tests.claims
-	$(BIN)/python -m attest.pages docs
-	$(BIN)/python -m ledger.pages docs
+	$(BIN)/python -m tests.pages
 	$(BIN)/python -m tests.zoo --docs
 
 # Keeps demo/: it holds keys and a ledger, which only their owner may throw away.

@@ -49,7 +49,7 @@ def run() -> dict[str, dict[str, float]]:
         rows[f"{name}: three phases, {STEPS} steps"] = _timed(
             lambda name=name: accountants.epsilon_of_phases(phases, DELTA, name)
         )
-    rows["content replaced, pld: 1000 steps"] = _timed(lambda: accountants.epsilon_replace(1.0, 0.01, 1000, DELTA))
+    rows["content replaced, pld: 1000 steps"] = _timed(lambda: accountants.epsilon(1.0, 0.01, 1000, DELTA, replace=True))
     rows["calibrate, pld: 1000 steps"] = _timed(lambda: accountants.calibrate(2.0, 0.01, 1000, DELTA))
     rows["calibrate, rdp: 1000 steps"] = _timed(lambda: accountants.calibrate(2.0, 0.01, 1000, DELTA, "rdp"))
     rows["16 contributions of one person: 1000 steps"] = _timed(lambda: accountants.epsilon_group(4.0, 0.01, 1000, 16, DELTA))

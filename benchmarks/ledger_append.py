@@ -29,9 +29,8 @@ from benchmarks.ledger import SIGNER, START, header, peak_mib, write_ledger
 from ledger.leaves import Withdraw, encode_leaf
 from ledger.log import Ledger
 from ledger.merkle import Frontier, leaf_hash
-from ledger.storage.opening import create_store
 from ledger.storage.place import Place
-from ledger.storage.store import Row, Store
+from ledger.storage.store import Row, Store, create_store
 from tests.worlds.postgres import Cluster, server_binary
 
 BATCHES = (1, 1_024, 8_192)

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from ledger import merkle, tiles
+from ledger import merkle
 from ledger.leaves import Withdraw, encode_leaf
 from ledger.note import Checkpoint, Cosigner, NoteSigner, checkpoint_text, cosign, merge_notes, sign_note
 from ledger.proofs import prover
-from ledger.proofs.receipt import make_receipt, verify_receipt
-from ledger.proofs.tlog_proof import make_proof, verify_proof
+from ledger.proofs.single_leaf import make_proof, make_receipt, verify_proof, verify_receipt
 from ledger.trust import auditors_policy
+from tests.reference.hash_tiles import hash_tiles
 
 ROUNDS = 400
 LOG = NoteSigner("benchmark/run", Ed25519PrivateKey.from_private_bytes(bytes(range(32))))
@@ -51,7 +51,7 @@ def measure(size: int) -> dict[str, float]:
     started = time.perf_counter()
     tree = prover.HashTree(hashes)
     built = (time.perf_counter() - started) / size * 1e6
-    files = dict(tiles.hash_tiles(hashes))
+    files = dict(hash_tiles(hashes))
     warm = prover.TileTree(files.__getitem__, size)
     root = prover.tree_root(tree.node, size)
     paths = {place: prover.inclusion_proof(tree.node, place, size) for place in range(0, size, max(1, size // 1000))}

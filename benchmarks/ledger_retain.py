@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from benchmarks.ledger import EPOCHS, SIGNER, START, admission, header, peak_mib, run_epoch
 from ledger.log import Ledger
 from ledger.note import Cosigner
-from ledger.retention.statements import summary_keys, vouch
+from ledger.retention import summary_keys, vouch
 
 AUDITOR = Cosigner("auditor.example/benchmark", Ed25519PrivateKey.from_private_bytes(bytes(range(1, 33))))
 STEPS = ("open", "summarise", "prune", "drop_hashes")

@@ -31,7 +31,7 @@ def gate(root: Path) -> dict[str, float]:
     from attest.keys import generate, load_public_key, save_private_key
     from attest.policy import open_policy
     from attest.registry import open_registry
-    from dptrain.record.kept_reading import reading_beside
+    from dptrain.record.registry_watch import reading_beside
     from ledger.storage.place import Place
 
     place, key = Place.of(root / "ledger.db"), generate()

@@ -16,8 +16,7 @@ from dptrain.programs import guarded, print_json, quiet_libraries
 from dptrain.tasks import task
 from dptrain.tasks.classification import make_optimizer, make_scheduler, probe_records, read_examples
 from dptrain.tasks.runconfig import RunConfig
-from dptrain.tasks.runs import Outcome, conclude, open_run
-from dptrain.tasks.without_privacy import STAMP
+from dptrain.tasks.runs import STAMP, Outcome, conclude, open_run
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -14,8 +14,7 @@ from ledger.note import Checkpoint, Cosigner, NoteSigner, checkpoint_text, cosig
 from ledger.proofs import prover
 from ledger.proofs.cosigning import make_request, read_answer, read_request
 from ledger.proofs.memory import Evidence, judge, parse_evidence
-from ledger.proofs.receipt import make_receipt, verify_receipt
-from ledger.proofs.tlog_proof import TlogProof, make_proof, parse_proof, verify_proof
+from ledger.proofs.single_leaf import TlogProof, make_proof, make_receipt, parse_proof, verify_proof, verify_receipt
 from ledger.trust import auditors_policy, parse_policy
 from tests.vectors.published import vectors
 from tests.worlds.gate import ALICE, BOB, OWNER

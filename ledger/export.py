@@ -25,8 +25,8 @@ from ledger.leaves.attestations import pack, unpack
 from ledger.merkle import leaf_hash
 from ledger.replay.signer import KeyChain
 from ledger.replay.summaries import Aggregate
-from ledger.retention.retained import StandIns
-from ledger.storage.store import Row, WholeSnapshot
+from ledger.retention import StandIns
+from ledger.storage.store import Row, Snapshot
 from ledger.tiles import KeptNodes, Subtree, Subtrees, nodes_file
 
 
@@ -45,11 +45,8 @@ class Pruned:
     notes: Sequence[bytes]
 
     def entries(self, rows: Iterable[Row]) -> Iterator[bytes]:
-        """Yields the body of each leaf, or what stands in for it; empty where nothing does.
-
-        Args:
-            rows: the leaves in order, from the first one on.
-        """
+        """Yields the body of each leaf, or what stands in for it; empty where nothing does. `rows`: the leaves in order, from
+        the first one on."""
         stand_ins = StandIns(self.aggregates)
         for row in rows:
             yield row.body or stand_ins.at(row.seq) or b""
@@ -92,14 +89,13 @@ def write_export(
     *,
     keys: KeyChain | None = None,
     pruned: Pruned | None = None,
-    snapshot: WholeSnapshot | None = None,
+    snapshot: Snapshot | None = None,
     registry: bytes | None = None,
 ) -> Path:
     """Writes an export: built beside its place, synced, then renamed into it, so it is there whole or not at all.
 
-    Guarantee:
-        That holds after a crash or a loss of power at any instant, and when this returns the export is on disk. It has the
-        attestation of every ADMIT leaf whose body is in it, or no file with one.
+    Guarantee: That holds after a crash or a loss of power at any instant, and when this returns the export is on disk. It has
+    the attestation of every ADMIT leaf whose body is in it, or no file with one.
 
     Args:
         header: leaf 0.
@@ -180,7 +176,7 @@ def write_export(
 class _Attestations:
     """Writes the attestations of an export, a bundle in memory at a time; terms are numbered by their first use."""
 
-    def __init__(self, base: Path, snapshot: WholeSnapshot) -> None:
+    def __init__(self, base: Path, snapshot: Snapshot) -> None:
         self._base, self._snapshot = base, snapshot
         self._kept = snapshot.attestations()
         self._next = next(self._kept, None)

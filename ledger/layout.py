@@ -3,7 +3,7 @@
 Source: C2SP tlog-tiles v1.0.0. A directory holds ``checkpoint``, ``policy``, ``tile/<L>/<N>[.p/<W>]`` and
 ``tile/entries/<N>[.p/<W>]``. Of a pruned ledger the first bundles are not there ("Pruning": entries below a minimum index may
 be missing, hashes stay); in their place are ``retained/<N>[.p/<W>]``, in the same format, with what stands in for pruned leaves
-(`ledger.retention.retained`), and ``retained/notes``, the checkpoints below which auditors vouch for summaries. Where leaf
+(`ledger.retention`), and ``retained/notes``, the checkpoints below which auditors vouch for summaries. Where leaf
 hashes are gone too, tiles that had them are not there either, and ``retained/nodes`` is (`ledger.tiles`).
 
 What contributors signed lies beside the leaves that quote it, unless it was left out: ``attestations/terms/<N>[.p/<W>]``,

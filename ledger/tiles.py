@@ -159,11 +159,6 @@ def _are_siblings(left: Subtree, right: Subtree) -> bool:
     return left.level == right.level and not left.first & ((2 << left.level) - 1)
 
 
-def hash_tiles(hashes: Sequence[bytes]) -> Iterator[tuple[str, bytes]]:
-    """Yields (name, content) of all hash tiles of the tree over ``hashes``."""
-    yield from _tiles(0, list(hashes))
-
-
 def upper_tiles(roots: Subtrees, size: int, has_tile: layout.HasTile | None = None) -> Iterator[tuple[str, bytes]]:
     """Yields (name, content) of the hash tiles above level 0. `has_tile`: tells which tiles there are, where hashes are gone.
     """
@@ -195,17 +190,6 @@ def add_tile(roots: Subtrees, n: int, pieces: Sequence[Subtree]) -> None:
     for piece in pieces:
         tile.append(piece.hash, piece.level)
     roots.append(tile.root())
-
-
-def _tiles(level: int, row: list[bytes]) -> Iterator[tuple[str, bytes]]:
-    while row:
-        above: list[bytes] = []
-        for n, width in layout.tile_widths(len(row)):
-            tile = row[n * layout.TILE_WIDTH : n * layout.TILE_WIDTH + width]
-            yield layout.tile_path(level, n, width), b"".join(tile)
-            if width == layout.TILE_WIDTH:
-                above.append(root_of_hashes(tile))
-        level, row = level + 1, above
 
 
 def entry_bundle(entries: Sequence[bytes]) -> bytes:

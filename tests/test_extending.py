@@ -68,7 +68,7 @@ def test_the_page_of_accountants_runs_and_its_accountant_keeps_a_ledger(tmp_path
     assert report.verdict == "TOLD" and report.accountant == "example.zcdp (example-zcdp 1.0)"
     (note,) = (note for note in report.notes if f"accountant '{ACCOUNTANT}' is no part of dptrain" in note)
     assert "example-zcdp 1.0" in note
-    assert accountants.epsilon_replace(1.0, 0.02, 16, 1e-6, ACCOUNTANT) >= spent
+    assert accountants.epsilon(1.0, 0.02, 16, 1e-6, ACCOUNTANT, replace=True) >= spent
 
 
 def test_an_auditor_without_the_accountant_refuses_and_names_it(tmp_path: Path) -> None:

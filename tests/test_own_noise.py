@@ -104,11 +104,11 @@ def test_a_cap_helps_only_as_far_as_it_is_proved_to(caps=(1, 3, 8)):
     for cap in caps:
         capped, counted = own_noise(bounds(max_occurrences=cap)), own_noise(public(max_occurrences=cap))
         assert capped.multiplier == min(free.multiplier, counted.multiplier)
-        spent = accountants.epsilon_capped(capped.multiplier, 0.01, 1000, cap, 1e-5)
+        spent = accountants.epsilon_of_phases_capped([accountants.Phase(capped.multiplier, 0.01, 1000)], cap, 1e-5)
         assert spent <= 3.0
     tempting = accountants.calibrate(3.0, 1 / 1000, 1000, 1e-5)
     assert tempting < own_noise(bounds(max_occurrences=1)).multiplier
-    assert accountants.epsilon_capped(tempting, 0.01, 1000, 1, 1e-5) > 3.0
+    assert accountants.epsilon_of_phases_capped([accountants.Phase(tempting, 0.01, 1000)], 1, 1e-5) > 3.0
 
 
 @settings(max_examples=40, deadline=None)

@@ -2,7 +2,7 @@
 
 Format: C2SP signed-note, "Verifier keys". Ed25519 only: type 0x01 signs as a log, type 0x04 cosigns with a time (C2SP
 tlog-cosignature). Of the numbers left to others (0xff and a name of one's own) one is ours: by it an auditor vouches for the
-summaries under a checkpoint (docs/formats.md, "Retention").
+summaries under a checkpoint (docs/formats, "Retention").
 """
 
 import base64

@@ -236,7 +236,7 @@ class Policy(Payload):
         20,
         _EPOCHS,
         "Closed epochs that stay whole; what is older `dptrain ledger retain` may summarise and, once a quorum of"
-        " `auditors` vouches, prune ([formats.md](formats.md), Retention). 0 for never.",
+        " `auditors` vouches, prune ([formats](formats/runs.md#retention)). 0 for never.",
         default=0,
     )
     retention_hash_epochs: int = declared(

@@ -1,7 +1,7 @@
 """Derives the blocks of a model under a policy, and the classes that may touch each: one rule for trainer and auditor.
 
 A *block* is a set of coordinates that every class either may touch or may not. Blocks follow from the signed policy and the
-stack that a header names, and from nothing else (docs/formats.md, "Blocks").
+stack that a header names, and from nothing else (docs/formats, "Blocks").
 """
 
 import fnmatch
@@ -297,7 +297,7 @@ def check_blocks(classes: Sequence[ClassRule], derived: Sequence[StackBlock], cl
     for (name, size, _), (_, other, _) in both:
         if other != size:
             raise ValueRefused("COORDINATES", f"block {name} is said to have {other} coordinates, not {size}")
-    raise ValueRefused("DEPTH_ORDER", "blocks stand in another order, or twice; expected the order of docs/formats.md")
+    raise ValueRefused("DEPTH_ORDER", "blocks stand in another order, or twice; expected the order of docs/formats")
 
 
 _Row = tuple[str, int, tuple[str, ...]]

@@ -1,7 +1,7 @@
 """The layer stack of a model by name: its towers, their layers, and every parameter with the places that use it.
 
 This is what a ledger's header says of a model. `attest.schedule.blocks` makes blocks of it under a signed policy, for the
-trainer, who has the model, and for an auditor, who has the header alone (docs/formats.md, "Blocks").
+trainer, who has the model, and for an auditor, who has the header alone (docs/formats, "Blocks").
 """
 
 import math

@@ -222,7 +222,7 @@ def account(
             together = accountants.epsilon_group(z, q, count, group_size, delta)
             data |= {"group_size": group_size, "epsilon_group": together}
         if examples is not None:
-            data |= {"examples": examples, "epsilon_examples": accountants.epsilon_examples(z, q, count, examples, delta)}
+            data |= {"examples": examples, "epsilon_examples": accountants.epsilon_group(z, q, count, examples, delta)}
         names = accountants.ACCOUNTANTS if compare else (accountant,)
         if compare:
             data["compare"] = curves.compared(phases, delta, family)

@@ -28,8 +28,7 @@ from dptrain.cli.options import argument, file_argument, option
 from dptrain.cli.output import counted, counting, moment, styled, table
 from dptrain.cli.results import Result, Shown
 from dptrain.progress import attestations_in, progress_bar
-from dptrain.record.kept_reading import reading_beside
-from dptrain.record.registry_watch import cited_roots, memories_of, memory_of
+from dptrain.record.registry_watch import cited_roots, memories_of, memory_of, reading_beside
 
 ForLedger = Annotated[
     str | None,
@@ -64,7 +63,7 @@ class Keeping:
         """Tells whether the ledger has begun."""
         if self.ledger is None:
             return False
-        from ledger.storage.opening import exists
+        from ledger.storage.store import exists
 
         return exists(place_of(self.ledger, self.state))
 
@@ -283,7 +282,7 @@ def _withdrawn(ledger: str | None, registry: Registry) -> frozenset[bytes]:
                     f"the ledger {place.shown!r} cites a registry of root {root.hex()}, which the one given does not extend; it"
                     " is another one, or was cut back: get the latest from the owner",
                 )
-        return frozenset(log.withdrawn)
+        return frozenset(log.state.withdrawals)
 
 
 def _remember(registry: Registry, corpus: Corpus, ledger: str | None) -> None:

@@ -12,7 +12,7 @@ from attest.files import atomic_write
 from attest.keys.signers import as_signer
 from attest.policy import Policy, SignedPolicy, sign_policy
 from attest.registry import open_registry
-from dptrain.accounting.support import unsupported
+from dptrain.accounting import unsupported
 from dptrain.cli.advice import Case, Consequence, CorpusSize, consequences
 from dptrain.cli.advice.case import admitted, attested
 from dptrain.cli.advice.findings import check_text

@@ -22,60 +22,6 @@ _LARGEST = 1_000_000 * MICRO
 """Multipliers of record stay below 1e6."""
 
 
-@dataclass(frozen=True, slots=True)
-class SufficientNoise:
-    """The noise that suffices for one contribution.
-
-    Attributes:
-        sampling_rate: q_i, expected occurrences per step.
-        multiplier: z*, on a grid of 1e-6; its epsilon was computed, and is not above the target.
-        variance: v_i = (z* C_i)^2, per step and coordinate, on the sum of clipped gradients.
-    """
-
-    sampling_rate: float
-    multiplier: float
-    variance: float
-
-
-def sufficient_noise(
-    epsilon: float,
-    delta: float,
-    expected: float,
-    steps: int,
-    clip_norm: float,
-    *,
-    disclosure: str = "secret_poisson",
-    accountant: str = "pld",
-    family: str = "gaussian",
-) -> SufficientNoise:
-    """The noise that suffices for a target epsilon.
-
-    Guarantee: with secret draws at rate ``expected / steps`` the whole horizon costs at most ``epsilon``, however often the
-    contribution is really drawn. Where occurrences are public, ``expected`` of them do, and every one beyond costs more:
-    :func:`occurrences_within` says when to stop.
-
-    Args:
-        expected: occurrences over the horizon, n_i; a whole number where they are public.
-        steps: horizon T.
-        family: of the noise; its multiplier is a standard deviation, so ``laplace`` is refused.
-
-    Raises:
-        AccountantError: arguments that are no such numbers, more expected occurrences than steps, a family that is not
-            accounted for so, or a target that no multiplier below 1e6 meets.
-    """
-    if isinstance(expected, bool) or not isinstance(expected, int | float) or not 0.0 < expected <= steps:
-        raise AccountantError(
-            "OCCURRENCES", f"{expected!r} expected occurrences in {steps} steps; expected more than 0, and one per step at most"
-        )
-    if disclosure == "secret_poisson":
-        multiplier = accountants.calibrate(epsilon, expected / steps, steps, delta, accountant, family=family)
-    elif disclosure == "occurrences_public":
-        multiplier = multiplier_for(epsilon, counted(expected), delta, accountant, family)
-    else:
-        raise AccountantError("DISCLOSURE", f"no disclosure {disclosure!r}; there are secret_poisson and occurrences_public")
-    return SufficientNoise(expected / steps, multiplier, variance(multiplier, clip_norm, family))
-
-
 def variance(multiplier: float, clip_norm: float, family: str = "gaussian") -> float:
     """v = (z C)^2, the variance that suffices for a contribution at full clip.
 

@@ -44,29 +44,14 @@ class Pool:
         self._corpus = corpus
         self._decode = decode
         self._max_examples = max_examples
-        self._slots = Slots.of(slots)
+        self.slots = Slots.of(slots)
         self._sizes = np.zeros(len(slots), dtype=np.uint32)
-        self._begun = max((form.descriptor.not_before for form in self._slots.forms), default=0)
-
-    @property
-    def slots(self) -> Slots:
-        """Returns the slots."""
-        return self._slots
-
-    @slots.setter
-    def slots(self, slots: Sequence[Slot]) -> None:
-        self._slots = Slots.of(slots)
+        self._begun = max((form.descriptor.not_before for form in self.slots.forms), default=0)
 
     def reordered(self, slots: Sequence[Slot]) -> "Pool":
         """Returns the same pool with its slots in another order; what was counted stays."""
         other = Pool(self._corpus, self._decode, slots, self._max_examples)
-        places = other.slots.places_in(self.slots)
-        if places is not None:
-            other._sizes = self._sizes[places]
-            return other
-        for index in range(len(other)):
-            before = self.slots.find(other.slots.descriptor_hash(index))
-            other._sizes[index] = 0 if before is None else self._sizes[before]
+        other._sizes = self._sizes[other.slots.places_in(self.slots)]
         return other
 
     def size(self, index: int) -> int:
@@ -83,16 +68,6 @@ class Pool:
     def indices(self, descriptor_hashes: Iterable[bytes]) -> list[int]:
         """Returns the slots of these descriptors; those that are not in the pool are left out."""
         return [index for index in map(self.slots.find, descriptor_hashes) if index is not None]
-
-    @property
-    def descriptors(self) -> Mapping[bytes, ContributionDescriptor]:
-        """Returns the descriptors of the pool by their hash."""
-        return Descriptors(self.slots)
-
-    @property
-    def admissions(self) -> Iterator[Admission]:
-        """Yields the admissions of the pool, in the order of their slots."""
-        return map(self.slots.admission, range(len(self)))
 
     def asked(self, ask: Callable[[Admission], _Answer | None]) -> list[tuple[Admission, _Answer]]:
         """Returns the admissions with the answer to a question about each, in order, without those where it is None.

@@ -1,4 +1,4 @@
-"""From slots to rows: reads contributions, collates them, and holds every microbatch to the same shapes."""
+"""Reads contributions, collates them to rows, and holds every microbatch to the same shapes, types and plain values."""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -34,21 +34,16 @@ class Feeder:
     Args:
         pool: the contributions. collate: the user's. device: where the rows go. rows: the most in one microbatch, or None.
         sandbox: of the run; its numbers seed what collate draws, and where draws of contributions are secret, a generator of
-        the
-            user's own is refused.
+            the user's own is refused.
     """
 
-    def __init__(
-        self, pool: Pool, collate: Collate, device: torch.device, rows: int | None, sandbox: Sandbox
-    ) -> None:
+    def __init__(self, pool: Pool, collate: Collate, device: torch.device, rows: int | None, sandbox: Sandbox) -> None:
         self.pool = pool
         self._collate = collate
         self._device = device
         self._rows = rows
         self._sandbox = sandbox
-        self._shapes: dict[str, tuple[int, ...]] | None = None
-        self._types: dict[str, torch.dtype] = {}
-        self._plain: dict[str, Any] = {}
+        self._looks: Looks | None = None
         self._draws = False
         self._decode_draws = False
         self.like: Microbatch | None = None
@@ -57,7 +52,7 @@ class Feeder:
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the collated tensors, once something was collated."""
-        return tuple(self._shapes or ())
+        return () if self._looks is None else tuple(self._looks[0])
 
     def planned(self, planned: Planned, step: int) -> Microbatch:
         """Reads and collates a microbatch of a step.
@@ -98,7 +93,7 @@ class Feeder:
         """Collates examples that are nobody's private ones, for the start-up probes; one contribution each."""
         examples = max(map(len, records))
         rows = self._built(list(records), row_names(names, examples), step, rows_each=examples)
-        self._require_shapes(rows)
+        self._require_looks(rows)
         return rows
 
     def _try_out(self, slots: Sequence[int]) -> None:
@@ -157,7 +152,7 @@ class Feeder:
         owners = [self.pool.slots.descriptor_hash(i) for i in planned.slots]
         names = row_names(owners, planned.examples, first=first, fill=planned.fill)
         rows = self._built(contents, names, step, rows_each=planned.examples, whole=whole, fill=planned.fill)
-        self._require_shapes(rows)
+        self._require_looks(rows)
         return rows
 
     def _built(self, contents: Sequence[list[Any]], names: tuple[bytes, ...], step: int, **sizes: Any) -> Microbatch:
@@ -173,13 +168,11 @@ class Feeder:
             generators.restore()
         return rows
 
-    def _require_shapes(self, rows: Microbatch) -> None:
-        plain = _plain(rows.inputs)
-        if self._shapes is None:
-            self._shapes, self._types, self._plain, self.like = rows.shapes(), _types(rows.inputs), plain, rows
-        check_shapes(self._shapes, rows.shapes())
-        _require_types(self._types, _types(rows.inputs))
-        _require_same(self._plain, plain)
+    def _require_looks(self, rows: Microbatch) -> None:
+        found = _looks(rows.inputs)
+        if self._looks is None:
+            self._looks, self.like = found, rows
+        require_alike(self._looks, found)
 
     @staticmethod
     def _require_repeatable(rows: Microbatch, again: Microbatch) -> None:
@@ -237,11 +230,9 @@ class _Apart:
         first = found[0]
         if len(found) == 1 or not isinstance(first, Mapping):
             return first  # what is no mapping is refused where it is built
-        shapes, types, plain = _shapes(first), _types(first), _plain(first)
+        looks = _looks(first)
         for other in found[1:]:
-            check_shapes(shapes, _shapes(other))
-            _require_types(types, _types(other))
-            _require_same(plain, _plain(other))
+            require_alike(looks, _looks(other))
         return {key: _joined([each[key] for each in found]) for key in first}
 
 
@@ -251,59 +242,46 @@ def _joined(values: list[Any]) -> Any:
     return [item for value in values for item in value] if isinstance(values[0], list) else values[0]
 
 
-def _plain(collated: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in collated.items() if not isinstance(value, (torch.Tensor, list))}
+Looks = tuple[dict[str, tuple[int, ...]], dict[str, torch.dtype], dict[str, Any]]
+"""Shapes of collated tensors without dimension 0, their types, and values that are neither tensor nor list; by name."""
+
+_UNLIKE = (
+    (
+        "PADDING",
+        "the collated {key!r} has shape {one} per example with one content and {other} with another: padding to the longest of "
+        "a batch lets one contribution shape the others; pad to a fixed length",
+    ),
+    (
+        "COLLATE_TYPE",  # joined, all rows would have the widest
+        "the collated {key!r} is {one} for one contribution and {other} for another, so that one of them decides the type of "
+        "all rows of a microbatch, and may stop the step that draws it; give dtype= in collate",
+    ),
+    (
+        "COLLATE_VALUE",  # all rows would share the first's
+        "collate gives {key!r} one value for one contribution and another for another one, and a microbatch has one for all; "
+        "make it a tensor with the example in dimension 0, or a constant",
+    ),
+)
 
 
-def _require_same(first: Mapping[str, Any], other: Mapping[str, Any]) -> None:
-    """Raises CoupledModel for a plain value that one contribution has and another has not: all rows would share the first's."""
-    if not first and not other:
-        return
-    for key in sorted({*first, *other}):
-        if first.get(key) != other.get(key):
-            raise CoupledModel(
-                "COLLATE_VALUE",
-                f"collate gives {key!r} one value for one contribution and another for another one, and a microbatch has one "
-                f"for all; make it a tensor with the example in dimension 0, or a constant",
-            )
+def _looks(collated: Mapping[str, Any]) -> Looks:
+    tensors = {key: value for key, value in collated.items() if isinstance(value, torch.Tensor)}
+    shapes = {key: tuple(value.shape[1:]) for key, value in tensors.items()}
+    types = {key: value.dtype for key, value in tensors.items()}
+    return shapes, types, {key: value for key, value in collated.items() if not isinstance(value, (torch.Tensor, list))}
 
 
-def _types(collated: Mapping[str, Any]) -> dict[str, torch.dtype]:
-    return {key: value.dtype for key, value in collated.items() if isinstance(value, torch.Tensor)}
-
-
-def _require_types(first: Mapping[str, torch.dtype], other: Mapping[str, torch.dtype]) -> None:
-    """Raises CoupledModel for a tensor whose type follows the content: joined, all rows would have the widest."""
-    if first == other:
-        return
-    for key in sorted(first.keys() & other.keys()):
-        if first[key] != other[key]:
-            raise CoupledModel(
-                "COLLATE_TYPE",
-                f"the collated {key!r} is {first[key]} for one contribution and {other[key]} for another, so that one of them "
-                f"decides the type of all rows of a microbatch, and may stop the step that draws it; give dtype= in collate",
-            )
-
-
-def check_shapes(expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> None:
-    """Refuses collated shapes (without dimension 0) that follow the content: padding to the longest of a batch, say.
+def require_alike(expected: Looks, found: Looks) -> None:
+    """Refuses collated rows whose shapes, types or plain values follow the content.
 
     Raises:
-        CoupledModel: code PADDING, naming the tensor.
+        CoupledModel: code PADDING, COLLATE_TYPE or COLLATE_VALUE, naming the tensor or value.
     """
-    if expected == found:
-        return
-    for key in sorted({*expected, *found}):
-        if expected.get(key) != found.get(key):
-            raise CoupledModel(
-                "PADDING",
-                f"the collated {key!r} has shape {expected.get(key)} per example with one content and {found.get(key)} with "
-                "another: padding to the longest of a batch lets one contribution shape the others; pad to a fixed length",
-            )
-
-
-def _shapes(collated: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    return {key: tuple(value.shape[1:]) for key, value in collated.items() if isinstance(value, torch.Tensor)}
+    for (code, sentence), known, now in zip(_UNLIKE, expected, found, strict=True):
+        for key in sorted({*known, *now}):
+            one, other = known.get(key), now.get(key)
+            if one != other:
+                raise CoupledModel(code, sentence.format(key=key, one=one, other=other))
 
 
 def spread(count: int, wanted: int) -> list[int]:

@@ -63,10 +63,6 @@ class Microbatch(Mapping[str, Any]):
     def __eq__(self, other: object) -> bool:
         return self is other
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of the collated tensors per example, without dimension 0."""
-        return {key: tuple(value.shape[1:]) for key, value in self.inputs.items() if isinstance(value, torch.Tensor)}
-
     def alone(self, contribution: int, contributions: int = 1) -> "Microbatch":
         """One of its contributions in a microbatch of its own, filled up to ``contributions`` by copies that weigh nothing."""
         own = slice(contribution * self.examples, (contribution + 1) * self.examples)

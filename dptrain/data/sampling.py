@@ -121,17 +121,3 @@ def groups(drawn: Sequence[One], count: int) -> list[list[One]]:
         raise ValueError(f"a draw is split into at least one group, got {count}")
     edges = [place * len(drawn) // count for place in range(count + 1)]
     return [list(drawn[start:end]) for start, end in itertools.pairwise(edges)]
-
-
-def share(drawn: Sequence[int], rank: int, world: int) -> list[int]:
-    """The part of a draw that rank ``rank`` of ``world`` works on: every ``world``-th contribution, from the ``rank``-th on.
-
-    Every rank has the sampling key and so sees the same draw; nothing needs to be said between them.
-
-    Guarantee: the parts of all ranks together hold every contribution of the draw exactly once, whole; their sizes differ by
-    at most one, and a small draw leaves ranks with nothing, which is a part like any other. The rule is public and does not
-    look at contents.
-    """
-    if not 0 <= rank < world:
-        raise ValueError(f"rank {rank} of {world} ranks is none of them, expected 0 to {world - 1}")
-    return list(drawn[rank::world])

@@ -103,14 +103,14 @@ class Slots(Sequence[Slot]):
         found = np.array([ranks[value] for value in keys], dtype=np.int64)[self.numbers]
         return self if np.all(found[1:] >= found[:-1]) else self.take(np.argsort(found, kind="stable"))
 
-    def places_in(self, other: "Slots") -> np.ndarray | None:
-        """Returns where each of these slots stands among others of the same rows; None if it is not so of all of them."""
-        if self._rows is not other._rows:
-            return None
+    def places_in(self, other: "Slots") -> np.ndarray:
+        """Returns where each of these slots stands among others of the same rows, which hold it too."""
+        assert self._rows is other._rows
         standing = np.full(len(self._rows), -1, dtype=np.int64)
         standing[slice(None) if other._places is None else other._places] = np.arange(len(other))
         found = standing if self._places is None else standing[self._places]
-        return None if np.any(found < 0) else found
+        assert np.all(found >= 0)
+        return found
 
     def resolution(self, index: int) -> "Resolution":
         """Returns what a slot may do."""

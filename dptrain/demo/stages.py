@@ -1,42 +1,52 @@
 """The demo, told stage by stage: keys, gate, plan, training, ledger, export, audit, and an audit that must fail."""
 
 import argparse
+import hashlib
 import json
+import os
 import shutil
+import subprocess
+import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from attest.corpus import open_corpus
+from attest import sign1
+from attest.attestation import Attestation, read_sequence
+from attest.corpus import SigningTemplate, open_corpus, sign_corpus
 from attest.gate import GateReport, run_gate
-from attest.keys import load_public_key
+from attest.keys import generate, load_private_key, load_public_key
 from attest.policy import open_policy
 from attest.registry import open_registry
 from dptrain.cli.ledger.show import COLOURS
 from dptrain.cli.output import console, number, styled, table
-from dptrain.demo.audit import checked, other_weights, released, tampered_copy, verify_without_torch
 from dptrain.demo.public import CONTRIBUTORS_PER_TIER, CORPUS, DELTA, SIZES, TIERS, WEIGHTS, Digits, digits, public_model
-from dptrain.demo.refusals import plant_refusals
 from dptrain.demo.rehearsal import policy_text, shares
-from dptrain.engine.one_owner import Stage, stage, write_records
+from dptrain.engine.one_owner import DAY, Contributor, Stage, stage, write_records
 from dptrain.errors import ConfigError
 from dptrain.programs import guarded, print_json, quiet_libraries
+from dptrain.record.registry_watch import registry_of_run
 from dptrain.routing.router import FallbackNotice
 from dptrain.tasks.image_classification import build, evaluate
 from dptrain.tasks.runconfig import RunConfig
 from dptrain.tasks.runs import Outcome
 from dptrain.train import train
+from ledger import layout
 from ledger.accountants import epsilon
 from ledger.audit import verify_export
 from ledger.audit.findings import exit_code, headline
+from ledger.log import Ledger
+from ledger.note import NoteSigner, parse_verifier_key
+from ledger.release import release as release_model
 from ledger.report import write_report
+from ledger.storage.place import Place
 
 RUN = """\
 # The run of the demo. Continue or repeat it with: dptrain train run.toml
@@ -154,40 +164,44 @@ def tell(directory: Path, scale: Scale, narrator: Narrator) -> dict[str, Any]:
     outcome = train(config)
     narrator.say("compare", "the same model, data and steps once more without privacy, for comparison only")
     plain = train(config, privacy=False)
-    log_key, owner_key = directory / "ledger.pub", made.owner_key
     narrator.say("audit", "the export is verified by a process that cannot import torch and has never seen the data")
-    audited = verify_without_torch(directory / "export", log_key, owner_key)
-    changed = tampered_copy(directory / "export", directory / "export-tampered")
-    refuted = verify_without_torch(directory / "export-tampered", log_key, owner_key)
+    audited = audit(directory, "ledger", "verify", "export")
+    entries = f"{Path(layout.entries_path(0)).parent}/**/*"
+    changed = flipped_copy(directory / "export", directory / "export-tampered", entries, middle=True)
+    refuted = audit(directory, "ledger", "verify", "export-tampered")
     narrator.say("tamper", f"one bit flipped in {changed} of a copy: the audit says {refuted['verdict']}")
-    results = _results(directory, made, gate, outcome, before, plain, audited, refuted, changed)
-    results["release"] = _release(directory, owner_key, narrator)
+    results = _results(directory, made, gate, outcome, audited) | {
+        "accuracy": {"public_only": before, "private": outcome.accuracy, "without_privacy": plain.accuracy},
+        "tampered": {"file": changed, "verdict": refuted["verdict"], "findings": refuted["findings"]},
+        "release": _release(directory, narrator),
+    }
     _report(directory, made, results)
     narrator.say("done", f"everything lies in {directory}/")
     return results
 
 
-def _release(directory: Path, owner_key: Path, narrator: Narrator) -> dict[str, Any]:
+def _release(directory: Path, narrator: Narrator) -> dict[str, Any]:
     """Releases the model; then one weight of a copy is another, and the copy is checked too."""
     narrator.say("release", "the model gets a signed manifest: its files, its ledger, and whose influence may be in it")
-    told = released(directory, directory / "model", owner_key)
+    log_key = (directory / "ledger.pub").read_text().split()
+    signer = NoteSigner(parse_verifier_key(log_key[0]).name, load_private_key(directory / "ledger.key"))
+    with Ledger.open(directory / "ledger.db", signer) as log:
+        registry = registry_of_run(Place.of(directory / "ledger.db"))
+        release_model(log, directory / "model", now=int(time.time()), registry=registry)
+    told = audit(directory, "release", "--check", "model")
     weights = told["weights"]
     narrator.say(
         "weights",
         f"{weights['status']}: {weights['trained_in_files']} of {weights['trained']} trained tensors are those that the ledger "
         f"committed to after step {weights['step']} (leaf {weights['leaf']}), bit for bit; seen without torch",
     )
-    changed = other_weights(directory / "model", directory / "model-tampered")
-    other = checked(directory, directory / "model-tampered", owner_key)
+    changed = flipped_copy(directory / "model", directory / "model-tampered", "**/*.safetensors", middle=False)
+    other = audit(directory, "release", "--check", "model-tampered")
     narrator.say("tamper", f"one bit flipped in {changed} of a copy: the check says {other['verdict']}")
     return {
-        "verdict": told["verdict"],
-        "qualifiers": told["qualifiers"],
-        "findings": told["findings"],
+        **{key: told[key] for key in ("verdict", "qualifiers", "findings")},
         "weights": weights["status"],
-        "epoch": weights["epoch"],
-        "step": weights["step"],
-        "leaf": weights["leaf"],
+        **{key: weights[key] for key in ("epoch", "step", "leaf")},
         "tensors": weights["trained_in_files"],
         "other": {"file": changed, "verdict": other["verdict"], "findings": other["findings"]},
     }
@@ -235,47 +249,30 @@ def _make_room(directory: Path) -> Path | None:
     return aside
 
 
-def _results(
-    directory: Path,
-    made: Stage,
-    gate: GateReport,
-    outcome: Outcome,
-    before: float,
-    plain: Outcome,
-    audited: dict[str, Any],
-    refuted: dict[str, Any],
-    changed: str,
-) -> dict[str, Any]:
-    """Everything that the demo found, as one JSON object."""
+def _results(directory: Path, made: Stage, gate: GateReport, outcome: Outcome, audited: dict[str, Any]) -> dict[str, Any]:
+    """Returns what the run and its audit found, for one JSON object."""
     registry = open_registry(made.registry, load_public_key(made.owner_key))
     classes_of = {contributor.name: contributor.classes[0] for contributor in registry.contributors}
     refused = Counter(classes_of.get(item.refusal.contributor or "") for item in gate.refused)
     bands = {rule.name: rule.depth.band for rule in made.policy.classes}
+    files = {
+        "ledger": "ledger.db", "key": "ledger.pub", "owner": "keys/owner.pub", "export": "export", "model": "model",
+        "report": "report.html", "release": "model/release.cose", "policy": "policy.toml", "run": "run.toml",
+    }  # fmt: skip
+    examples = [
+        {"where": item.locator.source, "code": str(item.refusal.code), "sentence": item.refusal.sentence}
+        for item in gate.refused
+        if item.locator is not None
+    ]
     return {
         "classes": [
             row | {"refused": refused[row["class"]], "band": [float(end) for end in bands[row["class"]] or ()]}
             for row in outcome.classes
         ],
-        "gate": gate.counts()
-        | {
-            "examples": [
-                {"where": item.locator.source, "code": str(item.refusal.code), "sentence": item.refusal.sentence}
-                for item in gate.refused if item.locator is not None
-            ]
-        },
-        "accuracy": {"public_only": before, "private": outcome.accuracy, "without_privacy": plain.accuracy},
-        "verdict": audited["verdict"],
-        "qualifiers": audited["qualifiers"],
-        "findings": audited["findings"],
-        "tampered": {"file": changed, "verdict": refuted["verdict"], "findings": refuted["findings"]},
-        "files": {
-            name: str(directory / path)
-            for name, path in {
-                "ledger": "ledger.db", "key": "ledger.pub", "owner": "keys/owner.pub", "export": "export", "model": "model",
-                "report": "report.html", "release": "model/release.cose", "policy": "policy.toml", "run": "run.toml",
-            }.items()
-        },
-    }  # fmt: skip
+        "gate": gate.counts() | {"examples": examples},
+        **{key: audited[key] for key in ("verdict", "qualifiers", "findings")},
+        "files": {name: str(directory / path) for name, path in files.items()},
+    }
 
 
 def _report(directory: Path, made: Stage, results: dict[str, Any]) -> None:
@@ -329,3 +326,93 @@ def _print(results: dict[str, Any]) -> None:
         out.print(styled("bold red", release["other"]["verdict"], sentence))
     for name, path in results["files"].items():
         out.print(f"  {name:<8}{path}")
+
+
+REFUSED = "refused"
+"""Prefix of bad attestations; sorts after the names of contributors: a copy must come after what it copies."""
+
+
+def plant_refusals(made: Stage, contributor: Contributor, pictures: list[Mapping[str, Any]]) -> int:
+    """Adds data with attestations that the gate must refuse, each wrong in one way, made with real keys; returns how many.
+
+    Args:
+        made: the corpus. contributor: whose name and key they use. pictures: records that nobody contributed, ten or more.
+    """
+    key = made.keys[contributor.name]
+    honest = made.template(contributor.name, contributor.admissibility_class)
+    spare = iter(pictures)
+
+    def sign(name: str, template: SigningTemplate, signer: Any = key) -> Path:
+        data = made.corpus / f"{REFUSED}-{name}.jsonl"
+        write_records(data, [next(spare)])
+        sign_corpus(data, None, signer, template)
+        return data
+
+    sign("expired", replace(honest, not_before=made.now - 60 * DAY, not_after=made.now - 30 * DAY))
+    sign("forged", honest, generate())
+    sign("too-permissive", replace(honest, clip_norm_micro=4 * honest.clip_norm_micro))
+    sign("too-little-noise", replace(honest, noise_multiplier_micro=honest.noise_multiplier_micro // 2))
+    sign("wrong-corpus", replace(honest, corpus="another-corpus"))
+
+    changed = sign("changed-content", honest)
+    write_records(changed, [next(spare)])
+
+    replayed = made.corpus / f"{REFUSED}-replayed.jsonl"
+    original = made.corpus / f"{contributor.name}.jsonl"
+    with open(original.with_name(f"{original.name}.attest"), "rb") as stream:
+        first = next(iter(read_sequence(stream)))
+    replayed.write_bytes(original.read_bytes().splitlines(keepends=True)[0])
+    replayed.with_name(f"{replayed.name}.attest").write_bytes(first.to_cbor())
+
+    loose = made.corpus / f"{REFUSED}-non-canonical.jsonl"
+    write_records(loose, [next(spare)])
+    content = loose.read_bytes().rstrip(b"\n")
+    right = honest.descriptor(hashlib.sha256(content).digest())
+    encoded = right.to_cbor()
+    # The same map with its size in two bytes instead of one: valid CBOR, but not the one encoding (RFC 8949, 4.2.1).
+    payload = bytes([0xB8, encoded[0] & 0x1F]) + encoded[1:]
+    message = sign1.sign(payload, key, contributor=right.issuer)
+    loose.with_name(f"{loose.name}.attest").write_bytes(Attestation(payload, message, right.opening()).to_cbor())
+
+    write_records(made.corpus / f"{REFUSED}-unattested.jsonl", [next(spare)])
+    return 9
+
+
+_AUDITOR = """
+import sys
+
+class NoTorch:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "torch":
+            raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+sys.meta_path.insert(0, NoTorch())
+from dptrain.cli import main
+sys.argv[0] = "dptrain"
+main()
+"""
+
+
+def audit(directory: Path, *command: str) -> dict[str, Any]:
+    """Returns what a command of the auditor prints about a part of the demo, the last argument, where torch is missing."""
+    keys = ("--key", str(directory / "ledger.pub"), "--owner-key", str(directory / "keys" / "owner.pub"))
+    return without_torch(*command[:-1], str(directory / command[-1]), *keys, "--json")[1]
+
+
+def without_torch(*arguments: str) -> tuple[int, dict[str, Any]]:
+    """Runs a command of ``dptrain`` that prints JSON where torch is not installed; its exit code and what it said."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run([sys.executable, "-c", _AUDITOR, *arguments], capture_output=True, text=True, env=environment)
+    if done.returncode not in (0, 1):
+        raise RuntimeError(f"the auditor's process failed: {done.stderr.strip()[-2000:]}")
+    return done.returncode, json.loads(done.stdout)
+
+
+def flipped_copy(source: Path, copy: Path, wanted: str, *, middle: bool) -> str:
+    """Copies a directory, flips one bit of the first file of a pattern, in its middle or its last byte, and names the file."""
+    shutil.copytree(source, copy)
+    path = min(path for path in copy.glob(wanted) if path.is_file() and layout.CHECKPOINT not in path.relative_to(copy).parts)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2 if middle else -1] ^= 1
+    path.write_bytes(bytes(content))
+    return path.relative_to(copy).as_posix()

@@ -1,15 +1,13 @@
 """Describes a run in public words: the ledger's header with the structure of the model, and public figures per class."""
 
 import hashlib
-import os
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from torch import nn
 
-from attest.policy import ClassRule, Policy, SignedPolicy
+from attest.policy import ClassRule, Policy
 from attest.policy.sampling import POISSON, period
 from attest.schedule import waste
 from attest.schedule.blocks import derive
@@ -17,48 +15,8 @@ from attest.schedule.turns import dearest_turns
 from dptrain.clipping.resolver import Schedule
 from dptrain.data.slots import Slots
 from ledger.accountants import likely_occurrences
-from ledger.leaves import HeaderBlock, HeaderSpec
-from ledger.leaves.header import ADDRESSED
-from ledger.leaves.numerics import Numerics
+from ledger.leaves import HeaderBlock
 from ledger.replay.state import RunState
-
-
-def header_for(
-    signed: SignedPolicy,
-    owner_key: bytes,
-    registry_root: bytes,
-    structure: bytes,
-    schedule: Schedule,
-    numerics: Numerics,
-    isolation: str,
-    test_key: bytes | None,
-) -> HeaderSpec:
-    """Returns what the ledger's first leaf says: policy, model structure, and the schedule of every block.
-
-    Scheduled blocks are those that the run has; that they follow from policy and stack, the header itself checks. The
-    digest of the frozen parameters is added when the run begins.
-
-    With a fixed test key the run id is fixed too, so that two runs draw equal numbers, and the header says NOT PRIVATE.
-
-    Args:
-        owner_key: public key of the corpus owner. registry_root: state of the registry that the gate went by.
-        structure: `fingerprint` of the model. isolation: how statement A stands.
-    """
-    return HeaderSpec(
-        policy=signed,
-        owner_key=owner_key,
-        registry_root=registry_root,
-        model_fingerprint=structure,
-        stack=schedule.stack.named(),
-        blocks=block_rows(signed.policy, schedule),
-        numerics=numerics,
-        private=test_key is None,
-        caps_enforced=True,
-        isolation=isolation,
-        randomness=ADDRESSED,
-        unprobed=(),
-        run_id=os.urandom(16) if test_key is None else hashlib.sha256(test_key).digest()[:16],
-    )
 
 
 def block_rows(policy: Policy, schedule: Schedule) -> tuple[HeaderBlock, ...]:
@@ -99,16 +57,6 @@ class Epsilon:
     spent_replaced: float
     planned: float
     delta: float
-
-
-def epsilons(rows: Sequence[Mapping[str, Any]]) -> dict[str, Epsilon | None]:
-    """Returns the epsilons of every class from the rows of `summary`; None for a public class, which has none."""
-    return {
-        row["class"]: None
-        if row["public"]
-        else Epsilon(row["epsilon"], row["epsilon_replace"], row["epsilon_planned"], row["delta"])
-        for row in rows
-    }
 
 
 def summary(

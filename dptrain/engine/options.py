@@ -1,16 +1,13 @@
 """Options of an opening, in small frozen values that check themselves; nothing here weakens what the policy guarantees."""
 
-import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from dptrain.errors import ConfigError
+from dptrain.record.earlier_runs import Earlier, Where
 from ledger.storage.place import Place
-
-Where = str | os.PathLike[str]
-"""A file, or a directory."""
 
 
 @dataclass(frozen=True)
@@ -46,27 +43,6 @@ class RunLedger:
     def checkpoints_of(self, place: Place) -> Path:
         """Returns the directory of the checkpoints of a ledger at this place."""
         return Path(self.checkpoints or place.side(".checkpoints"))
-
-
-@dataclass(frozen=True)
-class Earlier:
-    """Names closed runs over the corpus, which count in every limit over runs.
-
-    Attributes:
-        ledgers: their ledgers, or directories of their exports, which are audited under ``keys``.
-        replaces: one that this run continues, likewise.
-        keys: verifier keys, or .pub files that hold them.
-    """
-
-    ledgers: Sequence[Where] = ()
-    replaces: Where | None = None
-    keys: Sequence[Where] = ()
-
-    def __post_init__(self) -> None:
-        for name in ("ledgers", "keys"):
-            found = getattr(self, name)
-            if isinstance(found, (str, os.PathLike)):
-                raise ConfigError("EARLIER", f"{name} is {str(found)!r}, expected a list of them: [{str(found)!r}]")
 
 
 @dataclass(frozen=True)

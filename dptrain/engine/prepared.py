@@ -1,6 +1,8 @@
 """A prepared run: a model, bound to what was opened, and the parts of its logical step in the order in which they run."""
 
-from collections.abc import Iterator, Sequence
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,6 +12,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from attest.corpus import Corpus
+from attest.gate import GateReport
+from attest.gate.reading import KeptReading
+from attest.policy import Policy, SignedPolicy
 from dptrain.blocks.stack import Ran, layer_stack, order_of
 from dptrain.clipping.exactness import level_of, refuse_skipped_masks, refuse_uncertifiable
 from dptrain.clipping.fast import precision_name
@@ -20,17 +26,18 @@ from dptrain.data.microbatch import Collate, Decode, Microbatch
 from dptrain.data.packing import Planned
 from dptrain.data.slots import Slots
 from dptrain.engine import header, refusals
-from dptrain.engine.draw import Drawing
-from dptrain.engine.opening import Opened
-from dptrain.engine.release import Phase, PrivateGradients, refuse_addresses
+from dptrain.engine.draw import Drawing, Streams, open_streams
+from dptrain.engine.options import Microbatches, NoiseSource
+from dptrain.engine.release import Phase, PrivateGradients
 from dptrain.engine.start import Start
 from dptrain.engine.step import UnderWay, check_parameters
-from dptrain.engine.streams import Streams, open_streams
 from dptrain.errors import ConfigError
 from dptrain.progress import progress_bar
 from dptrain.record import checkpoints, weights
-from dptrain.record.recorder import by_terms
-from dptrain.record.settling import settle_pool
+from dptrain.record.pin import sign_record
+from dptrain.record.recorder import Recorder, by_terms
+from dptrain.record.registry_watch import RegistryWatch
+from dptrain.record.settling import Inbox, settle_pool
 from dptrain.routing import Router
 from dptrain.routing.accumulate import Folding
 from dptrain.routing.couplings import Program, refuse_coupled
@@ -38,7 +45,8 @@ from dptrain.routing.repeated import Loss, RepeatedLoss
 from dptrain.routing.synthetic_rows import ProbeRows
 from dptrain.sandbox import Sandbox, forward_seed
 from dptrain.sandbox.isolation import Isolation
-from ledger.leaves import HELD
+from ledger.leaves import HELD, HeaderSpec
+from ledger.leaves.header import ADDRESSED
 from ledger.leaves.numerics import Numerics
 
 if TYPE_CHECKING:
@@ -47,6 +55,41 @@ if TYPE_CHECKING:
 
 MOST_PROBED = 16
 """Contributions of public classes that the probes use, at most."""
+
+
+@dataclass(frozen=True, eq=False)
+class Opened:
+    """Holds what an opening verified and opened, before there is a model.
+
+    Attributes:
+        signed: the policy with its signature. gate: who was admitted, and who was refused and why. recorder: owns the ledger.
+        reading: signatures that verified, kept for the next opening; None where none are kept.
+        now: returns POSIX seconds. checkpoints: directory of the model's states. progress: whether a terminal shows bars.
+    """
+
+    signed: SignedPolicy
+    corpus: Corpus
+    gate: GateReport
+    recorder: Recorder
+    inbox: Inbox
+    registry: RegistryWatch
+    reading: KeptReading | None
+    accelerator: Any | None
+    microbatches: Microbatches
+    noise: NoiseSource
+    now: Callable[[], int]
+    checkpoints: Path
+    progress: bool
+
+    @property
+    def policy(self) -> Policy:
+        """Returns the rules that the corpus owner signed."""
+        return self.signed.policy
+
+    @property
+    def device(self) -> torch.device:
+        """Returns the device that rows go to."""
+        return self.accelerator.device if self.accelerator is not None else torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -97,7 +140,7 @@ class PreparedRun:
         self.sandbox = Sandbox(self.model, trained, forward_seed(), secret=policy.disclosure == "secret_poisson")
         pool = Pool(opened.corpus, decode, Slots.unresolved(opened.gate.admitted), policy.max_examples)
         self.feeder = Feeder(pool, collate, opened.device, opened.microbatches.rows, self.sandbox)
-        with progress_bar("reading contributions", lambda: len(pool), shown=opened.progress is not False) as read:
+        with progress_bar("reading contributions", lambda: len(pool), shown=opened.progress) as read:
             self.feeder.check(read)
         self.probe_rows = self._probe_rows(pool, decode, probe)
         self.schedule: Schedule = bind(policy, layer_stack(self.model, layers, self._order()))
@@ -110,21 +153,27 @@ class PreparedRun:
         self.router = Router(self.model, self.schedule, **level_of(policy), sandbox=self.sandbox)
         self.router.sums.require_capacity(len(slots))
         self.weights = weights.Weights(self.model, self.router)
-        draws = policy.noise_microbatches or 1
-        refuse_addresses(self.router, draws)
         self.feeder.pool = pool.reordered(slots)
         refuse_skipped_masks(policy.exactness, self.model, self.feeder.names)
         refusals.warn_delta(policy, len(slots))
         refusals.refuse_long_draws(policy, slots.class_names())
-        self._header = header.header_for(
-            opened.signed,
-            self.recorder.owner_public,
-            opened.gate.registry_root,
-            header.fingerprint(self.model, self.schedule),
-            self.schedule,
-            Numerics(precision_name(self.router.precision), opened.noise.generator),
-            self.isolation.told,
-            opened.noise.insecure_test_key,
+        test_key = opened.noise.insecure_test_key
+        # Blocks are those that the run has; that they follow from policy and stack, the header itself checks. With a fixed test
+        # key the run id is fixed too, so that two runs draw equal numbers, and the header says NOT PRIVATE.
+        self._header = HeaderSpec(
+            policy=opened.signed,
+            owner_key=self.recorder.owner_public,
+            registry_root=opened.gate.registry_root,
+            model_fingerprint=header.fingerprint(self.model, self.schedule),
+            stack=self.schedule.stack.named(),
+            blocks=header.block_rows(policy, self.schedule),
+            numerics=Numerics(precision_name(self.router.precision), opened.noise.generator),
+            private=test_key is None,
+            caps_enforced=True,
+            isolation=self.isolation.told,
+            randomness=ADDRESSED,
+            unprobed=(),
+            run_id=os.urandom(16) if test_key is None else hashlib.sha256(test_key).digest()[:16],
         )
         if self.recorder.resuming:
             self.recorder.open(self._header, slots, opened.gate.now)
@@ -134,12 +183,11 @@ class PreparedRun:
         self._states = [self.sandbox, *states]
         self._pin = checkpoints.restore(opened.checkpoints, self.recorder, self.model, self.optimizer, self._states)
         self.start_step = self.step = 0 if self._pin is None else self._pin.step
-        carried = [self.recorder.isolation] if self.recorder.resuming else []
+        carried = [self.recorder.ledger.state.isolation.told] if self.recorder.resuming else []
         self.isolation.carry(*carried, self._pin.isolation if self._pin is not None else HELD)
         self.folding = Folding(self.router)
-        self.gradients = PrivateGradients(
-            self.model, self.optimizer, self.router, policy.normalizer, draws, self.isolation
-        )
+        draws = policy.noise_microbatches or 1
+        self.gradients = PrivateGradients(self.model, self.optimizer, self.router, policy.normalizer, draws, self.isolation)
         self.under_way = UnderWay(self.sandbox, self.router)
         self.probe = Start(
             self.model,
@@ -188,11 +236,8 @@ class PreparedRun:
         if attempt is None:
             attempt = recorder.resume(self.start_step, self._pin, opened.now())
         self._take_ledger_order(slots)
-        test_key, generator = opened.noise.insecure_test_key, opened.noise.generator
-        streams = open_streams(recorder, self.pool, policy, attempt, test_key, generator, bits=self.router.sums.bits)
-        self.gradients.state_of(streams.noise)
-        size = opened.microbatches
-        drawing = Drawing(policy, self.schedule, self.pool, streams, contributions=size.contributions, rows=size.rows)
+        streams = open_streams(recorder, self.pool, policy, attempt, opened.noise, bits=self.router.sums.bits)
+        drawing = Drawing(policy, self.schedule, self.pool, streams, opened.microbatches)
         self.attempt = Attempt(streams, drawing, Program(self.model))
 
     def check(self) -> None:
@@ -219,7 +264,7 @@ class PreparedRun:
             opened = self.opened
             settle_pool(self.pool, opened.registry, opened.inbox, self.recorder, now := opened.now())
             self.recorder.charge(number, now)
-            self._going.drawing.close(self.pool.indices(self.recorder.withdrawn()))
+            self._going.drawing.close(self.pool.indices(self.recorder.ledger.state.withdrawals))
 
     def draw(self, number: int) -> list[Planned]:
         """Draws the contributions of a charged step, and splits the draw into microbatches.
@@ -231,8 +276,8 @@ class PreparedRun:
         self.gradients.phase = Phase.DRAWING
         self.folding.begin()
         drawn = drawing.draw(number)
-        if self.recorder.draws_public:
-            self.recorder.draw(number, drawn, self.opened.now())
+        if self.recorder.ledger.header.occurrences_public:
+            self.recorder.ledger.draw(number, drawn, now=self.opened.now())
         stds, of_classes = drawing.noise(number, drawn)
         self.recorder.require_noise(number, of_classes)
         self.gradients.use(stds)
@@ -307,7 +352,7 @@ class PreparedRun:
         step, told = self.step, self.isolation.told
 
         def sign(size: int, sha256: bytes) -> bytes:
-            return self.recorder.sign_pin(step, told, size, sha256)
+            return sign_record(self.recorder.ledger, step, told, size, sha256)
 
         return checkpoints.save(self.opened.checkpoints, step, sign, self.model, self.optimizer, self._states)
 
@@ -333,7 +378,7 @@ class PreparedRun:
         """Returns the public figures per class: see `dptrain.engine.header.summary`."""
         ledger = self.recorder.ledger
         told = self.isolation.told
-        return header.summary(self.policy, ledger.state, ledger.charged_steps, self.schedule, self.pool.slots, told)
+        return header.summary(self.policy, ledger.state, ledger.state.charged, self.schedule, self.pool.slots, told)
 
     def detach(self) -> None:
         """Leaves the sandbox, gives the parameters back to autograd and removes every hook."""

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 from torch import nn
 
-from attest.policy import Policy
+from attest.corpus import open_corpus
+from attest.gate import run_gate
+from attest.keys import load_public_key
+from attest.policy import Policy, open_policy
 from dptrain.data.microbatch import Collate, Decode, Microbatch, json_examples
 from dptrain.data.packing import Planned
-from dptrain.engine.header import Epsilon, epsilons
+from dptrain.engine import refusals
+from dptrain.engine.header import Epsilon
 from dptrain.engine.one_owner import stage_alone
-from dptrain.engine.opening import Opened, open_run
 from dptrain.engine.options import (
     CLOCK,
     MICROBATCHES,
@@ -26,9 +29,13 @@ from dptrain.engine.options import (
     RunLedger,
     Where,
 )
-from dptrain.engine.prepared import PreparedRun
+from dptrain.engine.prepared import Opened, PreparedRun
 from dptrain.engine.step import Steps
-from dptrain.errors import StepOrder
+from dptrain.errors import ConfigError, StepOrder
+from dptrain.progress import attestations_in, progress_bar
+from dptrain.record.recorder import Recorder
+from dptrain.record.registry_watch import RegistryWatch, cited_roots, memories_of, reading_beside
+from dptrain.record.settling import Inbox
 
 if TYPE_CHECKING:
     from dptrain.routing.compiled import CompiledLoss
@@ -68,7 +75,7 @@ class PrivateTraining:
         microbatches: Microbatches = MICROBATCHES,
         clock: Clock = CLOCK,
         resume: bool = False,
-        progress: bool | None = None,
+        progress: bool = True,
         noise: NoiseSource = NOISE,
     ) -> "PrivateTraining":
         """Verifies the policy, admits the corpus, and opens or reserves the ledger.
@@ -80,7 +87,7 @@ class PrivateTraining:
             owner_key: public key of the corpus owner, a file or 32 bytes; default ``owner.pub`` beside the policy.
             registry: contributor registry; default ``registry.cbor`` beside the policy.
             earlier: closed runs over the corpus, which count in every limit over runs. microbatches: their size at most.
-            clock: tells the time. resume: continue a run that has a ledger. progress: show a bar.
+            clock: tells the time. resume: continue a run that has a ledger. progress: show a bar on a terminal.
             noise: where noise is drawn.
 
         Raises:
@@ -91,20 +98,51 @@ class PrivateTraining:
             ResumeRefused, LedgerError: the ledger exists without ``resume``, or does not fit.
             BudgetExceeded: the run could spend more of a contribution than is allowed over all runs (raised by `prepare`).
         """
+        beside = Path(policy).parent
+        public = owner_key if isinstance(owner_key, bytes) else load_public_key(owner_key or beside / "owner.pub")
+        signed = open_policy(policy, public)
+        refusals.refuse_policy(signed.policy)
+        refusals.refuse_accelerator(accelerator)
+        refusals.refuse_generator(noise.generator, signed.policy, accelerator)
+        data, kept = open_corpus(corpus), RunLedger.of(ledger)
+        place = kept.where()
+        watch = RegistryWatch(registry or beside / "registry.cbor", public, memories_of(place, data))
+        origin = kept.origin or f"{signed.policy.corpus}/{place.name}"
+        recorder = Recorder(place, kept.key, origin, resume, public, earlier)
+        try:
+            recorder.require_clock(now := clock.now(), accepted=clock.jump_ok)
+            admitting = watch.at_admission(cited_roots(recorder.ledger) if recorder.resuming else ())
+            key = recorder.signer.private_key
+            reading = reading_beside(place, key, signed, admitting, watch.current) if kept.keep_reading else None
+            # A resumed run is judged by the time of its admission, so that verdicts repeat.
+            at = recorder.ledger.header.time if recorder.resuming else now
+            with progress_bar("judging", lambda: attestations_in(Path(corpus)), shown=progress) as judged:
+                gate = run_gate(data, signed.policy, admitting, now=at, progress=judged, remember=reading)
+            if reading is not None:
+                reading.keep()
+            if not gate.admitted:
+                counts = ", ".join(f"{code} {n}" for code, n in gate.counts()["refused"].items()) or "the corpus is empty"
+                raise ConfigError("NOTHING_ADMITTED", f"the gate admitted no contribution ({counts}); see `dptrain gate`")
+            inbox = Inbox(place.side(".withdrawals"), signed, public)
+            inbox.make()
+        except BaseException:
+            recorder.close()
+            raise
         return cls(
-            open_run(
-                policy,
-                corpus,
-                ledger=RunLedger.of(ledger),
+            Opened(
+                signed=signed,
+                corpus=data,
+                gate=gate,
+                recorder=recorder,
+                inbox=inbox,
+                registry=watch,
+                reading=reading,
                 accelerator=accelerator,
-                owner_key=owner_key,
-                registry=registry,
-                earlier=earlier,
                 microbatches=microbatches,
-                clock=clock,
-                resume=resume,
-                progress=progress,
                 noise=noise,
+                now=clock.now,
+                checkpoints=kept.checkpoints_of(place),
+                progress=progress,
             )
         )
 
@@ -263,7 +301,9 @@ class PrivateTraining:
         Raises:
             StepOrder: before `prepare`. ResumeRefused: code NOT_BEGUN, before the first step, when there is no ledger yet.
         """
-        return epsilons(self.prepared.summary())
+        figures = ("epsilon", "epsilon_replace", "epsilon_planned", "delta")
+        rows = self.prepared.summary()
+        return {row["class"]: None if row["public"] else Epsilon(*map(row.__getitem__, figures)) for row in rows}
 
     def export(self, directory: str | os.PathLike[str]) -> Path:
         """Writes the public record of the run for an auditor: the ledger, what contributors signed, and the registry.
@@ -271,7 +311,7 @@ class PrivateTraining:
         Raises:
             ExportRefused: as ``ledger.log.ledger.Ledger.export``.
         """
-        return self.opened.recorder.export(directory, self.opened.registry.path)
+        return Path(self.opened.recorder.ledger.export(Path(directory), registry=self.opened.registry.path))
 
     def close(self) -> None:
         """Detaches from the model, restores ``requires_grad`` and closes the ledger file.

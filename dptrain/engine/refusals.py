@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from attest.policy import Policy
-from dptrain.accounting.support import unsupported
+from dptrain.accounting import unsupported
 from dptrain.clipping.resolver import Schedule
 from dptrain.errors import ConfigError, NotPrivateUse, UnsupportedModule, UnsupportedPolicy
 from dptrain.noise import device

@@ -30,16 +30,6 @@ class Phase(enum.Enum):
     STEPPED = "the optimizer has stepped"
 
 
-def refuse_addresses(router: Router, draws: int) -> None:
-    """Raises UnsupportedPolicy for more noise injections per step than have addresses; before a ledger is made for them."""
-    if draws * len(router.tensors) > TAIL_LANE:
-        raise UnsupportedPolicy(
-            "ADDRESSES",
-            f"noise.microbatches = {draws} over {len(router.tensors)} tensors needs more addresses of noise than the "
-            f"{TAIL_LANE} that there are; sign a smaller number",
-        )
-
-
 class PrivateGradients:
     """Releases block sums into ``p.grad`` and lets the optimizer use each release exactly once.
 
@@ -74,7 +64,12 @@ class PrivateGradients:
         self._model = model
         self._router = router
         self._normalizer = float(normalizer)
-        refuse_addresses(router, draws)
+        if draws * len(router.tensors) > TAIL_LANE:
+            raise UnsupportedPolicy(
+                "ADDRESSES",
+                f"noise.microbatches = {draws} over {len(router.tensors)} tensors needs more addresses of noise than the "
+                f"{TAIL_LANE} that there are; sign a smaller number",
+            )
         self._draws = draws
         self.stds: tuple[float, ...] = tuple(block.std for block in router.schedule.blocks)
         self._released: list[tuple[nn.Parameter, torch.Tensor]] = []

@@ -3,7 +3,7 @@ again."""
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import islice
 
@@ -29,7 +29,6 @@ from dptrain.routing.probes import (
     stretched,
 )
 from dptrain.routing.repeated import RepeatedLoss
-from dptrain.routing.router import Site
 from dptrain.routing.synthetic_rows import HOW_TO, IGNORED, KINDS, LARGE, SMALL, ProbeRows, needed
 from dptrain.sandbox import Sandbox
 
@@ -120,7 +119,7 @@ class Start:
         rows = 4 if full >= 12 else 3 if full >= 6 else min(full, 2)
         sandbox = self._sandbox
         sandbox.kept.seal()
-        with self._hint():
+        try:
             left = PASSES
             if full == 1 and any(self._made.extremes):
                 yield from self._settle(lambda: self._one([SMALL], self._temper))
@@ -146,11 +145,26 @@ class Start:
             if rows > 1 and left >= 2 * self._cost(rows):
                 with stretched(self._router, _SEED):
                     yield from self._change_company(rows, left, norms=False)
-        self._require_nothing_written()
+        except GeneratorExit:
+            if self._made.made_up:
+                warnings.warn(
+                    "PROBE_NEEDED: the loop ended inside a start-up probe, which runs on made-up rows; if the error is about "
+                    f"their values (zeros and ones, labels of {IGNORED} among them), {HOW_TO}",
+                    ProbeFailed,
+                    stacklevel=2,
+                )
+            raise
+        sandbox.kept.changed()
+        self._require_unwritten()
         self._router.verified = frozenset(self._ran)
         assert self._exact is not None
         ran, others = (
-            {name for site in self._router.sites if (site.name in self._ran) is seen for name in self._tensors_of(site)}
+            {
+                self._router.tensors[index][1].name
+                for site in self._router.sites
+                if (site.name in self._ran) is seen
+                for index in site.tensors.values()
+            }
             for seen in (True, False)
         )
         never = others - ran
@@ -177,7 +191,7 @@ class Start:
             sandbox.kept.written = before or sandbox.kept.written
 
     def due(self, step: int, epoch_steps: int) -> bool:
-        """Whether the probes run again before this step; public numbers decide."""
+        """Tells whether the probes run again before this step; public numbers decide."""
         if step - self._last < max(AGAIN, epoch_steps):
             return False
         self._last = step
@@ -188,7 +202,7 @@ class Start:
         self._last = step
 
     def backward(self, losses: torch.Tensor, rows: Microbatch) -> None:
-        """What ``private.backward`` does inside a probe microbatch: checks, and leaves no gradient."""
+        """Checks the losses of a probe microbatch in the place of ``private.backward``, and leaves no gradient."""
         for form in self._repeated:
             form.made(losses)
         self._router.require_losses(losses)
@@ -327,7 +341,7 @@ class Start:
         return sum(self._cost(len(contents), backward=1, sums=1) for contents in islice(companies(rows), ALWAYS))
 
     def _cost(self, rows: int, *, backward: int = 0, sums: int = 0) -> float:
-        """What a forward pass over few rows costs, in forward and backward passes of one full microbatch.
+        """Counts the cost of a forward pass over few rows, in forward and backward passes of one full microbatch.
 
         Args:
             backward: backward passes through the activations, each as dear as a forward pass. sums: how often gradients of the
@@ -386,7 +400,7 @@ class Start:
 
     @property
     def _dead(self) -> bool:
-        """Whether no trained tensor at all had a gradient in :meth:`_prove`."""
+        """Tells whether no trained tensor at all had a gradient in :meth:`_prove`."""
         return self._exact is not None and len(self._exact.silent) == len(self._router.tensors)
 
     def _require_alive(self) -> None:
@@ -420,10 +434,6 @@ class Start:
             "the loss function, the labels and the initial weights (nothing was charged)",
         )
 
-    def _require_nothing_written(self) -> None:
-        self._sandbox.kept.changed()
-        self._require_unwritten()
-
     def _require_unwritten(self) -> None:
         """Raises if a forward of the probes tried to write what the model keeps."""
         name = self._sandbox.kept.written
@@ -439,14 +449,6 @@ class Start:
             f"the forward writes {name!r}, which the model keeps: what a contribution leaves there is released without noise "
             f"and read by others (max_norm of an embedding, a codebook, a counter); switch it off",
         )
-
-    def _hint(self) -> AbstractContextManager[object]:
-        return _Hint() if self._made.made_up else nullcontext()
-
-    def _tensors_of(self, site: Site) -> Iterator[str]:
-        router = self._router
-        for index in site.tensors.values():
-            yield router.tensors[index][1].name
 
     def _tell(self, unseen: Sequence[str]) -> None:
         """Warns of branches by content, and of tensors without any gradient; rounding alone is told in the header."""
@@ -471,22 +473,6 @@ class Start:
                 f"the probes saw no gradient in {len(unseen)} trained tensors ({shown}); the ledger's header names "
                 f"them as UNPROBED. A run stops where a module first runs that no probe saw",
                 Unprobed,
-                stacklevel=2,
-            )
-
-
-class _Hint:
-    """Says what may help where the user's loop raises on rows that were made up."""
-
-    def __enter__(self) -> "_Hint":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if kind is GeneratorExit:
-            warnings.warn(
-                "PROBE_NEEDED: the loop ended inside a start-up probe, which runs on made-up rows; if the error is about their "
-                f"values (zeros and ones, labels of {IGNORED} among them), {HOW_TO}",
-                ProbeFailed,
                 stacklevel=2,
             )
 

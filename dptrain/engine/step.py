@@ -3,8 +3,7 @@
 Training, the measurement of a plan and the comparison without privacy run this loop. They differ in its `Parts`.
 """
 
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -12,6 +11,7 @@ import torch
 
 from dptrain.data.microbatch import Microbatch
 from dptrain.errors import NonFinite, StepOrder
+from dptrain.progress import progress_bar
 from dptrain.routing import Router
 from dptrain.sandbox import Loop, Sandbox
 
@@ -86,10 +86,10 @@ class Steps(Generic[Planned]):
 
     Args:
         parts: what a step does. first: number of the first step. last: that of the last. title: of the progress bar.
-        shown: whether there is a bar; None for one on a terminal.
+        shown: whether there is a bar on a terminal.
     """
 
-    def __init__(self, parts: Parts[Planned], first: int, last: int, title: str, shown: bool | None = None) -> None:
+    def __init__(self, parts: Parts[Planned], first: int, last: int, title: str, shown: bool = True) -> None:
         self._parts = parts
         self._numbers = range(first, last + 1)
         self._title = title
@@ -99,11 +99,12 @@ class Steps(Generic[Planned]):
         return len(self._numbers)
 
     def __iter__(self) -> Iterator[LogicalStep[Planned]]:
-        with _progress(self._title, len(self), self._shown) as advance:
-            for number in self._numbers:
+        with progress_bar(self._title, lambda: len(self), shown=self._shown) as progress:
+            for done, number in enumerate(self._numbers, start=1):
                 yield LogicalStep(self._parts, number)
                 self._parts.settle(number)  # the loop called optimizer.step()
-                advance()
+                if progress is not None:
+                    progress(done)
         self.finish()
 
     def finish(self) -> None:
@@ -186,18 +187,3 @@ def check_parameters(tensors: Sequence[tuple[str, torch.Tensor]], step: int) -> 
                 f"parameter {name!r} is not finite after step {step}: the update diverged; lower the learning rate, and resume "
                 "from the last checkpoint (steps taken since are charged)",
             )
-
-
-@contextmanager
-def _progress(title: str, total: int, shown: bool | None) -> Iterator[Callable[[], None]]:
-    """Draws a bar on standard error, by default on a terminal only; it shows public numbers."""
-    if not (sys.stderr.isatty() if shown is None else shown):
-        yield lambda: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("steps", total=total)
-        yield lambda: bar.advance(task)

@@ -7,7 +7,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
 from dptrain.errors import ConfigError
 from dptrain.noise.keystream import WORDS, ChaChaStream, Keyed
-from dptrain.noise.lattice import SUM_LIMIT, Claims, LatticeGaussian, require_std
+from dptrain.noise.lattice import SUM_LIMIT, Claims, LatticeGaussian, require_releasable
 from dptrain.noise.mechanism import Independent, Source, register_mechanism
 from dptrain.noise.normals import TAIL, TAIL_LANE
 from ledger.accountants.table import DEVICE, LATTICE_BITS
@@ -144,9 +144,7 @@ class DeviceGaussian(Independent):
         Raises:
             ConfigError: the device does not compute as the RFC or as float64 asks for, code NOISE_DEVICE.
         """
-        require_std(std)
-        if not clipped_sum.is_contiguous():
-            raise ValueError("the clipped sum must be contiguous: noise is addressed by flat offset")
+        require_releasable(clipped_sum, std)
         device = clipped_sum.device
         require(device)
         self._claims.claim(step, lane)

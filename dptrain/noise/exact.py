@@ -126,7 +126,7 @@ class ExactSampler:
         self._shift = law.bits - law.cell_bits
         self._resolution = min(52, 63 - self._shift)
         self.decided_exactly = 0
-        """How many draws were decided in exact arithmetic; for tests, and not exact itself if threads draw at the same time."""
+        """Number of draws decided in exact arithmetic; for tests, and not exact itself if threads draw at the same time."""
 
     def integers(self, stream: Blocks, step: int, lane: int, start: int, count: int) -> np.ndarray:
         """Integers (int64, shape (count,)) of coordinates [start, start + count).

@@ -13,7 +13,7 @@ import torch
 
 from dptrain.noise.keystream import KeyStream
 from dptrain.noise.mechanism import Independent
-from dptrain.noise.normals import TAIL_LANE, BoxMuller
+from dptrain.noise.normals import TAIL_LANE, Blocks, BoxMuller
 from dptrain.noise.threads import Threads
 from ledger.accountants.table import LATTICE_BITS
 
@@ -42,10 +42,12 @@ def rounding_margin(coordinates: int, multiplier: float) -> float:
     return multiplier * math.sqrt(coordinates) * 2.0**-LATTICE_BITS
 
 
-def require_std(std: float) -> None:
-    """Raises ValueError for what is no standard deviation."""
+def require_releasable(clipped_sum: torch.Tensor, std: float) -> None:
+    """Raises ValueError for what is no standard deviation, and for a sum whose noise has no flat offset."""
     if not (math.isfinite(std) and std > 0.0):
         raise ValueError(f"noise standard deviation must be finite and positive, got {std}")
+    if not clipped_sum.is_contiguous():
+        raise ValueError("the clipped sum must be contiguous: noise is addressed by flat offset")
 
 
 class Claims:
@@ -68,7 +70,64 @@ class Claims:
         self._lanes.add(lane)
 
 
-class LatticeGaussian(Independent):
+class OnHost(Independent):
+    """Adds whole numbers of lattice steps to clipped sums, on the processor and on several threads.
+
+    A kind of noise gives them by `noise`. The lattice has the step ``gamma = s * 2^-bits``; sums are cut at ``limit`` steps.
+
+    Args:
+        stream: of the noise. bits: of the lattice. limit: largest sum in lattice steps. chunk: coordinates of one `noise`.
+    """
+
+    def __init__(self, stream: Blocks, bits: int, limit: float, chunk: int) -> None:
+        self._stream = stream
+        self._bits, self._limit, self._chunk = bits, limit, chunk
+        self._claims = Claims()
+        self._threads = Threads(MOST_THREADS)
+
+    def noise(self, step: int, lane: int, start: int, count: int, draws: int) -> np.ndarray:
+        """Returns the noise of part of a tensor in lattice steps, whole numbers; any number of threads may ask at a time."""
+        raise NotImplementedError
+
+    def release_(
+        self, clipped_sum: torch.Tensor, std: float, normalizer: float, *, step: int, lane: int, draws: int = 1
+    ) -> torch.Tensor:
+        """Turns a clipped sum into its private release, in place; see `dptrain.noise.mechanism.Mechanism`.
+
+        Args:
+            clipped_sum: sum over contributions of clipped gradients, any shape, float32 or float64, contiguous.
+            std: s > 0. normalizer: the public constant that divides the noised sum.
+            step: logical step, 1-based. lane: index of the tensor in the schedule.
+            draws: how many draws make up the noise.
+
+        Raises:
+            ValueError: std not finite and positive, tensor not contiguous, or an address released twice.
+        """
+        require_releasable(clipped_sum, std)
+        self._claims.claim(step, lane)
+        gamma = std * 2.0**-self._bits
+        host = clipped_sum.to("cpu", torch.float64)  # the sum itself where it lies there
+        flat, scale = host.view(-1).numpy(), gamma / normalizer
+
+        def draw(start: int) -> None:
+            part = flat[start : start + self._chunk]
+            np.divide(part, gamma, out=part)
+            np.clip(np.rint(part, out=part), -self._limit, self._limit, out=part)
+            part += self.noise(step, lane, start, len(part), draws)  # both below 2^53: exact
+            part *= scale
+
+        self._threads.each(draw, range(0, len(flat), self._chunk))
+        if host is not clipped_sum:
+            clipped_sum.copy_(host)
+        return clipped_sum
+
+    def destroy(self) -> None:
+        """Forgets the key; nothing can be drawn again."""
+        self._threads.close()
+        del self._stream
+
+
+class LatticeGaussian(OnHost):
     """Adds N(0, s^2) on the lattice to a clipped sum, reading noise from a :class:`KeyStream`.
 
     Guarantee: the output of :meth:`release_` is ``gamma/normaliser`` times an integer per coordinate, the noise integer of
@@ -78,9 +137,7 @@ class LatticeGaussian(Independent):
     """
 
     def __init__(self, stream: KeyStream) -> None:
-        self._stream = stream
-        self._claims = Claims()
-        self._threads = Threads(MOST_THREADS)
+        super().__init__(stream, LATTICE_BITS, SUM_LIMIT, CHUNK)
         self._kept = threading.local()
 
     def normals(self, step: int, lane: int, offset: int, count: int) -> torch.Tensor:
@@ -113,48 +170,8 @@ class LatticeGaussian(Independent):
             values *= draws**-0.5
         return total
 
-    def release_(
-        self, clipped_sum: torch.Tensor, std: float, normalizer: float, *, step: int, lane: int, draws: int = 1
-    ) -> torch.Tensor:
-        """Turns a clipped sum into its private release, in place.
-
-        Args:
-            clipped_sum: sum over contributions of clipped gradients, any shape, float32 or float64, contiguous.
-            std: s > 0, the scheduled noise standard deviation on the sum.
-            normalizer: the public constant that divides the noised sum.
-            step: logical step, 1-based. lane: index of the tensor in the schedule.
-            draws: how many draws make up the noise, std^2 / draws each; the same number in every release of a run.
-
-        Returns:
-            ``clipped_sum`` itself, now private.
-
-        Raises:
-            ValueError: std not finite and positive, tensor not contiguous, or an address released twice.
-        """
-        require_std(std)
-        if not clipped_sum.is_contiguous():
-            raise ValueError("the clipped sum must be contiguous: noise is addressed by flat offset")
-        self._claims.claim(step, lane)
-        gamma = std * 2.0**-LATTICE_BITS
-        host = clipped_sum.to("cpu", torch.float64)  # the sum itself where it lies there
-        flat, scale = host.view(-1).numpy(), gamma / normalizer
-
-        def draw(start: int) -> None:
-            part = flat[start : start + CHUNK]
-            np.divide(part, gamma, out=part)
-            np.clip(np.rint(part, out=part), -SUM_LIMIT, SUM_LIMIT, out=part)
-            noise = self.gaussian(step, lane, start, len(part), draws).numpy()
-            noise *= 2.0**LATTICE_BITS
-            np.add(part, np.rint(noise, out=noise), out=part)
-            part *= scale
-
-        self._threads.each(draw, range(0, len(flat), CHUNK))
-        if host is not clipped_sum:
-            clipped_sum.copy_(host)
-        return clipped_sum
-
-    def destroy(self) -> None:
-        """Forgets the key; nothing can be drawn again."""
-        self._threads.close()
-        self._kept = threading.local()
-        del self._stream
+    def noise(self, step: int, lane: int, start: int, count: int, draws: int) -> np.ndarray:
+        """Returns the normals of `gaussian` in lattice steps, rounded."""
+        noise = self.gaussian(step, lane, start, count, draws).numpy()
+        noise *= 2.0**LATTICE_BITS
+        return np.rint(noise, out=noise)

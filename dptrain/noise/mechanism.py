@@ -104,7 +104,7 @@ Maker = Callable[[Source], Mechanism]
 _MAKERS: dict[str, Maker] = {}
 
 MECHANISMS: Final[Mapping[str, Maker]] = MappingProxyType(_MAKERS)
-"""What makes the mechanism of a family, by name."""
+"""Makers of mechanisms, by the name of the family."""
 
 
 def register_mechanism(name: str) -> Callable[[Maker], Maker]:

@@ -6,10 +6,12 @@ import tomllib
 from decimal import Decimal
 from typing import Any
 
+from attest.errors import PolicyRefused
 from attest.policy import ClassRule, DepthRule, Policy
 from attest.schema import declarations
 from attest.schema.groups import Parts
-from attest.schema.text import keys
+from attest.schema.kinds import Reading
+from attest.schema.text import keys, places, read_table
 from dptrain.errors import ConfigError
 
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
@@ -55,7 +57,8 @@ def changed(policy: Policy, table: dict[str, Any], text: str) -> Policy:
             if step == "depth":
                 _make_room(target, path[-1])
         target[path[-1]] = value
-    return Policy.from_toml("\n".join(f"{key} = {as_toml_value(value)}" for key, value in table.items()))
+    read: Policy = read_table(Policy, table, "policy", Reading(PolicyRefused, places(Policy)))
+    return read
 
 
 def _make_room(depth: dict[str, Any], key: str) -> None:
@@ -64,23 +67,6 @@ def _make_room(depth: dict[str, Any], key: str) -> None:
     if any(key in form for form in forms):
         for other in [name for form in forms if key not in form for name in form]:
             depth.pop(other, None)
-
-
-def as_toml_value(value: Any) -> str:
-    """Returns a value as TOML takes it on one line."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{_key(key)} = {as_toml_value(item)}" for key, item in value.items()) + " }"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(as_toml_value, value)) + "]"
-    if isinstance(value, str):
-        return '"' + "".join(f"\\u{ord(c):04x}" if c in '"\\' or ord(c) < 32 else c for c in value) + '"'
-    if isinstance(value, Decimal):
-        # TOML wants digits on both sides of a point, and a point or an exponent in what is no integer.
-        text = f"{value:e}" if value.is_finite() else str(value).lower().replace("infinity", "inf")
-        return text.replace("E", "e")
-    return str(value)
 
 
 def settings() -> list[str]:
@@ -152,7 +138,3 @@ def _path(key: str) -> tuple[str, ...]:
         name, _, last = key[6:].rpartition(".")
         return ("class", name, last)
     return tuple(key.split("."))
-
-
-def _key(key: str) -> str:
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else as_toml_value(key)

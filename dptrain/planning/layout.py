@@ -1,8 +1,7 @@
 """Lays a policy over a stack of layers without a model: its blocks, who may touch them, and the noise on each.
 
-The stack is a number of layers then: blocks `embeddings`, `layer.0` ... `layer.N-1`, `head`. A class
-bound to name patterns or to an adapter gets blocks of those names; whether they overlap with layers only a model can
-tell.
+The stack is a number of layers then: blocks `embeddings`, `layer.0` ... `layer.N-1`, `head`. A class bound to name patterns
+or to an adapter gets blocks of those names; whether they overlap with layers only a model can tell.
 """
 
 from collections.abc import Sequence

@@ -29,11 +29,10 @@ from dptrain.clipping.resolver import Schedule, bind
 from dptrain.data.microbatch import Collate, Microbatch, build, row_names
 from dptrain.data.packing import Drawn, Planned, plan
 from dptrain.engine import refusals
-from dptrain.engine.draw import NOTHING, microbatches_of
+from dptrain.engine.draw import NOTHING, microbatches_of, noise_of
 from dptrain.engine.options import Microbatches
 from dptrain.engine.release import Phase, PrivateGradients
 from dptrain.engine.step import Steps, UnderWay, Unrecorded
-from dptrain.engine.streams import noise_of
 from dptrain.noise import KeyStream
 from dptrain.programs import quiet_libraries
 from dptrain.routing import Router, bounds_of
@@ -55,7 +54,7 @@ _WORDS = ("alpha", "river", "seven", "quiet", "stone", "green", "letter", "windo
 
 @dataclass(frozen=True, slots=True)
 class ClassCost:
-    """What one class costs.
+    """Cost of one class.
 
     Attributes:
         contributions_per_step: Expected, or assumed.
@@ -281,8 +280,7 @@ class _Run(Unrecorded[_Timed]):
         public = [rule.public for rule in self._drawn]
         depths = [self.schedule.lowest_position(rule.name) for rule in self._drawn]
         drawn = sorted((Drawn(slot, depth, 1) for slot, depth in enumerate(depths)), key=lambda one: (one.depth, one.slot))
-        groups = self._policy.noise_microbatches or 1
-        mixed = microbatches_of(drawn, public, groups, size.contributions, size.rows, fill=fill)
+        mixed = microbatches_of(drawn, public, self._policy, size)
         return found + [(None, planned, self._drawn) for planned in mixed]
 
     def _collated(self, contents: list[list[Any]], rows: int, fill: int) -> Microbatch:

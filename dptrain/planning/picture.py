@@ -28,7 +28,7 @@ UNICODE = Glyphs("█", "▒", "░", "·", "│", "▁▂▃▄▅▆▇█", "
 ASCII = Glyphs("#", "+", "o", ".", "|", "12345678", "epsilon")
 
 PLAIN = {"∞": "inf", "ε": "epsilon", "δ": "delta", "σ": "sigma", "✗": "x", "×": "x", "–": "-", "—": "-", "…": "...", "µ": "u"}
-"""What stands for a character that a screen does not take."""
+"""Replacements of characters that a screen does not take."""
 
 
 _MOST_COLUMNS = 48

@@ -65,7 +65,7 @@ def nearest_within(epsilon: Callable[[int], float], target: float, start: int, *
 
 
 Quantity = Literal["multiplier", "steps", "rate", "normalizer"]
-"""What may be solved for."""
+"""Quantities that may be solved for."""
 
 RATE_GRID = 10**9
 """Sampling rates are found on a grid of 1e-9."""
@@ -101,7 +101,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """What a class gets under the policy found: epsilon of a contribution at its presets, computed again by the whole plan."""
+    """Holds the epsilon of a contribution at a class's presets under the policy found, computed again by the whole plan."""
 
     name: str
     target: float | None

@@ -19,9 +19,10 @@ from torch import nn
 
 from attest.files import make_private_directory, sync_directory
 from dptrain.errors import ResumeRefused
-from dptrain.record.pin import HOW_ON, PIN, STATE, PinRecord, folder_name, found, opened_state
+from dptrain.record.pin import HOW_ON, PIN, STATE, PinRecord, folder_name, found, opened_state, read_record
 from dptrain.record.recorder import Recorder
 from ledger.errors import StorageFailed
+from ledger.log import Ledger
 
 KEEP = 2
 """Checkpoints kept; older ones are removed after a newer one is durable."""
@@ -137,7 +138,7 @@ def restore(
     if not available:
         return None
     path = available[-1][1]
-    record, state = load(path, recorder.read_pin)
+    record, state = load(path, recorder.ledger)
     try:
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
@@ -150,18 +151,14 @@ def restore(
     return record
 
 
-def load(path: Path, read_pin: Callable[[Path], PinRecord]) -> tuple[PinRecord, dict[str, Any]]:
-    """Reads a checkpoint back.
-
-    Args:
-        path: its directory.
-        read_pin: reads and verifies the pin in it.
+def load(path: Path, ledger: Ledger) -> tuple[PinRecord, dict[str, Any]]:
+    """Reads a checkpoint back from its directory, if the ledger holds the past that its pin names.
 
     Raises:
         PinRefused: as `dptrain.record.pin.read_record` and `dptrain.record.pin.opened_state`.
         ResumeRefused: the states are those that were saved, and cannot be read here.
     """
-    record = read_pin(path)
+    record = read_record(ledger, path)
     try:
         with opened_state(path, record) as file:
             return record, torch.load(file, map_location="cpu", weights_only=True)

@@ -1,4 +1,4 @@
-"""The earlier runs that a new run counts, read from their ledgers or from exports of them."""
+"""Reads the earlier runs that a new run counts, from their ledgers or from exports of them."""
 
 import os
 from collections.abc import Sequence
@@ -6,38 +6,48 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dptrain.errors import ConfigError, ResumeRefused
-from ledger.audit.earlier import earlier_run
+from ledger.audit.verify import earlier_run
 from ledger.errors import LeafRefused, LedgerClosed
 from ledger.leaves import Previous
 from ledger.leaves.header import COMPROMISED, SPENT
 from ledger.log import Ledger
 from ledger.log.pinned import Pin
-from ledger.replay.earlier_runs import Earlier, SpentRegistry, left_out
+from ledger.replay.earlier_runs import Earlier as EarlierRun
+from ledger.replay.earlier_runs import SpentRegistry, left_out
 
-LedgerPath = str | os.PathLike[str]
+Where = str | os.PathLike[str]
+"""A file, or a directory."""
 
 
-@dataclass(frozen=True, slots=True)
-class EarlierRuns:
-    """The costs of earlier runs, as a run is told of them.
+@dataclass(frozen=True)
+class Earlier:
+    """Names closed runs over the corpus, which count in every limit over runs.
 
     Attributes:
-        ledgers: ledgers of closed runs over the same corpus, or directories of exports of them.
-        replaces: a ledger or export whose key was lost to others, which the new one continues.
-        keys: verifier keys, or files of them, under which exports are audited, from a place that the exporter does not control.
-        owner_key: raw public key of the corpus owner, whose policies they must have.
+        ledgers: their ledgers, or directories of their exports, which are audited under ``keys``.
+        replaces: one whose key was lost to others, which this run continues, likewise.
+        keys: verifier keys, or .pub files that hold them, from a place that the exporter does not control.
+
+    Raises:
+        ConfigError: code EARLIER, one name instead of a list.
     """
 
-    ledgers: Sequence[LedgerPath] = ()
-    replaces: LedgerPath | None = None
-    keys: Sequence[LedgerPath] = ()
-    owner_key: bytes | None = None
+    ledgers: Sequence[Where] = ()
+    replaces: Where | None = None
+    keys: Sequence[Where] = ()
 
-    def registry(self, cited: tuple[Previous, ...] | None) -> SpentRegistry:
+    def __post_init__(self) -> None:
+        for name in ("ledgers", "keys"):
+            found = getattr(self, name)
+            if isinstance(found, (str, os.PathLike)):
+                raise ConfigError("EARLIER", f"{name} is {str(found)!r}, expected a list of them: [{str(found)!r}]")
+
+    def registry(self, cited: tuple[Previous, ...] | None, owner_key: bytes) -> SpentRegistry:
         """Reads every earlier run, checks each of them in full, and returns what was spent in them.
 
         Args:
             cited: what the header of a resumed run cites; None for a new run.
+            owner_key: raw public key of the corpus owner, whose policies they must have.
 
         Raises:
             LedgerClosed: code EARLIER_OPEN, an earlier run is not closed, so that more could be charged to it unseen.
@@ -48,7 +58,7 @@ class EarlierRuns:
             ConfigError: code EARLIER_KEY, an export and no key to audit it with.
         """
         named = [(ledger, SPENT) for ledger in self.ledgers] + ([(self.replaces, COMPROMISED)] if self.replaces else [])
-        runs = [self._read(ledger, reason, cited) for ledger, reason in named]
+        runs = [self._read(ledger, reason, cited, owner_key) for ledger, reason in named]
         if cited is not None and runs and {run.cited.header_digest for run in runs} != {item.header_digest for item in cited}:
             raise ResumeRefused(
                 "ANOTHER_RUN", "the run was started with other earlier ledgers; name those that it counts, or none"
@@ -57,9 +67,9 @@ class EarlierRuns:
             raise LeafRefused("EARLIER_UNCITED", f"{origin} counted what was spent in {missing.origin}; name that ledger too")
         return SpentRegistry(runs)
 
-    def _read(self, ledger: LedgerPath, reason: str, cited: tuple[Previous, ...] | None) -> Earlier:
+    def _read(self, ledger: Where, reason: str, cited: tuple[Previous, ...] | None, owner_key: bytes) -> EarlierRun:
         if not os.fspath(ledger).startswith(("postgresql:", "postgres:")) and Path(ledger).is_dir():
-            return self._audited(Path(ledger), reason, cited)
+            return self._audited(Path(ledger), reason, cited, owner_key)
         with Ledger.open(ledger, read_only=True, recompute=True) as log:
             if reason == SPENT and not log.finished:
                 raise LedgerClosed(
@@ -76,10 +86,10 @@ class EarlierRuns:
                 if item.header_digest == log.header_digest:
                     log.check_pin(Pin(item.origin, item.size, item.root, item.header_digest))
             found = Previous(log.header.origin, log.size, log.root, log.header_digest, log.state.keys.current, reason)
-            return Earlier(found, log.state, tuple(log.withdrawal_leaves()))
+            return EarlierRun(found, log.state, tuple(log.withdrawal_leaves()))
 
-    def _audited(self, export: Path, reason: str, cited: tuple[Previous, ...] | None) -> Earlier:
-        """An export, audited as `dptrain ledger verify` does before anything of it is counted."""
+    def _audited(self, export: Path, reason: str, cited: tuple[Previous, ...] | None, owner_key: bytes) -> EarlierRun:
+        """Returns the run of an export, audited as `dptrain ledger verify` does before anything of it is counted."""
         if not self.keys:
             raise ConfigError(
                 "EARLIER_KEY",
@@ -87,11 +97,11 @@ class EarlierRuns:
                 "earlier ledgers (their .pub files)",
             )
         keys = [vkey for key in self.keys for vkey in _verifier_keys(os.fspath(key))]
-        return earlier_run(export, keys, owner_key=self.owner_key, reason=reason, counted=cited or ())
+        return earlier_run(export, keys, owner_key=owner_key, reason=reason, counted=cited or ())
 
 
 def _verifier_keys(text: str) -> list[str]:
-    """The verifier keys of a file, one a line, or the one that is given itself."""
+    """Returns the verifier keys of a file, one a line, or the one that is given itself."""
     path = Path(text)
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else [text]
     found = [line.strip() for line in lines if line.strip() and not line.startswith("#")]

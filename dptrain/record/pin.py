@@ -47,7 +47,7 @@ class PinRecord(Checked):
 
 def sign_record(ledger: Ledger, step: int, isolation: str, state_bytes: int, state_sha256: bytes) -> bytes:
     """Returns the bytes of ``pin.cose``; arguments as the attributes of `PinRecord`."""
-    record = PinRecord(ledger.pin(), step, ledger.attempt, isolation, state_bytes, state_sha256)
+    record = PinRecord(ledger.pin(), step, ledger.state.attempt, isolation, state_bytes, state_sha256)
     return ledger.sign_pinned(KIND, wire.encode_row(record))
 
 

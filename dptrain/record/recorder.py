@@ -9,28 +9,26 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from attest.attestation import CommonTerms
-from attest.gate.admission import Admission, Form, SharedTerms
+from attest.gate.admission import Form, SharedTerms
 from attest.keys import generate, load_private_key, save_private_key
 from attest.policy import Policy
-from attest.withdrawal import EXPIRED
 from dptrain.clipping.resolver import Resolution
 from dptrain.data.slots import Slot, Slots
 from dptrain.errors import NotPrivateUse, ResumeRefused
-from dptrain.record.earlier_runs import EarlierRuns
-from dptrain.record.pin import PinRecord, read_record, sign_record
-from dptrain.record.registry_watch import cited_roots
+from dptrain.record.earlier_runs import Earlier
+from dptrain.record.pin import PinRecord
 from ledger.accountants import to_micro_up
 from ledger.errors import BudgetExceeded
-from ledger.leaves import Header, HeaderSpec
+from ledger.leaves import Charge, HeaderSpec
 from ledger.leaves.weights import WeightRecord, frozen_digest
-from ledger.log.ledger import AdmitSpec, Ledger, Window
+from ledger.log.ledger import AdmitSpec, Ledger
 from ledger.note import NoteSigner
 from ledger.storage.beside import read_public, write_public
-from ledger.storage.opening import exists, set_unfinished_aside
+from ledger.storage.fsck import set_unfinished_aside
 from ledger.storage.place import Place
+from ledger.storage.store import exists
 
 
 class Recorder:
@@ -46,7 +44,7 @@ class Recorder:
         origin: str,
         resume: bool,
         owner_public: bytes,
-        earlier: EarlierRuns,
+        earlier: Earlier,
     ) -> None:
         self.place = place
         if resume:
@@ -60,15 +58,15 @@ class Recorder:
                 "new run",
             )
         self.owner_public = owner_public
-        self._signer = _signer(Path(key_path) if key_path else place.key, origin, place, make=not self.resuming)
-        self._ledger: Ledger | None = Ledger.open(place, self._signer) if self.resuming else None
+        self.signer = _signer(Path(key_path) if key_path else place.key, origin, place, make=not self.resuming)
+        self._ledger: Ledger | None = Ledger.open(place, self.signer) if self.resuming else None
         try:
             self._publish()
-            self._spent = earlier.registry(None if self._ledger is None else self._ledger.header.previous)
+            self._spent = earlier.registry(None if self._ledger is None else self._ledger.header.previous, owner_public)
         except BaseException:
             self.close()
             raise
-        self._window: Window | None = None
+        self._window: Charge | None = None
         self._commitment = b""
 
     @property
@@ -80,18 +78,9 @@ class Recorder:
         return self._ledger
 
     @property
-    def private_key(self) -> Ed25519PrivateKey:
-        """The key that signs the ledger."""
-        return self._signer.private_key
-
-    @property
     def begun(self) -> bool:
         """Tell if there is a ledger already."""
         return self._ledger is not None
-
-    @property
-    def run_id(self) -> bytes:
-        return self.ledger.header.run_id
 
     def require_clock(self, now: int, *, accepted: bool = False) -> None:
         """Refuses, before anything is written, a clock that ran far ahead since the last leaf of the run, or is behind it.
@@ -108,33 +97,24 @@ class Recorder:
                 self._ledger.accept_clock(now)
             self._ledger.require_clock(now)
 
-    def admission_time(self, now: int) -> int:
-        """Returns the gate's ``now``: that of the recorded admission when a run is resumed, so that verdicts repeat."""
-        return self._ledger.header.time if self._ledger is not None else now
-
-    def registry_roots(self) -> list[bytes]:
-        """Returns the registry roots that a resumed run's ledger cites, the header's first; none where there is no ledger."""
-        return [] if self._ledger is None else cited_roots(self._ledger)
-
-    def plan(self, header: HeaderSpec, slots: Sequence[Slot], now: int) -> Header:
-        """Returns the header leaf of a new run, held against what its contributions may spend over all runs; writes nothing.
+    def plan(self, header: HeaderSpec, slots: Sequence[Slot], now: int) -> None:
+        """Holds a new run against what its contributions may spend over all runs; writes nothing.
 
         Raises:
             BudgetExceeded: the run could spend more of a contribution than it signed for all runs.
         """
         self._steps = header.policy.policy
         header = replace(header, previous=self._spent.previous)
-        leaf = header.header(origin=self._signer.name, log_vkey=self._signer.vkey, time=now)
+        leaf = header.header(origin=self.signer.name, log_vkey=self.signer.vkey, time=now)
         names = [rule.name for rule in self._steps.classes]
         if not self._spent.previous:
             # Without earlier runs the plan of a contribution follows from its bounds and limits, which a form shares.
             try:
                 self._spent.require_within(leaf, _one_of_each_form(slots, names))
-                return leaf
+                return
             except BudgetExceeded:
                 pass  # who else is beyond a limit is counted below
         self._spent.require_within(leaf, _admissions(slots, names))
-        return leaf
 
     def open(self, header: HeaderSpec, slots: Sequence[Slot], now: int) -> int | None:
         """Creates the ledger with its admissions and returns attempt 0; for a resumed run checks it and returns None.
@@ -149,19 +129,22 @@ class Recorder:
         if self._ledger is None:
             self.plan(header, slots, now)
             header = replace(header, previous=self._spent.previous)
-            self._ledger = Ledger.create(self.place, header, self._signer, now=now)
+            self._ledger = Ledger.create(self.place, header, self.signer, now=now)
         else:
             _require_same(self._ledger, header)
         if not self.ledger.state.contributions:
+            if len(self._spent.previous) != len(self.ledger.header.previous):
+                raise ResumeRefused(
+                    "EARLIER", "the header cites earlier runs and nobody is admitted yet; name their ledgers again"
+                )
             found = _admissions(slots, names)
-            self._require_earlier()
             self.ledger.admit(map(self._carried, found) if self.ledger.header.previous else found, now=now)
         self.ledger.withdraw_all(self._spent.withdrawn_among(self.ledger.state.contributions), now=now)
-        return self.ledger.attempt if fresh else None
+        return self.ledger.state.attempt if fresh else None
 
     def _publish(self) -> None:
         """Writes the verifier keys of the ledger where none are; of a resumed run refuses a file without the one that signs."""
-        path, vkey = self.place.public, self._signer.vkey
+        path, vkey = self.place.public, self.signer.vkey
         known = read_public(path)
         if vkey in known:
             return
@@ -172,11 +155,6 @@ class Recorder:
                 "file checks another's signatures; remove it to have it written anew, and tell those who have it",
             )
         write_public(path, [vkey] if self._ledger is None else self._ledger.state.keys.vkeys)
-
-    def _require_earlier(self) -> None:
-        """Refuses to admit anybody to a ledger whose header cites other earlier runs than were named."""
-        if len(self._spent.previous) != len(self.ledger.header.previous):
-            raise ResumeRefused("EARLIER", "the header cites earlier runs and nobody is admitted yet; name their ledgers again")
 
     def _carried(self, admission: AdmitSpec) -> AdmitSpec:
         """Returns an admission with what its contribution spent before."""
@@ -189,21 +167,13 @@ class Recorder:
         """Returns the descriptor hashes in the order of their admission."""
         return [entry.descriptor_hash for entry in self.ledger.state.contributions.values()]
 
-    def admitted_classes(self) -> list[int]:
-        """Returns the place of its class in the policy, per contribution in the order of admission."""
-        return [entry.class_index for entry in self.ledger.state.contributions.values()]
-
-    def occurrences(self) -> list[int]:
-        """Returns how often each was drawn in all attempts, in the order of admission, where the ledger says so."""
-        return [entry.occurrences for entry in self.ledger.state.contributions.values()]
-
     def resume(self, from_step: int, pin: PinRecord | None, now: int) -> int:
         """Starts a new attempt after ``from_step``; every re-executed step is charged again. Warns where they run short."""
         attempt = self.ledger.resume(from_step, None if pin is None else pin.pin, now=now)
         left = self._steps_left(from_step)
         if from_step + left < self._steps.steps:
             end, steps = from_step + left, self._steps.steps
-            earliest = self.ledger.state.order.earliest_resume(self.ledger.charged_steps)
+            earliest = self.ledger.state.order.earliest_resume(self.ledger.state.charged)
             warnings.warn(
                 f"the policy pays for {left} more steps, so this attempt ends at step {end} of {steps}; only from a checkpoint "
                 f"at step {earliest} or later is the last step in reach. Another run may sign more redo_steps",
@@ -213,20 +183,7 @@ class Recorder:
 
     def _steps_left(self, step: int) -> int:
         """Returns how many steps the policy still pays for after `step`, over all attempts."""
-        return self.ledger.state.order.steps_left(step, self.ledger.charged_steps)
-
-    def read_pin(self, folder: Path) -> PinRecord:
-        """Verifies the pin of a model checkpoint, and refuses a ledger that is behind it, forked from it, or another."""
-        return read_record(self.ledger, folder)
-
-    @property
-    def isolation(self) -> str:
-        """Return how statement A stands, as far as it is recorded."""
-        return self.ledger.state.isolation.told
-
-    def sign_pin(self, step: int, isolation: str, state_bytes: int, state_sha256: bytes) -> bytes:
-        """Signs where the ledger stands, statement A, and which states a model checkpoint after ``step`` holds."""
-        return sign_record(self.ledger, step, isolation, state_bytes, state_sha256)
+        return self.ledger.state.order.steps_left(step, self.ledger.state.charged)
 
     def commit_stream(self, commitment: bytes) -> None:
         """Takes the hiding commitment to this attempt's noise key; windows derive their public stream ids from it."""
@@ -266,15 +223,6 @@ class Recorder:
                 "NOISE_OF_STEP", f"step {step} would run with noise {tuple(stds)} per class, the ledger charged {charged}"
             )
 
-    @property
-    def draws_public(self) -> bool:
-        """Tell if the ledger records who was drawn."""
-        return self.ledger.header.occurrences_public
-
-    def draw(self, step: int, slots: Iterable[int], now: int) -> None:
-        """Durably records who takes part in a step, where that is public; slots are in the order of admission."""
-        self.ledger.draw(step, slots, now=now)
-
     def settle(self, step: int, now: int) -> None:
         assert self._window is not None
         self.ledger.settle(self._window, step - self._window.first_step + 1, now=now)
@@ -285,31 +233,6 @@ class Recorder:
         frozen = frozen_digest(records, self.ledger.header.stack.names)
         digest = self.ledger.keep_weights(records)
         self.ledger.close_epoch(step, digest, isolation=isolation, frozen_digest=frozen, now=now)
-
-    def expire(self, admissions: Iterable[Admission], now: int) -> None:
-        """Withdraws contributions whose validity has ended, with the attestation that says so as evidence."""
-        self.ledger.withdraw_all(((a.descriptor_hash, EXPIRED, a.attestation_hash) for a in admissions), now=now)
-
-    def take_registry(self, root: bytes, now: int) -> None:
-        """Records that the run goes by another state of the registry from here on, if it does."""
-        self.ledger.take_registry(root, now=now)
-
-    def bar(self, found: Iterable[tuple[Admission, str]], registry_root: bytes, now: int) -> None:
-        """Withdraws contributions that the registry no longer supports, with its root as evidence."""
-        self.ledger.withdraw_all(((a.descriptor_hash, reason, registry_root) for a, reason in found), now=now)
-
-    def withdraw(self, descriptor_hash: bytes, reason: str, evidence_hash: bytes, *, now: int) -> None:
-        """Records a withdrawal; from the next charge on the contribution is out of its pool."""
-        self.ledger.withdraw(descriptor_hash, reason, evidence_hash, now=now)
-
-    def withdrawn(self) -> frozenset[bytes]:
-        return self.ledger.withdrawn
-
-    def charged_in(self, attempt: int) -> Iterator[int]:
-        """Yields every step that was charged in an attempt, in order."""
-        for window in self.ledger.windows:
-            if window.attempt == attempt:
-                yield from range(window.first_step, window.first_step + window.n_steps)
 
     def finish(self, step: int, weights: Callable[[], Iterable[WeightRecord]], isolation: str, now: int) -> None:
         """Settles what is open with the steps that were released, closes the last epoch and the run; once.
@@ -375,47 +298,24 @@ def _quoted(form: Form, resolution: Resolution, classes: list[str]) -> tuple[tup
     return (name, classes.index(name), *signed.bounds), signed.limit
 
 
-def _admissions(slots: Sequence[Slot], classes: list[str]) -> Iterator[AdmitSpec]:
-    """Yields what the ledger records of slots, one at a time; what attestations share is made once."""
-    slots = Slots.of(slots)
-    made = _SharedAdmissions(slots, classes)
-    return (made.spec(index) for index in range(len(slots)))
+def _admissions(slots: Sequence[Slot], classes: list[str], indices: Iterable[int] | None = None) -> Iterator[AdmitSpec]:
+    """Yields what the ledger records of slots, of all or of some, one at a time; slots of one form share what they can."""
+    slots, shared = Slots.of(slots), SharedTerms()
+    known: dict[Form, tuple[tuple[Any, ...], tuple[int, ...], CommonTerms, bytes]] = {}
+    for index in range(len(slots)) if indices is None else indices:
+        form = slots.form(index)
+        if form not in known:
+            own, limit = _quoted(form, slots.resolution(index), classes)
+            known[form] = own, (0, *limit), shared.of(form.sample), form.sample.key_id
+        bounds, limits, terms, key_id = known[form]
+        descriptor_hash, attestation_hash, anchor, signature = slots.quoted(index)
+        yield AdmitSpec(descriptor_hash, *bounds, attestation_hash, key_id, anchor, *limits, (terms, signature))
 
 
 def _one_of_each_form(slots: Sequence[Slot], classes: list[str]) -> Iterator[AdmitSpec]:
     """Yields what the ledger records of one slot of each form: the others differ in digests, anchor and signature alone."""
-    slots = Slots.of(slots)
-    made = _SharedAdmissions(slots, classes)
-    _, firsts = np.unique(slots.numbers, return_index=True)
-    return (made.spec(int(index)) for index in np.sort(firsts))
-
-
-_Shared = tuple[tuple[Any, ...], tuple[Any, ...], CommonTerms, bytes]
-"""Class and bounds, what was spent before and limits, common terms, and key id of the admissions of a form."""
-
-
-class _SharedAdmissions:
-    """The records of slots for the ledger; slots of one form share them."""
-
-    def __init__(self, slots: Slots, classes: list[str]) -> None:
-        self._slots = slots
-        self._classes = classes
-        self._terms = SharedTerms()
-        self._known: dict[Form, _Shared] = {}
-
-    def spec(self, index: int) -> AdmitSpec:
-        """Returns what the ledger records of a slot."""
-        form = self._slots.form(index)
-        known = self._known.get(form)
-        if known is None:
-            known = self._known[form] = self._shared(form, self._slots.resolution(index))
-        bounds, limits, terms, key_id = known
-        descriptor_hash, attestation_hash, anchor, signature = self._slots.quoted(index)
-        return AdmitSpec(descriptor_hash, *bounds, attestation_hash, key_id, anchor, *limits, (terms, signature))
-
-    def _shared(self, form: Form, resolution: Resolution) -> _Shared:
-        bounds, limit = _quoted(form, resolution, self._classes)
-        return bounds, (0, *limit), self._terms.of(form.sample), form.sample.key_id
+    _, firsts = np.unique(Slots.of(slots).numbers, return_index=True)
+    return _admissions(slots, classes, np.sort(firsts).tolist())
 
 
 def _require_same(ledger: Ledger, header: HeaderSpec) -> None:

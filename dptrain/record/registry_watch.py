@@ -1,7 +1,8 @@
-"""The contributor registry of a run: which state admitted the corpus, and what has changed since.
+"""Follows the contributor registry of a run: the state that admitted the corpus, and what has changed since.
 
 The owner appends to the registry while a run trains. Before every charge the run looks whether the file changed, verifies what
-is new, and finds the contributions that may no longer be used.
+is new, and finds the contributions that may no longer be used. Registries that were seen, and signatures that verified, are
+remembered beside ledger and corpus.
 """
 
 import os
@@ -10,9 +11,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 from attest.corpus import Corpus
 from attest.errors import RegistryRefused
 from attest.gate.admission import Admission
+from attest.gate.reading import SUFFIX as READING
+from attest.gate.reading import Context, KeptReading
+from attest.policy import SignedPolicy
 from attest.registry import Registry, RegistryReader, open_registry
 from attest.registry.memory import SUFFIX, RegistryMemory
 from attest.withdrawal import CLASS_NOT_GRANTED, KEY_REVOKED, REGISTRY_REASONS
@@ -46,6 +52,23 @@ def registry_of_run(place: Place) -> Path | None:
         return None
     kept = RegistryMemory(place.side(SUFFIX), f"the ledger {place.shown}").places()
     return next((path for path in kept if path.is_file()), None)
+
+
+def reading_beside(
+    place: Place, key: Ed25519PrivateKey, signed: SignedPolicy, registry: Registry, largest: Registry | None = None
+) -> KeptReading | None:
+    """Opens the reading that is kept beside a ledger; None for a ledger on a server without a state directory.
+
+    Args:
+        place: where the ledger lies, or will lie.
+        key: its private key, from which that of the reading is derived.
+        signed: the policy.
+        registry: the state that contributions are judged against.
+        largest: the largest state that is known; None where that is the same one.
+    """
+    if place.beside is None:
+        return None
+    return KeptReading(place.side(READING), key, Context.of(signed, registry, largest))
 
 
 def cited_roots(ledger: "Ledger") -> list[bytes]:

@@ -16,8 +16,8 @@ from attest.files import make_private_directory
 from attest.policy import SignedPolicy
 from attest.registry import Registry
 from attest.schema.plain import utc, visible
-from attest.withdrawal import verify_entitled_withdrawal
-from dptrain.data.contributions import Pool
+from attest.withdrawal import EXPIRED, verify_entitled_withdrawal
+from dptrain.data.contributions import Descriptors, Pool
 from dptrain.errors import ResumeRefused
 from dptrain.record.recorder import Recorder
 from dptrain.record.registry_watch import RegistryWatch
@@ -107,14 +107,17 @@ def settle_pool(pool: Pool, registry: RegistryWatch, inbox: Inbox, recorder: Rec
     recorder.require_clock(now)
     registry.refresh(now)
     known = registry.current
-    recorder.take_registry(known.root(), now)
-    inbox.take(pool.descriptors, known, lambda *what: recorder.withdraw(*what, now=now), now)
+    ledger = recorder.ledger
+    ledger.take_registry(known.root(), now=now)
+    inbox.take(Descriptors(pool.slots), known, lambda *what: ledger.withdraw(*what, now=now), now)
     # Where the clock stepped back the charge is dated as the last leaf: nothing may have ended by then.
-    charged_at = max(now, recorder.ledger.state.last_time)
-    recorder.expire(pool.expired(charged_at), now)
-    recorder.bar(registry.barred(pool, charged_at), known.root(), now)
-    gone = recorder.withdrawn()
-    early = [admission for admission in pool.not_yet_valid(charged_at) if admission.descriptor_hash not in gone]
+    charged_at = max(now, ledger.state.last_time)
+    expired = ((one.descriptor_hash, EXPIRED, one.attestation_hash) for one in pool.expired(charged_at))
+    barred = ((one.descriptor_hash, reason, known.root()) for one, reason in registry.barred(pool, charged_at))
+    ledger.withdraw_all(expired, now=now)
+    ledger.withdraw_all(barred, now=now)
+    gone = ledger.state.withdrawals
+    early = [one for one in pool.not_yet_valid(charged_at) if one.descriptor_hash not in gone]
     if early:
         begins = max(admission.descriptor.not_before for admission in early)
         raise ResumeRefused(

@@ -1,4 +1,4 @@
-"""What text and image classification share: the loss per example, accuracy on public data, optimizer and schedule."""
+"""Gives text and image classification what they share: loss per example, accuracy on public data, optimizer, schedule."""
 
 import fnmatch
 import json
@@ -96,7 +96,7 @@ def labels_of(examples: Sequence[Any], labels: Sequence[str]) -> torch.Tensor:
 
 
 def local_or_named(path: Path | None, name: str | None) -> str:
-    """What ``from_pretrained`` is given: a directory that exists, or a hub id.
+    """Returns the source for ``from_pretrained``: a directory that exists, or a hub id.
 
     Raises:
         ConfigError: the directory does not exist, which ``transformers`` would take for a hub id.

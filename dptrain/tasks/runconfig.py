@@ -32,49 +32,61 @@ POLICY_KEYS = frozenset(
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextModel:
+class Classifier:
+    """Says of any classifier where it lies, what it predicts and what of it is trained.
+
+    Attributes:
+        path: directory of a local model, instead of a name.
+        labels: names of the classes to predict; label n of an example is the n-th of them.
+        freeze: patterns of parameter names that are not trained.
+        layers: name of the layer stack, if it is not found by structure.
+    """
+
+    path: Path | None = None
+    labels: tuple[str, ...]
+    freeze: tuple[str, ...] = ()
+    layers: str | None = None
+
+    def __post_init__(self) -> None:
+        good = len(self.labels) >= 2 and len(set(self.labels)) == len(self.labels)
+        _check("model.labels", list(self.labels), good, "two or more different names")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextModel(Classifier):
     """A sequence classifier.
 
     Attributes:
         name: ``minilm`` for the encoder that the ``minilm`` extra packages, or a hub id.
-        path: directory of a local model, instead of a name.
-        labels: names of the classes to predict; label n of an example is the n-th of them.
         max_length: tokens per example; shorter texts are padded and longer ones cut to exactly this length.
         evaluation_length: the same for public validation examples, whose length costs no training time; default
             ``max_length``.
         pooling: ``model`` for the classification head of the architecture, ``mean`` for a linear one on the mean of the token
             vectors, which fits encoders that were trained for sentence vectors.
         dropout: dropout of the encoder; private training does better without.
-        freeze: patterns of parameter names that are not trained.
-        layers: name of the layer stack, if it is not found by structure.
     """
 
     name: str = "minilm"
-    path: Path | None = None
     labels: tuple[str, ...] = ("negative", "positive")
     max_length: int = 128
     evaluation_length: int | None = None
     pooling: Literal["model", "mean"] = "model"
     dropout: float = 0.0
-    freeze: tuple[str, ...] = ()
-    layers: str | None = None
 
     def __post_init__(self) -> None:
-        _check_labels(self.labels)
-        _check("model.max_length", self.max_length, 2 <= self.max_length <= 65536, "2 to 65536 tokens")
-        longest = self.evaluation_length
-        _check("model.evaluation_length", longest, longest is None or 2 <= longest <= 65536, "2 to 65536 tokens")
+        super().__post_init__()
+        for key in ("max_length", "evaluation_length"):
+            tokens = getattr(self, key)
+            _check(f"model.{key}", tokens, tokens is None or 2 <= tokens <= 65536, "2 to 65536 tokens")
         _check("model.dropout", self.dropout, 0.0 <= self.dropout < 1.0, "0 up to but not including 1")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageModel:
-    """A vision transformer, small and fresh, or a pretrained one by ``name``.
+class ImageModel(Classifier):
+    """A vision transformer, pretrained by ``name`` or ``path``, or without either a fresh ViT of these sizes.
 
     Attributes:
-        name: hub id of a pretrained image classifier. path: directory of a local one. Without either, the model is a fresh ViT
-            of the sizes below.
-        labels: names of the classes to predict.
+        name: hub id of a pretrained image classifier.
         image_size: height and width in pixels.
         patch_size: pixels per side of a patch; divides ``image_size``.
         channels: 1 for grey pictures, 3 for colour.
@@ -82,13 +94,9 @@ class ImageModel:
         hidden_size: width of the transformer.
         hidden_layers: number of its layers.
         attention_heads: heads per layer; divides ``hidden_size``.
-        freeze: patterns of parameter names that are not trained.
-        layers: name of the layer stack, if it is not found by structure.
     """
 
     name: str | None = None
-    path: Path | None = None
-    labels: tuple[str, ...]
     image_size: int = 8
     patch_size: int = 2
     channels: int = 1
@@ -96,19 +104,15 @@ class ImageModel:
     hidden_size: int = 64
     hidden_layers: int = 4
     attention_heads: int = 4
-    freeze: tuple[str, ...] = ()
-    layers: str | None = None
 
     def __post_init__(self) -> None:
-        _check_labels(self.labels)
+        super().__post_init__()
         for key in ("image_size", "patch_size", "channels", "hidden_size", "hidden_layers", "attention_heads"):
             _check(f"model.{key}", getattr(self, key), getattr(self, key) >= 1, "1 or more")
         _check("model.pixel_max", self.pixel_max, self.pixel_max > 0.0, "more than 0")
-        _check("model.patch_size", self.patch_size, self.image_size % self.patch_size == 0, "a divisor of model.image_size")
-        _check(
-            "model.attention_heads", self.attention_heads, self.hidden_size % self.attention_heads == 0,
-            "a divisor of model.hidden_size",
-        )  # fmt: skip
+        for key, whole in (("patch_size", "image_size"), ("attention_heads", "hidden_size")):
+            part = getattr(self, key)
+            _check(f"model.{key}", part, getattr(self, whole) % part == 0, f"a divisor of model.{whole}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +136,7 @@ class DataConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """How released gradients move the model: post-processing, so it costs no privacy.
+    """Says how released gradients move the model: post-processing, so it costs no privacy.
 
     Attributes:
         name: ``adamw`` or ``sgd`` (with momentum 0.9).
@@ -386,7 +390,3 @@ def _unknown(key: str, prefix: str, known: Any, tables: dict[str, type]) -> Conf
 def _check(where: str, value: Any, good: bool, expected: str) -> None:
     if not good:
         raise ConfigError("RUN_VALUE", f"{where} is {value!r}, expected {expected}")
-
-
-def _check_labels(labels: tuple[str, ...]) -> None:
-    _check("model.labels", list(labels), len(labels) >= 2 and len(set(labels)) == len(labels), "two or more different names")

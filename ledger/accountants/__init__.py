@@ -14,16 +14,14 @@ from ledger.accountants import core, gaussian, integers, laplace, prv, renyi
 from ledger.accountants.core import (
     check_recorder,
     epsilon,
-    epsilon_capped,
     epsilon_occurrences,
     epsilon_of_phases,
     epsilon_of_phases_capped,
-    epsilon_replace,
     held_to,
     leeway,
     likely_occurrences,
 )
-from ledger.accountants.mixtures import epsilon_examples, epsilon_group, epsilon_of_principal
+from ledger.accountants.mixtures import epsilon_group, epsilon_of_principal
 from ledger.accountants.phases import (
     MAX_MULTIPLIER,
     MAX_STEPS,
@@ -53,48 +51,13 @@ from ledger.accountants.table import (
 from ledger.errors import AccountantError
 
 __all__ = [
-    "ACCOUNTANTS",
-    "MAX_MULTIPLIER",
-    "MAX_STEPS",
-    "MICRO",
-    "MIN_DELTA",
-    "TABLE",
-    "Accountant",
-    "AccountantError",
-    "Cost",
-    "Counted",
-    "Participation",
-    "Phase",
-    "Sampled",
-    "calibrate",
-    "calibrate_phases",
-    "caveat",
-    "check_epsilon",
-    "check_recorder",
-    "describe",
-    "epsilon",
-    "epsilon_capped",
-    "epsilon_examples",
-    "epsilon_group",
-    "epsilon_occurrences",
-    "epsilon_of_phases",
-    "epsilon_of_phases_capped",
-    "epsilon_of_principal",
-    "epsilon_replace",
-    "gaussian",
-    "held_to",
-    "largest_rate",
-    "largest_steps",
-    "leeway",
-    "likely_occurrences",
-    "merged",
-    "provided",
-    "refusal",
-    "register_accountant",
-    "register_cost",
-    "register_prv",
+    "ACCOUNTANTS", "MAX_MULTIPLIER", "MAX_STEPS", "MICRO", "MIN_DELTA", "TABLE", "Accountant", "AccountantError", "Cost",
+    "Counted", "Participation", "Phase", "Sampled", "calibrate", "calibrate_phases", "caveat", "check_epsilon",
+    "check_recorder", "describe", "epsilon", "epsilon_group", "epsilon_occurrences", "epsilon_of_phases",
+    "epsilon_of_phases_capped", "epsilon_of_principal", "gaussian", "held_to", "largest_rate", "largest_steps", "leeway",
+    "likely_occurrences", "merged", "provided", "refusal", "register_accountant", "register_cost", "register_prv",
     "to_micro_up",
-]
+]  # fmt: skip
 
 for _accountant in (pld.Pld(), renyi.Rdp(), renyi.Moments(), prv.Prv()):
     register_accountant(_accountant)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from ledger.accountants.phases import Counted, Phase, Sampled, check_delta, dearest, is_real, merged
-from ledger.accountants.table import ACCOUNTANTS, Recorder, check, check_accountant, refusal
+from ledger.accountants.table import ACCOUNTANTS, check, check_accountant, refusal
 from ledger.errors import AccountantError
 
 
@@ -23,12 +23,12 @@ def epsilon(
     accountant: str = "pld",
     *,
     family: str = "gaussian",
+    replace: bool = False,
 ) -> float:
     """Returns epsilon spent by ``steps`` Poisson-sampled releases.
 
-    Guarantee:
-        An upper bound on the epsilon at ``delta`` under zero-out adjacency, for a noise multiplier and a sampling rate
-        fixed before the first step.
+    Guarantee: An upper bound on the epsilon at ``delta`` under zero-out adjacency, for a noise multiplier and a sampling rate
+    fixed before the first step.
 
     Args:
         noise_multiplier: standard deviation of the noise on the sum over the clip norm (z).
@@ -37,6 +37,8 @@ def epsilon(
         delta: the delta of the policy, at least 1e-12.
         accountant: one of `ACCOUNTANTS`.
         family: the noise, by its name in `table.TABLE`; its row says what ``noise_multiplier`` means.
+        replace: content replacement, one payload against another and not against a null. Two clipped payloads differ by up to
+            twice the clip norm, so this is larger, and is printed beside it.
 
     Returns:
         Epsilon >= 0; 0.0 without steps or sampling; inf without noise.
@@ -44,28 +46,10 @@ def epsilon(
     Raises:
         AccountantError: for an unknown accountant or arguments that are no such numbers.
 
-    Source:
-        dp-accounting `PLDAccountant`; Balle and Wang (2018), Theorem 8, when every step releases (q = 1); `renyi`; `prv`.
+    Source: dp-accounting `PLDAccountant`; Balle and Wang (2018), Theorem 8, when every step releases (q = 1); `renyi`; `prv`.
     """
     phases = (Phase(noise_multiplier, sampling_rate, steps),)
-    return epsilon_of_phases(phases, delta, accountant, family=family)
-
-
-def epsilon_replace(
-    noise_multiplier: float,
-    sampling_rate: float,
-    steps: int,
-    delta: float,
-    accountant: str = "pld",
-    *,
-    family: str = "gaussian",
-) -> float:
-    """Returns epsilon under content replacement: one payload against another, not against a null.
-
-    Two clipped payloads differ by up to twice the clip norm, so this is larger than `epsilon`. Printed beside it.
-    """
-    phases = (Phase(noise_multiplier, sampling_rate, steps),)
-    return epsilon_of_phases(phases, delta, accountant, family=family, replace=True)
+    return epsilon_of_phases(phases, delta, accountant, family=family, replace=replace)
 
 
 def epsilon_of_phases(
@@ -78,9 +62,8 @@ def epsilon_of_phases(
 ) -> float:
     """Returns epsilon of a run whose noise or sampling differs between phases that were fixed before the first step.
 
-    Guarantee:
-        As `epsilon`; the order of the phases does not matter, equal ones count as one, and one phase gives the bits of
-        `epsilon`. Values are cached by schedule, so contributions with equal schedules share one computation.
+    Guarantee: As `epsilon`; the order of the phases does not matter, equal ones count as one, and one phase gives the bits of
+    `epsilon`. Values are cached by schedule, so contributions with equal schedules share one computation.
 
     Args:
         phases: the phases, in any order.
@@ -97,30 +80,14 @@ def epsilon_of_phases(
     return cached(merged(phases), check_delta(delta), accountant, family, replace)
 
 
-def epsilon_capped(
-    noise_multiplier: float,
-    sampling_rate: float,
-    steps: int,
-    occurrences: int,
-    delta: float,
-    accountant: str = "pld",
-    *,
-    family: str = "gaussian",
-) -> float:
-    """Returns epsilon when the contribution takes part in at most ``occurrences`` of the steps; see the next function."""
-    phases = (Phase(noise_multiplier, sampling_rate, steps),)
-    return epsilon_of_phases_capped(phases, occurrences, delta, accountant, family=family)
-
-
 def epsilon_of_phases_capped(
     phases: Sequence[Phase], occurrences: int, delta: float, accountant: str = "pld", *, family: str = "gaussian"
 ) -> float:
     """Returns epsilon when the contribution takes part in at most ``occurrences`` of the steps of all phases together.
 
-    Guarantee:
-        An upper bound if the sampler silently stops drawing the contribution after that many occurrences: the smaller
-        of the sampled bound and the Gaussian with mu^2 = sum of 1/z^2 over the dearest ``occurrences`` steps (joint
-        convexity over participation patterns). The cap must not be published as it takes effect.
+    Guarantee: An upper bound if the sampler silently stops drawing the contribution after that many occurrences: the smaller of
+    the sampled bound and the Gaussian with mu^2 = sum of 1/z^2 over the dearest ``occurrences`` steps (joint convexity over
+    participation patterns). The cap must not be published as it takes effect.
     """
     if type(occurrences) is not int or occurrences < 1:
         raise AccountantError("OCCURRENCES", f"the cap is a positive integer, got {occurrences!r}", nearest=1.0)
@@ -134,10 +101,9 @@ def epsilon_of_phases_capped(
 def epsilon_occurrences(loss: float, delta: float, accountant: str = "pld", *, family: str = "gaussian") -> float:
     """Returns epsilon of a contribution whose occurrences are public: counted one by one, nothing hidden by sampling.
 
-    Guarantee:
-        An upper bound under zero-out adjacency for Gaussian releases whose noise multipliers z_t depend on what is public
-        alone: for `pld` and `prv` exact for the composition, mu = sqrt(sum over its occurrences of 1/z_t^2); for `rdp` and
-        `moments` their own bound on the same.
+    Guarantee: An upper bound under zero-out adjacency for Gaussian releases whose noise multipliers z_t depend on what is
+    public alone: for `pld` and `prv` exact for the composition, mu = sqrt(sum over its occurrences of 1/z_t^2); for `rdp` and
+    `moments` their own bound on the same.
 
     Args:
         loss: mu^2, the sum over its occurrences.
@@ -145,8 +111,7 @@ def epsilon_occurrences(loss: float, delta: float, accountant: str = "pld", *, f
         accountant: one of `ACCOUNTANTS`.
         family: as in `epsilon`; refused where its epsilon is no function of that sum.
 
-    Source:
-        Balle and Wang (2018), Theorem 8; mu^2 of Gaussian mechanisms adds up (Dong, Roth and Su 2022, Corollary 3.3).
+    Source: Balle and Wang (2018), Theorem 8; mu^2 of Gaussian mechanisms adds up (Dong, Roth and Su 2022, Corollary 3.3).
     """
     check_accountant(accountant)
     delta = check_delta(delta)
@@ -199,23 +164,11 @@ def cached(phases: tuple[Phase, ...], delta: float, accountant: str, family: str
     return cost.epsilon(Sampled(phases), delta, accountant, replace=replace)
 
 
-def recorders(accountant: str, family: str = "gaussian") -> tuple[Recorder, ...]:
-    """Returns everything that has recorded epsilons by an accountant over noise of a family.
-
-    Raises:
-        AccountantError: no such accountant goes with that family.
-    """
-    check_accountant(accountant)
-    return check(family, accountant).recorders(accountant)
-
-
 def check_recorder(accountant: str, library: str, version: str, parameters: str, family: str = "gaussian") -> None:
-    """Refuses what no version of this code, or of the package that provides the accountant or family, has recorded with.
-
-    Raises:
-        AccountantError: code ACCOUNTANT_VERSION; the sentence has what is known.
-    """
-    known = recorders(accountant, family)
+    """Refuses what no version of this code, or of the package that provides the accountant or family, has recorded with. Raises
+    AccountantError: code ACCOUNTANT_VERSION; the sentence has what is known."""
+    check_accountant(accountant)
+    known = check(family, accountant).recorders(accountant)
     for row in known:
         if (row.library, row.parameters) == (library, parameters) and re.fullmatch(row.version, version):
             return
@@ -227,10 +180,8 @@ def check_recorder(accountant: str, library: str, version: str, parameters: str,
 def leeway(accountant: str, library: str, version: str, family: str = "gaussian") -> float:
     """Returns by how much an epsilon that a header's accountant recorded may exceed today's.
 
-    Guarantee:
-        0.0 for what `describe` says today, except `prv.WIDTH` for `prv`, whose figure is checked against `pld`'s; and for
-        versions that are not known. Infinite for `renyi.LOOSER`: its figure is checked to be an upper bound, and no more,
-        which the auditor notes.
+    Guarantee: 0.0 for what `describe` says today, except `prv.WIDTH` for `prv`, whose figure is checked against `pld`'s; and
+    for versions that are not known. What an installed package provides says it of its own versions.
     """
     return check(family, accountant).leeway(accountant, library, version)
 

@@ -16,8 +16,7 @@ from ledger.accountants.table import TABLE
 def of_phases(phases: Sequence[Phase], family: str) -> tuple[float, ...]:
     """Returns the divergence of phases in normal form at every order of `renyi.ORDERS`, an upper bound in both directions.
 
-    Source:
-        Those of `Cost.divergences`; of noise that is not amplified as unsampled releases.
+    Source: Those of `Cost.divergences`; of noise that is not amplified as unsampled releases.
     """
     if not phases:
         return (0.0,) * len(renyi.ORDERS)
@@ -35,8 +34,7 @@ def of_loss(loss: float, family: str) -> tuple[float, ...]:
 def room(epsilon: float, delta: float) -> tuple[float, ...]:
     """Returns at every order the largest divergence that is within (epsilon, delta), from below.
 
-    Guarantee:
-        A mechanism with at most this divergence at an order is (epsilon, delta)-DP (`renyi.least_of_order`).
+    Guarantee: A mechanism with at most this divergence at an order is (epsilon, delta)-DP (`renyi.least_of_order`).
     """
     epsilon, delta = check_epsilon(epsilon, "a limit"), check_delta(delta)
     return tuple(_room(order, epsilon, delta) for order in renyi.ORDERS)

@@ -41,9 +41,8 @@ class Gaussian(Cost):
 def epsilon_of_mu(mu: float, delta: float) -> float:
     """Returns epsilon of the pair N(0, 1) versus N(mu, 1).
 
-    Guarantee:
-        The result is never below the exact epsilon by more than rounding of the last few bits: bisection returns the
-        upper end of its bracket.
+    Guarantee: The result is never below the exact epsilon by more than rounding of the last few bits: bisection returns the
+    upper end of its bracket.
 
     Args:
         mu: separation in standard deviations; sqrt(n)/z for n releases at noise multiplier z.

@@ -37,7 +37,6 @@ class _OfLoss(Cost):
         raise NotImplementedError
 
     def epsilon(self, participation: Participation, delta: float, accountant: str, *, replace: bool = False) -> float:
-        """Returns epsilon of a run; see `Cost.epsilon`."""
         check(self.name, accountant)
         if isinstance(participation, Counted) and not participation.phases:
             loss = participation.loss
@@ -47,11 +46,9 @@ class _OfLoss(Cost):
         return of_curve(self.orders, lambda order: self.divergence(order, apart), delta) if loss else 0.0
 
     def divergences(self, participation: Participation) -> tuple[float, ...]:
-        """Returns the Rényi divergence at every order; see `Cost.divergences`."""
         return tuple(self.divergence(order, participation.loss) for order in ORDERS)
 
     def describe(self, accountant: str) -> tuple[str, str, str]:
-        """Returns (library, version, parameters) for the header of a ledger."""
         check(self.name, accountant)
         said = f"family={self.name} {self.curve} amplification=none conversion=Canonne2020-12 rounding=up-1e-6"
         return "own", "1", said

@@ -4,13 +4,14 @@ The noise multiplier z is the scale of the noise over the L1 clip norm, on the s
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace as _with
 from functools import lru_cache
 from importlib import metadata
 from typing import ClassVar, Final
 
 from ledger.accountants.integers import REAL_ORDERS, of_curve
-from ledger.accountants.phases import Counted, Participation, Phase
+from ledger.accountants.phases import Counted, Participation, Phase, merged
 from ledger.accountants.renyi import ORDERS
 from ledger.accountants.table import LATTICE_BITS, RELEASE, Cost, Recorder, check, refusal
 from ledger.errors import AccountantError
@@ -55,22 +56,16 @@ class Laplace(Cost):
         return math.fsum(p.steps / p.noise_multiplier for p in self._phases(participation))
 
     def epsilon(self, participation: Participation, delta: float, accountant: str, *, replace: bool = False) -> float:
-        """Returns epsilon of a run; see `Cost.epsilon`. Sampling amplifies it, but not under replacement.
-
-        Raises:
-            AccountantError: code FAMILY, of public occurrences only the sum of 1/z^2 is known, which does not determine it.
-        """
+        """Returns epsilon of a run; see `Cost.epsilon`. Sampling amplifies it, but not under replacement. Raises
+        AccountantError: code FAMILY, of public occurrences only the sum of 1/z^2 is known, which does not determine it."""
         check(self.name, accountant)
         phases = self._phases(participation)
-        rows = ((p.noise_multiplier, 1.0 if replace else p.sampling_rate, p.steps) for p in phases)
-        return _laplace(_merged(rows), delta, replace)
+        return _laplace(merged(_with(p, sampling_rate=1.0) if replace else p for p in phases), delta, replace)
 
     def divergences(self, participation: Participation) -> tuple[float, ...]:
-        """Returns the Rényi divergence at every order; see `Cost.divergences`."""
         return tuple(math.fsum(p.steps * _step(order, p) for p in self._phases(participation)) for order in ORDERS)
 
     def describe(self, accountant: str) -> tuple[str, str, str]:
-        """Returns (library, version, parameters) for the header of a ledger."""
         check(self.name, accountant)
         parameters = (
             f"family=laplace interval={LAPLACE_INTERVAL:g} relation=ADD_OR_REMOVE_ONE amplification=poisson rounding=up-1e-6"
@@ -93,7 +88,7 @@ class Laplace(Cost):
 
 
 @lru_cache(maxsize=4096)
-def _laplace(phases: tuple[tuple[float, float, int], ...], delta: float, replace: bool) -> float:
+def _laplace(phases: tuple[Phase, ...], delta: float, replace: bool) -> float:
     """Returns epsilon of Laplace releases, each dominated by the pair Laplace(0, z) and Laplace(1, z) sampled at rate q.
 
     That is Theorem 9 of docs/mechanism.
@@ -104,8 +99,7 @@ def _laplace(phases: tuple[tuple[float, float, int], ...], delta: float, replace
     step, and not at all where that is a tenth of delta.
     """
     sensitivity = 2.0 if replace else 1.0
-    bounds = [sensitivity / z for z, _, _ in phases]
-    steps = [count for _, _, count in phases]
+    bounds, steps = [sensitivity / p.noise_multiplier for p in phases], [p.steps for p in phases]
     pure = math.fsum(count * bound for count, bound in zip(steps, bounds, strict=True))
     without = of_curve(REAL_ORDERS, lambda order: laplace_rdp(order, bounds, steps), delta)
     lost = FFT_ERROR * sum(steps)
@@ -120,17 +114,11 @@ def _laplace(phases: tuple[tuple[float, float, int], ...], delta: float, replace
 
     relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
     accountant = PLDAccountant(relation, value_discretization_interval=interval)
-    for z, q, count in phases:
-        event = dp_accounting.LaplaceDpEvent(z / sensitivity)
-        accountant.compose(event if q == 1.0 else dp_accounting.PoissonSampledDpEvent(q, event), count)
+    for p in phases:
+        event = dp_accounting.LaplaceDpEvent(p.noise_multiplier / sensitivity)
+        sampled = event if p.sampling_rate == 1.0 else dp_accounting.PoissonSampledDpEvent(p.sampling_rate, event)
+        accountant.compose(sampled, p.steps)
     return max(0.0, min(float(accountant.get_epsilon(delta - lost)), pure, without))
-
-
-def _merged(phases: Iterable[tuple[float, float, int]]) -> tuple[tuple[float, float, int], ...]:
-    steps: dict[tuple[float, float], int] = {}
-    for z, q, count in phases:
-        steps[z, q] = steps.get((z, q), 0) + count
-    return tuple((z, q, count) for (z, q), count in sorted(steps.items()))
 
 
 def laplace_rdp(order: float, bounds: Sequence[float], steps: Sequence[int]) -> float:
@@ -151,10 +139,9 @@ def laplace_rdp(order: float, bounds: Sequence[float], steps: Sequence[int]) -> 
 def _step(order: float, phase: Phase) -> float:
     """Returns the divergence of one step.
 
-    Source:
-        Sampled at rate q, a step of pure epsilon b is of pure epsilon log(1 + q (e^b - 1)), in both directions (Balle, Barthe
-        and Gaboardi 2018, Theorem 8), and pure epsilon e has divergence at most e and order e^2 / 2 (Bun and Steinke 2016,
-        Proposition 3.3). Nor is it more than the unsampled one.
+    Source: Sampled at rate q, a step of pure epsilon b is of pure epsilon log(1 + q (e^b - 1)), in both directions (Balle,
+    Barthe and Gaboardi 2018, Theorem 8), and pure epsilon e has divergence at most e and order e^2 / 2 (Bun and Steinke 2016,
+    Proposition 3.3). Nor is it more than the unsampled one.
     """
     bound = 1.0 / phase.noise_multiplier
     pure = math.log1p(phase.sampling_rate * math.expm1(bound)) if bound < 600.0 else bound

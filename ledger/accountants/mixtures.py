@@ -28,8 +28,10 @@ _NEWTON: Final = 100
 def epsilon_group(noise_multiplier: float, sampling_rate: float, steps: int, group_size: int, delta: float) -> float:
     """Returns epsilon for all of ``group_size`` alike contributions of one person together.
 
-    Guarantee:
-        As `epsilon_of_principal`.
+    It is that of a contribution, too, whose examples are drawn and clipped one by one, each to the whole clip norm: for
+    comparison, as dptrain clips a contribution once (docs/mechanism), which costs what one example does here.
+
+    Guarantee: As `epsilon_of_principal`.
     """
     if type(group_size) is not int or not 1 <= group_size <= MAX_MEMBERS:
         nearest = float(min(max(group_size, 1), MAX_MEMBERS)) if type(group_size) is int else None
@@ -38,34 +40,21 @@ def epsilon_group(noise_multiplier: float, sampling_rate: float, steps: int, gro
     return epsilon_of_principal([Phase(noise_multiplier, sampling_rate, steps)] * group_size, delta)
 
 
-def epsilon_examples(noise_multiplier: float, sampling_rate: float, steps: int, examples: int, delta: float) -> float:
-    """Returns epsilon of a contribution whose examples are drawn and clipped one by one, each to the whole clip norm.
-
-    For comparison: dptrain clips a contribution once (docs/mechanism), which costs what one example does here.
-
-    Guarantee:
-        As `epsilon_of_principal`.
-    """
-    return epsilon_group(noise_multiplier, sampling_rate, steps, examples, delta)
-
-
 def epsilon_of_principal(contributions: Sequence[Phase], delta: float) -> float:
     """Returns epsilon for all contributions of one person together, null against present.
 
-    Guarantee:
-        An upper bound under zero-out adjacency of the whole set, for contributions that are drawn independently and a noise
-        that is fixed before the first step; both directions. Whitened, contribution j shifts a step by at most 1/z_j where it
-        is drawn, so the step is dominated by N(S, 1) against N(0, 1) with S the sum of 1/z_j over those drawn. Contributions
-        of fewer steps count as if they were there in all (a smaller rate is a larger one, post-processed). Never above the
-        unsampled Gaussian with mu = sum of sqrt(steps_j) / z_j.
+    Guarantee: An upper bound under zero-out adjacency of the whole set, for contributions that are drawn independently and a
+    noise that is fixed before the first step; both directions. Whitened, contribution j shifts a step by at most 1/z_j where it
+    is drawn, so the step is dominated by N(S, 1) against N(0, 1) with S the sum of 1/z_j over those drawn. Contributions of
+    fewer steps count as if they were there in all (a smaller rate is a larger one, post-processed). Never above the unsampled
+    Gaussian with mu = sum of sqrt(steps_j) / z_j.
 
     Args:
         contributions: one phase per contribution: its noise multiplier, sampling rate and steps.
         delta: the delta of the policy.
 
-    Source:
-        Choquette-Choo, Ganesh, Steinke and Thakurta (2023), Corollary 4.7 (vectors are dominated by their norms); for
-        occurrences that are public, mu adds up (Dong, Roth and Su 2022): `epsilon_occurrences((sum of mu_j)^2)`.
+    Source: Choquette-Choo, Ganesh, Steinke and Thakurta (2023), Corollary 4.7 (vectors are dominated by their norms); for
+    occurrences that are public, mu adds up (Dong, Roth and Su 2022): `epsilon_occurrences((sum of mu_j)^2)`.
     """
     delta = check_delta(delta)
     present = (p for p in contributions if p.steps and p.sampling_rate)

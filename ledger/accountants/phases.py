@@ -60,9 +60,8 @@ class Phase:
 def merged(phases: Iterable[Phase]) -> tuple[Phase, ...]:
     """Returns the normal form of a schedule: equal phases as one, empty ones gone, ascending in (z, q).
 
-    Guarantee:
-        Two schedules that differ in the order of their phases only have the same normal form. Epsilon of non-adaptive
-        phases does not depend on their order, so it is a function of the normal form, and cached by it.
+    Guarantee: Two schedules that differ in the order of their phases only have the same normal form. Epsilon of non-adaptive
+    phases does not depend on their order, so it is a function of the normal form, and cached by it.
 
     Raises:
         AccountantError: for something that is no phase, or more steps together than `MAX_STEPS`.
@@ -134,11 +133,7 @@ def dearest(phases: Iterable[Phase], occurrences: int) -> Counted:
 
 
 def check_delta(delta: object) -> float:
-    """Returns delta as a float.
-
-    Raises:
-        AccountantError: unless it lies in [1e-12, 1).
-    """
+    """Returns delta as a float. Raises AccountantError: unless it lies in [1e-12, 1)."""
     if not is_real(delta) or not MIN_DELTA <= delta < 1.0:
         nearest = MIN_DELTA if is_real(delta) and delta < MIN_DELTA else None
         hint = "; the smallest that can be accounted for is 1e-12" if nearest else ""
@@ -147,11 +142,7 @@ def check_delta(delta: object) -> float:
 
 
 def check_epsilon(epsilon: object, what: str = "the target epsilon") -> float:
-    """Returns a target or budget as a float.
-
-    Raises:
-        AccountantError: unless it is a positive finite number.
-    """
+    """Returns a target or budget as a float. Raises AccountantError: unless it is a positive finite number."""
     if not is_real(epsilon) or not 0.0 < epsilon < math.inf:
         raise AccountantError("EPSILON", f"{what} is a positive finite number, got {epsilon!r}")
     return float(epsilon)

@@ -39,9 +39,8 @@ def register(source: Source, about: About) -> None:
 def epsilon(phases: Sequence[Phase], delta: float, pld_value: float) -> float:
     """Returns the value of record of `prv`, given that of `pld` for the same phases.
 
-    Guarantee:
-        Never below ``pld_value``, which is an upper bound by itself; at most `WIDTH` above. Where nothing is sampled, it is
-        ``pld_value``, which then is exact.
+    Guarantee: Never below ``pld_value``, which is an upper bound by itself; at most `WIDTH` above. Where nothing is sampled, it
+    is ``pld_value``, which then is exact.
     """
     if all(p.sampling_rate == 1.0 or p.noise_multiplier < pld.UNSAMPLED_BELOW for p in phases):
         return pld_value
@@ -58,15 +57,12 @@ class Prv(Accountant):
     held_to: ClassVar[str] = "pld"
 
     def sampled(self, phases: tuple[Phase, ...], delta: float, family: str, *, replace: bool = False) -> float:
-        """Returns `epsilon`."""
         return epsilon(phases, delta, pld.epsilon_of_phases(phases, delta))
 
     def counted(self, participation: Counted, delta: float, family: str) -> float:
-        """Returns the exact epsilon of the composition."""
         return pld.epsilon_of_counted(participation, delta)
 
     def describe(self) -> tuple[str, str, str]:
-        """Returns (library, version, parameters) for the header of a ledger."""
         about = _plugged[0][1]() if _plugged else None
         if about is None:
             return "dptrain", pld.KERNEL, ALONE

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any, ClassVar, Final
 
 from ledger.accountants.phases import Counted, Phase
-from ledger.accountants.table import Accountant, Recorder
+from ledger.accountants.table import Accountant
 
 ORDERS: Final = (*(k / 10 for k in range(11, 110)), *(float(k) for k in range(12, 64)), 128.0, 256.0, 512.0)
 """Orders alpha of the accountant `rdp`: opacus's own, and three more, without which epsilon is loose where little is spent."""
@@ -23,17 +23,13 @@ UNSAMPLED_BELOW: Final = 0.02
 """Below this noise multiplier sampling is ignored, which is valid: A_alpha grows with q."""
 
 KERNEL: Final = "renyi-2"
-"""Changes with every change of these numbers; what the one before said is `LOOSER`."""
+"""Changes with every change of these numbers."""
 
 PARAMETERS: Final = {
     "rdp": "orders=1.1..10.9/0.1,12..63,128,256,512 conversion=Asoodeh2021,Balle2020",
     "moments": "lambda=1..32 conversion=Abadi2016,chi2",
 }
 """What the ledger's header says of the two accountants, before the words of `describe`."""
-
-LOOSER: Final = "renyi-1"
-"""Version whose Gaussian figures were larger than today's wherever they differ: converted by `of_order` alone, and for
-`moments` by its tail bound alone, which have a floor however little is spent."""
 
 _LOG_2: Final = math.log(2.0)
 _SPAN: Final = 12.0
@@ -44,17 +40,7 @@ class _Renyi(Accountant):
     """Composes moments of the Gaussian mechanism; the two accountants differ in orders and conversion."""
 
     def describe(self) -> tuple[str, str, str]:
-        """Returns (library, version, parameters) for the header of a ledger."""
         return "dptrain", KERNEL, f"{PARAMETERS[self.name]} relation=ADD_OR_REMOVE_ONE rounding=up-1e-6"
-
-    def recorders(self) -> tuple[Recorder, ...]:
-        """Returns today's version and the looser one."""
-        library, version, parameters = self.describe()
-        return tuple(Recorder(library, known, parameters) for known in (version, LOOSER))
-
-    def leeway(self, library: str, version: str) -> float:
-        """Returns infinity for `LOOSER`, whose figure is held to be an upper bound and no more, which the auditor notes."""
-        return math.inf if (library, version) == ("dptrain", LOOSER) else 0.0
 
 
 class Rdp(_Renyi):
@@ -63,11 +49,9 @@ class Rdp(_Renyi):
     name: ClassVar[str] = "rdp"
 
     def sampled(self, phases: tuple[Phase, ...], delta: float, family: str, *, replace: bool = False) -> float:
-        """Returns `epsilon`."""
         return epsilon(phases, delta)
 
     def counted(self, participation: Counted, delta: float, family: str) -> float:
-        """Returns `epsilon_of_loss`."""
         return epsilon_of_loss(participation.loss, delta)
 
 
@@ -77,11 +61,9 @@ class Moments(_Renyi):
     name: ClassVar[str] = "moments"
 
     def sampled(self, phases: tuple[Phase, ...], delta: float, family: str, *, replace: bool = False) -> float:
-        """Returns the epsilon of `moments`."""
         return moments(phases, delta)[0]
 
     def counted(self, participation: Counted, delta: float, family: str) -> float:
-        """Returns the epsilon of `moments_of_loss`."""
         return moments_of_loss(participation.loss, delta)[0]
 
     def caveat(self, phases: tuple[Phase, ...], delta: float) -> str | None:
@@ -102,12 +84,10 @@ class Moments(_Renyi):
 def epsilon(phases: Sequence[Phase], delta: float) -> float:
     """Returns epsilon of phases in normal form, the smallest over `ORDERS`.
 
-    Guarantee:
-        An upper bound under zero-out adjacency; goes to 0 with what is spent, and is 0.0 where the second moment shows that
-        the total variation distance is at most delta.
+    Guarantee: An upper bound under zero-out adjacency; goes to 0 with what is spent, and is 0.0 where the second moment shows
+    that the total variation distance is at most delta.
 
-    Source:
-        RDP adds up over adaptive steps (Mironov 2017, Proposition 1); conversion: `least_of_order`.
+    Source: RDP adds up over adaptive steps (Mironov 2017, Proposition 1); conversion: `least_of_order`.
     """
     if not phases:
         return 0.0
@@ -131,8 +111,7 @@ def least_of_order(spent: float, order: float, delta: float) -> float:
     which bounds the total variation distance, is at most delta (Tsybakov 2009, section 2.4; half of what
     Bretagnolle and Huber's bound asks for).
 
-    Guarantee:
-        An upper bound, 0.0 at least; grows with ``spent``; never above `of_order` where that is not negative.
+    Guarantee: An upper bound, 0.0 at least; grows with ``spent``; never above `of_order` where that is not negative.
     """
     if spent == 0.0:
         return 0.0
@@ -162,13 +141,11 @@ def curve(phases: Sequence[Phase]) -> tuple[float, ...]:
 def moments(phases: Sequence[Phase], delta: float) -> tuple[float, int]:
     """Returns (epsilon, lambda) of the moments accountant: the least (sum of log A + log 1/delta) / lambda over `LAMBDAS`.
 
-    Guarantee:
-        An upper bound under zero-out adjacency, whatever lambda turns out best; never below `epsilon`. Where the best
-        lambda is the first or the last, a wider range could give less. Lambda is 0 where chi^2 <= 1 and the first moment
-        gives less as a bound on chi^2, which has no floor (`least_of_order` at order 2).
+    Guarantee: An upper bound under zero-out adjacency, whatever lambda turns out best; never below `epsilon`. Where the best
+    lambda is the first or the last, a wider range could give less. Lambda is 0 where chi^2 <= 1 and the first moment gives less
+    as a bound on chi^2, which has no floor (`least_of_order` at order 2).
 
-    Source:
-        Abadi et al. (2016), Theorem 2 with the moments of the mixture in closed form.
+    Source: Abadi et al. (2016), Theorem 2 with the moments of the mixture in closed form.
     """
     return _of_moments([
         _sum([p.steps * log_moment(p.noise_multiplier, p.sampling_rate, order + 1) for p in phases]) for order in LAMBDAS

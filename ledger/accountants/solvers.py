@@ -28,8 +28,7 @@ def calibrate(
 ) -> float:
     """Returns the smallest safe noise multiplier for a target epsilon, on a grid of 1e-6.
 
-    Guarantee:
-        The epsilon of the returned multiplier has been computed and is not above the target.
+    Guarantee: The epsilon of the returned multiplier has been computed and is not above the target.
 
     Raises:
         AccountantError: for arguments that are no such numbers, or a target that no multiplier below 1e6 meets; its
@@ -63,11 +62,10 @@ def calibrate_phases(
     top = _LARGEST_FACTOR * MICRO
     start = MICRO
     if family == "gaussian" and accountant != "rdp":
-        # Renyi bounds are quick, and near: the costly accountant starts where they end.
-        start = _near(lambda micro: _log_ratio(renyi.epsilon(scaled(micro), delta), target), MICRO, top, falls=True)
+        start = _near(lambda micro: renyi.epsilon(scaled(micro), delta), target, MICRO, top, falls=True)
     found = search(log_ratio, start, safe_end=top, unsafe_end=1, slope=1.5)
     if found is None:
-        reached = _up(cached(scaled(top), delta, accountant, family, False))
+        reached = cached(scaled(top), delta, accountant, family, False)
         raise _unreachable(target, f"no noise multiplier up to {_LARGEST_FACTOR} meets it", reached, accountant, delta)
     return found / MICRO
 
@@ -75,8 +73,7 @@ def calibrate_phases(
 def largest_steps(epsilon: float, noise_multiplier: float, sampling_rate: float, delta: float, accountant: str = "pld") -> int:
     """Returns the largest number of steps that stays within an epsilon.
 
-    Guarantee:
-        The epsilon of the returned number has been computed and is not above the target.
+    Guarantee: The epsilon of the returned number has been computed and is not above the target.
 
     Returns:
         At least 1; `phases.MAX_STEPS` where the target lasts for longer than can be accounted for.
@@ -94,14 +91,10 @@ def largest_steps(epsilon: float, noise_multiplier: float, sampling_rate: float,
 
     start = 1
     if one.sampling_rate and one.noise_multiplier:
-
-        def rough(steps: int) -> float:
-            return _log_ratio(renyi.epsilon(merged((_with(one, steps=steps),)), delta), target)
-
-        start = _near(rough, 1000, MAX_STEPS, falls=False)
+        start = _near(lambda n: renyi.epsilon((_with(one, steps=n),), delta), target, 1000, MAX_STEPS, falls=False)
     found = search(log_ratio, start, safe_end=1, unsafe_end=MAX_STEPS, slope=0.6)
     if found is None:
-        reached = _up(epsilon_of_phases((one,), delta, accountant))
+        reached = epsilon_of_phases((one,), delta, accountant)
         raise _unreachable(target, "one step spends more", reached, accountant, delta)
     return found
 
@@ -109,8 +102,7 @@ def largest_steps(epsilon: float, noise_multiplier: float, sampling_rate: float,
 def largest_rate(epsilon: float, noise_multiplier: float, steps: int, delta: float, accountant: str = "pld") -> float:
     """Returns the largest sampling rate, on a grid of 1e-9, that stays within an epsilon.
 
-    Guarantee:
-        The epsilon of the returned rate has been computed and is not above the target.
+    Guarantee: The epsilon of the returned rate has been computed and is not above the target.
 
     Raises:
         AccountantError: for arguments that are no such numbers, or if the rate 1e-9 spends more already, with its epsilon
@@ -120,21 +112,20 @@ def largest_rate(epsilon: float, noise_multiplier: float, steps: int, delta: flo
     check_accountant(accountant)
     whole = Phase(noise_multiplier, 1.0, steps)
 
+    def at_rate(grid: int) -> Phase:
+        return _with(whole, sampling_rate=grid / RATE_GRID)
+
     def log_ratio(grid: int) -> float:
-        return _log_ratio(epsilon_of_phases((_with(whole, sampling_rate=grid / RATE_GRID),), delta, accountant), target)
+        return _log_ratio(epsilon_of_phases((at_rate(grid),), delta, accountant), target)
 
     if log_ratio(RATE_GRID) <= 0.0:
         return 1.0
     start = RATE_GRID // 100
     if whole.noise_multiplier:
-
-        def rough(grid: int) -> float:
-            return _log_ratio(renyi.epsilon((_with(whole, sampling_rate=grid / RATE_GRID),), delta), target)
-
-        start = _near(rough, start, RATE_GRID, falls=False)
+        start = _near(lambda n: renyi.epsilon((at_rate(n),), delta), target, start, RATE_GRID, falls=False)
     found = search(log_ratio, start, safe_end=1, unsafe_end=RATE_GRID, slope=0.9)
     if found is None:
-        reached = _up(epsilon_of_phases((_with(whole, sampling_rate=1 / RATE_GRID),), delta, accountant))
+        reached = epsilon_of_phases((at_rate(1),), delta, accountant)
         raise _unreachable(target, f"the rate 1e-9 spends more in {steps} steps", reached, accountant, delta)
     return found / RATE_GRID
 
@@ -242,12 +233,15 @@ def _finite(value: float) -> bool:
     return abs(value) < _FAR
 
 
-def _near(log_ratio: Callable[[int], float], start: int, end: int, *, falls: bool) -> int:
-    """Returns an integer in [1, end] near the root of a monotone function, within about `_ROUGH` of 0 if that is quick."""
+def _near(rough: Callable[[int], float], target: float, start: int, end: int, *, falls: bool) -> int:
+    """Returns an integer in [1, end] at which a monotone epsilon is about the target, where that is quick.
+
+    Renyi bounds are quick, and near: the costly accountant starts where they end.
+    """
     points: list[tuple[float, float]] = []
     at = start
     for _ in range(16):
-        points.append((math.log(at), log_ratio(at)))
+        points.append((math.log(at), _log_ratio(rough(at), target)))
         x, value = points[-1]
         if abs(value) < _ROUGH:
             break
@@ -266,11 +260,8 @@ def _log_ratio(spent: float, target: float) -> float:
     return _FAR if spent == math.inf else min(max(math.log(spent / target), 1.0 - _FAR), _FAR - 1.0)
 
 
-def _up(value: float) -> float:
-    return value if math.isinf(value) else math.ceil(value * MICRO) / MICRO
-
-
-def _unreachable(target: float, reason: str, nearest: float, accountant: str, delta: float) -> AccountantError:
+def _unreachable(target: float, reason: str, reached: float, accountant: str, delta: float) -> AccountantError:
+    nearest = reached if math.isinf(reached) else math.ceil(reached * MICRO) / MICRO
     sentence = (
         f"epsilon {target:g} cannot be reached at delta {delta:g} by accountant {accountant}: {reason}; "
         f"the nearest that can is {nearest:.6g}"

@@ -7,7 +7,7 @@ and rows of other packages are registered by the same two calls; the names of th
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar, Final, TypeVar
@@ -70,8 +70,7 @@ class Accountant:
     def sampled(self, phases: tuple[Phase, ...], delta: float, family: str, *, replace: bool = False) -> float:
         """Returns epsilon of Poisson-sampled phases in normal form, each with noise.
 
-        Guarantee:
-            An upper bound at ``delta`` under zero-out adjacency, in both directions.
+        Guarantee: An upper bound at ``delta`` under zero-out adjacency, in both directions.
         """
         raise NotImplementedError
 
@@ -149,9 +148,8 @@ class Cost:
     def epsilon(self, participation: Participation, delta: float, accountant: str, *, replace: bool = False) -> float:
         """Returns epsilon of a run in which a contribution takes part in this pattern.
 
-        Guarantee:
-            An upper bound at ``delta`` under zero-out adjacency, in both directions; with ``replace``, under content
-            replacement. A family that is not amplified counts every step in full.
+        Guarantee: An upper bound at ``delta`` under zero-out adjacency, in both directions; with ``replace``, under content
+        replacement. A family that is not amplified counts every step in full.
 
         Args:
             participation: phases in normal form, each with noise; or what is public.
@@ -169,11 +167,8 @@ class Cost:
         return accountant in self.own or ACCOUNTANTS[accountant].replaces
 
     def divergences(self, participation: Participation) -> tuple[float, ...]:
-        """Returns the Rényi divergence at every order of `renyi.ORDERS`, an upper bound in both directions.
-
-        Raises:
-            AccountantError: code FAMILY; by default no such bound is known, so runs cannot be added up one after the other.
-        """
+        """Returns the Rényi divergence at every order of `renyi.ORDERS`, an upper bound in both directions. Raises
+        AccountantError: code FAMILY; by default no such bound is known, so runs cannot be added up one after the other."""
         raise AccountantError("FAMILY", f"noise family {self.name!r} has no Rényi divergence here, which limits over runs need")
 
     def describe(self, accountant: str) -> tuple[str, str, str]:
@@ -215,12 +210,8 @@ ACCOUNTANTS: Final[Mapping[str, Accountant]] = MappingProxyType(_ACCOUNTANTS)
 
 
 def register_cost(cost: Cost) -> Cost:
-    """Adds a noise family, and lets policies name it.
-
-    Raises:
-        ValueError: the name is taken, is none of the format and not of the form ``provider.name``, or a row of another package
-            names a library of dptrain.
-    """
+    """Adds a noise family, and lets policies name it. Raises ValueError: the name is taken, is none of the format and not of
+    the form ``provider.name``, or a row of another package names a library of dptrain."""
     if not MechanismRule.PARAMETERS.specifies(cost.name):
         _refuse_borrowed(cost.name, *(cost.describe(name)[0] for name in cost.own))
     _register(cost.name, cost, _COSTS, MechanismRule.PARAMETERS, None)
@@ -228,11 +219,7 @@ def register_cost(cost: Cost) -> Cost:
 
 
 def register_accountant(accountant: Accountant) -> Accountant:
-    """Adds an accountant, and lets policies name it.
-
-    Raises:
-        ValueError: as `register_cost`.
-    """
+    """Adds an accountant, and lets policies name it. Raises ValueError: as `register_cost`."""
     if not NAMES.specifies(accountant.name):
         _refuse_borrowed(accountant.name, accountant.describe()[0])
     _register(accountant.name, accountant, _ACCOUNTANTS, NAMES, accountant.sentence)
@@ -260,11 +247,7 @@ def provided(accountant: str, family: str) -> tuple[str, ...]:
 
 
 def check_accountant(accountant: str) -> None:
-    """Refuses a name that no accountant has.
-
-    Raises:
-        AccountantError: code ACCOUNTANT.
-    """
+    """Refuses a name that no accountant has. Raises AccountantError: code ACCOUNTANT."""
     if accountant in NAMES and accountant in ACCOUNTANTS:  # the first one loads what is installed
         return
     if is_foreign(accountant):
@@ -273,11 +256,8 @@ def check_accountant(accountant: str) -> None:
 
 
 def check(family: str, accountant: str) -> Cost:
-    """Returns the row of a family, if an accountant goes with it.
-
-    Raises:
-        AccountantError: code FAMILY, no such family, or the accountant does not account for it.
-    """
+    """Returns the row of a family, if an accountant goes with it. Raises AccountantError: code FAMILY, no such family, or the
+    accountant does not account for it."""
     cost = TABLE.get(family)
     if cost is None and family in MechanismRule.PARAMETERS:  # which loads what is installed
         cost = TABLE.get(family)
@@ -304,12 +284,21 @@ def refusal(
     cost = TABLE.get(family)
     if cost is None:
         return f"noise.family {family!r} has no accounting in this version, expected {_or(TABLE)}"
-    asked = _asked(cost, accountant, exactness, injection, disclosure)
-    for name, found, possible in asked:
-        if found not in possible:
-            key = "noise.injection" if name == "injection" else name
-            reason = f" ({cost.why[name]})" if name in cost.why else ""
-            return f"noise.family {family!r} goes with {key} {_or(possible)}, not with {found!r}{reason}; {_nearest(asked)}"
+    asked = (
+        ("accountant", "accountant", accountant, cost.accountants),
+        ("exactness", "exactness", exactness, cost.exactness),
+        ("injection", "noise.injection", injection, cost.injections),
+        ("disclosure", "disclosure", disclosure, cost.disclosures),
+    )
+    wrong = [(name, key, found, possible) for name, key, found, possible in asked if found not in possible]
+    if wrong:
+        name, key, found, possible = wrong[0]
+        reason = f" ({cost.why[name]})" if name in cost.why else ""
+        nearest = " and ".join(f"{key} = {possible[0]!r}" for _, key, _, possible in wrong)
+        return (
+            f"noise.family {family!r} goes with {key} {_or(possible)}, not with {found!r}{reason}; set {nearest}, or"
+            f" noise.family = {GAUSSIAN!r}"
+        )
     if injection == "per_sample" and exactness != "fast":
         return (
             f"noise.injection 'per_sample' goes with exactness 'fast', not with {exactness!r}, whose lattice is that of"
@@ -321,27 +310,6 @@ def refusal(
             f" shown for Gaussian noise alone; leave budgets out, or set noise.family = {GAUSSIAN!r}"
         )
     return None
-
-
-def _asked(
-    cost: Cost, accountant: str, exactness: str, injection: str, disclosure: str
-) -> tuple[tuple[str, str, Sequence[str]], ...]:
-    return (
-        ("accountant", accountant, cost.accountants),
-        ("exactness", exactness, cost.exactness),
-        ("injection", injection, cost.injections),
-        ("disclosure", disclosure, cost.disclosures),
-    )
-
-
-def _nearest(asked: Iterable[tuple[str, str, Sequence[str]]]) -> str:
-    """Returns the settings of the family that differ least from these, as a sentence of what to set."""
-    changes = [
-        f"{'noise.injection' if name == 'injection' else name} = {possible[0]!r}"
-        for name, found, possible in asked
-        if found not in possible
-    ]
-    return f"set {' and '.join(changes)}, or noise.family = {GAUSSIAN!r}"
 
 
 def _literal(version: str) -> str:

@@ -22,8 +22,8 @@ from attest.registry import MAX_SIZE, Contributor, KeyRecord, Registry, Registry
 from attest.registry.names import beside, names_of
 from attest.schema.plain import MAX_TIME, utc
 from ledger import layout, tiles
-from ledger.audit.files import Export
 from ledger.audit.findings import Report
+from ledger.audit.given import Export
 from ledger.errors import LedgerCorrupt, ProofError
 from ledger.leaves import Admit, Header
 from ledger.leaves.attestations import misfit, unpack

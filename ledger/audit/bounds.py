@@ -15,12 +15,12 @@ from attest.schema.plain import MAX_TIME, utc
 from attest.withdrawal import EXPIRED, REGISTRY_REASONS
 from ledger import layout
 from ledger.audit.attested import Agreed, Known, Registered, Shown
-from ledger.audit.files import Export
 from ledger.audit.findings import BoundsEvidence, Report
+from ledger.audit.given import Export
 from ledger.audit.remarks import Remarks
 from ledger.leaves import Admit, Charge, Header, Leaf, Registry, Withdraw
 from ledger.replay.contributions import Contribution
-from ledger.retention.retained import RetainedReplay
+from ledger.retention import RetainedReplay
 
 
 class AttestedPool:

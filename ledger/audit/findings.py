@@ -10,6 +10,9 @@ from typing import Any, Final, Literal, get_args
 from ledger.leaves import HeaderBlock, Leaf
 from ledger.views.summary import ClassSummary, ReleaseRow
 
+MAX_FINDINGS: Final = 200
+"""An audit stops naming faults after this many; one is enough to fail."""
+
 Report = Callable[[str, str, str], None]
 """Takes code, place and sentence of everything wrong."""
 
@@ -247,12 +250,8 @@ class Signer:
 @dataclass(frozen=True, slots=True)
 class IgnoredLine:
     """Counts the signature lines of one key that is neither pinned, nor the ledger's, nor named by the policy: they count for
-    nothing.
-
-    Attributes:
-        resembles: verifier key of a known signer that has this name or this key id, not both; None without such. The line is
-            then damaged, forged, or by another key of that signer.
-    """
+    nothing. `resembles`: verifier key of a known signer that has this name or this key id, not both; None without such. The
+    line is then damaged, forged, or by another key of that signer."""
 
     name: str
     key_id: str

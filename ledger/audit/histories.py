@@ -8,65 +8,16 @@ A run carries what a contribution spent before by its descriptor hash. An operat
 hash with other bounds, or who admits the content under another hash, would carry nothing, or too little.
 """
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from pathlib import Path
 
 from attest.corpus.digests import DigestTable
-from ledger import layout
-from ledger.audit.files import Export, Leaves
 from ledger.audit.findings import Report
-from ledger.errors import ExportChanged, LeafRefused, NoteError
-from ledger.leaves import Admit, Header, Leaf, decode_leaf
+from ledger.audit.given import Given, begin, follow
+from ledger.leaves import Admit, Leaf, Withdraw
 from ledger.leaves.header import COMPROMISED
-from ledger.note import peek_checkpoint
 from ledger.replay import Replay
 from ledger.replay.contributions import Contribution
-from ledger.retention.retained import is_stand_in
-
-
-@dataclass(frozen=True, slots=True)
-class Given:
-    """Holds an export that was given: its leaves under the root that it claims, and the SHA-256 of leaf 0, by which a ledger is
-    known."""
-
-    path: Path
-    leaves: Leaves
-    header: Header
-    digest: bytes
-
-    @property
-    def gone(self) -> int:
-        """Counts its leaves that have lost their bodies."""
-        return sum(map(is_stand_in, islice(self.leaves, self.leaves.retained)))
-
-    def require(self, size: int | None, root_hex: str | None) -> None:
-        """Holds the leaves against those of which an audit said that they are signed: others may write there. Raises
-        ExportChanged: code CHANGED, they are others."""
-        if (size, root_hex) != (self.leaves.size, self.leaves.root_at(self.leaves.size).hex()):
-            raise ExportChanged("CHANGED", f"{self.path} changed while it was audited; audit a copy that nobody writes")
-
-
-def read_export(path: Path) -> Given:
-    """Reads an export under the root that it claims; who signed that is for the audit. Raises LeafRefused: code EARLIER, it is
-    no whole export; HEADER, its first leaf is no header."""
-    faults: list[str] = []
-    export = Export(path, lambda code, where, sentence: faults.append(f"{where}: {sentence}"))
-    data = export.read(layout.CHECKPOINT) if export.scan() else None
-    try:
-        checkpoint = None if data is None else peek_checkpoint(data)
-    except NoteError as error:
-        raise LeafRefused("EARLIER", f"{path} is no whole export: {layout.CHECKPOINT}: {error.sentence}") from error
-    leaves = export.leaves(checkpoint) if checkpoint is not None and export.check_names(checkpoint.size) else None
-    first = None if leaves is None else next(iter(leaves), None)
-    if leaves is None or first is None:
-        raise LeafRefused("EARLIER", f"{path} is no whole export: {faults[0] if faults else 'it has no leaf'}")
-    header = decode_leaf(first)
-    if not isinstance(header, Header):
-        raise LeafRefused("HEADER", f"the first leaf of {path} is not a header", seq=0)
-    return Given(path, leaves, header, hashlib.sha256(first).digest())
 
 
 def longest(given: Sequence[Given], fault: Report) -> list[Given]:
@@ -145,7 +96,25 @@ class Anchors:
         return self._numbers.get(anchor)
 
 
-def judge_crossing(runs: Iterable[tuple[Replay, Anchors]], fault: Report) -> None:
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """Holds the run over the first leaves of an export, its WITHDRAW leaves, and its content commitments."""
+
+    run: Replay
+    withdrawn: tuple[Withdraw, ...]
+    anchors: Anchors
+
+    @classmethod
+    def of(cls, given: Given, end: int | None = None) -> "Followed":
+        """Replays leaves that were verified before: recorded epsilons are not computed again."""
+        run, withdrawn, anchors = begin(given.leaves, recompute=False), list[Withdraw](), Anchors()
+        for leaf, _ in follow(run, given.leaves, end):
+            withdrawn += [leaf] if isinstance(leaf, Withdraw) else []
+            anchors.see(leaf, run)
+        return cls(run, tuple(withdrawn), anchors)
+
+
+def judge_crossing(runs: Sequence[Followed], fault: Report) -> None:
     """Holds the contributions of each run against those of the runs before it.
 
     Guarantee: without a finding a descriptor hash that stands in two of these runs stands there with one class, clip norm,
@@ -157,14 +126,13 @@ def judge_crossing(runs: Iterable[tuple[Replay, Anchors]], fault: Report) -> Non
     Args:
         fault: of two runs only the first contribution of each kind is named.
     """
-    before: list[tuple[Replay, Anchors]] = []
-    for run, anchors in runs:
-        for other, theirs in before:
-            _judge_pair(run, anchors, other, theirs, fault)
-        before.append((run, anchors))
+    for place, item in enumerate(runs):
+        for before in runs[:place]:
+            _judge_pair(item, before, fault)
 
 
-def _judge_pair(run: Replay, anchors: Anchors, other: Replay, theirs: Anchors, fault: Report) -> None:
+def _judge_pair(one: Followed, before: Followed, fault: Report) -> None:
+    run, anchors, other, theirs = one.run, one.anchors, before.run, before.anchors
     here, there = run.header.origin, other.header.origin
     terms, renamed = [], []
     places = {item.descriptor_hash: number for number, item in enumerate(other.register.by_number) if not item.unnamed}

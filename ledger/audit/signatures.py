@@ -14,16 +14,15 @@ from typing import Any, Final
 from attest.keys.vkeys import SIGNATURE_COSIGNATURE_V1, SIGNATURE_ED25519, SIGNATURE_SUMMARY_V1, VerifierKey
 from attest.schema.plain import utc, visible
 from ledger import layout
-from ledger.audit.files import Export, Leaves
 from ledger.audit.findings import IgnoredLine, Report, Signer, SummaryRow
+from ledger.audit.given import Export, Leaves
 from ledger.audit.remarks import Remarks
 from ledger.errors import ExportChanged, NoteError, ProofError
 from ledger.leaves import Header
 from ledger.note import Note, checkpoint_text, open_note, parse_verifier_key
 from ledger.replay import Replay
 from ledger.replay.signer import KeyChain
-from ledger.retention.retained import RetainedReplay, hashes_end
-from ledger.retention.statements import summary_keys, vouched_end, vouchers, vouchers_of_close
+from ledger.retention import RetainedReplay, hashes_end, summary_keys, vouched_end, vouchers, vouchers_of_close
 from ledger.tiles import KeptNodes
 from ledger.trust import AUDITORS, WITNESSES
 
@@ -54,10 +53,7 @@ def carried_notes(
 
     The kept ones stand in order of size, and each adds a signature to those of its size before it: whoever carries an export
     could repeat a note without end, and each costs several signatures and a root. The first that does not hold is a fault, and
-    the last that is looked at.
-
-    Args:
-        signed: the checkpoint under audit, verified under the ledger's key.
+    the last that is looked at. `signed`: the checkpoint under audit, verified under the ledger's key.
     """
     found = [signed]
     try:

@@ -1,22 +1,32 @@
 """Verifies an export: names, hashes, signatures, the meaning of every leaf; and opens one that holds for questions."""
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from attest.schema.plain import machine_time, utc
 from ledger import accountants, layout
 from ledger.accountants import MICRO
 from ledger.audit.attested import registered
 from ledger.audit.bounds import Bounds, bounds_are_signed
-from ledger.audit.files import Export, Leaves
-from ledger.audit.findings import AuditReport, CitedRow, ClockRow, EpochRow, Finding, Kinds, Report, Signer, Verdict
-from ledger.audit.histories import read_export
+from ledger.audit.earlier import hold_against_earlier
+from ledger.audit.findings import (
+    MAX_FINDINGS,
+    AuditReport,
+    CitedRow,
+    ClockRow,
+    EpochRow,
+    Finding,
+    Kinds,
+    Report,
+    Signer,
+    Verdict,
+)
+from ledger.audit.given import Export, Given, Leaves, begin, follow, lookup, read_export
+from ledger.audit.histories import Followed
 from ledger.audit.remarks import Remarks, charged_noise_phases, remark_header, remark_run
-from ledger.audit.replaying import begin, follow, lookup
 from ledger.audit.signatures import (
     Carried,
     carried_notes,
@@ -29,15 +39,22 @@ from ledger.audit.signatures import (
     tell_ignored,
 )
 from ledger.audit.withdrawals import SignedWithdrawals, Withdrawals
-from ledger.errors import ExportChanged, ExportRefused, LeafRefused, NoteError, ProofError
-from ledger.leaves import Header, decode_leaf
+from ledger.errors import (
+    ExportChanged,
+    ExportRefused,
+    LeafRefused,
+    LedgerBehind,
+    LedgerForked,
+    NoteError,
+    ProofError,
+)
+from ledger.leaves import Header, Previous, decode_leaf
+from ledger.leaves.header import SPENT
 from ledger.note import Checkpoint, checkpoint_text, parse_verifier_key
 from ledger.replay import Replay
-from ledger.retention.retained import RetainedReplay
+from ledger.replay.earlier_runs import Earlier
+from ledger.retention import RetainedReplay
 from ledger.views.summary import block_multipliers, class_summaries, preset_epsilon, release_rows
-
-MAX_FINDINGS: Final = 200
-"""An audit stops naming faults after this many; one is enough to fail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +82,9 @@ def verify_export(
     minimum_size: int | None = None,
     withdrawals: Path | None = None,
     registry: Path | None = None,
+    earlier: Sequence[str | Path] | None = None,
 ) -> AuditReport:
-    """Audits an export offline.
+    """Audits an export offline, and if asked what it says of earlier runs against their exports (`hold_against_earlier`).
 
     Guarantee: The verdict FULL means: the directory holds exactly the files that its signed size calls for; they are the tree
     whose root a pinned key signed, or the key to which a pinned one handed the ledger over by leaves that both signed; the
@@ -79,16 +97,16 @@ def verify_export(
     noise stream; draws are recorded step by step where the policy makes them public, with the variances that they give, of
     exactly those due where it signs an order, and nowhere else; and every recorded epsilon is at least the one recomputed here
     from admissions, charges and withdrawals, and at most 2e-6 above it (for the accountant `prv`: at least what `pld` gives,
-    and at most 0.02 above it; for versions of an accountant that were looser than this one, which a note names: at least the
-    one recomputed); and no time runs back but at a CLOCK leaf, which a note names, and none since the last of these lies ahead
-    of the auditor's clock. An auditor's signature counts only if its time lies between the last leaf that it covers and that
+    and at most 0.02 above it; for one of another package, above by no more than it says of the version that recorded); and no
+    time runs back but at a CLOCK leaf, which a note names, and none since the last of these lies ahead of the auditor's clock.
+    An auditor's signature counts only if its time lies between the last leaf that it covers and that
     clock. The audit cannot tell whether the trainer did what it recorded, or trained elsewhere on unlogged data.
 
         SUMMARISED means the same of a ledger without the ADMIT leaves of contributions that left, or, once the run was closed,
         of all: every figure was recomputed from what stays, a quorum of the auditors whom the signed policy names vouches for
         the summaries of everything pruned, and for who stayed through the close, and each summary agrees with what stays.
         That the pruned leaves said no more than their stand-ins, and what was signed, is these auditors' word
-        (`ledger.retention.retained`, `ledger.retention.statements`); the notes name them and the ranges.
+        (`ledger.retention`, `ledger.retention`); the notes name them and the ranges.
 
         TOLD means the same, pruned or not, but for the bounds: these are what the ledger's operator wrote into ADMIT leaves.
 
@@ -97,31 +115,43 @@ def verify_export(
     Args:
         keys: verifier keys of the log, obtained from a place that the exporter does not control.
         owner_key: raw public key of the corpus owner, likewise; without it the header's own counts (UNPINNED).
-        require_quorum: fail unless as many of the policy's auditors, and of its witnesses, as it asks for have cosigned.
+        require_quorum: fail unless as many of the policy's auditors, and of its witnesses, as it asks for have cosigned the
+            export and every earlier one: an operator who shows different people different histories of an earlier run could
+            show here the one in which less was spent.
         now: the auditor's clock, POSIX seconds; that of this machine without. Times may lie
             `attest.schema.plain.AHEAD_SECONDS` ahead.
         max_age: fail if the last leaf, and every cosignature that counts, is older than this many seconds; None for any age. An
-            operator who shows an old export shows nothing wrong, only less than there is.
+            operator who shows an old export shows nothing wrong, only less than there is. Earlier runs may be of any age.
         minimum_size: fail if the checkpoint has fewer leaves: the largest size that the auditor knows of; None for unknown.
-        withdrawals: a directory of signed withdrawals, to hold WITHDRAW leaves against.
+        withdrawals: a directory of signed withdrawals, to hold WITHDRAW leaves against: who withdrew in an earlier run, for
+            whatever reason, has withdrawn from the corpus.
         registry: file of the contributor registry, in place of the one in the export: under its keys attestations and signed
             withdrawals verify.
+        earlier: directories of the exports of earlier runs, all that the auditor knows of; None to hold against none.
 
     Returns:
         The report. Bad input never raises: it is a finding.
     """
     now = machine_time() if now is None else now
     asked = _Asked(list(keys), owner_key, require_quorum, minimum_size, withdrawals, registry, now, max_age)
+    report = _audited(Path(path), asked)
+    if earlier is None:
+        return report
+    alone = replace(asked, max_age=None, minimum_size=None)
+    return hold_against_earlier(report, Path(path), earlier, lambda other: _audited(other, alone))
+
+
+def _audited(path: Path, asked: _Asked) -> AuditReport:
     findings: list[Finding] = []
     report: dict[str, Any] = {}
     verdict: Verdict = "FAILED"
     try:
-        verdict = _verify(Path(path), asked, findings, report)
+        verdict = _verify(path, asked, findings, report)
     except Exception as error:  # an input that breaks the auditor must not pass the audit
         findings.append(Finding("INTERNAL", str(path), f"the audit broke off: {type(error).__name__}: {error}"))
-    if findings:
-        verdict = "FAILED"
-    return AuditReport(verdict=verdict, findings=tuple(findings[:MAX_FINDINGS]), now=asked.now, **report)
+    return AuditReport(
+        verdict="FAILED" if findings else verdict, findings=tuple(findings[:MAX_FINDINGS]), now=asked.now, **report
+    )
 
 
 def _verify(path: Path, asked: _Asked, findings: list[Finding], report: dict[str, Any]) -> Verdict:
@@ -264,10 +294,8 @@ def _replay(
             findings.extend(Finding(problem.code, f"seq {seq}", problem.sentence) for problem in problems)
             if len(findings) >= MAX_FINDINGS:
                 break
-    except LeafRefused as error:
+    except (LeafRefused, ExportChanged, ProofError) as error:
         # What follows an unreadable leaf cannot be judged; the run as told so far is still described.
-        findings.append(Finding(error.code, f"seq {run.size}", error.sentence))
-    except (ExportChanged, ProofError) as error:
         findings.append(Finding(error.code, f"seq {run.size}", error.sentence))
     return run
 
@@ -328,12 +356,11 @@ def _describe(run: Replay, report: dict[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class OpenedExport:
-    """Holds an export that passed its audit. `leaves`: all of them in order, of pruned ones what stands in for them."""
+    """Holds an export that passed its audit, and its run, replayed to the last leaf to be asked."""
 
     report: AuditReport
+    given: Given
     run: Replay
-    root: bytes
-    leaves: Leaves
 
 
 def open_export(
@@ -349,7 +376,48 @@ def open_export(
         sentence = f"the audit of {path} FAILED, {first.code} {first.where}: {first.sentence}{more}"
         raise ExportRefused("FAILED", f"{sentence}; nothing that it says can be relied on: see 'dptrain ledger verify {path}'")
     given = read_export(Path(path))
-    given.require(report.size, report.root_hex)
-    run = begin(given.leaves, recompute=False)
-    deque(follow(run, given.leaves), maxlen=0)
-    return OpenedExport(report, run, given.leaves.root_at(given.leaves.size), given.leaves)
+    given.require(report)
+    return OpenedExport(report, given, given.run())
+
+
+def earlier_run(
+    path: str | Path,
+    keys: Sequence[str],
+    *,
+    owner_key: bytes | None = None,
+    reason: str = SPENT,
+    counted: Sequence[Previous] = (),
+    now: int | None = None,
+) -> Earlier:
+    """Verifies an export and returns it as an earlier run, at its whole size.
+
+    A pruned one will do: what was spent is recomputed from what stays (`ledger.retention`).
+
+    Args:
+        counted: how a header cites earlier ledgers, perhaps this one, which must have grown from there.
+
+    Raises:
+        LedgerBehind, LedgerForked: it is shorter than cited, or another history.
+        LeafRefused: code EARLIER, the audit FAILED; EARLIER_OPEN, the run is not closed, so that more could be charged to it
+            unseen; the sentence says more.
+        ExportChanged: the export was written to meanwhile.
+    """
+    report = verify_export(path, keys, owner_key=owner_key, now=now)
+    if report.verdict == "FAILED":
+        found = report.findings[0]
+        raise LeafRefused("EARLIER", f"the earlier run {path} is FAILED: {found.where}: {found.sentence}")
+    given = read_export(Path(path))
+    given.require(report)
+    followed = Followed.of(given)
+    run = followed.run
+    if reason == SPENT and not run.closed:
+        why = "is not closed, and what it charges later would not be counted; close it, and export it again"
+        raise LeafRefused("EARLIER_OPEN", f"the run of {path} {why}")
+    size, header = given.leaves.size, run.header
+    for cited in counted:
+        if cited.header_digest == given.digest and size < cited.size:
+            raise LedgerBehind("BEHIND", f"{cited.size} leaves of {cited.origin} were counted, {path} has {size}")
+        if cited.header_digest == given.digest and given.leaves.root_at(cited.size) != cited.root:
+            raise LedgerForked("FORKED", f"the first {cited.size} leaves of {path} are not those that were counted")
+    cited = Previous(header.origin, size, given.leaves.root_at(size), given.digest, run.keys.current, reason)
+    return Earlier(cited, run, followed.withdrawn)

@@ -20,7 +20,7 @@ from attest.schema.kinds import Told
 from attest.schema.quick import Array, Blob, Held, OneOf, Row
 from attest.schema.words import NOT_INSTALLED
 from ledger import accountants
-from ledger.errors import AccountantError, LeafRefused, NoteError, TrustError
+from ledger.errors import LeafRefused
 from ledger.leaves.kinds import (
     ABOVE_0,
     ID,
@@ -35,6 +35,7 @@ from ledger.leaves.kinds import (
     TRUTH,
     WORDS,
     Checked,
+    as_leaf,
     words,
 )
 from ledger.leaves.numerics import Numerics, told
@@ -90,10 +91,8 @@ def check_previous(previous: Sequence[Previous], origin: str, log_vkey: str) -> 
 
 
 def _public_key(vkey: str, name: str) -> bytes:
-    try:
+    with as_leaf("LOG_KEY", f"the log key {vkey!r:.100} is refused: "):
         key = parse_verifier_key(vkey)
-    except NoteError as error:
-        raise LeafRefused("LOG_KEY", f"the log key {vkey!r:.100} is refused: {error.sentence}") from error
     if (key.name, key.kind) != (name, SIGNATURE_ED25519):
         raise LeafRefused("LOG_KEY", f"the log key is named {key.name!r}, the origin is {name!r}")
     return key.public_key
@@ -112,14 +111,8 @@ UNADDRESSED: Final = "unaddressed"
 RANDOMNESS: Final = (ADDRESSED, UNADDRESSED)
 """Randomness of a forward: a contribution's own, or one generator's for everybody drawn in a step."""
 
-_SUPPORTED: Final = (
-    ("accountant", accountants.ACCOUNTANTS),
-    ("adjacency", ("zero-out",)),
-    ("disclosure", ("secret_poisson", "occurrences_public")),
-    ("mechanism.name", accountants.TABLE),
-    ("noise_injection", ("scheduled", "per_microbatch", "per_sample")),  # M draws of s^2/M are one draw of s^2
-    ("sampling.name", ("poisson", "cyclic", "shuffled")),
-)
+_SUPPORTED: Final = (("adjacency", ("zero-out",)), ("sampling.name", ("poisson", "cyclic", "shuffled")))
+"""Words of a policy that are accounted for, beside those that `accountants.refusal` knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +227,7 @@ class Header(Checked):
     )
     accountant: AccountantInfo = declared(15, Row(AccountantInfo), "The accountant of record.")
     exactness_note: str = declared(
-        16, words(1000), "What the numerics guarantee ([Accountants and numerics](#accountants-and-numerics))."
+        16, words(1000), "What the numerics guarantee ([Accountants and numerics](figures.md#accountants-and-numerics))."
     )
     private: bool = declared(17, TRUTH, "False for a run with a fixed test key: such a ledger is never exported.")
     clip_margin: float = declared(
@@ -277,8 +270,8 @@ class Header(Checked):
     frozen_digest: bytes | None = declared(
         27,
         SHA256,
-        "Over the parameters that are frozen, as they are before the first step ([Weights](#weights)); null where the header"
-        " does not commit to them, or there are none.",
+        "Over the parameters that are frozen, as they are before the first step ([Weights](release.md#weights)); null where the"
+        " header does not commit to them, or there are none.",
         default=None,
         nil=True,
     )
@@ -292,17 +285,20 @@ class Header(Checked):
         check_fields(self, LeafRefused)
         if not self.clip_margin < 1.0:
             raise LeafRefused("RANGE", f"clip margin: expected a fraction in [0, 1), got {self.clip_margin}")
-        self._check_log_key()
+        _public_key(self.log_vkey, self.origin)
         check_previous(self.previous, self.origin, self.log_vkey)
         object.__setattr__(self, "policy", self._open_policy())
         if self.policy.isolation_required and self.isolation != HELD:
             raise LeafRefused("ISOLATION_REQUIRED", f"the policy requires A, the header says: {self.isolation}")
-        self._check_cosigners()
+        with as_leaf("AUDITORS", "an auditor or witness of the policy cannot cosign this log: "):
+            self.trust_policy()
         object.__setattr__(self, "phases", schedule.Phases.of(self.policy))
         if self.accountant.name != self.policy.accountant:
             found, expected = self.accountant.name, self.policy.accountant
             raise LeafRefused("ACCOUNTANT", f"the header accounts with {found}, the policy with {expected}")
-        self._check_accountant()
+        about, family = self.accountant, self.policy.mechanism.name
+        with as_leaf():
+            accountants.check_recorder(about.name, about.library, about.version, about.parameters, family)
         object.__setattr__(self, "derived", derive(self.policy.classes, self.stack))
         object.__setattr__(self, "profiles", self._check_schedule())
         numerics = told(self.policy, self.coordinates, self.exactness_note, self.clip_margin)
@@ -355,29 +351,6 @@ class Header(Checked):
         """Returns the number of scheduled coordinates: of all blocks that a class may touch."""
         return _scheduled_coordinates(self.blocks)
 
-    def _check_accountant(self) -> None:
-        """Holds the accountant that the header names against what the versions known here say of themselves."""
-        about = self.accountant
-        try:
-            accountants.check_recorder(about.name, about.library, about.version, about.parameters, self.policy.mechanism.name)
-        except AccountantError as error:
-            raise LeafRefused(error.code, error.sentence) from error
-
-    def _check_log_key(self) -> None:
-        try:
-            key = parse_verifier_key(self.log_vkey)
-        except NoteError as error:
-            raise LeafRefused("LOG_KEY", error.sentence) from error
-        if key.name != self.origin or key.kind != SIGNATURE_ED25519:
-            raise LeafRefused("LOG_KEY", f"the log key is named {key.name!r}, expected the origin {self.origin!r}")
-
-    def _check_cosigners(self) -> None:
-        try:
-            self.trust_policy()
-        except TrustError as error:
-            sentence = f"an auditor or witness of the policy cannot cosign this log: {error.sentence}"
-            raise LeafRefused("AUDITORS", sentence) from error
-
     def _open_policy(self) -> Policy:
         try:
             signed = verify_policy(self.policy_payload, self.policy_sign1, self.owner_key)
@@ -419,10 +392,8 @@ class Header(Checked):
                 raise LeafRefused("BLOCK", f"block {block.name} lists its classes twice or out of the policy's order")
             for place in places:
                 touched[place].append(index)
-        try:
+        with as_leaf():
             check_blocks(self.policy.classes, self.derived, self.blocks)
-        except AttestError as error:
-            raise LeafRefused(error.code, error.sentence) from error
         for name, place in order.items():
             if not touched[place]:
                 raise LeafRefused("BLOCK", f"class {name} touches no block; its depth rule fits nothing in this model")
@@ -434,10 +405,8 @@ class Header(Checked):
             stds = _max_rule(self.policy, self.derived)
         else:
             stds = [block.std for block in self.blocks]
-            try:
+            with as_leaf("SCHEDULE"):
                 allocation.check_budgets(self.policy.classes, self.policy.noise_budgets, self.blocks)
-            except AttestError as error:
-                raise LeafRefused("SCHEDULE", error.sentence) from error
         for block, std, share in zip(self.blocks, stds, _shares(self.policy, self.derived), strict=True):
             if (block.std, block.share) != (std, share):
                 found, expected = f"noise {block.std} and share {block.share}", f"{std} and {share}"
@@ -511,13 +480,10 @@ class HeaderSpec:
         """Returns the header leaf. Raises LeafRefused: code POLICY_UNSUPPORTED, nothing accounts for the noise of the policy;
         or as `Header`."""
         policy = self.policy.policy
-        try:
+        with as_leaf("POLICY_UNSUPPORTED"):
             about = AccountantInfo(*accountants.describe(policy.accountant, policy.mechanism.name))
+        with as_leaf():
             blocks, note = self.scheduled, self.exactness_note
-        except AttestError as error:
-            raise LeafRefused(error.code, error.sentence) from error
-        except AccountantError as error:
-            raise LeafRefused("POLICY_UNSUPPORTED", error.sentence) from error
         return Header(
             time=time,
             origin=origin,

@@ -1,13 +1,16 @@
 """Kinds of the fields of leaves and of what stands beside them, and the base of all that is declared with them."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
+from attest.errors import AttestError
 from attest.fixed_point import PICO
 from attest.schema import Declared, check_fields, declared, derived, plain
 from attest.schema.plain import EARLIEST, MAX_TIME
 from attest.schema.quick import Blob, Count, Real, Spelled, Text, Truth
-from ledger.errors import LeafRefused
+from ledger.errors import AccountantError, LeafRefused, NoteError, TrustError
 
 MAX_UINT: Final = (1 << 63) - 1
 REASON: Final = 200
@@ -43,11 +46,8 @@ LOG_VKEY: Final = words(400, "log-vkey")
 
 
 class Checked:
-    """Has declared fields, which are checked when it is made.
-
-    Raises:
-        LeafRefused: code TYPE, RANGE or ORDER, or that of a rule of its own.
-    """
+    """Has declared fields, which are checked when it is made. Raises LeafRefused: code TYPE, RANGE or ORDER, or that of a rule
+    of its own."""
 
     __slots__ = ()
     CDDL: ClassVar[str] = ""
@@ -79,3 +79,12 @@ def check_limit(epsilon_micro: int, delta_pico: int) -> None:
     if bool(epsilon_micro) is not bool(delta_pico):
         found = f"got {epsilon_micro} and {delta_pico}"
         raise LeafRefused("RANGE", f"a limit of epsilon holds at a delta: expected both or none, {found}")
+
+
+@contextmanager
+def as_leaf(code: str = "", what: str = "") -> Iterator[None]:
+    """Turns the refusal of a part into that of its leaf: under its own code where none is given, behind what the part is."""
+    try:
+        yield
+    except (AttestError, AccountantError, NoteError, TrustError) as error:
+        raise LeafRefused(code or error.code, what + error.sentence) from error

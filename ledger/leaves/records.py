@@ -267,12 +267,12 @@ class Epoch(Entry):
     step: int = declared(4, UINT, "Last released step.")
     charged: int = declared(5, UINT, "Steps charged so far, over all attempts.")
     classes: tuple[EpochClass, ...] = declared(6, Array(Row(EpochClass), 1), "Totals per class of the policy, in its order.")
-    model_digest: bytes = declared(7, SHA256, "Over the tensors of the model ([Weights](#weights)).")
+    model_digest: bytes = declared(7, SHA256, "Over the tensors of the model ([Weights](release.md#weights)).")
     isolation: str = declared(
         8, WORDS, "`held` if statement A held in every step so far, else the first reason why it did not: the trainer's word."
     )
     frozen_digest: bytes | None = declared(
-        9, SHA256, "Over the frozen parameters ([Weights](#weights)): that of the header.", nil=True
+        9, SHA256, "Over the frozen parameters ([Weights](release.md#weights)): that of the header.", nil=True
     )
 
 
@@ -420,7 +420,7 @@ class Release(Entry):
     size: int = declared(4, ABOVE_0, "Size of the checkpoint that the manifest cites.")
     root: bytes = declared(5, SHA256, "Root of that checkpoint.")
     manifest_digest: bytes = declared(6, SHA256, "SHA-256 of the signed manifest.")
-    artifacts_digest: bytes = declared(7, SHA256, "Digest over the digests of the released files ([Release](#release)).")
+    artifacts_digest: bytes = declared(7, SHA256, "Digest over the digests of the released files ([Release](release.md)).")
     withdrawals_root: bytes = declared(
         8, SHA256, "RFC 6962 root over the descriptor hashes withdrawn by that size, in the order of their leaves."
     )

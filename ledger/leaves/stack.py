@@ -1,4 +1,4 @@
-"""The layer stack of a header as plain values, and back: names in parts, each said once (docs/formats.md, "Blocks")."""
+"""The layer stack of a header as plain values, and back: names in parts, each said once (docs/formats, "Blocks")."""
 
 from collections.abc import Iterator
 from typing import Any, Final

@@ -8,14 +8,13 @@ row-major order.
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 from attest import cbor
-from attest.errors import AttestError
 from attest.schema import check_fields, declared, wire
 from attest.schema.quick import Array, Text
 from ledger.errors import LeafRefused
-from ledger.leaves.kinds import SHA256, TEXT, TRUTH, UINT, Checked, words
+from ledger.leaves.kinds import SHA256, TEXT, TRUTH, UINT, Checked, as_leaf, words
 from ledger.merkle import root
 
 MAX_RECORDS: Final = 1 << 26
@@ -59,16 +58,6 @@ class WeightRecord(Checked):
         if len(set(self.names)) != len(self.names):
             raise LeafRefused("TYPE", f"names of a tensor: expected different ones, got {self.names!a:.200}")
 
-    def row(self) -> list[Any]:
-        """Returns the record as the array that is encoded."""
-        return wire.encode_row(self)
-
-    @classmethod
-    def of(cls, row: Any) -> "WeightRecord":
-        """Reads a record from its decoded CBOR array. Raises LeafRefused: it is none."""
-        found: WeightRecord = wire.decode_row(cls, row, "the record of a tensor", LeafRefused)
-        return found
-
 
 def ordered(records: Iterable[WeightRecord]) -> tuple[WeightRecord, ...]:
     """Returns records in the one order that they are committed to in: by their first name. Raises LeafRefused: two have the
@@ -88,7 +77,7 @@ def model_digest(records: Iterable[WeightRecord]) -> bytes:
     Returns:
         The RFC 6962 root over the canonical CBOR of the records, in order of their first names.
     """
-    return root([cbor.encode(record.row()) for record in ordered(records)])
+    return root([cbor.encode(wire.encode_row(record)) for record in ordered(records)])
 
 
 def frozen_digest(records: Iterable[WeightRecord], names: Collection[str]) -> bytes | None:
@@ -111,18 +100,16 @@ def frozen_digest(records: Iterable[WeightRecord], names: Collection[str]) -> by
 
 def write_records(records: Iterable[WeightRecord]) -> bytes:
     """Returns records as one CBOR array."""
-    return cbor.encode([record.row() for record in ordered(records)])
+    return cbor.encode([wire.encode_row(record) for record in ordered(records)])
 
 
 def read_records(data: bytes) -> tuple[WeightRecord, ...]:
     """Reads what `write_records` wrote. Raises LeafRefused: it is nothing of the kind."""
-    try:
+    with as_leaf(what="records of a model: "):
         rows = cbor.decode(data, max_size=MAX_RECORDS)
-    except AttestError as error:
-        raise LeafRefused(error.code, f"records of a model: {error.sentence}") from error
     if type(rows) is not list:
         raise LeafRefused("TYPE", "records of a model: expected an array")
-    found = tuple(WeightRecord.of(row) for row in rows)
+    found = tuple(wire.decode_row(WeightRecord, row, "the record of a tensor", LeafRefused) for row in rows)
     if ordered(found) != found:
         raise LeafRefused("TYPE", "records of a model: expected them in order of their names")
     return found

@@ -7,7 +7,7 @@ the class as functions (`retaining`, `examining`, `pinned`, `ledger.storage.appe
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from itertools import islice
 from operator import attrgetter
 from pathlib import Path
@@ -60,21 +60,10 @@ from ledger.replay.summaries import ShownMember
 from ledger.storage import highwater
 from ledger.storage.appender import Appender
 from ledger.storage.beside import keep_weights, weights_of
-from ledger.storage.opening import create_store, open_store
 from ledger.storage.place import Place
-from ledger.storage.store import Attested, Row
+from ledger.storage.store import Attested, Row, create_store, open_store
 
 _admission = attrgetter(*(field.name for field in fields(AdmitSpec) if field.name != "attestation"))
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """A window of steps that has been paid for."""
-
-    id: int
-    first_step: int
-    n_steps: int
-    attempt: int
 
 
 class Ledger:
@@ -84,8 +73,11 @@ class Ledger:
     raises, none of its leaves is in the ledger, with two exceptions that can only over-count: the high-water file could not
     be written, which comes after the leaves are safe, or the commit itself failed, or the database was lost during it (codes
     COMMIT_UNKNOWN, STORAGE, IO, UNLINKED, REPLACED), and reopening tells. After a failed write the handle refuses everything:
-    open the ledger again.
-    For one thread of one process.
+    open the ledger again. For one thread of one process.
+
+    Everywhere ``now`` is the time of the leaves, in POSIX seconds. Besides what it says, every method that appends raises
+    LedgerClosed for a handle or a run that takes no more leaves, LedgerBusy where another writer went on, LedgerReplaced where
+    the database lost its name, and StorageFailed where disk or server refused.
     """
 
     def __init__(self, appender: Appender) -> None:
@@ -111,7 +103,6 @@ class Ledger:
             ledger: a new file on a local disk, or a ``postgresql://`` URL (`ledger.storage.place`).
             header: what the run rests on.
             signer: the ledger's key; its name is the ledger's origin.
-            now: POSIX seconds.
             state: local directory for the signer's own record, where the ledger is on a server.
 
         Raises:
@@ -219,31 +210,6 @@ class Ledger:
         return self._file.replay
 
     @property
-    def admitted(self) -> frozenset[bytes]:
-        """Descriptor hashes of all contributions ever admitted."""
-        return frozenset(self.state.contributions)
-
-    @property
-    def withdrawn(self) -> frozenset[bytes]:
-        """Descriptor hashes of all withdrawals, those that matched no contribution included."""
-        return frozenset(self.state.withdrawals)
-
-    @property
-    def windows(self) -> list[Charge]:
-        """All CHARGE leaves."""
-        return list(self.state.windows)
-
-    @property
-    def charged_steps(self) -> int:
-        """Steps charged over all attempts."""
-        return self.state.charged
-
-    @property
-    def attempt(self) -> int:
-        """Number of the running attempt."""
-        return self.state.attempt
-
-    @property
     def header_digest(self) -> bytes:
         """SHA-256 of leaf 0."""
         return self._file.header_digest
@@ -266,14 +232,10 @@ class Ledger:
     def require_clock(self, now: int) -> None:
         """Refuses to go on by a clock that ran far ahead since the last leaf, before anything is written by it.
 
-        Guarantee:
-            Where the run was not closed, no leaf of it (an admission, charge, draw, settlement, epoch or resumption, the close,
-            a withdrawal of what expired) is dated more than `ledger.replay.signer.JUMP_SECONDS` after the leaf before it,
-            unless `accept_clock` was called. A signed withdrawal, a release and what else the signer enters is never asked
-            about: it may come years later.
-
-        Args:
-            now: POSIX seconds.
+        Guarantee: Where the run was not closed, no leaf of it (an admission, charge, draw, settlement, epoch or resumption, the
+        close, a withdrawal of what expired) is dated more than `ledger.replay.signer.JUMP_SECONDS` after the leaf before it,
+        unless `accept_clock` was called. A signed withdrawal, a release and what else the signer enters is never asked about:
+        it may come years later.
 
         Raises:
             LeafRefused: code CLOCK_JUMP, or CLOCK for a clock behind the last leaf, with both times and what to do; RANGE for
@@ -283,11 +245,7 @@ class Ledger:
             self.state.timeline.require_no_jump(self._file.time_at(now), self._accepted_time)
 
     def accept_clock(self, now: int) -> None:
-        """Says that a clock is right though it ran far ahead since the last leaf; a later jump is asked about again.
-
-        Args:
-            now: what it says, POSIX seconds.
-        """
+        """Says that a clock is right though it ran far ahead since the last leaf; a later jump is asked about again."""
         self._accepted_time = now
 
     def epsilon(self, descriptor_hash: bytes) -> float:
@@ -318,13 +276,11 @@ class Ledger:
     def admit(self, admissions: Iterable[AdmitSpec], *, now: int) -> range:
         """Admits contributions, all or none; returns their positions.
 
-        Guarantee:
-            Where an admission brings its attestation, that makes exactly the descriptor and the message whose digests its leaf
-            quotes, and is durable with the leaf.
+        Guarantee: Where an admission brings its attestation, that makes exactly the descriptor and the message whose digests
+        its leaf quotes, and is durable with the leaf.
 
         Raises:
             LeafRefused: code ATTESTATION, terms, anchor and signature make something else; or as the rules have it.
-            LedgerClosed, LedgerBusy, StorageFailed: as for appending.
         """
         framings = Framings()
         with self._running(now) as time:
@@ -332,20 +288,24 @@ class Ledger:
             for place, spec in enumerate(admissions):
                 self._file.stage(Admit(first + place, time, *_admission(spec)))
                 if spec.attestation is not None:
-                    self._attach(first + place, spec, framings)
+                    terms, signature = spec.attestation
+                    framing, data = framings.of(terms)
+                    if wrong := misfit(spec, framing, signature):
+                        name = spec.descriptor_hash.hex()
+                        sentence = f"the attestation of {name} is not what its ADMIT leaf would quote: {wrong}"
+                        raise LeafRefused("ATTESTATION", f"{sentence}; admit what the gate admitted")
+                    self._file.attach(Attested(first + place, data, signature))
         return range(first, self.size)
 
-    def charge(self, first_step: int, n_steps: int, *, now: int, noise_stream: bytes) -> Window:
-        """Pays for a window of steps.
+    def charge(self, first_step: int, n_steps: int, *, now: int, noise_stream: bytes) -> Charge:
+        """Pays for a window of steps, and returns its CHARGE leaf.
 
-        Guarantee:
-            When this returns, the charge is durable: whatever happens to the process, the steps count in full. No step
-            of the window may run, nor its sample be drawn, before.
+        Guarantee: When this returns, the charge is durable: whatever happens to the process, the steps count in full. No step
+        of the window may run, nor its sample be drawn, before.
 
         Args:
             first_step: last released step plus one; steps count from 1.
             n_steps: at most the policy's window length.
-            now: POSIX seconds.
             noise_stream: 16 bytes that name the key stream of the window's noise, never used before.
 
         Raises:
@@ -356,24 +316,21 @@ class Ledger:
         if not self._may_charge:
             raise LeafRefused("RESUME_FIRST", "another process charged this ledger; call resume() before charging")
         with self._running(now) as time:
-            run = self.state
-            window = len(run.windows) + 1
-            place = (window, run.attempt, first_step, n_steps)
-            fence = self._file.store.fence
-            self._file.stage(Charge(self.size, time, *place, run.charge_classes(), noise_stream, fence))
-        return Window(window, first_step, n_steps, run.attempt)
+            run, fence = self.state, self._file.store.fence
+            place = (len(run.windows) + 1, run.attempt, first_step, n_steps)
+            leaf = Charge(self.size, time, *place, run.charge_classes(), noise_stream, fence)
+            self._file.stage(leaf)
+        return leaf
 
     def draw(self, step: int, drawn: Iterable[int], *, now: int) -> None:
         """Records who takes part in a step, where the policy makes occurrences public.
 
-        Guarantee:
-            When this returns, the occurrences are durable: whatever happens to the process, they count. The step must not
-            run before. A step that was charged and never drawn costs nobody anything.
+        Guarantee: When this returns, the occurrences are durable: whatever happens to the process, they count. The step must
+        not run before. A step that was charged and never drawn costs nobody anything.
 
         Args:
             step: the next step of the open window.
             drawn: numbers of the contributions drawn, in the order of their admission, from 0.
-            now: POSIX seconds.
 
         Raises:
             LeafRefused: draws are secret in this ledger, no window is open, or the step is not the next one; code SIZE if so
@@ -385,19 +342,18 @@ class Ledger:
             variances = self.state.draw_variances(numbers, step)
             self._file.stage(Draw(self.size, time, place or 1, step, numbers, variances))
 
-    def settle(self, window: Window, steps_released: int, *, now: int, variances: Sequence[float] | None = None) -> None:
+    def settle(self, window: Charge, steps_released: int, *, now: int, variances: Sequence[float] | None = None) -> None:
         """Records that a window has run.
 
         Args:
             window: as returned by `charge`.
             steps_released: steps whose result was used. Fewer than charged ends the attempt; nothing is refunded.
-            now: POSIX seconds.
             variances: smallest realised noise variance per class, in the policy's order; by default what the schedule, or
                 with injection per sample the recorded draws, give.
         """
         with self._running(now) as time:
             realised = self.state.settle_variances() if variances is None else tuple(variances)
-            self._file.stage(Settle(self.size, time, window.id, steps_released, realised))
+            self._file.stage(Settle(self.size, time, window.window, steps_released, realised))
 
     def withdraw(
         self, descriptor_hash: bytes, reason: str, evidence_hash: bytes, *, now: int, member: ShownMember | None = None
@@ -412,7 +368,6 @@ class Ledger:
             descriptor_hash: the contribution.
             reason: reason code, such as ``contributor`` or ``expired``.
             evidence_hash: SHA-256 of the signed withdrawal, or of the operator's record.
-            now: POSIX seconds.
             member: its member record, where its ADMIT leaf is gone; by default that of the members file beside the ledger.
 
         Returns:
@@ -432,12 +387,10 @@ class Ledger:
         Args:
             withdrawn: descriptor hash, reason code and evidence hash of each; the first for a contribution stands, but that one
                 which somebody signed follows one of `attest.withdrawal.PASSING`.
-            now: POSIX seconds.
             member: as for `withdraw`, of one of them.
 
         Raises:
             LeafRefused: code CLOCK_JUMP, something is said to have expired by a clock that `require_clock` refuses.
-            LedgerClosed, LedgerBusy, StorageFailed: as for appending.
         """
         fresh: dict[bytes, tuple[bytes, str, bytes]] = {}
         for item in withdrawn:
@@ -468,14 +421,12 @@ class Ledger:
 
         Args:
             root: of the state; nothing is written for that which is in force.
-            now: POSIX seconds.
 
         Returns:
             Whether a leaf was written.
 
         Raises:
             LeafRefused: code REGISTRY, the run went by this state before a later one; CLOSED, the run is over.
-            LedgerClosed, LedgerBusy, StorageFailed: as for appending.
         """
         known = self.state.registry_roots[-1]
         if root == known:
@@ -493,7 +444,6 @@ class Ledger:
             step: last released step.
             model_digest: digest of the model after it, as `keep_weights` returns it.
             isolation: `ledger.leaves.header.HELD`, or the first reason why statement A did not hold in every step so far.
-            now: POSIX seconds.
             frozen_digest: digest of the frozen parameters, as the header commits to them.
 
         Returns:
@@ -514,7 +464,6 @@ class Ledger:
         Args:
             from_step: last step that the model checkpoint contains, 0 to start again.
             pin: the pin stored in the model checkpoint; needed unless from_step is 0.
-            now: POSIX seconds.
 
         Returns:
             The number of the attempt, which the noise and sampling keys of its steps must be fresh for.
@@ -539,9 +488,8 @@ class Ledger:
     def add_signatures(self, note: bytes, verifier_keys: Sequence[str]) -> bytes:
         """Stores the signatures of others, such as auditors' cosignatures, below a checkpoint of this ledger.
 
-        Guarantee:
-            When this returns, the stored note is what it was, byte for byte, and behind it those lines of ``note`` that
-            verify under one of the keys, each key once; durably. Nothing signed is ever taken away or changed.
+        Guarantee: When this returns, the stored note is what it was, byte for byte, and behind it those lines of ``note`` that
+        verify under one of the keys, each key once; durably. Nothing signed is ever taken away or changed.
 
         Args:
             note: a copy of one of this ledger's checkpoints, with signatures added.
@@ -555,28 +503,24 @@ class Ledger:
             LedgerForked: the ledger's key signed another history in it; both notes are kept as evidence.
             LedgerWrongRun: it is a checkpoint of another ledger.
             LedgerError: code NO_CHECKPOINT if this ledger has no checkpoint of that size.
-            LedgerClosed, LedgerBusy, StorageFailed: as for appending.
         """
         return self._file.add_signatures(note, verifier_keys)
 
     def rotate_key(self, successor: NoteSigner, *, now: int) -> bytes:
         """Hands the ledger over to another key, also after the run was closed; from now on this handle signs with it.
 
-        Guarantee:
-            When this returns, the KEY leaf and a checkpoint over it that both keys signed are durable. Checkpoints of that
-            size or more by the old key alone are refused by every reader of the leaves from then on.
+        Guarantee: When this returns, the KEY leaf and a checkpoint over it that both keys signed are durable. Checkpoints of
+        that size or more by the old key alone are refused by every reader of the leaves from then on.
 
         Args:
             successor: the new key, under the ledger's own name. Keep it safe before calling this: afterwards nothing else
                 can append to the ledger.
-            now: POSIX seconds.
 
         Returns:
             The checkpoint that both keys signed, for publication.
 
         Raises:
             LeafRefused: code LOG_KEY, the new key has another name, signed this ledger before, or is an auditor's.
-            LedgerClosed, LedgerBusy, StorageFailed: as for appending.
         """
         with self._file.appending(now, checkpoint=True, successor=successor) as time:
             signer = self._file.require_signer()
@@ -586,9 +530,8 @@ class Ledger:
     def set_clock(self, reason: str, *, now: int) -> Clock:
         """Takes back times that a wrong clock put ahead, so that the ledger can go on; also after the run was closed.
 
-        Guarantee:
-            When this returns, the CLOCK leaf and a signed checkpoint over it are durable. Nothing else changes: no leaf before
-            it is altered, what was charged counts, and who was withdrawn, as expired too, stays withdrawn.
+        Guarantee: When this returns, the CLOCK leaf and a signed checkpoint over it are durable. Nothing else changes: no leaf
+        before it is altered, what was charged counts, and who was withdrawn, as expired too, stays withdrawn.
 
         Args:
             reason: why, in printable ASCII of at most 200 characters; everybody who audits the ledger reads it.
@@ -600,7 +543,6 @@ class Ledger:
         Raises:
             LeafRefused: code CLOCK_UNNEEDED, the clock is not behind the last leaf by more than a writer bears anyway; TYPE or
                 RANGE for a reason or a time that no leaf has.
-            LedgerClosed, LedgerBusy, StorageFailed: as for appending.
         """
         last = self.state.last_time
         if now >= last - BACK_SECONDS:
@@ -644,14 +586,11 @@ class Ledger:
 
     def sign_checkpoint(self) -> bytes:
         """Returns a signed checkpoint over all leaves, the stored one if there is one of that size.
-
-        Raises:
-            LedgerClosed, LedgerBusy, StorageFailed: as for appending.
         """
-        if self._file.size not in self._file.checkpoints:
+        if self.size not in self._file.checkpoints:
             with self._file.appending(self.state.last_time, checkpoint=True):
                 pass
-        return self._file.checkpoints[self._file.size]
+        return self._file.checkpoints[self.size]
 
     def record_release(self, manifest_digest: bytes, artifacts_digest: bytes, step: int, *, now: int) -> int:
         """Records that weights are released, also after the run was closed; nothing was appended since the manifest was made.
@@ -662,14 +601,12 @@ class Ledger:
             manifest_digest: SHA-256 of the file `release.cose`, which cites the checkpoint over all leaves so far.
             artifacts_digest: digest over the files, as the manifest says it.
             step: last released step of the run.
-            now: POSIX seconds.
 
         Returns:
             The position of the leaf: the size of the checkpoint that the manifest cites.
 
         Raises:
             LeafRefused: code RELEASE, it is another step.
-            LedgerClosed, LedgerBusy, StorageFailed: as for appending.
         """
         seq, tree = self._file.size, self._file.frontier.root()
         gone = self.state.releases.withdrawals_root
@@ -699,13 +636,11 @@ class Ledger:
     def summarise(self, *, now: int) -> Summary:
         """Appends the SUMMARY leaf over all epochs past the policy's horizon, under a signed checkpoint; also after the close.
 
-        Guarantee:
-            When this returns, leaf and checkpoint are durable. Every field of the leaf is recomputed by whoever opens or
-            audits the ledger, while the bodies of the range are there.
+        Guarantee: When this returns, leaf and checkpoint are durable. Every field of the leaf is recomputed by whoever opens or
+        audits the ledger, while the bodies of the range are there.
 
         Raises:
             LeafRefused: code RETENTION if the policy keeps everything, NOTHING_DUE if no epoch is past the horizon.
-            LedgerClosed, LedgerBusy, StorageFailed: as for appending.
         """
         with self._file.appending(now, checkpoint=True) as time:
             leaf, _ = self.state.tally.propose(self._file.size, time)
@@ -715,11 +650,10 @@ class Ledger:
     def prune(self, *, who_stays: bool = False) -> int:
         """Drops the bodies that vouched summaries speak for; returns how many went.
 
-        Guarantee:
-            A body goes only if it is of an ADMIT leaf whose aggregate stays, and of a contribution that has left, or that never
-            did in a run that is closed; if this leaf and the WITHDRAW leaf lie below the end of a summary for which a quorum of
-            the policy's auditors vouches, in signatures that this ledger keeps; and if the ledger without it replays to the
-            same figures. All go, or none. Who stayed is in the members file beside the ledger before its leaf goes.
+        Guarantee: A body goes only if it is of an ADMIT leaf whose aggregate stays, and of a contribution that has left, or
+        that never did in a run that is closed; if this leaf and the WITHDRAW leaf lie below the end of a summary for which a
+        quorum of the policy's auditors vouches, in signatures that this ledger keeps; and if the ledger without it replays to
+        the same figures. All go, or none. Who stayed is in the members file beside the ledger before its leaf goes.
 
         Args:
             who_stays: whether the ADMIT leaves of who never left go too, once the run is closed and a quorum of the auditors
@@ -731,19 +665,17 @@ class Ledger:
                 since, RUNNING if who stays in a run that is not closed is to go.
             LedgerError: code STATE, who stays is to go and there is no place for the members file.
             LedgerCorrupt: the ledger could not do without the bodies; nothing is gone.
-            LedgerClosed, LedgerBusy, StorageFailed: as for appending.
         """
         return retaining.prune(self._file, who_stays=who_stays)
 
     def drop_hashes(self, *, keep: Iterable[int] = ()) -> int:
         """Drops hashes of leaves that were pruned long ago, but for the roots of their subtrees; returns how many went.
 
-        Guarantee:
-            A hash goes only if the body of its leaf is gone; if the leaf lies in a summarised range that as many closed epochs
-            follow as the signed policy asks for (``retention_hash_epochs``); and into an aligned subtree that has leaves of
-            that kind alone. So every leaf that is left stays under the signed roots, and every stored checkpoint keeps its
-            root, its consistency proofs and the inclusion proofs of what is left. Lost are inclusion proofs of pruned leaves
-            that nobody keeps in a file. All go, or none; the ledger without them was replayed whole before.
+        Guarantee: A hash goes only if the body of its leaf is gone; if the leaf lies in a summarised range that as many closed
+        epochs follow as the signed policy asks for (``retention_hash_epochs``); and into an aligned subtree that has leaves of
+        that kind alone. So every leaf that is left stays under the signed roots, and every stored checkpoint keeps its root,
+        its consistency proofs and the inclusion proofs of what is left. Lost are inclusion proofs of pruned leaves that nobody
+        keeps in a file. All go, or none; the ledger without them was replayed whole before.
 
         Args:
             keep: sizes whose roots must still be made, such as those that model checkpoints pin.
@@ -752,7 +684,6 @@ class Ledger:
             RetentionRefused: code RETENTION if the policy keeps hashes, NOT_PRUNED if no range has lost its bodies whose hashes
                 are still there, TOO_EARLY if too few epochs follow it.
             LedgerCorrupt: the ledger could not do without the hashes; nothing is gone.
-            LedgerClosed, LedgerBusy, StorageFailed: as for appending.
         """
         return retaining.drop_hashes(self._file, keep=keep)
 
@@ -829,9 +760,8 @@ class Ledger:
     def require_in_place(self) -> None:
         """Checks that the database that is open is still the one under the ledger's name, as this handle left it.
 
-        Guarantee:
-            Every method that appends asks before and after it writes, so none returns for leaves that went into a file or a
-            table without a name. This method asks without writing: at the end of a run, say.
+        Guarantee: Every method that appends asks before and after it writes, so none returns for leaves that went into a file
+        or a table without a name. This method asks without writing: at the end of a run, say.
 
         Raises:
             LedgerReplaced: code UNLINKED, REPLACED or OVERWRITTEN. The handle refuses everything from then on; the sentence
@@ -853,27 +783,14 @@ class Ledger:
         """
         self.require_in_place()
         known = None if registry is None else read_registry(self.header, Path(registry), self.state.registry_roots)
-        if self.size not in self._file.checkpoints:
-            if self._file.signer is None:
-                raise ExportRefused("UNSIGNED", "leaves follow the last checkpoint; open the ledger with its key")
-            with self._file.appending(self.state.last_time, checkpoint=True):
-                pass
+        if self.size not in self._file.checkpoints and self._file.signer is None:
+            raise ExportRefused("UNSIGNED", "leaves follow the last checkpoint; open the ledger with its key")
+        self.sign_checkpoint()
         told = self.pruned()
         with self._file.store.snapshot() as snapshot:
             rows, signed = islice(snapshot.rows(), self.size), snapshot if attestations else None
             beside: dict[str, Any] = {"keys": self.state.keys, "pruned": told, "snapshot": signed, "registry": known}
             return write_export(self.header, rows, self.checkpoint, Path(directory), **beside)
-
-    def _attach(self, seq: int, spec: AdmitSpec, framings: Framings) -> None:
-        """Queues the attestation of a staged ADMIT leaf, checked against it."""
-        assert spec.attestation is not None
-        terms, signature = spec.attestation
-        framing, data = framings.of(terms)
-        wrong = misfit(spec, framing, signature)
-        if wrong is not None:
-            sentence = f"the attestation of {spec.descriptor_hash.hex()} is not what its ADMIT leaf would quote: {wrong}"
-            raise LeafRefused("ATTESTATION", f"{sentence}; admit what the gate admitted")
-        self._file.attach(Attested(seq, data, signature))
 
     def _running(self, now: int, *, checkpoint: bool = False) -> AbstractContextManager[int]:
         if self.finished:

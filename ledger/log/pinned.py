@@ -2,7 +2,7 @@
 
 What a run reads again when it is resumed lies beside the ledger: model checkpoints, and the keys of earlier draws. Such a file
 is `[payload, sign1]`, as every signed document of this project. The payload is a map with the keys 1, 2, 3, ...: kind, origin,
-size, root and header digest of the ledger, and then what the kind holds (docs/formats.md, Beside the database).
+size, root and header digest of the ledger, and then what the kind holds (docs/formats, Beside the database).
 """
 
 from collections.abc import Sequence
@@ -52,9 +52,8 @@ def sign_pinned(kind: str, pin: Pin, values: Sequence[Any], signer: NoteSigner) 
 def open_pinned(data: bytes, kind: str, keys: KeyChain) -> tuple[Pin, list[Any]]:
     """Verifies a file; whether its pin is of the ledger's past is for the caller to check.
 
-    Guarantee:
-        The key that signs a ledger of the size pinned signed exactly these values as this kind: no file of another kind, no
-        changed one, and none by a key that had not signed yet or was retired by then.
+    Guarantee: The key that signs a ledger of the size pinned signed exactly these values as this kind: no file of another kind,
+    no changed one, and none by a key that had not signed yet or was retired by then.
 
     Args:
         data: the file.

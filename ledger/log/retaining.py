@@ -1,9 +1,9 @@
 """Drops what retention lets go: the oldest epochs are summarised, auditors vouch, and only then do bodies in that range go.
 
 Life of a range: (1) `Ledger.summarise` appends its SUMMARY leaf under a signed checkpoint; (2) auditors audit an export that
-has every body of the range, and a quorum of those whom the signed policy names vouches (`ledger.retention.statements`); (3) one
+has every body of the range, and a quorum of those whom the signed policy names vouches (`ledger.retention`); (3) one
 more epoch closes, or the run did; (4) `Ledger.prune` drops the bodies of the ADMIT leaves of contributions that left, and if
-that is asked for, once the run is closed, of all others, whose aggregates stay (`ledger.retention.retained`); (5) where the
+that is asked for, once the run is closed, of all others, whose aggregates stay (`ledger.retention`); (5) where the
 policy has a second horizon, `Ledger.drop_hashes` drops the leaf hashes of pruned leaves past it, but for the roots of the
 subtrees that they fill (`ledger.tiles`). Nothing else is ever dropped: no leaf that was not pruned, nothing of a withdrawal.
 """
@@ -15,8 +15,7 @@ from ledger.errors import RetentionRefused, StorageFailed
 from ledger.export import Pruned
 from ledger.leaves import Admit, decode_leaf
 from ledger.replay.summaries import Aggregate, Member, ShownMember
-from ledger.retention.retained import hashes_end, waited
-from ledger.retention.statements import statements, vouched_end, vouchers, vouchers_of_close
+from ledger.retention import hashes_end, statements, vouched_end, vouchers, vouchers_of_close, waited
 from ledger.storage.appender import Appender
 from ledger.storage.beside import MEMBERS, Members, read_members, write_members
 from ledger.storage.store import Aggregated

@@ -29,7 +29,7 @@ from ledger.merkle import MAX_SIZE
 from ledger.note import MAX_NOTE_SIZE, MAX_SIGNATURES, Cosigner, cosign, lines_of, peek_checkpoint, with_lines
 from ledger.proofs.memory import Memory, Remembered, audited_checkpoint, check_extends, contradicted
 from ledger.proofs.prover import ExportReader, Node, consistency_proof
-from ledger.retention.statements import vouch
+from ledger.retention import vouch
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def cosign_export(
             or, where the clock lags behind by less than two clocks may differ, that of the last leaf.
         first: whether nothing of this log was ever cosigned. An auditor says so once, so that a lost memory is not taken for a
             new log.
-        summary: whether to vouch for the last summaries too, as many as the export has whole (`ledger.retention.statements`).
+        summary: whether to vouch for the last summaries too, as many as the export has whole (`ledger.retention`).
             Once a quorum of auditors does, the ledger's operator may delete what they speak for.
 
     Raises:
@@ -198,11 +198,9 @@ class WitnessRequest:
 def make_request(node: Node, note: bytes, since: int) -> bytes:
     """Returns the body of an ``add-checkpoint`` request.
 
-    It holds the checkpoint with the ledger's own lines alone: who else cosigned it is no business of the witness.
-
-    Raises:
-        NoteError: the note is malformed.
-        ProofError: the size lies beyond the checkpoint; code HASHES_GONE where the ledger cannot make that proof any more.
+    It holds the checkpoint with the ledger's own lines alone: who else cosigned it is no business of the witness. Raises
+    NoteError: the note is malformed; ProofError: the size lies beyond the checkpoint; code HASHES_GONE where the ledger cannot
+    make that proof any more.
     """
     checkpoint = peek_checkpoint(note)
     own = [line for name, line in lines_of(note) if name == checkpoint.origin]

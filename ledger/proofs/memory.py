@@ -240,10 +240,8 @@ def contradicted(memory: Memory, cited: Sequence["CitedRow"]) -> str | None:
     """Tells which earlier ledger a header cites otherwise than a locked memory has it; None for none.
 
     A ledger whose key is said to be lost at fewer leaves than are remembered had more: what was charged to it there would count
-    nowhere. Of a ledger that was closed where it is cited leaves may follow, and only its export tells what they are.
-
-    Raises:
-        LedgerCorrupt: the memory cannot be read.
+    nowhere. Of a ledger that was closed where it is cited leaves may follow, and only its export tells what they are. Raises
+    LedgerCorrupt: the memory cannot be read.
     """
     for item in cited:
         known = memory.read(item.origin)

@@ -18,13 +18,12 @@ from attest.fixed_point import from_micro
 from attest.schema.plain import utc
 from attest.withdrawal import PASSING, Withdrawal
 from ledger.audit import AuditReport, verify_export
-from ledger.audit.histories import read_export
-from ledger.audit.replaying import begin, follow
+from ledger.audit.given import begin, follow, read_export
 from ledger.leaves import Admit, Withdraw
-from ledger.proofs.admitted import Admitted, name_member
+from ledger.proofs.membership import Admitted, name_member
 from ledger.proofs.memory import hold_against_memory
 from ledger.proofs.prover import ExportReader
-from ledger.retention.retained import RetainedReplay
+from ledger.retention import RetainedReplay
 from ledger.views.trace import restored
 
 ALARMS: Final = {
@@ -249,7 +248,7 @@ class _Look:
     def at(self, path: Path, report: AuditReport) -> None:
         """Reads an export that passed its audit."""
         given = read_export(path)
-        given.require(report.size, report.root_hex)
+        given.require(report)
         run = begin(given.leaves, recompute=False)
         admitted: dict[bytes, Admit] = {}
         ended: dict[bytes, Withdraw] = {}

@@ -18,7 +18,7 @@ from ledger import layout, tiles
 from ledger.errors import LedgerCorrupt, ProofError
 from ledger.merkle import EMPTY_ROOT, HASH_SIZE, consistency_path, inclusion_path, node_hash
 from ledger.note import peek_checkpoint
-from ledger.retention.retained import is_stand_in
+from ledger.retention import is_stand_in
 from ledger.tiles import KeptNodes, refuse_within
 
 TILES_KEPT: Final = 1024

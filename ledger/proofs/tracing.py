@@ -4,8 +4,6 @@ Every export is audited by itself first; one that FAILED is asked nothing, and a
 against each other only as far as an answer hangs on it: two histories of one ledger are refused.
 """
 
-import hashlib
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -14,13 +12,12 @@ from typing import Final
 
 from ledger.audit.earlier import ANSWERED
 from ledger.audit.findings import Verdict, weakest
-from ledger.audit.histories import Given, judge_citations, longest
-from ledger.audit.replaying import begin, follow
+from ledger.audit.histories import judge_citations, longest
 from ledger.audit.verify import OpenedExport, open_export
 from ledger.errors import LedgerBehind, LedgerError, LedgerForked
 from ledger.leaves import Admit, Header, Previous, Withdraw
 from ledger.leaves.header import COMPROMISED
-from ledger.proofs.admitted import Admitted, name_member, shows_member
+from ledger.proofs.membership import Admitted, name_member, shows_member
 from ledger.replay import Replay
 from ledger.replay.budgets import TOLERANCE_MICRO, Account, Limit, Spending, Use, composed, limits_over, of_run, reached
 from ledger.replay.contributions import stand_in_name
@@ -37,27 +34,13 @@ Signers = Callable[[Header], Collection[bytes]]
 
 
 @dataclass(frozen=True, slots=True)
-class AskedExport:
-    """Holds an export that passed its audit among others; its digest is the SHA-256 of leaf 0, by which a ledger is known."""
-
-    path: Path
-    opened: OpenedExport
-    digest: bytes
-
-
-@dataclass(frozen=True, slots=True)
 class TracedRun:
     """Holds one of the runs that were asked. `lost`: whether another run says that its key was lost before it was closed: it
     counts with its whole plan then."""
 
-    asked: AskedExport
+    opened: OpenedExport
     trace: Trace | None
     lost: bool = False
-
-    @property
-    def opened(self) -> OpenedExport:
-        """Returns the export, as it passed its audit."""
-        return self.asked.opened
 
     @property
     def run(self) -> Replay:
@@ -145,7 +128,7 @@ class TracedOver:
 
 def open_exports(
     paths: Iterable[str | Path], keys: Sequence[str], *, owner_key: bytes | None = None, now: int | None = None
-) -> tuple[AskedExport, ...]:
+) -> tuple[OpenedExport, ...]:
     """Audits exports, and returns the longest of each ledger, in the order in which their runs began.
 
     Args:
@@ -161,19 +144,14 @@ def open_exports(
         ExportChanged, LeafRefused, ProofError: one changed after its audit.
     """
     opened = {Path(path): open_export(path, keys, owner_key=owner_key, now=now) for path in paths}
-    given = [
-        Given(path, item.leaves, item.run.header, hashlib.sha256(next(iter(item.leaves))).digest())
-        for path, item in opened.items()
-    ]
-    shown = longest(given, _refuse)
+    shown = longest([item.given for item in opened.values()], _refuse)
     for one in shown:
         judge_citations(shown, one, _refuse)
-    ordered = sorted(shown, key=lambda one: (one.header.time, one.header.origin))
-    return tuple(AskedExport(one.path, opened[one.path], one.digest) for one in ordered)
+    return tuple(opened[one.path] for one in sorted(shown, key=lambda one: (one.header.time, one.header.origin)))
 
 
 def trace_over(
-    exports: Sequence[AskedExport], wanted: Wanted, signers: Signers | None = None, members: Sequence[Admitted] = ()
+    exports: Sequence[OpenedExport], wanted: Wanted, signers: Signers | None = None, members: Sequence[Admitted] = ()
 ) -> TracedOver:
     """Finds a contribution in several runs, and composes what it spent.
 
@@ -219,26 +197,24 @@ def trace_over(
     )
 
 
-def _traced(exports: Sequence[AskedExport], wanted: Wanted, members: Sequence[Admitted]) -> tuple[TracedRun, ...]:
+def _traced(exports: Sequence[OpenedExport], wanted: Wanted, members: Sequence[Admitted]) -> tuple[TracedRun, ...]:
     """Returns what became of it in each run; where its leaf is gone it is looked for by the descriptor hash of elsewhere."""
-    asked_runs = [asked.opened.run for asked in exports]
-    shown = [member for member in members if any(shows_member(run, member) for run in asked_runs)]
-    for run in asked_runs:
+    shown = [member for member in members if any(shows_member(item.run, member) for item in exports)]
+    for item in exports:
         for member in shown:
-            name_member(run, member)
+            name_member(item.run, member)
     records = (member.shown.member for member in shown)
     names = {said.descriptor_hash for said in records if wanted.is_of(said.seq, said.descriptor_hash, said.content_anchor)}
-    lost = {item.header_digest for asked in exports for item in asked.opened.run.header.previous if item.reason == COMPROMISED}
-    runs = [
-        TracedRun(asked, _trace(asked.opened, wanted), asked.digest in lost and not asked.opened.run.closed)
-        for asked in exports
-    ]
+    lost = {cited.header_digest for item in exports for cited in item.run.header.previous if cited.reason == COMPROMISED}
+    runs = [TracedRun(item, _trace(item, wanted), item.given.digest in lost and not item.run.closed) for item in exports]
     names |= {item.trace.admit.descriptor_hash for item in runs if item.trace is not None}
-    for place, item in enumerate(runs):
-        again = (_trace(item.opened, Wanted(descriptor_hash=name)) for name in names if item.trace is None)
-        found = next((found for found in again if found is not None), None)
-        runs[place] = item if found is None else replace(item, trace=found)
-    return tuple(runs)
+    return tuple(run if run.trace is not None else replace(run, trace=_first(run.opened, names)) for run in runs)
+
+
+def _first(export: OpenedExport, names: Iterable[bytes]) -> Trace | None:
+    """Returns the first trace of one of these descriptor hashes, None without any."""
+    found = (_trace(export, Wanted(descriptor_hash=name)) for name in names)
+    return next((trace for trace in found if trace is not None), None)
 
 
 def _not_found(runs: Sequence[TracedRun]) -> LedgerError:
@@ -279,7 +255,7 @@ def _limits(accounts: Sequence[tuple[Account, Account]]) -> tuple[LimitUse, ...]
 
 def _trace(export: OpenedExport, wanted: Wanted) -> Trace | None:
     try:
-        return trace(export.run, export.leaves, wanted)
+        return trace(export.run, export.given.leaves, wanted)
     except LedgerError as error:
         if error.code != "NOT_FOUND":
             raise
@@ -295,7 +271,7 @@ def _refuse(code: str, where: str, sentence: str) -> None:
 
 def _not_given(runs: Sequence[TracedRun]) -> tuple[Previous, ...]:
     """Returns the ledgers that these runs count and that are none of them."""
-    here = {item.asked.digest for item in runs}
+    here = {item.opened.given.digest for item in runs}
     cited = chain.from_iterable(item.run.header.previous for item in runs)
     return tuple({before.header_digest: before for before in cited if before.header_digest not in here}.values())
 
@@ -343,8 +319,7 @@ def _by(item: TracedRun, found: Trace, moment: int) -> tuple[Spending | None, in
     first = next((window.seq for window in found.windows if window.time > moment), None)
     late = sum(window.n_steps for window in found.windows if first is not None and window.seq >= first)
     if first is not None:
-        run = begin(item.opened.leaves, recompute=False)
-        deque(follow(run, item.opened.leaves, first), maxlen=0)
+        run = item.opened.given.run(first)
     contribution = run.contributions.get(name) or run.contributions.get(stand_in_name(found.admit.seq))
     if contribution is None or run.header.policy.classes[contribution.class_index].public:
         return None, late

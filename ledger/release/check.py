@@ -15,22 +15,19 @@ from attest.fixed_point import MICRO
 from attest.schema.plain import is_ahead, machine_time, utc
 from ledger.accountants import leeway
 from ledger.audit import AuditReport, verify_export
-from ledger.audit.files import Export, Leaves
 from ledger.audit.findings import Finding, Verdict, headline
-from ledger.audit.histories import read_export
-from ledger.audit.replaying import begin, follow
+from ledger.audit.given import Leaves, begin, follow, read_export
 from ledger.errors import LedgerError, ReleaseRefused
 from ledger.leaves import Header, Leaf, Release, Withdraw, decode_leaf
 from ledger.leaves.header import COMPROMISED
 from ledger.leaves.weights import WeightRecord, frozen_digest, model_digest
-from ledger.note import Checkpoint
 from ledger.release.create import block_rows, statements
 from ledger.release.files import differences
 from ledger.release.manifest import EXPORT, MANIFEST, Manifest, open_manifest, read_manifest
 from ledger.release.tied import Tie, few, tie
-from ledger.replay.expenditure import of_record
 from ledger.replay.influence import artifacts, class_costs, is_final, withdrawals_root
 from ledger.replay.replay import SPEND_TOLERANCE_MICRO, Replay
+from ledger.replay.state import of_record
 
 
 def stack_problems(header: Header, records: Sequence[WeightRecord]) -> Iterator[tuple[str, str]]:
@@ -261,13 +258,11 @@ def _compare_exports(check: _Check, own: Path, place: Path) -> None:
 
 def _check_ledger(check: _Check, place: Path, audited: AuditReport, manifest: Manifest, digest: bytes) -> None:
     size, origin = audited.size or 0, audited.origin or ""
-    export = Export(place, check.fault)
-    signed = Checkpoint(origin, size, bytes.fromhex(audited.root_hex or ""))
-    leaves = export.leaves(signed) if export.scan() and export.check_names(size) else None
-    if leaves is None:
-        return
+    given = read_export(place)
+    given.require(audited)
+    leaves = given.leaves
     if origin != manifest.origin:
-        _another_run(check, decode_leaf(next(iter(leaves))), manifest)
+        _another_run(check, given.header, manifest)
         return
     if size < manifest.size:
         check.fault("BEHIND", EXPORT, f"the manifest cites {manifest.size} leaves, the export has {size}: {_more(manifest)}")
@@ -277,7 +272,7 @@ def _check_ledger(check: _Check, place: Path, audited: AuditReport, manifest: Ma
         check.fault("FORKED", MANIFEST, sentence)
         return
     _compare_leaf(check, next(islice(leaves, manifest.size, None), None), manifest, digest)
-    if hashlib.sha256(next(iter(leaves))).digest() != manifest.header_digest:
+    if given.digest != manifest.header_digest:
         check.fault("HEADER", MANIFEST, "the header digest of the manifest is not that of leaf 0")
     else:
         _compare(check, leaves, manifest)
@@ -287,9 +282,8 @@ def _more(manifest: Manifest) -> str:
     return f"get one of at least {manifest.size + 1} leaves from the ledger's operator, and give it with --export"
 
 
-def _another_run(check: _Check, header: Leaf, manifest: Manifest) -> None:
+def _another_run(check: _Check, header: Header, manifest: Manifest) -> None:
     """Tells why the export of another ledger does not do, and what that ledger says of the one that was released from."""
-    assert isinstance(header, Header)  # the audit has read it
     sentence = f"the manifest is of {manifest.origin!r}, the export of {header.origin!r}"
     cited = [item for item in header.previous if (item.origin, item.header_digest) == (manifest.origin, manifest.header_digest)]
     for item in cited:

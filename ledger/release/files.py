@@ -218,12 +218,9 @@ def check_distinct(paths: Iterable[str]) -> None:
 
 
 def listed(base: Path, left_out: Iterable[str] = ()) -> list[str]:
-    """Returns the paths of all files of a directory in order, without following a link.
-
-    Raises:
-        ReleaseRefused: code NOT_A_FILE for links, devices and the like; PATH and CASE as `check_path` and `check_distinct`;
-            MISSING if there is no such directory; TOO_MANY.
-    """
+    """Returns the paths of all files of a directory in order, without following a link. Raises ReleaseRefused: code NOT_A_FILE
+    for links, devices and the like; PATH and CASE as `check_path` and `check_distinct`; MISSING if there is no such directory;
+    TOO_MANY."""
     if not base.is_dir():
         raise ReleaseRefused("MISSING", f"there is no directory {str(base)!a}; give the directory of a model")
     skipped, found, pending = frozenset(left_out), [], [""]

@@ -1,7 +1,7 @@
 """Defines the release manifest: `release.cose` beside the weights, a COSE_Sign1 message by the ledger's key over strict CBOR.
 
 The file is the CBOR array `[payload, sign1]` of two byte strings, as every signed document of this project. The payload is a
-map with the keys 1, 2, 3, ... in the order of the fields of `Manifest`; rows are arrays of their fields (docs/formats.md).
+map with the keys 1, 2, 3, ... in the order of the fields of `Manifest`; rows are arrays of their fields (docs/formats).
 """
 
 import hashlib

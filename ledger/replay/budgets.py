@@ -23,8 +23,7 @@ from ledger.accountants import Phase, divergence, renyi
 from ledger.errors import LeafRefused
 from ledger.leaves import Admit, Header
 from ledger.replay.contributions import AdmitSpec, Contribution, Terms
-from ledger.replay.expenditure import Expenditure
-from ledger.replay.state import RunState
+from ledger.replay.state import Expenditure, RunState
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,9 +133,7 @@ def of_plan(policy: Policy, place: int, multipliers: Sequence[float], steps: int
     """Returns the most that a contribution can spend in a run of a policy, or in its first steps.
 
     Redone steps are counted where they are dearest. A cap of occurrences is not counted on: it begins anew in every attempt.
-
-    Args:
-        multipliers: effective noise multiplier of the contribution in each phase of the noise.
+    `multipliers`: effective noise multiplier of the contribution in each phase of the noise.
     """
     rate = policy.classes[place].sampling_rate
     counts = list(Phases.of(policy).count(1, policy.steps if steps is None else steps))

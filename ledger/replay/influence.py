@@ -18,8 +18,7 @@ from ledger.leaves import Header, Release
 from ledger.leaves.kinds import ID, MICRO, TRUTH, UINT, WORDS, Checked
 from ledger.merkle import Frontier, leaf_hash, root
 from ledger.replay.contributions import Contribution
-from ledger.replay.expenditure import Expenditure
-from ledger.replay.state import RunState
+from ledger.replay.state import Expenditure, RunState
 
 
 @dataclass(frozen=True, slots=True)

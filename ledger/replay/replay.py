@@ -34,11 +34,10 @@ from ledger.leaves import (
 )
 from ledger.replay.budgets import Plans, budget_problems
 from ledger.replay.contributions import Group, Moment, Standing, order, stand_in_name
-from ledger.replay.expenditure import of_record
 from ledger.replay.influence import Releases
 from ledger.replay.permits import Isolation, OrderWatch, Reached, admission_problems, window_problems
 from ledger.replay.signer import KeyChain, Timeline
-from ledger.replay.state import RunState
+from ledger.replay.state import RunState, of_record
 from ledger.replay.summaries import Member, Tally
 
 SPEND_TOLERANCE_MICRO: Final = 2

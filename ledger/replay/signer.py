@@ -93,10 +93,7 @@ class Timeline:
     def require_no_jump(self, now: int, accepted: int) -> None:
         """Refuses to go on where the clock is so far ahead of the last leaf that it may be wrong.
 
-        A time `accepted` is a reading of the clock that somebody vouched for; 0 for none.
-
-        Raises:
-            LeafRefused: code CLOCK_JUMP.
+        A time `accepted` is a reading of the clock that somebody vouched for; 0 for none. Raises LeafRefused: code CLOCK_JUMP.
         """
         known = max(self.last, accepted)
         if now <= known + JUMP_SECONDS:

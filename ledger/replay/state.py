@@ -1,8 +1,179 @@
-"""Holds what the leaves of a run say so far: data that every rule reads, and that `Replay` alone writes."""
+"""Holds what the leaves of a run say so far, and computes what each contribution has spent by then, from nothing else.
 
+Rules read it, and `Replay` alone writes it.
+"""
+
+from collections.abc import Iterable
+
+from attest import schedule
+from attest.descriptor import SignedBounds
+from ledger import accountants
+from ledger.errors import LeafRefused
 from ledger.leaves import Charge, Epoch, Header
-from ledger.replay.contributions import Contribution, Register
-from ledger.replay.expenditure import Expenditure
+from ledger.replay.contributions import Contribution, Register, Standing
+
+
+class Expenditure:
+    """Computes epsilon per contribution, once per group of contributions with equal bounds and equal charges."""
+
+    def __init__(self, header: Header, accountant: str | None = None) -> None:
+        """Takes schedule, sampling rates and delta from the header, and its accountant unless another is named."""
+        self._header = header
+        self._accountant = accountant or header.accountant.name
+        self._family = header.policy.mechanism.name
+        self.phases = header.phases
+        self._stds = [
+            tuple(header.min_std(index, scale) for scale in header.phases.scales) for index in range(len(header.profiles))
+        ]
+        order = {rule.name: index for index, rule in enumerate(header.policy.classes)}
+        self._touching = {tuple(order[name] for name in block.classes) for block in header.blocks if block.classes}
+        self._rates = [float(rule.sampling_rate) for rule in header.policy.classes]
+        self._multipliers: dict[tuple[int, SignedBounds], tuple[float, ...]] = {}
+        self._epsilons: dict[tuple[int, tuple[float, ...], tuple[int, ...], int], float] = {}
+        self._of_losses: dict[float, float] = {}
+
+    def min_std(self, class_index: int, step: int) -> float:
+        """Returns the smallest scheduled noise standard deviation of a step over the blocks of a class."""
+        return self._stds[class_index][self.phases.index(step)]
+
+    def multipliers(self, class_index: int, bounds: SignedBounds) -> tuple[float, ...]:
+        """Returns the effective noise multiplier in each phase: z = max(sigma_i, min over the blocks of s_{t,l} / C_i).
+
+        With injection per sample s_l is that of each step, and all that is known beforehand is z >= sigma_i.
+        """
+        if self._header.per_sample:
+            return (bounds.noise_multiplier,) * len(self.phases.scales)
+        key = (class_index, bounds)
+        found = self._multipliers.get(key)
+        if found is None:
+            found = self._multipliers[key] = schedule.phase_multipliers(bounds, self._stds[class_index])
+        return found
+
+    def of_contribution(self, contribution: Standing) -> tuple[float, ...]:
+        """Returns the effective noise multiplier of a contribution in each phase."""
+        return self.multipliers(contribution.terms.class_index, contribution.terms.bounds)
+
+    def variances(self, drawn: Iterable[Contribution]) -> tuple[int, ...] | None:
+        """Returns per class the smallest variance over its blocks with injection per sample, in 1e-24; None if scheduled.
+
+        Contributions of public classes bring none.
+        """
+        if not self._header.per_sample:
+            return None
+        classes = self._header.policy.classes
+        own = [0] * len(classes)
+        for contribution in drawn:
+            if not classes[contribution.class_index].public:
+                own[contribution.class_index] += contribution.terms.bounds.variance
+        totals = {places: sum(own[place] for place in places) for places in self._touching}
+        return tuple(min(total for places, total in totals.items() if place in places) for place in range(len(classes)))
+
+    def stds_squared(self, variances: tuple[int, ...] | None, step: int) -> tuple[float, ...]:
+        """Returns what a DRAW leaf of a step records of `variances`: the schedule's where they are None."""
+        if variances is None:
+            return tuple(_square(self.min_std(place, step)) for place in range(len(self._stds)))
+        return tuple(_square(schedule.realised_std(variance)) for variance in variances)
+
+    def count(self, contribution: Contribution, variances: tuple[int, ...] | None, step: int) -> None:
+        """Counts one occurrence of a contribution in a step, with these variances or, where they are None, its phase's."""
+        contribution.occurrences += 1
+        place = contribution.class_index
+        if self._header.policy.classes[place].public:
+            return
+        if variances is None:
+            contribution.loss += 1.0 / _square(self.of_contribution(contribution)[self.phases.index(step)])
+        else:
+            contribution.loss += schedule.occurrence_loss(contribution.terms.bounds, variances[place])
+
+    def phase_steps(self, contribution: Standing, charged: tuple[int, ...]) -> tuple[int, ...]:
+        """Returns the charged steps per phase in whose pool the contribution was, re-executed and unsettled ones included."""
+        until = charged if contribution.until is None else contribution.until.charged
+        return tuple(after - before for after, before in zip(until, contribution.terms.since.charged, strict=True))
+
+    def steps(self, contribution: Standing, charged: tuple[int, ...]) -> int:
+        """Returns the charged steps of all phases together."""
+        return sum(self.phase_steps(contribution, charged))
+
+    def variance(self, contribution: Standing, charged: tuple[int, ...]) -> float:
+        """Returns the smallest scheduled variance over its blocks and the steps charged to it; of any phase if it has none."""
+        steps, stds = self.phase_steps(contribution, charged), self._stds[contribution.class_index]
+        return _square(min((std for std, count in zip(stds, steps, strict=True) if count), default=min(stds)))
+
+    def epsilon(self, contribution: Standing, charged: tuple[int, ...], attempt: int) -> float:
+        """Returns what a contribution has spent.
+
+        Guarantee: An upper bound on its epsilon at the policy's delta under zero-out adjacency, for a sampler that draws it
+        with its class's rate from the steps charged between its admission and its withdrawal, and a mechanism that clips to its
+        signed norm and, whitened, to 1/sigma. Steps that were charged and not run, or run twice, count each time, at the
+        multiplier of their own phase. Where occurrences are public, the occurrences recorded count and nothing else, each in
+        full. If the header says that caps are enforced, its cap counts anew in every attempt, since what was drawn in an
+        abandoned attempt is not known afterwards.
+
+        Args:
+            contribution: the contribution, or a group of those that stand alike.
+
+        Raises:
+            LeafRefused: its class is public: nothing is promised, and no number says so.
+        """
+        terms = contribution.terms
+        if self._header.policy.classes[contribution.class_index].public:
+            raise LeafRefused("PUBLIC", f"class {terms.class_name} is public: no epsilon is claimed for its contributions")
+        if self._header.occurrences_public:
+            return self.of_loss(contribution.loss)
+        steps = self.phase_steps(contribution, charged)
+        z = self.of_contribution(contribution)
+        return self.of_group(contribution.class_index, z, steps, self.occurrences(contribution, steps, attempt))
+
+    def occurrences(self, contribution: Standing, steps: tuple[int, ...], attempt: int) -> int:
+        """Returns in how many of these steps its cap lets it take part at most, over all attempts; 0 if no cap is enforced."""
+        most, first = contribution.terms.bounds.max_occurrences, contribution.terms.since.attempt
+        if not (self._header.caps_enforced and most):
+            return 0
+        last = attempt if contribution.until is None else contribution.until.attempt
+        return min(most * (max(last, first) - first + 1), sum(steps))
+
+    def of_loss(self, loss: float) -> float:
+        """Returns the epsilon of all contributions with this sum of 1/z^2 over public occurrences."""
+        found = self._of_losses.get(loss)
+        if found is None:
+            found = accountants.epsilon_occurrences(loss, self._header.delta, self._accountant, family=self._family)
+            self._of_losses[loss] = found
+        return found
+
+    def of_group(self, class_index: int, z: tuple[float, ...], steps: tuple[int, ...], occurrences: int = 0) -> float:
+        """Returns the epsilon of all of a class with these multipliers and steps per phase, and this cap (0: none)."""
+        key = (class_index, z, steps, occurrences)
+        found = self._epsilons.get(key)
+        if found is None:
+            phases, delta = self.charged_phases(class_index, z, steps), self._header.delta
+            if occurrences:
+                found = accountants.epsilon_of_phases_capped(phases, occurrences, delta, self._accountant, family=self._family)
+            else:
+                found = accountants.epsilon_of_phases(phases, delta, self._accountant, family=self._family)
+            self._epsilons[key] = found
+        return found
+
+    def replace_of_group(self, class_index: int, z: tuple[float, ...], steps: tuple[int, ...]) -> float:
+        """Returns that epsilon under content replacement: one payload against another. Caps do not enter."""
+        phases, delta = self.charged_phases(class_index, z, steps), self._header.delta
+        return accountants.epsilon_of_phases(phases, delta, self._accountant, family=self._family, replace=True)
+
+    def charged_phases(self, class_index: int, z: tuple[float, ...], steps: tuple[int, ...]) -> list[accountants.Phase]:
+        """Returns what the accountant composes: each phase with charged steps; a multiplier beyond its range counts as less."""
+        counted = [(multiplier, count) for multiplier, count in zip(z, steps, strict=True) if count]
+        most, rate = accountants.MAX_MULTIPLIER, self._rates[class_index]
+        return [accountants.Phase(min(multiplier, most), rate, count) for multiplier, count in counted]
+
+
+def of_record(header: Header, own: Expenditure) -> Expenditure:
+    """Returns what figures of record are held against: those of the header's accountant, or of the one that it is held to."""
+    name = accountants.held_to(header.accountant.name)
+    return own if name == header.accountant.name else Expenditure(header, name)
+
+
+def _square(value: float) -> float:
+    """Returns the exact square rounded once. `value ** 2` is the C library's `pow`, whose last bit differs between machines."""
+    return value * value
 
 
 class RunState:

@@ -32,10 +32,9 @@ def write_report(
 ) -> Path:
     """Writes one self-contained page: readable on a phone, on paper, in the dark, by keyboard and by ear.
 
-    Guarantee:
-        The page has no script and fetches nothing, and its own content security policy forbids both: it allows one style
-        sheet, by digest. No word of the export or the extras is markup in it. Its size does not grow with the number of
-        contributions, and is bounded in that of epochs, blocks and findings.
+    Guarantee: The page has no script and fetches nothing, and its own content security policy forbids both: it allows one style
+    sheet, by digest. No word of the export or the extras is markup in it. Its size does not grow with the number of
+    contributions, and is bounded in that of epochs, blocks and findings.
 
     Args:
         export_dir: the audited export; its checkpoint is printed as it stands.

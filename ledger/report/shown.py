@@ -28,9 +28,8 @@ _FOUR_DOWN: Final = Context(prec=4, rounding=ROUND_FLOOR)
 def text(value: object, longest: int = LONGEST) -> Markup:
     """Escapes a value for people.
 
-    Guarantee:
-        The result has no markup and no character that hides, reorders or overwrites others: control and format characters
-        (bidirectional ones too), lone surrogates and unusual spaces are shown by their escape sequences.
+    Guarantee: The result has no markup and no character that hides, reorders or overwrites others: control and format
+    characters (bidirectional ones too), lone surrogates and unusual spaces are shown by their escape sequences.
     """
     return Markup(escape(visible(str(value), longest=longest)))
 

@@ -3,8 +3,7 @@
 The first lines of its interface (`Place`, `register_store`, `file_place`) are for who writes a store (docs/extending/store.md).
 """
 
-from ledger.storage.place import Place, file_place, register_store
-from ledger.storage.sql.postgres_place import server_place
+from ledger.storage.place import Place, file_place, register_store, server_place
 
 __all__ = ["Place", "file_place", "register_store"]
 

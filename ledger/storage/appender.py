@@ -4,8 +4,9 @@ The mechanics under `ledger.log.Ledger`: it decides what to append, this decides
 """
 
 from array import array
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
 
 from attest.files import atomic_write
 from attest.schema.kinds import Told
@@ -30,103 +31,17 @@ from ledger.storage.store import Aggregated, Attested, Row, Snapshot, Store
 from ledger.tiles import Subtree, joined
 
 
-class _AsItIs:
-    """A snapshot, passed through."""
-
-    def __init__(self, snapshot: Snapshot) -> None:
-        self._snapshot = snapshot
-
-    def head(self) -> Frontier:
-        """Returns the head, as it is."""
-        return self._snapshot.head()
-
-    def rows(self) -> Iterator[Row]:
-        """Returns the rows, as they are."""
-        return self._snapshot.rows()
-
-    def checkpoints(self) -> dict[int, bytes]:
-        """Returns the checkpoint notes, as they are."""
-        return self._snapshot.checkpoints()
-
-    def pruned_before(self) -> int:
-        """Returns below which position bodies may be gone, as it is now."""
-        return self._snapshot.pruned_before()
-
-    def hashes_before(self) -> int:
-        """Returns below which position hashes may be gone, as it is now."""
-        return self._snapshot.hashes_before()
-
-    def aggregates(self) -> Iterator[Aggregated]:
-        """Returns the aggregates, as they are."""
-        return self._snapshot.aggregates()
-
-
-class WithoutBodies(_AsItIs):
-    """A database as `Store.prune` would leave it.
-
-    Attributes:
-        dropped: positions of the bodies that would go, once its rows were read.
-        fresh: the aggregates that would come into the database.
-    """
-
-    def __init__(self, snapshot: Snapshot, before: int, seqs: Container[int], aggregates: Iterable[Aggregated]) -> None:
-        """Takes the database as it is, the leaves whose bodies go, and what would stand for them."""
-        super().__init__(snapshot)
-        self.dropped = array("q")
-        stored = {aggregate.first for aggregate in snapshot.aggregates()}
-        self.fresh = [aggregate for aggregate in aggregates if aggregate.first not in stored]
-        self._before, self._seqs = before, seqs
-
-    def rows(self) -> Iterator[Row]:
-        """Yields the rows without the bodies that would go."""
-        self.dropped = array("q")
-        for row in self._snapshot.rows():
-            if row.body and row.seq < self._before and row.seq in self._seqs:
-                self.dropped.append(row.seq)
-                yield row._replace(body=b"")
-            else:
-                yield row
-
-    def pruned_before(self) -> int:
-        """Returns below which position bodies may be gone, as it would be."""
-        return self._before
-
-    def aggregates(self) -> Iterator[Aggregated]:
-        """Yields what is there and what would come."""
-        yield from self._snapshot.aggregates()
-        yield from self.fresh
-
-
-class WithoutHashes(_AsItIs):
-    """A database as `Store.drop_hashes` would leave it.
-
-    Attributes:
-        dropped: how many hashes would go, once its rows were read.
-    """
-
-    def __init__(self, snapshot: Snapshot, before: int, subtrees: Iterable[Subtree]) -> None:
-        """Takes the database as it is, and the subtrees that would stand for hashes, in order."""
-        super().__init__(snapshot)
-        self.dropped = 0
-        self._before, self._subtrees = before, list(subtrees)
-
-    def rows(self) -> Iterator[Row]:
-        """Yields the rows without the hashes that would go."""
-        self.dropped, pending = 0, iter(self._subtrees)
-        subtree = next(pending, None)
-        for row in self._snapshot.rows():
-            while subtree is not None and subtree.end <= row.seq:
-                subtree = next(pending, None)
-            if subtree is None or row.seq < subtree.first:
-                yield row
-                continue
-            kept = subtree.hash if row.seq == subtree.first else b""
-            self.dropped += bool(row.leaf_hash) and not kept
-            yield row._replace(leaf_hash=kept, level=subtree.level)
-
-    def hashes_before(self) -> int:
-        """Returns below which position hashes may be gone, as it would be."""
-        return self._before
+def without_hashes(rows: Iterable[Row], subtrees: Iterable[Subtree]) -> Iterator[Row]:
+    """Yields rows as `Store.drop_hashes` would leave them. `subtrees`: those that would stand for hashes, in order."""
+    pending = iter(subtrees)
+    subtree = next(pending, None)
+    for row in rows:
+        while subtree is not None and subtree.end <= row.seq:
+            subtree = next(pending, None)
+        if subtree is None or row.seq < subtree.first:
+            yield row
+        else:
+            yield row._replace(leaf_hash=subtree.hash if row.seq == subtree.first else b"", level=subtree.level)
 
 
 def droppable(snapshot: Snapshot, before: int, cuts: Iterable[int]) -> Iterator[Subtree]:
@@ -139,6 +54,8 @@ def droppable(snapshot: Snapshot, before: int, cuts: Iterable[int]) -> Iterator[
             found here.
     """
     there: dict[int, int] = {}
+    resumed = (decode_leaf(row.body) for row in snapshot.rows() if row.kind == Resume.KIND and row.body)
+    pins = {leaf.pinned_size for leaf in resumed if isinstance(leaf, Resume) and leaf.pinned_size is not None}
 
     def pruned() -> Iterator[Subtree]:
         for row in snapshot.rows():
@@ -149,14 +66,9 @@ def droppable(snapshot: Snapshot, before: int, cuts: Iterable[int]) -> Iterator[
                     there[row.seq] = row.level
                 yield Subtree(row.seq, row.level, row.leaf_hash)
 
-    for subtree in joined(pruned(), _with_pins(snapshot, cuts)):
+    for subtree in joined(pruned(), pins.union(cuts)):
         if subtree.level and there.pop(subtree.first, 0) != subtree.level:
             yield subtree
-
-
-def _with_pins(snapshot: Snapshot, cuts: Iterable[int]) -> Container[int]:
-    pins = (decode_leaf(row.body) for row in snapshot.rows() if row.kind == Resume.KIND and row.body)
-    return {*cuts, *(leaf.pinned_size for leaf in pins if isinstance(leaf, Resume) and leaf.pinned_size is not None)}
 
 
 class Appender:
@@ -193,10 +105,7 @@ class Appender:
 
     def require_in_place(self) -> None:
         """Asks whether the open database is still the one under the ledger's name; a handle that failed or reads is not asked.
-
-        Raises:
-            LedgerReplaced: it is not; the handle refuses everything from then on.
-        """
+        Raises LedgerReplaced: it is not; the handle refuses everything from then on."""
         if self.signer is not None and not self._broken:
             with self._told():
                 self.store.require_in_place()
@@ -212,11 +121,9 @@ class Appender:
     ) -> Iterator[int]:
         """Collects leaves staged in its body, then appends them in one transaction.
 
-        Guarantee:
-            When the body ends without an error, its leaves are durable, and then the signer's high-water file. When
-            this raises, the ledger has none of them, unless it was the commit itself that failed or the high-water file
-            that could not be written. A refused leaf leaves the handle as it was; a failed write makes it refuse
-            everything until it is reopened.
+        Guarantee: When the body ends without an error, its leaves are durable, and then the signer's high-water file. When this
+        raises, the ledger has none of them, unless it was the commit itself that failed or the high-water file that could not
+        be written. A refused leaf leaves the handle as it was; a failed write makes it refuse everything until it is reopened.
 
         Args:
             now: POSIX seconds.
@@ -290,10 +197,9 @@ class Appender:
     def prune(self, before: int, seqs: Container[int], aggregates: Iterable[Aggregated]) -> int:
         """Drops bodies for good, having tried first that the ledger can do without them.
 
-        Guarantee:
-            When this returns, the bodies are gone and what stands in for them is stored, durably. When it raises, nothing
-            is gone, unless it was the commit itself that failed. The ledger that would be left was replayed as a whole before
-            anything was dropped, and again from the database after.
+        Guarantee: When this returns, the bodies are gone and what stands in for them is stored, durably. When it raises,
+        nothing is gone, unless it was the commit itself that failed. The ledger that would be left was replayed as a whole
+        before anything was dropped, and again from the database after.
 
         Args:
             before: position below which bodies go.
@@ -304,21 +210,25 @@ class Appender:
             How many bodies went.
         """
         self.require_signer()
+
+        def goes(row: Row) -> bool:
+            return bool(row.body) and row.seq < before and row.seq in seqs
+
         with self.store.snapshot() as snapshot:
-            lean = WithoutBodies(snapshot, before, seqs, aggregates)
-            fsck.check(lean)
-        self._broken = True
-        with self._told():
-            self.store.prune(self.size, before, lean.dropped, lean.fresh)
-        self._take(fsck.load(self.store, recompute=False))
-        self._broken = False
-        return len(lean.dropped)
+            there = fsck.Contents.of(snapshot)
+            stored = {kept.first for kept in there.aggregates}
+            fresh = [kept for kept in aggregates if kept.first not in stored]
+            gone = array("q", (row.seq for row in there.rows() if goes(row)))
+            lean = replace(there, pruned_before=before, aggregates=[*there.aggregates, *fresh])
+            lean = replace(lean, rows=lambda: (row._replace(body=b"") if goes(row) else row for row in there.rows()))
+            fsck.derived(lean)
+        self._drop(lambda: self.store.prune(self.size, before, gone, fresh))
+        return len(gone)
 
     def drop_hashes(self, before: int, keep: Iterable[int] = ()) -> int:
         """Drops the hashes of pruned leaves for good, but for the roots of the subtrees that they fill, tried as in `prune`.
 
-        Guarantee:
-            As `prune`. Every stored checkpoint still has its root, as has every size that a RESUME leaf cites.
+        Guarantee: As `prune`. Every stored checkpoint still has its root, as has every size that a RESUME leaf cites.
 
         Args:
             before: position below which hashes go.
@@ -330,14 +240,12 @@ class Appender:
         self.require_signer()
         with self.store.snapshot() as snapshot:
             subtrees = list(droppable(snapshot, before, {*self.checkpoints, *keep}))
-            lean = WithoutHashes(snapshot, before, subtrees)
-            fsck.check(lean)
-        self._broken = True
-        with self._told():
-            self.store.drop_hashes(self.size, before, subtrees)
-        self._take(fsck.load(self.store, recompute=False))
-        self._broken = False
-        return lean.dropped
+            there = fsck.Contents.of(snapshot)
+            lean = replace(there, hashes_before=before, rows=lambda: without_hashes(there.rows(), subtrees))
+            fsck.derived(lean)
+            gone = sum(bool(row.leaf_hash) for row in there.rows()) - sum(bool(row.leaf_hash) for row in lean.rows())
+        self._drop(lambda: self.store.drop_hashes(self.size, before, subtrees))
+        return gone
 
     def stage(self, leaf: Leaf) -> None:
         """Checks the next leaf against the run and queues its bytes; raises LeafRefused when it contradicts the run."""
@@ -376,11 +284,8 @@ class Appender:
         raise LedgerWrongRun("WRONG_KEY", f"the key given is {signer.vkey}, the ledger is signed by {vkey}{since}")
 
     def check_highwater(self, note: bytes | None) -> None:
-        """Compares the ledger with the signer's own memory, and brings that up to date when writing.
-
-        Args:
-            note: the high-water file, read before this ledger was loaded.
-        """
+        """Compares the ledger with the signer's own memory, and brings that up to date when writing. `note`: the high-water
+        file, read before this ledger was loaded."""
         place, origin = self.store.place, self.replay.header.origin
         if note is not None:
             mark = highwater.parse(note, self.replay.keys)
@@ -424,6 +329,14 @@ class Appender:
         if self.signer is None:
             raise LedgerClosed("READ_ONLY", "this ledger was opened for reading; open it with its key to append")
         return self.signer
+
+    def _drop(self, write: Callable[[], None]) -> None:
+        """Drops something for good, and reads all of the ledger again."""
+        self._broken = True
+        with self._told():
+            write()
+        self._take(fsck.load(self.store, recompute=False))
+        self._broken = False
 
     def _take(self, loaded: fsck.Loaded) -> None:
         self.replay = loaded.replay

@@ -88,11 +88,7 @@ def weights_file(place: Place, digest: bytes) -> Path:
 
 
 def read_weights(path: Path) -> tuple[WeightRecord, ...]:
-    """Reads a file of weights, which commit to its name.
-
-    Raises:
-        LedgerCorrupt: code WEIGHTS, it holds something else.
-    """
+    """Reads a file of weights, which commit to its name. Raises LedgerCorrupt: code WEIGHTS, it holds something else."""
     try:
         found = read_records(read_limited(path, MAX_RECORDS, "records of a model"))
     except (AttestError, LedgerError) as error:
@@ -103,11 +99,8 @@ def read_weights(path: Path) -> tuple[WeightRecord, ...]:
 
 
 def keep_weights(place: Place, records: Iterable[WeightRecord]) -> bytes:
-    """Keeps the records of a model's tensors under their digest, durably, and returns the digest.
-
-    Raises:
-        StorageFailed: the disk refused.
-    """
+    """Keeps the records of a model's tensors under their digest, durably, and returns the digest. Raises StorageFailed: the
+    disk refused."""
     kept = tuple(records)
     digest = model_digest(kept)
     path = weights_file(place, digest)
@@ -123,11 +116,8 @@ def keep_weights(place: Place, records: Iterable[WeightRecord]) -> bytes:
 
 
 def weights_of(place: Place, digest: bytes) -> tuple[WeightRecord, ...] | None:
-    """Returns the records that a model digest commits to; None where they are not here.
-
-    Raises:
-        LedgerCorrupt: as `read_weights`.
-    """
+    """Returns the records that a model digest commits to; None where they are not here. Raises LedgerCorrupt: as
+    `read_weights`."""
     try:
         path = weights_file(place, digest)
     except LedgerError:  # a ledger on a server, opened without its state directory

@@ -9,22 +9,32 @@ SQLite.
 """
 
 import gc
-import os
+import multiprocessing
 import random
 import signal
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
-from typing import Final, NamedTuple, NoReturn
+from multiprocessing.connection import Connection
+from typing import Any, Final, NamedTuple
 
 from ledger.errors import LedgerBusy, LedgerCorrupt, LedgerError, StoreUnfit
 from ledger.leaves.attestations import unpack
 from ledger.merkle import Frontier, leaf_hash
-from ledger.storage.opening import create_store, exists, open_store
 from ledger.storage.place import Place, store_of
-from ledger.storage.store import ADMIT_KIND, LOCK_TIMEOUT_SECONDS, SUMMARY_KIND, Aggregated, Attested, Row, Store
+from ledger.storage.store import (
+    ADMIT_KIND,
+    LOCK_TIMEOUT_SECONDS,
+    SUMMARY_KIND,
+    Aggregated,
+    Attested,
+    Row,
+    Store,
+    create_store,
+    exists,
+    open_store,
+)
 from ledger.tiles import Subtree
 
 Fresh = Callable[[], Place]
@@ -294,45 +304,37 @@ def _survives_kills(fresh: Fresh, kills: int, moments: random.Random) -> None:
 
 def _killed(place: Place, moments: random.Random) -> int:
     """Kills a process that appends, at a random moment; returns the last size that it was told of."""
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        _append_for_ever(place, write)
-    os.close(write)
-    told, ended = 0, 0
+    context = multiprocessing.get_context("fork")
+    sizes, sent = context.Pipe(duplex=False)
+    child, told = context.Process(target=_append_for_ever, args=(place, sent)), 0
+    child.start()
+    sent.close()
     try:
-        with os.fdopen(read, "rb") as sizes:
-            for _ in range(moments.randrange(1, 12)):
-                told = int.from_bytes(sizes.read(8), "big") or told
-            time.sleep(moments.random() * 0.01)
-            os.kill(child, signal.SIGKILL)
-            ended = os.waitpid(child, 0)[1]
-            rest = sizes.read()
-    except BaseException:
-        if not ended:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-        raise
-    if not os.WIFSIGNALED(ended):
-        raise StoreUnfit("CRASH", "a process that appends leaves ended by itself; its error stands in the output")
-    return int.from_bytes(rest[-8:], "big") if rest else told
-
-
-def _append_for_ever(place: Place, write: int) -> NoReturn:
-    """Appends until it is killed, and writes down the size after each append that returned."""
-    try:
-        gc.disable()  # what this process shares with its parent must not be closed here
-        store = open_store(place, read_only=False)
-        with store.snapshot() as snapshot:
-            frontier = snapshot.head()
-        os.write(write, frontier.size.to_bytes(8, "big"))
+        for _ in range(moments.randrange(1, 12)):
+            told = sizes.recv()
+        time.sleep(moments.random() * 0.01)
+        child.kill()
         while True:
-            _grow(store, frontier, _next(frontier.size) - frontier.size)
-            os.write(write, frontier.size.to_bytes(8, "big"))
-    except BaseException:
-        traceback.print_exc()
+            told = sizes.recv()
+    except (EOFError, OSError):  # the pipe ends with the process
+        pass
     finally:
-        os._exit(1)
+        child.kill()
+        child.join()
+    if child.exitcode != -signal.SIGKILL:
+        raise StoreUnfit("CRASH", "a process that appends leaves ended by itself; its error stands in the output")
+    return told
+
+
+def _append_for_ever(place: Place, sizes: "Connection[Any, Any]") -> None:
+    """Appends until it is killed, and sends the size after each append that returned."""
+    gc.disable()  # what this process shares with its parent must not be closed here
+    store = open_store(place, read_only=False)
+    with store.snapshot() as snapshot:
+        frontier = snapshot.head()
+    while True:
+        sizes.send(frontier.size)
+        _grow(store, frontier, _next(frontier.size) - frontier.size)
 
 
 def _opened(place: Place) -> Store:

@@ -23,11 +23,7 @@ MOUNTS: Final = Path("/proc/self/mounts")
 
 
 def is_there(path: Path) -> bool:
-    """Tells whether something lies at a path; a disk that cannot tell has not said no.
-
-    Raises:
-        StorageFailed: code IO.
-    """
+    """Tells whether something lies at a path; a disk that cannot tell has not said no. Raises StorageFailed: code IO."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -38,11 +34,8 @@ def is_there(path: Path) -> bool:
 
 
 def require_local(path: Path) -> None:
-    """Refuses a place on a network file system; where the system does not tell, lets it pass.
-
-    Raises:
-        StorageFailed: code NETWORK_DISK.
-    """
+    """Refuses a place on a network file system; where the system does not tell, lets it pass. Raises StorageFailed: code
+    NETWORK_DISK."""
     try:
         lines = MOUNTS.read_text(errors="surrogateescape").splitlines()
     except OSError:
@@ -82,11 +75,8 @@ _NAMES: Final = {DATABASE: "the ledger", LOG: "its write-ahead log", INDEX: "the
 
 
 class OpenFiles:
-    """The files of a database that one writer has open.
-
-    Args:
-        path: the database; a first transaction has been committed, so that all three are there.
-    """
+    """The files of a database that one writer has open. `path`: the database; a first transaction has been committed, so that
+    all three are there."""
 
     def __init__(self, path: Path) -> None:
         self._path = path.absolute()  # a program may change its directory while the files stay open
@@ -95,11 +85,7 @@ class OpenFiles:
         self.leave()
 
     def leave(self) -> None:
-        """Remembers how the files are now, after this writer wrote them.
-
-        Raises:
-            LedgerReplaced, StorageFailed: as `require`.
-        """
+        """Remembers how the files are now, after this writer wrote them. Raises LedgerReplaced, StorageFailed: as `require`."""
         self.require()
         self._left = self._written()
 

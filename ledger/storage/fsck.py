@@ -1,23 +1,45 @@
-"""Re-derives everything a ledger file claims from its leaves and from what contributors signed, and believes nothing else."""
+"""Re-derives everything a ledger file claims from its leaves, and believes nothing else."""
 
 import hashlib
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from itertools import chain
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
-from attest.attestation import CommonTerms, Framing
-from attest.errors import AttestError
-from ledger.audit.findings import Finding
 from ledger.errors import LeafRefused, LedgerBehind, LedgerCorrupt, NoteError, ProofError
-from ledger.leaves import Admit, Header, Leaf, Withdraw, decode_leaf
-from ledger.leaves.attestations import MAX_FRAMINGS, misfit, unpack
+from ledger.leaves import Header, Leaf, Withdraw, decode_leaf
 from ledger.merkle import HASH_SIZE, Frontier, leaf_hash
 from ledger.replay import Replay
 from ledger.replay.summaries import Aggregate
-from ledger.retention.retained import RetainedReplay, StandIns, hashes_end, named_by_withdrawals
-from ledger.retention.statements import vouched_end, vouchers, vouchers_of_close
-from ledger.storage.store import MAX_WRONG, PRUNABLE_KINDS, Aggregated, Row, Snapshot, Store, WholeSnapshot
+from ledger.retention import (
+    RetainedReplay,
+    StandIns,
+    hashes_end,
+    named_by_withdrawals,
+    vouched_end,
+    vouchers,
+    vouchers_of_close,
+)
+from ledger.storage import highwater
+from ledger.storage.place import Place, store_of
+from ledger.storage.store import PRUNABLE_KINDS, Aggregated, Row, Snapshot, Store, exists, open_store
 from ledger.tiles import MAX_LEVEL, Subtree, Subtrees
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What `load` reads of a database, as the calls of `ledger.storage.store.Snapshot` return it."""
+
+    head: Callable[[], Frontier]
+    rows: Callable[[], Iterator[Row]]
+    checkpoints: dict[int, bytes]
+    aggregates: Sequence[Aggregated]
+    pruned_before: int
+    hashes_before: int
+
+    @classmethod
+    def of(cls, snapshot: Snapshot) -> "Contents":
+        """Returns the database as it is; with other fields it is one as it would be."""
+        notes, kept = snapshot.checkpoints(), list(snapshot.aggregates())
+        return cls(snapshot.head, snapshot.rows, notes, kept, snapshot.pruned_before(), snapshot.hashes_before())
 
 
 @dataclass(slots=True)
@@ -46,10 +68,9 @@ class Loaded:
 def load(store: Store, *, recompute: bool) -> Loaded:
     """Reads a whole ledger and checks it.
 
-    Guarantee:
-        Every body hashes to its stored leaf hash and stands at its own seq; head, frontier and index columns agree with
-        the bodies; every stored checkpoint is signed by the key of its size and has the root of the tree at its size; what is
-        gone is what auditors vouch for and the policy's horizons let go; and the leaves tell a run without contradiction.
+    Guarantee: Every body hashes to its stored leaf hash and stands at its own seq; head, frontier and index columns agree with
+    the bodies; every stored checkpoint is signed by the key of its size and has the root of the tree at its size; what is gone
+    is what auditors vouch for and the policy's horizons let go; and the leaves tell a run without contradiction.
 
     Args:
         store: the open database.
@@ -60,17 +81,16 @@ def load(store: Store, *, recompute: bool) -> Loaded:
         LedgerBehind: if leaves that the file itself vouches for are gone from its end.
     """
     with store.snapshot() as snapshot:
-        return _load(snapshot, recompute)
+        return derived(Contents.of(snapshot), recompute=recompute)
 
 
-def _load(snapshot: Snapshot, recompute: bool) -> Loaded:
-    tree = _Tree(snapshot.hashes_before())
-    notes = snapshot.checkpoints()
-    kept = _Kept(snapshot)
+def derived(contents: Contents, *, recompute: bool = False) -> Loaded:
+    """Does what `load` does, also for a database that is not there yet (`ledger.storage.appender`)."""
+    tree, notes, kept = _Tree(contents.hashes_before), contents.checkpoints, _Kept(contents)
     verified = [0]
     replay: RetainedReplay | None = None
     digest = b""
-    for seq, row in enumerate(snapshot.rows()):
+    for seq, row in enumerate(contents.rows()):
         _check_row(row, seq)
         leaf: Leaf
         try:
@@ -100,7 +120,7 @@ def _load(snapshot: Snapshot, recompute: bool) -> Loaded:
             verified.append(seq + 1)
     if replay is None:
         raise LedgerCorrupt("HEADER", "there is no leaf yet: no run has begun its ledger here, or that did not finish", seq=0)
-    _check_end(snapshot.head(), tree.frontier, notes)
+    _check_end(contents.head(), tree.frontier, notes)
     if verified[1:] != sorted(notes):
         raise LedgerCorrupt("CHECKPOINT", "a checkpoint is stored for a size that the ledger never had")
     kept.check(replay, notes)
@@ -108,9 +128,29 @@ def _load(snapshot: Snapshot, recompute: bool) -> Loaded:
     return Loaded(replay, tree.frontier, tree.subtrees, digest, notes, kept.before, tree.before)
 
 
-def check(snapshot: Snapshot) -> None:
-    """Does what `load` does and forgets the result; for a ledger that is not there yet (`ledger.storage.appender`)."""
-    _load(snapshot, False)
+def set_unfinished_aside(place: Place) -> str | None:
+    """Renames a ledger whose creation was interrupted, so that it can be created anew.
+
+    Only a ledger without the signer's high-water file, which creation writes last, and with at most its header counts: it
+    cannot hold a charge. Nothing is deleted.
+
+    Returns:
+        The new name, or None if the ledger is not an unfinished one.
+    """
+    if not exists(place) or highwater.exists(place) or not _unfinished(place):
+        return None
+    return store_of(place).set_aside(place)
+
+
+def _unfinished(place: Place) -> bool:
+    try:
+        store = open_store(place, read_only=True)
+        try:
+            return load(store, recompute=False).frontier.size == 1
+        finally:
+            store.close()
+    except LedgerCorrupt as error:
+        return error.code == "HEADER" or store_of(place).is_blank(place)
 
 
 class _Tree:
@@ -167,11 +207,11 @@ class _Tree:
 class _Kept:
     """Reads what a database keeps of pruned leaves, and checks that they were allowed to go."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
-        self.before, self.hashes_before = snapshot.pruned_before(), snapshot.hashes_before()
-        self._aggregates = list(snapshot.aggregates())
+    def __init__(self, contents: Contents) -> None:
+        self.before, self.hashes_before = contents.pruned_before, contents.hashes_before
+        self._aggregates = contents.aggregates
         self._stand_ins = StandIns(map(_read, self._aggregates))
-        withdrawn = [row for row in snapshot.rows() if row.kind == Withdraw.KIND] if self.before else []
+        withdrawn = [row for row in contents.rows() if row.kind == Withdraw.KIND] if self.before else []
         if gone := [row.seq for row in withdrawn if not row.body]:
             raise LedgerCorrupt("PRUNED", f"the body of leaf {gone[0]} is gone, and no pruning can have taken it", seq=gone[0])
         self.names = named_by_withdrawals(row.body for row in withdrawn)
@@ -258,117 +298,3 @@ def _check_end(head: Frontier, frontier: Frontier, notes: dict[int, bytes]) -> N
         raise LedgerBehind("TAIL_LOST", f"the file vouches for {vouched} leaves and has {frontier.size}")
     if (head.size, head.to_bytes()) != (frontier.size, frontier.to_bytes()):
         raise LedgerCorrupt("HEAD", f"the stored head (size {head.size}) is not that of the {frontier.size} leaves")
-
-
-_NAMED = 5
-"""Leaves without an attestation that the remark on them names."""
-
-
-@dataclass(frozen=True, slots=True)
-class Signed:
-    """Tells what was found of attestations in a database.
-
-    Attributes:
-        findings: what is wrong, at most `MAX_WRONG`, each naming its leaf or its terms.
-        fitting: ADMIT leaves whose attestation was made again, and is what they quote.
-        missing: ADMIT leaves with a body that have none.
-        first_missing: positions of the first few of these.
-    """
-
-    findings: tuple[Finding, ...] = ()
-    fitting: int = 0
-    missing: int = 0
-    first_missing: tuple[int, ...] = ()
-
-    @property
-    def remark(self) -> str | None:
-        """Says which ADMIT leaves have no attestation, and what follows; None where all have one."""
-        if not self.missing:
-            return None
-        more = f" and {self.missing - len(self.first_missing)} more" if self.missing > len(self.first_missing) else ""
-        which = f"{', '.join(map(str, self.first_missing))}{more}"
-        return f"no attestation is kept of the ADMIT leaves {which}; so an export of this ledger goes without any"
-
-
-def check_attestations(snapshot: WholeSnapshot) -> Signed:
-    """Makes every attestation again and compares it with its leaf.
-
-    Guarantee:
-        Without a finding, every attestation that is kept belongs to an ADMIT leaf with a body, and makes exactly the descriptor
-        and the message whose digests that leaf quotes; terms are numbered without a gap, and all that are there are used.
-        Signatures are not verified: that takes the registry.
-
-    Args:
-        snapshot: of a database whose leaves were found whole.
-    """
-    return _Check(snapshot).run()
-
-
-@dataclass(slots=True)
-class _Check:
-    snapshot: WholeSnapshot
-    wrong: list[Finding] = field(default_factory=list)
-    fitting: int = 0
-    missing: int = 0
-    first: list[int] = field(default_factory=list)
-    used: set[int] = field(default_factory=set)
-    framings: dict[int, Framing] = field(default_factory=dict)
-
-    def run(self) -> Signed:
-        kept, waiting = self.snapshot.attestations(), None
-        for row in self.snapshot.rows():
-            if row.kind != Admit.KIND or not row.body:
-                continue
-            waiting = waiting or next(kept, None)
-            while waiting is not None and waiting[0] < row.seq:
-                waiting = self._left_over(waiting[0], kept)
-            if waiting is None or waiting[0] != row.seq:
-                self.missing += 1
-                self.first += [row.seq] if len(self.first) < _NAMED else []
-                continue
-            self._compare(row, waiting[1])
-            waiting = None
-        for seq, _ in chain([waiting] if waiting else [], kept):
-            self._left_over(seq, iter(()))
-        self._check_terms()
-        return Signed(tuple(self.wrong[:MAX_WRONG]), self.fitting, self.missing, tuple(self.first))
-
-    def _left_over(self, seq: int, kept: Iterator[tuple[int, bytes]]) -> tuple[int, bytes] | None:
-        """Names an attestation without a leaf; returns the next one."""
-        self._tell("ATTESTATION_LEFT", f"leaf {seq}", "an attestation is kept, and there is no ADMIT leaf with a body")
-        return next(kept, None)
-
-    def _compare(self, row: Row, data: bytes) -> None:
-        where, leaf = f"leaf {row.seq}", decode_leaf(row.body)
-        assert isinstance(leaf, Admit)
-        try:
-            number, signature = unpack(data)
-            self.used.add(number)
-            problem = misfit(leaf, self._framing(number), signature)
-        except (LedgerCorrupt, AttestError) as error:
-            problem = error.sentence
-        if problem is None:
-            self.fitting += 1
-        else:
-            self._tell("ATTESTATION", where, f"{problem}; put the last good copy back")
-
-    def _framing(self, number: int) -> Framing:
-        found = self.framings.get(number)
-        if found is None:
-            if len(self.framings) >= MAX_FRAMINGS:
-                self.framings.clear()
-            (data,) = self.snapshot.terms_at([number])
-            found = self.framings[number] = Framing(CommonTerms.from_cbor(data))
-        return found
-
-    def _check_terms(self) -> None:
-        for place, (number, data) in enumerate(self.snapshot.terms()):
-            if number != place:
-                self._tell("TERMS", f"terms {place}", f"they are missing, the next ones have the number {number}")
-                return
-            if data and number not in self.used:
-                self._tell("TERMS", f"terms {number}", "no attestation names them, and pruning empties such terms")
-
-    def _tell(self, code: str, where: str, sentence: str) -> None:
-        if len(self.wrong) < MAX_WRONG:
-            self.wrong.append(Finding(code, where, sentence))

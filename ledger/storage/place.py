@@ -16,6 +16,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import unquote
 
 from ledger.errors import LedgerError, StorageFailed
 
@@ -25,6 +26,11 @@ ENTRY_POINTS: Final = "dptrain.stores"
 STATE_NAME: Final = "ledger"
 """Name of the files in a state directory: ``ledger.highwater``, ``ledger.withdrawals/``, ``ledger.key``."""
 
+DEFAULT_SCHEMA: Final = "dptrain"
+"""The schema of a ledger on PostgreSQL whose URL names none."""
+
+_SQL_SCHEMA: Final = re.compile(r"[a-z_][a-z0-9_]{0,47}")
+_SECRET: Final = frozenset({"password", "sslpassword"})
 _URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*")
 
@@ -108,11 +114,8 @@ class Place:
             raise StorageFailed("STATE", sentence) from error
 
     def side(self, suffix: str) -> Path:
-        """Returns the file or directory beside the ledger with a suffix, such as ``.highwater``.
-
-        Raises:
-            LedgerError: code STATE if the ledger is on a server and no state directory was named.
-        """
+        """Returns the file or directory beside the ledger with a suffix, such as ``.highwater``. Raises LedgerError: code STATE
+        if the ledger is on a server and no state directory was named."""
         return Path(f"{self._beside()}{suffix}")
 
     def _beside(self) -> Path:
@@ -151,11 +154,8 @@ class StoreKind:
         return self.store if isinstance(self.store, str) else f"{self.store.__module__}:{self.store.__qualname__}"
 
     def load(self) -> type[Any]:
-        """Returns the class of the store, imported now if only its name was given.
-
-        Raises:
-            StorageFailed: code DRIVER, something that it imports is not installed.
-        """
+        """Returns the class of the store, imported now if only its name was given. Raises StorageFailed: code DRIVER, something
+        that it imports is not installed."""
         if not isinstance(self.store, str):
             return self.store
         module, _, name = self.store.partition(":")
@@ -226,15 +226,51 @@ def _registered(scheme: str) -> StoreKind | None:
 
 
 def file_place(url: str, state: str | os.PathLike[str] | None) -> Place:
-    """Reads ``scheme:///PATH`` as the place of a ledger in one file; the files of its signer lie beside it.
-
-    Raises:
-        LedgerError: code URL for one without a path, STATE for a state directory, which no file takes.
-    """
+    """Reads ``scheme:///PATH`` as the place of a ledger in one file; the files of its signer lie beside it. Raises LedgerError:
+    code URL for one without a path, STATE for a state directory, which no file takes."""
     scheme, _, path = url.partition("://")
     if not path.startswith("/") or path == "/" or set("?#") & set(path):
         raise LedgerError("URL", f"{url!r} names no file; write {scheme}:///relative.db or {scheme}:////absolute.db")
     return _file(scheme, Path(path[1:]), state)
+
+
+def server_place(url: str, state: str | os.PathLike[str] | None) -> Place:
+    """Reads the URL of a ledger on PostgreSQL: libpq's own syntax, with one key more.
+
+    That is ``schema``, the schema of that database which holds this one ledger (default `DEFAULT_SCHEMA`), as in
+    ``postgresql://writer@db.example/privacy?sslmode=verify-full&schema=run7``.
+
+    Raises:
+        LedgerError: code URL; a sentence shows nothing that may be a part of a password.
+    """
+    base, _, query = url.partition("?")
+    scheme, _, rest = base.partition("://")
+    authority, _, database = rest.partition("/")
+    if "@" in f"{database}{query}" or "#" in url:
+        # What follows may be the rest of a password, so the URL is not shown.
+        raise LedgerError("URL", "a URL has @ only before the host, and no #; write / ? @ # in a password as %2F %3F %40 %23")
+    pairs = [part.partition("=")[::2] for part in query.split("&") if part]
+    schemas = [value for key, value in pairs if key == "schema"] or [DEFAULT_SCHEMA]
+    schema = schemas[0]
+    if len(schemas) > 1 or not _SQL_SCHEMA.fullmatch(schema) or schema.startswith("pg_"):
+        found = ",".join(schemas)
+        raise LedgerError("URL", f"schema={found} is no schema for a ledger: [a-z_][a-z0-9_]*, at most 48, not pg_*")
+    user, at, host = authority.rpartition("@")
+    name = schema if schema != DEFAULT_SCHEMA else unquote(database) or STATE_NAME
+    return Place(
+        "postgresql",
+        _with_query(base, [pair for pair in pairs if pair[0] != "schema"]),
+        schema,
+        None if state is None else Path(state) / STATE_NAME,
+        name,
+        _with_query(f"{scheme}://{user.partition(':')[0]}{at}{host}/{database}", [p for p in pairs if p[0] not in _SECRET]),
+        ":" in user or any(key in _SECRET for key, _ in pairs),
+    )
+
+
+def _with_query(base: str, pairs: list[tuple[str, str]]) -> str:
+    """Joins a query as libpq reads it: percent-encoded, and a plus sign is a plus sign."""
+    return base + ("?" + "&".join(f"{key}={value}" for key, value in pairs) if pairs else "")
 
 
 def _file(kind: str, path: Path, state: str | os.PathLike[str] | None) -> Place:

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, Protocol, Self
 from ledger.errors import LedgerBusy, LedgerCorrupt, LedgerReplaced
 from ledger.leaves import Admit
 from ledger.merkle import Frontier
-from ledger.storage.place import Place
+from ledger.storage.place import Place, store_of
 from ledger.tiles import Subtree
 
 SCHEMA_VERSION: Final = "5"
@@ -141,10 +141,6 @@ class Snapshot(Protocol):
     def aggregates(self) -> Iterator[Aggregated]:
         """Yields all aggregates in order of their leaves."""
 
-
-class WholeSnapshot(Snapshot, Protocol):
-    """A snapshot with what contributors signed, on which no state of a run depends."""
-
     def terms(self) -> Iterator[tuple[int, bytes]]:
         """Yields numbers and bytes of all common terms, in order; b"" where pruning has emptied them."""
 
@@ -210,12 +206,11 @@ class Store(Protocol):
     ) -> None:
         """Appends rows and attestations, all or none.
 
-        Guarantee:
-            When this returns, the rows are durable. When it raises, none of them is in the ledger; only where the failure
-            came with the commit itself or right after it (codes COMMIT_UNKNOWN, STORAGE, IO, UNLINKED and REPLACED) they may
-            be there, whole, when it is opened again. A writer that lost its lease, or whose view of the head is old, appends
-            nothing. The database is the one under the ledger's name when it returns: nothing is reported that went into a file
-            or a table without one.
+        Guarantee: When this returns, the rows are durable. When it raises, none of them is in the ledger; only where the
+        failure came with the commit itself or right after it (codes COMMIT_UNKNOWN, STORAGE, IO, UNLINKED and REPLACED) they
+        may be there, whole, when it is opened again. A writer that lost its lease, or whose view of the head is old, appends
+        nothing. The database is the one under the ledger's name when it returns: nothing is reported that went into a file or a
+        table without one.
 
         Args:
             rows: the next leaves, in order.
@@ -274,7 +269,7 @@ class Store(Protocol):
             LedgerBusy, StorageFailed: as `append`.
         """
 
-    def snapshot(self) -> AbstractContextManager[WholeSnapshot]:
+    def snapshot(self) -> AbstractContextManager[Snapshot]:
         """Opens one view of the whole ledger, which a writer elsewhere does not move."""
 
     def examine(self) -> list[str] | None:
@@ -304,3 +299,20 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Gives up the database and the writer's lock."""
+
+
+def create_store(place: Place) -> Store:
+    """Creates an empty ledger at a place; see `Store.create`. A store is imported when a ledger of its kind is met."""
+    store: Store = store_of(place).create(place)
+    return store
+
+
+def open_store(place: Place, *, read_only: bool) -> Store:
+    """Opens the ledger at a place; see `Store.open`."""
+    store: Store = store_of(place).open(place, read_only=read_only)
+    return store
+
+
+def exists(place: Place) -> bool:
+    """Tells whether there is anything at the place of a ledger."""
+    return bool(store_of(place).exists(place))

@@ -19,13 +19,12 @@ from ledger.replay.influence import Artifact, Recorded, artifacts, class_costs
 def block_multipliers(header: Header) -> tuple[tuple[float | None, ...], ...]:
     """Returns, per block and class of the policy, the noise multiplier that the class's preset bounds have on that block alone.
 
-    Guarantee:
-        In every step a contribution at the preset bounds C and sigma of its class adds to block l at most ``C_l`` in norm, and
-        at most ``s_l / sigma``: the noise of the block is at least ``z_l = max(sigma, s_l / C_l)`` times what it adds, and no
-        contribution of the class is admitted with more permissive bounds. ``C_l`` is C, or its part by the shares where the
-        policy has budgets; s_l that of the phase with least noise. Where the noise of a step follows its draw only sigma is
-        known beforehand, and stands for z_l. It is a statement about the direct update of one block: what a whole run reveals,
-        other blocks and later states included, is the epsilon of the class and nothing smaller (docs/mechanism).
+    Guarantee: In every step a contribution at the preset bounds C and sigma of its class adds to block l at most ``C_l`` in
+    norm, and at most ``s_l / sigma``: the noise of the block is at least ``z_l = max(sigma, s_l / C_l)`` times what it adds,
+    and no contribution of the class is admitted with more permissive bounds. ``C_l`` is C, or its part by the shares where the
+    policy has budgets; s_l that of the phase with least noise. Where the noise of a step follows its draw only sigma is known
+    beforehand, and stands for z_l. It is a statement about the direct update of one block: what a whole run reveals, other
+    blocks and later states included, is the epsilon of the class and nothing smaller (docs/mechanism).
 
     Returns:
         A row per block, an entry per class in the policy's order: None where the class may not touch the block, or is public.
@@ -267,13 +266,11 @@ def class_summaries(run: Replay) -> tuple[ClassSummary, ...]:
 def preset_epsilon(run: Replay, place: int) -> float | None:
     """Returns the epsilon of a contribution at the preset of its class, without a cap, admitted before the first charge.
 
-    Guarantee:
-        No contribution of the class whose signed bounds the policy takes has spent more, whatever its ADMIT leaf says: a
-        smaller clip norm, a larger noise multiplier, a cap and a later admission only lower epsilon. Where occurrences are
-        public it is that of one which took part as often as any, in each step behind the least noise of all charged phases.
+    Guarantee: No contribution of the class whose signed bounds the policy takes has spent more, whatever its ADMIT leaf says: a
+    smaller clip norm, a larger noise multiplier, a cap and a later admission only lower epsilon. Where occurrences are public
+    it is that of one which took part as often as any, in each step behind the least noise of all charged phases.
 
     Args:
-        run: the run as recorded.
         place: place of the class in the policy.
 
     Returns:

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-import dptrain.accounting.prv as plugged
+import dptrain.accounting as plugged
 from ledger import accountants
 from ledger.accountants import Phase, prv
 

@@ -35,9 +35,9 @@ def scene() -> Scene:
 
 @pytest.fixture(scope="session")
 def formats_page() -> str:
-    """The written format document, as one line of text."""
-    page = Path(__file__).resolve().parents[2] / "docs" / "formats.md"
-    return " ".join(page.read_text().split())
+    """The pages of the formats, as one line of text."""
+    pages = (Path(__file__).resolve().parents[2] / "docs" / "formats").glob("*.md")
+    return " ".join(" ".join(page.read_text(encoding="utf-8").split()) for page in pages)
 
 
 @pytest.fixture(scope="package")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from attest.keys import public_bytes
 from ledger.audit import verify_export
-from ledger.audit.earlier import earlier_run, verify_with_earlier
+from ledger.audit.verify import earlier_run
 from ledger.leaves import Admit, Charge, Close, Epoch, Leaf, Settle, Spend, Withdraw
 from ledger.log import Ledger
 from ledger.note import NoteSigner
@@ -435,7 +435,7 @@ def _second(lie: str, base: Path):
     second = _finished(base, "two", SECOND, spec, streams=0 if lie == "noise used again" else 10, previous=previous)
     if lie == "the earlier run not given":
         return audit(second)
-    return verify_with_earlier(second, KEYS, [first], owner_key=OWNER, minimum_size=1)
+    return verify_export(second, KEYS, earlier=[first], owner_key=OWNER, minimum_size=1)
 
 
 RUNS = [

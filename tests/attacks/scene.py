@@ -65,7 +65,7 @@ def opening(changes: Mapping[Any, Any] | None = None, *, content: bytes = CONTEN
 
 
 def commitment(kind: str, value: Any, salt: bytes) -> bytes:
-    """A commitment as docs/formats.md has it, spelled out here so that no test leans on the code under test.
+    """A commitment as docs/formats has it, spelled out here so that no test leans on the code under test.
 
     What is no value of a field is committed to by its encoding: no opening is admitted that holds it.
     """

@@ -1,4 +1,4 @@
-"""`docs/formats.md` says what the code does: its example, its order of checks, its table of attacks."""
+"""`docs/formats` says what the code does: its example, its order of checks, its table of attacks."""
 
 import hashlib
 import re
@@ -33,12 +33,13 @@ from tests.attacks.scene import OPENING, descriptor, descriptor_fields, header_f
 from tests.engine import test_registry_during_training
 from tests.worlds.gate import ALICE, BOB, CONTENT, MALLORY, MICRO, NOW, OTHER_CORPUS, RAW, make_registry
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "formats.md").read_text()
+PAGES = (Path(__file__).resolve().parents[2] / "docs" / "formats").glob("*.md")
+PAGE = "\n".join(page.read_text(encoding="utf-8") for page in sorted(PAGES))
 
 
 def section(title):
     """The text under a heading, to the next one."""
-    return re.split(r"^#{2,3} ", PAGE.split(f"# {title}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
+    return re.split(r"^#{1,3} ", PAGE.split(f"# {title}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
 
 
 def rows(text):

@@ -32,9 +32,8 @@ from ledger.merkle import Frontier, leaf_hash, root
 from ledger.note import checkpoint_text, sign_note
 from ledger.proofs.memory import hold_against_memory, judge, parse_evidence
 from ledger.replay.signer import KeyChain
-from ledger.storage.opening import create_store
 from ledger.storage.place import Place
-from ledger.storage.store import Row
+from ledger.storage.store import Row, create_store
 from tests.ledger.spends import with_rows
 from tests.worlds.ledgers import (
     OTHER_KEY,
@@ -202,8 +201,8 @@ def test_B22_a_withdrawal_counts_from_the_next_charge_and_is_never_erased(run):
     run.steps()
     run.withdraw(1)
     run.steps()
-    counts = [window.classes[0].pool_count for window in run.ledger.windows]
-    roots = [window.classes[0].pool_root for window in run.ledger.windows]
+    counts = [window.classes[0].pool_count for window in run.ledger.state.windows]
+    roots = [window.classes[0].pool_root for window in run.ledger.state.windows]
     assert counts == [2, 1] and roots[0] != roots[1]
     assert run.ledger.epsilon(descriptor(1)) < run.ledger.epsilon(descriptor(2))
     with pytest.raises(LeafRefused) as refused:

@@ -26,7 +26,7 @@ from ledger.audit import AuditReport, verify_export
 from ledger.audit import attested as shown
 from ledger.audit import bounds as follow
 from ledger.audit.attested import Agreed, Known, registered
-from ledger.audit.files import Export
+from ledger.audit.given import Export
 from ledger.leaves.attestations import pack
 from tests.attacks.scene import compress
 from tests.ledger.told_runs import FIRST, Told, shown_of, signed_by, two_windows, write

@@ -12,7 +12,7 @@ from attest import signed_file
 from attest.withdrawal import Withdrawal, sign_withdrawal
 from ledger.accountants import Phase, epsilon_of_phases, to_micro_up
 from ledger.audit import verify_export
-from ledger.audit.earlier import earlier_run, verify_with_earlier
+from ledger.audit.verify import earlier_run
 from ledger.errors import BudgetExceeded, CosignRefused, LeafRefused
 from ledger.leaves import Previous
 from ledger.leaves.header import UNADDRESSED
@@ -60,7 +60,7 @@ def carrying(registry: SpentRegistry):
 
 
 def codes(export: Path, *earlier: Path) -> list[str]:
-    report = verify_with_earlier(export, KEYS, earlier)
+    report = verify_export(export, KEYS, earlier=earlier)
     assert report.verdict == ("FAILED" if report.findings else "TOLD")
     return [found.code for found in report.findings]
 
@@ -91,7 +91,7 @@ def test_an_earlier_run_is_cited_under_its_own_name_and_key(tmp_path):
     for n, lie in enumerate(lies):
         signer = SIGNER if n == 0 else NoteSigner("heir.example", SIGNER.private_key)
         export = finished(tmp_path, f"lie{n}", signer, carrying(registry), streams=10, previous=(lie,))
-        report = verify_with_earlier(export, [*KEYS, signer.vkey], [first])
+        report = verify_export(export, [*KEYS, signer.vkey], earlier=[first])
         assert [found.code for found in report.findings] == ["EARLIER_NAME"]
 
 
@@ -185,7 +185,7 @@ def test_draws_that_nobody_decides_weaken_the_run_that_counts_them(tmp_path):
     registry = counting(first)
     second = finished(tmp_path, "two", SECOND, carrying(registry), streams=10, previous=registry.previous)
     assert "DRAWS_TOLD" not in verify_export(second, KEYS).qualifiers
-    assert "DRAWS_TOLD" in verify_with_earlier(second, KEYS, [first]).qualifiers
+    assert "DRAWS_TOLD" in verify_export(second, KEYS, earlier=[first]).qualifiers
 
 
 def test_runs_that_spend_nothing_by_themselves_compose_all_the_same():
@@ -207,7 +207,7 @@ def test_a_run_that_began_before_and_is_left_out_is_found_where_its_export_is_gi
     assert codes(second, first) == ["EARLIER_LEFT_OUT"] and codes(first, second) == ["EARLIER_LEFT_OUT"]  # the same second
     later = finished(tmp_path, "three", THIRD, admission(1), streams=20, now=START + 100)
     assert codes(later, first) == ["EARLIER_LEFT_OUT"] and codes(first, later) == []
-    assert any("does not count it" in note for note in verify_with_earlier(first, KEYS, [later]).notes)
+    assert any("does not count it" in note for note in verify_export(first, KEYS, earlier=[later]).notes)
 
 
 def test_an_export_that_is_given_and_need_not_be_counted_is_told(tmp_path):
@@ -216,7 +216,7 @@ def test_an_export_that_is_given_and_need_not_be_counted_is_told(tmp_path):
     second = finished(tmp_path, "two", SECOND, carrying(registry), streams=10, previous=registry.previous)
     stranger = finished(tmp_path, "three", THIRD, admission(7), streams=20)
     assert codes(second, first, stranger, second) == [] and codes(first, second) == []
-    audits = verify_with_earlier(second, KEYS, [first, stranger]), verify_with_earlier(first, KEYS, [second])
+    audits = verify_export(second, KEYS, earlier=[first, stranger]), verify_export(first, KEYS, earlier=[second])
     told = " ".join(note for report in audits for note in report.notes)
     assert "nobody whom leaves of both runs name spent anything there" in told
     assert "is a later run, which counts this one" in told
@@ -242,7 +242,7 @@ def test_another_history_of_an_earlier_run_is_found_by_its_cosigners(tmp_path):
     assert codes(second, forked) == [] and codes(second, shown) == ["EARLIER_FORKED"]
     keys = [*KEYS, anna.vkey]
     assert verify_export(second, keys, require_quorum=True).verdict == "TOLD"
-    report = verify_with_earlier(second, keys, [forked], require_quorum=True)
+    report = verify_export(second, keys, earlier=[forked], require_quorum=True)
     assert [found.code for found in report.findings] == ["EARLIER"] and "cosigned" in report.findings[0].sentence
 
 
@@ -388,7 +388,7 @@ def test_a_run_cited_as_lost_before_it_charged_or_admitted_anybody_is_counted_wi
         said = replace(spec, carried_micro=carried)
         second = finished(tmp_path, name, SECOND, said, streams=50, previous=registry.previous)
         assert codes(second, early) == expected
-        report = verify_with_earlier(second, KEYS, [early])
+        report = verify_export(second, KEYS, earlier=[early])
         assert expected or "KEY_LOST" in report.qualifiers
 
 
@@ -425,10 +425,10 @@ def test_an_earlier_run_that_no_witness_saw_weakens_the_run_that_counts_it(tmp_p
     registry = counting(first)
     second = finished(tmp_path, "two", SECOND, carrying(registry), streams=10, previous=registry.previous)
     assert "NO_WITNESS_QUORUM" not in verify_export(second, KEYS).qualifiers
-    assert "NO_WITNESS_QUORUM" in verify_with_earlier(second, KEYS, [first]).qualifiers
+    assert "NO_WITNESS_QUORUM" in verify_export(second, KEYS, earlier=[first]).qualifiers
     note = cosign((first / "checkpoint").read_bytes(), wim, KEYS, time=START + 900)
     (first / "checkpoint").write_bytes(note)
-    assert "NO_WITNESS_QUORUM" not in verify_with_earlier(second, KEYS, [first]).qualifiers
+    assert "NO_WITNESS_QUORUM" not in verify_export(second, KEYS, earlier=[first]).qualifiers
 
 
 def test_a_limit_over_runs_is_held_against_the_whole_plan_of_a_lost_run(tmp_path):
@@ -480,7 +480,7 @@ def test_a_withdrawal_that_an_earlier_run_logged_as_expired_is_found_there_by_wh
         registry = counting(first)
         second = finished(tmp_path / reason, "two", SECOND, carrying(registry), streams=10, previous=registry.previous)
         assert codes(second, first) == ([] if reason == "expired" else ["EARLIER_WITHDRAWN"])
-        report = verify_with_earlier(second, KEYS, [first], withdrawals=tmp_path / "signed")
+        report = verify_export(second, KEYS, earlier=[first], withdrawals=tmp_path / "signed")
         (finding,) = report.findings
         assert finding.code == ("EARLIER" if reason == "expired" else "EARLIER_WITHDRAWN")
         if reason == "expired":
@@ -563,11 +563,11 @@ def test_runs_that_neither_count_each_other_are_told_to_whoever_counts_both(tmp_
     second = finished(tmp_path, "two", SECOND, admission(1), admission(2), streams=50, now=START - 99)
     third = heir(tmp_path, "three", THIRD, earlier_run(first, KEYS), earlier_run(second, KEYS), streams=90)
     apart = "ledger.example/run1 and ledger.example/run2 share 1 contributions and neither counts the other"
-    report = verify_with_earlier(third, KEYS, [first, second])
+    report = verify_export(third, KEYS, earlier=[first, second])
     assert report.verdict == "TOLD" and [note.startswith(apart) for note in report.notes].count(True) == 1
     other = heir(tmp_path, "other", SECOND, earlier_run(first, KEYS), streams=130)
     last = heir(tmp_path, "last", THIRD, earlier_run(first, KEYS), earlier_run(other, KEYS), streams=170)
-    assert not any("neither counts" in note for note in verify_with_earlier(last, KEYS, [first, other]).notes)
+    assert not any("neither counts" in note for note in verify_export(last, KEYS, earlier=[first, other]).notes)
 
 
 def test_what_weakens_what_was_spent_before_weakens_the_run_that_counts_it(tmp_path):
@@ -577,7 +577,7 @@ def test_what_weakens_what_was_spent_before_weakens_the_run_that_counts_it(tmp_p
     second = finished(tmp_path, "two", SECOND, carrying(counted), streams=10, previous=counted.previous)
     assert "UNADDRESSED" in verify_export(first, KEYS).qualifiers
     assert "UNADDRESSED" not in verify_export(second, KEYS).qualifiers
-    assert "UNADDRESSED" in verify_with_earlier(second, KEYS, [first]).qualifiers
+    assert "UNADDRESSED" in verify_export(second, KEYS, earlier=[first]).qualifiers
 
 
 def test_a_run_does_not_answer_for_the_limits_over_all_runs_by_itself(tmp_path):
@@ -585,7 +585,7 @@ def test_a_run_does_not_answer_for_the_limits_over_all_runs_by_itself(tmp_path):
     export = finished(tmp_path, "one", SIGNER, limited)
     apart = finished(tmp_path, "two", SECOND, admission(5), streams=10)
     assert "LIMITS_ALONE" in verify_export(export, KEYS).qualifiers
-    assert "LIMITS_ALONE" in verify_with_earlier(export, KEYS, [export]).qualifiers
-    assert "LIMITS_ALONE" not in verify_with_earlier(export, KEYS, [apart]).qualifiers
+    assert "LIMITS_ALONE" in verify_export(export, KEYS, earlier=[export]).qualifiers
+    assert "LIMITS_ALONE" not in verify_export(export, KEYS, earlier=[apart]).qualifiers
     strange = finished(tmp_path, "three", THIRD, admission(5), streams=20, policy=signed_policy(corpus="letters"))
-    assert "LIMITS_ALONE" in verify_with_earlier(export, KEYS, [strange]).qualifiers, "nothing of this corpus is in it"
+    assert "LIMITS_ALONE" in verify_export(export, KEYS, earlier=[strange]).qualifiers, "nothing of this corpus is in it"

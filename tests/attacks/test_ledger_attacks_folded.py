@@ -14,7 +14,7 @@ from attest import signed_file
 from attest.withdrawal import Withdrawal, sign_withdrawal
 from ledger.accountants import to_micro_up
 from ledger.audit import AuditReport, verify_export
-from ledger.audit.earlier import earlier_run, verify_with_earlier
+from ledger.audit.verify import earlier_run
 from ledger.leaves import Previous
 from ledger.log import Ledger
 from ledger.note import NoteSigner
@@ -109,7 +109,7 @@ def test_what_was_wrong_of_several_runs_before_folding_is_told_after_it(tmp_path
         specs = [carrying(registry, spec) for spec in specs]
     previous = () if lie == "left out" else registry.previous
     second = run(tmp_path, SECOND, admitting(*specs, steps=7), later=1000, previous=previous)
-    whole, folded = (verify_with_earlier(export, KEYS, [first.whole]) for export in second)
+    whole, folded = (verify_export(export, KEYS, earlier=[first.whole]) for export in second)
     assert whole.verdict == "FAILED" and code in codes(whole)
     assert folded.verdict != "FAILED" and "EARLIER_TOLD" in folded.qualifiers
     assert ("LIMITS_ALONE" in folded.qualifiers) == (lie == "limit")
@@ -128,8 +128,8 @@ def test_a_limit_that_may_be_exceeded_with_what_was_spent_in_a_folded_run_is_tol
     last = run(tmp_path, third, admitting(stranger), later=2000, previous=both.previous)
     keys, exceeded = [*KEYS, third.vkey], epsilon < 2
     for named, folded in (
-        [verify_with_earlier(second.whole, keys, [export]) for export in first],
-        [verify_with_earlier(last.whole, keys, [export, second.whole]) for export in first],
+        [verify_export(second.whole, keys, earlier=[export]) for export in first],
+        [verify_export(last.whole, keys, earlier=[export, second.whole]) for export in first],
     ):
         assert ("BUDGET" in codes(named)) == exceeded
         assert folded.findings == () and ("EARLIER_TOLD" in folded.qualifiers) == exceeded
@@ -143,10 +143,10 @@ def test_an_honest_run_does_not_fail_because_another_was_folded_since(tmp_path):
     for name, previous in cases.items():
         specs = [carrying(registry, spec) for spec in (admission(5, "sensitive"), admission(6))]
         second = run(tmp_path / name, SECOND, admitting(*specs), later=1000, previous=previous)
-        before, since = (verify_with_earlier(second.whole, KEYS, [export]) for export in first)
+        before, since = (verify_export(second.whole, KEYS, earlier=[export]) for export in first)
         assert before.findings == since.findings == () and "EARLIER_TOLD" not in before.qualifiers
         assert "EARLIER_TOLD" in since.qualifiers
-        both = verify_with_earlier(second.folded, KEYS, [first.folded])
+        both = verify_export(second.folded, KEYS, earlier=[first.folded])
         assert both.findings == (), "names that stand in for others are those of nobody"
 
 
@@ -158,7 +158,7 @@ def test_runs_that_share_somebody_who_may_have_stayed_are_apart_though_all_have_
         registry = counting(export, second.whole)
         specs = [carrying(registry, admission(5))]
         last = run(tmp_path / name, third, admitting(*specs), later=2000, previous=registry.previous)
-        report = verify_with_earlier(last.whole, [*KEYS, third.vkey], [export, second.whole])
+        report = verify_export(last.whole, [*KEYS, third.vkey], earlier=[export, second.whole])
         assert report.findings == () and "EARLIER_APART" in report.qualifiers
 
 
@@ -183,5 +183,5 @@ def test_of_two_exports_of_one_ledger_that_counts_which_names_more(tmp_path, tur
     """In whatever order they are given: an auditor who kept what was before does not lose by being shown what is left."""
     first = run(tmp_path, SIGNER, admitting(admission(1), admission(2), steps=7))
     second = run(tmp_path, SECOND, admitting(admission(1)), later=1000, previous=counting(first.whole).previous)
-    assert codes(verify_with_earlier(second.whole, KEYS, [first.folded])) == set()
-    assert codes(verify_with_earlier(second.whole, KEYS, first[::turn])) == {"CARRIED"}
+    assert codes(verify_export(second.whole, KEYS, earlier=[first.folded])) == set()
+    assert codes(verify_export(second.whole, KEYS, earlier=first[::turn])) == {"CARRIED"}

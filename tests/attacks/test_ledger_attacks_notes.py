@@ -14,7 +14,7 @@ from ledger.proofs import prover
 from ledger.proofs.cosigning import cosign_export
 from ledger.proofs.memory import Memory, judge, parse_evidence
 from ledger.proofs.prover import ExportReader
-from ledger.proofs.tlog_proof import TlogProof, verify_proof
+from ledger.proofs.single_leaf import TlogProof, verify_proof
 from ledger.trust import auditors_policy
 from tests.worlds.ledgers import LOG_KEY, OTHER_KEY, OWNER_KEY, SIGNER, START, Driver, admission, header_spec
 

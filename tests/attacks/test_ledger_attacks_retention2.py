@@ -15,7 +15,7 @@ from ledger.errors import LedgerCorrupt, LedgerError
 from ledger.log import Ledger
 from ledger.proofs.prover import ExportReader
 from ledger.replay.summaries import Aggregate
-from ledger.retention.retained import is_stand_in
+from ledger.retention import is_stand_in
 from tests.worlds.ledgers import SIGNER
 from tests.worlds.retained_ledgers import export_of, hashes_gone, is_pruned, pruned_run
 

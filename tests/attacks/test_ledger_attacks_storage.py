@@ -247,7 +247,7 @@ def test_B5_one_flipped_bit_anywhere_in_the_log_never_goes_unseen(running, tmp_p
         try:
             with Ledger.open(folder / "ledger.db", SIGNER) as ledger:
                 outcomes["whole"] += 1
-                assert ledger.size == size and ledger.charged_steps == 8, place
+                assert ledger.size == size and ledger.state.charged == 8, place
         except (LedgerBehind, LedgerCorrupt) as error:
             outcomes[type(error).__name__] += 1
         shutil.rmtree(folder)
@@ -404,7 +404,7 @@ def test_B17_a_second_writer_is_LedgerBusy_and_nothing_is_lost(running, tmp_path
     running.steps()
     running.ledger.close()
     with Ledger.open(path, SIGNER) as ledger:
-        assert ledger.charged_steps == 8
+        assert ledger.state.charged == 8
 
 
 def test_B17_a_writer_that_was_taken_over_is_LedgerBusy_FENCED_and_charges_carry_the_fence(running, tmp_path):
@@ -439,5 +439,5 @@ def test_B18_a_full_disk_is_StorageFailed_and_the_charge_is_not_there(running, t
         running.charge()
     running.ledger.close()
     with Ledger.open(tmp_path / "ledger.db", SIGNER) as ledger:
-        assert ledger.size == size and descriptor(10) not in ledger.admitted
+        assert ledger.size == size and descriptor(10) not in ledger.state.contributions
         Driver(ledger, now=LATER).ledger.resume(4, ledger.pin(), now=LATER)

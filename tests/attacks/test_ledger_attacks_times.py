@@ -17,9 +17,9 @@ from ledger.log import Ledger
 from ledger.note import cosign, open_note, sign_note, with_signature
 from ledger.proofs.cosigning import Memory, cosign_export
 from ledger.proofs.prover import ExportReader
-from ledger.proofs.tlog_proof import make_proof, verify_proof
+from ledger.proofs.single_leaf import make_proof, verify_proof
 from ledger.replay.signer import JUMP_SECONDS
-from ledger.retention.statements import summary_keys, vouch
+from ledger.retention import summary_keys, vouch
 from ledger.trust import auditors_policy
 from tests.attacks.test_ledger_attacks_audit import stored
 from tests.worlds.ledgers import SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
@@ -286,7 +286,7 @@ def test_B6_an_old_export_is_found_out_where_the_reader_asks_how_old_it_may_be(a
 def forged_statement(note: bytes, who, since: int, time: int) -> bytes:
     """A statement on summaries at any time at all."""
     from ledger.note import summary_message
-    from ledger.retention.statements import summary_key
+    from ledger.retention import summary_key
 
     text = open_note(note, KEYS).text
     signature = who.key.sign(summary_message(time, since, text))
@@ -338,7 +338,7 @@ def test_B26_what_was_pruned_before_another_epoch_closed_is_found(tmp_path, monk
         with pytest.raises(LedgerCorrupt) as caught:
             ledger.prune()
         assert caught.value.code == "TOO_EARLY", "tried first, as everything that is pruned"
-        monkeypatch.setattr("ledger.retention.retained.waited", lambda *_: True)
+        monkeypatch.setattr("ledger.retention.waited", lambda *_: True)
         ledger.prune()
         early = export_of(driver, tmp_path / "early")
         monkeypatch.undo()

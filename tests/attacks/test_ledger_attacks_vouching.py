@@ -12,8 +12,7 @@ from ledger.leaves import Admit, decode_leaf
 from ledger.log import Ledger
 from ledger.proofs.cosigning import cosign_export
 from ledger.proofs.memory import Memory
-from ledger.retention.retained import MEMBER
-from ledger.retention.statements import statements, summary_keys
+from ledger.retention import MEMBER, statements, summary_keys
 from tests.worlds.attested_ledgers import AttestedDriver, attested_admission
 from tests.worlds.ledgers import SIGNER, START, Driver
 from tests.worlds.retained_ledgers import ANNA, BEN, CLEO, export_of, retaining_spec, vouched_for

@@ -15,7 +15,7 @@ from fuzz.exports import LEAVES, MANIFEST, PINNED, RECORDS
 from ledger.leaves import codec, kinds
 from ledger.leaves.weights import MAX_NAME
 from ledger.replay.signer import DOMAIN, statement
-from ledger.retention.retained import MEMBER
+from ledger.retention import MEMBER
 from tests.attacks.test_cddl import for_the_tool
 from tests.attacks.test_cddl import valid as valid_in_the_first
 from tests.vectors.conformance.leaves import KINDS

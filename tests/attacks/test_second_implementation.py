@@ -1,4 +1,4 @@
-"""A second gate, written along docs/formats.md, says the same: on attacks, mutations, and what a contributor may sign."""
+"""A second gate, written along docs/formats, says the same: on attacks, mutations, and what a contributor may sign."""
 
 import ast
 import hashlib

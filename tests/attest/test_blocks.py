@@ -1,4 +1,4 @@
-"""Blocks: one rule for trainer and auditor, which a second implementation along docs/formats.md finds again."""
+"""Blocks: one rule for trainer and auditor, which a second implementation along docs/formats finds again."""
 
 from dataclasses import dataclass
 from fractions import Fraction

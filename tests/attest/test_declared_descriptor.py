@@ -8,12 +8,12 @@ from attest import cbor
 from attest.corpus.anchor import ContentAnchor
 from attest.descriptor import ContributionDescriptor, Opening, SignedDescriptor, Terms
 from attest.errors import AttestError, DescriptorRefused, RegistryRefused
-from attest.pages import labelled
 from attest.registry import Create, Entry, KeyStatement, SetClock
 from attest.registry.entries import ACTIONS, to_array
 from attest.schema import declarations
 from attest.schema.declare import told_of
 from attest.withdrawal import Withdrawal
+from tests.pages.documents import labelled
 
 PLAIN = SignedDescriptor(
     contributor=bytes(32), data_class=bytes(32), content=bytes(32), principal=bytes(32), admissibility_class="open",

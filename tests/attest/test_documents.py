@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from attest import cbor
 from attest.errors import PolicyRefused
-from attest.pages import PAGES, bytes_table, cddl_map, settings_table
 from attest.policy import ClassRule, DepthRule, NoisePhase, Policy
 from attest.policy.classes import DecodingRule, ReadRule
 from attest.policy.mechanism import Bands, Buffers
@@ -23,6 +22,7 @@ from attest.schema.groups import Inline, Many, Tables
 from attest.schema.kinds import Days, Exact, Flag, Identifier, Scaled, Whole, Word
 from attest.schema.text import as_json, parse_document, write_document
 from attest.schema.wire import Payload
+from tests.pages.documents import PAGES, bytes_table, cddl_map, settings_table
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -194,7 +194,7 @@ def test_every_field_of_a_policy_is_declared_and_explained(cls):
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_says_what_is_declared(name):
     page = (ROOT / "docs" / name).read_text()
-    assert PAGES[name](page) == page, "write it again: python -m attest.pages docs"
+    assert PAGES[name](page) == page, "write it again: python -m tests.pages"
 
 
 def imports(path: Path) -> set[str]:

@@ -130,7 +130,7 @@ def test_turns_depend_on_the_run_and_not_on_what_was_asked_before():
 
 
 def test_the_permutation_is_that_of_the_format():
-    """A fixed value, which other implementations can hold themselves against (docs/formats.md)."""
+    """A fixed value, which other implementations can hold themselves against (docs/formats)."""
     import hashlib
 
     stream = hashlib.shake_256(b"dptrain.order/1\x00" + RUN + b"\0\0\0\x01" + b"\0\0\0\0\0\0\0\x02").digest(8 * 9)

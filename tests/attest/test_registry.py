@@ -709,7 +709,7 @@ def sound(raw):
 
 
 def small_order():
-    """The fourteen encodings that OpenSSL loads and that have small order (docs/formats.md, Keys)."""
+    """The fourteen encodings that OpenSSL loads and that have small order (docs/formats, Keys)."""
     p = 2**255 - 19
     y8 = 0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826
     ys = (0, 1, p - 1, y8, p - y8, p, p + 1)

@@ -59,7 +59,7 @@ class Person:
 
 
 class Model:
-    """The rules of docs/formats.md, told once more and differently."""
+    """The rules of docs/formats, told once more and differently."""
 
     def __init__(self) -> None:
         self.people: dict[str, Person] = {}

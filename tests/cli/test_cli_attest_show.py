@@ -51,7 +51,7 @@ def test_epsilon_is_told_as_a_bound_of_one_contribution_under_a_named_policy(she
     corpus()
     shown = flowing(shell.run("attest", "show", ATTESTATIONS, "--record", "1", "--policy", "policy.toml").stdout)
     own, redone = accountants.epsilon(1.2, 0.1, 20, 1e-6), accountants.epsilon(1.2, 0.1, 30, 1e-6)
-    replaced = accountants.epsilon_replace(1.2, 0.1, 20, 1e-6)
+    replaced = accountants.epsilon(1.2, 0.1, 20, 1e-6, replace=True)
     assert "this draft of a policy, which is not signed" in shown
     assert f"epsilon is at most {at_most(own)} against the contribution being empty" in shown
     assert f"repeated after crashes is, it is at most {at_most(redone)}" in shown

@@ -6,7 +6,7 @@ import pytest
 
 from attest import keys
 from ledger.note import Cosigner, NoteSigner, cosign
-from ledger.proofs.tlog_proof import TlogProof, parse_proof
+from ledger.proofs.single_leaf import TlogProof, parse_proof
 from tests.worlds.commands import record
 
 CHECK = ("ledger", "verify-proof", "mine.tlog-proof")

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ledger.storage.opening import open_store
 from ledger.storage.place import Place
+from ledger.storage.store import open_store
 from tests.worlds.commands import record
 from tests.worlds.postgres import Cluster, require_server
 

@@ -5,8 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from attest.descriptor import SignedBounds
 from attest.policy import Policy
-from dptrain.accounting.support import unsupported
+from dptrain.accounting import unsupported
 from dptrain.cli.advice import consequences
 from dptrain.cli.advice.case import Case
 from dptrain.cli.attest import words as attest_words
@@ -39,7 +40,7 @@ def test_a_plan_gives_the_epsilon_of_the_family_and_says_what_it_means(family: s
     plan = make_plan(policy, 12)
     own, replaced = (
         accountants.epsilon(6.0, 0.05, 50, 1e-6, BESIDE[family], family=family),
-        accountants.epsilon_replace(6.0, 0.05, 50, 1e-6, BESIDE[family], family=family),
+        accountants.epsilon(6.0, 0.05, 50, 1e-6, BESIDE[family], family=family, replace=True),
     )
     assert plan.classes[0].preset.epsilon == pytest.approx(own, rel=1e-9)
     assert plan.classes[0].preset.epsilon_replace == pytest.approx(replaced, rel=1e-9)
@@ -70,7 +71,7 @@ def test_gaussian_noise_needs_no_such_sentence() -> None:
 @pytest.mark.parametrize("family", BESIDE)
 def test_a_contributor_is_told_the_epsilon_of_the_family(family: str, cap: int) -> None:
     policy = Policy.from_toml(TEXT.format(family=family, accountant=BESIDE[family]))
-    signed = SimpleNamespace(admissibility_class="a", noise_multiplier=7.5, max_occurrences=cap)
+    signed = SimpleNamespace(admissibility_class="a", bounds=SignedBounds(1_000_000, 7_500_000), max_occurrences=cap)
     told = attest_words.epsilon(signed, policy, True)
     phase = accountants.Phase(7.5, 0.05, 50)
     if cap:
@@ -84,6 +85,6 @@ def test_a_contributor_is_told_the_epsilon_of_the_family(family: str, cap: int) 
 
 def test_a_contributor_is_told_that_a_policy_without_accounting_claims_nothing() -> None:
     policy = Policy.from_toml(TEXT.format(family="laplace", accountant="rdp"))
-    signed = SimpleNamespace(admissibility_class="a", noise_multiplier=7.5, max_occurrences=0)
+    signed = SimpleNamespace(admissibility_class="a", bounds=SignedBounds(1_000_000, 7_500_000), max_occurrences=0)
     told = attest_words.epsilon(signed, policy, True)
     assert "no epsilon is claimed" in told and "accountant = 'pld'" in told

@@ -43,8 +43,8 @@ def test_a_limit_of_epsilon_needs_what_its_expected_draws_cost(shell, corpus, ca
     corpus("--policy", "policy.cose", "--owner-key", "owner.pub", *options)
     found = shown(shell)["own_noise"]
     sampled = accountants.calibrate(0.5, 0.1, 20, 1e-6)
-    spent = accountants.epsilon_capped(found["multiplier"], 0.1, 20, cap or 20, 1e-6)
-    less = accountants.epsilon_capped(found["multiplier"] - 2e-6, 0.1, 20, cap or 20, 1e-6)
+    spent = accountants.epsilon_of_phases_capped([accountants.Phase(found["multiplier"], 0.1, 20)], cap or 20, 1e-6)
+    less = accountants.epsilon_of_phases_capped([accountants.Phase(found["multiplier"] - 2e-6, 0.1, 20)], cap or 20, 1e-6)
     assert spent <= 0.5 < less and found["multiplier"] <= sampled
     assert found["expected_occurrences"] == min(2, cap or 2)
     assert found["multiplier"] > 1.2 and found["variance"] == pytest.approx((found["multiplier"] * 0.5) ** 2)

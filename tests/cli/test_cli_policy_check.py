@@ -77,7 +77,7 @@ def test_a_sound_policy_has_no_warning():
 def test_epsilon_is_said_for_one_contribution_under_both_adjacencies():
     found = check()
     own = accountants.epsilon(1.2, 0.01, 1000, 1e-6)
-    other = accountants.epsilon_replace(1.2, 0.01, 1000, 1e-6)
+    other = accountants.epsilon(1.2, 0.01, 1000, 1e-6, replace=True)
     text = sentence(found, "EPSILON", "sensitive")
     assert "for one contribution at the class's presets" in text
     assert f"({at_most(own)}, 1e-06)-indistinguishable from those with the contribution empty" in text

@@ -30,7 +30,7 @@ def test_a_run_trains_and_its_record_verifies(world: World) -> None:
     before = {k: v.clone() for k, v in trainer.model.state_dict().items()}
     trainer.run()
     ledger = trainer.private.opened.recorder.ledger
-    assert ledger.finished and ledger.charged_steps == 4
+    assert ledger.finished and ledger.state.charged == 4
     assert any(not torch.equal(v, before[k]) for k, v in trainer.model.state_dict().items())
     header = ledger.header
     assert header.policy.exactness == "certified"

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 from dptrain.errors import ResumeRefused  # noqa: E402
 from dptrain.record import checkpoints  # noqa: E402
-from dptrain.record.pin import STATE, PinRecord, read_record, sign_record  # noqa: E402
+from dptrain.record.pin import STATE, PinRecord, sign_record  # noqa: E402
 from ledger.errors import LedgerReplaced, PinRefused, StorageFailed  # noqa: E402
 from ledger.log import Ledger  # noqa: E402
 from tests.worlds.ledgers import SIGNER, START, header_spec  # noqa: E402
@@ -41,7 +41,7 @@ def save(ledger: Ledger, folder: Path, step: int, fill: float = 1.0) -> Path:
 
 
 def load(ledger: Ledger, path: Path) -> tuple[PinRecord, dict]:
-    return checkpoints.load(path, partial(read_record, ledger))
+    return checkpoints.load(path, ledger)
 
 
 def test_the_newest_two_are_kept_and_read_back(ledger, folder) -> None:

@@ -111,7 +111,7 @@ def test_accelerate_in_either_order_with_a_prepared_scheduler(tmp_path, order: s
             optimizer.step()
             scheduler.step()
             optimizer.zero_grad()
-        assert run.private.opened.recorder.ledger.charged_steps == STEPS
+        assert run.private.opened.recorder.ledger.state.charged == STEPS
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.05 * 0.5**STEPS)
     found = state_of(model if accelerator is None else accelerator.unwrap_model(model))
     reference = torch.load(_reference(tmp_path), weights_only=True)

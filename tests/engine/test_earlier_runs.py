@@ -15,7 +15,7 @@ from attest.policy import Policy, open_policy, sign_policy
 from attest.withdrawal import PASSING, REGISTRY_REASONS
 from dptrain.errors import ConfigError
 from ledger.accountants import MICRO, Phase, epsilon_of_phases
-from ledger.audit.earlier import verify_with_earlier
+from ledger.audit import verify_export
 from ledger.errors import BudgetExceeded, LeafRefused, LedgerBehind, LedgerClosed
 from ledger.log import Ledger
 from ledger.note import NoteSigner
@@ -60,9 +60,9 @@ def test_a_second_run_cites_the_first_and_carries_what_it_spent(tmp_path):
         (cited,) = two.header.previous
         assert (cited.origin, cited.size, cited.header_digest) == (one.header.origin, one.size, one.header_digest)
         keys = [one.state.keys.current, two.state.keys.current]
-    report = verify_with_earlier(second, keys, [first])
+    report = verify_export(second, keys, earlier=[first])
     assert report.verdict == "FULL", report.findings
-    assert [item.code for item in verify_with_earlier(second, keys, []).findings] == ["EARLIER_MISSING"]
+    assert [item.code for item in verify_export(second, keys, earlier=[]).findings] == ["EARLIER_MISSING"]
 
 
 def test_a_run_that_could_exceed_a_signed_limit_never_begins(tmp_path):
@@ -149,7 +149,7 @@ def test_the_exports_of_earlier_runs_will_do_where_their_ledgers_are_not(tmp_pat
             path.unlink()
     second = finish(Trainer(other(world), earlier=[first], earlier_keys=[key]), tmp_path / "two")
     keys = [key.read_text().strip(), (world.root / "second.pub").read_text().strip()]
-    report = verify_with_earlier(second, keys, [first])
+    report = verify_export(second, keys, earlier=[first])
     assert report.verdict == "FULL", report.findings
     with Ledger.open(other(world).ledger) as two:
         assert all(found.terms.carried_micro > 0 for found in two.state.contributions.values())
@@ -179,15 +179,16 @@ def test_what_was_withdrawn_in_an_earlier_run_is_withdrawn_here_before_the_first
     recorder = trainer.private.opened.recorder
     gone, ended, *_ = recorder.admitted()
     root = recorder.ledger.state.registry_roots[-1]
-    recorder.withdraw(ended, "key-revoked", root, now=recorder.ledger.state.last_time)
+    recorder.ledger.withdraw(ended, "key-revoked", root, now=recorder.ledger.state.last_time)
     trainer.run()
-    recorder.withdraw(gone, "consent", bytes(range(32)), now=recorder.ledger.state.last_time)
+    recorder.ledger.withdraw(gone, "consent", bytes(range(32)), now=recorder.ledger.state.last_time)
     recorder.finish(STEPS, bytes(32), "held", recorder.ledger.state.last_time)
     recorder.export(tmp_path / "one")
     trainer.close()
     options = {"earlier": [tmp_path / "one" if export else world.ledger], "earlier_keys": [world.root / "ledger.pub"]}
     second = Trainer(other(world), **options).begin()
-    assert second.private.opened.recorder.withdrawn() == {gone} and second.private.opened.recorder.ledger.charged_steps == 0
+    state = second.private.opened.recorder.ledger.state
+    assert set(state.withdrawals) == {gone} and state.charged == 0
     (leaf,) = second.private.opened.recorder._spent.withdrawn.values()
     assert (leaf[1].reason, leaf[1].evidence_hash) == ("consent", bytes(range(32)))
     second.close()

@@ -20,6 +20,7 @@ from dptrain.errors import (  # noqa: E402
     StepOrder,
     UnsupportedPolicy,
 )
+from dptrain.record.pin import read_record  # noqa: E402
 from dptrain.sandbox.isolation import IsolationNotice  # noqa: E402
 from ledger.errors import LedgerError  # noqa: E402
 from tests.worlds.trainer import Trainer, collate_tokens  # noqa: E402
@@ -38,7 +39,7 @@ def test_a_run_takes_exactly_t_steps_and_charges_each_once(world: World) -> None
         numbers.append(step.number)
         trainer.one(step)
     assert numbers == [1, 2, 3, 4]
-    assert trainer.private.opened.recorder.ledger.charged_steps == 4
+    assert trainer.private.opened.recorder.ledger.state.charged == 4
     assert trainer.private.opened.recorder.ledger.finished
     trainer.close()
 
@@ -253,7 +254,7 @@ def test_resume_continues_from_the_checkpoint_and_pays_for_redone_steps(world: W
     first.one(next(iterator))
     first.one(next(iterator))
     saved = first.private.save()
-    assert first.private.opened.recorder.read_pin(saved).step == 2
+    assert read_record(first.private.opened.recorder.ledger, saved).step == 2
     first.one(next(iterator))  # charged, lost
     weights = None
     first.close()
@@ -263,7 +264,7 @@ def test_resume_continues_from_the_checkpoint_and_pays_for_redone_steps(world: W
     assert all(torch.equal(v, weights[k]) for k, v in second.model.state_dict().items())
     second.run()
     ledger = second.private.opened.recorder.ledger
-    assert ledger.charged_steps == 2 + 2 + 2, "windows of two steps: the second was charged twice"
+    assert ledger.state.charged == 2 + 2 + 2, "windows of two steps: the second was charged twice"
     assert ledger.finished
     second.close()
 
@@ -362,7 +363,7 @@ def test_an_early_finish_settles_and_closes(world: World) -> None:
     trainer.one(next(iterator))
     trainer.private.prepared.finish()
     ledger = trainer.private.opened.recorder.ledger
-    assert ledger.finished and ledger.charged_steps == 2
+    assert ledger.finished and ledger.state.charged == 2
     size = ledger.size
     trainer.private.prepared.finish()
     assert ledger.size == size, "there is nothing more to end"

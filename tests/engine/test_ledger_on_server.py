@@ -40,8 +40,8 @@ def test_a_run_charges_stops_resumes_and_finishes_on_a_server(tmp_path) -> None:
         again.run()
         again.close()
         with Ledger.open(world.url, state=state) as ledger:
-            assert ledger.finished and ledger.attempt == 1 and ledger.header.origin == "test-corpus/run7"
-            assert ledger.charged_steps == 6
+            assert ledger.finished and ledger.state.attempt == 1 and ledger.header.origin == "test-corpus/run7"
+            assert ledger.state.charged == 6
         names = {path.name for path in state.iterdir()}
         assert {"ledger.highwater", "ledger.key", "ledger.pub", "ledger.checkpoints"} <= names
         assert not any(path.suffix == ".db" for path in tmp_path.iterdir())

@@ -102,7 +102,7 @@ def test_every_attempt_has_streams_of_its_own_even_under_one_key(tmp_path, gener
         trainer = Trainer(world, resume=attempt > 0, insecure_test_key=b"\x07" * 32, noise_generator=generator).begin()
         streams = trainer.private.prepared.attempt.streams
         for name, stream in (("noise", streams.noise._stream), ("draws", streams.sampler._stream)):
-            assert (stream.run, stream.attempt) == (trainer.private.opened.recorder.run_id, attempt), name
+            assert (stream.run, stream.attempt) == (trainer.private.opened.recorder.ledger.header.run_id, attempt), name
             words.add(stream._key)
         steps = iter(trainer.steps)
         trainer.one(next(steps))

@@ -201,10 +201,10 @@ def test_a_registry_that_does_not_follow_stops_the_run_before_the_charge_and_it_
     trainer.private.save()
     before, names = path.read_bytes(), path.with_suffix(".names").read_bytes()
     tamper(world)
-    charged = trainer.private.opened.recorder.ledger.charged_steps
+    charged = trainer.private.opened.recorder.ledger.state.charged
     with pytest.raises(RegistryRefused):
         trainer.one(next(iterator))
-    assert trainer.private.opened.recorder.ledger.charged_steps == charged == 2
+    assert trainer.private.opened.recorder.ledger.state.charged == charged == 2
     assert all(parameter.grad is None for parameter in trainer.model.parameters())
     trainer.close()
     with pytest.raises(RegistryRefused):
@@ -213,7 +213,7 @@ def test_a_registry_that_does_not_follow_stops_the_run_before_the_charge_and_it_
     path.with_suffix(".names").write_bytes(names)
     again = Trainer(world, resume=True)
     again.run()
-    assert again.private.opened.recorder.ledger.charged_steps == 6
+    assert again.private.opened.recorder.ledger.state.charged == 6
     again.close()
 
 
@@ -237,7 +237,7 @@ def test_names_that_do_not_follow_the_registry_stop_the_run_before_the_charge_an
     names.write_bytes(kept)
     again = Trainer(world, resume=True)
     again.run()
-    assert withdrawals(again) == [] and again.private.opened.recorder.ledger.charged_steps == 6
+    assert withdrawals(again) == [] and again.private.opened.recorder.ledger.state.charged == 6
     again.close()
 
 

@@ -69,7 +69,7 @@ def test_what_was_counted_stays_with_its_contribution_in_another_order(trainer) 
 
 def test_what_is_asked_of_a_form_is_answered_for_everybody(trainer) -> None:
     pool = trainer.private.prepared.pool
-    names = [admission.admissibility_class for admission in pool.admissions]
+    names = [pool.slots.admission(index).admissibility_class for index in range(len(pool))]
     found = pool.asked(lambda admission: admission.admissibility_class if admission.admissibility_class != "open" else None)
     assert [(admission.descriptor_hash, answer) for admission, answer in found] == [
         (pool.slots.descriptor_hash(index), name) for index, name in enumerate(names) if name != "open"

@@ -14,7 +14,7 @@ from ledger import layout, tiles
 from ledger.errors import ExportRefused
 from ledger.leaves import Admit, decode_leaf
 from ledger.leaves.attestations import unpack
-from ledger.storage.fsck import check_attestations
+from ledger.log.examining import check_attestations
 from ledger.storage.place import Place
 from tests.worlds.trainer import Trainer
 from tests.worlds.training import make_world

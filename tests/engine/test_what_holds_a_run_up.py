@@ -12,6 +12,7 @@ from attest.gate.admission import Admission, Passed  # noqa: E402
 from attest.withdrawal import Withdrawal, sign_withdrawal  # noqa: E402
 from dptrain.data.packing import Planned  # noqa: E402
 from dptrain.errors import NotPrivateUse  # noqa: E402
+from dptrain.record.pin import read_record  # noqa: E402
 from ledger import accountants  # noqa: E402
 from ledger.errors import HorizonExceeded  # noqa: E402
 from ledger.leaves import Charge, decode_leaf  # noqa: E402
@@ -55,7 +56,8 @@ def test_a_checkpoint_taken_right_after_resuming_says_where_the_run_stands(tmp_p
     first.private.save()
     first.close()
     second = Trainer(world, resume=True)
-    assert second.private.opened.recorder.read_pin(second.private.save()).step == second.private.prepared.start_step == 2
+    pin = read_record(second.private.opened.recorder.ledger, second.private.save())
+    assert pin.step == second.private.prepared.start_step == 2
     second.close()
 
 
@@ -176,7 +178,7 @@ def test_a_window_is_no_longer_than_what_the_policy_still_pays_for(tmp_path) -> 
     steps = iter(second.steps)
     for _ in range(3):
         second.one(next(steps))
-    assert second.private.opened.recorder.ledger.charged_steps == 5
+    assert second.private.opened.recorder.ledger.state.charged == 5
     with pytest.raises(HorizonExceeded):
         second.one(next(steps))
     second.close()

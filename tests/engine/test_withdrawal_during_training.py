@@ -86,7 +86,7 @@ def test_an_expired_contribution_is_drawn_no_more_from_the_next_charge(tmp_path)
         if step.number == 5:  # inside the window of steps 5 and 6
             now[0] = world.now + 201 * DAY
     assert trainer.private.prepared.attempt.streams.sampler.occurrences.tolist() == [6] * 6
-    assert len(trainer.private.opened.recorder.ledger.withdrawn) == 6
+    assert len(trainer.private.opened.recorder.ledger.state.withdrawals) == 6
     trainer.close()
 
 

@@ -18,9 +18,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ledger.errors import LedgerClosed, LedgerError
+from ledger.leaves import Charge
 from ledger.log import Ledger
-from ledger.log.ledger import Window
-from ledger.storage.opening import set_unfinished_aside
+from ledger.storage.fsck import set_unfinished_aside
 from ledger.storage.place import Place
 from tests.worlds.attested_ledgers import AttestedDriver, attested_admission, attested_header
 from tests.worlds.ledgers import SIGNER, START, Driver
@@ -47,7 +47,7 @@ def go_on(directory: Path, report: Report) -> None:
     """A ledger is opened and resumed, one contribution enters, two windows run, one leaves, an epoch is closed."""
     with Ledger.open(directory / "ledger.db", SIGNER) as ledger:
         run = Reporting(ledger, report, now=ledger.state.last_time + 100)
-        fresh = 100 + len(ledger.admitted)
+        fresh = 100 + len(ledger.state.contributions)
         run.each(
             lambda: ledger.resume(0, None, now=run.tick()),
             lambda: run.admit(attested_admission(fresh)),
@@ -101,7 +101,7 @@ class Reporting(AttestedDriver):
         self.report = report
         report(_facts(ledger))
 
-    def charge(self, n_steps: int = 4) -> Window:
+    def charge(self, n_steps: int = 4) -> Charge:
         window = super().charge(n_steps)
         self.report(_facts(self.ledger))
         return window
@@ -127,7 +127,7 @@ def _must_be_refused(run: Driver) -> None:
 
 def _facts(ledger: Ledger) -> dict:
     pin = ledger.pin()
-    return {"charged": ledger.charged_steps, "pin": [pin.origin, pin.size, pin.root.hex(), pin.header_digest.hex()]}
+    return {"charged": ledger.state.charged, "pin": [pin.origin, pin.size, pin.root.hex(), pin.header_digest.hex()]}
 
 
 def live(name: str, directory: Path, report: Report) -> int:

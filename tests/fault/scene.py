@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from ledger.log import Ledger
+from ledger.log.examining import check_attestations
 from ledger.log.pinned import Pin
-from ledger.storage.fsck import check_attestations
 from tests.fault.tracing import HARNESS, Outcome, Writers
 from tests.worlds.ledgers import SIGNER
 
@@ -58,10 +58,10 @@ def holds(directory: Path, reports: list[dict]) -> Ledger:
     with Ledger.open(directory / "ledger.db", SIGNER, read_only=True, recompute=True) as ledger:
         with ledger._file.store.snapshot() as snapshot:
             signed = check_attestations(snapshot)
-        assert (signed.findings, signed.missing, signed.fitting) == ((), 0, len(ledger.admitted)), signed
+        assert (signed.findings, signed.missing, signed.fitting) == ((), 0, len(ledger.state.contributions)), signed
         for report in reports:
             ledger.check_pin(pin_of(report))
-            assert ledger.charged_steps >= report["charged"], "a charge was reported and is gone"
+            assert ledger.state.charged >= report["charged"], "a charge was reported and is gone"
         return ledger
 
 

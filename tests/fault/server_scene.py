@@ -9,7 +9,7 @@ from pathlib import Path
 from ledger.errors import LedgerBusy, StorageFailed
 from ledger.log import Ledger
 from ledger.storage import fsck
-from ledger.storage.opening import open_store
+from ledger.storage.store import open_store
 from tests.worlds.ledgers import SIGNER, START, Driver, admission, header_spec, signed_policy
 
 
@@ -115,9 +115,9 @@ class Writer:
     def check(self) -> int:
         """Asserts that no reported charge is missing; returns the charges that are there and were not reported."""
         with self.open().ledger as ledger:
-            assert ledger.charged_steps >= self.reported, "a charge was reported and is gone"
-            extra = ledger.charged_steps - self.reported
-            self.reported = ledger.charged_steps
+            assert ledger.state.charged >= self.reported, "a charge was reported and is gone"
+            extra = ledger.state.charged - self.reported
+            self.reported = ledger.state.charged
         return extra
 
     def check_all(self) -> None:

@@ -41,9 +41,9 @@ def assert_nothing_is_undercharged(root: Path) -> None:
         assert checkpoint_steps(root) == 0, "only a ledger that never got its header may be unreadable"
         return
     with ledger:
-        covered = {s for w in ledger.windows for s in range(w.first_step, w.first_step + w.n_steps)}
+        covered = {s for w in ledger.state.windows for s in range(w.first_step, w.first_step + w.n_steps)}
         assert set(range(1, checkpoint_steps(root) + 1)) <= covered
-        streams = [w.noise_stream for w in ledger.windows]
+        streams = [w.noise_stream for w in ledger.state.windows]
         assert len(set(streams)) == len(streams)
 
 
@@ -73,8 +73,8 @@ def kill_at_random_moments(root: Path, kills: int, seed: int, longest: float) ->
     _, errors = process.communicate(timeout=300)
     with Ledger.open(root / "ledger.db", read_only=True) as ledger:
         assert ledger.finished, errors
-        assert checkpoint_steps(root) <= ledger.charged_steps
-        return struck, ledger.charged_steps
+        assert checkpoint_steps(root) <= ledger.state.charged
+        return struck, ledger.state.charged
 
 
 @pytest.mark.slow

@@ -22,8 +22,9 @@ import pytest
 
 from ledger.errors import LedgerBusy, StorageFailed
 from ledger.log import Ledger
-from ledger.storage.opening import exists, set_unfinished_aside
+from ledger.storage.fsck import set_unfinished_aside
 from ledger.storage.place import Place
+from ledger.storage.store import exists
 from tests.fault.server_scene import Proxy, Writer
 from tests.worlds.ledgers import SIGNER, START, Driver, admission, header_spec
 from tests.worlds.postgres import Cluster

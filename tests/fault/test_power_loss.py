@@ -117,7 +117,7 @@ def opened(directory: Path, reports: list[dict]) -> str:
         with Ledger.open(directory / "ledger.db", SIGNER, recompute=True) as ledger:
             for report in reports:
                 ledger.check_pin(pin_of(report))
-                assert ledger.charged_steps >= report["charged"]
+                assert ledger.state.charged >= report["charged"]
     except (LedgerBehind, LedgerCorrupt) as error:
         return f"{type(error).__name__} {error.code}"
     return "whole"

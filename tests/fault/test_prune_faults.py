@@ -19,7 +19,7 @@ import pytest
 from ledger.errors import LedgerError, RetentionRefused, StorageFailed
 from ledger.log import Ledger
 from ledger.storage.place import Place
-from ledger.storage.sql.tables import TABLES
+from ledger.storage.sql.schema import TABLES
 from tests.fault.scene import NOT_FILES
 from tests.fault.server_scene import Proxy
 from tests.fault.test_syscall_faults import CANNOT_FAIL, FAULTS, JOBS, MUTATING, spread

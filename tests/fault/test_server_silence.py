@@ -16,8 +16,8 @@ import pytest
 
 from ledger.errors import LedgerBusy, LedgerClosed, StorageFailed
 from ledger.log import Ledger
-from ledger.storage.sql import postgres_server
-from ledger.storage.sql.postgres_server import Connection
+from ledger.storage.sql import postgres
+from ledger.storage.sql.postgres import Connection
 from tests.fault.server_scene import Proxy, Writer
 from tests.worlds.ledgers import SIGNER
 
@@ -31,7 +31,7 @@ def short(monkeypatch):
     """Silence is found out sooner than by a run."""
 
     def set_to(seconds: float) -> None:
-        monkeypatch.setattr(postgres_server, "SILENT_AFTER_SECONDS", seconds)
+        monkeypatch.setattr(postgres, "SILENT_AFTER_SECONDS", seconds)
 
     return set_to
 
@@ -55,7 +55,7 @@ def silenced(server, tmp_path, short, where: str, every: int) -> None:
             outcomes[error.code] += 1
             with pytest.raises(LedgerClosed):
                 driver.charge(1)
-        short(postgres_server.STATEMENT_TIMEOUT_SECONDS)
+        short(postgres.STATEMENT_TIMEOUT_SECONDS)
         driver.ledger.close()
         if not proxy.struck:
             break
@@ -116,7 +116,7 @@ def test_a_commit_that_waits_for_a_lost_standby_may_have_happened(server, tmp_pa
     finally:
         server.execute("ALTER SYSTEM RESET synchronous_standby_names")
         server.execute("SELECT pg_reload_conf()")
-    short(postgres_server.STATEMENT_TIMEOUT_SECONDS)
+    short(postgres.STATEMENT_TIMEOUT_SECONDS)
     assert writer.check() in (0, 1)  # the commit of a settlement pays for nothing
     writer.check_all()
 
@@ -135,12 +135,12 @@ def test_an_answer_that_is_there_is_read_however_late(monkeypatch):
         return waiting
 
     clock = itertools.count(step=1_000_000)
-    monkeypatch.setattr(postgres_server.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(postgres.time, "monotonic", lambda: next(clock))
     with pytest.raises(StopIteration) as end:
         late().send(1)
     assert end.value.value == "an answer"
     with pytest.raises(psycopg.OperationalError) as found:
         late().send(0)
     assert found.value is given_up
-    monkeypatch.setattr(postgres_server.time, "monotonic", lambda: 0.0)
+    monkeypatch.setattr(postgres.time, "monotonic", lambda: 0.0)
     assert late().send(0) == "still to be read"

@@ -6,8 +6,8 @@ pytest.importorskip("torch")
 
 from ledger.errors import LedgerError
 from ledger.storage import highwater
-from ledger.storage.opening import create_store
 from ledger.storage.place import Place
+from ledger.storage.store import create_store
 from tests.worlds.trainer import Trainer
 from tests.worlds.training import make_world
 

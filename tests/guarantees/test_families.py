@@ -23,8 +23,11 @@ from dptrain.clipping.resolver import bind  # noqa: E402
 from dptrain.errors import UnsupportedPolicy  # noqa: E402
 from dptrain.noise import KeyStream  # noqa: E402
 from dptrain.noise.exact import CHUNK  # noqa: E402
-from dptrain.noise.families import IntegerNoise, integer_noise  # noqa: E402
-from dptrain.noise.integer_families import SKELLAM_BITS  # noqa: E402
+from dptrain.noise.families import (  # noqa: E402
+    SKELLAM_BITS,
+    IntegerNoise,
+    integer_noise,
+)
 from ledger import accountants  # noqa: E402
 from ledger.audit import verify_export  # noqa: E402
 from tests.reference import naive_certified, streams  # noqa: E402

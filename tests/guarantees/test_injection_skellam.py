@@ -12,8 +12,7 @@ stats = pytest.importorskip("scipy.stats")
 
 from dptrain.noise import KeyStream  # noqa: E402
 from dptrain.noise.exact import CHUNK, ExactSampler  # noqa: E402
-from dptrain.noise.families import IntegerNoise, integer_noise  # noqa: E402
-from dptrain.noise.integer_families import SKELLAM_BITS, Skellam  # noqa: E402
+from dptrain.noise.families import SKELLAM_BITS, IntegerNoise, Skellam, integer_noise  # noqa: E402  # noqa: E402
 from ledger import accountants  # noqa: E402
 from ledger.audit import verify_export  # noqa: E402
 from tests.guarantees.test_injection import ALARM, STEPS, worst_score  # noqa: E402

@@ -7,6 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from dptrain.data.slots import Slots  # noqa: E402
 from tests.worlds.trainer import Trainer  # noqa: E402
 from tests.worlds.training import make_world, token_record  # noqa: E402
 
@@ -76,9 +77,11 @@ def test_a_leaky_mask_would_be_caught(tmp_path) -> None:
     for world in (world_a, world_b):
         trainer = Trainer(world, insecure_test_key=KEY)
         everything = tuple(range(len(trainer.private.prepared.schedule.blocks)))
-        trainer.private.prepared.pool.slots = tuple(
-            type(s)(s.admitted, type(s.resolution)(**{**vars(s.resolution), "profile": everything}))
-            for s in trainer.private.prepared.pool.slots
+        trainer.private.prepared.pool.slots = Slots.of(
+            [
+                type(s)(s.admitted, type(s.resolution)(**{**vars(s.resolution), "profile": everything}))
+                for s in trainer.private.prepared.pool.slots
+            ]
         )
         outcomes.append(step_once(trainer, iter(trainer.steps)))
         trainer.close()

@@ -188,7 +188,7 @@ def test_a_run_is_charged_summed_up_and_audited_by_phase(tmp_path, mode) -> None
     trainer = Trainer(world).begin()
     planned = [row["epsilon_planned"] for row in trainer.private.prepared.summary()]
     trainer.run()
-    windows = [(w.first_step, w.n_steps) for w in trainer.private.opened.recorder.ledger.windows]
+    windows = [(w.first_step, w.n_steps) for w in trainer.private.opened.recorder.ledger.state.windows]
     assert windows == [(1, 2), (3, 1), (4, 1), (5, 1), (6, 2), (8, 1)]
     rows = trainer.private.prepared.summary()
     report = audited(trainer, world, tmp_path / "export")
@@ -246,7 +246,8 @@ def test_a_withdrawal_within_a_phase_stops_the_count_there(tmp_path) -> None:
     for step in trainer.steps:
         trainer.one(step)
         if step.number == 4:  # from the next window on, which is step 5, in the second phase
-            trainer.private.opened.recorder.withdraw(gone.descriptor_hash, "contributor", bytes(32), now=int(time.time()))
+            ledger = trainer.private.opened.recorder.ledger
+            ledger.withdraw(gone.descriptor_hash, "contributor", bytes(32), now=int(time.time()))
     spent = trainer.private.opened.recorder.ledger.epsilon(gone.descriptor_hash)
     assert spent == pytest.approx(hand(trainer, gone.resolution.class_name, {2.0: 3, 1.0: 1}), rel=1e-9)
     audited(trainer, world, tmp_path / "export")
@@ -277,7 +278,7 @@ def test_a_public_class_has_no_noise_in_any_phase(tmp_path) -> None:
     world = make_world(tmp_path, steps=8, rate="0.5", per_class=2, policy_extra=SCHEDULED, classes=classes)
     trainer = Trainer(world)
     trainer.run()
-    for window in trainer.private.opened.recorder.ledger.windows:
+    for window in trainer.private.opened.recorder.ledger.state.windows:
         assert [row.min_std for row in window.classes] == [SCALES[window.first_step - 1], 0.0]
     audited(trainer, world, tmp_path / "export")
     trainer.close()
@@ -302,7 +303,7 @@ def test_phases_go_with_budgets_and_with_every_family(tmp_path, mode) -> None:
     rows = trainer.private.prepared.summary()
     report = audited(trainer, world, tmp_path / "export")
     assert [summed.epsilon for summed in report.classes] == pytest.approx([row["epsilon"] for row in rows])
-    first, second = (trainer.private.opened.recorder.ledger.windows[n].classes for n in (0, 3))
+    first, second = (trainer.private.opened.recorder.ledger.state.windows[n].classes for n in (0, 3))
     for twice, once in zip(first, second, strict=True):
         assert twice.min_std == pytest.approx(2 * once.min_std)
     trainer.close()

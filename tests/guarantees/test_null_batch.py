@@ -63,7 +63,7 @@ def test_a_resumed_run_draws_fresh_noise_and_pays_again(tmp_path) -> None:
     second = Trainer(world, resume=True)
     after = torch.cat(released(second, 2))
     assert abs(float((before * after).mean())) < ALARM / math.sqrt(len(before))
-    assert second.private.opened.recorder.ledger.charged_steps == 4
+    assert second.private.opened.recorder.ledger.state.charged == 4
     assert second.private.prepared.start_step == 0
     second.close()
 

@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from attest.keys import public_bytes  # noqa: E402
-from dptrain.accounting.support import unsupported  # noqa: E402
+from dptrain.accounting import unsupported  # noqa: E402
 from dptrain.clipping.resolver import Schedule  # noqa: E402
 from dptrain.errors import NotPrivateUse, UnsupportedPolicy  # noqa: E402
 from ledger import accountants  # noqa: E402

@@ -53,7 +53,7 @@ def test_an_empty_draw_is_a_step_without_a_forward(tmp_path, family: str) -> Non
         trainer.one(step)
         assert all(bool((t.parameter.grad != 0).all()) for _, t in trainer.private.prepared.router.tensors)
     assert set(forwards) == {True}, "only the probes run the model"
-    assert trainer.private.opened.recorder.ledger.charged_steps == 2
+    assert trainer.private.opened.recorder.ledger.state.charged == 2
     trainer.close()
 
 
@@ -62,7 +62,7 @@ def test_empty_draws_are_not_left_out_of_the_steps(tmp_path) -> None:
     with Run(small_world(tmp_path, per_class=2, rate="0.3", steps=20), net()) as run:
         taken = sum(1 for _ in run.releases())
         empty = sum(not seeds for seeds in run.drawn)
-        assert taken == run.private.opened.recorder.ledger.charged_steps == 20
+        assert taken == run.private.opened.recorder.ledger.state.charged == 20
         assert 0 < empty < 20, "the test needs empty draws among others"
 
 

@@ -143,7 +143,7 @@ def test_microbatches_do_not_count_as_steps(tmp_path) -> None:
         with Run(small_world(tmp_path / str(microbatch), rate="0.5"), net(), microbatch=microbatch) as run:
             for _ in run.releases():
                 pass
-            assert run.private.opened.recorder.ledger.charged_steps == 2
+            assert run.private.opened.recorder.ledger.state.charged == 2
             spent.append(run.private.opened.recorder.ledger.epsilon(run.private.prepared.pool.slots[0].descriptor_hash))
     assert spent[0] == spent[1] > 0
 

@@ -168,7 +168,7 @@ def test_the_public_record_does_not_depend_on_who_was_drawn(tmp_path) -> None:
         ledger = trainer.private.opened.recorder.ledger
         public = [
             [(c.class_name, c.q_num, c.q_den, c.min_std, c.pool_count) for c in w.classes] + [w.first_step, w.n_steps]
-            for w in ledger.windows
+            for w in ledger.state.windows
         ]
         with ledger.rows() as rows:
             from ledger.leaves import Epoch, Settle, Spend, decode_leaf
@@ -198,7 +198,7 @@ def test_redone_steps_are_paid_for_in_the_recorded_epsilon(tmp_path) -> None:
     second = Trainer(world, resume=True)
     second.run()
     ledger = second.private.opened.recorder.ledger
-    assert ledger.charged_steps == 8
+    assert ledger.state.charged == 8
     for slot in second.private.prepared.pool.slots:
         spent = ledger.epsilon(slot.descriptor_hash)
         assert spent == pytest.approx(epsilon(slot.resolution.multiplier, 0.5, 8, 1e-5), rel=1e-9)

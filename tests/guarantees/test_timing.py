@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dptrain.record.pin import found  # noqa: E402
+from dptrain.record.pin import found, read_record  # noqa: E402
 from ledger.leaves import decode_leaf  # noqa: E402
 from tests.guarantees.peers import Run, net, per_example, small_world  # noqa: E402
 from tests.worlds.trainer import Trainer  # noqa: E402
@@ -32,7 +32,8 @@ def test_every_time_in_a_ledger_comes_from_the_clock_of_the_run(tmp_path) -> Non
     with log.rows() as rows:
         times = [decode_leaf(row.body).time for row in rows]
     assert len(times) > 10 and {t % HOUR for t in times} == {0} and len(set(times)) == 2
-    pins = [trainer.private.opened.recorder.read_pin(path) for _, path in found(world.root / "ledger.db.checkpoints")]
+    ledger = trainer.private.opened.recorder.ledger
+    pins = [read_record(ledger, path) for _, path in found(world.root / "ledger.db.checkpoints")]
     assert pins and not any("time" in name for pin in pins for name in (*vars(pin), *pin.pin.__slots__))
     trainer.private.export(tmp_path / "export")
     trainer.close()
@@ -73,6 +74,6 @@ def test_a_gradient_that_is_not_finite_changes_neither_pace_nor_shape_of_what_fo
                     run.private.backward(losses, rows)
                 run.optimizer.step()
             seen[spoiled] = sizes
-            assert run.private.opened.recorder.ledger.charged_steps == 2
+            assert run.private.opened.recorder.ledger.state.charged == 2
             assert all(bool(torch.isfinite(p).all()) for p in run.model.parameters())
     assert seen[True] == seen[False] == [3, 3, 1] * 2

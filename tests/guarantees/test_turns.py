@@ -201,10 +201,11 @@ def test_who_withdraws_leaves_the_turns_of_the_others(tmp_path, order) -> None:
     for step in trainer.steps:
         trainer.one(step)
         if step.number == 4:  # the end of a window
-            trainer.private.opened.recorder.withdraw(gone.descriptor_hash, "contributor", bytes(32), now=int(time()))
+            trainer.private.opened.recorder.ledger.withdraw(gone.descriptor_hash, "contributor", bytes(32), now=int(time()))
     draws = draws_of(trainer)
     recorder = trainer.private.opened.recorder
-    turns = Order(trainer.private.policy, recorder.run_id, recorder.admitted_classes())
+    classes = [entry.class_index for entry in recorder.ledger.state.contributions.values()]
+    turns = Order(trainer.private.policy, recorder.ledger.header.run_id, classes)
     for step in range(1, 9):
         assert list(draws[step][0]) == [n for n in turns.due(step) if n or step <= 4]
     audited(trainer, world, tmp_path / "export")

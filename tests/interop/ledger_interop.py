@@ -16,8 +16,7 @@ from ledger.log import Ledger
 from ledger.note import Cosigner, NoteSigner, cosign, merge_notes
 from ledger.proofs import prover
 from ledger.proofs.prover import ExportReader
-from ledger.proofs.receipt import make_receipt
-from ledger.proofs.tlog_proof import TlogProof, make_proof
+from ledger.proofs.single_leaf import TlogProof, make_proof, make_receipt
 from tests.interop.interop import HERE, side
 from tests.worlds.ledgers import LOG_KEY, OTHER_KEY, OWNER_KEY, SIGNER, START, Driver, header_spec
 

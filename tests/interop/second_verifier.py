@@ -1,4 +1,4 @@
-"""A second verifier of dptrain ledger exports, written from formats.md alone; one file, to be taken away and read by itself.
+"""A second verifier of dptrain ledger exports, written from docs/formats alone; one file, to be taken away and read by itself.
 
 Standard library, `cryptography` (Ed25519) and numpy/scipy (privacy loss distributions) only.
 
@@ -1677,8 +1677,8 @@ MOMENTS = "lambda=1..32 conversion=Abadi2016,chi2 relation=ADD_OR_REMOVE_ONE" + 
 OPACUS = "eps_error=0.01 delta_error=delta*0.001 points<=4194304 bracket=pld-2+0..0.02 else=+0.02" + UP
 ACCOUNTANTS = [
     ["pld", "dptrain", "pld-2", "interval=0.0001 relation=ADD_OR_REMOVE_ONE" + UP],
-    ["rdp", "dptrain", "renyi-2", RDP], ["rdp", "dptrain", "renyi-1", RDP],
-    ["moments", "dptrain", "renyi-2", MOMENTS], ["moments", "dptrain", "renyi-1", MOMENTS],
+    ["rdp", "dptrain", "renyi-2", RDP],
+    ["moments", "dptrain", "renyi-2", MOMENTS],
     ["prv", "dptrain", "pld-2", "pld+0.02" + UP],
 ]  # fmt: skip
 LATTICE = {
@@ -2084,8 +2084,7 @@ class Run:
             figure = lattice_epsilon(terms, delta, self.family)
         else:
             figure = renyi_epsilon(terms, delta, name == "moments")
-        high = math.inf if self.accountant[2] == "renyi-1" else figure * (1 + 1e-9) + 2e-6
-        return figure, figure * (1 - 1e-9), high
+        return figure, figure * (1 - 1e-9), figure * (1 + 1e-9) + 2e-6
 
     def epsilon_of(self, person):
         """Return what a contribution has spent by now: the figure, and the least and most that may be recorded."""

@@ -1,4 +1,4 @@
-"""A second verifier of exports, written from docs/formats.md and the conformance vectors alone, says what ours says."""
+"""A second verifier of exports, written from docs/formats and the conformance vectors alone, says what ours says."""
 
 import ast
 import json

@@ -1,4 +1,4 @@
-"""What SPEND leaves say of each contribution, from the leaves alone: groups as docs/formats.md has them, plain and slow.
+"""What SPEND leaves say of each contribution, from the leaves alone: groups as docs/formats has them, plain and slow.
 
 And a run whose leaves have many such rows.
 """

@@ -13,7 +13,7 @@ import psycopg
 
 from ledger.log import Ledger
 from ledger.storage.place import Place
-from ledger.storage.sql.tables import TABLES
+from ledger.storage.sql.schema import TABLES
 from tests.worlds.ledgers import SIGNER
 from tests.worlds.postgres import Cluster
 

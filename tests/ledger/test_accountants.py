@@ -43,21 +43,22 @@ def test_the_variance_that_suffices_matches_the_goldens():
 
 
 def test_content_replacement_is_dearer_than_zero_out():
-    assert accountants.epsilon_replace(1, 0.01, 1000, 1e-5) == pytest.approx(2.84, abs=0.01)
-    assert accountants.epsilon_replace(1, 1, 1, 1e-5) == pytest.approx(9.997, abs=0.001)
+    assert accountants.epsilon(1, 0.01, 1000, 1e-5, replace=True) == pytest.approx(2.84, abs=0.01)
+    assert accountants.epsilon(1, 1, 1, 1e-5, replace=True) == pytest.approx(9.997, abs=0.001)
 
 
 def test_an_occurrence_cap_gives_the_smaller_of_the_two_bounds():
-    assert accountants.epsilon_capped(4, 0.1, 10_000, 20, 1e-5) == pytest.approx(4.98, abs=0.01)
+    assert accountants.epsilon_of_phases_capped([accountants.Phase(4, 0.1, 10_000)], 20, 1e-5) == pytest.approx(4.98, abs=0.01)
     assert accountants.epsilon(4, 0.1, 10_000, 1e-5) == pytest.approx(13.5, abs=0.05)
-    assert accountants.epsilon_capped(1, 0.01, 1000, 1000, 1e-5) == accountants.epsilon(1, 0.01, 1000, 1e-5)
+    run = (1, 0.01, 1000)
+    assert accountants.epsilon_of_phases_capped([accountants.Phase(*run)], 1000, 1e-5) == accountants.epsilon(*run, 1e-5)
 
 
 def test_nothing_spent_costs_nothing_and_no_noise_has_no_bound():
     assert accountants.epsilon(1, 0.01, 0, 1e-5) == 0.0
     assert accountants.epsilon(1, 0, 1000, 1e-5) == 0.0
     assert accountants.epsilon(0, 0.01, 1, 1e-5) == math.inf
-    assert accountants.epsilon_capped(0, 0.01, 1, 5, 1e-5) == math.inf
+    assert accountants.epsilon_of_phases_capped([accountants.Phase(0, 0.01, 1)], 5, 1e-5) == math.inf
     with pytest.raises(AccountantError):
         accountants.to_micro_up(math.inf)
 

@@ -127,7 +127,7 @@ def test_spread_sums_go_to_a_coarser_grid_and_long_distributions_are_not_kept(mo
     monkeypatch.undo()
     kept = pld._steps.cache_info().currsize
     monkeypatch.setattr(pld, "KEPT_POINTS", 1000)
-    assert pld.epsilon(0.9, 0.0123, 77, 1e-6) > 0.0
+    assert pld.epsilon_of_phases([Phase(0.9, 0.0123, 77)], 1e-6) > 0.0
     assert pld._steps.cache_info().currsize == kept
 
 
@@ -241,4 +241,4 @@ def test_what_wraps_round_from_a_far_second_mode_adds_nothing(point):
     """Sums of rarely sampled steps: most of the tilted mass may lie far above epsilon, where a short window cuts it off."""
     z, q, steps, delta = point
     loss = PLDAccountant().compose(PoissonSampledDpEvent(q, GaussianDpEvent(z)), steps)
-    assert pld.epsilon(z, q, steps, delta) == pytest.approx(loss.get_epsilon(delta), rel=3e-6)
+    assert pld.epsilon_of_phases([Phase(z, q, steps)], delta) == pytest.approx(loss.get_epsilon(delta), rel=3e-6)

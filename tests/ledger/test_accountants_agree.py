@@ -64,7 +64,7 @@ def test_the_whole_grid_against_the_libraries(z):
     from dp_accounting.pld import PLDAccountant
     from dp_accounting.rdp import RdpAccountant
 
-    from dptrain.accounting import prv as opacus_prv
+    import dptrain.accounting as opacus_prv
 
     analysis = pytest.importorskip("opacus.accountants.analysis.rdp")
     whole = [int(order) for order in renyi.ORDERS if order.is_integer()]
@@ -149,9 +149,10 @@ def test_huge_horizons_are_bounded_by_renyi_and_finish(steps):
 def test_no_transform_has_more_points_than_agreed(monkeypatch):
     monkeypatch.setattr(pld, "MAX_POINTS", 10_000)
     monkeypatch.setattr(contour, "MOST_TERMS", 0)
-    capped = pld.epsilon(0.9, 0.05, 1000, 1e-6)
+    capped = pld.epsilon_of_phases([Phase(0.9, 0.05, 1000)], 1e-6)
     assert capped == accountants.epsilon(0.9, 0.05, 1000, 1e-6, "rdp")
-    assert pld.epsilon(0.9, 0.05, 1000, 1e-6, replace=True) == accountants.epsilon_replace(0.9, 1.0, 1000, 1e-6)
+    replaced = accountants.epsilon(0.9, 1.0, 1000, 1e-6, replace=True)
+    assert pld.epsilon_of_phases([Phase(0.9, 0.05, 1000)], 1e-6, replace=True) == replaced
 
 
 def test_steps_are_integers_and_never_recomputed_from_rates():
@@ -170,9 +171,9 @@ def test_a_contribution_that_is_hardly_ever_drawn_spends_nothing_at_that_delta()
     """P[drawn at all] = 1 - (1 - q)^T bounds the total variation distance between the two worlds."""
     rate, steps = 1e-9, 9_000
     ever = -math.expm1(steps * math.log1p(-rate))
-    for replace in (accountants.epsilon, accountants.epsilon_replace):
-        assert replace(1.0, rate, steps, 1.001 * ever) == 0.0
-        assert replace(0.05, rate, steps, 0.5 * ever) > 0.0
+    for replace in (False, True):
+        assert accountants.epsilon(1.0, rate, steps, 1.001 * ever, replace=replace) == 0.0
+        assert accountants.epsilon(0.05, rate, steps, 0.5 * ever, replace=replace) > 0.0
     # Beside a phase without sampling it is drawn for certain.
     assert accountants.epsilon_of_phases([Phase(1.0, rate, steps), Phase(1.0, 1.0, 1)], 1e-5) > 4.0
 

@@ -163,7 +163,7 @@ def log_mass_by_sums(step, tilt):
 def test_a_saddle_between_two_modes_is_left_to_the_transform(z, q, steps, delta):
     """Under some tilt a drawn contribution outweighs all else at once: no mean is near epsilon, and no period is found."""
     assert contour.epsilon([(z, q, steps)], 0.0, INTERVAL, delta) == math.inf
-    assert pld.epsilon(z, q, steps, delta) == by_transform([(z, q, steps)], delta)
+    assert pld.epsilon_of_phases([Phase(z, q, steps)], delta) == by_transform([(z, q, steps)], delta)
 
 
 @pytest.mark.parametrize("period", [0.5, 0.7, 1.0, 3.0])
@@ -200,7 +200,7 @@ def test_a_renyi_bound_is_asked_only_where_it_could_be_smaller(monkeypatch):
     phases = (Phase(10.0, 1e-3, 9_000_000),)
     assert pld.epsilon_of_phases(phases, 1e-6) == renyi.epsilon(phases, 1e-6)
     monkeypatch.setattr(renyi, "epsilon", None)
-    assert 1.43 < pld.epsilon(1.234, 0.01, 1000, 1e-6) < 1.44
+    assert 1.43 < pld.epsilon_of_phases([Phase(1.234, 0.01, 1000)], 1e-6) < 1.44
 
 
 def test_no_law_is_made_of_more_points_than_memory_should_hold(monkeypatch):

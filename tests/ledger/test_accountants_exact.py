@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ledger.accountants import gaussian
+from ledger.accountants.phases import Phase
 from ledger.accountants.pld import composed as pld
 from ledger.accountants.pld import losses, tilted
 
@@ -205,6 +206,6 @@ def test_the_bound_without_a_transform_says_nothing_that_is_not_so(z, q, steps, 
 def test_both_directions_count(monkeypatch):
     """Where adding costs more than removing (it hardly ever does), that is what is said."""
     monkeypatch.setattr(pld, "_steps", lambda *arguments: losses.one_step(*arguments)[::-1])
-    swapped = pld.epsilon(1.0, 0.01, 1000, 1e-6)
+    swapped = pld.epsilon_of_phases([Phase(1.0, 0.01, 1000)], 1e-6)
     monkeypatch.undo()
-    assert swapped == pld.epsilon(1.0, 0.01, 1000, 1e-6)
+    assert swapped == pld.epsilon_of_phases([Phase(1.0, 0.01, 1000)], 1e-6)

@@ -13,7 +13,7 @@ RUN = (4.0, 0.01, 1000)
 
 @pytest.mark.parametrize(("examples", "expected"), [(1, 0.272), (4, 1.24), (16, 5.98)])
 def test_golden_values_of_examples_drawn_one_by_one(examples, expected):
-    found = accountants.epsilon_examples(*RUN, examples, 1e-5)
+    found = accountants.epsilon_group(*RUN, examples, 1e-5)
     assert found == pytest.approx(expected, abs=0.006 if expected > 1 else 6e-4)
 
 

@@ -260,7 +260,7 @@ def test_the_meaning_of_relations_differs_between_the_library_s_accountants():
     assert RdpAccountant(neighboring_relation=one).compose(event).get_epsilon(1e-5) == pytest.approx(4.7285, abs=1e-3)
     assert PLDAccountant(one).compose(event).get_epsilon(1e-5) == pytest.approx(9.9973, abs=1e-3)
     for accountant in accountants.ACCOUNTANTS:
-        assert accountants.epsilon_replace(1.0, 1.0, 1, 1e-5, accountant) == pytest.approx(9.9973, abs=1e-3)
+        assert accountants.epsilon(1.0, 1.0, 1, 1e-5, accountant, replace=True) == pytest.approx(9.9973, abs=1e-3)
 
 
 @pytest.mark.parametrize("name", ["PLD", "", "gdp", None, 3])

@@ -7,7 +7,7 @@ import pytest
 
 from ledger.errors import ProofError
 from ledger.leaves import Summary
-from ledger.proofs.admitted import Admitted, parse_admitted, prove_admitted, verify_admitted
+from ledger.proofs.membership import Admitted, parse_admitted, prove_admitted, verify_admitted
 from ledger.replay.summaries import Member, ShownMember
 from tests.worlds.ledgers import Driver, admission, descriptor
 from tests.worlds.retained_ledgers import ANNA, BEN, grown, leaves_of, vouched_for

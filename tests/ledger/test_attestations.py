@@ -22,9 +22,9 @@ from ledger.export import _Attestations
 from ledger.leaves import Admit, decode_leaf, encode_leaf
 from ledger.leaves.attestations import pack, unpack
 from ledger.log import Ledger
+from ledger.log.examining import check_attestations
 from ledger.merkle import Frontier, leaf_hash
 from ledger.replay.contributions import AdmitSpec
-from ledger.storage.fsck import check_attestations
 from ledger.storage.place import Place
 from ledger.storage.sql.sqlite import SqliteStore
 from ledger.storage.store import Attested, Row

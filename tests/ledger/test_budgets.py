@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ledger.accountants import MICRO, Phase, divergence, epsilon_of_phases, gaussian, renyi, to_micro_up
 from ledger.audit import verify_export
-from ledger.audit.earlier import earlier_run, verify_with_earlier
+from ledger.audit.verify import earlier_run
 from ledger.errors import BudgetExceeded, LeafRefused
 from ledger.log import Ledger
 from ledger.note import NoteSigner
@@ -226,7 +226,7 @@ def test_the_limit_of_an_earlier_policy_binds_a_later_run_that_has_none(tmp_path
     carried = to_micro_up(registry.carried(descriptor(1), 1e-6))
     spec = admission(1, carried_micro=carried)
     two = finished(tmp_path, "two", SECOND, spec, streams=1000, previous=registry.previous)
-    assert [found.code for found in verify_with_earlier(two, KEYS, [export]).findings] == ["BUDGET"]
+    assert [found.code for found in verify_export(two, KEYS, earlier=[export]).findings] == ["BUDGET"]
 
 
 def test_a_ledger_takes_nobody_whose_limit_its_own_plan_exceeds(tmp_path):
@@ -264,7 +264,7 @@ def test_a_limit_that_was_exceeded_all_the_same_fails_the_audit_of_both_runs(tmp
         spec = signing(1, least + beyond, carried_micro=before)
         export = finished(tmp_path, f"two{beyond}", SECOND, spec, streams=1000, previous=registry.previous)
         assert verify_export(export, KEYS).verdict == "TOLD"
-        found = [finding.code for finding in verify_with_earlier(export, KEYS, [first]).findings]
+        found = [finding.code for finding in verify_export(export, KEYS, earlier=[first]).findings]
         assert sorted(found) == sorted(codes)  # the first run says that it signed no limit
 
 
@@ -288,7 +288,7 @@ def test_a_run_that_had_no_room_as_planned_fails_the_audit_of_a_later_one_too_th
         registry.require_within(header_spec(policy).header(origin=THIRD.name, log_vkey=THIRD.vkey, time=START), [carried])
         fields = {"policy": policy, "previous": registry.previous}
         three = finished(base, "three", THIRD, carried, streams=2000, windows=1, **fields)
-        found = verify_with_earlier(three, [*KEYS, THIRD.vkey], [one, two])
+        found = verify_export(three, [*KEYS, THIRD.vkey], earlier=[one, two])
         assert [(item.code, item.where) for item in found.findings] == [("BUDGET", SECOND.name)][: beyond < 0], found.findings
 
 

@@ -9,7 +9,7 @@ from attest.keys import generate
 from ledger import layout, tiles
 from ledger.audit import verify_export
 from ledger.note import Cosigner, cosign, merge_notes, sign_note
-from ledger.retention.statements import summary_keys, vouch
+from ledger.retention import summary_keys, vouch
 from tests.worlds.ledgers import SIGNER, START
 from tests.worlds.retained_ledgers import ANNA, AUDITORS, BEN, CLEO, grown, is_pruned, pruned_run
 

@@ -6,17 +6,17 @@ from pathlib import Path
 import pytest
 
 from attest import cbor
-from attest.pages import labelled
 from attest.schema import declarations
 from attest.schema.quick import Quick
 from attest.schema.wire import decode_row
 from ledger.errors import LeafRefused
 from ledger.leaves import Admit, Draw, Header, Resume, Withdraw, decode_leaf, encode_leaf
 from ledger.leaves.codec import RECORDS
-from ledger.pages import PAGES, rows_in
 from ledger.release.manifest import Manifest
 from ledger.replay.influence import Artifact
 from ledger.replay.summaries import Aggregate, Member
+from tests.pages.documents import labelled
+from tests.pages.leaves import PAGES, rows_in
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 LEAVES = sorted(RECORDS.values(), key=lambda leaf: leaf.KIND)
@@ -58,7 +58,7 @@ def test_the_header_has_a_field_or_what_follows_from_others_for_every_key():
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_says_what_is_declared(name):
     page = (DOCS / name).read_text()
-    assert PAGES[name](page) == page, "write it again: python -m ledger.pages docs"
+    assert PAGES[name](page) == page, "write it again: python -m tests.pages"
 
 
 @pytest.mark.parametrize(

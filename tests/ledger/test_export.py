@@ -22,6 +22,7 @@ from ledger.log import Ledger
 from ledger.merkle import leaf_hash, root
 from ledger.note import NoteSigner, checkpoint_text, sign_note
 from ledger.trust import auditors_policy
+from tests.reference.hash_tiles import hash_tiles
 from tests.worlds.ledgers import LOG_KEY, OTHER_KEY, OWNER_KEY, SIGNER, START, Driver, admission, descriptor, header_spec
 
 VKEYS = [SIGNER.vkey]
@@ -60,7 +61,7 @@ def write(directory: Path, leaves: list[bytes], signer: NoteSigner = SIGNER) -> 
         "checkpoint": sign_note(checkpoint_text(signer.name, len(leaves), root(leaves)), signer),
         "policy": auditors_policy(SIGNER.vkey).text(),
         layout.entries_path(0, len(leaves)): tiles.entry_bundle(leaves),
-        **dict(tiles.hash_tiles([leaf_hash(leaf) for leaf in leaves])),
+        **dict(hash_tiles([leaf_hash(leaf) for leaf in leaves])),
     }
     for name, data in contents.items():
         (directory / name).parent.mkdir(parents=True, exist_ok=True)

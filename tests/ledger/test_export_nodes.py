@@ -14,7 +14,8 @@ from ledger.export import write_export
 from ledger.log import Ledger
 from ledger.merkle import HASH_SIZE, node_hash, verify_consistency, verify_inclusion
 from ledger.proofs.prover import ExportReader, consistency_proof, inclusion_proof
-from ledger.storage.appender import WithoutHashes, droppable
+from ledger.storage.appender import droppable
+from ledger.storage.appender import without_hashes as lacking
 from ledger.tiles import KeptNodes, Subtree, nodes_file
 from tests.worlds.ledgers import SIGNER, admission
 from tests.worlds.retained_ledgers import crowded_and_pruned, hashes_gone, is_pruned
@@ -218,8 +219,8 @@ def without_hashes(ledger: Ledger, directory: Path) -> Path:
     """An export of a ledger as it were with the hashes of all pruned leaves gone, whatever the policy says."""
     end, told = ledger.pruned_before, ledger.pruned()
     with ledger._file.store.snapshot() as snapshot:
-        lean = WithoutHashes(snapshot, end, droppable(snapshot, end, ledger._file.checkpoints))
-        return write_export(ledger.header, lean.rows(), ledger.checkpoint, directory, keys=ledger.state.keys, pruned=told)
+        rows = lacking(snapshot.rows(), droppable(snapshot, end, ledger._file.checkpoints))
+        return write_export(ledger.header, rows, ledger.checkpoint, directory, keys=ledger.state.keys, pruned=told)
 
 
 @pytest.mark.parametrize("epochs", [0, 4])
@@ -239,8 +240,7 @@ def test_a_subtree_over_a_cited_size_fails_the_audit(path, tmp_path):
             found = list(droppable(snapshot, end, ledger._file.checkpoints))
             hashes = {row.seq: row.leaf_hash for row in snapshot.rows()}
             pair = Subtree(12, 1, node_hash(hashes[12], hashes[13]))
-            lean = WithoutHashes(snapshot, end, sorted([*found, pair]))
-            args = (ledger.header, lean.rows(), ledger.checkpoint, tmp_path / "lean")
+            args = (ledger.header, lacking(snapshot.rows(), sorted([*found, pair])), ledger.checkpoint, tmp_path / "lean")
             export = write_export(*args, keys=ledger.state.keys, pruned=told)
     report = verify_export(export, KEYS)
     assert report.verdict == "FAILED" and "HASHES_GONE" in codes(report)

@@ -8,7 +8,7 @@ import pytest
 
 from ledger.accountants import to_micro_up
 from ledger.audit import verify_export
-from ledger.audit.earlier import earlier_run, verify_with_earlier
+from ledger.audit.verify import earlier_run
 from ledger.errors import BudgetExceeded, CosignRefused, LeafRefused, LedgerCorrupt, ProofError, RetentionRefused
 from ledger.leaves import Admit, Withdraw, decode_leaf, encode_leaf
 from ledger.log import Ledger
@@ -19,9 +19,8 @@ from ledger.proofs.memory import Memory
 from ledger.replay.budgets import composed, most_of_run, of_run
 from ledger.replay.earlier_runs import SpentRegistry
 from ledger.replay.summaries import Aggregate, Member, ShownMember
-from ledger.retention.retained import MEMBER, named_by_withdrawals
-from ledger.retention.statements import statements, summary_keys
-from ledger.views.withdrawn import withdrawal_statement
+from ledger.retention import MEMBER, named_by_withdrawals, statements, summary_keys
+from ledger.views.trace import withdrawal_statement
 from tests.worlds.ledgers import OTHER_KEY, SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
 from tests.worlds.retained_ledgers import ANNA, BEN, export_of, grown, is_pruned, retaining_spec, vouched_for
 
@@ -332,7 +331,7 @@ def test_an_auditor_says_so_where_a_later_run_says_less_than_who_stayed_may_have
     right = to_micro_up(registry.carried(descriptor(1), 1e-6, admission(1)))
     honest = later(tmp_path, registry, "honest", admission(1, carried_micro=right))
     lie = later(tmp_path, registry, "lie", admission(1, carried_micro=right - 4))
-    fine, told = (verify_with_earlier(export, KEYS, [lean]) for export in (honest, lie))
+    fine, told = (verify_export(export, KEYS, earlier=[lean]) for export in (honest, lie))
     assert is_pruned(fine) and "EARLIER_TOLD" not in fine.qualifiers
     assert is_pruned(told) and "EARLIER_TOLD" in told.qualifiers
     totals = [[note for note in report.notes if note.startswith("class")] for report in (fine, told)]
@@ -367,9 +366,9 @@ def test_a_folded_run_may_itself_count_earlier_ones_and_totals_are_no_less(tmp_p
     driver.ledger.summarise(now=driver.tick())
     driver.ledger.finish(now=driver.tick())
     vouched_for(driver, ANNA, BEN)
-    whole = verify_with_earlier(driver.ledger.export(tmp_path / "whole"), KEYS, [first])
+    whole = verify_export(driver.ledger.export(tmp_path / "whole"), KEYS, earlier=[first])
     driver.ledger.prune(who_stays=True)
-    lean = verify_with_earlier(driver.ledger.export(tmp_path / "lean"), KEYS, [first])
+    lean = verify_export(driver.ledger.export(tmp_path / "lean"), KEYS, earlier=[first])
     driver.ledger.close()
     assert whole.findings == lean.findings == () and lean.verdict == "TOLD", "the first run is told"
     totals = [[note for note in report.notes if note.startswith("class")] for report in (whole, lean)]

@@ -74,12 +74,13 @@ class Naive:
             return accountants.epsilon_occurrences(sum(1 / z**2 for _ in range(self.drawn)), 1e-6)
         attempts = max(self.last_attempt, self.first_attempt) - self.first_attempt + 1
         if cap and steps:
-            return accountants.epsilon_capped(z, RATES[name], steps, min(cap * attempts, steps), 1e-6)
+            phase = accountants.Phase(z, RATES[name], steps)
+            return accountants.epsilon_of_phases_capped([phase], min(cap * attempts, steps), 1e-6)
         return accountants.epsilon(z, RATES[name], steps, 1e-6) if steps else 0.0
 
 
 class Life:
-    """A run, its naive account, and the members of every group as docs/formats.md has them."""
+    """A run, its naive account, and the members of every group as docs/formats has them."""
 
     def __init__(self, path: Path, *, public_draws: bool) -> None:
         self.public_draws = public_draws

@@ -8,8 +8,7 @@ from ledger import merkle
 from ledger.accountants import core
 from ledger.accountants.pld import contour, tilted
 from ledger.audit import verify_export
-from ledger.audit.files import Export
-from ledger.audit.replaying import Roots
+from ledger.audit.given import Export, Roots
 from ledger.leaves import Admit, Resume, encode_leaf
 from ledger.merkle import SlotTree, leaf_hash, root_of_hashes
 from ledger.note import NoteSigner

@@ -8,7 +8,7 @@ from ledger.errors import LeafRefused, ProofError
 from ledger.leaves import Spend, decode_leaf
 from ledger.log import Ledger
 from ledger.proofs.membership import MAX_MEMBER_SIZE, Membership, find_membership, parse_membership, verify_membership
-from ledger.retention.retained import named_by_withdrawals
+from ledger.retention import named_by_withdrawals
 from tests.ledger.spends import told
 from tests.worlds.ledgers import SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
 from tests.worlds.retained_ledgers import pruned_run

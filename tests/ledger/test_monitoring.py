@@ -10,7 +10,7 @@ from attest.descriptor import SignedDescriptor
 from attest.withdrawal import Withdrawal
 from ledger.log import Ledger
 from ledger.note import NoteSigner
-from ledger.proofs.admitted import Admitted, prove_admitted
+from ledger.proofs.membership import Admitted, prove_admitted
 from ledger.proofs.monitoring import ALARMS, Mine, watch
 from ledger.replay.contributions import AdmitSpec
 from tests.worlds.ledgers import OTHER_KEY, SIGNER, START, Driver, header_spec, signed_policy

@@ -220,7 +220,7 @@ def test_skellam_costs_a_little_more_than_the_discrete_gaussian() -> None:
 def test_the_lattice_that_is_accounted_for_is_the_one_that_is_drawn_on() -> None:
     pytest.importorskip("torch")
     from dptrain.noise import MECHANISMS
-    from dptrain.noise.integer_families import Skellam
+    from dptrain.noise.families import Skellam
 
     assert 1 << 2 * Skellam().lattice == integers.SKELLAM_VARIANCE
     drawn = {lattice_bits("certified", "skellam", d, z) for d in (10, 10**8, 10**9) for z in (1e-3, 1.0, 1e3)}

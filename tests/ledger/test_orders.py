@@ -181,7 +181,7 @@ def test_repeated_steps_are_limited_by_redo_steps_and_not_by_what_is_left_of_the
     error = refused(driver.charge, 1)
     assert isinstance(error, HorizonExceeded) and error.code == "HORIZON"
     assert f"{REDO + 1} steps would be charged again, redo_steps of the policy allows {REDO}" in error.sentence
-    assert driver.ledger.charged_steps == REDO + 1 < STEPS + REDO
+    assert driver.ledger.state.charged == REDO + 1 < STEPS + REDO
 
 
 def test_without_an_order_only_the_total_counts(tmp_path):
@@ -189,7 +189,7 @@ def test_without_an_order_only_the_total_counts(tmp_path):
     for _ in range(STEPS):
         made.charge(1)
         made.ledger.resume(0, None, now=made.tick())
-    assert made.ledger.charged_steps == STEPS
+    assert made.ledger.state.charged == STEPS
     left = made.ledger.state.order
     assert [left.steps_left(0, charged) for charged in (0, STEPS, STEPS + REDO)] == [STEPS + REDO, REDO, 0]
     assert [left.earliest_resume(charged) for charged in (REDO, STEPS)] == [0, STEPS - REDO]
@@ -202,7 +202,7 @@ def test_where_noise_varies_no_phase_is_repeated_for_what_is_left_of_the_others(
     for _ in range(1 + REDO):
         made.charge(1)
         made.ledger.resume(0, None, now=made.tick())
-    assert made.ledger.state.order.steps_left(0, made.ledger.charged_steps) == 0
+    assert made.ledger.state.order.steps_left(0, made.ledger.state.charged) == 0
     with pytest.raises(HorizonExceeded, match="from a checkpoint at step 1 or later"):
         made.charge(1)
     assert made.ledger.state.charged_phases == (1 + REDO, 0)

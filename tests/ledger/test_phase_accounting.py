@@ -65,7 +65,7 @@ def test_epsilon_is_that_of_both_phases_composed(driver):
     to_step(driver, 10)
     assert epsilon(driver, 1) == accountants.epsilon(2.0, 0.02, 10, DELTA)
     to_step(driver, 40)
-    assert driver.ledger.state.charged_phases == (10, 30) and driver.ledger.charged_steps == 40
+    assert driver.ledger.state.charged_phases == (10, 30) and driver.ledger.state.charged == 40
     assert epsilon(driver, 1) == pytest.approx(by_hand(0.02, (2.0, 10), (1.25, 30)), rel=1e-4)
     assert epsilon(driver, 2) == pytest.approx(by_hand(0.01, (6.0, 10), (3.75, 30)), rel=1e-4)
     assert epsilon(driver, 1) == accountants.epsilon_of_phases(
@@ -78,7 +78,7 @@ def test_epsilon_is_that_of_both_phases_composed(driver):
 
 def test_a_charge_names_the_noise_of_its_phase_and_the_settlement_repeats_it(driver):
     to_step(driver, 16)
-    assert [(w.first_step, w.n_steps, *(row.min_std for row in w.classes)) for w in driver.ledger.windows] == [
+    assert [(w.first_step, w.n_steps, *(row.min_std for row in w.classes)) for w in driver.ledger.state.windows] == [
         (1, 4, 2.0, 3.0),
         (5, 4, 2.0, 3.0),
         (9, 2, 2.0, 3.0),
@@ -95,7 +95,7 @@ def test_a_window_lies_in_one_phase(driver):
     with pytest.raises(LeafRefused) as refused:
         driver.charge(3)
     assert refused.value.code == "PHASE" and "charge 2 at most" in refused.value.sentence
-    assert driver.ledger.charged_steps == 8
+    assert driver.ledger.state.charged == 8
     driver.steps(1, 2)
     driver.steps(1, 4)
 

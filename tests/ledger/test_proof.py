@@ -9,15 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger import merkle, tiles
+from ledger import merkle
 from ledger.errors import LedgerError, NoteError, ProofError, TrustError
 from ledger.leaves import Header, Spend, Withdraw, decode_leaf
 from ledger.log import Ledger
 from ledger.note import Cosigner, NoteSigner, checkpoint_text, cosign, open_note, parse_checkpoint, sign_note
 from ledger.proofs import prover
 from ledger.proofs.prover import ExportReader
-from ledger.proofs.tlog_proof import MAX_PATH, TlogProof, make_proof, parse_proof, verify_proof
+from ledger.proofs.single_leaf import MAX_PATH, TlogProof, make_proof, parse_proof, verify_proof
 from ledger.trust import auditors_policy
+from tests.reference.hash_tiles import hash_tiles
 from tests.vectors.published import vectors
 from tests.worlds.ledgers import OTHER_KEY, SIGNER, START, Driver, descriptor, header_spec
 
@@ -57,7 +58,7 @@ def proof_of(export: ExportReader, seq: int) -> TlogProof:
 @pytest.mark.parametrize("size", [*range(1, 70), 255, 256, 257, 511, 512, 513, 700])
 def test_trees_in_memory_and_in_tiles_make_the_proofs_of_the_rfc(size):
     hashes = HASHES[:size]
-    files = dict(tiles.hash_tiles(hashes))
+    files = dict(hash_tiles(hashes))
     nodes = (prover.HashTree(hashes).node, prover.TileTree(files.__getitem__, size).node)
     root = merkle.root_of_hashes(hashes)
     for node in nodes:
@@ -82,13 +83,13 @@ def test_any_smaller_size_can_be_proved_from_the_tiles_of_a_larger_tree(size, da
     merkle.verify_consistency(old, size, path, merkle.root_of_hashes(HASHES[:old]), root)
 
 
-TREE = prover.TileTree(dict(tiles.hash_tiles(HASHES)).__getitem__, len(HASHES))
+TREE = prover.TileTree(dict(hash_tiles(HASHES)).__getitem__, len(HASHES))
 
 
 def test_trees_refuse_what_they_do_not_hold():
     tree = prover.HashTree(HASHES[:5])
     assert tree.size == 5 and prover.tree_root(tree.node, 0) == merkle.EMPTY_ROOT
-    for node in (tree.node, prover.TileTree(dict(tiles.hash_tiles(HASHES[:5])).__getitem__, 5).node):
+    for node in (tree.node, prover.TileTree(dict(hash_tiles(HASHES[:5])).__getitem__, 5).node):
         for level, index in ((0, 5), (1, 2), (3, 0), (9, 0)):
             assert refused(node, level, index) == "NODE"
         for index in (5, -1, 1.0):
@@ -98,7 +99,7 @@ def test_trees_refuse_what_they_do_not_hold():
 
 
 def test_a_tile_of_another_length_is_refused():
-    short = {name: data[:-32] for name, data in tiles.hash_tiles(HASHES[:5])}
+    short = {name: data[:-32] for name, data in hash_tiles(HASHES[:5])}
     assert refused(prover.TileTree(short.__getitem__, 5).node, 0, 0) == "TILE"
 
 

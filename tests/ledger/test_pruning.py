@@ -15,7 +15,7 @@ from ledger.proofs.cosigning import cosign_export
 from ledger.proofs.memory import Memory
 from ledger.proofs.prover import ExportReader
 from ledger.replay.summaries import Aggregate
-from ledger.retention.statements import summary_keys
+from ledger.retention import summary_keys
 from ledger.views.trace import Wanted, trace
 from tests.worlds.ledgers import SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
 from tests.worlds.retained_ledgers import ANNA, AUDITORS, BEN, CLEO, export_of, grown, is_pruned, retaining_spec, vouched_for

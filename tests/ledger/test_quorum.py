@@ -9,7 +9,7 @@ import pytest
 from attest.keys import generate, public_bytes
 from ledger import layout, tiles
 from ledger.audit import verify_export
-from ledger.audit.files import Export
+from ledger.audit.given import Export
 from ledger.errors import LeafRefused
 from ledger.leaves import decode_leaf, encode_leaf
 from ledger.log import Ledger
@@ -17,6 +17,7 @@ from ledger.merkle import leaf_hash, root
 from ledger.note import Cosigner, NoteSigner, checkpoint_text, cosign, merge_notes, sign_note
 from ledger.proofs.prover import ExportReader
 from ledger.trust import AUDITORS, BOTH, WITNESSES, Group, parse_policy
+from tests.reference.hash_tiles import hash_tiles
 from tests.worlds.ledgers import LOG_KEY, OTHER_KEY, OWNER_KEY, SIGNER, START, Driver, admission, header_spec, signed_policy
 
 KEYS = [SIGNER.vkey]
@@ -146,7 +147,7 @@ def test_leaves_that_nobody_signed_do_not_pass_under_a_checkpoint_that_is_put_th
     admitted = decode_leaf(leaves[1])
     leaves[1] = encode_leaf(replace(admitted, time=admitted.time + 1))
     (export / layout.entries_path(0, len(leaves))).write_bytes(tiles.entry_bundle(leaves))
-    for name, data in tiles.hash_tiles([leaf_hash(leaf) for leaf in leaves]):
+    for name, data in hash_tiles([leaf_hash(leaf) for leaf in leaves]):
         (export / name).write_bytes(data)
     stranger = NoteSigner(SIGNER.name, generate())
     forged = sign_note(checkpoint_text(SIGNER.name, len(leaves), root(leaves)), stranger)

@@ -11,7 +11,7 @@ from ledger.errors import LedgerError
 from ledger.log import Ledger
 from ledger.note import Checkpoint, Cosigner, NoteSigner
 from ledger.proofs import prover
-from ledger.proofs.receipt import make_receipt, verify_receipt
+from ledger.proofs.single_leaf import make_receipt, verify_receipt
 from ledger.trust import auditors_policy, policy_of_keys
 from tests.vectors.published import vectors
 from tests.worlds.ledgers import LOG_KEY, OTHER_KEY, SIGNER, START, Driver, header_spec

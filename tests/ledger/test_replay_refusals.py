@@ -84,7 +84,7 @@ def test_every_attempt_that_was_charged_spends_a_cap_anew(tmp_path):
     capped = {"max_occurrences": 1, "sigma_micro": 20_000_000}
 
     def expected(steps: int, occurrences: int) -> float:
-        found = accountants.epsilon_capped(20.0, 0.5, steps, occurrences, 1e-6)
+        found = accountants.epsilon_of_phases_capped([accountants.Phase(20.0, 0.5, steps)], occurrences, 1e-6)
         assert found == accountants.epsilon_occurrences(occurrences / 400.0, 1e-6) < accountants.epsilon(20.0, 0.5, steps, 1e-6)
         return found
 
@@ -112,7 +112,8 @@ def test_a_cap_that_nobody_enforces_lowers_nothing(tmp_path):
         run.admit(admission(1, max_occurrences=1, sigma_micro=20_000_000))
         run.steps(4)
         whole = accountants.epsilon(20.0, 0.5, 16, 1e-6)
-        assert ledger.epsilon(descriptor(1)) == whole > accountants.epsilon_capped(20.0, 0.5, 16, 1, 1e-6)
+        once = accountants.epsilon_of_phases_capped([accountants.Phase(20.0, 0.5, 16)], 1, 1e-6)
+        assert ledger.epsilon(descriptor(1)) == whole > once
 
 
 def test_under_literal_noise_nobody_is_promised_more_than_was_signed(tmp_path):

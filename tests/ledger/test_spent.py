@@ -7,7 +7,7 @@ import pytest
 
 from ledger.accountants import MICRO, Phase, epsilon_occurrences, epsilon_of_phases, to_micro_up
 from ledger.audit import verify_export
-from ledger.audit.earlier import earlier_run, verify_with_earlier
+from ledger.audit.verify import earlier_run
 from ledger.errors import ExportChanged, LeafRefused
 from ledger.leaves import Previous
 from ledger.log import Ledger
@@ -82,7 +82,7 @@ def second(tmp_path, first, carried=None, export="two", windows=2, **changes):
 
 def test_an_auditor_with_the_earlier_export_recomputes_what_was_spent(tmp_path, first):
     export = second(tmp_path, first)
-    report = verify_with_earlier(export, KEYS, [first])
+    report = verify_export(export, KEYS, earlier=[first])
     assert report.verdict == "TOLD", report.findings
     assert any("counted with ledger.example/run1" in note for note in report.notes)
     alone = verify_export(export, KEYS)
@@ -102,7 +102,7 @@ def test_an_understatement_fails_and_an_overstatement_does_not(tmp_path, first):
     for carried, verdict in ((right - 4, "FAILED"), (0, "FAILED"), (right + 1000, "TOLD")):
         export = second(tmp_path, first, carried=carried, export=f"two{carried}")
         assert verify_export(export, KEYS).verdict == "TOLD"  # by itself it cannot be told
-        report = verify_with_earlier(export, KEYS, [first])
+        report = verify_export(export, KEYS, earlier=[first])
         assert report.verdict == verdict and [finding.code for finding in report.findings] in ([], ["CARRIED"])
 
 
@@ -113,12 +113,12 @@ def test_a_cited_run_that_is_missing_behind_or_another_one_fails(tmp_path, first
     export = second(tmp_path, grown)
     codes = {"missing": [], "behind": [first]}
     for given, expected in zip(codes.values(), ("EARLIER_MISSING", "EARLIER_BEHIND"), strict=True):
-        report = verify_with_earlier(export, KEYS, given)
+        report = verify_export(export, KEYS, earlier=given)
         assert report.verdict == "FAILED" and [finding.code for finding in report.findings] == [expected]
-    assert verify_with_earlier(export, KEYS, [grown]).verdict == "TOLD"
+    assert verify_export(export, KEYS, earlier=[grown]).verdict == "TOLD"
     older = second(tmp_path, first, export="older")
-    assert verify_with_earlier(older, KEYS, [grown]).verdict == "TOLD"  # it only grew
-    unpinned = verify_with_earlier(older, [SECOND.vkey], [grown])
+    assert verify_export(older, KEYS, earlier=[grown]).verdict == "TOLD"  # it only grew
+    unpinned = verify_export(older, [SECOND.vkey], earlier=[grown])
     assert [finding.code for finding in unpinned.findings] == ["EARLIER"]
 
 
@@ -130,14 +130,14 @@ def test_another_history_of_a_cited_run_is_a_fork_and_a_compromised_one_may_not_
         ("shorter", replace(cited, size=3, reason="compromised"), "EARLIER_FORKED"),
     ):
         export = finished(tmp_path / f"{name}.db", SECOND, specs, tmp_path / name, previous=(previous,))
-        report = verify_with_earlier(export, KEYS, [first])
+        report = verify_export(export, KEYS, earlier=[first])
         assert [finding.code for finding in report.findings] == [code]
     with Ledger.open(tmp_path / "one.db", SIGNER) as ledger:
         Driver(ledger, now=START + 99).withdraw(2)
         grown = ledger.export(tmp_path / "grown")
     lost = finished(tmp_path / "lost.db", SECOND, specs, tmp_path / "lost", previous=(replace(cited, reason="compromised"),))
-    assert verify_with_earlier(lost, KEYS, [first]).verdict == "TOLD"
-    assert [item.code for item in verify_with_earlier(lost, KEYS, [grown]).findings] == ["EARLIER_COMPROMISED"]
+    assert verify_export(lost, KEYS, earlier=[first]).verdict == "TOLD"
+    assert [item.code for item in verify_export(lost, KEYS, earlier=[grown]).findings] == ["EARLIER_COMPROMISED"]
 
 
 def test_an_earlier_run_that_failed_its_audit_is_refused(tmp_path, first):
@@ -149,15 +149,16 @@ def test_an_earlier_run_that_failed_its_audit_is_refused(tmp_path, first):
 
 def test_an_export_that_is_swapped_between_its_audit_and_its_use_is_refused(tmp_path, first, monkeypatch):
     """The audit sees one directory, what is counted is read from it afterwards: here another history in its place."""
-    from ledger.audit import earlier
+    from ledger.audit import verify
+    from ledger.audit.earlier import hold_against_earlier
 
     other = finished(tmp_path / "other.db", SIGNER, [admission(1)], tmp_path / "other", windows=1)
     export = second(tmp_path, first)
     audited = verify_export(first, KEYS)
-    monkeypatch.setattr(earlier, "verify_export", lambda *args, **named: audited)
+    monkeypatch.setattr(verify, "verify_export", lambda *args, **named: audited)
     with pytest.raises(ExportChanged):
         earlier_run(other, KEYS)
-    report = verify_with_earlier(export, KEYS, [first])
+    report = hold_against_earlier(audited, export, [first], lambda path: audited)
     assert [finding.code for finding in report.findings] == ["CHANGED"]
 
 
@@ -179,4 +180,4 @@ def test_a_run_that_was_not_closed_when_it_was_counted_fails_the_audit(tmp_path)
     cited = replace(whole, size=size, root=root)
     export = finished(tmp_path / "two.db", SECOND, [admission(1, carried_micro=10**6)], tmp_path / "two", previous=(cited,))
     for given in (early, late):
-        assert [item.code for item in verify_with_earlier(export, KEYS, [given]).findings] == ["EARLIER_OPEN"]
+        assert [item.code for item in verify_export(export, KEYS, earlier=[given]).findings] == ["EARLIER_OPEN"]

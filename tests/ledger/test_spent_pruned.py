@@ -6,7 +6,7 @@ import pytest
 
 from ledger.accountants import MICRO, to_micro_up
 from ledger.audit import verify_export
-from ledger.audit.earlier import earlier_run, verify_with_earlier
+from ledger.audit.verify import earlier_run
 from ledger.log import Ledger
 from ledger.note import NoteSigner
 from ledger.replay.earlier_runs import SpentRegistry
@@ -69,7 +69,7 @@ def test_a_run_that_counts_a_pruned_one_is_summarised_and_every_lie_is_found_as_
     # 2 left in the first epoch: the body of its ADMIT leaf is gone.
     right = to_micro_up(registry.carried(descriptor(2), 1e-6))
     honest = later(base, registry, "honest", admission(2, carried_micro=right))
-    reports = [verify_with_earlier(honest, KEYS, [export]) for export in (whole, pruned)]
+    reports = [verify_export(honest, KEYS, earlier=[export]) for export in (whole, pruned)]
     assert [report.verdict for report in reports] == ["TOLD", "TOLD"] and [*map(is_pruned, reports)] == [False, True]
     told = [note for note in reports[1].notes if "the bodies of" in note and SIGNER.name in note]
     assert len(told) == 1 and "leaves 1 to" in told[0] and ANNA.name in told[0]
@@ -80,7 +80,7 @@ def test_a_run_that_counts_a_pruned_one_is_summarised_and_every_lie_is_found_as_
     other = later(base, registry, "other", admission(2, carried_micro=right, **limit))
     for export, code in ((lie, "CARRIED"), (other, "LIMIT")):
         for given in (whole, pruned):
-            assert [found.code for found in verify_with_earlier(export, KEYS, [given]).findings] == [code]
+            assert [found.code for found in verify_export(export, KEYS, earlier=[given]).findings] == [code]
 
 
 def test_anybody_counts_with_the_steps_of_who_stayed_longest(tmp_path):
@@ -120,6 +120,6 @@ def test_a_pruned_run_may_itself_count_earlier_ones(exports, tmp_path):
         driver.ledger.prune()
         export = driver.ledger.export(tmp_path / f"pruned{lie}")
         driver.ledger.close()
-        report = verify_with_earlier(export, KEYS, [first])
+        report = verify_export(export, KEYS, earlier=[first])
         assert [found.code for found in report.findings] == codes
         assert report.verdict == "FAILED" if lie else is_pruned(report)

@@ -12,8 +12,7 @@ from ledger.log import Ledger
 from ledger.merkle import SlotTree, leaf_hash
 from ledger.replay.contributions import stand_in_name
 from ledger.replay.summaries import MAX_AGGREGATE_SIZE, Aggregate, Aggregating, Member
-from ledger.retention.retained import MEMBER, RetainedReplay, StandIns
-from ledger.retention.statements import vouched_end
+from ledger.retention import MEMBER, RetainedReplay, StandIns, vouched_end
 from tests.ledger.spends import rows_of, told
 from tests.worlds.ledgers import SIGNER, START, Driver, admission, descriptor
 from tests.worlds.retained_ledgers import grown, leaves_of, retaining_spec

@@ -11,7 +11,7 @@ from ledger.errors import CosignRefused, NoteError
 from ledger.note import Cosigner, cosign, open_note, parse_verifier_key
 from ledger.proofs.cosigning import cosign_export
 from ledger.proofs.memory import Memory
-from ledger.retention.statements import NAME_SUFFIX, statements, summary_key, summary_keys, vouch, vouched_end, vouchers
+from ledger.retention import NAME_SUFFIX, statements, summary_key, summary_keys, vouch, vouched_end, vouchers
 from tests.worlds.attested_ledgers import put_registry
 from tests.worlds.ledgers import OTHER_KEY, SIGNER, START
 from tests.worlds.retained_ledgers import ANNA, BEN, CLEO, export_of, grown

@@ -22,8 +22,8 @@ from ledger.log import Ledger
 from ledger.merkle import Frontier, leaf_hash
 from ledger.note import NoteSigner
 from ledger.storage import fsck, highwater
-from ledger.storage.opening import create_store, exists, open_store, set_unfinished_aside
-from ledger.storage.store import Row
+from ledger.storage.fsck import set_unfinished_aside
+from ledger.storage.store import Row, create_store, exists, open_store
 from tests.worlds.ledgers import OTHER_KEY, SIGNER, START, Driver, admission, descriptor, header_spec
 
 
@@ -250,7 +250,7 @@ def test_a_failing_highwater_file_fails_the_charge_but_not_the_record(begun, bac
         begun.charge()
     begun.ledger.close()
     with backend.open() as ledger:
-        assert ledger.charged_steps == 4
+        assert ledger.state.charged == 4
 
 
 def test_a_ledger_that_cannot_be_created_leaves_none(backend, monkeypatch):
@@ -416,5 +416,5 @@ def test_writers_that_take_turns_lose_nothing(begun, backend):
         thread.join()
     assert not failures
     with backend.open() as ledger:
-        assert ledger.admitted == {descriptor(10 * n + k) for n in range(4) for k in range(5)}
+        assert ledger.state.contributions.keys() == {descriptor(10 * n + k) for n in range(4) for k in range(5)}
         assert ledger._file.store.fence == 22

@@ -14,7 +14,7 @@ from storage_backends import PostgresBackend
 from ledger.errors import LedgerBusy, LedgerClosed, LedgerReplaced
 from ledger.log import Ledger
 from ledger.storage import highwater
-from ledger.storage.sql.postgres_schema import TABLES, statements
+from ledger.storage.sql.schema import TABLES, postgres_statements
 from ledger.storage.sql.sqlite import SqliteStore
 from tests.worlds.ledgers import SIGNER, START, Driver, admission, header_spec
 
@@ -51,6 +51,8 @@ LOST = {
     "without its log": (gone("-wal"), "UNLINKED"),
     "without the index of its log": (gone("-shm"), "UNLINKED"),
 }
+
+
 def charged(run: Driver) -> None:
     run.window = run.charge()
 
@@ -119,7 +121,7 @@ def test_a_run_is_told_where_the_directory_was_renamed_or_removed(running, path)
     running.ledger.close()
     moved.rename(path.parent)
     with Ledger.open(path, SIGNER) as ledger:
-        assert ledger.charged_steps == 4, "nothing is lost by that"
+        assert ledger.state.charged == 4, "nothing is lost by that"
 
 
 def test_a_commit_into_a_file_that_lost_its_name_meanwhile_is_no_charge(running, path):
@@ -220,7 +222,7 @@ def test_what_leaves_every_byte_of_it_stops_no_run(running, path, touch):
     assert list(path.parent.glob("*rescued*")) == []
     running.ledger.close()
     with Ledger.open(path, SIGNER) as ledger:
-        assert ledger.charged_steps == 12
+        assert ledger.state.charged == 12
 
 
 def _sql(path: Path, statement: str) -> None:
@@ -286,7 +288,7 @@ def restored(server: PostgresBackend) -> None:
     old = f"{schema}_old"
     server.cluster.execute(f"ALTER SCHEMA {schema} RENAME TO {old}")
     server.cluster.execute(f"CREATE SCHEMA {schema}")
-    for statement in statements(schema):
+    for statement in postgres_statements(schema):
         server.cluster.execute(statement)
     server.edit(*(f"INSERT INTO {name} TABLE {old}.{name}" for name in TABLES))
 
@@ -298,7 +300,7 @@ def restored(server: PostgresBackend) -> None:
 @pytest.mark.one_in(4)
 def test_a_schema_that_is_gone_or_another_is_seen_by_all_that_writes(server, served, how, code, what):
     FIRST.get(what, lambda _: None)(served)
-    schema, size, steps = server.place.schema, served.ledger.size, served.ledger.charged_steps
+    schema, size, steps = server.place.schema, served.ledger.size, served.ledger.state.charged
     if how == "restored":
         restored(server)
     else:

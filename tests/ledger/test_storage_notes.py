@@ -12,8 +12,7 @@ from ledger.leaves import Admit, Epoch, Settle, Spend, Withdraw
 from ledger.log import Ledger
 from ledger.merkle import leaf_hash
 from ledger.note import Cosigner, NoteSigner, checkpoint_text, cosign, sign_note
-from ledger.storage.opening import open_store
-from ledger.storage.store import PRUNABLE_KINDS, SUMMARY_KIND, Aggregated
+from ledger.storage.store import PRUNABLE_KINDS, SUMMARY_KIND, Aggregated, open_store
 from ledger.tiles import Subtree
 from tests.worlds.ledgers import OTHER_KEY, SIGNER, START, admission
 

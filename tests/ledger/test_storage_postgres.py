@@ -9,9 +9,9 @@ from storage_backends import PostgresBackend
 
 from ledger.errors import LedgerBusy, LedgerCorrupt, LedgerError, StorageFailed
 from ledger.log import Ledger
-from ledger.storage.opening import create_store
-from ledger.storage.sql import postgres_server
-from ledger.storage.sql.postgres_schema import TABLES, writer_grants
+from ledger.storage.sql import postgres
+from ledger.storage.sql.schema import TABLES, writer_grants
+from ledger.storage.store import create_store
 from tests.worlds.attested_ledgers import AttestedDriver, attested_header
 from tests.worlds.ledgers import SIGNER, START, Driver, admission, header_spec
 from tests.worlds.postgres import Cluster
@@ -134,7 +134,7 @@ def test_a_role_that_may_not_create_is_told_so(backend, tmp_path):
 
 def test_a_lock_held_elsewhere_is_waited_for_and_then_named(begun, backend, monkeypatch):
     begun.ledger.close()
-    monkeypatch.setitem(postgres_server._SETTINGS, "lock_timeout", "200ms")
+    monkeypatch.setitem(postgres._SETTINGS, "lock_timeout", "200ms")
     with backend._connection() as other, backend.open() as ledger:
         other.execute("SELECT * FROM head FOR UPDATE")
         with pytest.raises(LedgerBusy) as found:

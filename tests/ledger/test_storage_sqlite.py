@@ -12,7 +12,7 @@ from storage_backends import SqliteBackend
 
 from ledger.errors import LedgerBusy, LedgerClosed, LedgerCorrupt, StorageFailed
 from ledger.log import Ledger
-from ledger.storage.opening import set_unfinished_aside
+from ledger.storage.fsck import set_unfinished_aside
 from ledger.storage.place import Place
 from ledger.storage.sql import sqlite
 from tests.worlds.attested_ledgers import attested_run
@@ -155,7 +155,7 @@ def test_a_killed_writer_loses_nothing_it_was_told_is_durable(tmp_path):
     done = subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[2], timeout=120)
     assert done.returncode == -9
     with Ledger.open(path, SIGNER) as ledger:
-        assert ledger.charged_steps == 4 and ledger.state.open_window is not None
+        assert ledger.state.charged == 4 and ledger.state.open_window is not None
 
 
 @pytest.mark.slow
@@ -174,7 +174,7 @@ def test_killed_anywhere_no_reported_charge_is_lost(tmp_path, delay):
         "print('ready', flush=True)\n"
         "while True:\n"
         "    window = run.charge(1)\n"
-        "    print(window.id, flush=True)\n"
+        "    print(window.window, flush=True)\n"
         "    run.ledger.settle(window, 1, now=run.tick())\n"
     )
     writer = subprocess.Popen([sys.executable, "-c", program], cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True)
@@ -184,7 +184,7 @@ def test_killed_anywhere_no_reported_charge_is_lost(tmp_path, delay):
     reported = writer.stdout.read().split("\n")[:-1]
     writer.wait()
     with Ledger.open(path, SIGNER) as ledger:
-        assert ledger.charged_steps >= int(reported[-1] if reported else 0)
+        assert ledger.state.charged >= int(reported[-1] if reported else 0)
         Driver(ledger, now=START + 10**6).ledger.resume(0, None, now=START + 10**6)
 
 

@@ -15,8 +15,8 @@ from ledger.errors import LedgerError, StorageFailed, StoreUnfit
 from ledger.log import Ledger
 from ledger.storage import Place, place, register_store
 from ledger.storage.checking import check_store
-from ledger.storage.opening import create_store
 from ledger.storage.place import store_of
+from ledger.storage.store import create_store
 from tests.worlds.ledgers import SIGNER, START, Driver, admission, header_spec
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "extending" / "store.md"

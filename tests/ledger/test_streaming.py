@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from ledger import layout, tiles
-from ledger.audit.files import Export, Leaves
+from ledger.audit.given import Export, Leaves
 from ledger.errors import ExportChanged
 from ledger.merkle import leaf_hash, root_of_hashes
 from ledger.note import Checkpoint
+from tests.reference.hash_tiles import hash_tiles
 
 SIZES = (1, 2, 255, 256, 257, 511, 512, 513, 700)
 
@@ -23,7 +24,7 @@ def written(base: Path, size: int) -> tuple[Path, bytes]:
     """Bundles and tiles of a tree whose leaves mean nothing; returns the directory and the root."""
     entries = [entry(n) for n in range(size)]
     hashes = [leaf_hash(data) for data in entries]
-    contents = dict(tiles.hash_tiles(hashes))
+    contents = dict(hash_tiles(hashes))
     for n, width in layout.tile_widths(size):
         contents[layout.entries_path(n, width)] = tiles.entry_bundle(entries[n * 256 : n * 256 + width])
     for name, data in contents.items():

@@ -13,12 +13,12 @@ from attest.policy import DepthRule
 from attest.schema.plain import commit_content
 from attest.withdrawal import EXPIRED
 from ledger.accountants import Phase, epsilon_of_phases
-from ledger.audit.earlier import earlier_run
+from ledger.audit.verify import earlier_run
 from ledger.errors import AnchorRefused, ExportRefused, LeafRefused, LedgerBehind, LedgerError, LedgerForked
 from ledger.leaves.header import COMPROMISED
 from ledger.log import Ledger
 from ledger.note import NoteSigner
-from ledger.proofs.admitted import prove_admitted
+from ledger.proofs.membership import prove_admitted
 from ledger.proofs.tracing import ANEW, DRAWS, OTHERS, open_exports, trace_over
 from ledger.replay.earlier_runs import SpentRegistry
 from ledger.views.trace import Wanted, trace
@@ -191,7 +191,7 @@ def test_two_histories_of_one_ledger_are_refused_and_of_two_copies_the_longer_is
             driver.steps(windows)
             exports.append(ledger.export(place.with_suffix(".late")))
     found = traced(early, exports[0])
-    assert [item.asked.path for item in found.runs] == [exports[0]] and found.found[0].trace.steps == 16
+    assert [item.opened.given.path for item in found.runs] == [exports[0]] and found.found[0].trace.steps == 16
     with pytest.raises(LedgerForked, match="two histories"):
         traced(*exports)
 
@@ -413,7 +413,7 @@ def test_of_a_pruned_contribution_a_trace_says_what_is_left_and_on_whose_word(tm
         made.ledger.export(tmp_path / "export")
         key = made.ledger.state.keys.current
     exports = open_exports([tmp_path / "export"], [key])
-    opened = exports[0].opened.run
+    opened = exports[0].run
     left = next(item for item in opened.contributions.values() if item.seq == opened.pruned[0])
     found = trace_over(exports, Wanted(None, left.descriptor_hash), lambda header: ())
     (run,) = found.found

@@ -9,8 +9,7 @@ from attest.schema.plain import commit_content
 from ledger.accountants import epsilon_group, epsilon_occurrences
 from ledger.errors import LeafRefused, LedgerError
 from ledger.log import Ledger
-from ledger.views.trace import Wanted, trace
-from ledger.views.withdrawn import withdrawal_statement
+from ledger.views.trace import Wanted, trace, withdrawal_statement
 from tests.worlds.ledgers import SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
 
 

@@ -5,7 +5,7 @@ from tests.mutants.mutant import Mutant
 KEPT = "ledger/leaves/attestations.py"
 EXPORT = "ledger/export.py"
 STATEMENTS = "ledger/storage/sql/statements.py"
-SIGNED = "ledger/storage/fsck.py"
+SIGNED = "ledger/log/examining.py"
 
 T = "tests/ledger/test_attestations.py::"
 

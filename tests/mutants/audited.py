@@ -18,7 +18,7 @@ PICKLES = "ledger/release/contents.py"
 TIED = "ledger/release/tied.py"
 CHECK = "ledger/release/check.py"
 RIGHTS = "ledger/release/check.py"
-STATEMENTS = "ledger/retention/statements.py"
+STATEMENTS = "ledger/retention.py"
 EARLIER = "ledger/audit/earlier.py"
 RETAINING = "ledger/log/retaining.py"
 

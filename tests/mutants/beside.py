@@ -7,7 +7,6 @@ PIN = "dptrain/record/pin.py"
 CHECKPOINTS = "dptrain/record/checkpoints.py"
 RECORDING = "dptrain/record/recorder.py"
 ENGINE = "dptrain/engine/private_training.py"
-OPENING = "dptrain/engine/opening.py"
 IN_PLACE = "ledger/storage/disks.py"
 SQLITE = "ledger/storage/sql/sqlite.py"
 POSTGRES = "ledger/storage/sql/postgres.py"
@@ -64,7 +63,7 @@ BESIDE = (
         T_CHECKPOINTS + "test_a_checkpoint_is_for_its_owner_alone_whatever_the_umask",
     ),
     Mutant(
-        "the keys of earlier draws are signed", "dptrain/record/sealed.py", "except (LedgerError, FileRefused) as error:",
+        "the keys of earlier draws are signed", "dptrain/engine/draw.py", "except (LedgerError, FileRefused) as error:",
         "except LedgerError:\n            return {0: bytes(32)}\n        except FileRefused as error:",
         T_BESIDE + "test_the_keys_of_earlier_draws_are_those_that_the_run_wrote",
     ),
@@ -74,7 +73,7 @@ BESIDE = (
         T_BESIDE + "test_an_owner_who_is_put_in_the_place_of_the_corpus_owner_is_refused",
     ),
     Mutant(
-        "the inbox is there before the first charge", OPENING, "        inbox.make()\n", "",
+        "the inbox is there before the first charge", ENGINE, "            inbox.make()\n", "",
         T_TRAINING + "test_B22_a_withdrawal_that_lies_there_before_the_first_charge_is_in_no_pool_at_all",
     ),
 )

@@ -15,7 +15,7 @@ stats = pytest.importorskip("scipy.stats")
 
 from dptrain.noise import KeyStream, exact  # noqa: E402
 from dptrain.noise.exact import CHUNK, COLUMNS, ExactSampler, Table, exp_of_minus, table_of  # noqa: E402
-from dptrain.noise.integer_families import (  # noqa: E402
+from dptrain.noise.families import (  # noqa: E402
     DiscreteGaussian,
     RoundedLaplace,
     Skellam,

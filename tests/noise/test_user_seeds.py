@@ -132,7 +132,7 @@ ROOT = Path(dptrain.__file__).parent
 
 @pytest.mark.parametrize(
     "path",
-    [*sorted((ROOT / "noise").glob("*.py")), ROOT / "data/sampling.py", ROOT / "engine/streams.py"],
+    [*sorted((ROOT / "noise").glob("*.py")), ROOT / "data/sampling.py", ROOT / "engine/draw.py"],
     ids=lambda path: path.name,
 )
 def test_no_source_of_noise_or_draws_names_a_seeded_generator(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Blocks a second time, plain and slow, along docs/formats.md ("Blocks"): from the arrays of a header, without `attest`.
+"""Blocks a second time, plain and slow, along docs/formats ("Blocks"): from the arrays of a header, without `attest`.
 
 Every parameter is split into atoms, the coordinates of one entry of its division; each atom asks every class by itself.
 """

@@ -1,4 +1,4 @@
-"""A second implementation of the gate, written along docs/formats.md: nothing of `attest` is imported.
+"""A second implementation of the gate, written along docs/formats: nothing of `attest` is imported.
 
 Straightforward and slow. It gives the reason code of one contribution by itself (steps 2 to 16), or ADMITTED.
 """

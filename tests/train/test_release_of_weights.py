@@ -17,7 +17,7 @@ from torch import nn
 
 from attest.keys import load_private_key
 from dptrain import Microbatches, PrivateTraining
-from dptrain.demo.audit import without_torch
+from dptrain.demo.stages import without_torch
 from dptrain.tasks.text_classification import MeanPoolingClassifier, minilm_path
 from ledger.log import Ledger
 from ledger.note import NoteSigner, parse_verifier_key

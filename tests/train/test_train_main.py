@@ -19,7 +19,7 @@ from attest import signed_file
 from attest.registry import RegistryLog
 from attest.withdrawal import Withdrawal, sign_withdrawal
 from dptrain.tasks.runconfig import RunConfig
-from dptrain.tasks.without_privacy import STAMP
+from dptrain.tasks.runs import STAMP
 from dptrain.train import main, print_outcome, train
 from ledger.audit import verify_export
 from ledger.log import Ledger
@@ -115,7 +115,7 @@ def test_a_comparison_run_is_stamped_and_makes_no_ledger(digits_world: Digits, c
 def test_a_comparison_run_learns_what_ordinary_training_would(digits_world: Digits) -> None:
     """Its gradient is that of the mean loss over the draw."""
     from dptrain.tasks.image_classification import build, per_example_loss
-    from dptrain.tasks.without_privacy import WithoutPrivacy
+    from dptrain.tasks.runs import WithoutPrivacy
 
     config = RunConfig.load(digits_world.run)
     model, collate = build(config.model)
@@ -272,8 +272,8 @@ def test_a_run_file_makes_the_inbox_before_its_first_charge_and_takes_what_lies_
     assert (code, result["verdict"]) == (0, "FULL")
     assert (inbox / "w.cose.taken").exists()
     with Ledger.open(digits_world.root / "ledger.db") as ledger:
-        assert len(ledger.withdrawn) == 1
-        assert sum(row.pool_count for row in ledger.windows[0].classes) == 59, "before the first charge"
+        assert len(ledger.state.withdrawals) == 1
+        assert sum(row.pool_count for row in ledger.state.windows[0].classes) == 59, "before the first charge"
 
 
 @pytest.mark.slow

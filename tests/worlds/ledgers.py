@@ -9,10 +9,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from attest.keys import public_bytes
 from attest.policy import ClassRule, DepthRule, Policy, SignedPolicy, sign_policy, verify_policy
 from attest.schedule.stack import EMBEDDINGS, HEAD, NO_TOWER, Stack, StackTensor, Tower
-from ledger.leaves import HELD, HeaderSpec
+from ledger.leaves import HELD, Charge, HeaderSpec
 from ledger.leaves.header import ADDRESSED
 from ledger.log import Ledger
-from ledger.log.ledger import Window
 from ledger.note import NoteSigner
 from ledger.replay.contributions import AdmitSpec
 
@@ -147,7 +146,7 @@ class Driver:
     def admit(self, *specs: AdmitSpec) -> None:
         self.ledger.admit(specs, now=self.tick())
 
-    def charge(self, n_steps: int = 4) -> Window:
+    def charge(self, n_steps: int = 4) -> Charge:
         first = self.ledger.state.position + 1
         return self.ledger.charge(first, n_steps, now=self.tick(), noise_stream=self.stream())
 

@@ -13,7 +13,7 @@ from ledger.merkle import leaf_hash, root
 from ledger.note import Cosigner, checkpoint_text, sign_note
 from ledger.replay.contributions import AdmitSpec
 from ledger.replay.signer import KeyChain
-from ledger.retention.statements import summary_keys, vouch
+from ledger.retention import summary_keys, vouch
 from ledger.storage.store import Row
 from tests.worlds.attested_ledgers import AttestedDriver, attested_admission, attested_header, attested_policy, put_registry
 from tests.worlds.ledgers import SIGNER, START, Driver, admission, header_spec, signed_policy

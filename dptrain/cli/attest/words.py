@@ -17,7 +17,7 @@ from attest.policy import Policy
 from attest.policy.sampling import POISSON, period
 from attest.schedule.turns import dearest_turns
 from attest.schema.plain import in_words
-from dptrain.accounting.support import refusal
+from dptrain.accounting import refusal
 from dptrain.cli.advice.facts import attacker
 from dptrain.cli.advice.findings import rounded
 from dptrain.clipping.own_noise import OwnNoise, own_bounds, own_noise
@@ -172,11 +172,12 @@ def epsilon(signed: Terms, policy: Policy, signed_policy: bool) -> str:
         return _counted(signed, policy, signed_policy)
     name, family = policy.accountant, policy.mechanism.name
     if signed.max_occurrences:
-        own = accountants.epsilon_capped(z, q, policy.steps, signed.max_occurrences, delta, name, family=family)
+        phases = [accountants.Phase(z, q, policy.steps)]
+        own = accountants.epsilon_of_phases_capped(phases, signed.max_occurrences, delta, name, family=family)
     else:
         own = accountants.epsilon(z, q, policy.steps, delta, name, family=family)
     redone = accountants.epsilon(z, q, policy.steps + policy.redo_steps, delta, name, family=family)
-    replaced = accountants.epsilon_replace(z, q, policy.steps, delta, name, family=family)
+    replaced = accountants.epsilon(z, q, policy.steps, delta, name, family=family, replace=True)
     source = "the signed policy" if signed_policy else "this draft of a policy, which is not signed"
     return (
         f"Under {source} ({policy.steps:,} steps, drawn with probability {q:g} in each, delta {delta:g}) epsilon is at most "

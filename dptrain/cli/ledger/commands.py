@@ -215,7 +215,7 @@ def withdraw(
     Example: `dptrain ledger withdraw ledger.db withdrawals/*.cose --attestations notes.jsonl.attest --registry registry.cbor`
     """
     from ledger.audit.attested import registry_of
-    from ledger.proofs.admitted import read_admitted
+    from ledger.proofs.membership import read_admitted
 
     now, place = int(time.time()), place_of(ledger, state)
     descriptors = _descriptors(attestations or [])
@@ -279,7 +279,7 @@ def _reading(
         owner, vkeys = trusted(key, owner_key)
         with counting(f"auditing {ledger}"):
             opened = open_export(ledger, vkeys, owner_key=owner, now=now)
-        yield opened.run, opened.root, opened.leaves
+        yield opened.run, bytes.fromhex(opened.report.root_hex or ""), opened.given.leaves
         return
     if key or owner_key or now is not None:
         raise typer.BadParameter("--key, --owner-key and --now are for exports; a ledger is checked by 'dptrain ledger fsck'")
@@ -305,12 +305,7 @@ def _audit(
 
     owner, vkeys = trusted(pinned, owner_key)
     with counting(f"auditing {export}"):
-        if earlier:
-            from ledger.audit.earlier import verify_with_earlier
-
-            report = verify_with_earlier(export, vkeys, earlier, owner_key=owner, **options)
-        else:
-            report = verify_export(export, vkeys, owner_key=owner, **options)
+        report = verify_export(export, vkeys, owner_key=owner, earlier=earlier or None, **options)
     if remember is None:
         return report
     from ledger.proofs.memory import hold_against_memory
@@ -320,7 +315,7 @@ def _audit(
 
 def _enter(log: "Ledger", found: Withdrawal, evidence: bytes, now: int, member: "ShownMember | None" = None) -> dict[str, Any]:
     seq = log.withdraw(found.descriptor_hash, found.reason_code, evidence, now=now, member=member)
-    matched = found.descriptor_hash in log.admitted
+    matched = found.descriptor_hash in log.state.contributions
     return {"descriptor_hash": found.descriptor_hash.hex(), "seq": seq, "matched": matched}
 
 

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     # Loaded where they are used, as in `dptrain.cli.ledger.commands`: help and completion need none of them.
     from dptrain.clipping.own_noise import OwnNoise
     from ledger.replay import Replay
-    from ledger.views.trace import Trace
-    from ledger.views.withdrawn import WithdrawalStatement
+    from ledger.views.trace import Trace, WithdrawalStatement
 
 Withdrawn = Annotated[bool, option("What holds of each withdrawn contribution, and of all of them together.", "--withdrawn")]
 
@@ -60,7 +59,7 @@ def anchor_text(asked: Asked, *, pruned: bool) -> Iterator[Shown]:
 
 def shown_withdrawn(run: "Replay") -> Told:
     """Returns the statement about all withdrawn contributions."""
-    from ledger.views.withdrawn import withdrawal_statement
+    from ledger.views.trace import withdrawal_statement
 
     made = withdrawal_statement(run)
     return Told(_told_statement(made, run.header.delta), _statement_text(made))

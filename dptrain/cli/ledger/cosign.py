@@ -122,7 +122,7 @@ def merge(
     Example: `dptrain ledger merge ledger.db anna.note ben.note`
     """
     from ledger.note import MAX_NOTE_SIZE, SIGNATURE_COSIGNATURE_V1, open_note
-    from ledger.retention.statements import NAME_SUFFIX
+    from ledger.retention import NAME_SUFFIX
 
     named = [vkey for text in key or [] for vkey in verifier_keys(text)]
     given = [read_limited(path, MAX_NOTE_SIZE, "note") for path in notes]
@@ -148,7 +148,7 @@ def merged_into(
     ledger: str, given: list[bytes], named: list[str], ledger_key: Path | None, passphrase_file: Path | None, state: Path | None
 ) -> tuple[bytes, list[str]]:
     """Merges the lines of notes into a ledger's checkpoint, or that of an export; returns it and the keys that count."""
-    from ledger.retention.statements import summary_keys
+    from ledger.retention import summary_keys
 
     if Path(ledger).is_dir():
         return _merge_into_export(Path(ledger), given, named)
@@ -185,7 +185,7 @@ def _merge_into_export(export: Path, given: list[bytes], named: list[str]) -> tu
     from ledger.layout import CHECKPOINT, POLICY
     from ledger.note import merge_notes
     from ledger.proofs.prover import ExportReader
-    from ledger.retention.statements import summary_key
+    from ledger.retention import summary_key
     from ledger.trust import AUDITORS, parse_policy
 
     reader = ExportReader(export)

@@ -54,7 +54,7 @@ def monitor(
 
     Example: `dptrain ledger monitor export/ --key ledger.pub --attestations letters.attest --remember seen/`
     """
-    from ledger.proofs.admitted import read_admitted
+    from ledger.proofs.membership import read_admitted
     from ledger.proofs.monitoring import watch
 
     at = int(time.time()) if now is None else now

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from ledger.leaves import Leaf, SpendRow
     from ledger.log import Ledger
     from ledger.note import Checkpoint, Signature
-    from ledger.proofs.admitted import Admitted
-    from ledger.proofs.membership import Membership
+    from ledger.proofs.membership import Admitted, Membership
     from ledger.proofs.prover import Node
     from ledger.trust import TrustPolicy
 
@@ -111,8 +110,8 @@ def prove(
 
     Example: `dptrain ledger prove export/ mine.tlog-proof --contribution HASH`
     """
-    from ledger.proofs.tlog_proof import make_proof
-    from ledger.proofs.tlog_proof import verify_proof as verify
+    from ledger.proofs.single_leaf import make_proof
+    from ledger.proofs.single_leaf import verify_proof as verify
     from ledger.trust import auditors_policy
 
     beside = proof.with_name(proof.name + MEMBER_SUFFIX) if kind in (LeafKind.SPEND, LeafKind.SUMMARY) else None
@@ -165,8 +164,8 @@ def verify_proof(
     Example: `dptrain ledger verify-proof mine.tlog-proof --key ledger.pub`
     """
     from ledger.proofs.memory import HEADER, MAX_EVIDENCE_SIZE
-    from ledger.proofs.tlog_proof import verify_proof as verify
-    from ledger.retention.statements import summary_key
+    from ledger.proofs.single_leaf import verify_proof as verify
+    from ledger.retention import summary_key
 
     policy = read_trust(key or [], trust, quorum)
     data = read_limited(proof, MAX_EVIDENCE_SIZE, "proof")
@@ -174,7 +173,7 @@ def verify_proof(
         return _evidence(data, policy)
     given = None if leaf is None else _leaf_of(leaf)
     if data[:1] == RECEIPT_TAG:
-        from ledger.proofs.receipt import verify_receipt
+        from ledger.proofs.single_leaf import verify_receipt
 
         if given is None:
             raise typer.BadParameter("a receipt does not carry its leaf; give --leaf, the leaf or its proof file")
@@ -243,7 +242,7 @@ class ProofVerified(Result):
 
 def _receipt(found: _Found, checkpoint: "Checkpoint", key: Ed25519PrivateKey) -> bytes:
     from ledger.note import NoteSigner
-    from ledger.proofs.receipt import make_receipt
+    from ledger.proofs.single_leaf import make_receipt
 
     signer = NoteSigner(checkpoint.origin, key)
     if signer.vkey != found.log_vkey:
@@ -253,8 +252,14 @@ def _receipt(found: _Found, checkpoint: "Checkpoint", key: Ed25519PrivateKey) ->
 
 def _told_of_member(path: Path, leaf: "Leaf") -> dict[str, Any]:
     """Returns what a leaf says of a contribution, for reading, once it was verified that it is of this one."""
-    from ledger.proofs.admitted import HEADER, MAX_ADMITTED_SIZE, parse_admitted, verify_admitted
-    from ledger.proofs.membership import parse_membership, verify_membership
+    from ledger.proofs.membership import (
+        HEADER,
+        MAX_ADMITTED_SIZE,
+        parse_admitted,
+        parse_membership,
+        verify_admitted,
+        verify_membership,
+    )
 
     data = read_limited(path, MAX_ADMITTED_SIZE, "membership")
     if data.startswith(HEADER.encode()):
@@ -268,7 +273,7 @@ def _told_of_member(path: Path, leaf: "Leaf") -> dict[str, Any]:
 
 def _leaf_of(path: Path) -> bytes:
     """Returns a leaf from a file of its bytes, or from a proof file that carries it."""
-    from ledger.proofs.tlog_proof import HEADER, MAX_PROOF_SIZE, parse_proof
+    from ledger.proofs.single_leaf import HEADER, MAX_PROOF_SIZE, parse_proof
 
     data = read_limited(path, MAX_PROOF_SIZE, "leaf")
     return (parse_proof(data).extra or b"") if data.startswith(HEADER.encode()) else data
@@ -382,7 +387,7 @@ def _in_export(base: Path, wanted: _Wanted) -> _Found:
     from ledger.layout import POLICY
     from ledger.note import open_note, parse_checkpoint
     from ledger.proofs.prover import ExportReader
-    from ledger.retention.retained import named_by_withdrawals
+    from ledger.retention import named_by_withdrawals
     from ledger.trust import parse_policy
 
     reader = ExportReader(base)
@@ -443,7 +448,7 @@ def _in_ledger(place: Place, wanted: _Wanted) -> _Found:
 
 def _admitted(log: "Ledger", name: bytes) -> "Admitted":
     """Returns what shows that a contribution was admitted, under a SUMMARY leaf."""
-    from ledger.proofs.admitted import prove_admitted
+    from ledger.proofs.membership import prove_admitted
 
     shown, summarised = log.member(name), log.state.tally.summarised
     found = next((seq for aggregate, seq in summarised if shown is not None and aggregate.covers(shown.member.seq)), None)

@@ -58,7 +58,7 @@ def trace(
     Example: `dptrain ledger trace scan.png export-1/ export-2/ --key ledger-1.pub --key ledger-2.pub`
     """
     check_keys(is_anchor(contribution), pub, registry)
-    from ledger.proofs.admitted import read_admitted
+    from ledger.proofs.membership import read_admitted
     from ledger.proofs.tracing import open_exports, trace_over
 
     owner, vkeys = trusted(key, owner_key)
@@ -69,7 +69,7 @@ def trace(
     with counting(f"auditing {len(exports)} exports"):
         opened = open_exports(exports, vkeys, owner_key=owner, now=now)
     if asked is None:
-        asked = by_name(contribution, [item.opened.run.header for item in opened], **said)
+        asked = by_name(contribution, [item.run.header for item in opened], **said)
     found = trace_over(opened, asked.wanted, asked.signers, [read_admitted(path) for path in members or []])
     return Told(_as_json(found, asked), _text(found, asked))
 
@@ -107,7 +107,7 @@ def _as_json(found: "TracedOver", asked: Asked) -> dict[str, Any]:
 
 def _run_as_json(item: "TracedRun") -> dict[str, Any]:
     header, report = item.run.header, item.opened.report
-    told = {"export": str(item.asked.path), "corpus": header.policy.corpus} | pick(header, "origin run_id")
+    told = {"export": str(item.opened.given.path), "corpus": header.policy.corpus} | pick(header, "origin run_id")
     found = None if item.trace is None else trace_as_json(item.trace, item.run)
     return told | pick(item.run, "size", finished="closed") | pick(report, "verdict qualifiers") | {"found": found}
 
@@ -118,7 +118,7 @@ def _text(found: "TracedOver", asked: Asked) -> Iterator[Shown]:
     yield from anchor_text(asked, pruned=any(item.trace.pruned for item in found.runs if item.trace is not None))
     for item in found.runs:
         verdict = item.opened.report.verdict
-        where = f"  {item.origin}, {visible(str(item.asked.path))}"
+        where = f"  {item.origin}, {visible(str(item.opened.given.path))}"
         yield styled(f"bold {COLOURS.get(verdict, 'red')}", _headline(item), where)
         if item.lost:
             yield "another run says that its key was lost here: over all runs it counts with its whole plan"

@@ -14,7 +14,7 @@ from attest.gate import GateReport
 from attest.gate.reading import KeptReading
 from attest.policy import Policy, SignedPolicy
 from attest.registry import Registry
-from dptrain.accounting.support import unsupported
+from dptrain.accounting import unsupported
 from dptrain.cli.complete import class_counts
 from dptrain.cli.gate import ForLedger, Keeping, NoKeptReading, as_json, judge, sentences
 from dptrain.cli.inputs import (

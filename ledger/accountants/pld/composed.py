@@ -53,41 +53,22 @@ QUIET: Final = 4.0
 _COARSE_MU: Final = 10.0
 
 
-def epsilon(z: float, q: float, steps: int, delta: float, *, replace: bool = False) -> float:
-    """Returns epsilon of ``steps`` Gaussian releases with noise multiplier z, Poisson-sampled at rate q.
-
-    Guarantee:
-        An upper bound under zero-out (or add-or-remove-one) adjacency, both directions; with ``replace``, under content
-        replacement, where the two payloads may differ by twice the clip norm. Never above the unsampled Gaussian.
-    """
-    unsampled = epsilon_of_mu((2.0 if replace else 1.0) * math.sqrt(steps) / z, delta)
-    if q == 1.0 or z < UNSAMPLED_BELOW:
-        return unsampled
-    interval = INTERVAL * max(1.0, (COARSE_BELOW / z) ** 2)
-    phases = (Phase(z, q, steps),)
-    return min(unsampled, _composed(phases, phases, 0.0, interval, delta, replace))
-
-
 def epsilon_of_phases(phases: Sequence[Phase], delta: float, *, replace: bool = False) -> float:
     """Returns epsilon of heterogeneous phases, composed by convolving their loss distributions.
 
-    Guarantee:
-        An upper bound as `epsilon` gives, and for one phase the same bits. All distributions are of one direction at a
-        time, since a contribution is present, or null, in all phases alike; the larger of the two directions counts.
-        Phases that are not sampled are one Gaussian, by the exact formula where nothing else is left.
+    Guarantee: An upper bound under zero-out (or add-or-remove-one) adjacency, both directions; with ``replace``, under content
+    replacement, where the two payloads may differ by twice the clip norm. Never above the unsampled Gaussian. All distributions
+    are of one direction at a time, since a contribution is present, or null, in all phases alike; the larger of the two
+    directions counts. Phases that are not sampled are one Gaussian, by the exact formula where nothing else is left.
 
     Args:
         phases: in normal form (`phases.merged`), none empty, each with noise.
         delta: the delta of the policy.
         replace: content replacement in the place of zero-out.
 
-    Source:
-        Zhu, Dong and Wang (2022), Theorem 10 (dominating pairs compose); Balle and Wang (2018), Theorem 8.
+    Source: Zhu, Dong and Wang (2022), Theorem 10 (dominating pairs compose); Balle and Wang (2018), Theorem 8.
     """
-    if len(phases) == 1:
-        only = phases[0]
-        return epsilon(only.noise_multiplier, only.sampling_rate, only.steps, delta, replace=replace)
-    unsampled = epsilon_of_mu((2.0 if replace else 1.0) * math.sqrt(loss_of(phases)), delta)
+    unsampled = epsilon_of_mu((2.0 if replace else 1.0) * _mu(Counted(loss_of(phases), tuple(phases))), delta)
     sampled = [p for p in phases if p.sampling_rate < 1.0 and p.noise_multiplier >= UNSAMPLED_BELOW]
     if not sampled or math.isinf(unsampled):
         return unsampled
@@ -101,10 +82,15 @@ def epsilon_of_counted(participation: Counted, delta: float) -> float:
 
     Source: Balle and Wang (2018), Theorem 8; mu^2 of Gaussian mechanisms adds up (Dong, Roth and Su 2022, Corollary 3.3).
     """
+    return epsilon_of_mu(_mu(participation), delta)
+
+
+def _mu(participation: Counted) -> float:
+    """Returns mu of unsampled releases: of one phase alone without a rounded square between."""
     if len(participation.phases) == 1:
         only = participation.phases[0]
-        return epsilon_of_mu(math.sqrt(only.steps) / only.noise_multiplier, delta)
-    return epsilon_of_mu(math.sqrt(participation.loss), delta)
+        return math.sqrt(only.steps) / only.noise_multiplier
+    return math.sqrt(participation.loss)
 
 
 class Pld(Accountant):
@@ -114,15 +100,12 @@ class Pld(Accountant):
     replaces: ClassVar[bool] = True
 
     def sampled(self, phases: tuple[Phase, ...], delta: float, family: str, *, replace: bool = False) -> float:
-        """Returns `epsilon_of_phases`."""
         return epsilon_of_phases(phases, delta, replace=replace)
 
     def counted(self, participation: Counted, delta: float, family: str) -> float:
-        """Returns `epsilon_of_counted`."""
         return epsilon_of_counted(participation, delta)
 
     def describe(self) -> tuple[str, str, str]:
-        """Returns (library, version, parameters) for the header of a ledger."""
         return "dptrain", KERNEL, PARAMETERS
 
 

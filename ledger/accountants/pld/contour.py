@@ -21,7 +21,7 @@ from operator import itemgetter
 from typing import Any, Final
 
 from ledger.accountants.pld.losses import UNIT
-from ledger.accountants.pld.tilted import _erfcx, _power, _root
+from ledger.accountants.pld.tilted import power, tilt_at_epsilon
 
 _SPAN: Final = 9.5
 _STRIP: Final = 6.0
@@ -142,11 +142,7 @@ class Step:
         return self._place(tilt, reach)[2]
 
     def _points(self, tilt: float, reach: float, aside: float | None = None) -> tuple[Any, float, Any, Any]:
-        """Returns the points of the noise, their spacing, x/z - 1/2z^2, and log m.
-
-        Raises:
-            TooLong: there are too many.
-        """
+        """Returns the points of the noise, their spacing, x/z - 1/2z^2, and log m. Raises TooLong: there are too many."""
         import numpy as np
 
         low, spacing, count = self._place(tilt, reach, aside)
@@ -212,9 +208,8 @@ Held = Sequence[tuple[float, float, int]]
 def epsilon(held: Held, rest: float, interval: float, delta: float) -> float:
     """Returns epsilon of sampled steps and an unsampled Gaussian, the larger of both directions.
 
-    Guarantee:
-        Not below the exact epsilon under zero-out adjacency, whatever was rounded or left out: the divergence at the returned
-        value is computed with bounds on all errors, and found at most delta.
+    Guarantee: Not below the exact epsilon under zero-out adjacency, whatever was rounded or left out: the divergence at the
+    returned value is computed with bounds on all errors, and found at most delta.
 
     Args:
         held: phases as (z, q, steps), each with 0 < q < 1 and steps >= 1.
@@ -323,13 +318,7 @@ def _sum(steps: Sequence[Step], mu2: float, tilt: float, period: float) -> "_Sum
 
 def _saddle(steps: Sequence[Step], mu2: float, delta: float) -> tuple[float, float]:
     """Returns about the tilt under which the mean of the sum is epsilon, and that mean."""
-
-    def log_ratio(tilt: float) -> float:
-        total, mean, deviation = _moments(steps, mu2, tilt)
-        inner = _erfcx(tilt * deviation / math.sqrt(2.0)) - _erfcx((tilt + 1.0) * deviation / math.sqrt(2.0))
-        return total - tilt * mean + math.log(max(0.5 * inner, 1e-300)) - math.log(delta)
-
-    tilt = _root(log_ratio, 0.1)
+    tilt = tilt_at_epsilon(lambda tilt: _moments(steps, mu2, tilt), delta)
     return tilt, _moments(steps, mu2, tilt)[1]
 
 
@@ -400,7 +389,7 @@ def _product(
         with np.errstate(divide="ignore"):
             upper += step.steps * np.log(length + law.error)
             change += step.steps * np.log1p(law.error / length)
-        product *= _power(found, step.steps)
+        product *= power(found, step.steps)
     return product, np.exp(np.minimum(upper, 1.0)) * -np.expm1(-change)
 
 

@@ -61,13 +61,11 @@ def extent(z: float, q: float, replace: bool = False) -> tuple[float, float]:
 def one_step(z: float, q: float, interval: float, replace: bool = False) -> tuple[OneStep, ...]:
     """Returns distributions that dominate one Gaussian step with noise multiplier z sampled at rate q, one per direction.
 
-    Guarantee:
-        The exact loss distribution of N(0, z^2) against N(1, z^2) sampled at rate q, in the direction of removing and of
-        adding, is dominated by the exact masses of which ``probs`` are roundings; so it is for any number of steps. With
-        ``replace`` both worlds are sampled, and lie on either side of 0: one direction, as it is its own reverse.
+    Guarantee: The exact loss distribution of N(0, z^2) against N(1, z^2) sampled at rate q, in the direction of removing and of
+    adding, is dominated by the exact masses of which ``probs`` are roundings; so it is for any number of steps. With
+    ``replace`` both worlds are sampled, and lie on either side of 0: one direction, as it is its own reverse.
 
-    Source:
-        Doroshenko et al. (2022), Theorem 3.3, with masses as integrals of hat functions in e^loss.
+    Source: Doroshenko et al. (2022), Theorem 3.3, with masses as integrals of hat functions in e^loss.
     """
     import numpy as np
 

@@ -30,9 +30,8 @@ _ROUND: Final = 16
 def epsilon(parts: Sequence[tuple[OneStep, int]], interval: float, delta: float, most: int) -> float:
     """Returns epsilon at delta of a sum of losses: ``steps`` independent ones of every part.
 
-    Guarantee:
-        Not below the exact epsilon of what the parts dominate, whatever was lost to rounding: the divergence at the returned
-        value is computed with bounds on all errors, and found at most delta.
+    Guarantee: Not below the exact epsilon of what the parts dominate, whatever was lost to rounding: the divergence at the
+    returned value is computed with bounds on all errors, and found at most delta.
 
     Args:
         parts: distributions on one grid, with their numbers of steps, each >= 1.
@@ -74,8 +73,7 @@ def _alone(part: OneStep, interval: float, delta: float) -> float:
 def covers(parts: Sequence[tuple[OneStep, int]], interval: float, delta: float, at: float) -> bool:
     """Tells whether a bound without a transform shows that the divergence at ``at`` is at most delta; False says nothing.
 
-    Source:
-        (1 - e^-x)^+ <= e^(a x) a^a / (1 + a)^(1 + a) for every a > 0 (Canonne, Kamath and Steinke 2020, Proposition 12).
+    Source: (1 - e^-x)^+ <= e^(a x) a^a / (1 + a)^(1 + a) for every a > 0 (Canonne, Kamath and Steinke 2020, Proposition 12).
     """
     at -= math.fsum(steps * part.shift for part, steps in parts)
     infinite = math.fsum(steps * part.infinity for part, steps in parts) * (1.0 + 1e-9)
@@ -88,11 +86,18 @@ def covers(parts: Sequence[tuple[OneStep, int]], interval: float, delta: float, 
 
 
 def _tilt_for(parts: Sequence[tuple[OneStep, int]], interval: float, delta: float) -> float:
-    """Returns about the tilt under which the mean of the sum is epsilon: how tight a bound is depends on it, and no more."""
     coarse = [(*_coarse(part, interval), steps) for part, steps in parts]
+    return tilt_at_epsilon(lambda tilt: _moments(coarse, tilt), delta)
+
+
+def tilt_at_epsilon(moments: Callable[[float], tuple[float, float, float]], delta: float) -> float:
+    """Returns about the tilt under which the mean of a sum is epsilon: how tight a bound is depends on it, and no more.
+
+    `moments`: log of the mass of the tilted sum, its mean and its standard deviation, by the tilt.
+    """
 
     def log_ratio(tilt: float) -> float:
-        total, mean, deviation = _moments(coarse, tilt)
+        total, mean, deviation = moments(tilt)
         inner = _erfcx(tilt * deviation / math.sqrt(2.0)) - _erfcx((tilt + 1.0) * deviation / math.sqrt(2.0))
         return total - tilt * mean + math.log(max(0.5 * inner, 1e-300)) - math.log(delta)
 
@@ -285,7 +290,7 @@ def _convolved(scaled: Sequence[Any], steps: Sequence[int], size: int) -> tuple[
             change += n * np.log1p(bound / length)
         held = upper > FLOOR  # no factor exceeds 1 by more than rounding, so what is below stays there
         alive, upper, change = alive[held], upper[held], change[held]
-        product = product[held] * _power(transform[held], n)
+        product = product[held] * power(transform[held], n)
     largest = np.exp(np.minimum(upper, 1.0))
     off = np.full(size // 2 + 1, 2.0 * math.exp(FLOOR))
     off[alive] = largest * -np.expm1(-change)
@@ -297,7 +302,7 @@ def _convolved(scaled: Sequence[Any], steps: Sequence[int], size: int) -> tuple[
     return np.fft.irfft(spectrum, size), (1.01 * most, 1.01 * norm)
 
 
-def _power(base: Any, n: int) -> Any:
+def power(base: Any, n: int) -> Any:
     """Returns base^n by squaring: n - 1 products at most, off by 3 u each (Brent, Percival and Zimmermann 2007: sqrt 5 u)."""
     result = None
     while True:

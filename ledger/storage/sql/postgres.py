@@ -10,24 +10,29 @@ rows are there: the error says so, no step runs, and reopening tells.
 What the server says is believed no more than a file: the tree and the signer's record beside the run find out. The server
 must be set up to keep what it commits, which is asserted at opening; and a standby that is promoted without the last commits
 is behind the signer's record, and refused.
+
+Nothing here waits for ever. A server that does not acknowledge is given up by TCP; one that acknowledges and does not answer
+(a proxy that swallows what it is given, a commit that waits for a standby that is gone) by `Connection`, whose every wait has
+an end. Then the connection is closed, and the call fails as for any lost one: a commit without an answer may have happened.
 """
 
 import hashlib
-import os
-import socket
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any, Final, Literal
+import re
+import time
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
+from typing import Any, Final, Literal, TypeVar
 
+import psycopg
 import sqlalchemy as sa
+from psycopg.conninfo import conninfo_to_dict
 
-from ledger.errors import LedgerBusy, LedgerCorrupt, LedgerError, LedgerReplaced
+from ledger.errors import LedgerBusy, LedgerCorrupt, LedgerError, LedgerReplaced, StorageFailed
 from ledger.storage.place import Place
-from ledger.storage.sql.postgres_schema import FUNCTIONS, statements, writer_grants
-from ledger.storage.sql.postgres_server import engine_of, translated
-from ledger.storage.sql.statements import SqlSnapshot, SqlStore
-from ledger.storage.sql.tables import TABLES, tables
-from ledger.storage.store import Head, Row, check_head
+from ledger.storage.sql.schema import FUNCTIONS, TABLES, postgres_statements, tables, writer_grants
+from ledger.storage.sql.statements import SqlSnapshot, SqlStore, translating
+from ledger.storage.store import LOCK_TIMEOUT_SECONDS, Head, Row, check_head
 
 _COPY: Final = "COPY {schema}.entry (seq, kind, leaf, body) FROM STDIN (FORMAT BINARY)"
 _COPY_TYPES: Final = ("int8", "int4", "bytea", "bytea")
@@ -40,7 +45,7 @@ _WHERE: Final = sa.text("SELECT relnamespace::regnamespace::text FROM pg_catalog
 
 
 class PostgresStore(SqlStore):
-    """One schema of a PostgreSQL database; a `ledger.storage.store.Store`."""
+    """One schema of a PostgreSQL database."""
 
     def __init__(self, place: Place, engine: sa.Engine) -> None:
         """Use `create` or `open`."""
@@ -52,7 +57,6 @@ class PostgresStore(SqlStore):
     def create(cls, place: Place) -> "PostgresStore":
         """Creates an empty ledger, and its schema if that is missing; takes over one without a leaf, made for this writer."""
         store = cls(place, engine_of(place, read_only=False))
-        created = False
         try:
             store._lock()
             with store._transaction("creating the ledger") as connection:
@@ -62,19 +66,16 @@ class PostgresStore(SqlStore):
                 if found == "nothing":
                     store._make_tables(connection)
                 store._made_tables = found == "nothing"
-                store._take_over(connection, _holder())
+                store._take_over(connection)
                 store._watch(connection)
-            created = True
-            return store
-        finally:
-            if not created:
-                store.close()
+        except BaseException:
+            store.close()
+            raise
+        return store
 
     @classmethod
     def open(cls, place: Place, *, read_only: bool) -> "PostgresStore":
-        """Opens a ledger, as its only writer unless ``read_only``."""
         store = cls(place, engine_of(place, read_only=read_only))
-        opened = False
         try:
             if not read_only:
                 store._lock()
@@ -83,13 +84,12 @@ class PostgresStore(SqlStore):
                     raise LedgerError("MISSING", f"there is no ledger at {place.shown}")
                 store._check_version(connection)
                 if not read_only:
-                    store._take_over(connection, _holder())
+                    store._take_over(connection)
                     store._watch(connection)
-            opened = True
-            return store
-        finally:
-            if not opened:
-                store.close()
+        except BaseException:
+            store.close()
+            raise
+        return store
 
     @staticmethod
     def exists(place: Place) -> bool:
@@ -104,7 +104,6 @@ class PostgresStore(SqlStore):
 
     @staticmethod
     def set_aside(place: Place) -> str:
-        """Renames the schema of a ledger and returns the new name; nothing is deleted."""
         with _alone(place, "setting an unfinished ledger aside", read_only=False) as connection:
             number = 1
             while _schema_exists(connection, aside := f"{place.schema}_unfinished_{number}"):
@@ -114,7 +113,6 @@ class PostgresStore(SqlStore):
 
     @contextmanager
     def snapshot(self) -> Iterator[SqlSnapshot]:
-        """Opens one view of the whole ledger, which a writer elsewhere does not move."""
         with translated("reading the ledger"), self._engine.connect() as connection:
             connection.execution_options(isolation_level="REPEATABLE READ")
             yield SqlSnapshot(connection, self._tables)
@@ -187,7 +185,7 @@ class PostgresStore(SqlStore):
     def _make_tables(self, connection: sa.Connection) -> None:
         if not _schema_exists(connection, self.place.schema):
             connection.exec_driver_sql(f"CREATE SCHEMA {self.place.schema}")
-        for statement in statements(self.place.schema):
+        for statement in postgres_statements(self.place.schema):
             connection.exec_driver_sql(statement)
         self._fill(connection)
 
@@ -275,5 +273,149 @@ def _copy(connection: sa.Connection, statement: str, types: Sequence[str], rows:
             copy.write_row(row)
 
 
-def _holder() -> str:
-    return f"{socket.gethostname()} pid {os.getpid()}"
+_BUSY: Final = frozenset({"40001", "40P01", "55P03"})
+"""Serialization failure, deadlock, lock not available within ``lock_timeout``."""
+
+_CORRUPT_CLASSES: Final = frozenset({"23", "42", "XX", "P0"})
+"""A constraint or trigger refused, a table or column is not there, an index or page is broken."""
+
+_CONNECTION_CLASSES: Final = frozenset({"08", "57"})
+"""The connection failed, the server is shutting down or starting."""
+
+_QUERY: Final = re.compile(r"\nLINE [0-9]+: .*\n *\^")
+"""The place in a statement that a server points at: statements are this program's, and say nothing to its user."""
+
+_TIMED_OUT: Final = "57014"
+_NO_PRIVILEGE: Final = "42501"
+
+
+def translated(doing: str, *, committing: bool = False) -> AbstractContextManager[None]:
+    """Turns the database's errors into the ledger's. `committing`: a lost connection leaves open whether it happened."""
+    return translating(doing, psycopg.Error, partial(_typed, committing=committing))
+
+
+def _typed(doing: str, error: BaseException | None, *, committing: bool) -> LedgerError:
+    state = getattr(error, "sqlstate", None)
+    said = " ".join(_QUERY.sub("", str(error)).split())
+    if state is None or (state[:2] in _CONNECTION_CLASSES and state != _TIMED_OUT):
+        if committing:
+            return StorageFailed(
+                "COMMIT_UNKNOWN",
+                f"{doing}: the connection was lost during the commit ({said}), so the leaves may be in the ledger or not; no "
+                "step that they pay for may run; open the ledger again",
+            )
+        return StorageFailed("CONNECTION", f"{doing}: {said}; restore the connection, then open the ledger again")
+    if state in _BUSY:
+        return LedgerBusy("LOCKED", f"{doing}: another process holds the database ({said})")
+    if state == _NO_PRIVILEGE:
+        return StorageFailed("PRIVILEGE", f"{doing}: {said}; docs/storage.md tells what which role may do")
+    if state[:2] in _CORRUPT_CLASSES:
+        return LedgerCorrupt("DATABASE", f"{doing}: {said}")
+    return StorageFailed("STORAGE", f"{doing}: {said}; mend the server, then open the ledger again")
+
+
+STATEMENT_TIMEOUT_SECONDS: Final = 120
+"""Longest time of one statement. Reading a ledger takes many, one a batch; the server does not apply this to a commit."""
+
+CONNECT_TIMEOUT_SECONDS: Final = 10
+"""Longest time until the server answers."""
+
+LOST_AFTER_SECONDS: Final = 30
+"""A connection over which nothing is acknowledged for so long counts as lost: here, so that a run stops, and at the server, so
+that a writer that is gone gives up its lock."""
+
+SILENT_AFTER_SECONDS: Final = STATEMENT_TIMEOUT_SECONDS + LOST_AFTER_SECONDS
+"""A server that has not answered one message by then never will: it would have ended the statement itself."""
+
+MUST_BE_ON: Final = ("fsync", "full_page_writes", "synchronous_commit")
+"""Settings without which a commit may be forgotten."""
+
+_KEEPALIVES: Final = {
+    "keepalives_idle": LOST_AFTER_SECONDS // 3,
+    "keepalives_interval": LOST_AFTER_SECONDS // 6,
+    "keepalives_count": 4,
+}
+_SETTINGS: Final = {
+    "synchronous_commit": "on",
+    "statement_timeout": f"{STATEMENT_TIMEOUT_SECONDS}s",
+    "lock_timeout": f"{LOCK_TIMEOUT_SECONDS}s",
+    "tcp_user_timeout": f"{LOST_AFTER_SECONDS}s",
+    **{f"tcp_{name}": str(value) for name, value in _KEEPALIVES.items()},
+}
+
+_Answer = TypeVar("_Answer")
+
+
+class Connection(psycopg.Connection[Any]):
+    """A connection that counts as lost, and is closed, when one exchange takes longer than `SILENT_AFTER_SECONDS`."""
+
+    _given_up = False
+
+    def wait(self, gen: Generator[Any, Any, _Answer], *args: Any, **kwargs: Any) -> _Answer:
+        """Waits as psycopg does, which comes by every tenth of a second whether there is an answer or not."""
+        if self._given_up:
+            raise self._give_up()  # what cleans up after the first failure fails for the same reason
+        return super().wait(self._bounded(gen), *args, **kwargs)
+
+    def _give_up(self) -> psycopg.OperationalError:
+        self._given_up = True
+        self.close()
+        return psycopg.OperationalError(f"the server did not answer within {SILENT_AFTER_SECONDS} s")
+
+    def _bounded(self, exchange: Generator[Any, Any, _Answer]) -> Generator[Any, Any, _Answer]:
+        deadline = time.monotonic() + SILENT_AFTER_SECONDS
+        try:
+            awaited = next(exchange)
+            while True:
+                ready = yield awaited
+                # An answer that is there is read, however late: perhaps it was this process that was stopped meanwhile.
+                if not ready and time.monotonic() > deadline:
+                    raise self._give_up()
+                awaited = exchange.send(ready)
+        except StopIteration as answered:
+            return answered.value
+
+
+def engine_of(place: Place, *, read_only: bool) -> sa.Engine:
+    """Returns an engine of one connection, kept until the store is closed.
+
+    It is never replaced in silence: the lock would be lost with it.
+    """
+    arguments = _arguments(place)
+    made: list[object] = []
+
+    def connect() -> Connection:
+        if made:
+            raise StorageFailed("CONNECTION", f"the connection to {place.shown} was lost; open the ledger again")
+        with translated(f"connecting to {place.shown}"):
+            connection = Connection.connect(**arguments)
+            made.append(connection)
+            _settle(connection)
+            connection.read_only = read_only
+            return connection
+
+    return sa.create_engine("postgresql+psycopg://", creator=connect, poolclass=sa.pool.StaticPool)
+
+
+def _arguments(place: Place) -> dict[str, Any]:
+    """Returns what to connect with: the keys of the URL, over our defaults."""
+    try:
+        given: dict[str, Any] = dict(conninfo_to_dict(place.target))
+    except psycopg.ProgrammingError as error:
+        # libpq quotes what it cannot read, and that may be the password; a parameter that it does not know is not.
+        said = str(error).strip() if "query parameter" in str(error) else "libpq cannot read it"
+        raise LedgerError("URL", f"{place.shown} is no URL of a database: {said}") from None
+    defaults = {"connect_timeout": CONNECT_TIMEOUT_SECONDS, "application_name": "dptrain ledger"}
+    return defaults | {"tcp_user_timeout": LOST_AFTER_SECONDS * 1000} | _KEEPALIVES | given
+
+
+def _settle(connection: Connection) -> None:
+    """Gives the session our settings, over those of role, database and URL, and asserts that its commits last."""
+    connection.autocommit = True
+    for name, value in _SETTINGS.items():
+        connection.execute("SELECT pg_catalog.set_config(%s, %s, false)", (name, value))
+    for name in MUST_BE_ON:
+        (value,) = connection.execute(f"SHOW {name}").fetchone() or ("",)
+        if value != "on":
+            raise StorageFailed("NOT_DURABLE", f"the server has {name}={value}, so it may forget what it commits; set it to on")
+    connection.autocommit = False

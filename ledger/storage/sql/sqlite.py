@@ -5,16 +5,15 @@ Life of a leaf: (1) the writer holds ``<path>.lock`` (an advisory lock, released
 are inserted, each checked by a trigger to be the next one; (5) the frontier of the Merkle tree is stored beside the
 new size; (6) COMMIT with ``synchronous=FULL`` reaches the disk before the call returns; (7) before (2) and after (6) the files
 open are compared with those under the ledger's name (`ledger.storage.disks`). The triggers
-(`ledger.storage.sql.sqlite_triggers`) are a seat belt against accidents: whoever can write the file can drop them, and is found
+(`ledger.storage.sql.schema`) are a seat belt against accidents: whoever can write the file can drop them, and is found
 out by the tree.
 """
 
 import contextlib
 import fcntl
-import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -27,9 +26,8 @@ from ledger.merkle import Frontier
 from ledger.storage import fsck
 from ledger.storage.disks import FILES, OpenFiles, is_there, require_local
 from ledger.storage.place import Place
-from ledger.storage.sql.sqlite_triggers import TRIGGERS
-from ledger.storage.sql.statements import READ_BATCH, SqlSnapshot, SqlStore
-from ledger.storage.sql.tables import METADATA, tables
+from ledger.storage.sql.schema import METADATA, SQLITE, tables
+from ledger.storage.sql.statements import READ_BATCH, SqlSnapshot, SqlStore, translating
 from ledger.storage.store import LOCK_TIMEOUT_SECONDS, MAX_WRONG, Head, Row, check_head
 
 _INSERT_ENTRY: Final = "INSERT INTO entry (seq, kind, leaf, body) VALUES (?, ?, ?, ?)"
@@ -39,7 +37,7 @@ _TABLES: Final = "SELECT type, name, sql FROM sqlite_master"
 
 
 class SqliteStore(SqlStore):
-    """One SQLite file; a `ledger.storage.store.Store`."""
+    """One SQLite file."""
 
     def __init__(self, place: Place, engine: sa.Engine, lock: IO[bytes] | None) -> None:
         """Use `create` or `open`."""
@@ -50,7 +48,6 @@ class SqliteStore(SqlStore):
 
     @classmethod
     def create(cls, place: Place) -> "SqliteStore":
-        """Creates an empty ledger file; refuses an existing one."""
         path = Path(place.target)
         require_local(path)
         lock = _take_lock(path)
@@ -65,7 +62,7 @@ class SqliteStore(SqlStore):
             with store._transaction("creating the ledger") as connection:
                 _make_tables(connection)
                 store._fill(connection)
-                store._take_over(connection, _holder())
+                store._take_over(connection)
             store._watch(Frontier())
         except BaseException:
             store.discard()
@@ -74,7 +71,6 @@ class SqliteStore(SqlStore):
 
     @classmethod
     def open(cls, place: Place, *, read_only: bool) -> "SqliteStore":
-        """Opens a ledger file, as its only writer unless ``read_only``."""
         path = Path(place.target)
         with _translated("opening the ledger"):
             there = path.is_file()
@@ -87,7 +83,7 @@ class SqliteStore(SqlStore):
             with store._transaction("opening the ledger") as connection:
                 store._check_version(connection)
                 if not read_only:
-                    store._take_over(connection, _holder())
+                    store._take_over(connection)
                     with contextlib.suppress(LedgerCorrupt):  # whoever loads the ledger next says what is wrong with it
                         head = SqlSnapshot(connection, store._tables).head()
             if not read_only:
@@ -99,7 +95,6 @@ class SqliteStore(SqlStore):
 
     @staticmethod
     def exists(place: Place) -> bool:
-        """Tells whether something lies at the place of a ledger."""
         return is_there(Path(place.target))
 
     @staticmethod
@@ -113,7 +108,6 @@ class SqliteStore(SqlStore):
 
     @staticmethod
     def set_aside(place: Place) -> str:
-        """Renames a ledger file and returns the new name; nothing is deleted."""
         path = Path(place.target)
         aside = _free_name(path, "unfinished")
         for suffix in ("-wal", "-shm", ""):
@@ -124,7 +118,6 @@ class SqliteStore(SqlStore):
 
     @contextmanager
     def snapshot(self) -> Iterator[SqlSnapshot]:
-        """Opens one view of the whole file, which a writer elsewhere does not move."""
         with self._transaction("reading the ledger") as connection:
             yield SqlSnapshot(connection, self._tables)
 
@@ -187,12 +180,10 @@ class SqliteStore(SqlStore):
         )
 
     def discard(self) -> None:
-        """Closes and removes a ledger that could not be created whole; only for the one who has just created it."""
         self.close()
         _remove(Path(self.place.target))
 
     def close(self) -> None:
-        """Closes the file and gives up the writer's lock."""
         super().close()
         if self._lock is not None:
             lock, self._lock = self._lock, None
@@ -283,8 +274,8 @@ def _text(kind: str, name: str, sql: str | None) -> str:
 
 def _make_tables(connection: sa.Connection) -> None:
     METADATA.create_all(connection)
-    for trigger in TRIGGERS:
-        connection.exec_driver_sql(trigger)
+    for statement in SQLITE:
+        connection.exec_driver_sql(statement)
 
 
 @cache
@@ -310,10 +301,6 @@ def _remove(path: Path) -> None:
     """Removes a database with what SQLite keeps beside it."""
     for suffix in FILES:
         Path(f"{path}{suffix}").unlink(missing_ok=True)
-
-
-def _holder() -> str:
-    return f"pid {os.getpid()}"
 
 
 def _take_lock(path: Path) -> IO[bytes]:
@@ -359,17 +346,8 @@ def _engine(path: Path, *, read_only: bool) -> sa.Engine:
     return engine
 
 
-@contextmanager
-def _translated(doing: str) -> Iterator[None]:
-    """Turns SQLite's and the system's errors into the ledger's."""
-    try:
-        yield
-    except sa.exc.DBAPIError as error:
-        raise _typed(doing, error.orig) from error
-    except sqlite3.Error as error:
-        raise _typed(doing, error) from error
-    except OSError as error:
-        raise StorageFailed("IO", f"{doing}: {error.strerror or error}") from error
+def _translated(doing: str) -> AbstractContextManager[None]:
+    return translating(doing, sqlite3.Error, _typed)
 
 
 def _typed(doing: str, error: BaseException | None) -> LedgerError:

@@ -4,19 +4,21 @@
 begins and ends, how a head is locked and compared, how many rows go in at once, and how equal terms are found.
 """
 
+import os
+import socket
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final, TypeVar
 
 import sqlalchemy as sa
 
-from ledger.errors import LedgerCorrupt, LedgerError, ProofError
+from ledger.errors import LedgerCorrupt, LedgerError, ProofError, StorageFailed
 from ledger.leaves.attestations import orphans, pack
 from ledger.merkle import Frontier
 from ledger.storage.place import Place
-from ledger.storage.sql.tables import Tables
-from ledger.storage.store import EMPTY_HEAD, SCHEMA_VERSION, Aggregated, Attested, Row, found_terms
+from ledger.storage.sql.schema import Tables
+from ledger.storage.store import EMPTY_HEAD, SCHEMA_VERSION, Aggregated, Attested, Row, Snapshot, Store, found_terms
 from ledger.tiles import Subtree
 
 READ_BATCH: Final = 4_096
@@ -36,8 +38,23 @@ def _stored(kind: type[_Value], value: object) -> _Value:
     return value
 
 
-class SqlSnapshot:
-    """Reads what the database held at one moment; valid inside `SqlStore.snapshot`."""
+@contextmanager
+def translating(
+    doing: str, driver: type[Exception], typed: Callable[[str, BaseException | None], LedgerError]
+) -> Iterator[None]:
+    """Turns errors of the database, by what its driver raises, and of the system into the ledger's."""
+    try:
+        yield
+    except sa.exc.DBAPIError as error:
+        raise typed(doing, error.orig) from error
+    except driver as error:
+        raise typed(doing, error) from error
+    except OSError as error:
+        raise StorageFailed("IO", f"{doing}: {error.strerror or error}") from error
+
+
+class SqlSnapshot(Snapshot):
+    """Reads what the database held at one moment."""
 
     def __init__(self, connection: sa.Connection, known: Tables) -> None:
         """Takes a connection inside a transaction."""
@@ -45,7 +62,6 @@ class SqlSnapshot:
         self._tables = known
 
     def head(self) -> Frontier:
-        """Returns the stored size and frontier."""
         head = self._tables.head
         row = self._connection.execute(sa.select(head.c.size, head.c.frontier)).one_or_none()
         if row is None:
@@ -56,7 +72,6 @@ class SqlSnapshot:
             raise LedgerCorrupt("HEAD", f"the stored head is not one of a tree: {error.sentence}") from error
 
     def rows(self) -> Iterator[Row]:
-        """Yields all rows in order of seq."""
         entry = self._tables.entry
         for seq, kind, leaf, body, level in self._streamed(entry, "seq", "kind", "leaf", "body", "level"):
             if type(leaf) not in _BLOBS or type(body) not in _BLOBS or type(level) is not int:
@@ -64,37 +79,30 @@ class SqlSnapshot:
             yield Row(seq, kind, leaf or b"", body or b"", level)
 
     def checkpoints(self) -> dict[int, bytes]:
-        """Returns all stored checkpoint notes by size."""
         checkpoint = self._tables.checkpoint
         query = sa.select(checkpoint.c.size, checkpoint.c.note).order_by(checkpoint.c.size)
         return {_stored(int, row.size): _stored(bytes, row.note) for row in self._connection.execute(query)}
 
     def pruned_before(self) -> int:
-        """Returns the position below which bodies may be gone."""
         return _stored(int, self._connection.scalar(sa.select(self._tables.head.c.pruned_before)) or 0)
 
     def hashes_before(self) -> int:
-        """Returns the position below which leaf hashes of pruned leaves may be gone."""
         return _stored(int, self._connection.scalar(sa.select(self._tables.head.c.hashes_before)) or 0)
 
     def aggregates(self) -> Iterator[Aggregated]:
-        """Yields all aggregates in order of their leaves."""
         for first, past, seq, record in self._streamed(self._tables.aggregate, "first", "past", "summary_seq", "record"):
             yield Aggregated(_stored(int, first), _stored(int, past), _stored(int, seq), _stored(bytes, record))
 
     def terms(self) -> Iterator[tuple[int, bytes]]:
-        """Yields numbers and bytes of all common terms, in order; b"" where pruning has emptied them."""
         for number, data in self._streamed(self._tables.terms, "number", "data"):
             yield number, b"" if data is None else _stored(bytes, data)
 
     def terms_at(self, numbers: Sequence[int]) -> list[bytes]:
-        """Returns the bytes of common terms, in the order of the numbers."""
         terms = self._tables.terms
         rows = self._connection.execute(sa.select(terms.c.number, terms.c.data).where(terms.c.number.in_(numbers)))
         return found_terms(numbers, {row.number: row.data and _stored(bytes, row.data) for row in rows})
 
     def attestations(self) -> Iterator[tuple[int, bytes]]:
-        """Yields positions of ADMIT leaves and what is kept of their attestations, in order."""
         for seq, data in self._streamed(self._tables.attestation, "seq", "data"):
             yield seq, _stored(bytes, data)
 
@@ -104,8 +112,8 @@ class SqlSnapshot:
         return self._connection.execute(query, execution_options=_STREAMED)
 
 
-class SqlStore(ABC):
-    """An open database; with its own methods a `ledger.storage.store.Store`."""
+class SqlStore(Store, ABC):
+    """An open database with SQL."""
 
     def __init__(self, place: Place, engine: sa.Engine, known: Tables) -> None:
         """Takes an engine of one connection; a database's `create` and `open` make it."""
@@ -151,7 +159,6 @@ class SqlStore(ABC):
     def append(
         self, rows: Sequence[Row], frontier: Frontier, note: bytes | None = None, attested: Sequence[Attested] = ()
     ) -> None:
-        """Appends rows and attestations, all or none, durable when it returns."""
         known, expected = self._tables, frontier.size - len(rows)
         with self._writing("appending") as connection:
             self._check_fence(connection, expected)
@@ -170,7 +177,6 @@ class SqlStore(ABC):
         self._left = frontier.copy()
 
     def put_note(self, size: int, note: bytes) -> None:
-        """Replaces a stored note by itself with signature lines appended."""
         checkpoint = self._tables.checkpoint
         with self._writing("storing signatures") as connection:
             self._check_fence(connection, None)
@@ -229,7 +235,6 @@ class SqlStore(ABC):
                 raise LedgerCorrupt("PRUNE", f"of {expected} leaves whose hashes go, {found} are there")
 
     def close(self) -> None:
-        """Closes the connection."""
         self._engine.dispose()
 
     def _fill(self, connection: sa.Connection) -> None:
@@ -247,9 +252,9 @@ class SqlStore(ABC):
             sentence = f"{self.place.shown} has schema {version!r}, this version reads {SCHEMA_VERSION!r}"
             raise LedgerCorrupt("SCHEMA", f"{sentence}; use the one that wrote it")
 
-    def _take_over(self, connection: sa.Connection, holder: str) -> None:
+    def _take_over(self, connection: sa.Connection) -> None:
         """Makes this the writer: its fence is larger than every one before it."""
-        lease = self._tables.lease
+        lease, holder = self._tables.lease, f"{socket.gethostname()} pid {os.getpid()}"
         bump = sa.update(lease).values(fence=lease.c.fence + 1, holder=holder).returning(lease.c.fence)
         self.fence = connection.scalar(bump) or 0
 

@@ -113,7 +113,7 @@ def _judged(name: str, attestation: Attestation | None, *, now: int = NOW, conte
 
 def attestations() -> Iterator[Row]:
     """Yields attestations, each judged by itself: nothing was admitted or withdrawn before."""
-    yield _judged("the example of docs/formats.md", signed())
+    yield _judged("the example of docs/formats", signed())
     for number, changes in enumerate(TRICKY):
         if "content hash" not in changes:
             yield _judged(f"fields that look like others, {number}", signed(changes))

@@ -149,7 +149,7 @@ def epsilons(accountant: str) -> Iterator[Row]:
 
 
 def ordinary(phases: list[tuple[float, float, int]], delta: float, epsilon: float) -> bool:
-    """Whether the error of docs/formats.md, "Epsilon", is the small one."""
+    """Whether the error of docs/formats, "Epsilon", is the small one."""
     sampled = [(z, q) for z, q, _ in phases if q < 1.0 and z >= UNSAMPLED_BELOW]
     rest = sum(steps / (z * z) for z, q, steps in phases if q == 1.0 or z < UNSAMPLED_BELOW)
     interval = INTERVAL * max(1.0, rest / 100.0 if len(phases) > 1 else 1.0, *((COARSE_BELOW / z) ** 2 for z, _ in sampled))

@@ -6,10 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from ledger.audit import AuditReport, verify_export
-from ledger.audit.earlier import verify_with_earlier
-from ledger.audit.files import Export
-from ledger.audit.replaying import begin, follow
-from ledger.replay.expenditure import Expenditure
+from ledger.audit.given import Export, begin, follow
+from ledger.replay.state import Expenditure
 from tests.vectors.conformance.honest import Pins
 from tests.vectors.conformance.written import Files, put
 
@@ -35,7 +33,7 @@ def audit(
     if not earlier:
         return verify_export(export, pins.log, **brought)
     others = [put(other, directory.with_name(f"earlier-{number}")) for number, other in enumerate(earlier)]
-    return verify_with_earlier(export, pins.log, others, **brought)
+    return verify_export(export, pins.log, earlier=others, **brought)
 
 
 def judged(

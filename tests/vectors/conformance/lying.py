@@ -27,7 +27,7 @@ from ledger.merkle import HASH_SIZE, leaf_hash, root
 from ledger.note import checkpoint_text, open_note, sign_note
 from ledger.proofs.prover import HashTree, tree_root
 from ledger.replay.summaries import Aggregate
-from ledger.retention.retained import MEMBER, is_stand_in
+from ledger.retention import MEMBER, is_stand_in
 from tests.attacks.test_ledger_attacks_depth import lying as lying_header
 from tests.attacks.test_ledger_attacks_spend import less
 from tests.attacks.test_ledger_attacks_times import forged_cosignature, shifted

@@ -16,11 +16,18 @@ from ledger.errors import LedgerError
 from ledger.leaves import decode_leaf, encode_leaf
 from ledger.merkle import leaf_hash, root
 from ledger.note import Checkpoint, NoteSigner, checkpoint_text, open_note, parse_checkpoint, sign_note
-from ledger.proofs.admitted import Admitted, parse_admitted, prove_admitted, verify_admitted
-from ledger.proofs.membership import Membership, find_membership, parse_membership, verify_membership
+from ledger.proofs.membership import (
+    Admitted,
+    Membership,
+    find_membership,
+    parse_admitted,
+    parse_membership,
+    prove_admitted,
+    verify_admitted,
+    verify_membership,
+)
 from ledger.proofs.prover import HashTree, tree_root
-from ledger.proofs.receipt import make_receipt, verify_receipt
-from ledger.proofs.tlog_proof import TlogProof, make_proof, verify_proof
+from ledger.proofs.single_leaf import TlogProof, make_proof, make_receipt, verify_proof, verify_receipt
 from ledger.release.manifest import Manifest, open_manifest
 from ledger.replay.summaries import Aggregate, Member
 from ledger.trust import TrustPolicy, auditors_policy

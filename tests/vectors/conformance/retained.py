@@ -13,7 +13,7 @@ from ledger.merkle import leaf_hash, root
 from ledger.note import checkpoint_text, sign_note
 from ledger.proofs.prover import HashTree, tree_root
 from ledger.replay.summaries import Aggregate, Member, set_root
-from ledger.retention.retained import is_stand_in
+from ledger.retention import is_stand_in
 from tests.vectors.conformance.honest import PrunedRun, Run, ended, four, plain
 from tests.vectors.conformance.lies import Lie
 from tests.vectors.conformance.lying import file_gone, inserted, on_leaves, position_of, say, told

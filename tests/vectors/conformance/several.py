@@ -10,7 +10,7 @@ from typing import Any, Final
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ledger.accountants import to_micro_up
-from ledger.audit.earlier import earlier_run
+from ledger.audit.verify import earlier_run
 from ledger.leaves.header import COMPROMISED, SPENT
 from ledger.log import Ledger
 from ledger.note import NoteSigner

@@ -1,14 +1,11 @@
-"""Writes what the documentation says of signed documents from their declarations: ``python -m attest.pages docs``.
+"""Writes what the documentation says of signed documents from their declarations.
 
 The parts are tables of settings, tables of bytes, and CDDL (RFC 8610). Here stand those of the policy and of what contributors
-sign; `ledger.pages` makes those of a ledger with the functions of this file. Tests compare the pages with what is written here,
-so that neither says what the other does not.
+sign; `tests.pages.leaves` makes those of a ledger with the functions of this file.
 """
 
 import re
-import sys
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Any, Final
 
 from attest.corpus.anchor import ContentAnchor
@@ -27,13 +24,6 @@ _TABLE: Final = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
 
 Pages = Mapping[str, Callable[[str], str]]
 """Pages that say what is declared, by name, each with what writes its parts again."""
-
-
-def write_pages(pages: Pages, folder: str) -> None:
-    """Writes the pages of a folder again."""
-    for name, write in pages.items():
-        path = Path(folder) / name
-        path.write_text(write(path.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def with_tables(page: str, heading: str, tables: Iterable[str]) -> str:
@@ -291,7 +281,7 @@ def policy_cddl() -> str:
     words = [kind for kind in (k.kind if isinstance(k, Many) else k for k in named) if isinstance(kind, Named)]
     return "\n".join(
         [
-            f"; Written from the declaration (python -m attest.pages docs).\n{cddl_map(Policy)}",
+            f"; Written from the declaration (python -m tests.pages).\n{cddl_map(Policy)}",
             "; From this step on, up to the next phase, the noise is that of the presets times a scale in units of 1e-6.\n"
             + cddl_row(NoisePhase),
             "; In units of 1e-6; without them one clip norm binds over all blocks of a class.\n" + budgets,
@@ -321,14 +311,17 @@ def _unbuilt_rows() -> list[tuple[str, str, str, str]]:
     return rows
 
 
-def formats_page(page: str) -> str:
-    """Returns formats.md with the tables that are declared."""
-    attestation = [fields_table("of the", {"descriptor": SignedDescriptor}), fields_table("of the", {"opening": Opening})]
-    page = with_tables(page, "Policy", [bytes_table(Policy), bytes_table(ClassRule)])
-    page = with_tables(page, "Attestation", attestation)
+def attestation_page(page: str) -> str:
+    """Returns formats/attestation.md with the tables that are declared."""
+    tables = [fields_table("of the", {"descriptor": SignedDescriptor}), fields_table("of the", {"opening": Opening})]
+    return with_tables(page, "Attestation", tables)
+
+
+def corpus_page(page: str) -> str:
+    """Returns formats/corpus.md with the tables that are declared."""
     page = with_tables(page, "Content anchor", [fields_table("of the", {"anchor": ContentAnchor})])
     page = with_tables(page, "Withdrawal", [fields_table("of the", {"withdrawal": Withdrawal})])
-    return with_tables(page, "Registry", registry_tables())
+    return with_tables(page, "Policy", [bytes_table(Policy), bytes_table(ClassRule)])
 
 
 def registry_tables() -> list[str]:
@@ -349,7 +342,7 @@ def registry_cddl() -> str:
     names = [act.CDDL for act in ACTIONS]
     return "\n".join(
         [
-            f"; Written from the declaration (python -m attest.pages docs).\n{cddl_map(Entry)}",
+            f"; Written from the declaration (python -m tests.pages).\n{cddl_map(Entry)}",
             f"{ACTION.cddl} = {' / '.join(names)}\n",
             *(f"; {said_of(act)}\n{cddl_row(act)}" for act in ACTIONS),
             f"cap = 0..{MAX_COUNT}\n" + "".join(f"{name}-or-nil = {name} / nil\n" for name in nil),
@@ -368,8 +361,10 @@ def cddl_page(page: str) -> str:
     return with_section(page, "registry", registry_cddl())
 
 
-PAGES: Final[Pages] = {"policy.md": policy_page, "formats.md": formats_page, "attestation.cddl": cddl_page}
-
-
-if __name__ == "__main__":
-    write_pages(PAGES, sys.argv[1])
+PAGES: Final[Pages] = {
+    "policy.md": policy_page,
+    "formats/attestation.md": attestation_page,
+    "formats/corpus.md": corpus_page,
+    "formats/registry.md": lambda page: with_tables(page, "Registry", registry_tables()),
+    "attestation.cddl": cddl_page,
+}

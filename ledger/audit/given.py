@@ -1,22 +1,26 @@
-"""Turns a directory into authenticated leaves: which files are there, and whether they hash to the signed root.
+"""Reads an export that was given: its files, the leaves that hash to the signed root, and what these mean when replayed.
 
 An export is read twice, a file at a time: `Export.leaves` folds every entry bundle to the root of its tile and holds only
 these, so that memory does not grow with the leaves; iterating over what it returns reads the bundles again for their meaning,
 and folds each again, since the directory may lie where others write.
 """
 
+import hashlib
 import os
 import stat
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice, takewhile
+from functools import lru_cache
+from itertools import islice, pairwise, takewhile
 from pathlib import Path
 from typing import Final
 
 from ledger import layout, tiles
-from ledger.audit.findings import Report
-from ledger.errors import ExportChanged, NoteError, ProofError
-from ledger.merkle import leaf_hash
+from ledger.audit.findings import AuditReport, Report
+from ledger.errors import ExportChanged, LeafRefused, NoteError, ProofError
+from ledger.leaves import Header, Leaf, decode_leaf
+from ledger.merkle import Frontier, leaf_hash
 from ledger.note import (
     SIGNATURE_ED25519,
     Checkpoint,
@@ -27,7 +31,7 @@ from ledger.note import (
     parse_verifier_key,
     peek_checkpoint,
 )
-from ledger.retention.retained import is_stand_in
+from ledger.retention import RetainedReplay, is_stand_in, named_by_withdrawals
 from ledger.tiles import KeptNodes, Subtree, Subtrees, root_over
 
 
@@ -392,3 +396,131 @@ def _claimed(data: bytes, keys: list[str]) -> Checkpoint | None:
 
 def _split(tile: bytes) -> Iterator[bytes]:
     return (tile[at : at + layout.HASH_SIZE] for at in range(0, len(tile), layout.HASH_SIZE))
+
+
+KEPT_TILES: Final = 64
+"""Bundles of which the leaf hashes are kept: some megabytes."""
+
+
+class Roots:
+    """Computes roots by size; each costs what lies in the last tile, whatever lies before it."""
+
+    def __init__(self, leaves: Leaves) -> None:
+        """Takes authenticated leaves."""
+        self._leaves = leaves
+        self._tiles = [Frontier()]  # over the first tiles: none, one, two ...
+        self._hashes = lru_cache(KEPT_TILES)(self._of_tile)
+
+    def at(self, size: int) -> bytes:
+        """Returns the root over the first ``size`` leaves. Raises ExportChanged, ProofError: as `Leaves.root_at`."""
+        if self._leaves.export.nodes is not None:  # some tiles are in one kept node together
+            return self._leaves.root_at(size)
+        whole, rest = divmod(size, layout.TILE_WIDTH)
+        while len(self._tiles) <= whole:
+            frontier = self._tiles[-1].copy()
+            first = frontier.size
+            for piece in self._leaves.between(first, first + layout.TILE_WIDTH):
+                frontier.append(piece.hash, piece.level)
+            self._tiles.append(frontier)
+        found = self._tiles[whole].copy()
+        if rest:
+            found.extend(self._hashes(whole)[:rest])
+        return found.root()
+
+    def _of_tile(self, n: int) -> list[bytes]:
+        """Returns leaf hashes of a tile, asked for in halves: a whole one is told by its root alone."""
+        first, half = n * layout.TILE_WIDTH, layout.TILE_WIDTH // 2
+        edges = [min(place, self._leaves.size) for place in (first, first + half, first + 2 * half)]
+        return [piece.hash for low, high in pairwise(edges) for piece in self._leaves.between(low, high)]
+
+
+def begin(leaves: Leaves, *, recompute: bool = True) -> RetainedReplay:
+    """Returns a replay behind leaf 0 of these.
+
+    Recorded epsilons are computed again unless an audit did that before. Raises LeafRefused: code HEADER, the first leaf is
+    none; or a WITHDRAW leaf cannot be read.
+    """
+    header = decode_leaf(next(iter(leaves)))
+    if not isinstance(header, Header):
+        raise LeafRefused("HEADER", "the first leaf is not a header", seq=0)
+    names = named_by_withdrawals(leaves) if leaves.retained else {}
+    run = RetainedReplay(header, Roots(leaves).at, recompute=recompute, names=names)
+    run.tally.pieces = leaves.between
+    return run
+
+
+def lookup(leaves: Leaves) -> Callable[[int], Leaf | None]:
+    """Returns a function that gives the leaf at a position, None where its body was pruned; it holds one bundle. What it
+    returns raises LeafRefused, ExportChanged: the leaf cannot be read."""
+    held: dict[int, list[bytes]] = {}
+
+    def at(seq: int) -> Leaf | None:
+        n, within = divmod(seq, layout.TILE_WIDTH)
+        if n not in held:
+            held.clear()
+            held[n] = leaves.tile(n)
+        data = held[n][within]
+        return None if seq < leaves.retained and is_stand_in(data) else decode_leaf(data)
+
+    return at
+
+
+def follow(run: RetainedReplay, leaves: Leaves, end: int | None = None) -> Iterator[tuple[Leaf, list[LeafRefused]]]:
+    """Applies the leaves behind those that the run has seen, up to `end`; yields each, or what means it where it was pruned,
+    with what contradicts the leaves before it. Raises LeafRefused: a leaf cannot be read, so that nothing behind it can be
+    judged; ExportChanged, ProofError: roots cannot be made."""
+    for data in islice(leaves, run.size, end):
+        if run.size < leaves.retained and is_stand_in(data):
+            yield run.stand_in(data)
+        else:
+            leaf = decode_leaf(data)
+            yield leaf, run.apply(leaf)
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Holds an export that was given: its leaves under the root that it claims, and the SHA-256 of leaf 0, by which a ledger is
+    known."""
+
+    path: Path
+    leaves: Leaves
+    header: Header
+    digest: bytes
+
+    @property
+    def gone(self) -> int:
+        """Counts its leaves that have lost their bodies."""
+        return sum(map(is_stand_in, islice(self.leaves, self.leaves.retained)))
+
+    def require(self, report: AuditReport) -> None:
+        """Holds the leaves against those of which an audit said that they are signed: others may write there. Raises
+        ExportChanged: code CHANGED, they are others."""
+        if (report.size, report.root_hex) != (self.leaves.size, self.leaves.root_at(self.leaves.size).hex()):
+            raise ExportChanged("CHANGED", f"{self.path} changed while it was audited; audit a copy that nobody writes")
+
+    def run(self, end: int | None = None) -> RetainedReplay:
+        """Returns the run over its first leaves, up to `end`. They were verified before, so recorded epsilons are not computed
+        again."""
+        run = begin(self.leaves, recompute=False)
+        deque(follow(run, self.leaves, end), maxlen=0)
+        return run
+
+
+def read_export(path: Path) -> Given:
+    """Reads an export under the root that it claims; who signed that is for the audit. Raises LeafRefused: code EARLIER, it is
+    no whole export; HEADER, its first leaf is no header."""
+    faults: list[str] = []
+    export = Export(path, lambda code, where, sentence: faults.append(f"{where}: {sentence}"))
+    data = export.read(layout.CHECKPOINT) if export.scan() else None
+    try:
+        checkpoint = None if data is None else peek_checkpoint(data)
+    except NoteError as error:
+        raise LeafRefused("EARLIER", f"{path} is no whole export: {layout.CHECKPOINT}: {error.sentence}") from error
+    leaves = export.leaves(checkpoint) if checkpoint is not None and export.check_names(checkpoint.size) else None
+    first = None if leaves is None else next(iter(leaves), None)
+    if leaves is None or first is None:
+        raise LeafRefused("EARLIER", f"{path} is no whole export: {faults[0] if faults else 'it has no leaf'}")
+    header = decode_leaf(first)
+    if not isinstance(header, Header):
+        raise LeafRefused("HEADER", f"the first leaf of {path} is not a header", seq=0)
+    return Given(path, leaves, header, hashlib.sha256(first).digest())

@@ -1,13 +1,8 @@
-"""Writes what the documentation says of the documents of a ledger from their declaration: ``python -m ledger.pages docs``.
+"""Writes what the documentation says of the documents of a ledger from their declarations."""
 
-A test compares the pages with what is written here, so that neither says what the other does not.
-"""
-
-import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
-from attest.pages import Pages, cddl_map, cddl_row, fields_table, said_of, table, with_section, with_tables, write_pages
 from attest.schema import declarations
 from attest.schema.quick import Array, Row
 from ledger.leaves import Header
@@ -15,19 +10,28 @@ from ledger.leaves.codec import RECORDS
 from ledger.release.contents import FORMS
 from ledger.release.manifest import ISSUER, Manifest
 from ledger.replay.summaries import MAX_AGGREGATE_SIZE, Aggregate, Member
+from tests.pages.documents import Pages, cddl_map, cddl_row, fields_table, said_of, table, with_section, with_tables
 
-_WRITTEN: Final = "; Written from the declaration (python -m ledger.pages docs).\n"
+_WRITTEN: Final = "; Written from the declaration (python -m tests.pages).\n"
 _LEAVES: Final[tuple[type[Any], ...]] = (Header, *sorted(RECORDS.values(), key=lambda leaf: leaf.KIND))
 
 
-def formats_page(page: str) -> str:
-    """Returns formats.md with the tables that are declared."""
+def ledger_page(page: str) -> str:
+    """Returns formats/ledger.md with the tables that are declared."""
     leaves = {f"{leaf.KIND} {leaf.__name__.upper()}": leaf for leaf in _LEAVES}
     kinds = [(*name.split(), said_of(leaf)) for name, leaf in leaves.items()]
     tables = [table(("kind", "name", "what it says"), kinds), fields_table("leaf", leaves, least=3), rows_table(leaves)]
-    page = with_tables(page, "Leaves", tables)
+    return with_tables(page, "Leaves", tables)
+
+
+def runs_page(page: str) -> str:
+    """Returns formats/runs.md with the tables that are declared."""
     records = fields_table("row", {"aggregate": Aggregate, "member record": Member}, key="place")
-    page = with_tables(page, "Retention", [records])
+    return with_tables(page, "Retention", [records])
+
+
+def release_page(page: str) -> str:
+    """Returns formats/release.md with the tables that are declared."""
     manifest = {"manifest": Manifest}
     return with_tables(page, "Release", [fields_table("of the", manifest), rows_table(manifest)])
 
@@ -71,8 +75,9 @@ def rows_in(cls: type) -> dict[str, type]:
     return found
 
 
-PAGES: Final[Pages] = {"formats.md": formats_page, "ledger.cddl": cddl_page}
-
-
-if __name__ == "__main__":
-    write_pages(PAGES, sys.argv[1])
+PAGES: Final[Pages] = {
+    "formats/ledger.md": ledger_page,
+    "formats/runs.md": runs_page,
+    "formats/release.md": release_page,
+    "ledger.cddl": cddl_page,
+}

@@ -1,12 +1,18 @@
-"""Makes opacus's PRV accountant the source of the accountant `prv`. Importing this imports neither opacus nor torch."""
+"""Adds to `ledger.accountants` what training has: opacus's PRV accountant as the source of `prv`, and what has no accounting.
+
+Importing this imports neither opacus nor torch, so that the command line refuses a policy before anything is signed.
+"""
 
 import math
 import warnings
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ledger import accountants
 from ledger.accountants import Phase, renyi
+
+if TYPE_CHECKING:
+    from attest.policy import Policy
 
 EPS_ERROR: Final = 0.01
 """Half width of the error bars in epsilon that the library is asked for; what it returns is their upper end."""
@@ -108,3 +114,25 @@ def points(phases: Sequence[Phase], delta: float) -> float:
     steps = sum(phase.steps for phase in phases)
     mesh = EPS_ERROR / math.sqrt(steps * math.log(12.0 / error) / 2.0)
     return 2.0 * (renyi.epsilon(phases, error / 4.0) + 3.0) / mesh
+
+
+def unsupported(policy: "Policy") -> tuple[str, ...]:
+    """Says in a sentence what this build does not carry of a policy; empty if it can train under it.
+
+    What a policy may not ask for at all is refused before there is one (`attest.policy.unbuilt`). What is left is carried by
+    itself, and may have no accounting together (`ledger.accountants.refusal`).
+    """
+    together = refusal(policy)
+    return () if together is None else (f"the policy asks for what has no accounting together: {together}",)
+
+
+def refusal(policy: "Policy") -> str | None:
+    """Says why the family of noise does not go with what else the policy says, and what would; None if it does."""
+    return accountants.refusal(
+        policy.mechanism.name,
+        policy.accountant,
+        policy.exactness,
+        policy.noise_injection,
+        policy.disclosure,
+        budgets=policy.noise_budgets is not None,
+    )

@@ -1,0 +1,18 @@
+"""Writes the pages of the docs that say what is declared, or pages of the same names in another folder.
+
+python -m tests.pages            docs/, as ``make pages`` does
+python -m tests.pages OTHER
+
+Tests compare docs/ with what is written here, so that neither pages nor declarations say what the other does not.
+"""
+
+import sys
+from pathlib import Path
+
+from tests.pages import documents, leaves
+
+folder = Path(sys.argv[1] if len(sys.argv) > 1 else "docs")
+for pages in (documents.PAGES, leaves.PAGES):
+    for name, write in pages.items():
+        page = folder / name
+        page.write_text(write(page.read_text(encoding="utf-8")), encoding="utf-8")
