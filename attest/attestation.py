@@ -84,10 +84,10 @@ def read_places(stream: BinaryIO) -> Iterator[tuple[int, Attestation]]:
         if at == len(buffer):
             return
         place = start + at
-        found = cbor.byte_strings(buffer, at, 3)
-        if found is not None and found[1] - at <= MAX_SIZE:
-            parts, at = found
-            yield place, Attestation(*parts)
+        parts = cbor.byte_string_triple(buffer, at)
+        if parts is not None and parts[3] - at <= MAX_SIZE:
+            at = parts[3]
+            yield place, Attestation(parts[0], parts[1], parts[2])
         else:
             value, at = cbor.decode_prefix(buffer, at, max_size=MAX_SIZE)
             yield place, _attestation(value)

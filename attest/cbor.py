@@ -80,25 +80,23 @@ def decode_prefix(data: bytes, offset: int, *, max_size: int = MAX_SIZE, max_dep
     return value, offset + end
 
 
-def byte_strings(data: bytes, at: int, count: int) -> tuple[list[bytes], int] | None:
-    """Returns the byte strings of an array of `count` (at most 23) that begins at `at`, and the offset after it.
+def byte_string_triple(data: bytes, at: int) -> tuple[bytes, bytes, bytes, int] | None:
+    """Returns the byte strings of an array of three that begins at `at`, and the offset after it.
 
     A shortcut for files of such arrays: what it returns is what `decode_prefix` returns, and wherever it returns None it leaves
     the verdict to `decode_prefix`.
     """
     parts = []
     try:
-        if data[at] != 0x80 + count:
+        if data[at] != 0x83:
             return None
         at += 1
-        for _ in range(count):
+        for _ in range(3):
             head = data[at]
             if head == 0x59:
                 length, least, at = data[at + 1] << 8 | data[at + 2], 256, at + 3
             elif head == 0x58:
                 length, least, at = data[at + 1], 24, at + 2
-            elif head == 0x5A:
-                length, least, at = int.from_bytes(data[at + 1 : at + 5], "big"), 1 << 16, at + 5
             else:
                 length, least, at = head - 0x40, 0, at + 1
                 if not 0 <= length < 24:
@@ -109,7 +107,7 @@ def byte_strings(data: bytes, at: int, count: int) -> tuple[list[bytes], int] | 
             at += length
     except IndexError:
         return None
-    return parts, at
+    return parts[0], parts[1], parts[2], at
 
 
 def record_values(data: bytes, *, max_depth: int = MAX_DEPTH) -> list[Any] | None:

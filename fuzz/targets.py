@@ -64,10 +64,10 @@ __all__ = ["LIMIT", "TARGETS", "BrokenInvariant", "Target", "timed"]
 
 def run_cbor(data: bytes) -> None:
     """The strict decoder against itself and against a second library."""
-    for count in (2, 3):
-        found = cbor.byte_strings(data, 0, count)
-        if found is not None:
-            require(cbor.decode_prefix(data, 0, max_size=len(data)) == found, f"{count} byte strings are read otherwise")
+    triple = cbor.byte_string_triple(data, 0)
+    if triple is not None:
+        *parts, end = triple
+        require(cbor.decode_prefix(data, 0, max_size=len(data)) == (parts, end), "three byte strings are read otherwise")
     try:
         value = cbor.decode(data)
     except AttestError:

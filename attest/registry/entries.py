@@ -281,7 +281,6 @@ MAX_ENTRY: Final = 1 << 20
 MAX_SIZE: Final = 256 << 20
 """Bytes of a registry file; more than two million contributors enrolled in bulk."""
 
-_MAX_ITEM = MAX_ENTRY + sign1.MAX_SIZE + 16
 _ROOT_PREFIX = b"dptrain.registry.root/1\x00"
 
 
@@ -326,12 +325,31 @@ def split(data: bytes, start: int = 0) -> Iterator[tuple[bytes, bytes]]:
     message]`, or an end inside an item."""
     at = start
     while at < len(data):
-        found = cbor.byte_strings(data, at, 2)
-        if found is None:
-            cbor.decode_prefix(data, at, max_size=_MAX_ITEM)
-            raise CborError("CBOR", f"byte {at} does not begin an array of payload and signature, both byte strings")
-        (payload, message), at = found
-        yield payload, message
+        head, body = _byte_string(data, at + 1, MAX_ENTRY)
+        tail, message = _byte_string(data, head, sign1.MAX_SIZE)
+        if data[at] != 0x82:
+            raise CborError("CBOR", f"byte {at} does not begin an array of payload and signature")
+        yield body, message
+        at = tail
+
+
+def _byte_string(data: bytes, at: int, limit: int) -> tuple[int, bytes]:
+    """Ends and content of the byte string at `at`.
+
+    Only its head goes through the strict decoder: to hand it a window per entry would copy a megabyte for each.
+    """
+    width = {0x58: 1, 0x59: 2, 0x5A: 4}.get(data[at] if at < len(data) else 0, 0)
+    head = data[at : at + 1 + width]
+    length = int.from_bytes(head[1:], "big") if width else (head[0] - 0x40 if head else 0)
+    end = at + 1 + width + length
+    if not 0 <= length <= limit:
+        raise CborError("SIZE", f"byte string at byte {at} is none, or takes more than {limit} bytes")
+    if end > len(data):
+        raise CborError("CBOR", f"the file ends inside the entry around byte {at}; it was cut off")
+    content = data[end - length : end]
+    if cbor.encode(content)[: 1 + width] != head:
+        raise CborError("CBOR_NONCANONICAL", f"byte string at byte {at} has a longer head than it needs")
+    return end, content
 
 
 ROTATE: Final = "rotate"

@@ -12,9 +12,10 @@ EDGES = (0, 1, 22, 23, 24, 25, 254, 255, 256, 257, 1000)
 
 
 def read_as_the_decoder_reads(data):
-    triple = cbor.byte_strings(data, 0, 3)
+    triple = cbor.byte_string_triple(data, 0)
     if triple is not None:
-        assert triple == cbor.decode_prefix(data, 0, max_size=1 << 20)
+        value, end = cbor.decode_prefix(data, 0, max_size=1 << 20)
+        assert triple == (*value, end)
     return triple
 
 
@@ -23,10 +24,10 @@ def test_three_that_are_cut_off_are_left_to_the_decoder(first):
     for second in EDGES:
         for third in (0, 23, 24, 256):
             whole = cbor.encode([b"a" * first, b"b" * second, b"c" * third])
-            assert read_as_the_decoder_reads(whole) == ([b"a" * first, b"b" * second, b"c" * third], len(whole))
+            assert read_as_the_decoder_reads(whole) == (b"a" * first, b"b" * second, b"c" * third, len(whole))
             for end in {0, 1, 2, 3, first, first + 1, first + 4, first + 5, first + 6, first + second + 6, len(whole) - 1}:
                 if end < len(whole):
-                    assert cbor.byte_strings(whole[:end], 0, 3) is None
+                    assert cbor.byte_string_triple(whole[:end], 0) is None
 
 
 @pytest.mark.parametrize("length", EDGES)
@@ -38,7 +39,7 @@ def test_heads_that_are_longer_than_needed_are_left_to_the_decoder(length):
         for data in (b"\x83" + head + body + b"\x40\x40", b"\x83\x40" + head + body + b"\x40", b"\x83\x40\x40" + head + body):
             if width == 1 and length > 255:
                 continue
-            assert (cbor.byte_strings(data, 0, 3) is not None) is shortest
+            assert (cbor.byte_string_triple(data, 0) is not None) is shortest
             read_as_the_decoder_reads(data)
 
 
