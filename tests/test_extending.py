@@ -274,3 +274,19 @@ def test_noise_that_nothing_accounts_for_or_that_keeps_a_state_is_refused() -> N
         initial(Correlated(), [torch.Size([3])])
     assert refused.value.code == "NOISE_STATE"
     assert initial(Independent(), [torch.Size([3])]) is None
+
+
+def test_noise_that_keeps_a_state_is_refused_before_a_window_is_charged_for_it(tmp_path, monkeypatch) -> None:
+    torch = pytest.importorskip("torch")
+    from dptrain.errors import UnsupportedPolicy
+    from dptrain.noise.lattice import LatticeGaussian
+    from tests.worlds.trainer import Trainer
+    from tests.worlds.training import make_world
+
+    monkeypatch.setattr(LatticeGaussian, "state_dict", lambda self, state: {"last": torch.zeros(1)})
+    trainer = Trainer(make_world(tmp_path, steps=2, rate="1", per_class=1))
+    with pytest.raises(UnsupportedPolicy) as refused:
+        trainer.run()
+    assert refused.value.code == "NOISE_STATE"
+    assert trainer.private.opened.recorder.ledger.state.charged == 0
+    trainer.close()
