@@ -348,7 +348,7 @@ class Opened(Mapping[str, Contributor]):
         single = self._singles.get(name)
         if single is not None:
             return single
-        number = self._packed.find(name) if type(name) is str else None
+        number = self._packed.find(name)
         row = _NONE if number is None else self._rows[number]
         if number is None or row == _NONE:
             raise KeyError(name)

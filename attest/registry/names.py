@@ -212,8 +212,10 @@ class PackedNames:
         _, name, salt, _, principal = item.groups()
         return Named(name.decode("ascii"), salt, None if principal is None else principal.decode("ascii"))
 
-    def find(self, name: str) -> int | None:
-        """Returns the number of a name; None if it is not there."""
+    def find(self, name: object) -> int | None:
+        """Returns the number of a name; None if it is not there, or is no text."""
+        if type(name) is not str:
+            return None
         wanted = name.encode("utf-8", "surrogatepass")
         number = bisect_left(range(len(self)), wanted, key=self._name)
         return number if number < len(self) and self._name(number) == wanted else None

@@ -344,6 +344,13 @@ def test_names_that_do_not_open_the_registry_are_found_missing_as_one_by_one(log
     assert [bool(missing) for missing, _, _ in found] == [True, True, True, True, False]
 
 
+def test_a_name_that_is_no_text_is_refused_beside_a_packed_file(log):
+    with pytest.raises(RegistryRefused, match="TYPE"):
+        RegistryLog(log.path, OWNER).enrol(
+            7, keys.public_bytes(KEYS[40]), classes=["open"], not_before=T, not_after=T + 1, now=T + 9
+        )
+
+
 def test_names_are_added_to_a_packed_file(log):
     grown = RegistryLog(log.path, OWNER)
     grown.enrol("zoe", keys.public_bytes(KEYS[40]), classes=["open"], not_before=T, not_after=T + 9, now=T + 9)
