@@ -201,139 +201,118 @@ _APPENDED: Final = ("entry", "checkpoint", "terms", "attestation")
 FUNCTIONS: Final = tuple(f"{name}_{kind}" for name in TABLES for kind in ("dense", "stays", "grows", "belongs", "goes"))
 """Functions of the triggers; not every table has all."""
 
-_FUNCTION = """
-CREATE FUNCTION {s}.{name}() RETURNS trigger LANGUAGE plpgsql {rights} SET search_path = pg_catalog, pg_temp AS $body$
-BEGIN
-    {body}
-END $body$
-"""
-
-_REFUSE = "RAISE EXCEPTION '{sentence}' USING ERRCODE = 'integrity_constraint_violation';"
-
-_DENSE = """
-    UPDATE {s}.head SET size = size + (SELECT count(*) FROM fresh) WHERE id = 0
-        AND (SELECT min(f.seq) = size AND max(f.seq) = size + count(*) - 1 AND count(f.body) = count(*)
-            AND count(f.leaf) = count(*) AND max(f.level) = 0 FROM fresh f);
-    IF NOT FOUND AND EXISTS (SELECT 1 FROM fresh) THEN
-        RAISE EXCEPTION 'entry.seq must be the size of the ledger, and its body and hash there'
-            USING ERRCODE = 'integrity_constraint_violation';
-    END IF;
-    RETURN NULL;"""
-
-_TERMS_DENSE = """
-    IF EXISTS (SELECT 1 FROM fresh) AND NOT (
-        SELECT min(f.number) = coalesce((SELECT max(t.number) + 1 FROM {s}.terms t
-                WHERE t.number < (SELECT min(g.number) FROM fresh g)), 0)
-            AND max(f.number) = min(f.number) + count(*) - 1 AND count(f.data) = count(*) FROM fresh f) THEN
-        RAISE EXCEPTION 'terms.number must be the number of terms, and their bytes there'
-            USING ERRCODE = 'integrity_constraint_violation';
-    END IF;
-    RETURN NULL;"""
-
-_BELONGS = """
-    IF EXISTS (SELECT 1 FROM fresh f WHERE NOT EXISTS (
-            SELECT 1 FROM {s}.entry e WHERE e.seq = f.seq AND e.kind = {admit} AND e.body IS NOT NULL)) THEN
-        RAISE EXCEPTION 'an attestation belongs to an ADMIT leaf that is there'
-            USING ERRCODE = 'integrity_constraint_violation';
-    END IF;
-    RETURN NULL;"""
-
-
-_BODY_GOES = """(OLD.kind IN ({kinds}) AND OLD.seq < (SELECT pruned_before FROM {s}.head)
-            AND (NEW.leaf, NEW.level) IS NOT DISTINCT FROM (OLD.leaf, OLD.level)
-            AND (OLD.kind <> {admit}
-                OR EXISTS (SELECT 1 FROM {s}.aggregate a WHERE a.first <= OLD.seq AND OLD.seq < a.past)))"""
-
-# The first row of a subtree is set before the others, which find it by their own level.
-_HASH_GOES = """(OLD.body IS NULL AND NEW.level > OLD.level
-            AND CASE WHEN NEW.level > 62 THEN false WHEN NEW.leaf IS NOT NULL
-            THEN NEW.seq & ((1::bigint << NEW.level) - 1) = 0
-                AND NEW.seq + (1::bigint << NEW.level) <= (SELECT hashes_before FROM {s}.head)
-                AND (SELECT count(*) FROM {s}.entry e WHERE e.seq >= NEW.seq AND e.seq < NEW.seq + (1::bigint << NEW.level)
-                    AND e.body IS NULL) = 1::bigint << NEW.level
-            ELSE EXISTS (SELECT 1 FROM {s}.entry e WHERE e.seq = (NEW.seq & ~((1::bigint << NEW.level) - 1))
-                AND e.seq <> NEW.seq AND e.level = NEW.level AND e.leaf IS NOT NULL) END)"""
-
-
 _WRITES = {"attestation": "UPDATE OR TRUNCATE"}
 """Verbs that a table refuses whatever the row, where a row may be removed with what it belongs to."""
 
-_GOES = """
-    IF NOT EXISTS (SELECT 1 FROM {s}.entry e WHERE e.seq = OLD.seq AND e.body IS NULL) THEN
-        RAISE EXCEPTION 'attestation rows are removed with the body of their leaf alone'
-            USING ERRCODE = 'integrity_constraint_violation';
+
+def _unless(when: str, sentence: str, end: str) -> str:
+    """Returns the body of a function that refuses something, and ends so otherwise."""
+    return f"""IF {when} THEN
+        RAISE EXCEPTION '{sentence}' USING ERRCODE = 'integrity_constraint_violation';
     END IF;
-    RETURN OLD;"""
+    {end};"""
 
 
-def _guard(when: str, sentence: str) -> str:
-    return f"IF {when} THEN {_REFUSE.format(sentence=sentence)} END IF; RETURN NEW;"
+def _guarded(schema: str, table: str, kind: str, event: str, body: str, rights: str = "") -> list[str]:
+    """Returns what makes a function, and the trigger that runs it."""
+    return [
+        f"""CREATE FUNCTION {schema}.{table}_{kind}() RETURNS trigger LANGUAGE plpgsql {rights}
+SET search_path = pg_catalog, pg_temp AS $body$
+BEGIN
+    {body}
+END $body$""",
+        f"CREATE TRIGGER {table}_{kind} {event} EXECUTE FUNCTION {schema}.{table}_{kind}()",
+    ]
 
 
 def postgres_statements(schema: str) -> list[str]:
     """Returns what makes the tables and triggers of a ledger in a schema, which exists. `schema`: its name, as
     `ledger.storage.place` lets through: it needs no quoting."""
-    guards = {
-        "entry": _guard(
+    body_goes = f"""(OLD.kind IN ({_KINDS}) AND OLD.seq < (SELECT pruned_before FROM {schema}.head)
+            AND (NEW.leaf, NEW.level) IS NOT DISTINCT FROM (OLD.leaf, OLD.level)
+            AND (OLD.kind <> {ADMIT_KIND}
+                OR EXISTS (SELECT 1 FROM {schema}.aggregate a WHERE a.first <= OLD.seq AND OLD.seq < a.past)))"""
+    # The first row of a subtree is set before the others, which find it by their own level.
+    hash_goes = f"""(OLD.body IS NULL AND NEW.level > OLD.level
+            AND CASE WHEN NEW.level > 62 THEN false WHEN NEW.leaf IS NOT NULL
+            THEN NEW.seq & ((1::bigint << NEW.level) - 1) = 0
+                AND NEW.seq + (1::bigint << NEW.level) <= (SELECT hashes_before FROM {schema}.head)
+                AND (SELECT count(*) FROM {schema}.entry e WHERE e.seq >= NEW.seq
+                    AND e.seq < NEW.seq + (1::bigint << NEW.level) AND e.body IS NULL) = 1::bigint << NEW.level
+            ELSE EXISTS (SELECT 1 FROM {schema}.entry e WHERE e.seq = (NEW.seq & ~((1::bigint << NEW.level) - 1))
+                AND e.seq <> NEW.seq AND e.level = NEW.level AND e.leaf IS NOT NULL) END)"""
+    changes = {
+        "entry": (
             f"""NEW.body IS NOT NULL OR (NEW.seq, NEW.kind) IS DISTINCT FROM (OLD.seq, OLD.kind)
-            OR NOT coalesce({_BODY_GOES.format(s=schema, kinds=_KINDS, admit=ADMIT_KIND)}, false)
-            AND NOT coalesce({_HASH_GOES.format(s=schema)}, false)""",
+            OR NOT coalesce({body_goes}, false) AND NOT coalesce({hash_goes}, false)""",
             _ENTRY,
         ),
-        "head": _guard(
+        "head": (
             f"""NEW.size < OLD.size OR NEW.id <> OLD.id OR NEW.pruned_before < OLD.pruned_before
             OR NEW.hashes_before < OLD.hashes_before OR NEW.hashes_before > NEW.pruned_before
             OR (NEW.pruned_before > OLD.pruned_before AND NOT EXISTS (
                 SELECT 1 FROM {schema}.entry WHERE kind = {SUMMARY_KIND} AND seq >= NEW.pruned_before))""",
             _HEAD,
         ),
-        "lease": _guard("NEW.fence <= OLD.fence OR NEW.id <> OLD.id", _LEASE),
+        "lease": ("NEW.fence <= OLD.fence OR NEW.id <> OLD.id", _LEASE),
         # What is appended begins like a signature line and holds no empty line, so the text of the note stays what it was.
-        "checkpoint": _guard(
+        "checkpoint": (
             r"""NEW.size <> OLD.size OR substring(NEW.note FROM 1 FOR octet_length(OLD.note)) <> OLD.note
             OR substring(NEW.note FROM octet_length(OLD.note) + 1 FOR 4) <> '\xe2809420'::bytea
             OR substring(NEW.note FROM octet_length(NEW.note)) <> '\x0a'::bytea
             OR position('\x0a0a'::bytea IN substring(NEW.note FROM octet_length(OLD.note) + 1)) > 0""",
             _CHECKPOINT,
         ),
-        "terms": _guard(
+        "terms": (
             f"""NEW.number <> OLD.number OR NEW.data IS NOT NULL
             OR NOT EXISTS (SELECT 1 FROM {schema}.head WHERE pruned_before > 0)""",
             _TERMS,
         ),
     }
+    dense = f"""UPDATE {schema}.head SET size = size + (SELECT count(*) FROM fresh) WHERE id = 0
+        AND (SELECT min(f.seq) = size AND max(f.seq) = size + count(*) - 1 AND count(f.body) = count(*)
+            AND count(f.leaf) = count(*) AND max(f.level) = 0 FROM fresh f);
+    """ + _unless(
+        "NOT FOUND AND EXISTS (SELECT 1 FROM fresh)",
+        "entry.seq must be the size of the ledger, and its body and hash there",
+        "RETURN NULL",
+    )
+    terms_dense = _unless(
+        f"""EXISTS (SELECT 1 FROM fresh) AND NOT (
+        SELECT min(f.number) = coalesce((SELECT max(t.number) + 1 FROM {schema}.terms t
+                WHERE t.number < (SELECT min(g.number) FROM fresh g)), 0)
+            AND max(f.number) = min(f.number) + count(*) - 1 AND count(f.data) = count(*) FROM fresh f)""",
+        "terms.number must be the number of terms, and their bytes there",
+        "RETURN NULL",
+    )
+    belongs = _unless(
+        f"""EXISTS (SELECT 1 FROM fresh f WHERE NOT EXISTS (
+            SELECT 1 FROM {schema}.entry e WHERE e.seq = f.seq AND e.kind = {ADMIT_KIND} AND e.body IS NOT NULL))""",
+        "an attestation belongs to an ADMIT leaf that is there",
+        "RETURN NULL",
+    )
+    goes = _unless(
+        f"NOT EXISTS (SELECT 1 FROM {schema}.entry e WHERE e.seq = OLD.seq AND e.body IS NULL)",
+        "attestation rows are removed with the body of their leaf alone",
+        "RETURN OLD",
+    )
     dialect, own = postgresql.dialect(), tables(schema).meta.metadata.sorted_tables
     made = [str(sa.schema.CreateTable(table).compile(dialect=dialect)) for table in own]
     made.append(f"ALTER TABLE {schema}.aggregate ADD EXCLUDE USING gist (int8range(first, past) WITH &&)")
     made.append(f"CREATE UNIQUE INDEX terms_data ON {schema}.terms (sha256(data))")
-    made.append(_function(schema, "entry_dense", _DENSE.format(s=schema), "SECURITY DEFINER"))
+    inserted = f"AFTER INSERT ON {schema}.{{}} REFERENCING NEW TABLE AS fresh FOR EACH STATEMENT"
+    made += _guarded(schema, "entry", "dense", inserted.format("entry"), dense, "SECURITY DEFINER")
     made.append(f"REVOKE ALL ON FUNCTION {schema}.entry_dense() FROM PUBLIC")
-    made.append(_function(schema, "terms_dense", _TERMS_DENSE.format(s=schema)))
-    made.append(_function(schema, "attestation_belongs", _BELONGS.format(s=schema, admit=ADMIT_KIND)))
-    made += [
-        f"CREATE TRIGGER {name}_{kind} AFTER INSERT ON {schema}.{name} REFERENCING NEW TABLE AS fresh "
-        f"FOR EACH STATEMENT EXECUTE FUNCTION {schema}.{name}_{kind}()"
-        for name, kind in (("entry", "dense"), ("terms", "dense"), ("attestation", "belongs"))
-    ]
+    made += _guarded(schema, "terms", "dense", inserted.format("terms"), terms_dense)
+    made += _guarded(schema, "attestation", "belongs", inserted.format("attestation"), belongs)
+    made += _guarded(schema, "attestation", "goes", f"BEFORE DELETE ON {schema}.attestation FOR EACH ROW", goes)
     for name in TABLES:
-        sentence = _NEVER.format(name)
-        made.append(_function(schema, f"{name}_stays", _REFUSE.format(sentence=sentence)))
-        verbs = "DELETE OR TRUNCATE" if name in guards else _WRITES.get(name, "UPDATE OR DELETE OR TRUNCATE")
-        made.append(
-            f"CREATE TRIGGER {name}_stays BEFORE {verbs} ON {schema}.{name} "
-            f"FOR EACH STATEMENT EXECUTE FUNCTION {schema}.{name}_stays()"
-        )
-    for name, body in guards.items():
-        made.append(_function(schema, f"{name}_grows", body))
-        made.append(
-            f"CREATE TRIGGER {name}_grows BEFORE UPDATE ON {schema}.{name} "
-            f"FOR EACH ROW EXECUTE FUNCTION {schema}.{name}_grows()"
-        )
-    made.append(_function(schema, "attestation_goes", _GOES.format(s=schema)))
-    made.append(
-        f"CREATE TRIGGER attestation_goes BEFORE DELETE ON {schema}.attestation "
-        f"FOR EACH ROW EXECUTE FUNCTION {schema}.attestation_goes()"
-    )
+        verbs = "DELETE OR TRUNCATE" if name in changes else _WRITES.get(name, "UPDATE OR DELETE OR TRUNCATE")
+        never = _unless("true", _NEVER.format(name), "RETURN NULL")
+        made += _guarded(schema, name, "stays", f"BEFORE {verbs} ON {schema}.{name} FOR EACH STATEMENT", never)
+    for name, (when, sentence) in changes.items():
+        body = _unless(when, sentence, "RETURN NEW")
+        made += _guarded(schema, name, "grows", f"BEFORE UPDATE ON {schema}.{name} FOR EACH ROW", body)
     return made
 
 
@@ -353,7 +332,3 @@ def writer_grants(schema: str, role: str) -> list[str]:
         f"GRANT UPDATE (holder, fence) ON {schema}.lease TO {name}",
         f"GRANT UPDATE (note) ON {schema}.checkpoint TO {name}",
     ]
-
-
-def _function(schema: str, name: str, body: str, rights: str = "") -> str:
-    return _FUNCTION.format(s=schema, name=name, body=body, rights=rights)
