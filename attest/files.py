@@ -2,8 +2,8 @@
 
 import contextlib
 import os
-import stat
 import secrets
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
