@@ -259,10 +259,7 @@ class SignedDescriptor(Terms):
 
 @dataclass(frozen=True, kw_only=True)
 class Opening:
-    """Holds what opens the commitments of a descriptor. It is as private as the data.
-
-    A reader checks the fields in the order in which they stand here.
-    """
+    """Holds what opens the commitments of a descriptor. It is as private as the data."""
 
     __slots__ = ()  # a descriptor with its opening has the slots, beside those of its terms
     CDDL: ClassVar = "opening"

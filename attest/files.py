@@ -95,7 +95,10 @@ def read_limited(path: str | os.PathLike[str], limit: int, what: str) -> bytes:
 
 def read_regular(path: str | os.PathLike[str], limit: int) -> bytes | None:
     """Reads a regular file that others may have put there: no link is followed, no pipe waited for, no memory asked for that
-    the file does not fill. Returns a byte more than `limit` where it is longer, None where it is no regular file. Raises OSError.
+    the file does not fill. Returns a byte more than `limit` where it is longer, None where it is no regular file.
+
+    Raises:
+        OSError: it cannot be read.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with open(descriptor, "rb") as stream:

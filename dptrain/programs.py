@@ -1,5 +1,6 @@
 """End programs as commands end: one object of JSON, or an expected error as one line and exit code 1."""
 
+import errno
 import json
 import math
 import sys
@@ -25,6 +26,21 @@ def print_json(data: dict[str, Any]) -> None:
     print(json.dumps(_finite(data), indent=2, allow_nan=False))
 
 
+REFUSALS = (AttestError, LedgerError, DptrainError, OSError)
+"""Errors that a person is told of in one line; any other is a fault of our own."""
+
+
+def refusal(error: Any) -> dict[str, Any]:
+    """Returns what `--json` says of an expected error; raises it again where it is a pipe that nobody reads any more."""
+    if isinstance(error, OSError):
+        if error.errno == errno.EPIPE:
+            raise error
+        sentence = f"{error.strerror or error}: {error.filename}" if error.filename else str(error)
+        return {"code": "IO", "sentence": sentence}
+    nearest = getattr(error, "nearest", None)
+    return {"code": str(error.code), "sentence": error.sentence} | ({} if nearest is None else {"nearest": nearest})
+
+
 def guarded(work: Callable[[], int], *, as_json: bool = False) -> int:
     """Runs ``work`` and returns its exit code; a refusal is shown and becomes 1, a fault of our own propagates.
 
@@ -33,16 +49,12 @@ def guarded(work: Callable[[], int], *, as_json: bool = False) -> int:
     """
     try:
         return work()
-    except (AttestError, LedgerError, DptrainError) as error:
-        code, sentence = str(error.code), error.sentence
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        code, sentence = "IO", f"{error.strerror or error}: {error.filename}" if error.filename else str(error)
+    except REFUSALS as error:
+        told = refusal(error)
     if as_json:
-        print_json({"error": {"code": code, "sentence": sentence}})
+        print_json({"error": told})
     else:
-        print(f"{code}: {visible(sentence)}", file=sys.stderr)
+        print(f"{told['code']}: {visible(told['sentence'])}", file=sys.stderr)
     return 1
 
 

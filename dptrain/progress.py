@@ -82,13 +82,14 @@ def attestations_in(corpus: Path) -> int:
     """Estimates how many attestations a corpus holds, for a progress bar: sizes of files over the size of their first item."""
     beside = Path(os.path.abspath(corpus) + SUFFIX)
     if beside.is_file():
-        return _attestations_of(beside)
+        return attestations_of(beside)
     return sum(
-        _attestations_of(Path(folder, name)) for folder, _, names in os.walk(corpus) for name in names if name.endswith(SUFFIX)
+        attestations_of(Path(folder, name)) for folder, _, names in os.walk(corpus) for name in names if name.endswith(SUFFIX)
     )
 
 
-def _attestations_of(path: Path) -> int:
+def attestations_of(path: Path) -> int:
+    """Estimates how many attestations a file holds; they are nearly equally long when one command signed them."""
     try:
         with open_beneath(path.parent, path.name) as stream:
             first = next(read_sequence(stream), None)

@@ -142,14 +142,10 @@ class Examiner:
         self._patterns[shared] = Pattern.learn(attestation, parts, passed, self._policy)
 
 
-def code_of(error: AttestError) -> ReasonCode:
-    """Returns the reason code of an error; what has none of its own means bytes that could not be read."""
-    return ReasonCode[error.code] if error.code in ReasonCode.__members__ else ReasonCode.CBOR
-
-
 def refusal_of(error: AttestError, descriptor_hash: bytes | None = None, contributor: str | None = None) -> Refusal:
-    """Returns an error as the refusal that it means."""
-    return Refusal(code_of(error), error.sentence, descriptor_hash, contributor)
+    """Returns an error as the refusal that it means; one without a reason code means bytes that could not be read."""
+    code = ReasonCode[error.code] if error.code in ReasonCode.__members__ else ReasonCode.CBOR
+    return Refusal(code, error.sentence, descriptor_hash, contributor)
 
 
 def refuse(code: ReasonCode, sentence: str) -> NoReturn:
@@ -316,21 +312,15 @@ def refused_for_history(passed: Passed, earlier: int | None, share: Share, seen:
 
 
 def clock_refusal(now: int, seen: Seen, registry: Registry) -> Refusal | None:
-    """Says why nothing is judged at this reading of the clock; None if it may be."""
-    try:
-        check_clock(now, seen, registry)
-    except AttestError as error:
-        return refusal_of(error)
-    return None
-
-
-def check_clock(now: int, seen: Seen, registry: Registry) -> None:
-    """Refuses a clock that reads no time, that went back since the last admission, or that lags behind the registry."""
+    """Says why nothing is judged at this reading of the clock, None if it may be: it reads no time, went back since the last
+    admission, or lags behind the registry."""
     if type(now) is not int or not 0 <= now < MAX_TIME:
-        refuse(ReasonCode.CLOCK, f"clock reads {ascii(now)[:60]}, expected whole seconds since 1970")
+        return Refusal(ReasonCode.CLOCK, f"clock reads {ascii(now)[:60]}, expected whole seconds since 1970")
     if now < seen.latest - BACK_SECONDS:
-        refuse(ReasonCode.CLOCK, f"clock reads {now}, {seen.latest - now} s before the last admission; set the clock right")
+        sentence = f"clock reads {now}, {seen.latest - now} s before the last admission; set the clock right"
+        return Refusal(ReasonCode.CLOCK, sentence)
     try:
         registry.require_not_ahead(now)
     except RegistryRefused as error:
-        refuse(ReasonCode.CLOCK, error.sentence)
+        return Refusal(ReasonCode.CLOCK, error.sentence)
+    return None

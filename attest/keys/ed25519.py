@@ -6,7 +6,6 @@ yes or no; `decompress` and `multiply`, fifteen times slower, find out what is w
 """
 
 import base64
-import binascii
 import contextlib
 import hashlib
 import importlib.util
@@ -24,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 
 from attest.errors import KeyRefused, SignatureRefused
 from attest.files import atomic_write, read_limited, sync_directory
-from attest.schema.plain import check_id
+from attest.schema.plain import check_id, read_base64
 
 P = 2**255 - 19
 """The field prime."""
@@ -348,11 +347,8 @@ def load_named_public_key(path: str | os.PathLike[str]) -> tuple[str, bytes]:
         raise KeyRefused("FORMAT", f"{shown} holds the key of a ledger or of an auditor; wanted is the public key of a person")
     if not match:
         raise KeyRefused("FORMAT", f"{shown} is not one line 'dptrain-key-v1 NAME BASE64'; is it a public key file?")
-    try:
-        raw = base64.b64decode(match[2], validate=True)
-    except binascii.Error as error:
-        raise KeyRefused("FORMAT", f"{shown} holds malformed base64") from error
-    if base64.b64encode(raw) != match[2]:
+    raw = read_base64(match[2].decode("ascii"))
+    if raw is None:
         raise KeyRefused("FORMAT", f"{shown} holds base64 with stray bits at its end")
     check_public_key(raw)
     return match[1].decode("ascii"), raw

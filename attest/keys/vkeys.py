@@ -78,13 +78,9 @@ def parse_verifier_key(vkey: str) -> VerifierKey:
 
 def check_key_name(name: str) -> None:
     """Refuses what no signature line can name. Raises KeyRefused: code NAME."""
-    if type(name) is not str or not name or "+" in name or any(c.isspace() or c < "!" for c in name) or not _is_utf8(name):
+    if type(name) is not str or not name or any(c.isspace() or c < "!" or c == "+" or "\ud800" <= c <= "\udfff" for c in name):
         raise KeyRefused("NAME", f"a key name is not empty, UTF-8, without spaces, control characters and '+', got {name!r}")
 
 
 def _type_bytes(kind: int) -> bytes:
     return bytes([kind]) + (SUMMARY_TYPE_NAME if kind == SIGNATURE_SUMMARY_V1 else b"")
-
-
-def _is_utf8(text: str) -> bool:
-    return not any("\ud800" <= char <= "\udfff" for char in text)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final, Literal
 
 from attest.descriptor import GENERATE, MAX_COUNT, MAX_MICRO, PUBLIC_BOUNDS, PURPOSES, QUERY, TRAIN, SignedBounds
 from attest.errors import PolicyRefused
-from attest.schema import check_fields, declared
+from attest.schema import Checked, check_fields, declared
 from attest.schema.groups import Band, Inline, Many
 from attest.schema.kinds import Days, Exact, Flag, Identifier, Reading, Scaled, Text, Whole, Word
 
@@ -119,8 +119,15 @@ PURPOSE: Final = Word({word: _MEANINGS[word] for word in PURPOSES})
 """A use of a contribution, one of the words that contributors sign too."""
 
 
+class Section(Checked):
+    """A part of a policy with no rules over several of its fields. Raises PolicyRefused: code TYPE or RANGE."""
+
+    __slots__ = ()
+    ERROR: ClassVar = PolicyRefused
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ReadRule:
+class ReadRule(Section):
     """Says what the forward of a class reads: the model without its adapters, or a part of that, and some adapters."""
 
     CDDL: ClassVar = "read-rule"
@@ -140,12 +147,9 @@ class ReadRule:
         optional=True,
     )
 
-    def __post_init__(self) -> None:
-        check_fields(self, PolicyRefused)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DecodingRule:
+class DecodingRule(Section):
     """Says how contributions make texts: a token is drawn from clipped differences of logits, averaged over references."""
 
     CDDL: ClassVar = "decoding-rule"
@@ -167,22 +171,6 @@ class DecodingRule:
         default=None,
         optional=True,
     )
-
-    def __post_init__(self) -> None:
-        check_fields(self, PolicyRefused)
-
-
-def check_uses(
-    purposes: tuple[str, ...], generation: DecodingRule | None, query: DecodingRule | None, reads: ReadRule | None,
-    adapter: str | None,
-) -> None:  # fmt: skip
-    """Refuses a rule of decoding without its purpose, a purpose without its rule, and a class that moves what it does not read.
-    Raises PolicyRefused: code RANGE."""
-    for word, rule, key in ((GENERATE, generation, "generation"), (QUERY, query, "query")):
-        if (word in purposes) != (rule is not None):
-            raise PolicyRefused("RANGE", f"purpose {word!r} and the table {key} go together; give both, or neither")
-    if reads is not None and adapter is not None and adapter not in reads.adapters:
-        raise PolicyRefused("RANGE", f"the class is bound to adapter {adapter!r}, which its reads leave out; name it there")
 
 
 MAX_WINDOW: Final = 100 * 365 * 86400
@@ -312,7 +300,18 @@ class ClassRule:
         if self.public and self.max_epsilon_total_micro is not None:
             sentence = f"class {self.name} is public, with no claim of an epsilon; leave out max_epsilon_total, or public"
             raise PolicyRefused("RANGE", sentence)
-        check_uses(self.purposes, self.generation, self.query, self.reads, self.depth.adapter)
+        self._check_uses()
+
+    def _check_uses(self) -> None:
+        """Refuses a rule of decoding without its purpose, a purpose without its rule, and moving what is not read."""
+        for word, rule in ((GENERATE, self.generation), (QUERY, self.query)):
+            if (word in self.purposes) != (rule is not None):
+                key = {GENERATE: "generation", QUERY: "query"}[word]
+                raise PolicyRefused("RANGE", f"purpose {word!r} and the table {key} go together; give both, or neither")
+        adapter = self.depth.adapter
+        if self.reads is not None and adapter is not None and adapter not in self.reads.adapters:
+            sentence = f"the class is bound to adapter {adapter!r}, which its reads leave out; name it there"
+            raise PolicyRefused("RANGE", sentence)
 
     @classmethod
     def implied(cls, table: Any, reading: Reading) -> dict[str, Any]:

@@ -4,7 +4,6 @@ A law has parameters, and a digest of what these do not hold. A geometry is the 
 noised, other than that of the coordinates.
 """
 
-import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
@@ -204,17 +203,6 @@ class GeometryRule:
         check_fields(self, PolicyRefused)
 
 
-def check_geometry(rules: tuple[GeometryRule, ...]) -> None:
-    """Refuses two geometries for one adapter.
-
-    Raises:
-        PolicyRefused: Code RANGE.
-    """
-    for one, other in itertools.combinations(rules, 2):
-        if one.adapters is None or other.adapters is None or not set(one.adapters).isdisjoint(other.adapters):
-            raise PolicyRefused("RANGE", "two [[geometry]] tables speak of one adapter; name each in one of them")
-
-
 MAX_STEPS = 10**9
 MAX_PHASES = 64
 """Most phases; each has a multiplier of its own per contribution, and the accountant composes them all."""
@@ -256,45 +244,3 @@ class NoisePhase:
     def scale(self) -> float:
         """Returns the factor as a double, for reading; noise is formed from the exact one (`attest.schedule.scaled_std`)."""
         return from_micro(self.scale_micro)
-
-
-def check_noise(
-    injection: str, microbatches: int | None, phases: tuple[NoisePhase, ...], budgets: object, steps: int
-) -> None:  # fmt: skip
-    """Refuses injections without a number, phases out of order, and what goes with no such injection.
-
-    Args: as the fields of a policy, each checked by itself.
-
-    Raises:
-        PolicyRefused: Code RANGE.
-    """
-    if (microbatches is not None) != (injection == "per_microbatch"):
-        raise PolicyRefused(
-            "RANGE",
-            "noise.injection 'per_microbatch' needs noise.microbatches, the number of injections per step: were it the"
-            " number of microbatches that a draw happens to fill, the noise would show who was drawn"
-            if microbatches is None
-            else f"noise.microbatches goes with noise.injection = 'per_microbatch', not with {injection!r}; leave it out",
-        )
-    last = 0
-    for phase in phases:
-        if phase.first_step <= last:
-            raise PolicyRefused(
-                "RANGE",
-                f"a noise phase from step {phase.first_step} follows one from step {last}; write them in the order of the run,"
-                " each step once",
-            )
-        last = phase.first_step
-    if last > steps:
-        raise PolicyRefused(
-            "RANGE", f"a noise phase begins at step {last}, the run has {steps} steps; begin it at {steps} or before"
-        )
-    if injection != "per_sample":
-        return
-    for name, found in (("[[noise.phase]]", phases), ("[noise.budgets]", budgets)):
-        if found:
-            raise PolicyRefused(
-                "RANGE",
-                f"{name} goes with scheduled noise, and with noise.injection 'per_sample' the noise of a step is that of the"
-                " contributions drawn in it; use noise.injection = 'scheduled', or leave it out",
-            )

@@ -6,6 +6,7 @@ kind the policy says how many must have cosigned what readers rely on. It also s
 bodies of those that old summaries speak for, then their hashes.
 """
 
+import itertools
 import re
 from dataclasses import dataclass
 from fractions import Fraction
@@ -24,8 +25,6 @@ from attest.policy.mechanism import (
     GeometryRule,
     MechanismRule,
     NoisePhase,
-    check_geometry,
-    check_noise,
 )
 from attest.policy.sampling import DISCLOSURES, OCCURRENCES_PUBLIC, SECRET_POISSON, SamplingRule
 from attest.policy.unbuilt import refuse_unbuilt
@@ -37,30 +36,6 @@ from attest.schema.text import as_json, parse_document, write_document
 from attest.schema.wire import Payload
 from attest.schema.words import Words
 from attest.signed_file import MAX_PAYLOAD
-
-
-def check_retention(bodies: int, hashes: int, auditors: tuple[str, ...]) -> None:
-    """Refuses horizons that let hashes go before bodies do, or without anybody who could vouch for them.
-
-    Args:
-        bodies: Epochs after which bodies may go, 0 for never.
-        hashes: Epochs after which the hashes of what is gone may go, 0 for never.
-
-    Raises:
-        PolicyRefused: Code RANGE.
-    """
-    if not hashes:
-        return
-    if not 0 < bodies <= hashes:
-        raise PolicyRefused(
-            "RANGE",
-            f"retention_hash_epochs is {hashes}, and retention_epochs {bodies}: hashes go after bodies, so it takes"
-            " retention_epochs above 0 and at least as many epochs as that; or 0, to keep hashes for ever",
-        )
-    if not auditors:
-        sentence = "retention_hash_epochs goes with ledger.auditors: nothing is pruned that nobody vouches for"
-        raise PolicyRefused("RANGE", sentence)
-
 
 _NAME = re.compile("[A-Za-z0-9._/:~-]{1,128}")
 
@@ -463,12 +438,14 @@ class Policy(Payload):
                 "noise.injection 'per_sample' shows in its variance who was drawn; set disclosure ="
                 " 'occurrences_public' or use noise.injection = 'scheduled'",
             )
-        check_noise(self.noise_injection, self.noise_microbatches, self.noise_phases, self.noise_budgets, self.steps)
+        self._check_noise()
         self._check_classes()
         self.sampling.check_beside(self.disclosure, ((rule.name, rule.sampling_rate) for rule in self.classes))
         check_cosigners(self.auditors, self.auditor_quorum, self.witnesses, self.witness_quorum)
-        check_retention(self.retention_epochs, self.retention_hash_epochs, self.auditors)
-        check_geometry(self.geometry)
+        self._check_retention()
+        for one, other in itertools.combinations(self.geometry, 2):
+            if one.adapters is None or other.adapters is None or not set(one.adapters).isdisjoint(other.adapters):
+                raise PolicyRefused("RANGE", "two [[geometry]] tables speak of one adapter; name each in one of them")
         refuse_unbuilt(self._asked())
 
     def class_rule(self, name: str) -> ClassRule:
@@ -532,4 +509,49 @@ class Policy(Payload):
                     )
         if all(rule.public for rule in self.classes):
             sentence = "every class of the policy is public, so that it protects nobody; add a class that is not"
+            raise PolicyRefused("RANGE", sentence)
+
+    def _check_noise(self) -> None:
+        """Refuses injections without a number, phases out of order, and what goes with no such injection."""
+        injection = self.noise_injection
+        if (self.noise_microbatches is not None) != (injection == "per_microbatch"):
+            raise PolicyRefused(
+                "RANGE",
+                "noise.injection 'per_microbatch' needs noise.microbatches, the number of injections per step: were it the"
+                " number of microbatches that a draw happens to fill, the noise would show who was drawn"
+                if self.noise_microbatches is None
+                else f"noise.microbatches goes with noise.injection = 'per_microbatch', not with {injection!r}; leave it out",
+            )
+        last = 0
+        for phase in self.noise_phases:
+            if phase.first_step <= last:
+                raise PolicyRefused(
+                    "RANGE",
+                    f"a noise phase from step {phase.first_step} follows one from step {last}; write them in the order of the"
+                    " run, each step once",
+                )
+            last = phase.first_step
+        if last > self.steps:
+            steps = self.steps
+            sentence = f"a noise phase begins at step {last}, the run has {steps} steps; begin it at {steps} or before"
+            raise PolicyRefused("RANGE", sentence)
+        for name, found in (("[[noise.phase]]", self.noise_phases), ("[noise.budgets]", self.noise_budgets)):
+            if injection == "per_sample" and found:
+                raise PolicyRefused(
+                    "RANGE",
+                    f"{name} goes with scheduled noise, and with noise.injection 'per_sample' the noise of a step is that of"
+                    " the contributions drawn in it; use noise.injection = 'scheduled', or leave it out",
+                )
+
+    def _check_retention(self) -> None:
+        """Refuses horizons that let hashes go before bodies do, or without anybody who could vouch for them."""
+        bodies, hashes = self.retention_epochs, self.retention_hash_epochs
+        if hashes and not 0 < bodies <= hashes:
+            raise PolicyRefused(
+                "RANGE",
+                f"retention_hash_epochs is {hashes}, and retention_epochs {bodies}: hashes go after bodies, so it takes"
+                " retention_epochs above 0 and at least as many epochs as that; or 0, to keep hashes for ever",
+            )
+        if hashes and not self.auditors:
+            sentence = "retention_hash_epochs goes with ledger.auditors: nothing is pruned that nobody vouches for"
             raise PolicyRefused("RANGE", sentence)

@@ -7,8 +7,9 @@ from typing import Any, ClassVar, Final
 
 from attest.descriptor import MAX_COUNT
 from attest.errors import PolicyRefused
+from attest.policy.classes import Section
 from attest.policy.mechanism import check_word
-from attest.schema import check_fields, declared
+from attest.schema import declared
 from attest.schema.groups import Many
 from attest.schema.kinds import Flag, Whole
 
@@ -28,12 +29,18 @@ DISCLOSURES: Final = {
 _MAX_STEPS: Final = 10**9
 
 
+class _Parameters(Section):
+    """Parameters of a word of `SamplingRule.PARAMETERS`."""
+
+    __slots__ = ()
+    PREFIX: ClassVar = "sampling.parameters."
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Groups:
+class Groups(_Parameters):
     """Parameters of `cyclic_poisson`."""
 
     CDDL: ClassVar = "groups"
-    PREFIX: ClassVar = "sampling.parameters."
 
     groups: int = declared(
         1,
@@ -41,30 +48,22 @@ class Groups:
         "Groups into which contributions are put at random, once; a step draws from one of them, in turn, at the class's rate.",
     )
 
-    def __post_init__(self) -> None:
-        check_fields(self, PolicyRefused)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Truncation:
+class Truncation(_Parameters):
     """Parameters of `truncated_poisson`."""
 
     CDDL: ClassVar = "truncation"
-    PREFIX: ClassVar = "sampling.parameters."
 
     most: int = declared(1, Whole(1, MAX_COUNT, "count"), "Most contributions of a step; of more that many are kept at random.")
     contributions: int = declared(2, Whole(1, MAX_COUNT, "count"), "Public number of contributions that are drawn from.")
 
-    def __post_init__(self) -> None:
-        check_fields(self, PolicyRefused)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Bins:
+class Bins(_Parameters):
     """Parameters of `balls_in_bins`."""
 
     CDDL: ClassVar = "bins"
-    PREFIX: ClassVar = "sampling.parameters."
 
     bins: int = declared(
         1,
@@ -72,16 +71,12 @@ class Bins:
         "Bins; each contribution is put into one at random, and step t takes bin t mod bins.",
     )
 
-    def __post_init__(self) -> None:
-        check_fields(self, PolicyRefused)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Separation:
+class Separation(_Parameters):
     """Parameters of `b_min_sep`."""
 
     CDDL: ClassVar = "separation"
-    PREFIX: ClassVar = "sampling.parameters."
 
     separation: int = declared(
         1, Whole(2, _MAX_STEPS, f"2..{_MAX_STEPS}"), "Steps from one draw of a contribution to the first that may be its next."
@@ -90,16 +85,12 @@ class Separation:
         2, Flag("true"), "Whether the first steps draw as if the run had begun long before.", default=False, optional=True
     )
 
-    def __post_init__(self) -> None:
-        check_fields(self, PolicyRefused)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sizes:
+class Sizes(_Parameters):
     """Parameters of `fixed_size_cyclic`."""
 
     CDDL: ClassVar = "sizes"
-    PREFIX: ClassVar = "sampling.parameters."
 
     sizes: tuple[int, ...] = declared(
         1,
@@ -108,9 +99,6 @@ class Sizes:
         " may be of all.",
         rule="as many as classes",
     )
-
-    def __post_init__(self) -> None:
-        check_fields(self, PolicyRefused)
 
 
 @dataclass(frozen=True, slots=True)

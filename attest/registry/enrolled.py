@@ -320,7 +320,7 @@ class Opened(Mapping[str, Contributor]):
         Guarantee: each name opens the commitment of its contributor, and its principal the commitment to that.
         """
         packed = names.packed
-        if packed is None:
+        if not len(packed):
             return None
         import numpy as np
 
@@ -353,7 +353,7 @@ class Opened(Mapping[str, Contributor]):
         if number is None or row == _NONE:
             raise KeyError(name)
         run, place = self._enrolled.place(row)
-        return run.named(place, name, None if run.principals is None else self._packed.entry(number)[2])
+        return run.named(place, name, None if run.principals is None else self._packed.entry(number).principal)
 
     def __iter__(self) -> Iterator[str]:
         numbers = iter(self._numbers)

@@ -10,7 +10,7 @@ import re
 import secrets
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -130,6 +130,38 @@ _ITEM: Final = re.compile(rb"\x83" + _TEXT + rb"\x50(.{16})(?:\xf6|" + _TEXT + r
 """An array of name, salt, and principal or null; the lengths that the heads of the texts say are compared apart."""
 
 
+@dataclass(frozen=True, slots=True)
+class Named:
+    """Opens the commitments of one contributor.
+
+    Args:
+        salt: 16 random bytes, of this contributor in this registry alone.
+        principal: Identifier of the person or group behind it, None if none is stated.
+
+    Raises:
+        RegistryRefused: Code TYPE or RANGE.
+    """
+
+    name: str
+    salt: bytes = field(default_factory=lambda: secrets.token_bytes(SALT_SIZE), repr=False)
+    principal: str | None = None
+
+    def __post_init__(self) -> None:
+        check_id(self.name, "contributor", error=RegistryRefused)
+        check_bytes(self.salt, "salt of a contributor", SALT_SIZE, error=RegistryRefused)
+        if self.principal is not None:
+            check_id(self.principal, f"principal of {self.name}", error=RegistryRefused)
+
+    def commitment(self) -> bytes:
+        """Returns what the registry says in place of the name."""
+        return commit(REGISTRY_CONTRIBUTOR, self.name.encode("ascii"), self.salt)
+
+    def committed_principal(self, principal: object) -> bytes:
+        """Returns what the registry says in place of a principal of this contributor."""
+        identifier = check_id(principal, f"principal of {self.name}", error=RegistryRefused)
+        return commit(REGISTRY_PRINCIPAL, identifier.encode("ascii"), self.salt)
+
+
 class PackedNames:
     """Holds names in ascending order, each with its salt and perhaps a principal; immutable.
 
@@ -138,7 +170,13 @@ class PackedNames:
 
     __slots__ = ("_commitments", "_index", "_starts", "data")
 
-    def __init__(self, data: bytes, starts: "array[int]", commitments: bytearray, index: DigestIndex) -> None:
+    def __init__(
+        self,
+        data: bytes = b"",
+        starts: Sequence[int] = (),
+        commitments: bytes | bytearray = b"",
+        index: DigestIndex = DigestIndex(),  # noqa: B008
+    ) -> None:
         self.data, self._starts, self._commitments, self._index = data, starts, commitments, index
 
     @classmethod
@@ -166,13 +204,13 @@ class PackedNames:
         """Returns a name by its place in the order."""
         return self._name(number).decode("ascii")
 
-    def entry(self, number: int) -> tuple[str, bytes, str | None]:
-        """Returns a name, its salt and its principal."""
+    def entry(self, number: int) -> Named:
+        """Returns a name with its salt and its principal."""
         item = _ITEM.match(self.data, self._starts[number])
         if item is None:
             raise IndexError(number)
         _, name, salt, _, principal = item.groups()
-        return name.decode("ascii"), salt, None if principal is None else principal.decode("ascii")
+        return Named(name.decode("ascii"), salt, None if principal is None else principal.decode("ascii"))
 
     def find(self, name: str) -> int | None:
         """Returns the number of a name; None if it is not there."""
@@ -220,50 +258,19 @@ MAX_SIZE: Final = 512 << 20
 _MAX_ITEM = 256
 
 
-@dataclass(frozen=True, slots=True)
-class Named:
-    """Opens the commitments of one contributor.
-
-    Args:
-        salt: 16 random bytes, of this contributor in this registry alone.
-        principal: Identifier of the person or group behind it, None if none is stated.
-
-    Raises:
-        RegistryRefused: Code TYPE or RANGE.
-    """
-
-    name: str
-    salt: bytes = field(default_factory=lambda: secrets.token_bytes(SALT_SIZE), repr=False)
-    principal: str | None = None
-
-    def __post_init__(self) -> None:
-        check_id(self.name, "contributor", error=RegistryRefused)
-        check_bytes(self.salt, "salt of a contributor", SALT_SIZE, error=RegistryRefused)
-        if self.principal is not None:
-            check_id(self.principal, f"principal of {self.name}", error=RegistryRefused)
-
-    def commitment(self) -> bytes:
-        """Returns what the registry says in place of the name."""
-        return commit(REGISTRY_CONTRIBUTOR, self.name.encode("ascii"), self.salt)
-
-    def committed_principal(self, principal: object) -> bytes:
-        """Returns what the registry says in place of a principal of this contributor."""
-        identifier = check_id(principal, f"principal of {self.name}", error=RegistryRefused)
-        return commit(REGISTRY_PRINCIPAL, identifier.encode("ascii"), self.salt)
-
-
 class Names:
-    """Opens the commitments of a registry; immutable.
+    """Opens the commitments of a registry; immutable. `packed`: those that are kept as their file holds them, which need not be
+    all.
 
     Guarantee: a name stands here for a commitment only if it opens it. A file that was changed, or that belongs to another
     registry, opens nothing and so names nobody.
     """
 
     def __init__(self, entries: Iterable[Named] = (), packed: PackedNames | None = None) -> None:
-        # What stands here goes before what stands in the file as it was read.
-        self._packed = packed
+        # What stands in the dictionaries goes before what stands in the file as it was read.
+        self.packed = packed or PackedNames()
         self._by_name = {entry.name: entry for entry in entries}
-        self._by_commitment = {entry.commitment(): entry.name for entry in self._by_name.values()}
+        self._by_commitment = {entry.commitment(): entry for entry in self._by_name.values()}
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> "Names":
@@ -289,32 +296,24 @@ class Names:
 
     def find(self, name: str) -> Named | None:
         """Returns what opens the commitments of a contributor, by its name."""
-        entry = self._by_name.get(name)
-        number = None if entry is not None or self._packed is None else self._packed.find(name)
-        return entry if number is None or self._packed is None else Named(*self._packed.entry(number))
-
-    @property
-    def packed(self) -> PackedNames | None:
-        """Returns the names that are kept as their file holds them, which need not be all; None if there are none."""
-        return self._packed
+        return self._by_name.get(name) or self._in_file(self.packed.find(name))
 
     def _named(self, commitment: bytes) -> Named | None:
         """Returns what opens a commitment to a contributor."""
-        name = self._by_commitment.get(commitment)
-        if name is not None:
-            return self._by_name[name]
-        number = None if self._packed is None else self._packed.find_commitment(commitment)
-        return None if number is None or self._packed is None else Named(*self._packed.entry(number))
+        return self._by_commitment.get(commitment) or self._in_file(self.packed.find_commitment(commitment))
+
+    def _in_file(self, number: int | None) -> Named | None:
+        return None if number is None else self.packed.entry(number)
 
     def _all(self) -> dict[str, Named]:
         """Returns everything, by name; an object for each."""
-        packed = () if self._packed is None else map(self._packed.entry, range(len(self._packed)))
-        return {entry.name: entry for entry in (Named(*fields) for fields in packed)} | self._by_name
+        in_file = map(self.packed.entry, range(len(self.packed)))
+        return {entry.name: entry for entry in in_file} | self._by_name
 
     def to_cbor(self) -> bytes:
         """Returns the bytes of the file: a CBOR sequence of `[name, salt, principal or null]`, by name."""
-        if self._packed is not None and not self._by_name:
-            return self._packed.data
+        if not self._by_name:
+            return self.packed.data
         known = self._all()
         entries = (known[name] for name in sorted(known))
         return b"".join(cbor.encode([entry.name, entry.salt, entry.principal]) for entry in entries)
@@ -373,7 +372,7 @@ class Names:
                     raise RegistryRefused("KEY_UNKNOWN", f"contributor {ascii(action.name)[:80]} is not in the registry")
                 action = replace(action, name=found.commitment())
             changed.append(action)
-        return changed, self if known == self._by_name else Names(known.values(), self._packed)
+        return changed, self if known == self._by_name else Names(known.values(), self.packed)
 
 
 def beside(registry: str | os.PathLike[str]) -> Path:

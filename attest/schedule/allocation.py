@@ -400,18 +400,3 @@ def energies(classes: Sequence[ClassRule], parts: Sequence[Noised]) -> Energies:
         uniform=sum(size for size, std in own if std > 0.0) * loudest * loudest,
         bound=budget_stds(classes, parts).bound if budgets else routed,
     )
-
-
-def wastes(classes: Iterable[ClassRule], parts: Sequence[Noised]) -> dict[str, float]:
-    """Returns the waste meter of every private class: the multiplier of a contribution at the class's own bounds, by the one it
-    signed.
-
-    Above 1, noise that other classes need gives the class more privacy than it asked for, paid in usefulness. Classes that
-    share blocks waste least with equal products sigma_k C_k.
-    """
-    found = {}
-    for rule in classes:
-        if not rule.public:
-            effective = effective_multiplier(rule.bounds, [class_std(rule, parts)])
-            found[rule.name] = waste(effective, rule.bounds.noise_multiplier)
-    return found

@@ -8,6 +8,6 @@ and its JSON, and the tables and the CDDL in the documentation. A new field is o
 * `plain`: checks of integers, bytes, identifiers and times, commitments to values, and all of them as people see them.
 """
 
-from attest.schema.declare import Declared, check_by_word, check_fields, declarations, declared, derived
+from attest.schema.declare import Checked, Declared, check_by_word, check_fields, declarations, declared, derived
 
-__all__ = ["Declared", "check_by_word", "check_fields", "declarations", "declared", "derived"]
+__all__ = ["Checked", "Declared", "check_by_word", "check_fields", "declarations", "declared", "derived"]

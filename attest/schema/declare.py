@@ -4,17 +4,22 @@ import dataclasses
 import re
 from collections.abc import Callable
 from dataclasses import KW_ONLY, MISSING, dataclass
-from typing import Any, ParamSpec
+from functools import cache
+from typing import Any, ClassVar, ParamSpec, TypeVar
 
-from attest.errors import Refused
+from attest.errors import AttestError, Refused
 from attest.schema.kinds import Given, Kind, Told
 
 P = ParamSpec("P")
+T = TypeVar("T")
 _NOTE = "declared"
 _AS_NAMED = "="
 _UNIT = re.compile("_(micro|nano|pico)$")
-_KNOWN: dict[type, tuple["Declared", ...]] = {}
-_FITS: dict[type, Callable[[Any], bool]] = {}
+
+
+def once_a_class(make: Callable[[type], T]) -> Callable[[type], T]:
+    """Lets a function answer for each class once."""
+    return cache(make)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +84,9 @@ def derived(label: int, name: str, cddl: str, sentence: str) -> Declared:
     return Declared(label, Given(cddl), sentence, name=name, key=name, written=False)
 
 
+@once_a_class
 def declarations(cls: type) -> tuple[Declared, ...]:
     """Returns the declared fields of a class, in the order in which they are written."""
-    known = _KNOWN.get(cls)
-    if known is not None:
-        return known
     found = []
     for item in dataclasses.fields(cls):
         note = item.metadata.get(_NOTE)
@@ -93,7 +96,7 @@ def declarations(cls: type) -> tuple[Declared, ...]:
     labels = [item.label for item in found]
     if len(set(labels)) != len(labels):
         raise TypeError(f"two fields of {cls.__name__} have one label")
-    return _KNOWN.setdefault(cls, tuple(found))
+    return tuple(found)
 
 
 def told_of(cls: type, key: str, shown: Any, outer: Told | None = None) -> Told:
@@ -120,16 +123,30 @@ def check_fields(document: Any, error: Refused, cls: type | None = None) -> None
         Exception: Made by `error`, code TYPE or RANGE, or that of a kind.
     """
     cls = cls or type(document)
-    if (_FITS.get(cls) or _fits(cls))(document):
+    if _fits(cls)(document):
         return
     shown = getattr(document, cls.TELLS[0]) if hasattr(cls, "TELLS") else None
     needed = [item.needs for item in declarations(cls) if item.needs and getattr(document, item.name) is not None]
-    for item in declarations(cls):
+    for item in sorted(declarations(cls), key=lambda item: item.label):  # of two faults, readers name the same one
         value = getattr(document, item.name)
         if value is None and (item.default is None or item.nil) and item.name not in needed:
             continue
         key = item.name if item.kind.spread else item.key
         item.kind.check(value, told_of(cls, key, shown), error)
+
+
+class Checked:
+    """A declared document whose fields are checked when it is made; a class of them is a frozen dataclass.
+
+    Raises:
+        AttestError: Of class `ERROR`, code TYPE or RANGE.
+    """
+
+    __slots__ = ()
+    ERROR: ClassVar[type[AttestError]]
+
+    def __post_init__(self) -> None:
+        check_fields(self, self.ERROR)
 
 
 def check_by_word(document: Any, error: Refused) -> None:
@@ -151,6 +168,7 @@ def check_by_word(document: Any, error: Refused) -> None:
             raise error("SCHEMA", f"{told_of(cls, name, None)} is stated, and {word!r} takes none; expected null")
 
 
+@once_a_class
 def _fits(cls: type) -> Callable[[Any], bool]:
     """Returns a function that tells whether all fields of a document of a class fit; False leaves it to their checks.
 
@@ -163,7 +181,7 @@ def _fits(cls: type) -> Callable[[Any], bool]:
         nil = item.default is None or item.nil
         if item.kind.fits is None and not item.kind.test:
             if not nil:
-                return _FITS.setdefault(cls, lambda document: False)
+                return lambda document: False
             tests.append(f"document.{item.name} is None")
             continue
         names[f"fits_{item.name}"] = item.kind.fits
@@ -172,4 +190,4 @@ def _fits(cls: type) -> Callable[[Any], bool]:
         if item.needs is not None:
             tests.append(f"(value is None or document.{item.needs} is not None)")
     found: Callable[[Any], bool] = eval(f"lambda document: {' and '.join(tests)}", names)
-    return _FITS.setdefault(cls, found)
+    return found

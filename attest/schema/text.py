@@ -41,8 +41,9 @@ def read_table(cls: type, table: Mapping[str, Any], where: str, reading: Reading
         key = item.key
         place, _, last = key.rpartition(".")
         own = inner.get(place, table)
-        if item.beside is not None:
-            _check_beside(item, own, place, last, reading)
+        other = (item.beside or item.key).rpartition(".")[2]
+        if (last in own) != (other in own):
+            raise reading.error("KEY", f"[{place}] takes {other} with {last}; give both, or leave both out")
         if item.name in implied:
             continue
         told = told_of(cls, key, shown, outer)
@@ -87,12 +88,6 @@ def places(cls: type) -> dict[str, tuple[str, ...]]:
         if item.kind.tables is not None:
             found[f"into [[{item.key}]]"] = tops(item.kind.tables)
     return found
-
-
-def _check_beside(item: Declared, own: Mapping[str, Any], place: str, last: str, reading: Reading) -> None:
-    other = str(item.beside).rpartition(".")[2]
-    if (last in own) != (other in own):
-        raise reading.error("KEY", f"[{place}] takes {other} with {last}; give both, or leave both out")
 
 
 def _in(dotted: Iterable[str], place: str) -> list[str]:

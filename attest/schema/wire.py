@@ -9,12 +9,9 @@ from operator import attrgetter
 from typing import Any, ClassVar, Self
 
 from attest import cbor
-from attest.errors import AttestError, CborError, Refused
-from attest.schema.declare import Declared, check_fields, declarations, told_of
+from attest.errors import CborError, Refused
+from attest.schema.declare import Checked, Declared, declarations, once_a_class, told_of
 from attest.schema.kinds import Kind, Told
-
-_ROWS: dict[type, "_Row"] = {}
-_MAPS: dict[type, "_Map"] = {}
 
 
 def encode_document(document: Any, schema: str) -> bytes:
@@ -132,16 +129,14 @@ class _Row:
     positional: bool
 
 
+@once_a_class
 def row_of(cls: type) -> _Row:
     """Returns how a class of rows is written and read."""
-    known = _ROWS.get(cls)
-    if known is not None:
-        return known
     items = sorted(declarations(cls), key=lambda item: item.label)
     names = tuple(item.name for item in items)
     coded = tuple((names.index(item.name), item) for item in _coded(items))
     positional = tuple(item.name for item in dataclasses.fields(cls) if not item.kw_only) == names
-    return _ROWS.setdefault(cls, _Row(names, _reads(names), coded, positional))
+    return _Row(names, _reads(names), coded, positional)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -168,11 +163,9 @@ class _Map:
     known: frozenset[int]
 
 
+@once_a_class
 def map_of(cls: type) -> _Map:
     """Returns how a class of maps is written and read."""
-    known = _MAPS.get(cls)
-    if known is not None:
-        return known
     items = sorted(declarations(cls), key=lambda item: item.label)
     optional = tuple(item for item in items if item.optional)
     null = frozenset(item.label for item in items if not item.optional and (item.nil or item.default is None))
@@ -181,8 +174,7 @@ def map_of(cls: type) -> _Map:
     coded = _coded(items)
     lossy = tuple(item for item in coded if not item.kind.faithful)
     told = None if hasattr(cls, "TELLS") else _told(cls, coded)
-    form = _Map(labels, names, _reads(names), coded, told, lossy, optional, null, always, frozenset(labels))
-    return _MAPS.setdefault(cls, form)
+    return _Map(labels, names, _reads(names), coded, told, lossy, optional, null, always, frozenset(labels))
 
 
 def _reads(names: tuple[str, ...]) -> Callable[[Any], Iterable[Any]]:
@@ -239,7 +231,7 @@ def _told(cls: type, items: Iterable[Declared], shown: Any = None) -> tuple[Told
     return tuple(told_of(cls, item.name if item.kind.spread else item.key, shown) for item in items)
 
 
-class Payload:
+class Payload(Checked):
     """A declared document that is signed by itself: a map with its schema at label 1, and its fields from label 2 on.
 
     A class of them is a frozen dataclass. Rules over several fields go into its `__post_init__`, behind `check_fields`.
@@ -252,7 +244,6 @@ class Payload:
     SCHEMA: ClassVar[str]
     CDDL: ClassVar[str]
     WHAT: ClassVar[str]
-    ERROR: ClassVar[type[AttestError]]
     MAX_SIZE: ClassVar[int] = cbor.MAX_SIZE
     OF: ClassVar[str] = ""
 
@@ -260,9 +251,6 @@ class Payload:
         """Says in sentences whose field one is."""
         super().__init_subclass__(**options)
         cls.OF = cls.__dict__.get("OF", f" of the {cls.WHAT}")
-
-    def __post_init__(self) -> None:
-        check_fields(self, self.ERROR)
 
     def to_cbor(self) -> bytes:
         """Returns the bytes that are signed."""

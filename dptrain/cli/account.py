@@ -1,5 +1,6 @@
 """`dptrain account` and `dptrain calibrate`: the epsilon of a run, and the noise multiplier that an epsilon needs."""
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
@@ -8,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from dptrain.cli.inputs import PlotFile, require_plot
-from dptrain.cli.options import option
+from dptrain.cli.options import option, wrong_if
 from dptrain.cli.output import amount, counted, counting, table
 from dptrain.cli.results import Shown, Told
 from dptrain.clipping import own_noise
@@ -30,32 +31,27 @@ Compare = Annotated[bool, option("All accountants in one table.", "--compare")]
 
 
 def phases_of(z: float | None, q: float | None, steps: int | None, texts: Sequence[str]) -> list[Phase]:
-    """Returns the phases that were given, or the one of the three options."""
-    if texts and (z, q, steps) != (None, None, None):
+    """Returns the phases that were given, each as `multiplier,rate,steps`, or the one of the three options."""
+    if not texts:
+        require_others({"noise_multiplier": z, "sampling_rate": q, "steps": steps}, None)
+        assert z is not None and q is not None and steps is not None
+        return [Phase(z, q, steps)]
+    if (z, q, steps) != (None, None, None):
         raise typer.BadParameter(
             "--phase says multiplier, rate and steps itself; leave out --noise-multiplier, --sampling-rate and --steps"
         )
-    if texts:
-        return [phase_of(text) for text in texts]
-    if z is None or q is None or steps is None:
-        require_others({"noise_multiplier": z, "sampling_rate": q, "steps": steps}, None)
-    assert z is not None and q is not None and steps is not None
-    return [Phase(z, q, steps)]
+    found = []
+    for text in texts:
+        try:
+            multiplier, rate, count = text.split(",")
+            found.append(Phase(float(multiplier), float(rate), int(count)))
+        except ValueError as error:
+            sentence = f"{text!r} is no phase; write multiplier,rate,steps, for example 1.1,0.01,500"
+            raise typer.BadParameter(sentence) from error
+    return found
 
 
-def phase_of(text: str) -> Phase:
-    """Returns a phase from `multiplier,rate,steps`."""
-    parts = text.split(",")
-    try:
-        z, q, steps = float(parts[0]), float(parts[1]), int(parts[2])
-        if len(parts) != 3:
-            raise ValueError
-    except (ValueError, IndexError) as error:
-        raise typer.BadParameter(f"{text!r} is no phase; write multiplier,rate,steps, for example 1.1,0.01,500") from error
-    return Phase(z, q, steps)
-
-
-def require_others(given: dict[str, Any], wanted: str | None, *, phases: bool = True) -> None:
+def require_others(given: Mapping[str, Any], wanted: str | None, *, phases: bool = True) -> None:
     """Says which options are missing, and that the one which is solved for is not given."""
     options = {name: f"--{name.replace('_', '-')}" for name in given}
     missing = [options[name] for name, value in given.items() if value is None and name != wanted]
@@ -63,9 +59,6 @@ def require_others(given: dict[str, Any], wanted: str | None, *, phases: bool = 
         raise typer.BadParameter(f"{' and '.join(missing)} missing{'; or describe the run by --phase' if phases else ''}")
     if wanted is not None and given[wanted] is not None:
         raise typer.BadParameter(f"{options[wanted]} is what is solved for; leave it out, or --solve for another one")
-
-
-_BAR = 40
 
 
 def account_text(data: dict[str, Any]) -> Iterator[Shown]:
@@ -103,7 +96,7 @@ def curve_text(found: Curve) -> Iterator[Shown]:
     def draw(glyphs: Glyphs) -> list[Line]:
         lines: list[Line] = [[(f"\n{found.over:>12}   epsilon ({name})", "bold")]]
         for x, value in zip(found.xs, values, strict=True):
-            length = round(_BAR * min(value / most, 1.0)) if most else 0
+            length = round(40 * min(value / most, 1.0)) if most else 0
             shown = amount(x) if found.over == "steps" else f"{x:g}"
             lines.append([(f"{shown:>12}   {_up(value):>9} ", ""), (glyphs.touched * length, "cyan")])
         return lines
@@ -124,18 +117,14 @@ def calibration_text(data: dict[str, Any], wanted: str) -> Iterator[Shown]:
     name = wanted.replace("_", " ")
     yield f"{name}  {_found(data, wanted)}   epsilon {_up(data['epsilon'])} at delta {data['delta']:g}{_noise(data)}"
     if data["disclosure"] == "occurrences_public":
-        count = f"{data['occurrences']:,} public occurrence{'s' if data['occurrences'] > 1 else ''}"
-        yield (
-            f"  for {count}; one more makes it {_up(data['epsilon_of_one_more'])}: sign max_occurrences = {data['occurrences']}"
-        )
+        count, more = counted(data["occurrences"], "public occurrence"), _up(data["epsilon_of_one_more"])
+        yield f"  for {count}; one more makes it {more}: sign max_occurrences = {data['occurrences']}"
     elif data["occurrences"] is not None:
         rate, steps = data["sampling_rate"], data["steps"]
         yield f"  at rate {rate:g} in {steps:,} steps; draws are secret, and however many come are covered"
     if data["clip_norm"] is not None:
-        std, clip = data["sufficient_std"], data["clip_norm"]
-        yield (
-            f"  variance that suffices at clip norm {clip:g}: {_up(data['sufficient_variance'])}, standard deviation {_up(std)}"
-        )
+        variance, std = _up(data["sufficient_variance"]), _up(data["sufficient_std"])
+        yield f"  variance that suffices at clip norm {data['clip_norm']:g}: {variance}, standard deviation {std}"
     if len(data["phases"]) > 1:
         for phase in data["phases"]:
             yield f"  {phase['noise_multiplier']:.6f} at rate {phase['sampling_rate']:g} for {phase['steps']:,} steps"
@@ -156,11 +145,8 @@ def _up(value: float) -> str:
     return rounded_up(value, 6)
 
 
-class Over(StrEnum):
-    """Names what `--curve` varies."""
-
-    STEPS = "steps"
-    DELTA = "delta"
+Over = StrEnum("Over", ["STEPS", "DELTA"])
+"""Names for what `--curve` varies."""
 
 
 def account(
@@ -190,8 +176,7 @@ def account(
     Example: `dptrain account --noise-multiplier 1 --sampling-rate 0.01 --steps 1000 --delta 1e-5`
     """
     phases = phases_of(noise_multiplier, sampling_rate, steps, phase or [])
-    if plot is not None and curve is None:
-        raise typer.BadParameter("--plot draws a curve; say over what: --curve steps or --curve delta")
+    wrong_if(plot is not None and curve is None, "--plot draws a curve; say over what: --curve steps or --curve delta")
     require_plot(plot)
     single = len(phases) == 1
     if (group_size or examples) and not (single and family == "gaussian"):
@@ -237,21 +222,11 @@ def account(
     return Told(data, text if plot is None else [*text, f"wrote {plot}"])
 
 
-class Wanted(StrEnum):
-    """Names what `--solve` finds."""
+Wanted = StrEnum("Wanted", ["MULTIPLIER", "STEPS", "RATE", "OCCURRENCES"])
+"""Names for what `--solve` finds."""
 
-    MULTIPLIER = "multiplier"
-    STEPS = "steps"
-    RATE = "rate"
-    OCCURRENCES = "occurrences"
-
-
-class Disclosure(StrEnum):
-    """Says whether draws stay secret."""
-
-    SECRET = "secret_poisson"
-    PUBLIC = "occurrences_public"
-
+Disclosure = StrEnum("Disclosure", {"SECRET": "secret_poisson", "PUBLIC": "occurrences_public"})
+"""Names for draws that stay secret, and for occurrences that everybody reads."""
 
 KEYS = {
     Wanted.MULTIPLIER: "noise_multiplier",
@@ -259,17 +234,26 @@ KEYS = {
     Wanted.RATE: "sampling_rate",
     Wanted.OCCURRENCES: "occurrences",
 }
-"""What each is called as an option, and in the answer."""
+"""Their names as options, and in the answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A target, and by what it is counted."""
+    """A target, by what it is counted, and what is given: a multiplier, a rate, steps, and expected or public occurrences."""
 
     epsilon: float
     delta: float
     family: str
     solve: Wanted
+    noise_multiplier: float | None
+    sampling_rate: float | None
+    steps: int | None
+    occurrences: float | None
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """Returns what describes a run of one level."""
+        return {"noise_multiplier": self.noise_multiplier, "sampling_rate": self.sampling_rate, "steps": self.steps}
 
 
 def calibrate(
@@ -303,20 +287,20 @@ def calibrate(
 
     Example: `dptrain calibrate --epsilon 2 --sampling-rate 0.01 --steps 1000 --delta 1e-5`
     """
-    asked = Question(epsilon, delta, family, solve)
+    asked = Question(epsilon, delta, family, solve, noise_multiplier, sampling_rate, steps, occurrences)
     public = disclosure is Disclosure.PUBLIC
-    given = {"noise_multiplier": noise_multiplier, "sampling_rate": sampling_rate, "steps": steps}
-    _check_use(asked, given, occurrences, phase or [], clip_norm, public=public)
+    _check_use(asked, phase or [], clip_norm, public=public)
     if occurrences is not None and not public:
-        given["sampling_rate"] = _rate(occurrences, steps or 0)
+        if steps is None or not 0.0 < occurrences <= steps:
+            sentence = f"{occurrences:g} occurrences in {steps} steps; expected more than 0, and one per step at most"
+            nearest = float(steps) if steps is not None and occurrences > steps else None
+            raise AccountantError("OCCURRENCES", sentence, nearest=nearest)
+        asked = replace(asked, sampling_rate=occurrences / steps)
+    shape = phases_of(None, None, None, phase) if phase else []
     names = accountants.ACCOUNTANTS if compare else (accountant,)
     with counting("computing epsilon"):
-        if public:
-            found = {name: _public(asked, noise_multiplier, occurrences, name) for name in names}
-        elif phase:
-            found = {name: _in_phases(asked, phases_of(None, None, None, phase), name) for name in names}
-        else:
-            found = {name: _sampled(asked, given, name) for name in names}
+        answer = _public if public else functools.partial(_in_phases, shape) if phase else _sampled
+        found = {name: answer(asked, name) for name in names}
     for item in found.values():
         if not public:
             item["occurrences"] = occurrences
@@ -331,17 +315,9 @@ def calibrate(
     return Told(data, calibration_text(data, KEYS[solve]))
 
 
-def _check_use(
-    asked: Question,
-    given: Mapping[str, Any],
-    occurrences: float | None,
-    phase: list[str],
-    clip_norm: float | None,
-    *,
-    public: bool,
-) -> None:
+def _check_use(asked: Question, phase: list[str], clip_norm: float | None, *, public: bool) -> None:
     """Says which options do not go together, or are missing."""
-    solve, wanted = asked.solve, KEYS[asked.solve]
+    solve, wanted, given, occurrences = asked.solve, KEYS[asked.solve], asked.given, asked.occurrences
     if phase and (solve is not Wanted.MULTIPLIER or occurrences is not None or any(v is not None for v in given.values())):
         raise typer.BadParameter("--phase says rates and steps itself, and finds the multiplier; leave the others out")
     if phase and (public or clip_norm is not None):
@@ -362,36 +338,25 @@ def _check_use(
             raise typer.BadParameter("--occurrences with --steps stands for --sampling-rate, and finds the multiplier")
         require_others({"noise_multiplier": given["noise_multiplier"]}, wanted)
     elif not phase:
-        require_others(dict(given), wanted)
+        require_others(given, wanted)
     if asked.family != "gaussian" and solve is not Wanted.MULTIPLIER:
         raise typer.BadParameter("steps and rates are found for Gaussian noise; leave out --family, or find the multiplier")
 
 
-def _rate(occurrences: float, steps: int) -> float:
-    """Returns the sampling rate of so many expected occurrences."""
-    if not 0.0 < occurrences <= steps:
-        sentence = f"{occurrences:g} occurrences in {steps} steps; expected more than 0, and one per step at most"
-        raise AccountantError("OCCURRENCES", sentence, nearest=float(steps) if occurrences > steps else None)
-    return occurrences / steps
-
-
-def _sampled(asked: Question, given: Mapping[str, Any], accountant: str) -> dict[str, Any]:
+def _sampled(asked: Question, accountant: str) -> dict[str, Any]:
     """Returns the answer for a run of one level, drawn in secret."""
-    value: float
+    z, rate, steps = asked.given.values()
     if asked.solve is Wanted.MULTIPLIER:
-        rate, steps = given["sampling_rate"], given["steps"]
-        value = accountants.calibrate(asked.epsilon, rate, steps, asked.delta, accountant, family=asked.family)
+        z = accountants.calibrate(asked.epsilon, rate, steps, asked.delta, accountant, family=asked.family)
     elif asked.solve is Wanted.STEPS:
-        z, rate = given["noise_multiplier"], given["sampling_rate"]
-        value = accountants.largest_steps(asked.epsilon, z, rate, asked.delta, accountant)
+        steps = accountants.largest_steps(asked.epsilon, z, rate, asked.delta, accountant)
     else:
-        value = accountants.largest_rate(asked.epsilon, given["noise_multiplier"], given["steps"], asked.delta, accountant)
-    filled = {**given, KEYS[asked.solve]: value}
-    run = [Phase(filled["noise_multiplier"], filled["sampling_rate"], filled["steps"])]
-    return filled | _reached(asked, run, accountant)
+        rate = accountants.largest_rate(asked.epsilon, z, steps, asked.delta, accountant)
+    told = {"noise_multiplier": z, "sampling_rate": rate, "steps": steps}
+    return told | _reached(asked, [Phase(z, rate, steps)], accountant)
 
 
-def _in_phases(asked: Question, shape: list[Phase], accountant: str) -> dict[str, Any]:
+def _in_phases(shape: list[Phase], asked: Question, accountant: str) -> dict[str, Any]:
     """Returns the answer for a run in phases, drawn in secret: one multiplier, by which all are multiplied."""
     factor = accountants.calibrate_phases(asked.epsilon, shape, asked.delta, accountant, family=asked.family)
     run = [replace(item, noise_multiplier=item.noise_multiplier * factor) for item in shape]
@@ -405,19 +370,16 @@ def _reached(asked: Question, run: list[Phase], accountant: str) -> dict[str, An
     return {"epsilon": epsilon, "phases": [asdict(item) for item in run]}
 
 
-def _public(asked: Question, multiplier: float | None, occurrences: float | None, accountant: str) -> dict[str, Any]:
+def _public(asked: Question, accountant: str) -> dict[str, Any]:
     """Returns the answer where occurrences are public: the multiplier for so many, or how many a multiplier allows."""
-
-    def spent(count: int, z: float) -> float:
-        return own_noise.spent_on(count, z, asked.delta, accountant, asked.family)
-
+    how, multiplier = (asked.delta, accountant, asked.family), asked.noise_multiplier
     if multiplier is None:
-        count = own_noise.counted(occurrences or 0.0)
-        multiplier = own_noise.multiplier_for(asked.epsilon, count, asked.delta, accountant, asked.family)
+        count = own_noise.counted(asked.occurrences or 0.0)
+        multiplier = own_noise.multiplier_for(asked.epsilon, count, *how)
     else:
-        count = own_noise.occurrences_within(asked.epsilon, multiplier, asked.delta, accountant, asked.family)
+        count = own_noise.occurrences_within(asked.epsilon, multiplier, *how)
         if not count:
-            nearest = own_noise.micro_up(spent(1, multiplier))
+            nearest = own_noise.micro_up(own_noise.spent_on(1, multiplier, *how))
             sentence = f"one public occurrence at a noise multiplier of {multiplier:g} spends {nearest:g} already"
             raise AccountantError("EPSILON", f"{sentence}, above {asked.epsilon:g}", nearest=nearest)
     return {
@@ -425,7 +387,7 @@ def _public(asked: Question, multiplier: float | None, occurrences: float | None
         "sampling_rate": None,
         "steps": None,
         "occurrences": count,
-        "epsilon": spent(count, multiplier),
-        "epsilon_of_one_more": spent(count + 1, multiplier),
+        "epsilon": own_noise.spent_on(count, multiplier, *how),
+        "epsilon_of_one_more": own_noise.spent_on(count + 1, multiplier, *how),
         "phases": [],
     }

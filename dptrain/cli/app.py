@@ -1,17 +1,79 @@
-"""Build the command tree. Each group is one file; no file here imports torch."""
+"""Build the command tree: all groups and commands, in the order of help. `train` and `demo` start what alone imports torch."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
+from dptrain.cli import policy
 from dptrain.cli.account import account, calibrate
-from dptrain.cli.attest import commands as attest
-from dptrain.cli.gate import gate
-from dptrain.cli.ledger import commands as ledger
-from dptrain.cli.plan.commands import plan
-from dptrain.cli.policy import app as policy
+from dptrain.cli.attest import commands as contributor
+from dptrain.cli.attest.anchor import anchor
+from dptrain.cli.attest.show import show as show_attestations
+from dptrain.cli.attest.verify import verify as verify_attestations
+from dptrain.cli.gate import NoKeptReading, gate
+from dptrain.cli.inputs import load_training
+from dptrain.cli.options import file_argument, option
+from dptrain.cli.plan import plan
 from dptrain.cli.registry import commands as registry
+from dptrain.cli.registry import show as registry_show
 from dptrain.cli.release import release
-from dptrain.cli.results import RootGroup
-from dptrain.cli.train import demo, train
+from dptrain.cli.results import JsonFlag, LedgerGroup, RootGroup
+
+
+def train(
+    run: Annotated[Path, file_argument("RUN.toml", "The run file.")],
+    resume: Annotated[bool, option("Continue from the last checkpoint of this run.", "--resume")] = False,
+    clock_jump_ok: Annotated[
+        bool, option("The clock is right though it is over 14 days ahead of the ledger's last leaf.", "--clock-jump-ok")
+    ] = False,
+    no_kept_reading: NoKeptReading = False,
+    json: JsonFlag = False,
+) -> None:
+    """Train as a run file says; the same as `accelerate launch -m dptrain.train RUN.toml`.
+
+    Nothing in a run file can weaken the guarantee: everything it rests on is in the signed policy.
+
+    To train a text or image classifier from a file. For a model or loop of your own use `dptrain.PrivateTraining` in Python.
+
+    Example: `dptrain train run.toml`
+    """
+    flags = {"--resume": resume, "--clock-jump-ok": clock_jump_ok, "--no-kept-reading": no_kept_reading, "--json": json}
+    arguments = [str(run), *(flag for flag, given in flags.items() if given)]
+    raise typer.Exit(load_training("dptrain.train").main(arguments))
+
+
+def demo(
+    directory: Annotated[Path, option("Where everything is written.", "--dir", metavar="DIR")] = Path("demo"),
+    json: JsonFlag = False,
+) -> None:
+    """Go the whole way on real data that comes with the package: keys, policy, gate, training, export, audit, report.
+
+    Example: `dptrain demo --dir demo`
+    """
+    arguments = ["--dir", str(directory), *(["--json"] if json else [])]
+    raise typer.Exit(load_training("dptrain.demo").main(arguments))
+
+
+CONTRIBUTORS = "For contributors"
+OWNERS = "For corpus owners"
+TRAINERS = "For who trains"
+KEEPERS = "For operators and auditors"
+
+
+def _add(group: typer.Typer, commands: Iterable[Callable[..., Any]], panel: str | None = None) -> None:
+    """Adds commands to a group; each is called as its function."""
+    for command in commands:
+        group.command(rich_help_panel=panel)(command)
+
+
+def _group(name: str, panel: str, text: str, commands: Iterable[Callable[..., Any]] = (), **settings: Any) -> None:
+    """Adds a group to the tree."""
+    made = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown", help=text, **settings)
+    _add(made, commands)
+    app.add_typer(made, name=name, rich_help_panel=panel)
+
 
 app = typer.Typer(
     name="dptrain",
@@ -25,22 +87,50 @@ app = typer.Typer(
     "\n\nContributors start with `dptrain attest --help`, corpus owners with `dptrain policy --help`, who trains with "
     "`dptrain gate --help`, auditors with `dptrain ledger verify --help`. Example: `dptrain demo`",
 )
-OWNERS = "For corpus owners"
-TRAINERS = "For who trains"
-KEEPERS = "For operators and auditors"
 
-app.add_typer(attest.app, name="attest", rich_help_panel="For contributors")
-app.add_typer(registry.app, name="registry", rich_help_panel=OWNERS)
-app.add_typer(policy, name="policy", rich_help_panel=OWNERS)
-for panel, functions in (
-    (OWNERS, (calibrate, account)),
-    (TRAINERS, (gate, plan, train)),
-    (KEEPERS, (release,)),
-    ("To try it", (demo,)),
-):
-    for function in functions:
-        app.command(rich_help_panel=panel)(function)
-app.add_typer(ledger.app, name="ledger", rich_help_panel=KEEPERS)
+_group(
+    "attest",
+    CONTRIBUTORS,
+    "A contributor's tools: keys, attestations, anchors, withdrawals.\n\nIn this order: `keygen` once; `sign` and "
+    "`verify` for every batch of data; `show` to read what was signed; `anchor` to find what became of a content; `withdraw` "
+    "to take data back; `rotate` and `revoke` when a key changes or is lost.",
+    (
+        *(contributor.keygen, contributor.sign, verify_attestations, show_attestations, anchor),
+        *(contributor.prove, contributor.rotate, contributor.revoke, contributor.withdraw),
+    ),
+)
+_group(
+    "registry",
+    OWNERS,
+    "Which contributor key may attest which classes: a log that only grows, every entry signed by the corpus owner. "
+    "The policy names one state of it; the gate accepts that state and every later one.\n\n`init` once, `add` for every "
+    "contributor, `grant` when the classes change, `rotate` and `revoke` for keys; `show` and `verify` for everybody. Every "
+    "change is signed with the owner's key: by default owner.key beside the registry; the public half is owner.pub there.",
+    (
+        *(registry.init, registry.add, registry.prove, registry.grant, registry.rotate, registry.revoke),
+        *(registry.set_clock, registry_show.show, registry_show.verify),
+    ),
+)
+_group(
+    "policy",
+    OWNERS,
+    "Write, explain, sign and show the rules of a corpus.\n\n`init` once; edit; `check` until it says what you want to "
+    "promise; `sign`; hand out policy.cose, registry.cbor and owner.pub; registry.names goes to the trainer alone. "
+    "Contributors and auditors `check` and `show`.",
+    (policy.init, policy.check, policy.sign, policy.show),
+)
+_add(app, (calibrate, account), OWNERS)
+_add(app, (gate, plan, train), TRAINERS)
+_group(
+    "ledger",
+    KEEPERS,
+    "The signed record of a run: keep it, audit it, prove what is in it.\n\nTraining writes the ledger. Who keeps it "
+    "hands out an `export`; an auditor needs that and two public keys, got by another way; a contributor needs the export and "
+    "the descriptor hash that `dptrain attest show` prints. None of them needs torch.",
+    cls=LedgerGroup,
+)
+_add(app, (release,), KEEPERS)
+_add(app, (demo,), "To try it")
 
 
 def main() -> None:

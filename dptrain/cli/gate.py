@@ -6,7 +6,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,9 +24,9 @@ from attest.registry import Registry
 from attest.schema.plain import utc, visible
 from dptrain.cli.inputs import OwnerKey, RegistryFile, read_registry, read_signed_policy
 from dptrain.cli.ledger.place import LedgerKey, StateDirectory, checked, place_of
-from dptrain.cli.options import argument, file_argument, option
-from dptrain.cli.output import counted, counting, moment, styled, table
-from dptrain.cli.results import Result, Shown
+from dptrain.cli.options import argument, file_argument, moment, option
+from dptrain.cli.output import counted, counting, styled, table
+from dptrain.cli.results import Result, Shown, pick
 from dptrain.progress import attestations_in, progress_bar
 from dptrain.record.registry_watch import cited_roots, memories_of, memory_of, reading_beside
 
@@ -44,13 +44,9 @@ NoKeptReading = Annotated[bool, option("Verify every signature, whatever was kep
 
 @dataclass(frozen=True)
 class Keeping:
-    """Says where the reading of a command is kept.
+    """Says where the reading of a command is kept: beside which ledger, if beside any, and under which key of it.
 
-    Args:
-        ledger: Name of the ledger; None to keep nothing.
-        key: Its private key; None for the one beside it.
-        state: State directory of a ledger on a server.
-        make: Whether the key of a ledger that is still to come is made here.
+    With `make` the key of a ledger that is still to come is made here.
     """
 
     ledger: str | None
@@ -61,22 +57,13 @@ class Keeping:
     @property
     def there(self) -> bool:
         """Tells whether the ledger has begun."""
-        if self.ledger is None:
-            return False
         from ledger.storage.store import exists
 
-        return exists(place_of(self.ledger, self.state))
+        return self.ledger is not None and exists(place_of(self.ledger, self.state))
 
     def reading(self, signed: SignedPolicy, registry: Registry) -> KeptReading | None:
-        """Opens the kept reading; None where there is no ledger, or no key of it at hand.
-
-        Args:
-            signed: The policy.
-            registry: The contributors.
-
-        Raises:
-            KeyRefused: A key that was named cannot be read, or a new one cannot be written.
-        """
+        """Opens the kept reading; None where there is no ledger, or no key of it at hand. Raises KeyRefused: A key that was
+        named cannot be read, or a new one cannot be written."""
         if self.ledger is None:
             return None
         place = place_of(self.ledger, self.state)
@@ -111,13 +98,9 @@ def sentences(reading: KeptReading | None) -> list[str]:
     return spared + ([reading.told] if reading.told else [])
 
 
-SignedPolicyFile = Annotated[Path, file_argument("POLICY.cose", "Policy signed by the corpus owner.")]
-CorpusPath = Annotated[Path, argument("Directory, or one piece of data.", metavar="CORPUS", exists=True)]
-
-
 def gate(
-    policy: SignedPolicyFile,
-    corpus: CorpusPath,
+    policy: Annotated[Path, file_argument("POLICY.cose", "Policy signed by the corpus owner.")],
+    corpus: Annotated[Path, argument("Directory, or one piece of data.", metavar="CORPUS", exists=True)],
     owner_key: OwnerKey = None,
     registry: RegistryFile = None,
     ledger: Annotated[
@@ -162,17 +145,18 @@ def gate(
     judging = Gate(signed.policy, known, workers=workers, remember=reading)
     data = open_corpus(corpus)
     _remember(known, data, ledger)
-    tally, started = _Tally(limit), time.monotonic()
+    judged, started = Judged(moment_of_admission, judging.registry_root, reading), time.monotonic()
     # Opened before judging, which may take long: a place that cannot be written is told at once.
     with contextlib.nullcontext() if refusals is None else atomic_writer(refusals) as stream:
         with progress_bar("judging", lambda: attestations_in(corpus)) as progress:
             for outcome in judging.judge(data, now=moment_of_admission, withdrawn=withdrawn, progress=progress):
-                tally.add(outcome)
+                judged.add(outcome, limit)
         if stream is not None:
-            stream.writelines(tally.lines())
+            stream.writelines(judged.lines())
     if reading is not None:
         reading.keep()
-    return Judged(tally, moment_of_admission, judging.registry_root, time.monotonic() - started, reading)
+    judged.seconds = time.monotonic() - started
+    return judged
 
 
 def judge(
@@ -181,73 +165,80 @@ def judge(
     corpus: Path,
     registry: Path | None,
     now: int | None,
-    ledger: str | None,
-    owner_key: Path | None = None,
-    reading: Callable[[Registry], KeptReading | None] = lambda registry: None,
-) -> GateReport:
-    """Run the gate over a corpus, with the withdrawals of a ledger if there is one, and with what `reading` opens."""
+    owner_key: Path | None,
+    kept: Callable[[Registry], KeptReading | None] | None = None,
+) -> tuple[GateReport, KeptReading | None]:
+    """Run the gate over a corpus, with the kept reading that `kept` opens for its registry; returns that too."""
     known = read_registry(policy, registry, owner_key)
-    remember = reading(known)
+    reading = None if kept is None else kept(known)
     data = open_corpus(corpus)
-    _remember(known, data, ledger)
+    _remember(known, data, None)
+    when = int(time.time()) if now is None else now
     with progress_bar("judging", lambda: attestations_in(corpus)) as progress:
-        report = run_gate(
-            data,
-            rules,
-            known,
-            now=int(time.time()) if now is None else now,
-            withdrawn=_withdrawn(ledger, known),
-            progress=progress,
-            remember=remember,
-        )
-    if remember is not None:
-        remember.keep()
-    return report
+        report = run_gate(data, rules, known, now=when, progress=progress, remember=reading)
+    if reading is not None:
+        reading.keep()
+    return report, reading
 
 
-class _Tally:
-    """Counts a stream of outcomes, and keeps the first refusals; all of them go to a file, for there may be very many."""
+@dataclass
+class Judged(Result):
+    """Shows what the gate said of a corpus: counts, and the first refusals; all are in a file, for there may be very many."""
 
-    def __init__(self, limit: int) -> None:
-        self.admitted: Counter[str] = Counter()
-        self.refused: Counter[str] = Counter()
-        self.contributors: Counter[str] = Counter()
-        self.first: list[Refused] = []
-        self._limit = limit
-        self._spool = tempfile.TemporaryFile()  # noqa: SIM115, it goes with the tally
+    now: int
+    root: bytes
+    reading: KeptReading | None
+    seconds: float = 0.0
+    admitted: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+    contributors: Counter[str] = field(default_factory=Counter)
+    first: list[dict[str, Any]] = field(default_factory=list)
+    spool: Any = field(default_factory=tempfile.TemporaryFile)
 
-    def add(self, outcome: Admitted | Refused) -> None:
+    def add(self, outcome: Admitted | Refused, limit: int) -> None:
+        """Counts one more, and keeps a refusal where there are fewer than so many."""
         if isinstance(outcome, Admitted):
             self.admitted[outcome.admission.admissibility_class] += 1
             self.contributors[outcome.admission.contributor] += 1
             return
+        at = outcome.locator
+        told = pick(outcome.refusal, "code sentence contributor descriptor_hash")
+        told |= {"source": at.source if at else None, "offset": at.offset if at else None}
         self.refused[str(outcome.refusal.code)] += 1
-        if len(self.first) < self._limit:
-            self.first.append(outcome)
-        self._spool.write(json_text.dumps(_as_json(outcome)).encode() + b"\n")
+        if len(self.first) < limit:
+            self.first.append(told)
+        self.spool.write(json_text.dumps(told).encode() + b"\n")
 
     def lines(self) -> Iterator[bytes]:
         """Yields every refusal as a line of JSON."""
-        self._spool.seek(0)
-        yield from self._spool
-
-
-@dataclass(frozen=True)
-class Judged(Result):
-    """Shows what the gate said of a corpus."""
-
-    tally: _Tally
-    now: int
-    root: bytes
-    seconds: float
-    reading: KeptReading | None
+        self.spool.seek(0)
+        yield from self.spool
 
     @property
     def exit_code(self) -> int:
-        return bool(self.tally.refused)
+        return bool(self.refused)
 
     def text(self) -> Iterator[Shown]:
-        yield from _text(self.tally, self.now, self.root, self.seconds)
+        admitted, refused = self.admitted.total(), self.refused.total()
+        yield f"{admitted} admitted, {refused} refused, at {utc(self.now)}"
+        for name, count in sorted(self.admitted.items()):
+            yield styled("green", "  admitted", f" {name}: {count}")
+        for code, count in sorted(self.refused.items()):
+            yield styled("red", "  refused", f" {code}: {count}. {ReasonCode[code].meaning}")
+        if self.first:
+            rows = table("where", "reason", "sentence")
+            rows.columns[1].justify = rows.columns[2].justify = "left"
+            for row in self.first:
+                # A file's name is whatever its contributor chose: escape sequences for the terminal, say.
+                where = "(no content)" if row["source"] is None else f"{visible(row['source'])} at {row['offset']}"
+                rows.add_row(where, row["code"], row["sentence"])
+            yield rows
+            if refused > len(self.first):
+                yield f"... and {refused - len(self.first)} more; --refusals FILE.jsonl writes all"
+        if not admitted and not refused:
+            yield f"nothing to judge: the corpus holds no data; attestations of X lie beside it in X{SUFFIX}"
+        whose = f"from {counted(len(self.contributors), 'contributor')}, " if admitted else ""
+        yield f"{whose}judged in {self.seconds:.1f} s against registry root {self.root.hex()}"
         yield from sentences(self.reading)
 
     def print_json(self) -> None:
@@ -255,22 +246,21 @@ class Judged(Result):
         head = {
             "now": self.now,
             "registry_root": self.root.hex(),
-            "contributors": len(self.tally.contributors),
-            "admitted": dict(sorted(self.tally.admitted.items())),
-            "refused": dict(sorted(self.tally.refused.items())),
+            "contributors": len(self.contributors),
+            "admitted": dict(sorted(self.admitted.items())),
+            "refused": dict(sorted(self.refused.items())),
             **as_json(self.reading),
         }
         typer.echo(json_text.dumps(head, indent=2)[:-2] + ',\n  "refusals": [', nl=False)
-        for number, line in enumerate(self.tally.lines()):
+        for number, line in enumerate(self.lines()):
             typer.echo(f"{',' if number else ''}\n    {line.decode().rstrip()}", nl=False)
-        typer.echo("\n  ]\n}" if self.tally.refused else "]\n}")
+        typer.echo("\n  ]\n}" if self.refused else "]\n}")
 
 
 def _withdrawn(ledger: str | None, registry: Registry) -> frozenset[bytes]:
     """Returns what was withdrawn in a ledger, whose run must have begun with this registry or an earlier state of it."""
     if ledger is None:
         return frozenset()
-    # SQLAlchemy takes longer to load than everything else together; most commands never open a ledger.
     from ledger.log import Ledger
 
     place = place_of(ledger, None)
@@ -291,46 +281,6 @@ def _remember(registry: Registry, corpus: Corpus, ledger: str | None) -> None:
     What is beside a ledger its run writes, and a gate only reads.
     """
     kept = memory_of(corpus)
-    memories = [kept] if ledger is None else memories_of(place_of(ledger, None), corpus)
-    for memory in memories:
+    for memory in [kept] if ledger is None else memories_of(place_of(ledger, None), corpus):
         memory.check(registry)
     kept.keep(registry)
-
-
-def _text(tally: _Tally, now: int, root: bytes, seconds: float) -> Iterator[Shown]:
-    admitted, refused = tally.admitted.total(), tally.refused.total()
-    yield f"{admitted} admitted, {refused} refused, at {utc(now)}"
-    for name, count in sorted(tally.admitted.items()):
-        yield styled("green", "  admitted", f" {name}: {count}")
-    for code, count in sorted(tally.refused.items()):
-        yield styled("red", "  refused", f" {code}: {count}. {ReasonCode[code].meaning}")
-    if tally.first:
-        rows = table("where", "reason", "sentence")
-        rows.columns[1].justify = rows.columns[2].justify = "left"
-        for item in tally.first:
-            rows.add_row(_where(item), str(item.refusal.code), item.refusal.sentence)
-        yield rows
-        if refused > len(tally.first):
-            yield f"... and {refused - len(tally.first)} more; --refusals FILE.jsonl writes all"
-    if not admitted and not refused:
-        yield f"nothing to judge: the corpus holds no data; attestations of X lie beside it in X{SUFFIX}"
-    whose = f"from {counted(len(tally.contributors), 'contributor')}, " if admitted else ""
-    yield f"{whose}judged in {seconds:.1f} s against registry root {root.hex()}"
-
-
-def _where(item: Refused) -> str:
-    if item.locator is None:
-        return "(no content)"
-    # A file's name is whatever its contributor chose: escape sequences for the terminal, say.
-    return f"{visible(item.locator.source)} at {item.locator.offset}"
-
-
-def _as_json(item: Refused) -> dict[str, Any]:
-    return {
-        "code": str(item.refusal.code),
-        "sentence": item.refusal.sentence,
-        "contributor": item.refusal.contributor,
-        "descriptor_hash": item.refusal.descriptor_hash.hex() if item.refusal.descriptor_hash else None,
-        "source": item.locator.source if item.locator else None,
-        "offset": item.locator.offset if item.locator else None,
-    }

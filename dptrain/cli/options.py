@@ -1,18 +1,19 @@
-"""Declare arguments and options in one line each: a value, a file or a folder that must be there."""
+"""Declare arguments and options in one line each: a value, a time, a file or a folder that must be there."""
 
+import re
+import time
+from datetime import UTC, datetime
 from typing import Any
 
 import typer
 
+_FROM_NOW = re.compile(r"([+-][0-9]{1,5})([dh])")
+_AGE = re.compile(r"([0-9]{1,5})([dh])")
+_SECONDS = re.compile(r"[0-9]{1,12}")
+
 
 def option(text: str, *flags: str, **settings: Any) -> Any:
-    """Declares an option.
-
-    Args:
-        text: its help.
-        flags: its names; by default that of the parameter.
-        settings: further arguments of `typer.Option`.
-    """
+    """Declares an option by its help, its names, by default that of the parameter, and what else `typer.Option` takes."""
     return typer.Option(*flags, help=text, **settings)
 
 
@@ -39,3 +40,40 @@ def file_argument(metavar: str, text: str, **settings: Any) -> Any:
 def folder_argument(metavar: str, text: str, **settings: Any) -> Any:
     """Declares an argument that takes a folder which must exist."""
     return typer.Argument(metavar=metavar, exists=True, file_okay=False, help=text, **settings)
+
+
+def wrong_if(found: Any, sentence: str) -> None:
+    """Refuses wrong use of a command, with exit code 2, where something holds that must not."""
+    if found:
+        raise typer.BadParameter(sentence)
+
+
+def moment(text: str, **settings: Any) -> Any:
+    """Returns an option that takes a time in any form that `parse_time` reads."""
+    return typer.Option(parser=parse_time, metavar="TIME", help=text, **settings)
+
+
+def parse_age(text: str) -> int:
+    """Returns seconds from `7d` or `36h`. Raises typer.BadParameter: if the text is neither."""
+    match = _AGE.fullmatch(text)
+    wrong_if(match is None, f"{text!r} is not an age; write 7d or 36h")
+    return int(match[1]) * (86400 if match[2] == "d" else 3600)
+
+
+def parse_time(text: str) -> int:
+    """Returns seconds since the epoch from `2026-11-30`, `2026-11-30T12:00:00Z`, `1796040000`, or from now `+30d` or `-12h`.
+
+    A time without a zone is UTC, so that a script means the same on every machine.
+
+    Raises:
+        typer.BadParameter: if the text is none of these.
+    """
+    if _SECONDS.fullmatch(text):
+        return int(text)
+    if match := _FROM_NOW.fullmatch(text):
+        return int(time.time()) + int(match[1]) * (86400 if match[2] == "d" else 3600)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r} is not a time; write 2026-11-30, 2026-11-30T12:00:00Z or +30d") from error
+    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())

@@ -1,19 +1,15 @@
-"""Print what commands say: tables, numbers and moments, on a screen that nothing of others can change."""
+"""Print what commands say: tables and numbers, on a screen that nothing of others can change."""
 
 import codecs
 import contextlib
 import io
 import math
 import os
-import re
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
-import typer
 from rich import box
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
 from rich.segment import Segment
@@ -25,12 +21,6 @@ from dptrain.planning.picture import ASCII, PLAIN, UNICODE, Glyphs, Line
 from dptrain.planning.rounding import at_most
 
 _IN_PLAIN = "dptrain.plain"
-
-_FROM_NOW = re.compile(r"([+-][0-9]{1,5})([dh])")
-
-_AGE = re.compile(r"([0-9]{1,5})([dh])")
-
-_SECONDS = re.compile(r"[0-9]{1,12}")
 
 _PIPE_WIDTH = 160
 """Columns of a table where there is no terminal to ask."""
@@ -120,12 +110,7 @@ def table(*columns: str) -> Table:
 
 
 def table_of(items: Iterable[Any], columns: dict[str, Callable[[Any], str]]) -> Table:
-    """Returns a table with a row per item.
-
-    Args:
-        items: what the rows are of.
-        columns: for each head, what stands below it.
-    """
+    """Returns a table with a row per item: for each head, what stands below it."""
     rows = table(*columns)
     for item in items:
         rows.add_row(*(cell(item) for cell in columns.values()))
@@ -188,41 +173,5 @@ def size(count: int) -> str:
 
 
 def counted(count: int, thing: str) -> str:
-    """Returns a number of things: `1 contribution`, `2000 contributions`."""
-    return f"{count} {thing}{'' if count == 1 else 's'}"
-
-
-def moment(text: str, **settings: Any) -> Any:
-    """Returns an option that takes a time in any form that `parse_time` reads."""
-    return typer.Option(parser=parse_time, metavar="TIME", help=text, **settings)
-
-
-def parse_age(text: str) -> int:
-    """Returns seconds from `7d` or `36h`.
-
-    Raises:
-        typer.BadParameter: if the text is neither.
-    """
-    match = _AGE.fullmatch(text)
-    if match is None:
-        raise typer.BadParameter(f"{text!r} is not an age; write 7d or 36h")
-    return int(match[1]) * (86400 if match[2] == "d" else 3600)
-
-
-def parse_time(text: str) -> int:
-    """Returns seconds since the epoch from `2026-11-30`, `2026-11-30T12:00:00Z`, `1796040000`, or from now `+30d` or `-12h`.
-
-    A time without a zone is UTC, so that a script means the same on every machine.
-
-    Raises:
-        typer.BadParameter: if the text is none of these.
-    """
-    if _SECONDS.fullmatch(text):
-        return int(text)
-    if match := _FROM_NOW.fullmatch(text):
-        return int(time.time()) + int(match[1]) * (86400 if match[2] == "d" else 3600)
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError as error:
-        raise typer.BadParameter(f"{text!r} is not a time; write 2026-11-30, 2026-11-30T12:00:00Z or +30d") from error
-    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())
+    """Returns a number of things: `1 contribution`, `2,000 contributions`."""
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"

@@ -5,51 +5,28 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from attest import signed_file
 from attest.files import atomic_write
 from attest.keys.signers import as_signer
 from attest.policy import Policy, SignedPolicy, sign_policy
 from attest.registry import open_registry
 from dptrain.accounting import unsupported
+from dptrain.cli import inputs
 from dptrain.cli.advice import Case, Consequence, CorpusSize, consequences
 from dptrain.cli.advice.case import admitted, attested
 from dptrain.cli.advice.findings import check_text
 from dptrain.cli.complete import class_counts
 from dptrain.cli.gate import judge
-from dptrain.cli.inputs import (
-    OwnerKey,
-    PassphraseFile,
-    PolicyFile,
-    RegistryFile,
-    beside,
-    count_of,
-    load_key,
-    read_policy,
-    read_registry,
-    read_signed_policy,
-    refuse_to_overwrite,
-)
-from dptrain.cli.options import argument, file_argument, file_option, option
+from dptrain.cli.options import argument, file_argument, file_option, option, wrong_if
 from dptrain.cli.output import counting
 from dptrain.cli.results import Told
 from dptrain.planning.plan import make_plan
-
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-    help="Write, explain, sign and show the rules of a corpus.\n\n`init` once; edit; `check` until it says what you want to "
-    "promise; `sign`; hand out policy.cose, registry.cbor and owner.pub; registry.names goes to the trainer alone. "
-    "Contributors and auditors `check` and `show`.",
-)
 
 _TEMPLATE = Path(__file__).with_name("policy_template.toml")
 
 Layers = Annotated[int, option("Layers of the model, for the table of blocks.", min=1, max=4096)]
 
 
-@app.command()
 def init(
     path: Annotated[Path, argument("The file to write.", metavar="POLICY.toml")] = Path("policy.toml"),
     corpus: Annotated[str, option("Identifier of the corpus.")] = "my-corpus",
@@ -58,16 +35,15 @@ def init(
 
     Example: `dptrain policy init policy.toml --corpus clinic-notes-2026`
     """
-    refuse_to_overwrite(path)
+    inputs.refuse_to_overwrite(path)
     text = _TEMPLATE.read_text(encoding="utf-8").replace("@CORPUS@", corpus)
     Policy.from_toml(text)
     atomic_write(path, text.encode())
     return Told({"path": str(path), "corpus": corpus}, [f"wrote {path}; edit it, then: dptrain policy check {path}"])
 
 
-@app.command()
 def check(
-    policy: PolicyFile,
+    policy: inputs.PolicyFile,
     contributions: Annotated[
         list[str] | None,
         option(
@@ -83,8 +59,8 @@ def check(
     seconds_per_step: Annotated[
         float, option("Pace of training; the validity of attestations is compared with it.", min=0.001)
     ] = 10.0,
-    owner_key: OwnerKey = None,
-    registry: RegistryFile = None,
+    owner_key: inputs.OwnerKey = None,
+    registry: inputs.RegistryFile = None,
 ) -> Told:
     """Say in words what a policy promises and costs, warn of likely mistakes, and say what would mend them.
 
@@ -94,7 +70,7 @@ def check(
 
     Example: `dptrain policy check policy.toml --contributions sensitive=10000 --contributions general=50000`
     """
-    rules, signed = read_policy(policy, owner_key)
+    rules, signed = inputs.read_policy(policy, owner_key)
     refused = unsupported(rules)
     size = _size(policy, rules, signed is not None, contributions or [], corpus, registry, owner_key)
     known = _registry(policy, registry, owner_key)
@@ -111,10 +87,9 @@ def check(
         "warnings": warnings,
         "consequences": [item.as_json() for item in found],
     }
-    return Told(data, check_text(rules, size, refused, found), code=bool(refused or (strict and warnings)))
+    return Told(data, check_text(rules, size, refused, found), exit_code=bool(refused or (strict and warnings)))
 
 
-@app.command()
 def sign(
     policy: Annotated[Path, file_argument("POLICY.toml", "The rules.")],
     key: Annotated[
@@ -122,13 +97,15 @@ def sign(
         file_option(
             "KEY",
             "Private key of the corpus owner, or its .pub file, to sign with the SSH agent that holds it; default: "
-            "owner.key beside the policy.",
+            "owner.key inputs.beside the policy.",
         ),
     ] = None,
-    registry: RegistryFile = None,
+    registry: inputs.RegistryFile = None,
     out: Annotated[Path | None, option("Signed file; default: the policy's name with .cose.", metavar="POLICY.cose")] = None,
-    owner: Annotated[str | None, option("Identifier of the owner; default: the name in the .pub file beside the key.")] = None,
-    passphrase_file: PassphraseFile = None,
+    owner: Annotated[
+        str | None, option("Identifier of the owner; default: the name in the .pub file inputs.beside the key.")
+    ] = None,
+    passphrase_file: inputs.PassphraseFile = None,
 ) -> Told:
     """Bind a policy to a contributor registry and sign it as the corpus owner.
 
@@ -137,13 +114,12 @@ def sign(
 
     Example: `dptrain policy sign policy.toml`
     """
-    if policy.suffix != ".toml":
-        raise typer.BadParameter(f"{policy} is not a .toml file; sign what a person can read")
-    rules, _ = read_policy(policy, None)
-    private_key, name = load_key(beside(policy, key, "owner.key", "--key"), passphrase_file, owner, "--owner")
+    wrong_if(policy.suffix != ".toml", f"{policy} is not a .toml file; sign what a person can read")
+    rules, _ = inputs.read_policy(policy, None)
+    private_key, name = inputs.load_key(inputs.beside(policy, key, "owner.key", "--key"), passphrase_file, owner, "--owner")
     target = out or policy.with_suffix(".cose")
-    refuse_to_overwrite(target)
-    known = open_registry(beside(policy, registry, "registry.cbor", "--registry"), as_signer(private_key).public_key)
+    inputs.refuse_to_overwrite(target)
+    known = open_registry(inputs.beside(policy, registry, "registry.cbor", "--registry"), as_signer(private_key).public_key)
     payload, message = sign_policy(rules, private_key, owner=name, registry_root=known.root())
     signed_file.write(target, payload, message)
     missing = sorted({c for item in known.contributors for c in item.classes} - {rule.name for rule in rules.classes})
@@ -154,13 +130,12 @@ def sign(
     )
 
 
-@app.command()
-def show(policy: PolicyFile, owner_key: OwnerKey = None) -> Told:
+def show(policy: inputs.PolicyFile, owner_key: inputs.OwnerKey = None) -> Told:
     """Verify the owner's signature and show every field, as the text of a policy.
 
     Example: `dptrain policy show policy.cose --owner-key owner.pub`
     """
-    signed = read_signed_policy(policy, owner_key)
+    signed = inputs.read_signed_policy(policy, owner_key)
     data = _as_json(signed)
     return Told(
         data,
@@ -182,11 +157,11 @@ def _size(
     owner_key: Path | None,
 ) -> CorpusSize | None:
     """Returns the size of the corpus: counted, then corrected by what was given by hand."""
-    by_hand = dict(count_of(text, rules) for text in given)
+    by_hand = dict(inputs.count_of(text, rules) for text in given)
     if corpus is None:
         return CorpusSize("given", by_hand) if given else None
     if signed:
-        size = admitted(judge(rules, path, corpus, registry, None, None, owner_key))
+        size = admitted(judge(rules, path, corpus, registry, None, owner_key)[0])
     else:
         with counting("counting") as progress:
             size = attested(corpus, rules, progress)
@@ -198,7 +173,7 @@ def _registry(path: Path, registry: Path | None, owner_key: Path | None) -> dict
     at_hand = path.with_name("registry.cbor").is_file() and (owner_key or path.with_name("owner.pub")).is_file()
     if registry is None and not at_hand:
         return {}
-    found = read_registry(path, registry, owner_key)
+    found = inputs.read_registry(path, registry, owner_key)
     parties = {key.raw: f"the contributor {item.name}" for item in found.contributors for key in item.keys}
     return {
         "granted": frozenset(name for item in found.contributors for name in item.classes),

@@ -1,7 +1,7 @@
 """`dptrain release`: sign what a model is and whose influence may be in it, and check that of somebody else's."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,30 +9,34 @@ import typer
 
 from attest.fixed_point import MICRO
 from attest.schema.plain import utc, visible
-from dptrain.cli import exporting
 from dptrain.cli.inputs import PassphraseFile
-from dptrain.cli.ledger.place import LedgerKey, StateDirectory, checked, opened_to_sign, place_of
-from dptrain.cli.ledger.proofs import trusted
-from dptrain.cli.ledger.show import verdict_text
-from dptrain.cli.options import file_option, folder_argument, folder_option, option
-from dptrain.cli.output import counted, counting, moment, spent, styled, table
+from dptrain.cli.ledger.place import (
+    LedgerKey,
+    RegistryAlong,
+    StateDirectory,
+    WithoutAttestations,
+    checked,
+    opened_to_sign,
+    place_of,
+    trusted,
+)
+from dptrain.cli.options import file_option, folder_argument, folder_option, moment, option, wrong_if
+from dptrain.cli.output import counted, counting, spent, styled, table
 from dptrain.cli.results import Shown, Told, pick
 
 if TYPE_CHECKING:
-    # Loaded where they are used, as in `dptrain.cli.ledger.commands`: help and completion need none of them.
+    # Loaded in the functions that use them, as what opens a ledger is in `dptrain.cli.ledger.place`.
     from ledger.release import Manifest, ReleaseReport, Tie
-
-ModelDirectory = Annotated[Path, folder_argument("MODEL", "Directory of the model, and nothing else.")]
 
 
 def release(
-    model: ModelDirectory,
+    model: Annotated[Path, folder_argument("MODEL", "Directory of the model, and nothing else.")],
     check: Annotated[bool, option("Check a release instead of making one.", "--check")] = False,
     ledger: Annotated[
         str | None, option("Ledger of the run that trained it, a file or a URL.", metavar="LEDGER", callback=checked)
     ] = None,
-    registry: exporting.RegistryAlong = None,
-    without_attestations: exporting.WithoutAttestations = False,
+    registry: RegistryAlong = None,
+    without_attestations: WithoutAttestations = False,
     state: StateDirectory = None,
     ledger_key: LedgerKey = None,
     passphrase_file: PassphraseFile = None,
@@ -65,93 +69,61 @@ def release(
     registry of their keys, and a leaf about it into the ledger. Says of every tensor whether it is the run's: weights TIED,
     PART, CONVERTED, UNTIED, or UNRECORDED.
 
-    With --check, everything is held against each other, offline: FULL, SUMMARISED, TOLD, SIGNED (no export to check the
-    numbers against; exit code 1, unless you say --signature-only) or FAILED (exit code 1). docs/auditors.md explains them,
-    and the words that weaken them. An export that does not show the leaf about
-    the release fails: the release may be hidden from auditors. That auditors are shown the same ledger, only cosignatures
-    tell: --require-quorum.
+    With --check, everything is held against each other, offline: FULL, SUMMARISED, TOLD, SIGNED (no export to check the numbers
+    against; exit code 1, unless you say --signature-only) or FAILED (exit code 1). docs/auditors.md explains them, and the
+    words that weaken them. An export that does not show the leaf about the release fails: the release may be hidden from
+    auditors. That auditors are shown the same ledger, only cosignatures tell: --require-quorum.
 
     As the operator, once the model's directory is as it shall be published, with nothing else in it: before anybody gets the
     model. As whoever gets a model, with `--check`, before using it.
 
     Example: `dptrain release model --ledger ledger.db`
     """
-    if check:
-        signing = (ledger, registry, without_attestations or None, state, ledger_key, passphrase_file)
-        report = _check(model, key or [], owner_key, export, min_size, require_quorum, now, signing=signing)
-        from ledger.audit.findings import exit_code
+    from dptrain.cli.ledger.export import contained, contained_text, taken_along
+    from ledger.audit.findings import exit_code
+    from ledger.release import check_release
+    from ledger.release import release as make
 
+    signing = (ledger, registry, without_attestations or None, state, ledger_key, passphrase_file)
+    checking = (key or None, owner_key, export, require_quorum or None, require_full or None, signature_only or None, now)
+    if check:
+        if any(given is not None for given in signing):
+            raise typer.BadParameter(
+                "--ledger, --registry, --without-attestations, --state, --ledger-key and --passphrase-file do not go with "
+                "--check"
+            )
+        wrong_if(not key, "give --key, the ledger's public key, got by another way than the model")
+        owner, vkeys = trusted(key, owner_key)
+        asked: dict[str, Any] = {"export": export, "owner_key": owner, "require_quorum": require_quorum, "now": now}
+        with counting(f"checking {model}"):
+            report = check_release(model, vkeys, minimum_size=min_size, **asked)
         # Whoever takes the export out of a release must not get a pass by that.
         code = exit_code(report.verdict, require_full=require_full, signature_only=signature_only)
-        return Told(_report(report), _report_text(report), code)
-    if key or owner_key or export or require_quorum or require_full or signature_only or min_size != 1 or now is not None:
+        told = pick(report, "verdict qualifiers findings notes newer_withdrawals") | {
+            "weights": None if report.weights is None else _weights(report.weights),
+            "manifest": None if report.manifest is None else _told(report.manifest),
+        }
+        return Told(told, _report_text(report), code)
+    if min_size != 1 or any(given is not None for given in checking):
         raise typer.BadParameter(
             "--key, --owner-key, --export, --require-quorum, --require-full, --signature-only, --min-size and --now go "
             "with --check"
         )
-    return _make(model, ledger, registry, without_attestations, state, ledger_key, passphrase_file)
-
-
-def _make(
-    model: Path,
-    ledger: str | None,
-    registry: Path | None,
-    without: bool,
-    state: Path | None,
-    key: Path | None,
-    passphrase_file: Path | None,
-) -> Told:
-    if ledger is None:
-        raise typer.BadParameter("give --ledger, the ledger of the run that trained the model; or --check")
-    from ledger.release import release as make
-
+    wrong_if(ledger is None, "give --ledger, the ledger of the run that trained the model; or --check")
     place = place_of(ledger, state)
-    with opened_to_sign(place, key, passphrase_file) as log, counting(f"digesting {model}"):
-        made = make(log, model, now=int(time.time()), **exporting.taken_along(place, registry, without))
-    told = {"path": str(made.path), "export": str(made.export), "leaf": made.seq, "key": made.manifest.log_vkey}
-    told |= exporting.contained(made.export) | _told(made.manifest) | {"weights": _weights(made.weights)}
+    with opened_to_sign(place, ledger_key, passphrase_file) as log, counting(f"digesting {model}"):
+        made = make(log, model, now=int(time.time()), **taken_along(place, registry, without_attestations))
+    told = pick(made, "path export", leaf="seq") | {"key": made.manifest.log_vkey}
+    told |= contained(made.export) | _told(made.manifest) | {"weights": _weights(made.weights)}
     return Told(
         told,
         [
             *_text(made.manifest, made.weights),
             f"wrote {made.path} and {made.export}; leaf {made.seq} of the ledger tells of it",
-            *exporting.contained_text(made.export, without=without),
+            *contained_text(made.export, without=without_attestations),
             f"check with: dptrain release --check {model} --key {made.manifest.log_vkey}",
         ],
     )
-
-
-def _check(
-    model: Path,
-    pinned: list[str],
-    owner_key: Path | None,
-    export: Path | None,
-    min_size: int,
-    require_quorum: bool,
-    now: int | None,
-    *,
-    signing: tuple[object, ...],
-) -> "ReleaseReport":
-    if any(option is not None for option in signing):
-        raise typer.BadParameter(
-            "--ledger, --registry, --without-attestations, --state, --ledger-key and --passphrase-file do not go with --check"
-        )
-    if not pinned:
-        raise typer.BadParameter("give --key, the ledger's public key, got by another way than the model")
-    from ledger.release import check_release
-
-    owner, vkeys = trusted(pinned, owner_key)
-    with counting(f"checking {model}"):
-        return check_release(
-            model, vkeys, export=export, owner_key=owner, minimum_size=min_size, require_quorum=require_quorum, now=now
-        )
-
-
-def _report(report: "ReleaseReport") -> dict[str, Any]:
-    return pick(report, "verdict qualifiers findings notes newer_withdrawals") | {
-        "weights": None if report.weights is None else _weights(report.weights),
-        "manifest": None if report.manifest is None else _told(report.manifest),
-    }
 
 
 def _weights(found: "Tie") -> dict[str, Any]:
@@ -172,14 +144,11 @@ def _told(manifest: "Manifest") -> dict[str, Any]:
     """Returns the manifest as JSON; epsilons as numbers, null for public classes."""
     classes = manifest.classes
     names = "origin time step size root header_digest delta withdrawn withdrawals_root statements"
-    tensors = [
-        None if file.tensors is None else [pick(item, "name dtype shape sha256") for item in file.tensors]
-        for file in manifest.files
-    ]
     return pick(manifest, names, planned_horizon="horizon") | {
         "files": [
-            pick(file, "path size sha256 form names") | {"tensors": held}
-            for file, held in zip(manifest.files, tensors, strict=True)
+            pick(file, "path size sha256 form names")
+            | {"tensors": file.tensors and [pick(item, "name dtype shape sha256") for item in file.tensors]}
+            for file in manifest.files
         ],
         "classes": [
             pick(row, "name contributions withdrawn")
@@ -207,12 +176,10 @@ def _number(micro: int | None) -> float | None:
 
 
 def _report_text(report: "ReleaseReport") -> Iterator[Shown]:
+    from dptrain.cli.ledger.show import report_text
+
     name = "the manifest was refused" if report.manifest is None else report.manifest.origin
-    yield from verdict_text(report.verdict, report.qualifiers, name)
-    for finding in report.findings:
-        yield styled("red", finding.code, f" {visible(finding.where, plain=True)}: {finding.sentence}")
-    for note in report.notes:
-        yield f"note: {note}"
+    yield from report_text(report, name)
     if report.manifest is not None and report.weights is not None:
         yield from _text(report.manifest, report.weights)
 
@@ -231,25 +198,26 @@ def _weights_text(found: "Tie") -> Iterator[Shown]:
         view += [f"the part {file.view.add!a}"] if file.view.add else []
         of = f" of {', '.join(view)}" if view else ""
         yield f"  {visible(file.path, plain=True)}: {counted(len(file.tied), 'tensor')}{of} tied"
-        for what, names in (("converted", file.converted), ("CHANGED", file.changed), ("FOREIGN", file.foreign)):
-            if names:
-                more = f" and {len(names) - 10} more" if len(names) > 10 else ""
-                yield styled("yellow" if what == "converted" else "red", f"    {what}", f" {_listed(names[:10])}{more}")
-    for what, names in (
-        ("LEFT OUT", found.left_out),
-        ("NOT COMPARED", found.opaque),
-        ("NOT LOOKED FOR THERE", found.aside),
-        ("LEADS ELSEWHERE", found.astray),
-        ("CODE", found.code),
-        ("TEMPLATES", found.templates),
-    ):
+        yield from _lines({"converted": file.converted, "CHANGED": file.changed, "FOREIGN": file.foreign})
+    yield from _lines(
+        {
+            "LEFT OUT": found.left_out,
+            "NOT COMPARED": found.opaque,
+            "NOT LOOKED FOR THERE": found.aside,
+            "LEADS ELSEWHERE": found.astray,
+            "CODE": found.code,
+            "TEMPLATES": found.templates,
+        }
+    )
+
+
+def _lines(found: Mapping[str, Sequence[str]]) -> Iterator[Shown]:
+    """Yields a line for each word with names, of many names the first ten."""
+    for what, names in found.items():
         if names:
             more = f" and {len(names) - 10} more" if len(names) > 10 else ""
-            yield styled("yellow" if what == "TEMPLATES" else "red", f"    {what}", f" {_listed(names[:10])}{more}")
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(visible(name, plain=True) for name in names)
+            shown = ", ".join(visible(name, plain=True) for name in names[:10])
+            yield styled("yellow" if what in ("converted", "TEMPLATES") else "red", f"    {what}", f" {shown}{more}")
 
 
 def _text(manifest: "Manifest", weights: "Tie") -> Iterator[Shown]:

@@ -5,8 +5,8 @@ reads. It is a class of its own where others show the result too, or where it is
 """
 
 import difflib
-import errno
 import functools
+import importlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
@@ -18,13 +18,10 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
-from attest.errors import AttestError
 from attest.schema.plain import visible
 from dptrain.cli.output import console, print_picture, print_table, screen_for, styled
-from dptrain.errors import DptrainError
 from dptrain.planning.picture import Glyphs, Line
-from dptrain.programs import print_json
-from ledger.errors import LedgerError
+from dptrain.programs import REFUSALS, print_json, refusal
 
 Picture = Callable[[Glyphs], list[Line]]
 """Draws with the characters that the screen takes."""
@@ -34,12 +31,9 @@ Shown = str | Text | Table | Picture
 
 
 class Result:
-    """The typed result of a command."""
+    """The typed result of a command, with its exit code."""
 
-    @property
-    def exit_code(self) -> int:
-        """Returns the exit code of the command."""
-        return 0
+    exit_code: int = 0
 
     def text(self) -> Iterable[Shown]:
         """Yields what a person reads."""
@@ -54,11 +48,7 @@ class Result:
         print_json(self.as_json())
 
     def print(self, *, as_json: bool) -> None:
-        """Prints the result.
-
-        Args:
-            as_json: as one JSON object and nothing else.
-        """
+        """Prints the result, for a program as one JSON object and nothing else."""
         if as_json:
             self.print_json()
         else:
@@ -92,16 +82,9 @@ def plain(value: Any) -> Any:
 
 
 def pick(value: Any, names: str, **others: str) -> dict[str, Any]:
-    """Returns some attributes of a value as JSON.
-
-    Args:
-        value: any object.
-        names: attributes, set off by blanks.
-        others: further attributes by the name that they have in JSON.
-    """
-    return {name: plain(getattr(value, name)) for name in names.split()} | {
-        name: plain(getattr(value, own)) for name, own in others.items()
-    }
+    """Returns attributes of a value as JSON: those named, set off by blanks, and others by the name that they have in JSON."""
+    chosen = dict.fromkeys(names.split()) | others
+    return {name: plain(getattr(value, own or name)) for name, own in chosen.items()}
 
 
 @dataclass(frozen=True)
@@ -111,16 +94,11 @@ class Told(Result):
     Attributes:
         data: the JSON object.
         parts: lines, tables and pictures; asked for only where a person reads.
-        code: the exit code.
     """
 
     data: dict[str, Any]
     parts: Iterable[Shown]
-    code: int = 0
-
-    @property
-    def exit_code(self) -> int:
-        return self.code
+    exit_code: int = 0
 
     def text(self) -> Iterable[Shown]:
         return self.parts
@@ -149,6 +127,8 @@ JsonFlag = Annotated[
 def _take_json(group: TyperGroup) -> None:
     """Gives every command below a group the option `--json`, unless it takes that itself."""
     for command in group.commands.values():
+        if isinstance(command, LedgerGroup):
+            continue  # it does so itself, once its commands are loaded
         if isinstance(command, TyperGroup):
             _take_json(command)
         elif not any("--json" in parameter.opts for parameter in command.params):
@@ -168,6 +148,26 @@ def _json_option() -> Any:
     return option
 
 
+class LedgerGroup(TyperGroup):
+    """The `dptrain ledger` group, whose rooms are loaded when a command of it is asked for: they take as long as all others."""
+
+    @property
+    def commands(self) -> dict[str, Any]:
+        """Returns the commands by name."""
+        return _ledger_commands()
+
+    @commands.setter
+    def commands(self, found: dict[str, Any]) -> None:
+        """Leaves out what Typer has found in the group: nothing."""
+
+
+@functools.cache
+def _ledger_commands() -> dict[str, Any]:
+    group = typer.main.get_group(importlib.import_module("dptrain.cli.ledger.commands").app)
+    _take_json(group)
+    return group.commands
+
+
 class RootGroup(TyperGroup):
     """The `dptrain` command group: renders results, and turns every expected error into one line and exit code 1."""
 
@@ -181,7 +181,6 @@ class RootGroup(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the chosen command; typed errors and I/O errors end here, anything else is a fault and propagates."""
-        nearest = None
         try:
             found = super().invoke(ctx)
             if isinstance(found, Result):
@@ -189,12 +188,8 @@ class RootGroup(TyperGroup):
                 if found.exit_code:
                     raise typer.Exit(int(found.exit_code))
             return found
-        except (AttestError, LedgerError, DptrainError) as error:
-            code, sentence, nearest = error.code, error.sentence, getattr(error, "nearest", None)
-        except OSError as error:
-            if error.errno == errno.EPIPE:
-                raise
-            code, sentence = "IO", f"{error.strerror or error}: {error.filename}" if error.filename else str(error)
+        except REFUSALS as error:
+            told = refusal(error)
         except typer.BadParameter as error:
             explain(error)
             error.message = visible(error.message, lines=True)
@@ -203,10 +198,9 @@ class RootGroup(TyperGroup):
             print_json({"error": {"code": "USAGE", "sentence": error.format_message()}})
             raise typer.Exit(2) from error
         if ctx.meta.get(_JSON):
-            told = {"code": str(code), "sentence": sentence}
-            print_json({"error": told if nearest is None else told | {"nearest": nearest}})
+            print_json({"error": told})
         else:
-            screen_for(stderr=True).print(styled("bold red", str(code), f": {visible(sentence)}"))
+            screen_for(stderr=True).print(styled("bold red", told["code"], f": {visible(told['sentence'])}"))
         raise typer.Exit(1)
 
 
@@ -235,20 +229,14 @@ def explain(error: Any) -> None:
     parameter = getattr(error, "param", None)
     if parameter is None:
         return
-    metavar = parameter.metavar or ""
     if not error.message:
         # A parameter that was not given at all: its help says what it is.
         error.message = getattr(parameter, "help", None) or ""
     elif "does not exist" in error.message:
-        path = _quoted(error.message)
-        near = _nearest(path) if path else None
-        hint = f"is {near} meant?" if near else WRITTEN_BY.get(metavar, "")
+        quoted = error.message.split("'")
+        near = _nearest(quoted[1]) if len(quoted) == 3 else None
+        hint = f"is {near} meant?" if near else WRITTEN_BY.get(parameter.metavar or "", "")
         error.message = error.message.rstrip(".") + (f"; {hint}" if hint else "")
-
-
-def _quoted(message: str) -> str | None:
-    parts = message.split("'")
-    return parts[1] if len(parts) == 3 else None
 
 
 def _nearest(path: str) -> str | None:

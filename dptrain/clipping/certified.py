@@ -18,7 +18,7 @@ from attest.descriptor import SignedBounds
 from attest.fixed_point import MICRO
 from attest.schedule.allocation import effective_std
 from dptrain.blocks.stack import Tensor
-from dptrain.clipping.fast import Bounds, Pieces, full_precision, precision_name
+from dptrain.clipping.fast import Bounds, Pieces, Sums, full_precision, precision_name
 from dptrain.clipping.one_contribution import Rows, Single, gradient_of
 from dptrain.clipping.resolver import Schedule
 from dptrain.errors import UnsupportedPolicy
@@ -92,7 +92,7 @@ class Limits:
         return root * (1.0 - 2.0**-20) if math.isfinite(white) and math.isfinite(flat) else math.nan
 
 
-class CertifiedSums:
+class CertifiedSums(Sums):
     """Clipped sums of one logical step, as exact integers on the lattice.
 
     Guarantee: the change of the sums due to contribution i is ``gamma_l k_il``, with integers ``k_il`` that are zero outside
@@ -118,23 +118,22 @@ class CertifiedSums:
         least_multiplier: float = 1.0,
         noise_family: str = "gaussian",
     ) -> None:
+        super().__init__(tensors)
         self.float_margin = MARGINS[CERTIFIED][precision_name(precision)]
         self._power = TABLE[noise_family].norm
         self._widest = WIDEST if self._power == 2 else WIDEST_L1
         self.bits = lattice_bits(CERTIFIED, noise_family, schedule.coordinates, least_multiplier)
         self._precision = precision
-        self._tensors = tensors
         self._stds = [block.std for block in schedule.blocks]
         self._shares = [block.share for block in schedule.blocks]
-        self._sums: list[torch.Tensor | None] = [None] * len(tensors)
         self._limits: dict[tuple[SignedBounds, tuple[int, ...]], Limits] = {}
         self._locks = [Lock() for _ in tensors]
         self._threads = Threads(MOST_THREADS)
 
     def use(self, stds: Sequence[float]) -> None:
-        """Standard deviations of the noise per block in the step that begins, where they are not the schedule's; public.
+        """Takes the noise per block of the step that begins, where it is not the schedule's; public.
 
-        The lattice follows them: a step's sums and its noise are integers of the same ``s_l * 2^-32``.
+        The lattice follows it: a step's sums and its noise are integers of the same ``s_l * 2^-32``.
         """
         self._stds = list(stds)
         self._limits.clear()
@@ -280,9 +279,7 @@ class CertifiedSums:
     def _accumulate(self, found: dict[int, Single]) -> None:
         for index, integers in found.items():
             with self._locks[index]:
-                total = self._sums[index]
-                if total is None:
-                    total = self._sums[index] = self._zeros(index)
+                total = self._total(index)
                 if isinstance(integers, Rows):
                     total.index_add_(0, integers.ids_R, integers.values_RD.double())
                     continue
@@ -290,22 +287,14 @@ class CertifiedSums:
                     into.add_(part)
 
     def take(self) -> Iterator[torch.Tensor]:
-        """The sums of the logical step in float64, zeros where nothing was drawn; each is handed over and forgotten.
+        """Yields the sums of the logical step, in the order of the schedule; each is handed over and forgotten.
 
         Guarantee: ``take() / (s_l * 2^-32)``, rounded, is exactly 2^(32-b) times the integer sum. That sum was limited to
         2^(18+b) steps, 2^18 standard deviations, which moves no two sums further apart.
         """
         limit = float(1 << 18 + self.bits)
-        for index, (block, _) in enumerate(self._tensors):
-            total, self._sums[index] = self._sums[index], None
-            if total is None:
-                yield self._zeros(index)
-            else:
-                yield total.clamp_(-limit, limit).mul_(self._stds[block] * 2.0**-self.bits)
-
-    def _zeros(self, index: int) -> torch.Tensor:
-        tensor = self._tensors[index][1]
-        return torch.zeros(tensor.shape, dtype=torch.float64, device=tensor.parameter.device)
+        for (block, _), total in zip(self._tensors, super().take(), strict=True):
+            yield total.clamp_(-limit, limit).mul_(self._stds[block] * 2.0**-self.bits)
 
 
 def _truncated(part: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
-"""The exactness levels of a policy, and the sums that keep them."""
+"""Chooses the sums that keep the exactness level of a policy, and refuses models that no such sums can serve."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -9,33 +9,11 @@ from torch import nn
 from attest.policy import Policy
 from dptrain.blocks.stack import LayerStack, Tensor
 from dptrain.clipping.certified import CertifiedSums
-from dptrain.clipping.fast import Bounds, FastSums, Pieces
+from dptrain.clipping.fast import FastSums, Sums
 from dptrain.clipping.resolver import Schedule
 from dptrain.errors import UnsupportedPolicy
 from ledger.accountants.table import TABLE
 from ledger.leaves.numerics import least_multiplier
-
-
-class Sums(Protocol):
-    """Clipped sums of one logical step, at the level that the policy signs."""
-
-    float_margin: float
-    """Relative shrink of every clip bound that pays for rounding, as the header records it."""
-
-    bits: int
-    """b of the lattice ``s * 2^-b`` on which what :meth:`take` yields is rounded, or integers already."""
-
-    def use(self, stds: Sequence[float]) -> None:
-        """Takes the noise per block of the step that begins, as standard deviations, where it is not the schedule's; public."""
-
-    def require_capacity(self, contributions: int) -> None:
-        """Raises UnsupportedPolicy for a pool of which a step could draw more than the sums can hold."""
-
-    def add(self, pieces: Pieces, bounds: Bounds) -> None:
-        """Masks, clips and adds the gradients of one microbatch."""
-
-    def take(self) -> Iterator[torch.Tensor]:
-        """Returns the sums of the logical step in float64, in the order of the schedule; each is handed over and forgotten."""
 
 
 def level_of(policy: Policy) -> dict[str, Any]:

@@ -1,9 +1,10 @@
-"""From per-contribution gradients to the clipped sum of a logical step, at exactness level ``fast``.
+"""Sums per-contribution gradients of a logical step: clipped, at exactness level ``fast``, and public ones as they are.
 
 Norms and coefficients are float64 tables of N contributions and G blocks; the weighted sum of a microbatch is one product
-per tensor, and sums over microbatches are float64.
+per tensor, and sums over microbatches are float64. Which contributions are public is read off their signed bounds.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -12,6 +13,7 @@ import torch
 from attest.descriptor import SignedBounds
 from dptrain.blocks.stack import Tensor
 from dptrain.clipping.resolver import Schedule
+from dptrain.errors import NotPrivateUse
 from dptrain.gradients.forms import Piece, add_weighted, merge, norm_sq, zero_rows
 from dptrain.noise.lattice import rounding_margin
 from ledger.accountants.table import LATTICE_BITS
@@ -69,7 +71,54 @@ def bounds_of(rows: Sequence[tuple[SignedBounds, tuple[int, ...]]], blocks: int)
     return Bounds([signed for signed, _ in rows], permitted)
 
 
-class FastSums:
+class Sums(ABC):
+    """Clipped sums of one logical step at a level of exactness, float64 per tensor, zeros where nothing was drawn.
+
+    Args:
+        tensors: (block, tensor) of every index.
+
+    Attributes:
+        float_margin: relative shrink of every clip bound that pays for rounding, as the header records it.
+        bits: b of the lattice ``s * 2^-b`` on which what :meth:`take` yields is rounded, or integers already.
+    """
+
+    float_margin: float
+    bits: int
+
+    def __init__(self, tensors: Sequence[tuple[int, Tensor]]) -> None:
+        self._tensors = tensors
+        self._sums: list[torch.Tensor | None] = [None] * len(tensors)
+
+    @abstractmethod
+    def use(self, stds: Sequence[float]) -> None:
+        """Takes the noise per block of the step that begins, as standard deviations, where it is not the schedule's; public."""
+
+    def require_capacity(self, contributions: int) -> None:
+        """Raises UnsupportedPolicy for a pool of which a step could draw more than the sums can hold."""
+        del contributions  # in floating point they hold any number
+
+    @abstractmethod
+    def add(self, pieces: Pieces, bounds: Bounds) -> None:
+        """Masks, clips and adds the gradients of one microbatch."""
+
+    def take(self) -> Iterator[torch.Tensor]:
+        """Yields the sums of the logical step, in the order of the schedule; each is handed over and forgotten."""
+        for index in range(len(self._tensors)):
+            total = self._total(index)
+            self._sums[index] = None
+            yield total
+
+    def _total(self, index: int) -> torch.Tensor:
+        """Returns the sum of a tensor so far."""
+        total = self._sums[index]
+        if total is None:
+            tensor = self._tensors[index][1]
+            total = torch.zeros(tensor.shape, dtype=torch.float64, device=tensor.parameter.device)
+            self._sums[index] = total
+        return total
+
+
+class FastSums(Sums):
     """Clipped sums of one logical step, float64 per tensor.
 
     Guarantee: the change of every sum due to contribution i is ``c_i m_il g_il`` with
@@ -84,24 +133,18 @@ class FastSums:
     bits = LATTICE_BITS
 
     def __init__(self, schedule: Schedule, tensors: Sequence[tuple[int, Tensor]], precision: torch.dtype) -> None:
+        super().__init__(tensors)
         self.float_margin = MARGINS[FAST][precision_name(precision)]
         self._schedule = schedule
-        self._tensors = tensors
         # A block without noise is one that no private contribution touches: there its whitened norm is zero.
         self._stds = torch.tensor([block.std or torch.inf for block in schedule.blocks], dtype=torch.float64)
         shares = torch.tensor([block.share for block in schedule.blocks], dtype=torch.float64)
         self._squares = shares.square() if bool(shares.any()) else None
-        self._sums: list[torch.Tensor | None] = [None] * len(tensors)
 
     def use(self, stds: Sequence[float]) -> None:
-        """Standard deviations of the noise per block in the step that begins, where they are not the schedule's; public."""
         self._stds = torch.tensor([std or torch.inf for std in stds], dtype=torch.float64)
 
-    def require_capacity(self, contributions: int) -> None:
-        """Sums in floating point hold any number of contributions; see ``CertifiedSums``."""
-
     def add(self, pieces: Pieces, bounds: Bounds) -> None:
-        """Masks, clips and adds the gradients of one microbatch."""
         norms = self.norms_sq(pieces, len(bounds.signed))
         self.accumulate(pieces, self.coefficients(norms, bounds))
 
@@ -183,22 +226,14 @@ class FastSums:
         placed = {coefficients_NG.device: coefficients_NG}
         used = (coefficients_NG != 0).any(0).tolist()
         for index in sorted(pieces):
-            block, tensor = self._tensors[index]
+            block = self._tensors[index][0]
             if not used[block]:
                 continue
-            total = self._sums[index]
-            if total is None:
-                total = self._sums[index] = _zeros_for(tensor)
+            total = self._total(index)
             if total.device not in placed:
                 placed[total.device] = coefficients_NG.to(total.device)
             with full_precision(total.device):
                 add_weighted(pieces[index], placed[total.device][:, block], total)
-
-    def take(self) -> Iterator[torch.Tensor]:
-        """The sums of the logical step, float64, zeros where nothing was drawn; each is handed over and forgotten."""
-        for index, (_, tensor) in enumerate(self._tensors):
-            total, self._sums[index] = self._sums[index], None
-            yield _zeros_for(tensor) if total is None else total
 
 
 def _on_host(squares: list[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -213,5 +248,42 @@ def full_precision(device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, enabled=False)
 
 
-def _zeros_for(tensor: Tensor) -> torch.Tensor:
-    return torch.zeros(tensor.shape, dtype=torch.float64, device=tensor.parameter.device)
+def is_public(bounds: Bounds) -> bool:
+    """Tells whether a microbatch holds public contributions.
+
+    Raises:
+        NotPrivateUse: it has both kinds. Rows of one microbatch meet in one forward pass and in one product.
+    """
+    kinds = {signed.public for signed in bounds.signed}
+    if len(kinds) > 1:
+        raise NotPrivateUse("MIXED_MICROBATCH", "a microbatch has public and private contributions; they never share one")
+    return True in kinds
+
+
+class PublicSums(FastSums):
+    """Sums over the public contributions of one logical step, float64 per tensor.
+
+    Guarantee: they are a function of the parameters and of the public contributions drawn. What :meth:`add` takes is masked
+    by the profiles and added as it is; a contribution whose permitted gradient is not finite counts as zero, silently. A
+    microbatch with a contribution that signed any other bounds than those that say public is refused, so nothing private is
+    ever in here.
+    """
+
+    def add(self, pieces: Pieces, bounds: Bounds) -> None:
+        """Masks and adds the gradients of one microbatch.
+
+        Raises:
+            NotPrivateUse: not every contribution of it signed that it is public.
+        """
+        if not all(signed.public for signed in bounds.signed):
+            raise NotPrivateUse(
+                "PRIVATE_IN_PUBLIC",
+                "a contribution that signed a clip norm and a noise multiplier came to the sums of public contributions, which "
+                "have neither clip nor noise",
+            )
+        super().add(pieces, bounds)
+
+    def coefficients(self, norms_sq_NG: torch.Tensor, bounds: Bounds) -> torch.Tensor:
+        """One where a block is permitted and the contribution's permitted gradient is finite, else zero; float64 (N, G)."""
+        finite = torch.isfinite(bounds.masked(norms_sq_NG)).all(1)
+        return bounds.masked(finite[:, None].double())

@@ -6,6 +6,7 @@ classes take their noise from presets, and a contributor who asks for more is cl
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -56,11 +57,7 @@ def occurrences_within(
         if high >= 1 << 40:
             return high  # more than any run has steps
         high *= 2
-    low = high // 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    return bisect_left(range(high), True, high // 2 + 1, key=lambda count: not fits(count)) - 1
 
 
 def multiplier_for(epsilon: float, count: int, delta: float, accountant: str = "pld", family: str = "gaussian") -> float:
@@ -86,10 +83,7 @@ def multiplier_for(epsilon: float, count: int, delta: float, accountant: str = "
                 f"reached is {nearest:g}",
                 nearest=nearest,
             )
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if fits(middle) else (middle, high)
-    return high / MICRO
+    return bisect_left(range(high), True, low + 1, key=fits) / MICRO
 
 
 def counted(expected: float) -> int:

@@ -23,7 +23,6 @@ from attest.schedule.stack import Kind, numbers
 from dptrain.blocks.adapters import require_adapter
 from dptrain.blocks.slices import Part, owned
 from dptrain.blocks.stack import LayerStack, Tensor
-from dptrain.clipping.own_noise import OwnBounds, OwnNoise, own_bounds, own_noise
 from dptrain.errors import NotPrivateUse, UnsupportedPolicy
 
 KINDS: tuple[Kind, ...] = ("heads", "experts")
@@ -108,33 +107,18 @@ class Block:
 class Resolution:
     """The rights of one admission: its profile (indices of blocks) and the noise that protects it.
 
-    ``stds`` is the schedule of its class, which carries no count of occurrences. ``multiplier`` is the effective z of the
-    contribution under it. ``own`` has its ``bounds`` with its expected occurrences; ``sufficient`` is the noise that these
-    need: a floor for its privacy, and a ceiling on the noise that it may force. A ``public`` contribution has none of
-    these: it is not clipped, and nothing is promised about it.
+    ``multiplier`` is the effective z of the contribution under the schedule of its class, which carries no count of
+    occurrences; None for a ``public`` contribution, which is not clipped, and about which nothing is promised.
     """
 
     class_name: str
     profile: tuple[int, ...]
-    stds: tuple[float, ...]
     bounds: SignedBounds
     multiplier: float | None
-    own: OwnBounds | None
 
     @property
     def public(self) -> bool:
         return self.bounds.public
-
-    @cached_property
-    def sufficient(self) -> OwnNoise | None:
-        """Its own sufficient variance v_i = (z* C_i)^2, as :func:`dptrain.clipping.own_noise.own_noise`; None if it is public.
-
-        Computed when it is asked for: a signed limit of epsilon takes the accountant's time.
-
-        Raises:
-            AccountantError: there is none.
-        """
-        return None if self.own is None else own_noise(self.own)
 
 
 @dataclass(frozen=True)
@@ -202,7 +186,7 @@ class Schedule:
         """
         descriptor = admission.descriptor
         name, bounds = descriptor.admissibility_class, descriptor.bounds
-        own = own_bounds(self._require_bounds(admission), name, bounds, descriptor.limit)
+        self._require_bounds(admission)
         public = name in self.public
         if public is not bounds.public:
             raise NotPrivateUse(
@@ -211,12 +195,11 @@ class Schedule:
                 f"{admission.descriptor_hash.hex()[:16]}... signs the contrary; the gate refuses such, run it again",
             )
         profile = self.profiles[name]
-        stds = tuple(self.blocks[index].std for index in profile)
         multiplier = None if public else effective_multiplier(bounds, [self._class_stds[name]])
-        return Resolution(name, profile, stds, bounds, multiplier, own)
+        return Resolution(name, profile, bounds, multiplier)
 
-    def _require_bounds(self, admission: Admission) -> Policy:
-        """Returns the policy, unless its class does not take the admission; raises NotPrivateUse."""
+    def _require_bounds(self, admission: Admission) -> None:
+        """Raises NotPrivateUse for an admission that its class does not take."""
         descriptor, policy = admission.descriptor, self.policy
         who = f"contribution {admission.descriptor_hash.hex()[:16]}..."
         if policy is None:
@@ -230,7 +213,6 @@ class Schedule:
             check_bounds(descriptor, rule, policy)
         except AdmissionRefused as error:
             raise NotPrivateUse(error.code, f"{who}: {error.sentence}; the gate refuses such, run it again") from error
-        return policy
 
 
 def bind(policy: Policy, stack: LayerStack) -> Schedule:

@@ -30,7 +30,7 @@ from dptrain.engine.draw import Drawing, Streams, open_streams
 from dptrain.engine.options import Microbatches, NoiseSource
 from dptrain.engine.release import Phase, PrivateGradients
 from dptrain.engine.start import Start
-from dptrain.engine.step import UnderWay, check_parameters
+from dptrain.engine.step import Parts, UnderWay, check_parameters
 from dptrain.errors import ConfigError
 from dptrain.progress import progress_bar
 from dptrain.record import checkpoints, weights
@@ -101,8 +101,8 @@ class Attempt:
     program: Program
 
 
-class PreparedRun:
-    """Holds a model and its optimizer, bound to the policy, and does the parts of a logical step (`dptrain.engine.step.Parts`).
+class PreparedRun(Parts[Planned]):
+    """Holds a model and its optimizer, bound to the policy, and does the parts of a logical step.
 
     Guarantee: every draw happens after the window of its step is durably charged; the noise of a step is held against what was
     charged before anything of it is released.
@@ -237,6 +237,7 @@ class PreparedRun:
             attempt = recorder.resume(self.start_step, self._pin, opened.now())
         self._take_ledger_order(slots)
         streams = open_streams(recorder, self.pool, policy, attempt, opened.noise, bits=self.router.sums.bits)
+        self.gradients.state_of(streams.noise)
         drawing = Drawing(policy, self.schedule, self.pool, streams, opened.microbatches)
         self.attempt = Attempt(streams, drawing, Program(self.model))
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from dptrain.blocks.stack import Tensor
-from dptrain.clipping.public import PublicSums
+from dptrain.clipping.fast import PublicSums
 from dptrain.errors import ConfigError, NotPrivateUse, StepOrder, UnsupportedPolicy
 from dptrain.noise.mechanism import Mechanism, Step, initial
 from dptrain.noise.normals import TAIL_LANE

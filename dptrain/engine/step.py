@@ -3,9 +3,10 @@
 Training, the measurement of a plan and the comparison without privacy run this loop. They differ in its `Parts`.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -19,21 +20,28 @@ Planned = TypeVar("Planned")
 """Plan of a microbatch, before anything of it is read."""
 
 
-class Parts(Protocol[Planned]):
-    """Does what a step is made of, in this order."""
+class Parts(ABC, Generic[Planned]):
+    """Does what a step is made of, in this order; where nothing is charged or recorded, these methods do nothing.
+
+    So a null recorder draws, loads and releases alone: the measurement of a plan, and the comparison without privacy.
+    """
 
     def ready(self, number: int) -> Iterator[Microbatch]:
         """Checks that a step may begin, and yields the microbatches of probes that are due before it."""
+        yield from ()
 
     def charge(self, number: int) -> None:
         """Durably charges the window of a step, unless it is charged already."""
 
+    @abstractmethod
     def draw(self, number: int) -> Sequence[Planned]:
         """Samples the contributions of a step, and plans its microbatches."""
 
+    @abstractmethod
     def load(self, planned: Planned, number: int) -> AbstractContextManager[Microbatch]:
         """Reads, collates and arms a microbatch; at its end the backward pass must be over."""
 
+    @abstractmethod
     def release(self, number: int) -> None:
         """Turns the sums of a step into gradients in ``p.grad``."""
 
@@ -42,23 +50,6 @@ class Parts(Protocol[Planned]):
 
     def finish(self) -> None:
         """Ends the run."""
-
-
-class Unrecorded(Generic[Planned]):
-    """Stands for a ledger where nothing is charged or recorded: a null recorder."""
-
-    def ready(self, number: int) -> Iterator[Microbatch]:
-        """Yields nothing: there are no probes."""
-        yield from ()
-
-    def charge(self, number: int) -> None:
-        """Charges nothing."""
-
-    def settle(self, number: int) -> None:
-        """Settles nothing."""
-
-    def finish(self) -> None:
-        """Ends nothing."""
 
 
 class LogicalStep(Generic[Planned]):

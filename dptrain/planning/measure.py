@@ -32,7 +32,7 @@ from dptrain.engine import refusals
 from dptrain.engine.draw import NOTHING, microbatches_of, noise_of
 from dptrain.engine.options import Microbatches
 from dptrain.engine.release import Phase, PrivateGradients
-from dptrain.engine.step import Steps, UnderWay, Unrecorded
+from dptrain.engine.step import Parts, Steps, UnderWay
 from dptrain.noise import KeyStream
 from dptrain.programs import quiet_libraries
 from dptrain.routing import Router, bounds_of
@@ -166,7 +166,7 @@ _Timed = tuple[str | None, Planned, list[ClassRule]]
 """Class that the time of a microbatch counts for, None in a mixed draw; the microbatch; and the class of each slot."""
 
 
-class _Run(Unrecorded[_Timed]):
+class _Run(Parts[_Timed]):
     """A run without ledger and without data: its parts of a step are those of training, on what is made up.
 
     One step has full microbatches of every class, one class after the other, and where few contributions are expected those

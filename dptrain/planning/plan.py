@@ -202,6 +202,13 @@ def phases_of(policy: Policy) -> tuple[PhasePlan, ...]:
     )
 
 
+def phases_at(policy: Policy, multipliers: Sequence[float], rate: float, *, hasty: bool) -> list[Phase]:
+    """Returns the run of a contribution with one multiplier per phase, by the bound without sampling as `make_plan` says."""
+    if hasty and policy.disclosure == "secret_poisson" and hopeless(min(multipliers), rate, policy.steps):
+        rate = 1.0
+    return [Phase(z, rate, steps) for z, steps in zip(multipliers, schedule.Phases.of(policy).horizon, strict=True)]
+
+
 def spent_by(policy: Policy, z: float, sampling_rate: float, steps: int, *, replace: bool = False) -> float:
     """Returns the epsilon of a contribution with multiplier z in every one of so many steps; see `spent`."""
     return spent(policy, [Phase(z, sampling_rate, steps)], replace=replace)
@@ -263,12 +270,8 @@ def bound_plan(
         multipliers = [bounds.noise_multiplier]
     else:
         multipliers = list(schedule.phase_multipliers(bounds, sure_stds(policy, rule, blocks)))
-    q, effective = float(rule.sampling_rate), min(multipliers)
-    if policy.disclosure == "secret_poisson" and hasty and hopeless(effective, q, policy.steps):
-        q = 1.0
-    lengths = [phase.steps for phase in phases_of(policy)]
-    phases = [Phase(z, q, steps) for z, steps in zip(multipliers, lengths, strict=True)]
-    cap = bounds.max_occurrences
+    phases = phases_at(policy, multipliers, float(rule.sampling_rate), hasty=hasty)
+    effective, cap = min(multipliers), bounds.max_occurrences
     expected, own = _own(policy, rule, bounds, limits)
     return BoundPlan(
         clip_norm=bounds.clip_norm,

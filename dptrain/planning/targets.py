@@ -14,9 +14,8 @@ from attest.policy import ClassRule, Policy
 from attest.policy.mechanism import MAX_STEPS
 from attest.policy.sampling import POISSON, period
 from dptrain.errors import ConfigError, TargetUnreachable
-from dptrain.planning.plan import hopeless, make_plan, spent
+from dptrain.planning.plan import make_plan, phases_at, spent
 from dptrain.planning.rounding import rounded_up
-from ledger.accountants import Phase
 from ledger.accountants.solvers import search
 
 _FAR: Final = 1e3
@@ -302,10 +301,7 @@ def _steps(policy: Policy, goals: Mapping[str, float], multipliers: Mapping[str,
 
 def _spent(policy: Policy, multipliers: Sequence[float], rate: float) -> float:
     """Returns the epsilon at these multipliers, one per phase of the policy."""
-    if policy.disclosure == "secret_poisson" and hopeless(min(multipliers), rate, policy.steps):
-        rate = 1.0
-    lengths = schedule.Phases.of(policy).horizon
-    return spent(policy, [Phase(z, rate, steps) for z, steps in zip(multipliers, lengths, strict=True)])
+    return spent(policy, phases_at(policy, multipliers, rate, hasty=True))
 
 
 def _require(found: Found, goal: float, name: str, what: str, instead: str) -> None:

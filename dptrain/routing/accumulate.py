@@ -4,9 +4,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from dptrain.clipping.fast import Bounds, Pieces, full_precision
+from dptrain.clipping.fast import Bounds, Pieces, PublicSums, full_precision, is_public
 from dptrain.clipping.one_contribution import Spread
-from dptrain.clipping.public import PublicSums, is_public
 from dptrain.data.microbatch import Microbatch
 from dptrain.data.packing import Planned
 from dptrain.routing.repeated import RepeatedLoss

@@ -7,7 +7,7 @@ noise, no depth limit and no ledger. Every output carries the stamp.
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from attest.registry import open_registry
 from attest.schema.plain import visible
 from dptrain.data.microbatch import Collate, Decode, Microbatch, build, json_examples
 from dptrain.engine.private_training import PrivateTraining
-from dptrain.engine.step import Steps, Unrecorded
+from dptrain.engine.step import Parts, Steps
 from dptrain.errors import ConfigError
 from dptrain.record.registry_watch import memory_of
 from dptrain.tasks.classification import evaluate
@@ -64,18 +64,26 @@ class WithoutPrivacy:
         rules = {rule.name: float(rule.sampling_rate) for rule in self.policy.classes}
         rates = torch.tensor([rules[item.admission.descriptor.admissibility_class] for item in self.gate.admitted])
 
-        def draw(number: int) -> list[list[int]]:
-            optimizer.zero_grad()
-            drawn = torch.nonzero(torch.rand(len(rates), generator=self._generator) < rates).flatten().tolist()
-            self._share = 1.0 / max(1, len(drawn))
-            return [drawn[start : start + self._microbatch] for start in range(0, len(drawn), self._microbatch)]
+        run = self
 
-        @contextmanager
-        def load(slots: list[int], number: int) -> Iterator[Microbatch]:
-            contents = [decode(self._corpus.read(self.gate.admitted[slot].locator)) for slot in slots]
-            yield build(contents, collate, self._device)
+        class Plain(Parts[list[int]]):
+            """Charges and records nothing, draws as many as a private step does, and leaves gradients as they are."""
 
-        return model, optimizer, Steps(_Plain(draw, load), 1, self.policy.steps, "training WITHOUT privacy")
+            def draw(self, number: int) -> list[list[int]]:
+                optimizer.zero_grad()
+                drawn = torch.nonzero(torch.rand(len(rates), generator=run._generator) < rates).flatten().tolist()
+                run._share = 1.0 / max(1, len(drawn))
+                return [drawn[start : start + run._microbatch] for start in range(0, len(drawn), run._microbatch)]
+
+            @contextmanager
+            def load(self, planned: list[int], number: int) -> Iterator[Microbatch]:
+                contents = [decode(run._corpus.read(run.gate.admitted[slot].locator)) for slot in planned]
+                yield build(contents, collate, run._device)
+
+            def release(self, number: int) -> None:
+                """Leaves the gradients as they are: a null mechanism."""
+
+        return model, optimizer, Steps(Plain(), 1, self.policy.steps, "training WITHOUT privacy")
 
     def backward(self, losses: torch.Tensor, rows: Microbatch) -> None:
         """Adds ordinary gradients of the mean loss over the draw."""
@@ -96,24 +104,6 @@ class WithoutPrivacy:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class _Plain(Unrecorded[list[int]]):
-    """Parts of a step without privacy: nothing is charged or recorded, and gradients are released as they are.
-
-    Args:
-        draw: samples a step; draws have the size that a private step's have. load: makes rows of slots.
-    """
-
-    def __init__(
-        self,
-        draw: Callable[[int], list[list[int]]],
-        load: Callable[[list[int], int], AbstractContextManager[Microbatch]],
-    ) -> None:
-        self.draw, self.load = draw, load
-
-    def release(self, number: int) -> None:
-        """Leaves the gradients as they are: a null mechanism."""
 
 
 def open_run(

@@ -418,7 +418,7 @@ def test_B17_a_writer_that_was_taken_over_is_LedgerBusy_FENCED_and_charges_carry
         with pytest.raises(LedgerBusy) as caught:
             running.charge()
         assert caught.value.code == "FENCED"
-        fences = [window.fence for window in second.windows]
+        fences = [window.fence for window in second.state.windows]
         assert fences == sorted(set(fences)) and len(fences) == 2
     assert fsck(path)[0] == "OK"
 

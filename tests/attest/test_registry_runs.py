@@ -4,7 +4,7 @@ import pickle
 import random
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import pytest
@@ -319,7 +319,7 @@ def test_files_of_names_are_read_or_refused_as_one_by_one(log, monkeypatch):
 def test_names_that_do_not_open_the_registry_are_found_missing_as_one_by_one(log, monkeypatch):
     path = beside(log.path)
     good = path.read_bytes()
-    items = [cbor.encode(value) for value in (Names.read(path)._packed.entry(n) for n in range(32))]
+    items = [cbor.encode(astuple(Names.read(path).packed.entry(number))) for number in range(32)]
     salted = cbor.encode(["person-003", bytes(16), None])
     other_house = cbor.encode([*cbor.decode(items[28])[:2], "elsewhere"])
     files = [

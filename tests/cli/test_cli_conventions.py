@@ -70,7 +70,7 @@ def test_training_commands_without_torch_say_what_to_install(shell, monkeypatch)
     def missing(name):
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
-    monkeypatch.setattr("dptrain.cli.train.importlib.import_module", missing)
+    monkeypatch.setattr("dptrain.cli.inputs.importlib.import_module", missing)
     shell.write("run.toml", "")
     for arguments in (("train", "run.toml"), ("demo",)):
         error = shell.json(*arguments, code=1)["error"]

@@ -97,7 +97,7 @@ def test_without_torch_it_says_what_to_install(shell, policy, monkeypatch):
     def missing(module):
         raise ConfigError("TRAIN_EXTRA_MISSING", "install it")
 
-    monkeypatch.setattr("dptrain.cli.plan.commands.load_training", missing)
+    monkeypatch.setattr("dptrain.cli.inputs.load_training", missing)
     assert shell.json("plan", "policy.toml", "--measure", "run.toml", code=1)["error"]["code"] == "TRAIN_EXTRA_MISSING"
 
 

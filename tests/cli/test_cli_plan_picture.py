@@ -129,7 +129,7 @@ def test_names_from_a_policy_cannot_break_out_of_a_figure(tmp_path, policy):
 
 
 def test_figures_are_refused_before_anything_is_computed(shell, policy, monkeypatch):
-    monkeypatch.setattr("dptrain.cli.plan.commands.make_plan", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("dptrain.cli.plan.make_plan", lambda *_, **__: 1 / 0)
     shell.write("there.svg", "mine")
     for name in ("there.svg", "plan.pdf", "plan", "nowhere/plan.svg"):
         assert shell.json("plan", "policy.toml", "--plot", name, code=2)["error"]["code"] == "USAGE"
@@ -139,7 +139,7 @@ def test_figures_are_refused_before_anything_is_computed(shell, policy, monkeypa
 @pytest.mark.parametrize("suffix", ["svg", "html", "png"])
 def test_a_figure_without_matplotlib_says_what_to_install_before_anything_is_computed(shell, policy, monkeypatch, suffix):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setattr("dptrain.cli.plan.commands.make_plan", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("dptrain.cli.plan.make_plan", lambda *_, **__: 1 / 0)
     error = shell.json("plan", "policy.toml", "--plot", f"plan.{suffix}", code=1)["error"]
     assert error["code"] == "PLOT_EXTRA_MISSING" and "pip install 'dptrain[plot]'" in error["sentence"]
 

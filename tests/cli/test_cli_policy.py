@@ -99,7 +99,7 @@ def test_a_class_bound_to_an_adapter_or_to_names_is_told_in_words(shell, corpus)
     told = " ".join(shell.run("policy", "check", "bound.toml").stdout.split())
     assert "only the parameters of adapter 'clinic'" in told and "only the model tells" in told
     planned = " ".join(shell.run("plan", "bound.toml").stdout.split())
-    assert "bound to adapter 'clinic'" in planned and "adapter clinic" in planned
+    assert "parameters of adapter 'clinic'" in planned and "adapter clinic" in planned
     shell.write("named.toml", policy.replace("{ from = 0.0, to = 1.0 }", '{ set = ["vision_model.*"] }'))
     assert "only parameters whose names match 'vision_model.*'" in " ".join(
         shell.run("policy", "check", "named.toml").stdout.split()

@@ -56,7 +56,7 @@ def test_an_export_says_that_it_reads_and_that_it_writes_and_says_nothing_in_a_p
         said.append(what)
         return counting(what)
 
-    for module in ("ledger.commands", "ledger.place"):
+    for module in ("ledger.export", "ledger.place"):
         monkeypatch.setattr(f"dptrain.cli.{module}.counting", told)
     assert shell.run("ledger", "export", "ledger.db", "export").stderr == ""
     assert said == ["reading ledger.db", "exporting ledger.db"]

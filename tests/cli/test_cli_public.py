@@ -140,7 +140,7 @@ def test_plan_says_who_sees_the_draws_and_what_the_noise_follows(shell, mode):
     assert ("occurrences are public" in text) is public
     assert ("as many draws as one contribution in a million exceeds" in text) is public
     assert ("the noise of a step follows its draw" in text) is literal
-    assert ("noise energy against uniform noise" in text) is not literal
+    assert ("of that of uniform noise" in text) is not literal
     assert ("z: what the schedule gives" in text) is not literal
     checked = " ".join(item["sentence"] for item in shell.json("policy", "check", "policy.toml")["consequences"])
     assert ("count up to 16 steps that never ran" in checked) is not public

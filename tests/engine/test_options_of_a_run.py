@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch", exc_type=ImportError)
 
 from dptrain import Clock, Earlier, Microbatches, NoiseSource, PrivateTraining, RunLedger  # noqa: E402
-from dptrain.engine.step import Steps, Unrecorded  # noqa: E402
+from dptrain.engine.step import Parts, Steps  # noqa: E402
 from dptrain.errors import ConfigError, ResumeRefused, StepOrder  # noqa: E402
 from ledger.audit import verify_export  # noqa: E402
 from tests.guarantees.test_coupling import Net, collate, one_per_example  # noqa: E402
@@ -114,7 +114,7 @@ def test_a_folder_of_one_owner_is_not_taken_for_another(tmp_path) -> None:
 def test_a_step_charges_draws_loads_releases_and_settles_in_this_order() -> None:
     done = []
 
-    class Parts(Unrecorded):
+    class Listening(Parts):
         def charge(self, number):
             done.append(f"charge {number}")
 
@@ -140,7 +140,7 @@ def test_a_step_charges_draws_loads_releases_and_settles_in_this_order() -> None
         def finish(self):
             done.append("finish")
 
-    for step in Steps(Parts(), 1, 2, "", shown=False):
+    for step in Steps(Listening(), 1, 2, "", shown=False):
         for rows in step:
             done.append(f"backward {rows}")
         done.append("optimizer")

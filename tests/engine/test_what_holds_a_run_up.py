@@ -10,6 +10,7 @@ from attest import signed_file  # noqa: E402
 from attest.attestation import Attestation  # noqa: E402
 from attest.gate.admission import Admission, Passed  # noqa: E402
 from attest.withdrawal import Withdrawal, sign_withdrawal  # noqa: E402
+from dptrain.clipping.own_noise import own_bounds, own_noise  # noqa: E402
 from dptrain.data.packing import Planned  # noqa: E402
 from dptrain.errors import NotPrivateUse  # noqa: E402
 from dptrain.record.pin import read_record  # noqa: E402
@@ -143,27 +144,30 @@ def test_what_was_signed_as_public_and_what_was_not_are_never_taken_for_each_oth
     trainer.close()
 
 
-def test_the_resolver_emits_the_noise_of_own_bounds_beside_a_schedule_that_carries_no_count(tmp_path) -> None:
-    """Cap and limit of epsilon change what a contribution would need by itself, and not one standard deviation of a block."""
+def test_cap_and_limit_change_the_noise_of_own_bounds_and_nothing_that_the_schedule_gives(tmp_path) -> None:
     trainer = Trainer(make_world(tmp_path, classes=SENSITIVE + PUBLIC, per_class=1, steps=40))
-    schedule = trainer.private.prepared.schedule
+    schedule, policy = trainer.private.prepared.schedule, trainer.private.policy
     admissions = {slot.resolution.class_name: slot.admitted.admission for slot in trainer.private.prepared.pool.slots}
-    plain = schedule.resolve(admissions["sensitive"])
-    assert (plain.sufficient.expected, plain.sufficient.variance) == (20.0, (1.5 * 0.5) ** 2)
     signed = admissions["sensitive"].descriptor
 
-    def resolved(**changes):
-        other = replace(signed, **changes)
-        passed = Passed(other.digest(), bytes(32), bytes(8), other.contributor, other.admissibility_class)
-        attestation = Attestation(other.to_cbor(), b"", other.opening())
-        return schedule.resolve(Admission(attestation, passed, other.contributor))
+    def needed(other):
+        return own_noise(own_bounds(policy, other.admissibility_class, other.bounds, other.limit))
 
+    def resolved(other):
+        passed = Passed(other.digest(), bytes(32), bytes(8), other.contributor, other.admissibility_class)
+        found = schedule.resolve(Admission(Attestation(other.to_cbor(), b"", other.opening()), passed, other.contributor))
+        return found.profile, found.multiplier
+
+    plain = needed(signed)
+    assert (plain.expected, plain.variance) == (20.0, (1.5 * 0.5) ** 2)
     limit = {"max_epsilon_micro": 10**6, "max_delta_pico": 10**6}
-    few, many, any_number = (resolved(max_occurrences=cap, **limit) for cap in (2, 10, 0))
-    assert few.sufficient.expected < many.sufficient.expected < any_number.sufficient.expected == 20.0
-    assert plain.sufficient.variance < few.sufficient.variance < many.sufficient.variance <= any_number.sufficient.variance
-    assert {item.stds for item in (plain, few, many, any_number)} == {plain.stds}
-    assert schedule.resolve(admissions["encyclopedia"]).sufficient is None
+    others = [replace(signed, max_occurrences=cap, **limit) for cap in (2, 10, 0)]
+    few, many, any_number = map(needed, others)
+    assert few.expected < many.expected < any_number.expected == 20.0
+    assert plain.variance < few.variance < many.variance <= any_number.variance
+    assert set(map(resolved, others)) == {resolved(signed)}
+    public = admissions["encyclopedia"].descriptor
+    assert own_bounds(policy, public.admissibility_class, public.bounds, public.limit) is None
     trainer.close()
 
 

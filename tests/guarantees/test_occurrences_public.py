@@ -13,6 +13,7 @@ from dptrain.errors import NotPrivateUse, UnsupportedPolicy  # noqa: E402
 from ledger import accountants  # noqa: E402
 from ledger.audit import verify_export  # noqa: E402
 from ledger.leaves import Draw, decode_leaf  # noqa: E402
+from ledger.log import Ledger  # noqa: E402
 from tests.worlds.trainer import Trainer  # noqa: E402
 from tests.worlds.training import make_world  # noqa: E402
 
@@ -129,7 +130,8 @@ depth = {{ from = 0.0, to = 1.0 }}
     for leaf in draws_of(trainer):
         drawn = sum(not trainer.private.prepared.pool.slots[number].resolution.public for number in leaf.drawn)
         assert leaf.variances == (pytest.approx(drawn * 0.75**2), 0.0)
-    everybody = trainer.private.prepared.schedule.realised_stds(trainer.private.prepared.pool.descriptors.values())
+    prepared = trainer.private.prepared
+    everybody = prepared.schedule.realised_stds(slot.admitted.admission.descriptor for slot in prepared.pool.slots)
     assert max(everybody) == pytest.approx(math.sqrt(3) * 0.75)
     export = trainer.private.export(tmp_path / "export")
     trainer.close()
@@ -208,7 +210,7 @@ def test_a_step_does_not_run_before_its_draw_is_durable(tmp_path, monkeypatch) -
     def full(*_: object, **__: object) -> None:
         raise StorageFailed("DISK", "no space left")
 
-    monkeypatch.setattr(trainer.private.opened.recorder, "draw", full)
+    monkeypatch.setattr(Ledger, "draw", full)
     with pytest.raises(StorageFailed):
         trainer.run()
     assert all(tensor.parameter.grad is None for _, tensor in trainer.private.prepared.router.tensors)

@@ -22,7 +22,7 @@ from dptrain import Clock, PrivateTraining  # noqa: E402
 from dptrain.clipping import fast as sums  # noqa: E402
 from dptrain.data.sampling import PoissonSampler  # noqa: E402
 from dptrain.engine import draw as drawing  # noqa: E402
-from dptrain.engine import header as describe  # noqa: E402
+from dptrain.engine import prepared  # noqa: E402
 from dptrain.engine import prepared as engine  # noqa: E402
 from dptrain.engine.release import PrivateGradients  # noqa: E402
 from dptrain.errors import CoupledModel, LossShape, NotPrivateUse, ResumeRefused  # noqa: E402
@@ -181,7 +181,7 @@ def test_noise_is_not_divided_among_processes(tmp_path) -> None:
 def seeded_keys(monkeypatch) -> None:
     """The peers' source of randomness: torch's global generator, which set_seed fixes. The fresh name of a run, which is part
     of the address of every draw, would still keep two runs apart, so it goes too."""
-    monkeypatch.setattr(describe, "os", SimpleNamespace(urandom=bytes))
+    monkeypatch.setattr(prepared, "os", SimpleNamespace(urandom=bytes))
     monkeypatch.setattr(
         KeyStream, "fresh_master", staticmethod(lambda: bytes(torch.randint(0, 256, (32,), dtype=torch.uint8).tolist()))
     )

@@ -13,8 +13,7 @@ torch = pytest.importorskip("torch")
 
 from attest.descriptor import PUBLIC_BOUNDS  # noqa: E402
 from attest.keys import public_bytes  # noqa: E402
-from dptrain.clipping.fast import FastSums  # noqa: E402
-from dptrain.clipping.public import PublicSums  # noqa: E402
+from dptrain.clipping.fast import FastSums, PublicSums  # noqa: E402
 from dptrain.data.packing import Planned  # noqa: E402
 from dptrain.engine import start  # noqa: E402
 from dptrain.errors import NotPrivateUse  # noqa: E402

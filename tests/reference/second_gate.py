@@ -4,6 +4,7 @@ Straightforward and slow. It gives the reason code of one contribution by itself
 """
 
 import hashlib
+import itertools
 import math
 import re
 import struct
@@ -173,6 +174,8 @@ def _times(number: int, point: tuple[int, int]) -> tuple[int, int]:
 
 ID = re.compile(r"[a-z0-9._/-]{1,64}\Z")
 MICRO, MOMENT, COUNT = (1, 10**15), (0, 253402300799), (0, 2**32 - 1)
+NUMBERS = {5: MICRO, 6: MICRO, 8: MOMENT, 9: MOMENT, 12: COUNT, 14: MICRO, 15: (1, 10**12 - 1)}
+NUMBERS |= dict.fromkeys((13, 17), (1, COUNT[1]))
 
 
 def _id(value: Any) -> None:
@@ -190,31 +193,34 @@ def _bytes(value: Any, length: int) -> None:
     require(len(value) == length, "RANGE")
 
 
+def _purposes(words: Any) -> None:
+    require(type(words) is list, "TYPE")
+    require(1 <= len(words) <= 3, "RANGE")
+    for word in words:
+        require(type(word) is str, "TYPE")
+        require(word in ("generate", "query", "train"), "RANGE")
+    require(all(one < other for one, other in itertools.pairwise(words)), "RANGE")
+
+
 def _descriptor(data: bytes) -> dict[int, Any]:
     fields = read(data)
     require(type(fields) is dict, "TYPE")
     require(set(range(1, 13)) <= set(fields) <= set(range(1, 18)), "SCHEMA")
     require(type(fields[1]) is str, "TYPE")
     require(fields[1] == "dptrain.contribution/2", "SCHEMA")
-    for key in (2, 3, 7, 10):
-        _bytes(fields[key], 32)
-    for key in (4, 11):
-        _id(fields[key])
-    for key, (low, high) in ((5, MICRO), (6, MICRO), (8, MOMENT), (9, MOMENT), (12, COUNT), (13, (1, COUNT[1])), (14, MICRO)):
-        if key < 13 or fields.get(key) is not None:
-            _int(fields[key], low, high)
+    for key, value in sorted(fields.items()):
+        if key in (2, 3, 7, 10):
+            _bytes(value, 32)
+        elif key in (4, 11):
+            _id(value)
+        elif key in NUMBERS and (key < 13 or value is not None):
+            _int(value, *NUMBERS[key])
+        elif key == 16 and value is not None:
+            _purposes(value)
     require((fields.get(14) is None) is (fields.get(15) is None), "RANGE")
-    if fields.get(15) is not None:
-        _int(fields[15], 1, 10**12 - 1)
     require(fields[9] > fields[8], "WINDOW")
-    purposes, length = fields.get(16), fields.get(17)
-    if purposes is not None:
-        require(type(purposes) is list and all(type(word) is str for word in purposes), "TYPE")
-        require(purposes != [] and purposes == [word for word in ("generate", "query", "train") if word in purposes], "RANGE")
-        require(purposes == ["train"], "PURPOSE")
-    if length is not None:
-        _int(length, 1, COUNT[1])
-        raise Refused("PUBLIC_LENGTH")
+    require(fields.get(16) in (None, ["train"]), "PURPOSE")
+    require(fields.get(17) is None, "PUBLIC_LENGTH")
     require(None not in fields.values(), "CBOR_NONCANONICAL")
     return fields
 
@@ -227,11 +233,11 @@ def _opening(data: bytes, descriptor: dict[int, Any]) -> dict[int, Any]:
     require(data != b"", "OPENING")
     fields = read(data)
     require(type(fields) is dict and set(range(1, 6)) <= set(fields) <= set(range(1, 7)), "OPENING")
+    for key, length in ((1, 16), (2, 32), (3, 48)):
+        _bytes(fields[key], length)
     for key in (4, 5, 6):
         if key < 6 or fields.get(6) is not None:
             _id(fields[key])
-    for key, length in ((2, 32), (1, 16), (3, 48)):
-        _bytes(fields[key], length)
     require(None not in fields.values(), "CBOR_NONCANONICAL")
     salts = fields[3]
     for key, opened in (

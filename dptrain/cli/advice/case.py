@@ -9,16 +9,17 @@ from typing import Literal
 
 from attest.corpus import open_corpus
 from attest.descriptor import ContributionDescriptor
-from attest.errors import AttestError
+from attest.errors import AttestError, CorpusRefused
 from attest.gate.admission import GateReport
 from attest.policy import ClassRule, Policy
+from dptrain.cli.output import number
 from dptrain.planning.layout import BlockPlan
 from dptrain.planning.plan import ClassPlan, Plan, Reach
 
 _DAY = 86400
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CorpusSize:
     """Counts the contributions of a corpus.
 
@@ -35,12 +36,12 @@ class CorpusSize:
     """
 
     basis: Literal["given", "attested", "admitted"]
-    classes: Mapping[str, int]
-    contributors: Mapping[str, int] = field(default_factory=dict)
-    unknown: Mapping[str, int] = field(default_factory=dict)
-    too_soft: Mapping[str, int] = field(default_factory=dict)
+    classes: dict[str, int] = field(default_factory=Counter)
+    contributors: dict[str, int] = field(default_factory=Counter)
+    unknown: dict[str, int] = field(default_factory=Counter)
+    too_soft: dict[str, int] = field(default_factory=Counter)
     other_corpus: int = 0
-    refused: Mapping[str, int] = field(default_factory=dict)
+    refused: dict[str, int] = field(default_factory=Counter)
     most_examples: int = 0
     first_expiry: int | None = None
 
@@ -99,13 +100,10 @@ class Case:
         return None if draws is None else draws * (planned.preset.noise_multiplier * planned.preset.clip_norm) ** 2
 
     def noise_of(self, planned: Reach) -> list[BlockPlan] | None:
-        """Returns the blocks that a class may touch, with the noise of a step.
-
-        With noise per sample it grows with those drawn: the root of the variance that a step brings on average; None if the
-        number of contributions of any class that may touch such a block is unknown.
-        """
+        """Returns the blocks that a class may touch, with the noise of a step; with noise per sample the root of the variance
+        that a step brings on average, None if the number of contributions of any class that may touch them is unknown."""
         found = self.blocks_of(planned)
-        if self.policy.noise_injection != "per_sample":
+        if not self.literal:
             return found
         brought = {item.name: self.brings(item) for item in self.plan.classes}
         brought |= {item.name: 0.0 for item in self.plan.public}
@@ -116,6 +114,18 @@ class Case:
                 return None
             blocks.append(replace(block, std=math.sqrt(sum(own))))
         return blocks
+
+    def too_short(self, seconds: int) -> str:
+        """Says that attestations which are valid so long run out while training does not."""
+        return (
+            f"valid for {seconds / _DAY:g} days at most; at {self.seconds_per_step:g} s per step training takes "
+            f"{number(self.days_of_training)} days, and what expires on the way is drawn no more"
+        )
+
+    @property
+    def literal(self) -> bool:
+        """Tells whether those drawn bring the noise of a step."""
+        return self.policy.noise_injection == "per_sample"
 
     @property
     def days_of_training(self) -> float:
@@ -134,61 +144,40 @@ class Case:
 
 
 def attested(path: Path, policy: Policy, progress: Callable[[int], None] | None = None) -> CorpusSize:
-    """Count what the attestations of a corpus say; nothing is verified, and what cannot be read counts as refused.
-
-    Args:
-        path: A corpus as the gate takes it.
-        policy: Tells which classes there are and which bounds are admitted.
-        progress: Called with the number counted so far.
-    """
-    classes, contributors, unknown, soft, refused = Counter(), Counter(), Counter(), Counter(), Counter()
-    elsewhere, examples, expiry = 0, 0, None
+    """Count what the attestations of a corpus say of the classes and bounds of a policy; nothing is verified, and what cannot
+    be read counts as refused. `progress` is called with the number counted so far."""
+    size = CorpusSize("attested")
     for count, item in enumerate(open_corpus(path), start=1):
         if progress is not None:
             progress(count)
-        if item.attestation is None:
-            refused[item.problem.code if item.problem else "UNATTESTED"] += 1
-            continue
         try:
+            if item.attestation is None:
+                raise item.problem or CorpusRefused("UNATTESTED", "nothing was signed for it")
             signed = item.attestation.opened()
         except AttestError as error:
-            refused[str(error.code)] += 1
+            size.refused[str(error.code)] += 1
             continue
         rule = policy.find_class(signed.admissibility_class)
         if signed.corpus != policy.corpus:
-            elsewhere += 1
+            size.other_corpus += 1
         elif rule is None:
-            unknown[signed.admissibility_class] += 1
+            size.unknown[signed.admissibility_class] += 1
         else:
-            classes[rule.name] += 1
-            contributors[signed.contributor] += 1
-            soft[rule.name] += not _within(signed, rule, policy)
-            examples = max(examples, signed.max_examples or 0)
-            expiry = signed.not_after if expiry is None else min(expiry, signed.not_after)
-    return CorpusSize(
-        "attested",
-        _sorted(classes),
-        _sorted(contributors),
-        unknown=_sorted(unknown),
-        too_soft=_sorted(+soft),
-        other_corpus=elsewhere,
-        refused=_sorted(refused),
-        most_examples=examples,
-        first_expiry=expiry,
-    )
+            size.classes[rule.name] += 1
+            size.contributors[signed.contributor] += 1
+            size.too_soft[rule.name] += not _within(signed, rule, policy)
+            size.most_examples = max(size.most_examples, signed.max_examples or 0)
+            size.first_expiry = min(size.first_expiry or signed.not_after, signed.not_after)
+    return size
 
 
 def admitted(report: GateReport) -> CorpusSize:
     """Count what the gate admitted."""
-    counts = report.counts()
-    descriptors = [item.admission.descriptor for item in report.admitted]
-    return CorpusSize(
-        "admitted",
-        counts["admitted"],
-        _sorted(Counter(signed.contributor for signed in descriptors)),
-        refused=counts["refused"],
-        first_expiry=min((signed.not_after for signed in descriptors), default=None),
-    )
+    counts, signed = report.counts(), [item.admission.descriptor for item in report.admitted]
+    size = CorpusSize("admitted", counts["admitted"], refused=counts["refused"])
+    size.contributors = Counter(item.contributor for item in signed)
+    size.first_expiry = min((item.not_after for item in signed), default=None)
+    return size
 
 
 def _within(signed: ContributionDescriptor, rule: ClassRule, policy: Policy) -> bool:
@@ -197,7 +186,3 @@ def _within(signed: ContributionDescriptor, rule: ClassRule, policy: Policy) -> 
         return signed.public
     (clip, noise, _), (most, least, _) = signed.bounds, rule.bounds  # no preset is below the floor
     return policy.min_clip_norm_micro <= clip <= most and noise >= least
-
-
-def _sorted(counts: Counter[str]) -> dict[str, int]:
-    return dict(sorted(counts.items()))

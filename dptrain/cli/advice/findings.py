@@ -1,5 +1,6 @@
 """Findings about a policy: a fact or a warning, the settings that would mend it, and how they are shown."""
 
+import itertools
 import math
 import re
 import textwrap
@@ -10,11 +11,10 @@ from fractions import Fraction
 from typing import Any, Literal
 
 from attest.policy import Policy
-from dptrain.cli.advice.case import Case, CorpusSize
+from dptrain.cli.advice.case import CorpusSize
 from dptrain.cli.output import console, styled
-from dptrain.cli.results import Shown
-from dptrain.planning.plan import ClassPlan, ClassTotal, spent_by, total_of
-from dptrain.planning.rounding import at_most
+from dptrain.cli.results import Shown, pick
+from dptrain.planning.plan import ClassTotal, spent_by
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,36 +35,30 @@ class Consequence:
     Attributes:
         level: `fact`, or `warning` for a likely mistake.
         code: Stable name for scripts.
-        class_name: The class it is about, None for the whole policy.
         sentence: For a person.
         changes: Settings that mend a warning, all of them together; empty if no number can.
+        class_name: The class it is about, None for the whole policy.
     """
 
     level: Literal["fact", "warning"]
     code: str
-    class_name: str | None
     sentence: str
     changes: tuple[Change, ...] = ()
+    class_name: str | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Returns the finding for `--json`."""
-        return {
-            "level": self.level,
-            "code": self.code,
-            "class": self.class_name,
-            "sentence": self.sentence,
-            "changes": [{"setting": item.setting, "value": item.value} for item in self.changes],
-        }
+        return pick(self, "level code sentence changes", **{"class": "class_name"})
 
 
-def fact(code: str, sentence: str, class_name: str | None = None) -> Consequence:
+def fact(code: str, sentence: str) -> Consequence:
     """Returns what follows, good or bad."""
-    return Consequence("fact", code, class_name, sentence)
+    return Consequence("fact", code, sentence)
 
 
-def warning(code: str, sentence: str, *changes: Change, class_name: str | None = None) -> Consequence:
+def warning(code: str, sentence: str, *changes: Change) -> Consequence:
     """Returns a likely mistake, and what would mend it."""
-    return Consequence("warning", code, class_name, sentence, changes)
+    return Consequence("warning", code, sentence, changes)
 
 
 _CLOSE_ENOUGH = 0.9
@@ -95,15 +89,12 @@ def multiplier_for(target: float, sampling_rate: float, policy: Policy, start: f
         start: First guess, above 0.
     """
 
-    def spent(text: str) -> float:
-        return spent_by(policy, float(text), sampling_rate, policy.steps)
-
     # Log epsilon is nearly a line in log z, with a slope between -1 and -2: secant steps, kept inside the bracket.
     low, high, guess, slope = 0.0, math.inf, rounded(start, 3, up=True), -1.3
     previous: tuple[float, float] | None = None
     while True:
-        epsilon = spent(guess)
         z = float(guess)
+        epsilon = spent_by(policy, z, sampling_rate, policy.steps)
         if epsilon <= target and (epsilon >= _CLOSE_ENOUGH * target or z - low <= 0.02 * z):
             return guess, epsilon
         low, high = (max(low, z), high) if epsilon > target else (low, min(high, z))
@@ -118,35 +109,7 @@ def multiplier_for(target: float, sampling_rate: float, policy: Policy, start: f
 
 def power_of_ten_below(limit: Fraction) -> str:
     """Returns the largest power of ten that is at most `limit`, written as 1e-7."""
-    exponent = 0
-    while Fraction(10) ** exponent > limit:
-        exponent -= 1
-    return f"1e{exponent}"
-
-
-def total_over_runs(case: Case, planned: ClassPlan) -> Iterator[Consequence]:
-    """Finds a limit over all runs, or one that not even this run keeps."""
-    total = total_of(case.policy, planned)
-    if total is None:
-        return
-    if total.used > total.limit:
-        limit = [] if math.isinf(total.used) else [in_class(planned.name, "max_epsilon_total", rounded(total.used, 3, up=True))]
-        yield warning(
-            "TOTAL_EXCEEDED",
-            f"max_epsilon_total is {total.limit:g}, and this run by itself could use {at_most(total.used)} of it, with all "
-            f"{case.policy.redo_steps} steps that may be done again: it cannot begin. More noise, fewer steps or fewer "
-            "redo_steps mend it, or a larger limit",
-            *limit,
-            class_name=planned.name,
-        )
-        return
-    yield fact(
-        "TOTAL",
-        f"over all runs together a contribution may spend epsilon {total.limit:g} at delta {float(case.policy.delta):g}, "
-        f"whatever later policies say: this run could use {at_most(total.used)}, every step that may be done again included, "
-        f"and {repeated(total)}. No run begins that could exceed it",
-        planned.name,
-    )
+    return f"1e{next(power for power in itertools.count(0, -1) if Fraction(10) ** power <= limit)}"
 
 
 def repeated(total: ClassTotal) -> str:

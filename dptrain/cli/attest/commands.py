@@ -1,4 +1,4 @@
-"""`dptrain attest`: a contributor's tools."""
+"""`dptrain attest`: a contributor's keys, attestations and withdrawals, and what it states about its own keys."""
 
 import re
 import time
@@ -7,44 +7,24 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from attest import keys, signed_file
-from attest.attestation import Attestation, read_sequence
 from attest.corpus import SigningTemplate, sign_corpus
 from attest.corpus.records import SUFFIX
 from attest.descriptor import PUBLIC_BOUNDS
 from attest.fixed_point import PICO, to_micro, to_pico
 from attest.policy import Policy
+from attest.registry import KeyStatement, peek
+from attest.registry.entries import PROVE, REVOKE, ROTATE, write_statement
 from attest.schema.plain import check_id, utc
 from attest.withdrawal import Withdrawal, sign_withdrawal
-from dptrain.cli.attest.anchor import anchor
-from dptrain.cli.attest.keys import prove, revoke, rotate
-from dptrain.cli.attest.show import AttestationFile, show
-from dptrain.cli.attest.verify import verify
+from dptrain.cli import inputs
+from dptrain.cli.attest.show import AttestationFile
 from dptrain.cli.complete import classes
-from dptrain.cli.inputs import (
-    KeyFile,
-    NewPassphraseFile,
-    PassphraseFile,
-    load_key,
-    new_passphrase,
-    read_policy,
-    read_private_key,
-    refuse_to_overwrite,
-)
-from dptrain.cli.options import argument, file_option, option
-from dptrain.cli.output import counted, moment
-from dptrain.cli.results import Told
+from dptrain.cli.options import argument, file_option, moment, option, wrong_if
+from dptrain.cli.output import counted
+from dptrain.cli.results import Told, pick
 from dptrain.progress import contributions_in, progress_bar
-
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-    help="A contributor's tools: keys, attestations, anchors, withdrawals.\n\nIn this order: `keygen` once; `sign` and "
-    "`verify` for every batch of data; `show` to read what was signed; `anchor` to find what became of a content; `withdraw` "
-    "to take data back; `rotate` and `revoke` when a key changes or is lost.",
-)
 
 _DAY = 86400
 
@@ -53,14 +33,10 @@ _REASONS = "Reason code, an identifier: consent, error, key-compromise, legal, r
 _FILE_NAME = re.compile("[a-z0-9][a-z0-9._-]*")
 
 
-class KeyForm(StrEnum):
-    """Forms of a private key file, as `attest.keys.save_private_key` knows them."""
-
-    pem = "pem"
-    openssh = "openssh"
+KeyForm = StrEnum("KeyForm", ["pem", "openssh"])
+"""Forms of a private key file, as `attest.keys.save_private_key` knows them."""
 
 
-@app.command()
 def keygen(
     name: Annotated[str, argument("Identifier under which the key signs: a-z 0-9 . _ / -", metavar="NAME")],
     directory: Annotated[Path, option("Where the two files go.", "--dir", exists=True, file_okay=False)] = Path("."),
@@ -77,7 +53,7 @@ def keygen(
         ),
     ] = None,
     passphrase: Annotated[bool, option("Ask twice for a passphrase that encrypts the key.", "--passphrase")] = False,
-    passphrase_file: NewPassphraseFile = None,
+    passphrase_file: inputs.NewPassphraseFile = None,
 ) -> Told:
     """Make a key pair: NAME.key, which stays with you, and NAME.pub, which you hand out.
 
@@ -90,19 +66,21 @@ def keygen(
     """
     check_id(name, "name")
     stem = name.replace("/", "-")
-    if _FILE_NAME.fullmatch(stem) is None:
-        raise typer.BadParameter(f"{name!r} makes no file name; begin it with a letter or a digit")
+    wrong_if(_FILE_NAME.fullmatch(stem) is None, f"{name!r} makes no file name; begin it with a letter or a digit")
     private, public = directory / f"{stem}.key", directory / f"{stem}.pub"
-    refuse_to_overwrite(public)
-    key = None if source is None else _taken(source)
+    inputs.refuse_to_overwrite(public)
+    key = None
+    if source is not None:
+        with source.open("rb") as stream:
+            openssh = stream.read(4) == b"ssh-"
+        key = keys.load_openssh_public_key(source) if openssh else inputs.read_private_key(source, None)
     if isinstance(key, bytes):
-        if passphrase or passphrase_file:
-            raise typer.BadParameter(f"{source} is a public key: nothing is written that a passphrase could protect")
+        wrong_if(passphrase or passphrase_file, f"{source} is a public key: nothing is written that a passphrase could protect")
         raw, written = key, None
     else:
         key = key or keys.generate()
         raw, written = keys.public_bytes(key), str(private)
-        keys.save_private_key(private, key, new_passphrase(passphrase, passphrase_file), form=form.value)
+        keys.save_private_key(private, key, inputs.new_passphrase(passphrase, passphrase_file), form=form.value)
     keys.save_public_key(public, raw, name)
     kept = "" if written is None else f"{private} (keep it) and "
     key_id = keys.key_id(raw).hex()
@@ -112,17 +90,16 @@ def keygen(
     )
 
 
-@app.command()
 def sign(
     data: Annotated[Path, argument("A file, a .jsonl file or a folder.", metavar="DATA", exists=True)],
-    key: KeyFile,
+    key: inputs.KeyFile,
     admissibility_class: Annotated[str, option("Class of the policy to be admitted under.", "--class", autocompletion=classes)],
     policy: Annotated[Path | None, file_option("POLICY", "Take corpus and bounds from this policy.")] = None,
     owner_key: Annotated[Path | None, file_option("PUB", "Owner's key, for a signed policy.")] = None,
     corpus: Annotated[str | None, option("Corpus that may use the data, and no other.")] = None,
     clip_norm: Annotated[str | None, option("Largest pull at the model in a step.", metavar="DECIMAL")] = None,
     noise_multiplier: Annotated[str | None, option("Least noise, as a multiple of the clip norm.", metavar="DECIMAL")] = None,
-    contributor: Annotated[str | None, option("Who signs; default: the name in the .pub file beside the key.")] = None,
+    contributor: inputs.Contributor = None,
     public: Annotated[
         bool, option("The data is public: for a public class, which neither clips nor adds noise.", "--public")
     ] = False,
@@ -139,7 +116,7 @@ def sign(
     ] = None,
     principal: Annotated[str | None, option("Person that several contributions are about.")] = None,
     out: Annotated[Path | None, option("Default: DATA.attest, where the gate looks.", metavar="FILE")] = None,
-    passphrase_file: PassphraseFile = None,
+    passphrase_file: inputs.PassphraseFile = None,
 ) -> Told:
     """Sign a file, every record of a .jsonl file, or every file of a folder; one attestation per contribution.
 
@@ -151,10 +128,10 @@ def sign(
 
     Example: `dptrain attest sign notes.jsonl --key alice.key --class sensitive --policy policy.toml`
     """
-    signer, name = load_key(key, passphrase_file, contributor, "--contributor")
+    signer, name = inputs.load_key(key, passphrase_file, contributor)
     rules = None
     if policy is not None:
-        rules, _ = read_policy(policy, owner_key)
+        rules, _ = inputs.read_policy(policy, owner_key)
         rule = rules.class_rule(admissibility_class)
         corpus, preset = corpus or rules.corpus, rule.bounds
         if rule.public is not public:
@@ -169,8 +146,7 @@ def sign(
             raise typer.BadParameter(
                 "a public contribution has no bounds; give --public, or --clip-norm and --noise-multiplier"
             )
-        if max_epsilon is not None:
-            raise typer.BadParameter("of a public contribution no epsilon is promised; give --public, or --max-epsilon")
+        wrong_if(max_epsilon is not None, "of a public contribution no epsilon is promised; give --public, or --max-epsilon")
         preset = PUBLIC_BOUNDS
     max_delta_pico = _delta_of_limit(max_epsilon, max_delta, rules)
     if corpus is None or (policy is None and not public and (clip_norm is None or noise_multiplier is None)):
@@ -212,8 +188,7 @@ def sign(
 def _delta_of_limit(max_epsilon: str | None, max_delta: str | None, rules: Policy | None) -> int | None:
     """Returns the delta at which a limit of epsilon is signed, in 1e-12; None without a limit."""
     if max_epsilon is None:
-        if max_delta is not None:
-            raise typer.BadParameter("--max-delta is the delta of --max-epsilon; give both, or neither")
+        wrong_if(max_delta is not None, "--max-delta is the delta of --max-epsilon; give both, or neither")
         return None
     if max_delta is not None:
         return to_pico(max_delta)
@@ -224,20 +199,15 @@ def _delta_of_limit(max_epsilon: str | None, max_delta: str | None, rules: Polic
     return int(rules.delta * PICO)
 
 
-for function in (verify, show, anchor, prove, rotate, revoke):
-    app.command()(function)
-
-
-@app.command()
 def withdraw(
     attestations: AttestationFile,
-    key: KeyFile,
+    key: inputs.KeyFile,
     record: Annotated[list[int] | None, option("Number of the contribution, from 1; repeat.", min=1)] = None,
     everything: Annotated[bool, option("Withdraw every contribution of the file.", "--all")] = False,
     reason: Annotated[str, option(_REASONS)] = "consent",
-    contributor: Annotated[str | None, option("Who signs; default: the name in the .pub file beside the key.")] = None,
+    contributor: inputs.Contributor = None,
     out: Annotated[Path, option("Where they go.", metavar="DIR", file_okay=False)] = Path("withdrawals"),
-    passphrase_file: PassphraseFile = None,
+    passphrase_file: inputs.PassphraseFile = None,
 ) -> Told:
     """Sign withdrawals, one file per contribution, for the operator to enter with `dptrain ledger withdraw`.
 
@@ -245,10 +215,9 @@ def withdraw(
 
     Example: `dptrain attest withdraw notes.jsonl.attest --key alice.key --record 3`
     """
-    if everything == bool(record):
-        raise typer.BadParameter("give --record with one or more numbers, or --all")
-    signer, name = load_key(key, passphrase_file, contributor, "--contributor")
-    descriptors = [item.opened() for item in _read(attestations)]
+    wrong_if(everything == bool(record), "give --record with one or more numbers, or --all")
+    signer, name = inputs.load_key(key, passphrase_file, contributor)
+    descriptors = [item.opened() for item in inputs.read_attestations(attestations)]
     chosen = range(1, len(descriptors) + 1) if everything else sorted(set(record or ()))
     if chosen and chosen[-1] > len(descriptors):
         raise typer.BadParameter(f"{attestations} holds {len(descriptors)} contributions, there is no number {chosen[-1]}")
@@ -264,13 +233,106 @@ def withdraw(
     return Told({"withdrawals": written, "signer": name, "reason": reason}, [said])
 
 
-def _taken(source: Path) -> Ed25519PrivateKey | bytes:
-    """Returns the private key of a file, or the raw public key of an OpenSSH `.pub` file."""
-    with source.open("rb") as stream:
-        public = stream.read(4) == b"ssh-"
-    return keys.load_openssh_public_key(source) if public else read_private_key(source, None)
+RegistryFile = Annotated[Path | None, file_option("REGISTRY", "The registry that the statement is for.")]
+RegistryId = Annotated[
+    str | None, option("Its id instead, 32 digits, as the owner's 'registry show' prints it.", metavar="HEX")
+]
 
 
-def _read(path: Path) -> list[Attestation]:
-    with path.open("rb") as stream:
-        return list(read_sequence(stream))
+def prove(
+    key: inputs.KeyFile,
+    registry: RegistryFile = None,
+    registry_id: RegistryId = None,
+    contributor: inputs.Contributor = None,
+    out: Annotated[Path | None, option("New file; default: NAME-possession.cose.", metavar="FILE")] = None,
+    passphrase_file: inputs.PassphraseFile = None,
+) -> Told:
+    """Sign that you hold a key, for one registry.
+
+    The owner takes it in with `dptrain registry add --statement`, or later with `dptrain registry prove`, within 30 days. Until
+    then that the key is yours is the owner's word.
+
+    Example: `dptrain attest prove --key alice.key --registry registry.cbor`
+    """
+    identity = _registry_id(registry, registry_id)
+    signer, name = inputs.load_key(key, passphrase_file, contributor)
+    statement = KeyStatement(kind=PROVE, registry_id=identity, key=signer.public_key, time=int(time.time()))
+    said = f"signed that {name} holds key {_short(statement.key)}"
+    return _written(out, name, "possession", statement, [statement.sign(signer)], said)
+
+
+def rotate(
+    key: inputs.KeyFile,
+    new_key: Annotated[Path, file_option("KEY", "The key that follows, a file or .pub.")],
+    registry: RegistryFile = None,
+    registry_id: RegistryId = None,
+    contributor: inputs.Contributor = None,
+    out: Annotated[Path | None, option("New file; default: NAME-rotation.cose.", metavar="FILE")] = None,
+    passphrase_file: inputs.PassphraseFile = None,
+    new_passphrase_file: Annotated[Path | None, file_option("FILE", "Passphrase of the new key, in the same way.")] = None,
+) -> Told:
+    """Sign a change of key: the old key says which key follows, and the new one proves that you hold it.
+
+    The owner takes it in with `dptrain registry rotate` within 30 days. Lost the old key? Then the owner revokes it and
+    enrols the new one.
+
+    Example: `dptrain attest rotate --key alice.key --new-key new/alice.key --registry registry.cbor`
+    """
+    identity = _registry_id(registry, registry_id)
+    old, name = inputs.load_key(key, passphrase_file, contributor)
+    new, _ = inputs.load_key(new_key, new_passphrase_file, name)
+    statement = KeyStatement(
+        kind=ROTATE, registry_id=identity, key=old.public_key, time=int(time.time()), new_key=new.public_key
+    )
+    said = f"signed that key {_short(statement.new_key)} of {name} follows {_short(statement.key)}"
+    return _written(out, name, "rotation", statement, [statement.sign(old), statement.sign(new)], said)
+
+
+def revoke(
+    key: inputs.KeyFile,
+    registry: RegistryFile = None,
+    registry_id: RegistryId = None,
+    pub: Annotated[Path | None, file_option("PUB", "Revoke this other key of yours; default: the one that signs.")] = None,
+    everything: Annotated[bool, option("Revoke every key of yours.", "--all")] = False,
+    at: Annotated[int | None, moment("From when on, for instance when the key was lost; default: now.")] = None,
+    contributor: inputs.Contributor = None,
+    out: Annotated[Path | None, option("New file; default: NAME-revocation.cose.", metavar="FILE")] = None,
+    passphrase_file: inputs.PassphraseFile = None,
+) -> Told:
+    """Sign that a key of yours is revoked, with that key or with another valid one of yours.
+
+    The owner takes it in with `dptrain registry revoke --statement` within 30 days; a run that is training stops using what
+    the key signed at its next charge.
+
+    Example: `dptrain attest revoke --key alice.key --registry registry.cbor`
+    """
+    wrong_if(everything and pub is not None, "give --pub for one key or --all for every key, not both")
+    identity = _registry_id(registry, registry_id)
+    signer, name = inputs.load_key(key, passphrase_file, contributor)
+    now = int(time.time())
+    chosen = None if everything else signer.public_key if pub is None else keys.load_public_key(pub)
+    statement = KeyStatement(kind=REVOKE, registry_id=identity, key=chosen, time=now, revoked_at=now if at is None else at)
+    which = "all keys" if chosen is None else f"key {_short(chosen)}"
+    said = f"signed that {which} of {name} must not be used from {utc(statement.revoked_at or 0)} on"
+    return _written(out, name, "revocation", statement, [statement.sign(signer)], said)
+
+
+def _registry_id(registry: Path | None, text: str | None) -> bytes:
+    if (registry is None) == (text is None):
+        raise typer.BadParameter("say which registry it is for: --registry with the file, or --registry-id with its id")
+    if registry is not None:
+        # Unverified on purpose: a wrong id makes a statement that nobody can use.
+        return peek(registry).registry_id
+    return inputs.octets(text or "", f"{text!r} is not a registry id; it has 32 hexadecimal digits", size=16)
+
+
+def _written(out: Path | None, name: str, what: str, statement: KeyStatement, messages: list[bytes], said: str) -> Told:
+    target = out or Path(f"{name.replace('/', '-')}-{what}.cose")
+    inputs.refuse_to_overwrite(target)
+    write_statement(target, statement, *messages)
+    told = pick(statement, " ".join(statement.__slots__)) | {"contributor": name, "path": str(target)}
+    return Told(told, [f"{said}; send the owner {target}"])
+
+
+def _short(raw: bytes | None) -> str:
+    return keys.key_id(raw or b"").hex()

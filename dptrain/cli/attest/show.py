@@ -12,29 +12,27 @@ from typing import Annotated, Any
 import typer
 
 from attest import keys, sign1
-from attest.attestation import Attestation, read_sequence
+from attest.attestation import Attestation
 from attest.corpus.records import SUFFIX
-from attest.descriptor import ContributionDescriptor, SignedDescriptor
+from attest.descriptor import ContributionDescriptor
 from attest.errors import AttestError, CborError
 from attest.fixed_point import from_micro, from_pico
 from attest.gate import Gate
 from attest.schema.plain import day, visible
-from dptrain.cli.attest.verify import Verifier
-from dptrain.cli.attest.words import Check, commitments, identity, own_noise_of, paragraphs
-from dptrain.cli.inputs import read_policy, read_registry
-from dptrain.cli.options import argument, file_option, option
-from dptrain.cli.output import console, moment, number, styled, table
+from dptrain.cli.attest.verify import Check, Signed, Verifier
+from dptrain.cli.attest.words import commitments, identity, own_noise_of, paragraphs
+from dptrain.cli.inputs import read_attestations, read_policy, read_registry
+from dptrain.cli.options import argument, file_option, moment, option, wrong_if
+from dptrain.cli.output import console, number, styled, table
 from dptrain.cli.results import Result, Shown, Told, pick, plain
-from dptrain.progress import progress_bar
+from dptrain.progress import attestations_of, progress_bar
 
 
 def _not_the_data(path: Path | None) -> Path | None:
     """Refuse data, or a folder, in place of a file of attestations."""
     beside = None if path is None else path.with_name(path.name + SUFFIX)
-    if beside is not None and beside.is_file():
-        raise typer.BadParameter(f"{path} is data; its attestations are in {beside}")
-    if path is not None and path.is_dir():
-        raise typer.BadParameter(f"{path} is a folder; give one {SUFFIX} file")
+    wrong_if(beside is not None and beside.is_file(), f"{path} is data; its attestations are in {beside}")
+    wrong_if(path is not None and path.is_dir(), f"{path} is a folder; give one {SUFFIX} file")
     return path
 
 
@@ -103,38 +101,30 @@ def _verifier(pub: Path | None, policy: Path | None, registry: Path | None, owne
 
 
 def _nth(path: Path, record: int) -> Attestation:
-    with path.open("rb") as stream:
-        found = next(islice(read_sequence(stream), record - 1, None), None)
+    found = next(islice(read_attestations(path), record - 1, None), None)
     if found is None:
-        with path.open("rb") as stream:
-            count = sum(1 for _ in read_sequence(stream))
+        count = sum(1 for _ in read_attestations(path))
         raise typer.BadParameter(f"{path} holds {count:,} attestations, there is no number {record}")
     return found
 
 
 def _explained(attestation: Attestation, record: int, verifier: Verifier) -> Told:
     """Returns one attestation in words."""
-    checks = verifier.checks(attestation)
-    words = paragraphs(attestation, verifier.now, verifier.policy, verifier.policy_signed)
-    data = {"record": record, **_as_json(attestation), "own_noise": _own_noise(attestation, verifier)}
+    checks, policy = verifier.checks(attestation), verifier.policy
+    words = paragraphs(attestation, verifier.now, policy, verifier.policy_signed)
+    own = None if policy is None else own_noise_of(attestation.read(), policy)
+    noise = None if own is None else pick(own, "multiplier variance", expected_occurrences="expected")
+    data = {"record": record, **_as_json(attestation), "own_noise": noise, "words": words, "checks": plain(checks)}
     failed = any(check.outcome == "failed" for check in checks)
-    return Told(
-        data | {"words": words, "checks": plain(checks)}, _words_text(words, identity(attestation), checks), code=failed
-    )
+    return Told(data, _words_text(words, identity(attestation), checks), exit_code=failed)
 
 
-def _own_noise(attestation: Attestation, verifier: Verifier) -> dict[str, float] | None:
-    """Tells what its own bounds would need under the policy given; None without one, or where there is no such figure."""
-    found = None if verifier.policy is None else own_noise_of(attestation.read(), verifier.policy)
-    if found is None:
-        return None
-    return {"expected_occurrences": found.expected, "multiplier": found.multiplier, "variance": found.variance}
+@dataclass
+class Listed(Result):
+    """The attestations of a file, counted, and the first rows. What broke off the reading is raised behind what was read."""
 
-
-@dataclass(slots=True)
-class _Tally:
-    """Keeps what a pass over a file leaves behind: counts, and the first rows."""
-
+    verifier: Verifier
+    path: Path
     count: int = 0
     corpora: Counter[str] = field(default_factory=Counter)
     classes: Counter[str] = field(default_factory=Counter)
@@ -143,86 +133,94 @@ class _Tally:
     rows: list[tuple[int, Attestation, Check | None]] = field(default_factory=list)
     broken: AttestError | None = None
 
+    def add(self, attestation: Attestation, limit: int) -> None:
+        """Counts one more, and keeps it as a row where there are fewer than so many."""
+        self.count += 1
+        try:
+            signed = attestation.read()
+            sign1.parse(attestation.sign1)
+            failure = None if self.verifier.idle else self.verifier.failure(attestation)
+        except AttestError as error:
+            failure = Check.failed("form", error)
+        else:
+            self.corpora[signed.corpus] += 1
+            self.classes[signed.admissibility_class] += 1
+            self.contributors[_who(signed)] += 1
+        if failure is not None:
+            self.failures[failure.code or "FAILED"] += 1
+        if len(self.rows) < limit:
+            self.rows.append((self.count, attestation, failure))
 
-def _listed(path: Path, limit: int, verifier: Verifier) -> Result:
-    """Returns counts and the first rows; of a sole attestation what it says."""
-    with path.open("rb") as stream, progress_bar("reading", lambda: _estimated_count(path)) as progress:
-        tally = _Tally()
-        for attestation in _until_broken(read_sequence(stream), tally):
-            tally.count += 1
-            failure = _count_one(attestation, verifier, tally)
-            if len(tally.rows) < limit:
-                tally.rows.append((tally.count, attestation, failure))
-            if progress is not None:
-                progress(tally.count)
-    if tally.broken is not None:
-        tally.broken = _located(tally.broken, tally.count + 1, path)
-        if not tally.count:
-            raise tally.broken
-    return Listed(tally, verifier, path)
-
-
-@dataclass(frozen=True)
-class Listed(Result):
-    """The attestations of a file, counted. What broke off the reading is raised behind what was read."""
-
-    tally: _Tally
-    verifier: Verifier
-    path: Path
+    @property
+    def good(self) -> int:
+        """Returns how many did not fail."""
+        return self.count - self.failures.total()
 
     @property
     def exit_code(self) -> int:
-        if self.tally.broken is not None:
-            raise self.tally.broken
-        return bool(self.tally.failures)
+        if self.broken is not None:
+            raise self.broken
+        return bool(self.failures)
 
     def as_json(self) -> dict[str, Any]:
-        return _tally_as_json(self.tally, self.verifier)
+        counts = {name: dict(getattr(self, name).most_common()) for name in ("corpora", "classes", "contributors", "failures")}
+        return counts | {
+            "count": self.count,
+            "verified": None if self.verifier.idle else self.good,
+            "descriptors": [
+                {"record": index, **_as_json(attestation), "failure": plain(failure)}
+                for index, attestation, failure in self.rows
+            ],
+        }
 
     def text(self) -> Iterable[Shown]:
-        if self.tally.count == 1 and not self.tally.failures:
-            return _explained(self.tally.rows[0][1], 1, self.verifier).text()
-        return _table_text(self.tally, self.verifier, self.path)
+        if self.count == 1 and not self.failures:
+            return _explained(self.rows[0][1], 1, self.verifier).text()
+        return self._table()
+
+    def _table(self) -> Iterator[Shown]:
+        columns, idle = ["#", "contributor", "class", "clip norm", "noise", "until", "descriptor"], self.verifier.idle
+        rows = table(*columns, *([] if idle else ["verified"]))
+        for column in rows.columns[1:3]:
+            column.justify = "left"
+        for index, attestation, failure in self.rows:
+            outcome = [] if idle else ["✗ " + (failure.code or "") if failure else "✓"]
+            rows.add_row(str(index), *_cells(attestation), *outcome)
+        if self.rows:
+            yield rows
+        if self.count > len(self.rows):
+            yield f"... and {self.count - len(self.rows):,} more (--limit)"
+        for what, counts in (("corpus", self.corpora), ("class", self.classes), ("contributor", self.contributors)):
+            more = f", and {len(counts) - 10:,} more" if len(counts) > 10 else ""
+            yield f"{what}: {', '.join(f'{name} {count:,}' for name, count in counts.most_common(10)) or 'none'}{more}"
+        for code, count in self.failures.most_common():
+            yield styled("red", "  failed", f" {code}: {count:,}")
+        said = "NOT verified here; --pub, --registry, or --policy with a signed policy and its registry, verifies"
+        if not idle:
+            what = "signatures and terms" if self.verifier.policy_signed and self.verifier.registry else "signatures"
+            said = f"{what} of {self.good:,} verified, {self.failures.total():,} failed; content is not looked at here"
+        yield f"{self.count:,} attestations, {said}"
+        if self.count:
+            yield f"one of them in words: dptrain attest show {visible(str(self.path))} --record 1"
 
 
-def _until_broken(sequence: Iterator[Attestation], tally: _Tally) -> Iterator[Attestation]:
-    """Yields attestations up to a malformed item, which is remembered: what follows it cannot be found."""
-    try:
-        yield from sequence
-    except AttestError as error:
-        tally.broken = error
-
-
-def _located(error: AttestError, item: int, path: Path) -> AttestError:
-    if item == 1:
-        return CborError(error.code, f"{path} is not a file of attestations, or damaged from its beginning: {error.sentence}")
-    return CborError(error.code, f"item {item} of {path} is damaged, and nothing after it can be read: {error.sentence}")
-
-
-def _count_one(attestation: Attestation, verifier: Verifier, tally: _Tally) -> Check | None:
-    try:
-        signed = attestation.read()
-        sign1.parse(attestation.sign1)
-        failure = None if verifier.idle else verifier.failure(attestation)
-    except AttestError as error:
-        failure = Check("form", "failed", error.sentence, str(error.code))
-    else:
-        tally.corpora[signed.corpus] += 1
-        tally.classes[signed.admissibility_class] += 1
-        tally.contributors[_who(signed)] += 1
-    if failure is not None:
-        tally.failures[failure.code or "FAILED"] += 1
-    return failure
-
-
-def _estimated_count(path: Path) -> int:
-    """Estimates how many attestations a file holds; they are nearly equally long when one command signed them."""
-    try:
-        with path.open("rb") as stream:
-            first = next(read_sequence(stream), None)
-    except AttestError:
-        return 0
-    return 0 if first is None else max(1, round(path.stat().st_size / len(first.to_cbor())))
+def _listed(path: Path, limit: int, verifier: Verifier) -> Listed:
+    """Counts the attestations of a file up to a malformed item: what follows that cannot be found."""
+    found = Listed(verifier, path)
+    with progress_bar("reading", lambda: attestations_of(path)) as progress:
+        try:
+            for attestation in read_attestations(path):
+                found.add(attestation, limit)
+                if progress is not None:
+                    progress(found.count)
+        except AttestError as error:
+            what = f"{path} is not a file of attestations, or damaged from its beginning"
+            if found.count:
+                what = f"item {found.count + 1} of {path} is damaged, and nothing after it can be read"
+            found.broken = CborError(error.code, f"{what}: {error.sentence}")
+    if found.broken is not None and not found.count:
+        raise found.broken
+    return found
 
 
 def _words_text(words: list[str], names: list[tuple[str, str]], checks: list[Check]) -> Iterator[Shown]:
@@ -240,37 +238,6 @@ def _words_text(words: list[str], names: list[tuple[str, str]], checks: list[Che
         yield styled(style, head, text[len(head) :])
 
 
-def _table_text(tally: _Tally, verifier: Verifier, path: Path) -> Iterator[Shown]:
-    columns = ["#", "contributor", "class", "clip norm", "noise", "until", "descriptor"]
-    rows = table(*columns) if verifier.idle else table(*columns, "verified")
-    for column in rows.columns[1:3]:
-        column.justify = "left"
-    for index, attestation, failure in tally.rows:
-        outcome = [] if verifier.idle else ["✗ " + (failure.code or "") if failure else "✓"]
-        rows.add_row(str(index), *_cells(attestation), *outcome)
-    if tally.rows:
-        yield rows
-    if tally.count > len(tally.rows):
-        yield f"... and {tally.count - len(tally.rows):,} more (--limit)"
-    for what, counts in (("corpus", tally.corpora), ("class", tally.classes), ("contributor", tally.contributors)):
-        yield f"{what}: " + (", ".join(_most(counts)) or "none")
-    for code, count in tally.failures.most_common():
-        yield styled("red", "  failed", f" {code}: {count:,}")
-    yield f"{tally.count:,} attestations, {_said(tally, verifier)}"
-    if tally.count:
-        yield f"one of them in words: dptrain attest show {visible(str(path))} --record 1"
-
-
-def _said(tally: _Tally, verifier: Verifier) -> str:
-    if verifier.idle:
-        return "NOT verified here; --pub, --registry, or --policy with a signed policy and its registry, verifies"
-    what = "signatures"
-    if verifier.policy_signed and verifier.registry is not None:
-        what = "signatures and terms"
-    good = tally.count - tally.failures.total()
-    return f"{what} of {good:,} verified, {tally.failures.total():,} failed; content is not looked at here"
-
-
 def _cells(attestation: Attestation) -> list[str]:
     try:
         signed = attestation.read()
@@ -286,28 +253,9 @@ def _cells(attestation: Attestation) -> list[str]:
     ]
 
 
-def _who(signed: ContributionDescriptor | SignedDescriptor) -> str:
+def _who(signed: Signed) -> str:
     """Returns the contributor, or where that is not opened the beginning of the commitment to it."""
     return signed.contributor if isinstance(signed, ContributionDescriptor) else f"({signed.issuer[:8]})"
-
-
-def _most(counts: Counter[str], limit: int = 10) -> list[str]:
-    shown = [f"{name} {count:,}" for name, count in counts.most_common(limit)]
-    return [*shown, f"and {len(counts) - limit:,} more"] if len(counts) > limit else shown
-
-
-def _tally_as_json(tally: _Tally, verifier: Verifier) -> dict[str, Any]:
-    return {
-        "count": tally.count,
-        "corpora": dict(tally.corpora.most_common()),
-        "classes": dict(tally.classes.most_common()),
-        "contributors": dict(tally.contributors.most_common()),
-        "verified": None if verifier.idle else tally.count - tally.failures.total(),
-        "failures": dict(tally.failures.most_common()),
-        "descriptors": [
-            {"record": index, **_as_json(attestation), "failure": plain(failure)} for index, attestation, failure in tally.rows
-        ],
-    }
 
 
 def _as_json(attestation: Attestation) -> dict[str, Any]:
@@ -319,15 +267,18 @@ def _as_json(attestation: Attestation) -> dict[str, Any]:
     opened = isinstance(descriptor, ContributionDescriptor)
     own = "contributor data_class content_hash nonce principal"
     told = pick(descriptor, own) if opened else dict.fromkeys(own.split())
-    told |= pick(descriptor, "corpus") | pick(descriptor.bounds, "clip_norm noise_multiplier")
-    told |= pick(descriptor, "not_before not_after max_occurrences max_examples")
+    told |= pick(descriptor.bounds, "clip_norm noise_multiplier")
+    names = "corpus not_before not_after max_occurrences max_examples"
     epsilon, delta = descriptor.max_epsilon_micro, descriptor.max_delta_pico
-    return told | {
-        "descriptor_hash": descriptor.digest().hex(),
-        "key_id": key_id,
-        "class": descriptor.admissibility_class,
-        "max_epsilon": None if epsilon is None else from_micro(epsilon),
-        "max_delta": None if delta is None else float(from_pico(delta)),
-        "opened": opened,
-        "committed": {what.replace(" ", "_"): value.hex() for what, value in commitments(descriptor).items()},
-    }
+    return (
+        told
+        | pick(descriptor, names, **{"class": "admissibility_class"})
+        | {
+            "descriptor_hash": descriptor.digest().hex(),
+            "key_id": key_id,
+            "max_epsilon": None if epsilon is None else from_micro(epsilon),
+            "max_delta": None if delta is None else float(from_pico(delta)),
+            "opened": opened,
+            "committed": {what.replace(" ", "_"): value.hex() for what, value in commitments(descriptor).items()},
+        }
+    )

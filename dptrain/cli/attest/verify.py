@@ -1,4 +1,4 @@
-"""Verify one attestation for `attest show`, alone or against a key, a registry and a policy.
+"""Verify attestations: `attest verify` all of a corpus under one key, and one against a key, a registry and a policy.
 
 The checks are the gate's own: `attest.sign1.verify` for signatures, `attest.gate.decide` where a signed policy and a
 registry are at hand. What was not looked at is said, one line each.
@@ -6,33 +6,56 @@ registry are at hand. What was not looked at is said, one line each.
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal, TypeVar
 
 from attest import keys, sign1
 from attest.attestation import Attestation
 from attest.corpus import Item, open_corpus
 from attest.descriptor import ContributionDescriptor, SignedDescriptor
-from attest.errors import AttestError, CorpusRefused
+from attest.errors import AttestError, CorpusRefused, KeyRefused
 from attest.gate import Admission, Seen, decide
 from attest.policy import Policy
 from attest.registry import Contributor, KeyRecord, Registry
 from attest.schema.plain import utc, visible
-from dptrain.cli.attest.words import Check
-from dptrain.cli.options import argument, file_option, option
-from dptrain.cli.output import moment, styled
+from dptrain.cli.options import argument, file_option, moment, option
+from dptrain.cli.output import styled
 from dptrain.cli.registry.show import shown
 from dptrain.cli.results import Shown, Told
 from dptrain.progress import contributions_in, progress_bar
+
+Signed = ContributionDescriptor | SignedDescriptor
+SignedT = TypeVar("SignedT", bound=Signed)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that may be verified about an attestation, and how that went.
+
+    Attributes:
+        what: What was looked at.
+        outcome: `passed`, `failed`, or `unchecked`.
+        sentence: What was found, or what it would take.
+        code: Reason code of a failure.
+    """
+
+    what: str
+    outcome: Literal["passed", "failed", "unchecked"]
+    sentence: str
+    code: str | None = None
+
+    @classmethod
+    def failed(cls, what: str, error: AttestError) -> "Check":
+        """Returns a check that ended in an error."""
+        return cls(what, "failed", error.sentence, str(error.code))
+
 
 _NOT_HERE = (
     Check("content", "unchecked", "whether the data is what was signed; dptrain attest verify DATA checks that"),
     Check("uniqueness", "unchecked", "whether it was used, copied or withdrawn before; dptrain gate and training check that"),
 )
-
-_ANOTHER_ISSUER = "the signature names another issuer than the commitment to the contributor"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,88 +83,79 @@ class Verifier:
     def checks(self, attestation: Attestation) -> list[Check]:
         """Returns every check that can be made, and one line for each that cannot."""
         signed = attestation.read()
-        found = [self._key(attestation, signed), *self._possession(attestation, signed), *self._gate(attestation, signed)]
-        return [*found, *_NOT_HERE]
+        holder, record = self._record(attestation, signed)
+        found = [self._signature(attestation, signed, holder, record)]
+        if holder is not None and record is not None:
+            key = f"key {record.key_id.hex()}"
+            held = f"{key} signed a statement for this registry, which holds it"
+            word = f"whether {shown(holder.name)} holds {key}: the registry has no statement by it, only the owner's word"
+            found.append(Check("possession", *(("passed", held) if record.proved else ("unchecked", word))))
+        return [*found, self._gate(attestation, signed), *_NOT_HERE]
 
     def failure(self, attestation: Attestation) -> Check | None:
         """Returns the first check that fails; None if what was asked for holds."""
         return next((check for check in self.checks(attestation) if check.outcome == "failed"), None)
 
-    def _key(self, attestation: Attestation, signed: ContributionDescriptor | SignedDescriptor) -> Check:
-        if self.pub is None:
-            if self.registry is not None:
-                return self._enrolled(attestation, signed)
-            return Check("signature", "unchecked", "whether the key named here made it; give --pub, or --registry")
-        name, raw = self.pub
-        try:
-            headers = sign1.verify(attestation.sign1, attestation.descriptor, raw)
-        except AttestError as error:
-            return Check("signature", "failed", error.sentence, str(error.code))
-        if isinstance(signed, ContributionDescriptor) and name != signed.contributor:
-            return Check("signature", "failed", f"the key is {name}'s, the attestation is of {signed.contributor}", "HEADER")
-        if headers.issuer != signed.issuer:
-            return Check("signature", "failed", _ANOTHER_ISSUER, "HEADER")
-        return Check("signature", "passed", f"made with the key of {name} that was given")
-
-    def _possession(self, attestation: Attestation, signed: ContributionDescriptor | SignedDescriptor) -> list[Check]:
-        """Returns on whose word the registry has the key for the contributor; nothing where it does not have it."""
-        contributor, record = self._record(attestation, signed)
-        if contributor is None or record is None:
-            return []
-        key = f"key {record.key_id.hex()}"
-        if record.proved:
-            return [Check("possession", "passed", f"{key} signed a statement for this registry, which holds it")]
-        sentence = f"whether {shown(contributor.name)} holds {key}: the registry has no statement by it, only the owner's word"
-        return [Check("possession", "unchecked", sentence)]
-
-    def _record(
-        self, attestation: Attestation, signed: ContributionDescriptor | SignedDescriptor
-    ) -> tuple[Contributor, KeyRecord] | tuple[None, None]:
-        """Finds the key that the attestation names, and its holder: the contributor, or anybody where that is not opened."""
-        known = () if self.registry is None else self.registry.contributors
-        kid = sign1.parse(attestation.sign1).key_id
-        named = self._named(signed)
-        found = ((one, key) for one in known if named in (None, one.name) for key in one.keys if key.key_id == kid)
-        return next(found, (None, None))
-
-    def _named(self, signed: ContributionDescriptor | SignedDescriptor) -> str | None:
+    def _named(self, signed: Signed) -> str | None:
         """Returns the contributor, where both attestation and registry say it by name."""
         by_name = self.registry is not None and not self.registry.names_missing
         return signed.contributor if by_name and isinstance(signed, ContributionDescriptor) else None
 
-    def _enrolled(self, attestation: Attestation, signed: ContributionDescriptor | SignedDescriptor) -> Check:
-        """Checks the signature under a key of the registry: of the contributor, or of anybody where that is not opened."""
-        kid, (contributor, record) = sign1.parse(attestation.sign1).key_id, self._record(attestation, signed)
-        if contributor is None or record is None:
-            named = self._named(signed)
-            whose = "" if named is None else f" of {named}"
-            return Check("signature", "failed", f"the registry has no key {kid.hex()}{whose}", "KEY_UNKNOWN")
-        try:
-            headers = sign1.verify(attestation.sign1, attestation.descriptor, record.raw)
-        except AttestError as error:
-            return Check("signature", "failed", error.sentence, str(error.code))
-        if headers.issuer != signed.issuer:
-            return Check("signature", "failed", _ANOTHER_ISSUER, "HEADER")
-        if not record.valid(self.now):
-            code = "KEY_REVOKED" if record.revoked(self.now) else "KEY_NOT_VALID"
-            return Check("signature", "failed", f"made with key {kid.hex()}, which is revoked or not valid now", code)
-        return Check("signature", "passed", f"made with key {kid.hex()}, which the registry has for {shown(contributor.name)}")
+    def _record(self, attestation: Attestation, signed: Signed) -> tuple[Contributor, KeyRecord] | tuple[None, None]:
+        """Finds the key that the attestation names, and its holder: the contributor, or anybody where that is not opened."""
+        known = () if self.registry is None else self.registry.contributors
+        kid, named = sign1.parse(attestation.sign1).key_id, self._named(signed)
+        found = ((one, key) for one in known if named in (None, one.name) for key in one.keys if key.key_id == kid)
+        return next(found, (None, None))
 
-    def _gate(self, attestation: Attestation, signed: ContributionDescriptor | SignedDescriptor) -> list[Check]:
+    def _signature(
+        self, attestation: Attestation, signed: Signed, holder: Contributor | None, record: KeyRecord | None
+    ) -> Check:
+        """Checks the signature under the key given, or under the one that the registry has."""
+        if self.idle:
+            return Check("signature", "unchecked", "whether the key named here made it; give --pub, or --registry")
+        kid = sign1.parse(attestation.sign1).key_id.hex()
+        try:
+            if self.pub is not None:
+                _made_with(attestation, lambda _: signed, *self.pub)
+                return Check("signature", "passed", f"made with the key of {self.pub[0]} that was given")
+            if holder is None or record is None:
+                named = self._named(signed)
+                raise KeyRefused("KEY_UNKNOWN", f"the registry has no key {kid}{'' if named is None else f' of {named}'}")
+            _made_with(attestation, lambda _: signed, None, record.raw)
+            if not record.valid(self.now):
+                code = "KEY_REVOKED" if record.revoked(self.now) else "KEY_NOT_VALID"
+                raise KeyRefused(code, f"made with key {kid}, which is revoked or not valid now")
+        except AttestError as error:
+            return Check.failed("signature", error)
+        return Check("signature", "passed", f"made with key {kid}, which the registry has for {shown(holder.name)}")
+
+    def _gate(self, attestation: Attestation, signed: Signed) -> Check:
         if self.policy is None:
-            return [Check("admission", "unchecked", "whether the corpus may use it; give --policy with the signed policy")]
+            return Check("admission", "unchecked", "whether the corpus may use it; give --policy with the signed policy")
         if self.registry is None or not self.policy_signed:
-            return [Check("admission", "unchecked", "the gate needs a signed policy with its registry (--policy, --registry)")]
+            return Check("admission", "unchecked", "the gate needs a signed policy with its registry (--policy, --registry)")
         if self.registry.names_missing:
-            return [Check("admission", "unchecked", self.registry.names_missing)]
+            return Check("admission", "unchecked", self.registry.names_missing)
         if isinstance(signed, SignedDescriptor):
-            return [Check("admission", "unchecked", "the gate needs the opening, which lies beside the data")]
-        outcome = decide(
-            attestation, signed.content_hash, policy=self.policy, registry=self.registry, now=self.now, seen=Seen()
-        )
+            return Check("admission", "unchecked", "the gate needs the opening, which lies beside the data")
+        known = {"policy": self.policy, "registry": self.registry, "now": self.now, "seen": Seen()}
+        outcome = decide(attestation, signed.content_hash, **known)
         if isinstance(outcome, Admission):
-            return [Check("admission", "passed", "the gate would admit it now, if content and uniqueness hold")]
-        return [Check("admission", "failed", outcome.sentence, str(outcome.code))]
+            return Check("admission", "passed", "the gate would admit it now, if content and uniqueness hold")
+        return Check("admission", "failed", outcome.sentence, str(outcome.code))
+
+
+def _made_with(attestation: Attestation, read: Callable[[Attestation], SignedT], name: str | None, raw: bytes) -> SignedT:
+    """Verifies that a key signed an attestation, reads it, and holds its contributor, if the name is known, against both."""
+    headers = sign1.verify(attestation.sign1, attestation.descriptor, raw)
+    signed = read(attestation)
+    if name is not None and isinstance(signed, ContributionDescriptor) and name != signed.contributor:
+        raise CorpusRefused("HEADER", f"the key is {name}'s, the attestation is of {signed.contributor}")
+    if headers.issuer != signed.issuer:
+        what = f"the commitment {signed.issuer} to the contributor"
+        raise CorpusRefused("HEADER", f"the signature names the issuer {headers.issuer}, not {what}")
+    return signed
 
 
 def verify(
@@ -165,61 +179,47 @@ def verify(
     with progress_bar("verifying", lambda: contributions_in(data)) as progress:
         for count, item in enumerate(open_corpus(data), start=1):
             try:
-                check_item(item, name, raw, now)
+                _check_item(item, name, raw, now)
                 good += 1
             except AttestError as error:
                 codes[str(error.code)] += 1
                 if len(listed) < limit:
-                    listed.append({"where": _where(item), "code": str(error.code), "sentence": error.sentence})
+                    at = item.locator
+                    where = f"{visible(at.source)}, byte {at.offset}" if at else "attestation without content"
+                    listed.append({"where": where, "code": str(error.code), "sentence": error.sentence})
             if progress is not None:
                 progress(count)
     failed = codes.total()
-    data = {"verified": good, "failed": failed, "codes": dict(codes.most_common()), "failures": listed}
-    return Told(data, _text(good, codes, listed, name), code=bool(failed or not good))
+    told = {"verified": good, "failed": failed, "codes": dict(codes.most_common()), "failures": listed}
+    return Told(told, _text(told, name), exit_code=bool(failed or not good))
 
 
-def check_item(item: Item, name: str, raw: bytes, now: int) -> None:
-    """Check one contribution under the key `raw` of `name`.
-
-    Raises:
-        AttestError: With the code of what is wrong.
-    """
+def _check_item(item: Item, name: str, raw: bytes, now: int) -> None:
+    """Checks one contribution under the key `raw` of `name`. Raises AttestError: with the code of what is wrong."""
     if item.problem is not None:
         raise item.problem
     if item.attestation is None:
         raise CorpusRefused("UNATTESTED", "there is no attestation for this content; sign it with 'dptrain attest sign'")
     if item.locator is None:
         raise CorpusRefused("CONTENT_MISSING", "there is no content for this attestation; put the data back, or drop it")
-    headers = sign1.verify(item.attestation.sign1, item.attestation.descriptor, raw)
-    descriptor = item.attestation.opened()
-    if name != descriptor.contributor:
-        raise CorpusRefused("HEADER", f"the key is {name}'s, the attestation is of {descriptor.contributor}")
-    if headers.issuer != descriptor.issuer:
-        raise CorpusRefused("HEADER", f"the signature names {headers.issuer}, not the commitment {descriptor.issuer}")
-    if descriptor.content_hash != item.content_hash:
+    signed = _made_with(item.attestation, Attestation.opened, name, raw)
+    if signed.content_hash != item.content_hash:
         raise CorpusRefused("CONTENT_MISMATCH", "the content is not what was signed; restore it or sign it anew")
-    if not descriptor.not_before <= now < descriptor.not_after:
-        raise CorpusRefused(
-            "EXPIRED" if now >= descriptor.not_after else "NOT_YET_VALID",
-            f"valid from {utc(descriptor.not_before)} until {utc(descriptor.not_after)}; sign it anew",
-        )
+    if not signed.not_before <= now < signed.not_after:
+        code = "EXPIRED" if now >= signed.not_after else "NOT_YET_VALID"
+        raise CorpusRefused(code, f"valid from {utc(signed.not_before)} until {utc(signed.not_after)}; sign it anew")
 
 
-def _text(good: int, codes: Counter[str], listed: list[dict[str, str]], name: str) -> Iterator[Shown]:
+def _text(told: dict[str, Any], name: str) -> Iterator[Shown]:
+    good, failed, codes, listed = told.values()
     for failure in listed:
         yield styled("red", failure["code"], f" {failure['where']}: {failure['sentence']}")
-    if codes.total() > len(listed):
-        yield f"... and {codes.total() - len(listed):,} more, not listed (--limit)"
+    if failed > len(listed):
+        yield f"... and {failed - len(listed):,} more, not listed (--limit)"
     if len(codes) > 1:
-        yield ", ".join(f"{code} {count:,}" for code, count in codes.most_common())
-    yield f"{good:,} verified, {codes.total():,} failed, signer {name}"
-    if not good and not codes:
+        yield ", ".join(f"{code} {count:,}" for code, count in codes.items())
+    yield f"{good:,} verified, {failed:,} failed, signer {name}"
+    if not good and not failed:
         yield "there was nothing to verify: no data, or no attestations beside it"
-    elif not codes:
+    elif not failed:
         yield "not checked here: registry, class, bounds and corpus; dptrain gate does that"
-
-
-def _where(item: Item) -> str:
-    if not item.locator:
-        return "attestation without content"
-    return f"{visible(item.locator.source)}, byte {item.locator.offset}"

@@ -4,10 +4,8 @@ Every privacy sentence here is docs/guarantee.md in other words: it speaks of on
 the contribution being empty and the one against other content, and says which numbers come from a policy.
 """
 
-from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
-from typing import Literal
 
 from attest import sign1
 from attest.attestation import Attestation
@@ -18,59 +16,38 @@ from attest.policy.sampling import POISSON, period
 from attest.schedule.turns import dearest_turns
 from attest.schema.plain import in_words
 from dptrain.accounting import refusal
-from dptrain.cli.advice.facts import attacker
+from dptrain.cli.advice.classes import attacker
 from dptrain.cli.advice.findings import rounded
+from dptrain.cli.output import counted
 from dptrain.clipping.own_noise import OwnNoise, own_bounds, own_noise
 from dptrain.planning.rounding import at_most
 from ledger import accountants
 from ledger.errors import AccountantError
+from ledger.leaves import Admit
 
 _DAY = 86400
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One thing that may be verified about an attestation, and how that went.
-
-    Attributes:
-        what: What was looked at.
-        outcome: `passed`, `failed`, or `unchecked`.
-        sentence: What was found, or what it would take.
-        code: Reason code of a failure.
-    """
-
-    what: str
-    outcome: Literal["passed", "failed", "unchecked"]
-    sentence: str
-    code: str | None = None
 
 
 def paragraphs(attestation: Attestation, now: int, policy: Policy | None, signed_policy: bool) -> list[str]:
     """Returns the attestation in words, one paragraph per thought."""
     signed = attestation.read()
-    found = [permission(signed), meaning(signed), validity(signed, now)]
+    under_policy = (
+        "How large epsilon becomes depends on the rate at which contributions are drawn and on the number of steps, which "
+        "stand in the policy of the corpus: give --policy."
+    )
     if policy is not None:
-        found.append(under(signed, policy, signed_policy))
-    else:
-        found.append(
-            "How large epsilon becomes depends on the rate at which contributions are drawn and on the number of steps, which "
-            "stand in the policy of the corpus: give --policy."
-        )
-    return [*found, exported(signed)]
-
-
-def exported(signed: ContributionDescriptor | SignedDescriptor) -> str:
-    """Tells what of it everybody reads who has an export."""
-    if isinstance(signed, SignedDescriptor):
-        return (
-            "Contributor, data class, principal and content stand below as the commitments that were signed. They tell nothing "
-            "without the opening, which lies beside the data."
-        )
-    return (
+        under_policy = under(signed, policy, signed_policy)
+    exported = (
         "In an export everybody reads corpus, class, bounds, caps, limits, validity, key id and descriptor hash. Contributor, "
         "data class, principal and content stand there as commitments, which tell nothing without nonce and salts; keep this "
         "file as private as the data."
     )
+    if isinstance(signed, SignedDescriptor):
+        exported = (
+            "Contributor, data class, principal and content stand below as the commitments that were signed. They tell nothing "
+            "without the opening, which lies beside the data."
+        )
+    return [permission(signed), meaning(signed), validity(signed, now), under_policy, exported]
 
 
 def permission(signed: ContributionDescriptor | SignedDescriptor) -> str:
@@ -79,15 +56,12 @@ def permission(signed: ContributionDescriptor | SignedDescriptor) -> str:
     if isinstance(signed, ContributionDescriptor):
         who, kind, principal = signed.contributor, f" ({signed.data_class} data)", signed.principal
     about = f" It is about {principal}." if principal is not None else ""
-    examples = (
-        "" if signed.max_examples is None else f" It holds {_count(signed.max_examples, 'example')} at most, clipped as one."
-    )
-    limit = (
-        ""
-        if signed.max_epsilon_micro is None
-        else f" Over all runs together it may spend an epsilon of {from_micro(signed.max_epsilon_micro):g} at most, at delta "
-        f"{float(from_pico(signed.max_delta_pico or 0)):g}."
-    )
+    examples = limit = ""
+    if signed.max_examples is not None:
+        examples = f" It holds {counted(signed.max_examples, 'example')} at most, clipped as one."
+    if signed.max_epsilon_micro is not None:
+        epsilon, delta = from_micro(signed.max_epsilon_micro), float(from_pico(signed.max_delta_pico or 0))
+        limit = f" Over all runs together it may spend an epsilon of {epsilon:g} at most, at delta {delta:g}."
     return (
         f"{who} permits the corpus {signed.corpus}, and no other, to train on one contribution{kind} as class "
         f"{signed.admissibility_class}.{about}{examples}{limit}"
@@ -97,7 +71,7 @@ def permission(signed: ContributionDescriptor | SignedDescriptor) -> str:
 def meaning(signed: Terms) -> str:
     """Says what the two signed bounds do in a step."""
     cap = (
-        f"It may be drawn {_count(signed.max_occurrences, 'time')} at most."
+        f"It may be drawn {counted(signed.max_occurrences, 'time')} at most."
         if signed.max_occurrences
         else "How often it may be drawn is not capped."
     )
@@ -141,9 +115,14 @@ def own_noise_of(signed: Terms, policy: Policy) -> OwnNoise | None:
     """Returns the noise that its own bounds would need under a policy; None where that says nothing of it, or no noise does."""
     if signed.corpus != policy.corpus or policy.find_class(signed.admissibility_class) is None or refusal(policy) is not None:
         return None
-    own = own_bounds(policy, signed.admissibility_class, signed.bounds, signed.limit)
+    return None if signed.public else noise_for(policy, signed.admissibility_class, signed)
+
+
+def noise_for(policy: Policy, class_name: str, signed: Terms | Admit) -> OwnNoise | None:
+    """Returns the noise that bounds in an attestation or an ADMIT leaf would need by themselves; None where there is none."""
     try:
-        return None if own is None or signed.public else own_noise(own)
+        own = own_bounds(policy, class_name, signed.bounds, signed.limit)
+        return None if own is None else own_noise(own)
     except AccountantError:
         return None
 
@@ -168,8 +147,9 @@ def epsilon(signed: Terms, policy: Policy, signed_policy: bool) -> str:
     refused = refusal(policy)
     if refused is not None:
         return f"Nothing can be trained under the policy given, so no epsilon is claimed: {refused}."
+    source = "the signed policy" if signed_policy else "this draft of a policy, which is not signed"
     if policy.disclosure == "occurrences_public":
-        return _counted(signed, policy, signed_policy)
+        return _counted(signed, policy, source)
     name, family = policy.accountant, policy.mechanism.name
     if signed.max_occurrences:
         phases = [accountants.Phase(z, q, policy.steps)]
@@ -178,13 +158,14 @@ def epsilon(signed: Terms, policy: Policy, signed_policy: bool) -> str:
         own = accountants.epsilon(z, q, policy.steps, delta, name, family=family)
     redone = accountants.epsilon(z, q, policy.steps + policy.redo_steps, delta, name, family=family)
     replaced = accountants.epsilon(z, q, policy.steps, delta, name, family=family, replace=True)
-    source = "the signed policy" if signed_policy else "this draft of a policy, which is not signed"
+    l1 = accountants.TABLE[family].norm == 1  # less than elsewhere, since no vector is longer than its L1 norm
+    norm = " Under it the clip norm bounds the sum of the magnitudes of the gradient, and so its length too." if l1 else ""
     return (
         f"Under {source} ({policy.steps:,} steps, drawn with probability {q:g} in each, delta {delta:g}) epsilon is at most "
         f"{at_most(own)} against the contribution being empty: {attacker(own, delta)}. If every step that may be repeated "
         f"after crashes is, it is at most {at_most(redone)}; against other content in its place, without repeated steps, at "
         f"most {at_most(replaced)}. All this is of one contribution: for several of one person epsilon is larger."
-        f"{_total(signed, policy)}{_l1(policy)}"
+        f"{_total(signed, policy)}{norm}"
     )
 
 
@@ -199,14 +180,7 @@ def _total(signed: Terms, policy: Policy) -> str:
     )
 
 
-def _l1(policy: Policy) -> str:
-    """Says what the clip norm means under Laplace noise: less than elsewhere, since no vector is longer than its L1 norm."""
-    if accountants.TABLE[policy.mechanism.name].norm != 1:
-        return ""
-    return " Under it the clip norm bounds the sum of the magnitudes of the gradient, and so its length too."
-
-
-def _counted(signed: Terms, policy: Policy, signed_policy: bool) -> str:
+def _counted(signed: Terms, policy: Policy, source: str) -> str:
     """Says what holds where the ledger publishes who was drawn: every occurrence counts in full."""
     z, delta = signed.bounds.noise_multiplier, float(policy.delta)
     rate = policy.class_rule(signed.admissibility_class).sampling_rate
@@ -219,11 +193,10 @@ def _counted(signed: Terms, policy: Policy, signed_policy: bool) -> str:
     draws = min(likely, signed.max_occurrences or likely)
     name, family = policy.accountant, policy.mechanism.name
     own, replaced = (accountants.epsilon_occurrences(k * draws / z**2, delta, name, family=family) for k in (1, 4))
-    source = "the signed policy" if signed_policy else "this draft of a policy, which is not signed"
     sure = "as it signed" if draws == signed.max_occurrences else seldom
     return (
         f"Under {source} the ledger tells everybody in which steps it was drawn, and each occurrence counts in full. Drawn "
-        f"{_count(draws, 'time')} ({sure}), epsilon is at most {at_most(own)} against the contribution being empty, and at "
+        f"{counted(draws, 'time')} ({sure}), epsilon is at most {at_most(own)} against the contribution being empty, and at "
         f"most {at_most(replaced)} against other content in its place (delta {delta:g}). All this is of one contribution: for "
         f"several of one person epsilon is larger.{_total(signed, policy)}"
     )
@@ -231,30 +204,19 @@ def _counted(signed: Terms, policy: Policy, signed_policy: bool) -> str:
 
 def identity(attestation: Attestation) -> list[tuple[str, str]]:
     """Names it as keys, ledgers and withdrawals know it."""
-    headers = sign1.parse(attestation.sign1)
     signed = attestation.read()
-    names = [("key id", headers.key_id.hex()), ("descriptor hash", signed.digest().hex())]
     draws = ("draws at most", f"{signed.max_occurrences:,}" if signed.max_occurrences else "no cap")
+    names = [("key id", sign1.parse(attestation.sign1).key_id.hex()), ("descriptor hash", signed.digest().hex())]
     if isinstance(signed, SignedDescriptor):
         return [*names, draws, *((what, value.hex()) for what, value in commitments(signed).items())]
-    return [
-        *names,
-        ("content hash", signed.content_hash.hex()),
-        ("nonce", signed.nonce.hex()),
-        draws,
-        ("principal", signed.principal or "none named"),
-    ]
+    content = [("content hash", signed.content_hash.hex()), ("nonce", signed.nonce.hex())]
+    return [*names, *content, draws, ("principal", signed.principal or "none named")]
 
 
 def commitments(signed: ContributionDescriptor | SignedDescriptor) -> dict[str, bytes]:
     """Tells what stands in an export in place of the values that the opening holds."""
     found = signed if isinstance(signed, SignedDescriptor) else signed.signed
-    return {
-        "contributor": found.contributor,
-        "data class": found.data_class,
-        "principal": found.principal,
-        "content": found.content,
-    }
+    return {name.replace("_", " "): getattr(found, name) for name in ("contributor", "data_class", "principal", "content")}
 
 
 def _exact(micro: int) -> str:
@@ -263,8 +225,4 @@ def _exact(micro: int) -> str:
 
 
 def _days(seconds: int) -> str:
-    return _count(seconds // _DAY, "day") if seconds >= 2 * _DAY else _count(max(1, seconds // 3600), "hour")
-
-
-def _count(number_of: int, what: str) -> str:
-    return f"{number_of:,} {what}{'' if number_of == 1 else 's'}"
+    return counted(seconds // _DAY, "day") if seconds >= 2 * _DAY else counted(max(1, seconds // 3600), "hour")

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,17 +13,33 @@ from attest import keys
 from attest.files import atomic_write, read_limited
 from attest.schema.plain import utc, visible
 from dptrain.cli.inputs import KeyFile, PassphraseFile, load_key, refuse_to_overwrite
-from dptrain.cli.ledger.place import LedgerKey, LedgerOrExport, StateDirectory, opened_to_sign, place_of
-from dptrain.cli.ledger.proofs import LOG_KEYS, OwnersKey, cosigner_lines, cosigners, trusted, verifier_keys
+from dptrain.cli.ledger.place import (
+    LOG_KEYS,
+    ExportDirectory,
+    LedgerKey,
+    LedgerOrExport,
+    OwnersKey,
+    StateDirectory,
+    opened_to_sign,
+    place_of,
+    trusted,
+    verifier_keys,
+)
+from dptrain.cli.ledger.proofs import cosigner_lines, cosigners
 from dptrain.cli.ledger.show import verdict_line
-from dptrain.cli.options import argument, file_argument, file_option, folder_argument, option
+from dptrain.cli.options import argument, file_argument, file_option, option, wrong_if
 from dptrain.cli.output import counted, counting
-from dptrain.cli.results import JsonFlag, Shown, Told
+from dptrain.cli.results import JsonFlag, Shown, Told, pick
+from ledger import note as note_format
 from ledger.errors import WitnessRefused
-
-if TYPE_CHECKING:
-    from ledger.proofs.prover import Node
-
+from ledger.layout import CHECKPOINT, POLICY
+from ledger.log import Ledger
+from ledger.proofs.cosigning import MAX_ANSWER_SIZE, MAX_REQUEST_SIZE, cosign_export, make_request, read_answer, read_request
+from ledger.proofs.memory import Memory
+from ledger.proofs.prover import ExportReader, Node
+from ledger.retention import NAME_SUFFIX, summary_key, summary_keys
+from ledger.tiles import Subtrees
+from ledger.trust import AUDITORS, parse_policy
 
 Name = Annotated[
     str | None, option("Name of the auditor in signature lines; best a URL without https://. Default: of KEY.", metavar="NAME")
@@ -31,7 +47,7 @@ Name = Annotated[
 
 
 def cosign(
-    export: Annotated[Path, folder_argument("EXPORT", "Directory that export wrote.")],
+    export: ExportDirectory,
     note: Annotated[Path, argument("New file: the checkpoint with your cosignature.", metavar="NOTE")],
     key: KeyFile,
     log_key: Annotated[list[str], option(LOG_KEYS, metavar="PUB")],
@@ -59,36 +75,22 @@ def cosign(
 
     Example: `dptrain ledger cosign export/ anna.note --key anna.key --log-key ledger.pub --first`
     """
-    from ledger.audit.findings import headline
-    from ledger.note import Cosigner
-    from ledger.proofs.cosigning import cosign_export
-    from ledger.proofs.memory import Memory
-
     refuse_to_overwrite(note)
     signer, named = load_key(key, passphrase_file, name, "--name")
-    cosigner = Cosigner(named, signer)
+    cosigner = note_format.Cosigner(named, signer)
     owner, log_keys = trusted(log_key, owner_key)
+    known = Memory(memory or key.with_suffix(".cosigned"), cosigner.vkey)
+    how: dict[str, Any] = {"owner_key": owner, "first": first, "summary": summary, "registry": registry}
     with counting(f"auditing {export}"):
-        done = cosign_export(
-            export,
-            log_keys,
-            cosigner,
-            Memory(memory or key.with_suffix(".cosigned"), cosigner.vkey),
-            now=int(time.time()),
-            owner_key=owner,
-            first=first,
-            summary=summary,
-            registry=registry,
-        )
+        done = cosign_export(export, log_keys, cosigner, known, now=int(time.time()), **how)
     atomic_write(note, done.note)
     report, before = done.report, done.before
     vouched = [row for row in report.summaries if row.seq in done.vouched]
-    named = cosigner.vkey in report.auditors
-    told = {"path": str(note), "key": cosigner.vkey, "origin": report.origin, "size": report.size, "root": report.root_hex}
-    told |= {"before": None if before is None else before.checkpoint.size, "named": named, "verdict": report.verdict}
-    told |= {"qualifiers": list(report.qualifiers), "vouched": [row.seq for row in vouched], "stayed": done.stayed}
-    said = headline(report.verdict, report.qualifiers)
-    text: list[Shown] = [verdict_line(report.verdict, said, f"{report.origin}: {report.size} leaves")]
+    is_named = cosigner.vkey in report.auditors
+    told = {"path": str(note), "key": cosigner.vkey, **pick(report, "origin size verdict qualifiers", root="root_hex")}
+    told |= {"before": None if before is None else before.checkpoint.size, "named": is_named}
+    told |= {"vouched": [row.seq for row in vouched], "stayed": done.stayed}
+    text: list[Shown] = [verdict_line(report.verdict, report.qualifiers, f"{report.origin}: {report.size} leaves")]
     if before is not None:
         text.append(f"extends the {before.checkpoint.size} leaves that you cosigned at {utc(before.time)}")
     for row in vouched:
@@ -96,9 +98,9 @@ def cosign(
         text.append(f"vouches for the summary at leaf {row.seq}: once enough auditors do, {gone}")
     if done.stayed:
         text.append("vouches for whoever stayed until the run was closed: once enough auditors do, they may go too")
-    if report.auditors and not named:
+    if report.auditors and not is_named:
         text.append(f"note: the policy names other auditors; your key is {cosigner.vkey}")
-    also = "" if named else f" --key {cosigner.vkey}"
+    also = "" if is_named else f" --key {cosigner.vkey}"
     return Told(told, [*text, f"wrote {note}; its operator adds it with: dptrain ledger merge LEDGER {note}{also}"])
 
 
@@ -121,45 +123,44 @@ def merge(
 
     Example: `dptrain ledger merge ledger.db anna.note ben.note`
     """
-    from ledger.note import MAX_NOTE_SIZE, SIGNATURE_COSIGNATURE_V1, open_note
-    from ledger.retention import NAME_SUFFIX
-
-    named = [vkey for text in key or [] for vkey in verifier_keys(text)]
-    given = [read_limited(path, MAX_NOTE_SIZE, "note") for path in notes]
-    merged, trusted = merged_into(ledger, given, named, ledger_key, passphrase_file, state)
-    ignored = ignored_lines(notes, given, trusted)
-    lines = [item for item in open_note(merged, list(dict.fromkeys(trusted))).signatures if item.timestamp is not None]
-    cosigned = tuple(item for item in lines if item.key.kind == SIGNATURE_COSIGNATURE_V1)
+    given = [read_limited(path, note_format.MAX_NOTE_SIZE, "note") for path in notes]
+    merged, trusted = _merged(ledger, given, key or [], ledger_key, passphrase_file, state)
+    ignored = _ignored(notes, given, trusted)
+    lines = [item for item in note_format.open_note(merged, trusted).signatures if item.timestamp is not None]
+    cosigned = tuple(item for item in lines if item.key.kind == note_format.SIGNATURE_COSIGNATURE_V1)
     vouched = [item.key.name.removesuffix(NAME_SUFFIX) for item in lines if item not in cosigned]
-    told = {"cosigners": cosigners(cosigned), "vouchers": vouched, "ignored": ignored}
-    names = ", ".join(map(visible, vouched))
     return Told(
-        {"path": ledger, **told},
+        {"path": ledger, "cosigners": cosigners(cosigned), "vouchers": vouched, "ignored": ignored},
         [
-            *ignored_notes(ignored),
+            *_ignored_text(ignored),
             f"the checkpoint of {ledger} has {counted(len(cosigned), 'cosignature')}",
             *cosigner_lines(cosigned),
-            *([f"its summaries are vouched for by {names}"] if vouched else []),
+            *([f"its summaries are vouched for by {', '.join(map(visible, vouched))}"] if vouched else []),
         ],
     )
 
 
-def merged_into(
-    ledger: str, given: list[bytes], named: list[str], ledger_key: Path | None, passphrase_file: Path | None, state: Path | None
+def _merged(
+    ledger: str, given: list[bytes], keys: list[str], key: Path | None, passphrase_file: Path | None, state: Path | None
 ) -> tuple[bytes, list[str]]:
     """Merges the lines of notes into a ledger's checkpoint, or that of an export; returns it and the keys that count."""
-    from ledger.retention import summary_keys
-
+    named = [vkey for text in keys for vkey in verifier_keys(text)]
     if Path(ledger).is_dir():
-        return _merge_into_export(Path(ledger), given, named)
-    with opened_to_sign(place_of(ledger, state), ledger_key, passphrase_file) as log:
-        trusted = [*log.state.keys.trust_policy().vkeys, *named, *summary_keys(log.header)]
-        for note in given:
-            merged = log.add_signatures(note, trusted)
-    return merged, trusted
+        reader = ExportReader(Path(ledger))
+        policy = parse_policy(reader.read(POLICY))
+        trusted = [*policy.vkeys, *(str(summary_key(auditor)) for auditor in policy.keys_of(AUDITORS)), *named]
+        merged = note_format.merge_notes(reader.checkpoint, given, list(dict.fromkeys(trusted)))
+        if merged != reader.checkpoint:
+            atomic_write(Path(ledger) / CHECKPOINT, merged)
+    else:
+        with opened_to_sign(place_of(ledger, state), key, passphrase_file) as log:
+            trusted = [*log.state.keys.trust_policy().vkeys, *named, *summary_keys(log.header)]
+            for note in given:
+                merged = log.add_signatures(note, trusted)
+    return merged, list(dict.fromkeys(trusted))
 
 
-def ignored_notes(ignored: list[dict[str, str]]) -> Iterator[str]:
+def _ignored_text(ignored: list[dict[str, str]]) -> Iterator[str]:
     """Yields a line for each line that was not taken over."""
     for row in ignored:
         name = visible(row["name"], plain=True)
@@ -169,32 +170,13 @@ def ignored_notes(ignored: list[dict[str, str]]) -> Iterator[str]:
         )
 
 
-def ignored_lines(paths: list[Path], given: list[bytes], trusted: list[str]) -> list[dict[str, str]]:
+def _ignored(paths: list[Path], given: list[bytes], trusted: list[str]) -> list[dict[str, str]]:
     """Returns the lines that are by none of the keys, and so were not taken over; the ledger's own are no news to it."""
-    from ledger.note import open_note, peek_checkpoint
-
     found = []
     for path, note in zip(paths, given, strict=True):
-        own, lines = peek_checkpoint(note).origin, open_note(note, list(dict.fromkeys(trusted))).ignored
+        own, lines = note_format.peek_checkpoint(note).origin, note_format.open_note(note, trusted).ignored
         found += [{"path": str(path), "name": name, "key_id": key_id.hex()} for name, key_id in lines if name != own]
     return found
-
-
-def _merge_into_export(export: Path, given: list[bytes], named: list[str]) -> tuple[bytes, list[str]]:
-    """Returns the merged note, once it is written, and the keys whose lines count."""
-    from ledger.layout import CHECKPOINT, POLICY
-    from ledger.note import merge_notes
-    from ledger.proofs.prover import ExportReader
-    from ledger.retention import summary_key
-    from ledger.trust import AUDITORS, parse_policy
-
-    reader = ExportReader(export)
-    policy = parse_policy(reader.read(POLICY))
-    trusted = [*policy.vkeys, *(str(summary_key(auditor)) for auditor in policy.keys_of(AUDITORS)), *named]
-    merged = merge_notes(reader.checkpoint, given, list(dict.fromkeys(trusted)))
-    if merged != reader.checkpoint:
-        atomic_write(export / CHECKPOINT, merged)
-    return merged, trusted
 
 
 def auditor_key(
@@ -207,10 +189,10 @@ def auditor_key(
 
     Example: `dptrain ledger auditor-key anna.pub --name auditor.example/anna`
     """
-    from ledger.note import SIGNATURE_COSIGNATURE_V1, VerifierKey, parse_verifier_key
-
     found, raw = keys.load_named_public_key(key)
-    vkey = str(parse_verifier_key(str(VerifierKey(name or found, SIGNATURE_COSIGNATURE_V1, raw))))
+    vkey = str(
+        note_format.parse_verifier_key(str(note_format.VerifierKey(name or found, note_format.SIGNATURE_COSIGNATURE_V1, raw)))
+    )
     return Told({"key": vkey}, [vkey])
 
 
@@ -234,16 +216,12 @@ def witness_request(
 
     Example: `dptrain ledger witness-request ledger.db w1.body --since 120`
     """
-    from ledger.note import peek_checkpoint
-    from ledger.proofs.cosigning import make_request
-
     if body != _PIPE:
         refuse_to_overwrite(body)
     note, node = _tree(ledger, state)
-    data, size = make_request(node, note, since), peek_checkpoint(note).size
+    data, size = make_request(node, note, since), note_format.peek_checkpoint(note).size
     if body == _PIPE:
-        if json:
-            raise typer.BadParameter("--json and a request on standard output do not go together; name a file")
+        wrong_if(json, "--json and a request on standard output do not go together; name a file")
         sys.stdout.buffer.write(data)
         sys.stdout.flush()
         return None
@@ -277,9 +255,6 @@ def witness_answer(
 
     Example: `dptrain ledger witness-answer ledger.db w1.body w1.answer`
     """
-    from ledger.note import SIGNATURE_COSIGNATURE_V1, open_note, peek_checkpoint
-    from ledger.proofs.cosigning import MAX_ANSWER_SIZE, MAX_REQUEST_SIZE, read_answer, read_request
-
     request = read_request(read_limited(body, MAX_REQUEST_SIZE, "request to a witness"))
     if answer != _PIPE and not answer.is_file():
         raise typer.BadParameter(f"there is no file {answer}; give what the witness answered, or - for standard input")
@@ -289,35 +264,33 @@ def witness_answer(
         else read_limited(answer, MAX_ANSWER_SIZE, "answer of a witness")
     )
     note = read_answer(data, request)
-    named = [vkey for text in key or [] for vkey in verifier_keys(text)]
-    merged, trusted = merged_into(ledger, [note], named, ledger_key, passphrase_file, state)
-    lines = open_note(note, list(dict.fromkeys(trusted))).signatures
-    taken = tuple(item for item in lines if item.key.kind == SIGNATURE_COSIGNATURE_V1)
-    ignored = ignored_lines([answer], [note], trusted)
+    merged, trusted = _merged(ledger, [note], key or [], ledger_key, passphrase_file, state)
+    taken = tuple(
+        item
+        for item in note_format.open_note(note, trusted).signatures
+        if item.key.kind == note_format.SIGNATURE_COSIGNATURE_V1
+    )
+    ignored = _ignored([answer], [note], trusted)
     if not taken:
         names = ", ".join(f"{row['name']} (key id {row['key_id']})" for row in ignored) or "nobody"
         sentence = f"the answer is signed by {names}, and the policy names no such key; give it with --key, if you trust it"
         raise WitnessRefused("WITNESS_KEY", sentence)
-    size, latest = peek_checkpoint(merged).size, max(item.timestamp or 0 for item in taken)
+    size, latest = note_format.peek_checkpoint(merged).size, max(item.timestamp or 0 for item in taken)
     return Told(
         {"path": ledger, "size": size, "cosigners": cosigners(taken), "ignored": ignored},
         [
-            *ignored_notes(ignored),
+            *_ignored_text(ignored),
             *cosigner_lines(taken),
             f"the checkpoint of {size} leaves has it since {utc(latest)}; next time: --since {size}",
         ],
     )
 
 
-def _tree(ledger: str, state: Path | None) -> tuple[bytes, "Node"]:
+def _tree(ledger: str, state: Path | None) -> tuple[bytes, Node]:
     """Returns the last checkpoint of a ledger, or of an export, and the nodes of the tree under it."""
     if Path(ledger).is_dir():
-        from ledger.proofs.prover import ExportReader
-
         reader = ExportReader(Path(ledger))
         return reader.checkpoint, reader.node
-    from ledger.log import Ledger
-    from ledger.tiles import Subtrees
 
     tree = Subtrees()
     with Ledger.open(place_of(ledger, state), read_only=True) as log, log.rows() as rows:

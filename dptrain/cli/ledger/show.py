@@ -4,31 +4,31 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Any, Final
 
 from rich.text import Text
 
 from attest.files import read_limited
-from attest.schema.plain import utc
-from dptrain.cli.options import option
+from attest.registry import read_states
+from attest.schema.plain import utc, visible
 from dptrain.cli.output import number, spent, styled, table, table_of
+from dptrain.cli.registry.show import keys_table
 from dptrain.cli.results import Shown, Told, pick
 from dptrain.planning.rounding import at_least
-
-if TYPE_CHECKING:
-    from attest.registry import Contributor, Registry
-    from ledger.audit import AuditReport, Verdict
-    from ledger.replay import Replay
-
+from ledger import layout
+from ledger.audit import AuditReport, Verdict
+from ledger.audit.findings import QUALIFIERS, VERDICTS, WHERE_BEYOND, headline
+from ledger.note import parse_verifier_key
+from ledger.release import ReleaseReport
+from ledger.replay import Replay
+from ledger.views.summary import class_summaries, release_rows
 
 COLOURS: Final = {"FULL": "green", "SUMMARISED": "yellow", "TOLD": "yellow", "SIGNED": "yellow"}
 """Of a verdict; any other is red."""
 
 
-def summary(state: "Replay", root: bytes) -> dict[str, Any]:
+def summary(state: Replay, root: bytes) -> dict[str, Any]:
     """Returns what a ledger says of its run, as JSON."""
-    from ledger.views.summary import class_summaries, release_rows
-
     header, policy = state.header, state.header.policy
     told = pick(header, "origin run_id time private owner registry_root delta randomness unprobed", exactness="exactness_note")
     told |= pick(policy, "corpus adjacency steps redo_steps") | {"accountant": header.accountant.name, "root": root.hex()}
@@ -64,17 +64,10 @@ def summary_text(data: dict[str, Any]) -> Iterator[Shown]:
     yield from releases_text(data["releases"], [item["name"] for item in data["classes"]])
 
 
-def audit_text(audited: "AuditReport") -> Iterator[Shown]:
+def audit_text(audited: AuditReport) -> Iterator[Shown]:
     """Yields the verdict and what weakens it, what is wrong, what a reader should know, and then the figures."""
-    from ledger.audit.findings import WHERE_BEYOND
-
-    yield from verdict_text(audited.verdict, audited.qualifiers, audited.origin or "the checkpoint was refused")
-    if audited.origin is not None:
-        yield f"{audited.size} leaves, root {audited.root_hex}"
-    for finding in audited.findings:
-        yield styled("red", finding.code, f" {finding.where}: {finding.sentence}")
-    for note in audited.notes:
-        yield f"note: {note}"
+    tree = None if audited.origin is None else f"{audited.size} leaves, root {audited.root_hex}"
+    yield from report_text(audited, audited.origin or "the checkpoint was refused", tree)
     if audited.classes:
         yield (
             f"corpus {audited.corpus}, policy signed by {audited.owner}, {audited.charged} steps charged of {audited.steps}, "
@@ -86,27 +79,30 @@ def audit_text(audited: "AuditReport") -> Iterator[Shown]:
     yield WHERE_BEYOND
 
 
-def verdict_text(verdict: "Verdict", qualifiers: Iterable[str], about: str) -> Iterator[Shown]:
-    """Yields the verdict with its qualifiers in one line, and a line for what each says and what the reader can do about it.
+def report_text(report: AuditReport | ReleaseReport, about: str, of: str | None = None) -> Iterator[Shown]:
+    """Yields the verdict of a report, what it is the verdict on, what is wrong, and what a reader should know."""
+    yield from verdict_text(report.verdict, report.qualifiers, about)
+    if of is not None:
+        yield of
+    for finding in report.findings:
+        yield styled("red", finding.code, f" {visible(finding.where, plain=True)}: {finding.sentence}")
+    for note in report.notes:
+        yield f"note: {note}"
 
-    Args:
-        verdict: of an audit, or of the check of a release.
-        qualifiers: what weakens it.
-        about: what it is the verdict on.
-    """
-    from ledger.audit.findings import QUALIFIERS, VERDICTS, headline
 
+def verdict_text(verdict: Verdict, qualifiers: Iterable[str], about: str) -> Iterator[Shown]:
+    """Yields the verdict with what weakens it, and a line for what each word says and what the reader can do about it."""
     words = tuple(qualifiers)
-    yield styled(f"bold {COLOURS.get(verdict, 'red')}", headline(verdict, words), f"  {about}")
+    yield verdict_line(verdict, words, about)
     yield f"{VERDICTS[verdict].sentence}; {VERDICTS[verdict].remedy}"
     if verdict != "FAILED":
         for word in words:
             yield styled("yellow", word, f" {QUALIFIERS[word].sentence}; {QUALIFIERS[word].remedy}")
 
 
-def verdict_line(verdict: str, said: str, about: str) -> Text:
-    """Returns a verdict in its colour, and what it is on."""
-    return styled(f"bold {COLOURS.get(verdict, 'red')}", said, f"  {about}")
+def verdict_line(verdict: Verdict, qualifiers: Iterable[str], about: str) -> Text:
+    """Returns a verdict with its qualifiers in its colour, and what it is on."""
+    return styled(f"bold {COLOURS.get(verdict, 'red')}", headline(verdict, qualifiers), f"  {about}")
 
 
 def classes_text(classes: list[dict[str, Any]]) -> Iterator[Shown]:
@@ -139,16 +135,12 @@ def releases_text(rows: Iterable[dict[str, Any]], classes: list[str]) -> Iterato
         yield f"  release.cose has SHA-256 {row['manifest_digest']}"
         for part in row["parts"]:
             costs = [
-                f"{name} {_cost(epsilon)}"
+                f"{name} {'has no bound' if epsilon == math.inf else spent(epsilon)}"
                 for name, epsilon in zip(classes, part["epsilons"], strict=True)
                 if name in part["influenced_by"]
             ]
             what = f"epsilon of the {basis}: {', '.join(costs)}" if costs else "no class has any influence on it"
             yield f"  {part['name']}: {what}"
-
-
-def _cost(epsilon: float | None) -> str:
-    return "has no bound" if epsilon is not None and math.isinf(epsilon) else spent(epsilon)
 
 
 def _noise(item: dict[str, Any]) -> str:
@@ -157,44 +149,31 @@ def _noise(item: dict[str, Any]) -> str:
     return "public" if item["public"] else "" if found is None else at_least(found)
 
 
-HeaderAsked = Annotated[
-    bool, option("Who signs: owner, ledger and auditors, and of an export with a registry the contributors.", "--header")
-]
-
-
-def shown_parties(run: "Replay", ledger: str) -> Told:
-    """Returns the signing parties of a run, and where each key was read.
-
-    Args:
-        run: the run; of an export, one that was audited.
-        ledger: the ledger, or the directory of an export.
-
-    Raises:
-        RegistryRefused: the registry in the export does not verify.
-    """
-    registry = _registry(run, Path(ledger))
-    contributors = None if registry is None else [_told(item) for item in registry.contributors]
-    signing, rows = parties(run), table("who", "name", "key", "read from")
+def shown_parties(run: Replay, ledger: str) -> Told:
+    """Returns the signing parties of a run, and where each key was read. Raises RegistryRefused: the registry in the export,
+    which was audited, does not verify."""
+    signing, rows = _parties(run), table("who", "name", "key", "read from")
     for item in signing:
         rows.add_row(*item.values())
-    data = {"parties": signing, "contributors": contributors}
-    if registry is None:
-        return Told(data, [rows, "contributors: no registry here"])
-    keys = table("contributor", "key id", "valid from", "until", "revoked", "holds the key", "classes", "cap")
-    for item in registry.contributors:
-        cap = "" if item.cap is None else str(item.cap)
-        for key in item.keys:
-            times = (utc(key.not_before), utc(key.not_after), "" if key.revoked_at is None else utc(key.revoked_at))
-            proved = "proved" if key.proved else "owner's word"
-            keys.add_row(item.name[:16], key.key_id.hex(), *times, proved, ", ".join(item.classes), cap)
+    path = Path(ledger) / layout.REGISTRY
+    if not path.is_file():
+        return Told({"parties": signing, "contributors": None}, [rows, "contributors: no registry here"])
+    data = read_limited(path, layout.MAX_REGISTRY_SIZE, "contributor registry")
+    registry = read_states(data, run.header.owner_key, run.header.registry_root)[1]
+    keys = "key_id not_before not_after revoked_at proved"
+    known = [
+        pick(item, "classes cap", commitment="name") | {"keys": [pick(record, keys, key="raw") for record in item.keys]}
+        for item in registry.contributors
+    ]
     head = f", as commitments, in a registry with the root {registry.root().hex()}"
-    return Told(data, [rows, styled("bold", "contributors", head), keys])
+    return Told(
+        {"parties": signing, "contributors": known},
+        [rows, styled("bold", "contributors", head), keys_table(registry.contributors)],
+    )
 
 
-def parties(run: "Replay") -> list[dict[str, str]]:
+def _parties(run: Replay) -> list[dict[str, str]]:
     """Returns who signs what of a run: role, name, key, and where the key was read."""
-    from ledger.note import parse_verifier_key
-
     header = run.header
     owner = {"role": "owner", "name": header.owner, "key": header.owner_key.hex(), "source": "header; it signs the policy"}
     found = [owner]
@@ -204,20 +183,3 @@ def parties(run: "Replay") -> list[dict[str, str]]:
     for vkey in header.policy.auditors:
         found.append({"role": "auditor", "name": parse_verifier_key(vkey).name, "key": vkey, "source": "signed policy"})
     return found
-
-
-def _registry(run: "Replay", export: Path) -> "Registry | None":
-    """Returns the last state of the registry in an export; None without one."""
-    from attest.registry import read_states
-    from ledger import layout
-
-    path = export / layout.REGISTRY
-    if not path.is_file():
-        return None
-    data = read_limited(path, layout.MAX_REGISTRY_SIZE, "contributor registry")
-    return read_states(data, run.header.owner_key, run.header.registry_root)[1]
-
-
-def _told(contributor: "Contributor") -> dict[str, Any]:
-    keys = [pick(record, "key_id not_before not_after revoked_at proved", key="raw") for record in contributor.keys]
-    return pick(contributor, "classes cap", commitment="name") | {"keys": keys}

@@ -1,56 +1,30 @@
-"""`dptrain registry`: create a registry, enrol contributors, grant and revoke classes and keys."""
+"""`dptrain registry`: create a registry, enrol contributors one by one or from a file, grant and revoke classes and keys."""
 
+import base64
+import binascii
+import csv
 import difflib
+import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from attest import keys
-from attest.errors import RegistryRefused
-from attest.registry import Action, KeyStatement, Prove, Registry, RegistryLog, Rotate
-from attest.registry.entries import PROVE, read_statement, signing_key
+from attest.errors import AttestError, RegistryRefused
+from attest.registry import Action, Enrol, KeyStatement, Prove, Registry, RegistryLog, Rotate
+from attest.registry.entries import PROVE, REVOKE, ROTATE, read_statement, signing_key
 from attest.schema.plain import check_id, utc
 from dptrain.cli.complete import POLICIES, class_names, contributors
 from dptrain.cli.complete import classes as known_classes
-from dptrain.cli.inputs import PassphraseFile, load_key
-from dptrain.cli.options import argument, file_option, option
-from dptrain.cli.output import counting, moment, styled
-from dptrain.cli.registry import show as registry_show
-from dptrain.cli.registry.enrolments import Defaults, read_enrolments
+from dptrain.cli.inputs import PassphraseFile, load_key, octets
+from dptrain.cli.options import argument, file_option, moment, option, parse_time, wrong_if
+from dptrain.cli.output import counting, styled
 from dptrain.cli.registry.show import ExistingRegistry, as_json
 from dptrain.cli.results import Told
-
-
-def unknown_classes(registry: Path, granted: Iterable[str]) -> dict[str, str]:
-    """Returns the granted classes that the policy beside the registry lacks, each with a note; empty where there is no policy.
-
-    The policy's signature is not verified: nothing but the note depends on it.
-    """
-    for name in POLICIES:
-        path = registry.with_name(name)
-        known = list(class_names(path))
-        if known:
-            return {item: _note(item, path, known) for item in sorted(set(granted) - set(known))}
-    return {}
-
-
-def _note(name: str, path: Path, known: list[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"{path} has no class {name}" + (f"; is {near[0]} meant? 'registry grant' sets it right" if near else "")
-
-
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-    help="Which contributor key may attest which classes: a log that only grows, every entry signed by the corpus owner. "
-    "The policy names one state of it; the gate accepts that state and every later one.\n\n`init` once, `add` for every "
-    "contributor, `grant` when the classes change, `rotate` and `revoke` for keys; `show` and `verify` for everybody. Every "
-    "change is signed with the owner's key: by default owner.key beside the registry; the public half is owner.pub there.",
-)
 
 _DAY = 86400
 
@@ -61,17 +35,13 @@ SigningKey = Annotated[
         "KEY",
         "Private key of the corpus owner, or the .pub file, to sign with the SSH agent that holds it; default: owner.key "
         "beside the registry.",
-        "--key",
     ),
 ]
 OwnerName = Annotated[
-    str | None, option("Identifier of the corpus owner, for a new registry; default: the name in the .pub file.", "--owner")
+    str | None, option("Identifier of the corpus owner, for a new registry; default: the name in the .pub file.")
 ]
-ContributorName = Annotated[str, option("Identifier of the contributor.", "--contributor", autocompletion=contributors)]
-StatementFile = Annotated[Path | None, file_option("FILE", "What the contributor signed.", "--statement")]
 
 
-@app.command()
 def init(
     registry: NewRegistry, key: SigningKey = None, owner: OwnerName = None, passphrase_file: PassphraseFile = None
 ) -> Told:
@@ -85,7 +55,6 @@ def init(
     return _changed(log.registry, f"started the registry of {log.registry.owner}, id {log.registry.registry_id.hex()}")
 
 
-@app.command()
 def add(
     registry: NewRegistry,
     pub: Annotated[Path | None, file_option("PUB", "Public key file.")] = None,
@@ -131,33 +100,34 @@ def add(
 
     Example: `dptrain registry add registry.cbor --pub alice.pub --class sensitive --cap 5000`
     """
-    if (pub is None) == (table_file is None):
-        raise typer.BadParameter("give one public key with --pub, or a file with many with --from")
+    wrong_if((pub is None) == (table_file is None), "give one public key with --pub, or a file with many with --from")
     now = int(time.time())
     start = now if not_before is None else not_before
-    defaults = Defaults(tuple(classes or ()), start, start + days * _DAY, cap, principal)
+    until = start + days * _DAY
+    terms = {"classes": classes or (), "not_before": start, "not_after": until, "cap": cap, "principal": principal}
     if pub is not None:
-        if not classes:
-            raise typer.BadParameter("give --class once or more: what the contributor may attest")
+        wrong_if(not classes, "give --class once or more: what the contributor may attest")
         name, raw = keys.load_named_public_key(pub)
-        wanted = [defaults.enrol(contributor or name, raw)]
+        wanted = [_enrolment(contributor or name, raw, terms)]
     else:
         if contributor is not None or statement is not None:
             raise typer.BadParameter("--contributor and --statement go with --pub; a file says itself whose keys it holds")
-        wanted = read_enrolments(table_file or Path(), defaults)
-    proofs = [] if statement is None else [_proof(statement)]
+        wanted = read_enrolments(table_file or Path(), terms)
+    proofs = []
+    if statement is not None:
+        found, messages = _statement(statement, PROVE)
+        proofs = [Prove(found.to_cbor(), *messages)]
     log = _open(registry, key, passphrase_file) if registry.exists() else _create(registry, key, owner, passphrase_file)
     with counting("checking keys") as progress:
         actions: list[Action] = [*wanted, *proofs]
         changed = log.append(actions, now=now, progress=progress, look_alikes=allow_look_alike)
-    notes = unknown_classes(registry, (name for action in wanted for name in action.classes))
+    notes = _unknown(registry, (name for action in wanted for name in action.classes))
     if pub is not None:
         granted = ", ".join(sorted(set(classes or ())))
         return _changed(changed, f"enrolled {wanted[0].name} for {granted}", [wanted[0].name], notes)
     return _changed(changed, f"enrolled {len(wanted)} keys", [], notes)
 
 
-@app.command()
 def prove(
     registry: ExistingRegistry,
     statement: Annotated[Path, file_option("FILE", "As attest prove wrote it.")],
@@ -170,17 +140,16 @@ def prove(
 
     Example: `dptrain registry prove registry.cbor --statement alice-possession.cose`
     """
-    action = _proof(statement)
-    found, _ = read_statement(statement)
+    found, messages = _statement(statement, PROVE)
+    action = Prove(found.to_cbor(), *messages)
     changed = _open(registry, key, passphrase_file).append([action], now=int(time.time()))
     short, name = keys.key_id(found.key or b"").hex(), _holder(changed, found.key)
     return _changed(changed, f"{name} proved that it holds key {short}", [name])
 
 
-@app.command()
 def grant(
     registry: ExistingRegistry,
-    contributor: ContributorName,
+    contributor: Annotated[str, option("Identifier of the contributor.", autocompletion=contributors)],
     classes: Annotated[
         list[str] | None, option("Class that may be attested; repeat.", "--class", autocompletion=known_classes)
     ] = None,
@@ -195,15 +164,13 @@ def grant(
 
     Example: `dptrain registry grant registry.cbor --contributor alice --class general --cap 500`
     """
-    if bool(classes) == nothing:
-        raise typer.BadParameter("give --class once or more, or --none to take every class away")
+    wrong_if(bool(classes) == nothing, "give --class once or more, or --none to take every class away")
     log = _open(registry, key, passphrase_file)
     changed = log.grant(contributor, classes=classes or (), cap=cap, now=int(time.time()))
     granted = ", ".join(sorted(set(classes or ()))) or "nothing"
-    return _changed(changed, f"{contributor} may attest {granted}", [contributor], unknown_classes(registry, classes or ()))
+    return _changed(changed, f"{contributor} may attest {granted}", [contributor], _unknown(registry, classes or ()))
 
 
-@app.command()
 def rotate(
     registry: ExistingRegistry,
     statement: Annotated[Path, file_option("FILE", "As attest rotate wrote it.")],
@@ -220,9 +187,7 @@ def rotate(
 
     Example: `dptrain registry rotate registry.cbor --statement alice-rotation.cose --old-until 2026-12-31`
     """
-    found, messages = read_statement(statement)
-    if found.kind != "rotate" or len(messages) != 2:
-        raise RegistryRefused("SCHEMA", f"{str(statement)!r} is no change of key; give it to 'registry {found.kind}'")
+    found, messages = _statement(statement, ROTATE)
     now = int(time.time())
     start = now if not_before is None else not_before
     log = _open(registry, key, passphrase_file)
@@ -233,13 +198,12 @@ def rotate(
     return _changed(changed, f"{name} has the new key {new}", [name])
 
 
-@app.command()
 def revoke(
     registry: ExistingRegistry,
     contributor: Annotated[str | None, option("Identifier of the contributor.", autocompletion=contributors)] = None,
     key_id: Annotated[str | None, option("One key; default: all keys.", metavar="HEX")] = None,
     at: Annotated[int | None, moment("From when on; default: now.")] = None,
-    statement: StatementFile = None,
+    statement: Annotated[Path | None, file_option("FILE", "What the contributor signed.")] = None,
     key: SigningKey = None,
     passphrase_file: PassphraseFile = None,
 ) -> Told:
@@ -251,24 +215,22 @@ def revoke(
     Example: `dptrain registry revoke registry.cbor --contributor alice`
     """
     now = int(time.time())
-    if (contributor is None) == (statement is None):
-        raise typer.BadParameter("give --contributor, or the contributor's own --statement")
+    wrong_if((contributor is None) == (statement is None), "give --contributor, or the contributor's own --statement")
     if statement is not None:
         if key_id is not None or at is not None:
             raise typer.BadParameter("the statement says which key and from when; leave out --key-id and --at")
-        found, messages = read_statement(statement)
-        if found.kind != "revoke" or len(messages) != 1:
-            raise RegistryRefused("SCHEMA", f"{str(statement)!r} is no revocation; give it to 'registry {found.kind}'")
+        found, messages = _statement(statement, REVOKE)
         changed = _open(registry, key, passphrase_file).revoke_own(found, messages[0], now=now)
         contributor, from_when = _holder(changed, found.key or signing_key(messages[0])), found.revoked_at or 0
         which = "all keys" if found.key is None else keys.key_id(found.key).hex()
     else:
         contributor, from_when, which = contributor or "", now if at is None else at, key_id or "all keys"
-        changed = _open(registry, key, passphrase_file).revoke(contributor, _key_id(key_id), at=from_when, now=now)
+        no_id = f"{key_id!r} is not a key id in hex; 'registry show' lists them"
+        chosen = None if key_id is None else octets(key_id, no_id)
+        changed = _open(registry, key, passphrase_file).revoke(contributor, chosen, at=from_when, now=now)
     return _changed(changed, f"revoked {which} of {contributor} from {utc(from_when)} on", [contributor])
 
 
-@app.command("set-clock")
 def set_clock(
     registry: ExistingRegistry,
     reason: Annotated[str, option("Why, in at most 200 characters of ASCII; it stands in the log.", metavar="TEXT")],
@@ -292,16 +254,17 @@ def set_clock(
     return _changed(changed, f"set the clock of the registry back from {utc(before)} to {utc(now)}", [])
 
 
-app.command()(registry_show.show)
-app.command()(registry_show.verify)
+_KINDS = {PROVE: ("proves no key", 1), ROTATE: ("is no change of key", 2), REVOKE: ("is no revocation", 1)}
+"""Of statements: what one of another kind is not, and how many keys sign it."""
 
 
-def _proof(path: Path) -> Prove:
-    """Returns the action of a file that `attest prove` wrote."""
+def _statement(path: Path, kind: str) -> tuple[KeyStatement, tuple[bytes, ...]]:
+    """Returns a statement that `attest prove`, `rotate` or `revoke` wrote, and its signatures."""
     found, messages = read_statement(path)
-    if found.kind != PROVE or len(messages) != 1:
-        raise RegistryRefused("SCHEMA", f"{str(path)!r} proves no key; give it to 'registry {found.kind}'")
-    return Prove(found.to_cbor(), messages[0])
+    otherwise, signatures = _KINDS[kind]
+    if found.kind != kind or len(messages) != signatures:
+        raise RegistryRefused("SCHEMA", f"{str(path)!r} {otherwise}; give it to 'registry {found.kind}'")
+    return found, messages
 
 
 def _create(registry: Path, key: Path | None, owner: str | None, passphrase_file: Path | None) -> RegistryLog:
@@ -347,13 +310,20 @@ def _holder(registry: Registry, key: bytes | None) -> str:
     return "nobody" if known is None else known.name
 
 
-def _key_id(text: str | None) -> bytes | None:
-    if text is None:
-        return None
-    try:
-        return bytes.fromhex(text)
-    except ValueError as error:
-        raise typer.BadParameter(f"{text!r} is not a key id in hex; 'registry show' lists them") from error
+def _unknown(registry: Path, granted: Iterable[str]) -> dict[str, str]:
+    """Returns the granted classes that the policy beside the registry lacks, each with a note; empty where there is no policy.
+
+    The policy's signature is not verified: nothing but the note depends on it.
+    """
+    for path in map(registry.with_name, POLICIES):
+        if known := list(class_names(path)):
+            notes = {}
+            for name in sorted(set(granted) - set(known)):
+                near = difflib.get_close_matches(name, known, n=1)
+                meant = f"; is {near[0]} meant? 'registry grant' sets it right" if near else ""
+                notes[name] = f"{path} has no class {name}{meant}"
+            return notes
+    return {}
 
 
 def _changed(
@@ -363,3 +333,112 @@ def _changed(
     data = as_json(registry, verified=True, names=names) | {"unknown_classes": list(unknown)}
     notes = (styled("yellow", "note", f": {note}") for note in unknown.values())
     return Told(data, [f"{sentence}\nregistry root {registry.root().hex()}", *notes])
+
+
+def _enrolment(name: str, raw: bytes, terms: dict[str, Any]) -> Enrol:
+    return Enrol(name, raw, **terms | {"classes": tuple(sorted(set(terms["classes"])))})
+
+
+def read_enrolments(path: Path, defaults: dict[str, Any]) -> list[Enrol]:
+    """Returns enrolments of a `.jsonl` or `.csv` file, in its order, with default terms for what a line leaves out. Raises
+    RegistryRefused: Code FORMAT, with the number of the line."""
+    found = []
+    for number, fields in _lines(path):
+        try:
+            found.append(_enrol(fields, defaults))
+        except (AttestError, ValueError, typer.BadParameter) as error:
+            sentence = error.sentence if isinstance(error, AttestError) else str(error)
+            raise RegistryRefused("FORMAT", f"{str(path)!r}, line {number}: {sentence}") from error
+    if not found:
+        raise RegistryRefused("FORMAT", f"{str(path)!r} names nobody")
+    return found
+
+
+def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise RegistryRefused("FORMAT", f"{str(path)!r} is not UTF-8 text") from error
+    if path.suffix == ".csv":
+        rows = csv.DictReader(text.splitlines())
+        if len(set(rows.fieldnames or ())) != len(rows.fieldnames or ()):
+            raise RegistryRefused("FORMAT", f"{str(path)!r} has a column twice")
+        for number, row in enumerate(rows, start=2):
+            yield number, {name: value for name, value in row.items() if value not in (None, "")}
+        return
+    if path.suffix != ".jsonl":
+        raise RegistryRefused("FORMAT", f"{str(path)!r} is neither .jsonl nor .csv")
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.strip():
+            try:
+                value = json.loads(line, object_pairs_hook=_once_each)
+            except ValueError:
+                value = None
+            if not isinstance(value, dict):
+                raise RegistryRefused("FORMAT", f"{str(path)!r}, line {number}: not a JSON object with each field once")
+            yield number, value
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns a JSON object; one with a field twice is refused, for a person reads the first and a program the last."""
+    if len({name for name, _ in pairs}) != len(pairs):
+        raise ValueError("a field stands twice")
+    return dict(pairs)
+
+
+def _enrol(fields: dict[str, Any], defaults: dict[str, Any]) -> Enrol:
+    unknown = sorted(ascii(name)[:40] for name in fields if name not in _FIELDS)
+    if unknown:
+        raise ValueError(f"unknown field {', '.join(unknown)}; expected {', '.join(sorted(_FIELDS))}")
+    name, raw = _key(fields.get("key"))
+    terms = defaults | {field: read(fields[field]) for field, read in _TERMS.items() if field in fields}
+    contributor = fields.get("contributor", name)
+    if contributor is None:
+        raise ValueError("no contributor is named, neither in a field nor in the key")
+    if not terms["classes"]:
+        raise ValueError("no class is granted; add the field classes, or --class for all lines")
+    return _enrolment(check_id(contributor, "contributor"), raw, terms)
+
+
+def _classes(value: Any) -> list[str]:
+    found = value.split() if isinstance(value, str) else value
+    if not isinstance(found, list):
+        raise ValueError("classes are neither text nor an array")
+    return [check_id(item, "class name") for item in found]
+
+
+def _time(value: Any) -> int:
+    return parse_time(str(value))
+
+
+def _key(value: Any) -> tuple[str | None, bytes]:
+    if not isinstance(value, str):
+        raise ValueError("there is no key")
+    name, text = None, value.strip()
+    if text.startswith("dptrain-key-v1 "):
+        _, name, text = [*text.split(" "), "", ""][:3]
+    try:
+        raw = base64.b64decode(text, validate=True)
+    except binascii.Error as error:
+        raise ValueError("the key is not base64, and not the line of a .pub file") from error
+    if base64.b64encode(raw).decode("ascii") != text:
+        raise ValueError("the key is base64 with stray bits at its end")
+    return name, raw
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool) or not str(value).isascii() or not str(value).isdigit():
+        raise ValueError(f"cap is {ascii(value)[:40]}, expected a whole number")
+    return int(value)
+
+
+_TERMS: dict[str, Callable[[Any], Any]] = {
+    "classes": _classes,
+    "cap": _whole,
+    "principal": lambda value: value,
+    "not_before": _time,
+    "not_after": _time,
+}
+"""Terms of an enrolment that a line may say, and how each is read."""
+
+_FIELDS = {"key", "contributor", *_TERMS}

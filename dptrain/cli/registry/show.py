@@ -1,39 +1,22 @@
 """Show a registry and its history, in words and as JSON."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from rich.table import Table
 
 from attest import keys
+from attest import registry as log
 from attest.errors import RegistryRefused
 from attest.keys import key_id
-from attest.registry import (
-    Action,
-    Contributor,
-    Create,
-    Enrol,
-    Entry,
-    Grant,
-    KeyRecord,
-    KeyStatement,
-    Peek,
-    Prove,
-    Registry,
-    Revoke,
-    RevokeOwn,
-    Rotate,
-    SetClock,
-    open_registry,
-    peek,
-)
 from attest.registry.entries import signing_key
 from attest.registry.replay import look_alikes
 from attest.schema.plain import day, machine_time, utc, visible
-from dptrain.cli.options import file_argument, file_option, option
-from dptrain.cli.output import counting, moment, styled, table_of
+from dptrain.cli.inputs import octets
+from dptrain.cli.options import file_argument, file_option, moment, option, wrong_if
+from dptrain.cli.output import counting, styled, table_of
 from dptrain.cli.results import Shown, Told, pick, plain
 
 MOST = 20
@@ -47,11 +30,11 @@ class Who:
         found: The registry.
     """
 
-    def __init__(self, found: Peek) -> None:
+    def __init__(self, found: log.Peek) -> None:
         self._of_key = {record.raw: contributor for contributor in found.contributors for record in contributor.keys}
-        self._of_commitment: dict[bytes, Contributor] = {}
+        self._of_commitment: dict[bytes, log.Contributor] = {}
         for action in (action for entry in found.entries for action in entry.actions):
-            if isinstance(action, Enrol) and action.key in self._of_key:
+            if isinstance(action, log.Enrol) and action.key in self._of_key:
                 self._of_commitment[bytes(action.name)] = self._of_key[action.key]
 
     def __call__(self, commitment: bytes) -> str:
@@ -75,63 +58,50 @@ def shown(name: str) -> str:
     return f"({name[:8]})" if re.fullmatch("[0-9a-f]{64}", name) else name
 
 
-def sentences(entry: Entry, who: Who) -> list[str]:
-    """Returns what an entry did, a sentence an action; of many actions the first ones."""
-    told = [_sentence(action, who) for action in entry.actions[:MOST]]
-    left = len(entry.actions) - len(told)
-    return [*told, f"and {left} more"] if left else told
-
-
-def entry_as_json(entry: Entry, who: Who) -> dict[str, Any]:
-    """Returns an entry as JSON, every action in it."""
-    return {"seq": entry.seq, "time": entry.time, "actions": [_action_as_json(action, who) for action in entry.actions]}
-
-
-def _sentence(action: Action, who: Who) -> str:
+def _sentence(action: log.Action, who: Who) -> str:
     match action:
-        case Create():
+        case log.Create():
             return f"created by {action.owner}, id {action.registry_id.hex()}"
-        case Enrol():
+        case log.Enrol():
             cap = "" if action.cap is None else f", at most {action.cap} contributions"
             principal = "" if action.principal is None else f", principal {who.principal(bytes(action.name))}"
             return (
                 f"enrolled {who(bytes(action.name))} with key {_short(action.key)} from {utc(action.not_before)} until "
                 f"{utc(action.not_after)} for {', '.join(action.classes) or 'no class'}{cap}{principal}, on the owner's word"
             )
-        case Grant():
+        case log.Grant():
             cap = "" if action.cap is None else f", at most {action.cap} contributions"
             return f"granted {who(bytes(action.name))} exactly {', '.join(action.classes) or 'no class'}{cap}"
-        case Rotate():
-            said = KeyStatement.from_cbor(action.statement)
+        case log.Rotate():
+            said = log.KeyStatement.from_cbor(action.statement)
             return (
                 f"{who.of_key(said.key)} followed key {_short(said.key)}, ended {utc(action.old_not_after)}, by "
                 f"{_short(said.new_key)}, valid from {utc(action.not_before)} until {utc(action.not_after)}; both signed it"
             )
-        case Revoke():
+        case log.Revoke():
             return f"revoked {_which(action.key)} of {who(bytes(action.name))} from {utc(action.at)} on"
-        case Prove():
-            said = KeyStatement.from_cbor(action.statement)
+        case log.Prove():
+            said = log.KeyStatement.from_cbor(action.statement)
             return f"{who.of_key(said.key)} proved that it holds key {_short(said.key)}, which signed that"
-        case RevokeOwn():
-            said = KeyStatement.from_cbor(action.statement)
+        case log.RevokeOwn():
+            said = log.KeyStatement.from_cbor(action.statement)
             name = who.of_key(said.key or signing_key(action.message))
             return f"{name} revoked {_which(said.key)} of its own from {utc(said.revoked_at or 0)} on"
-        case SetClock():
+        case log.SetClock():
             return f"set the clock back from {utc(action.before)}: {visible(action.reason)}"
 
 
-def _action_as_json(action: Action, who: Who) -> dict[str, Any]:
-    fields = {name: getattr(action, name) for name in action.__slots__}
-    if isinstance(action, Enrol | Grant | Revoke):
-        fields |= {"name": who(bytes(action.name)), "commitment": action.name}
-    if isinstance(action, Enrol) and action.principal is not None:
-        fields |= {"principal": who.principal(bytes(action.name)), "committed_principal": action.principal}
-    if isinstance(action, Rotate | RevokeOwn | Prove):
-        said = KeyStatement.from_cbor(action.statement)
-        signing = said.key if isinstance(action, Rotate) else signing_key(action.message)
-        said_fields = {name: getattr(said, name) for name in said.__slots__}
-        fields = said_fields | {"contributor": who.of_key(signing)} | fields
-    return {"action": type(action).__name__.lower()} | {name: plain(value) for name, value in fields.items()}
+def _action_as_json(action: log.Action, who: Who) -> dict[str, Any]:
+    fields = pick(action, " ".join(action.__slots__))
+    if isinstance(action, log.Enrol | log.Grant | log.Revoke):
+        fields |= {"name": who(bytes(action.name)), "commitment": plain(action.name)}
+    if isinstance(action, log.Enrol) and action.principal is not None:
+        fields |= {"principal": who.principal(bytes(action.name)), "committed_principal": plain(action.principal)}
+    if isinstance(action, log.Rotate | log.RevokeOwn | log.Prove):
+        said = log.KeyStatement.from_cbor(action.statement)
+        signing = said.key if isinstance(action, log.Rotate) else signing_key(action.message)
+        fields = pick(said, " ".join(said.__slots__)) | {"contributor": who.of_key(signing)} | fields
+    return {"action": type(action).__name__.lower()} | fields
 
 
 def _short(raw: bytes | None) -> str:
@@ -143,9 +113,7 @@ def _which(raw: bytes | None) -> str:
 
 
 ExistingRegistry = Annotated[Path, file_argument("REGISTRY", "Registry file, registry.cbor.")]
-OwnerKey = Annotated[
-    Path | None, file_option("PUB", "Public key of the corpus owner; default: owner.pub beside the registry.", "--owner-key")
-]
+OwnerKey = Annotated[Path | None, file_option("PUB", "Public key of the corpus owner; default: owner.pub beside the registry.")]
 
 
 def show(
@@ -161,11 +129,13 @@ def show(
     Example: `dptrain registry show registry.cbor`
     """
     public = owner_key or registry.with_name("owner.pub")
-    known = open_registry(registry, keys.load_public_key(public)) if public.is_file() else None
-    found = peek(registry) if history or known is None else None
+    known = log.open_registry(registry, keys.load_public_key(public)) if public.is_file() else None
+    found = log.peek(registry) if history or known is None else None
     data = as_json(known or found, verified=known is not None, history=found if history else None)
     text = _history_text(found) if history and found is not None else _contributors_text(known or found)
-    return Told(data, [*_unverified_text(known), *text, *_unverified_text(known)], code=known is None)
+    sentence = ": nobody checked who signed this; give the owner's public key with --owner-key"
+    mark = [] if known else [styled("bold red", "NOT VERIFIED", sentence)]
+    return Told(data, [*mark, *text, *mark], exit_code=known is None)
 
 
 def verify(
@@ -181,60 +151,46 @@ def verify(
     Example: `dptrain registry verify registry.cbor --owner-key owner.pub`
     """
     public = owner_key or registry.with_name("owner.pub")
-    if not public.is_file():
-        raise typer.BadParameter(f"there is no {public}; give the corpus owner's public key with --owner-key")
-    known = open_registry(registry, keys.load_public_key(public))
+    wrong_if(not public.is_file(), f"there is no {public}; give the corpus owner's public key with --owner-key")
+    known = log.open_registry(registry, keys.load_public_key(public))
     known.require_not_ahead(machine_time() if now is None else now)
-    if root is not None and not known.extends(_hex(root, "--root")):
+    if root is not None and not known.extends(octets(root, f"--root {root!r} is not in hex")):
         raise RegistryRefused(
             "REGISTRY_ROOT",
             f"registry has the root {known.root().hex()} and does not extend {root}; it is another one, or it was cut back",
         )
-    enrolled = [record.raw for contributor in known.contributors for record in contributor.keys]
+    enrolled = [record for contributor in known.contributors for record in contributor.keys]
     with counting("checking keys") as progress:
-        for number, raw in enumerate(enrolled, start=1):
-            keys.check_public_key(raw)
+        for number, record in enumerate(enrolled, start=1):
+            keys.check_public_key(record.raw)
             progress(number)
-    proved = sum(record.proved for contributor in known.contributors for record in contributor.keys)
+    proved = sum(record.proved for record in enrolled)
     # Commitments have no looks.
     alike = None if known.names_missing else look_alikes((known.owner, *known.by_name))
-    told = {"keys": len(enrolled), "proved": proved, "look_alikes": None if alike is None else [list(group) for group in alike]}
-    alike_shown = [f": names that look alike: {', '.join(group)}" for group in alike or ()]
+    told = {"keys": len(enrolled), "proved": proved, "look_alikes": plain(alike)}
+    notes = [f": names that look alike: {', '.join(group)}" for group in alike or ()]
     if alike is None:
-        alike_shown = [f": names that look alike were not looked for: {known.names_missing}"]
+        notes = [f": names that look alike were not looked for: {known.names_missing}"]
     return Told(
         as_json(known, verified=True) | told,
         [
             f"verified {len(known.roots)} entries by {known.owner}: {len(known.by_name)} contributors, {len(enrolled)} keys, "
             f"{proved} of them with proof of possession\n"
             f"registry id {known.registry_id.hex()}\nregistry root {known.root().hex()}",
-            *(styled("yellow", "note", note) for note in alike_shown),
+            *(styled("yellow", "note", note) for note in notes),
         ],
     )
 
 
-def _hex(text: str, option: str) -> bytes:
-    try:
-        return bytes.fromhex(text)
-    except ValueError as error:
-        raise typer.BadParameter(f"{option} {text!r} is not in hex") from error
-
-
-def _unverified_text(known: Registry | None) -> Iterator[Shown]:
-    if known is None:
-        yield (
-            styled("bold red", "NOT VERIFIED", ": nobody checked who signed this; give the owner's public key with --owner-key")
-        )
-
-
-def _contributors_text(found: Registry | Peek) -> Iterator[Shown]:
+def keys_table(contributors: Iterable[log.Contributor]) -> Table:
+    """Returns a row for each key: on whose word it is the contributor's, what it may attest, and from when to when."""
     # Days are enough to look at, and fit a terminal; --json has the seconds.
-    yield table_of(
-        [(contributor, record) for contributor in found.contributors for record in contributor.keys],
+    return table_of(
+        [(contributor, record) for contributor in contributors for record in contributor.keys],
         {
             "contributor": lambda row: shown(row[0].name) + (f" ({shown(row[0].principal)})" if row[0].principal else ""),
             "key id": lambda row: row[1].key_id.hex(),
-            "possession": lambda row: possession(row[1]),
+            "possession": lambda row: "proved" if row[1].proved else "owner's word",
             "classes": lambda row: ", ".join(row[0].classes),
             "cap": lambda row: "" if row[0].cap is None else str(row[0].cap),
             "valid from": lambda row: day(row[1].not_before),
@@ -242,27 +198,27 @@ def _contributors_text(found: Registry | Peek) -> Iterator[Shown]:
             "revoked": lambda row: "" if row[1].revoked_at is None else utc(row[1].revoked_at),
         },
     )
-    if isinstance(found, Registry) and found.names_missing:
+
+
+def _contributors_text(found: log.Registry | log.Peek) -> Iterator[Shown]:
+    yield keys_table(found.contributors)
+    if isinstance(found, log.Registry) and found.names_missing:
         yield f"contributors are shown by the beginning of their commitments: {found.names_missing}"
     yield f"owner {found.owner}, id {found.registry_id.hex()}\nroot {found.roots[-1].hex()}"
     yield "possession: proved, by a statement that the key signed for this registry; or the word of the owner who enrolled"
 
 
-def possession(record: KeyRecord) -> str:
-    """Says on whose word a key is the contributor's: that of the key itself, or of the owner."""
-    return "proved" if record.proved else "owner's word"
-
-
-def _history_text(found: Peek) -> Iterator[Shown]:
+def _history_text(found: log.Peek) -> Iterator[Shown]:
     who = Who(found)
     for entry, root in zip(found.entries, found.roots, strict=True):
         yield f"entry {entry.seq}, {utc(entry.time)}, root {root.hex()}"
-        for sentence in sentences(entry, who):
-            yield f"  {sentence}"
+        yield from (f"  {_sentence(action, who)}" for action in entry.actions[:MOST])
+        if len(entry.actions) > MOST:
+            yield f"  and {len(entry.actions) - MOST} more"
 
 
 def as_json(
-    found: Registry | Peek, *, verified: bool, history: Peek | None = None, names: list[str] | None = None
+    found: log.Registry | log.Peek, *, verified: bool, history: log.Peek | None = None, names: list[str] | None = None
 ) -> dict[str, Any]:
     """Returns a registry as JSON; a command that changed it names only whom it changed, of perhaps very many."""
     chosen = [item for item in found.contributors if names is None or item.name in names]
@@ -272,18 +228,21 @@ def as_json(
         "registry_id": found.registry_id.hex(),
         "owner": found.owner,
         "entries": len(found.roots),
-        "contributors": [_contributor_as_json(item) for item in chosen],
+        "contributors": [
+            {
+                "name": shown(item.name),
+                **pick(item, "classes cap"),
+                "principal": None if item.principal is None else shown(item.principal),
+                "keys": [pick(record, "key_id not_before not_after revoked_at proved") for record in item.keys],
+            }
+            for item in chosen
+        ],
     }
     if history is not None:
         who = Who(history)
         data["history"] = [
-            entry_as_json(entry, who) | {"root": root.hex()} for entry, root in zip(history.entries, history.roots, strict=True)
+            pick(entry, "seq time")
+            | {"actions": [_action_as_json(action, who) for action in entry.actions], "root": root.hex()}
+            for entry, root in zip(history.entries, history.roots, strict=True)
         ]
     return data
-
-
-def _contributor_as_json(contributor: Contributor) -> dict[str, Any]:
-    keys = [pick(record, "key_id not_before not_after revoked_at proved") for record in contributor.keys]
-    principal = None if contributor.principal is None else shown(contributor.principal)
-    told = {"name": shown(contributor.name), **pick(contributor, "classes cap"), "principal": principal}
-    return told | {"keys": keys}

@@ -1,27 +1,189 @@
-"""Show what `dptrain plan` found: picture, tables, and sentences."""
+"""`dptrain plan`: schedule, effective multipliers, epsilon and waste, before anything is spent."""
 
+import functools
 import math
 import shlex
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from decimal import Decimal
+from enum import StrEnum
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any
+
+import typer
 
 from attest.gate import GateReport
 from attest.policy import Policy
-from attest.policy.sampling import POISSON
+from dptrain.accounting import unsupported
+from dptrain.cli import inputs
+from dptrain.cli.advice import Case
+from dptrain.cli.advice.classes import touched
 from dptrain.cli.advice.findings import repeated
-from dptrain.cli.output import amount, counted, duration, number, size, styled, table, table_of
-from dptrain.cli.results import Shown
+from dptrain.cli.advice.policies import OF_PLANS
+from dptrain.cli.complete import class_counts
+from dptrain.cli.gate import ForLedger, Keeping, NoKeptReading, as_json, judge, sentences
+from dptrain.cli.ledger.place import LedgerKey, StateDirectory
+from dptrain.cli.options import argument, file_option, moment, option, wrong_if
+from dptrain.cli.output import amount, counted, counting, duration, number, size, styled, table, table_of
+from dptrain.cli.results import Shown, Told, pick
+from dptrain.planning import changes, figures, targets
 from dptrain.planning.layout import BlockPlan
 from dptrain.planning.picture import phase_picture, plan_picture
-from dptrain.planning.plan import GroupPlan, Plan, totals
+from dptrain.planning.plan import GroupPlan, Plan, make_plan, signed_groups, totals
 from dptrain.planning.rounding import rounded_up
-from dptrain.planning.signal import Signal
+from dptrain.planning.signal import Signal, read_norms, signals
+from dptrain.planning.signal import as_json as signals_json
 from dptrain.planning.targets import Solution
+from dptrain.tasks.runconfig import RunConfig
 
-if TYPE_CHECKING:
-    from dptrain.planning.measure import Measured
+Quantity = StrEnum("Quantity", ["MULTIPLIER", "STEPS", "RATE", "NORMALIZER"])
+"""Names for what `--solve` finds."""
+
+
+def plan(
+    policy: inputs.PolicyFile,
+    corpus: Annotated[Path | None, argument("Count and judge this corpus as well.", metavar="CORPUS", exists=True)] = None,
+    layers: Annotated[int | None, option("Layers of the model; default: those of --measure's, or 12.", min=1, max=4096)] = None,
+    contributions: Annotated[
+        list[str] | None,
+        option(
+            "Contributions of a class, where there is no corpus; repeat. Others have none.",
+            metavar="CLASS=N",
+            autocompletion=class_counts,
+        ),
+    ] = None,
+    gradient_norms: Annotated[
+        Path | None,
+        file_option("NORMS.json", "Norms of PUBLIC gradients per block, or class/block: shows signal against noise."),
+    ] = None,
+    measure: Annotated[
+        Path | None, file_option("RUN.toml", "Time a few steps of this run on random payloads; needs the train extra.")
+    ] = None,
+    target_epsilon: Annotated[
+        list[str] | None,
+        option(
+            "Say what to change for an epsilon of at most E, of all or of one; repeat.",
+            metavar="[CLASS=]E",
+            autocompletion=class_counts,
+        ),
+    ] = None,
+    solve: Annotated[
+        Quantity | None,
+        option(
+            "multiplier (default), steps or rate; or normalizer, which touches no guarantee and needs no target.",
+            metavar="WHAT",
+        ),
+    ] = None,
+    what_if: Annotated[
+        list[str] | None, option("Compare with a policy that says KEY=VALUE,KEY=VALUE; repeat for more.", metavar="CHANGES")
+    ] = None,
+    plot: inputs.PlotFile = None,
+    owner_key: inputs.OwnerKey = None,
+    registry: inputs.RegistryFile = None,
+    now: Annotated[int | None, moment("Moment of admission; default: now.")] = None,
+    made_for: ForLedger = None,
+    key: LedgerKey = None,
+    state: StateDirectory = None,
+    no_kept_reading: NoKeptReading = False,
+) -> Told:
+    """Show what a policy gives each class: noise per block, effective multiplier, epsilon, waste, expected draws.
+
+    With a corpus, contributions are admitted as in training and their own signed bounds are accounted; the policy must
+    be signed for that. Layers are counted without loading a model: blocks are embeddings, layer.0 ..., head.
+
+    Nothing is charged, and nothing written but what `--plot` names, the reading that is kept with `--for` and, beside a corpus,
+    which state of the registry was used.
+
+    Example: `dptrain plan policy.toml --layers 12`
+    """
+    signed = inputs.read_signed_policy(policy, owner_key) if corpus else None
+    rules = signed.policy if signed else inputs.read_policy(policy, owner_key)[0]
+    if solve is Quantity.NORMALIZER and target_epsilon:
+        sentence = "the normalizer touches no epsilon; leave out --target-epsilon, or solve for another quantity"
+        raise typer.BadParameter(sentence)
+    wrong_if(solve not in (None, Quantity.NORMALIZER) and not target_epsilon, f"--solve {solve} needs a --target-epsilon")
+    goals = inputs.goals_of(target_epsilon or [], rules)
+    asked, text_of_rules = what_if or [], rules.to_toml()
+    others = [(text, changes.changed(rules, tomllib.loads(text_of_rules, parse_float=Decimal), text)) for text in asked]
+    inputs.require_plot(plot)
+    run = None if measure is None else RunConfig.load(measure)
+    norms = None if gradient_norms is None else read_norms(gradient_norms)
+    by_hand = dict(inputs.count_of(text, rules) for text in contributions or [])
+    keeping, report, kept = Keeping(made_for, key, state, make=True), None, None
+    if corpus is not None:
+        open_kept = None if no_kept_reading or signed is None else functools.partial(keeping.reading, signed)
+        report, kept = judge(rules, policy, corpus, registry, now, owner_key, open_kept)
+    # Admitted ones, corrected by what was given by hand; None if nobody said.
+    counts = None if report is None and not by_hand else (report.counts()["admitted"] if report else {}) | by_hand
+    if solve is Quantity.NORMALIZER and counts is None:
+        raise typer.BadParameter("--solve normalizer needs a CORPUS, or --contributions CLASS=N for its classes")
+    cost = None if run is None else inputs.load_training("dptrain.planning.measure").measure(rules, run, counts)
+    layers = layers or (12 if cost is None else cost.layers)
+    with counting("computing epsilon"):
+        planned = make_plan(rules, layers)
+        groups = signed_groups(rules, planned, report) if report else {}
+        ratios = None if norms is None else signals(rules, planned, norms, counts)
+        solution = targets.solve(rules, goals, (solve or Quantity.MULTIPLIER).value, layers) if goals else None
+        if solve is Quantity.NORMALIZER and counts is not None:
+            solution = targets.solve_normalizer(rules, counts, layers)
+        compared = [(text, other, make_plan(other, layers)) for text, other in others]
+    if plot is not None:
+        terms = f"delta {float(rules.delta):g}, {rules.accountant}, {rules.adjacency}"
+        drawn = figures.plan_figure(planned, f"{rules.corpus}: {rules.steps:,} steps", terms)
+        drawn.write(plot, figures.plan_tables(planned, terms))
+    data = _as_json(rules, planned) | as_json(kept)
+    if counts is not None:
+        data["expected_contributions_per_step"] = expected_per_step(rules, counts)
+    if report is not None:
+        data["gate"] = report.counts()
+        data["signed_bounds"] = {
+            name: [{"contributions": item.contributions, **asdict(item.bound)} for item in found]
+            for name, found in groups.items()
+        }
+    if ratios is not None:
+        data["signals"] = signals_json(ratios)
+    if solution is not None:
+        data["solution"] = solution.as_json()
+    if cost is not None:
+        data["measured"] = asdict(cost)
+    if compared:
+        data["what_if"] = [
+            {"change": text, **_as_json(other, then), "differences": _differences(rules, planned, other, then)}
+            for text, other, then in compared
+        ]
+
+    def text() -> Iterator[Shown]:
+        if compared:
+            yield from comparison_text(rules, planned, compared)
+        elif solution is not None:
+            yield from solution_text(solution, policy)
+        else:
+            yield from plan_text(rules, planned)
+            if report is not None:
+                yield from corpus_text(rules, report, groups)
+                yield from sentences(kept)
+        if ratios is not None:
+            yield from signals_text(planned, ratios)
+        if cost is not None:
+            yield from cost_text(rules, planned, cost)
+        if plot is not None:
+            yield f"wrote {plot}"
+        yield from (styled("red", "✗", f" {sentence}") for sentence in unsupported(rules))
+
+    return Told(data, text())
+
+
+def _as_json(policy: Policy, planned: Plan) -> dict[str, Any]:
+    names = "corpus accountant adjacency disclosure noise_injection steps redo_steps normalizer"
+    return pick(policy, names) | {
+        "delta": float(policy.delta),
+        "noise_family": policy.mechanism.name,
+        **asdict(planned),
+        "totals": [asdict(total) for total in totals(policy, planned)],
+        "unsupported": list(unsupported(policy)),
+    }
 
 
 OWN = (
@@ -55,69 +217,46 @@ def plan_text(policy: Policy, planned: Plan) -> Iterator[Shown]:
         draws = f"{public.draws.low} and {public.draws.high}"
         rows.add_row(public.name, *["public"] * 7, amount(public.expected_draws), draws, "public")
     yield rows
-    literal = policy.noise_injection == "per_sample"
-    given = "what is sure beforehand" if literal else "what the schedule gives"
+    given = "what is sure beforehand" if policy.noise_injection == "per_sample" else "what the schedule gives"
     given += ", where the noise is least" if len(planned.phases) > 1 else ""
     yield f"sigma: noise multiplier asked for; z: {given}; waste: z / sigma; epsilons rounded up"
     yield OWN
-    if policy.sampling.name != POISSON:
-        yield (
-            f"turns are public ({policy.sampling.name} order): every contribution takes part once in each period of 1/rate "
-            "steps, and each occurrence counts in full. Epsilons here are for the dearest turns that the order allows; if all "
-            "redone: every step that may be done again is one more"
-        )
-    elif policy.disclosure == "occurrences_public":
-        yield (
-            "occurrences are public: the ledger says who was drawn, and each occurrence counts in full. Epsilons here are for "
-            "as many draws as one contribution in a million exceeds; what each spends is known only afterwards"
-        )
     for total in totals(policy, planned):
         yield (
             f"class {total.name}: epsilon {total.limit:g} over all runs together, of which this one could use "
             f"{rounded_up(total.used)} with every step done again; {repeated(total) if total.runs else 'so it cannot begin'}"
         )
     yield from _blocks_text(planned)
-    if literal:
-        yield (
-            "noise is brought by those drawn, (sigma C)^2 of variance each: the noise of a step follows its draw, and the "
-            "noise per block above is what the most demanding class brings, once"
-        )
-    else:
-        yield f"noise energy against uniform noise in the same blocks: {planned.noise_energy_ratio:.0%}"
     if policy.noise_budgets is not None:
         yield (
             f"clip norms are divided among blocks: noise energy is {planned.noise_energy_of_max_rule:.0%} of one clip over all "
             f"of them, within {planned.noise_energy_gap:.1e} of the least for these budgets (convex programme)"
         )
-    for rule in policy.classes:
-        if rule.depth.adapter is not None:
-            yield (
-                f"class {rule.name} is bound to adapter {rule.depth.adapter!r}: it touches the parameters of that adapter "
-                "alone, in every layer that has them; the ledger names it in their blocks"
-            )
-    if planned.lower_bounds:
-        named = "names, an adapter, heads or experts"
-        why = "budgets, whose noise follows the sizes of blocks" if policy.noise_budgets else named
-        yield f"bound to {why}: multipliers are lower bounds, epsilons upper bounds, until a model is seen"
+    case = Case(policy, planned)
+    for item in planned.reaches:
+        if policy.class_rule(item.name).depth.adapter is not None:
+            yield f"class {item.name}: its gradient reaches {touched(case, item)}; the ledger names the adapter in their blocks"
+    yield from (item.sentence for check in OF_PLANS for item in check(case))
 
 
 def corpus_text(policy: Policy, report: GateReport, groups: Mapping[str, Sequence[GroupPlan]]) -> Iterator[Shown]:
     """Yields what each group of admitted contributions with the same bounds gets."""
-    capped = any(item.bound.max_occurrences for found in groups.values() for item in found)
-    cap = {"at most": lambda row: f"{row[1].bound.max_occurrences} draws" if row[1].bound.max_occurrences else "any"}
+    bounds = [(name, item.contributions, item.bound) for name, found in sorted(groups.items()) for item in found]
+    capped = any(bound.max_occurrences for _, _, bound in bounds)
+    cap = {"at most": lambda row: f"{row[2].max_occurrences} draws" if row[2].max_occurrences else "any"}
     rows = table_of(
-        [(name, item) for name, found in sorted(groups.items()) for item in found],
+        bounds,
         {
             "class": lambda row: row[0],
-            "signed by": lambda row: str(row[1].contributions),
-            "sigma": lambda row: number(row[1].bound.noise_multiplier),
-            "clip norm": lambda row: number(row[1].bound.clip_norm),
+            "signed by": lambda row: str(row[1]),
+            "sigma": lambda row: number(row[2].noise_multiplier),
+            "clip norm": lambda row: number(row[2].clip_norm),
             **(cap if capped else {}),
-            "z": lambda row: number(row[1].bound.effective_multiplier),
-            "epsilon": lambda row: rounded_up(row[1].bound.epsilon),
-            "if content replaced": lambda row: rounded_up(row[1].bound.epsilon_replace),
-            "draws expected": lambda row: amount(row[1].bound.expected_draws),
-            "own variance": lambda row: _variance(row[1].bound.sufficient_variance),
+            "z": lambda row: number(row[2].effective_multiplier),
+            "epsilon": lambda row: rounded_up(row[2].epsilon),
+            "if content replaced": lambda row: rounded_up(row[2].epsilon_replace),
+            "draws expected": lambda row: amount(row[2].expected_draws),
+            "own variance": lambda row: _variance(row[2].sufficient_variance),
         },
     )
     public = sum(item.admission.descriptor.public for item in report.admitted)
@@ -155,8 +294,8 @@ def signals_text(planned: Plan, found: Sequence[Signal]) -> Iterator[Shown]:
         yield "?: give a CORPUS or --contributions CLASS=N, so that it is known how many a step draws"
 
 
-def cost_text(policy: Policy, planned: Plan, cost: "Measured") -> Iterator[Shown]:
-    """Yields time and memory, per class by the depth of its band."""
+def cost_text(policy: Policy, planned: Plan, cost: Any) -> Iterator[Shown]:
+    """Yields time and memory as `dptrain.planning.measure` found them, per class by the depth of its band."""
     rows = table_of(
         sorted(cost.classes, key=lambda item: -item.layers),
         {
@@ -232,27 +371,25 @@ def comparison_text(policy: Policy, planned: Plan, others: Sequence[tuple[str, P
     names = ["as it is", *(f"what if {index}" if len(others) > 1 else "what if" for index in range(1, len(others) + 1))]
     for name, (text, _, _) in zip(names[1:], others, strict=True):
         yield f"{name}: {text}"
-    columns = [_figures(policy, planned), *(_figures(other, plan) for _, other, plan in others)]
-    keys = list(dict.fromkeys(key for column in columns for key in column))
+    base, *columns = [_figures(policy, planned), *(_figures(other, plan) for _, other, plan in others)]
     rows = table("", *names)
     section = None
-    for key in keys:
+    for key in dict.fromkeys(key for column in (base, *columns) for key in column):
         if key[0] != section:
             section = key[0]
             rows.add_row(styled("bold", section) if section else "", *[""] * len(names))
-        base = columns[0].get(key)
-        cells = [_shown(key[1], base)]
-        for column in columns[1:]:
-            value = column.get(key)
-            text = _shown(key[1], value) + _change(base, value)
-            cells.append(styled("bold yellow", text) if _differs(base, value) else text)
-        rows.add_row(f"  {key[1]}", *cells)
+        old, cells = base.get(key), []
+        for column in columns:
+            new = column.get(key)
+            text = _shown(key[1], new) + _change(old, new)
+            cells.append(styled("bold yellow", text) if _differs(old, new) else text)
+        rows.add_row(f"  {key[1]}", _shown(key[1], old), *cells)
     yield rows
     yield "*: differs. Nothing was written; a policy that differs must be signed anew"
 
 
-def differences_json(policy: Policy, planned: Plan, other: Policy, plan: Plan) -> list[dict[str, Any]]:
-    """Returns what differs between two plans, for `--json`."""
+def _differences(policy: Policy, planned: Plan, other: Policy, plan: Plan) -> list[dict[str, Any]]:
+    """Returns what differs between two plans, as JSON."""
     before, after = _figures(policy, planned), _figures(other, plan)
     return [
         {"class": key[0].removeprefix("class ") or None, "what": key[1], "before": before.get(key), "after": after.get(key)}
@@ -286,23 +423,22 @@ def _figures(policy: Policy, plan: Plan) -> dict[tuple[str, str], float | str]:
     }
     for item in plan.classes:
         preset = item.preset
-        found |= {
-            (f"class {item.name}", "clip norm"): preset.clip_norm,
-            (f"class {item.name}", "noise multiplier"): preset.noise_multiplier,
-            (f"class {item.name}", "sampling rate"): item.sampling_rate,
-            (f"class {item.name}", "blocks"): _span_of(item.blocks),
-            (f"class {item.name}", "z"): preset.effective_multiplier,
-            (f"class {item.name}", "waste"): preset.waste,
-            (f"class {item.name}", "epsilon"): preset.epsilon,
-            (f"class {item.name}", "epsilon if content replaced"): preset.epsilon_replace,
-            (f"class {item.name}", "epsilon if all redone"): preset.epsilon_with_redo,
-            (f"class {item.name}", "draws of each"): item.expected_draws,
+        own = {
+            "clip norm": preset.clip_norm,
+            "noise multiplier": preset.noise_multiplier,
+            "sampling rate": item.sampling_rate,
+            "blocks": _span_of(item.blocks),
+            "z": preset.effective_multiplier,
+            "waste": preset.waste,
+            "epsilon": preset.epsilon,
+            "epsilon if content replaced": preset.epsilon_replace,
+            "epsilon if all redone": preset.epsilon_with_redo,
+            "draws of each": item.expected_draws,
         }
+        found |= {(f"class {item.name}", name): value for name, value in own.items()}
     for public in plan.public:
-        found |= {
-            (f"class {public.name}", "public, sampling rate"): public.sampling_rate,
-            (f"class {public.name}", "blocks"): _span_of(public.blocks),
-        }
+        found[f"class {public.name}", "public, sampling rate"] = public.sampling_rate
+        found[f"class {public.name}", "blocks"] = _span_of(public.blocks)
     return found
 
 
@@ -357,8 +493,7 @@ def _span_of(blocks: Sequence[str]) -> str:
     """Names the blocks of a class in few words: runs of layers, and everything else by name."""
     parts: list[list[str]] = []
     for block in blocks:
-        follows = parts and _kind(block) == "layer" == _kind(parts[-1][-1]) and int(block[6:]) == int(parts[-1][-1][6:]) + 1
-        if follows:
+        if parts and _kind(block) == "layer" == _kind(parts[-1][-1]) and int(block[6:]) == int(parts[-1][-1][6:]) + 1:
             parts[-1].append(block)
         else:
             parts.append([block])

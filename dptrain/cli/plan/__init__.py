@@ -1,1 +1,0 @@
-"""`dptrain plan`: what a run would cost, before anything is charged."""
