@@ -1,5 +1,6 @@
 """Imports only point down, between packages and between the rooms of each; the two lower packages live without torch."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -98,3 +99,15 @@ def test_no_file_of_the_tests_is_named_like_a_module_of_the_standard_library() -
     """Folders of tests come first on the path, of processes that are started from there too."""
     named = {path.stem: path for path in Path(__file__).parent.rglob("*.py") if path.name not in ("__init__.py", "__main__.py")}
     assert named.keys().isdisjoint(sys.stdlib_module_names), named.keys() & sys.stdlib_module_names
+
+
+@pytest.mark.parametrize("package", ["attest", "ledger", "dptrain"])
+def test_the_page_of_the_architecture_names_every_room(package: str) -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    part = page.split(f"## The rooms of `{package}/`", 1)[1].split("\n## ", 1)[0]
+    cells = " ".join(line for line in part.splitlines() if line.startswith("|"))
+    named = {word.strip("/") for word in re.findall(r"`([a-z_0-9/]+)`", cells)}
+    paths = [path.relative_to(ROOT / package) for path in (ROOT / package).rglob("*.py")]
+    rooms = {path.stem for path in paths if not path.name.startswith("__") and path.parts[0] != "cli"}
+    folders = {path.parent.name for path in paths if len(path.parts) > 1 and path.parent.parent.name != "cli"}
+    assert rooms | folders <= named, f"not on the page: {sorted((rooms | folders) - named)}"

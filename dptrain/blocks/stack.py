@@ -21,8 +21,7 @@ from attest.errors import ValueRefused
 from attest.schedule import stack as named
 from attest.schedule.stack import EMBEDDINGS, HEAD, NO_TOWER, Place, StackTensor, Tower
 from dptrain.blocks.adapters import Adapter, find_adapters
-from dptrain.blocks.experts import find_experts
-from dptrain.blocks.heads import Unknown, find_heads
+from dptrain.blocks.heads import Unknown, find_experts, find_heads
 from dptrain.blocks.slices import ROUTER, Division, Kind, Part, owned
 from dptrain.errors import UnsupportedModule
 

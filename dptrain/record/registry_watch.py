@@ -20,7 +20,7 @@ from attest.gate.reading import SUFFIX as READING
 from attest.gate.reading import Context, KeptReading
 from attest.policy import SignedPolicy
 from attest.registry import Registry, RegistryReader, open_registry
-from attest.registry.memory import SUFFIX, RegistryMemory
+from attest.registry.log import SUFFIX, RegistryMemory
 from attest.withdrawal import CLASS_NOT_GRANTED, KEY_REVOKED, REGISTRY_REASONS
 from ledger.storage.place import Place
 

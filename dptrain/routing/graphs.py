@@ -28,7 +28,7 @@ from dptrain.routing.router import Router
 from dptrain.routing.router import _Armed as Armed
 from dptrain.sandbox import Sandbox
 from dptrain.sandbox.draws import Generators, Request
-from dptrain.sandbox.layouts import Place
+from dptrain.sandbox.learnt import Place
 
 
 class NotTraceable(Exception):

@@ -24,10 +24,9 @@ from dptrain.sandbox import untouched
 from dptrain.sandbox.addresses import Numbers, place_tag, shared_tag
 from dptrain.sandbox.draws import Generators, Request, UnknownDraw, draws, request
 from dptrain.sandbox.indices import Total
-from dptrain.sandbox.layouts import SHARED, Layout, Layouts, Place
+from dptrain.sandbox.learnt import SHARED, Layout, Layouts, Place, Truths
 from dptrain.sandbox.modes import PLAIN, Called, Dispatched, Kind, kind_of, spread, take_out, take_out_function, writes_now
 from dptrain.sandbox.passes import CALL_IMPL, Draw, Entry, Given, Loop, Pass, Read
-from dptrain.sandbox.truths import Truths
 from dptrain.sandbox.writes import Kept, given_back
 
 _aten = torch.ops.aten

@@ -13,7 +13,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from dptrain.sandbox.addresses import Numbers, owner_tag, place_tag
 from dptrain.sandbox.draws import Request
-from dptrain.sandbox.layouts import Layout, Place
+from dptrain.sandbox.learnt import Layout, Place
 
 _FIRST_SEED = 0x6474_0000_0000_0000
 """Seeds of torch's generator from here on say where in the program of a pass its next draw stands."""

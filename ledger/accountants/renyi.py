@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar, Final
 
-from ledger.accountants.phases import Counted, Phase
-from ledger.accountants.table import Accountant
+from ledger.accountants.phases import Counted, Phase, Sampled, check_delta, check_epsilon
+from ledger.accountants.table import TABLE, Accountant
 
 ORDERS: Final = (*(k / 10 for k in range(11, 110)), *(float(k) for k in range(12, 64)), 128.0, 256.0, 512.0)
 """Orders alpha of the accountant `rdp`: opacus's own, and three more, without which epsilon is loose where little is spent."""
@@ -274,3 +274,49 @@ def _log_1p_exp(x: float) -> float:
 
 def _sum(values: Sequence[float]) -> float:
     return math.inf if math.inf in values else math.fsum(values)
+
+
+def divergences_of_phases(phases: Sequence[Phase], family: str) -> tuple[float, ...]:
+    """Returns the divergence of phases in normal form at every order of `ORDERS`, an upper bound in both directions.
+
+    Source: Those of `Cost.divergences`; of noise that is not amplified as unsampled releases.
+    """
+    if not phases:
+        return (0.0,) * len(ORDERS)
+    if phases[0].noise_multiplier == 0.0:
+        return (math.inf,) * len(ORDERS)
+    return TABLE[family].divergences(Sampled(tuple(phases)))
+
+
+def divergences_of_loss(loss: float, family: str) -> tuple[float, ...]:
+    """Returns the same for unsampled releases whose 1/z^2 add up to ``loss``; not for Laplace noise, which has no such sum."""
+    return TABLE[family].divergences(Counted(loss))
+
+
+@lru_cache(maxsize=1024)
+def room(epsilon: float, delta: float) -> tuple[float, ...]:
+    """Returns at every order the largest divergence that is within (epsilon, delta), from below.
+
+    Guarantee: A mechanism with at most this divergence at an order is (epsilon, delta)-DP (`least_of_order`).
+    """
+    epsilon, delta = check_epsilon(epsilon, "a limit"), check_delta(delta)
+    return tuple(_room(order, epsilon, delta) for order in ORDERS)
+
+
+def roomiest(planned: Sequence[float], epsilon: float, delta: float) -> int:
+    """Returns the place in `ORDERS` at which releases of this divergence could be repeated most often."""
+    ratios = [have / need if need else math.inf for have, need in zip(room(epsilon, delta), planned, strict=True)]
+    return max(range(len(ratios)), key=ratios.__getitem__)
+
+
+def _room(order: float, epsilon: float, delta: float) -> float:
+    low, high = 0.0, 1.0
+    while least_of_order(high, order, delta) <= epsilon:
+        low, high = high, 2.0 * high
+    for _ in range(60):
+        middle = 0.5 * (low + high)
+        if least_of_order(middle, order, delta) <= epsilon:
+            low = middle
+        else:
+            high = middle
+    return low

@@ -18,7 +18,7 @@ from attest.policy import Policy
 from attest.policy.sampling import POISSON
 from attest.schedule import Phases
 from ledger import accountants
-from ledger.accountants import Phase, divergence, renyi
+from ledger.accountants import Phase, renyi
 from ledger.errors import LeafRefused
 from ledger.leaves import Admit, Header
 from ledger.replay.contributions import Contribution, Signed
@@ -57,8 +57,8 @@ class Spending:
     def divergences(self) -> tuple[float, ...]:
         """Returns the Rényi divergence at every order of `renyi.ORDERS`, which adds up over runs."""
         if self.loss:
-            return divergence.of_loss(self.loss, self.family)
-        return divergence.of_phases(accountants.merged(self.phases), self.family)
+            return renyi.divergences_of_loss(self.loss, self.family)
+        return renyi.divergences_of_phases(accountants.merged(self.phases), self.family)
 
 
 def composed(spendings: Iterable[Spending], delta: float) -> float:
@@ -299,7 +299,7 @@ def budget_problems(leaf: Admit, plans: Plans, place: int) -> Iterator[LeafRefus
 @lru_cache(maxsize=4096)
 def _place(first: Spending, epsilon: float, delta: float) -> int:
     """Finds the place in `renyi.ORDERS` of the filter: where the first run could be repeated most often, by its plan."""
-    return divergence.roomiest(first.divergences, epsilon, delta)
+    return renyi.roomiest(first.divergences, epsilon, delta)
 
 
 def repetitions(limit: Limit, planned: Spending) -> int | None:
@@ -310,5 +310,5 @@ def repetitions(limit: Limit, planned: Spending) -> int | None:
     place = _place(planned, epsilon, delta)
     if not planned.divergences[place]:
         return None
-    fit = int(divergence.room(epsilon, delta)[place] / planned.divergences[place])
+    fit = int(renyi.room(epsilon, delta)[place] / planned.divergences[place])
     return max(fit, int(not Use(limit, planned.epsilon(delta)).too_much()))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from attest.errors import RegistryRefused
-from attest.registry.memory import RegistryMemory
+from attest.registry.log import RegistryMemory
 from tests.worlds.gate import OWNER, registry_bytes
 from tests.worlds.registries import continued, load
 

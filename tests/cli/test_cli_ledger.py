@@ -4,7 +4,7 @@ import pytest
 
 from attest import keys
 from attest.registry import open_registry
-from attest.registry.memory import RegistryMemory
+from attest.registry.log import RegistryMemory
 from ledger.log import Ledger
 from ledger.note import NoteSigner
 from tests.worlds.commands import record

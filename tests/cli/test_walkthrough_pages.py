@@ -18,7 +18,7 @@ from terminals import on_terminal
 
 from attest.corpus.signing import SigningTemplate
 from attest.keys import public_bytes, save_private_key, save_public_key
-from attest.registry.memory import SUFFIX, RegistryMemory
+from attest.registry.log import SUFFIX, RegistryMemory
 from dptrain.tasks.runconfig import DataConfig, ImageModel, MachineConfig, OptimizerConfig, TextModel
 from ledger.log import Ledger
 from tests.ledger.tlog_witness import Witness

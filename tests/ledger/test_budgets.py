@@ -6,7 +6,7 @@ from fractions import Fraction
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from ledger.accountants import MICRO, Phase, divergence, epsilon_of_phases, gaussian, renyi, to_micro_up
+from ledger.accountants import MICRO, Phase, epsilon_of_phases, gaussian, renyi, to_micro_up
 from ledger.audit import verify_export
 from ledger.audit.verify import earlier_run
 from ledger.errors import BudgetExceeded, LeafRefused
@@ -63,8 +63,8 @@ def test_runs_of_different_families_and_accountants_add_up_too():
 def test_the_order_of_the_filter_is_that_of_the_first_run_s_plan():
     """Were it chosen by what came later, the filter would be several filters at once, which holds for none of them."""
     first, later = spending(0.7, 0.001, 300), spending(30.0, 1.0, 400)
-    place = divergence.roomiest(first.divergences, 6.0, 1e-6)
-    assert place != divergence.roomiest(later.divergences, 6.0, 1e-6)
+    place = renyi.roomiest(first.divergences, 6.0, 1e-6)
+    assert place != renyi.roomiest(later.divergences, 6.0, 1e-6)
     total = first.divergences[place] + later.divergences[place]
     for accounts in ([account(0, first), account(1, later)], [account(1, later), account(0, first)]):
         assert reached(limit(6), accounts) == renyi.least_of_order(total, renyi.ORDERS[place], 1e-6)
@@ -84,11 +84,11 @@ def test_a_first_run_whose_plan_leaves_no_room_is_the_only_one_even_if_it_stoppe
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.05, 1e-6), (1.0, 1e-5), (3.0, 1e-9), (20.0, 1e-2)])
 def test_what_has_room_at_an_order_is_within_the_limit(epsilon, delta):
     """Against the exact epsilon of the Gaussian that uses up all the room."""
-    for place, room in enumerate(divergence.room(epsilon, delta)):
+    for place, room in enumerate(renyi.room(epsilon, delta)):
         mu = (2.0 * room / renyi.ORDERS[place]) ** 0.5
         assert gaussian.epsilon_of_mu(mu, delta) <= epsilon + 1e-9
         assert renyi.least_of_order(room * (1 + 1e-9) + 1e-12, renyi.ORDERS[place], delta) > epsilon - 1e-6
-    assert max(divergence.room(epsilon, delta)) > 0
+    assert max(renyi.room(epsilon, delta)) > 0
 
 
 @pytest.mark.parametrize("q", [0.01, 0.3, 1.0])
@@ -100,7 +100,7 @@ def test_the_divergence_of_a_laplace_step_bounds_the_exact_one(z, q):
     x = np.linspace(-60 * z, 60 * z + 1, 2_000_001)
     null, shifted = np.exp(-np.abs(x) / z) / (2 * z), np.exp(-np.abs(x - 1) / z) / (2 * z)
     mixed = (1 - q) * null + q * shifted
-    values = divergence.of_phases((Phase(z, q, 1),), "laplace")
+    values = renyi.divergences_of_phases((Phase(z, q, 1),), "laplace")
     for order in (1.5, 4.0, 32.0):
         found = values[renyi.ORDERS.index(order)]
         for p, other in ((mixed, null), (null, mixed)):

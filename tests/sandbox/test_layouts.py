@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from dptrain.sandbox.draws import Request  # noqa: E402
-from dptrain.sandbox.layouts import SHARED, Layout, Layouts  # noqa: E402
+from dptrain.sandbox.learnt import SHARED, Layout, Layouts  # noqa: E402
 
 PLACE = ("m", 0)
 
