@@ -9,7 +9,7 @@ adversary is that of :mod:`tests.guarantees.crowd.lockstep`. Three measurements 
 * a reader of payloads, whose lower bound on epsilon must not exceed the claim (Clopper and Pearson, wrong with probability
   ``ALARM`` at most).
 
-Keys, seeds and coins are fixed, so an outcome is the same in every run of the tests on one machine.
+Keys, nonces, seeds and coins follow from the name of the scene, so an outcome is the same in every run on one machine.
 """
 
 import pytest

@@ -17,7 +17,7 @@ from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from dptrain.errors import UnsupportedModule  # noqa: E402
-from dptrain.gradients import replayed_randomness as draws  # noqa: E402
+from dptrain.gradients import generic as draws  # noqa: E402
 from dptrain.gradients.generic import GenericRule  # noqa: E402
 from dptrain.routing import Router  # noqa: E402
 from dptrain.routing.probes import check_exact  # noqa: E402

@@ -1,16 +1,24 @@
 """A small complete world for tests: owner, contributors, registry, signed policy and an attested JSONL corpus."""
 
+import hashlib
+import itertools
 import json
+import os
+import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 from attest import signed_file
 from attest.corpus import SigningTemplate, sign_corpus
 from attest.fixed_point import to_micro
-from attest.keys import generate, public_bytes, save_public_key
+from attest.keys import public_bytes, save_public_key
 from attest.policy import Policy, sign_policy
 from attest.registry import Registry, RegistryLog
 
@@ -78,7 +86,7 @@ def make_world(
 ) -> World:
     """Writes a world under ``root``: one contributor per class, ``per_class`` contributions each or by class.
 
-    Attestations are valid from ``begins`` seconds after now.
+    Attestations are valid from ``begins`` seconds after now. Keys, salts and nonces are fresh, but under :func:`chance_of`.
     """
     root.mkdir(parents=True, exist_ok=True)
     now = int(time.time()) if now is None else now
@@ -88,14 +96,14 @@ def make_world(
         + classes.format(q=rate)
     )
     policy = Policy.from_toml(text)
-    owner = generate()
+    owner = _key()
     log = RegistryLog.create(root / "registry.cbor", owner, owner="owner", now=now - DAY)
     keys = {}
     corpus = root / "corpus"
     corpus.mkdir(exist_ok=True)
     for k, rule in enumerate(policy.classes):
         name = f"contributor-{rule.name}"
-        keys[name] = generate()
+        keys[name] = _key()
         log.enrol(
             name, public_bytes(keys[name]), classes=(rule.name,), not_before=now - DAY, not_after=now + 300 * DAY, now=now - DAY
         )
@@ -114,6 +122,25 @@ def make_world(
     payload, message = sign_policy(policy, owner, owner="owner", registry_root=log.registry.root())
     signed_file.write(root / "policy.cose", payload, message)
     return World(root, root / "policy.cose", corpus, owner, keys, log.registry, now)
+
+
+@contextmanager
+def chance_of(seed: str) -> Iterator[None]:
+    """Within it keys, salts and nonces of a world follow from the seed, and so does the order in which a ledger numbers
+    contributions: two worlds of one seed have equal bytes."""
+    counter = itertools.count()
+
+    def drawn(size: int) -> bytes:
+        return hashlib.shake_256(f"{seed}/{next(counter)}".encode()).digest(size)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "urandom", drawn)
+        patch.setattr(secrets, "token_bytes", drawn)
+        yield
+
+
+def _key() -> Ed25519PrivateKey:
+    return Ed25519PrivateKey.from_private_bytes(secrets.token_bytes(32))
 
 
 def write_jsonl(path: Path, records: Sequence[Any]) -> None:

@@ -36,7 +36,7 @@ from dptrain.sandbox import Draw, Sandbox
 from dptrain.sandbox.draws import Request
 from tests.guarantees.crowd.readers import Readings, joined
 from tests.guarantees.crowd.scenes import Scene
-from tests.worlds.training import World, make_world
+from tests.worlds.training import World, chance_of, make_world
 
 HORIZON = 1000
 RATE = 0.01
@@ -505,10 +505,11 @@ def world_of(scene: Scene, root: Path) -> World:
 
     classes = "".join(_CLASS.format(name=name, rate=RATE if name == "m_audited" else "{q}") for name in names)
     most = max(scene.own_examples, *(scene.examples(number) for number in range(64)))
-    return make_world(
-        root, per_class=counts, steps=HORIZON, window_steps=50, rate="0.5", classes=classes, record=record, now=NOW,
-        policy_extra=f'exactness = "{scene.level}"\n[gate]\nmax_examples = {most}\n',
-    )  # fmt: skip
+    with chance_of(scene.name):
+        return make_world(
+            root, per_class=counts, steps=HORIZON, window_steps=50, rate="0.5", classes=classes, record=record, now=NOW,
+            policy_extra=f'exactness = "{scene.level}"\n[gate]\nmax_examples = {most}\n',
+        )  # fmt: skip
 
 
 def _with(chosen: np.ndarray, slot: int, drawn: bool) -> np.ndarray:
