@@ -26,7 +26,7 @@ LAPLACE_POINTS: Final = 1 << 22
 """Most points of a composed grid; what would have more is computed on a coarser one, which is an upper bound too."""
 
 FFT_ERROR: Final = 1e-15
-"""What dp-accounting's own composition may lose of delta per step, fourteen times the most that was measured (7e-17)."""
+"""Allowance for delta that dp-accounting's composition may lose per step, fourteen times the most that was measured (7e-17)."""
 
 
 class Laplace(Cost):

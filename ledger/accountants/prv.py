@@ -17,7 +17,7 @@ WIDTH: Final = 0.02
 """A recorded value of `prv` lies at most so much above `pld`'s."""
 
 ALONE: Final = f"pld+{WIDTH} rounding=up-1e-6"
-"""What a header says where nothing was plugged in."""
+"""Account in a header where nothing was plugged in."""
 
 SOURCES: Final = {"opacus": "eps_error=0.01 delta_error=delta*0.001 points<=4194304"}
 """Libraries that may be plugged in, with their parameters: a header that names another one, or others, is refused."""

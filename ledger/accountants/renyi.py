@@ -29,7 +29,7 @@ PARAMETERS: Final = {
     "rdp": "orders=1.1..10.9/0.1,12..63,128,256,512 conversion=Asoodeh2021,Balle2020",
     "moments": "lambda=1..32 conversion=Abadi2016,chi2",
 }
-"""What the ledger's header says of the two accountants, before the words of `describe`."""
+"""Account of the two accountants in the ledger's header, before the words of `describe`."""
 
 _LOG_2: Final = math.log(2.0)
 _SPAN: Final = 12.0

@@ -10,7 +10,7 @@ _MAX_COUNT: Final = 2**63
 
 
 class ExtrasRefused(LedgerError, ValueError):
-    """What the operator wants to show beside the audit has not the form that the report takes."""
+    """Raised where an operator's extra for the report has not the form that the report takes."""
 
 
 @dataclass(frozen=True, slots=True)

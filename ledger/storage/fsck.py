@@ -26,7 +26,7 @@ from ledger.tiles import MAX_LEVEL, Subtree, Subtrees
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What `load` reads of a database, as the calls of `ledger.storage.store.Snapshot` return it."""
+    """Holds what `load` reads of a database, as the calls of `ledger.storage.store.Snapshot` return it."""
 
     head: Callable[[], Frontier]
     rows: Callable[[], Iterator[Row]]

@@ -30,7 +30,7 @@ MAX_POINTS: Final = 1 << 22
 """Longer grids and transforms are not computed on; the smaller of the Renyi and the unsampled bound counts."""
 
 COARSER: Final = (1.0, 16.0, 256.0)
-"""What the grid is multiplied with in turn, where sums are so spread (epsilon is in the hundreds) that it has too many."""
+"""Factors for the grid, tried in turn where sums are so spread (epsilon is in the hundreds) that it has too many points."""
 
 KEPT_POINTS: Final = 1 << 20
 """Longer distributions of one step are not kept for the next call."""
@@ -45,7 +45,7 @@ KERNEL: Final = "pld-2"
 """Changes with every change of these numbers; the first composed with dp-accounting."""
 
 PARAMETERS: Final = f"interval={INTERVAL} relation=ADD_OR_REMOVE_ONE rounding=up-1e-6"
-"""What the ledger's header says of it."""
+"""Account of it in the ledger's header."""
 
 QUIET: Final = 4.0
 """Intervals of the grid: where q/z, the width of a step's losses, is at least so many, what it adds is below 1 % of mu^2."""

@@ -193,7 +193,7 @@ SQLITE: Final = (
         for table in ("meta", "aggregate", "attestation")
     ),
 )
-"""What makes triggers, and an index of their own, in SQLite."""
+"""Statements that make triggers, and an index of their own, in SQLite."""
 
 _APPENDED: Final = ("entry", "checkpoint", "terms", "attestation")
 """Tables that a run appends rows to."""
