@@ -107,7 +107,7 @@ def test_the_accountants_keep_their_order_anywhere(z, q, steps, delta):
 
 
 @settings(max_examples=6, deadline=None)
-@given(st.sampled_from(accountants.ACCOUNTANTS), st.floats(0.8, 8.0), st.floats(1e-3, 0.3), st.integers(2, 200))
+@given(st.sampled_from(tuple(accountants.ACCOUNTANTS)), st.floats(0.8, 8.0), st.floats(1e-3, 0.3), st.integers(2, 200))
 @pytest.mark.slow
 def test_more_noise_less_sampling_and_fewer_steps_never_cost_more(name, z, q, steps):
     def spent(z, q, steps):
