@@ -73,8 +73,22 @@ class Call:
     def positions(self, value: torch.Tensor, features: int) -> torch.Tensor:
         """Reshapes (N*M, ..., features...) to (N, T, features...), at least float32.
 
-        All positions of all examples of a contribution then stand in a row. ``features`` counts the last dimensions.
+        All positions of all examples of a contribution then stand in a row: what looks at neighbouring positions is computed
+        before.
+
+        Args:
+            features: How many of the last dimensions are features: 1 for (rows, T, D), 2 for (rows, T, D, K).
+
+        Raises:
+            UnsupportedModule: code RULE_FORM, the tensor has no rows of the microbatch, or fewer dimensions than that.
         """
+        if value.shape[:1] != (self.rows,) or not 0 <= features < value.dim():
+            raise UnsupportedModule(
+                "RULE_FORM",
+                f"a gradient rule called positions() on shape {tuple(value.shape)} with features={features}, expected "
+                f"{self.rows} rows first and fewer features than dimensions: features counts how many of the last dimensions "
+                "are features, it is not their size",
+            )
         middle, tail = value.shape[1 : value.dim() - features], value.shape[value.dim() - features :]
         return promote(value).reshape(self.contributions, self.examples * math.prod(middle), *tail)
 
@@ -102,6 +116,11 @@ class Rule:
     def __call__(self, module: nn.Module, call: Call, grad: torch.Tensor) -> Mapping[str, Form]:
         raise NotImplementedError
 
+    @property
+    def foreign(self) -> bool:
+        """Tells whether it comes from outside of this project."""
+        return not type(self).__module__.startswith("dptrain.")
+
     def dimension(self, output: int) -> int:
         """Returns where the example is in this output."""
         return 0
@@ -121,6 +140,10 @@ class Plain(Rule):
         super().__init__(name, module, whole=whole)
         self.function = function
         self.product = product
+
+    @property
+    def foreign(self) -> bool:
+        return not self.function.__module__.startswith("dptrain.")
 
     def __call__(self, module: nn.Module, call: Call, grad: torch.Tensor) -> Mapping[str, Form]:
         return self.function(module, call, grad)
@@ -234,23 +257,33 @@ def settled(rule: Rule, call: Call, grad: torch.Tensor, shapes: Mapping[str, tor
         UnsupportedModule: code RULE_FORM, what the rule returned are no gradients of these tensors.
     """
     found: dict[str, Piece] = {}
-    for name, form in rule(rule.module, call, grad).items():
+    returned = rule(rule.module, call, grad)
+    if not isinstance(returned, Mapping):
+        raise _no_form(rule, f"a {type(returned).__name__}, expected a dict of forms by the names of tensors")
+    for name, form in returned.items():
         if name not in shapes:
             raise _no_form(rule, f"a form for {name!r}, expected one of the names {sorted(shapes)}")
         if type(form) not in (Dense, Outer, Gather):  # of others nothing shows that their norm is that of their sum
             raise _no_form(rule, f"a {type(form).__name__} for {name!r}, expected a Dense, an Outer or a Gather")
         fault = form.fault(call.contributions, shapes[name])
         if fault:
-            raise _no_form(rule, f"{fault}, for {name!r} and {call.contributions} contributions")
+            many = f" of {call.examples} examples each; call.positions() brings them together" if call.examples > 1 else ""
+            raise _no_form(rule, f"{fault}, for {name!r} and {call.contributions} contributions{many}")
         if call.wants(name):
             found[name] = form.settled(shapes[name], alone=name not in call.tied)
     return found
 
 
+def described(name: str, module: nn.Module) -> str:
+    """Names a module for a message: by path and class, a model itself by its class alone."""
+    kind = type(module).__name__
+    return f"{name} ({kind})" if name else kind
+
+
 def _no_form(rule: Rule, found: str) -> UnsupportedModule:
     return UnsupportedModule(
         "RULE_FORM",
-        f"the gradient rule of module {rule.name!r} ({type(rule.module).__name__}) returned {found}; correct the rule, and "
+        f"the gradient rule of {described(rule.name, rule.module)} returned {found}; correct the rule, and "
         "hold it to dptrain.check_gradient_rule",
     )
 

@@ -5,8 +5,10 @@ of its author's, and tells where a rule fails.
 """
 
 import copy
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,8 +35,9 @@ def check_gradient_rule(
     """Holds the gradient rule that serves a module to autograd, one sample at a time.
 
     Compared are: the whole batch, one sample, samples in another order, contributions of two samples, each parameter wanted by
-    itself, a parameter that other modules use too, two uses of one parameter, float64, float32 and bfloat16, and no samples at
-    all. Other samples are replaced, also by NaN, and must not show. The rule must change nothing that it is given.
+    itself, a parameter that other modules use too, two uses of one parameter, float64, float32 and bfloat16, no samples at
+    all, and other weights near the module's own, without its ones and zeros. Other samples are replaced, also by NaN, and must
+    not show. The rule must change nothing that it is given.
 
     Args:
         module: As the model holds it, in the mode (train or eval) in which it will train. It stays as it is.
@@ -51,6 +54,9 @@ def check_gradient_rule(
     with torch.random.fork_rng():
         for dtype in TOLERANCE:
             _Bench.of(module, args, dict(kwargs or {}), dtype).run()
+        near = _Bench.of(_stirred(module), args, dict(kwargs or {}), torch.float64, " with weights near its own")
+        if near.finite():
+            near.run()
 
 
 @dataclass
@@ -64,9 +70,12 @@ class _Bench:
     rows: int
     names: tuple[str, ...]
     dtype: torch.dtype
+    about: str = ""
 
     @classmethod
-    def of(cls, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> "_Bench":
+    def of(
+        cls, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype, about: str = ""
+    ) -> "_Bench":
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         rows = tensors[0].shape[0] if tensors and tensors[0].dim() else 0
         if rows < 3:
@@ -84,7 +93,12 @@ class _Bench:
             )
         names = tuple(name for name, _ in copied.named_parameters(recurse=rule.whole, remove_duplicate=False))
         cast = tree_map(lambda leaf: _cast(leaf, dtype), (args, kwargs))
-        return cls(copied, rule, *cast, rows, names, dtype)
+        return cls(copied, rule, *cast, rows, names, dtype, about)
+
+    def finite(self) -> bool:
+        """Tells whether the module gives finite numbers for all samples."""
+        leaves = tree_leaves(self.module(*self.args, **self.kwargs))
+        return all(bool(leaf.isfinite().all()) for leaf in leaves if isinstance(leaf, torch.Tensor))
 
     def run(self) -> None:
         every = list(range(self.rows))
@@ -201,7 +215,8 @@ class _Bench:
         except Exception as error:
             raise _wrong(
                 "RULE_RAISES",
-                f"the rule of {type(self.module).__name__} raises for {len(rows)} samples of type {self.dtype} ({error})",
+                f"the rule of {type(self.module).__name__} raises for {len(rows)} samples of type {self.dtype} "
+                f"({type(error).__name__} at {_where(error)}: {str(error).partition(chr(10))[0]}); correct the rule",
                 found=type(error).__name__, expected="forms of its parameters",
             ) from error  # fmt: skip
         if before != [value._version for value in watched]:
@@ -290,8 +305,8 @@ class _Bench:
         of = "" if sample is None else f", sample {sample}"
         return _wrong(
             code,
-            f"the rule of {type(self.module).__name__} gives another gradient than autograd {how} ({self.dtype}): parameter "
-            f"{name!r}{of}, found norm {found:.6g}, expected {expected:.6g}; correct the rule",
+            f"the rule of {type(self.module).__name__} gives another gradient than autograd {how}{self.about} ({self.dtype}): "
+            f"parameter {name!r}{of}, found norm {found:.6g}, expected {expected:.6g}; correct the rule",
             parameter=name, sample=sample, found=found, expected=expected,
         )  # fmt: skip
 
@@ -300,6 +315,23 @@ def _like(value: torch.Tensor, *, seed: int) -> torch.Tensor:
     """Draws output gradients of a fixed seed."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value)
+
+
+def _stirred(module: nn.Module) -> nn.Module:
+    """Copies a module in float64 with other weights near its own: behind ones and zeros, wrong rules look right."""
+    copied = copy.deepcopy(module).double()
+    generator = torch.Generator().manual_seed(3)
+    for parameter in copied.parameters():
+        noise = [torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(parameter) for _ in range(2)]
+        reach = parameter.detach().square().mean().sqrt().nan_to_num() or 1.0
+        parameter.data = parameter.data * (1.0 + 0.1 * noise[0]) + 0.05 * reach * noise[1]
+    return copied
+
+
+def _where(error: Exception) -> str:
+    """Tells file and line of the rule, or of what it called, that raised."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{Path(last.filename).name}:{last.lineno}"
 
 
 def _cast(leaf: Any, dtype: torch.dtype) -> Any:

@@ -22,6 +22,7 @@ from dptrain.blocks.stack import EMBEDDINGS, HEAD, NO_TOWER, LayerStack
 from dptrain.clipping.fast import FastSums
 from dptrain.clipping.resolver import Schedule
 from dptrain.errors import CoupledModel, NonFinite, UnsupportedModule, UnsupportedPolicy
+from dptrain.gradients.registry import described
 from dptrain.routing.router import Router
 
 P0_TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-3}
@@ -141,10 +142,11 @@ def check_exact(router: Router, losses: torch.Tensor, example_weight: torch.Tens
         size, error = float(exact.double().norm()), float((found - exact).double().norm())
         floor = float(rounding[index])
         if not error <= tolerance * size + floor:
+            cause, cure = _likely_cause(router, index)
             raise UnsupportedModule(
                 "GRADIENT_MISMATCH",
-                f"tensor {tensor.name!r}: the per-contribution gradients do not add up to autograd's own; it is probably used "
-                f"without calling the module that owns it{_IN_HALF if half else ''}. Freeze it or use it through its module",
+                f"tensor {tensor.name!r}: the per-contribution gradients do not add up to autograd's own; {cause}"
+                f"{_IN_HALF if half else ''}. {cure}",
             )
         if size <= max(floor, float(noise[index])):
             silent.append(tensor.name)
@@ -152,6 +154,17 @@ def check_exact(router: Router, losses: torch.Tensor, example_weight: torch.Tens
             absent.append(tensor.name)
     norms = norms_of(squares, contributions, len(router.tensors))
     return Exact(norms, torch.maximum(rounding, noise), tuple(silent), tuple(absent))
+
+
+def _likely_cause(router: Router, index: int) -> tuple[str, str]:
+    """Tells what may make a gradient another one than autograd's, and what to do: a rule that came from elsewhere, first."""
+    for site in router.sites:
+        if index in site.tensors.values() and site.rule.foreign:
+            return (
+                f"the gradient rule registered for {described(site.name, site.module)} is probably wrong",
+                "Hold it to dptrain.check_gradient_rule, which tells where",
+            )
+    return "it is probably used without calling the module that owns it", "Freeze it or use it through its module"
 
 
 def _noise_of(

@@ -23,7 +23,7 @@ from dptrain.clipping.resolver import Schedule
 from dptrain.data.microbatch import Microbatch
 from dptrain.errors import CoupledModel, LossShape, UnsupportedModule
 from dptrain.gradients.forms import Piece, narrow
-from dptrain.gradients.registry import Rule, rule_of, settled
+from dptrain.gradients.registry import Rule, described, rule_of, settled
 from dptrain.gradients.whole_modules import SpreadPrompts, prompt_models
 from dptrain.routing.capture import Kept, Tap, in_reentrant_checkpoint
 from dptrain.sandbox import Entry, Given, Sandbox
@@ -136,8 +136,8 @@ class Router:
             own = {key: self._index[id(parameter)] for key, parameter in below.items() if rule.whole or "." not in key}
             if rule.slow:
                 warnings.warn(
-                    f"{name or type(module).__name__} ({type(module).__name__}) has no rule of its own: its tensors "
-                    f"{sorted(own)} take the generic path, exact but slower (the module runs once more per microbatch)",
+                    f"{described(name, module)} has no rule of its own: its tensors {sorted(own)} take the generic path, exact "
+                    "but slower (the module runs once more per microbatch); @gradient_rule adds one (docs/extending/layers.md)",
                     FallbackNotice,
                     stacklevel=3,
                 )

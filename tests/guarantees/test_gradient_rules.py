@@ -14,6 +14,7 @@ from dptrain.errors import ConfigError, UnsupportedModule, WrongGradientRule  # 
 from dptrain.gradients import Dense, Form, Gather, Outer, registry  # noqa: E402
 from dptrain.gradients.registry import Call, rule_of, settled  # noqa: E402
 from dptrain.routing import FallbackNotice  # noqa: E402
+from tests.guarantees.peers import Run, net, per_example, small_world  # noqa: E402
 from tests.reference.compare import compare  # noqa: E402
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "extending" / "layers.md"
@@ -153,6 +154,10 @@ def in_half_precision(module, call, grad):
     return {**found, "shift": Dense(found["shift"].g.bfloat16())}
 
 
+def sizes_for_features(module, call, grad):
+    return {"shift": Dense(call.positions(grad, grad.shape[-1]).sum(1))}
+
+
 FAULTS = {
     "shift left out": (lambda *given: {k: v for k, v in right(*given).items() if k != "shift"}, "GRADIENT_WRONG", "shift", 0),
     "one position": (only_the_first_position, "GRADIENT_WRONG", "matrix", 0),
@@ -169,6 +174,8 @@ FAULTS = {
     "factors the other way round": (
         lambda *given: {"matrix": Outer(right(*given)["matrix"].b_NTP, right(*given)["matrix"].a_NTD)}, "RULE_FORM", None, None
     ),
+    "nothing": (lambda *given: None, "RULE_FORM", None, None),
+    "a size for a number of dimensions": (sizes_for_features, "RULE_FORM", None, None),
     "integers": (lambda *given: {"shift": Dense(torch.ones(5, 5, dtype=torch.int64))}, "RULE_FORM", None, None),
 }  # fmt: skip
 
@@ -183,6 +190,25 @@ def test_a_wrong_rule_is_told_by_parameter_and_sample(fault: str) -> None:
     assert (error.code, error.parameter, error.sample) == (code, parameter, sample)
     assert error.found is not None and error.expected is not None
     assert parameter is None or repr(parameter) in str(error)
+
+
+def test_a_rule_that_is_wrong_but_for_weights_of_one_or_zero_is_found() -> None:
+    def forgets_the_scale(module, call, grad):
+        x, b = call.positions(call.inputs[0], 1), call.positions(grad, 1)
+        return {**right(module, call, grad), "matrix": Outer(x, b), "shift": Dense(b.sum(1))}
+
+    gradient_rule(Scaled)(forgets_the_scale)
+    module = Scaled()
+    nn.init.ones_(module.scale)
+    with pytest.raises(WrongGradientRule, match=r"GRADIENT_WRONG.*with weights near its own"):
+        check_gradient_rule(module, torch.randn(5, 3, 4))
+    assert bool((module.scale == 1).all())
+
+
+def test_a_rule_that_raises_is_told_with_its_place() -> None:
+    gradient_rule(Scaled)(by_the_number_of_rows)
+    with pytest.raises(WrongGradientRule, match=r"RULE_RAISES.*AssertionError at test_gradient_rules\.py:\d+: nobody there\)"):
+        check_gradient_rule(Scaled(), torch.randn(5, 3, 4))
 
 
 def test_the_check_says_what_it_cannot_check() -> None:
@@ -240,6 +266,26 @@ def test_the_engine_sees_a_wrong_rule_on_the_real_model(fault: str) -> None:
     gradient_rule(Scaled)(FAULTS[fault][0])
     with pytest.raises((UnsupportedModule, AssertionError)):
         compare(Net(Scaled).double(), batch(), losses, layers="layers")
+
+
+def test_the_start_of_a_run_names_the_rule_that_is_wrong(tmp_path) -> None:
+    """What autograd contradicts is told as a fault of the user's rule, and not of the model."""
+
+    class Gain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gain = nn.Parameter(torch.ones(8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.gain
+
+    @gradient_rule(Gain)
+    def twice(module, call, grad):
+        return {"gain": Dense(2 * (call.positions(grad, 1) * call.positions(call.inputs[0], 1)).sum(1))}
+
+    with Run(small_world(tmp_path, per_class=5), net(Gain)) as run, pytest.raises(UnsupportedModule) as refused:
+        run.gradients(next(iter(run.steps)), per_example)
+    assert re.search(r"GRADIENT_MISMATCH.*registered for extra \(Gain\).*check_gradient_rule", str(refused.value))
 
 
 def kinds(module: nn.Module) -> object:
