@@ -183,7 +183,7 @@ class Router:
         """Starts a microbatch of ``contributions`` x ``examples`` rows.
 
         Guarantee: what is captured lies in blocks permitted to one contribution at least. It is masked for each by its
-        coefficients (:meth:`Bounds.masked`); these two are all the masks that there are.
+        coefficients (:meth:`Bounds.masked`), or by its blocks where each is summed by itself (:meth:`Bounds.profiles`).
         """
         blocks = frozenset(torch.nonzero(permitted_NG.any(0)).flatten().tolist())
         active = frozenset(i for i, (g, _) in enumerate(self.tensors) if g in blocks)

@@ -24,6 +24,8 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 TEXT = (DOCS / "attestation.cddl").read_text() + (DOCS / "ledger.cddl").read_text()
 VECTORS = DOCS.parent / "tests" / "vectors" / "conformance"
 
+PRELUDE = {"bool", "bstr", "false", "float", "float64", "int", "nil", "null", "true", "tstr", "uint"}
+
 ITEMS: dict[str, dict[int, str]] = {
     "header": {13: "group", 14: "block", 21: "earlier"},
     "stack": {1: "tower", 2: "division", 3: "form", 4: "parameter"},
@@ -247,3 +249,12 @@ def test_the_limits_of_the_schema_are_those_of_the_code(name, low, high):
     for value in (low, high):
         assert valid(name, value)
     assert not valid(name, low - 1) and kinds.REASON == 200 and MAX_NAME == 1024
+
+
+def test_every_name_that_a_rule_uses_is_defined():
+    """`pycddl` takes a name that is nowhere defined, as of a kind that is new, for one that nothing matches."""
+    text = re.sub(r'"[^"]*"|;.*', "", TEXT)
+    defined = set(re.findall(r"^([a-z][a-z0-9-]*)(?:<[^>]*>)?\s*/?/?=", text, re.M))
+    generic = set(re.findall(r"<([a-z][a-z0-9-]*)>\s*=", text))
+    used = set(re.findall(r"(?<![.\w-])([a-z][a-z0-9-]*)(?![\w-]|\s*:)", text))
+    assert used - defined - generic - PRELUDE == set()

@@ -30,8 +30,17 @@ def read(name: str) -> Any:
 
 
 def write(name: str, found: Mapping[str, Any]) -> None:
-    """Writes a golden file anew."""
-    path_of(name).write_text(_rendered(found) + "\n")
+    """Writes a golden file anew, with keys in the order that it has, so that only what changed differs."""
+    path_of(name).write_text(_rendered(_ordered(read(name), found)) + "\n")
+
+
+def _ordered(kept: Any, found: Any) -> Any:
+    """Returns what was found, with known keys first and in their order."""
+    if isinstance(kept, dict) and isinstance(found, dict):
+        return {key: _ordered(kept.get(key), found[key]) for key in [key for key in kept | found if key in found]}
+    if isinstance(kept, list) and isinstance(found, list):
+        return [_ordered(kept[i] if i < len(kept) else None, item) for i, item in enumerate(found)]
+    return found
 
 
 def differences(kept: Any, found: Any, where: str = "") -> Iterator[str]:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from attest.policy import Policy
+from attest.schema.declare import declarations
 from tests.interop import second_verifier
 
 VECTORS = Path(__file__).parent.parent / "vectors" / "conformance"
@@ -18,6 +20,12 @@ def test_it_shares_no_code_with_what_it_checks() -> None:
     imported = {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
     imported |= {node.module or "." for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert {name.partition(".")[0] for name in imported}.isdisjoint({"attest", "ledger", "dptrain", "tests", ""})
+
+
+def test_it_knows_every_field_of_a_policy() -> None:
+    """A field that only we know would make its answer to such a policy another one."""
+    ours = {declared.label for declared in declarations(Policy)} | {1}
+    assert ours == {*second_verifier.POLICY, *second_verifier.POLICY_OPTIONAL}
 
 
 @pytest.mark.one_in(10)
