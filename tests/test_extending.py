@@ -14,16 +14,19 @@ from attest.errors import PolicyRefused
 from attest.policy import MechanismRule, Policy
 from attest.policy.rules import ACCOUNTANTS as NAMES
 from attest.schema.words import ENTRY_POINTS, NOT_INSTALLED
+from dptrain.cli.ledger.show import audit_text
 from ledger import accountants
 from ledger.accountants import table
-from ledger.audit import verify_export
+from ledger.audit import VERDICTS, verify_export
+from ledger.audit.findings import exit_code, word_of
 from ledger.errors import AccountantError, LeafRefused
 from ledger.leaves import Header
 from ledger.log import Ledger
+from ledger.report import write_report
 from tests.worlds.ledgers import SIGNER, START, Driver, descriptor, header_spec, signed_policy
 
 PAGES = Path(__file__).resolve().parents[1] / "docs" / "extending"
-ACCOUNTANT, FAMILY = "example.zcdp", "example.geometric"
+ACCOUNTANT, FAMILY, VARIANT = "example.zcdp", "example.geometric", "example.summed"
 
 
 def page(name: str) -> str:
@@ -79,7 +82,44 @@ def test_an_auditor_without_the_accountant_refuses_and_names_it(tmp_path: Path) 
     assert NOT_INSTALLED in found and f"unknown accountant '{ACCOUNTANT}': install what provides it" in found
     with pytest.raises(AccountantError, match=f"unknown accountant '{ACCOUNTANT}': install") as refused:
         accountants.epsilon(1.0, 0.02, 16, 1e-6, ACCOUNTANT)
-    assert refused.value.code == "ACCOUNTANT"
+    assert refused.value.code == NOT_INSTALLED
+    with pytest.raises(AccountantError, match=f"unknown noise family '{FAMILY}': install") as refused:
+        accountants.epsilon(1.0, 0.02, 16, 1e-6, family=FAMILY)
+    assert refused.value.code == NOT_INSTALLED
+
+
+def test_without_the_package_nothing_is_said_against_a_ledger_and_it_is_named(tmp_path: Path) -> None:
+    install("accountant.md")
+    export, _ = a_run(tmp_path)
+    uninstall()
+    report = verify_export(export, [SIGNER.vkey])
+    (found,) = report.findings
+    assert (report.verdict, found.code) == ("FAILED", NOT_INSTALLED)
+    assert found.sentence.endswith("; the header names example-zcdp 1.0")
+    said = word_of(report.verdict, [found.code])
+    assert said.code == exit_code(report.verdict) == 1 and "for or against the ledger" in said.sentence
+    assert word_of("FAILED", [found.code, "LEAF"]) is VERDICTS["FAILED"] is word_of("FAILED", [])
+    text = " ".join(map(str, audit_text(report)))
+    assert said.remedy in text and VERDICTS["FAILED"].remedy not in text
+    page = write_report(export, tmp_path / "page.html", report=report).read_text()
+    assert said.sentence in page and VERDICTS["FAILED"].sentence not in page
+
+
+def test_a_ledger_says_which_package_it_lacks_and_not_that_its_bytes_are_wrong(tmp_path: Path) -> None:
+    install("accountant.md")
+    a_run(tmp_path)
+    other = type(table.ACCOUNTANTS[ACCOUNTANT])
+    uninstall()
+    for code in (NOT_INSTALLED, table.ACCOUNTANT_VERSION):
+        for signer in (SIGNER, None):
+            with pytest.raises(LeafRefused) as refused:
+                Ledger.open(tmp_path / "ledger.db", signer)
+            assert refused.value.code == code
+        if code == NOT_INSTALLED:
+            newer = {"describe": lambda self: ("example-zcdp", "1.1", other().describe()[2])}
+            accountants.register_accountant(type("Newer", (other,), newer)())
+    assert "expected example-zcdp 1.1 conversion" in refused.value.sentence and "\\" not in refused.value.sentence
+    assert refused.value.sentence.endswith("install example-zcdp 1.0, or a version of it whose `recorders` names that one")
 
 
 def test_another_package_under_the_name_is_not_believed(tmp_path: Path) -> None:

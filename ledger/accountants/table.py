@@ -14,7 +14,7 @@ from typing import ClassVar, Final, TypeVar
 
 from attest.policy.mechanism import GAUSSIAN, MechanismRule
 from attest.policy.rules import ACCOUNTANTS as NAMES
-from attest.schema.words import Words, is_foreign
+from attest.schema.words import NOT_INSTALLED, Words, check_among, is_foreign
 from ledger.accountants.phases import Counted, Participation, Phase
 from ledger.errors import AccountantError
 
@@ -30,6 +30,12 @@ DEVICE: Final = "device"
 OWN_LIBRARIES: Final = ("dptrain", "own", "dp-accounting", "opacus")
 """Libraries that a header names for rows that come with dptrain; a row of another package names its own."""
 
+
+ACCOUNTANT_VERSION: Final = "ACCOUNTANT_VERSION"
+"""Code of the refusal of a header whose accountant is of a version or library that is not known here."""
+
+NOT_HERE: Final = (NOT_INSTALLED, ACCOUNTANT_VERSION)
+"""Codes that say nothing against a record: what computes its figures is not installed here, or is of another version."""
 
 RELEASE: Final = r"[0-9]+(\.[0-9]+){1,3}([a-z]{1,4}[0-9]+)?"
 """Version numbers of libraries that others publish; what they compute is recomputed, or held to a bracket, whatever it is."""
@@ -48,6 +54,10 @@ class Recorder:
     library: str
     version: str
     parameters: str
+
+    def __str__(self) -> str:
+        """Names it as a person writes it; ``*`` stands for a release of a library that others publish."""
+        return f"{self.library} {self.version.replace(RELEASE, '*')} {self.parameters}".replace("\\", "")
 
 
 class Accountant:
@@ -247,26 +257,25 @@ def provided(accountant: str, family: str) -> tuple[str, ...]:
 
 
 def check_accountant(accountant: str) -> None:
-    """Refuses a name that no accountant has. Raises AccountantError: code ACCOUNTANT."""
+    """Refuses a name that no accountant has. Raises AccountantError: code NOT_INSTALLED, or ACCOUNTANT for no such word."""
     if accountant in NAMES and accountant in ACCOUNTANTS:  # the first one loads what is installed
         return
     if is_foreign(accountant):
-        raise AccountantError("ACCOUNTANT", f"unknown accountant {accountant!r}: install what provides it")
+        check_among(accountant, NAMES, "accountant", AccountantError)
     raise AccountantError("ACCOUNTANT", f"no accountant is named {accountant!r}; there are {', '.join(ACCOUNTANTS)}")
 
 
 def check(family: str, accountant: str) -> Cost:
-    """Returns the row of a family, if an accountant goes with it. Raises AccountantError: code FAMILY, no such family, or the
-    accountant does not account for it."""
+    """Returns the row of a family, if an accountant goes with it. Raises AccountantError: code NOT_INSTALLED; or FAMILY: it is
+    none, or the accountant does not account for it."""
     cost = TABLE.get(family)
     if cost is None and family in MechanismRule.PARAMETERS:  # which loads what is installed
         cost = TABLE.get(family)
     if cost is None:
+        if is_foreign(family):
+            check_among(family, MechanismRule.PARAMETERS, "noise family", AccountantError)
         others = _or(name for name in TABLE if name != GAUSSIAN)
-        told = f"unknown noise family {family!r}: install what provides it" if is_foreign(family) else (
-            f"no formula here for noise family {family!r}, expected {others}"
-        )  # fmt: skip
-        raise AccountantError("FAMILY", told)
+        raise AccountantError("FAMILY", f"no formula here for noise family {family!r}, expected {others}")
     if accountant not in cost.accountants:
         because = f": {cost.why['accountant']}" if "accountant" in cost.why else ""
         sentence = f"noise family {family!r} is accounted by {_or(cost.accountants)}, not by {accountant!r}"
