@@ -218,6 +218,18 @@ def test_rows_that_lack_something_are_refused_with_what_to_add() -> None:
     assert "example.lacking" not in table.TABLE
 
 
+def test_a_policy_says_whose_code_computes_its_figures() -> None:
+    install("accountant.md")
+    from dptrain.cli.advice import Case, consequences
+    from dptrain.planning.plan import make_plan
+
+    for accountant, expected in ((ACCOUNTANT, 1), ("pld", 0)):
+        policy = signed_policy(accountant=accountant).policy
+        found = [item for item in consequences(Case(policy, make_plan(policy, 12))) if item.code == "PROVIDED"]
+        assert len(found) == expected
+        assert all("example-zcdp 1.0" in item.sentence and "not amplified" in item.sentence for item in found)
+
+
 def provider(folder: Path, module: str, code: str, word: str = ACCOUNTANT) -> None:
     """A package in a folder, with an entry point under a word."""
     info = folder / f"{module}-1.0.dist-info"
