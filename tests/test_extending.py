@@ -5,7 +5,10 @@ import re
 import site
 import subprocess
 import sys
+import textwrap
+import tomllib
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,16 +17,19 @@ from attest.errors import PolicyRefused
 from attest.policy import MechanismRule, Policy
 from attest.policy.rules import ACCOUNTANTS as NAMES
 from attest.schema.words import ENTRY_POINTS, NOT_INSTALLED
+from dptrain.cli.ledger.show import audit_text
 from ledger import accountants
 from ledger.accountants import table
-from ledger.audit import verify_export
+from ledger.audit import VERDICTS, verify_export
+from ledger.audit.findings import exit_code, word_of
 from ledger.errors import AccountantError, LeafRefused
 from ledger.leaves import Header
 from ledger.log import Ledger
+from ledger.report import write_report
 from tests.worlds.ledgers import SIGNER, START, Driver, descriptor, header_spec, signed_policy
 
 PAGES = Path(__file__).resolve().parents[1] / "docs" / "extending"
-ACCOUNTANT, FAMILY = "example.zcdp", "example.geometric"
+ACCOUNTANT, FAMILY, VARIANT = "example.zcdp", "example.geometric", "example.summed"
 
 
 def page(name: str) -> str:
@@ -41,10 +47,11 @@ def install(name: str) -> None:
 
 def uninstall() -> None:
     for rows in (table._ACCOUNTANTS, table._COSTS, NAMES.provided, MechanismRule.PARAMETERS.provided):
-        for word in (ACCOUNTANT, FAMILY):
+        for word in (ACCOUNTANT, FAMILY, VARIANT):
             rows.pop(word, None)
     if "dptrain.noise.mechanism" in sys.modules:
-        sys.modules["dptrain.noise.mechanism"]._MAKERS.pop(FAMILY, None)
+        for word in (FAMILY, VARIANT):
+            sys.modules["dptrain.noise.mechanism"]._MAKERS.pop(word, None)
     accountants.core.cached.cache_clear()
 
 
@@ -79,7 +86,44 @@ def test_an_auditor_without_the_accountant_refuses_and_names_it(tmp_path: Path) 
     assert NOT_INSTALLED in found and f"unknown accountant '{ACCOUNTANT}': install what provides it" in found
     with pytest.raises(AccountantError, match=f"unknown accountant '{ACCOUNTANT}': install") as refused:
         accountants.epsilon(1.0, 0.02, 16, 1e-6, ACCOUNTANT)
-    assert refused.value.code == "ACCOUNTANT"
+    assert refused.value.code == NOT_INSTALLED
+    with pytest.raises(AccountantError, match=f"unknown noise family '{FAMILY}': install") as refused:
+        accountants.epsilon(1.0, 0.02, 16, 1e-6, family=FAMILY)
+    assert refused.value.code == NOT_INSTALLED
+
+
+def test_without_the_package_nothing_is_said_against_a_ledger_and_it_is_named(tmp_path: Path) -> None:
+    install("accountant.md")
+    export, _ = a_run(tmp_path)
+    uninstall()
+    report = verify_export(export, [SIGNER.vkey])
+    (found,) = report.findings
+    assert (report.verdict, found.code) == ("FAILED", NOT_INSTALLED)
+    assert found.sentence.endswith("; the header names example-zcdp 1.0")
+    said = word_of(report.verdict, [found.code])
+    assert said.code == exit_code(report.verdict) == 1 and "for or against the ledger" in said.sentence
+    assert word_of("FAILED", [found.code, "LEAF"]) is VERDICTS["FAILED"] is word_of("FAILED", [])
+    text = " ".join(map(str, audit_text(report)))
+    assert said.remedy in text and VERDICTS["FAILED"].remedy not in text
+    page = write_report(export, tmp_path / "page.html", report=report).read_text()
+    assert said.sentence in page and VERDICTS["FAILED"].sentence not in page
+
+
+def test_a_ledger_says_which_package_it_lacks_and_not_that_its_bytes_are_wrong(tmp_path: Path) -> None:
+    install("accountant.md")
+    a_run(tmp_path)
+    other = type(table.ACCOUNTANTS[ACCOUNTANT])
+    uninstall()
+    for code in (NOT_INSTALLED, table.ACCOUNTANT_VERSION):
+        for signer in (SIGNER, None):
+            with pytest.raises(LeafRefused) as refused:
+                Ledger.open(tmp_path / "ledger.db", signer)
+            assert refused.value.code == code
+        if code == NOT_INSTALLED:
+            newer = {"describe": lambda self: ("example-zcdp", "1.1", other().describe()[2])}
+            accountants.register_accountant(type("Newer", (other,), newer)())
+    assert "expected example-zcdp 1.1 conversion" in refused.value.sentence and "\\" not in refused.value.sentence
+    assert refused.value.sentence.endswith("install example-zcdp 1.0, or a version of it whose `recorders` names that one")
 
 
 def test_another_package_under_the_name_is_not_believed(tmp_path: Path) -> None:
@@ -152,6 +196,40 @@ def test_rows_that_would_pass_as_those_of_dptrain_are_refused() -> None:
     assert "zcdp" not in NAMES and "example.free" not in table.TABLE
 
 
+def test_rows_that_lack_something_are_refused_with_what_to_add() -> None:
+    install("accountant.md")
+    sound = type(table.ACCOUNTANTS[ACCOUNTANT])
+    uninstall()
+    for method in ("sampled", "counted", "describe"):
+        lacking = type("Lacking", (sound,), {method: getattr(table.Accountant, method)})
+        with pytest.raises(ValueError, match=f"lacks `{method}`"):
+            accountants.register_accountant(lacking())
+    named = {"name": "example.lacking", "noise": "noise", "describe": lambda self, name: ("example-lacking", "1", "")}
+    formula = {"epsilon": lambda self, participation, delta, accountant, *, replace=False: 1.0}
+    for given, expected in (
+        (named, "no accountant accounts for .*set `own` and override `epsilon`"),
+        (named | {"own": ("pld",)}, "override `epsilon`"),
+        (named | formula | {"own": ("pld",), "describe": table.Cost.describe}, "expected its own: override `describe`"),
+        (named | formula | {"law": "gaussian", "describe": table.Cost.describe}, "expected its own: override `describe`"),
+        ({"name": "example.lacking", "law": "gaussian"}, "lacks `noise`"),
+    ):
+        with pytest.raises(ValueError, match=expected):
+            accountants.register_cost(type("Lacking", (table.Cost,), given)())
+    assert "example.lacking" not in table.TABLE
+
+
+def test_a_policy_says_whose_code_computes_its_figures() -> None:
+    install("accountant.md")
+    from dptrain.cli.advice import Case, consequences
+    from dptrain.planning.plan import make_plan
+
+    for accountant, expected in ((ACCOUNTANT, 1), ("pld", 0)):
+        policy = signed_policy(accountant=accountant).policy
+        found = [item for item in consequences(Case(policy, make_plan(policy, 12))) if item.code == "PROVIDED"]
+        assert len(found) == expected
+        assert all("example-zcdp 1.0" in item.sentence and "not amplified" in item.sentence for item in found)
+
+
 def provider(folder: Path, module: str, code: str, word: str = ACCOUNTANT) -> None:
     """A package in a folder, with an entry point under a word."""
     info = folder / f"{module}-1.0.dist-info"
@@ -199,41 +277,76 @@ def test_the_cost_of_the_page_of_families_needs_no_torch() -> None:
     subprocess.run([sys.executable, "-c", block], check=True, timeout=120)
 
 
-def test_a_run_under_the_family_of_the_page_trains_and_is_audited_with_its_provider_alone(tmp_path: Path) -> None:
+def test_the_files_of_the_page_of_families_are_a_package_that_needs_no_torch(tmp_path: Path) -> None:
+    text = (PAGES / "noise.md").read_text(encoding="utf-8")
+    cost, _, noise, _ = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
+    guard = next(block for block in re.findall(r"^```py\n(.*?)^```", text, re.M | re.S) if "find_spec" in block)
+    provider(tmp_path, "example_geometric", f"{cost}\n{guard}", FAMILY)
+    (tmp_path / "example_geometric_noise.py").write_text(noise)
+    (pyproject,) = re.findall(r"^```toml\n(.*?)^```", text, re.M | re.S)
+    named = tomllib.loads(pyproject)
+    assert named["project"]["entry-points"] == {ENTRY_POINTS: {FAMILY: "example_geometric"}}
+    assert all((tmp_path / f"{module}.py").is_file() for module in named["tool"]["setuptools"]["py-modules"])
+    for torch in (True, False) if find_spec("torch") else (False,):
+        block = f"""
+            import site, sys
+            sys.path.append({str(tmp_path)!r})
+            site.getsitepackages = lambda: [{str(tmp_path)!r}]
+            if not {torch}:
+                sys.modules["torch"] = None
+            from attest.policy import MechanismRule
+            from ledger.accountants import TABLE
+            MechanismRule({FAMILY!r})
+            assert {FAMILY!r} in TABLE and ("example_geometric_noise" in sys.modules) is {torch}
+            if {torch}:
+                from dptrain.noise import MECHANISMS
+                assert {FAMILY!r} in MECHANISMS
+        """
+        subprocess.run([sys.executable, "-c", textwrap.dedent(block)], check=True, timeout=120)
+
+
+RUNS = {
+    FAMILY: ('exactness = "certified"', "geometric noise", "none", "example-geometric"),
+    VARIANT: ("", "the sum of four integer Gaussian draws added", "poisson", "dptrain"),
+}
+
+
+@pytest.mark.parametrize("family", RUNS)
+def test_a_run_under_a_family_of_the_page_trains_and_is_audited_with_its_provider_alone(family: str, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     install("noise.md")
     from tests.worlds.trainer import Trainer
     from tests.worlds.training import make_world
 
-    extra = f'exactness = "certified"\n\n[noise]\nfamily = "{FAMILY}"\n'
+    setting, noted, amplification, library = RUNS[family]
+    extra = f'{setting}\n\n[noise]\nfamily = "{family}"\n'
     world = make_world(tmp_path, per_class=3, steps=4, rate="0.7", policy_extra=extra)
     trainer = Trainer(world)
     before = {key: value.clone() for key, value in trainer.model.state_dict().items()}
     trainer.run()
     assert any(not torch.equal(value, before[key]) for key, value in trainer.model.state_dict().items())
     header: Header = trainer.private.opened.recorder.ledger.header
-    assert header.accountant.library == "example-geometric" and "geometric noise" in header.exactness_note
-    assert header.amplification == "none"
+    assert header.accountant.library == library and noted in header.exactness_note
+    assert header.amplification == amplification
     for slot in trainer.private.prepared.pool.slots:
-        spent = trainer.private.opened.recorder.ledger.epsilon(slot.descriptor_hash)
-        assert spent == pytest.approx(4 / slot.resolution.multiplier, rel=1e-12)
+        spent, z = trainer.private.opened.recorder.ledger.epsilon(slot.descriptor_hash), slot.resolution.multiplier
+        expected = 4 / z if family == FAMILY else accountants.epsilon(z, 0.7, 4, header.delta)
+        assert spent == pytest.approx(expected, rel=1e-12)
     trainer.private.export(world.root / "export")
     trainer.close()
     keys = (world.root / "ledger.pub").read_text().split()
     report = verify_export(world.root / "export", keys)
-    assert report.verdict == "FULL" and any(f"noise family '{FAMILY}' is no part of dptrain" in note for note in report.notes)
+    assert report.verdict == "FULL" and any(f"noise family '{family}' is no part of dptrain" in note for note in report.notes)
     uninstall()
-    try:
-        found = verify_export(world.root / "export", keys)
-        assert found.verdict == "FAILED"
-        told = " ".join(f"{finding.code}: {finding.sentence}" for finding in found.findings)
-    except LeafRefused as error:
-        told = f"{error.code}: {error.sentence}"
-    assert NOT_INSTALLED in told and FAMILY in told
+    (found,) = verify_export(world.root / "export", keys).findings
+    assert found.code == NOT_INSTALLED and f"noise.family '{family}'" in found.sentence
+    assert ("the header names" in found.sentence) is (library not in table.OWN_LIBRARIES)
 
 
 def test_the_noise_of_the_page_has_its_law() -> None:
-    """2^20 draws: P[k = 0] = (1 - t) / (1 + t) with t = exp(-2^-b), and E|k| = 2 t / (1 - t^2); six standard errors."""
+    """2^20 draws: P[k = 0] = (1 - t) / (1 + t) with t = exp(-2^-b), and E|k| = 2 t / (1 - t^2); six standard errors.
+
+    Of the sum of four Gaussian draws second and fourth moment, likewise."""
     pytest.importorskip("torch")
     import numpy as np
 
@@ -247,6 +360,9 @@ def test_the_noise_of_the_page_has_its_law() -> None:
     assert abs((drawn == 0).mean() - zero) < 6 * np.sqrt(zero * (1 - zero) / n)
     assert abs(np.abs(drawn).mean() - mean) < 6 * np.sqrt((square - mean**2) / n)
     assert abs(drawn.mean()) < 6 * np.sqrt(square / n)
+    summed = mechanism_of(VARIANT, Source(bytes(16), 0, bytes(range(32)), bits=32))
+    drawn = np.concatenate([summed.noise(1, lane, 0, 1 << 15, 1) for lane in range(32)]) * 2.0**-32
+    assert abs((drawn**2).mean() - 1) < 6 * np.sqrt(2 / n) and abs((drawn**4).mean() - 3) < 6 * np.sqrt(96 / n)
 
 
 def test_noise_that_nothing_accounts_for_or_that_keeps_a_state_is_refused() -> None:

@@ -184,7 +184,8 @@ class Policy(Payload):
         Word(ACCOUNTANTS),
         'Who computes epsilon: `"pld"` (the tightest, and the one to take), `"rdp"`, `"moments"` or `"prv"`, '
         'compared in [accounting](mechanism/accounting.md). `"prv"` needs the training extra to compute its '
-        "own figures; without it, and for auditors, it is `pld` + 0.02 at most.",
+        "own figures; without it, and for auditors, it is `pld` + 0.02 at most. An installed package adds others, as "
+        "`provider.name` ([extending](extending/accountant.md)).",
         default="pld",
     )
     adjacency: str = declared(
@@ -259,7 +260,8 @@ class Policy(Payload):
         '"secret_poisson"`), `rdp` for the others, which sampling does not amplify. **Under `laplace` every clip '
         "norm is a bound on the sum of magnitudes (L1)**, and a noise multiplier is the scale of the noise over "
         "it. Words of correlated noise are [not built yet](#specified-not-built-yet). The whole table: "
-        "[the mechanism](mechanism/families.md).",
+        "[the mechanism](mechanism/families.md). An installed package adds others, as `provider.name` "
+        "([extending](extending/noise.md)).",
         key="noise",
         default=MechanismRule(),
     )

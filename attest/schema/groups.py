@@ -347,7 +347,7 @@ class Named(Kind):
 
     def _parameters(self, name: Any, told: Told, error: Refused) -> type | None:
         known = self.cls.PARAMETERS
-        check_among(name, known, told.inner(self.word), error)
+        check_among(name, known, Told(f"{self.shown}.{self.word}", told.of), error)
         found: type | None = known[name]
         return found
 

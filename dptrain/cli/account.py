@@ -25,8 +25,8 @@ NoiseMultiplier = Annotated[float | None, option("Noise standard deviation divid
 SamplingRate = Annotated[float | None, option("Probability q that a contribution is drawn in a step.")]
 Steps = Annotated[int | None, option("Number of logical steps T.")]
 Delta = Annotated[float, option("The delta of (epsilon, delta)-DP.")]
-Accountant = Annotated[str, option("Accountant: pld, rdp, moments or prv.")]
-Family = Annotated[str, option("Noise: gaussian, laplace, discrete_gaussian or skellam.")]
+Accountant = Annotated[str, option("Accountant: pld, rdp, moments or prv, or provider.name of an installed package.")]
+Family = Annotated[str, option("Noise: gaussian, laplace, discrete_gaussian or skellam, or provider.name.")]
 Compare = Annotated[bool, option("All accountants in one table.", "--compare")]
 
 

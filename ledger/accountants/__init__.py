@@ -41,6 +41,7 @@ from ledger.accountants.table import (
     TABLE,
     Accountant,
     Cost,
+    Recorder,
     check,
     check_accountant,
     provided,
@@ -52,7 +53,7 @@ from ledger.errors import AccountantError
 
 __all__ = [
     "ACCOUNTANTS", "MAX_MULTIPLIER", "MAX_STEPS", "MICRO", "MIN_DELTA", "TABLE", "Accountant", "AccountantError", "Cost",
-    "Counted", "Participation", "Phase", "Sampled", "calibrate", "calibrate_phases", "caveat", "check_epsilon",
+    "Counted", "Participation", "Phase", "Recorder", "Sampled", "calibrate", "calibrate_phases", "caveat", "check_epsilon",
     "check_recorder", "describe", "epsilon", "epsilon_group", "epsilon_occurrences", "epsilon_of_phases",
     "epsilon_of_phases_capped", "epsilon_of_principal", "gaussian", "held_to", "largest_rate", "largest_steps", "leeway",
     "likely_occurrences", "merged", "provided", "refusal", "register_accountant", "register_cost", "register_prv",

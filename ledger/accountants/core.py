@@ -11,7 +11,15 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from ledger.accountants.phases import Counted, Phase, Sampled, check_delta, dearest, is_real, merged
-from ledger.accountants.table import ACCOUNTANTS, check, check_accountant, refusal
+from ledger.accountants.table import (
+    ACCOUNTANT_VERSION,
+    ACCOUNTANTS,
+    OWN_LIBRARIES,
+    check,
+    check_accountant,
+    provided,
+    refusal,
+)
 from ledger.errors import AccountantError
 
 
@@ -172,9 +180,11 @@ def check_recorder(accountant: str, library: str, version: str, parameters: str,
     for row in known:
         if (row.library, row.parameters) == (library, parameters) and re.fullmatch(row.version, version):
             return
-    told = " or ".join(f"{row.library} {row.version} {row.parameters}" for row in known)
-    found = f"accountant {accountant} by {library} {version} {parameters} is none that this version knows"
-    raise AccountantError("ACCOUNTANT_VERSION", f"{found}, expected {told}; audit with the newest version of dptrain")
+    found = f"accountant {accountant} by {library} {version} {parameters} is none that is known here"
+    how = "audit with the newest version of dptrain"
+    if provided(accountant, family) and library not in OWN_LIBRARIES:
+        how = f"install {library} {version}, or a version of it whose `recorders` names that one"
+    raise AccountantError(ACCOUNTANT_VERSION, f"{found}, expected {' or '.join(map(str, known))}; {how}")
 
 
 def leeway(accountant: str, library: str, version: str, family: str = "gaussian") -> float:

@@ -21,11 +21,10 @@ class Gaussian(Cost):
     """
 
     name: ClassVar[str] = GAUSSIAN
-    sentence: ClassVar[str] = "the default"
     exactness: ClassVar[tuple[str, ...]] = ("fast", "certified")
+    law: ClassVar[str] = GAUSSIAN
     injections: ClassVar[tuple[str, ...]] = ("scheduled", "per_microbatch", "per_sample")
     disclosures: ClassVar[tuple[str, ...]] = ("secret_poisson", "occurrences_public")
-    amplified: ClassVar[bool] = True
     budgets: ClassVar[bool] = True
     groups: ClassVar[tuple[str, ...]] = ("secret_poisson", "occurrences_public")
     generators: ClassVar[tuple[str, ...]] = (HOST, DEVICE)

@@ -28,6 +28,7 @@ class _OfLoss(Cost):
     """Costs noise whose Rényi curve follows from the sum of 1/z^2 alone."""
 
     own: ClassVar[tuple[str, ...]] = ("rdp",)
+    amplified: ClassVar[bool] = False
     disclosures: ClassVar[tuple[str, ...]] = ("secret_poisson", "occurrences_public")
     curve: ClassVar[str]
     orders: ClassVar[tuple[float, ...]]

@@ -46,7 +46,6 @@ class Laplace(Cost):
         "injection": "a sum of Laplace draws is not a Laplace draw",
         "disclosure": "the sum of 1/z^2 over public occurrences does not determine its epsilon",
     }
-    amplified: ClassVar[bool] = True
     norm: ClassVar[int] = 1
     deviation: ClassVar[float] = math.sqrt(2.0)
     noise: ClassVar[str] = "Laplace noise of scale s, rounded to s*2^-{bits} and drawn exactly,"

@@ -14,7 +14,7 @@ from typing import ClassVar, Final, TypeVar
 
 from attest.policy.mechanism import GAUSSIAN, MechanismRule
 from attest.policy.rules import ACCOUNTANTS as NAMES
-from attest.schema.words import Words, is_foreign
+from attest.schema.words import NOT_INSTALLED, Words, check_among, is_foreign
 from ledger.accountants.phases import Counted, Participation, Phase
 from ledger.errors import AccountantError
 
@@ -30,6 +30,12 @@ DEVICE: Final = "device"
 OWN_LIBRARIES: Final = ("dptrain", "own", "dp-accounting", "opacus")
 """Libraries that a header names for rows that come with dptrain; a row of another package names its own."""
 
+
+ACCOUNTANT_VERSION: Final = "ACCOUNTANT_VERSION"
+"""Code of the refusal of a header whose accountant is of a version or library that is not known here."""
+
+NOT_HERE: Final = (NOT_INSTALLED, ACCOUNTANT_VERSION)
+"""Codes that say nothing against a record: what computes its figures is not installed here, or is of another version."""
 
 RELEASE: Final = r"[0-9]+(\.[0-9]+){1,3}([a-z]{1,4}[0-9]+)?"
 """Version numbers of libraries that others publish; what they compute is recomputed, or held to a bracket, whatever it is."""
@@ -49,13 +55,17 @@ class Recorder:
     version: str
     parameters: str
 
+    def __str__(self) -> str:
+        """Names it as a person writes it; ``*`` stands for a release of a library that others publish."""
+        return f"{self.library} {self.version.replace(RELEASE, '*')} {self.parameters}".replace("\\", "")
+
 
 class Accountant:
     """Turns releases of noise into an epsilon.
 
     Attributes:
         name: the name that a policy signs.
-        sentence: what it composes, in a few words; of those of the format, the format says it.
+        sentence: what it composes, in a few words, for notes; of those of the format, the format says it.
         families: the noise families that it accounts for by itself.
         held_to: name of the accountant whose figure an auditor recomputes in the place of its own; empty for its own.
         replaces: whether `sampled` knows content replacement; where not, `pld` gives it.
@@ -101,11 +111,12 @@ class Cost:
 
     Attributes:
         name: the name that a policy signs.
-        sentence: what is particular to the family, in a few words.
+        sentence: what is particular to the family, in a few words, for notes.
         consequence: what a policy with it should know of its epsilons; empty for nothing.
         own: accountants under which `epsilon` has a formula of its own, the usual one first.
         exactness, injections, disclosures: what else of a policy it goes with, the usual word first.
         why: by ``accountant``, ``exactness``, ``injection`` and ``disclosure``, why nothing else goes with it.
+        law: the family that its noise has the law of: accountants that list that family account for it as for that one.
         amplified: whether the accounting counts on draws that stay secret.
         budgets: whether the clip norm may be divided among blocks.
         groups: disclosures for which several contributions of one person have a bound together.
@@ -123,7 +134,8 @@ class Cost:
     injections: ClassVar[tuple[str, ...]] = ("scheduled",)
     disclosures: ClassVar[tuple[str, ...]] = ("secret_poisson",)
     why: ClassVar[Mapping[str, str]] = {}
-    amplified: ClassVar[bool] = False
+    law: ClassVar[str] = ""
+    amplified: ClassVar[bool] = True
     budgets: ClassVar[bool] = False
     groups: ClassVar[tuple[str, ...]] = ()
     norm: ClassVar[int] = 2
@@ -134,8 +146,8 @@ class Cost:
     @property
     def accountants(self) -> tuple[str, ...]:
         """Names of the accountants that account for it, the usual one first."""
-        others = (name for name, row in ACCOUNTANTS.items() if self.name in row.families and name not in self.own)
-        return (*self.own, *others)
+        law = self.law or self.name
+        return (*self.own, *(name for name, row in ACCOUNTANTS.items() if law in row.families and name not in self.own))
 
     def sensitivity(self, participation: Participation) -> float:
         """Returns how far a contribution moves all releases together, in units of the noise: sqrt of the sum of 1/z^2.
@@ -157,10 +169,10 @@ class Cost:
             accountant: one of `accountants`.
             replace: content replacement in the place of zero-out.
         """
-        row = ACCOUNTANTS[accountant]
+        row, law = ACCOUNTANTS[accountant], self.law or self.name
         if isinstance(participation, Counted):
-            return row.counted(participation, delta, self.name)
-        return row.sampled(participation.phases, delta, self.name, replace=replace)
+            return row.counted(participation, delta, law)
+        return row.sampled(participation.phases, delta, law, replace=replace)
 
     def replaces(self, accountant: str) -> bool:
         """Tells whether `epsilon` under this accountant knows content replacement."""
@@ -211,15 +223,27 @@ ACCOUNTANTS: Final[Mapping[str, Accountant]] = MappingProxyType(_ACCOUNTANTS)
 
 def register_cost(cost: Cost) -> Cost:
     """Adds a noise family, and lets policies name it. Raises ValueError: the name is taken, is none of the format and not of
-    the form ``provider.name``, or a row of another package names a library of dptrain."""
+    the form ``provider.name``; a row of another package names a library of dptrain for a formula of its own; or something is
+    missing, which the sentence says how to add."""
+    formula = type(cost).epsilon is not Cost.epsilon
     if not MechanismRule.PARAMETERS.specifies(cost.name):
-        _refuse_borrowed(cost.name, *(cost.describe(name)[0] for name in cost.own))
+        _refuse_borrowed(cost.name, *(cost.describe(name)[0] for name in (cost.accountants if formula else cost.own)))
+    if cost.own and not formula:
+        raise ValueError(f"{cost.name!r} has no formula for {_or(cost.own)}: override `epsilon`, or leave `own` empty")
+    if not hasattr(cost, "noise"):
+        raise ValueError(f"{cost.name!r} lacks `noise`: say in words what is added to the sums")
+    if not cost.accountants:
+        how = "set `own` and override `epsilon`, set `law`, or register an accountant first that lists it in `families`"
+        raise ValueError(f"no accountant accounts for {cost.name!r}: {how}")
     _register(cost.name, cost, _COSTS, MechanismRule.PARAMETERS, None)
     return cost
 
 
 def register_accountant(accountant: Accountant) -> Accountant:
     """Adds an accountant, and lets policies name it. Raises ValueError: as `register_cost`."""
+    for method in ("sampled", "counted", "describe"):
+        if getattr(type(accountant), method) is getattr(Accountant, method):
+            raise ValueError(f"accountant {accountant.name!r} lacks `{method}`: override it")
     if not NAMES.specifies(accountant.name):
         _refuse_borrowed(accountant.name, accountant.describe()[0])
     _register(accountant.name, accountant, _ACCOUNTANTS, NAMES, accountant.sentence)
@@ -229,7 +253,7 @@ def register_accountant(accountant: Accountant) -> Accountant:
 def _refuse_borrowed(name: str, *libraries: str) -> None:
     for library in libraries:
         if library in OWN_LIBRARIES:
-            raise ValueError(f"{name!r} names the library {library!r} in headers, expected its own")
+            raise ValueError(f"{name!r} names the library {library!r} in headers, expected its own: override `describe`")
 
 
 def _register(name: str, row: R, rows: dict[str, R], words: Words[V], value: V) -> None:
@@ -242,31 +266,31 @@ def _register(name: str, row: R, rows: dict[str, R], words: Words[V], value: V) 
 
 def provided(accountant: str, family: str) -> tuple[str, ...]:
     """Says of each of the two that does not come with dptrain what it is, for whoever reads the record."""
-    both = (("accountant", accountant), ("noise family", family))
-    return tuple(f"{what} {name!r} is no part of dptrain" for what, name in both if is_foreign(name))
+    both = (("accountant", ACCOUNTANTS[accountant]), ("noise family", TABLE[family]))
+    told = ((f"{what} {row.name!r} is no part of dptrain", row) for what, row in both if is_foreign(row.name))
+    return tuple(f"{sentence} ({row.sentence})" if row.sentence else sentence for sentence, row in told)
 
 
 def check_accountant(accountant: str) -> None:
-    """Refuses a name that no accountant has. Raises AccountantError: code ACCOUNTANT."""
+    """Refuses a name that no accountant has. Raises AccountantError: code NOT_INSTALLED, or ACCOUNTANT for no such word."""
     if accountant in NAMES and accountant in ACCOUNTANTS:  # the first one loads what is installed
         return
     if is_foreign(accountant):
-        raise AccountantError("ACCOUNTANT", f"unknown accountant {accountant!r}: install what provides it")
+        check_among(accountant, NAMES, "accountant", AccountantError)
     raise AccountantError("ACCOUNTANT", f"no accountant is named {accountant!r}; there are {', '.join(ACCOUNTANTS)}")
 
 
 def check(family: str, accountant: str) -> Cost:
-    """Returns the row of a family, if an accountant goes with it. Raises AccountantError: code FAMILY, no such family, or the
-    accountant does not account for it."""
+    """Returns the row of a family, if an accountant goes with it. Raises AccountantError: code NOT_INSTALLED; or FAMILY: it is
+    none, or the accountant does not account for it."""
     cost = TABLE.get(family)
     if cost is None and family in MechanismRule.PARAMETERS:  # which loads what is installed
         cost = TABLE.get(family)
     if cost is None:
+        if is_foreign(family):
+            check_among(family, MechanismRule.PARAMETERS, "noise family", AccountantError)
         others = _or(name for name in TABLE if name != GAUSSIAN)
-        told = f"unknown noise family {family!r}: install what provides it" if is_foreign(family) else (
-            f"no formula here for noise family {family!r}, expected {others}"
-        )  # fmt: skip
-        raise AccountantError("FAMILY", told)
+        raise AccountantError("FAMILY", f"no formula here for noise family {family!r}, expected {others}")
     if accountant not in cost.accountants:
         because = f": {cost.why['accountant']}" if "accountant" in cost.why else ""
         sentence = f"noise family {family!r} is accounted by {_or(cost.accountants)}, not by {accountant!r}"
@@ -319,4 +343,3 @@ def _literal(version: str) -> str:
 
 def _or(names: Iterable[str]) -> str:
     return " or ".join(map(repr, names))
-

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal, get_args
 
+from ledger.accountants.table import NOT_HERE
 from ledger.leaves import HeaderBlock, Leaf
 from ledger.views.summary import ClassSummary, ReleaseRow
 
@@ -58,6 +59,14 @@ VERDICTS: Final[dict[str, Word]] = {
     ),
 }
 """Verdicts from the strongest to the weakest."""
+
+UNREAD: Final = Word(
+    "this machine lacks what computes the figures, so that nothing behind the header was checked: nothing is said for or "
+    "against the ledger",
+    "install what the finding names, from whom you trust, and audit again; until then rely on no figure",
+    code=1,
+)
+"""Of an audit that FAILED for that alone."""
 
 QUALIFIERS: Final[dict[str, Word]] = {
     "CLOCK_SET": Word(
@@ -182,6 +191,12 @@ WHERE_BEYOND: Final = "what no audit can find in an export: docs/auditors.md, Wh
 def weakest(verdicts: Iterable[Verdict]) -> Verdict:
     """Returns the weakest of these verdicts: the one that a reader must not overlook."""
     return max(verdicts, key=get_args(Verdict).index)
+
+
+def word_of(verdict: Verdict, codes: Iterable[str]) -> Word:
+    """Returns what a verdict says and what its reader can do, given the codes of the findings."""
+    found = set(codes)
+    return UNREAD if found and found <= set(NOT_HERE) else VERDICTS[verdict]
 
 
 def exit_code(verdict: Verdict, *, require_full: bool = False, signature_only: bool = False) -> int:

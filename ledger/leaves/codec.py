@@ -13,9 +13,10 @@ from attest.policy import Policy
 from attest.schedule.stack import SCHEMA as DEPTH_SCHEMA
 from attest.schema import wire
 from attest.schema.words import NOT_INSTALLED
+from ledger.accountants.table import OWN_LIBRARIES
 from ledger.errors import LeafRefused
 from ledger.leaves import records
-from ledger.leaves.header import SCHEMA, Header, HeaderBlock
+from ledger.leaves.header import SCHEMA, AccountantInfo, Header, HeaderBlock
 
 Record = (
     records.Admit
@@ -209,17 +210,21 @@ def _header(value: list[Any]) -> Header:
         sentence = f"blocks follow from the rule {value[25]!r:.40}, this version has {DEPTH_SCHEMA}"
         raise LeafRefused("DEPTH_SCHEMA", sentence)
     fields = dict(enumerate(value))
-    fields[14] = _blocks(value[13], value[14], _policy(value[5]))
+    fields[14] = _blocks(value[13], value[14], _policy(value[5], value[15]))
     header: Header = wire.decode_fields(Header, fields, LeafRefused)
     return header
 
 
-def _policy(payload: Any) -> Policy:
+def _policy(payload: Any, accountant: Any) -> Policy:
     try:
         return Policy.from_cbor(payload)
     except AttestError as error:
-        code = NOT_INSTALLED if error.code == NOT_INSTALLED else "POLICY"
-        raise LeafRefused(code, f"the policy in the header is refused: {error.sentence}") from error
+        code, named = "POLICY", ""
+        if error.code == NOT_INSTALLED:
+            about: AccountantInfo = wire.decode_row(AccountantInfo, accountant, "the accountant", LeafRefused, code="SCHEMA")
+            own = about.library in OWN_LIBRARIES
+            code, named = NOT_INSTALLED, "" if own else f"; the header names {about.library} {about.version}"
+        raise LeafRefused(code, f"the policy in the header is refused: {error.sentence}{named}") from error
 
 
 def _blocks(groups: Any, rows: Any, policy: Policy) -> tuple[HeaderBlock, ...]:

@@ -28,7 +28,7 @@ bound rests on it.
 """
 
 _FAST_NOTE: Final = (
-    "fast: clipped sums by float32 GEMMs, rounded once to s*2^-32, integer Gaussian noise added in float64; clip bounds shrunk "
+    "fast: clipped sums by float32 GEMMs, rounded once to s*2^-32, {noise} added in float64; clip bounds shrunk "
     "by clip_margin for rounding. Remaining assumption: the rounding of float32 products within a microbatch "
     "stays within that margin; sums over microbatches are float64."
 )
@@ -93,9 +93,10 @@ def told(policy: Policy, coordinates: int, note: str, margin: float) -> Numerics
 
 def exactness_note(exactness: str, family: str, bits: int) -> str:
     """Returns what a level guarantees and assumes, with noise of a family on a lattice ``s * 2^-bits``."""
+    noise = TABLE[family].noise.format(bits=bits)
     if exactness == FAST:
-        return _FAST_NOTE
-    return _CERTIFIED_NOTE.format(bits=bits, noise=TABLE[family].noise.format(bits=bits))
+        return _FAST_NOTE.format(noise=noise.removesuffix(f" on s*2^-{bits}"))
+    return _CERTIFIED_NOTE.format(bits=bits, noise=noise)
 
 
 def least_multiplier(policy: Policy) -> float:

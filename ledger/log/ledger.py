@@ -155,6 +155,7 @@ class Ledger:
 
         Raises:
             LedgerCorrupt: the file contradicts itself.
+            LeafRefused: code NOT_INSTALLED or ACCOUNTANT_VERSION, what computes the figures is not here; the file may be sound.
             LedgerBehind: it is shorter than its own or the signer's record says, or the signer's record is gone.
             LedgerForked: it has another history than the signer's record; both are written to ``.fork-evidence`` beside it.
             LedgerWrongRun: header or key are not the expected ones.

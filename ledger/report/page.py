@@ -14,8 +14,8 @@ from markupsafe import Markup
 from attest.errors import FileRefused
 from attest.files import atomic_write, read_limited
 from ledger import layout
-from ledger.audit import QUALIFIERS, VERDICTS, AuditReport, Verdict
-from ledger.audit.findings import BEYOND, count_of, headline
+from ledger.audit import QUALIFIERS, AuditReport, Verdict
+from ledger.audit.findings import BEYOND, count_of, headline, word_of
 from ledger.errors import StorageFailed
 from ledger.report import rows
 from ledger.report.extras import read_extras
@@ -56,6 +56,7 @@ def write_report(
         report=report,
         extras=told,
         headline=headline(report.verdict, report.qualifiers),
+        word=word_of(report.verdict, (finding.code for finding in report.findings)),
         leaves=_leaves(report),
         pruned=sum(row.pruned for row in report.summaries),
         about=rows.about(report),
@@ -95,7 +96,6 @@ def _template() -> tuple[Template, str]:
     environment.filters["short"] = "{:g}".format
     environment.tests["numeric"] = is_number
     environment.globals |= {
-        "verdicts": VERDICTS,
         "qualifiers": QUALIFIERS,
         "beyond": BEYOND,
         "signs": _SIGNS,

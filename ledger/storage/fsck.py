@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from ledger.accountants.table import NOT_HERE
 from ledger.errors import LeafRefused, LedgerBehind, LedgerCorrupt, NoteError, ProofError
 from ledger.leaves import Header, Leaf, Withdraw, decode_leaf
 from ledger.merkle import HASH_SIZE, Frontier, leaf_hash
@@ -79,6 +80,7 @@ def load(store: Store, *, recompute: bool) -> Loaded:
     Raises:
         LedgerCorrupt: naming the first leaf that is wrong, if one can be named.
         LedgerBehind: if leaves that the file itself vouches for are gone from its end.
+        LeafRefused: of the codes `NOT_HERE`, which say nothing against the file.
     """
     with store.snapshot() as snapshot:
         return derived(Contents.of(snapshot), recompute=recompute)
@@ -100,6 +102,8 @@ def derived(contents: Contents, *, recompute: bool = False) -> Loaded:
                 leaf = decode_leaf(row.body)
                 problems = [] if replay is None else replay.apply(leaf)
         except (LeafRefused, ProofError) as error:
+            if error.code in NOT_HERE:
+                raise
             raise LedgerCorrupt("LEAF", f"leaf {seq}: {error.sentence}", seq=seq) from error
         whole = tree.take(row)
         if problems:

@@ -265,16 +265,25 @@ def test_the_page_for_planners(shell, clinic):
 
 
 def test_the_commands_of_readme(shell, clinic):
+    def ledger_in(folder: Path) -> None:
+        grown(folder / "ledger.db", start=LONG_AGO).ledger.close()
+        save_private_key(folder / "ledger.key", LOG_KEY)
+        (folder / "ledger.pub").write_text(f"{SIGNER.vkey}\n")
+
+    def train_alone() -> None:
+        (shell.directory / "own" / "keys").mkdir(parents=True)
+        ledger_in(shell.directory / "own")
+        save_public_key(shell.directory / "own" / "keys" / "owner.pub", public_bytes(OWNER_KEY), "owner")
+
     def train() -> None:
-        grown(shell.directory / "ledger.db", start=LONG_AGO).ledger.close()
-        save_private_key(shell.directory / "ledger.key", LOG_KEY)
-        shell.write("ledger.pub", f"{SIGNER.vkey}\n")
+        ledger_in(shell.directory)
         (shell.directory / "owner.pub").unlink()
         save_public_key(shell.directory / "owner.pub", public_bytes(OWNER_KEY), "owner")
         shell.run("ledger", "export", "ledger.db", "export")
 
     made = {"make demo": lambda: None, "make test": lambda: None, NEEDS_TORCH: lambda: None}
-    run_page(shell, "README.md", before={"dptrain ledger verify": train}, instead=made, words={})
+    hooks = {"dptrain ledger export own/ledger.db": train_alone, "dptrain ledger verify export/": train}
+    run_page(shell, "README.md", before=hooks, instead=made, words={})
 
 
 # Keys ------------------------------------------------------------------------------------------------------------------

@@ -39,6 +39,13 @@ def _unit(case: Case) -> Iterator[Consequence]:
     )
 
 
+def _provided(case: Case) -> Iterator[Consequence]:
+    accountant, family = case.policy.accountant, case.policy.mechanism.name
+    for told in accountants.provided(accountant, family):
+        by = " ".join(accountants.describe(accountant, family)[1:3])
+        yield fact("PROVIDED", f"{told}: figures are those of {by}; who trains and who audits needs what provides it")
+
+
 def _isolation(case: Case) -> Iterator[Consequence]:
     if case.policy.isolation_required:
         yield fact(
@@ -417,11 +424,11 @@ def _long_charges(case: Case) -> Iterator[Consequence]:
         )
 
 
-OF_PLANS = (_disclosure, _noise, _injection)
+OF_PLANS = (_provided, _disclosure, _noise, _injection)
 """Checks whose facts `dptrain plan` tells too."""
 
 CHECKS = (
-    *(_unit, _isolation, _disclosure, _size, _noise, _injection, _horizon),
+    *(_unit, _provided, _isolation, _disclosure, _size, _noise, _injection, _horizon),
     *(_auditors, _whole_quorum, _split_quorum, _partial_auditors, _idle_retention),
     *(_delta_against_size, _normalizer_off, _same_depth, _unknown_grants, _refused, _caps, _examples, _expiry, _tight_floor),
     _long_charges,

@@ -17,7 +17,7 @@ from dptrain.cli.results import Shown, Told, pick
 from dptrain.planning.rounding import at_least
 from ledger import layout
 from ledger.audit import AuditReport, Verdict
-from ledger.audit.findings import QUALIFIERS, VERDICTS, WHERE_BEYOND, headline
+from ledger.audit.findings import QUALIFIERS, WHERE_BEYOND, headline, word_of
 from ledger.note import parse_verifier_key
 from ledger.release import ReleaseReport
 from ledger.replay import Replay
@@ -81,7 +81,7 @@ def audit_text(audited: AuditReport) -> Iterator[Shown]:
 
 def report_text(report: AuditReport | ReleaseReport, about: str, of: str | None = None) -> Iterator[Shown]:
     """Yields the verdict of a report, what it is the verdict on, what is wrong, and what a reader should know."""
-    yield from verdict_text(report.verdict, report.qualifiers, about)
+    yield from verdict_text(report.verdict, report.qualifiers, about, [finding.code for finding in report.findings])
     if of is not None:
         yield of
     for finding in report.findings:
@@ -90,11 +90,12 @@ def report_text(report: AuditReport | ReleaseReport, about: str, of: str | None 
         yield f"note: {note}"
 
 
-def verdict_text(verdict: Verdict, qualifiers: Iterable[str], about: str) -> Iterator[Shown]:
-    """Yields the verdict with what weakens it, and a line for what each word says and what the reader can do about it."""
-    words = tuple(qualifiers)
+def verdict_text(verdict: Verdict, qualifiers: Iterable[str], about: str, codes: Iterable[str] = ()) -> Iterator[Shown]:
+    """Yields the verdict with what weakens it, and a line for what each word says and what the reader can do about it. `codes`:
+    of the findings."""
+    words, said = tuple(qualifiers), word_of(verdict, codes)
     yield verdict_line(verdict, words, about)
-    yield f"{VERDICTS[verdict].sentence}; {VERDICTS[verdict].remedy}"
+    yield f"{said.sentence}; {said.remedy}"
     if verdict != "FAILED":
         for word in words:
             yield styled("yellow", word, f" {QUALIFIERS[word].sentence}; {QUALIFIERS[word].remedy}")
