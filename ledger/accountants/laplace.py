@@ -10,6 +10,7 @@ from functools import lru_cache
 from importlib import metadata
 from typing import ClassVar, Final
 
+from ledger.accountants import grids
 from ledger.accountants.integers import REAL_ORDERS, of_curve
 from ledger.accountants.phases import Counted, Participation, Phase, merged
 from ledger.accountants.renyi import ORDERS
@@ -22,8 +23,8 @@ L1_BITS: Final = 30
 LAPLACE_INTERVAL: Final = 1e-4
 """Grid of privacy losses of Laplace noise down to a multiplier of 0.1; coarser as 1/z below, as losses reach 1/z."""
 
-LAPLACE_POINTS: Final = 1 << 22
-"""Most points of a composed grid; what would have more is computed on a coarser one, which is an upper bound too."""
+MOST_LOSS: Final = 700.0
+"""Steps that are sampled and lose more than that are not composed: e^loss is beyond a double."""
 
 FFT_ERROR: Final = 1e-15
 """Allowance for delta that dp-accounting's composition may lose per step, fourteen times the most that was measured (7e-17)."""
@@ -95,29 +96,51 @@ def _laplace(phases: tuple[Phase, ...], delta: float, replace: bool) -> float:
     Under replacement two payloads are 2/z apart, and what sampling would add is not counted. Never above pure composition, nor
     above the Rényi bound without sampling. The library composes by a Fourier transform to the power of the number of steps,
     whose rounding moves delta by up to 7e-17 per step in either sense: so it is asked for a delta smaller by `FFT_ERROR` per
-    step, and not at all where that is a tenth of delta.
+    step, and not at all where that is a tenth of delta, nor where steps of a few points take too long a grid.
     """
     sensitivity = 2.0 if replace else 1.0
     bounds, steps = [sensitivity / p.noise_multiplier for p in phases], [p.steps for p in phases]
     pure = math.fsum(count * bound for count, bound in zip(steps, bounds, strict=True))
     without = of_curve(REAL_ORDERS, lambda order: laplace_rdp(order, bounds, steps), delta)
     lost = FFT_ERROR * sum(steps)
-    if lost > 0.1 * delta:
+    if lost > 0.1 * delta or any(p.sampling_rate < 1.0 and b > MOST_LOSS for p, b in zip(phases, bounds, strict=True)):
         return min(pure, without)
     # Losses add up to within eight standard deviations of their mean (Hoeffding, 1e-15 on either side), or to pure at most.
     width = min(2.0 * pure, 17.0 * math.sqrt(math.fsum(n * b * b for n, b in zip(steps, bounds, strict=True))))
-    interval = max(LAPLACE_INTERVAL, LAPLACE_INTERVAL * 0.1 * max(bounds), width / LAPLACE_POINTS)
-    # The library brings scipy, a second of start-up that commands which account for nothing need not wait for.
-    import dp_accounting
-    from dp_accounting.pld import PLDAccountant
+    interval = max(LAPLACE_INTERVAL, LAPLACE_INTERVAL * 0.1 * max(bounds), width / grids.MOST_POINTS)
+    while (found := _on_grid(phases, sensitivity, interval, delta - lost)) == math.inf and interval <= max(bounds):
+        interval *= 2.0
+    return max(0.0, min(found, pure, without))
 
-    relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
-    accountant = PLDAccountant(relation, value_discretization_interval=interval)
-    for p in phases:
-        event = dp_accounting.LaplaceDpEvent(p.noise_multiplier / sensitivity)
-        sampled = event if p.sampling_rate == 1.0 else dp_accounting.PoissonSampledDpEvent(p.sampling_rate, event)
-        accountant.compose(sampled, p.steps)
-    return max(0.0, min(float(accountant.get_epsilon(delta - lost)), pure, without))
+
+def _on_grid(phases: Sequence[Phase], sensitivity: float, interval: float, delta: float) -> float:
+    """Returns epsilon on one grid, the larger of both directions; inf where that has more than `grids.MOST_POINTS` points.
+
+    The calls are those of the library's `PLDAccountant`, and so are the figures.
+    """
+    # The library brings scipy, a second of start-up that commands which account for nothing need not wait for.
+    import numpy as np
+    from dp_accounting.pld import pld_pmf
+    from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, LaplacePrivacyLoss
+
+    found = 0.0
+    for direction in (AdjacencyType.REMOVE, AdjacencyType.ADD):
+        whole = pld_pmf.create_pmf({0: 1}, interval, 0.0, True)
+        for p in phases:
+            q = p.sampling_rate
+            # What is not sampled costs as much in the other direction.
+            way = direction if q < 1.0 else AdjacencyType.REMOVE
+            mechanism = LaplacePrivacyLoss(p.noise_multiplier / sensitivity, sampling_prob=q, adjacency_type=way)
+            ends = mechanism.connect_dots_bounds()
+            low, high = math.floor(ends.epsilon_lower / interval), math.ceil(ends.epsilon_upper / interval)
+            deltas = mechanism.get_delta_for_epsilon(np.arange(low, high + 1) * interval)
+            step = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, low, high, deltas)
+            if (grown := grids.repeated(step, p.steps)) is None or (whole := grids.together(whole, grown)) is None:
+                return math.inf
+        found = max(found, float(whole.get_epsilon_for_delta(delta)))
+        if all(p.sampling_rate == 1.0 for p in phases):
+            break
+    return found
 
 
 def laplace_rdp(order: float, bounds: Sequence[float], steps: Sequence[int]) -> float:

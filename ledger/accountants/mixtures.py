@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Final
 
+from ledger.accountants import grids
 from ledger.accountants.gaussian import epsilon_of_mu
-from ledger.accountants.laplace import FFT_ERROR
+from ledger.accountants.laplace import FFT_ERROR, MOST_LOSS
 from ledger.accountants.phases import Phase, check_delta
-from ledger.accountants.pld.composed import COARSE_BELOW, INTERVAL, UNSAMPLED_BELOW
+from ledger.accountants.pld.composed import COARSE_BELOW, COARSER, INTERVAL, UNSAMPLED_BELOW
 from ledger.errors import AccountantError
 
 MAX_MEMBERS: Final = 10_000
@@ -23,6 +24,8 @@ _SUPPORT: Final = 256
 _RARE: Final = 1e-12
 _BLOCK: Final = 1 << 21
 _NEWTON: Final = 100
+_WORK: Final = 1 << 28
+"""Most points of a step times shifts; a grid with more takes minutes, and a coarser one counts."""
 
 
 def epsilon_group(noise_multiplier: float, sampling_rate: float, steps: int, group_size: int, delta: float) -> float:
@@ -103,19 +106,23 @@ def _mixture(shifts: tuple[tuple[float, float], ...], steps: int, delta: float) 
     lost = FFT_ERROR * steps  # of delta, by the library's composition; no other bound is at hand than the unsampled one
     if lost >= 0.5 * delta:
         return math.inf
-    whole = _step(tuple((value, chance / total) for value, chance in shifts), interval).self_compose(steps)
-    return max(0.0, float(whole.get_epsilon_for_delta(delta - lost)))
+    for grid in (interval * factor for factor in COARSER if interval * factor <= MOST_LOSS):
+        parts = _step(tuple((value, chance / total) for value, chance in shifts), grid)
+        held = [whole for part in parts if part and (whole := grids.repeated(part, steps))]
+        if len(held) == len(parts):
+            return max(0.0, *(float(whole.get_epsilon_for_delta(delta - lost)) for whole in held))
+    return math.inf
 
 
-@lru_cache(maxsize=16)
-def _step(shifts: tuple[tuple[float, float], ...], interval: float) -> Any:
-    """Returns the library's loss distribution of one step, both directions.
+@lru_cache(maxsize=4)
+def _step(shifts: tuple[tuple[float, float], ...], interval: float) -> tuple[Any, ...]:
+    """Returns the library's loss distributions of one step, both directions; None for one with too many points.
 
     These are the calls of its `from_mixture_gaussian_mechanism`, but for where a loss is taken: the library bisects for each
     in turn, down to 1e-6, which took nine tenths of the time.
     """
     import numpy as np
-    from dp_accounting.pld import pld_pmf, privacy_loss_distribution, privacy_loss_mechanism
+    from dp_accounting.pld import pld_pmf, privacy_loss_mechanism
 
     class Mechanism(privacy_loss_mechanism.MixtureGaussianPrivacyLoss):
         def inverse_privacy_losses(self, privacy_losses: Any, precision: float = 1e-6) -> Any:
@@ -127,11 +134,15 @@ def _step(shifts: tuple[tuple[float, float], ...], interval: float) -> Any:
         mechanism = Mechanism(1.0, list(values), list(chances), adjacency_type=adjacency)
         bounds = mechanism.connect_dots_bounds()
         low, high = math.floor(bounds.epsilon_lower / interval), math.ceil(bounds.epsilon_upper / interval)
-        deltas = mechanism.get_delta_for_epsilon(np.arange(low, high + 1) * interval)
-        return pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, low, high, deltas)
+        if high - low >= grids.MOST_POINTS or (work := (high - low) * len(shifts)) > _WORK:
+            return None
+        pieces = np.array_split(np.arange(low, high + 1) * interval, work // (8 * _BLOCK) + 1)  # one column a shift
+        deltas = np.concatenate([mechanism.get_delta_for_epsilon(piece) for piece in pieces])
+        falling = np.maximum.accumulate(deltas[::-1])[::-1]  # as the library makes those of a piece
+        return pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, low, high, falling)
 
     kinds = privacy_loss_mechanism.AdjacencyType
-    return privacy_loss_distribution.PrivacyLossDistribution(direction(kinds.REMOVE), direction(kinds.ADD))
+    return direction(kinds.REMOVE), direction(kinds.ADD)
 
 
 def _taken_at(losses: Any, shifts: Sequence[tuple[float, float]], *, removed: bool) -> Any:

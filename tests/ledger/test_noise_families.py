@@ -2,6 +2,9 @@
 
 import itertools
 import math
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from fractions import Fraction
 
@@ -361,6 +364,50 @@ def test_long_laplace_runs_stay_below_their_renyi_bound_and_are_quick(z: float, 
     assert time.monotonic() - began < 30
     renyi = integers.of_curve(integers.REAL_ORDERS, lambda a: laplace.laplace_rdp(a, [1 / z], [steps]), delta)
     assert 0 < found <= min(renyi, steps / z)
+
+
+@pytest.mark.parametrize(
+    "phases", [((1.0, 0.3, 200), (2.0, 1.0, 3), (0.5, 0.01, 1)), ((3.0, 1.0, 50),), ((1e12, 1e-9, 5),), ((300.0, 0.5, 2),)]
+)
+def test_a_laplace_figure_is_that_of_the_library_to_the_last_bit(phases: tuple[tuple[float, float, int], ...]) -> None:
+    import dp_accounting
+    from dp_accounting.pld import PLDAccountant
+
+    relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+    accountant = PLDAccountant(relation, value_discretization_interval=laplace.LAPLACE_INTERVAL)
+    for z, q, steps in sorted(phases):
+        event = dp_accounting.LaplaceDpEvent(z)
+        accountant.compose(event if q == 1.0 else dp_accounting.PoissonSampledDpEvent(q, event), steps)
+    asked = DELTA - laplace.FFT_ERROR * sum(steps for _, _, steps in phases)
+    assert spent("laplace", *phases) == max(0.0, accountant.get_epsilon(asked))
+
+
+LIMITED = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+from ledger.accountants import Phase, epsilon_group, epsilon_of_phases
+print(eval(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("asked", "least", "most"),
+    [
+        ("epsilon_of_phases([Phase(50.0, 0.5, 10**6)], 1e-6, family='laplace')", 96.0, 98.0),
+        ("epsilon_of_phases([Phase(50.0, 0.5, 10**7)], 1e-3, family='laplace')", 550.0, 1100.0),
+        ("epsilon_of_phases([Phase(1e12, 1e-9, 10**11)], 1e-3, family='laplace')", 0.0, 0.0),
+        ("epsilon_of_phases([Phase(0.001, 0.5, 10)], 1e-6, family='laplace')", 9990.0, 10000.0),
+        ("epsilon_group(50.0, 0.5, 10**7, 2, 1e-3)", 550.0, 8400.0),
+        ("epsilon_group(1e12, 0.5, 10**11, 3, 1e-3)", 0.0, 0.0),
+        ("epsilon_group(0.0201, 1e-16, 10, 256, 1e-6)", 0.0, 1e10),
+    ],
+)
+def test_no_schedule_takes_more_than_a_bounded_grid(asked: str, least: float, most: float) -> None:
+    """In two gibibytes of addresses: sizes that grow with the steps, powers with gigabytes of digits, and e^1000."""
+    command = [sys.executable, "-c", LIMITED, asked]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr[-300:]
+    assert least <= float(done.stdout) <= most
 
 
 def test_laplace_asks_for_a_smaller_delta_where_the_transform_loses_some_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
