@@ -262,6 +262,43 @@ def test_a_document_loads_nothing_that_was_not_installed(tmp_path: Path, monkeyp
     assert "LOADED_BY_A_DOCUMENT" not in os.environ
 
 
+def test_a_document_loads_no_namesake_of_what_was_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package is installed, and the stranger's folder, which comes first on the path, has one of that name."""
+    installed, folder = tmp_path / "site-packages", tmp_path / "folder"
+    provider(installed, "namesake_dp", "raise SystemExit('the installed one')\n", "namesake.word")
+    code = "import os\nos.environ['LOADED_BY_A_DOCUMENT'] = '1'\n"
+    monkeypatch.setattr(site, "getsitepackages", lambda: [str(installed)])
+    monkeypatch.syspath_prepend(installed)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delenv("LOADED_BY_A_DOCUMENT", raising=False)
+    (folder / "namesake_dp").mkdir(parents=True)  # a package, then a module, then a part of a namespace
+    for place in ("namesake_dp/__init__.py", "namesake_dp.py"):
+        (folder / place).write_text(code)
+        with pytest.raises(PolicyRefused, match=r"namesake_dp was not installed at .*start in another folder") as refused:
+            MechanismRule("namesake.word")
+        assert refused.value.code == NOT_INSTALLED and "namesake_dp" not in sys.modules
+        assert "LOADED_BY_A_DOCUMENT" not in os.environ
+        (folder / place).unlink()
+    (installed / "namesake_dp.py").unlink()
+    with pytest.raises(PolicyRefused, match=r"namesake_dp was not installed at "):
+        MechanismRule("namesake.word")
+
+
+def test_an_editable_provider_is_loaded_from_where_its_installer_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed, checkout = tmp_path / "site-packages", tmp_path / "my checkout"
+    provider(installed, "editable_zcdp", "")
+    checkout.mkdir()
+    (installed / "editable_zcdp.py").rename(checkout / "editable_zcdp.py")
+    (checkout / "editable_zcdp.py").write_text(page("accountant.md"))
+    monkeypatch.setattr(site, "getsitepackages", lambda: [str(installed)])
+    monkeypatch.syspath_prepend(checkout)
+    monkeypatch.delitem(sys.modules, "editable_zcdp", raising=False)
+    assert ACCOUNTANT not in NAMES
+    told = f'{{"url": "{checkout.as_uri()}", "dir_info": {{"editable": true}}}}'
+    (installed / "editable_zcdp-1.0.dist-info" / "direct_url.json").write_text(told)
+    assert ACCOUNTANT in NAMES and accountants.epsilon(1.0, 0.02, 16, 1e-6, ACCOUNTANT) > 0
+
+
 def test_a_provider_that_fails_when_it_is_loaded_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     provider(tmp_path, "broken", "import what_is_not_there\n", "broken.word")
     monkeypatch.syspath_prepend(tmp_path)

@@ -4,11 +4,16 @@ A word that the format specifies stands in CDDL, pages and completions. A provid
 later version of the format can mean something else by it. Nobody without the provider reads a document that says it.
 """
 
+import json
 import re
 import site
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Final, Generic, TypeVar
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from attest.errors import Refused
 
@@ -68,10 +73,25 @@ class Words(Mapping[str, V], Generic[V]):
         for package in metadata.distributions(path=installed):
             for point in package.entry_points.select(group=ENTRY_POINTS, name=word):
                 try:
+                    _check_installed(point.module.partition(".")[0], package, installed)
                     point.load()
                 except Exception as error:
                     self.failures[word] = f"{type(error).__name__}: {error}"
         return word in self.provided
+
+
+def _check_installed(name: str, package: metadata.Distribution, installed: Sequence[str]) -> None:
+    """Refuses a top-level module that the path gives from elsewhere than where its package was installed; runs nothing of it.
+
+    Of an editable install the folder counts that its installer wrote down (PEP 610). Raises ImportError.
+    """
+    spec, told = find_spec(name), json.loads(package.read_text("direct_url.json") or "{}")
+    editable = [url2pathname(urlsplit(told["url"]).path)] if told.get("dir_info", {}).get("editable") else []
+    folders = [Path(folder).resolve() for folder in (*installed, *editable)]
+    parts = [] if spec is None else [spec.origin] if spec.origin else spec.submodule_search_locations or []
+    for place in parts:
+        if not any(Path(place).resolve().is_relative_to(folder) for folder in folders):
+            raise ImportError(f"{name} was not installed at {place!r}, where Python finds it first; start in another folder")
 
 
 def is_foreign(word: object) -> bool:
