@@ -160,23 +160,31 @@ def in_words(seconds: int) -> str:
     return f"{_WEEKDAYS[found.weekday()]} {found.day} {_MONTHS[found.month - 1]} {found.year}, {found:%H:%M} UTC"
 
 
+_UNSEEN: Final = re.compile(
+    "[\\u00ad\\u034f\\u061c\\u115f\\u1160\\u17b4\\u17b5\\u180b-\\u180f\\u200b-\\u200f\\u202a-\\u202e\\u2060-\\u206f\\u2800\\u3164"
+    "\\ufe00-\\ufe0f\\ufeff\\uffa0\\ufff0-\\ufff8\\U0001bca0-\\U0001bca3\\U0001d173-\\U0001d17a\\U000e0000-\\U000e0fff]"
+)
+"""Default_Ignorable_Code_Point of Unicode 14.0.0 (DerivedCoreProperties.txt), shown as nothing by fonts, and blank Braille."""
+
+
 def visible(text: str, *, longest: int | None = None, lines: bool = False, plain: bool = False) -> str:
     """Returns text that others wrote so that every character of it is seen and none does anything.
 
     Guarantee: The result has no control character (ESC and the C1 codes too), no character that reorders, hides or joins others
-    (all of Unicode's category Cf, bidirectional ones too), no lone surrogate and no unusual space: each is shown by its escape
-    sequence. So it can be encoded in UTF-8 and stays on its line. It returns for every string.
+    (all of Unicode's category Cf, bidirectional ones too, and all that fonts show as nothing, `_UNSEEN`), no lone surrogate and
+    no unusual space: each is shown by its escape sequence. So it can be encoded in UTF-8 and stays on its line. It returns for
+    every string. Marks over letters are kept.
 
     Args:
         longest: Characters that are shown; None for all. A longer text is cut, and its length is told.
         plain: Whether letters beyond ASCII are shown by their escape sequences too, for names that may be made to look alike.
     """
-    if text.isprintable() and longest is None and not plain:
+    if text.isprintable() and longest is None and not plain and not _UNSEEN.search(text):
         return text
     kept = text if longest is None or len(text) <= longest else text[:longest]
     shown = "".join(
         char
-        if (lines and char == "\n") or (char.isprintable() and (char.isascii() or not plain))
+        if (lines and char == "\n") or (char.isprintable() and (char.isascii() or not (plain or _UNSEEN.match(char))))
         else char.encode("unicode_escape").decode()
         for char in kept
     )

@@ -90,6 +90,10 @@ def test_A15_no_character_that_does_something_is_ever_shown_as_it_is():
     assert shown.isprintable() and not {unicodedata.category(char) for char in set(shown)} & {"Cc", "Cf", "Cs", "Zl", "Zp"}
     for char in "\x00\x1b\x7f\x9b\xa0\xad\u061c\u200b\u200f\u202e\u2028\u2066\ufeff\ufff9\ud800\udfff\U000e0041":
         assert visible(char) == char.encode("unicode_escape").decode()
+    for char in "\u034f\u115f\u1160\u17b4\u180b\u180f\u2800\u3164\ufe0f\uffa0\U000e0100":  # printable, and drawn as nothing
+        assert visible(f"a{char}b") == visible(f"a{char}b", longest=9) == f"a{char.encode('unicode_escape').decode()}b"
+    for ordinary in ("Zoë Müller", "李小龙", "아름", "हिन्दी", "e\u0301", "naïve-run_1/2"):
+        assert visible(ordinary) == ordinary
     assert visible("é\u202e\ud800", plain=True) == "\\xe9\\u202e\\ud800"
     assert visible("a\nb") == "a\\nb" and visible("a\nb", lines=True) == "a\nb"
     assert visible("x" * 100, longest=10) == "xxxxxxxxxx … (100 characters)"
