@@ -206,7 +206,8 @@ def phases_at(policy: Policy, multipliers: Sequence[float], rate: float, *, hast
     """Returns the run of a contribution with one multiplier per phase, by the bound without sampling as `make_plan` says."""
     if hasty and policy.disclosure == "secret_poisson" and hopeless(min(multipliers), rate, policy.steps):
         rate = 1.0
-    return [Phase(z, rate, steps) for z, steps in zip(multipliers, schedule.Phases.of(policy).horizon, strict=True)]
+    horizon, most = schedule.Phases.of(policy).horizon, accountants.MAX_MULTIPLIER
+    return [Phase(min(z, most), rate, steps) for z, steps in zip(multipliers, horizon, strict=True)]
 
 
 def spent_by(policy: Policy, z: float, sampling_rate: float, steps: int, *, replace: bool = False) -> float:

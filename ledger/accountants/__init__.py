@@ -33,6 +33,7 @@ from ledger.accountants.phases import (
     check_delta,
     check_epsilon,
     merged,
+    released_once,
 )
 from ledger.accountants.pld import composed as pld
 from ledger.accountants.solvers import MICRO, calibrate, calibrate_phases, largest_rate, largest_steps
@@ -57,7 +58,7 @@ __all__ = [
     "check_recorder", "describe", "epsilon", "epsilon_group", "epsilon_occurrences", "epsilon_of_phases",
     "epsilon_of_phases_capped", "epsilon_of_principal", "gaussian", "held_to", "largest_rate", "largest_steps", "leeway",
     "likely_occurrences", "merged", "provided", "refusal", "register_accountant", "register_cost", "register_prv",
-    "to_micro_up",
+    "released_once", "to_micro_up",
 ]  # fmt: skip
 
 for _accountant in (pld.Pld(), renyi.Rdp(), renyi.Moments(), prv.Prv()):

@@ -79,6 +79,12 @@ def merged(phases: Iterable[Phase]) -> tuple[Phase, ...]:
     return tuple(Phase(z, q, steps[z, q]) for z, q in sorted(steps))
 
 
+def released_once(loss: float) -> tuple[Phase, ...]:
+    """Returns public Gaussian occurrences, of whom ``loss`` is the sum of 1/z^2, as one release of the same mu, which is what
+    they compose to; none for 0. A multiplier beyond the range counts as the largest in it, and that costs more."""
+    return (Phase(min(loss**-0.5, MAX_MULTIPLIER), 1.0, 1),) if loss else ()
+
+
 def loss_of(phases: Iterable[Phase]) -> float:
     """Returns mu^2 of the phases without sampling: the sum of 1/z^2 over all steps, correctly rounded; inf without noise."""
     terms = []

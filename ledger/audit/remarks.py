@@ -11,7 +11,7 @@ from attest.fixed_point import from_micro
 from attest.policy.sampling import POISSON
 from attest.schema.plain import utc, visible
 from ledger import accountants
-from ledger.accountants import MICRO, Phase, caveat
+from ledger.accountants import MICRO, caveat
 from ledger.audit.findings import QUALIFIERS
 from ledger.leaves import Header
 from ledger.leaves.header import COMPROMISED, UNADDRESSED
@@ -209,10 +209,10 @@ def _caveats(run: Replay) -> Iterator[str]:
             continue
         if header.occurrences_public:
             loss = max((item.loss for item in run.register.by_number if item.class_index == index), default=0.0)
-            phases = [Phase(loss**-0.5, 1.0, 1)] if loss else []
+            phases = accountants.released_once(loss)
         else:
             multipliers = run.expenditure.multipliers(index, rule.bounds)
-            phases = run.expenditure.charged_phases(index, multipliers, run.charged_phases)
+            phases = tuple(run.expenditure.charged_phases(index, multipliers, run.charged_phases))
         told = caveat(phases, header.delta, header.accountant.name)
         if told:
             yield f"class {rule.name}: {told}"

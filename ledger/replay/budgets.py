@@ -87,13 +87,8 @@ def _as_one(members: Sequence[Spending]) -> Spending:
         return first
     if all(member.loss for member in members):
         return Spending(first.accountant, first.family, loss=math.fsum(member.loss for member in members))
-    phases = [phase for member in members for phase in (_release(member.loss) if member.loss else member.phases)]
+    phases = [phase for member in members for phase in (accountants.released_once(member.loss) or member.phases)]
     return Spending(first.accountant, first.family, accountants.merged(phases))
-
-
-def _release(loss: float) -> tuple[Phase, ...]:
-    """Returns the public Gaussian occurrences as one release of the same mu, which is what they compose to."""
-    return (Phase(min(loss**-0.5, accountants.MAX_MULTIPLIER), 1.0, 1),)
 
 
 def of_run(run: RunState, contribution: Contribution) -> Spending:

@@ -1,5 +1,6 @@
 """`dptrain gate` and `dptrain plan`: judged and counted as training would, before anything is spent."""
 
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -256,6 +257,14 @@ def test_a_cap_bounds_epsilon_by_that_of_so_many_draws(policy):
     capped = bound_plan(rules, rule, rule.bounds._replace(max_occurrences=5), blocks)
     assert capped.epsilon == pytest.approx(gaussian.epsilon_of_mu(5**0.5 / 0.8, 1e-6))
     assert capped.epsilon_with_redo == pytest.approx(gaussian.epsilon_of_mu(30**0.5 / 0.8, 1e-6))
+
+
+def test_a_plan_counts_more_noise_than_an_accountant_reads_as_the_most_that_it_reads(policy):
+    """As a run under it does: the noise that one class needs may be beyond any scale for another."""
+    rules = Policy.from_toml(policy.read_text())
+    loud = replace(rules.classes[0], depth=rules.classes[1].depth, clip_norm_micro=10**15, noise_multiplier_micro=10**13)
+    found = make_plan(replace(rules, classes=(loud, rules.classes[1])), 4).classes[1].preset
+    assert found.effective_multiplier > 1e12 and found.epsilon == 0.0
 
 
 @pytest.mark.parametrize("steps", [1, 7, 100, 5000, 10**6])

@@ -274,6 +274,23 @@ def test_an_auditor_finds_a_draw_that_contradicts_the_record(driver, changes, co
     assert code in found
 
 
+@pytest.mark.parametrize("accountant", ["pld", "rdp", "moments"])
+def test_an_occurrence_behind_more_noise_than_an_accountant_reads_fails_no_audit(tmp_path, accountant):
+    """A tiny signed clip norm under an ordinary class: the audit broke off as it looked for what to say beside the figure."""
+    loud, other = signed_policy().policy.classes
+    rules = replace(loud, clip_norm_micro=10**12, noise_multiplier_micro=2 * 10**6), other
+    policy = signed_policy(**PUBLIC, classes=rules, accountant=accountant)
+    with Ledger.create(tmp_path / "ledger.db", header_spec(policy), SIGNER, now=START) as ledger:
+        driver = Driver(ledger)
+        driver.admit(admission(1, clip_micro=1, sigma_micro=2 * 10**6))
+        run(driver, draws=[(0,), *[()] * 7])
+        assert 0 < ledger.state.contributions[descriptor(1)].loss < 1e-24
+        ledger.finish(now=driver.tick())
+        ledger.export(tmp_path / "export")
+    report = verify_export(tmp_path / "export", [SIGNER.vkey])
+    assert (report.verdict, report.findings) == ("TOLD", ())
+
+
 def test_hiding_an_occurrence_is_found_by_the_row_of_the_group(driver):
     """Whoever leaves a contribution out of a DRAW leaf has to lower its SPEND too, and the variances say what was drawn."""
     from ledger.replay import Replay
