@@ -5,8 +5,9 @@ The ledger has digests only. Which files they are says the manifest beside the w
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from operator import ge, le
 from typing import Final
 
 from ledger.errors import AccountantError, ReleaseRefused
@@ -176,7 +177,7 @@ class ClassSummary:
         steps: most charged steps of one contribution.
         occurrences: most steps in which one contribution took part; None where draws are secret.
         epsilon: largest epsilon of one contribution, under zero-out adjacency, recomputed from the charges.
-        epsilon_replace: the same contribution's epsilon under content replacement.
+        epsilon_replace: largest epsilon of one contribution under content replacement; it may be another one's.
         blocks, coordinates: how many blocks the class touches, and how many parameters these have.
         spread: the distribution of epsilon over its contributions; None for a public class, and without any.
         epsilon_preset: epsilon at the class preset without caps (`preset_epsilon`), which hangs on no ADMIT leaf; None for a
@@ -199,10 +200,14 @@ class ClassSummary:
     epsilon_preset: float | None = None
 
 
+Charged = tuple[tuple[float, ...], tuple[int, ...]]
+"""Multiplier and charged steps in each phase of the noise: an accounting group of a class, but for caps."""
+
+
 def class_summaries(run: Replay) -> tuple[ClassSummary, ...]:
     """Returns one summary per class of the policy, charges after the last epoch included."""
     header, spent = run.header, run.expenditure
-    groups: list[dict[tuple[tuple[float, ...], tuple[int, ...]], float]] = [{} for _ in header.profiles]
+    groups: list[dict[Charged, float]] = [{} for _ in header.profiles]
     epsilons: list[Counter[float]] = [Counter() for _ in header.profiles]
     public_steps: dict[int, int] = {}
     occurrences, losses = [0] * len(header.profiles), [0.0] * len(header.profiles)
@@ -219,12 +224,11 @@ def class_summaries(run: Replay) -> tuple[ClassSummary, ...]:
         epsilons[place][epsilon] += 1
     summaries = []
     for place, (rule, totals) in enumerate(zip(header.policy.classes, run.totals(), strict=True)):
-        worst = max(groups[place], key=groups[place].__getitem__, default=None)
         q, replaced = float(rule.sampling_rate), 0.0
-        if worst is not None and header.occurrences_public:
+        if groups[place] and header.occurrences_public:
             replaced = spent.of_loss(4 * losses[place])
-        elif worst is not None:
-            replaced = spent.replace_of_group(place, *worst)
+        elif groups[place]:
+            replaced = max(spent.replace_of_group(place, *key) for key in undominated(groups[place]))
         blocks = header.profiles[place].blocks
         summaries.append(
             ClassSummary(
@@ -244,6 +248,19 @@ def class_summaries(run: Replay) -> tuple[ClassSummary, ...]:
             )
         )
     return tuple(summaries)
+
+
+def undominated(groups: Iterable[Charged]) -> list[Charged]:
+    """Returns the groups that may cost most, whatever epsilon is asked for.
+
+    Guarantee: Any group that is left out has a returned one with no more noise and no fewer steps in every phase, whose epsilon
+    bounds its own. Who costs most under zero-out need not cost most under content replacement: all that is returned counts.
+    """
+    found: list[Charged] = []
+    for z, steps in sorted(groups, key=lambda group: (group[0], [-count for count in group[1]])):  # bounds come first
+        if not any(all(map(le, least, z)) and all(map(ge, most, steps)) for least, most in found):
+            found.append((z, steps))
+    return found
 
 
 def preset_epsilon(run: Replay, place: int) -> float | None:

@@ -1,6 +1,7 @@
 """What the audit finds out for the report: the distribution of epsilon, withdrawals, signers, and noise per block."""
 
-import dataclasses
+from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
@@ -9,11 +10,13 @@ from hypothesis import strategies as st
 from ledger.audit import Signer, WithdrawalCount, verify_export, withdrawals
 from ledger.log import Ledger
 from ledger.note import NoteSigner
-from ledger.views.summary import SPREAD_BINS, block_multipliers, spread_of
+from ledger.replay.influence import class_costs
+from ledger.views.summary import SPREAD_BINS, block_multipliers, spread_of, undominated
 from tests.worlds.ledgers import (
     OTHER_KEY,
     SIGNER,
     START,
+    Driver,
     admission,
     descriptor,
     header_spec,
@@ -37,6 +40,40 @@ def test_a_spread_counts_every_contribution_once_and_its_quartiles_are_values_th
     assert (found.least, found.most) == (everyone[0], everyone[-1])
     for part, value in ((1, found.quarter), (2, found.median), (3, found.three_quarters)):
         assert value == everyone[-(-part * len(everyone) // 4) - 1]
+
+
+GROUP = st.tuples(st.tuples(*[st.sampled_from((1.0, 1.5, 2.0))] * 2), st.tuples(*[st.integers(0, 3)] * 2))
+
+
+@given(st.lists(GROUP, min_size=1, max_size=12))
+def test_whatever_costs_less_behind_more_noise_in_fewer_steps_is_largest_among_those_returned(groups):
+    found = undominated(groups)
+    assert set(found) <= set(groups) and undominated(found) == found
+    for cost in (
+        lambda group: sum(count / z**2 for z, count in zip(*group, strict=True)),
+        lambda group: max(count**0.5 / z for z, count in zip(*group, strict=True)),
+    ):
+        assert max(map(cost, found)) == max(map(cost, groups))
+
+
+def test_the_figure_for_content_replaced_bounds_every_contribution_and_not_only_the_one_that_spent_most(tmp_path):
+    """More steps behind more noise may cost less than one step against a null, and more against other content."""
+    loud, other = signed_policy().policy.classes
+    policy = signed_policy(classes=(replace(loud, sampling_rate=Fraction(1, 2)), other))
+    with Ledger.create(tmp_path / "ledger.db", header_spec(policy), SIGNER, now=START) as ledger:
+        driver = Driver(ledger)
+        driver.admit(admission(1, clip_micro=500_000, sigma_micro=2_000_000))
+        driver.steps(1, 4)
+        driver.steps(1, 3)
+        driver.admit(admission(2))
+        driver.steps(1, 1)
+        driver.epoch()
+        ledger.finish(now=driver.tick())
+        ledger.export(tmp_path / "export")
+        first, both = (class_costs(ledger.state, admitted=count, final=True)[0] for count in (1, 2))
+    shown = verify_export(tmp_path / "export", [SIGNER.vkey]).classes[0]
+    assert (shown.epsilon, shown.epsilon_replace) == both
+    assert first[0] < both[0] and first[1] == both[1], "it spent less, and stands for more"
 
 
 def test_bins_have_their_lower_end_and_the_last_has_both():
@@ -102,7 +139,7 @@ def test_the_multiplier_of_a_block_is_its_noise_by_the_clip_norm_and_at_least_wh
 
 def test_noise_that_others_need_counts_for_a_class_with_a_smaller_clip_norm():
     plain = signed_policy().policy.classes
-    policy = signed_policy(classes=(dataclasses.replace(plain[0], noise_multiplier_micro=4_000_000), plain[1]))
+    policy = signed_policy(classes=(replace(plain[0], noise_multiplier_micro=4_000_000), plain[1]))
     stack = stack_of(2, parameter("layers.0.weight", 1), parameter("layers.1.weight", 1))
     header = header_spec(policy, stack=stack).header(origin=SIGNER.name, log_vkey=SIGNER.vkey, time=START)
     assert block_multipliers(header) == ((4.0, None), (4.0, 8.0))
@@ -117,7 +154,7 @@ def test_noise_that_follows_its_draw_has_the_signed_multiplier(tmp_path):
 def test_with_budgets_the_clip_norm_of_a_block_is_its_part():
     policy = signed_policy(noise_budgets=(1_000_000, 1_000_000, 2_000_000))
     rules = policy.policy.classes
-    rules = (rules[0], dataclasses.replace(rules[1], depth=dataclasses.replace(rules[1].depth, head=False)))
+    rules = (rules[0], replace(rules[1], depth=replace(rules[1].depth, head=False)))
     policy = signed_policy(noise_budgets=(1_000_000, 1_000_000, 2_000_000), classes=rules)
     stack = stack_of(1, parameter("layers.0.weight", 100), parameter("head.weight", 100))
     header = header_spec(policy, stack=stack).header(origin=SIGNER.name, log_vkey=SIGNER.vkey, time=START)
