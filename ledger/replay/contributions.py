@@ -2,11 +2,11 @@
 
 A group has members in an order, and the root of an RFC 6962 tree over them. It is kept while they come and go: a member joins
 behind the others, when it is admitted or withdrawn, and leaves an empty place behind. Where draws are public, every step that
-somebody is drawn in takes it to another group; there the groups of who is active are made anew when they are asked for, each in
-the order of admission.
+somebody is drawn in takes it to another group; there the groups of who is active are made anew when they are asked for after a
+draw or a withdrawal, each in the order of admission.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -182,7 +182,8 @@ class Groups:
         self._joining: dict[Terms, Group] = {}
         self._active: dict[Group, None] = {}  # those with a member; who has none costs an epoch nothing
         self._left: dict[tuple[Terms, Moment, int, float], Group] = {}
-        self._entered: dict[Group, None] = {}
+        self._touched: dict[Group, None] = {}  # that somebody joined or left since the last epoch
+        self._told: tuple[int, ...] | None = None  # charged steps by the last epoch, None where a row was missing
 
     def admit(self, contribution: Contribution, hashed: bytes) -> None:
         """Takes a contribution that was admitted, with the leaf hash of its descriptor hash."""
@@ -191,27 +192,37 @@ class Groups:
         if group is None:
             group = self._joining[terms] = Group(terms=terms)
         group.join(contribution, hashed)
-        self._active[group] = None
+        self._active[group] = self._touched[group] = None
 
     def withdraw(self, contribution: Contribution) -> None:
         """Takes a contribution that was withdrawn to those who stood like it and left at that moment."""
         before = contribution.group
         if before is not None:
             before.leave(contribution)
-            if not before.count:
+            if before.count:
+                self._touched[before] = None
+            else:
                 del self._active[before]
+                self._touched.pop(before, None)
         self._enter(contribution)
 
     def draw(self) -> None:
         """Takes note that occurrences were counted."""
 
-    def present(self) -> Iterable[Group]:
-        """Returns what may have changed since the last epoch: the groups of who is active, and those that somebody entered."""
-        return (*self._active, *self._entered)
+    def active(self) -> Iterable[Group]:
+        """Returns the groups of who is active."""
+        return self._active
 
-    def close_epoch(self) -> None:
-        """Takes note that every group has told what changed."""
-        self._entered.clear()
+    def changed(self, charged: tuple[int, ...]) -> Iterable[Group]:
+        """Returns what may have changed since the last epoch, now that these steps are charged: the groups that somebody joined
+        or left and, after a charge, all of who is active. So an epoch costs what it has rows for."""
+        active = () if charged == self._told else self.active()
+        return {**dict.fromkeys(active), **self._touched}
+
+    def close_epoch(self, charged: tuple[int, ...], *, whole: bool) -> None:
+        """Takes note of an epoch, and whether every group told what had changed by then."""
+        self._touched.clear()
+        self._told = charged if whole else None
 
     def _enter(self, contribution: Contribution) -> None:
         terms, until = contribution.terms, contribution.until
@@ -222,11 +233,11 @@ class Groups:
             group = Group(terms=terms, until=until, occurrences=contribution.occurrences, loss=contribution.loss)
             self._left[key] = group
         group.join(contribution)
-        self._entered[group] = None
+        self._touched[group] = None
 
 
 class DrawnGroups(Groups):
-    """Keeps the groups of a run whose draws are public: those of who is active are made anew when they are asked for."""
+    """Keeps the groups of a run whose draws are public: those of who is active are made anew after draws."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -237,32 +248,37 @@ class DrawnGroups(Groups):
     def admit(self, contribution: Contribution, hashed: bytes) -> None:
         """Takes a contribution that was admitted, with the leaf hash of its descriptor hash."""
         self._members[contribution] = None
-        self._stale = True
+        if not self._stale:
+            self._join(contribution, {}, hashed)
 
     def withdraw(self, contribution: Contribution) -> None:
         """Takes a contribution that was withdrawn to those who stood like it and left at that moment."""
         del self._members[contribution]
-        self._stale = True
+        self.draw()
         self._enter(contribution)
 
     def draw(self) -> None:
         """Takes note that occurrences were counted."""
-        self._stale = True
+        self._stale, self._told = True, None
 
-    def present(self) -> Iterable[Group]:
-        """Returns the groups of who is active, and those that somebody entered since the last epoch."""
+    def active(self) -> Iterable[Group]:
+        """Returns the groups of who is active."""
         if self._stale:
             self._stale, before, self._groups = False, self._groups, {}
+            self._touched = {group: None for group in self._touched if not group.active}
             for member in self._members:
-                fresh = Group(terms=member.terms, occurrences=member.occurrences, loss=member.loss)
-                key = fresh.key
-                group = self._groups.get(key)
-                if group is None:
-                    group = self._groups[key] = fresh
-                    if key in before:
-                        fresh.told, fresh.epsilon_micro = before[key].told, before[key].epsilon_micro
-                group.join(member)
-        return (*self._groups.values(), *self._entered)
+                self._join(member, before)
+        return self._groups.values()
+
+    def _join(self, member: Contribution, before: Mapping[SpendKey, Group], hashed: bytes | None = None) -> None:
+        """Makes an active contribution the last member of its group, which has told what the group of its key told before."""
+        fresh = Group(terms=member.terms, occurrences=member.occurrences, loss=member.loss)
+        key = fresh.key
+        group = self._groups.setdefault(key, fresh)
+        if group is fresh and key in before:
+            fresh.told, fresh.epsilon_micro = before[key].told, before[key].epsilon_micro
+        group.join(member, hashed)
+        self._touched[group] = None
 
 
 class Register:

@@ -312,7 +312,7 @@ class Replay(RunState):
     def _changed(self) -> list[tuple[Group, SpendFacts]]:
         """Returns the groups whose last row does not say what is true now, with what it must say; the last in order first."""
         found = []
-        for group in self.register.groups.present():
+        for group in self.register.groups.changed(self.charged_phases):
             steps = self.steps(group)
             variance = self.expenditure.variance(group, self.charged_phases)
             facts = (group.count, group.members.root(), steps, variance)
@@ -342,7 +342,7 @@ class Replay(RunState):
             yield LeafRefused("FROZEN", told)
         yield from self.isolation.epoch(leaf)
         self.epochs.append(leaf)
-        self.register.groups.close_epoch()
+        self.register.groups.close_epoch(self.charged_phases, whole=not missing)
 
     def _withdraw(self, leaf: Withdraw) -> Problems:
         if leaf.member is not None:

@@ -370,10 +370,9 @@ class Tally:
             if contribution.group is not None:
                 tally = segment.classes[contribution.class_index]
                 tally.see_group(contribution.group, tally.left, 1)
-        for group in run.register.groups.present():
-            if group.active:
-                tally = segment.classes[group.class_index]
-                tally.see_group(group, tally.stay, group.count)
+        for group in run.register.groups.active():
+            tally = segment.classes[group.class_index]
+            tally.see_group(group, tally.stay, group.count)
         for tally, active in zip(segment.classes, run.register.active, strict=True):
             tally.active = active
         self._leaving = []

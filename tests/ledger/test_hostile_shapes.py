@@ -1,5 +1,6 @@
 """Ledgers made to be slow: what an audit does for one more leaf must not grow with the leaves before it."""
 
+import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,13 +10,14 @@ from ledger.accountants import core
 from ledger.accountants.pld import contour, tilted
 from ledger.audit import verify_export
 from ledger.audit.given import Export, Roots
-from ledger.leaves import Admit, Resume, encode_leaf
+from ledger.leaves import HELD, Admit, Epoch, Resume, encode_leaf
 from ledger.merkle import SlotTree, leaf_hash, root_of_hashes
 from ledger.note import NoteSigner
 from ledger.replay import Replay
 from ledger.replay import signer as rotation
 from ledger.replay.contributions import EMPTY_SLOT, Moment, Register
 from ledger.replay.permits import Reached
+from ledger.replay.state import Expenditure
 from tests.worlds.ledgers import SIGNER, START, Driver, Ledger, admission, descriptor, header_spec, signed_policy
 from tests.worlds.retained_ledgers import leaves_of
 
@@ -96,11 +98,43 @@ def test_an_epoch_costs_nothing_for_those_who_left_before():
         register.admit(admit(n), 0, START_OF_RUN)
         if n:
             register.withdraw(register.by_number[n], Moment(n, 0, (4 * n,)))
-    assert len([*register.groups.present()]) == 100
-    register.groups.close_epoch()
-    for _ in range(50):
-        assert [group.count for group in register.groups.present()] == [1]
-        register.groups.close_epoch()
+    charged = (400,)
+    assert len([*register.groups.changed(charged)]) == 100
+    register.groups.close_epoch(charged, whole=True)
+    for n in range(50):
+        assert [group.count for group in register.groups.changed((401 + n,))] == [1]
+        register.groups.close_epoch((401 + n,), whole=True)
+
+
+@pytest.mark.parametrize("disclosure", ["secret_poisson", "occurrences_public"])
+def test_an_epoch_without_a_charge_looks_at_the_groups_alone_that_somebody_joined_or_left(tmp_path, monkeypatch, disclosure):
+    """400 groups and 400 empty epochs, or 400 in which one was admitted each, cost their product."""
+    with Ledger.create(tmp_path / "ledger.db", header_spec(signed_policy(disclosure=disclosure)), SIGNER, now=START) as ledger:
+        driver = Driver(ledger)
+        driver.admit(*(admission(n, clip_micro=1_000_000 - n) for n in range(60)))
+        for n in range(60):
+            driver.epoch()
+            driver.admit(admission(60 + n, clip_micro=900_000 - n))
+            driver.epoch()
+        ledger.export(tmp_path / "export")
+        assert ledger.state.spends == 120
+    counter = Counter(Expenditure.variance)
+    monkeypatch.setattr(Expenditure, "variance", lambda *arguments: counter(*arguments))
+    assert verify_export(tmp_path / "export", [SIGNER.vkey]).verdict == "TOLD"
+    assert counter.calls == 120, "once for every row"
+
+
+def test_what_was_told_of_no_group_is_asked_for_by_the_next_epoch_too(tmp_path):
+    """An auditor goes on behind a finding: a row that is missing once is missing until it is there."""
+    with Ledger.create(tmp_path / "ledger.db", header_spec(), SIGNER, now=START) as ledger:
+        driver = Driver(ledger)
+        driver.admit(admission(1), admission(2))
+        run: Replay = ledger.state
+        missing = []
+        for number in (1, 2):
+            leaf = Epoch(run.size, START + 99, number, 0, 0, run.totals(), bytes(32), HELD, None)
+            missing.append([problem.code for problem in run.apply(leaf)])
+        assert missing == [["EPOCH_ORDER"], ["EPOCH_ORDER"]]
 
 
 def test_what_was_reached_by_a_size_is_looked_up():

@@ -72,9 +72,9 @@ def test_a_pool_is_the_root_over_all_admissions_with_nothing_where_one_left_at_e
     assert (register.active, register.withdrawn) == ([3, 1], [1, 0])
 
 
-def present(register: Register) -> list[tuple[int, bytes, bool]]:
-    """Members, root and activity of the groups that may have changed."""
-    return [(group.count, group.members.root(), group.active) for group in register.groups.present()]
+def present(register: Register, charged: tuple[int, ...] = (12, 0)) -> list[tuple[int, bytes, bool]]:
+    """Members, root and activity of the groups that may have changed, at the charges of `Moment(3, ...)` or other ones."""
+    return [(group.count, group.members.root(), group.active) for group in register.groups.changed(charged)]
 
 
 def test_a_group_is_the_root_over_all_who_joined_with_nothing_where_one_left():
@@ -89,8 +89,9 @@ def test_a_group_is_the_root_over_all_who_joined_with_nothing_where_one_left():
     register.withdraw(public, LEFT)
     active, left = (1, members_root(None, second, None)[1], True), (*members_root(third, first), False)
     assert present(register) == [active, left], "who left stands in the order of the withdrawals"
-    register.groups.close_epoch()
+    register.groups.close_epoch((8, 0), whole=True)
     assert present(register) == [active], "of who left before nothing changes"
+    assert present(register, (8, 0)) == [], "nor, without a charge, of who stays"
     fourth = admitted(register, 5)
     register.withdraw(second, LEFT)
     assert present(register) == [
@@ -113,8 +114,14 @@ def test_groups_of_public_draws_are_made_of_who_was_drawn_alike_in_the_order_of_
     register.withdraw(first, LEFT)
     left = (*members_root(third, first), False)
     assert present(register) == [(*members_root(second), True), left], "who left stands in the order of the withdrawals"
-    register.groups.close_epoch()
+    register.groups.close_epoch((8, 0), whole=True)
     assert present(register) == [(*members_root(second), True)], "of who left before nothing changes"
+    fourth = admitted(register, 4)
+    assert present(register, (8, 0)) == [(*members_root(second, fourth), True)], "the last behind the others, without a draw"
+    register.withdraw(fourth, LEFT)
+    assert present(register, (8, 0)) == [(*members_root(second), True), (*members_root(fourth), False)]
+    register.groups.close_epoch((8, 0), whole=True)
+    assert present(register, (8, 0)) == []
     second.occurrences, second.loss = 1, 0.5
     register.groups.draw()
     register.withdraw(second, LEFT)
