@@ -25,13 +25,16 @@ CARRIED_TOLERANCE_MICRO: Final = 2
 
 ANSWERED: Final = frozenset({"EARLIER_TOLD", "LIMITS_ALONE"})
 """Qualifiers of a run that no longer hold once the exports of other runs, among them all that it cites, were verified too, and
-everybody whom it admitted could be held against them."""
+everybody whom it admitted could be held against them; LIMITS_ALONE once all that these say counts (`_Together.limits`)."""
 
 INHERITED: Final = frozenset(
     ("CLOCK_SET", "DRAWS_TOLD", "FROZEN_TOLD", "NO_AUDITORS", "NO_QUORUM", "NO_WITNESS_QUORUM", "PRUNED", "UNADDRESSED",
      "UNPROBED")
 )  # fmt: skip
 """Qualifiers of a cited run that hold of what was spent in it, and so of the run that counts it."""
+
+UNSHOWN: Final = frozenset(("DRAWS_TOLD", "NO_AUDITORS", "NO_QUORUM", "NO_WITNESS_QUORUM"))
+"""Those under which an uncited run does not show by itself that somebody spent nothing there."""
 
 
 def hold_against_earlier(
@@ -52,7 +55,8 @@ def hold_against_earlier(
     policy for its class; nor could anybody with a cited run as that was planned, and the runs that it counted.
 
         The verdict is the weakest of the run and of those that it cites (`ledger.audit.findings.VERDICTS`). It has the
-        qualifiers of the run, but for those that these exports answer, and those of `INHERITED` of any run that it cites.
+        qualifiers of the run, but for those that these exports answer, and those of `INHERITED` of any run that it cites, and
+        of `UNSHOWN` of any other that began before.
 
     Args:
         report: the audit of the export; one that FAILED comes back as it is.
@@ -86,8 +90,7 @@ def hold_against_earlier(
     if together.findings:
         return replace(report, verdict="FAILED", findings=tuple(together.findings[:MAX_FINDINGS]))
     # The run itself says nothing of others, nor does a run over another corpus, in which none of its contributions can be.
-    alike = any(item.header.policy.corpus == run.header.policy.corpus for item in given)
-    answered = ANSWERED if alike else ANSWERED - {"LIMITS_ALONE"}
+    answered = ANSWERED if together.limits and all(together.limits) else ANSWERED - {"LIMITS_ALONE"}
     if any(run.register.unnamed):
         answered = frozenset()  # of these nothing shows what they spent elsewhere
     remarks = together.remarks
@@ -96,13 +99,18 @@ def hold_against_earlier(
 
 
 class _Together:
-    """Collects what is wrong with a run and others taken together, what a reader should know, and all verdicts that count."""
+    """Collects what is wrong with a run and others taken together, what a reader should know, and all verdicts that count.
+
+    Attributes:
+        limits: of every other run that may use up limits of this one, whether all was held against them that it can ever say,
+            and by more than its operator's word. A later run that counts this one, or shares nobody, is in none.
+    """
 
     run: Replay
 
     def __init__(self, report: AuditReport, audited: Callable[[Path], AuditReport]) -> None:
         self.findings: list[Finding] = []
-        self.remarks, self.verdicts = Remarks(), [report.verdict]
+        self.remarks, self.verdicts, self.limits = Remarks(), [report.verdict], list[bool]()
         self._audited_alone = audited
 
     def fault(self, code: str, where: str, sentence: str) -> None:
@@ -133,10 +141,14 @@ class _Together:
                 runs.append(Earlier(cited, followed.run, followed.withdrawn))
                 self._judge_cited(runs[-1], str(match.path))
                 self.verdicts.append(report.verdict)
+                self.limits.append(True)  # it was closed there, or counts with its whole plan, and so does its verdict
                 self.remarks.note(*(f"{cited.origin}: {note}" for note in _summarised(report)))
-                for word in INHERITED.intersection(report.qualifiers):
-                    self.remarks.qualify(word, f"{word} holds of {cited.origin} too, and so of what was spent there")
+                self._hand_on(INHERITED, report, cited.origin)
         return runs
+
+    def _hand_on(self, words: frozenset[str], report: AuditReport, origin: str) -> None:
+        for word in sorted(words.intersection(report.qualifiers)):
+            self.remarks.qualify(word, f"{word} holds of {origin} too, and so of what was spent there")
 
     def _is_cited(self, given: Given, cited: Previous) -> bool:
         """Tells whether an export is one of the ledger that is cited, and whether that has ended where it must have."""
@@ -183,7 +195,15 @@ class _Together:
         if before and any(unnamed):
             told = f"{origin} began before this run and is not cited: whether who stayed in one of the two spent anything there"
             self.remarks.qualify("EARLIER_TOLD", f"{told}, nothing shows once their ADMIT leaves are gone")
-        if digest in {before.header_digest for before in other.header.previous}:
+        counts_this = digest in {before.header_digest for before in other.header.previous}
+        if not counts_this and (before or shared) and other.header.policy.corpus == run.header.policy.corpus:
+            self.limits.append(before and other.closed and report.verdict != "TOLD")
+            if before:
+                self._hand_on(UNSHOWN, report, origin)
+            if before and not self.limits[-1]:
+                why = "whom it admitted is its operator's word" if other.closed else "it is open, and more may be spent there"
+                self.remarks.note(f"{origin} is not cited and began before this run; {why}: limits are not held against it")
+        if counts_this:
             self.remarks.note(f"{origin} is a later run, which counts this one: audit it with --earlier of this")
         elif not shared:
             self.remarks.note(f"{origin} is not cited, and nobody whom leaves of both runs name spent anything there")

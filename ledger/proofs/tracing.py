@@ -277,9 +277,11 @@ def _not_given(runs: Sequence[TracedRun]) -> tuple[Previous, ...]:
 
 
 def _qualifiers(runs: Sequence[TracedRun], not_given: Sequence[Previous]) -> tuple[str, ...]:
-    """Returns what weakens any run, without what having the exports of all counted runs, and of several, answers."""
+    """Returns what weakens any run, without what having the exports of all counted runs, and of several, answers; one that is
+    open and did not admit the contribution may still."""
     found = {word for item in runs for word in item.opened.report.qualifiers}
-    answered = ANSWERED if len({item.run.header.policy.corpus for item in runs}) < len(runs) else ANSWERED - {"LIMITS_ALONE"}
+    over = [item.run.header.policy.corpus for item in runs if item.run.closed or item.lost or item.trace is not None]
+    answered = ANSWERED if len({*over}) < len(over) else ANSWERED - {"LIMITS_ALONE"}
     return tuple(sorted(found if not_given or any(item.unnamed for item in runs) else found - answered))
 
 

@@ -22,6 +22,13 @@ from ledger.proofs.cosigning import cosign_export
 from ledger.proofs.memory import Memory, hold_against_memory
 from ledger.replay.budgets import Account, Limit, Spending, composed, reached
 from ledger.replay.earlier_runs import SpentRegistry
+from tests.worlds.attested_ledgers import (
+    AttestedDriver,
+    attested_admission,
+    attested_header,
+    attested_policy,
+    put_registry,
+)
 from tests.worlds.ledgers import (
     OTHER_KEY,
     OWNER_KEY,
@@ -580,12 +587,62 @@ def test_what_weakens_what_was_spent_before_weakens_the_run_that_counts_it(tmp_p
     assert "UNADDRESSED" in verify_export(second, KEYS, earlier=[first]).qualifiers
 
 
-def test_a_run_does_not_answer_for_the_limits_over_all_runs_by_itself(tmp_path):
-    limited = replace(admission(1), max_epsilon_micro=50_000_000, max_delta_pico=10**6)
-    export = finished(tmp_path, "one", SIGNER, limited)
-    apart = finished(tmp_path, "two", SECOND, admission(5), streams=10)
-    assert "LIMITS_ALONE" in verify_export(export, KEYS).qualifiers
-    assert "LIMITS_ALONE" in verify_export(export, KEYS, earlier=[export]).qualifiers
-    assert "LIMITS_ALONE" not in verify_export(export, KEYS, earlier=[apart]).qualifiers
-    strange = finished(tmp_path, "three", THIRD, admission(5), streams=20, policy=signed_policy(corpus="letters"))
-    assert "LIMITS_ALONE" in verify_export(export, KEYS, earlier=[strange]).qualifiers, "nothing of this corpus is in it"
+def attested(base: Path, name: str, signer: NoteSigner, *specs, streams: int, now: int = START, close: bool = True, **header):
+    """A run of two windows whose admissions were signed, exported with the registry."""
+    policy = attested_policy(**header.pop("policy", {}))
+    spec = attested_header(policy, run_id=hashlib.sha256(name.encode()).digest()[:16], **header)
+    with Ledger.create(base / f"{name}.db", spec, signer, now=now) as ledger:
+        driver = AttestedDriver(ledger, now=now, streams=streams)
+        driver.admit(*specs)
+        for _ in range(2):
+            window = driver.charge(4)
+            for step in range(window.first_step, window.last_step + 1) if ledger.header.occurrences_public else ():
+                ledger.draw(step, (), now=driver.tick())
+            ledger.settle(window, 4, now=driver.tick())
+        driver.epoch()
+        if close:
+            ledger.finish(now=driver.tick())
+        return ledger.export(base / name, registry=put_registry(base))
+
+
+def test_only_what_can_count_no_more_answers_for_the_limits_over_all_runs(tmp_path):
+    """An export that says nothing, or that its operator alone vouches for, took the word away that limits were held alone."""
+    limited = {"max_epsilon_micro": 50_000_000, "max_delta_pico": 10**6}
+    mine = attested(tmp_path, "mine", SIGNER, attested_admission(1, **limited), streams=0, now=START + 1000)
+    strangers, letters = (attested_admission(5), attested_admission(7)), signed_policy(corpus="letters")
+    given = {
+        "closed": (True, attested(tmp_path, "closed", SECOND, *strangers, streams=10)),
+        "open": (False, attested(tmp_path, "open", SECOND, *strangers, streams=20, close=False)),
+        "told": (False, finished(tmp_path, "told", SECOND, admission(501), streams=30)),
+        "later": (False, attested(tmp_path, "later", SECOND, *strangers, streams=40, now=START + 2000)),
+        "other corpus": (False, finished(tmp_path, "letters", SECOND, admission(5), streams=50, policy=letters)),
+        "itself": (False, mine),
+    }
+    for name, (answers, export) in given.items():
+        report = verify_export(mine, KEYS, earlier=[export])
+        assert report.verdict == "FULL" and ("LIMITS_ALONE" in report.qualifiers) != answers, name
+        assert sum("limits are not held against it" in note for note in report.notes) == (name in ("open", "told")), name
+    both = verify_export(mine, KEYS, earlier=[given["closed"][1], given["open"][1]])
+    assert "LIMITS_ALONE" in both.qualifiers, "one that may go on is enough"
+    assert "LIMITS_ALONE" not in verify_export(mine, KEYS, earlier=[given["closed"][1], given["later"][1]]).qualifiers
+
+
+def test_a_later_run_that_shares_contributions_and_counts_nothing_leaves_limits_alone(tmp_path):
+    """It may have passed them with what was spent here: its own audit finds that, and this one holds nothing against it."""
+    limited = attested_admission(1, max_epsilon_micro=50_000_000, max_delta_pico=10**6)
+    mine = attested(tmp_path, "mine", SIGNER, limited, streams=0, now=START + 1000)
+    before = attested(tmp_path, "before", SECOND, attested_admission(5), streams=10)
+    beside = attested(tmp_path, "beside", THIRD, limited, streams=20, now=START + 2000)
+    assert "LIMITS_ALONE" not in verify_export(mine, KEYS, earlier=[before]).qualifiers
+    report = verify_export(mine, KEYS, earlier=[before, beside])
+    assert report.verdict == "FULL" and "LIMITS_ALONE" in report.qualifiers
+
+
+def test_what_an_earlier_run_does_not_show_by_itself_weakens_what_is_said_of_it(tmp_path):
+    """That nobody was drawn there is its trainer's record."""
+    mine = attested(tmp_path, "mine", SIGNER, attested_admission(1), streams=0, now=START + 1000)
+    public = {"disclosure": "occurrences_public"}
+    before = attested(tmp_path, "before", SECOND, attested_admission(1), streams=10, policy=public)
+    assert "DRAWS_TOLD" not in verify_export(mine, KEYS).qualifiers
+    report = verify_export(mine, KEYS, earlier=[before])
+    assert report.verdict == "FULL" and "DRAWS_TOLD" in report.qualifiers

@@ -2853,6 +2853,7 @@ INHERITED = (
     "CLOCK_SET", "DRAWS_TOLD", "FROZEN_TOLD", "NO_AUDITORS", "NO_QUORUM", "NO_WITNESS_QUORUM", "PRUNED", "TOLD", "UNADDRESSED",
     "UNPROBED",
 )  # fmt: skip
+UNSHOWN = "DRAWS_TOLD", "NO_AUDITORS", "NO_QUORUM", "NO_WITNESS_QUORUM"
 
 
 class Counted:
@@ -2951,8 +2952,11 @@ def audit_earlier(report, run, paths, brought):
     told = check_others(run, [found.run for found in longest.values()], counted)
     check_apart(report, counted)
     told |= check_totals(run, counted)
+    limits = [True for _ in counted]
+    for found in longest.values():
+        limits += check_limits_held(report, run, found)
     if not nameless(run):
-        if any(found.run.policy[2] == run.policy[2] for found in longest.values()):
+        if limits and all(limits):
             report.qualifiers = [word_ for word_ in report.qualifiers if word_ != "LIMITS_ALONE"]
         report.qualifiers = [word_ for word_ in report.qualifiers if word_ != "EARLIER_TOLD"]
     if told:
@@ -3015,6 +3019,22 @@ def check_others(run, others, counted):
                 account = whole.account(person, run.classes[person["class"]]["name"], True) if person["known"] else None
                 need(not (account and account.spent), "EARLIER_LEFT_OUT", f"{other.origin}, leaf {person['seq']}")
     return told
+
+
+def check_limits_held(report, run, found):
+    """Return whether limits are held against all of an uncited run, in a list; an empty one where it cannot use them up."""
+    other, linked = found.run, {row[3] for row in run.earlier}
+    if other.digest in linked or run.digest in {row[3] for row in other.earlier} or other.policy[2] != run.policy[2]:
+        return []
+    whole, before = Counted(other, other.size, "spent"), other.began <= run.began
+    if before:
+        for qualifier in UNSHOWN:
+            if qualifier in found.qualifiers:
+                report.qualify(qualifier)
+        return [whole.closed and "TOLD" not in found.qualifiers]
+    named = (person for person in run.people if person["known"])
+    accounts = (whole.account(person, run.classes[person["class"]]["name"], True) for person in named)
+    return [False] if any(account and account.spent for account in accounts) else []
 
 
 def check_apart(report, counted):

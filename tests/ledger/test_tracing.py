@@ -235,6 +235,10 @@ def test_a_run_whose_key_was_lost_counts_with_its_whole_plan(make, admitted):
 
 def test_limits_of_one_export_alone_are_held_against_no_other_run(make, first):
     assert "LIMITS_ALONE" in traced(first).qualifiers
+    made = make("two.db", SECOND, START + 1000)
+    made.driver.admit(admission(9))
+    assert "LIMITS_ALONE" in traced(first, made.export("open")).qualifiers, "an open one may admit it still"
+    assert "LIMITS_ALONE" not in traced(first, made.closed()).qualifiers
 
 
 def test_what_was_charged_elsewhere_after_a_withdrawal_is_told_apart(make):

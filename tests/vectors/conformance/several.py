@@ -235,6 +235,60 @@ RUNS: Final[dict[str, Run]] = (
         "limit over runs": LaterRun(
             "a limit of epsilon over two runs", plain, counts=("limit",), earlier=("limit",), later=limited
         ),
+        "limit beside a closed run": LaterRun(
+            "a limit over all runs; the export of one from before that shares nobody is given",
+            plain,
+            earlier=("strangers",),
+            of="limit",
+        ),
+        "limit beside an open run": LaterRun(
+            "the other export is of a run that is not closed: limits may still be passed with it",
+            plain,
+            earlier=("open strangers",),
+            of="limit",
+        ),
+        "limit beside a told run": LaterRun(
+            "the other export is of a run whose admissions are its operator's word",
+            plain,
+            earlier=("told strangers",),
+            of="limit",
+        ),
+        "limit before a later run": LaterRun(
+            "the other export is of a later run that shares nobody: nothing is held against it",
+            plain,
+            earlier=("newcomer after a pruned run",),
+            of="limit",
+        ),
+        "limit before a run that counts nothing": LaterRun(
+            "another export beside is of a later run that shares contributions and does not count this one",
+            plain,
+            earlier=("strangers", "counts nothing"),
+            of="limit",
+        ),
+        "counts nothing": LaterRun(
+            "a run of one of those of the run limit that nothing is counted in",
+            plain,
+            later=going_on((2, "open")),
+            signer=THIRD,
+        ),
+        "open strangers": LaterRun(
+            "a run of others that is not closed",
+            plain,
+            later=lambda driver, _: driver.admit(attested_admission(6), attested_admission(8)),
+            signer=THIRD,
+            start=START - 100,
+            like="strangers",
+        ),
+        "told strangers": LaterRun(
+            "a run of others, without what they signed",
+            plain,
+            later=going_on((6, "open"), (8, "open")),
+            signer=THIRD,
+            start=START - 100,
+            beside=(False, False),
+            verdict="TOLD",
+            like="strangers",
+        ),
         "small limits": Run("limits over all runs of which one uses more than half", small_limits),
         "small limit kept": LaterRun(
             "a second run whose whole plan a limit over both allows",
@@ -292,7 +346,7 @@ RUNS: Final[dict[str, Run]] = (
             of="later run",
         ),
         "strangers": LaterRun(
-            "a run of others", plain, later=going_on((6, "open"), (8, "open")), signer=THIRD, start=START + 700
+            "a run of others", plain, later=going_on((6, "open"), (8, "open")), signer=THIRD, start=START - 100
         ),
         "pruned run counted": LaterRun(
             "an earlier run of which nothing says any more who stayed",
