@@ -31,6 +31,7 @@ class AttestedPool:
 
     def __init__(self, classes: int) -> None:
         self._active, self._not_before, self._not_after, self._revoked_at = (array("q") for _ in range(4))
+        self._starts: list[tuple[int, int]] = []  # the latest first
         self._ends: list[tuple[int, int]] = []
         self._revocations: list[tuple[int, int]] = []
         self._late: set[int] = set()
@@ -74,6 +75,7 @@ class AttestedPool:
         if number is None:
             return
         if not self._active[number]:
+            heappush(self._starts, (-self._not_before[number], number))
             heappush(self._ends, (self._not_after[number], number))
             if self._revoked_at[number] < MAX_TIME:
                 heappush(self._revocations, (self._revoked_at[number], number))
@@ -98,7 +100,12 @@ class AttestedPool:
                 yield self._not_after[number], self._active[number]
 
     def early(self, time: int) -> int:
-        """Returns how many contributions are in the pool whose attestations are not valid yet; takes time in all terms."""
+        """Returns how many contributions are in the pool whose attestations are not valid yet; looks at all terms if some are.
+        """
+        while self._starts and not self._active[self._starts[0][1]]:
+            heappop(self._starts)
+        if not self._starts or -self._starts[0][0] <= time:
+            return 0
         return sum(count for count, first in zip(self._active, self._not_before, strict=True) if first > time)
 
     def revoked(self, time: int) -> int:

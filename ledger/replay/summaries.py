@@ -294,7 +294,7 @@ class Tally:
             yield LeafRefused("SUMMARY", f"leaves {leaf.first} to {leaf.end - 1} give another {', '.join(wrong)} than it says")
         else:
             self.summarised += [(aggregate, leaf.seq) for aggregate in _aggregates(segments)]
-        self._closed = self._closed[len(segments) :]
+        del self._closed[: len(segments)]
         self.start = leaf.end
         self.summaries.append(leaf)
 
@@ -324,13 +324,12 @@ class Tally:
         if leaf.first != self.start:
             sentence = f"ranges follow one another without gap or overlap: the next one begins at {self.start}"
             raise LeafRefused("SUMMARY_RANGE", f"{sentence}, the leaf says {leaf.first}")
-        ends = [segment.end for segment in self._closed]
-        if leaf.end not in ends:
+        count = bisect_right(self._closed, leaf.end, key=lambda segment: segment.end)
+        if not count or self._closed[count - 1].end != leaf.end:
             sentence = f"a range ends behind an EPOCH leaf, where no window is open; {leaf.end - 1} is none after {leaf.first}"
             raise LeafRefused("SUMMARY_RANGE", sentence)
-        count = ends.index(leaf.end) + 1
-        if count > len(ends) - self._horizon:
-            sentence = f"the policy keeps {self._horizon} epochs, {len(ends) - count} follow the range"
+        if count > len(self._closed) - self._horizon:
+            sentence = f"the policy keeps {self._horizon} epochs, {len(self._closed) - count} follow the range"
             raise LeafRefused("SUMMARY_HORIZON", sentence)
         return self._closed[:count]
 

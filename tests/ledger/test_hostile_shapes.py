@@ -1,5 +1,8 @@
 """Ledgers made to be slow: what an audit does for one more leaf must not grow with the leaves before it."""
 
+from dataclasses import dataclass
+from types import SimpleNamespace
+
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given, settings
@@ -9,7 +12,9 @@ from ledger import merkle
 from ledger.accountants import core
 from ledger.accountants.pld import contour, tilted
 from ledger.audit import verify_export
+from ledger.audit.bounds import AttestedPool
 from ledger.audit.given import Export, Roots
+from ledger.errors import LeafRefused
 from ledger.leaves import HELD, Admit, Epoch, Resume, encode_leaf
 from ledger.merkle import SlotTree, leaf_hash, root_of_hashes
 from ledger.note import NoteSigner
@@ -18,10 +23,19 @@ from ledger.replay import signer as rotation
 from ledger.replay.contributions import EMPTY_SLOT, Moment, Register
 from ledger.replay.permits import Reached
 from ledger.replay.state import Expenditure
+from ledger.replay.summaries import Tally
 from tests.worlds.ledgers import SIGNER, START, Driver, Ledger, admission, descriptor, header_spec, signed_policy
 from tests.worlds.retained_ledgers import leaves_of
 
 START_OF_RUN, FIRST_WINDOW = Moment(0, 0, (0,)), Moment(1, 0, (4,))
+
+
+@dataclass(eq=False)
+class Standing:
+    """A contribution, as far as a pool looks at it."""
+
+    slot: int
+    class_index: int = 0
 
 
 class Counter:
@@ -135,6 +149,59 @@ def test_what_was_told_of_no_group_is_asked_for_by_the_next_epoch_too(tmp_path):
             leaf = Epoch(run.size, START + 99, number, 0, 0, run.totals(), bytes(32), HELD, None)
             missing.append([problem.code for problem in run.apply(leaf)])
         assert missing == [["EPOCH_ORDER"], ["EPOCH_ORDER"]]
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 7), st.integers(0, 40)), max_size=40))
+def test_who_is_in_the_pool_before_an_attestation_begins_is_counted_whoever_came_and_went(events):
+    """Behind a CLOCK leaf every charge looked at the terms of all."""
+    pool, starts, inside = AttestedPool(1), (5, 10, 10, 15, 20, 25, 30, 35), {}
+    for first in starts:
+        pool.add_terms(first, 100)
+    for slot, (enters, number, time) in enumerate(events):
+        if enters:
+            inside[slot] = number, Standing(slot)
+            pool.enter(inside[slot][1], number)
+        elif inside:
+            pool.leave(inside.pop(min(inside))[1])
+        assert pool.early(time) == sum(starts[number] > time for number, _ in inside.values())
+
+
+def test_a_charge_behind_a_clock_that_was_set_back_looks_at_the_latest_beginning_alone(monkeypatch):
+    pool = AttestedPool(1)
+    for number in range(100):
+        pool.add_terms(number, 1000)
+        pool.enter(Standing(number), number)
+
+    class Untouchable:
+        def __iter__(self):
+            raise AssertionError("all terms are looked at")
+
+    monkeypatch.setattr(pool, "_not_before", Untouchable())
+    assert [pool.early(time) for time in range(99, 200)] == [0] * 101
+
+
+def test_a_summary_finds_the_end_of_its_range_among_the_closed_epochs_without_a_look_at_each(tmp_path):
+    looks = []
+
+    class Segment:
+        def __init__(self, end):
+            self._end = end
+
+        @property
+        def end(self):
+            looks.append(self._end)
+            return self._end
+
+    with Ledger.create(tmp_path / "l.db", header_spec(signed_policy(retention_epochs=1)), SIGNER, now=START) as ledger:
+        tally = Tally(ledger.header)
+    tally._closed = [Segment(10 * n) for n in range(1, 1001)]
+    found = tally._range(SimpleNamespace(first=tally.start, end=20))
+    assert [item._end for item in found] == [10, 20] and len(looks) <= 15
+    for end in (0, 5, 25, 10_001):
+        with pytest.raises(LeafRefused, match="a range ends behind an EPOCH leaf"):
+            tally._range(SimpleNamespace(first=tally.start, end=end))
+    with pytest.raises(LeafRefused, match="keeps 1 epochs, 0 follow"):
+        tally._range(SimpleNamespace(first=tally.start, end=10_000))
 
 
 def test_what_was_reached_by_a_size_is_looked_up():
