@@ -211,8 +211,9 @@ class Dense(Form):
         return _sum_sq(self.g.reshape(self.count, math.prod(self.g.shape[1:])))
 
     def add_weighted(self, weight_N: torch.Tensor, total: torch.Tensor) -> None:
-        part = self.g.reshape(self.count, math.prod(self.g.shape[1:])).t().mv(weight_N.to(self.g.dtype))
-        total.view(-1).add_(part)
+        flat = self.g.reshape(self.count, math.prod(self.g.shape[1:]))
+        for rows, weight in zip(flat.split(matmul.ROWS), weight_N.to(flat.dtype).split(matmul.ROWS), strict=True):
+            total.view(-1).add_(rows.t().mv(weight))
 
     def dense(self, shape: torch.Size) -> torch.Tensor:
         return self.g.clone()
@@ -250,8 +251,9 @@ def gather(ids_NT: torch.Tensor, b_NTD: torch.Tensor, rows: int) -> Gather:
 def norm_sq(pieces: list[Piece]) -> torch.Tensor:
     """Squared Euclidean norm per contribution of the sum of merged pieces, float64, shape (N,); see :func:`merge`.
 
-    Guarantee: not below the true squared norm by more than the rounding of a float dot product; where the norm comes from
-    Gram matrices or cross terms, whose cancellation can hide a large gradient, a bound on that rounding is added.
+    Guarantee: not below the true squared norm by more than the rounding of a float dot product of 1024 terms, however wide the
+    tensor; where the norm comes from Gram matrices or cross terms, whose cancellation can hide a large gradient, a bound on
+    that rounding is added.
     """
     if len(pieces) == 1:
         return pieces[0].norm_sq()
@@ -260,14 +262,14 @@ def norm_sq(pieces: list[Piece]) -> torch.Tensor:
     square = _gram_norm_sq(head) + table.norm_sq() + _cross(head, table)
     a_NT, b_NT = _lengths(head.a_NTD), _lengths(head.b_NTP)
     reach = _reach(a_NT, b_NT) + _lengths(table.b_NTD).sum(1)
-    return _not_negative(square) + _slack(head, a_NT, b_NT, reach)
+    return _not_negative(square) + _slack(head, a_NT, b_NT, reach, table.b_NTD.shape[1])
 
 
 def add_weighted(pieces: list[Piece], weight_N: torch.Tensor, total: torch.Tensor) -> None:
     """``total += sum_i weight_i * gradient_i``, in place, without forming a gradient per contribution.
 
-    Guarantee: ``total`` is float64 and each microbatch reaches it as one addition, so what earlier and later microbatches
-    hold cannot move the share of a contribution by more than float64 rounding.
+    Guarantee: ``total`` is float64 and a microbatch reaches it 4096 rows at a time, so what earlier and later microbatches
+    hold cannot move the share of a contribution by more than float64 rounding, and rows that are equal cannot drift.
     """
     for piece in pieces:
         piece.add_weighted(weight_N, total)
@@ -327,21 +329,19 @@ def _instantiate(a_NTD: torch.Tensor, b_NTP: torch.Tensor, transposed: bool) -> 
     return matmul.per_contribution(b_NTP, a_NTD) if transposed else matmul.per_contribution(a_NTD, b_NTP)
 
 
-def _sum_sq(flat: torch.Tensor) -> torch.Tensor:
-    """Squared norm of every row of (N, K), float64; float32 only within runs of 1024, where its rounding is small."""
-    n, k = flat.shape
-    whole = k - k % _RUN
-    out = torch.linalg.vector_norm(flat[:, whole:], dim=1).double().square()
+def _sum_sq(value: torch.Tensor) -> torch.Tensor:
+    """Squared norm over the last dimension, float64; float32 only within runs of 1024, where its rounding is small."""
+    whole = value.shape[-1] - value.shape[-1] % _RUN
+    out = torch.linalg.vector_norm(value[..., whole:], dim=-1).double().square()
     if whole:
-        runs = torch.linalg.vector_norm(flat[:, :whole].reshape(n, whole // _RUN, _RUN), dim=2)
-        out += runs.double().square_().sum(1)
+        runs = torch.linalg.vector_norm(value[..., :whole].unflatten(-1, (whole // _RUN, _RUN)), dim=-1)
+        out += runs.double().square_().sum(-1)
     return out
 
 
 def _lengths(value_NTW: torch.Tensor) -> torch.Tensor:
     """Norm of every position, float64 (N, T), not below the true one where the squares of small entries vanish."""
-    floor = math.sqrt(value_NTW.shape[2] * torch.finfo(value_NTW.dtype).tiny)
-    return torch.linalg.vector_norm(value_NTW, dim=2).double() + floor
+    return _sum_sq(value_NTW).sqrt_() + math.sqrt(value_NTW.shape[2] * torch.finfo(value_NTW.dtype).tiny)
 
 
 def _reach(a_NT: torch.Tensor, b_NT: torch.Tensor) -> torch.Tensor:
@@ -349,21 +349,22 @@ def _reach(a_NT: torch.Tensor, b_NT: torch.Tensor) -> torch.Tensor:
     return (a_NT * b_NT).sum(1)
 
 
-def _slack(piece: Outer, a_NT: torch.Tensor, b_NT: torch.Tensor, reach: torch.Tensor) -> torch.Tensor:
+def _slack(piece: Outer, a_NT: torch.Tensor, b_NT: torch.Tensor, reach: torch.Tensor, others: int = 0) -> torch.Tensor:
     """Bound on the rounding of a squared norm from Gram matrices, whatever the values and the order of additions.
 
     A float32 dot product of k roundings is off by at most k u / (1 - k u) times the sum of its absolute terms (Higham 2002,
     section 3.1), so a product of two Gram entries by (k_D + k_P + 1) u |a_t||a_s||b_t||b_s| and a little more, and the squared
-    norm by that times (sum_t |a_t||b_t|)^2; sums of entries are float64. Kernels add up to :data:`matmul.RUN` terms one after
-    the other, and a contribution can be built for which each is lost, so a bound that expects errors to cancel would not hold.
-    What underflows is lost on top: at most the smallest normal number per product, so that tiny inputs cannot hide behind a
-    large output gradient.
+    norm by that times (sum_t |a_t||b_t|)^2; the sum of at most (T + others)^2 entries is float64. Kernels add up to
+    :data:`matmul.RUN` terms one after the other, and a contribution can be built for which each is lost, so a bound that
+    expects errors to cancel would not hold. What underflows is lost on top: at most the smallest normal number per product, so
+    that tiny inputs cannot hide behind a large output gradient.
     """
     t, d, p = piece.a_NTD.shape[1], piece.a_NTD.shape[2], piece.b_NTP.shape[2]
     numbers = torch.finfo(piece.a_NTD.dtype)
     lost = d * (b_NT.sum(1) + t).square() + p * a_NT.sum(1).square()
     roundings = matmul.gram_terms(d) + matmul.gram_terms(p) + 4
-    return 1.01 * roundings * (numbers.eps / 2) * reach.square() + numbers.tiny * lost
+    relative = roundings * (numbers.eps / 2) + (t + others) ** 2 * 2.0**-53
+    return 1.01 * relative * reach.square() + numbers.tiny * lost
 
 
 def _gram_norm_sq(piece: Outer) -> torch.Tensor:

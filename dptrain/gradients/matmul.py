@@ -60,6 +60,10 @@ def _fits(x: torch.Tensor, y: torch.Tensor, multiplications: int) -> bool:
     )
 
 
+ROWS = 4096
+"""Rows of a weighted sum that one product adds; float64 adds up those of several, so that equal rows cannot drift far."""
+
+
 def weighted_outer(a_NTD: torch.Tensor, b_NTP: torch.Tensor, weight_N: torch.Tensor) -> torch.Tensor:
     """Returns sum_i weight_i sum_t b_it a_it^T, (P, D); the narrower factor carries the weights, which are at most one."""
     n, t, d = a_NTD.shape
@@ -69,10 +73,20 @@ def weighted_outer(a_NTD: torch.Tensor, b_NTP: torch.Tensor, weight_N: torch.Ten
         a, b = (a_NTD * scale).reshape(n * t, d), b_NTP.reshape(n * t, p)
     else:
         a, b = a_NTD.reshape(n * t, d), (b_NTP * scale).reshape(n * t, p)
-    if not _fits(a, b, n * t * d * p):
-        return b.t() @ a
-    a, b = a.contiguous(), b.contiguous()
-    return _rows(a.t(), b.t()).t() if d < p else _rows(b.t(), a.t())
+    total: torch.Tensor | None = None
+    for x, y in zip(a.split(ROWS), b.split(ROWS), strict=True):
+        part = _weighted(x, y)
+        total = part if total is None else total.double().add_(part)
+    assert total is not None
+    return total
+
+
+def _weighted(a_KD: torch.Tensor, b_KP: torch.Tensor) -> torch.Tensor:
+    """Returns b^T a in one product."""
+    if not _fits(a_KD, b_KP, a_KD.numel() * b_KP.shape[1]):
+        return b_KP.t() @ a_KD
+    a, b = a_KD.contiguous(), b_KP.contiguous()
+    return _rows(a.t(), b.t()).t() if a.shape[1] < b.shape[1] else _rows(b.t(), a.t())
 
 
 def per_contribution(a_NTD: torch.Tensor, b_NTP: torch.Tensor) -> torch.Tensor:
@@ -108,7 +122,7 @@ def gram_product_sums(a_NTD: torch.Tensor, b_NTP: torch.Tensor, elements: int) -
         found = [_gram(a[i]).mul_(_gram(b[i])).sum(dtype=torch.float64) for i in range(n)]
         return torch.stack(found) if found else a.new_zeros(0, dtype=torch.float64)
     out = torch.empty(n, dtype=torch.float64, device=a.device)
-    step = max(1, elements // (t * t))
+    step = max(1, elements // max(1, t * t))
     for start in range(0, n, step):
         a_i, b_i = a[start : start + step], b[start : start + step]
         gram = inner(a_i, a_i).mul_(inner(b_i, b_i))
@@ -133,7 +147,8 @@ def inner(x_NSD: torch.Tensor, y_NTD: torch.Tensor) -> torch.Tensor:
     """Returns x y^T of every contribution, (N, S, T), by torch: at most ``RUN`` terms at a time."""
     total: torch.Tensor | None = None
     for x, y in zip(x_NSD.split(RUN, dim=2), y_NTD.split(RUN, dim=2), strict=True):
-        total = torch.bmm(x, y.mT) if total is None else total.baddbmm_(x, y.mT)
+        found = torch.bmm(x, y.mT)
+        total = found if total is None else total.add_(found)  # baddbmm may go on adding terms to the total one by one
     assert total is not None
     return total
 

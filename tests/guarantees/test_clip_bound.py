@@ -1,16 +1,19 @@
 """Theorem 1': one contribution changes the sums by at most C_i in norm and 1/sigma_i in whitened norm, in float32 too."""
 
 import random
+from fractions import Fraction
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from dptrain.blocks.stack import layer_stack  # noqa: E402
-from dptrain.clipping.fast import FastSums  # noqa: E402
+from dptrain.clipping.fast import FastSums, precision_name  # noqa: E402
 from dptrain.clipping.resolver import Block, Schedule  # noqa: E402
-from dptrain.gradients.forms import Dense, Gather, Outer, add_weighted, gather, norm_sq  # noqa: E402
+from dptrain.gradients import matmul  # noqa: E402
+from dptrain.gradients.forms import Dense, Gather, Outer, add_weighted, gather, merge, norm_sq  # noqa: E402
 from dptrain.routing import Bounds, Router  # noqa: E402
+from ledger.leaves.numerics import FAST, MARGINS  # noqa: E402
 from tests.reference.families import FAMILIES  # noqa: E402
 from tests.worlds.bounds import bounds_of  # noqa: E402
 
@@ -135,6 +138,66 @@ def test_norms_of_long_gradients_do_not_read_low() -> None:
     """Squares of millions of coordinates added in float32 lose a percent; the margin is a fifth of one."""
     g = torch.full((1, 1 << 24), 0.37)
     assert float(norm_sq([Dense(g)])) >= float(g.double().square().sum()) * (1 - 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "positions", "width", "entry"),
+    [
+        (torch.float32, 1, 1 << 22, 1.784419298171997),
+        (torch.bfloat16, 1, 1 << 22, 1.125),
+        (torch.float64, 1, 1 << 20, 2.371662735939026),
+        (torch.float64, 40, 1 << 18, 3.531014144420624),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("transposed", [False, True])
+def test_equal_entries_of_a_wide_input_do_not_drift_below_the_norm(
+    dtype: torch.dtype, positions: int, width: int, entry: float, transposed: bool
+) -> None:
+    """Added one after the other all lose the same part of themselves: rounding goes one way, and by more than the margin."""
+    a, b = torch.full((1, positions, width), entry, dtype=dtype), torch.ones(1, positions, 2, dtype=dtype)
+    shape = torch.Size((width, 2) if transposed else (2, width))
+    (piece,) = merge([Outer(a, b, transposed).settled(shape, alone=False)], shape)
+    true = Fraction(float(a[0, 0, 0])) ** 2 * width * 2 * positions**2
+    assert Fraction(float(norm_sq([piece]))) >= true
+
+
+@pytest.mark.parametrize("others", [0, 2048])
+def test_the_sum_over_pairs_of_positions_has_its_rounding_in_the_bound(others: int) -> None:
+    """Narrow factors of a tied tensor: the products have few roundings in float64, and the sum of T^2 of them has many."""
+    t = 2048
+    b = torch.ones(1, t, 1, dtype=torch.float64)
+    b[:, ::2] = -1.0
+    head, table = Outer(torch.ones_like(b), b), Gather(torch.zeros(1, others, dtype=torch.long), 0 * b[:, :others])
+    assert float(norm_sq([head, table] if others else [head])) >= (t + others) ** 2 * t**2 * 2.0**-53
+
+
+@pytest.mark.parametrize("width", [1 << 16, 1 << 21, 1 << 22])
+@pytest.mark.parametrize("entry", [1.0193059444427490, 1.784419298171997])
+def test_one_position_of_a_wide_input_stays_within_its_signed_bounds(width: int, entry: float) -> None:
+    model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(width, 2, bias=False)))
+    tensor = next(t for t in layer_stack(model, "0").tensors if t.name == "0.0.weight")
+    schedule = Schedule(layer_stack(model, "0"), (Block("b", tensor.positions, (tensor,), ("a",), 1.0),), {"a": (0,)}, ())
+    sums = FastSums(schedule, [(0, tensor)], torch.float32)
+    sums.add({0: [Outer(torch.full((1, 1, width), entry), torch.ones(1, 1, 2))]}, bounds_of([(1.0, 1.0, (0,))], 1))
+    (total,) = sums.take()
+    assert float(total[0].double().dot(total[0]) * 2) <= 1.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("enabled", [True, False], ids=["onednn", "torch"])
+def test_equal_rows_do_not_drift_from_their_sum_by_a_quarter_of_the_margin(
+    dtype: torch.dtype, enabled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(matmul, "ENABLED", enabled and matmul.AVAILABLE)
+    rows, allowed = 1 << 17, MARGINS[FAST][precision_name(dtype)] / 4
+    for entry in (1.0193059444427490, 1.3, 1.7):
+        a = torch.full((1, rows, 8), entry, dtype=dtype)
+        true = Fraction(float(a[0, 0, 0])) * rows
+        for piece in (Outer(a, torch.ones_like(a)), Dense(a.view(rows, 8, 1).expand(-1, -1, 8))):
+            total = torch.zeros(8, 8, dtype=torch.float64)
+            add_weighted([piece], torch.ones(piece.count, dtype=torch.float64), total)
+            assert max(abs(Fraction(found) / true - 1) for found in total.flatten().tolist()) <= allowed
 
 
 def test_a_coefficient_that_float32_cannot_hold_counts_as_zero() -> None:

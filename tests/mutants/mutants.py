@@ -3,6 +3,7 @@
 from tests.mutants.attested import ATTESTED
 from tests.mutants.audited import BOUNDS, FIGURES, RELEASES
 from tests.mutants.beside import BESIDE, IN_THEIR_PLACE
+from tests.mutants.clipped import CLIPPED
 from tests.mutants.mutant import Mutant
 
 ADDRESSES = "dptrain/sandbox/addresses.py"
@@ -788,6 +789,7 @@ RULES = (
 
 GROUPS = {
     "gradient rules and masks": RULES,
+    "clipped sums and their release": CLIPPED,
     "random numbers": RANDOMNESS,
     "what a forward writes": WRITTEN,
     "foreign leaves": LEAVES,

@@ -1,0 +1,37 @@
+"""Mutants of the way from a gradient to its clipped and noised sum: what rounds, what is certified, what is released."""
+
+from tests.mutants.mutant import Mutant
+
+FORMS = "dptrain/gradients/forms.py"
+MATMUL = "dptrain/gradients/matmul.py"
+
+T_BOUND = "tests/guarantees/test_clip_bound.py::"
+T_EQUAL = T_BOUND + "test_equal_entries_of_a_wide_input_do_not_drift_below_the_norm"
+T_ROWS = T_BOUND + "test_equal_rows_do_not_drift_from_their_sum_by_a_quarter_of_the_margin"
+
+CLIPPED = (
+    Mutant(
+        "the norm of a position is added up in runs", FORMS, "_sum_sq(value_NTW).sqrt_()",
+        "torch.linalg.vector_norm(value_NTW, dim=2).double()", T_EQUAL,
+    ),
+    Mutant(
+        "runs of a Gram product are added up apart", MATMUL,
+        "total.add_(found)  # baddbmm", "total.baddbmm_(x, y.mT)  # baddbmm", T_EQUAL,
+    ),
+    Mutant(
+        "rows of factors are added up in runs", MATMUL, "zip(a.split(ROWS), b.split(ROWS), strict=True)", "((a, b),)", T_ROWS,
+    ),
+    Mutant(
+        "so are gradients of contributions", FORMS,
+        "zip(flat.split(matmul.ROWS), weight_N.to(flat.dtype).split(matmul.ROWS), strict=True)",
+        "((flat, weight_N.to(flat.dtype)),)", T_ROWS,
+    ),
+    Mutant(
+        "the sum over pairs of positions rounds", FORMS, "(t + others) ** 2 * 2.0**-53", "0.0",
+        T_BOUND + "test_the_sum_over_pairs_of_positions_has_its_rounding_in_the_bound",
+    ),
+    Mutant(
+        "and so do pairs with the rows of a table", FORMS, "reach, table.b_NTD.shape[1])", "reach)",
+        T_BOUND + "test_the_sum_over_pairs_of_positions_has_its_rounding_in_the_bound",
+    ),
+)  # fmt: skip
