@@ -11,7 +11,7 @@ Bu et al. (arXiv:2210.00038) for book-keeping, one backward pass and a weighted 
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -34,6 +34,7 @@ def promote(value: torch.Tensor) -> torch.Tensor:
     return value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
 
 
+@dataclass
 class Form:
     """The gradients of one tensor by N contributions, in one call of a module; row i is that of contribution i.
 
@@ -273,6 +274,12 @@ def add_weighted(pieces: list[Piece], weight_N: torch.Tensor, total: torch.Tenso
     """
     for piece in pieces:
         piece.add_weighted(weight_N, total)
+
+
+def widened(form: Form, least: torch.dtype) -> Form:
+    """Makes a form of at least this type; from there on its norm and sum are formed in it, whatever came before rounded to."""
+    floats = {name: value for name, value in vars(form).items() if isinstance(value, torch.Tensor) and value.is_floating_point()}
+    return replace(form, **{name: value.to(torch.promote_types(value.dtype, least)) for name, value in floats.items()})
 
 
 def zero_rows(pieces: list[Piece], bad_N: torch.Tensor) -> None:

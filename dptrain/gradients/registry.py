@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from dataclasses import replace as changed
 from fnmatch import fnmatchcase
 from functools import partial
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import torch
@@ -17,7 +18,7 @@ from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from dptrain.errors import ConfigError, UnsupportedModule
-from dptrain.gradients.forms import Dense, Form, Gather, Outer, Piece, promote
+from dptrain.gradients.forms import Dense, Form, Gather, Outer, Piece, promote, widened
 from dptrain.sandbox import Entry
 
 Function = Callable[[Any, "Call", torch.Tensor], Mapping[str, Form]]
@@ -248,7 +249,7 @@ def rule_of(name: str, module: nn.Module, trained: frozenset[str]) -> Rule | Non
 
 
 def settled(rule: Rule, call: Call, grad: torch.Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Piece]:
-    """Runs a rule and returns the wanted forms as they are stored.
+    """Runs a rule and returns the wanted forms as they are stored, in the type of their tensor or a wider one.
 
     Args:
         shapes: Of the tensors that the rule may name.
@@ -270,7 +271,8 @@ def settled(rule: Rule, call: Call, grad: torch.Tensor, shapes: Mapping[str, tor
             many = f" of {call.examples} examples each; call.positions() brings them together" if call.examples > 1 else ""
             raise _no_form(rule, f"{fault}, for {name!r} and {call.contributions} contributions{many}")
         if call.wants(name):
-            found[name] = form.settled(shapes[name], alone=name not in call.tied)
+            least = torch.promote_types(attrgetter(name)(rule.module).dtype, torch.float32)  # margins go by the tensor's type
+            found[name] = widened(form, least).settled(shapes[name], alone=name not in call.tied)
     return found
 
 

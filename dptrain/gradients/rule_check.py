@@ -226,6 +226,8 @@ class _Bench:
                 "work on copies",
                 found="a change in place", expected="none",
             )  # fmt: skip
+        held = [v.dtype for form in forms.values() for v in vars(form).values() if torch.is_tensor(v) and v.is_floating_point()]
+        assert all(torch.promote_types(kind, torch.promote_types(self.dtype, torch.float32)) == kind for kind in held)
         return forms
 
     def naive(self, rows: Rows, grad: torch.Tensor) -> Naive:

@@ -10,12 +10,15 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from dptrain import check_gradient_rule, gradient_rule  # noqa: E402
+from dptrain.blocks.stack import layer_stack  # noqa: E402
+from dptrain.clipping.resolver import Block, Schedule  # noqa: E402
 from dptrain.errors import ConfigError, UnsupportedModule, WrongGradientRule  # noqa: E402
 from dptrain.gradients import Dense, Form, Gather, Outer, registry  # noqa: E402
 from dptrain.gradients.registry import Call, rule_of, settled  # noqa: E402
-from dptrain.routing import FallbackNotice  # noqa: E402
+from dptrain.routing import FallbackNotice, Router  # noqa: E402
 from tests.guarantees.peers import Run, net, per_example, small_world  # noqa: E402
 from tests.reference.compare import compare  # noqa: E402
+from tests.worlds.bounds import bounds_of  # noqa: E402
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "extending" / "layers.md"
 
@@ -345,6 +348,59 @@ def test_an_id_out_of_range_stays_with_its_contribution() -> None:
     found = settled(rule, call, torch.ones(2, 2, 2), {"weight": table.weight.shape})["weight"].dense(table.weight.shape)
     assert found[0].sum() == 4.0 and found[0, 3].tolist() == [1.0, 1.0]
     assert found[1].tolist() == [[0.0, 0.0], [2.0, 2.0], [0.0, 0.0], [0.0, 0.0]]
+
+
+class Gain(nn.Module):
+    """``y = x * gain``, one gain per feature."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.gain
+
+
+def narrow_rule(module, call, grad) -> dict[str, Form]:
+    """Forms of float32 whatever the model's type is, "as norms in float32 are enough"."""
+    x, b = call.positions(call.inputs[0].float(), 1), call.positions(grad.float(), 1)
+    return {"gain": Dense((b * x).sum(1))}
+
+
+def test_a_rule_that_rounds_to_float32_keeps_the_bounds_of_a_model_in_float64() -> None:
+    """Its margin is 2^-40 there: norm, coefficient and sum are formed in float64, whatever the rule rounded to."""
+    gradient_rule(Gain)(narrow_rule)
+    check_gradient_rule(Gain(16), torch.randn(5, 7, 16))
+    for entry in torch.linspace(1.0, 4.0, 30).tolist():
+        model = nn.Module()
+        model.layers = nn.ModuleList([Gain(4096)])
+        model.double()
+        stack = layer_stack(model)
+        schedule = Schedule(stack, (Block("b", (0,), tuple(stack.tensors), ("a",), 1.0),), {"a": (0,)}, ())
+        model.requires_grad_(False)
+        router = Router(model, schedule)
+        router.attach()
+        bounds = bounds_of([(1.0, 1.0, (0,))], 1)
+        router.arm(1, 1, bounds.permitted_NG)
+        out = model.layers[0](torch.full((1, 1, 4096), entry, dtype=torch.float64))
+        router.backward(out.sum((1, 2)), torch.ones(1, dtype=torch.float64))
+        router.fold(bounds)
+        (total,) = router.sums.take()
+        assert float(total.norm()) <= 1.0
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_forms_are_held_in_the_type_of_their_tensor_or_a_wider_one(kind: torch.dtype) -> None:
+    half = torch.ones(2, 3, 4, dtype=torch.bfloat16)
+    given = {"weight": (Outer(half, half[..., :2]), Gather(torch.zeros(2, 3, dtype=torch.long), half), Dense(half[:, :2]))}
+    for form in given["weight"]:
+        module = nn.Linear(4, 2, bias=False).to(kind)
+        rule = registry.Plain(lambda module, call, grad, form=form: {"weight": form}, "", module)
+        for tied in (frozenset(), frozenset({"weight"})):
+            call = Call((), {}, 2, 1, wanted=frozenset({"weight"}), tied=tied)
+            found = settled(rule, call, half, {"weight": module.weight.shape})["weight"]
+            floats = [value.dtype for value in vars(found).values() if torch.is_tensor(value) and value.is_floating_point()]
+            assert set(floats) == {torch.promote_types(kind, torch.float32)}
 
 
 def test_what_is_not_wanted_is_dropped() -> None:

@@ -3,11 +3,14 @@
 from tests.mutants.mutant import Mutant
 
 FORMS = "dptrain/gradients/forms.py"
+REGISTRY = "dptrain/gradients/registry.py"
 MATMUL = "dptrain/gradients/matmul.py"
 
 T_BOUND = "tests/guarantees/test_clip_bound.py::"
 T_EQUAL = T_BOUND + "test_equal_entries_of_a_wide_input_do_not_drift_below_the_norm"
 T_ROWS = T_BOUND + "test_equal_rows_do_not_drift_from_their_sum_by_a_quarter_of_the_margin"
+
+T_RULES = "tests/guarantees/test_gradient_rules.py::"
 
 CLIPPED = (
     Mutant(
@@ -33,5 +36,9 @@ CLIPPED = (
     Mutant(
         "and so do pairs with the rows of a table", FORMS, "reach, table.b_NTD.shape[1])", "reach)",
         T_BOUND + "test_the_sum_over_pairs_of_positions_has_its_rounding_in_the_bound",
+    ),
+    Mutant(
+        "a rule's forms are at least of the type that the margin goes by", REGISTRY, "widened(form, least)", "form",
+        T_RULES + "test_a_rule_that_rounds_to_float32_keeps_the_bounds_of_a_model_in_float64",
     ),
 )  # fmt: skip
