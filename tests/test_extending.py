@@ -443,3 +443,47 @@ def test_noise_that_keeps_a_state_is_refused_before_a_window_is_charged_for_it(t
     assert refused.value.code == "NOISE_STATE"
     assert trainer.private.opened.recorder.ledger.state.charged == 0
     trainer.close()
+
+
+@pytest.mark.parametrize("fault", ["a fresh tensor", "a view", "nothing", "as it was", "the second tensor alone"])
+def test_a_sum_that_its_mechanism_did_not_write_or_return_reaches_no_gradient(tmp_path, monkeypatch, fault: str) -> None:
+    """What is released is the tensor that was handed over: noise in another one would be lost, and the raw sum go out."""
+    pytest.importorskip("torch")
+    from dptrain.errors import NotPrivateUse
+    from dptrain.noise.lattice import LatticeGaussian
+    from tests.worlds.trainer import Trainer
+    from tests.worlds.training import make_world
+
+    release = LatticeGaussian.release
+
+    def wrong(self, clipped_sum, state, step):
+        if fault == "a view":
+            return release(self, clipped_sum, state, step).view(-1)
+        if fault == "as it was":
+            return clipped_sum
+        if fault == "the second tensor alone" and step.lane != 1:
+            return release(self, clipped_sum, state, step)
+        fresh = release(self, clipped_sum.clone(), state, step)
+        return None if fault == "nothing" else fresh
+
+    monkeypatch.setattr(LatticeGaussian, "release", wrong)
+    trainer = Trainer(make_world(tmp_path, steps=1, rate="1", per_class=1))
+    with pytest.raises(NotPrivateUse, match="add the noise in place") as refused:
+        trainer.run()
+    assert refused.value.code == "NOISE_LOST"
+    assert all(parameter.grad is None for parameter in trainer.model.parameters())
+    trainer.close()
+
+
+def test_noise_that_numpy_adds_in_place_is_seen_as_written() -> None:
+    torch = pytest.importorskip("torch")
+    from dptrain.noise.families import integer_noise
+    from dptrain.noise.keystream import KeyStream
+    from dptrain.noise.lattice import LatticeGaussian
+
+    stream = KeyStream("noise", bytes(16), 0, bytes(32))
+    for noise in (LatticeGaussian(stream), integer_noise("laplace", stream, 20)):
+        for size in (5, 0):
+            total = torch.zeros(size, dtype=torch.float64)
+            before = total._version
+            assert noise.release_(total, 1.0, 1.0, step=1, lane=size) is total and total._version > before

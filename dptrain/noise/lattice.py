@@ -119,6 +119,7 @@ class OnHost(Independent):
         self._threads.each(draw, range(0, len(flat), self._chunk))
         if host is not clipped_sum:
             clipped_sum.copy_(host)
+        torch.autograd.graph.increment_version(clipped_sum)  # of what numpy wrote torch knows nothing
         return clipped_sum
 
     def destroy(self) -> None:

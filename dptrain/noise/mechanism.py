@@ -42,7 +42,7 @@ class Mechanism(Protocol):
         """Returns what the mechanism must know of earlier steps, for tensors of these shapes; None if nothing."""
 
     def release(self, clipped_sum: torch.Tensor, state: Any, step: Step) -> torch.Tensor:
-        """Turns a clipped sum into its private release, in place, and returns it."""
+        """Turns a clipped sum into its private release, in place, and returns that very tensor; see NOISE_LOST."""
 
     def state_dict(self, state: Any) -> Mapping[str, torch.Tensor]:
         """Returns the state as tensors that would have to be sealed with the keys; empty if there is none."""

@@ -3,6 +3,8 @@
 from tests.mutants.mutant import Mutant
 
 FORMS = "dptrain/gradients/forms.py"
+RELEASE = "dptrain/engine/release.py"
+LATTICE = "dptrain/noise/lattice.py"
 REGISTRY = "dptrain/gradients/registry.py"
 MATMUL = "dptrain/gradients/matmul.py"
 
@@ -11,6 +13,8 @@ T_EQUAL = T_BOUND + "test_equal_entries_of_a_wide_input_do_not_drift_below_the_n
 T_ROWS = T_BOUND + "test_equal_rows_do_not_drift_from_their_sum_by_a_quarter_of_the_margin"
 
 T_RULES = "tests/guarantees/test_gradient_rules.py::"
+
+T_LOST = "tests/test_extending.py::test_a_sum_that_its_mechanism_did_not_write_or_return_reaches_no_gradient"
 
 CLIPPED = (
     Mutant(
@@ -40,5 +44,15 @@ CLIPPED = (
     Mutant(
         "a rule's forms are at least of the type that the margin goes by", REGISTRY, "widened(form, least)", "form",
         T_RULES + "test_a_rule_that_rounds_to_float32_keeps_the_bounds_of_a_model_in_float64",
+    ),
+    Mutant("a mechanism returns the sum that it was given", RELEASE, "if found is not total or (", "if (", T_LOST),
+    Mutant("and has written it", RELEASE, "total.numel() and total._version == before", "False", T_LOST),
+    Mutant(
+        "all sums are noised before the first is in p.grad", RELEASE, "            released.append(total)\n",
+        "            released.append(total)\n            self._put(tensor, total)\n", T_LOST,
+    ),
+    Mutant(
+        "what numpy writes counts as written", LATTICE, "torch.autograd.graph.increment_version(clipped_sum)", "pass",
+        "tests/test_extending.py::test_noise_that_numpy_adds_in_place_is_seen_as_written",
     ),
 )  # fmt: skip
