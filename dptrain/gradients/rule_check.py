@@ -36,8 +36,8 @@ def check_gradient_rule(
 
     Compared are: the whole batch, one sample, samples in another order, contributions of two samples, each parameter wanted by
     itself, a parameter that other modules use too, two uses of one parameter, float64, float32 and bfloat16, no samples at
-    all, and other weights near the module's own, without its ones and zeros. Other samples are replaced, also by NaN, and must
-    not show. The rule must change nothing that it is given.
+    all, samples of no positions, and other weights near the module's own, without its ones and zeros. Other samples are
+    replaced, also by NaN, and must not show. The rule must change nothing that it is given.
 
     Args:
         module: As the model holds it, in the mode (train or eval) in which it will train. It stays as it is.
@@ -57,6 +57,10 @@ def check_gradient_rule(
         near = _Bench.of(_stirred(module), args, dict(kwargs or {}), torch.float64, " with weights near its own")
         if near.finite():
             near.run()
+        short, named = tree_map(lambda leaf: leaf[:, :0] if _is_wide(leaf) else leaf, (args, dict(kwargs or {})))
+        none = _Bench.of(module, short, named, torch.float64, " without positions")
+        if none.differentiable():
+            none.run()
 
 
 @dataclass
@@ -99,6 +103,15 @@ class _Bench:
         """Tells whether the module gives finite numbers for all samples."""
         leaves = tree_leaves(self.module(*self.args, **self.kwargs))
         return all(bool(leaf.isfinite().all()) for leaf in leaves if isinstance(leaf, torch.Tensor))
+
+    def differentiable(self) -> bool:
+        """Tells whether module and autograd take all samples, and give finite gradients; of no positions, some do not."""
+        every = list(range(self.rows))
+        try:
+            found = self.naive(every, torch.ones_like(self.forward(every, self.args, self.kwargs)))
+        except (RuntimeError, ValueError, IndexError, AssertionError, WrongGradientRule):
+            return False
+        return all(bool(value.isfinite().all()) for own in found.values() for value in own)
 
     def run(self) -> None:
         every = list(range(self.rows))
@@ -311,6 +324,10 @@ class _Bench:
             f"parameter {name!r}{of}, found norm {found:.6g}, expected {expected:.6g}; correct the rule",
             parameter=name, sample=sample, found=found, expected=expected,
         )  # fmt: skip
+
+
+def _is_wide(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.dim() > 1
 
 
 def _like(value: torch.Tensor, *, seed: int) -> torch.Tensor:

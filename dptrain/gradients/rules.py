@@ -111,7 +111,7 @@ def _keeps_apart(module: nn.Module, trained: Trained) -> bool:
 def channel_norm(module: Any, call: Call, grad: torch.Tensor) -> Forms:
     """Splits ``y = f(x) * weight + bias`` per channel in dimension 1; ``f(x)`` is read off as in :func:`scale`."""
     channels = module.weight.numel()
-    shape = (call.contributions, call.examples, channels, math.prod(grad.shape[2:]))
+    shape = (call.contributions, call.examples, channels, math.prod(grad.shape[1:]) // channels)
     b = promote(grad)
     found: Forms = {}
     if call.wants("weight"):

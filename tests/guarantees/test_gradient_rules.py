@@ -10,7 +10,8 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from dptrain import check_gradient_rule, gradient_rule  # noqa: E402
-from dptrain.blocks.stack import layer_stack  # noqa: E402
+from dptrain.blocks.stack import LayerStack, Tensor, layer_stack  # noqa: E402
+from dptrain.clipping.exactness import sums_for  # noqa: E402
 from dptrain.clipping.resolver import Block, Schedule  # noqa: E402
 from dptrain.errors import ConfigError, UnsupportedModule, WrongGradientRule  # noqa: E402
 from dptrain.gradients import Dense, Form, Gather, Outer, registry  # noqa: E402
@@ -348,6 +349,41 @@ def test_an_id_out_of_range_stays_with_its_contribution() -> None:
     found = settled(rule, call, torch.ones(2, 2, 2), {"weight": table.weight.shape})["weight"].dense(table.weight.shape)
     assert found[0].sum() == 4.0 and found[0, 3].tolist() == [1.0, 1.0]
     assert found[1].tolist() == [[0.0, 0.0], [2.0, 2.0], [0.0, 0.0], [0.0, 0.0]]
+
+
+@pytest.mark.parametrize("level", ["fast", "certified"])
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("case", ["linear", "linear, few positions", "table", "layer norm", "RMS norm", "attention"])
+def test_a_contribution_of_no_positions_adds_nothing(case: str, tied: bool, level: str) -> None:
+    """A text without tokens, alone in its microbatch: what raises behind the backward pass would stop the run."""
+    module, inputs = OWN[case]()
+    none = tuple(value[:, :0] for value in (inputs if isinstance(inputs, tuple) else (inputs,)))
+    out = module(*none)
+    grad = torch.zeros_like(out[0] if isinstance(out, tuple) else out)
+    parameters = dict(module.named_parameters())
+    wanted = frozenset(parameters)
+    call = Call(none, {}, len(grad), 1, wanted=wanted, tied=wanted if tied else frozenset())
+    with torch.no_grad():
+        forms = settled(rule_of("", module, wanted), call, grad, {name: value.shape for name, value in parameters.items()})
+    tensors = [Tensor(name, (name,), (("", 0),), value) for name, value in parameters.items()]
+    stack = LayerStack(("layer",), tuple(tensors))
+    schedule = Schedule(stack, (Block("b", (0,), tuple(tensors), ("a",), 1.0),), {"a": (0,)}, ())
+    sums = sums_for(level, schedule, [(0, tensor) for tensor in tensors], torch.float32, 1.0, "gaussian")
+    pieces = {list(parameters).index(name): [form] for name, form in forms.items()}
+    sums.add(pieces, bounds_of([(1.0, 1.0, (0,))] * len(grad), 1))
+    assert not any(bool(total.any()) for total in sums.take())
+
+
+def test_a_rule_that_needs_a_position_is_found() -> None:
+    def needs_one(module, call, grad):
+        x, b = call.positions(call.inputs[0], 1), call.positions(grad, 1)
+        b[:, 0]
+        return {"weight": Outer(x, b), "bias": Dense(b.sum(1))}
+
+    gradient_rule(nn.Linear, replace=True)(needs_one)
+    check_gradient_rule(nn.Linear(4, 3), torch.randn(3, 4))
+    with pytest.raises(WrongGradientRule, match="RULE_RAISES"):
+        check_gradient_rule(nn.Linear(4, 3), torch.randn(3, 2, 4))
 
 
 class Gain(nn.Module):

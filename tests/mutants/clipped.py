@@ -3,6 +3,8 @@
 from tests.mutants.mutant import Mutant
 
 FORMS = "dptrain/gradients/forms.py"
+RULES = "dptrain/gradients/rules.py"
+RULE_CHECK = "dptrain/gradients/rule_check.py"
 RELEASE = "dptrain/engine/release.py"
 LATTICE = "dptrain/noise/lattice.py"
 REGISTRY = "dptrain/gradients/registry.py"
@@ -54,5 +56,17 @@ CLIPPED = (
     Mutant(
         "what numpy writes counts as written", LATTICE, "torch.autograd.graph.increment_version(clipped_sum)", "pass",
         "tests/test_extending.py::test_noise_that_numpy_adds_in_place_is_seen_as_written",
+    ),
+    Mutant(
+        "a contribution of no positions stops no run", MATMUL, "elements // max(1, t * t)", "elements // (t * t)",
+        T_RULES + "test_a_contribution_of_no_positions_adds_nothing",
+    ),
+    Mutant(
+        "positions of a normalisation of channels are counted", RULES, "math.prod(grad.shape[1:]) // channels",
+        "math.prod(grad.shape[2:])", T_RULES + "test_every_own_rule_is_held_by_the_check_that_users_have[batch norm, frozen]",
+    ),
+    Mutant(
+        "a rule is held to samples of no positions", RULE_CHECK, "        if none.differentiable():\n", "        if False:\n",
+        T_RULES + "test_a_rule_that_needs_a_position_is_found",
     ),
 )  # fmt: skip
