@@ -132,6 +132,31 @@ def test_a_part_that_is_not_finite_makes_the_whole_contribution_count_as_zero(tm
         assert peers.norm({k: bad[k] - clean[k] for k in bad}) <= 1e-12
 
 
+@pytest.mark.parametrize("level", ["fast", "certified"])
+def test_a_part_that_raises_makes_the_whole_contribution_count_as_zero(tmp_path, level: str) -> None:
+    """Its other part, which does not raise, adds nothing either; and nobody else's is lost."""
+    world = peers.small_world(
+        tmp_path, per_class=3, record=lambda s: [token_record(s + 3 * j) | {"seed": 10 * s + j} for j in range(4)],
+        policy_extra=f'exactness = "{level}"\n[gate]\nmax_examples = 4\n',
+    )  # fmt: skip
+
+    def raises(model, rows):
+        if bool((rows["seeds"] == 21).any()):
+            raise ValueError("a payload")
+        return peers.per_example(model, rows)
+
+    def without(model, rows):
+        return peers.per_example(model, rows) * (rows["seeds"] // 10 != 2)
+
+    def sums(losses) -> dict[str, torch.Tensor]:
+        with peers.Run(world, peers.net(), microbatch_rows=2) as run:
+            return run.gradients(next(iter(run.steps)), run.private.loss(losses))
+
+    found, expected, whole = sums(raises), sums(without), sums(peers.per_example)
+    assert peers.norm({name: found[name] - expected[name] for name in found}) <= 1e-9
+    assert peers.norm({name: found[name] - whole[name] for name in found}) > 0.1, "it was drawn"
+
+
 def test_fixed_shapes_at_the_certified_level(tmp_path) -> None:
     """The last microbatch is filled up; who fills it moves nothing."""
     filled, seen = released(tmp_path / "c", "certified", microbatch=4)

@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
+from attest.schedule import effective_multiplier  # noqa: E402
 from dptrain.blocks.stack import LayerStack, Tensor  # noqa: E402
 from dptrain.clipping.certified import CertifiedSums  # noqa: E402
 from dptrain.clipping.resolver import Block, Schedule  # noqa: E402
@@ -71,3 +72,25 @@ def test_the_stricter_of_a_decimal_and_its_double_bounds_the_multiplier(sigma: f
     exact = Fraction(round(sigma * 10**6), 10**6)
     assert Fraction(sigma) > exact and (Fraction(1 << 2 * own.bits) / exact**2).denominator == 1
     assert own.limits(signed(1.0, sigma), (0,)).whitened == (1 << 2 * own.bits) / exact**2 - 1
+
+
+@pytest.mark.parametrize("sigma", [0.070143, 0.141084, 4.950824])
+def test_where_the_double_of_a_multiplier_is_the_smaller_its_decimal_bounds_it(sigma: float) -> None:
+    """One square more would pass by the double, which is less than what was signed."""
+    own = sums(stds=(0.001,))
+    exact = Fraction(round(sigma * 10**6), 10**6)
+    permitted = math.floor((1 << 2 * own.bits) / exact**2)
+    assert Fraction(sigma) < exact and math.floor((1 << 2 * own.bits) / Fraction(sigma) ** 2) == permitted + 1
+    assert own.limits(signed(1.0, sigma), (0,)).whitened == permitted
+
+
+@pytest.mark.parametrize(
+    ("std", "clip"), [(0.083575148969397, 0.987288), (0.12070787004001027, 0.966074), (0.0904054882832683, 0.942957)]
+)
+def test_a_multiplier_that_is_accounted_a_little_above_the_exact_one_bounds_it(std: float, clip: float) -> None:
+    """s / C as a double is more than the ratio here, by less than a unit of its last place, and permits less."""
+    own, bounds = sums(stds=(std,)), signed(clip, 1e-6)
+    accounted = Fraction(effective_multiplier(bounds, [std]))
+    exact = Fraction(std) / min(Fraction(clip), Fraction(round(clip * 10**6), 10**6))
+    assert math.floor((1 << 2 * own.bits) / exact**2) * accounted**2 > 1 << 2 * own.bits
+    assert own.limits(bounds, (0,)).whitened * accounted**2 <= 1 << 2 * own.bits

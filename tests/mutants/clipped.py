@@ -3,6 +3,8 @@
 from tests.mutants.mutant import Mutant
 
 FORMS = "dptrain/gradients/forms.py"
+CERTIFIED = "dptrain/clipping/certified.py"
+FOLDING = "dptrain/routing/accumulate.py"
 RULES = "dptrain/gradients/rules.py"
 RULE_CHECK = "dptrain/gradients/rule_check.py"
 RELEASE = "dptrain/engine/release.py"
@@ -15,8 +17,8 @@ T_EQUAL = T_BOUND + "test_equal_entries_of_a_wide_input_do_not_drift_below_the_n
 T_ROWS = T_BOUND + "test_equal_rows_do_not_drift_from_their_sum_by_a_quarter_of_the_margin"
 
 T_RULES = "tests/guarantees/test_gradient_rules.py::"
-
 T_LOST = "tests/test_extending.py::test_a_sum_that_its_mechanism_did_not_write_or_return_reaches_no_gradient"
+T_LIMITS = "tests/guarantees/test_certificate_refusals.py::"
 
 CLIPPED = (
     Mutant(
@@ -68,5 +70,23 @@ CLIPPED = (
     Mutant(
         "a rule is held to samples of no positions", RULE_CHECK, "        if none.differentiable():\n", "        if False:\n",
         T_RULES + "test_a_rule_that_needs_a_position_is_found",
+    ),
+    Mutant(
+        "a certificate is for the multiplier that was signed, where its double is less", CERTIFIED,
+        "max(Fraction(bounds.sigma_micro, MICRO), Fraction(bounds.noise_multiplier))", "Fraction(bounds.noise_multiplier)",
+        T_LIMITS + "test_where_the_double_of_a_multiplier_is_the_smaller_its_decimal_bounds_it",
+    ),
+    Mutant(
+        "and for its double, where that is more", CERTIFIED,
+        "max(Fraction(bounds.sigma_micro, MICRO), Fraction(bounds.noise_multiplier))", "Fraction(bounds.sigma_micro, MICRO)",
+        T_LIMITS + "test_the_stricter_of_a_decimal_and_its_double_bounds_the_multiplier",
+    ),
+    Mutant(
+        "and for the double that is accounted", CERTIFIED, " * (1 + Fraction(1, 1 << 52))", "",
+        T_LIMITS + "test_a_multiplier_that_is_accounted_a_little_above_the_exact_one_bounds_it",
+    ),
+    Mutant(
+        "who raises in one part counts as zero in all", FOLDING, "self._spread.spoil()", "pass",
+        "tests/engine/test_spread_contributions.py::test_a_part_that_raises_makes_the_whole_contribution_count_as_zero",
     ),
 )  # fmt: skip
