@@ -734,8 +734,8 @@ HALF = (
 
 RULES = (
     Mutant(
-        "a rule's form that is not wanted is dropped", REGISTRY, "        if call.wants(name):\n            found",
-        "        if True:\n            found",
+        "a rule's form that is not wanted is dropped", REGISTRY, "        if call.wants(name):\n            least",
+        "        if True:\n            least",
         T_RULES + "test_what_is_not_wanted_is_dropped",
     ),
     Mutant(
