@@ -110,17 +110,15 @@ class PrivateGradients:
         The sums of public contributions, where there are any, are added to what has been released, after the noise. ``blank``
         releases the noise alone: what was summed may hold what it should not.
 
-        Nothing of a step is in ``p.grad`` before all of its sums went through the mechanism.
-
         Raises:
             NotPrivateUse: NO_NOISE, a block without noise, which no private contribution of the step may touch, has a private
-                sum; NOISE_LOST, the mechanism returned another tensor than the sum, or did not write it.
+                sum; NOISE_LOST, the mechanism returned another tensor than the sum, or did not write it, and nothing of the
+                step is left in ``p.grad``.
         """
         self.require_own_parameters()
         state = self.state_of(noise)
         added: Iterator[torch.Tensor | None] = repeat(None) if public is None else public.take()
         sums = zip(self._router.tensors, self._router.sums.take(), strict=True)
-        released: list[torch.Tensor] = []
         for lane, (((block, tensor), total), unclipped) in enumerate(zip(sums, added, strict=False)):
             std = self.stds[block]
             if blank:
@@ -129,6 +127,7 @@ class PrivateGradients:
                 before = total._version
                 found = noise.release(total, state, Step(step, lane, std, self._normalizer, self._draws))
                 if found is not total or (total.numel() and total._version == before):
+                    self.clear()
                     raise NotPrivateUse(
                         "NOISE_LOST",
                         f"{type(noise).__name__}.release returned another tensor than the sum of {tensor.name!r}, or did not "
@@ -139,9 +138,7 @@ class PrivateGradients:
                 raise NotPrivateUse("NO_NOISE", f"tensor {tensor.name!r} has a sum of private gradients, and no noise hides it")
             if unclipped is not None and not blank:
                 total.add_(unclipped, alpha=1.0 / self._normalizer)
-            released.append(total)
-        for _, tensor in self._router.tensors:
-            self._put(tensor, released.pop(0))
+            self._put(tensor, total)
         self.phase, self._step = Phase.RELEASED, step
         self._remember()
         _order(self._before).move_to_end(self._before.id)

@@ -51,10 +51,7 @@ CLIPPED = (
     ),
     Mutant("a mechanism returns the sum that it was given", RELEASE, "if found is not total or (", "if (", T_LOST),
     Mutant("and has written it", RELEASE, "total.numel() and total._version == before", "False", T_LOST),
-    Mutant(
-        "all sums are noised before the first is in p.grad", RELEASE, "            released.append(total)\n",
-        "            released.append(total)\n            self._put(tensor, total)\n", T_LOST,
-    ),
+    Mutant("nothing of the step is left in p.grad then", RELEASE, "                    self.clear()\n", "", T_LOST),
     Mutant(
         "what numpy writes counts as written", LATTICE, "torch.autograd.graph.increment_version(clipped_sum)", "pass",
         "tests/test_extending.py::test_noise_that_numpy_adds_in_place_is_seen_as_written",
