@@ -274,13 +274,13 @@ def test_a_document_loads_no_namesake_of_what_was_installed(tmp_path: Path, monk
     (folder / "namesake_dp").mkdir(parents=True)  # a package, then a module, then a part of a namespace
     for place in ("namesake_dp/__init__.py", "namesake_dp.py"):
         (folder / place).write_text(code)
-        with pytest.raises(PolicyRefused, match=r"namesake_dp was not installed at .*start in another folder") as refused:
+        with pytest.raises(PolicyRefused, match=r"namesake_dp was not installed where .*start in another folder") as refused:
             MechanismRule("namesake.word")
         assert refused.value.code == NOT_INSTALLED and "namesake_dp" not in sys.modules
         assert "LOADED_BY_A_DOCUMENT" not in os.environ
         (folder / place).unlink()
     (installed / "namesake_dp.py").unlink()
-    with pytest.raises(PolicyRefused, match=r"namesake_dp was not installed at "):
+    with pytest.raises(PolicyRefused, match=r"namesake_dp was not installed where "):
         MechanismRule("namesake.word")
 
 

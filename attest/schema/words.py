@@ -91,7 +91,7 @@ def _check_installed(name: str, package: metadata.Distribution, installed: Seque
     parts = [] if spec is None else [spec.origin] if spec.origin else spec.submodule_search_locations or []
     for place in parts:
         if not any(Path(place).resolve().is_relative_to(folder) for folder in folders):
-            raise ImportError(f"{name} was not installed at {place!r}, where Python finds it first; start in another folder")
+            raise ImportError(f"{name} was not installed where Python finds it first; start in another folder: {place!r}")
 
 
 def is_foreign(word: object) -> bool:
