@@ -37,12 +37,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--no-kept-reading", action="store_true", help="verify every signature, whatever was kept, and keep nothing"
     )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="decode every record, take three steps on rows that are nobody's, charge nothing"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     arguments = parser.parse_args(argv)
 
     def work() -> int:
         quiet_libraries()
-        how = {"resume": arguments.resume, "clock_jump_ok": arguments.clock_jump_ok}
+        how = {"resume": arguments.resume, "clock_jump_ok": arguments.clock_jump_ok, "dry_run": arguments.dry_run}
         outcome = train(RunConfig.load(arguments.run), **how, kept_reading=not arguments.no_kept_reading)
         if arguments.json:
             print_json(outcome.to_json())
@@ -54,19 +57,26 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def train(
-    config: RunConfig, *, resume: bool = False, clock_jump_ok: bool = False, kept_reading: bool = True, privacy: bool = True
+    config: RunConfig,
+    *,
+    resume: bool = False,
+    clock_jump_ok: bool = False,
+    kept_reading: bool = True,
+    privacy: bool = True,
+    dry_run: bool = False,
 ) -> Outcome:
     """Opens, prepares, trains to the end of the horizon, evaluates, saves, exports and verifies.
 
     Args:
         config: the run. resume: continue a run that was interrupted. clock_jump_ok, kept_reading: see
             `open_run`.
-        privacy: False for a comparison run without any protection, whose outputs are stamped so.
+        privacy: False for a comparison run without any protection, whose outputs are stamped so. dry_run: three steps on
+            rows that are nobody's, as `PrivateTraining.prepare` has them; nothing is charged, saved or exported.
 
     Raises:
         DptrainError, AttestError, LedgerError: whatever does not verify or cannot go on.
     """
-    if privacy:
+    if privacy and not dry_run:
         config.require_free_output()
     if config.run.threads is not None:
         torch.set_num_threads(config.run.threads)
@@ -85,16 +95,19 @@ def train(
         scheduler = make_scheduler(optimizer, config.optimizer, run.policy.steps)
         model, optimizer = accelerator.prepare(model, optimizer)
         model, optimizer, steps = run.prepare(
-            model, optimizer, collate, layers=config.model.layers, probe=probe_records(validation), states=[scheduler]
-        )
+            model, optimizer, collate, layers=config.model.layers, probe=probe_records(validation), states=[scheduler],
+            dry_run=dry_run,
+        )  # fmt: skip
         loss = run.loss(tools.per_example_loss, compiled=config.run.compile)
         for step in steps:
             for rows in step:
                 run.backward(loss(model, rows), rows)
             optimizer.step()
             scheduler.step()
-            if config.run.checkpoint_every and step.number % config.run.checkpoint_every == 0:
+            if not dry_run and config.run.checkpoint_every and step.number % config.run.checkpoint_every == 0:
                 run.save()
+        if dry_run:
+            return Outcome(True, None, (), run.opened.gate.counts()["refused"], "", dry_run=True)
         return conclude(run, accelerator.unwrap_model(model), collate, validation, config)
 
 
@@ -112,6 +125,8 @@ def print_outcome(outcome: Outcome) -> None:
         out.print("refused by the gate: " + ", ".join(f"{code} {count}" for code, count in outcome.refused.items()))
     if not outcome.private:
         out.print(styled("bold red", STAMP))
+    if outcome.dry_run:
+        return
     if outcome.accuracy is not None:
         out.print(f"accuracy on public validation examples: {outcome.accuracy:.2%}")
     out.print(f"model: {outcome.model}")

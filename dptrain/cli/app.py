@@ -29,6 +29,9 @@ def train(
         bool, option("The clock is right though it is over 14 days ahead of the ledger's last leaf.", "--clock-jump-ok")
     ] = False,
     no_kept_reading: NoKeptReading = False,
+    dry_run: Annotated[
+        bool, option("Decode every record, take three steps on rows that are nobody's, charge nothing.", "--dry-run")
+    ] = False,
     json: JsonFlag = False,
 ) -> None:
     """Train as a run file says; the same as `accelerate launch -m dptrain.train RUN.toml`.
@@ -40,6 +43,7 @@ def train(
     Example: `dptrain train run.toml`
     """
     flags = {"--resume": resume, "--clock-jump-ok": clock_jump_ok, "--no-kept-reading": no_kept_reading, "--json": json}
+    flags |= {"--dry-run": dry_run}
     arguments = [str(run), *(flag for flag, given in flags.items() if given)]
     raise typer.Exit(load_training("dptrain.train").main(arguments))
 

@@ -3,7 +3,7 @@
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +31,7 @@ from dptrain.engine.options import Microbatches, NoiseSource
 from dptrain.engine.release import Phase, PrivateGradients
 from dptrain.engine.start import Start
 from dptrain.engine.step import Parts, UnderWay, check_parameters
-from dptrain.errors import ConfigError
+from dptrain.errors import ConfigError, NonFinite
 from dptrain.progress import progress_bar
 from dptrain.record import checkpoints, weights
 from dptrain.record.pin import sign_record
@@ -112,8 +112,10 @@ class PreparedRun(Parts[Planned]):
             model and optimizer.
 
     Attributes:
-        step: the last step that began. start_step: the last one that is done when the run begins; 0 for a new run.
-        attempt: streams and draws; None before the first step of this attempt.
+        step: the last step that began. released: the last one whose release began. saved: the last one in a checkpoint.
+        start_step: the last one that is done when the run begins; 0 for a new run.
+        attempt: streams and draws; None before the first step of this attempt. dry: whether nothing private is trained on.
+        states: objects whose states a checkpoint holds beside model and optimizer.
     """
 
     def __init__(
@@ -180,9 +182,9 @@ class PreparedRun(Parts[Planned]):
             self._take_ledger_order(slots)
         else:
             self.recorder.plan(self._header, slots, opened.gate.now)
-        self._states = [self.sandbox, *states]
-        self._pin = checkpoints.restore(opened.checkpoints, self.recorder, self.model, self.optimizer, self._states)
-        self.start_step = self.step = 0 if self._pin is None else self._pin.step
+        self.states = [self.sandbox, *states]
+        self._pin = checkpoints.restore(opened.checkpoints, self.recorder, self.model, self.optimizer, self.states)
+        self.start_step = self.step = self.released = self.saved = 0 if self._pin is None else self._pin.step
         carried = [self.recorder.ledger.state.isolation.told] if self.recorder.resuming else []
         self.isolation.carry(*carried, self._pin.isolation if self._pin is not None else HELD)
         self.folding = Folding(self.router)
@@ -200,6 +202,7 @@ class PreparedRun(Parts[Planned]):
             exact=policy.exactness == "certified" and opened.device.type == "cpu",
         )
         self.attempt: Attempt | None = None
+        self.dry = False
         self._ended = False
 
     @property
@@ -309,6 +312,7 @@ class PreparedRun(Parts[Planned]):
         Once something has changed that is not trained, gradients no longer are what was signed: noise alone goes out. So it
         does once a microbatch drew numbers that belong to no contribution.
         """
+        self.released = number
         blank = self.sandbox.kept.changed() or self.sandbox.late_host_draws
         public = self.folding.public if self.schedule.public else None
         self.gradients.release(self._going.streams.noise, number, public, blank=blank)
@@ -343,6 +347,31 @@ class PreparedRun(Parts[Planned]):
         self._ended = True
         refusals.refuse_written(self.sandbox)
 
+    def interrupt(self) -> None:
+        """Ends this attempt where an exception ended the loop: saves the last whole step and settles the window that is open.
+
+        A step counts as released once its release began, whether or not the optimizer took it. What was charged stays charged.
+        A resumed run goes on behind the step that is saved. Nothing is saved where an optimizer was halfway through a step,
+        where parameters are not finite, or where something was written that is not trained.
+
+        Raises:
+            LedgerError: the ledger or the disk refuses; what was charged is in the ledger all the same.
+        """
+        phase = self.gradients.phase
+        if self.attempt is None or self._ended or self.recorder.ledger.finished:
+            return
+        whole = self.step if phase in (Phase.IDLE, Phase.STEPPED) else self.step - 1
+        window = self.recorder.ledger.state.open_window
+        if window is not None:
+            self.recorder.settle(max(self.released, window.first_step - 1), self.opened.now())
+        kept = self.sandbox.kept
+        if phase is Phase.STEPPING or whole <= self.saved or kept.changed() or kept.written or self.sandbox.late_host_draws:
+            return
+        with suppress(NonFinite):
+            check_parameters([(t.name, t.parameter) for _, t in self.router.tensors], whole)
+            self._watch()
+            self._save(whole)
+
     # -------------------------------------------------------------------------------------------------- beside the steps
 
     def save(self) -> Path:
@@ -350,12 +379,18 @@ class PreparedRun(Parts[Planned]):
         if self.gradients.phase is not Phase.IDLE:
             self.gradients.require(Phase.STEPPED, "save() was called")
         self._watch()
-        step, told = self.step, self.isolation.told
+        return self.opened.checkpoints if self.dry else self._save(self.step)
+
+    def _save(self, step: int) -> Path:
+        """Writes the states as those after a step."""
+        told = self.isolation.told
 
         def sign(size: int, sha256: bytes) -> bytes:
             return sign_record(self.recorder.ledger, step, told, size, sha256)
 
-        return checkpoints.save(self.opened.checkpoints, step, sign, self.model, self.optimizer, self._states)
+        path = checkpoints.save(self.opened.checkpoints, step, sign, self.model, self.optimizer, self.states)
+        self.saved = step
+        return path
 
     def repeated(self, loss: Loss) -> RepeatedLoss:
         """Returns a loss whose exceptions no contribution can stop the run with."""

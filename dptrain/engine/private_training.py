@@ -1,6 +1,9 @@
 """PrivateTraining: what a training program holds, from the signed policy to the released gradient."""
 
+import atexit
 import os
+import warnings
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -15,6 +18,7 @@ from attest.policy import Policy, open_policy
 from dptrain.data.microbatch import Collate, Decode, Microbatch, json_examples
 from dptrain.data.packing import Planned
 from dptrain.engine import refusals
+from dptrain.engine.dry_run import STEPS, DryRun
 from dptrain.engine.header import Epsilon
 from dptrain.engine.one_owner import stage_alone
 from dptrain.engine.options import (
@@ -31,15 +35,28 @@ from dptrain.engine.options import (
 )
 from dptrain.engine.prepared import Opened, PreparedRun
 from dptrain.engine.step import Steps
-from dptrain.errors import ConfigError, StepOrder
+from dptrain.errors import ConfigError, NotPrivateUse, StepOrder
 from dptrain.progress import attestations_in, progress_bar
 from dptrain.record.recorder import Recorder
 from dptrain.record.registry_watch import RegistryWatch, cited_roots, memories_of, reading_beside
 from dptrain.record.settling import Inbox
+from ledger.errors import LedgerError
 
 if TYPE_CHECKING:
     from dptrain.routing.compiled import CompiledLoss
     from dptrain.routing.repeated import Loss, RepeatedLoss
+
+
+_OPEN: "weakref.WeakSet[PrivateTraining]" = weakref.WeakSet()
+"""Runs of this process that are open."""
+
+
+@atexit.register
+def _interrupt_all(process: int = os.getpid()) -> None:
+    """Settles, at the end of the program, runs that an exception ended outside of a ``with`` block."""
+    if os.getpid() == process:
+        for run in list(_OPEN):
+            run._interrupt()
 
 
 class PrivateTraining:
@@ -60,6 +77,7 @@ class PrivateTraining:
     def __init__(self, opened: Opened) -> None:
         self.opened = opened
         self._prepared: PreparedRun | None = None
+        _OPEN.add(self)
 
     @classmethod
     def open(
@@ -106,6 +124,8 @@ class PrivateTraining:
         refusals.refuse_generator(noise.generator, signed.policy, accelerator)
         data, kept = open_corpus(corpus), RunLedger.of(ledger)
         place = kept.where()
+        for other in [run for run in _OPEN if run.opened.recorder.place.shown == place.shown]:
+            other._interrupt()  # a cell of a notebook that is run again
         watch = RegistryWatch(registry or beside / "registry.cbor", public, memories_of(place, data))
         origin = kept.origin or f"{signed.policy.corpus}/{place.name}"
         recorder = Recorder(place, kept.key, origin, resume, public, earlier)
@@ -198,6 +218,7 @@ class PrivateTraining:
         layers: str | Sequence[str] | None = None,
         probe: Sequence[bytes] | None = None,
         states: Sequence[Any] = (),
+        dry_run: bool = False,
     ) -> tuple[nn.Module, torch.optim.Optimizer, Steps[Planned]]:
         """Binds a model and its optimizer to the policy, and resumes the ledger of a run that has one.
 
@@ -213,6 +234,8 @@ class PrivateTraining:
                 default these run on contributions of public classes or, where there are none, on rows made up from shapes and
                 types; where such rows do not serve (PROBE_NEEDED), give real ones.
             states: objects with ``state_dict`` and ``load_state_dict``, as schedulers; checkpoints hold them too.
+            dry_run: return three steps on rows that are nobody's, instead of the run's: every record is decoded and collated,
+                the start-up probes run, nothing is charged, and `save` writes nothing.
 
         Raises:
             UnsupportedModule, CoupledModel, UnsupportedPolicy, NotPrivateUse, ResumeRefused, LedgerError.
@@ -222,6 +245,9 @@ class PrivateTraining:
             raise StepOrder("PREPARED_TWICE", "prepare() was called twice on one PrivateTraining; open a new one per run")
         run = PreparedRun(self.opened, model, optimizer, collate, decode, layers=layers, probe=probe, states=states)
         self._prepared = run
+        if dry_run:
+            run.dry = True
+            return model, optimizer, Steps(DryRun(run), 1, STEPS, "dry run", self.opened.progress)
         first, last, shown = run.start_step + 1, self.policy.steps, self.opened.progress
         return model, optimizer, Steps(run, first, last, "private training", shown)
 
@@ -324,8 +350,24 @@ class PrivateTraining:
         finally:
             self._detach()
 
+    def _interrupt(self) -> None:
+        """Ends an attempt whose loop an exception ended, and closes the ledger file; a ``with`` block does it, and so does the
+        end of the program.
+
+        The open window is settled with the steps whose release began, and the last whole step is saved. So ``resume=True`` goes
+        on behind it, and the step that raised is all that is charged in vain. Warns where the disk or the ledger refuses.
+        """
+        try:
+            if self._prepared is not None:
+                self._prepared.interrupt()
+        except (LedgerError, StepOrder, NotPrivateUse, OSError) as error:
+            warnings.warn(f"the run was interrupted, and could not be settled ({error}); what was charged counts", stacklevel=2)
+        finally:
+            self._detach()
+
     def _detach(self) -> None:
         """Detaches and closes, and asks for nothing."""
+        _OPEN.discard(self)
         if self._prepared is not None:
             self._prepared.detach()
         self.opened.recorder.close()
@@ -342,4 +384,4 @@ class PrivateTraining:
         if kind is None:
             self.close()
         else:
-            self._detach()
+            self._interrupt()

@@ -27,6 +27,7 @@ class Phase(enum.Enum):
     IDLE = "between steps"
     DRAWING = "inside the microbatches of a step"
     RELEASED = "private gradients are in p.grad, the optimizer has not stepped"
+    STEPPING = "the optimizer steps"
     STEPPED = "the optimizer has stepped"
 
 
@@ -84,7 +85,7 @@ class PrivateGradients:
         self._after: RemovableHandle = optimizer.register_step_post_hook(self._after_step)
         _order(self._after).move_to_end(self._after.id, last=False)
         self._isolation = isolation or Isolation(required=False)
-        self._step = 0
+        self._step = self._entered = 0
         self._gradients = Remembered()
         self._scheduled = list({id(tensor.parameter): tensor.parameter for _, tensor in router.tensors}.values())
         self._versions = versions(self._scheduled)
@@ -263,7 +264,11 @@ class PrivateGradients:
             parameter.requires_grad_(True)
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> None:
-        self.require(Phase.RELEASED, "optimizer.step() was called")
+        if self.phase is Phase.STEPPING:  # an optimizer that inherits step() and calls it enters twice
+            self._entered += 1
+        else:
+            self.require(Phase.RELEASED, "optimizer.step() was called")
+            self._entered = 1
         if (len(args) > 1 and args[1] is not None) or kwargs.get("closure") is not None:
             raise NotPrivateUse(
                 "CLOSURE",
@@ -280,13 +285,16 @@ class PrivateGradients:
         self._require_nothing_behind(optimizer)
         self.require_own_parameters()
         self._kept = [part.select(parameter.detach()).clone() for parameter, part in self._untouched]
+        self.phase = Phase.STEPPING
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> None:
         with torch.no_grad():
             for (parameter, part), kept in zip(self._untouched, self._kept, strict=True):
                 part.write(parameter, kept)
         self._versions = versions(self._scheduled)
-        self.phase = Phase.STEPPED
+        self._entered -= 1
+        if not self._entered:
+            self.phase = Phase.STEPPED
 
     def _require_released(self) -> None:
         if any(parameter.grad is not released for parameter, released in self._released):

@@ -140,6 +140,7 @@ def restore(
     path = available[-1][1]
     record, state = load(path, recorder.ledger)
     try:
+        _require_settings(optimizer.state_dict(), state["optimizer"])
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         for item, saved in zip(registered, state["registered"], strict=True):
@@ -149,6 +150,13 @@ def restore(
             "CHECKPOINT_MISFIT", f"the checkpoint {path} does not fit this model and optimizer ({error})"
         ) from error
     return record
+
+
+def _require_settings(own: dict[str, Any], saved: dict[str, Any]) -> None:
+    """Refuses the state of an optimizer of another kind, which torch would load. Raises ValueError."""
+    for group, other in zip(own["param_groups"], saved["param_groups"], strict=True):
+        if group.keys() - {"initial_lr"} != other.keys() - {"initial_lr"}:
+            raise ValueError(f"its optimizer has the settings {sorted(other)}, this one {sorted(group)}")
 
 
 def load(path: Path, ledger: Ledger) -> tuple[PinRecord, dict[str, Any]]:

@@ -26,7 +26,7 @@ from ledger.leaves.weights import WeightRecord, frozen_digest
 from ledger.log.ledger import AdmitSpec, Ledger
 from ledger.note import NoteSigner
 from ledger.storage.beside import read_public, write_public
-from ledger.storage.fsck import set_unfinished_aside
+from ledger.storage.fsck import set_unfinished_aside, set_unused_aside
 from ledger.storage.place import Place
 from ledger.storage.store import exists
 
@@ -47,9 +47,10 @@ class Recorder:
         earlier: Earlier,
     ) -> None:
         self.place = place
-        if resume:
-            set_unfinished_aside(place)
+        set_unfinished_aside(place)
         found = exists(place)
+        if found and not resume and (key := Path(key_path or place.key)).exists():
+            found = set_unused_aside(place, NoteSigner(origin, load_private_key(key))) is None
         self.resuming = resume and found
         if found and not resume:
             raise ResumeRefused(
@@ -67,6 +68,7 @@ class Recorder:
             self.close()
             raise
         self._window: Charge | None = None
+        self._charged = 0
         self._commitment = b""
 
     @property
@@ -199,13 +201,18 @@ class Recorder:
         return self._window is not None and step == self._window.first_step + self._window.n_steps - 1
 
     def charge(self, step: int, now: int) -> None:
-        """Durably charges the window that starts at ``step``: to the end of the window, the epoch or the phase."""
+        """Durably charges the window that starts at ``step``: to the end of the window, the epoch or the phase.
+
+        The first windows of an attempt have 1, 1, 2, 4, ... steps: a fault of a loop shows early, and costs little then.
+        """
         epoch_end = -(-step // self._steps.epoch_steps) * self._steps.epoch_steps
         left = self._steps_left(step - 1)
         phase_end = self.ledger.header.phases.last_step(step)  # of the last phase: the horizon
-        count = min(self._steps.window_steps, epoch_end - step + 1, phase_end - step + 1, max(1, left))
+        grown = 1 << min(max(0, self._charged - 1), 30)
+        count = min(self._steps.window_steps, grown, epoch_end - step + 1, phase_end - step + 1, max(1, left))
         stream = hashlib.sha256(self._commitment + step.to_bytes(8, "big")).digest()[:16]
         self._window = self.ledger.charge(step, count, now=now, noise_stream=stream)
+        self._charged += 1
 
     def require_noise(self, step: int, stds: Sequence[float] | None) -> None:
         """Holds the noise that a step is about to run with against what the ledger charged for it.

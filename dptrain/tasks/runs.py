@@ -148,6 +148,7 @@ class Outcome:
         model: directory of the model. export: directory of the public record, None for a comparison run.
         verdict: the audit of that record. qualifiers: what weakens it, as words of ``ledger.audit.findings``.
         findings: what the audit found, one sentence each.
+        dry_run: nothing private was trained on, and nothing came of it.
     """
 
     private: bool
@@ -159,11 +160,12 @@ class Outcome:
     verdict: Verdict | None = None
     qualifiers: tuple[str, ...] = ()
     findings: tuple[str, ...] = ()
+    dry_run: bool = False
 
     @property
     def good(self) -> bool:
         """False if the record of a private run does not verify."""
-        return not self.private or self.verdict not in (None, "FAILED")
+        return not self.private or self.dry_run or self.verdict not in (None, "FAILED")
 
     def to_json(self) -> dict[str, Any]:
         """The outcome as one JSON object."""

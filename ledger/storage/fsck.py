@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ledger.accountants.table import NOT_HERE
-from ledger.errors import LeafRefused, LedgerBehind, LedgerCorrupt, NoteError, ProofError
+from ledger.errors import LeafRefused, LedgerBehind, LedgerCorrupt, LedgerError, NoteError, ProofError
 from ledger.leaves import Header, Leaf, Withdraw, decode_leaf
 from ledger.merkle import HASH_SIZE, Frontier, leaf_hash
+from ledger.note import NoteSigner
 from ledger.replay import Replay
 from ledger.replay.summaries import Aggregate
 from ledger.retention import (
@@ -143,6 +144,34 @@ def set_unfinished_aside(place: Place) -> str | None:
     """
     if not exists(place) or highwater.exists(place) or not _unfinished(place):
         return None
+    return store_of(place).set_aside(place)
+
+
+def set_unused_aside(place: Place, signer: NoteSigner) -> str | None:
+    """Renames a ledger that pays for no step and that nobody outside has seen, so that a run can begin anew under its name.
+
+    Guarantee: nothing was drawn, released or withdrawn under a ledger that is set aside, its own and the signer's record agree
+    on that, and no checkpoint over more than its header was signed, as every export has one. Nothing is deleted.
+
+    Returns:
+        The new name, or None if the ledger stays.
+    """
+    mark = highwater.read_bytes(place)
+    try:
+        store = open_store(place, read_only=False)  # waits for nobody: another writer may be about to charge
+    except LedgerCorrupt:
+        return None
+    try:
+        found = load(store, recompute=False)
+    except LedgerError:
+        return None
+    finally:
+        store.close()
+    run, size = found.replay, found.frontier.size
+    seen = highwater.committed(mark, signer)
+    if run.windows or run.withdrawals or max(found.checkpoints, default=0) > 1 or seen is None or seen > size:
+        return None
+    highwater.set_aside(place, hashlib.sha256(found.frontier.root()).hexdigest()[:8])
     return store_of(place).set_aside(place)
 
 

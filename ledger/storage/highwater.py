@@ -79,6 +79,12 @@ def write(ledger: Place | str | os.PathLike[str], signer: NoteSigner, size: int,
         ) from error
 
 
+def set_aside(ledger: Place | str | os.PathLike[str], name: str) -> None:
+    """Renames the high-water file of a ledger that is set aside under a name."""
+    path = path_of(ledger)
+    path.rename(path.with_name(f"{path.name}.{name}"))
+
+
 def committed(data: bytes | None, signer: NoteSigner) -> int | None:
     """Returns how many leaves of its ledger this signer committed to by the file; None if the file says no such thing."""
     if data is None:
