@@ -88,6 +88,12 @@ class DepthRule:
         optional=True,
     )
 
+    @property
+    def everything(self) -> bool:
+        """Tells whether the class may touch every parameter that is trained, whatever the layers are."""
+        ends = self.embeddings is not False and self.head is not False
+        return self.band == (Fraction(0), Fraction(1)) and ends and self.heads is None and self.experts is None
+
     def __post_init__(self) -> None:
         chosen = [name for name in self.FORMS if getattr(self, name) is not None]
         if len(chosen) != 1:
@@ -218,9 +224,9 @@ class ClassRule:
     )
     sampling_rate: Fraction = declared(
         4,
-        Exact(Fraction(0), Fraction(1), above=True, one_over=True),
+        Exact(Fraction(0), Fraction(1), above=True, ratio=True),
         "Probability q with which each contribution of the class is drawn in a step, above 0 and at most 1: a "
-        'number, or one over a whole number in quotes, `"1/30"`. On average a contribution is drawn q T times. '
+        'number, or a ratio of whole numbers in quotes, `"256/60000"`. On average a contribution is drawn q T times. '
         "Under an order in [`[sampling]`](#sampling) it takes part once in 1/q steps.",
     )
     depth: DepthRule = declared(

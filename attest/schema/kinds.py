@@ -14,7 +14,7 @@ from attest.schema.plain import COMMITMENT_SIZE, IDENTIFIER, MAX_TIME, check_byt
 from attest.schema.words import check_among
 
 _MAX_INT = 2**63 - 1
-_ONE_OVER = re.compile(r"1/[1-9][0-9]{0,18}")
+_RATIO = re.compile(r"[1-9][0-9]{0,18}/[1-9][0-9]{0,18}")
 _DAY = 86400
 _EXACT = Context(prec=60)
 
@@ -297,14 +297,14 @@ class Exact(Kind):
     Args:
         above: Whether `low` itself is refused.
         below: Whether `high` itself is refused.
-        one_over: Whether a person may write one over a whole number, in quotes.
+        ratio: Whether a person may write a ratio of whole numbers, in quotes.
     """
 
     low: Fraction
     high: Fraction
     above: bool = False
     below: bool = False
-    one_over: bool = False
+    ratio: bool = False
     cddl: str = "fraction"
 
     def check(self, value: Any, told: Told, error: Refused) -> None:
@@ -330,21 +330,20 @@ class Exact(Kind):
         return Fraction(numerator, denominator)
 
     def read(self, found: Any, told: Told, reading: Reading) -> Any:
-        if self.one_over and type(found) is str:
-            if not _ONE_OVER.fullmatch(found):
-                sentence = f'{told} is {ascii(found)[:60]}, expected a number, or one over a whole number: "1/30"'
+        if self.ratio and type(found) is str:
+            if not _RATIO.fullmatch(found):
+                sentence = f'{told} is {ascii(found)[:60]}, expected a number, or a ratio of whole numbers: "256/60000"'
                 raise reading.error("TYPE", sentence)
             return Fraction(found)
         return exactly(found, told, reading)
 
     def write(self, value: Any) -> str:
-        if self.one_over and value.numerator == 1 and (value * 10**18).denominator != 1:
+        if self.ratio and (value * 10**18).denominator != 1:
             return f'"{value}"'
         return plain_decimal(_written(value))
 
     def remark(self, value: Any) -> str:
-        quotes = self.one_over and value.numerator == 1
-        return "" if quotes or Fraction(_written(value)) == value else f"exactly {value}"
+        return "" if self.ratio or Fraction(_written(value)) == value else f"exactly {value}"
 
     def json(self, value: Any) -> Any:
         return float(value)

@@ -172,8 +172,16 @@ def _children(name: str, module: nn.Module) -> tuple[str, ...]:
     return tuple(f"{name}.{child}" if name else child for child, _ in module.named_children())
 
 
-def resolve_layer_names(model: nn.Module, layers: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Layer names from what the user gave: nothing (found by structure), the name of a list, or the names themselves."""
+def resolve_layer_names(
+    model: nn.Module, layers: str | Sequence[str] | None, *, any_order: bool = False
+) -> tuple[str, ...]:
+    """Layer names from what the user gave: nothing (found by structure), the name of a list, or the names themselves.
+
+    Where the order does not matter, a model without a stack has the modules for layers that hold its tensors themselves.
+    """
+    if layers is None and any_order and not _lists(model):
+        own = [name for name, module in model.named_modules() if any(True for _ in module.parameters(recurse=False))]
+        return tuple(own) if own and own[0] else find_layer_names(model)
     if layers is None:
         return find_layer_names(model)
     modules = dict(model.named_modules())
@@ -223,7 +231,9 @@ def order_of(model: nn.Module, inputs: Mapping[str, object]) -> Ran:
     return ran
 
 
-def layer_stack(model: nn.Module, layers: str | Sequence[str] | None = None, ran: Ran | None = None) -> LayerStack:
+def layer_stack(
+    model: nn.Module, layers: str | Sequence[str] | None = None, ran: Ran | None = None, *, any_order: bool = False
+) -> LayerStack:
     """Places every trainable tensor of a model on its layer stack.
 
     Outside the stack a tensor is below it if its module ran before the first layer, above it if it ran after the last, and at
@@ -234,7 +244,7 @@ def layer_stack(model: nn.Module, layers: str | Sequence[str] | None = None, ran
     Args:
         model: any module; only tensors with ``requires_grad`` are placed.
         layers: see :func:`resolve_layer_names`; or the names of several ``ModuleList``s, one per tower.
-        ran: see :func:`order_of`.
+        ran: see :func:`order_of`. any_order: every class may touch everything, so that a model needs no stack.
 
     Raises:
         UnsupportedModule: no stack, or nothing to train.
@@ -243,7 +253,7 @@ def layer_stack(model: nn.Module, layers: str | Sequence[str] | None = None, ran
     lists = () if layers is None or isinstance(layers, str) else tuple(layers)
     if len(lists) > 1 and all(isinstance(modules.get(name), nn.ModuleList) for name in lists):
         return _placed(model, (), _towers(lists, modules), ran or {})
-    names = resolve_layer_names(model, layers)
+    names = resolve_layer_names(model, layers, any_order=any_order)
     found = tuple(_lists(model)) if layers is None else ()
     as_towers = _placed(model, (), _towers(found, modules), ran or {}) if len(found) > 1 else None
     return _placed(model, names, (), ran or {}, as_towers)

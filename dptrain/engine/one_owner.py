@@ -3,19 +3,27 @@
 For somebody who owns the data alone, and for rehearsals. In a run of many, each of these keys lies on another machine.
 """
 
+import hashlib
 import json
+import math
+import re
+import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from attest import signed_file
 from attest.corpus import SigningTemplate, sign_corpus
+from attest.files import atomic_writer
+from attest.fixed_point import MICRO
 from attest.keys import generate, public_bytes, save_private_key, save_public_key
 from attest.policy import Policy, sign_policy
 from attest.registry import Enrol, RegistryLog
 from dptrain.errors import ConfigError
+from ledger import accountants
 
 DAY = 86_400
 
@@ -25,11 +33,11 @@ ALONE = "contributor"
 
 @dataclass(frozen=True)
 class Contributor:
-    """One contributor, its records and the admissibility class."""
+    """One contributor, its records (values that JSON has, or lines of bytes) and the admissibility class."""
 
     name: str
     admissibility_class: str
-    records: Sequence[Any]
+    records: Iterable[Any]
 
 
 @dataclass(frozen=True)
@@ -73,11 +81,12 @@ class Stage:
         return SigningTemplate(**values | changes)
 
 
-def stage(root: Path, policy: str, contributors: Sequence[Contributor], *, now: int) -> Stage:
+def stage(root: Path, policy: str, contributors: Sequence[Contributor], *, now: int, one_key: bool = False) -> Stage:
     """Makes keys, enrols the contributors, signs the policy, and lets every contributor sign what it contributes.
 
     Args:
         root: directory to write to. policy: text of ``policy.toml``. contributors: who takes part. now: seconds since 1970.
+        one_key: let the owner's key be that of all contributors too, so that everybody sees that one party holds it.
 
     Raises:
         ConfigError: the directory holds a rehearsal already.
@@ -91,8 +100,8 @@ def stage(root: Path, policy: str, contributors: Sequence[Contributor], *, now: 
     classes: dict[str, tuple[str, ...]] = {}
     for one in contributors:
         classes[one.name] = tuple(sorted((*classes.get(one.name, ()), one.admissibility_class)))
-    keys = {name: generate() for name in ("owner", *classes)}
-    for name, key in keys.items():
+    keys = dict.fromkeys(("owner", *classes), generate()) if one_key else {name: generate() for name in ("owner", *classes)}
+    for name, key in {"owner": keys["owner"]}.items() if one_key else keys.items():
         save_private_key(root / "keys" / f"{name}.key", key)
         save_public_key(root / "keys" / f"{name}.pub", public_bytes(key), name)
     log = RegistryLog.create(root / "registry.cbor", keys["owner"], owner="owner", now=now)
@@ -114,7 +123,7 @@ def stage(root: Path, policy: str, contributors: Sequence[Contributor], *, now: 
     return made
 
 
-def stage_alone(folder: Path, policy: str, records: Mapping[str, Sequence[Any]]) -> Path:
+def stage_alone(folder: Path, policy: str, records: Mapping[str, Iterable[Any]]) -> Path:
     """Makes keys, registry, policy and attestations of one person in a folder; one that holds them already stays as it is.
 
     Args:
@@ -129,12 +138,20 @@ def stage_alone(folder: Path, policy: str, records: Mapping[str, Sequence[Any]])
         raise ConfigError("ONE_OWNER", f"records has the class {unknown[0]!r}, expected one of the policy: {', '.join(known)}")
     contributors = [Contributor(ALONE, name, found) for name, found in records.items()]
     if not (folder / "policy.cose").exists():
-        stage(folder, policy, contributors, now=int(time.time()))
+        aside = folder.with_name(f".{folder.name}.making")
+        shutil.rmtree(aside, ignore_errors=True)
+        stage(aside, policy, contributors, now=int(time.time()), one_key=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in ("keys", "corpus", "registry.cbor", "registry.names", "policy.toml", "policy.cose"):  # the last one counts
+            if (aside / name).exists():
+                shutil.rmtree(folder / name, ignore_errors=True)
+                (aside / name).replace(folder / name)
+        aside.rmdir()
         return folder
-    wanted = {_file_of(folder, contributors, one): _lines(one.records) for one in contributors}
-    wanted[folder / "policy.toml"] = policy
-    for path, text in wanted.items():
-        if not path.exists() or path.read_text(encoding="utf-8") != text:
+    wanted: dict[Path, Iterable[bytes]] = {_file_of(folder, contributors, one): _lines(one.records) for one in contributors}
+    wanted[folder / "policy.toml"] = [policy.encode()]
+    for path, lines in wanted.items():
+        if not path.exists() or not _is(path, lines):
             raise ConfigError(
                 "ONE_OWNER",
                 f"{path} is not what was given: the folder was made with another policy or other records. Give what it was "
@@ -143,13 +160,86 @@ def stage_alone(folder: Path, policy: str, records: Mapping[str, Sequence[Any]])
     return folder
 
 
-def write_records(path: Path, records: Sequence[Any]) -> None:
-    """Writes JSON lines."""
-    path.write_text(_lines(records), encoding="utf-8")
+def owners_policy(
+    count: int, *, target_epsilon: float, epochs: float, batch_size: int, delta: float | None, clip_norm: float, corpus: str
+) -> str:
+    """Writes the policy of somebody who owns all data: one class that may touch everything, calibrated to an epsilon.
+
+    Args:
+        count: contributions. target_epsilon: under zero-out adjacency, the one to put beside Opacus'. epochs: how often a
+            contribution is drawn on average. batch_size: contributions that a step draws on average. delta: default: at most
+            1e-6 and 1 / (10 count). clip_norm: of every contribution. corpus: identifier.
+
+    Returns:
+        The text of a ``policy.toml``.
+
+    Raises:
+        ConfigError: code OWN, numbers that describe no run.
+        AccountantError: no noise reaches the epsilon.
+    """
+    if not (count >= 1 and 1 <= batch_size <= count and epochs > 0 and clip_norm > 0 and target_epsilon > 0):
+        raise ConfigError(
+            "OWN",
+            f"{count} contributions, batches of {batch_size}, {epochs} epochs, clip norm {clip_norm} and epsilon "
+            f"{target_epsilon}, expected numbers above 0 and batches of at most all contributions",
+        )
+    rate, steps = Fraction(batch_size, count), math.ceil(epochs * count / batch_size)
+    if delta is None:
+        most = min(1e-6, 0.1 / count)
+        size = 10.0 ** math.floor(math.log10(most) + 1e-9)
+        delta = float(f"{math.floor(most / size + 1e-9)}e{round(math.log10(size))}")
+    needed = accountants.calibrate(target_epsilon, float(rate), steps, delta)
+    multiplier = max(math.ceil(needed * MICRO), 1) / MICRO
+    each = max(1, math.ceil(count / batch_size))
+    return f"""\
+# Epsilon {target_epsilon:g} at delta {delta:g}: {epochs:g} epochs of {count} contributions in batches of about {batch_size}.
+corpus = "{corpus}"
+delta = {delta!r}
+steps = {steps}
+normalizer = {batch_size}
+epoch_steps = {min(each, steps)}
+
+[floors]
+clip_norm = {clip_norm!r}
+noise_multiplier = {multiplier!r}
+
+[gate]
+contributor_cap = {count}
+
+[[class]]
+name = "own"
+clip_norm = {clip_norm!r}
+noise_multiplier = {multiplier!r}
+sampling_rate = "{rate}"
+depth = {{ from = 0.0, to = 1.0 }}
+"""
 
 
-def _lines(records: Sequence[Any]) -> str:
-    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+def corpus_name(folder: Path) -> str:
+    """Makes the identifier of a corpus from the name of a folder."""
+    return re.sub(r"[^a-z0-9._-]+", "-", folder.resolve().name.lower()).strip("-._")[:64] or "own"
+
+
+def write_records(path: Path, records: Iterable[Any]) -> None:
+    """Writes JSON lines; the file appears complete or not at all."""
+    with atomic_writer(path) as stream:
+        for line in _lines(records):
+            stream.write(line)
+
+
+def _lines(records: Iterable[Any]) -> Iterator[bytes]:
+    """Yields the line of each record, which is JSON already where it is bytes."""
+    for record in records:
+        yield (record if isinstance(record, bytes) else json.dumps(record, ensure_ascii=False).encode()) + b"\n"
+
+
+def _is(path: Path, lines: Iterable[bytes]) -> bool:
+    """Tells whether a file has these lines, without holding them."""
+    digest = hashlib.sha256()
+    for line in lines:
+        digest.update(line)
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").digest() == digest.digest()
 
 
 def _file_of(root: Path, contributors: Sequence[Contributor], one: Contributor) -> Path:

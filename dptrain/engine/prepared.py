@@ -22,7 +22,7 @@ from dptrain.clipping.fast import precision_name
 from dptrain.clipping.resolver import Schedule, bind
 from dptrain.data.contributions import Pool, in_ledger_order, slots_for
 from dptrain.data.loader import Feeder
-from dptrain.data.microbatch import Collate, Decode, Microbatch
+from dptrain.data.microbatch import Collate, Decode, Microbatch, json_examples
 from dptrain.data.packing import Planned
 from dptrain.data.slots import Slots
 from dptrain.engine import header, refusals
@@ -65,6 +65,7 @@ class Opened:
         signed: the policy with its signature. gate: who was admitted, and who was refused and why. recorder: owns the ledger.
         reading: signatures that verified, kept for the next opening; None where none are kept.
         now: returns POSIX seconds. checkpoints: directory of the model's states. progress: whether a terminal shows bars.
+        decode: contents to examples, where `prepare` is told of no other.
     """
 
     signed: SignedPolicy
@@ -80,6 +81,7 @@ class Opened:
     now: Callable[[], int]
     checkpoints: Path
     progress: bool
+    decode: Decode = json_examples
 
     @property
     def policy(self) -> Policy:
@@ -145,7 +147,8 @@ class PreparedRun(Parts[Planned]):
         with progress_bar("reading contributions", lambda: len(pool), shown=opened.progress) as read:
             self.feeder.check(read)
         self.probe_rows = self._probe_rows(pool, decode, probe)
-        self.schedule: Schedule = bind(policy, layer_stack(self.model, layers, self._order()))
+        free = all(rule.depth.everything for rule in policy.classes)
+        self.schedule: Schedule = bind(policy, layer_stack(self.model, layers, self._order(), any_order=free))
         refusals.refuse_optimizer(self.optimizer, self.schedule, self.model)
         self.isolation = Isolation(required=policy.isolation_required)
         refusals.judge_optimizer(optimizer, self.optimizer, self.isolation)

@@ -5,6 +5,7 @@ import os
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -15,12 +16,13 @@ from attest.corpus import open_corpus
 from attest.gate import run_gate
 from attest.keys import load_public_key
 from attest.policy import Policy, open_policy
-from dptrain.data.microbatch import Collate, Decode, Microbatch, json_examples
+from dptrain.data.items import Encode, collate_items, decode_item, encode_item, items_of
+from dptrain.data.microbatch import Collate, Decode, Microbatch
 from dptrain.data.packing import Planned
 from dptrain.engine import refusals
 from dptrain.engine.dry_run import STEPS, DryRun
 from dptrain.engine.header import Epsilon
-from dptrain.engine.one_owner import stage_alone
+from dptrain.engine.one_owner import corpus_name, owners_policy, stage_alone
 from dptrain.engine.options import (
     CLOCK,
     MICROBATCHES,
@@ -191,8 +193,52 @@ class PrivateTraining:
             PolicyRefused: the policy cannot be used.
         """
         made = stage_alone(Path(folder), policy, records)
-        options.setdefault("ledger", made / "ledger.db")
+        options.setdefault("ledger", RunLedger(made / "ledger.db", key=made / "keys" / "owner.key"))
         return cls.open(made / "policy.cose", made / "corpus", **{"owner_key": made / "keys" / "owner.pub"} | options)
+
+    @classmethod
+    def own(
+        cls,
+        dataset: Any,
+        *,
+        target_epsilon: float = 8.0,
+        epochs: float = 4,
+        batch_size: int = 256,
+        directory: Where = "run",
+        delta: float | None = None,
+        clip_norm: float = 1.0,
+        encode: Encode | None = None,
+        **options: Any,
+    ) -> "PrivateTraining":
+        """Opens a run over data that is all yours, with noise for an epsilon; makes all that an auditor needs in a directory.
+
+        Every item is a contribution of one class that may touch everything. Its noise multiplier is the least whose epsilon
+        after all steps stays within the target. A second call with the same data goes on with the run of the directory.
+        Who reads its record is told that one party holds all keys (ONE_PARTY).
+
+        Args:
+            dataset: a list, a data set with items by number, or the path of a .jsonl, .csv or .parquet file.
+            target_epsilon: at `delta`, under zero-out adjacency: the figure to put beside that of Opacus.
+            epochs: how often an item is drawn on average. batch_size: how many items a step draws on average.
+            directory: made if it is not there; ``policy.toml`` in it may be read, and another one signed for more than this.
+            delta: default: at most 1e-6, and at most a tenth of one over the number of items.
+            clip_norm: bounds the gradient of every item.
+            encode: an item to the bytes that are signed, where items are not numbers, strings, arrays, or lists, tuples and
+                dicts of them. Give `prepare` the `decode` that belongs to it.
+            options: of `open`.
+
+        Raises:
+            ConfigError: code DATASET, ENCODE or OWN; ONE_OWNER, the directory holds a run over other data or numbers.
+        """
+        lines = [(encode or encode_item)(item) for item in items_of(dataset)]
+        folder = Path(directory)
+        policy = owners_policy(
+            len(lines), target_epsilon=target_epsilon, epochs=epochs, batch_size=batch_size, delta=delta, clip_norm=clip_norm,
+            corpus=corpus_name(folder),
+        )  # fmt: skip
+        run = cls.one_owner(folder, policy, {"own": lines}, **{"resume": True} | options)
+        run.opened = replace(run.opened, decode=decode_item)
+        return run
 
     @property
     def policy(self) -> Policy:
@@ -212,9 +258,9 @@ class PrivateTraining:
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        collate: Collate,
+        collate: Collate = collate_items,
         *,
-        decode: Decode = json_examples,
+        decode: Decode | None = None,
         layers: str | Sequence[str] | None = None,
         probe: Sequence[bytes] | None = None,
         states: Sequence[Any] = (),
@@ -228,8 +274,9 @@ class PrivateTraining:
 
         Args:
             model: any module whose layer stack is found or named. optimizer: any ``torch.optim`` optimizer.
-            collate: examples to a mapping of tensors, of shapes that do not depend on content. decode: content bytes of a
-                contribution to its examples. layers: see :func:`dptrain.blocks.stack.resolve_layer_names`.
+            collate: examples to a mapping of tensors, of shapes that do not depend on content; default: torch's own.
+            decode: content bytes of a contribution to its examples; default: those of its JSON.
+            layers: see :func:`dptrain.blocks.stack.resolve_layer_names`; not needed where every class may touch everything.
             probe: a few raw records that are nobody's contribution, as ``decode`` takes them, for the start-up probes. By
                 default these run on contributions of public classes or, where there are none, on rows made up from shapes and
                 types; where such rows do not serve (PROBE_NEEDED), give real ones.
@@ -243,6 +290,7 @@ class PrivateTraining:
         """
         if self._prepared is not None:
             raise StepOrder("PREPARED_TWICE", "prepare() was called twice on one PrivateTraining; open a new one per run")
+        decode = decode or self.opened.decode
         run = PreparedRun(self.opened, model, optimizer, collate, decode, layers=layers, probe=probe, states=states)
         self._prepared = run
         if dry_run:

@@ -19,6 +19,7 @@ from ledger.audit.findings import BoundsEvidence, Report
 from ledger.audit.given import Export
 from ledger.audit.remarks import Remarks
 from ledger.leaves import Admit, Charge, Header, Leaf, Registry, Withdraw
+from ledger.note import parse_verifier_key
 from ledger.replay.contributions import Contribution
 from ledger.retention import RetainedReplay
 
@@ -154,6 +155,7 @@ class Bounds:
         self._anchors, self._attestations, self._terms = DigestTable(), DigestTable(), DigestTable(1 << 16, 1 << 14)
         self._late: list[int] = []
         self._most_late = self._gone = self.admits = self.held = 0
+        self._owner, self._others = key_id(header.owner_key), False
         self._stray(0)
 
     def see(self, leaf: Leaf, run: RetainedReplay) -> None:
@@ -206,6 +208,9 @@ class Bounds:
                 f"{self._gone} ADMIT leaves were pruned with their attestations: that they said what was signed rests on the "
                 "auditors who vouch for their summaries, and who had these attestations"
             )
+        holders = {parse_verifier_key(vkey).public_key for vkey in run.keys.vkeys}
+        if self.admits and not self._others and not self._gone and holders == {run.header.owner_key}:
+            remarks.qualify("ONE_PARTY")
         if self._late:
             remarks.qualify(
                 "KEY_REVOKED",
@@ -218,6 +223,7 @@ class Bounds:
     def _admit(self, seq: int, leaf: Admit) -> int | None:
         """Holds an ADMIT leaf against its attestation; returns the number of its terms if they are known."""
         self.admits += 1
+        self._others = self._others or leaf.key_id != self._owner
         where = f"seq {seq}"
         self._commits_once(seq, leaf)
         entry = self._shown.entry(seq, admit=True)

@@ -128,6 +128,11 @@ QUALIFIERS: Final[dict[str, Word]] = {
         "fewer of the policy's witnesses have cosigned than it asks for, so others may be shown another history",
         "ask the operator to have the checkpoint witnessed; --require-quorum makes it a condition",
     ),
+    "ONE_PARTY": Word(
+        "one key signs the policy, every attestation and the ledger: one party holds all of it, and nobody else vouches for "
+        "anything",
+        "trust the figures as far as you trust that party; ask it for auditors who cosign",
+    ),
     "OPEN": Word("the run is not closed: more may be charged", "ask for a later export once it is closed"),
     "PRUNED": Word(
         "leaves were pruned, and auditors vouch for what these said",

@@ -99,7 +99,7 @@ def test_a_checkpoint_of_another_optimizer_is_refused_by_name(world: World) -> N
     with pytest.raises(ZeroDivisionError):
         attempt(world, 2)
     model = net()
-    with opened(world, resume=True) as private, pytest.raises(ResumeRefused, match="CHECKPOINT_MISFIT.*optimizer"):
+    with opened(world, resume=True) as private, pytest.raises(ResumeRefused, match=r"CHECKPOINT_MISFIT.*optimizer"):
         private.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), collate, layers="layers")
 
 
@@ -272,7 +272,7 @@ def test_a_dry_run_refuses_what_a_run_refuses(world: World) -> None:
             return x - x.mean(0, keepdim=True)
 
     model = net(Mixes)
-    with opened(world) as private, warnings.catch_warnings(), pytest.raises(Exception, match="CROSS_SAMPLE|REPLACEMENT"):
+    with opened(world) as private, warnings.catch_warnings(), pytest.raises(Exception, match=r"CROSS_SAMPLE|REPLACEMENT"):
         warnings.simplefilter("ignore")
         _, optimizer, steps = private.prepare(
             model, torch.optim.SGD(model.parameters(), lr=0.1), collate, layers="layers", dry_run=True

@@ -3228,9 +3228,12 @@ def audit_files(report, export, keys, owner_key, now, require_quorum, min_size, 
         seq for _, why, seq, evidence in run.withdrawals
         if seq not in shown and why != "expired" and not (why in NOBODY_SIGNS and evidence in roots)
     ]  # fmt: skip
+    holders = {key.raw for key in run.vkeys} | {run.owner_key}
+    theirs = [person["kid"] == key_id(run.owner_key) and not person["pruned"] for person in run.people]
+    alone = len(holders) == 1 and theirs and all(theirs)
     untold = run.public_draws and (26 not in run.policy or any(len(w["drawn"]) < w["steps"] for w in run.windows))
     for qualifier, holds in (
-        ("OPEN", run.closed is None), ("CLOCK_SET", run.clocks), ("UNPINNED", owner_key is None),
+        ("OPEN", run.closed is None), ("ONE_PARTY", alone), ("CLOCK_SET", run.clocks), ("UNPINNED", owner_key is None),
         ("UNCOMPARED", min_size is None), ("DRAWS_TOLD", untold),
         ("FROZEN_TOLD", any(not block[2] for block in run.derived)), ("WITHDRAWALS_TOLD", signed_away),
         ("KEY_LOST", any(row[5] == "compromised" for row in run.earlier)), ("ISOLATION_WEAKENED", run.isolation != "held"),
