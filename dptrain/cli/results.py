@@ -107,7 +107,9 @@ class Told(Result):
         return self.data
 
 
-_ORDER = ["attest", "policy", "registry", "calibrate", "account", "gate", "plan", "train", "ledger", "release", "demo"]
+_ORDER = [
+    "quickstart", "attest", "policy", "registry", "calibrate", "account", "gate", "plan", "train", "ledger", "release", "demo",
+]  # fmt: skip
 
 _JSON = "dptrain.json"
 
