@@ -136,6 +136,8 @@ class PreparedRun(Parts[Planned]):
         self.opened = opened
         self.policy = policy
         self.recorder = opened.recorder
+        if self.recorder.resuming:
+            self.recorder.require_open()
         self.model = opened.accelerator.unwrap_model(model) if opened.accelerator is not None else model
         self.optimizer: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)
         refuse_coupled(self.model)

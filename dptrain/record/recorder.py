@@ -84,6 +84,15 @@ class Recorder:
         """Tell if there is a ledger already."""
         return self._ledger is not None
 
+    def require_open(self) -> None:
+        """Refuses a run that is over, before anything is read for it. Raises ResumeRefused: code FINISHED."""
+        if self.ledger.finished:
+            raise ResumeRefused(
+                "FINISHED",
+                f"the run of {self.place.shown} is over: its ledger was closed after {self.ledger.state.position} steps, and "
+                "can be exported. Another run spends epsilon of its own: name another ledger or directory for it",
+            )
+
     def require_clock(self, now: int, *, accepted: bool = False) -> None:
         """Refuses, before anything is written, a clock that ran far ahead since the last leaf of the run, or is behind it.
 
