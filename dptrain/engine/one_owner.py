@@ -210,7 +210,7 @@ contributor_cap = {count}
 name = "own"
 clip_norm = {clip_norm!r}
 noise_multiplier = {multiplier!r}
-sampling_rate = "{rate}"
+sampling_rate = "{rate.numerator}/{rate.denominator}"
 depth = {{ from = 0.0, to = 1.0 }}
 """
 
