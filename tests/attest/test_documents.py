@@ -48,7 +48,7 @@ class Tree(Payload):
     ERROR: ClassVar = PolicyRefused
 
     kind: str = declared(2, Word({"oak": "a tree", "fir": "another"}), "A kind.", default="oak")
-    rate: Fraction = declared(3, Exact(Fraction(0), Fraction(1), above=True, one_over=True), "A rate.", key="growth.rate")
+    rate: Fraction = declared(3, Exact(Fraction(0), Fraction(1), above=True, ratio=True), "A rate.", key="growth.rate")
     tall: bool = declared(4, Flag("true"), "Whether it is tall.", key="growth.tall", default=False, optional=True)
     counts: tuple[int, ...] = declared(
         5, Many(Whole(0, 9, "0..9"), 1, 4, "counts", ascending=True, empty=True), "Counts.", default=(), optional=True
@@ -173,7 +173,7 @@ def test_a_refusal_of_a_document_that_is_signed_by_itself_says_what_it_is_and_wh
 def test_a_document_that_text_cannot_say_exactly_is_written_with_a_remark():
     odd = replace(OAK, rate=Fraction(2, 7), best=Leaf(name="b", size_micro=1, old=86401))
     written = write_document(odd)
-    assert "# exactly 2/7" in written and "# exactly 86401 seconds" in written
+    assert 'rate = "2/7"\n' in written and "# exactly 86401 seconds" in written
     assert tomllib.loads(written)["best"]["old_days"] == 1, "the remark spoils no line"
 
 

@@ -90,10 +90,15 @@ def test_a_rate_without_a_period_names_the_nearest(rate, nearest):
         period(Fraction(rate))
 
 
-@pytest.mark.parametrize("text", ['"2/7"', '"1/0"', '"1/07"', '" 1/7"', '"1/7.0"', '"0.5"', '"1/99999999999999999999"', "true"])
-def test_quotes_hold_one_over_a_whole_number_alone(text):
+@pytest.mark.parametrize("text", ['"0/7"', '"7/2"', '"1/0"', '"1/07"', '" 1/7"', '"1/7.0"', '"0.5"', '"1/99999999999999999999"', "true"])
+def test_quotes_hold_a_ratio_of_whole_numbers_alone(text):
     with pytest.raises(PolicyRefused):
         policy("poisson", first=text)
+
+
+def test_a_ratio_is_signed_and_shown_as_it_is():
+    found = policy("poisson", first='"2/7"')
+    assert found.classes[0].sampling_rate == Fraction(2, 7) and 'sampling_rate = "2/7"' in found.to_toml()
 
 
 CLASSES = [0, 1, 0, 0, 1, 1, 0, 0, 0, 1, 0, 0, 0, 1, 0, 1, 0, 0, 1, 0, 0]  # 14 of class 0, 7 of class 1
