@@ -1,9 +1,11 @@
 """`dptrain account` and `dptrain calibrate`: the epsilon of a run, and the noise multiplier that an epsilon needs."""
 
 import functools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
+from fractions import Fraction
 from typing import Annotated, Any
 
 import typer
@@ -22,8 +24,23 @@ from ledger import accountants
 from ledger.accountants import AccountantError, Phase
 
 NoiseMultiplier = Annotated[float | None, option("Noise standard deviation divided by the clip norm.")]
-SamplingRate = Annotated[float | None, option("Probability q that a contribution is drawn in a step.")]
+
+
+def _rate(text: str) -> float:
+    """Reads a rate: a number, or a ratio of whole numbers."""
+    try:
+        return float(Fraction(text) if "/" in text else text)
+    except (ValueError, ZeroDivisionError) as error:
+        raise typer.BadParameter(f"{text!r} is no rate; write 0.01 or 256/60000") from error
+
+
+SamplingRate = Annotated[
+    float | None, option("Probability q that a contribution is drawn in a step: 0.01 or 256/60000.", parser=_rate, metavar="Q")
+]
 Steps = Annotated[int | None, option("Number of logical steps T.")]
+BatchSize = Annotated[float | None, option("Contributions that a step draws on average: B of q = B/N.", metavar="B")]
+DatasetSize = Annotated[int | None, option("Contributions in all: N of q = B/N.", metavar="N", min=1)]
+Epochs = Annotated[float | None, option("How often each is drawn on average: T = epochs / q, rounded up.", metavar="E")]
 Delta = Annotated[float, option("The delta of (epsilon, delta)-DP.")]
 Accountant = Annotated[str, option("Accountant: pld, rdp, moments or prv, or provider.name of an installed package.")]
 Family = Annotated[str, option("Noise: gaussian, laplace, discrete_gaussian or skellam, or provider.name.")]
@@ -49,6 +66,26 @@ def phases_of(z: float | None, q: float | None, steps: int | None, texts: Sequen
             sentence = f"{text!r} is no phase; write multiplier,rate,steps, for example 1.1,0.01,500"
             raise typer.BadParameter(sentence) from error
     return found
+
+
+def in_epochs(
+    q: float | None, steps: int | None, batch: float | None, size: int | None, epochs: float | None
+) -> tuple[float | None, int | None]:
+    """Returns rate and steps, from batch size, data set size and epochs where these are given."""
+    if (batch, size, epochs) == (None, None, None):
+        return q, steps
+    wrong_if((batch is None) != (size is None), "--batch-size and --dataset-size go together: the rate is B/N")
+    wrong_if(batch is not None and q is not None, "--batch-size and --dataset-size stand for --sampling-rate; leave one out")
+    wrong_if(epochs is not None and steps is not None, "--epochs stands for --steps; leave one out")
+    if batch is not None and size is not None:
+        wrong_if(not 0.0 < batch <= size, f"a batch of {batch:g} of {size} contributions; expected more than 0, and N at most")
+        q = batch / size
+    if epochs is None:
+        return q, steps
+    wrong_if(not epochs > 0.0, f"--epochs is {epochs:g}, expected more than 0")
+    if q is None:
+        raise typer.BadParameter("--epochs needs the rate: give --batch-size and --dataset-size, or --sampling-rate")
+    return q, max(1, math.ceil(round(epochs / q, 6)))
 
 
 def require_others(given: Mapping[str, Any], wanted: str | None, *, phases: bool = True) -> None:
@@ -154,6 +191,9 @@ def account(
     noise_multiplier: NoiseMultiplier = None,
     sampling_rate: SamplingRate = None,
     steps: Steps = None,
+    batch_size: BatchSize = None,
+    dataset_size: DatasetSize = None,
+    epochs: Epochs = None,
     phase: Annotated[
         list[str] | None, option("A phase: noise multiplier, rate, steps; repeat in order.", metavar="Z,Q,T")
     ] = None,
@@ -171,10 +211,12 @@ def account(
     """Compute epsilon of a run of Poisson-sampled noise, of one level or in phases.
 
     The first epsilon holds when one contribution is replaced by an empty one of the same public shape (zero-out), the
-    second when its content is replaced by any other content. Epsilons are shown rounded up.
+    second when its content is replaced by any other content. The first is the one to put beside that of Opacus. Epsilons are
+    shown rounded up.
 
     Example: `dptrain account --noise-multiplier 1 --sampling-rate 0.01 --steps 1000 --delta 1e-5`
     """
+    sampling_rate, steps = in_epochs(sampling_rate, steps, batch_size, dataset_size, epochs)
     phases = phases_of(noise_multiplier, sampling_rate, steps, phase or [])
     wrong_if(plot is not None and curve is None, "--plot draws a curve; say over what: --curve steps or --curve delta")
     require_plot(plot)
@@ -261,6 +303,9 @@ def calibrate(
     delta: Delta,
     sampling_rate: SamplingRate = None,
     steps: Steps = None,
+    batch_size: BatchSize = None,
+    dataset_size: DatasetSize = None,
+    epochs: Epochs = None,
     noise_multiplier: NoiseMultiplier = None,
     phase: Annotated[
         list[str] | None,
@@ -285,8 +330,9 @@ def calibrate(
     The result is rounded to the safe side and its epsilon is computed again, so the target is never exceeded.
     With a policy at hand, `dptrain plan --target-epsilon` says which lines to change.
 
-    Example: `dptrain calibrate --epsilon 2 --sampling-rate 0.01 --steps 1000 --delta 1e-5`
+    Example: `dptrain calibrate --epsilon 8 --batch-size 256 --dataset-size 60000 --epochs 4 --delta 1e-6`
     """
+    sampling_rate, steps = in_epochs(sampling_rate, steps, batch_size, dataset_size, epochs)
     asked = Question(epsilon, delta, family, solve, noise_multiplier, sampling_rate, steps, occurrences)
     public = disclosure is Disclosure.PUBLIC
     _check_use(asked, phase or [], clip_norm, public=public)

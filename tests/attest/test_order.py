@@ -90,7 +90,9 @@ def test_a_rate_without_a_period_names_the_nearest(rate, nearest):
         period(Fraction(rate))
 
 
-@pytest.mark.parametrize("text", ['"0/7"', '"7/2"', '"1/0"', '"1/07"', '" 1/7"', '"1/7.0"', '"0.5"', '"1/99999999999999999999"', "true"])
+@pytest.mark.parametrize(
+    "text", ['"0/7"', '"7/2"', '"1/0"', '"1/07"', '" 1/7"', '"1/7.0"', '"0.5"', '"1/99999999999999999999"', "true"]
+)
 def test_quotes_hold_a_ratio_of_whole_numbers_alone(text):
     with pytest.raises(PolicyRefused):
         policy("poisson", first=text)

@@ -8,6 +8,7 @@ from dptrain.planning import curves
 from dptrain.planning.rounding import at_most, rounded_up
 from ledger.accountants import Phase
 
+D = ("--delta", "1e-6")
 RUN = ("--sampling-rate", "0.01", "--steps", "1000", "--delta", "1e-5")
 
 
@@ -16,6 +17,27 @@ def test_account_prints_the_golden_epsilon_of_dp_sgd(shell):
     assert answer["epsilon"] == pytest.approx(1.828, abs=5e-4)
     assert answer["epsilon_replace"] == pytest.approx(2.843, abs=5e-4)
     assert answer["adjacency"] == "zero-out"
+
+
+def test_batches_and_epochs_say_the_same_as_rate_and_steps(shell):
+    wanted = shell.json("account", "--noise-multiplier", "0.6", "--sampling-rate", "256/60000", "--steps", "938", *D)
+    for how in (
+        ("--batch-size", "256", "--dataset-size", "60000", "--epochs", "4"),
+        ("--sampling-rate", "256/60000", "--epochs", "4"),
+        ("--batch-size", "256", "--dataset-size", "60000", "--steps", "938"),
+    ):
+        assert shell.json("account", "--noise-multiplier", "0.6", *how, "--delta", "1e-6") == wanted
+        assert shell.json("calibrate", "--epsilon", "8", *how, "--delta", "1e-6")["steps"] == 938
+
+
+@pytest.mark.parametrize(
+    "how",
+    [("--epochs", "4"), ("--batch-size", "2"), ("--batch-size", "9", "--dataset-size", "8"), ("--sampling-rate", "1/0"),
+     ("--batch-size", "2", "--dataset-size", "8", "--sampling-rate", "0.1"), ("--sampling-rate", "0.1", "--epochs", "0"),
+     ("--sampling-rate", "0.1", "--epochs", "1", "--steps", "10")],
+)  # fmt: skip
+def test_batches_and_epochs_that_make_no_run_are_wrong_use(shell, how):
+    shell.run("account", "--noise-multiplier", "1", *how, *D, code=2)
 
 
 def test_without_noise_epsilon_is_printed_as_the_string_inf_because_json_has_no_infinity(shell):
