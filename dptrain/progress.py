@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,12 @@ from attest.errors import AttestError
 _REFRESH = 0.2
 """Seconds between two pictures."""
 
+_TOLD = 5.0
+"""Seconds between two looks at what stands behind the title of a bar; it may take a while to compute."""
+
+_LINE = 60.0
+"""Seconds between two lines where there is no terminal."""
+
 _CHUNK = 1 << 20
 
 
@@ -30,7 +37,12 @@ class _Rate(ProgressColumn):
 
 @contextlib.contextmanager
 def progress_bar(
-    what: str, total: Callable[[], int], screen: Console | None = None, *, shown: bool = True
+    what: str,
+    total: Callable[[], int],
+    screen: Console | None = None,
+    *,
+    shown: bool = True,
+    told: Callable[[], str] | None = None,
 ) -> Iterator[Callable[[int], None] | None]:
     """Yields a callback that takes the number done so far and draws a bar with rate and time left on standard error.
 
@@ -39,27 +51,44 @@ def progress_bar(
         total: About how many there are; asked on a terminal alone, so a pipe costs nothing.
         screen: Where to draw; default: standard error.
         shown: False to draw nothing, whatever the screen is.
+        told: What stands behind the title, asked for now and then. With it, a line a minute goes where there is no terminal.
 
     Yields:
-        The callback; None where standard error is no terminal.
+        The callback; None where standard error is no terminal and nothing is told.
     """
     screen = screen or Console(stderr=True)
     if not (shown and screen.is_terminal):
-        yield None
+        yield None if told is None or not shown else _lines(what, total(), told)
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn())
     # Drawn by the callback: a thread that draws would take the interpreter from the work.
     with Progress(*columns, console=screen, auto_refresh=False, transient=True) as bar:
         task = bar.add_task(what, total=total())
-        due = 0.0
+        due = told_due = 0.0
 
         def progress(count: int) -> None:
-            nonlocal due
+            nonlocal due, told_due
             if (now := time.monotonic()) >= due:
                 due = now + _REFRESH
+                if told is not None and now >= told_due:
+                    told_due = now + _TOLD
+                    bar.update(task, description=f"{what}  {told()}")
                 bar.update(task, completed=count, refresh=True)
 
         yield progress
+
+
+def _lines(what: str, total: int, told: Callable[[], str]) -> Callable[[int], None]:
+    """Returns a callback that prints a line on standard error, once a minute."""
+    due = time.monotonic() + _LINE
+
+    def progress(count: int) -> None:
+        nonlocal due
+        if (now := time.monotonic()) >= due:
+            due = now + _LINE
+            print(f"{what}: {count:,} of {total:,}, {told()}", file=sys.stderr, flush=True)
+
+    return progress
 
 
 def contributions_in(data: Path) -> int:

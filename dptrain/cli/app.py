@@ -1,6 +1,7 @@
 """Build the command tree: all groups and commands, in the order of help. `train` and `demo` start what alone imports torch."""
 
 from collections.abc import Callable, Iterable
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -114,6 +115,21 @@ app = typer.Typer(
     "\n\nContributors start with `dptrain attest --help`, corpus owners with `dptrain policy --help`, who trains with "
     "`dptrain gate --help`, auditors with `dptrain ledger verify --help`. Example: `dptrain demo`",
 )
+
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"dptrain {metadata.version('dptrain')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[bool, option("Print the version.", "--version", is_eager=True, callback=_print_version)] = False,
+) -> None:
+    """Takes the options of the program itself."""
+
 
 _group(
     "attest",

@@ -377,6 +377,12 @@ class PreparedRun(Parts[Planned]):
             self._watch()
             self._save(whole)
 
+    def told(self) -> str:
+        """Says what each class has spent, of what it will have spent at the end."""
+        rows = [row for row in self.summary() if not row["public"]]
+        spent = (f"{row['class']} ε {row['epsilon']:.3g} of {row['epsilon_planned']:.3g}" for row in rows)
+        return ", ".join(spent)
+
     # -------------------------------------------------------------------------------------------------- beside the steps
 
     def save(self) -> Path:

@@ -425,6 +425,16 @@ class PrivateTraining:
             raise StepOrder(code, sentence)
         return self._prepared
 
+    def __repr__(self) -> str:
+        """Says where the ledger lies, how far the run is, and what it has spent."""
+        place, run = self.opened.recorder.place.shown, self._prepared
+        if run is None:
+            return f"<PrivateTraining {place}: no model yet, call prepare()>"
+        if not self.opened.recorder.begun:
+            return f"<PrivateTraining {place}: {'a dry run' if run.dry else 'nothing charged yet'}>"
+        delta = float(self.policy.delta)
+        return f"<PrivateTraining {place}: step {run.step} of {self.policy.steps}, {run.told()}, delta {delta:g}>"
+
     def __enter__(self) -> "PrivateTraining":
         return self
 

@@ -51,6 +51,10 @@ class Parts(ABC, Generic[Planned]):
     def finish(self) -> None:
         """Ends the run."""
 
+    def told(self) -> str:
+        """Says in a few words how it stands; empty where there is nothing to say."""
+        return ""
+
 
 class LogicalStep(Generic[Planned]):
     """One logical step: iterate it for its microbatches, then call ``optimizer.step()``."""
@@ -90,7 +94,7 @@ class Steps(Generic[Planned]):
         return len(self._numbers)
 
     def __iter__(self) -> Iterator[LogicalStep[Planned]]:
-        with progress_bar(self._title, lambda: len(self), shown=self._shown) as progress:
+        with progress_bar(self._title, lambda: len(self), shown=self._shown, told=self._parts.told) as progress:
             for done, number in enumerate(self._numbers, start=1):
                 yield LogicalStep(self._parts, number)
                 self._parts.settle(number)  # the loop called optimizer.step()

@@ -97,3 +97,23 @@ def test_files_of_a_folder_are_counted_to_the_bottom(tmp_path):
         (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "data" / name).touch()
     assert contributions_in(tmp_path / "data") == 3
+
+
+def test_what_a_class_has_spent_stands_behind_the_title_of_a_bar_and_in_a_line_a_minute(monkeypatch, capsys):
+    moments = iter(range(0, 10_000, 50))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(moments))
+    screen = Console(file=(drawn := io.StringIO()), force_terminal=True, width=120)
+    with progress_bar("training", lambda: 3, screen, told=lambda: "ε 1 of 8") as bar:
+        bar(1)
+    assert "training  ε 1 of 8" in drawn.getvalue() and capsys.readouterr().err == ""
+    with progress_bar("training", lambda: 3_000, Console(file=io.StringIO()), told=lambda: "ε 1 of 8") as line:
+        line(1)
+        line(2_000)
+        line(2_001)
+    assert capsys.readouterr().err == "training: 2,000 of 3,000, ε 1 of 8\n"
+    with progress_bar("training", lambda: 3, Console(file=io.StringIO()), shown=False, told=lambda: "ε 1") as nothing:
+        assert nothing is None
+
+
+def test_the_program_tells_its_version(shell):
+    assert shell.run("--version").stdout.startswith("dptrain ")

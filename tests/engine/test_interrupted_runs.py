@@ -85,6 +85,21 @@ def test_a_run_goes_on_behind_the_last_whole_step(world: World, where: str, late
     assert charges(world)[4:] == later
 
 
+def test_a_run_shows_how_it_stands(world: World) -> None:
+    model, shown = net(), []
+    with opened(world) as private:
+        shown.append(repr(private))
+        _, optimizer, steps = private.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), collate, layers="layers")
+        shown.append(repr(private))
+        for step in steps:
+            for rows in step:
+                private.backward(per_example(model, rows), rows)
+            optimizer.step()
+    shown.append(repr(private))
+    assert "call prepare()" in shown[0] and "nothing charged yet" in shown[1]
+    assert "step 12 of 12, open ε " in shown[2] and shown[2].endswith("delta 1e-05>")
+
+
 def test_an_interrupted_run_ends_in_an_export_that_verifies(world: World, tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         attempt(world, 3)
