@@ -13,6 +13,7 @@ from dptrain.errors import how_to_install, is_missing_extra
 if TYPE_CHECKING:
     from dptrain.engine import Clock, Earlier, Microbatches, NoiseSource, PrivateTraining, RunLedger
     from dptrain.gradients import check_gradient_rule, gradient_rule
+    from dptrain.routing import fix
 
 __version__ = "0.1.0"
 __all__ = [
@@ -24,10 +25,11 @@ __all__ = [
     "RunLedger",
     "__version__",
     "check_gradient_rule",
+    "fix",
     "gradient_rule",
 ]
 
-_RULES = frozenset({"check_gradient_rule", "gradient_rule"})
+_ROOMS = {"check_gradient_rule": "gradients", "gradient_rule": "gradients", "fix": "routing"}
 
 _register_prv()
 
@@ -42,7 +44,7 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        found = import_module("dptrain.gradients" if name in _RULES else "dptrain.engine")
+        found = import_module(f"dptrain.{_ROOMS.get(name, 'engine')}")
     except ModuleNotFoundError as error:
         if not is_missing_extra(error):
             raise

@@ -1,6 +1,7 @@
 """Depth-selective routing: per-contribution masks, dual clipping and sums on the autograd engine."""
 
 from dptrain.clipping.fast import Bounds, bounds_of
+from dptrain.routing.couplings import fix
 from dptrain.routing.router import FallbackNotice, Router
 
-__all__ = ["Bounds", "FallbackNotice", "Router", "bounds_of"]
+__all__ = ["Bounds", "FallbackNotice", "Router", "bounds_of", "fix"]

@@ -3,11 +3,13 @@
 The channels are listed in docs/mechanism; the probes find what has no name here.
 """
 
+import warnings
 from collections.abc import Iterator
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.utils import parametrize
 
 from dptrain.blocks.adapters import unchecked
 from dptrain.errors import CoupledModel, UnsupportedModule
@@ -44,7 +46,7 @@ def couplings(model: nn.Module) -> Iterator[tuple[str, str]]:
             yield (
                 "BATCH_NORM",
                 f"{name!r} ({kind}) normalises with statistics of the batch, so every contribution enters every gradient; "
-                "replace it by GroupNorm or LayerNorm, or put it in eval() with its running statistics frozen",
+                "dptrain.fix(model) puts GroupNorm in its place; or put it in eval() with its running statistics frozen",
             )
         elif isinstance(module, _InstanceNorm) and module.track_running_stats and module.training:
             yield (
@@ -96,6 +98,66 @@ def couplings(model: nn.Module) -> Iterator[tuple[str, str]]:
                 f"experts drop tokens by a capacity shared by the batch ({option}={getattr(config, option)}); use "
                 "dropless routing",
             )
+
+
+class Repaired(UserWarning):
+    """Something of a model that would be refused was replaced."""
+
+
+def fix(model: nn.Module) -> nn.Module:
+    """Replaces in place what a run would refuse and what has a usual stand-in; warns of every change.
+
+    Batch normalisation becomes group normalisation with its scale and shift, in at most 32 groups: its statistics are lost, so
+    a pretrained model wants some training after it. Instance normalisation keeps no running statistics, weights stay as
+    spectral normalisation left them, routers add no loss over the batch, and wrappers are taken off. Make the optimizer after
+    it, since parameters are others.
+
+    Returns:
+        The model; another object where it was wrapped. What has no stand-in is left, and refused by name in `prepare`.
+    """
+    while type(model).__name__ in _WRAPPERS:
+        kind = type(model).__name__
+        model = model._orig_mod if kind == "OptimizedModule" else model.module
+        _tell(f"the model was taken out of {kind}")
+    for name, module in list(model.named_modules()):
+        kind = type(module).__name__
+        if isinstance(module, _BatchNorm):
+            groups = max(number for number in range(1, 33) if module.num_features % number == 0)
+            own = nn.GroupNorm(groups, module.num_features, module.eps, module.affine).train(module.training)
+            if module.affine:
+                own.weight, own.bias = module.weight, module.bias
+            if not name:
+                model = own
+            else:
+                holder, _, key = name.rpartition(".")
+                setattr(model.get_submodule(holder), key, own)
+            _tell(f"{name!r}, a {kind}, is a GroupNorm of {groups} groups")
+        elif isinstance(module, _InstanceNorm) and module.track_running_stats:
+            module.track_running_stats = False
+            module.running_mean = module.running_var = module.num_batches_tracked = None
+            _tell(f"{name!r}, a {kind}, keeps no running statistics")
+        for key in [key for key, made in getattr(module, "parametrizations", {}).items() if _is_spectral(made)]:
+            parametrize.remove_parametrizations(module, key)
+            _tell(f"{name!r} has lost the spectral normalisation of its {key}")
+        for hook in [hook for hook in module._forward_pre_hooks.values() if type(hook).__name__ == "SpectralNorm"]:
+            nn.utils.remove_spectral_norm(module, hook.name)
+            _tell(f"{name!r} has lost the spectral normalisation of its {hook.name}")
+    config = getattr(model, "config", None)
+    if getattr(config, "router_aux_loss_coef", None) and getattr(config, "output_router_logits", False):
+        config.output_router_logits = False
+        _tell("output_router_logits is False")
+    return model
+
+
+_WRAPPERS = frozenset({"DistributedDataParallel", "DataParallel", "OptimizedModule"})
+
+
+def _is_spectral(made: nn.Module) -> bool:
+    return any(type(part).__name__ == "_SpectralNorm" for part in made.modules())
+
+
+def _tell(sentence: str) -> None:
+    warnings.warn(f"dptrain.fix: {sentence}", Repaired, stacklevel=3)
 
 
 def _quantises_by_the_batch(module: nn.Module) -> bool:
