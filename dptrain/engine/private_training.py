@@ -37,12 +37,11 @@ from dptrain.engine.options import (
 )
 from dptrain.engine.prepared import Opened, PreparedRun
 from dptrain.engine.step import Steps
-from dptrain.errors import ConfigError, NotPrivateUse, StepOrder
+from dptrain.errors import ConfigError, StepOrder
 from dptrain.progress import attestations_in, progress_bar
 from dptrain.record.recorder import Recorder
 from dptrain.record.registry_watch import RegistryWatch, cited_roots, memories_of, reading_beside
 from dptrain.record.settling import Inbox
-from ledger.errors import LedgerError
 
 if TYPE_CHECKING:
     from dptrain.routing.compiled import CompiledLoss
@@ -408,7 +407,7 @@ class PrivateTraining:
         try:
             if self._prepared is not None:
                 self._prepared.interrupt()
-        except (LedgerError, StepOrder, NotPrivateUse, OSError) as error:
+        except Exception as error:  # whatever it is, the exception that ended the loop is the one to be seen
             warnings.warn(f"the run was interrupted, and could not be settled ({error}); what was charged counts", stacklevel=2)
         finally:
             self._detach()
