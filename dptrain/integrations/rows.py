@@ -1,0 +1,58 @@
+"""Examples to rows of one length, so that no example shapes the rows of another."""
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+_FILL = {"labels": -100, "special_tokens_mask": 1}
+"""What fills up a column of tokens; zero for all others, and the pad token for `input_ids`."""
+
+
+class FixedLength:
+    """A collator that drops columns, brings the tokens of every example to one length, and calls the user's collator.
+
+    Collators pad to the longest example of a batch by default. Here every example has the full length before they see it.
+
+    Args:
+        collator: the user's, or the default one. columns: kept columns; None for all. length: tokens of a row; None to leave
+            them as they are. pad: the pad token. left: whether padding goes before the tokens.
+    """
+
+    def __init__(
+        self, collator: Callable[[list[Any]], Any], columns: Collection[str] | None, length: int | None, pad: int, left: bool
+    ) -> None:
+        self._collator = collator
+        self._columns = columns
+        self._length = length
+        self._pad = pad
+        self._left = left
+
+    def __call__(self, examples: list[Any]) -> dict[str, Any]:
+        if not all(isinstance(example, Mapping) for example in examples):
+            return dict(self._collator(examples))
+        rows = [self._row(example) for example in examples]
+        found = dict(self._collator(rows))
+        if "attention_mask" in rows[0]:  # some collators make one that takes padding for tokens
+            found["attention_mask"] = torch.as_tensor(np.asarray([row["attention_mask"] for row in rows]))
+        return found
+
+    def _row(self, example: Mapping[str, Any]) -> dict[str, Any]:
+        row = {key: value for key, value in example.items() if self._columns is None or key in self._columns}
+        tokens = row.get("input_ids")
+        if self._length is None or tokens is None or np.ndim(tokens) != 1:
+            return row
+        count = len(tokens)
+        row.setdefault("attention_mask", [1] * count)
+        return {key: self._fitted(key, value) if _as_long(value, count) else value for key, value in row.items()}
+
+    def _fitted(self, key: str, value: Any) -> Any:
+        assert self._length is not None
+        cut = list(value[: self._length])
+        fill = [self._pad if key == "input_ids" else _FILL.get(key, 0)] * (self._length - len(cut))
+        return fill + cut if self._left else cut + fill
+
+
+def _as_long(value: Any, count: int) -> bool:
+    return isinstance(value, list | tuple | np.ndarray | torch.Tensor) and np.ndim(value) == 1 and len(value) == count

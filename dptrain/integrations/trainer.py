@@ -1,0 +1,541 @@
+"""Makes a Trainer private: its batches are steps of a run, its training step is the private one, and no private loss is logged."""
+
+import copy
+import hashlib
+import math
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from transformers import TrainerCallback, TrainingArguments
+
+from dptrain.data.items import encode_item, items_of
+from dptrain.data.microbatch import Decode, Microbatch
+from dptrain.engine import refusals
+from dptrain.engine.options import MICROBATCHES, Microbatches
+from dptrain.engine.private_training import PrivateTraining
+from dptrain.engine.release import Phase
+from dptrain.engine.step import LogicalStep, Steps
+from dptrain.errors import ConfigError, CoupledModel, NotPrivateUse, ResumeRefused
+from dptrain.integrations.losses import losses_of
+from dptrain.integrations.rows import FixedLength
+from dptrain.record.pin import found
+
+UNSAID = ("loss", "train_loss", "total_flos", "num_input_tokens_seen")
+"""Figures of a Trainer that follow from private rows and carry no noise; they are not logged."""
+
+
+class Step(dict):
+    """What the data loader of a private run yields: one logical step, which shows nothing of its rows.
+
+    Attributes:
+        step: the logical step; iterating it gives its microbatches.
+    """
+
+    def __init__(self, step: LogicalStep[Any]) -> None:
+        super().__init__()
+        self.step = step
+
+
+class Examples(dict):
+    """The tensors of a private microbatch, as `compute_loss` gets them."""
+
+
+class StepLoader:
+    """Stands in for the data loader: as many batches as an epoch of the ledger has steps, each a logical step of the run."""
+
+    def __init__(self, epoch_steps: int, steps: Callable[[], Iterator[Step]]) -> None:
+        self._epoch_steps = epoch_steps
+        self._steps = steps
+
+    def __len__(self) -> int:
+        return self._epoch_steps
+
+    def __iter__(self) -> Iterator[Step]:
+        return self._steps()
+
+
+class PrivateRun:
+    """Trains a model of transformers by a private run; a class mixes it in before its Trainer.
+
+    The training data are the contributions of the run, drawn as the policy says. Every step is charged before it runs. A batch
+    of the Trainer is one logical step, which the optimizer takes once. Checkpoints of the Trainer are checkpoints of the run
+    too, and ``resume_from_checkpoint`` goes on with the run. Losses on private rows are not logged, printed or returned.
+    ``grad_norm`` is that of the release, which is public. ``max_grad_norm`` clips every block of the release by itself.
+    ``eval_dataset`` is taken to be public data.
+
+    Guarantee: that of `PrivateTraining`. The losses of a microbatch go to its backward pass and nowhere else.
+
+    Args:
+        train_dataset: data that are all yours, for a run by `target_epsilon`; it lies in ``private`` under ``output_dir``.
+            Epochs and batch size are those of the arguments (``per_device_train_batch_size`` times
+            ``gradient_accumulation_steps``).
+        private: an opened run, in the place of `train_dataset`.
+        target_epsilon, delta, clip_norm: as `PrivateTraining.own`.
+        max_length: tokens of every row; shorter examples are padded, longer ones cut.
+        compiled: runs each microbatch as one compiled graph. layers, probe: as `PrivateTraining.prepare`.
+        others: as the Trainer. ``compute_loss_func`` and an overridden ``compute_loss`` return one loss per example.
+
+    Raises:
+        ConfigError: code TRAINER, arguments that say nothing of a private run, or contradict it.
+        NotPrivateUse: code PROCESSES, LOSS_SCALER, RETRIES or EVALUATION.
+    """
+
+    arguments: ClassVar[type[TrainingArguments]] = TrainingArguments
+
+    def __init__(
+        self,
+        model: Any = None,
+        args: TrainingArguments | None = None,
+        data_collator: Any = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        *others: Any,
+        private: PrivateTraining | None = None,
+        target_epsilon: float | None = None,
+        delta: float | None = None,
+        clip_norm: float = 1.0,
+        max_length: int | None = None,
+        compiled: bool = False,
+        layers: str | Sequence[str] | None = None,
+        probe: Sequence[bytes] | None = None,
+        **options: Any,
+    ) -> None:
+        if isinstance(train_dataset, PrivateTraining):
+            private, train_dataset = train_dataset, None
+        if (private is None) == (train_dataset is None or target_epsilon is None):
+            raise ConfigError(
+                "TRAINER",
+                f"{type(self).__name__} takes its data from a private run, and got "
+                f"{'two of them' if private is not None else 'none'}; give private=PrivateTraining.open(...), or "
+                "train_dataset= with target_epsilon= for data that are all yours",
+            )
+        args = copy.copy(args) if args is not None else self.arguments("trainer_output")
+        batch = _translated(args)
+        _refuse_arguments(args)
+        self._own_data = train_dataset
+        self._evaluated: list[Any] = []
+        self._contents: set[bytes] | None = None
+        if private is None:
+            assert target_epsilon is not None
+            private = _own(train_dataset, args, batch, target_epsilon=target_epsilon, delta=delta, clip_norm=clip_norm)
+        _require_steps(args, private, signed=train_dataset is None)
+        self.private = private
+        self._settings: dict[str, Any] = {"layers": layers, "probe": probe}
+        self._compiled = compiled
+        self._length = max_length
+        self._steps: Steps[Any] | None = None
+        self._running: Iterator[LogicalStep[Any]] | None = None
+        self._loss: Callable[[nn.Module, Microbatch], torch.Tensor] | None = None
+        self._given = 0
+        self._inside = False
+        self._refuse_private_data(eval_dataset)
+        super().__init__(model, args, data_collator, self._public_train_data(), eval_dataset, *others, **options)
+        refusals.refuse_accelerator(self.accelerator)
+        refusals.refuse_generator(private.opened.noise.generator, private.policy, self.accelerator)
+        opened = private.opened
+        rows = Microbatches(args.per_device_train_batch_size) if opened.microbatches is MICROBATCHES else opened.microbatches
+        shown = opened.progress and args.disable_tqdm  # the Trainer has a bar of its own
+        device = opened.accelerator or self.accelerator
+        private.opened = replace(opened, accelerator=device, microbatches=rows, progress=shown)
+        self._clip_whole = self.accelerator.clip_grad_norm_
+        self.accelerator.clip_grad_norm_ = self._clip
+        self.callback_handler.callbacks.insert(0, _Watch(self))
+
+    # ------------------------------------------------------------------------------------------------- seams of the Trainer
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *others: Any, **options: Any) -> Any:
+        """Trains to the end of the run, or until a callback stops it.
+
+        An exception settles and saves the run: the step that raised is all that is charged in vain, and the next call in a new
+        process goes on behind the last whole step. So it does after a callback has stopped the training.
+
+        Returns:
+            As the Trainer; the training loss is not a number, as there is none to tell.
+
+        Raises:
+            ResumeRefused: code TRAINER_RESUME, the run was not opened to be resumed, or has not reached that checkpoint.
+        """
+        checkpoint = self._checkpoint(resume_from_checkpoint)
+        try:
+            done = super().train(checkpoint, *others, **options)
+        except BaseException:
+            self.private._interrupt()
+            raise
+        kept = {name: value for name, value in done.metrics.items() if name not in UNSAID}
+        return done._replace(training_loss=math.nan, metrics=kept)
+
+    def finish(self) -> None:
+        """Ends the run where it stands, for a training that a callback stopped; nothing more is charged.
+
+        Raises:
+            ConfigError: code TRAINER, before `train`.
+        """
+        if self._steps is None:
+            raise ConfigError("TRAINER", "finish() was called before train(); there is no run to end yet")
+        self._steps.finish()
+
+    def get_train_dataloader(self) -> Any:
+        """Returns the logical steps of the run in the place of batches."""
+        return StepLoader(self._epoch_steps, self._epoch)
+
+    def num_examples(self, dataloader: Any) -> int:
+        """Returns how many contributions were admitted, which is public, or the examples of another loader."""
+        if isinstance(dataloader, StepLoader):
+            return len(self.private.opened.gate.admitted)
+        return super().num_examples(dataloader)
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        """Returns nothing of a logical step: how many rows it had tells who was drawn."""
+        return 0
+
+    def training_step(self, model: nn.Module, inputs: Any, *others: Any, **options: Any) -> torch.Tensor:
+        """Runs the microbatches of a logical step; the gradients that it leaves are the release.
+
+        Returns:
+            Zero: the loss of private rows is not for the Trainer.
+        """
+        assert self._loss is not None
+        if not isinstance(inputs, Step):
+            raise NotPrivateUse(
+                "TRAINER_DATA",
+                f"the training step got a {type(inputs).__name__}, expected a logical step of the run; leave "
+                "get_train_dataloader() as it is",
+            )
+        model.train()
+        if callable(getattr(self.optimizer, "train", None)):
+            self.optimizer.train()
+        with self._quiet():
+            for rows in inputs.step:
+                self.private.backward(self._loss(model, rows), rows)
+        return torch.zeros((), device=self.args.device)
+
+    def compute_loss(self, model: nn.Module, inputs: Any, return_outputs: bool = False, *others: Any, **options: Any) -> Any:
+        """Returns one loss per example of private rows, shape (B,); of other rows what the Trainer returns."""
+        if not isinstance(inputs, Examples):
+            return super().compute_loss(model, inputs, return_outputs, *others, **options)
+        labels = inputs.pop("labels", None)
+        outputs = model(**inputs)
+        if self.compute_loss_func is not None:
+            losses = self.compute_loss_func(outputs, labels, num_items_in_batch=None)
+        else:
+            losses = losses_of(self.accelerator.unwrap_model(model), outputs, labels, self.args.label_smoothing_factor)
+        return (losses, outputs) if return_outputs else losses
+
+    def log(self, logs: dict[str, float], *others: Any, **options: Any) -> None:
+        """Logs what is public.
+
+        Raises:
+            NotPrivateUse: code LOGGED, it is called while private rows are there.
+        """
+        if self._inside:
+            raise NotPrivateUse(
+                "LOGGED",
+                f"log() was called with {sorted(logs)} from the loss of private rows, which no noise hides; log in evaluation, "
+                "on public data",
+            )
+        for name in UNSAID:
+            logs.pop(name, None)
+        super().log(logs, *others, **options)
+
+    def evaluate(self, eval_dataset: Any = None, *others: Any, **options: Any) -> dict[str, float]:
+        """Evaluates on public data.
+
+        Raises:
+            NotPrivateUse: code EVALUATION, the data hold a contribution of the run.
+        """
+        self._refuse_private_data(self.eval_dataset if eval_dataset is None else eval_dataset)
+        return super().evaluate(eval_dataset, *others, **options)
+
+    def predict(self, test_dataset: Any, *others: Any, **options: Any) -> Any:
+        """Predicts on public data; raises as `evaluate`."""
+        self._refuse_private_data(test_dataset)
+        return super().predict(test_dataset, *others, **options)
+
+    def evaluate_without_privacy(self, eval_dataset: Any) -> dict[str, float]:
+        """Evaluates on data of any kind, and tells the caller alone: nothing is logged, reported or kept.
+
+        What it returns follows from these data and carries no noise. No epsilon holds for whoever learns of it.
+        """
+        output = self.evaluation_loop(self.get_eval_dataloader(self._evaluable(eval_dataset)), description="Evaluation")
+        return dict(output.metrics)
+
+    def hyperparameter_search(self, *others: Any, **options: Any) -> Any:
+        """Refuses: every trial would be a run of its own over private data.
+
+        Raises:
+            NotPrivateUse: code SEARCH.
+        """
+        raise NotPrivateUse(
+            "SEARCH",
+            "every trial of a search trains on the same contributions, and what it finds follows from all of them; search on "
+            "public data with transformers.Trainer, or open one run per trial with earlier= and count all of them",
+        )
+
+    # ----------------------------------------------------------------------------------------------------- the private run
+
+    @property
+    def _epoch_steps(self) -> int:
+        policy = self.private.policy
+        return min(policy.epoch_steps or policy.steps, policy.steps)
+
+    def _public_train_data(self) -> Any:
+        """Returns what the Trainer is given as its training data: nothing."""
+        return None
+
+    def _evaluable(self, dataset: Any) -> Any:
+        """Returns data as `evaluation_loop` takes them."""
+        return dataset
+
+    def _decode(self) -> Decode | None:
+        """Returns how contents become examples; None for the run's own way."""
+        return None
+
+    def _begin(self, state: Any) -> None:
+        """Binds model, optimizer and schedule to the run, once all are there, and goes on where the run stands."""
+        try:
+            _, _, self._steps = self.private.prepare(
+                self.model, self.optimizer, self._collate(), decode=self._decode(), states=[self.lr_scheduler], **self._settings
+            )
+        except CoupledModel as error:
+            if error.code != "PADDING" or self._length is not None:
+                raise
+            raise CoupledModel(
+                error.code, f"{error.sentence}. {type(self).__name__}(max_length=...) pads and cuts every example to it"
+            ) from None
+        self._loss = self.private.loss(self._losses, compiled=self._compiled)
+        self._running = iter(self._steps)
+        self._given = state.global_step = self.private.prepared.start_step
+        self._globalstep_last_logged = state.global_step
+        self._place(state)
+
+    def _collate(self) -> FixedLength:
+        """Returns the collator of the Trainer for rows of one length, without the columns that the model does not take."""
+        columns = None
+        if self.args.remove_unused_columns:
+            self._set_signature_columns_if_needed()
+            columns = {*self._signature_columns, "label", "label_ids"}
+        tokenizer = getattr(self.processing_class, "tokenizer", self.processing_class)
+        length = self._length
+        if length is None and getattr(self.data_collator, "padding", None) == "max_length":
+            length = self.data_collator.max_length
+        pad = getattr(tokenizer, "pad_token_id", None)
+        left = getattr(tokenizer, "padding_side", "right") == "left"
+        return FixedLength(self.data_collator, columns, length, 0 if pad is None else pad, left)
+
+    def _losses(self, model: nn.Module, rows: Microbatch) -> torch.Tensor:
+        with self.compute_loss_context_manager():
+            return self.compute_loss(model, Examples(rows.inputs))
+
+    def _epoch(self) -> Iterator[Step]:
+        """Yields the steps that are left of an epoch of the ledger."""
+        assert self._running is not None
+        last = min((self._given // self._epoch_steps + 1) * self._epoch_steps, self.private.policy.steps)
+        while self._given < last:
+            step = next(self._running)
+            self._given = step.number
+            yield Step(step)
+
+    def _clip(self, parameters: Any, max_norm: float, *others: Any, **options: Any) -> Any:
+        """Clips every block of the release by itself; returns the norm of the release before, which is public."""
+        run = self.private._prepared
+        if run is None or run.gradients.phase is not Phase.RELEASED:
+            return self._clip_whole(parameters, max_norm, *others, **options)
+        if math.isfinite(max_norm):
+            return torch.tensor(math.hypot(*self.private.clip_blocks_(float(max_norm)).values()))
+        norms = [torch.linalg.vector_norm(p.grad).double() for p in self.model.parameters() if p.grad is not None]
+        return torch.linalg.vector_norm(torch.stack(norms))
+
+    def _ended(self) -> bool:
+        return self.private.opened.recorder.ledger.finished
+
+    def _stepped(self, state: Any) -> None:
+        """Closes the ledger behind the last step, before anything else may write the weights."""
+        self._place(state)
+        if state.global_step >= self.private.policy.steps:
+            assert self._running is not None
+            next(self._running, None)
+
+    def _place(self, state: Any) -> None:
+        """Says where the run stands in its epochs; the Trainer counts from where it was started."""
+        state.epoch = state.global_step / self._epoch_steps
+
+    def _stopped(self) -> None:
+        """Settles and saves a run that a callback stopped before its end."""
+        if not self._ended():
+            self.private.prepared.interrupt()
+
+    def _saved(self) -> None:
+        """Writes a checkpoint of the run beside that of the Trainer; an ended run has nothing to resume."""
+        if not self._ended():
+            self.private.save()
+
+    def _checkpoint(self, wanted: str | bool | None) -> str | None:
+        """Returns the checkpoint of the Trainer to go on from: the newest that the run has reached."""
+        if not wanted:
+            return None
+        opened = self.private.opened
+        saved = found(opened.checkpoints)
+        reached = saved[-1][0] if saved else 0
+        if not opened.recorder.resuming:
+            raise ResumeRefused(
+                "TRAINER_RESUME",
+                "resume_from_checkpoint goes on with a run, and this one is new; open it with PrivateTraining.open(..., "
+                "resume=True). To begin from other weights load them into the model",
+            )
+        if wanted is True:
+            folders = {_step_of(path): path for path in Path(self.args.output_dir).glob("checkpoint-*") if _step_of(path)}
+            fit = [step for step in folders if step <= reached]
+            return str(folders[max(fit)]) if fit else None
+        if _step_of(Path(wanted)) > reached:
+            raise ResumeRefused(
+                "TRAINER_RESUME",
+                f"{wanted} lies behind step {reached}, the last one that the run has saved; pass "
+                "resume_from_checkpoint=True, which finds the one that fits",
+            )
+        return str(wanted)
+
+    @contextmanager
+    def _quiet(self) -> Iterator[None]:
+        self._inside = True
+        try:
+            yield
+        finally:
+            self._inside = False
+
+    # ------------------------------------------------------------------------------------------------------ public or private
+
+    def _refuse_private_data(self, dataset: Any) -> None:
+        """Raises NotPrivateUse for data to evaluate on that are those of the run, or hold one of its contributions."""
+        if isinstance(dataset, str):
+            dataset = self.eval_dataset[dataset]
+        if dataset is None or any(dataset is known for known in self._evaluated):
+            return
+        if isinstance(dataset, Mapping):
+            for part in dataset.values():
+                self._refuse_private_data(part)
+            return
+        if dataset is self._own_data or isinstance(dataset, PrivateTraining) or not self._hashes(dataset).isdisjoint(
+            self._private_hashes()
+        ):  # fmt: skip
+            raise NotPrivateUse(
+                "EVALUATION",
+                "the data to evaluate on hold contributions of the run, and a metric on them carries no noise; give public "
+                "data that nobody contributed, or call evaluate_without_privacy(data), whose result nobody else may learn",
+            )
+        self._evaluated.append(dataset)
+
+    def _private_hashes(self) -> set[bytes]:
+        if self._contents is None:
+            opened = self.private.opened
+            self._contents = set()
+            for item in opened.corpus:
+                if item.locator is not None and item.content_hash is not None:
+                    self._contents |= self._hashes(opened.decode(opened.corpus.read(item.locator)))
+        return self._contents
+
+    @staticmethod
+    def _hashes(dataset: Any) -> set[bytes]:
+        """Returns the hashes of examples; of those that have no form in JSON, none."""
+        try:
+            return {hashlib.sha256(encode_item(item)).digest() for item in items_of(dataset)}
+        except ConfigError:
+            return set()
+
+
+class _Watch(TrainerCallback):
+    """Tells a private run where its Trainer stands; it comes before all other callbacks."""
+
+    def __init__(self, trainer: PrivateRun) -> None:
+        self._trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        self._trainer._begin(state)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        self._trainer._stepped(state)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        self._trainer._place(state)
+        if control.should_training_stop:
+            self._trainer._stopped()
+
+    def on_save(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        self._trainer._saved()
+
+
+def _own(dataset: Any, args: TrainingArguments, batch: int, **options: Any) -> PrivateTraining:
+    """Opens a run over data that are all the user's, in the directory of the Trainer."""
+    epochs = args.num_train_epochs
+    if args.max_steps > 0:
+        epochs = args.max_steps * batch / len(dataset) * (1 - 1e-12)  # rounded up to these steps
+    return PrivateTraining.own(dataset, epochs=epochs, batch_size=batch, directory=Path(args.output_dir) / "private", **options)
+
+
+def _translated(args: TrainingArguments) -> int:
+    """Puts what a private run does by itself in the place of arguments that would do it otherwise; says what changed.
+
+    Returns:
+        How many examples the optimizer was to see in a step.
+    """
+    accumulated = args.gradient_accumulation_steps
+    settings = args.accelerator_config
+    if (settings.gradient_accumulation_kwargs or {}).get("num_steps", 1) != 1:
+        accumulated = settings.gradient_accumulation_kwargs["num_steps"]
+        args.accelerator_config = settings = copy.copy(settings)
+        settings.gradient_accumulation_kwargs = {**settings.gradient_accumulation_kwargs, "num_steps": 1}
+    if accumulated > 1:
+        args.gradient_accumulation_steps = 1
+        warnings.warn(
+            f"gradient_accumulation_steps={accumulated}: a logical step sums over its own microbatches of at most "
+            f"{args.per_device_train_batch_size} contributions, and the optimizer takes it once",
+            stacklevel=4,
+        )
+    if str(getattr(args, "include_num_input_tokens_seen", "no")).lower() not in ("no", "false"):
+        args.include_num_input_tokens_seen = "no"
+        warnings.warn("include_num_input_tokens_seen is off: how many tokens were seen tells who was drawn", stacklevel=4)
+    args.ignore_data_skip = True
+    if args.max_grad_norm is None:
+        args.max_grad_norm = 0.0
+    return args.per_device_train_batch_size * accumulated
+
+
+def _refuse_arguments(args: TrainingArguments) -> None:
+    """Raises for arguments under which a step would run twice, in several processes, or by another loop."""
+    if args.world_size > 1 or args.n_gpu > 1 or args.deepspeed or args.fsdp:
+        raise NotPrivateUse(
+            "PROCESSES",
+            "the arguments ask for several processes or devices, and this build trains in one process on one; launch one "
+            "process, set CUDA_VISIBLE_DEVICES to one device, and leave deepspeed and fsdp out",
+        )
+    if args.auto_find_batch_size:
+        raise NotPrivateUse(
+            "RETRIES",
+            "auto_find_batch_size runs the training again from its start, and steps that are charged stay charged; set "
+            "per_device_train_batch_size to what fits, which changes no result",
+        )
+    if args.torch_compile:
+        raise ConfigError("TRAINER", "torch_compile compiles the model without the private step; set compiled=True instead")
+
+
+def _require_steps(args: TrainingArguments, private: PrivateTraining, *, signed: bool) -> None:
+    """Takes the number of steps from the policy; raises ConfigError where the arguments ask for another one."""
+    steps = private.policy.steps
+    if signed and args.max_steps > 0 and args.max_steps != steps:
+        raise ConfigError(
+            "TRAINER",
+            f"max_steps is {args.max_steps}, and the signed policy has {steps} steps; leave max_steps out, or sign a policy "
+            "with as many",
+        )
+    args.max_steps = steps
+
+
+def _step_of(path: Path) -> int:
+    match = re.fullmatch(r"checkpoint-(\d+)", path.name)
+    return int(match.group(1)) if match else 0
