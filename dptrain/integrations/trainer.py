@@ -1,4 +1,4 @@
-"""Makes a Trainer private: its batches are steps of a run, its training step is the private one, and no private loss is logged."""
+"""Makes a Trainer private: its batches are steps of a run, its training step is the private one, no private loss is logged."""
 
 import copy
 import hashlib

@@ -1,4 +1,4 @@
-"""A tiny causal language model, rows of token ids of unequal length, and runs over them that draw the same under one test key."""
+"""A tiny causal language model, rows of token ids of unequal length, and runs over them that draw alike under a test key."""
 
 from pathlib import Path
 from typing import Any
