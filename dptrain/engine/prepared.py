@@ -45,6 +45,7 @@ from dptrain.routing.repeated import Loss, RepeatedLoss
 from dptrain.routing.synthetic_rows import ProbeRows
 from dptrain.sandbox import Sandbox, forward_seed
 from dptrain.sandbox.isolation import Isolation
+from dptrain.sandbox.outside import Outside
 from ledger.leaves import HELD, HeaderSpec
 from ledger.leaves.header import ADDRESSED
 from ledger.leaves.numerics import Numerics
@@ -195,6 +196,7 @@ class PreparedRun(Parts[Planned]):
         self.folding = Folding(self.router)
         draws = policy.noise_microbatches or 1
         self.gradients = PrivateGradients(self.model, self.optimizer, self.router, policy.normalizer, draws, self.isolation)
+        self._outside = Outside(self.model, self.sandbox)
         self.under_way = UnderWay(self.sandbox, self.router)
         self.probe = Start(
             self.model,
@@ -394,6 +396,7 @@ class PreparedRun(Parts[Planned]):
 
     def _save(self, step: int) -> Path:
         """Writes the states as those after a step."""
+        refusals.warn_schedule(self.optimizer, self.states)
         told = self.isolation.told
 
         def sign(size: int, sha256: bytes) -> bytes:
@@ -430,6 +433,7 @@ class PreparedRun(Parts[Planned]):
     def detach(self) -> None:
         """Leaves the sandbox, gives the parameters back to autograd and removes every hook."""
         self.under_way.leave()
+        self._outside.close()
         self.gradients.close()
 
     @property

@@ -27,7 +27,7 @@ def refuse_policy(policy: Policy) -> None:
 
 
 def refuse_accelerator(accelerator: Any | None) -> None:
-    """Raises NotPrivateUse for an accelerator that reduces, skips or scales by private gradients."""
+    """Raises NotPrivateUse for an accelerator that reduces or scales by private gradients; sets one that accumulates to 1."""
     if accelerator is None:
         return
     if accelerator.num_processes > 1:
@@ -36,11 +36,12 @@ def refuse_accelerator(accelerator: Any | None) -> None:
             f"accelerate runs {accelerator.num_processes} processes; this build trains in one. Launch with --num_processes 1",
         )
     if accelerator.gradient_accumulation_steps > 1:
-        raise NotPrivateUse(
-            "ACCUMULATION",
-            "accelerate's gradient accumulation skips optimizer steps that are charged; a logical step already sums over its "
-            "microbatches: set gradient_accumulation_steps to 1 and microbatches= in open()",
+        warnings.warn(
+            f"gradient_accumulation_steps={accelerator.gradient_accumulation_steps} is 1 from here on: a logical step sums "
+            "over its own microbatches, whose size microbatches= of open() bounds, and the optimizer takes it once",
+            stacklevel=3,
         )
+        accelerator.gradient_accumulation_steps = 1
     if accelerator.scaler is not None or accelerator.mixed_precision in ("fp16", "fp8"):
         raise NotPrivateUse(
             "LOSS_SCALER",
@@ -181,6 +182,18 @@ def warn_delta(policy: Policy, contributions: int) -> None:
             f"delta {float(policy.delta):g} is large for {contributions} contributions: 1 / (10 N) is "
             f"{0.1 / contributions:.1g}",
             stacklevel=3,
+        )
+
+
+def warn_schedule(optimizer: torch.optim.Optimizer, states: Sequence[Any]) -> None:
+    """Warns where a checkpoint is written without the schedule that drives the optimizer."""
+    kinds = (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+    held = any(isinstance(getattr(state, "scheduler", state), kinds) for state in states)
+    if getattr(optimizer.step, "_wrapped_by_lr_sched", False) and not held:
+        warnings.warn(
+            "a scheduler drives the optimizer, and checkpoints do not hold it, so that a resumed run would begin its schedule "
+            "anew; give it to prepare(states=[scheduler])",
+            stacklevel=4,
         )
 
 

@@ -93,6 +93,14 @@ class Steps(Generic[Planned]):
     def __len__(self) -> int:
         return len(self._numbers)
 
+    def __getitem__(self, number: object) -> LogicalStep[Planned]:
+        """Refuses to be a data set: a step is charged when it begins, and begins in its order."""
+        raise StepOrder(
+            "STEPS_IN_ORDER",
+            "steps are taken one after the other, by `for step in steps`, and cannot be picked as items of a data set; a "
+            "Trainer takes the run itself: dptrain.integrations.transformers.PrivateTrainer(private=...)",
+        )
+
     def __iter__(self) -> Iterator[LogicalStep[Planned]]:
         with progress_bar(self._title, lambda: len(self), shown=self._shown, told=self._parts.told) as progress:
             for done, number in enumerate(self._numbers, start=1):

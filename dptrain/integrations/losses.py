@@ -50,9 +50,17 @@ def losses_of(model: nn.Module, outputs: Any, labels: torch.Tensor | None, smoot
     raise _unknown(name, "its class is none that this module knows")
 
 
-def of_tokens(logits_BTV: torch.Tensor, labels_BT: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
-    """Returns the mean cross entropy over each example's own tokens; zero for an example without a token that counts."""
+def of_tokens(
+    logits_BTV: torch.Tensor, labels_BT: torch.Tensor, smoothing: float = 0.0, *, certain: bool = False
+) -> torch.Tensor:
+    """Returns the mean cross entropy over each example's own tokens; zero for an example without a token that counts.
+
+    Args:
+        certain: weigh each token by its probability, as dynamic fine-tuning does (arXiv 2508.05629).
+    """
     each = cross_entropy(logits_BTV.mT, labels_BT, reduction="none", ignore_index=IGNORED, label_smoothing=smoothing)
+    if certain:
+        each = each * (-each).exp().detach()
     return each.sum(1) / (labels_BT != IGNORED).sum(1).clamp(min=1)
 
 

@@ -15,14 +15,17 @@ import torch
 from torch import nn
 from transformers import TrainerCallback, TrainingArguments
 
+from dptrain.data.contributions import Pool
 from dptrain.data.items import encode_item, items_of
 from dptrain.data.microbatch import Decode, Microbatch
+from dptrain.data.slots import Slots
 from dptrain.engine import refusals
 from dptrain.engine.options import MICROBATCHES, Microbatches
 from dptrain.engine.private_training import PrivateTraining
 from dptrain.engine.release import Phase
 from dptrain.engine.step import LogicalStep, Steps
 from dptrain.errors import ConfigError, CoupledModel, NotPrivateUse, ResumeRefused
+from dptrain.integrations.coupled import refuse
 from dptrain.integrations.losses import losses_of
 from dptrain.integrations.rows import FixedLength
 from dptrain.record.pin import found
@@ -89,6 +92,13 @@ class PrivateRun:
 
     arguments: ClassVar[type[TrainingArguments]] = TrainingArguments
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Refuses to be mixed into a trainer of TRL whose loss couples contributions."""
+        super().__init_subclass__(**options)
+        for base in cls.__mro__:
+            if base.__module__.partition(".")[0] == "trl":
+                refuse(base.__name__)
+
     def __init__(
         self,
         model: Any = None,
@@ -96,7 +106,8 @@ class PrivateRun:
         data_collator: Any = None,
         train_dataset: Any = None,
         eval_dataset: Any = None,
-        *others: Any,
+        processing_class: Any = None,
+        *,
         private: PrivateTraining | None = None,
         target_epsilon: float | None = None,
         delta: float | None = None,
@@ -136,7 +147,10 @@ class PrivateRun:
         self._given = 0
         self._inside = False
         self._refuse_private_data(eval_dataset)
-        super().__init__(model, args, data_collator, self._public_train_data(), eval_dataset, *others, **options)
+        super().__init__(
+            model=model, args=args, data_collator=data_collator, train_dataset=self._trainer_data(),
+            eval_dataset=eval_dataset, processing_class=processing_class, **options,
+        )  # fmt: skip
         refusals.refuse_accelerator(self.accelerator)
         refusals.refuse_generator(private.opened.noise.generator, private.policy, self.accelerator)
         opened = private.opened
@@ -285,8 +299,8 @@ class PrivateRun:
         policy = self.private.policy
         return min(policy.epoch_steps or policy.steps, policy.steps)
 
-    def _public_train_data(self) -> Any:
-        """Returns what the Trainer is given as its training data: nothing."""
+    def _trainer_data(self) -> Any:
+        """Returns what the Trainer is given as its training data: nothing, where it need not prepare them."""
         return None
 
     def _evaluable(self, dataset: Any) -> Any:
@@ -433,11 +447,9 @@ class PrivateRun:
 
     def _private_hashes(self) -> set[bytes]:
         if self._contents is None:
-            opened = self.private.opened
             self._contents = set()
-            for item in opened.corpus:
-                if item.locator is not None and item.content_hash is not None:
-                    self._contents |= self._hashes(opened.decode(opened.corpus.read(item.locator)))
+            for _, examples in contributions_of(self.private):
+                self._contents |= self._hashes(examples)
         return self._contents
 
     @staticmethod
@@ -468,6 +480,15 @@ class _Watch(TrainerCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         self._trainer._saved()
+
+
+def contributions_of(private: PrivateTraining) -> Iterator[tuple[bytes, list[Any]]]:
+    """Yields the contributions that were admitted: the hash of each content, and its examples."""
+    opened = private.opened
+    pool = Pool(opened.corpus, opened.decode, Slots.unresolved(opened.gate.admitted), private.policy.max_examples)
+    with pool.reading() as contents:
+        for index in range(len(pool)):
+            yield pool.slots.content_hash(index), pool.decoded(index, contents)
 
 
 def _own(dataset: Any, args: TrainingArguments, batch: int, **options: Any) -> PrivateTraining:

@@ -14,6 +14,7 @@ the model is written      a copy is written, the run ends with its window       
 Python asks a tensor      it gets the answer of the start-up probes, where they saw one alone       ``truths``
 a foreign leaf takes part the run is refused, before a gradient is formed                          ``leaves``
 the optimizer moves       by released gradients alone; which optimizers keep blocks apart           ``optimizers``
+a backward pass beside it it raises, and says what to use                                             ``outside``
 ========================  =======================================================================  =====================
 
 docs/guarantee.md has the same as a table with a test for each row, and what is not defended.

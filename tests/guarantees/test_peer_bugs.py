@@ -47,7 +47,7 @@ TRAINING_WRONG = {
     ],
     "accumulation drops all microbatches but the last": ["test_every_microbatch_of_a_step_counts"],
     "accumulate(k): divided by k twice, q k accounted": [
-        "test_accelerate_accumulation_is_refused_before_and_after_open",
+        "test_accelerate_accumulation_is_one_at_open_and_refused_behind",
         "test_microbatches_do_not_count_as_steps",
     ],
     "breaking out of the loop leaves signals behind": [

@@ -13,7 +13,7 @@ from torch import nn  # noqa: E402
 
 from dptrain.clipping.fast import FastSums  # noqa: E402
 from dptrain.engine import prepared as engine  # noqa: E402
-from dptrain.errors import CoupledModel, NotPrivateUse, StepOrder, UnsupportedModule  # noqa: E402
+from dptrain.errors import CoupledModel, StepOrder, UnsupportedModule  # noqa: E402
 from dptrain.gradients import Gather, gradient_rule, registry  # noqa: E402
 from dptrain.routing import FallbackNotice, Router  # noqa: E402
 from tests.guarantees.peers import (  # noqa: E402
@@ -115,12 +115,13 @@ def test_a_short_last_microbatch_weighs_what_its_contributions_weigh(tmp_path) -
         assert norm(last[seed]) == pytest.approx(1.0, rel=1e-6)
 
 
-def test_accelerate_accumulation_is_refused_before_and_after_open(tmp_path) -> None:
+def test_accelerate_accumulation_is_one_at_open_and_refused_behind(tmp_path) -> None:
     """Opacus hooks under accumulate(k): gradients divided by k twice, the accountant given q k (0.25 for 0.125)."""
     world = small_world(tmp_path)
-    with pytest.raises(NotPrivateUse, match="ACCUMULATION"):
-        Run(world, net(), accelerator=Accelerator(cpu=True, gradient_accumulation_steps=2))
-    accelerator = Accelerator(cpu=True)
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    with pytest.warns(UserWarning, match="gradient_accumulation_steps=2 is 1"):
+        Run(world, net(), accelerator=accelerator).private.close()
+    assert accelerator.gradient_accumulation_steps == 1
     model = net()
     optimizer = accelerator.prepare(torch.optim.SGD(model.parameters(), lr=0.1))
     with Run(world, model, optimizer=optimizer, accelerator=accelerator) as run:

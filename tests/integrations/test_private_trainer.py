@@ -444,3 +444,38 @@ def test_a_search_over_private_runs_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NotPrivateUse, match=r"SEARCH.*earlier="):
         private.hyperparameter_search(n_trials=2)
     private.private.close()
+
+
+# --- the plain trainer -------------------------------------------------------------------------------------------------
+
+
+def prepared(folder: Path) -> tuple[Any, Any]:
+    model = language_model()
+    private = run(folder, "trainer")
+    _, _, steps = private.prepare(model, torch.optim.AdamW(model.parameters()), collated)
+    return private, steps
+
+
+def test_a_plain_trainer_over_a_prepared_model_says_what_to_use(tmp_path: Path) -> None:
+    from transformers import Trainer
+
+    private, steps = prepared(tmp_path)
+    with pytest.raises(NotPrivateUse, match=r"OUTSIDE_BACKWARD.*PrivateTrainer.*PrivateSFTTrainer"):
+        Trainer(private.prepared.model, arguments(tmp_path), train_dataset=equal_rows(0)).train()
+    with pytest.raises(StepOrder, match=r"STEPS_IN_ORDER.*PrivateTrainer"):
+        Trainer(private.prepared.model, arguments(tmp_path), train_dataset=steps).train()
+    private.close()
+
+
+def test_a_prepared_model_is_evaluated_and_copied_as_any_other(tmp_path: Path) -> None:
+    private, _ = prepared(tmp_path)
+    model, batch = private.prepared.model, {key: value for key, value in collated(rows(2)).items()}
+    for mode in (model.eval(), model.train()):
+        with torch.no_grad():
+            assert not mode(**batch).loss.requires_grad
+    assert not model.eval()(**batch).loss.requires_grad
+    twin = copy.deepcopy(model).train()
+    assert not twin(**batch).loss.requires_grad
+    private.close()
+    model.train()(**batch).loss.backward()
+    assert all(p.grad is not None for p in model.parameters())
