@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 trl = pytest.importorskip("trl", reason="trl is not installed: pip install 'dptrain[trl]'")
 from datasets import Dataset  # noqa: E402
-from transformers import LlamaConfig, LlamaForSequenceClassification, PreTrainedTokenizerFast, TrainerCallback  # noqa: E402
+from transformers import LlamaConfig, LlamaForSequenceClassification, TrainerCallback  # noqa: E402
 
 from dptrain import PrivateTraining  # noqa: E402
 from dptrain.errors import ConfigError, NotPrivateUse  # noqa: E402
@@ -21,22 +21,9 @@ from dptrain.integrations.transformers import PrivateTrainer  # noqa: E402
 from dptrain.integrations.trl import PrivateDPOTrainer, PrivateRewardTrainer, PrivateSFTTrainer  # noqa: E402
 from ledger.log import Ledger  # noqa: E402
 from tests.integrations.scene import language_model, run, same, state  # noqa: E402
+from tests.integrations.words import COMPLETIONS, PAIRS, TEXTS, tokenizer  # noqa: E402
 
 LENGTH = 24
-TEXTS = [{"text": "hello w" + "o" * k} for k in range(12)]
-COMPLETIONS = [{"prompt": "say ", "completion": "hello w" + "o" * k} for k in range(12)]
-PAIRS = [{"prompt": "say ", "chosen": "hello w" + "o" * k, "rejected": "no " + "n" * k} for k in range(12)]
-
-
-def tokenizer() -> Any:
-    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
-
-    special = {"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3}
-    words = special | {letter: 4 + place for place, letter in enumerate("abcdefghijklmnopqrstuvwxyz ")}
-    made = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    made.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
-    names = dict(zip(("pad_token", "bos_token", "eos_token", "unk_token"), special, strict=True))
-    return PreTrainedTokenizerFast(tokenizer_object=made, **names)
 
 
 def settings(kind: Any, folder: Path, **options: Any) -> Any:
