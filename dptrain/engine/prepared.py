@@ -45,7 +45,6 @@ from dptrain.routing.repeated import Loss, RepeatedLoss
 from dptrain.routing.synthetic_rows import ProbeRows
 from dptrain.sandbox import Sandbox, forward_seed
 from dptrain.sandbox.isolation import Isolation
-from dptrain.sandbox.outside import Outside
 from ledger.leaves import HELD, HeaderSpec
 from ledger.leaves.header import ADDRESSED
 from ledger.leaves.numerics import Numerics
@@ -196,7 +195,6 @@ class PreparedRun(Parts[Planned]):
         self.folding = Folding(self.router)
         draws = policy.noise_microbatches or 1
         self.gradients = PrivateGradients(self.model, self.optimizer, self.router, policy.normalizer, draws, self.isolation)
-        self._outside = Outside(self.model, self.sandbox)
         self.under_way = UnderWay(self.sandbox, self.router)
         self.probe = Start(
             self.model,
@@ -433,7 +431,6 @@ class PreparedRun(Parts[Planned]):
     def detach(self) -> None:
         """Leaves the sandbox, gives the parameters back to autograd and removes every hook."""
         self.under_way.leave()
-        self._outside.close()
         self.gradients.close()
 
     @property

@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+import inspect
 import math
 import re
 import warnings
@@ -26,7 +27,7 @@ from dptrain.engine.release import Phase
 from dptrain.engine.step import LogicalStep, Steps
 from dptrain.errors import ConfigError, CoupledModel, NotPrivateUse, ResumeRefused
 from dptrain.integrations.coupled import refuse
-from dptrain.integrations.losses import losses_of
+from dptrain.integrations.losses import base_of, losses_of
 from dptrain.integrations.rows import FixedLength
 from dptrain.record.pin import found
 
@@ -145,7 +146,7 @@ class PrivateRun:
         self._running: Iterator[LogicalStep[Any]] | None = None
         self._loss: Callable[[nn.Module, Microbatch], torch.Tensor] | None = None
         self._given = 0
-        self._inside = False
+        self._inside = self._asked = False
         self._refuse_private_data(eval_dataset)
         super().__init__(
             model=model, args=args, data_collator=data_collator, train_dataset=self._trainer_data(),
@@ -174,8 +175,17 @@ class PrivateRun:
             As the Trainer; the training loss is not a number, as there is none to tell.
 
         Raises:
-            ResumeRefused: code TRAINER_RESUME, the run was not opened to be resumed, or has not reached that checkpoint.
+            ResumeRefused: code TRAINER_RESUME, the run was not opened to be resumed, or has not reached that checkpoint;
+                TRAINER_FINISHED, it has ended.
         """
+        recorder = self.private.opened.recorder
+        if recorder.resuming and recorder.ledger.finished:
+            raise ResumeRefused(
+                "TRAINER_FINISHED",
+                f"the run of {recorder.place.shown} has ended, and nothing is charged to it any more; its model is in "
+                f"{self.args.output_dir}, if it was saved. Another run over these data takes another output_dir or ledger, and "
+                "their epsilons add up (earlier=)",
+            )
         checkpoint = self._checkpoint(resume_from_checkpoint)
         try:
             done = super().train(checkpoint, *others, **options)
@@ -277,8 +287,15 @@ class PrivateRun:
 
         What it returns follows from these data and carries no noise. No epsilon holds for whoever learns of it.
         """
-        output = self.evaluation_loop(self.get_eval_dataloader(self._evaluable(eval_dataset)), description="Evaluation")
-        return dict(output.metrics)
+        watching, told = self.callback_handler.callbacks, self.state
+        self.callback_handler.callbacks, self.state = [], copy.copy(told)
+        self.state.log_history = []
+        self._asked = True
+        try:
+            return dict(super().evaluate(eval_dataset))
+        finally:
+            self._asked = False
+            self.callback_handler.callbacks, self.state = watching, told
 
     def hyperparameter_search(self, *others: Any, **options: Any) -> Any:
         """Refuses: every trial would be a run of its own over private data.
@@ -303,10 +320,6 @@ class PrivateRun:
         """Returns what the Trainer is given as its training data: nothing, where it need not prepare them."""
         return None
 
-    def _evaluable(self, dataset: Any) -> Any:
-        """Returns data as `evaluation_loop` takes them."""
-        return dataset
-
     def _decode(self) -> Decode | None:
         """Returns how contents become examples; None for the run's own way."""
         return None
@@ -326,15 +339,14 @@ class PrivateRun:
         self._loss = self.private.loss(self._losses, compiled=self._compiled)
         self._running = iter(self._steps)
         self._given = state.global_step = self.private.prepared.start_step
-        self._globalstep_last_logged = state.global_step
         self._place(state)
 
     def _collate(self) -> FixedLength:
         """Returns the collator of the Trainer for rows of one length, without the columns that the model does not take."""
         columns = None
         if self.args.remove_unused_columns:
-            self._set_signature_columns_if_needed()
-            columns = {*self._signature_columns, "label", "label_ids"}
+            taken = inspect.signature(base_of(self.accelerator.unwrap_model(self.model)).forward).parameters
+            columns = {*taken, *self.label_names, "label", "label_ids"}
         tokenizer = getattr(self.processing_class, "tokenizer", self.processing_class)
         length = self._length
         if length is None and getattr(self.data_collator, "padding", None) == "max_length":
@@ -429,7 +441,7 @@ class PrivateRun:
         """Raises NotPrivateUse for data to evaluate on that are those of the run, or hold one of its contributions."""
         if isinstance(dataset, str):
             dataset = self.eval_dataset[dataset]
-        if dataset is None or any(dataset is known for known in self._evaluated):
+        if self._asked or dataset is None or any(dataset is known for known in self._evaluated):
             return
         if isinstance(dataset, Mapping):
             for part in dataset.values():

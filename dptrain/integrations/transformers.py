@@ -1,8 +1,15 @@
 """`PrivateTrainer`: the Trainer of transformers over a private run."""
 
-from transformers import Trainer, TrainingArguments
+from dptrain.errors import how_to_install, is_missing_extra
 
-from dptrain.integrations.trainer import PrivateRun
+try:
+    from transformers import Trainer, TrainingArguments
+
+    from dptrain.integrations.trainer import PrivateRun
+except ModuleNotFoundError as error:
+    if not is_missing_extra(error):
+        raise
+    raise ImportError(how_to_install(error), name=error.name) from error
 
 
 class PrivateTrainer(PrivateRun, Trainer):

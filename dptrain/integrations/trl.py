@@ -58,7 +58,6 @@ class _Prepared(PrivateRun):
         for own in self._rows.values():
             own[:] = [prepared.get(row[ROW]) or self._dropped() for row in own]
         self.train_dataset = None
-        self._metrics["train"].clear()
 
     def _trainer_data(self) -> Any:
         """Returns the examples of all contributions, numbered, for TRL to prepare in memory."""

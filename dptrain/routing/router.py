@@ -27,6 +27,7 @@ from dptrain.gradients.registry import Rule, described, rule_of, settled
 from dptrain.gradients.whole_modules import SpreadPrompts, prompt_models
 from dptrain.routing.capture import Kept, Tap, in_reentrant_checkpoint
 from dptrain.sandbox import Entry, Given, Sandbox
+from dptrain.sandbox.outside import without_gradient
 
 
 class FallbackNotice(UserWarning):
@@ -90,6 +91,7 @@ class Router:
         sandbox: Sandbox | None = None,
     ) -> None:
         self.schedule = schedule
+        self._model = model
         self.sandbox = sandbox
         self.tensors = [(g, tensor) for g, block in enumerate(schedule.blocks) for tensor in block.tensors]
         self._index: dict[int, int] = {}
@@ -157,9 +159,18 @@ class Router:
 
         for prompts in self._prompts:
             prompts.attach()
+        if self.sandbox is not None:
+            self._handles.append(self._model.register_forward_hook(partial(self._outside)))
 
     def _is_armed(self) -> bool:
         return self._armed is not None
+
+    def _outside(self, model: nn.Module, args: tuple, output: object) -> object:
+        """Lets a backward pass beside the run raise by name; a copy of the model has nothing of this."""
+        sandbox = vars(self).get("sandbox")
+        if self._armed is not None or sandbox is None or sandbox.active:
+            return None
+        return without_gradient(output) if model.training and torch.is_grad_enabled() else None
 
     def _begin(self, site: Site, module: nn.Module, args: tuple) -> None:
         """Notes where the draws of this forward begin."""

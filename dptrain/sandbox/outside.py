@@ -1,43 +1,20 @@
 """Refuses a backward pass through a prepared model that is not the run's own, and says what to use."""
 
-import weakref
 from typing import Any
 
 import torch
-from torch import nn
 from torch.utils._pytree import tree_map_only
-from torch.utils.hooks import RemovableHandle
 
 from dptrain.errors import NotPrivateUse
-from dptrain.sandbox.interception import Sandbox
 
 
-class Outside:
-    """A forward hook of the prepared model: what it returns outside of a private microbatch has no gradient.
+def without_gradient(output: Any) -> Any:
+    """Returns what a prepared model returns outside of a private microbatch, so that a backward pass from it raises by name.
 
-    Without it torch says of such a loss that it needs none, and a plain Trainer stops at that. In evaluation, and where
-    gradients are off, it does nothing. A copy of the model takes it along, and there it does nothing either.
+    Without it torch says of such a loss that it needs no gradient, and a plain Trainer stops at that.
     """
-
-    def __init__(self, model: nn.Module, sandbox: Sandbox) -> None:
-        self._model: Any = weakref.ref(model)
-        self._sandbox = sandbox
-        self._handle: RemovableHandle = model.register_forward_hook(self)
-
-    def __call__(self, module: nn.Module, args: tuple, output: Any) -> Any:
-        if self._model is None or module is not self._model() or self._sandbox.active:
-            return None
-        if not (torch.is_grad_enabled() and module.training):
-            return None
-        anchor = torch.zeros((), requires_grad=True)
-        return tree_map_only(torch.Tensor, lambda value: _kept(value, anchor), output)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_model": None}
-
-    def close(self) -> None:
-        """Removes the hook."""
-        self._handle.remove()
+    anchor = torch.zeros((), requires_grad=True)
+    return tree_map_only(torch.Tensor, lambda value: _kept(value, anchor), output)
 
 
 def _kept(value: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:

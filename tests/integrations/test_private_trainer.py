@@ -432,6 +432,14 @@ def ragged(examples: list[Any]) -> dict[str, torch.Tensor]:
     }
 
 
+def test_a_script_that_is_run_again_after_its_end_is_told_so(tmp_path: Path) -> None:
+    first = trainer(tmp_path)
+    first.train()
+    first.private.close()
+    with pytest.raises(ResumeRefused, match=r"TRAINER_FINISHED.*another output_dir"):
+        trainer(tmp_path).train()
+
+
 def test_training_twice_on_one_run_is_refused(tmp_path: Path) -> None:
     private = trainer(tmp_path)
     private.train()

@@ -159,7 +159,14 @@ def test_evaluation_on_the_training_texts_is_refused_before_and_after_they_are_p
     trainer = sft(tmp_path)
     with pytest.raises(NotPrivateUse, match="EVALUATION"):
         trainer.evaluate(Dataset.from_list(TEXTS))
-    assert trainer.evaluate(Dataset.from_list([{"text": "good bye"}]))["eval_loss"] > 0
+    public = Dataset.from_list([{"text": "good bye"}])
+    alone = trainer.evaluate(public)
+    assert trainer.evaluate_without_privacy(Dataset.from_list(TEXTS))["eval_loss"] > 0
+    told = [each for each in trainer.state.log_history if "eval_loss" in each]
+    assert len(told) == 1 and "evaluate" not in str(told)
+    again = trainer.evaluate(public)  # nothing of the private figures comes along
+    assert again["eval_loss"] == alone["eval_loss"] and again.keys() == alone.keys()
+    assert trainer.state.log_history[-1]["eval_entropy"] == told[0]["eval_entropy"]
     trainer.private.close()
 
 
