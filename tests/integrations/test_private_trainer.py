@@ -169,9 +169,16 @@ def test_half_precision_is_accepted(tmp_path: Path, mode: str) -> None:
 # --- what is told ------------------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_logged_that_follows_from_private_rows(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    seen = Seen()
-    private = trainer(tmp_path, callbacks=[seen], include_num_input_tokens_seen=False)
+def test_nothing_is_logged_that_follows_from_private_rows(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither printed, nor given to callbacks, nor to a service that is named by report_to."""
+    from transformers.integrations import integration_utils
+
+    monkeypatch.setitem(integration_utils.INTEGRATION_TO_CALLBACK, "dummy", Seen)
+    with pytest.warns(UserWarning, match="include_num_input_tokens_seen is off"):
+        private = trainer(tmp_path, report_to=["dummy"], include_num_input_tokens_seen="all")
+    (seen,) = (each for each in private.callback_handler.callbacks if isinstance(each, Seen))
     done = private.train()
     logs = [*seen.logs, *private.state.log_history, done.metrics]
     assert all(PRIVATE.isdisjoint(each) for each in logs)
