@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
-from transformers import TrainerCallback, TrainingArguments
+from transformers import EarlyStoppingCallback, TrainerCallback, TrainingArguments
 
 from dptrain.data.contributions import Pool
 from dptrain.data.items import encode_item, items_of
@@ -169,7 +169,8 @@ class PrivateRun:
         """Trains to the end of the run, or until a callback stops it.
 
         An exception settles and saves the run: the step that raised is all that is charged in vain, and the next call in a new
-        process goes on behind the last whole step. So it does after a callback has stopped the training.
+        process goes on behind the last whole step. So it does after a callback has stopped the training; early stopping ends
+        the run.
 
         Returns:
             As the Trainer; the training loss is not a number, as there is none to tell.
@@ -197,6 +198,8 @@ class PrivateRun:
 
     def finish(self) -> None:
         """Ends the run where it stands, for a training that a callback stopped; nothing more is charged.
+
+        Early stopping ends it so by itself. Call it before other weights are loaded into the model.
 
         Raises:
             ConfigError: code TRAINER, before `train`.
@@ -393,8 +396,12 @@ class PrivateRun:
         state.epoch = state.global_step / self._epoch_steps
 
     def _stopped(self) -> None:
-        """Settles and saves a run that a callback stopped before its end."""
-        if not self._ended():
+        """Settles and saves a run that a callback stopped before its end, and ends one that has stopped early for good."""
+        if self._ended():
+            return
+        if any(isinstance(callback, EarlyStoppingCallback) for callback in self.callback_handler.callbacks):
+            self.finish()
+        else:
             self.private.prepared.interrupt()
 
     def _saved(self) -> None:
@@ -488,6 +495,10 @@ class _Watch(TrainerCallback):
     def on_epoch_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         self._trainer._place(state)
         if control.should_training_stop:
+            self._trainer._stopped()
+
+    def on_log(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        if control.should_training_stop:  # the last chance before the best weights are loaded
             self._trainer._stopped()
 
     def on_save(self, args: Any, state: Any, control: Any, **others: Any) -> None:

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 from safetensors.torch import load_file  # noqa: E402
 from torch.nn.functional import cross_entropy  # noqa: E402
-from transformers import TrainerCallback, TrainingArguments, get_scheduler  # noqa: E402
+from transformers import EarlyStoppingCallback, TrainerCallback, TrainingArguments, get_scheduler  # noqa: E402
 
 from dptrain.errors import ConfigError, CoupledModel, LossShape, NotPrivateUse, ResumeRefused, StepOrder  # noqa: E402
 from dptrain.integrations.transformers import PrivateTrainer  # noqa: E402
@@ -344,6 +344,21 @@ def test_a_run_that_is_stopped_may_be_ended(tmp_path: Path) -> None:
     private.finish()
     assert private.private.epsilon()["own"].spent < 8.0
     assert charged(tmp_path) == (2, True)
+
+
+@pytest.mark.parametrize("when", ["epoch", "steps"])
+def test_early_stopping_ends_the_run_before_the_best_weights_are_loaded(tmp_path: Path, when: str) -> None:
+    """Else the ledger would say of weights that were loaded that something else than the optimizer wrote them."""
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "loss", "eval_steps": 2, "save_steps": 2}
+    private = trainer(
+        tmp_path, eval_dataset=equal_rows(100), callbacks=[EarlyStoppingCallback(1)], eval_strategy=when, save_strategy=when,
+        learning_rate=0.5, **best,
+    )  # fmt: skip
+    assert private.train().global_step == 4
+    assert private.private.prepared.isolation.told == "held" and charged(tmp_path) == (4, True)
+    assert str(private.state.best_model_checkpoint).endswith("checkpoint-2")
+    best_weights = load_file(tmp_path / "out" / "checkpoint-2" / "model.safetensors")
+    assert all(torch.equal(value, private.model.state_dict()[name]) for name, value in best_weights.items())
 
 
 # --- models ------------------------------------------------------------------------------------------------------------
