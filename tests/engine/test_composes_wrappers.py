@@ -388,7 +388,7 @@ def test_one_model_is_not_bound_twice_and_one_optimizer_does_not_serve_two_runs(
     world = small_world(tmp_path, steps=2)
     with Run(world, model) as run:
         with pytest.raises(UnsupportedModule, match="NOTHING_TO_TRAIN"):
-            Run(world, model, optimizer=run.optimizer)
+            Run(world, model, optimizer=run.optimizer, name="other")
         run.gradients(next(iter(run.steps)))
         run.optimizer.step()
     assert all(p.requires_grad for p in model.parameters())
