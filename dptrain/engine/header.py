@@ -49,7 +49,7 @@ class Epsilon:
     Attributes:
         spent: epsilon so far, under zero-out adjacency: the contribution is there, or adds nothing.
         spent_replaced: epsilon so far where the content of the contribution is replaced by another.
-        planned: epsilon at the end of the horizon, under zero-out adjacency.
+        planned: epsilon at the end of the horizon, under zero-out adjacency, steps that were charged in vain included.
         delta: of all three.
     """
 
@@ -103,6 +103,13 @@ PROMISES = (
 """Figures of :func:`summary` about the privacy of a class: None in a public one, which has none."""
 
 
+def _to_the_end(run: RunState) -> tuple[int, ...]:
+    """Returns the steps per phase that will have been charged at the horizon: those so far, and those to come."""
+    window, phases = run.open_window, run.header.phases
+    done = run.position if window is None else window.first_step + window.n_steps - 1
+    return tuple(map(int.__add__, run.charged_phases, phases.count(done + 1, phases.steps - done)))
+
+
 def _promises(policy: Policy, run: RunState, place: int, rule: ClassRule, members: Slots) -> dict[str, float]:
     descriptors = [members.forms[number].descriptor for number in set(members.numbers.tolist())]
     signed = {found.bounds for found in descriptors} or {rule.bounds}
@@ -120,7 +127,7 @@ def _promises(policy: Policy, run: RunState, place: int, rule: ClassRule, member
         spent = [
             run.expenditure.of_group(place, weakest, run.charged_phases),
             run.expenditure.replace_of_group(place, weakest, run.charged_phases),
-            run.expenditure.of_group(place, weakest, phases.horizon),
+            run.expenditure.of_group(place, weakest, _to_the_end(run)),
         ]
     values = (
         rule.bounds.clip_norm,

@@ -6,6 +6,7 @@ For somebody who owns the data alone, and for rehearsals. In a run of many, each
 import hashlib
 import json
 import math
+import os
 import re
 import shutil
 import time
@@ -141,8 +142,10 @@ def stage_alone(folder: Path, policy: str, records: Mapping[str, Iterable[Any]])
         aside = folder.with_name(f".{folder.name}.making")
         shutil.rmtree(aside, ignore_errors=True)
         stage(aside, policy, contributors, now=int(time.time()), one_key=True)
+        os.link(aside / "keys" / "owner.key", aside / "ledger.key")  # where commands look for the key of ledger.db
         folder.mkdir(parents=True, exist_ok=True)
-        for name in ("keys", "corpus", "registry.cbor", "registry.names", "policy.toml", "policy.cose"):  # the last one counts
+        names = ("keys", "ledger.key", "corpus", "registry.cbor", "registry.names", "policy.toml", "policy.cose")
+        for name in names:  # once the last one is there the folder counts
             if (aside / name).exists():
                 shutil.rmtree(folder / name, ignore_errors=True)
                 (aside / name).replace(folder / name)
@@ -166,7 +169,8 @@ def owners_policy(
     """Writes the policy of somebody who owns all data: one class that may touch everything, calibrated to an epsilon.
 
     Args:
-        count: contributions. target_epsilon: under zero-out adjacency, the one to put beside Opacus'. epochs: how often a
+        count: contributions. target_epsilon: under zero-out adjacency, the one to put beside Opacus'; it holds even if all
+            of the policy's ``redo_steps`` are used. epochs: how often a
             contribution is drawn on average. batch_size: contributions that a step draws on average. delta: default: at most
             1e-6 and 1 / (10 count). clip_norm: of every contribution. corpus: identifier.
 
@@ -177,26 +181,31 @@ def owners_policy(
         ConfigError: code OWN, numbers that describe no run.
         AccountantError: no noise reaches the epsilon.
     """
-    if not (count >= 1 and 1 <= batch_size <= count and epochs > 0 and clip_norm > 0 and target_epsilon > 0):
+    whole = isinstance(batch_size, int) and not isinstance(batch_size, bool)
+    real = all(isinstance(value, int | float) for value in (target_epsilon, epochs, clip_norm, delta or 0.0))
+    if not (whole and real and count >= 1 and 1 <= batch_size <= count and epochs > 0 and clip_norm > 0 and target_epsilon > 0):
         raise ConfigError(
             "OWN",
-            f"{count} contributions, batches of {batch_size}, {epochs} epochs, clip norm {clip_norm} and epsilon "
-            f"{target_epsilon}, expected numbers above 0 and batches of at most all contributions",
+            f"{count} contributions, batch_size={batch_size!r}, epochs={epochs!r}, clip_norm={clip_norm!r}, delta={delta!r} "
+            f"and target_epsilon={target_epsilon!r}, expected numbers above 0, and batches of whole contributions, all at most",
         )
     rate, steps = Fraction(batch_size, count), math.ceil(epochs * count / batch_size)
     if delta is None:
         most = min(1e-6, 0.1 / count)
         size = 10.0 ** math.floor(math.log10(most) + 1e-9)
         delta = float(f"{math.floor(most / size + 1e-9)}e{round(math.log10(size))}")
-    needed = accountants.calibrate(target_epsilon, float(rate), steps, delta)
+    again = 8 + steps // 50
+    needed = accountants.calibrate(target_epsilon, float(rate), steps + again, delta)
     multiplier = max(math.ceil(needed * MICRO), 1) / MICRO
     each = max(1, math.ceil(count / batch_size))
     return f"""\
-# Epsilon {target_epsilon:g} at delta {delta:g}: {epochs:g} epochs of {count} contributions in batches of about {batch_size}.
+# Epsilon {target_epsilon:g} at most, at delta {delta:g}, even if {again} steps are charged again after exceptions and crashes:
+# {epochs:g} epochs of {count} contributions in batches of about {batch_size}.
 corpus = "{corpus}"
 delta = {delta!r}
 steps = {steps}
 normalizer = {batch_size}
+redo_steps = {again}
 epoch_steps = {min(each, steps)}
 
 [floors]

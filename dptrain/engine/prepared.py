@@ -136,8 +136,6 @@ class PreparedRun(Parts[Planned]):
         self.opened = opened
         self.policy = policy
         self.recorder = opened.recorder
-        if self.recorder.resuming:
-            self.recorder.require_open()
         self.model = opened.accelerator.unwrap_model(model) if opened.accelerator is not None else model
         self.optimizer: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)
         refuse_coupled(self.model)
@@ -184,6 +182,7 @@ class PreparedRun(Parts[Planned]):
         )
         if self.recorder.resuming:
             self.recorder.open(self._header, slots, opened.gate.now)
+            self.recorder.require_open()
             self._take_ledger_order(slots)
         else:
             self.recorder.plan(self._header, slots, opened.gate.now)
@@ -424,9 +423,8 @@ class PreparedRun(Parts[Planned]):
 
     def summary(self) -> list[dict[str, Any]]:
         """Returns the public figures per class: see `dptrain.engine.header.summary`."""
-        ledger = self.recorder.ledger
-        told = self.isolation.told
-        return header.summary(self.policy, ledger.state, ledger.state.charged, self.schedule, self.pool.slots, told)
+        run = self.recorder.state(self._header, self.opened.now())
+        return header.summary(self.policy, run, run.charged, self.schedule, self.pool.slots, self.isolation.told)
 
     def detach(self) -> None:
         """Leaves the sandbox, gives the parameters back to autograd and removes every hook."""

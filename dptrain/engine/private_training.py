@@ -1,6 +1,8 @@
 """PrivateTraining: what a training program holds, from the signed policy to the released gradient."""
 
 import atexit
+import difflib
+import inspect
 import os
 import warnings
 import weakref
@@ -192,7 +194,7 @@ class PrivateTraining:
             PolicyRefused: the policy cannot be used.
         """
         made = stage_alone(Path(folder), policy, records)
-        options.setdefault("ledger", RunLedger(made / "ledger.db", key=made / "keys" / "owner.key"))
+        options.setdefault("ledger", made / "ledger.db")
         return cls.open(made / "policy.cose", made / "corpus", **{"owner_key": made / "keys" / "owner.pub"} | options)
 
     @classmethod
@@ -229,6 +231,11 @@ class PrivateTraining:
         Raises:
             ConfigError: code DATASET, ENCODE or OWN; ONE_OWNER, the directory holds a run over other data or numbers.
         """
+        if unknown := sorted(options.keys() - inspect.signature(cls.open).parameters.keys()):
+            near = difflib.get_close_matches(unknown[0], inspect.signature(cls.own).parameters, 1, 0.4)
+            raise ConfigError("OWN", f"own() has no argument {unknown[0]!r}{f'; do you mean {near[0]}?' if near else ''}")
+        if not isinstance(directory, str | os.PathLike):
+            raise ConfigError("OWN", f"directory is {directory!r}, expected a path")
         lines = [(encode or encode_item)(item) for item in items_of(dataset)]
         folder = Path(directory)
         policy = owners_policy(
@@ -237,6 +244,9 @@ class PrivateTraining:
         )  # fmt: skip
         run = cls.one_owner(folder, policy, {"own": lines}, **{"resume": True} | options)
         run.opened = replace(run.opened, decode=decode_item)
+        if refused := run.opened.gate.counts()["refused"]:
+            told = ", ".join(f"{code} {count:,}" for code, count in refused.items())
+            warnings.warn(f"{sum(refused.values()):,} of {len(lines):,} items are left out ({told})", stacklevel=2)
         return run
 
     @property
@@ -372,7 +382,7 @@ class PrivateTraining:
         by one in a million. Runs before this one are not in it. A public class has None: nothing is promised to it.
 
         Raises:
-            StepOrder: before `prepare`. ResumeRefused: code NOT_BEGUN, before the first step, when there is no ledger yet.
+            StepOrder: before `prepare`.
         """
         figures = ("epsilon", "epsilon_replace", "epsilon_planned", "delta")
         rows = self.prepared.summary()
@@ -402,7 +412,7 @@ class PrivateTraining:
         end of the program.
 
         The open window is settled with the steps whose release began, and the last whole step is saved. So ``resume=True`` goes
-        on behind it, and the step that raised is all that is charged in vain. Warns where the disk or the ledger refuses.
+        on behind it, and the rest of the window is all that is charged in vain. Warns where the disk or the ledger refuses.
         """
         try:
             if self._prepared is not None:

@@ -168,7 +168,7 @@ class PrivateRun:
     def train(self, resume_from_checkpoint: str | bool | None = None, *others: Any, **options: Any) -> Any:
         """Trains to the end of the run, or until a callback stops it.
 
-        An exception settles and saves the run: the step that raised is all that is charged in vain, and the next call in a new
+        An exception settles and saves the run: the rest of the window is all that is charged in vain. The next call in a new
         process goes on behind the last whole step. So it does after a callback has stopped the training; early stopping ends
         the run.
 

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -25,10 +25,14 @@ from ledger.leaves import Charge, HeaderSpec
 from ledger.leaves.weights import WeightRecord, frozen_digest
 from ledger.log.ledger import AdmitSpec, Ledger
 from ledger.note import NoteSigner
+from ledger.replay import Replay
 from ledger.storage.beside import read_public, write_public
 from ledger.storage.fsck import set_unfinished_aside, set_unused_aside
 from ledger.storage.place import Place
 from ledger.storage.store import exists
+
+SHORT: Final = 4
+"""Windows of one step with which an attempt begins; the next ones have at most as many steps as ran before in it."""
 
 
 class Recorder:
@@ -84,8 +88,14 @@ class Recorder:
         """Tell if there is a ledger already."""
         return self._ledger is not None
 
+    def state(self, header: HeaderSpec, now: int) -> Replay:
+        """Returns what the ledger says so far; before it begins, of a run with this header and no leaf behind it."""
+        if self._ledger is not None:
+            return self._ledger.state
+        return Replay(header.header(origin=self.signer.name, log_vkey=self.signer.vkey, time=now), lambda size: b"")
+
     def require_open(self) -> None:
-        """Refuses a run that is over, before anything is read for it. Raises ResumeRefused: code FINISHED."""
+        """Refuses a run that is over. Raises ResumeRefused: code FINISHED."""
         if self.ledger.finished:
             raise ResumeRefused(
                 "FINISHED",
@@ -212,12 +222,13 @@ class Recorder:
     def charge(self, step: int, now: int) -> None:
         """Durably charges the window that starts at ``step``: to the end of the window, the epoch or the phase.
 
-        The first windows of an attempt have 1, 1, 2, 4, ... steps: a fault of a loop shows early, and costs little then.
+        The first windows of an attempt are short (`SHORT`): a fault of a loop shows early, and costs little then. Windows of
+        two steps are short as they are.
         """
         epoch_end = -(-step // self._steps.epoch_steps) * self._steps.epoch_steps
         left = self._steps_left(step - 1)
         phase_end = self.ledger.header.phases.last_step(step)  # of the last phase: the horizon
-        grown = 1 << min(max(0, self._charged - 1), 30)
+        grown = 1 << min(max(0, self._charged - SHORT + 1), 30) if SHORT and self._steps.window_steps > 2 else 1 << 30
         count = min(self._steps.window_steps, grown, epoch_end - step + 1, phase_end - step + 1, max(1, left))
         stream = hashlib.sha256(self._commitment + step.to_bytes(8, "big")).digest()[:16]
         self._window = self.ledger.charge(step, count, now=now, noise_stream=stream)

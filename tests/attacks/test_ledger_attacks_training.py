@@ -21,6 +21,7 @@ torch = pytest.importorskip("torch")
 
 from attest import signed_file  # noqa: E402
 from attest.withdrawal import Withdrawal, sign_withdrawal  # noqa: E402
+from dptrain.engine import private_training  # noqa: E402
 from dptrain.errors import ResumeRefused  # noqa: E402
 from ledger.audit import verify_export  # noqa: E402
 from ledger.errors import (  # noqa: E402
@@ -238,6 +239,7 @@ def test_B16_another_runs_ledger_or_none_under_the_models_checkpoints_is_refused
 def test_B17_a_second_training_run_on_one_ledger_is_LedgerBusy(world):
     trainer = start(world)
     run_to(trainer, 2)
+    private_training._OPEN.discard(trainer.private)  # as in another process, which knows nothing of the first run
     with pytest.raises(LedgerBusy) as caught:
         Trainer(world, resume=True)
     assert caught.value.code == "LOCKED"

@@ -270,10 +270,17 @@ def test_the_commands_of_readme(shell, clinic):
         save_private_key(folder / "ledger.key", LOG_KEY)
         (folder / "ledger.pub").write_text(f"{SIGNER.vkey}\n")
 
+    def own_data() -> None:
+        shell.write("data.jsonl", "".join(f'{{"text": "note {n}", "label": "{n % 2}"}}\n' for n in range(20)))
+
     def train_alone() -> None:
-        (shell.directory / "own" / "keys").mkdir(parents=True)
-        ledger_in(shell.directory / "own")
-        save_public_key(shell.directory / "own" / "keys" / "owner.pub", public_bytes(OWNER_KEY), "owner")
+        run = shell.directory / "run"
+        for name in ("ledger.key", "registry.cbor", "registry.names"):
+            (run / name).unlink()
+        ledger_in(run)
+        (run / "keys" / "owner.pub").unlink()
+        save_public_key(run / "keys" / "owner.pub", public_bytes(OWNER_KEY), "owner")
+        shell.run("ledger", "export", "run/ledger.db", "run/export")
 
     def train() -> None:
         ledger_in(shell.directory)
@@ -281,8 +288,8 @@ def test_the_commands_of_readme(shell, clinic):
         save_public_key(shell.directory / "owner.pub", public_bytes(OWNER_KEY), "owner")
         shell.run("ledger", "export", "ledger.db", "export")
 
-    made = {"make demo": lambda: None, "make test": lambda: None, NEEDS_TORCH: lambda: None}
-    hooks = {"dptrain ledger export own/ledger.db": train_alone, "dptrain ledger verify export/": train}
+    made = {"make demo": lambda: None, "make test": lambda: None, NEEDS_TORCH: lambda: None, "python run/train.py": train_alone}
+    hooks = {"dptrain quickstart": own_data, "dptrain ledger verify export/": train}
     run_page(shell, "README.md", before=hooks, instead=made, words={})
 
 

@@ -366,7 +366,7 @@ def test_an_early_finish_settles_and_closes(world: World) -> None:
     trainer.one(next(iterator))
     trainer.private.prepared.finish()
     ledger = trainer.private.opened.recorder.ledger
-    assert ledger.finished and ledger.state.charged == 1
+    assert ledger.finished and ledger.state.charged == 2
     size = ledger.size
     trainer.private.prepared.finish()
     assert ledger.size == size, "there is nothing more to end"

@@ -68,21 +68,41 @@ def test_a_bug_at_step_two_costs_one_step_each_time(world: World, raised: type[B
         assert log.finished and log.state.charged == 12 + 3
 
 
-BEHIND_6 = [(1, 7, 1), (1, 8, 1), (1, 9, 2), (1, 11, 2)]
-BEHIND_7 = [(1, 8, 1), (1, 9, 1), (1, 10, 2), (1, 12, 1)]
+BEHIND_7 = [(1, 8, 1), (1, 9, 1), (1, 10, 1), (1, 11, 1), (1, 12, 1)]
+BEHIND_8 = [(1, 9, 1), (1, 10, 1), (1, 11, 1), (1, 12, 1)]
 
 
-@pytest.mark.parametrize(("where", "later"), [("forward", BEHIND_6), ("released", BEHIND_6), ("stepped", BEHIND_7)])
+@pytest.mark.parametrize(("where", "later"), [("forward", BEHIND_7), ("released", BEHIND_7), ("stepped", BEHIND_8)])
 def test_a_run_goes_on_behind_the_last_whole_step(world: World, where: str, later: list[tuple[int, int, int]]) -> None:
-    """Step 7 lies in the window of steps 5 to 8; that window is settled with what was released of it, and stays charged."""
+    """Step 8 lies in the window of steps 7 to 10; that window is settled with what was released of it, and stays charged."""
     with pytest.raises(ZeroDivisionError):
-        attempt(world, 7, where=where)
-    assert charges(world)[-1] == (0, 5, 4)
+        attempt(world, 8, where=where)
+    assert charges(world) == [(0, 1, 1), (0, 2, 1), (0, 3, 1), (0, 4, 1), (0, 5, 2), (0, 7, 4)]
     with Ledger.open(world.ledger, read_only=True) as log:
-        released = 2 if where == "forward" else 3
-        assert log.state.open_window is None and log.state.position == 4 + released
+        released = 1 if where == "forward" else 2
+        assert log.state.open_window is None and log.state.position == 6 + released
     assert attempt(world, None) == 12
-    assert charges(world)[4:] == later
+    assert charges(world)[6:] == later
+
+
+def test_what_is_planned_counts_what_was_charged_in_vain_and_before_a_run_begins_nothing_is_spent(world: World) -> None:
+    planned, model = [], net()
+    with opened(world) as private:
+        private.prepare(model, torch.optim.AdamW(model.parameters()), collate, layers="layers")
+        found = private.epsilon()["open"]
+        planned.append(found.planned)
+        assert found is not None and (found.spent, found.spent_replaced) == (0.0, 0.0)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            attempt(world, 3)
+        model = net()
+        with opened(world, resume=True) as private:
+            private.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.1), collate, layers="layers")
+            planned.append(private.epsilon()["open"].planned)
+    assert planned[0] < planned[1] < planned[2]
+    attempt(world, None)
+    with Ledger.open(world.ledger, read_only=True) as log:
+        assert log.state.charged == 14 and log.epsilon(next(iter(log.state.contributions))) == planned[2]
 
 
 def test_a_run_shows_how_it_stands(world: World) -> None:

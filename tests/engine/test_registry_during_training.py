@@ -55,7 +55,7 @@ def test_A24_a_key_revoked_while_training_stops_the_draws_from_the_next_charge(w
     """Later windows leave its contributions out, what was charged before stands, and the leaf says why."""
     trainer, draws = interrupted(world, lambda: log_of(world).revoke(INTERNAL, at=world.now, now=world.now))
     gone = of_contributor(trainer, INTERNAL)
-    expect_drawn(trainer, draws, gone, until=1)
+    expect_drawn(trainer, draws, gone, until=2)
     found = withdrawals(trainer)
     assert {leaf.descriptor_hash for leaf in found} == {trainer.private.prepared.pool.slots[i].descriptor_hash for i in gone}
     assert {(leaf.reason, leaf.evidence_hash) for leaf in found} == {("key-revoked", log_of(world).registry.root())}
@@ -76,7 +76,7 @@ def test_A24_a_contributors_own_revocation_does_the_same(world: World) -> None:
         log.revoke_own(statement, statement.sign(key), now=world.now)
 
     trainer, draws = interrupted(world, revoke)
-    expect_drawn(trainer, draws, of_contributor(trainer, INTERNAL), until=1)
+    expect_drawn(trainer, draws, of_contributor(trainer, INTERNAL), until=2)
     trainer.close()
 
 
@@ -95,7 +95,7 @@ def test_A24_a_revocation_dated_ahead_takes_effect_when_its_time_comes(world: Wo
 
 def test_a_class_taken_away_while_training_stops_the_draws_too(world: World) -> None:
     trainer, draws = interrupted(world, lambda: log_of(world).grant(INTERNAL, classes=["open"], cap=None, now=world.now))
-    expect_drawn(trainer, draws, of_contributor(trainer, INTERNAL), until=1)
+    expect_drawn(trainer, draws, of_contributor(trainer, INTERNAL), until=2)
     assert {leaf.reason for leaf in withdrawals(trainer)} == {"class-not-granted"}
     trainer.close()
 

@@ -63,7 +63,7 @@ def test_a_checkpoint_taken_right_after_resuming_says_where_the_run_stands(tmp_p
 
 
 def test_a_contribution_withdrawn_before_a_charge_is_in_no_pool_that_is_charged(tmp_path) -> None:
-    """Withdrawn during the first window, of one step: it pays for that, and every later window names a smaller pool."""
+    """Withdrawn during the first window of two steps: it pays for these two, and every later window names a smaller pool."""
     world = make_world(tmp_path, per_class=2, steps=6, rate="1")
     trainer = Trainer(world)
     steps = iter(trainer.steps)
@@ -81,8 +81,8 @@ def test_a_contribution_withdrawn_before_a_charge_is_in_no_pool_that_is_charged(
     with ledger.rows() as rows:
         windows = [leaf for leaf in (decode_leaf(row.body) for row in rows) if isinstance(leaf, Charge)]
     place = [rule.name for rule in trainer.private.policy.classes].index(slot.resolution.class_name)
-    assert [window.classes[place].pool_count for window in windows] == [2, 1, 1, 1]
-    assert ledger.epsilon(slot.descriptor_hash) == accountants.epsilon(slot.resolution.multiplier, 1.0, 1, 1e-5)
+    assert [window.classes[place].pool_count for window in windows] == [2, 1, 1]
+    assert ledger.epsilon(slot.descriptor_hash) == accountants.epsilon(slot.resolution.multiplier, 1.0, 2, 1e-5)
     trainer.close()
 
 
@@ -172,8 +172,8 @@ def test_cap_and_limit_change_the_noise_of_own_bounds_and_nothing_that_the_sched
 
 
 def test_a_window_is_no_longer_than_what_the_policy_still_pays_for(tmp_path) -> None:
-    """Four steps are paid for, one of them lost: of windows of two the last one has one step, and it is taken."""
-    world = make_world(tmp_path, per_class=1, steps=4, policy_extra="redo_steps = 0")
+    """Five steps are paid for, two of them lost: of windows of two the last one has one step, and it is taken."""
+    world = make_world(tmp_path, per_class=1, steps=4, policy_extra="redo_steps = 1")
     first = Trainer(world)
     first.one(next(iter(first.steps)))
     first.close()
@@ -182,7 +182,7 @@ def test_a_window_is_no_longer_than_what_the_policy_still_pays_for(tmp_path) -> 
     steps = iter(second.steps)
     for _ in range(3):
         second.one(next(steps))
-    assert second.private.opened.recorder.ledger.state.charged == 4
+    assert second.private.opened.recorder.ledger.state.charged == 5
     with pytest.raises(HorizonExceeded):
         second.one(next(steps))
     second.close()

@@ -45,7 +45,7 @@ def run_and_drop(world: World, key, signer: str, **options) -> tuple[Trainer, np
 
 def test_a_contributors_withdrawal_stops_the_draws_from_the_next_charge(world: World) -> None:
     trainer, draws = run_and_drop(world, world.contributor_keys["contributor-internal"], "contributor-internal")
-    assert draws.tolist() == [1, 6, 6, 6, 6, 6]
+    assert draws.tolist() == [2, 6, 6, 6, 6, 6]
     assert (world.root / "ledger.db.withdrawals" / "w.cose.taken").exists()
     digest = trainer.private.prepared.pool.slots[0].descriptor_hash
     other = trainer.private.prepared.pool.slots[1].descriptor_hash
@@ -56,7 +56,7 @@ def test_a_contributors_withdrawal_stops_the_draws_from_the_next_charge(world: W
 
 def test_the_owner_may_withdraw_any_contribution(world: World) -> None:
     trainer, draws = run_and_drop(world, world.owner_key, "owner")
-    assert draws[0] == 1
+    assert draws[0] == 2
     trainer.close()
 
 

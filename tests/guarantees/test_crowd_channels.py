@@ -29,6 +29,11 @@ LIMIT = {"fast": 1e-5, "certified": 0.0}
 
 OPEN = "nothing addresses these random numbers, so those of the others depend on who is drawn"
 
+@pytest.fixture(autouse=True)
+def _windows_of_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a window hides until its end shows only in windows of several steps."""
+    monkeypatch.setattr("dptrain.record.recorder.SHORT", 0)
+
 
 class Of(nn.Module):
     """A module without parameters from a function."""

@@ -25,6 +25,11 @@ STEPS, WINDOW, AT = 6, 3, 2
 
 Write = Callable[["Writing", torch.Tensor], object]
 
+@pytest.fixture(autouse=True)
+def _windows_of_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a window hides until its end shows only in windows of several steps."""
+    monkeypatch.setattr("dptrain.record.recorder.SHORT", 0)
+
 
 class Writing(Net):
     """Writes what it keeps if Python finds a feature far away; with ``late``, after autograd has saved it for the way back."""

@@ -253,8 +253,8 @@ RANDOMNESS = (
         T_COMPILED + "test_dropout_is_drawn_anew_and_for_every_contribution_by_itself",
     ),
     Mutant(
-        "the seed of a run is kept in its checkpoints", ENGINE, "self._states = [self.sandbox, *states]",
-        "self._states = [*states]",
+        "the seed of a run is kept in its checkpoints", ENGINE, "self.states = [self.sandbox, *states]",
+        "self.states = [*states]",
         T_RANDOMNESS + "test_in_a_run_that_is_resumed_in_a_process_with_another_seed",
     ),
     Mutant(
@@ -541,8 +541,8 @@ STATEMENT_A = (
         T_WATCH + "test_a_weakening_found_during_a_run_is_in_its_ledger_and_its_audit",
     ),
     Mutant(
-        "a weakening is in the checkpoint", ENGINE, "step, told = self.step, self.isolation.told",
-        "step, told = self.step, HELD", T_WATCH + "test_a_weakening_survives_a_crash_before_its_epoch_was_closed",
+        "a weakening is in the checkpoint", ENGINE, "told = self.isolation.told\n\n        def sign",
+        "told = HELD\n\n        def sign", T_WATCH + "test_a_weakening_survives_a_crash_before_its_epoch_was_closed",
     ),
     Mutant(
         "once weakened it stays weakened", ISOLATION,

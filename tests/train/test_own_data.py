@@ -87,8 +87,9 @@ def test_the_policy_keeps_the_target_and_no_less_noise_would(count: int) -> None
     (rule,) = rules.classes
     assert rule.sampling_rate * count == size and rules.steps == -(-2 * count // size)
     assert float(rules.delta) <= min(1e-6, 0.1 / count) < 10 * float(rules.delta)
+    steps = rules.steps + rules.redo_steps
     spent = [
-        epsilon((rule.noise_multiplier_micro + more) / 1e6, float(rule.sampling_rate), rules.steps, float(rules.delta))
+        epsilon((rule.noise_multiplier_micro + more) / 1e6, float(rule.sampling_rate), steps, float(rules.delta))
         for more in (0, -0.001 * rule.noise_multiplier_micro)
     ]
     assert spent[0] <= 8.0 < spent[1]
@@ -151,6 +152,23 @@ def test_a_run_of_ones_own_is_trained_by_one_call_and_says_that_one_party_holds_
         PrivateTraining.own(points(41), epochs=1, batch_size=8, directory=tmp_path / "run", progress=False)
     with pytest.raises(ConfigError, match="ONE_OWNER"):
         PrivateTraining.own(points(), epochs=2, batch_size=8, directory=tmp_path / "run", progress=False)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [({"epsilon": 8}, "target_epsilon"), ({"batchsize": 8}, "batch_size"), ({"target_epsilon": "8"}, "'8'"),
+     ({"batch_size": 10.5}, "10.5"), ({"epochs": "2"}, "'2'"), ({"directory": 7}, "a path")],
+)  # fmt: skip
+def test_wrong_arguments_are_refused_by_name_before_anything_is_made(tmp_path: Path, wrong: dict, told: str) -> None:
+    with pytest.raises(ConfigError, match="OWN") as refused:
+        PrivateTraining.own(points(), **{"directory": tmp_path / "run"} | wrong)
+    assert told in str(refused.value) and not list(tmp_path.iterdir())
+
+
+def test_records_that_stand_twice_are_left_out_with_a_word(tmp_path: Path) -> None:
+    data = points()
+    with pytest.warns(UserWarning, match="1 of 41 items are left out"):
+        PrivateTraining.own([*data, data[0]], batch_size=8, directory=tmp_path / "run", progress=False).close()
 
 
 def test_other_encodings_are_signed_as_they_are(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from tests.frozen.scenarios.reading import READING
 from tests.frozen.scenarios.registry import REGISTRY
 from tests.frozen.scenarios.root import ROOT
 from tests.frozen.scenarios.rules import GATE, PLAN, POLICIES
-from tests.frozen.scenarios.training import DEMO, TRAINING
+from tests.frozen.scenarios.training import DEMO, QUICKSTART, TRAINING
 
 SCENARIOS = {
     scenario.group: scenario
@@ -29,6 +29,7 @@ SCENARIOS = {
         READING,
         RELEASE,
         TRAINING,
+        QUICKSTART,
         DEMO,
     )
 }

@@ -43,6 +43,23 @@ TRAINING = Scenario(
 )
 
 
+def _own_data(directory: Path) -> None:
+    (directory / "data.jsonl").write_text("".join(f'{{"text": "note {n}", "label": "{n % 2}"}}\n' for n in range(20)))
+
+
+QUICKSTART = Scenario(
+    "quickstart",
+    nothing,
+    [
+        Case("a run of one's own", "quickstart data.jsonl --batch-size 5 --dir run", before=_own_data),
+        Case("its program is there", "quickstart data.jsonl --batch-size 5 --dir run", code=1),
+        Case("no such column", "quickstart data.jsonl --label stars --dir other", code=1),
+        Case("no such file", "quickstart nowhere.jsonl", code=2),
+        Case("no file", "quickstart", code=2),
+    ],
+)
+
+
 @contextmanager
 def _quick() -> Iterator[dict[str, str]]:
     """Lets the demo do a few steps only."""
