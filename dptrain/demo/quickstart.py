@@ -92,7 +92,7 @@ class Columns:
 
 @dataclass(frozen=True)
 class Quickstart:
-    """What was made: see `dptrain quickstart --help`."""
+    """Holds what was made: see `dptrain quickstart --help`."""
 
     directory: str
     program: str

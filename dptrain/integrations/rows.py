@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 _FILL = {"labels": -100, "special_tokens_mask": 1}
-"""What fills up a column of tokens; zero for all others, and the pad token for `input_ids`."""
+"""Fills up columns of tokens: the pad token for `input_ids`, zero for all others."""
 
 
 class FixedLength:

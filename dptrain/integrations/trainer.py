@@ -36,7 +36,7 @@ UNSAID = ("loss", "train_loss", "total_flos", "num_input_tokens_seen")
 
 
 class Step(dict):
-    """What the data loader of a private run yields: one logical step, which shows nothing of its rows.
+    """Holds one logical step, which shows nothing of its rows; the data loader of a private run yields it.
 
     Attributes:
         step: the logical step; iterating it gives its microbatches.
