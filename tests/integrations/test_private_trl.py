@@ -62,7 +62,7 @@ def test_texts_are_trained_within_the_target_and_nothing_of_them_is_logged(tmp_p
     trainer = sft(tmp_path, eval_dataset=Dataset.from_list([{"text": "good bye"}]), eval_strategy="epoch")
     done = trainer.train()
     assert done.global_step == trainer.private.policy.steps == 6
-    assert 7.9 < trainer.private.epsilon()["own"].spent <= 8.0
+    assert 4.0 < trainer.private.epsilon()["own"].spent <= 8.0
     trained = [each for each in trainer.state.log_history if "grad_norm" in each]
     assert len(trained) == 6 and all(each.keys() == {"grad_norm", "learning_rate", "epoch", "step"} for each in trained)
     told = [each for each in trainer.state.log_history if "eval_loss" in each]
