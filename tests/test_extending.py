@@ -447,7 +447,7 @@ def test_noise_that_keeps_a_state_is_refused_before_a_window_is_charged_for_it(t
 
 @pytest.mark.parametrize("fault", ["a fresh tensor", "a view", "nothing", "as it was", "the second tensor alone"])
 def test_a_sum_that_its_mechanism_did_not_write_or_return_reaches_no_gradient(tmp_path, monkeypatch, fault: str) -> None:
-    """What is released is the tensor that was handed over: noise in another one would be lost, and the raw sum go out."""
+    """Noise in another tensor than the one that was handed over would be lost, and the raw sum go out."""
     pytest.importorskip("torch")
     from dptrain.errors import NotPrivateUse
     from dptrain.noise.lattice import LatticeGaussian

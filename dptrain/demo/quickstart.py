@@ -30,7 +30,7 @@ from torch import nn
 
 from dptrain import PrivateTraining
 
-LABELS = {labels}
+LABELS = {labels}  # all that occur: they follow from the records, and no epsilon covers that
 
 
 def collate(examples):  # shapes that follow from no example: texts cut or padded to one length

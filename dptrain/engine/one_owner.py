@@ -170,9 +170,9 @@ def owners_policy(
 
     Args:
         count: contributions. target_epsilon: under zero-out adjacency, the one to put beside Opacus'; it holds even if all
-            of the policy's ``redo_steps`` are used. epochs: how often a
-            contribution is drawn on average. batch_size: contributions that a step draws on average. delta: default: at most
-            1e-6 and 1 / (10 count). clip_norm: of every contribution. corpus: identifier.
+            of the policy's ``redo_steps`` are used. epochs: how often a contribution is drawn on average.
+        batch_size: contributions that a step draws on average. delta: default: at most 1e-6 and 1 / (10 count).
+        clip_norm: of every contribution. corpus: identifier.
 
     Returns:
         The text of a ``policy.toml``.

@@ -179,9 +179,9 @@ class PrivateTraining:
     ) -> "PrivateTraining":
         """Opens a run of one person who holds the data and the keys: makes policy, registry and attestations in a folder.
 
-        The guarantee stays as it is. What others sign in a run of many, this person signs alone, with keys that lie in
-        ``folder/keys``; so nobody else has agreed to anything. Attestations hold for a year. A folder that was made before with
-        this policy and these records is opened as it is: pass ``resume=True`` to go on with its run.
+        The guarantee stays as it is. What others sign in a run of many, this person signs alone, and the ledger too, with the
+        one key that lies in ``folder/keys``; so nobody else has agreed to anything. Attestations hold for a year. A folder that
+        was made before with this policy and these records is opened as it is: pass ``resume=True`` to go on with its run.
 
         Args:
             folder: made if it is not there; the ledger is ``ledger.db`` in it.
@@ -214,14 +214,14 @@ class PrivateTraining:
         """Opens a run over data that is all yours, with noise for an epsilon; makes all that an auditor needs in a directory.
 
         Every item is a contribution of one class that may touch everything. Its noise multiplier is the least whose epsilon
-        after all steps stays within the target. A second call with the same data goes on with the run of the directory.
-        Who reads its record is told that one party holds all keys (ONE_PARTY).
+        stays within the target after all steps, with those that the policy lets be charged again. A second call with the same
+        data goes on with the run of the directory. Who reads its record is told that one party holds all keys (ONE_PARTY).
 
         Args:
             dataset: a list, a data set with items by number, or the path of a .jsonl, .csv or .parquet file.
             target_epsilon: at `delta`, under zero-out adjacency: the figure to put beside that of Opacus.
             epochs: how often an item is drawn on average. batch_size: how many items a step draws on average.
-            directory: made if it is not there; ``policy.toml`` in it may be read, and another one signed for more than this.
+            directory: made if it is not there; for another policy than the one that is made in it there is `one_owner`.
             delta: default: at most 1e-6, and at most a tenth of one over the number of items.
             clip_norm: bounds the gradient of every item.
             encode: an item to the bytes that are signed, where items are not numbers, strings, arrays, or lists, tuples and
@@ -230,6 +230,7 @@ class PrivateTraining:
 
         Raises:
             ConfigError: code DATASET, ENCODE or OWN; ONE_OWNER, the directory holds a run over other data or numbers.
+            AccountantError: no noise reaches the epsilon. As `open` besides.
         """
         if unknown := sorted(options.keys() - inspect.signature(cls.open).parameters.keys()):
             near = difflib.get_close_matches(unknown[0], inspect.signature(cls.own).parameters, 1, 0.4)

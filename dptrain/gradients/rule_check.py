@@ -240,6 +240,7 @@ class _Bench:
                 found="a change in place", expected="none",
             )  # fmt: skip
         held = [v.dtype for form in forms.values() for v in vars(form).values() if torch.is_tensor(v) and v.is_floating_point()]
+        # What `settled` promises, on which the margin of the clip rests; no rule can break it, only we can.
         assert all(torch.promote_types(kind, torch.promote_types(self.dtype, torch.float32)) == kind for kind in held)
         return forms
 

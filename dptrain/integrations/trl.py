@@ -5,6 +5,7 @@ this module says why they have no private form (`dptrain.integrations.coupled`).
 """
 
 import hashlib
+from abc import abstractmethod
 from contextlib import nullcontext
 from typing import Any
 
@@ -74,12 +75,13 @@ class _Prepared(PrivateRun):
 
         return prepared
 
+    @abstractmethod
     def _kept_columns(self) -> tuple[str, ...]:
-        raise NotImplementedError
+        """Returns the columns of a prepared example that its loss takes."""
 
+    @abstractmethod
     def _dropped(self) -> dict[str, Any]:
         """Returns what stands for an example that TRL leaves out: a row that adds nothing."""
-        raise NotImplementedError
 
 
 class PrivateSFTTrainer(_Prepared, SFTTrainer):

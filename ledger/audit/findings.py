@@ -66,7 +66,7 @@ UNREAD: Final = Word(
     "install what the finding names, from whom you trust, and audit again; until then rely on no figure",
     code=1,
 )
-"""Of an audit that FAILED for that alone."""
+"""Explains an audit that FAILED for that alone."""
 
 QUALIFIERS: Final[dict[str, Word]] = {
     "CLOCK_SET": Word(

@@ -15,7 +15,7 @@ from tests.guarantees.peers import collate, net, per_example, small_world  # noq
 
 
 def saved(world: Any, how: str) -> list[str]:
-    """What is warned of when a checkpoint of a run is written."""
+    """Returns what is warned of when a checkpoint of a run is written."""
     accelerator = Accelerator(cpu=True)
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -1,4 +1,4 @@
-"""What a run refuses and what has a usual stand-in is replaced by one call; the model then starts."""
+"""One call replaces what a run refuses and what has a usual stand-in; the model then starts."""
 
 import warnings
 from types import SimpleNamespace

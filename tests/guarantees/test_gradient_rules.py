@@ -273,7 +273,7 @@ def test_the_engine_sees_a_wrong_rule_on_the_real_model(fault: str) -> None:
 
 
 def test_the_start_of_a_run_names_the_rule_that_is_wrong(tmp_path) -> None:
-    """What autograd contradicts is told as a fault of the user's rule, and not of the model."""
+    """A rule that autograd contradicts is told as a fault of the user's, and not of the model."""
 
     class Gain(nn.Module):
         def __init__(self) -> None:

@@ -27,7 +27,7 @@ Write = Callable[["Writing", torch.Tensor], object]
 
 @pytest.fixture(autouse=True)
 def _windows_of_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a window hides until its end shows only in windows of several steps."""
+    """Takes the windows of the policy: only those of several steps hide something until their end."""
     monkeypatch.setattr("dptrain.record.recorder.SHORT", 0)
 
 

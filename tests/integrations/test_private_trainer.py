@@ -73,7 +73,7 @@ def plain_loop(folder: Path, name: str, model: Any = None, *, clip: float | None
 
 
 def charged(folder: Path, name: str = "trainer") -> tuple[int, bool]:
-    """How many steps the ledger has charged, and whether it is closed."""
+    """Returns how many steps the ledger has charged, and whether it is closed."""
     with Ledger.open(folder / f"{name}.db", read_only=True) as log:
         return log.state.charged, log.finished
 

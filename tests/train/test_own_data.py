@@ -1,4 +1,4 @@
-"""Who owns all the data has a private run by one call or one command, and its record says that one party holds all keys."""
+"""One call or one command makes a private run of data that are all one's own; its record says that one party holds all keys."""
 
 import csv
 import json
