@@ -74,7 +74,7 @@ def quickstart(
     """Make a private training run of data that is all yours: keys, signed policy, attestations, and a program to start from.
 
     The noise is the least whose epsilon stays within the target, some steps that are done again included. The program trains a
-    small classifier; put your model and your loss in its place. In Python, `PrivateTraining.own` does the same for any data set.
+    small classifier; put your model and your loss in its place. In Python, `PrivateTraining.own` does this for any data set.
 
     Example: `dptrain quickstart data.jsonl --epsilon 8 --epochs 4`
     """

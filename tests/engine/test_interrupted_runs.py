@@ -248,6 +248,17 @@ def test_a_ledger_whose_export_is_out_or_that_charged_is_not_taken_over(world: W
         opened(world)
 
 
+def test_a_ledger_of_a_header_alone_is_gone_on_with_and_not_taken_over(world: World, monkeypatch) -> None:
+    """Its one leaf is signed, so an export of it may be out; nothing tells."""
+    monkeypatch.setattr(Ledger, "admit", lambda *_, **__: (_ for _ in ()).throw(ZeroDivisionError))
+    with pytest.raises(ZeroDivisionError):
+        attempt(world, None)
+    monkeypatch.undo()
+    with pytest.raises(ResumeRefused, match="LEDGER_EXISTS"):
+        opened(world)
+    assert attempt(world, None) == 12
+
+
 def test_a_ledger_that_was_rolled_back_to_before_its_charges_is_not_taken_over(world: World, monkeypatch) -> None:
     """An old copy pays for nothing; the signer's own record says that there was more."""
     monkeypatch.setattr(Ledger, "charge", lambda *_, **__: (_ for _ in ()).throw(ZeroDivisionError))
