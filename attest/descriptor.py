@@ -95,7 +95,7 @@ class Terms:
     The sentences of the fields say what each means; their check, bytes and documentation follow from them.
 
     Raises:
-        DescriptorRefused: Code TYPE, RANGE, WINDOW, SCHEMA, PURPOSE or PUBLIC_LENGTH.
+        DescriptorRefused: Code TYPE, RANGE, WINDOW, SCHEMA or PURPOSE.
     """
 
     schema: str = declared(1, Schema(SCHEMA), "Format of the descriptor.", default=SCHEMA)
@@ -137,8 +137,8 @@ class Terms:
     public_length: int | None = declared(
         17,
         _COUNT,
-        "Tokens of the bucket up to which the contribution is padded, for everybody to know. Specified and not built: refused"
-        " (`PUBLIC_LENGTH`).",
+        "Tokens to which each of its examples is padded or cut, for everybody to know; one of those that its class offers. Left"
+        " out it is the longest.",
         default=None,
         optional=True,
     )
@@ -154,9 +154,6 @@ class Terms:
         if self.purposes not in (None, (TRAIN,)):
             named = ", ".join(self.purposes or ())
             raise DescriptorRefused("PURPOSE", f"purposes are {named}; this version serves {TRAIN} alone: sign for that")
-        if self.public_length is not None:
-            sentence = f"public length is {self.public_length}; this version serves none: sign without one"
-            raise DescriptorRefused("PUBLIC_LENGTH", sentence)
 
     @property
     def bounds(self) -> SignedBounds:

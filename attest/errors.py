@@ -90,7 +90,7 @@ class ReasonCode(StrEnum):
     TYPE = "TYPE", "A field of the descriptor has the wrong type."
     RANGE = "RANGE", "A field of the descriptor lies outside its range."
     PURPOSE = "PURPOSE", "The contributor signed for a purpose that this version does not serve."
-    PUBLIC_LENGTH = "PUBLIC_LENGTH", "The contributor signed a public length, which this version does not serve."
+    PUBLIC_LENGTH = "PUBLIC_LENGTH", "The signed public length is none of those that the class offers."
     OPENING = "OPENING", "What lies beside the attestation does not open its commitments."
     KEY_WEAK = "KEY_WEAK", "The enrolled key is unsound; signatures under it prove nothing."
     KEY_UNKNOWN = "KEY_UNKNOWN", "The contributor is not in the registry or has no key there."

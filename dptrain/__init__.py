@@ -11,6 +11,7 @@ from dptrain.accounting import register as _register_prv
 from dptrain.errors import how_to_install, is_missing_extra
 
 if TYPE_CHECKING:
+    from dptrain.data.items import pack_examples
     from dptrain.engine import Clock, Earlier, Microbatches, NoiseSource, PrivateTraining, RunLedger
     from dptrain.gradients import check_gradient_rule, gradient_rule
     from dptrain.routing import fix
@@ -27,9 +28,10 @@ __all__ = [
     "check_gradient_rule",
     "fix",
     "gradient_rule",
+    "pack_examples",
 ]
 
-_ROOMS = {"check_gradient_rule": "gradients", "gradient_rule": "gradients", "fix": "routing"}
+_ROOMS = {"check_gradient_rule": "gradients", "gradient_rule": "gradients", "fix": "routing", "pack_examples": "data.items"}
 
 _register_prv()
 

@@ -8,6 +8,8 @@
 
 from attest.corpus.corpus import Contents, Corpus, Item, open_corpus
 from attest.corpus.records import Locator
-from attest.corpus.signing import SigningTemplate, sign_content, sign_corpus
+from attest.corpus.signing import SigningTemplate, copy_unique, sign_content, sign_corpus
 
-__all__ = ["Contents", "Corpus", "Item", "Locator", "SigningTemplate", "open_corpus", "sign_content", "sign_corpus"]
+__all__ = [
+    "Contents", "Corpus", "Item", "Locator", "SigningTemplate", "copy_unique", "open_corpus", "sign_content", "sign_corpus",
+]  # fmt: skip

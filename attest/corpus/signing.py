@@ -4,18 +4,20 @@ A `SigningTemplate` is what contributions signed together have in common. `Templ
 differ.
 """
 
+import itertools
 import os
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from attest import sign1
 from attest.attestation import SIGNATURE_SIZE, Attestation, CommonTerms, Framing, around, subject_of
-from attest.corpus.records import SUFFIX, records_of
+from attest.corpus.corpus import Contents
+from attest.corpus.records import JSONL, SUFFIX, records_of
 from attest.descriptor import SALTS_SIZE, ContributionDescriptor
 from attest.errors import CorpusRefused, DescriptorRefused
 from attest.files import atomic_writer
@@ -47,6 +49,7 @@ class SigningTemplate:
     max_epsilon_micro: int | None = None
     max_delta_pico: int | None = None
     purposes: tuple[str, ...] | None = None
+    public_length: int | None = None
     salts: bytes = field(default_factory=lambda: secrets.token_bytes(SALTS_SIZE), repr=False)
 
     def __post_init__(self) -> None:
@@ -118,26 +121,58 @@ def sign_descriptor(descriptor: ContributionDescriptor, key: Signer | Ed25519Pri
 
 
 def attestations(
-    content_hashes: Iterable[bytes], key: Signer | Ed25519PrivateKey, template: SigningTemplate
+    content_hashes: Iterable[bytes],
+    key: Signer | Ed25519PrivateKey,
+    template: SigningTemplate,
+    lengths: Iterable[int | None] | None = None,
 ) -> Iterator[bytes]:
     """Attests contributions one after another, as items of an attestation file, in their order.
 
-    Memory stays bounded whatever their number: no more hashes are drawn than the signer has in work at once.
+    Memory stays bounded whatever their number: no more hashes are drawn than the signer has in work at once. `lengths`: the
+    public length of each, read after its hash; None for that of the template.
     """
     signer = as_signer(key)
-    encoder = TemplateEncoder(template, signer.public_key)
-    in_work: deque[tuple[bytes, bytes, bytes]] = deque()
+    encoders: dict[int | None, TemplateEncoder] = {}
+    each = itertools.repeat(template.public_length) if lengths is None else iter(lengths)
+    in_work: deque[tuple[TemplateEncoder, bytes, bytes, bytes]] = deque()
 
     def messages() -> Iterator[bytes]:
-        for content_hash, nonce in zip(content_hashes, nonces(), strict=False):
+        for content_hash, length, nonce in zip(content_hashes, each, nonces(), strict=False):
+            encoder = encoders.get(length)
+            if encoder is None:
+                encoder = encoders[length] = TemplateEncoder(replace(template, public_length=length), signer.public_key)
             payload = encoder.descriptor(content_hash, nonce)
             subject = subject_of(payload)
-            in_work.append((payload, subject, encoder.opening(content_hash, nonce)))
+            in_work.append((encoder, payload, subject, encoder.opening(content_hash, nonce)))
             yield encoder.to_be_signed(payload, subject)
 
     for signature in sign_all(signer, messages()):
-        payload, subject, opening = in_work.popleft()
+        encoder, payload, subject, opening = in_work.popleft()
         yield encoder.attestation(payload, subject, signature, opening)
+
+
+def copy_unique(data_path: str | os.PathLike[str], out_path: str | os.PathLike[str]) -> int:
+    """Copies a JSONL file without the records whose bytes stand in it before, and counts those that are left out.
+
+    A gate admits a content once: of records that are equal it refuses all but the first.
+
+    Raises:
+        CorpusRefused: Code CONTENT_MISSING, the data cannot be read; RANGE, either file is no JSONL file.
+    """
+    data, out = Path(os.path.abspath(data_path)), Path(out_path)
+    for path in (data, out):
+        if path.suffix != JSONL:
+            raise CorpusRefused("RANGE", f"{path.name!r} is no {JSONL} file; repeated records are found in those alone")
+    seen: set[bytes] = set()
+    repeated = 0
+    with atomic_writer(out) as stream, Contents(data.parent) as contents:
+        for record in records_of(data.parent, data.name):
+            if record.content_hash in seen:
+                repeated += 1
+                continue
+            seen.add(record.content_hash)
+            stream.write(contents.read(record.locator) + b"\n")
+    return repeated
 
 
 def sign_corpus(
@@ -146,18 +181,34 @@ def sign_corpus(
     key: Signer | Ed25519PrivateKey,
     template: SigningTemplate,
     progress: Callable[[int], None] | None = None,
+    *,
+    length_of: Callable[[bytes], int | None] | None = None,
 ) -> int:
-    """Signs a file, every record of a JSONL file, or every file of a folder; returns how many contributions. `out_path`: where
-    the attestations go; None for the data's name with `.attest` added, where the gate looks. The file appears complete or not
-    at all. Raises CorpusRefused: the data cannot be read or holds no contribution; KeyRefused: the signer refused."""
+    """Signs a file, every record of a JSONL file, or every file of a folder, and counts the contributions.
+
+    Args:
+        out_path: Where the attestations go; None for the data's name with `.attest` added, where the gate looks. The file
+            appears complete or not at all.
+        progress: Called with the number of contributions signed so far.
+        length_of: A content to its public length in tokens; None for that of the template.
+
+    Raises:
+        CorpusRefused: The data cannot be read or holds no contribution.
+        KeyRefused: The signer refused.
+    """
     data = Path(os.path.abspath(data_path))
     if not os.path.lexists(data):
         raise CorpusRefused("CONTENT_MISSING", f"no data at {os.fspath(data_path)!r}; check the path")
     out = Path(out_path) if out_path is not None else data.with_name(data.name + SUFFIX)
-    content_hashes = (record.content_hash for record in records_of(data.parent, data.name))
+    records = records_of(data.parent, data.name)
     count = 0
-    with atomic_writer(out) as stream:
-        for count, attestation in enumerate(attestations(content_hashes, key, template), start=1):
+    with atomic_writer(out) as stream, Contents(data.parent) as contents:
+        lengths = None
+        if length_of is not None:
+            records, again = itertools.tee(records)
+            lengths = (length_of(contents.read(record.locator)) for record in again)
+        content_hashes = (record.content_hash for record in records)
+        for count, attestation in enumerate(attestations(content_hashes, key, template, lengths), start=1):
             stream.write(attestation)
             if progress is not None:
                 progress(count)

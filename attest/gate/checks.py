@@ -227,8 +227,8 @@ def check_bounds(descriptor: Terms, rule: ClassRule, policy: Policy) -> None:
     Whatever turns bounds into noise asks here again, so that nothing rests on the gate having run.
 
     Raises:
-        AdmissionRefused: Code BOUNDS_NOT_PUBLIC, CLIP_ABOVE_CLASS, NOISE_BELOW_CLASS, CLIP_BELOW_FLOOR, NOISE_BELOW_FLOOR or
-            EXAMPLES.
+        AdmissionRefused: Code BOUNDS_NOT_PUBLIC, CLIP_ABOVE_CLASS, NOISE_BELOW_CLASS, CLIP_BELOW_FLOOR, NOISE_BELOW_FLOOR,
+            EXAMPLES or PUBLIC_LENGTH.
     """
     clip, noise, _ = descriptor.bounds
     most_clip, least_noise, _ = rule.bounds
@@ -255,6 +255,12 @@ def check_bounds(descriptor: Terms, rule: ClassRule, policy: Policy) -> None:
         refuse(
             ReasonCode.EXAMPLES,
             f"contribution may hold {descriptor.max_examples} examples, at most {policy.max_examples} may be; split it",
+        )
+    if descriptor.public_length is not None and descriptor.public_length not in rule.public_lengths:
+        offered = ", ".join(map(str, rule.public_lengths)) or "none"
+        refuse(
+            ReasonCode.PUBLIC_LENGTH,
+            f"public length is {descriptor.public_length}, class {rule.name} offers {offered}; sign one of them, or none",
         )
 
 

@@ -286,8 +286,8 @@ class ClassRule:
     public_lengths: tuple[int, ...] = declared(
         13,
         Many(_COUNT, 1, 64, "lengths", ascending=True, empty=True),
-        "Lengths in tokens, ascending; a contribution may sign one of them as its public length. [Not built"
-        " yet](#specified-not-built-yet).",
+        "Lengths in tokens, ascending. A contribution may sign one of them as its public length, to which its examples are"
+        " padded or cut; one that signs none has the longest. See [lengths](#lengths-that-everybody-may-know).",
         default=(),
         optional=True,
     )
@@ -343,12 +343,15 @@ class ClassRule:
             "reads": self.reads,
             "generation": self.generation,
             "query": self.query,
-            "public_lengths": self.public_lengths,
         }
         return [
             *(("purposes", word) for word in self.purposes),
-            *((key, "") for key, value in stated.items() if value not in (None, ())),
+            *((key, "") for key, value in stated.items() if value is not None),
         ]
+
+    def public_length_for(self, tokens: int) -> int | None:
+        """Returns the shortest length that the class offers and that holds so many tokens, else its longest; None of none."""
+        return next((length for length in self.public_lengths if length >= tokens), max(self.public_lengths, default=None))
 
     @property
     def bounds(self) -> SignedBounds:

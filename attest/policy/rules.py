@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, ClassVar, Final
 
-from attest.descriptor import MAX_COUNT, MAX_MICRO
+from attest.descriptor import MAX_COUNT, MAX_MICRO, Terms
 from attest.errors import KeyRefused, PolicyRefused, Refused
 from attest.fixed_point import from_micro
 from attest.keys.vkeys import SIGNATURE_COSIGNATURE_V1, VerifierKey, parse_verifier_key
@@ -461,6 +461,16 @@ class Policy(Payload):
     def find_class(self, name: str) -> ClassRule | None:
         """Returns the rule of a class, or None."""
         return next((rule for rule in self.classes if rule.name == name), None)
+
+    def length_of(self, signed: Terms) -> int | None:
+        """Returns the tokens to which every example of a contribution is padded or cut; None where no class offers lengths.
+
+        It follows from what was signed alone: the public length or, without one, the longest of the class; in a class without
+        lengths the longest of all.
+        """
+        own = self.class_rule(signed.admissibility_class).public_lengths
+        longest = max((length for rule in self.classes for length in own or rule.public_lengths), default=None)
+        return signed.public_length or longest
 
     @classmethod
     def from_toml(cls, text: str) -> "Policy":

@@ -39,7 +39,6 @@ UNBUILT: Final[Mapping[str, Mapping[str, str]]] = {
     "purposes": {"generate": "generation from contributions", "query": "queries that contributions answer"},
     "generation": {ANY: "generation from contributions"},
     "query": {ANY: "queries that contributions answer"},
-    "public_lengths": {ANY: "lengths that everybody may know"},
 }
 """Words that no policy may say yet, by the key under which they stand, each with what it will mean."""
 

@@ -10,6 +10,7 @@ import numpy as np
 from attest.corpus import Contents, Corpus
 from attest.descriptor import ContributionDescriptor
 from attest.gate.admission import Admission, Admitted, AdmittedRows
+from attest.policy import Policy
 from dptrain.clipping.resolver import Resolution, Schedule
 from dptrain.data.microbatch import Decode
 from dptrain.data.slots import Slot, Slots
@@ -40,17 +41,18 @@ class Descriptors(Mapping[bytes, ContributionDescriptor]):
 class Pool:
     """Slots in the order of their admission; a withdrawn slot stays in place as a null contribution."""
 
-    def __init__(self, corpus: Corpus, decode: Decode, slots: Sequence[Slot], max_examples: int) -> None:
+    def __init__(self, corpus: Corpus, decode: Decode, slots: Sequence[Slot], policy: Policy) -> None:
         self._corpus = corpus
         self._decode = decode
-        self._max_examples = max_examples
+        self._policy = policy
         self.slots = Slots.of(slots)
+        self._lengths = [policy.length_of(form.descriptor) for form in self.slots.forms]
         self._sizes = np.zeros(len(slots), dtype=np.uint32)
         self._begun = max((form.descriptor.not_before for form in self.slots.forms), default=0)
 
     def reordered(self, slots: Sequence[Slot]) -> "Pool":
         """Returns the same pool with its slots in another order; what was counted stays."""
-        other = Pool(self._corpus, self._decode, slots, self._max_examples)
+        other = Pool(self._corpus, self._decode, slots, self._policy)
         other._sizes = self._sizes[other.slots.places_in(self.slots)]
         return other
 
@@ -61,6 +63,15 @@ class Pool:
             ContentChanged: as :meth:`examples`.
         """
         return int(self._sizes[index]) or len(self.examples(index))
+
+    def length(self, index: int) -> int | None:
+        """Returns the tokens to which the examples of a slot are padded or cut (`Policy.length_of`)."""
+        return self._lengths[self.slots.form_number(index)]
+
+    @property
+    def lengths(self) -> tuple[int | None, ...]:
+        """Returns the lengths of all contributions, the longest first; None alone where the policy offers none."""
+        return tuple(sorted(set(self._lengths), key=lambda length: -(length or 0)))
 
     def __len__(self) -> int:
         return len(self.slots)
@@ -128,7 +139,7 @@ class Pool:
             ContentChanged: code EXAMPLES, the number is not admissible, or another one than before.
         """
         most = self.slots.form(index).descriptor.max_examples
-        limit = min(self._max_examples, most or self._max_examples)
+        limit = min(self._policy.max_examples, most or self._policy.max_examples)
         if not 1 <= len(found) <= limit:
             raise ContentChanged(
                 "EXAMPLES",
@@ -168,6 +179,7 @@ BOUNDS: Final = (
     "max_examples",
     "max_epsilon_micro",
     "max_delta_pico",
+    "public_length",
 )
 """All fields of a descriptor that `Schedule.resolve` looks at."""
 

@@ -1,4 +1,4 @@
-"""Items of a data set as contents of contributions: one item a contribution, encoded as one line of JSON.
+"""Items of a data set as contents of contributions: one item, or all items of one person, encoded as one line of JSON.
 
 Dicts, lists, numbers, strings and nothing are as JSON has them. An array or tensor is ``{"array": type, "shape": [...],
 "base64": "..."}``, bytes are ``{"bytes": base64}``, and a tuple is ``{"tuple": [...]}``. What is signed is the line.
@@ -7,7 +7,8 @@ Dicts, lists, numbers, strings and nothing are as JSON has them. An array or ten
 import base64
 import csv
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,91 @@ def encode_item(item: Any) -> bytes:
 def decode_item(content: bytes) -> list[Any]:
     """Decodes the one example of a content that `encode_item` made."""
     return [_item(json.loads(content))]
+
+
+def encode_items(items: Sequence[Any]) -> bytes:
+    """Encodes the items of one contribution as one line of JSON; `decode_items` gives them back.
+
+    Raises:
+        ConfigError: code ENCODE, as `encode_item`.
+    """
+    return b"[" + b",".join(map(encode_item, items)) + b"]"
+
+
+def decode_items(content: bytes) -> list[Any]:
+    """Decodes the examples of a content that `encode_items` made."""
+    return list(map(_item, json.loads(content)))
+
+
+@dataclass(frozen=True)
+class Content:
+    """One contribution to be: the bytes that are signed, the number of its examples, and the tokens of the longest of them."""
+
+    line: bytes
+    examples: int = 1
+    tokens: int | None = None
+
+
+def contents_of(
+    dataset: Any,
+    *,
+    encode: Callable[[Any], bytes] | None = None,
+    by: str | Callable[[Any], Any] | None = None,
+    length_of: Callable[[Any], int] | None = None,
+) -> Iterator[Content]:
+    """Yields the contributions that a data set amounts to, in the order of their first items.
+
+    Args:
+        dataset: as `items_of` has it.
+        encode: an item to bytes; where items are grouped, the list of them. Default: `encode_item`, `encode_items`.
+        by: items with equal keys are one contribution: the name of a column, or a function from an item to its key.
+        length_of: an item to the number of its tokens.
+
+    Raises:
+        ConfigError: code DATASET or ENCODE.
+    """
+    if by is None:
+        groups: Iterable[list[Any]] = ([item] for item in items_of(dataset))
+    else:
+        found: dict[Any, list[Any]] = {}
+        for number, item in enumerate(items_of(dataset), start=1):
+            try:
+                found.setdefault(by(item) if callable(by) else item[by], []).append(item)
+            except (KeyError, TypeError, IndexError):
+                raise ConfigError(
+                    "DATASET", f"item {number} has no {by!r} to group it by, expected one in every item; mend the items, or by="
+                ) from None
+        groups = found.values()
+    for items in groups:
+        line = (encode or encode_item)(items[0]) if by is None else (encode or encode_items)(items)
+        yield Content(line, len(items), None if length_of is None else max(map(length_of, items)))
+
+
+def count_tokens(item: Any) -> int:
+    """Counts the ``input_ids`` of an item.
+
+    Raises:
+        ConfigError: code DATASET, it has none.
+    """
+    try:
+        return len(item["input_ids"])
+    except (KeyError, TypeError, IndexError):
+        raise ConfigError(
+            "DATASET", "an item has no input_ids to count, expected token ids; say how long items are: length_of=function"
+        ) from None
+
+
+def pack_examples(sequences: Iterable[Sequence[int]], length: int, separator: int) -> list[dict[str, list[int]]]:
+    """Packs token sequences of one contribution into rows without padding between them.
+
+    The sequences stand one after the other, each with a separator behind it, cut into rows of at most ``length`` tokens. Call
+    it in ``decode``, on the texts of one contribution alone: a row that held two contributions would be bounded for neither.
+
+    Returns:
+        Rows ``{"input_ids": [...]}``, one at least; all but the last have ``length`` tokens.
+    """
+    tokens = [token for sequence in sequences for token in (*sequence, separator)]
+    return [{"input_ids": tokens[start : start + length]} for start in range(0, max(len(tokens), 1), length)]
 
 
 def collate_items(examples: list[Any]) -> dict[str, Any]:

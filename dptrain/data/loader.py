@@ -1,7 +1,9 @@
 """Reads contributions, collates them to rows, and holds every microbatch to the same shapes, types and plain values."""
 
+import inspect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,20 +41,21 @@ class Feeder:
 
     def __init__(self, pool: Pool, collate: Collate, device: torch.device, rows: int | None, sandbox: Sandbox) -> None:
         self.pool = pool
+        require_length(collate, pool.lengths)
         self._collate = collate
         self._device = device
         self._rows = rows
         self._sandbox = sandbox
-        self._looks: Looks | None = None
+        self._looks: dict[int | None, Looks] = {}
         self._draws = False
         self._decode_draws = False
-        self.like: Microbatch | None = None
-        """A microbatch of which only keys, shapes and types count: what rows look like."""
+        self.likes: dict[int | None, Microbatch] = {}
+        """By public length, a microbatch of which only keys, shapes and types count: what rows look like."""
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the collated tensors, once something was collated."""
-        return () if self._looks is None else tuple(self._looks[0])
+        return tuple(next(iter(self._looks.values()))[0]) if self._looks else ()
 
     def planned(self, planned: Planned, step: int) -> Microbatch:
         """Reads and collates a microbatch of a step.
@@ -89,16 +92,19 @@ class Feeder:
                 raised = without_text(error)
             raise ConfigError("COLLATE", self._culprit(slots, raised))  # outside of except, so that no traceback has the text
 
-    def records(self, records: Sequence[list[Any]], names: Sequence[bytes], step: int = 0) -> Microbatch:
-        """Collates examples that are nobody's private ones, for the start-up probes; one contribution each."""
+    def records(
+        self, records: Sequence[list[Any]], names: Sequence[bytes], length: int | None = None, step: int = 0
+    ) -> Microbatch:
+        """Collates examples that are nobody's private ones, for the start-up probes; one contribution each, of one length."""
         examples = max(map(len, records))
-        rows = self._built(list(records), row_names(names, examples), step, rows_each=examples)
+        rows = self._built(list(records), row_names(names, examples), step, rows_each=examples, length=length)
         self._require_looks(rows)
         return rows
 
     def _try_out(self, slots: Sequence[int]) -> None:
         contents = dict(zip(slots, self._examples(slots, 0), strict=True))
-        for planned in plan([Drawn(i, 0, len(contents[i])) for i in slots], TOGETHER, self._rows):
+        drawn = [Drawn(i, 0, len(contents[i]), self.pool.length(i)) for i in slots]
+        for planned in plan(drawn, TOGETHER, self._rows):
             rows = self._collated(planned, [contents[i] for i in planned.slots], 0)
             if len(slots) == 1 and self._sandbox.secret:
                 self._require_repeatable(rows, self._collated(planned, self._examples(planned.slots, 0), 0))
@@ -151,28 +157,32 @@ class Feeder:
             whole, contents = len(contents[0]), [contents[0][slice(*planned.part)]]
         owners = [self.pool.slots.descriptor_hash(i) for i in planned.slots]
         names = row_names(owners, planned.examples, first=first, fill=planned.fill)
-        rows = self._built(contents, names, step, rows_each=planned.examples, whole=whole, fill=planned.fill)
+        sizes = {"rows_each": planned.examples, "whole": whole, "fill": planned.fill, "length": planned.length}
+        rows = self._built(contents, names, step, **sizes)
         self._require_looks(rows)
         return rows
 
     def _built(self, contents: Sequence[list[Any]], names: tuple[bytes, ...], step: int, **sizes: Any) -> Microbatch:
-        generators = Generators()
+        generators, length = Generators(), sizes["length"]
+        collate = self._collate if length is None else partial(self._collate, length=length)
         try:
             if not self._draws:
-                rows = build(contents, _Apart(self._collate, sizes["rows_each"]), self._device, names, **sizes)
+                rows = build(contents, _Apart(collate, sizes["rows_each"]), self._device, names, **sizes)
                 self._draws = generators.moved()
             if self._draws:
                 seeds = [self._sandbox.numbers.seed_of(owner_tag(step, name), "collate") for name in names]
-                rows = build(contents, _Apart(self._collate, 1, seeds, generators), self._device, names, **sizes)
+                rows = build(contents, _Apart(collate, 1, seeds, generators), self._device, names, **sizes)
         finally:
             generators.restore()
         return rows
 
     def _require_looks(self, rows: Microbatch) -> None:
         found = _looks(rows.inputs)
-        if self._looks is None:
-            self._looks, self.like = found, rows
-        require_alike(self._looks, found)
+        for shapes, types, _ in itertools.islice(self._looks.values(), 1):  # of another length: names and types
+            require_alike((dict.fromkeys(shapes, ()), types, {}), (dict.fromkeys(found[0], ()), found[1], {}))
+        if rows.length not in self._looks:
+            self._looks[rows.length], self.likes[rows.length] = found, rows
+        require_alike(self._looks[rows.length], found)
 
     @staticmethod
     def _require_repeatable(rows: Microbatch, again: Microbatch) -> None:
@@ -282,6 +292,24 @@ def require_alike(expected: Looks, found: Looks) -> None:
             one, other = known.get(key), now.get(key)
             if one != other:
                 raise CoupledModel(code, sentence.format(key=key, one=one, other=other))
+
+
+def require_length(collate: Collate, lengths: Sequence[int | None]) -> None:
+    """Refuses a collate that cannot be told to which length examples are padded or cut.
+
+    Raises:
+        ConfigError: code COLLATE.
+    """
+    if lengths in ((), (None,)):
+        return
+    try:
+        inspect.signature(collate).bind([], length=1)
+    except (TypeError, ValueError):
+        raise ConfigError(
+            "COLLATE",
+            f"the contributions have public lengths ({', '.join(map(str, lengths))} tokens), and collate takes none; write "
+            "collate(examples, length), and pad or cut every example to that length",
+        ) from None
 
 
 def spread(count: int, wanted: int) -> list[int]:

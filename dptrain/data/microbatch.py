@@ -9,8 +9,11 @@ import torch
 
 from dptrain.errors import ConfigError
 
-Collate = Callable[[list[Any]], Mapping[str, Any]]
-"""Examples to a mapping of tensors with the example in dimension 0, of shapes that do not depend on the content."""
+Collate = Callable[..., Mapping[str, Any]]
+"""Examples to a mapping of tensors with the example in dimension 0, of shapes that do not depend on the content.
+
+Where the policy offers public lengths it is called with ``length=``, the tokens that every example is padded or cut to.
+"""
 
 Decode = Callable[[bytes], list[Any]]
 """Content bytes of a contribution to its examples."""
@@ -39,7 +42,8 @@ class Microbatch(Mapping[str, Any]):
     ``weight`` has shape (N * M,): 1/m_i for the m_i examples of contribution i, 0 for rows that only pad it to M. At exactness
     ``certified`` some contributions at the end may only fill up the microbatch: all their rows weigh 0. Of a contribution
     with more examples than fit, a microbatch holds a part, each row still weighing 1/m_i. ``names`` says whose row each is
-    (:func:`row_names`): random numbers of the forward are addressed by it.
+    (:func:`row_names`): random numbers of the forward are addressed by it. ``length`` is the public length of all its
+    contributions, None where the policy offers none.
     """
 
     inputs: dict[str, Any]
@@ -47,6 +51,7 @@ class Microbatch(Mapping[str, Any]):
     examples: int
     weight: torch.Tensor
     names: tuple[bytes, ...]
+    length: int | None = None
 
     def __getitem__(self, key: str) -> Any:
         return self.inputs[key]
@@ -72,7 +77,7 @@ class Microbatch(Mapping[str, Any]):
         }
         weight = torch.cat((self.weight[own], self.weight.new_zeros((contributions - 1) * self.examples)))
         names = self.names[own] + row_names((), self.examples, fill=contributions - 1)
-        return Microbatch(inputs, contributions, self.examples, weight, names)
+        return Microbatch(inputs, contributions, self.examples, weight, names, self.length)
 
 
 def row_names(owners: Sequence[bytes], examples: int, *, first: int = 0, fill: int = 0) -> tuple[bytes, ...]:
@@ -95,6 +100,7 @@ def build(
     rows_each: int | None = None,
     whole: int | None = None,
     fill: int = 0,
+    length: int | None = None,
 ) -> Microbatch:
     """Collates contributions; each is padded to M rows by repeating its own first one.
 
@@ -102,6 +108,7 @@ def build(
         names: whose row each row is, those that pad and fill included; none where nobody asks.
         rows_each: M; default the largest number of examples. whole: where ``contributions`` is one part of a contribution, the
             number of examples of all its parts. fill: contributions to add that weigh nothing and repeat the first example.
+        length: the public length of all of them, which ``collate`` knows already.
 
     Raises:
         ConfigError: a contribution without examples, or a collate that does not return tensors per example.
@@ -133,4 +140,4 @@ def build(
             value = value.to(device)
         inputs[key] = value
     weights = torch.tensor(weight, dtype=torch.float64)
-    return Microbatch(inputs, len(contributions) + fill, largest, weights, tuple(names))
+    return Microbatch(inputs, len(contributions) + fill, largest, weights, tuple(names), length)

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Drawn:
-    """One drawn contribution: its slot, the lowest depth that it may touch, and the number of its examples; all public."""
+    """One drawn contribution: its slot, the lowest depth that it may touch, the number of its examples, and its public length;
+    all public."""
 
     slot: int
     depth: int
     examples: int
+    length: int | None = None
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class Planned:
         fill: further contributions of M rows that only fill up the shape; they repeat another one and may touch nothing.
         part: where one contribution is spread over several microbatches, the examples [start, stop) that this one holds.
         last: whether its contributions end here; False for every part but the last.
+        length: the public length of its contributions.
     """
 
     slots: tuple[int, ...]
@@ -33,6 +36,7 @@ class Planned:
     fill: int = 0
     part: tuple[int, int] | None = None
     last: bool = True
+    length: int | None = None
 
     @property
     def rows(self) -> int:
@@ -41,11 +45,13 @@ class Planned:
 
 
 def plan(drawn: Sequence[Drawn], contributions: int, rows: int | None = None, *, fill: bool = False) -> list[Planned]:
-    """Splits a draw into microbatches, in the order of the lowest depth that contributions may touch.
+    """Splits a draw into microbatches: the longest contributions first, and those of one length in the order of the lowest
+    depth that they may touch.
 
     Guarantee: every contribution is in exactly one microbatch, whole, or in consecutive ones of its own that hold each of its
-    examples once; no microbatch has more rows than ``rows`` nor more contributions than ``contributions``. Which shapes there
-    are follows from public numbers of who was drawn.
+    examples once; no microbatch has more rows than ``rows`` nor more contributions than ``contributions``. Contributions of
+    different public lengths never share a microbatch, so that the length of a row is its own. Which shapes there are follows
+    from public numbers of who was drawn.
 
     Args:
         drawn: in any order; the order of equals is that of their slots. contributions: the most in one microbatch.
@@ -56,7 +62,7 @@ def plan(drawn: Sequence[Drawn], contributions: int, rows: int | None = None, *,
     """
     if contributions < 1 or (rows is not None and rows < 1):
         raise ValueError(f"a microbatch of {contributions} contributions and {rows} rows holds nothing; both must be 1 or more")
-    order = sorted(drawn, key=lambda item: (item.depth, item.examples, item.slot))
+    order = sorted(drawn, key=lambda item: (-(item.length or 0), item.depth, item.examples, item.slot))
 
     def width(item: Drawn) -> int:
         """Rows that a contribution takes up."""
@@ -74,10 +80,13 @@ def plan(drawn: Sequence[Drawn], contributions: int, rows: int | None = None, *,
     def close() -> None:
         if waiting:
             missing = room(largest) - len(waiting) if fill else 0
-            planned.append(Planned(tuple(item.slot for item in waiting), largest, missing))
+            slots = tuple(item.slot for item in waiting)
+            planned.append(Planned(slots, largest, missing, length=waiting[0].length))
             waiting.clear()
 
     for item in order:
+        if waiting and item.length != waiting[0].length:
+            close()
         if rows is not None and item.examples > rows:
             close()
             planned += _spread(item, rows)
@@ -97,4 +106,4 @@ def _spread(item: Drawn, rows: int) -> Iterator[Planned]:
     size = -(-item.examples // count)
     for start in range(0, item.examples, size):
         stop = min(start + size, item.examples)
-        yield Planned((item.slot,), size, part=(start, stop), last=stop == item.examples)
+        yield Planned((item.slot,), size, part=(start, stop), last=stop == item.examples, length=item.length)

@@ -112,9 +112,13 @@ class Slots(Sequence[Slot]):
         assert np.all(found >= 0)
         return found
 
+    def form_number(self, index: int) -> int:
+        """Returns the number of the form of a slot's admission."""
+        return self._rows.numbers[self._place(index)]
+
     def resolution(self, index: int) -> "Resolution":
         """Returns what a slot may do."""
-        return self._resolutions[self._rows.numbers[self._place(index)]]
+        return self._resolutions[self.form_number(index)]
 
     def resolutions(self) -> list["Resolution"]:
         """Returns what every form may do, by its number."""

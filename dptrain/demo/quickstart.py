@@ -1,6 +1,7 @@
 """`dptrain quickstart DATA`: keys, registry, policy, attestations, probe records and a program, all in one directory."""
 
 import argparse
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dptrain.cli.output import amount, console, number
-from dptrain.data.items import items_of
+from dptrain.data.items import encode_item, items_of
 from dptrain.engine.private_training import PrivateTraining
 from dptrain.errors import ConfigError
 from dptrain.programs import guarded, print_json
@@ -80,7 +81,8 @@ class Columns:
     """Says what the records of a data set hold.
 
     Attributes:
-        label: what is predicted. labels: its values. numbers, texts: the other columns. contributions: how many records.
+        label: what is predicted. labels: its values. numbers, texts: the other columns.
+        contributions: how many records there are that differ.
     """
 
     label: str
@@ -183,7 +185,7 @@ def columns_of(data: Path, label: str | None) -> Columns:
     """
     kinds: dict[str, set[type]] = {}
     labels: dict[Any, None] = {}
-    count = 0
+    differing: set[bytes] = set()
     for count, row in enumerate(items_of(data), start=1):
         if not isinstance(row, dict) or (kinds and row.keys() != kinds.keys()):
             columns = ", ".join(row) if isinstance(row, dict) else f"a {type(row).__name__}"
@@ -199,6 +201,7 @@ def columns_of(data: Path, label: str | None) -> Columns:
             found, how = f"{label!r} holds a {type(row[label]).__name__}", "PrivateTraining.own takes other targets"
             raise ConfigError("COLUMNS", f"{found}, expected names or whole numbers of classes; {how}")
         labels[row[label]] = None
+        differing.add(hashlib.sha256(encode_item(row)).digest())
         if len(labels) > MOST_LABELS:
             raise ConfigError("COLUMNS", f"{label!r} has over {MOST_LABELS} values, expected classes; --label names another")
     if label is None:
@@ -208,7 +211,7 @@ def columns_of(data: Path, label: str | None) -> Columns:
     texts = tuple(key for key, found in others.items() if str in found)
     if not (numbers or texts):
         raise ConfigError("COLUMNS", f"beside {label!r} no column holds numbers or texts, expected one at least")
-    return Columns(label, tuple(sorted(labels, key=str)), numbers, texts, count)
+    return Columns(label, tuple(sorted(labels, key=str)), numbers, texts, len(differing))
 
 
 def _made_up(found: Columns, place: int) -> dict[str, Any]:

@@ -209,7 +209,8 @@ class Drawing:
 
         Public contributions come last, in microbatches of their own; how the others are split does not depend on them.
         """
-        found = [Drawn(slot, self._depth(slot), self._pool.size(slot)) for slot in drawn]
+        pool = self._pool
+        found = [Drawn(slot, self._depth(slot), pool.size(slot), pool.length(slot)) for slot in drawn]
         public = {slot: self._resolution(slot).public for slot in drawn}
         return microbatches_of(found, public, self._policy, self._size)
 

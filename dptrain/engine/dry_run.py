@@ -65,7 +65,8 @@ class DryRun(Parts[Planned]):
         """Arms a microbatch of probe rows; the private classes take turns among them."""
         run, count = self._run, len(planned.slots)
         names = [b"dry" + number.to_bytes(4, "big") + slot.to_bytes(4, "big") for slot in planned.slots]
-        rows = run.probe_rows.microbatch([number * count + slot for slot in planned.slots], names)
+        contents, lengths = [number * count + slot for slot in planned.slots], run.probe_rows.lengths
+        rows = run.probe_rows.microbatch(contents, names, lengths[(number - 1) % len(lengths)])
         signed = [self._signed[slot % len(self._signed)] for slot in planned.slots]
         bounds = bounds_of(signed + [NOTHING] * planned.fill, len(run.schedule.blocks))
         run.folding.expect(planned, bounds)

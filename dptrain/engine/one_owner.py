@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -82,12 +82,21 @@ class Stage:
         return SigningTemplate(**values | changes)
 
 
-def stage(root: Path, policy: str, contributors: Sequence[Contributor], *, now: int, one_key: bool = False) -> Stage:
+def stage(
+    root: Path,
+    policy: str,
+    contributors: Sequence[Contributor],
+    *,
+    now: int,
+    one_key: bool = False,
+    length_of: Callable[[bytes], int | None] | None = None,
+) -> Stage:
     """Makes keys, enrols the contributors, signs the policy, and lets every contributor sign what it contributes.
 
     Args:
         root: directory to write to. policy: text of ``policy.toml``. contributors: who takes part. now: seconds since 1970.
         one_key: let the owner's key be that of all contributors too, so that everybody sees that one party holds it.
+        length_of: a content to the public length that is signed for it.
 
     Raises:
         ConfigError: the directory holds a rehearsal already.
@@ -120,15 +129,21 @@ def stage(root: Path, policy: str, contributors: Sequence[Contributor], *, now: 
     for contributor in contributors:
         data = _file_of(root, contributors, contributor)
         write_records(data, contributor.records)
-        sign_corpus(data, None, keys[contributor.name], made.template(contributor.name, contributor.admissibility_class))
+        template = made.template(contributor.name, contributor.admissibility_class)
+        sign_corpus(data, None, keys[contributor.name], template, length_of=length_of)
     return made
 
 
-def stage_alone(folder: Path, policy: str, records: Mapping[str, Iterable[Any]]) -> Path:
+def stage_alone(
+    folder: Path,
+    policy: str,
+    records: Mapping[str, Iterable[Any]],
+    length_of: Callable[[bytes], int | None] | None = None,
+) -> Path:
     """Makes keys, registry, policy and attestations of one person in a folder; one that holds them already stays as it is.
 
     Args:
-        policy: text of ``policy.toml``. records: contributions by class.
+        policy: text of ``policy.toml``. records: contributions by class. length_of: as for `stage`.
 
     Raises:
         ConfigError: code ONE_OWNER, a class without rules, or a folder that was made with another policy or other records.
@@ -141,7 +156,7 @@ def stage_alone(folder: Path, policy: str, records: Mapping[str, Iterable[Any]])
     if not (folder / "policy.cose").exists():
         aside = folder.with_name(f".{folder.name}.making")
         shutil.rmtree(aside, ignore_errors=True)
-        stage(aside, policy, contributors, now=int(time.time()), one_key=True)
+        stage(aside, policy, contributors, now=int(time.time()), one_key=True, length_of=length_of)
         os.link(aside / "keys" / "owner.key", aside / "ledger.key")  # where commands look for the key of ledger.db
         folder.mkdir(parents=True, exist_ok=True)
         names = ("keys", "ledger.key", "corpus", "registry.cbor", "registry.names", "policy.toml", "policy.cose")
@@ -164,7 +179,16 @@ def stage_alone(folder: Path, policy: str, records: Mapping[str, Iterable[Any]])
 
 
 def owners_policy(
-    count: int, *, target_epsilon: float, epochs: float, batch_size: int, delta: float | None, clip_norm: float, corpus: str
+    count: int,
+    *,
+    target_epsilon: float,
+    epochs: float,
+    batch_size: int,
+    delta: float | None,
+    clip_norm: float,
+    corpus: str,
+    max_examples: int = 1,
+    public_lengths: Sequence[int] = (),
 ) -> str:
     """Writes the policy of somebody who owns all data: one class that may touch everything, calibrated to an epsilon.
 
@@ -173,6 +197,7 @@ def owners_policy(
             of the policy's ``redo_steps`` are used. epochs: how often a contribution is drawn on average.
         batch_size: contributions that a step draws on average. delta: default: at most 1e-6 and 1 / (10 count).
         clip_norm: of every contribution. corpus: identifier.
+        max_examples: the most that one contribution holds. public_lengths: those that contributions may sign, in tokens.
 
     Returns:
         The text of a ``policy.toml``.
@@ -198,6 +223,8 @@ def owners_policy(
     needed = accountants.calibrate(target_epsilon, float(rate), steps + again, delta)
     multiplier = max(math.ceil(needed * MICRO), 1) / MICRO
     each = max(1, math.ceil(count / batch_size))
+    several = f"max_examples = {max_examples}\n" if max_examples > 1 else ""
+    lengths = f"public_lengths = {sorted(set(public_lengths))}\n" if public_lengths else ""
     return f"""\
 # Epsilon {target_epsilon:g} at most, at delta {delta:g}, even if {again} steps are charged again after exceptions and crashes:
 # {epochs:g} epochs of {count} contributions in batches of about {batch_size}.
@@ -214,14 +241,14 @@ noise_multiplier = {multiplier!r}
 
 [gate]
 contributor_cap = {count}
-
+{several}
 [[class]]
 name = "own"
 clip_norm = {clip_norm!r}
 noise_multiplier = {multiplier!r}
 sampling_rate = "{rate.numerator}/{rate.denominator}"
 depth = {{ from = 0.0, to = 1.0 }}
-"""
+{lengths}"""
 
 
 def corpus_name(folder: Path) -> str:

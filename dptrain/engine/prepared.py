@@ -142,7 +142,7 @@ class PreparedRun(Parts[Planned]):
         trained = frozenset(id(parameter) for parameter in self.model.parameters() if parameter.requires_grad)
         refusals.refuse_shared_memory(self.model, trained)
         self.sandbox = Sandbox(self.model, trained, forward_seed(), secret=policy.disclosure == "secret_poisson")
-        pool = Pool(opened.corpus, decode, Slots.unresolved(opened.gate.admitted), policy.max_examples)
+        pool = Pool(opened.corpus, decode, Slots.unresolved(opened.gate.admitted), policy)
         self.feeder = Feeder(pool, collate, opened.device, opened.microbatches.rows, self.sandbox)
         with progress_bar("reading contributions", lambda: len(pool), shown=opened.progress) as read:
             self.feeder.check(read)
@@ -448,8 +448,7 @@ class PreparedRun(Parts[Planned]):
 
     def _probe_rows(self, pool: Pool, decode: Decode, probe: Sequence[bytes] | None) -> ProbeRows:
         """Returns rows for the probes: the user's records, else contributions of public classes, else made-up ones."""
-        like, device = self.feeder.like, self.opened.device
-        assert like is not None
+        likes, device = [self.feeder.likes[length] for length in pool.lengths], self.opened.device
         if probe is not None:
             records = [decode(content)[:1] for content in probe]
             if len(records) < 2 or not all(records):
@@ -467,13 +466,13 @@ class PreparedRun(Parts[Planned]):
             open_to_all = np.flatnonzero(np.isin(pool.slots.numbers, forms))
             records = [pool.examples(int(index))[:1] for index in open_to_all[:MOST_PROBED]]
         if len(records) < 2:
-            return ProbeRows(like, device)
+            return ProbeRows(likes, device)
         names = [b"record" + place.to_bytes(4, "big") for place in range(len(records))]
-        return ProbeRows(like, device, self.feeder.records(records, names))
+        return ProbeRows(likes, device, [self.feeder.records(records, names, length) for length in pool.lengths])
 
     def _order(self) -> Ran:
         """Finds in which order modules run, by a forward without gradients over rows of the probes."""
         count = min(2, self.opened.microbatches.contributions)
         rows = self.probe_rows.microbatch(range(count), [b"order" + bytes([place]) for place in range(count)])
-        with self.sandbox.enter(0, rows.names, learning=True):
+        with self.sandbox.enter(0, rows.names, learning=True, length=rows.length):
             return order_of(self.model, rows.inputs)

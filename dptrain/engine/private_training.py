@@ -6,7 +6,7 @@ import inspect
 import os
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -18,7 +18,7 @@ from attest.corpus import open_corpus
 from attest.gate import run_gate
 from attest.keys import load_public_key
 from attest.policy import Policy, open_policy
-from dptrain.data.items import Encode, collate_items, decode_item, encode_item, items_of
+from dptrain.data.items import Encode, collate_items, contents_of, count_tokens, decode_item, decode_items
 from dptrain.data.microbatch import Collate, Decode, Microbatch
 from dptrain.data.packing import Planned
 from dptrain.engine import refusals
@@ -193,7 +193,11 @@ class PrivateTraining:
             ConfigError: code ONE_OWNER, the folder holds another policy or other records, or the policy has not these classes.
             PolicyRefused: the policy cannot be used.
         """
-        made = stage_alone(Path(folder), policy, records)
+        return cls._of_one(stage_alone(Path(folder), policy, records), **options)
+
+    @classmethod
+    def _of_one(cls, made: Path, **options: Any) -> "PrivateTraining":
+        """Opens the run of a folder that `stage_alone` made."""
         options.setdefault("ledger", made / "ledger.db")
         return cls.open(made / "policy.cose", made / "corpus", **{"owner_key": made / "keys" / "owner.pub"} | options)
 
@@ -209,13 +213,17 @@ class PrivateTraining:
         delta: float | None = None,
         clip_norm: float = 1.0,
         encode: Encode | None = None,
+        by: str | Callable[[Any], Any] | None = None,
+        public_lengths: Sequence[int] = (),
+        length_of: Callable[[Any], int] | None = None,
         **options: Any,
     ) -> "PrivateTraining":
         """Opens a run over data that is all yours, with noise for an epsilon; makes all that an auditor needs in a directory.
 
-        Every item is a contribution of one class that may touch everything. Its noise multiplier is the least whose epsilon
-        stays within the target after all steps, with those that the policy lets be charged again. A second call with the same
-        data goes on with the run of the directory. Who reads its record is told that one party holds all keys (ONE_PARTY).
+        Every item is a contribution of one class that may touch everything; items that repeat another one are left out. Its
+        noise multiplier is the least whose epsilon stays within the target after all steps, with those that the policy lets be
+        charged again. A second call with the same data goes on with the run of the directory. Who reads its record is told that
+        one party holds all keys (ONE_PARTY).
 
         Args:
             dataset: a list, a data set with items by number, or the path of a .jsonl, .csv or .parquet file.
@@ -225,7 +233,12 @@ class PrivateTraining:
             delta: default: at most 1e-6, and at most a tenth of one over the number of items.
             clip_norm: bounds the gradient of every item.
             encode: an item to the bytes that are signed, where items are not numbers, strings, arrays, or lists, tuples and
-                dicts of them. Give `prepare` the `decode` that belongs to it.
+                dicts of them; where they are grouped, the list of them. Give `prepare` the `decode` that belongs to it.
+            by: makes all items of one person one contribution, which epsilon then is for: the name of a column, or a function
+                from an item to its key. Counts are of persons; the gradients of the items of one are averaged.
+            public_lengths: lengths in tokens, for everybody to know. Each contribution is padded or cut to the shortest that
+                holds it, instead of all to one length; `prepare` takes a `collate(examples, length)`.
+            length_of: an item to the number of its tokens; default: of its ``input_ids``.
             options: of `open`.
 
         Raises:
@@ -237,17 +250,28 @@ class PrivateTraining:
             raise ConfigError("OWN", f"own() has no argument {unknown[0]!r}{f'; do you mean {near[0]}?' if near else ''}")
         if not isinstance(directory, str | os.PathLike):
             raise ConfigError("OWN", f"directory is {directory!r}, expected a path")
-        lines = [(encode or encode_item)(item) for item in items_of(dataset)]
+        if length_of is not None and not public_lengths:
+            raise ConfigError("OWN", "length_of is given without public_lengths; say to which lengths items are padded or cut")
+        if public_lengths and length_of is None:
+            length_of = count_tokens
+        every = list(contents_of(dataset, encode=encode, by=by, length_of=length_of))
+        tokens = {content.line: content.tokens for content in every}
+        if repeated := len(every) - len(tokens):
+            warnings.warn(f"{repeated:,} of {len(every):,} items repeat another one and are left out", stacklevel=2)
         folder = Path(directory)
         policy = owners_policy(
-            len(lines), target_epsilon=target_epsilon, epochs=epochs, batch_size=batch_size, delta=delta, clip_norm=clip_norm,
-            corpus=corpus_name(folder),
+            len(tokens), target_epsilon=target_epsilon, epochs=epochs, batch_size=batch_size, delta=delta, clip_norm=clip_norm,
+            corpus=corpus_name(folder), max_examples=max((content.examples for content in every), default=1),
+            public_lengths=public_lengths,
         )  # fmt: skip
-        run = cls.one_owner(folder, policy, {"own": lines}, **{"resume": True} | options)
-        run.opened = replace(run.opened, decode=decode_item)
+        rule = Policy.from_toml(policy).classes[0]
+        signed = (lambda line: rule.public_length_for(tokens[line] or 0)) if public_lengths else None
+        made = stage_alone(folder, policy, {"own": tokens}, signed)
+        run = cls._of_one(made, **{"resume": True} | options)
+        run.opened = replace(run.opened, decode=decode_item if by is None else decode_items)
         if refused := run.opened.gate.counts()["refused"]:
             told = ", ".join(f"{code} {count:,}" for code, count in refused.items())
-            warnings.warn(f"{sum(refused.values()):,} of {len(lines):,} items are left out ({told})", stacklevel=2)
+            warnings.warn(f"{sum(refused.values()):,} of {len(tokens):,} items are left out ({told})", stacklevel=2)
         return run
 
     @property

@@ -108,6 +108,7 @@ class Start:
         self._then: Then | None = None
         self._ran: set[str] = set()
         self._exact: Exact | None = None
+        self._length = made.lengths[0]
         self._seen: dict[bytes, Seen] = {}
         self._half = False
         self._last = 0
@@ -117,10 +118,10 @@ class Start:
         """Yields the probe microbatches of the start; raises if one refuses the model, the loss or the loop."""
         full = self._full
         rows = 4 if full >= 12 else 3 if full >= 6 else min(full, 2)
-        sandbox = self._sandbox
+        sandbox, lengths = self._sandbox, self._made.lengths
         sandbox.kept.seal()
         try:
-            left = PASSES
+            self._length, left = lengths[0], PASSES
             if full == 1 and any(self._made.extremes):
                 yield from self._settle(lambda: self._one([SMALL], self._temper))
             reserved = self._cost(full) + 2 * self._cost(rows) if full > rows else 0.0
@@ -145,6 +146,8 @@ class Start:
             if rows > 1 and left >= 2 * self._cost(rows):
                 with stretched(self._router, _SEED):
                     yield from self._change_company(rows, left, norms=False)
+            for self._length in lengths[1:]:
+                yield from self._at_length(rows, seed)
         except GeneratorExit:
             if self._made.made_up:
                 warnings.warn(
@@ -178,6 +181,7 @@ class Start:
         """
         sandbox = self._sandbox
         rows = 4 if self._full >= 12 else min(self._full, 3)
+        self._length = self._made.lengths[self._times % len(self._made.lengths)]
         self._times += 1
         before, sandbox.kept.written = sandbox.kept.written, None
         sandbox.coin = "low" if sandbox.coins and self._times % 2 == 0 else "high"
@@ -233,24 +237,42 @@ class Start:
                     raise sandbox.refuse_draw(place, seen)
         return cost
 
+    def _at_length(self, rows: int, seed: int | None) -> Iterator[Microbatch]:
+        """The proofs, and the changes of company that are always made, in rows of another public length."""
+        before = self._exact
+        with opened_gates(self._router, seed) if seed is not None else nullcontext():
+            yield from self._once(rows)
+        self._require_alive()
+        self._take_both(before)
+        if self._sandbox.coins:
+            yield from self._other_side(rows)
+
     def _other_side(self, rows: int) -> Iterator[Microbatch]:
         """The same where single numbers, by which layers are skipped or rows mixed, fall the other way. Returns its cost."""
         sandbox = self._sandbox
         before = self._exact
-        assert before is not None
         sandbox.coin = "low"
         try:
             with opened_gates(self._router, _SEED):
-                cost = (yield from self._learn(rows)) if self._full > 1 else 0.0
-                cost += yield from self._prove(rows)
-                cost += yield from self._change_company(rows, 0.0)
+                cost = yield from self._once(rows)
         finally:
             sandbox.coin = "high"
-        assert self._exact is not None
+        self._take_both(before)
+        return cost
+
+    def _once(self, rows: int) -> Iterator[Microbatch]:
+        """Learns where rows lie, and makes the proofs and the changes of company that are always made. Returns its cost."""
+        cost = (yield from self._learn(rows)) if self._full > 1 else 0.0
+        cost += yield from self._prove(rows)
+        cost += yield from self._change_company(rows, 0.0)
+        return cost
+
+    def _take_both(self, before: Exact | None) -> None:
+        """Calls silent and absent what was so in this proof and in the one before; rounding is that of the one before."""
+        assert before is not None and self._exact is not None
         both = [tuple(name for name in one if name in other) for one, other in (
             (before.silent, self._exact.silent), (before.absent, self._exact.absent))]  # fmt: skip
         self._exact = replace(before, silent=both[0], absent=both[1])
-        return cost
 
     def _prove(self, rows: int) -> Iterator[Microbatch]:
         """P0 and P1 on one microbatch, with the parameters in autograd so that its own gradient can be compared."""
@@ -355,7 +377,7 @@ class Start:
     def _one(self, contents: Sequence[int], then: Then, *, learning: bool = False) -> Iterator[Microbatch]:
         """One probe microbatch."""
         names = [_name(content) for content in contents]
-        rows = self._made.microbatch(contents, names)
+        rows = self._made.microbatch(contents, names, self._length)
         inputs = [value for value in rows.inputs.values() if isinstance(value, torch.Tensor)]
         everything = torch.ones(len(names), len(self._router.schedule.blocks), dtype=torch.bool)
         self._then, self.active = then, True
@@ -452,7 +474,7 @@ class Start:
 
     def _tell(self, unseen: Sequence[str]) -> None:
         """Warns of branches by content, and of tensors without any gradient; rounding alone is told in the header."""
-        for path, way in self._sandbox.truths.decided.items():
+        for path, way in self._sandbox.decided.items():
             warnings.warn(
                 f"module {path or 'the model itself, or the loss'!r} decides by content whether to go one way or another; in "
                 f"private microbatches it goes the way of the probes ({way}), whatever a contribution says",

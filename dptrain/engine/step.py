@@ -141,7 +141,7 @@ class UnderWay:
         """
         loop = Loop.around(LogicalStep.__iter__.__code__)
         with ExitStack() as self._entered:
-            self._entered.enter_context(self._sandbox.enter(step, rows.names, loop=loop, **options))
+            self._entered.enter_context(self._sandbox.enter(step, rows.names, loop=loop, length=rows.length, **options))
             self._router.arm(rows.contributions, rows.examples, permitted_NG)
             self.rows = rows
             yield rows

@@ -29,28 +29,28 @@ class FixedLength:
         self._pad = pad
         self._left = left
 
-    def __call__(self, examples: list[Any]) -> dict[str, Any]:
+    def __call__(self, examples: list[Any], length: int | None = None) -> dict[str, Any]:
+        """Collates examples, in the public length of their contributions where they have one."""
         if not all(isinstance(example, Mapping) for example in examples):
             return dict(self._collator(examples))
-        rows = [self._row(example) for example in examples]
+        rows = [self._row(example, length or self._length) for example in examples]
         found = dict(self._collator(rows))
         if "attention_mask" in rows[0]:  # some collators make one that takes padding for tokens
             found["attention_mask"] = torch.as_tensor(np.asarray([row["attention_mask"] for row in rows]))
         return found
 
-    def _row(self, example: Mapping[str, Any]) -> dict[str, Any]:
+    def _row(self, example: Mapping[str, Any], length: int | None) -> dict[str, Any]:
         row = {key: value for key, value in example.items() if self._columns is None or key in self._columns}
         tokens = row.get("input_ids")
-        if self._length is None or tokens is None or np.ndim(tokens) != 1:
+        if length is None or tokens is None or np.ndim(tokens) != 1:
             return row
         count = len(tokens)
         row.setdefault("attention_mask", [1] * count)
-        return {key: self._fitted(key, value) if _as_long(value, count) else value for key, value in row.items()}
+        return {key: self._fitted(key, value, length) if _as_long(value, count) else value for key, value in row.items()}
 
-    def _fitted(self, key: str, value: Any) -> Any:
-        assert self._length is not None
-        cut = list(value[: self._length])
-        fill = [self._pad if key == "input_ids" else _FILL.get(key, 0)] * (self._length - len(cut))
+    def _fitted(self, key: str, value: Any, length: int) -> Any:
+        cut = list(value[:length])
+        fill = [self._pad if key == "input_ids" else _FILL.get(key, 0)] * (length - len(cut))
         return fill + cut if self._left else cut + fill
 
 

@@ -508,7 +508,7 @@ class _Watch(TrainerCallback):
 def contributions_of(private: PrivateTraining) -> Iterator[tuple[bytes, list[Any]]]:
     """Yields the contributions that were admitted: the hash of each content, and its examples."""
     opened = private.opened
-    pool = Pool(opened.corpus, opened.decode, Slots.unresolved(opened.gate.admitted), private.policy.max_examples)
+    pool = Pool(opened.corpus, opened.decode, Slots.unresolved(opened.gate.admitted), private.policy)
     with pool.reading() as contents:
         for index in range(len(pool)):
             yield pool.slots.content_hash(index), pool.decoded(index, contents)

@@ -125,8 +125,7 @@ class _Pairs(_Prepared):
         if self._length is None:
             raise ConfigError("TRAINER", "pairs need a fixed length, and max_length is None; set max_length in the arguments")
         end = getattr(self.args, "truncation_mode", "keep_start") == "keep_end"
-        kept = slice(-self._length, None) if end else slice(self._length)
-        return PairRows(self._length, self.processing_class.pad_token_id or 0, kept)
+        return PairRows(self._length, self.processing_class.pad_token_id or 0, end)
 
     def _dropped(self) -> dict[str, Any]:
         return {"chosen_ids": [0], "rejected_ids": [0], "counts": 0.0}
@@ -135,27 +134,27 @@ class _Pairs(_Prepared):
 class PairRows:
     """Collates pairs into rows of one length: tokens, masks, and which tokens belong to the completion."""
 
-    def __init__(self, length: int, pad: int, kept: slice) -> None:
+    def __init__(self, length: int, pad: int, end: bool) -> None:
         self._length = length
         self._pad = pad
-        self._kept = kept
+        self._end = end
 
-    def __call__(self, examples: list[Any]) -> dict[str, torch.Tensor]:
+    def __call__(self, examples: list[Any], length: int | None = None) -> dict[str, torch.Tensor]:
+        """Collates pairs, in the public length of their contributions where they have one."""
+        length = length or self._length
+        kept = slice(-length, None) if self._end else slice(length)
         found: dict[str, torch.Tensor] = {}
         for side in ("chosen", "rejected"):
             prompts = [list(example.get("prompt_ids", ())) for example in examples]
             texts = [list(example[f"{side}_ids"]) for example in examples]
-            ids = [(prompt + text)[self._kept] for prompt, text in zip(prompts, texts, strict=True)]
-            ends = [([0] * len(prompt) + [1] * len(text))[self._kept] for prompt, text in zip(prompts, texts, strict=True)]
-            found[f"{side}_input_ids"] = self._filled(ids, self._pad)
-            found[f"{side}_attention_mask"] = self._filled([[1] * len(each) for each in ids], 0)
-            found[f"{side}_completion"] = self._filled(ends, 0)
+            ids = [(prompt + text)[kept] for prompt, text in zip(prompts, texts, strict=True)]
+            ends = [([0] * len(prompt) + [1] * len(text))[kept] for prompt, text in zip(prompts, texts, strict=True)]
+            found[f"{side}_input_ids"] = _filled(ids, length, self._pad)
+            found[f"{side}_attention_mask"] = _filled([[1] * len(each) for each in ids], length, 0)
+            found[f"{side}_completion"] = _filled(ends, length, 0)
         for key, default in (("counts", 1.0), ("margin", 0.0), ("ref_chosen_logps", 0.0), ("ref_rejected_logps", 0.0)):
             found[key] = torch.tensor([float(example.get(key, default)) for example in examples])
         return found
-
-    def _filled(self, rows: list[list[int]], fill: int) -> torch.Tensor:
-        return torch.tensor([row + [fill] * (self._length - len(row)) for row in rows])
 
 
 class PrivateRewardTrainer(_Pairs, RewardTrainer):
@@ -247,6 +246,10 @@ _LOSSES = {
     "ipo": lambda chosen, rejected, long, short, beta: (chosen / long - rejected / short - 1 / (2 * beta)) ** 2,
 }
 """Losses of a pair, by TRL's names: scores, tokens of the completions, and beta."""
+
+
+def _filled(rows: list[list[int]], length: int, fill: int) -> torch.Tensor:
+    return torch.tensor([row + [fill] * (length - len(row)) for row in rows])
 
 
 def _side(inputs: Any, side: str) -> dict[str, torch.Tensor]:

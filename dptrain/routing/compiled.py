@@ -172,7 +172,7 @@ class CompiledLoss:
         if self._probe is not None:
             contributions = padded.contributions
             with self._router.aside():
-                rows = self._probe.filled(contributions, padded.examples, turn=entry.ran)
+                rows = self._probe.filled(contributions, padded.examples, entry.ran, padded.length)
         assert entry.graph is not None
         losses, pieces = self._run(entry.graph, rows)
         agrees, others = self._agrees(model, rows, losses, pieces, contributions)
@@ -350,7 +350,7 @@ def fill(rows: Microbatch, contributions: int, examples: int) -> Microbatch:
         key: value.index_select(0, index.to(value.device)) if isinstance(value, torch.Tensor) else value
         for key, value in rows.inputs.items()
     }
-    return Microbatch(inputs, contributions, examples, weight.flatten(), names)
+    return Microbatch(inputs, contributions, examples, weight.flatten(), names, rows.length)
 
 
 def agreement(found: Pieces, truth: Pieces, tolerance: float) -> torch.Tensor:

@@ -97,7 +97,7 @@ class RepeatedLoss:
 
     def failed(self, model: nn.Module, rows: Microbatch, error: Exception) -> torch.Tensor:
         """Returns what stands for losses of rows that raise; raises the error again if it is not their doing."""
-        self._require_content(model, error)
+        self._require_content(model, error, rows.length)
         self._raised = True
         losses = torch.full((len(rows.names),), torch.nan, device=rows.weight.device)
         self._made = _Made(model, rows, losses, self._router._armed)
@@ -127,7 +127,7 @@ class RepeatedLoss:
     def require_content(self, error: Exception) -> None:
         """Raises what a backward pass over rows that are nobody's raises, if it does."""
         assert self._made is not None
-        self._require_content(self._made.model, error)
+        self._require_content(self._made.model, error, self._made.rows.length)
 
     def alone(self, bounds: Bounds) -> Iterator[tuple[Pieces | None, Bounds]]:
         """Forward and backward pass of every contribution by itself: its pieces, None where it raises, and its bounds."""
@@ -153,13 +153,13 @@ class RepeatedLoss:
                 pieces = None
             yield pieces, own
 
-    def _require_content(self, model: nn.Module, error: Exception) -> None:
-        """Raises if rows that are nobody's raise as well: then it is the program that fails, and says so of them alone."""
+    def _require_content(self, model: nn.Module, error: Exception, length: int | None) -> None:
+        """Raises if rows that are nobody's, of this length, raise as well: then it is the program that fails, and says so."""
         if self._probe is None:
             raise error
         names = [b"again" + place.to_bytes(4, "big") for place in range(2)]
         with self._router.aside():
-            rows = self._probe.microbatch(range(2), names)
+            rows = self._probe.microbatch(range(2), names, length)
         try:
             with self._router.rearmed(rows):
                 losses = self.function(model, rows)

@@ -221,7 +221,7 @@ class Router:
             if sandbox is None or not sandbox.active:
                 yield
                 return
-            with sandbox.enter(sandbox.current.step, rows.names, given=given), self.inside():
+            with sandbox.enter(sandbox.current.step, rows.names, given=given, length=rows.length), self.inside():
                 yield
         finally:
             self._armed = armed

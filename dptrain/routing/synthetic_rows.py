@@ -25,56 +25,59 @@ class ProbeRows:
     """Contents by number, and microbatches of them; the same number is the same content in whatever company.
 
     Args:
-        like: a collated microbatch, of which keys, shapes and types count. device: where rows go.
-        records: collated records of the user, or of public contributions, one row each; None to make rows up. In some of them
-            an attention mask hides nothing, as in some of those that are made up.
+        likes: a collated microbatch of every public length, the longest first, of which keys, shapes and types count.
+        device: where rows go.
+        records: collated records of the user, or of public contributions, one row each and in every length; None to make rows
+            up. In some of them an attention mask hides nothing, as in some of those that are made up.
     """
 
-    def __init__(self, like: Microbatch, device: torch.device, records: Microbatch | None = None) -> None:
+    def __init__(self, likes: Sequence[Microbatch], device: torch.device, records: Sequence[Microbatch] | None = None) -> None:
         self.made_up = records is None
+        self.lengths = tuple(like.length for like in likes)
+        like = likes[0]
         self.ignores = self.made_up and any(map(_labels_of_parts, like.inputs, like.inputs.values()))
         """Tells whether some of the labels that are made up are `IGNORED`: until it shows that the loss knows no such label."""
         self.shortest = 1 if self.made_up and any(_named(key, "mask") for key in like.inputs) else SHOWN
         """Counts what the shortest mask shows: one alone, until it shows that the loss needs more."""
         self.gave_up = False
         """Tells whether labels were made up that the loss does not know."""
-        self._like = like
+        self._likes = {like.length: like for like in likes}
         self._device = device
-        self._records = records
+        self._records = None if records is None else {found.length: found for found in records}
         if records is not None:
             return
         for key, value in like.inputs.items():
             if value is not None and not isinstance(value, torch.Tensor):
                 raise needed(f"collate returns {key!r} as a {type(value).__name__}, which cannot be made up")
 
-    def microbatch(self, contents: Sequence[int], names: Sequence[bytes]) -> Microbatch:
-        """One contribution of one example per content, under these names."""
-        keys = self._like.inputs if self._records is None else self._records.inputs
+    def microbatch(self, contents: Sequence[int], names: Sequence[bytes], length: int | None = None) -> Microbatch:
+        """One contribution of one example per content, under these names; None stands for the longest."""
+        length = self.lengths[0] if length is None else length
+        source = (self._likes if self._records is None else self._records)[length]
         inputs: dict[str, Any] = {}
-        for place, key in enumerate(keys):
-            rows = [self._row(place, key, content) for content in contents]
+        for place, key in enumerate(source.inputs):
+            rows = [self._row(source, place, key, content) for content in contents]
             inputs[key] = torch.stack(rows).to(self._device) if isinstance(rows[0], torch.Tensor) else rows[0]
         weight = torch.ones(len(contents), dtype=torch.float64)
-        return Microbatch(inputs, len(contents), 1, weight, tuple(names))
+        return Microbatch(inputs, len(contents), 1, weight, tuple(names), length)
 
-    def filled(self, contributions: int, examples: int, turn: int = 0) -> Microbatch:
-        """A microbatch of a given size; other contents in every turn."""
+    def filled(self, contributions: int, examples: int, turn: int = 0, length: int | None = None) -> Microbatch:
+        """A microbatch of a given size and length; other contents in every turn."""
         count = contributions * examples
         contents = range(1000 + turn * count, 1000 + (turn + 1) * count)
-        rows = self.microbatch(contents, [b"filled" + content.to_bytes(8, "big") for content in contents])
+        rows = self.microbatch(contents, [b"filled" + content.to_bytes(8, "big") for content in contents], length)
         weight = torch.full((count,), 1.0 / examples, dtype=torch.float64)
-        return Microbatch(rows.inputs, contributions, examples, weight, rows.names)
+        return Microbatch(rows.inputs, contributions, examples, weight, rows.names, rows.length)
 
-    def _row(self, place: int, key: str, content: int) -> Any:
+    def _row(self, source: Microbatch, place: int, key: str, content: int) -> Any:
+        value = source.inputs[key]
         if self._records is not None:
-            value = self._records.inputs[key]
             if not isinstance(value, torch.Tensor):
                 return value
-            row = value[content % self._records.contributions]
+            row = value[content % source.contributions]
             # Models leave a mask out where it hides nothing, and may mean another thing by that: some rows hide nothing.
             mask = "attention_mask" in key.lower() and row.dim() > 0 and not row.is_floating_point()
             return torch.ones_like(row) if mask and content % KINDS == 0 else row
-        value = self._like.inputs[key]
         if value is None:
             return None
         generator = torch.Generator().manual_seed(content * 1009 + place)

@@ -54,10 +54,10 @@ class Sandbox:
 
     def __init__(self, model: nn.Module, trained: frozenset[int], seed: bytes, *, secret: bool = True) -> None:
         self.numbers = Numbers(seed)
-        self.layouts = Layouts()
         self.kept = Kept(model, trained)
         self.secret = secret
-        self.truths = Truths()
+        self._length: int | None = None
+        self._learnt: dict[int | None, tuple[Layouts, Truths]] = {None: (Layouts(), Truths())}
         self.coin = "high"
         """The side to which the probes set single numbers by which a forward decides for all samples: nearly one, or nearly
         zero.
@@ -96,6 +96,21 @@ class Sandbox:
     # ---------------------------------------------------------------------------------------------------------- passes
 
     @property
+    def layouts(self) -> Layouts:
+        """Where rows lie in draws, of microbatches of the length that was entered last."""
+        return self._learnt[self._length][0]
+
+    @property
+    def truths(self) -> Truths:
+        """What a forward decides by content, in microbatches of the length that was entered last."""
+        return self._learnt[self._length][1]
+
+    @property
+    def decided(self) -> dict[str, bool]:
+        """Modules of which a truth is told, whatever the length, and what."""
+        return {path: told for _, truths in self._learnt.values() for path, told in truths.decided.items()}
+
+    @property
     def active(self) -> bool:
         """Tell if a pass is entered."""
         return bool(self._passes)
@@ -114,6 +129,7 @@ class Sandbox:
     def enter(
         self, step: int, names: Sequence[bytes], *, learning: bool = False, probing: bool = False,
         given: "Given | None" = None, inputs: Sequence[torch.Tensor] = (), loop: "Loop | None" = None,
+        length: int | None = None,
     ) -> Iterator[Pass]:  # fmt: skip
         """Runs a block as one private microbatch; blocks may lie within each other.
 
@@ -122,8 +138,12 @@ class Sandbox:
             probing: truths that are read off content are noted, and not forced. given: numbers for what is asked, where they
                 are inputs of a graph that is being made.
             inputs: what content enters by, in the probes. loop: whose microbatch it is, if an error may break that off.
+            length: public length of the rows. What the probes learn, they learn for each length alone, so that what a row gets
+            is a function of its own length and never of another's.
         """
         self._number += 1
+        self._length = length
+        self._learnt.setdefault(length, (Layouts(), Truths()))
         entered = Pass(self._number, step, tuple(names), learning, probing, given)
         if probing:
             self.truths.begin(self._number, self.coin)

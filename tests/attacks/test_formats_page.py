@@ -101,7 +101,6 @@ FAULTS = [
     ("SCHEMA", {"changes": {18: 1}}),
     ("RANGE", {"changes": {12: 2**32}}),
     ("PURPOSE", {"changes": {16: ["generate"]}}),
-    ("PUBLIC_LENGTH", {"changes": {17: 512}}),
     ("OPENING", {"changes": {7: bytes(32)}}),
     ("HEADER", {"header": {1: -8}}),
     ("SIG_BAD", {"key": MALLORY}),
@@ -114,6 +113,7 @@ FAULTS = [
     ("CLIP_ABOVE_CLASS", {"changes": {5: MICRO + 1}}),
     ("NOISE_BELOW_CLASS", {"changes": {6: 1}}),
     ("EXAMPLES", {"changes": {13: 5}}),
+    ("PUBLIC_LENGTH", {"changes": {17: 512}}),
     ("CONTENT_MISMATCH", {"content": b"other"}),
 ]
 

@@ -48,6 +48,7 @@ def rules_of(scene):
             for c in scene.registry.contributors
         },
         scene.registry.time,
+        {rule.name: rule.public_lengths for rule in policy.classes},
     )
 
 

@@ -30,7 +30,7 @@ OPENED = ContributionDescriptor(
     admissibility_class="open", clip_norm_micro=1, noise_multiplier_micro=1, not_before=5, not_after=10**6, corpus="notes",
     contributor="alice", data_class="notes", content_hash=bytes(32), nonce=bytes(16), salts=bytes(48), principal="group",
 )  # fmt: skip
-BETWEEN_FIELDS = ("WINDOW", "PURPOSE", "PUBLIC_LENGTH")
+BETWEEN_FIELDS = ("WINDOW", "PURPOSE")
 """Codes of rules over several fields, and of what is specified and not built."""
 
 

@@ -191,7 +191,7 @@ WRONG = {
     "limit without a delta": (14, 8_000_000, "RANGE"),
     "to generate": (16, ["generate"], "PURPOSE"),
     "no purpose": (16, [], "RANGE"),
-    "public length": (17, 512, "PUBLIC_LENGTH"),
+    "public length zero": (17, 0, "RANGE"),
     "unknown field 18": (18, 1, "SCHEMA"),
     "unknown field 0": (0, 1, "SCHEMA"),
     "unknown text field": ("clip", 1, "SCHEMA"),

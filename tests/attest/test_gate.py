@@ -134,7 +134,13 @@ def test_code_PURPOSE(world):
 
 
 def test_code_PUBLIC_LENGTH(world):
-    assert world.code(signed(world, cbor.encode(raw_fields(world.sign()) | {17: 512}))) == "PUBLIC_LENGTH"
+    asked = signed(world, cbor.encode(raw_fields(world.sign()) | {17: 512}))
+    assert world.code(asked) == "PUBLIC_LENGTH"
+    first, *others = world.policy.classes
+    for lengths, code in {(128, 512): "ADMITTED", (128,): "PUBLIC_LENGTH", (128, 511, 513): "PUBLIC_LENGTH"}.items():
+        offering = replace(world, policy=replace(world.policy, classes=(replace(first, public_lengths=lengths), *others)))
+        assert offering.code(asked) == code
+        assert offering.code(world.sign()) == "ADMITTED"  # to sign none is right
 
 
 def test_code_KEY_WEAK(world):

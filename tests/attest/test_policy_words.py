@@ -68,7 +68,6 @@ WORDS = {
     ("purposes", "query"): with_class(purposes=("query",), query=replace(DECODING, top_k=None)),
     ("generation", "*"): with_class(purposes=("generate",), generation=DECODING),
     ("query", "*"): with_class(purposes=("query", "train"), query=DECODING),
-    ("public_lengths", "*"): with_class(public_lengths=(128, 512)),
 }
 """A policy for every word that is refused by name."""
 

@@ -112,3 +112,48 @@ def test_times_may_be_told_from_now(shell, corpus):
 
 def test_a_time_that_is_none_is_wrong_use(shell, corpus):
     shell.run("registry", "revoke", "registry.cbor", "--contributor", "alice", "--at", "tomorrow", code=2)
+
+
+LENGTHS = "public_lengths = [16, 64]\n"
+
+
+def offering(shell, corpus):
+    """The corpus under a policy whose classes offer lengths; records say their tokens."""
+    corpus()
+    shell.write("lengths.toml", (shell.directory / "policy.toml").read_text() + LENGTHS)
+    name = (shell.directory / "lengths.toml").read_text().rpartition('name = "')[2].partition('"')[0]
+    shell.write("said.jsonl", "".join(f'{{"text": "{n}", "tokens": {n}}}\n' for n in (3, 16, 17, 500)))
+    return ("attest", "sign", "said.jsonl", "--key", "alice.key", "--class", name, "--policy", "lengths.toml")
+
+
+def test_every_record_signs_the_shortest_length_that_holds_what_it_says(shell, corpus):
+    sign = offering(shell, corpus)
+    assert shell.json(*sign, "--length-field", "tokens")["signed"] == 4
+    signed = shell.json("attest", "show", "said.jsonl.attest")["descriptors"]
+    assert [one["public_length"] for one in signed] == [16, 16, 64, 64]
+    assert "padded or cut to 16 tokens, which everybody may know" in " ".join(
+        shell.run("attest", "show", "said.jsonl.attest", "--record", "1").stdout.split()
+    )
+    shell.run(*sign, "--public-length", "64")
+    assert {one["public_length"] for one in shell.json("attest", "show", "said.jsonl.attest")["descriptors"]} == {64}
+
+
+def test_lengths_that_nobody_says_or_offers_are_refused_and_nothing_is_written(shell, corpus):
+    sign = offering(shell, corpus)
+    assert shell.json(*sign, "--length-field", "words", code=1)["error"]["code"] == "CONTENT_MISSING"
+    assert "--length-field chooses among" in shell.run(*sign[:-1], "policy.toml", "--length-field", "tokens", code=2).stderr
+    assert "give one of them" in shell.run(*sign, "--length-field", "tokens", "--public-length", "16", code=2).stderr
+    assert not (shell.directory / "said.jsonl.attest").exists()
+
+
+def test_repeated_records_are_left_out_of_a_copy_and_the_data_stay(shell):
+    shell.run("attest", "keygen", "alice")
+    data = shell.write("notes.jsonl", "one\ntwo\n\none\nthree\ntwo")
+    before = data.read_bytes()
+    sign = ("attest", "sign", "notes.jsonl", "--key", "alice.key", "--class", "x", *BOUNDS)
+    told = shell.json(*sign, "--unique", "each.jsonl")
+    assert (told["signed"], told["repeated"], told["path"]) == (3, 2, str(shell.directory / "each.jsonl.attest"))
+    assert (shell.directory / "each.jsonl").read_bytes() == b"one\ntwo\nthree\n" and data.read_bytes() == before
+    assert shell.json("attest", "verify", "each.jsonl", "--pub", "alice.pub")["verified"] == 3
+    assert shell.json(*sign, "--unique", "each.jsonl", code=2)["error"]["code"] == "USAGE"
+    assert shell.json(*sign, "--unique", "each.txt", code=1)["error"]["code"] == "RANGE"

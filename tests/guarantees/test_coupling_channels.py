@@ -591,7 +591,7 @@ def test_made_up_labels_and_masks_leave_something_whatever_the_length(length: in
         },
         1, 1, torch.ones(1, dtype=torch.float64), (b"like",),
     )  # fmt: skip
-    made = ProbeRows(like, torch.device("cpu"))
+    made = ProbeRows([like], torch.device("cpu"))
     first = made.microbatch(range(64), [b"row"] * 64).inputs["attention_mask"].sum(1)
     assert int(first.min()) == 1 and int(first.max()) == length, "one alone, until a loss needs more"
     made.give_up()

@@ -604,17 +604,11 @@ def purposes(value):
     need(value == ["train"], "PURPOSE", str(value))
 
 
-def not_served(value):
-    """Refuse a public length."""
-    count32(value)
-    raise Refused("PUBLIC_LENGTH", str(value))
-
-
 DESCRIPTOR = {
     1: text, 2: hash32, 3: hash32, 4: identifier, 5: micro, 6: micro, 7: hash32, 8: moment, 9: moment, 10: hash32,
     11: identifier, 12: uint(0, 2**32 - 1),
 }  # fmt: skip
-DESCRIPTOR_OPTIONAL = {13: count32, 14: micro, 15: uint(1, 10**12 - 1), 16: purposes, 17: not_served}
+DESCRIPTOR_OPTIONAL = {13: count32, 14: micro, 15: uint(1, 10**12 - 1), 16: purposes, 17: count32}
 
 
 def read_descriptor(data):
@@ -641,6 +635,7 @@ def judge_bounds(descriptor, rule, policy):
         need(clip >= policy[15], "CLIP_BELOW_FLOOR")
         need(sigma >= policy[16], "NOISE_BELOW_FLOOR")
     need(descriptor.get(13, 1) <= policy[19], "EXAMPLES")
+    need(17 not in descriptor or descriptor[17] in rule["lengths"], "PUBLIC_LENGTH")
 
 
 # --- Policy -----------------------------------------------------------------------------------------------------------
@@ -678,11 +673,17 @@ def depth_rule(value):
 def class_rule(value):
     """Check a class of the policy."""
     required = {1: identifier, 2: micro, 3: micro, 4: fraction, 5: depth_rule, 6: optional(seconds)}
-    shape(value, required, {7: only_true, 8: micro, 9: not_built, 10: purposes, 11: not_built, 12: not_built, 13: not_built})
+    shape(value, required, {7: only_true, 8: micro, 9: not_built, 10: purposes, 11: not_built, 12: not_built, 13: lengths})
     need(10 not in value, "CBOR_NONCANONICAL", "a default written out")
     need(0 < fraction(value[4]) <= 1, "RANGE", "sampling rate")
     if 7 in value:
         need(value[2] == MOST_MICRO and value[3] == 1 and 8 not in value, "RANGE", "public class")
+
+
+def lengths(value):
+    """Check the public lengths of a class."""
+    rows(count32)(value)
+    need(1 <= len(value) <= 64 and value == sorted(set(value)), "RANGE", "lengths")
 
 
 def not_built(value):
@@ -753,7 +754,7 @@ def read_policy(data):
     need(len(set(names)) == len(names), "RANGE", "a class twice")
     policy["classes"] = [
         {"name": rule[1], "clip": rule[2], "sigma": rule[3], "q": fraction(rule[4]), "depth": rule[5],
-         "validity": rule[6], "public": 7 in rule, "limit": rule.get(8)}
+         "validity": rule[6], "public": 7 in rule, "limit": rule.get(8), "lengths": rule.get(13, [])}
         for rule in policy[22]
     ]  # fmt: skip
     need(26 not in policy or all(rule["q"].numerator == 1 for rule in policy["classes"]), "RANGE", "order")

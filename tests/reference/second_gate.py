@@ -8,7 +8,7 @@ import itertools
 import math
 import re
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -31,6 +31,7 @@ class Rules:
         max_examples: Examples per contribution.
         contributors: Per contributor its keys, each (raw, not before, not after, revoked at or None), classes and principal.
         registry_time: Time of the registry's last entry.
+        lengths: Per class the public lengths that it offers.
     """
 
     corpus: str
@@ -39,6 +40,7 @@ class Rules:
     max_examples: int
     contributors: dict[str, tuple[list[tuple[bytes, int, int, int | None]], list[str], str | None]]
     registry_time: int
+    lengths: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 def judge(descriptor: bytes, message: bytes, opening: bytes, content_hash: bytes | None, rules: Rules, now: int) -> str:
@@ -220,7 +222,6 @@ def _descriptor(data: bytes) -> dict[int, Any]:
     require((fields.get(14) is None) is (fields.get(15) is None), "RANGE")
     require(fields[9] > fields[8], "WINDOW")
     require(fields.get(16) in (None, ["train"]), "PURPOSE")
-    require(fields.get(17) is None, "PUBLIC_LENGTH")
     require(None not in fields.values(), "CBOR_NONCANONICAL")
     return fields
 
@@ -316,5 +317,6 @@ def _judge(
     require(public or fields[5] >= rules.floors[0], "CLIP_BELOW_FLOOR")
     require(public or fields[6] >= rules.floors[1], "NOISE_BELOW_FLOOR")
     require(fields.get(13, 1) <= rules.max_examples, "EXAMPLES")
+    require(17 not in fields or fields[17] in rules.lengths.get(fields[4], ()), "PUBLIC_LENGTH")
     require(content_hash is not None, "CONTENT_MISSING")
     require(content_hash == opened[2], "CONTENT_MISMATCH")

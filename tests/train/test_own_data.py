@@ -167,8 +167,16 @@ def test_wrong_arguments_are_refused_by_name_before_anything_is_made(tmp_path: P
 
 def test_records_that_stand_twice_are_left_out_with_a_word(tmp_path: Path) -> None:
     data = points()
-    with pytest.warns(UserWarning, match="1 of 41 items are left out"):
+    with pytest.warns(UserWarning, match="1 of 41 items repeat another one and are left out"):
         PrivateTraining.own([*data, data[0]], batch_size=8, directory=tmp_path / "run", progress=False).close()
+
+
+def test_quickstart_counts_a_repeated_record_once(tmp_path: Path) -> None:
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps({"stars": n % 5, "label": n % 2}) + "\n" for n in range(30)))
+    with pytest.warns(UserWarning, match="20 of 30 items repeat"):
+        made = quickstart(data, tmp_path / "run", epochs=2, batch_size=20)
+    assert (made.contributions, made.sampling_rate, made.steps) == (10, 1.0, 2)
 
 
 def test_other_encodings_are_signed_as_they_are(tmp_path: Path) -> None:
@@ -181,7 +189,7 @@ def test_other_encodings_are_signed_as_they_are(tmp_path: Path) -> None:
 def test_what_was_half_made_is_made_anew(tmp_path: Path, monkeypatch) -> None:
     from dptrain.engine import one_owner
 
-    monkeypatch.setattr(one_owner, "sign_corpus", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    monkeypatch.setattr(one_owner, "sign_corpus", lambda *_, **__: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
         PrivateTraining.own(points(), batch_size=8, directory=tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
@@ -191,14 +199,14 @@ def test_what_was_half_made_is_made_anew(tmp_path: Path, monkeypatch) -> None:
 
 
 RECORDS = [
-    {"text": f"it is {'good' if n % 2 else 'bad'} {n}", "stars": n % 5, "label": "yes" if n % 2 else "no"} for n in range(30)
+    {"text": f"it is {'good' if n % 2 else 'bad'} {n}", "stars": n % 5, "n": n, "label": "yes" if n % 2 else "no"} for n in range(30)
 ]
 
 
 @pytest.mark.parametrize("kind", ["texts", "numbers"])
 def test_quickstart_makes_a_program_that_trains_and_is_audited(tmp_path: Path, kind: str) -> None:
     """Through the command and the program, as a person does it."""
-    keep = ("text", "label") if kind == "texts" else ("stars", "label")
+    keep = ("text", "label") if kind == "texts" else ("stars", "n", "label")
     data = tmp_path / "data.jsonl"
     data.write_text("".join(json.dumps({key: row[key] for key in keep}) + "\n" for row in RECORDS))
 

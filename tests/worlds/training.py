@@ -83,6 +83,7 @@ def make_world(
     signed_bounds: Callable[[str], dict] | None = None,
     now: int | None = None,
     begins: int = -DAY,
+    length_of: Callable[[bytes], int | None] | None = None,
 ) -> World:
     """Writes a world under ``root``: one contributor per class, ``per_class`` contributions each or by class.
 
@@ -117,7 +118,7 @@ def make_world(
         data = corpus / f"{rule.name}.jsonl"
         count = per_class if isinstance(per_class, int) else per_class[rule.name]
         write_jsonl(data, [record(1000 * k + i) for i in range(count)])
-        sign_corpus(data, None, keys[name], template)
+        sign_corpus(data, None, keys[name], template, length_of=length_of)
     save_public_key(root / "owner.pub", public_bytes(owner), "owner")
     payload, message = sign_policy(policy, owner, owner="owner", registry_root=log.registry.root())
     signed_file.write(root / "policy.cose", payload, message)

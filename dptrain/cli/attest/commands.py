@@ -1,7 +1,9 @@
 """`dptrain attest`: a contributor's keys, attestations and withdrawals, and what it states about its own keys."""
 
+import json
 import re
 import time
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -9,11 +11,12 @@ from typing import Annotated
 import typer
 
 from attest import keys, signed_file
-from attest.corpus import SigningTemplate, sign_corpus
+from attest.corpus import SigningTemplate, copy_unique, sign_corpus
 from attest.corpus.records import SUFFIX
 from attest.descriptor import PUBLIC_BOUNDS
+from attest.errors import CorpusRefused
 from attest.fixed_point import PICO, to_micro, to_pico
-from attest.policy import Policy
+from attest.policy import ClassRule, Policy
 from attest.registry import KeyStatement, peek
 from attest.registry.entries import PROVE, REVOKE, ROTATE, write_statement
 from attest.schema.plain import check_id, utc
@@ -108,6 +111,16 @@ def sign(
     days: Annotated[int, option("Days of validity.", min=1)] = 365,
     max_occurrences: Annotated[int, option("Draws at most, 0 for no cap.", min=0)] = 0,
     max_examples: Annotated[int | None, option("Examples that a contribution holds at most.", min=1)] = None,
+    public_length: Annotated[
+        int | None, option("Tokens to which each example is padded or cut, for everybody to know.", min=1)
+    ] = None,
+    length_field: Annotated[
+        str | None,
+        option("Field of each record with its number of tokens; it signs the shortest length of the class that holds them."),
+    ] = None,
+    unique: Annotated[
+        Path | None, option("Copy DATA to this .jsonl file, every content once, and sign that one.", metavar="FILE")
+    ] = None,
     max_epsilon: Annotated[
         str | None, option("Most epsilon that it may spend, over all runs together.", metavar="DECIMAL")
     ] = None,
@@ -149,6 +162,15 @@ def sign(
         wrong_if(max_epsilon is not None, "of a public contribution no epsilon is promised; give --public, or --max-epsilon")
         preset = PUBLIC_BOUNDS
     max_delta_pico = _delta_of_limit(max_epsilon, max_delta, rules)
+    length_of = None
+    if length_field is not None:
+        wrong_if(public_length is not None, "--public-length is one for all, --length-field one for each; give one of them")
+        if rules is None or not (rule := rules.class_rule(admissibility_class)).public_lengths:
+            raise typer.BadParameter(
+                f"--length-field chooses among the public_lengths of class {admissibility_class}; give a --policy whose class "
+                "has some"
+            )
+        length_of = _lengths_by(length_field, rule)
     if corpus is None or (policy is None and not public and (clip_norm is None or noise_multiplier is None)):
         raise typer.BadParameter("give --corpus, --clip-norm and --noise-multiplier, or a --policy to take them from")
     start = int(time.time()) if not_before is None else not_before
@@ -166,10 +188,15 @@ def sign(
         max_examples=max_examples,
         max_epsilon_micro=None if max_epsilon is None else to_micro(max_epsilon, rounding="down"),
         max_delta_pico=max_delta_pico,
+        public_length=public_length,
     )
+    repeated = 0
+    if unique is not None:
+        inputs.refuse_to_overwrite(unique)
+        repeated, data = copy_unique(data, unique), unique
     target = out or data.resolve().with_name(data.resolve().name + SUFFIX)
     with progress_bar("signing", lambda: contributions_in(data)) as progress:
-        count = sign_corpus(data, target, signer, template, progress)
+        count = sign_corpus(data, target, signer, template, progress, length_of=length_of)
     bounds = (
         "PUBLIC, neither clipped nor noised, with no promise of privacy"
         if public
@@ -177,12 +204,34 @@ def sign(
         f"{template.noise_multiplier_micro / 1e6:g} at least"
     )
     return Told(
-        {"signed": count, "path": str(target), "contributor": name, "corpus": corpus},
+        {"signed": count, "path": str(target), "contributor": name, "corpus": corpus, "repeated": repeated},
         [
             f"signed {counted(count, 'contribution')} as {name} for {corpus}, class {admissibility_class}: {bounds}, until "
-            f"{utc(template.not_after)}\n{target}"
+            f"{utc(template.not_after)}"
+            + (f"; {repeated:,} that repeat another are not in {unique}" if unique is not None else "")
+            + f"\n{target}"
         ],
     )
+
+
+def _lengths_by(field: str, rule: ClassRule) -> Callable[[bytes], int | None]:
+    """Returns a function from a record to the public length that it signs: of several examples, that of the longest."""
+
+    def length_of(content: bytes) -> int | None:
+        try:
+            record = json.loads(content)
+            tokens = [one[field] for one in (record if isinstance(record, list) else [record])]
+        except (ValueError, KeyError, TypeError):
+            tokens = []
+        if not tokens or not all(type(count) is int and count >= 0 for count in tokens):
+            raise CorpusRefused(
+                "CONTENT_MISSING",
+                f"a record says no whole number of tokens in {field!r}, expected one in every record; write it there, or give "
+                "one --public-length for all",
+            )
+        return rule.public_length_for(max(tokens))
+
+    return length_of
 
 
 def _delta_of_limit(max_epsilon: str | None, max_delta: str | None, rules: Policy | None) -> int | None:

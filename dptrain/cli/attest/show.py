@@ -268,7 +268,7 @@ def _as_json(attestation: Attestation) -> dict[str, Any]:
     own = "contributor data_class content_hash nonce principal"
     told = pick(descriptor, own) if opened else dict.fromkeys(own.split())
     told |= pick(descriptor.bounds, "clip_norm noise_multiplier")
-    names = "corpus not_before not_after max_occurrences max_examples"
+    names = "corpus not_before not_after max_occurrences max_examples public_length"
     epsilon, delta = descriptor.max_epsilon_micro, descriptor.max_delta_pico
     return (
         told

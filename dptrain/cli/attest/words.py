@@ -59,6 +59,8 @@ def permission(signed: ContributionDescriptor | SignedDescriptor) -> str:
     examples = limit = ""
     if signed.max_examples is not None:
         examples = f" It holds {counted(signed.max_examples, 'example')} at most, clipped as one."
+    if signed.public_length is not None:
+        examples += f" Each is padded or cut to {counted(signed.public_length, 'token')}, which everybody may know."
     if signed.max_epsilon_micro is not None:
         epsilon, delta = from_micro(signed.max_epsilon_micro), float(from_pico(signed.max_delta_pico or 0))
         limit = f" Over all runs together it may spend an epsilon of {epsilon:g} at most, at delta {delta:g}."

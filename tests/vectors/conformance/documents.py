@@ -134,7 +134,7 @@ def attestations() -> Iterator[Row]:
     yield _judged("an opening of another contribution", replace(signed(), opening=signed(nonce=bytes(16)).opening))
     yield _judged("no opening", replace(signed(), opening=b""))
     yield _judged("for a purpose that nobody serves", signed({16: ["generate"]}))
-    yield _judged("with a public length", signed({17: 512}))
+    yield _judged("with a public length that the class does not offer", signed({17: 512}))
     yield _judged("the purpose train written out", signed({16: ["train"]}))
     yield _judged("one example written out", signed({13: 1}))
     yield _judged("signed by bob", signed(key=BOB))
@@ -157,6 +157,9 @@ def _policies() -> Iterator[tuple[str, Policy]]:
     yield "phases", replace(policy, noise_phases=(NoisePhase(1, 2 * MICRO), NoisePhase(2, MICRO)))
     yield "budgets", replace(policy, noise_budgets=(1, 10**9, MICRO))
     yield "statement A", replace(policy, isolation_required=True)
+    yield "lengths that everybody may know", replace(
+        policy, classes=(replace(policy.classes[0], public_lengths=(128, 512)), *policy.classes[1:])
+    )
     for order in ("cyclic", "shuffled"):
         yield f"{order} order", replace(policy, disclosure="occurrences_public", sampling=SamplingRule(order), classes=turns)
 
