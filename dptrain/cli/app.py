@@ -68,6 +68,7 @@ def quickstart(
     batch_size: Annotated[int, option("How many contributions a step draws on average.", metavar="B")] = 256,
     delta: Annotated[float | None, option("Default: at most 1e-6, and a tenth of one over the contributions.")] = None,
     label: Annotated[str | None, option("Column that is predicted; default: label, target, class or y.")] = None,
+    by: Annotated[str | None, option("Column that says whose a record is; all of one person are one contribution.")] = None,
     directory: Annotated[Path, option("Where everything is written.", "--dir", metavar="DIR")] = Path("run"),
     json: JsonFlag = False,
 ) -> None:
@@ -79,6 +80,7 @@ def quickstart(
     Example: `dptrain quickstart data.jsonl --epsilon 8 --epochs 4`
     """
     given = {"--epsilon": epsilon, "--epochs": epochs, "--batch-size": batch_size, "--delta": delta, "--label": label}
+    given["--by"] = by
     arguments = [str(data), "--dir", str(directory), *(["--json"] if json else [])]
     arguments += [f"{name}={value}" for name, value in given.items() if value is not None]
     raise typer.Exit(load_training("dptrain.demo.quickstart").main(arguments))

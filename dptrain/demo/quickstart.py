@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dptrain.cli.output import amount, console, number
-from dptrain.data.items import encode_item, items_of
+from dptrain.data.items import contents_of, items_of
 from dptrain.engine.private_training import PrivateTraining
 from dptrain.errors import ConfigError
 from dptrain.programs import guarded, print_json
@@ -82,14 +82,12 @@ class Columns:
 
     Attributes:
         label: what is predicted. labels: its values. numbers, texts: the other columns.
-        contributions: how many records there are that differ.
     """
 
     label: str
     labels: tuple[Any, ...]
     numbers: tuple[str, ...]
     texts: tuple[str, ...]
-    contributions: int
 
 
 @dataclass(frozen=True)
@@ -120,6 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--delta", type=float)
     parser.add_argument("--label")
+    parser.add_argument("--by")
     parser.add_argument("--dir", type=Path, default=Path("run"))
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args(argv)
@@ -127,7 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     def work() -> int:
         made = quickstart(
             arguments.data, arguments.dir, epsilon=arguments.epsilon, epochs=arguments.epochs, delta=arguments.delta,
-            batch_size=arguments.batch_size, label=arguments.label,
+            batch_size=arguments.batch_size, label=arguments.label, by=arguments.by,
         )  # fmt: skip
         if arguments.json:
             print_json(asdict(made))
@@ -147,45 +146,47 @@ def quickstart(
     batch_size: int = 256,
     delta: float | None = None,
     label: str | None = None,
+    by: str | None = None,
 ) -> Quickstart:
     """Makes keys, registry, signed policy, attestations, probe records and ``train.py`` in a directory.
 
     Args:
-        data: a .jsonl, .csv or .parquet file of flat records. label: the column that is predicted. Others as
-            `PrivateTraining.own` has them.
+        data: a .jsonl, .csv or .parquet file of flat records. label: the column that is predicted. by: the column that says
+            whose a record is; no model is shown it. Others as `PrivateTraining.own` has them.
 
     Raises:
         ConfigError: code DATASET, COLUMNS or OWN, the file is no such table; ONE_OWNER, the directory holds another run.
     """
-    found = columns_of(data, label)
+    found = columns_of(data, label, by)
     program = directory / "train.py"
     if program.exists():
         raise ConfigError("OUTPUT", f"{program} exists; run it, or give another --dir")
-    batch_size = min(batch_size, found.contributions)
-    numbers = {"target_epsilon": epsilon, "epochs": epochs, "batch_size": batch_size}
-    numbers |= {} if delta is None else {"delta": delta}
+    contributions = len({hashlib.sha256(content.line).digest() for content in contents_of(data, by=by)})
+    numbers: dict[str, Any] = {"target_epsilon": epsilon, "epochs": epochs, "batch_size": min(batch_size, contributions)}
+    numbers |= {name: value for name, value in (("delta", delta), ("by", by)) if value is not None}
     with PrivateTraining.own(data, directory=directory, **numbers) as private:
         policy = private.policy
     rule = policy.classes[0]
     probe = directory / "probe.jsonl"
-    probe.write_text("".join(json.dumps(_made_up(found, place)) + "\n" for place in range(PROBES)), encoding="utf-8")
+    made = [_made_up(found, place) for place in range(PROBES)]
+    lines = [json.dumps(record if by is None else [record | {by: "nobody"}]) + "\n" for record in made]
+    probe.write_text("".join(lines), encoding="utf-8")
     program.write_text(_program(found, data, directory, numbers), encoding="utf-8")
     return Quickstart(
-        directory=str(directory), program=str(program), contributions=found.contributions, label=found.label,
+        directory=str(directory), program=str(program), contributions=contributions, label=found.label,
         steps=policy.steps, sampling_rate=float(rule.sampling_rate), noise_multiplier=rule.bounds.noise_multiplier,
         epsilon=epsilon, delta=float(policy.delta),
     )  # fmt: skip
 
 
-def columns_of(data: Path, label: str | None) -> Columns:
-    """Reads a table once, and says what its columns are.
+def columns_of(data: Path, label: str | None, by: str | None = None) -> Columns:
+    """Reads a table once, and says what its columns are, beside the one by which records are grouped.
 
     Raises:
         ConfigError: code COLUMNS, records that are not flat and alike, or no column to predict.
     """
     kinds: dict[str, set[type]] = {}
     labels: dict[Any, None] = {}
-    differing: set[bytes] = set()
     for count, row in enumerate(items_of(data), start=1):
         if not isinstance(row, dict) or (kinds and row.keys() != kinds.keys()):
             columns = ", ".join(row) if isinstance(row, dict) else f"a {type(row).__name__}"
@@ -201,17 +202,16 @@ def columns_of(data: Path, label: str | None) -> Columns:
             found, how = f"{label!r} holds a {type(row[label]).__name__}", "PrivateTraining.own takes other targets"
             raise ConfigError("COLUMNS", f"{found}, expected names or whole numbers of classes; {how}")
         labels[row[label]] = None
-        differing.add(hashlib.sha256(encode_item(row)).digest())
         if len(labels) > MOST_LABELS:
             raise ConfigError("COLUMNS", f"{label!r} has over {MOST_LABELS} values, expected classes; --label names another")
     if label is None:
         raise ConfigError("COLUMNS", f"{data} holds no record")
-    others = {key: found for key, found in kinds.items() if key != label}
+    others = {key: found for key, found in kinds.items() if key not in (label, by)}
     numbers = tuple(key for key, found in others.items() if found <= {int, float, bool})
     texts = tuple(key for key, found in others.items() if str in found)
     if not (numbers or texts):
         raise ConfigError("COLUMNS", f"beside {label!r} no column holds numbers or texts, expected one at least")
-    return Columns(label, tuple(sorted(labels, key=str)), numbers, texts, len(differing))
+    return Columns(label, tuple(sorted(labels, key=str)), numbers, texts)
 
 
 def _made_up(found: Columns, place: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Contributions of several public lengths: the shape in which one is processed follows from what it signed, never from others."""
+"""Contributions of several public lengths: the shape of a row follows from what its contribution signed, never from others."""
 
 import json
 import time
@@ -75,7 +75,8 @@ def losses(model: nn.Module, rows: Any) -> torch.Tensor:
 
 def world_of(root: Path, **options: Any) -> World:
     with chance_of("lengths"):
-        return make_world(root, **{"classes": CLASSES, "record": record, "length_of": length_of, "rate": "1", "now": NOW} | options)
+        given = {"classes": CLASSES, "record": record, "length_of": length_of, "rate": "1", "now": NOW} | options
+        return make_world(root, **given)
 
 
 class Run:
@@ -123,7 +124,7 @@ def test_every_contribution_has_the_length_that_it_signed_or_the_longest(tmp_pat
 
 
 def test_what_a_contribution_gives_is_the_same_whoever_is_drawn_with_it(tmp_path: Path) -> None:
-    """Losses under dropout, of a model that reads padding: a row in another's shape, or under numbers counted in it, differs."""
+    """Losses under dropout, of a model that reads padding: a row in another's shape, or under its numbers, differs."""
     few = Run(world_of(tmp_path / "few", per_class={"long": 6, "plain": 1})).first()
     many = Run(world_of(tmp_path / "many", per_class={"long": 6, "plain": 9})).first()
     common = few.keys() & many.keys()

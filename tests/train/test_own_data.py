@@ -199,7 +199,8 @@ def test_what_was_half_made_is_made_anew(tmp_path: Path, monkeypatch) -> None:
 
 
 RECORDS = [
-    {"text": f"it is {'good' if n % 2 else 'bad'} {n}", "stars": n % 5, "n": n, "label": "yes" if n % 2 else "no"} for n in range(30)
+    {"text": f"it is {'good' if n % 2 else 'bad'} {n}", "stars": n % 5, "n": n, "label": "yes" if n % 2 else "no"}
+    for n in range(30)
 ]
 
 
@@ -243,4 +244,4 @@ def test_the_label_may_be_named(tmp_path: Path) -> None:
     data = tmp_path / "data.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in RECORDS))
     found = columns_of(data, "stars")
-    assert (found.label, found.labels, found.texts, found.numbers) == ("stars", (0, 1, 2, 3, 4), ("text", "label"), ())
+    assert (found.label, found.labels, found.texts, found.numbers) == ("stars", (0, 1, 2, 3, 4), ("text", "label"), ("n",))

@@ -1,6 +1,8 @@
 """A run of one's own over people with several records, and over records of several lengths."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,11 @@ from torch import nn  # noqa: E402
 
 from dptrain import PrivateTraining, pack_examples  # noqa: E402
 from dptrain.data.items import contents_of, decode_items, encode_items  # noqa: E402
+from dptrain.demo.quickstart import quickstart  # noqa: E402
 from dptrain.errors import ConfigError  # noqa: E402
 from ledger.audit import verify_export  # noqa: E402
 
+ROOT = Path(__file__).resolve().parents[2]
 SEPARATOR = 1
 
 
@@ -100,9 +104,8 @@ def test_every_item_is_padded_to_the_shortest_length_that_holds_it(tmp_path: Pat
 
 
 def test_lengths_of_people_are_those_of_their_longest_record() -> None:
-    found = {content.line: content.tokens for content in contents_of(people(), by="who", length_of=lambda r: len(r["input_ids"]))}
-    for line, tokens in found.items():
-        assert tokens == max(len(record["input_ids"]) for record in decode_items(line))
+    for content in contents_of(people(), by="who", length_of=lambda record: len(record["input_ids"])):
+        assert content.tokens == max(len(record["input_ids"]) for record in decode_items(content.line))
 
 
 def test_records_of_a_person_are_packed_into_rows_and_never_with_anothers(tmp_path: Path) -> None:
@@ -117,7 +120,9 @@ def test_records_of_a_person_are_packed_into_rows_and_never_with_anothers(tmp_pa
         with pool.reading() as contents:
             records = decode_items(contents.read(pool.slots.locator(index)))
         rows = [row["input_ids"] for row in pool.examples(index)]
-        assert sum(rows, []) == sum((record["input_ids"] + [SEPARATOR] for record in records), [])
+        assert [token for row in rows for token in row] == [
+            token for record in records for token in (*record["input_ids"], SEPARATOR)
+        ]
         assert all(len(row) == 8 for row in rows[:-1])
     assert sum(pool.size(index) for index in range(12)) < len(people())
     assert verdict(private, tmp_path) == "FULL"
@@ -146,3 +151,15 @@ def test_lengths_without_what_belongs_to_them_are_refused(tmp_path: Path, option
     with pytest.raises(ConfigError, match=said):
         PrivateTraining.own([{"x": number} for number in range(8)], batch_size=4, directory=tmp_path / "run", **options)
     assert not (tmp_path / "run").exists()
+
+
+def test_quickstart_groups_records_by_a_column_and_its_program_runs(tmp_path: Path) -> None:
+    data = tmp_path / "data.jsonl"
+    rows = [{"who": n % 10, "stars": n, "label": "yes" if n % 2 else "no"} for n in range(30)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    made = quickstart(data, tmp_path / "run", epochs=2, batch_size=5, by="who")
+    assert (made.contributions, made.steps) == (10, 4)
+    program = Path(made.program).read_text()
+    assert "by='who'" in program and "['stars']" in program
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0 and "Epsilon(spent=" in done.stdout, done.stderr
