@@ -97,17 +97,17 @@ class Sandbox:
 
     @property
     def layouts(self) -> Layouts:
-        """Where rows lie in draws, of microbatches of the length that was entered last."""
+        """Returns the places of rows in draws, for microbatches of the length that was entered last."""
         return self._learnt[self._length][0]
 
     @property
     def truths(self) -> Truths:
-        """What a forward decides by content, in microbatches of the length that was entered last."""
+        """Returns what a forward decides by content, for microbatches of the length that was entered last."""
         return self._learnt[self._length][1]
 
     @property
     def decided(self) -> dict[str, bool]:
-        """Modules of which a truth is told, whatever the length, and what."""
+        """Returns the modules of which a truth is told, at any length, and what is told."""
         return {path: told for _, truths in self._learnt.values() for path, told in truths.decided.items()}
 
     @property

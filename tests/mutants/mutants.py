@@ -21,6 +21,10 @@ UNTOUCHED = "dptrain/sandbox/untouched.py"
 OPTIMIZERS = "dptrain/sandbox/isolation.py"
 ISOLATION = "dptrain/sandbox/isolation.py"
 FEEDING = "dptrain/data/loader.py"
+PACKING = "dptrain/data/packing.py"
+ITEMS = "dptrain/data/items.py"
+GATE = "attest/gate/checks.py"
+RULES_OF_POLICY = "attest/policy/rules.py"
 REPLAY = "dptrain/gradients/generic.py"
 ROUTER = "dptrain/routing/router.py"
 REGISTRY = "dptrain/gradients/registry.py"
@@ -52,6 +56,7 @@ T_CHANNELS = "tests/guarantees/test_coupling_channels.py::"
 T_HIDDEN = "tests/guarantees/test_coupling_hidden.py::"
 T_A = "tests/guarantees/test_statement_a.py::"
 T_WATCH = "tests/engine/test_isolation_watch.py::"
+T_LENGTHS = "tests/engine/test_public_lengths.py::"
 T_START = "tests/engine/test_start_of_a_run.py::"
 T_INSIDE = "tests/engine/test_inside_a_microbatch.py::"
 T_HALF = "tests/engine/test_compiled_runs_in_half_precision.py::"
@@ -787,6 +792,32 @@ RULES = (
     ),
 )
 
+LENGTHS = (
+    Mutant(
+        "a microbatch holds one length", PACKING, "if waiting and item.length != waiting[0].length:", "if False:",
+        T_LENGTHS + "test_what_a_contribution_gives_is_the_same_whoever_is_drawn_with_it",
+    ),
+    Mutant(
+        "the probes run in rows of every length", START,
+        "for self._length in lengths[1:]:", "for self._length in lengths[1:1]:",
+        T_LENGTHS + "test_a_coupling_at_one_length_alone_is_found_before_anything_is_charged[4]",
+    ),
+    Mutant(
+        "rows have the length that was signed", RULES_OF_POLICY, "return signed.public_length or longest", "return longest",
+        T_LENGTHS + "test_every_contribution_has_the_length_that_it_signed_or_the_longest",
+    ),
+    Mutant(
+        "a length is one that the class offers", GATE, "descriptor.public_length not in rule.public_lengths:", "False:",
+        "tests/attest/test_gate.py::test_code_PUBLIC_LENGTH",
+    ),
+    Mutant(
+        "all records of a person are in one contribution", ITEMS,
+        "found.setdefault(by(item) if callable(by) else item[by], [])",
+        "found.setdefault((len(found), by(item) if callable(by) else item[by]), [])",
+        "tests/train/test_own_people.py::test_all_records_of_a_person_are_one_contribution_which_epsilon_is_for",
+    ),
+)
+
 GROUPS = {
     "gradient rules and masks": RULES,
     "clipped sums and their release": CLIPPED,
@@ -795,6 +826,7 @@ GROUPS = {
     "foreign leaves": LEAVES,
     "events that follow content": EVENTS,
     "the start": START_UP,
+    "lengths and people": LENGTHS,
     "statement A": STATEMENT_A,
     "couplings": COUPLING,
     "order of depth": ORDER,
