@@ -100,7 +100,8 @@ def main() -> None:
     records = [{"input_ids": tokenizer(f"{row['mr']} | {row['ref']}")["input_ids"]} for row in rows]
     counts = sorted(len(record["input_ids"]) for record in records)
     longest, lengths = max(options.lengths), tuple(options.lengths)
-    print(f"{len(records)} texts of {counts[0]} to {counts[-1]} tokens, median {statistics.median(counts):g}; longest {longest}")
+    median = statistics.median(counts)
+    print(f"{len(records)} texts of {counts[0]} to {counts[-1]} tokens, median {median:g}; longest row {longest}")
     with tempfile.TemporaryDirectory(prefix="dptrain-bench-") as root:
         size = (longest, len(tokenizer), options.batch_size)
         given = {"lengths": lengths, "longest": ()}

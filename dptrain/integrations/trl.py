@@ -98,7 +98,7 @@ class PrivateSFTTrainer(_Prepared, SFTTrainer):
             raise NotPrivateUse(
                 "PACKING",
                 "packing and padding_free put several contributions into one row, which no bound on one of them holds for; set "
-                "packing=False and padding_free=False",
+                "packing=False and padding_free=False. Records of one contribution may share a row: docs/lengths.md",
             )
         super().__init__(model, args, *given, **options)
 
