@@ -18,9 +18,7 @@ from dptrain.planning.layout import stack
 from dptrain.planning.plan import ClassPlan, Reach, total_of
 from dptrain.planning.rounding import at_most
 from ledger import accountants
-
-FALSE_ALARMS = 0.05
-"""Share of false alarms at which the sentence about an attacker is computed."""
+from ledger.views.attacker import attacker, hits
 
 WEAK_EPSILON = 10.0
 """Above this an epsilon says little about a worst-case attacker."""
@@ -39,27 +37,6 @@ OFTEN = 100
 
 FAINT = 3.0
 """Best signal over noise of the whole run below which a class can hardly teach anything."""
-
-
-def detection_limit(epsilon: float, delta: float, false_alarms: float) -> float:
-    """Returns the largest share of hits that any test can have against an (epsilon, delta)-indistinguishable pair.
-
-    Source: Kairouz, Oh, Viswanath, "The Composition Theorem for Differential Privacy" (2015), Theorem 2.1.
-    """
-    if math.isinf(epsilon):
-        return 1.0
-    first = math.exp(min(epsilon, 700.0)) * false_alarms + delta
-    second = 1 - math.exp(-epsilon) * (1 - delta - false_alarms)
-    return min(1.0, first, second)
-
-
-def attacker(epsilon: float, delta: float) -> str:
-    """Says what an epsilon means against somebody who knows everything but whether one contribution was empty."""
-    hits = math.ceil(100 * detection_limit(epsilon, delta, FALSE_ALARMS))
-    return (
-        f"who sees every checkpoint, knows everything else, and raises {FALSE_ALARMS * 100:g} false alarms in 100 tells such a "
-        f"contribution from an empty one in at most {hits} of 100 cases"
-    )
 
 
 def _reach(case: Case, planned: Reach) -> Iterator[Consequence]:
@@ -94,9 +71,8 @@ def _epsilon(case: Case, planned: ClassPlan) -> Iterator[Consequence]:
         f"indistinguishable from those with the contribution empty, and ({at_most(preset.epsilon_replace)}, {delta:g})-"
         "indistinguishable from those with any other content in its place",
     )
-    other = math.ceil(100 * detection_limit(preset.epsilon_replace, delta, FALSE_ALARMS))
-    words = attacker(preset.epsilon, delta)
-    yield fact("ATTACKER", f"in other words: {words}, from a given other content in at most {other}")
+    other = hits(preset.epsilon_replace, delta)
+    yield fact("ATTACKER", f"in other words: {attacker(preset.epsilon, delta)}, from a given other content in at most {other}")
 
 
 def _signal(case: Case, planned: ClassPlan) -> Iterator[Consequence]:

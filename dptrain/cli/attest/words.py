@@ -16,7 +16,6 @@ from attest.policy.sampling import POISSON, period
 from attest.schedule.turns import dearest_turns
 from attest.schema.plain import in_words
 from dptrain.accounting import refusal
-from dptrain.cli.advice.classes import attacker
 from dptrain.cli.advice.findings import rounded
 from dptrain.cli.output import counted
 from dptrain.clipping.own_noise import OwnNoise, own_bounds, own_noise
@@ -24,6 +23,7 @@ from dptrain.planning.rounding import at_most
 from ledger import accountants
 from ledger.errors import AccountantError
 from ledger.leaves import Admit
+from ledger.views.attacker import attacker
 
 _DAY = 86400
 
