@@ -23,39 +23,51 @@ Verdict = Literal["FULL", "SUMMARISED", "TOLD", "SIGNED", "FAILED"]
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """Explains a word. `code`: exit code of a command that ends with this verdict (`exit_code`); 0 for a qualifier, which
-    decides none."""
+    """Explains a word.
+
+    Attributes:
+        sentence: what it says, in full.
+        remedy: what the reader can do about it.
+        code: exit code of a command that ends with this verdict (`exit_code`); 0 for a qualifier, which decides none.
+        brief: of a verdict what it says in plain words, of a qualifier what was not verified, for whoever reads one screen.
+    """
 
     sentence: str
     remedy: str
     code: int = 0
+    brief: str = ""
 
 
 VERDICTS: Final[dict[str, Word]] = {
     "FULL": Word(
         "nothing is wrong, and every figure was derived again from the export, signed attestations and the pinned keys",
         "read the qualifiers",
+        brief="Nothing wrong was found in this record, and every figure was computed again from what was signed",
     ),
     "SUMMARISED": Word(
         "nothing is wrong, and part of the ledger was pruned: for that part the figures rest on the word of a quorum of the "
         "policy's auditors, which the notes name",
         "decide whether you trust these auditors, or ask for an export from before the leaves were pruned",
+        brief="Nothing wrong was found in this record, but a part of it is gone: for that part auditors vouch",
     ),
     "TOLD": Word(
         "nothing is wrong, and the bounds of contributions are as told by the operator, not derived from signed attestations: "
         "every epsilon but that at the class preset rests on that word",
         "get an export with attestations and the registry of its contributors (--registry), or decide whether you trust the "
         "operator; a contributor holds its own ADMIT leaf (ledger prove) against what it signed",
+        brief="Nothing wrong was found, but no contributor's signature was verified: the operator's word stands for them",
     ),
     "SIGNED": Word(
         "the signature holds, and there was no export to check anything else against: all figures are the signer's word",
         "get an export from the ledger's operator, and give it with --export",
         code=1,
+        brief="The signature holds, and nothing behind it was checked",
     ),
     "FAILED": Word(
         "something is wrong, and the findings name it: no figure can be relied on",
         "ask the operator, and keep the export: it is the evidence",
         code=1,
+        brief="Something is wrong with this record: rely on no figure of it",
     ),
 }
 """Verdicts from the strongest to the weakest."""
@@ -65,6 +77,7 @@ UNREAD: Final = Word(
     "against the ledger",
     "install what the finding names, from whom you trust, and audit again; until then rely on no figure",
     code=1,
+    brief="This machine could not compute the figures: nothing is said for or against the record",
 )
 """Explains an audit that FAILED for that alone."""
 
@@ -72,104 +85,132 @@ QUALIFIERS: Final[dict[str, Word]] = {
     "CLOCK_SET": Word(
         "a leaf set the ledger's clock back, so its times are not the order of what happened",
         "ask the operator why; the note names the leaf",
+        brief="the order of times: the record's clock was set back",
     ),
     "CODE_BESIDE": Word(
         "files beside the weights can carry code for a loader to run, or name such code: what it makes of the weights has no "
         "epsilon",
         "read the files that the check names, or load the weights without running anything",
+        brief="what code beside the weights makes of them",
     ),
     "DRAWS_TOLD": Word(
         "who took part in which step is the trainer's record, which no contributor signs and no order decides: an occurrence "
         "that was left out of it is in no epsilon, and where noise follows the draw, one that was put in lowers everybody's",
         "decide whether you trust the trainer's record, or ask the owner for a policy with a signed order of turns",
+        brief="who took part in which step: the trainer's word",
     ),
     "EARLIER_APART": Word(
         "earlier runs share contributions and do not count each other: limits over runs hold only if neither was chosen by "
         "looking at the other's model",
         "ask the owner when and why each of them was planned",
+        brief="limits over all runs: earlier runs do not count each other",
     ),
     "EARLIER_TOLD": Word(
         "what contributions spent in earlier runs, and whether they withdrew there, is the operator's word: exports of counted "
         "runs were not given, or nothing in one says any more who stayed",
         "give the exports of earlier runs with --earlier, from before admissions went where you have them",
+        brief="what was spent in earlier runs: the operator's word",
     ),
     "FROZEN_TOLD": Word(
         "that what no class may touch stayed frozen is the operator's word: such blocks carry no noise",
         "check a release (dptrain release --check): it holds frozen parameters against what the header committed to",
+        brief="that frozen parameters stayed as they were: the operator's word",
     ),
     "ISOLATION_WEAKENED": Word(
         "statement A (direct isolation) does not hold of this run, as the trainer recorded; no epsilon hangs on it",
         "read the reason in the note; rely on statement B alone",
+        brief="that a class moves its own layers alone: here it may move others",
     ),
     "KEY_LOST": Word(
         "an earlier run ended with its key lost: what was charged to it since is in no leaf, so its whole plan is counted, and "
         "whoever has the key may have trained beyond that",
         "ask the owner what became of it",
+        brief="what was charged to an earlier run since its key was lost",
     ),
     "KEY_REVOKED": Word(
         "windows were charged with contributions in the pool whose key was revoked by then, as the registry says; the operator "
         "may not have had that entry yet",
         "ask the operator when it learned of the revocation, and whether these contributions were withdrawn since",
+        brief="that contributions under revoked keys were left out: some were not",
     ),
     "LIMITS_ALONE": Word(
         "limits of epsilon over all runs were held against this run and what it says was spent before, not against other runs",
         "give the exports of all other runs over the corpus with --earlier",
+        brief="limits over all runs: other runs were not looked at",
     ),
     "NO_AUDITORS": Word(
         "the policy names no auditors and no pinned one has cosigned: nobody vouches for what the leaves say, nor, without "
         "witnesses, that everybody is shown this history",
         "compare the checkpoint with that of other readers, or ask the owner for a policy with auditors",
+        brief="that others are shown the same record: no auditor vouches for it",
     ),
     "NO_QUORUM": Word(
         "fewer of the policy's auditors have cosigned than it asks for, so others may be shown another history",
         "ask the operator for cosignatures; --require-quorum makes it a condition",
+        brief="that others are shown the same record: too few auditors signed it",
     ),
     "NO_WITNESS_QUORUM": Word(
         "fewer of the policy's witnesses have cosigned than it asks for, so others may be shown another history",
         "ask the operator to have the checkpoint witnessed; --require-quorum makes it a condition",
+        brief="that others are shown the same record: too few witnesses signed it",
     ),
     "ONE_PARTY": Word(
         "one key signs the policy, every attestation and the ledger: one party holds all of it, and nobody else vouches for "
         "anything",
         "trust the figures as far as you trust that party; ask it for auditors who cosign",
+        brief="anything beyond the word of one party, which holds every key",
     ),
-    "OPEN": Word("the run is not closed: more may be charged", "ask for a later export once it is closed"),
+    "OPEN": Word(
+        "the run is not closed: more may be charged",
+        "ask for a later export once it is closed",
+        brief="what comes later: the run is not closed, and more may be spent",
+    ),
     "PRUNED": Word(
         "leaves were pruned, and auditors vouch for what these said",
         "read in the notes who vouches, or ask for an export from before",
+        brief="what the removed part of the record said: auditors vouch for it",
     ),
     "RELEASE_OLDER": Word(
-        "contributions were withdrawn after the release, which cannot take that into account", "ask for a newer release"
+        "contributions were withdrawn after the release, which cannot take that into account",
+        "ask for a newer release",
+        brief="that a release leaves out who withdrew since: it cannot",
     ),
     "UNADDRESSED": Word(
         "random numbers of the forward passes come from one generator for everybody drawn in a step, as the trainer recorded: "
         "who knows its seed may learn draws that the figures take for secret",
         "ask who could know the seed; where draws are known, epsilon is larger than stated",
+        brief="that draws stay secret: who knows one seed may learn them",
     ),
     "UNCOMPARED": Word(
         "nothing says how large the ledger is at least: an export that was cut back to an earlier size would look the same",
         "give --min-size, or let --remember keep the checkpoint for the next time",
+        brief="that this is the newest record: an older one would look the same",
     ),
     "UNPINNED": Word(
         "the owner's key was not pinned: whose policy this is was read from the export itself",
         "get the corpus owner's key by another way, and give it with --owner-key",
+        brief="whose policy this is: the audit was not given the owner's key",
     ),
     "UNPROBED": Word(
         "the start-up probes saw no gradient in some trained tensors, so they vouch for nothing there",
         "ask the trainer for a run whose probes reach these tensors",
+        brief="the gradients of some trained tensors: the probes saw none",
     ),
     "WEIGHTS_NOT_TIED": Word(
         "a loader of these files is not shown to get every trained tensor of the run, bit for bit, and none in its place: "
         "others have no epsilon",
         "ask for the files as the run saved them",
+        brief="that a loader gets the weights of this run, and no others",
     ),
     "WITHDRAWAL_UNENTERED": Word(
         "a signed withdrawal that was given is entered by no leaf of the export: what it names may still be drawn",
         "hand it to the operator, and ask for a later export",
+        brief="that a withdrawal which was given was heeded: it is in no leaf",
     ),
     "WITHDRAWALS_TOLD": Word(
         "who withdrew, and for what reason, is the operator's word where no signed withdrawal was held against the leaf",
         "get the signed withdrawals, and give them with --withdrawals",
+        brief="who withdrew, and why: the operator's word",
     ),
 }
 """Qualifiers: each weakens what a reader may believe though nothing is wrong."""
@@ -400,10 +441,13 @@ class AuditReport:
         notes: what a reader should know though nothing is wrong, the particulars of the qualifiers among it.
         origin: the ledger's origin, as signed; None when the checkpoint itself was refused, and so are the rest.
         now: what the auditor's clock said, POSIX seconds: times were held against it.
-        last_time: time of the last leaf, None where the leaves were not read.
+        began: time of leaf 0, POSIX seconds by the operator's clock; None where the leaves were not read.
+        last_time: time of the last leaf, likewise.
         accountant: name, library and version that this audit computed with; a note says where the run recorded another.
         classes: per class, recomputed from the leaves.
         blocks: the noise schedule, derived from the signed policy and the stack that the header names.
+        model_fingerprint: hex of the digest over names, shapes and types of the model's parameters: the operator's word.
+        layers: layers of the stack, of all towers together, likewise.
         stack_parameters: parameters of that stack, whose names, order and coordinates are the operator's word.
         isolation: how statement A stands, in words: the trainer's word.
         randomness: whose the random numbers of a forward are, likewise (`ledger.leaves.header.RANDOMNESS`).
@@ -438,6 +482,7 @@ class AuditReport:
     size: int | None = None
     root_hex: str | None = None
     now: int | None = None
+    began: int | None = None
     last_time: int | None = None
     clock_sets: tuple[ClockRow, ...] = ()
     finished: bool = False
@@ -451,6 +496,8 @@ class AuditReport:
     classes: tuple[ClassSummary, ...] = ()
     epochs: tuple[EpochRow, ...] = ()
     blocks: tuple[HeaderBlock, ...] = ()
+    model_fingerprint: str | None = None
+    layers: int = 0
     stack_parameters: int = 0
     isolation: str | None = None
     randomness: str | None = None

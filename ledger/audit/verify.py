@@ -140,7 +140,11 @@ def _audited(path: Path, asked: _Asked) -> AuditReport:
     except Exception as error:  # an input that breaks the auditor must not pass the audit
         findings.append(Finding("INTERNAL", str(path), f"the audit broke off: {type(error).__name__}: {error}"))
     return AuditReport(
-        verdict="FAILED" if findings else verdict, findings=tuple(findings[:MAX_FINDINGS]), now=asked.now, **report
+        verdict="FAILED" if findings else verdict,
+        findings=tuple(findings[:MAX_FINDINGS]),
+        now=asked.now,
+        owner_pinned=asked.owner_key is not None,
+        **report,
     )
 
 
@@ -213,7 +217,6 @@ def _verify(path: Path, asked: _Asked, findings: list[Finding], report: dict[str
         **signers,
         bounds=held,
         ignored=ignored,
-        owner_pinned=asked.owner_key is not None,
         kinds=kinds.rows(),
         log_keys=run.keys.vkeys,
         multipliers=block_multipliers(header),
@@ -332,6 +335,9 @@ def _describe(run: Replay, report: dict[str, Any]) -> None:
             for epoch in run.epochs
         ),
         blocks=header.blocks,
+        began=header.time,
+        model_fingerprint=header.model_fingerprint.hex(),
+        layers=sum(header.stack.depths.values()),
         stack_parameters=len(header.stack.tensors),
         isolation=run.isolation.sentence,
         randomness=header.randomness,

@@ -15,14 +15,18 @@ from attest.errors import FileRefused
 from attest.files import atomic_write, read_limited
 from ledger import layout
 from ledger.audit import QUALIFIERS, AuditReport, Verdict
-from ledger.audit.findings import BEYOND, count_of, headline, word_of
+from ledger.audit.findings import BEYOND, MAX_FINDINGS, count_of, headline, word_of
 from ledger.errors import StorageFailed
 from ledger.report import rows
 from ledger.report.extras import read_extras
-from ledger.report.shown import code, counted, is_number, moment, rounded_down, rounded_up, shown, text
+from ledger.report.shown import code, counted, day, is_number, moment, name, rounded_down, rounded_up, shown, text, utc
+from ledger.views.attacker import CASES, WATCHER, hits
 
 MAX_TILES: Final = 12
-"""Classes whose epsilon is told at a glance; the table has all."""
+"""Classes that are told on the first screen; the table has all."""
+
+MAX_CODES: Final = 8
+"""Codes of findings that are told there; the table has all."""
 
 _SIGNS: Final[dict[Verdict, str]] = {"FULL": "✓", "SUMMARISED": "◐", "TOLD": "◑", "SIGNED": "◌", "FAILED": "✗"}
 
@@ -50,7 +54,7 @@ def write_report(
         StorageFailed: the page cannot be written.
     """
     told = read_extras(extras)
-    run, run_chart = rows.run(report)
+    (run, run_chart), attacked = rows.run(report), rows.attacked(report)
     template, style = _template()
     page = template.render(
         report=report,
@@ -59,6 +63,12 @@ def write_report(
         word=word_of(report.verdict, (finding.code for finding in report.findings)),
         leaves=_leaves(report),
         pruned=sum(row.pruned for row in report.summaries),
+        attacked=attacked,
+        worst=max((one.from_null or 0 for one in attacked), default=0),
+        model=rows.model(report),
+        cosigned=rows.cosigned(report),
+        codes=list(dict.fromkeys(finding.code for finding in report.findings)),
+        spent=rows.spent(report),
         about=rows.about(report),
         tables=rows.tables(report, told),
         preset=any(c.epsilon_preset is not None for c in report.classes),
@@ -92,7 +102,8 @@ def _template() -> tuple[Template, str]:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"code": code, "cut": text, "moment": moment, "up": rounded_up, "down": rounded_down}
+    environment.filters |= {"code": code, "cut": text, "name": name, "up": rounded_up, "down": rounded_down}
+    environment.filters |= {"moment": moment, "utc": utc, "day": day}
     environment.filters["short"] = "{:g}".format
     environment.tests["numeric"] = is_number
     environment.globals |= {
@@ -103,6 +114,12 @@ def _template() -> tuple[Template, str]:
         "shade": rows.shade,
         "heats": rows.HEATS,
         "max_tiles": MAX_TILES,
+        "max_codes": MAX_CODES,
+        "watcher": WATCHER,
+        "cases": CASES,
+        "guessed": hits(0.0, 0.0),
+        "max_findings": MAX_FINDINGS,
+        "other_key": rows.OTHER,
         "newline": Markup("\n"),
     }
     here = resources.files(__package__)

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,7 +16,8 @@ from ledger.note import parse_verifier_key
 from ledger.report.charts import bar, bin_edges, distribution, over_time
 from ledger.report.extras import Extras
 from ledger.report.shown import PUBLIC, bound, code, counted, is_numeric, name, noted, rounded_down, rounded_up, text, utc
-from ledger.views.summary import ReleaseRow, Spread
+from ledger.views.attacker import hits
+from ledger.views.summary import ClassSummary, ReleaseRow, Spread
 
 MAX_POINTS: Final = 200
 """Epochs that are drawn or listed; of more, as many evenly spaced ones and the last."""
@@ -36,6 +38,11 @@ MAX_LINES: Final = 120
 
 BAR: Final = Markup("<span class='hear'>as a bar</span>")
 """Title of a column of bars."""
+
+AUDITOR: Final = "auditor"
+WITNESS: Final = "witness"
+OTHER: Final = "other pinned key"
+"""Roles of who cosigns."""
 
 _NEVER: Final = "never admitted"
 _LAYER: Final = re.compile(r"^(.*?\.\d+)(?:\.|$)")
@@ -67,23 +74,81 @@ def evenly(epochs: Sequence[EpochRow]) -> Sequence[EpochRow]:
     return epochs if count <= MAX_POINTS else [epochs[(at + 1) * count // MAX_POINTS - 1] for at in range(MAX_POINTS)]
 
 
-def about(report: AuditReport) -> list[tuple[str, Any]]:
-    """Returns the ledger that it is about, and how far that is: what is known of it."""
+@dataclass(frozen=True, slots=True)
+class Attacked:
+    """Says how well somebody who knows everything else tells one contribution of a class.
+
+    Attributes:
+        name: name of the class.
+        epsilon: what the contribution has spent at most; None for a public class.
+        from_null: cases of 100 in which at most it is told from an empty one; None if public, and where nothing was spent.
+        from_other: the same from a given other content; None likewise, and where bounds are the operator's word.
+        believed: `from_null` for who believes the bounds that the operator told; None where they were derived.
+    """
+
+    name: str
+    epsilon: float | None = None
+    from_null: int | None = None
+    from_other: int | None = None
+    believed: int | None = None
+
+
+def attacked(report: AuditReport) -> list[Attacked]:
+    """Returns what each class stands to lose, as far as signatures reach.
+
+    Guarantee: Where the bounds of contributions are the operator's word, figures are those at the preset of the class in the
+    signed policy: no ADMIT leaf makes one smaller. A public class has no figure.
+    """
+    return [_attacked(c, 1.0 if report.delta is None else report.delta) for c in report.classes]
+
+
+def _attacked(c: ClassSummary, delta: float) -> Attacked:
+    if c.public or c.epsilon is None:
+        return Attacked(c.name)
+    if c.epsilon_preset is not None:
+        most = max(c.epsilon, c.epsilon_preset)
+        return Attacked(c.name, most, _hits(most, delta), None, _hits(c.epsilon, delta))
+    replaced = math.inf if c.epsilon_replace is None else c.epsilon_replace
+    return Attacked(c.name, c.epsilon, _hits(c.epsilon, delta), _hits(replaced, delta))
+
+
+def _hits(epsilon: float, delta: float) -> int | None:
+    return hits(epsilon, delta) if epsilon else None
+
+
+def spent(report: AuditReport) -> list[tuple[str, Any]]:
+    """Returns by what the figures were computed, and how far the run is."""
     at = f"{report.charged:,} in {counted(report.attempts, 'attempt')}, horizon {report.steps or 0:,}"
-    facts = [
-        ("corpus", report.corpus),
-        ("ledger", report.origin),
-        ("leaves", report.size),
-        ("root", report.root_hex),
-        ("policy signed by", report.owner),
+    return _known(
         ("δ", report.delta),
         ("accountant", report.accountant),
         ("steps charged", at if report.steps else None),
         ("run", ("closed" if report.finished else "open: more may be charged") if report.steps else None),
         ("isolation (statement A)", report.isolation),
+    )
+
+
+def about(report: AuditReport) -> list[tuple[str, Any]]:
+    """Returns the ledger that it is about, to compare it with one at hand: names, size and digests."""
+    return _known(
+        ("corpus", report.corpus),
+        ("ledger", report.origin),
+        ("leaves", report.size),
+        ("root", report.root_hex),
+        ("policy signed by", report.owner),
         ("model digest", report.model_digest),
-    ]
+        ("model structure", report.model_fingerprint),
+    )
+
+
+def _known(*facts: tuple[str, Any]) -> list[tuple[str, Any]]:
     return [(what, code(value) if isinstance(value, str) else value) for what, value in facts if value is not None]
+
+
+def model(report: AuditReport) -> dict[str, int]:
+    """Returns the size of the model, as the header tells it: layers, parameters, and how many of these are frozen."""
+    frozen = sum(block.coordinates for block in report.blocks if not block.classes)
+    return {"layers": report.layers, "parameters": sum(block.coordinates for block in report.blocks), "frozen": frozen}
 
 
 def tables(report: AuditReport, extras: Extras) -> dict[str, Table]:
@@ -336,11 +401,10 @@ def free(ident: str, caption: str, rows: Sequence[Mapping[str, Any]], most: int)
 
 def signers(report: AuditReport) -> Table:
     """Returns who signed the checkpoint, and which auditor or witness whom the signed policy names has not."""
-    named = [(vkey, "auditor") for vkey in report.auditors] + [(vkey, "witness") for vkey in report.witnesses]
-    roles = {(key.name, key.key_id.hex()): role for key, role in ((parse_verifier_key(vkey), role) for vkey, role in named)}
+    roles = _roles(report)
     rows: list[Sequence[Any]] = []
     for signer in report.signers:
-        role = "the ledger itself" if signer.of_log else roles.get((signer.name, signer.key_id), "other pinned key")
+        role = "the ledger itself" if signer.of_log else roles.get((signer.name, signer.key_id), OTHER)
         late = "verified, counts for nothing: dated before the last leaf, or ahead of the clock"
         time = None if signer.time is None else utc(signer.time)
         rows.append((code(signer.name), code(signer.key_id), role, "verified" if signer.counts else late, time))
@@ -348,6 +412,19 @@ def signers(report: AuditReport) -> Table:
     rows += [(*map(code, key), role, "has not cosigned", None) for key, role in roles.items() if key not in signed]
     head = ("name", "key id", "role", "signature", "time stated")
     return Table("signers", "Who signed the checkpoint, and who has not", head, rows)
+
+
+def _roles(report: AuditReport) -> dict[tuple[str, str], str]:
+    """Returns auditors and witnesses whom the signed policy names, by name and key id."""
+    named = [(vkey, AUDITOR) for vkey in report.auditors] + [(vkey, WITNESS) for vkey in report.witnesses]
+    return {(key.name, key.key_id.hex()): role for key, role in ((parse_verifier_key(vkey), role) for vkey, role in named)}
+
+
+def cosigned(report: AuditReport) -> Counter[str]:
+    """Counts by role who cosigned the checkpoint beside the ledger itself; cosignatures that count for nothing are left out."""
+    roles = _roles(report)
+    counting = (signer for signer in report.signers if signer.counts and not signer.of_log)
+    return Counter(roles.get((signer.name, signer.key_id), OTHER) for signer in counting)
 
 
 def _resembled(vkey: str | None) -> Markup | None:

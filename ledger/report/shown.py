@@ -70,6 +70,12 @@ def moment(seconds: int) -> str:
     return told.replace("T", " ").replace("Z", " UTC") if told.endswith("Z") else told
 
 
+def day(seconds: int) -> str:
+    """Returns the day of a time in words alone; a number that is none as it is shown."""
+    told = moment(seconds)
+    return told.split(" ")[0] if told.endswith(" UTC") else told
+
+
 def rounded_up(value: float) -> Decimal:
     """Returns four significant digits, never below the value: a bound that is shown smaller is no bound."""
     return Decimal(format(_FOUR_UP.create_decimal_from_float(value), "f"))

@@ -217,7 +217,8 @@ def test_the_verdict_stands_before_everything_else(varied, tmp_path):
     found = page(varied[0], tmp_path, report=varied[1], extras=EXTRAS)
     body = found.split("<main")[1]
     places = [
-        body.index(part) for part in ("class='verdict told'", "class='tiles'", "<nav", "id='about'", "id='notes'", "id='scope'")
+        body.index(part)
+        for part in ("class='verdict told'", "class='tiles'", "<nav", "id='spent'", "id='scope'", "id='notes'", "id='about'")
     ]
     assert places == sorted(places)
 
@@ -239,10 +240,10 @@ def test_every_claim_names_its_leaves_and_what_nobody_can_know_is_said(varied, t
         "dptrain release --check",
     ):
         assert expected in told, expected
-    assert "Summaries" not in told and "The run is over" not in told
+    assert "Summaries" not in told and "The run is over" not in told and "The policy is the corpus owner" not in told
     known = dataclasses.replace(report, owner_pinned=True)
     told = words(section_of(page(export, tmp_path, report=known), "scope"))
-    assert "owner's key that was pinned" in told.replace("&#x27;", "'")
+    assert "owner's key that was pinned" in told.replace("&#x27;", "'") and "The policy is the corpus owner" in told
 
 
 def test_an_audit_that_failed_claims_nothing(varied, tmp_path):

@@ -14,8 +14,8 @@ from tests.worlds.ledgers import SIGNER
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium; apt-get install chromium")
 
-WIDTHS = (320, 360, 768, 1100)
-"""CSS pixels: the least that WCAG 2.2 asks for (1.4.10, reflow), a phone, a tablet, a desk."""
+WIDTHS = (320, 360, 400, 768, 1100)
+"""CSS pixels: the least that WCAG 2.2 asks for (1.4.10, reflow), phones, a tablet, a desk."""
 
 # Every text that is shown, with the least contrast between it and any colour behind it (WCAG 2.2, 1.4.3), as text: ratio.
 CONTRAST = """
@@ -141,6 +141,21 @@ def test_on_a_phone_the_verdict_is_on_the_first_screen_and_before_the_contents(p
     assert page.evaluate(f"{box.format('.tiles')}.bottom <= {box.format('nav')}.top")
 
 
+def test_on_a_phone_what_was_not_verified_begins_on_the_first_screen_and_nothing_is_between_it_and_the_verdict(page):
+    page.resize(400, 860, mobile=True)
+    box = "document.querySelector('{}').getBoundingClientRect()"
+    assert page.evaluate(f"{box.format('.open')}.top - {box.format('.verdict')}.bottom") < 40
+    assert page.evaluate(f"{box.format('.open')}.top") < 430
+
+
+def test_on_a_desk_it_stands_beside_the_verdict_and_the_classes_and_who_vouches_are_on_the_first_screen(page):
+    page.resize(1100, 900)
+    box = "document.querySelector('{}').getBoundingClientRect()"
+    assert page.evaluate(f"{box.format('.open')}.left >= {box.format('.verdict')}.right")
+    assert abs(page.evaluate(f"{box.format('.open')}.top - {box.format('.verdict')}.top")) < 30
+    assert page.evaluate(f"{box.format('.tiles')}.bottom") < 900 and page.evaluate(f"{box.format('.vouch')}.top") < 800
+
+
 def test_on_a_phone_no_bar_is_cut_so_that_their_lengths_can_be_compared(page):
     page.resize(360, mobile=True)
     ends = "filter(e => e.checkVisibility()).map(e => e.getBoundingClientRect().right)"
@@ -261,13 +276,14 @@ def test_all_of_it_can_be_reached_and_opened_by_keyboard_and_focus_is_seen(page)
     folded = page.evaluate("document.querySelectorAll('details').length")
     assert opened == folded == sum(tag == "SUMMARY" for tag, _ in stops)
     assert sum(role == "group" for _, role in stops) == page.evaluate("document.querySelectorAll('[tabindex=\"0\"]').length")
-    assert stops.count(("A", None)) == page.evaluate("document.querySelectorAll('nav a').length")
+    assert stops.count(("A", None)) == page.evaluate("document.querySelectorAll('main a').length")
 
 
 def test_a_link_of_the_contents_leads_to_its_heading(page):
     targets = page.evaluate(
         "[...document.querySelectorAll('nav a')].map(a => [a.textContent, document.querySelector(a.hash + ' h2').textContent])"
     )
+    assert page.evaluate("[...document.querySelectorAll('main a')].every(a => document.querySelector(a.hash))")
     assert len(targets) >= 8 and all(link == heading for link, heading in targets)
 
 
