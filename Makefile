@@ -124,7 +124,7 @@ mutations: $(STAMP)
 mutants: $(STAMP)
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m tests.mutants $(ARGS)
 
-# cwt and pycose need an older cbor2 than we do, so each has an environment of its own. The library of the Go side is Debian's
+# cwt and pycose need an older cbor2 than the tests do, so each has an environment of its own. The library of the Go side is Debian's
 # package, so that no module proxy is needed.
 interop: $(STAMP) build/interop/cwt build/interop/pycose build/interop/tlog build/interop/go_side
 	INTEROP_CWT=build/interop/cwt/bin/python INTEROP_PYCOSE=build/interop/pycose/bin/python \

@@ -1,7 +1,6 @@
 """Attestation and admission: what a contributor signs, what an owner signs, and the gate between them.
 
-It needs `cbor2`, `cryptography` and `numpy` and never imports torch or SQL, so that contributors and auditors get along
-without.
+It needs `cryptography` and `numpy` and never imports torch or SQL, so that contributors and auditors get along without.
 
 * `cbor`, `sign1`, `signed_file`, `keys`: deterministic encoding, COSE signatures, key hygiene.
 * `schema`: fields that are declared once, and the forms that follow. `fixed_point`, `files`, `errors`: what all use.

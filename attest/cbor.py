@@ -8,9 +8,10 @@ The accepted language is a subset of RFC 8949 section 4.2.1 (core deterministic 
 * `false`, `true`, `null`, and finite floats in the shortest width that keeps their value;
 * at most `max_depth` containers inside one another.
 
-There are no tags, no indefinite lengths, no other simple values and no bytes after the item. `cbor2` is not used on untrusted
-bytes: it accepts many encodings of one value, and hands out values that compare equal in Python (`1`, `1.0`, `True`), so that
-two readers of one signature could see two documents. It serves as a second opinion in the tests.
+There are no tags, no indefinite lengths, no other simple values and no bytes after the item. `cbor2` is not used: it accepts
+many encodings of one value, and hands out values that compare equal in Python (`1`, `1.0`, `True`), so that two readers of one
+signature could see two documents. It sorts keys by the rule of RFC 7049 and encodes subclasses. In the tests it is the second
+opinion.
 """
 
 import math

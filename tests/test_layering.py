@@ -13,7 +13,7 @@ from tests.house.modules import Code
 
 # What each package may import beside the standard library and itself.
 ALLOWED = {
-    "attest": {"cbor2", "cryptography", "numpy"},
+    "attest": {"cryptography", "numpy"},
     "ledger": {"attest", "cryptography", "sqlalchemy", "psycopg", "dp_accounting", "numpy", "jinja2", "markupsafe"},
 }
 

@@ -5,7 +5,12 @@ grows with their number, where losses spread with its root. So a size is asked f
 too many points is computed on a coarser grid, which is an upper bound too.
 """
 
+import sys
+from importlib.util import find_spec
 from typing import Any, Final
+
+from attest.schema.words import NOT_INSTALLED
+from ledger.errors import AccountantError
 
 MOST_POINTS: Final = 1 << 22
 """Most points of a grid that is composed."""
@@ -15,6 +20,20 @@ TAIL: Final = 1e-15
 
 _SPARSE: Final = 1000
 """Most points of what the library composes without a transform."""
+
+
+def require(what: str) -> None:
+    """Refuses what only the library computes, where it is not installed; it is not loaded for that.
+
+    Args:
+        what: the figures that need it, as the subject of a sentence in the plural.
+
+    Raises:
+        AccountantError: code NOT_INSTALLED.
+    """
+    if sys.modules.get("dp_accounting") is None and ("dp_accounting" in sys.modules or find_spec("dp_accounting") is None):
+        how = "which is not installed; run: pip install 'dptrain[accounting]'"
+        raise AccountantError(NOT_INSTALLED, f"{what} are computed by dp-accounting, {how}")
 
 
 def repeated(step: Any, times: int) -> Any | None:

@@ -65,6 +65,9 @@ class Laplace(Cost):
     def divergences(self, participation: Participation) -> tuple[float, ...]:
         return tuple(math.fsum(p.steps * _step(order, p) for p in self._phases(participation)) for order in ORDERS)
 
+    def require(self) -> None:
+        grids.require("figures of Laplace noise")
+
     def describe(self, accountant: str) -> tuple[str, str, str]:
         check(self.name, accountant)
         parameters = (

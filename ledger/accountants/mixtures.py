@@ -56,6 +56,9 @@ def epsilon_of_principal(contributions: Sequence[Phase], delta: float) -> float:
         contributions: one phase per contribution: its noise multiplier, sampling rate and steps.
         delta: the delta of the policy.
 
+    Raises:
+        AccountantError: code GROUP, too many contributions; NOT_INSTALLED without dp-accounting, where draws are secret.
+
     Source: Choquette-Choo, Ganesh, Steinke and Thakurta (2023), Corollary 4.7 (vectors are dominated by their norms); for
     occurrences that are public, mu adds up (Dong, Roth and Su 2022): `epsilon_occurrences((sum of mu_j)^2)`.
     """
@@ -71,6 +74,7 @@ def epsilon_of_principal(contributions: Sequence[Phase], delta: float) -> float:
     unsampled = epsilon_of_mu(math.fsum(math.sqrt(p.steps) / p.noise_multiplier for p in members), delta)
     if all(p.sampling_rate == 1.0 for p in members) or members[0].noise_multiplier < UNSAMPLED_BELOW:
         return unsampled
+    grids.require("figures of several secret draws together")
     shifts = _sums([(1.0 / p.noise_multiplier, p.sampling_rate) for p in members])
     return min(unsampled, _mixture(shifts, max(p.steps for p in members), delta))
 

@@ -198,6 +198,10 @@ class Cost:
         """Returns by how much a figure that was recorded may exceed the one recomputed; nothing under a formula of its own."""
         return 0.0 if accountant in self.own else ACCOUNTANTS[accountant].leeway(library, version)
 
+    def require(self) -> None:
+        """Refuses where a library that its figures need is missing; by default none is needed. Raises AccountantError: code
+        NOT_INSTALLED."""
+
     def lattice_bits(self, coordinates: int, multiplier: float) -> int:
         """Returns b of the lattice ``s * 2^-b`` on which certified sums are integers.
 
@@ -281,8 +285,8 @@ def check_accountant(accountant: str) -> None:
 
 
 def check(family: str, accountant: str) -> Cost:
-    """Returns the row of a family, if an accountant goes with it. Raises AccountantError: code NOT_INSTALLED; or FAMILY: it is
-    none, or the accountant does not account for it."""
+    """Returns the row of a family, if an accountant goes with it. Raises AccountantError: code NOT_INSTALLED, its package or a
+    library that it needs is missing; or FAMILY: it is none, or the accountant does not account for it."""
     cost = TABLE.get(family)
     if cost is None and family in MechanismRule.PARAMETERS:  # which loads what is installed
         cost = TABLE.get(family)
@@ -295,6 +299,7 @@ def check(family: str, accountant: str) -> Cost:
         because = f": {cost.why['accountant']}" if "accountant" in cost.why else ""
         sentence = f"noise family {family!r} is accounted by {_or(cost.accountants)}, not by {accountant!r}"
         raise AccountantError("FAMILY", f"{sentence}{because}")
+    cost.require()
     return cost
 
 

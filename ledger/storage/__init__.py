@@ -7,11 +7,15 @@ from ledger.storage.place import Place, file_place, register_store, server_place
 
 __all__ = ["Place", "file_place", "register_store"]
 
-register_store("sqlite", "ledger.storage.sql.sqlite:SqliteStore")
+register_store(
+    "sqlite",
+    "ledger.storage.sql.sqlite:SqliteStore",
+    needs="a ledger in a file needs SQLAlchemy ({error}): pip install 'dptrain[store]'",
+)
 register_store(
     "postgresql",
     "ledger.storage.sql.postgres:PostgresStore",
     place=server_place,
     aliases=("postgres",),
-    needs="a ledger on PostgreSQL needs psycopg ({error}): pip install 'dptrain[postgres]'",
+    needs="a ledger on PostgreSQL needs SQLAlchemy and psycopg ({error}): pip install 'dptrain[postgres]'",
 )

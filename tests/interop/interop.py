@@ -1,6 +1,6 @@
 """Other implementations read what we write, and we read what they write: run by `make interop`, not by the test suite.
 
-The other sides run in environments of their own, since `cwt` and `pycose` need an older `cbor2` than this project:
+The other sides run in environments of their own, since `cwt` and `pycose` need an older `cbor2` than these tests:
 `INTEROP_CWT` and `INTEROP_PYCOSE` name their interpreters, `INTEROP_NODE` that of Node (default `node`). Nothing is skipped: a
 side that cannot be started is a failure.
 

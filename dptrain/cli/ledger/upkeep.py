@@ -25,7 +25,7 @@ from ledger.log.examining import Examination
 from ledger.note import NoteSigner, parse_verifier_key
 from ledger.storage import highwater
 from ledger.storage.beside import read_public, write_public
-from ledger.storage.place import Place
+from ledger.storage.place import Place, store_of
 
 
 def set_clock(
@@ -65,9 +65,7 @@ def init(
     """
     place = place_of(url, None)
     wrong_if(place.kind != "postgresql", "a ledger in a file needs no preparation; training makes it")
-    from ledger.storage.sql.postgres import PostgresStore  # loads SQLAlchemy
-
-    with contextlib.closing(PostgresStore.create(place)) as store:
+    with contextlib.closing(store_of(place).create(place)) as store:
         store.grant(writer)
     made = f"made the tables of {place.shown} in schema {place.schema}; {writer} may append to them"
     return Told({"ledger": place.shown, "schema": place.schema, "writer": writer}, [made])
