@@ -4,11 +4,13 @@
 #   make test TORCH="torch==2.9.1"     another torch build; by default the CPU release we test with,
 #                                      or the current CUDA build when nvidia-smi is found
 #   make test ARGS="tests/attest -x"   arguments for pytest
+#   make test LOCK=requirements/test.lock   the versions of a lock, by their hashes, beside TORCH; only for these EXTRAS
 
 PYTHON ?= python3
 VENV   ?= .venv
 EXTRAS ?= train,minilm,dev
 TORCH  ?= $(if $(shell command -v nvidia-smi 2>/dev/null),torch,torch==2.13.0)
+LOCK   ?=
 ARGS   ?=
 DIR    ?= demo
 SEED   ?= 1
@@ -16,11 +18,14 @@ SEED   ?= 1
 FUZZ_SECONDS ?= 600
 FUZZ_JOBS    ?= 1
 
+BUILDER ?=
+
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test slow lint types pages bench bench-scaling bench-start bench-lengths bench-against bench-gate bench-ledger gpu fuzz faults lies mutations mutants interop zoo house clean
+.PHONY: dist lock
 
 help:
 	@echo "make demo    the whole way on real data, from keys to a verified export, into $(DIR)/"
@@ -32,18 +37,25 @@ help:
 	@echo "make zoo     hundreds of model families through the start of a run, held to what is expected of each"
 	@echo "make house   count lines, import circles, upward arrows, folders too full and files too small"
 	@echo "make pages   write the pages of the docs that are made from the code"
+	@echo "make dist    wheel and sdist of the commit, bills of materials and provenance, into dist/; make lock: requirements/*.lock"
 	@echo "make lies    tell every lie that the log's key can sign, and print the verdict that each gets"
 	@echo "make mutants   break every promise of the private step once, and demand that the test named for it fails"
 	@echo "make mutations   judge a million mutations of valid attestations; make interop: against cwt, pycose, Node, Go and others"
 
 install: $(STAMP)
 
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml $(LOCK)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "dptrain needs Python 3.11 or newer; say which: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet $(TORCH)
+ifeq ($(LOCK),)
 	$(BIN)/python -m pip install --quiet --editable '.[$(EXTRAS)]'
+else
+	$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r $(LOCK)
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	$(BIN)/python -m pip check
+endif
 	@touch $(STAMP)
 
 demo: $(STAMP)
@@ -162,6 +174,20 @@ pages: $(STAMP)
 	$(BIN)/python -m tests.claims
 	$(BIN)/python -m tests.pages
 	$(BIN)/python -m tests.zoo --docs
+
+# What is published, from the commit that is checked out alone. Its tools are locked, and in an environment of their own.
+# BUILDER=URI names who builds, for the provenance.
+dist: build/release/.installed
+	build/release/bin/python -m publish.dist $(if $(BUILDER),--builder "$(BUILDER)") $(ARGS)
+
+# Keeps the versions that still fit; ARGS=--upgrade takes the newest, ARGS=--check only looks.
+lock: build/release/.installed
+	build/release/bin/python -m publish.lock $(ARGS)
+
+build/release/.installed: requirements/release.lock
+	test -x build/release/bin/python || $(PYTHON) -m venv build/release
+	build/release/bin/python -m pip install --quiet --require-hashes -r requirements/release.lock
+	@touch $@
 
 # Keeps demo/: it holds keys and a ledger, which only their owner may throw away.
 clean:
