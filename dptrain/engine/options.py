@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypedDict
 
 from dptrain.errors import ConfigError
 from dptrain.record.earlier_runs import Earlier, Where
@@ -105,6 +106,21 @@ class NoiseSource:
     def __post_init__(self) -> None:
         if self.generator not in ("host", "device"):
             raise ConfigError("NOISE_GENERATOR", f"noise_generator is {self.generator!r}, expected 'host' or 'device'")
+
+
+class OpenOptions(TypedDict, total=False):
+    """Options of `PrivateTraining.open` by keyword, for calls that hand them on: a type checker finds a misspelt one."""
+
+    ledger: RunLedger | Where
+    accelerator: Any
+    owner_key: Where | bytes | None
+    registry: Where | None
+    earlier: Earlier
+    microbatches: Microbatches
+    clock: Clock
+    resume: bool
+    progress: bool
+    noise: NoiseSource
 
 
 NO_EARLIER = Earlier()

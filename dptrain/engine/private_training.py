@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import torch
 from torch import nn
@@ -34,6 +34,7 @@ from dptrain.engine.options import (
     Earlier,
     Microbatches,
     NoiseSource,
+    OpenOptions,
     RunLedger,
     Where,
 )
@@ -175,7 +176,7 @@ class PrivateTraining:
         folder: Where,
         policy: str,
         records: Mapping[str, Sequence[Any]],
-        **options: Any,
+        **options: Unpack[OpenOptions],
     ) -> "PrivateTraining":
         """Opens a run of one person who holds the data and the keys: makes policy, registry and attestations in a folder.
 
@@ -216,7 +217,7 @@ class PrivateTraining:
         by: str | Callable[[Any], Any] | None = None,
         public_lengths: Sequence[int] = (),
         length_of: Callable[[Any], int] | None = None,
-        **options: Any,
+        **options: Unpack[OpenOptions],
     ) -> "PrivateTraining":
         """Opens a run over data that is all yours, with noise for an epsilon; makes all that an auditor needs in a directory.
 
