@@ -12,7 +12,7 @@ from dptrain.errors import how_to_install, is_missing_extra
 
 if TYPE_CHECKING:
     from dptrain.data.items import pack_examples
-    from dptrain.engine import Clock, Earlier, Microbatches, NoiseSource, PrivateTraining, RunLedger
+    from dptrain.engine import Clock, Earlier, Metrics, Microbatches, NoiseSource, PrivateTraining, RunLedger
     from dptrain.gradients import check_gradient_rule, gradient_rule
     from dptrain.routing import fix
 
@@ -20,6 +20,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Clock",
     "Earlier",
+    "Metrics",
     "Microbatches",
     "NoiseSource",
     "PrivateTraining",
@@ -52,3 +53,8 @@ def __getattr__(name: str) -> Any:
             raise
         raise ImportError(how_to_install(error), name=error.name) from error
     return getattr(found, name)
+
+
+def __dir__() -> list[str]:
+    """Lists what is public."""
+    return sorted(__all__)

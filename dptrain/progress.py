@@ -1,11 +1,14 @@
-"""Progress bars on a terminal, and nothing at all in a pipe."""
+"""Progress bars on a terminal and in a notebook, and nothing at all in a pipe."""
 
 import contextlib
+import html
+import importlib
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
@@ -46,6 +49,8 @@ def progress_bar(
 ) -> Iterator[Callable[[int], None] | None]:
     """Yields a callback that takes the number done so far and draws a bar with rate and time left on standard error.
 
+    In a notebook it is an element of the page, without rate or time, which a saved notebook would keep.
+
     Args:
         what: What is being done.
         total: About how many there are; asked on a terminal alone, so a pipe costs nothing.
@@ -56,6 +61,10 @@ def progress_bar(
     Yields:
         The callback; None where standard error is no terminal and nothing is told.
     """
+    if shown and screen is None and (notebook := _notebook()) is not None:
+        with _widget(notebook, what, total(), told) as update:
+            yield update
+        return
     screen = screen or Console(stderr=True)
     if not (shown and screen.is_terminal):
         yield None if told is None or not shown else _lines(what, total(), told)
@@ -76,6 +85,40 @@ def progress_bar(
                 bar.update(task, completed=count, refresh=True)
 
         yield progress
+
+
+def _notebook() -> Any | None:
+    """Returns the module of IPython that displays, where a notebook runs this; rich wants a package more for its own bar."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return None if getattr(shell, "kernel", None) is None else importlib.import_module("IPython.display")
+
+
+@contextlib.contextmanager
+def _widget(page: Any, what: str, total: int, told: Callable[[], str] | None) -> Iterator[Callable[[int], None]]:
+    """Yields the callback of a bar in a notebook; the last picture stays."""
+    done, due, told_due, said = 0, 0.0, 0.0, ""
+
+    def picture() -> Any:
+        beside = html.escape(f"{done:,} of {total:,}{', ' if said else ''}{said}")
+        return page.HTML(f'<div>{html.escape(what)} <progress value="{done}" max="{total}"></progress> {beside}</div>')
+
+    handle = page.display(picture(), display_id=True)
+
+    def progress(count: int) -> None:
+        nonlocal done, due, told_due, said
+        done = count
+        if (now := time.monotonic()) >= due:
+            due = now + _REFRESH
+            if told is not None and now >= told_due:
+                told_due, said = now + _TOLD, told()
+            handle.update(picture())
+
+    try:
+        yield progress
+    finally:
+        if told is not None and sys.exc_info()[0] is None:
+            said = told()
+        handle.update(picture())
 
 
 def _lines(what: str, total: int, told: Callable[[], str]) -> Callable[[int], None]:

@@ -96,7 +96,7 @@ def train(
         model, optimizer = accelerator.prepare(model, optimizer)
         model, optimizer, steps = run.prepare(
             model, optimizer, collate, layers=config.model.layers, probe=probe_records(validation), states=[scheduler],
-            dry_run=dry_run,
+            dry_run=dry_run, metrics=config.metrics(),
         )  # fmt: skip
         loss = run.loss(tools.per_example_loss, compiled=config.run.compile)
         for step in steps:

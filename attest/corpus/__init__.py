@@ -13,3 +13,8 @@ from attest.corpus.signing import SigningTemplate, copy_unique, sign_content, si
 __all__ = [
     "Contents", "Corpus", "Item", "Locator", "SigningTemplate", "copy_unique", "open_corpus", "sign_content", "sign_corpus",
 ]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    """Lists what is public."""
+    return sorted(__all__)

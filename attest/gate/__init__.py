@@ -16,3 +16,8 @@ __all__ = [
     "Admission", "Admitted", "Examiner", "Gate", "GateReport", "ReasonCode", "Refusal", "Refused", "Seen", "decide",
     "refusal_of", "run_gate",
 ]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    """Lists what is public."""
+    return sorted(__all__)

@@ -19,6 +19,7 @@ from attest.corpus.digests import DigestTable
 from attest.corpus.records import Locator
 from attest.descriptor import ContributionDescriptor, Opener, Parts, split
 from attest.errors import AttestError, ReasonCode
+from attest.schema.cards import card, card_of
 from attest.schema.plain import COMMITMENT_SIZE, SALT_SIZE, commit_content
 
 
@@ -148,6 +149,8 @@ class Seen:
     _contents: DigestTable = field(default_factory=DigestTable, repr=False)
     _per_holder: Counter[str] = field(default_factory=Counter, repr=False)
 
+    _repr_html_ = card_of
+
     def note(self, admission: Admission, now: int | None = None) -> None:
         """Remembers an admission."""
         self.claim(admission.descriptor.content_hash, admission.descriptor_hash)
@@ -199,6 +202,9 @@ class GateReport:
     refused: list[Refused]
     now: int
     registry_root: bytes
+
+    def _repr_html_(self) -> str:
+        return card(type(self).__name__, [*self.counts().items(), ("now", self.now), ("registry_root", self.registry_root)])
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Returns `{"admitted": {class: n}, "refused": {code: n}}`, sorted by name."""

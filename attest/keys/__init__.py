@@ -26,3 +26,8 @@ __all__ = [
     "load_private_key", "load_public_key", "public_bytes", "save_private_key", "save_public_key", "verifier",
     "verify_signature",
 ]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    """Lists what is public."""
+    return sorted(__all__)

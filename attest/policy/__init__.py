@@ -15,3 +15,8 @@ __all__ = [
     "ClassRule", "DepthRule", "MechanismRule", "NoisePhase", "Policy", "SamplingRule", "SignedPolicy", "open_policy",
     "sign_policy", "verify_policy",
 ]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    """Lists what is public."""
+    return sorted(__all__)

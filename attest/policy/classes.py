@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Final, Literal
 from attest.descriptor import GENERATE, MAX_COUNT, MAX_MICRO, PUBLIC_BOUNDS, PURPOSES, QUERY, TRAIN, SignedBounds
 from attest.errors import PolicyRefused
 from attest.schema import Checked, check_fields, declared
+from attest.schema.cards import card_of
 from attest.schema.groups import Band, Inline, Many
 from attest.schema.kinds import Days, Exact, Flag, Identifier, Reading, Scaled, Text, Whole, Word
 
@@ -87,6 +88,8 @@ class DepthRule:
         default=None,
         optional=True,
     )
+
+    _repr_html_ = card_of
 
     @property
     def everything(self) -> bool:
@@ -291,6 +294,8 @@ class ClassRule:
         default=(),
         optional=True,
     )
+
+    _repr_html_ = card_of
 
     def __post_init__(self) -> None:
         check_fields(self, PolicyRefused)

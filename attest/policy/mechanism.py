@@ -13,6 +13,7 @@ from attest.errors import PolicyRefused
 from attest.fixed_point import MICRO, from_micro
 from attest.policy.classes import ADAPTER_NAME
 from attest.schema import check_fields, declared
+from attest.schema.cards import card_of
 from attest.schema.groups import Many
 from attest.schema.kinds import Flag, Octets, Scaled, Whole
 from attest.schema.words import Words, check_among
@@ -141,6 +142,8 @@ class MechanismRule:
         nil=True,
     )
 
+    _repr_html_ = card_of
+
     def __post_init__(self) -> None:
         check_word(self, "noise.family")
         check_fields(self, PolicyRefused)
@@ -229,6 +232,8 @@ class NoisePhase:
     scale_micro: int = declared(
         2, Scaled(MICRO, MAX_MICRO, f"{MICRO}..{MAX_MICRO}"), "Factor on every standard deviation of the schedule, at least 1."
     )
+
+    _repr_html_ = card_of
 
     def __post_init__(self) -> None:
         if type(self.scale_micro) is int and self.scale_micro < MICRO:

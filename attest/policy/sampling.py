@@ -10,6 +10,7 @@ from attest.errors import PolicyRefused
 from attest.policy.classes import Section
 from attest.policy.mechanism import check_word
 from attest.schema import declared
+from attest.schema.cards import card_of
 from attest.schema.groups import Many
 from attest.schema.kinds import Flag, Whole
 
@@ -128,6 +129,8 @@ class SamplingRule:
 
     name: str = POISSON
     parameters: Any = None
+
+    _repr_html_ = card_of
 
     def __post_init__(self) -> None:
         check_word(self, "sampling.order")

@@ -10,6 +10,7 @@ from attest import sign1, signed_file
 from attest.errors import AttestError, FileRefused, PolicyRefused
 from attest.keys.signers import Signer
 from attest.policy.rules import Policy
+from attest.schema.cards import card_of
 from attest.schema.plain import check_bytes
 
 
@@ -22,6 +23,8 @@ class SignedPolicy:
     sign1: bytes
     owner: str
     digest: bytes
+
+    _repr_html_ = card_of
 
 
 def sign_policy(

@@ -33,3 +33,8 @@ __all__ = [
     "Prove", "Registry", "RegistryLog", "RegistryReader", "RegistryWalk", "Revoke", "RevokeOwn", "Rotate", "SetClock",
     "open_registry", "peek", "read_states",
 ]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    """Lists what is public."""
+    return sorted(__all__)

@@ -22,3 +22,8 @@ __all__ = [
     "Phases", "block_std", "effective_multiplier", "occurrence_loss", "phase_multipliers", "phase_std", "realised_std",
     "scheduled_std", "sufficient_variance", "waste",
 ]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    """Lists what is public."""
+    return sorted(__all__)

@@ -27,6 +27,7 @@ from attest.errors import ValueRefused
 from attest.fixed_point import MICRO
 from attest.policy import ClassRule, Policy
 from attest.schedule import convex
+from attest.schema.cards import card_of
 
 
 def scheduled_std(rules: Iterable[ClassRule]) -> float:
@@ -83,6 +84,8 @@ class Phases:
     firsts: tuple[int, ...]
     scales: tuple[int, ...]
     steps: int
+
+    _repr_html_ = card_of
 
     @classmethod
     def of(cls, policy: Policy) -> "Phases":

@@ -11,3 +11,8 @@ and its JSON, and the tables and the CDDL in the documentation. A new field is o
 from attest.schema.declare import Checked, Declared, check_by_word, check_fields, declarations, declared, derived
 
 __all__ = ["Checked", "Declared", "check_by_word", "check_fields", "declarations", "declared", "derived"]
+
+
+def __dir__() -> list[str]:
+    """Lists what is public."""
+    return sorted(__all__)

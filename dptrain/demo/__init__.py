@@ -3,3 +3,8 @@
 from dptrain.demo.stages import main
 
 __all__ = ["main"]
+
+
+def __dir__() -> list[str]:
+    """Lists what is public."""
+    return sorted(__all__)

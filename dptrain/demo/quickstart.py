@@ -43,7 +43,8 @@ def collate(examples):  # shapes that follow from no example: texts cut or padde
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 with PrivateTraining.own({data!r}, {numbers}, directory={directory!r}) as private:
     probe = open({probe!r}, "rb").read().splitlines()
-    model, optimizer, steps = private.prepare(model, optimizer, collate, probe=probe)  # dry_run=True charges nothing
+    how = dict(probe=probe, metrics={metrics!r})  # dry_run=True charges nothing
+    model, optimizer, steps = private.prepare(model, optimizer, collate, **how)
     for step in steps:
         for rows in step:
             losses = nn.functional.cross_entropy(model(rows["x"]), rows["labels"], reduction="none")
@@ -229,7 +230,7 @@ def _program(found: Columns, data: Path, directory: Path, numbers: dict[str, Any
         label=found.label, labels=list(found.labels), data=str(data.resolve()), directory=str(place),
         collate=collate.format(columns=columns, length=256), model=model.format(width=len(columns)),
         numbers=", ".join(f"{name}={value!r}" for name, value in numbers.items()), probe=str(place / "probe.jsonl"),
-        weights=str(place / "model.pt"), export=str(place / "export"),
+        weights=str(place / "model.pt"), metrics=str(place / "metrics.jsonl"), export=str(place / "export"),
     )  # fmt: skip
 
 

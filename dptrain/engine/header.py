@@ -1,6 +1,7 @@
 """Describes a run in public words: the ledger's header with the structure of the model, and public figures per class."""
 
 import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +13,10 @@ from attest.policy.sampling import POISSON, period
 from attest.schedule import waste
 from attest.schedule.blocks import derive
 from attest.schedule.turns import dearest_turns
+from attest.schema.cards import by_name, card_of
 from dptrain.clipping.resolver import Schedule
 from dptrain.data.slots import Slots
+from dptrain.record.metrics import Line, by_group, flat
 from ledger.accountants import likely_occurrences
 from ledger.leaves import HeaderBlock
 from ledger.replay.state import RunState
@@ -58,6 +61,15 @@ class Epsilon:
     planned: float
     delta: float
 
+    _repr_html_ = card_of
+
+
+class Epsilons(dict[str, Epsilon | None]):
+    """Holds the figures of every class by its name; None for a public class, to which nothing is promised."""
+
+    def _repr_html_(self) -> str:
+        return by_name("epsilon", self, "public")
+
 
 def summary(
     policy: Policy, run: RunState, charged: int, schedule: Schedule, slots: Slots, isolation: str
@@ -89,6 +101,42 @@ def summary(
         }
         rows.append(row | (dict.fromkeys(PROMISES) if rule.public else _promises(policy, run, place, rule, members)))
     return rows
+
+
+def numbers(
+    policy: Policy,
+    run: RunState,
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    step: int,
+    stds: Mapping[str, float],
+    rates: Sequence[float],
+    now: int,
+) -> Line:
+    """Returns the public numbers of a step that is done: what the ledger says, and what the step ran with.
+
+    Guarantee: nothing in them follows from private rows or from secret draws. A time is among them only where occurrences are
+    public, and then it is one of the clock whose times the ledger has. Learning rates are
+    those that `dptrain.engine.refusals.public_rates` lets through.
+
+    Args:
+        run: what the ledger says so far. rows: of :func:`summary`. stds: noise per block on the sum of the step.
+        rates: learning rates of the optimizer's groups; none where something that may follow from private rows set them.
+        now: POSIX seconds.
+    """
+    figures = {"epsilon": "epsilon", "epsilon_planned": "epsilon_planned", "noise_multiplier": "effective_multiplier"}
+    line: Line = {
+        "run": run.header.run_id.hex(),
+        "attempt": run.attempt,
+        "step": step,
+        "steps": policy.steps,
+        "charged": run.charged,
+        "delta": float(policy.delta),
+        **flat({name: {row["class"]: row[key] for row in rows} for name, key in figures.items()}),
+        **flat({"noise_std": stds}),
+        **by_group(rates),
+    }
+    return line | ({"time": now} if run.header.occurrences_public else {})
 
 
 PROMISES = (

@@ -6,9 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
+from attest.schema.cards import card_of
 from dptrain.errors import ConfigError
 from dptrain.record.earlier_runs import Earlier, Where
+from dptrain.record.metrics import Metrics, Send
 from ledger.storage.place import Place
+
+__all__ = ["Clock", "Earlier", "Metrics", "Microbatches", "NoiseSource", "RunLedger", "Send", "Where"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,8 @@ class RunLedger:
     origin: str | None = None
     checkpoints: Where | None = None
     keep_reading: bool = True
+
+    _repr_html_ = card_of
 
     @classmethod
     def of(cls, given: "RunLedger | Where") -> "RunLedger":
@@ -62,6 +68,8 @@ class Microbatches:
     contributions: int = 16
     rows: int | None = None
 
+    _repr_html_ = card_of
+
     def __post_init__(self) -> None:
         if self.contributions < 1:
             raise ConfigError("MICROBATCH", f"microbatch is {self.contributions}, expected at least 1 contribution")
@@ -87,6 +95,8 @@ class Clock:
     now: Callable[[], int] = lambda: int(time.time())
     jump_ok: bool = False
 
+    _repr_html_ = card_of
+
 
 @dataclass(frozen=True)
 class NoiseSource:
@@ -102,6 +112,8 @@ class NoiseSource:
 
     generator: str = "host"
     insecure_test_key: bytes | None = None
+
+    _repr_html_ = card_of
 
     def __post_init__(self) -> None:
         if self.generator not in ("host", "device"):

@@ -31,9 +31,10 @@ from dptrain.engine.options import Microbatches, NoiseSource
 from dptrain.engine.release import Phase, PrivateGradients
 from dptrain.engine.start import Start
 from dptrain.engine.step import Parts, UnderWay, check_parameters
-from dptrain.errors import ConfigError, NonFinite
+from dptrain.errors import ConfigError, NonFinite, StepOrder
 from dptrain.progress import progress_bar
 from dptrain.record import checkpoints, weights
+from dptrain.record.metrics import Line, Metrics, MetricsLog
 from dptrain.record.pin import sign_record
 from dptrain.record.recorder import Recorder, by_terms
 from dptrain.record.registry_watch import RegistryWatch
@@ -111,13 +112,14 @@ class PreparedRun(Parts[Planned]):
 
     Args:
         optimizer: as the user gave it. layers, probe: see `PrivateTraining.prepare`. states: what a checkpoint holds beside
-            model and optimizer.
+            model and optimizer. metrics: where public numbers go.
 
     Attributes:
         step: the last step that began. released: the last one whose release began. saved: the last one in a checkpoint.
         start_step: the last one that is done when the run begins; 0 for a new run.
         attempt: streams and draws; None before the first step of this attempt. dry: whether nothing private is trained on.
         states: objects whose states a checkpoint holds beside model and optimizer.
+        ended: code and sentence that say why no more steps are taken; None while they are.
     """
 
     def __init__(
@@ -131,6 +133,7 @@ class PreparedRun(Parts[Planned]):
         layers: str | Sequence[str] | None,
         probe: Sequence[bytes] | None,
         states: Sequence[Any],
+        metrics: Metrics | None = None,
     ) -> None:
         policy = opened.policy
         self.opened = opened
@@ -186,6 +189,8 @@ class PreparedRun(Parts[Planned]):
             self._take_ledger_order(slots)
         else:
             self.recorder.plan(self._header, slots, opened.gate.now)
+        self.metrics = MetricsLog(metrics, policy.steps)
+        self.metrics.require(self._run if self.recorder.resuming else None)
         self.states = [self.sandbox, *states]
         self._pin = checkpoints.restore(opened.checkpoints, self.recorder, self.model, self.optimizer, self.states)
         self.start_step = self.step = self.released = self.saved = 0 if self._pin is None else self._pin.step
@@ -205,7 +210,10 @@ class PreparedRun(Parts[Planned]):
             full=opened.microbatches.full,
             exact=policy.exactness == "certified" and opened.device.type == "cpu",
         )
+        self._first_rates = refusals.rates_of(self.optimizer)
+        self._rates: list[float] = []
         self.attempt: Attempt | None = None
+        self.ended: tuple[str, str] | None = None
         self.dry = False
         self._ended = False
 
@@ -218,6 +226,7 @@ class PreparedRun(Parts[Planned]):
 
     def ready(self, number: int) -> Iterator[Microbatch]:
         """Checks that a step may begin, yields the probes that are due, and begins the run before the first step."""
+        self._require_going()
         self.gradients.require(Phase.IDLE, f"step {number} was started")
         self.check()
         if self.attempt is None:
@@ -243,6 +252,7 @@ class PreparedRun(Parts[Planned]):
         if attempt is None:
             attempt = recorder.resume(self.start_step, self._pin, opened.now())
         self._take_ledger_order(slots)
+        self.metrics.begin(self._run, self.start_step)
         streams = open_streams(recorder, self.pool, policy, attempt, opened.noise, bits=self.router.sums.bits)
         self.gradients.state_of(streams.noise)
         drawing = Drawing(policy, self.schedule, self.pool, streams, opened.microbatches)
@@ -302,6 +312,7 @@ class PreparedRun(Parts[Planned]):
 
     def backward(self, losses: torch.Tensor, rows: Microbatch) -> None:
         """Runs the backward pass of a microbatch: routes, clips and accumulates; see `PrivateTraining.backward`."""
+        self._require_going()
         with self.under_way.backward(rows):
             if self.probe.active:
                 self.probe.backward(losses, rows)
@@ -317,18 +328,26 @@ class PreparedRun(Parts[Planned]):
         does once a microbatch drew numbers that belong to no contribution.
         """
         self.released = number
+        self._rates = refusals.public_rates(self.optimizer, self._first_rates)
         blank = self.sandbox.kept.changed() or self.sandbox.late_host_draws
         public = self.folding.public if self.schedule.public else None
         self.gradients.release(self._going.streams.noise, number, public, blank=blank)
 
     def settle(self, number: int) -> None:
         """Settles the window at its end, closes epochs, and checks that the optimizer took the step."""
+        self._require_going()
         self.gradients.require(Phase.STEPPED, f"the loop left step {number}")
         self._watch()
+        self._note(number)
         self.gradients.phase = Phase.IDLE
-        if self.recorder.at_window_end(number):
+        ended = self.recorder.at_window_end(number)
+        if ended:
             check_parameters([(t.name, t.parameter) for _, t in self.router.tensors], number)
             self.recorder.settle(number, self.opened.now())
+        if ended or self.recorder.ledger.header.occurrences_public:
+            self.metrics.write()
+            self.metrics.tell()
+        if ended:
             refusals.refuse_written(self.sandbox)
         if self.recorder.at_epoch_end(number):
             self.recorder.close_epoch(number, self.weights.records(), self.isolation.told, self.opened.now())
@@ -343,12 +362,15 @@ class PreparedRun(Parts[Planned]):
             self.begin()
         if self.gradients.phase is not Phase.IDLE:
             self.gradients.require(Phase.STEPPED, "finish() was called")
+            self._note(self.step)
             self.gradients.phase = Phase.IDLE
         self._watch()
+        self.metrics.write()
         self.recorder.finish(self.step, self.weights.records, self.isolation.told, self.opened.now())
         self._going.streams.sealed.destroy()
         self._going.streams.noise.destroy()
         self._ended = True
+        self.metrics.tell()
         refusals.refuse_written(self.sandbox)
 
     def interrupt(self) -> None:
@@ -361,10 +383,19 @@ class PreparedRun(Parts[Planned]):
         Raises:
             LedgerError: the ledger or the disk refuses; what was charged is in the ledger all the same.
         """
-        phase = self.gradients.phase
         if self.attempt is None or self._ended or self.recorder.ledger.finished:
             return
+        self._end_attempt()
+        with suppress(Exception):  # of the user's function, that ended the loop perhaps
+            self.metrics.tell()
+
+    def _end_attempt(self) -> None:
+        """Settles what is open, writes what is noted, and saves the last whole step if there is one to save."""
+        phase = self.gradients.phase
         whole = self.step if phase in (Phase.IDLE, Phase.STEPPED) else self.step - 1
+        if phase is Phase.STEPPED:
+            self._note(self.step)
+        self.metrics.write()
         window = self.recorder.ledger.state.open_window
         if window is not None:
             self.recorder.settle(max(self.released, window.first_step - 1), self.opened.now())
@@ -386,6 +417,7 @@ class PreparedRun(Parts[Planned]):
 
     def save(self) -> Path:
         """Writes a durable checkpoint of the states, pinned to the ledger; see `PrivateTraining.save`."""
+        self._require_going()
         if self.gradients.phase is not Phase.IDLE:
             self.gradients.require(Phase.STEPPED, "save() was called")
         self._watch()
@@ -399,6 +431,9 @@ class PreparedRun(Parts[Planned]):
         def sign(size: int, sha256: bytes) -> bytes:
             return sign_record(self.recorder.ledger, step, told, size, sha256)
 
+        if self.gradients.phase is Phase.STEPPED:
+            self._note(step)
+        self.metrics.write()
         path = checkpoints.save(self.opened.checkpoints, step, sign, self.model, self.optimizer, self.states)
         self.saved = step
         return path
@@ -421,15 +456,42 @@ class PreparedRun(Parts[Planned]):
         self.folding.compiled.append(made)
         return made
 
+    def numbers(self) -> Line:
+        """Returns the public numbers of the last step that was released: see `dptrain.engine.header.numbers`."""
+        stds = dict(zip((block.name for block in self.schedule.blocks), self.gradients.stds, strict=True))
+        run, now = self.recorder.ledger.state, self.opened.now()
+        return header.numbers(self.policy, run, self.summary(), step=self.released, stds=stds, rates=self._rates, now=now)
+
+    @property
+    def in_window(self) -> bool:
+        """Tells whether steps are charged that are not settled."""
+        return self.recorder.begun and self.recorder.ledger.state.open_window is not None
+
     def summary(self) -> list[dict[str, Any]]:
         """Returns the public figures per class: see `dptrain.engine.header.summary`."""
         run = self.recorder.state(self._header, self.opened.now())
         return header.summary(self.policy, run, run.charged, self.schedule, self.pool.slots, self.isolation.told)
 
-    def detach(self) -> None:
-        """Leaves the sandbox, gives the parameters back to autograd and removes every hook."""
+    def detach(self, ended: tuple[str, str]) -> None:
+        """Leaves the sandbox, gives the parameters back to autograd and removes every hook; no more steps are taken."""
+        self.ended = ended
         self.under_way.leave()
         self.gradients.close()
+
+    def _require_going(self) -> None:
+        """Raises StepOrder: code CLOSED or TAKEN_OVER."""
+        if self.ended is not None:
+            raise StepOrder(*self.ended)
+
+    def _note(self, number: int) -> None:
+        """Notes the public numbers of a step that the optimizer has taken, once."""
+        if self.metrics.due(number):
+            self.metrics.note(self.numbers())
+
+    @property
+    def _run(self) -> str:
+        """Names the run as the lines of its public numbers do."""
+        return self.recorder.ledger.header.run_id.hex()
 
     @property
     def _going(self) -> Attempt:

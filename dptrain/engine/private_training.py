@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, Unpack, overload
 
 import torch
 from torch import nn
@@ -18,12 +18,13 @@ from attest.corpus import open_corpus
 from attest.gate import run_gate
 from attest.keys import load_public_key
 from attest.policy import Policy, open_policy
+from attest.schema.cards import card
 from dptrain.data.items import Encode, collate_items, contents_of, count_tokens, decode_item, decode_items
 from dptrain.data.microbatch import Collate, Decode, Microbatch
 from dptrain.data.packing import Planned
 from dptrain.engine import refusals
 from dptrain.engine.dry_run import STEPS, DryRun
-from dptrain.engine.header import Epsilon
+from dptrain.engine.header import Epsilon, Epsilons
 from dptrain.engine.one_owner import corpus_name, owners_policy, stage_alone
 from dptrain.engine.options import (
     CLOCK,
@@ -32,10 +33,12 @@ from dptrain.engine.options import (
     NOISE,
     Clock,
     Earlier,
+    Metrics,
     Microbatches,
     NoiseSource,
     OpenOptions,
     RunLedger,
+    Send,
     Where,
 )
 from dptrain.engine.prepared import Opened, PreparedRun
@@ -45,11 +48,24 @@ from dptrain.progress import attestations_in, progress_bar
 from dptrain.record.recorder import Recorder
 from dptrain.record.registry_watch import RegistryWatch, cited_roots, memories_of, reading_beside
 from dptrain.record.settling import Inbox
+from ledger.storage.place import Place
 
 if TYPE_CHECKING:
     from dptrain.routing.compiled import CompiledLoss
     from dptrain.routing.repeated import Loss, RepeatedLoss
 
+
+CLOSED: Final = (
+    "CLOSED",
+    "the run was closed, and no step of it can be taken any more; open it again (in a notebook: run the cell with open(..., "
+    "resume=True) or own(), and those behind it)",
+)
+TAKEN_OVER: Final = (
+    "TAKEN_OVER",
+    "this run ended when its ledger was opened again in this process, which settled and saved it; use the run, model, "
+    "optimizer and steps that were opened and prepared last (in a notebook: run the cells from open() or own() on)",
+)
+"""Says why a run takes no more steps."""
 
 _OPEN: "weakref.WeakSet[PrivateTraining]" = weakref.WeakSet()
 """Runs of this process that are open."""
@@ -81,6 +97,7 @@ class PrivateTraining:
     def __init__(self, opened: Opened) -> None:
         self.opened = opened
         self._prepared: PreparedRun | None = None
+        self._ended: tuple[str, str] | None = None
         _OPEN.add(self)
 
     @classmethod
@@ -128,8 +145,8 @@ class PrivateTraining:
         refusals.refuse_generator(noise.generator, signed.policy, accelerator)
         data, kept = open_corpus(corpus), RunLedger.of(ledger)
         place = kept.where()
-        for other in [run for run in _OPEN if run.opened.recorder.place.shown == place.shown]:
-            other._interrupt()  # a cell of a notebook that is run again
+        for other in [run for run in _OPEN if _one_ledger(run.opened.recorder.place, place)]:
+            other._interrupt(TAKEN_OVER)  # a cell of a notebook that is run again
         watch = RegistryWatch(registry or beside / "registry.cbor", public, memories_of(place, data))
         origin = kept.origin or f"{signed.policy.corpus}/{place.name}"
         recorder = Recorder(place, kept.key, origin, resume, public, earlier)
@@ -285,7 +302,7 @@ class PrivateTraining:
         """Returns the run with its model.
 
         Raises:
-            StepOrder: code NOT_PREPARED, before `prepare`.
+            StepOrder: code NOT_PREPARED, before `prepare`; TAKEN_OVER, its ledger was opened again.
         """
         return self._require_prepared("NOT_PREPARED", "the run has no model yet; call prepare() first")
 
@@ -299,6 +316,7 @@ class PrivateTraining:
         layers: str | Sequence[str] | None = None,
         probe: Sequence[bytes] | None = None,
         states: Sequence[Any] = (),
+        metrics: Metrics | Where | Send | None = None,
         dry_run: bool = False,
     ) -> tuple[nn.Module, torch.optim.Optimizer, Steps[Planned]]:
         """Binds a model and its optimizer to the policy, and resumes the ledger of a run that has one.
@@ -316,17 +334,28 @@ class PrivateTraining:
                 default these run on contributions of public classes or, where there are none, on rows made up from shapes and
                 types; where such rows do not serve (PROBE_NEEDED), give real ones.
             states: objects with ``state_dict`` and ``load_state_dict``, as schedulers; checkpoints hold them too.
+            metrics: a file for the public numbers of every step, a function that takes them, or `dptrain.Metrics`.
             dry_run: return three steps on rows that are nobody's, instead of the run's: every record is decoded and collated,
                 the start-up probes run, nothing is charged, and `save` writes nothing.
 
         Raises:
             UnsupportedModule, CoupledModel, UnsupportedPolicy, NotPrivateUse, ResumeRefused, LedgerError.
+            ConfigError: code METRICS, the file holds something else than lines of this run.
             PinRefused: the newest checkpoint of a resumed run is not what this run saved; nothing was loaded or charged.
         """
+        self._require_mine()
         if self._prepared is not None:
-            raise StepOrder("PREPARED_TWICE", "prepare() was called twice on one PrivateTraining; open a new one per run")
+            raise StepOrder(
+                "PREPARED_TWICE",
+                "prepare() was called twice on one PrivateTraining; open a new one per run (in a notebook: run the cell with "
+                "open(..., resume=True) or own() again, which goes on behind the last whole step, and then this one)",
+            )
+        if self._ended is not None:
+            raise StepOrder(*self._ended)
         decode = decode or self.opened.decode
-        run = PreparedRun(self.opened, model, optimizer, collate, decode, layers=layers, probe=probe, states=states)
+        wanted = None if dry_run else Metrics.of(metrics)
+        how = {"layers": layers, "probe": probe, "states": states, "metrics": wanted}
+        run = PreparedRun(self.opened, model, optimizer, collate, decode, **how)
         self._prepared = run
         if dry_run:
             run.dry = True
@@ -397,7 +426,7 @@ class PrivateTraining:
         """
         return self.prepared.save()
 
-    def epsilon(self) -> dict[str, Epsilon | None]:
+    def epsilon(self) -> Epsilons:
         """Returns per class what the run has spent so far of a contribution, and what it will have spent at the end.
 
         Each epsilon bounds what all released gradients, and so every released model, tell of one contribution of the class,
@@ -412,50 +441,64 @@ class PrivateTraining:
         """
         figures = ("epsilon", "epsilon_replace", "epsilon_planned", "delta")
         rows = self.prepared.summary()
-        return {row["class"]: None if row["public"] else Epsilon(*map(row.__getitem__, figures)) for row in rows}
+        return Epsilons({row["class"]: None if row["public"] else Epsilon(*map(row.__getitem__, figures)) for row in rows})
 
     def export(self, directory: str | os.PathLike[str]) -> Path:
         """Writes the public record of the run for an auditor: the ledger, what contributors signed, and the registry.
 
         Raises:
-            ExportRefused: as ``ledger.log.ledger.Ledger.export``.
+            ExportRefused: as ``ledger.log.ledger.Ledger.export``. StepOrder: code TAKEN_OVER, a later run has the ledger.
         """
+        self._require_mine()
         return Path(self.opened.recorder.ledger.export(Path(directory), registry=self.opened.registry.path))
 
     def close(self) -> None:
         """Detaches from the model, restores ``requires_grad`` and closes the ledger file.
 
+        Every parameter has the ``requires_grad`` that it had before `prepare`. Calling it twice does no more.
+
         Raises:
             LedgerReplaced: the ledger that was written is no longer the one under its name. All is closed all the same.
         """
+        if self._ended is not None:
+            return
         try:
             self.opened.recorder.require_in_place()
         finally:
             self._detach()
 
-    def _interrupt(self) -> None:
+    def _interrupt(self, ended: tuple[str, str] = CLOSED) -> None:
         """Ends an attempt whose loop an exception ended, and closes the ledger file; a ``with`` block does it, and so does the
         end of the program.
 
         The open window is settled with the steps whose release began, and the last whole step is saved. So ``resume=True`` goes
         on behind it, and the rest of the window is all that is charged in vain. Warns where the disk or the ledger refuses.
         """
+        if self._ended is not None:
+            return
         try:
             if self._prepared is not None:
                 self._prepared.interrupt()
         except Exception as error:  # whatever it is, the exception that ended the loop is the one to be seen
             warnings.warn(f"the run was interrupted, and could not be settled ({error}); what was charged counts", stacklevel=2)
         finally:
-            self._detach()
+            self._detach(ended)
 
-    def _detach(self) -> None:
-        """Detaches and closes, and asks for nothing."""
+    def _detach(self, ended: tuple[str, str] = CLOSED) -> None:
+        """Detaches and closes, and asks for nothing; says from here on why the run has ended."""
         _OPEN.discard(self)
+        self._ended = self._ended or ended
         if self._prepared is not None:
-            self._prepared.detach()
+            self._prepared.detach(self._ended)
         self.opened.recorder.close()
 
+    def _require_mine(self) -> None:
+        """Refuses a run whose ledger was opened by a later one: what this one knows of it is old."""
+        if self._ended is TAKEN_OVER:
+            raise StepOrder(*TAKEN_OVER)
+
     def _require_prepared(self, code: str, sentence: str) -> PreparedRun:
+        self._require_mine()
         if self._prepared is None:
             raise StepOrder(code, sentence)
         return self._prepared
@@ -463,12 +506,24 @@ class PrivateTraining:
     def __repr__(self) -> str:
         """Says where the ledger lies, how far the run is, and what it has spent."""
         place, run = self.opened.recorder.place.shown, self._prepared
+        if self._ended is TAKEN_OVER:
+            return f"<PrivateTraining {place}: ended, a later run has its ledger>"
         if run is None:
             return f"<PrivateTraining {place}: no model yet, call prepare()>"
         if not self.opened.recorder.begun:
             return f"<PrivateTraining {place}: {'a dry run' if run.dry else 'nothing charged yet'}>"
         delta = float(self.policy.delta)
         return f"<PrivateTraining {place}: step {run.step} of {self.policy.steps}, {run.told()}, delta {delta:g}>"
+
+    def _repr_html_(self) -> str:
+        """Says the same for a notebook."""
+        shown = repr(self)[1:-1].removeprefix("PrivateTraining ")
+        place, _, stands = shown.partition(": ")
+        return card("PrivateTraining", [("ledger", place), ("stands", stands)])
+
+    def __dir__(self) -> list[str]:
+        """Lists what is public."""
+        return [name for name in super().__dir__() if name.startswith("__") or not name.startswith("_")]
 
     def __enter__(self) -> "PrivateTraining":
         return self
@@ -478,3 +533,10 @@ class PrivateTraining:
             self.close()
         else:
             self._interrupt()
+
+
+def _one_ledger(first: Place, second: Place) -> bool:
+    """Tells whether two places are one, however their names are written."""
+    if first.file is None or second.file is None:
+        return first.shown == second.shown
+    return os.path.realpath(first.file) == os.path.realpath(second.file)

@@ -185,6 +185,24 @@ def warn_delta(policy: Policy, contributions: int) -> None:
         )
 
 
+def rates_of(optimizer: torch.optim.Optimizer) -> list[float]:
+    """Returns the learning rates of the groups of an optimizer, of those that have one."""
+    return [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
+
+
+def public_rates(optimizer: torch.optim.Optimizer, first: Sequence[float]) -> list[float]:
+    """Returns the learning rates of an optimizer where they are public, else none.
+
+    They are where they stand as they stood at the start, or where a scheduler that counts steps drives them. What else sets
+    them, as a plateau of a loss or a line of the loop, may follow from private rows.
+
+    Args:
+        first: learning rates at the start.
+    """
+    found = rates_of(optimizer)
+    return found if getattr(optimizer.step, "_wrapped_by_lr_sched", False) or found == list(first) else []
+
+
 def warn_schedule(optimizer: torch.optim.Optimizer, states: Sequence[Any]) -> None:
     """Warns where a checkpoint is written without the schedule that drives the optimizer."""
     kinds = (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)

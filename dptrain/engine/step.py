@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from attest.schema.cards import card
 from dptrain.data.microbatch import Microbatch
 from dptrain.errors import NonFinite, StepOrder
 from dptrain.progress import progress_bar
@@ -57,14 +58,20 @@ class Parts(ABC, Generic[Planned]):
 
 
 class LogicalStep(Generic[Planned]):
-    """One logical step: iterate it for its microbatches, then call ``optimizer.step()``."""
+    """One logical step: iterate it for its microbatches, then call ``optimizer.step()``.
+
+    Attributes:
+        number: from 1. begun: whether anybody has iterated it.
+    """
 
     def __init__(self, parts: Parts[Planned], number: int) -> None:
         self._parts = parts
         self.number = number
+        self.begun = False
 
     def __iter__(self) -> Iterator[Microbatch]:
         parts, number = self._parts, self.number
+        self.begun = True
         yield from parts.ready(number)
         parts.charge(number)
         for planned in parts.draw(number):
@@ -74,7 +81,8 @@ class LogicalStep(Generic[Planned]):
 
 
 class Steps(Generic[Planned]):
-    """Exactly T logical steps, empty draws included; iterate once.
+    """Exactly T logical steps, empty draws included. A loop that was left between two steps, or behind the optimizer's, is gone
+    on with by another one over these steps.
 
     Before the first step, the user's own loop runs a few probe microbatches: they look like any other, carry no charge and
     change nothing.
@@ -89,6 +97,8 @@ class Steps(Generic[Planned]):
         self._numbers = range(first, last + 1)
         self._title = title
         self._shown = shown
+        self._left: LogicalStep[Planned] | None = None
+        self._over = False
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -102,13 +112,63 @@ class Steps(Generic[Planned]):
         )
 
     def __iter__(self) -> Iterator[LogicalStep[Planned]]:
+        """Yields the steps that are to be taken yet.
+
+        Raises:
+            StepOrder: code STEP_LEFT, an earlier loop was left inside a step; STEPS_OVER, all were taken.
+        """
+        numbers = self._to_take()
         with progress_bar(self._title, lambda: len(self), shown=self._shown, told=self._parts.told) as progress:
-            for done, number in enumerate(self._numbers, start=1):
-                yield LogicalStep(self._parts, number)
-                self._parts.settle(number)  # the loop called optimizer.step()
+            for number in numbers:
+                self._left = step = LogicalStep(self._parts, number)
+                yield step
+                if self._left is not step:
+                    raise StepOrder(
+                        "STEPS_IN_ORDER", f"two loops run over these steps, and the other went on from step {number}; keep one"
+                    )
+                self._settle(number)  # the loop called optimizer.step()
                 if progress is not None:
-                    progress(done)
+                    progress(number - self._numbers.start + 1)
+        self._over = True
         self.finish()
+
+    def _to_take(self) -> range:
+        """Settles a step behind which a loop was left, and returns the numbers that come."""
+        if self._over:
+            raise StepOrder(
+                "STEPS_OVER",
+                f"all steps of this {self._title} were taken, and it has ended; another run takes another ledger or directory, "
+                "and a prepare() of its own",
+            )
+        left = self._left
+        if left is not None and left.begun:
+            try:
+                self._settle(left.number)
+            except StepOrder as error:
+                raise StepOrder(
+                    "STEP_LEFT",
+                    f"an earlier loop was left inside step {left.number}, which cannot be gone on with here; open the run "
+                    "again (in a notebook: run the cells with open(..., resume=True) or own(), with prepare(), and with the "
+                    f"loop), and it goes on behind step {left.number - 1}",
+                ) from error
+        start = self._numbers.start if self._left is None else self._left.number
+        return range(start, self._numbers.stop)
+
+    def _settle(self, number: int) -> None:
+        """Settles a step; the next one is then the one that is left."""
+        self._parts.settle(number)
+        self._left = LogicalStep(self._parts, number + 1)
+
+    def __repr__(self) -> str:
+        """Says what these are, and which comes next."""
+        return f"<Steps: {self._title}, {self._stands()}>"
+
+    def _repr_html_(self) -> str:
+        return card("Steps", [(self._title, self._stands())])
+
+    def _stands(self) -> str:
+        coming, last = self._numbers.start if self._left is None else self._left.number, self._numbers.stop - 1
+        return f"{last} steps, over" if self._over else f"step {coming} of {last} is next" if coming <= last else "at its end"
 
     def finish(self) -> None:
         """Closes the ledger and destroys every key and what was sealed; the loop over the steps ends so.

@@ -9,3 +9,8 @@ from dptrain.gradients.forms import Dense, Form, Gather, Outer
 from dptrain.gradients.registry import Call, Rule, gradient_rule
 
 __all__ = ["Call", "Dense", "Form", "Gather", "Outer", "Rule", "check_gradient_rule", "gradient_rule"]
+
+
+def __dir__() -> list[str]:
+    """Lists what is public."""
+    return sorted(__all__)

@@ -1,6 +1,12 @@
-"""Trainers of TRL that have no private form, each with the cause."""
+"""Says what a private run refuses of Trainers: those of TRL that have no private form, each with the cause, and arguments."""
 
-from dptrain.errors import NotPrivateUse
+import os
+from typing import Final
+
+from transformers import TrainingArguments
+
+from dptrain.engine.private_training import PrivateTraining
+from dptrain.errors import ConfigError, NotPrivateUse
 
 _GROUPS = (
     "the advantage of a completion is its reward measured against those of others, and tokens are averaged over the batch, so "
@@ -58,3 +64,44 @@ def refuse(name: str) -> None:
             f"{name.removeprefix('Private')} has no private form: {cause}. Use PrivateSFTTrainer, PrivateRewardTrainer, or "
             "PrivateDPOTrainer on pairs that were sampled and judged before",
         )
+
+
+def refuse_arguments(args: TrainingArguments) -> None:
+    """Raises for arguments under which a step would run twice, in several processes, or by another loop."""
+    if args.world_size > 1 or args.n_gpu > 1 or args.deepspeed or args.fsdp:
+        raise NotPrivateUse(
+            "PROCESSES",
+            "the arguments ask for several processes or devices, and this build trains in one process on one; launch one "
+            "process, set CUDA_VISIBLE_DEVICES to one device, and leave deepspeed and fsdp out",
+        )
+    if args.auto_find_batch_size:
+        raise NotPrivateUse(
+            "RETRIES",
+            "auto_find_batch_size runs the training again from its start, and steps that are charged stay charged; set "
+            "per_device_train_batch_size to what fits, which changes no result",
+        )
+    if args.torch_compile:
+        raise ConfigError("TRAINER", "torch_compile compiles the model without the private step; set compiled=True instead")
+
+
+def require_steps(args: TrainingArguments, private: PrivateTraining, *, signed: bool) -> None:
+    """Takes the number of steps from the policy; raises ConfigError where the arguments ask for another one."""
+    steps = private.policy.steps
+    if signed and args.max_steps > 0 and args.max_steps != steps:
+        raise ConfigError(
+            "TRAINER",
+            f"max_steps is {args.max_steps}, and the signed policy has {steps} steps; leave max_steps out, or sign a policy "
+            "with as many",
+        )
+    args.max_steps = steps
+
+
+PACE: Final = {"WANDB_X_DISABLE_STATS": "true", "WANDB_CONSOLE": "off"}
+"""Settings under which W&B neither samples the load of the machine nor keeps what a terminal shows, bars among it."""
+
+
+def hide_pace(args: TrainingArguments) -> None:
+    """Keeps a service that reports by itself from telling the pace of steps; settings of the user stay as they are."""
+    if "wandb" in args.report_to:
+        for name, value in PACE.items():
+            os.environ.setdefault(name, value)

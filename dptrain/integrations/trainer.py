@@ -7,7 +7,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,18 +21,24 @@ from dptrain.data.items import encode_item, items_of
 from dptrain.data.microbatch import Decode, Microbatch
 from dptrain.data.slots import Slots
 from dptrain.engine import refusals
-from dptrain.engine.options import MICROBATCHES, Microbatches
+from dptrain.engine.options import MICROBATCHES, Metrics, Microbatches, Send, Where
 from dptrain.engine.private_training import PrivateTraining
 from dptrain.engine.release import Phase
 from dptrain.engine.step import LogicalStep, Steps
 from dptrain.errors import ConfigError, CoupledModel, NotPrivateUse, ResumeRefused
-from dptrain.integrations.coupled import refuse
+from dptrain.integrations.coupled import hide_pace, refuse, refuse_arguments, require_steps
 from dptrain.integrations.losses import base_of, losses_of
 from dptrain.integrations.rows import FixedLength
 from dptrain.record.pin import found
 
 UNSAID = ("loss", "train_loss", "total_flos", "num_input_tokens_seen")
 """Figures of a Trainer that follow from private rows and carry no noise; they are not logged."""
+
+PACE = ("train_runtime", "train_samples_per_second", "train_steps_per_second")
+"""Figures that tell the pace of steps; they are not logged where draws are secret."""
+
+LOGGED = ("run", "step", "steps", "attempt", "time")
+"""Public numbers of a run that a Trainer does not log beside the others: it has its own, or they are no figures to draw."""
 
 
 class Step(dict):
@@ -83,7 +89,7 @@ class PrivateRun:
         private: an opened run, in the place of `train_dataset`.
         target_epsilon, delta, clip_norm: as `PrivateTraining.own`.
         max_length: tokens of every row; shorter examples are padded, longer ones cut.
-        compiled: runs each microbatch as one compiled graph. layers, probe: as `PrivateTraining.prepare`.
+        compiled: runs each microbatch as one compiled graph. layers, probe, metrics: as `PrivateTraining.prepare`.
         others: as the Trainer. ``compute_loss_func`` and an overridden ``compute_loss`` return one loss per example.
 
     Raises:
@@ -117,6 +123,7 @@ class PrivateRun:
         compiled: bool = False,
         layers: str | Sequence[str] | None = None,
         probe: Sequence[bytes] | None = None,
+        metrics: Metrics | Where | Send | None = None,
         **options: Any,
     ) -> None:
         if isinstance(train_dataset, PrivateTraining):
@@ -130,22 +137,25 @@ class PrivateRun:
             )
         args = copy.copy(args) if args is not None else self.arguments("trainer_output")
         batch = _translated(args)
-        _refuse_arguments(args)
+        refuse_arguments(args)
         self._own_data = train_dataset
         self._evaluated: list[Any] = []
         self._contents: set[bytes] | None = None
         if private is None:
             assert target_epsilon is not None
             private = _own(train_dataset, args, batch, target_epsilon=target_epsilon, delta=delta, clip_norm=clip_norm)
-        _require_steps(args, private, signed=train_dataset is None)
+        require_steps(args, private, signed=train_dataset is None)
         self.private = private
-        self._settings: dict[str, Any] = {"layers": layers, "probe": probe}
+        if self._secret:
+            hide_pace(args)
+        self._settings: dict[str, Any] = {"layers": layers, "probe": probe, "metrics": metrics}
         self._compiled = compiled
         self._length = max_length
         self._steps: Steps[Any] | None = None
         self._running: Iterator[LogicalStep[Any]] | None = None
         self._loss: Callable[[nn.Module, Microbatch], torch.Tensor] | None = None
         self._given = 0
+        self._held: list[tuple[int, float | None, dict[str, Any]]] = []
         self._inside = self._asked = False
         self._refuse_private_data(eval_dataset)
         super().__init__(
@@ -192,6 +202,8 @@ class PrivateRun:
             done = super().train(checkpoint, *others, **options)
         except BaseException:
             self.private._interrupt()
+            with suppress(Exception):  # the one that ended the training is the one to be seen
+                self._log_held()
             raise
         kept = {name: value for name, value in done.metrics.items() if name not in UNSAID}
         return done._replace(training_loss=math.nan, metrics=kept)
@@ -256,7 +268,10 @@ class PrivateRun:
         return (losses, outputs) if return_outputs else losses
 
     def log(self, logs: dict[str, float], *others: Any, **options: Any) -> None:
-        """Logs what is public.
+        """Logs what is public, and with the figures of a step those of `PrivateTraining.prepare(metrics=...)`.
+
+        Where draws are secret, nothing is logged inside a window of steps, whose pace tells of them: it comes when the ledger
+        settles the window, or when a checkpoint is saved, under the number of the step that it is of.
 
         Raises:
             NotPrivateUse: code LOGGED, it is called while private rows are there.
@@ -267,9 +282,19 @@ class PrivateRun:
                 f"log() was called with {sorted(logs)} from the loss of private rows, which no noise hides; log in evaluation, "
                 "on public data",
             )
-        for name in UNSAID:
+        run, training = self.private._prepared, "loss" in logs
+        for name in (*UNSAID, *(PACE if self._secret else ())):
             logs.pop(name, None)
-        super().log(logs, *others, **options)
+        if run is not None and training:
+            logs |= {name: value for name, value in run.numbers().items() if name not in {*LOGGED, *logs}}
+        if run is None or not (self._secret and run.in_window):
+            super().log(logs, *others, **options)
+            return
+        self._held.append((self.state.global_step, self.state.epoch, logs))
+        if self.control.should_training_stop:
+            self._stopped()
+        if self.control.should_save:
+            self._log_held()
 
     def evaluate(self, eval_dataset: Any = None, *others: Any, **options: Any) -> dict[str, float]:
         """Evaluates on public data.
@@ -313,6 +338,10 @@ class PrivateRun:
         )
 
     # ----------------------------------------------------------------------------------------------------- the private run
+
+    @property
+    def _secret(self) -> bool:
+        return self.private.policy.disclosure == "secret_poisson"
 
     @property
     def _epoch_steps(self) -> int:
@@ -367,9 +396,21 @@ class PrivateRun:
         assert self._running is not None
         last = min((self._given // self._epoch_steps + 1) * self._epoch_steps, self.private.policy.steps)
         while self._given < last:
-            step = next(self._running)
+            step = next(self._running)  # settles the one before
+            if self._held and not self.private.prepared.in_window:
+                self._log_held()
             self._given = step.number
             yield Step(step)
+
+    def _log_held(self) -> None:
+        """Logs what was held back, as of the steps that it is of."""
+        now = self.state.global_step, self.state.epoch
+        held, self._held = self._held, []
+        try:
+            for self.state.global_step, self.state.epoch, logs in held:
+                super().log(logs)
+        finally:
+            self.state.global_step, self.state.epoch = now
 
     def _clip(self, parameters: Any, max_norm: float, *others: Any, **options: Any) -> Any:
         """Clips every block of the release by itself; returns the norm of the release before, which is public."""
@@ -390,6 +431,7 @@ class PrivateRun:
         if state.global_step >= self.private.policy.steps:
             assert self._running is not None
             next(self._running, None)
+            self._log_held()
 
     def _place(self, state: Any) -> None:
         """Says where the run stands in its epochs; the Trainer counts from where it was started."""
@@ -403,6 +445,7 @@ class PrivateRun:
             self.finish()
         else:
             self.private.prepared.interrupt()
+        self._log_held()
 
     def _saved(self) -> None:
         """Writes a checkpoint of the run beside that of the Trainer; an ended run has nothing to resume."""
@@ -548,36 +591,6 @@ def _translated(args: TrainingArguments) -> int:
     if args.max_grad_norm is None:
         args.max_grad_norm = 0.0
     return args.per_device_train_batch_size * accumulated
-
-
-def _refuse_arguments(args: TrainingArguments) -> None:
-    """Raises for arguments under which a step would run twice, in several processes, or by another loop."""
-    if args.world_size > 1 or args.n_gpu > 1 or args.deepspeed or args.fsdp:
-        raise NotPrivateUse(
-            "PROCESSES",
-            "the arguments ask for several processes or devices, and this build trains in one process on one; launch one "
-            "process, set CUDA_VISIBLE_DEVICES to one device, and leave deepspeed and fsdp out",
-        )
-    if args.auto_find_batch_size:
-        raise NotPrivateUse(
-            "RETRIES",
-            "auto_find_batch_size runs the training again from its start, and steps that are charged stay charged; set "
-            "per_device_train_batch_size to what fits, which changes no result",
-        )
-    if args.torch_compile:
-        raise ConfigError("TRAINER", "torch_compile compiles the model without the private step; set compiled=True instead")
-
-
-def _require_steps(args: TrainingArguments, private: PrivateTraining, *, signed: bool) -> None:
-    """Takes the number of steps from the policy; raises ConfigError where the arguments ask for another one."""
-    steps = private.policy.steps
-    if signed and args.max_steps > 0 and args.max_steps != steps:
-        raise ConfigError(
-            "TRAINER",
-            f"max_steps is {args.max_steps}, and the signed policy has {steps} steps; leave max_steps out, or sign a policy "
-            "with as many",
-        )
-    args.max_steps = steps
 
 
 def _step_of(path: Path) -> int:

@@ -19,3 +19,8 @@ __all__ = [
     "mechanism_of",
     "register_mechanism",
 ]
+
+
+def __dir__() -> list[str]:
+    """Lists what is public."""
+    return sorted(__all__)

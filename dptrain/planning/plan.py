@@ -15,6 +15,7 @@ from attest.policy import ClassRule, Policy
 from attest.policy.sampling import POISSON, period
 from attest.schedule import allocation
 from attest.schedule.turns import dearest_turns
+from attest.schema.cards import card_of
 from dptrain.clipping.own_noise import OwnNoise, own_bounds, own_noise, strictest
 from dptrain.planning.layout import BlockPlan, lay_out, needs_model, sure_stds
 from ledger import accountants
@@ -36,6 +37,8 @@ class DrawRange:
 
     low: int
     high: int
+
+    _repr_html_ = card_of
 
 
 def draw_range(steps: int, rate: Fraction) -> DrawRange:
@@ -76,6 +79,8 @@ class PhasePlan:
     steps: int
     scale: float
 
+    _repr_html_ = card_of
+
 
 @dataclass(frozen=True, slots=True)
 class BoundPlan:
@@ -109,6 +114,8 @@ class BoundPlan:
     sufficient_multiplier: float | None
     sufficient_variance: float | None
 
+    _repr_html_ = card_of
+
 
 @dataclass(frozen=True, slots=True)
 class Reach:
@@ -120,12 +127,16 @@ class Reach:
     expected_draws: float
     draws: DrawRange
 
+    _repr_html_ = card_of
+
 
 @dataclass(frozen=True, slots=True)
 class ClassPlan(Reach):
     """One private class under the schedule; `preset` is what a contribution at the class's own bounds gets."""
 
     preset: BoundPlan
+
+    _repr_html_ = card_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +162,8 @@ class Plan:
     lower_bounds: bool
     phases: tuple[PhasePlan, ...]
     public: tuple[Reach, ...] = ()
+
+    _repr_html_ = card_of
 
     @property
     def reaches(self) -> tuple[Reach, ...]:
@@ -347,6 +360,8 @@ class ClassTotal:
     used: float
     runs: int | None
 
+    _repr_html_ = card_of
+
 
 def totals(policy: Policy, planned: Plan) -> tuple[ClassTotal, ...]:
     """Returns the private classes with a limit, by the rule that a ledger and its auditor hold runs to."""
@@ -373,6 +388,8 @@ class GroupPlan:
 
     contributions: int
     bound: BoundPlan
+
+    _repr_html_ = card_of
 
 
 def signed_groups(policy: Policy, planned: Plan, report: GateReport) -> dict[str, list[GroupPlan]]:

@@ -13,6 +13,7 @@ from attest.fixed_point import MICRO, from_micro
 from attest.policy import ClassRule, Policy
 from attest.policy.mechanism import MAX_STEPS
 from attest.policy.sampling import POISSON, period
+from attest.schema.cards import card_of
 from dptrain.errors import ConfigError, TargetUnreachable
 from dptrain.planning.plan import make_plan, phases_at, spent
 from dptrain.planning.rounding import rounded_up
@@ -35,6 +36,8 @@ class Found:
     value: int
     epsilon: float
     met: bool
+
+    _repr_html_ = card_of
 
 
 def nearest_within(epsilon: Callable[[int], float], target: float, start: int, *, safe_end: int, unsafe_end: int) -> Found:
@@ -87,6 +90,8 @@ class Line:
     old: str
     new: str
 
+    _repr_html_ = card_of
+
     @property
     def assignment(self) -> str:
         """Returns the change as `--what-if` takes it."""
@@ -108,6 +113,8 @@ class Reached:
     epsilon: float
     waste: float
 
+    _repr_html_ = card_of
+
 
 @dataclass(frozen=True, slots=True)
 class Solution:
@@ -123,6 +130,8 @@ class Solution:
     lines: tuple[Line, ...]
     classes: tuple[Reached, ...]
     policy: Policy
+
+    _repr_html_ = card_of
 
     def as_json(self) -> dict[str, Any]:
         """Returns what `--json` prints."""

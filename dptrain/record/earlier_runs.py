@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from attest.schema.cards import card_of
 from dptrain.errors import ConfigError, ResumeRefused
 from ledger.audit.verify import earlier_run
 from ledger.errors import LeafRefused, LedgerClosed
@@ -35,6 +36,8 @@ class Earlier:
     ledgers: Sequence[Where] = ()
     replaces: Where | None = None
     keys: Sequence[Where] = ()
+
+    _repr_html_ = card_of
 
     def __post_init__(self) -> None:
         for name in ("ledgers", "keys"):

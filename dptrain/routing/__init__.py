@@ -5,3 +5,8 @@ from dptrain.routing.couplings import fix
 from dptrain.routing.router import FallbackNotice, Router
 
 __all__ = ["Bounds", "FallbackNotice", "Router", "bounds_of", "fix"]
+
+
+def __dir__() -> list[str]:
+    """Lists what is public."""
+    return sorted(__all__)

@@ -25,3 +25,8 @@ from dptrain.sandbox.interception import Sandbox
 from dptrain.sandbox.passes import Draw, Entry, Given, Loop, Pass, Read
 
 __all__ = ["SEED_BYTES", "Draw", "Entry", "Given", "Loop", "Pass", "Read", "Sandbox", "forward_seed"]
+
+
+def __dir__() -> list[str]:
+    """Lists what is public."""
+    return sorted(__all__)

@@ -12,11 +12,14 @@ import types
 import typing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from dptrain.errors import ConfigError
 from ledger.errors import LedgerError
 from ledger.storage.place import Place
+
+if TYPE_CHECKING:
+    from dptrain.engine.options import Metrics
 
 Location = typing.NewType("Location", str)
 """Where a ledger lies: a path, or the URL of a database."""
@@ -194,6 +197,8 @@ class MachineConfig:
             are cryptographic and of one law, and the ledger's header names the second; their numbers differ.
         threads: threads of torch on the processor; None leaves torch's choice.
         checkpoint_every: steps between model checkpoints; 0 for none.
+        metrics: file for the public numbers of the run, one JSON object a step; None for none (`dptrain.Metrics`).
+        metrics_every: steps between two lines of it.
         seed: seed of the new weights of the head. Noise and draws never come from a seed.
     """
 
@@ -213,6 +218,8 @@ class MachineConfig:
     noise_generator: Literal["host", "device"] = "host"
     threads: int | None = None
     checkpoint_every: int = 0
+    metrics: Path | None = None
+    metrics_every: int = 1
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -221,6 +228,7 @@ class MachineConfig:
         rows = self.microbatch_rows
         _check("run.microbatch_rows", rows, rows is None or rows >= 1, "1 example or more")
         _check("run.checkpoint_every", self.checkpoint_every, self.checkpoint_every >= 0, "0 or more steps")
+        _check("run.metrics_every", self.metrics_every, self.metrics_every >= 1, "1 step or more")
         _check("run.threads", self.threads, self.threads is None or self.threads >= 1, "1 or more")
         _check("run.seed", self.seed, 0 <= self.seed < 2**63, "0 to 2^63 - 1")
 
@@ -300,6 +308,12 @@ class RunConfig:
             "clock": Clock(jump_ok=clock_jump_ok),
             "resume": resume,
         }
+
+    def metrics(self) -> "Metrics | None":
+        """Returns where the public numbers of the run go."""
+        from dptrain.engine.options import Metrics
+
+        return None if self.run.metrics is None else Metrics(self.run.metrics, every=self.run.metrics_every)
 
     def require_free_output(self) -> None:
         """Refuses an output directory that holds an export already, before a long run and not after it.

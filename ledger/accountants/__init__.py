@@ -105,3 +105,8 @@ def register_prv(source: prv.Source, about: Callable[[], tuple[str, str, str] | 
     """Plugs in what computes the values of `prv`; until then they are the top of their bracket, pld + 0.02."""
     prv.register(source, about)
     core.cached.cache_clear()
+
+
+def __dir__() -> list[str]:
+    """Lists what is public."""
+    return sorted(__all__)

@@ -22,3 +22,8 @@ __all__ = [
     "QUALIFIERS", "VERDICTS", "AuditReport", "ClockRow", "EpochRow", "Finding", "Signer", "Verdict", "WithdrawalCount",
     "WithdrawalRow", "Word", "verify_export",
 ]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    """Lists what is public."""
+    return sorted(__all__)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal, get_args
 
+from attest.schema.cards import card_of
 from ledger.accountants.table import NOT_HERE
 from ledger.leaves import HeaderBlock, Leaf
 from ledger.views.summary import ClassSummary, ReleaseRow
@@ -36,6 +37,8 @@ class Word:
     remedy: str
     code: int = 0
     brief: str = ""
+
+    _repr_html_ = card_of
 
 
 VERDICTS: Final[dict[str, Word]] = {
@@ -266,6 +269,8 @@ class Finding:
     where: str
     sentence: str
 
+    _repr_html_ = card_of
+
 
 @dataclass(frozen=True, slots=True)
 class EpochRow:
@@ -290,6 +295,8 @@ class EpochRow:
     withdrawn: tuple[int, ...]
     model_digest: str
 
+    _repr_html_ = card_of
+
 
 @dataclass(frozen=True, slots=True)
 class Signer:
@@ -306,6 +313,8 @@ class Signer:
     time: int | None
     of_log: bool
     counts: bool = True
+
+    _repr_html_ = card_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,6 +347,8 @@ class WithdrawalCount:
     reason: str
     count: int
 
+    _repr_html_ = card_of
+
 
 @dataclass(frozen=True, slots=True)
 class WithdrawalRow:
@@ -356,6 +367,8 @@ class WithdrawalRow:
     class_name: str | None
     steps: int | None
     epsilon: float | None
+
+    _repr_html_ = card_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -429,6 +442,8 @@ class ClockRow:
     before: int
     time: int
     reason: str
+
+    _repr_html_ = card_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -526,6 +541,8 @@ class AuditReport:
     folded: int = 0
     release_count: int = 0
     releases: tuple[ReleaseRow, ...] = ()
+
+    _repr_html_ = card_of
 
     def to_json(self) -> dict[str, Any]:
         """Returns a form that ``json.dumps`` takes."""

@@ -37,3 +37,8 @@ __all__ = [
     "Settle", "Spend", "SpendFacts", "SpendKey", "SpendRow", "Summary", "SummaryClass", "SummaryKind", "Withdraw",
     "decode_leaf", "encode_leaf", "peek_kind", "spend_leaves",
 ]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    """Lists what is public."""
+    return sorted(__all__)

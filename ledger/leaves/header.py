@@ -16,6 +16,7 @@ from attest.schedule.blocks import StackBlock, check_blocks, clip_share, derive
 from attest.schedule.stack import SCHEMA as DEPTH_SCHEMA
 from attest.schedule.stack import Stack
 from attest.schema import check_fields, declared, derived
+from attest.schema.cards import card_of
 from attest.schema.kinds import Told
 from attest.schema.quick import Array, Blob, Held, OneOf, Row
 from attest.schema.words import NOT_INSTALLED
@@ -66,6 +67,8 @@ class Previous(Checked):
         "`spent`: what contributions spent in it is counted in this one. `compromised`: besides, its key is lost to others, and"
         " this ledger continues it.",
     )
+
+    _repr_html_ = card_of
 
     def __post_init__(self) -> None:
         check_fields(self, LeafRefused)
@@ -144,6 +147,8 @@ class HeaderBlock(Checked):
         default=0,
     )
 
+    _repr_html_ = card_of
+
 
 @dataclass(frozen=True, slots=True)
 class Profile:
@@ -151,6 +156,8 @@ class Profile:
 
     class_name: str
     blocks: tuple[int, ...]
+
+    _repr_html_ = card_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +169,8 @@ class AccountantInfo(Checked):
     library: str = declared(2, WORDS, "Library that computes.")
     version: str = declared(3, WORDS, "Version of it.")
     parameters: str = declared(4, WORDS, "What it computes with, letter by letter.")
+
+    _repr_html_ = card_of
 
 
 class Blocks(Array):
@@ -280,6 +289,8 @@ class Header(Checked):
     phases: schedule.Phases = field(init=False, repr=False, compare=False)
     profiles: tuple[Profile, ...] = field(init=False, repr=False, compare=False)
     numerics: Numerics = field(init=False, repr=False, compare=False)
+
+    _repr_html_ = card_of
 
     def __post_init__(self) -> None:
         check_fields(self, LeafRefused)
@@ -465,6 +476,8 @@ class HeaderSpec:
     caps_enforced: bool = False
     previous: tuple[Previous, ...] = ()
     run_id: bytes = field(default_factory=lambda: os.urandom(16))
+
+    _repr_html_ = card_of
 
     @property
     def scheduled(self) -> tuple[HeaderBlock, ...]:

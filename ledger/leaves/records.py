@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from attest.descriptor import SignedBounds
 from attest.schema import check_fields, declared
+from attest.schema.cards import card_of
 from attest.schema.quick import Array, Row
 from ledger.errors import LeafRefused
 from ledger.leaves.kinds import (
@@ -97,6 +98,8 @@ class Admit(Entry, Quoted):
         14, PICO_BELOW_1, "The delta of that limit, as it signed; 0 for no limit.", rule="0 exactly with 13"
     )
 
+    _repr_html_ = card_of
+
     def __post_init__(self) -> None:
         check_fields(self, LeafRefused)
         check_limit(self.max_epsilon_micro, self.max_delta_pico)
@@ -123,6 +126,8 @@ class ChargeClass(Checked):
         8, SHA256, "RFC 6962 root over all ever admitted, in that order: the descriptor hash, or nothing once withdrawn."
     )
 
+    _repr_html_ = card_of
+
 
 @dataclass(frozen=True, slots=True)
 class Charge(Entry):
@@ -138,6 +143,8 @@ class Charge(Entry):
         8, RUN_ID, "Identifier of the noise stream of this window, used once in the life of the ledger."
     )
     fence: int = declared(9, UINT, "Number of the writer that holds the ledger.")
+
+    _repr_html_ = card_of
 
     @property
     def last_step(self) -> int:
@@ -158,6 +165,8 @@ class Settle(Entry):
         "Per class, the smallest noise variance that was realised over its blocks: with injection per sample over the steps"
         " drawn, else that of the schedule in the phase of the window.",
     )
+
+    _repr_html_ = card_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +201,8 @@ class SpendRow(Checked, Quoted):
     variance: float = declared(16, REAL, "Smallest noise variance over the blocks of a member.")
     epsilon_micro: int = declared(17, MICRO, "Cumulative epsilon of a member, rounded up.")
 
+    _repr_html_ = card_of
+
     def __post_init__(self) -> None:
         check_fields(self, LeafRefused)
         check_limit(self.max_epsilon_micro, self.max_delta_pico)
@@ -220,6 +231,8 @@ class Spend(Entry):
         3, Array(Row(SpendRow), 1), "The groups whose row changed since it was last written, in order."
     )
 
+    _repr_html_ = card_of
+
 
 @dataclass(frozen=True, slots=True)
 class Withdraw(Entry):
@@ -245,6 +258,8 @@ class Withdraw(Entry):
         needs="admit_seq",
     )
 
+    _repr_html_ = card_of
+
 
 @dataclass(frozen=True, slots=True)
 class EpochClass(Checked):
@@ -256,6 +271,8 @@ class EpochClass(Checked):
     max_epsilon_micro: int | None = declared(
         3, MICRO, "Largest epsilon so far; null in a public class, which promises none, and in no other.", nil=True
     )
+
+    _repr_html_ = card_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +292,8 @@ class Epoch(Entry):
         9, SHA256, "Over the frozen parameters ([Weights](release.md#weights)): that of the header.", nil=True
     )
 
+    _repr_html_ = card_of
+
 
 @dataclass(frozen=True, slots=True)
 class Resume(Entry):
@@ -291,6 +310,8 @@ class Resume(Entry):
         needs="pinned_root",
     )
     pinned_root: bytes | None = declared(6, SHA256, "Ledger root that it pins, or null.", nil=True, needs="pinned_size")
+
+    _repr_html_ = card_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,6 +334,8 @@ class Draw(Entry):
         " deviation, squared.",
     )
 
+    _repr_html_ = card_of
+
 
 @dataclass(frozen=True, slots=True)
 class Close(Entry):
@@ -322,6 +345,8 @@ class Close(Entry):
     step: int = declared(3, UINT, "Last released step.")
     charged: int = declared(4, UINT, "Steps charged over all attempts.")
 
+    _repr_html_ = card_of
+
 
 @dataclass(frozen=True, slots=True)
 class SummaryKind(Checked):
@@ -330,6 +355,8 @@ class SummaryKind(Checked):
     CDDL: ClassVar = "summary-kind"
     kind: int = declared(1, UINT, "Kind of leaves.")
     count: int = declared(2, ABOVE_0, "How many of them the range has.")
+
+    _repr_html_ = card_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,6 +391,8 @@ class SummaryClass(Checked):
         " class.",
     )
 
+    _repr_html_ = card_of
+
     def __post_init__(self) -> None:
         check_fields(self, LeafRefused)
         if self.max_variance < self.min_variance:
@@ -390,6 +419,8 @@ class Summary(Entry):
     set_root: bytes = declared(8, SHA256, "RFC 6962 root over the aggregates of its ADMIT leaves, in order.")
     previous: int | None = declared(9, ABOVE_0, "Position of the SUMMARY leaf before, null in the first.", nil=True)
 
+    _repr_html_ = card_of
+
     def __post_init__(self) -> None:
         check_fields(self, LeafRefused)
         if self.end <= self.first:
@@ -410,6 +441,8 @@ class Key(Entry):
     old_signature: bytes = declared(5, SIGNATURE, "Ed25519 signature by the old key ([The ledger's key](#the-ledgers-key)).")
     new_signature: bytes = declared(6, SIGNATURE, "Ed25519 signature by the new key, which shows that it is held.")
 
+    _repr_html_ = card_of
+
 
 @dataclass(frozen=True, slots=True)
 class Release(Entry):
@@ -425,6 +458,8 @@ class Release(Entry):
         8, SHA256, "RFC 6962 root over the descriptor hashes withdrawn by that size, in the order of their leaves."
     )
 
+    _repr_html_ = card_of
+
 
 @dataclass(frozen=True, slots=True)
 class Clock(Entry):
@@ -436,6 +471,8 @@ class Clock(Entry):
     KIND: ClassVar = 13
     before: int = declared(3, MOMENT, "Time of the leaf before this one.", rule="later than 2")
     reason: str = declared(4, WORDS, "Why, as the ledger's operator says it.")
+
+    _repr_html_ = card_of
 
     def __post_init__(self) -> None:
         check_fields(self, LeafRefused)
@@ -452,6 +489,8 @@ class Registry(Entry):
         3, SHA256, "Root of the state by which it went until now: that of the header, or of the REGISTRY leaf before."
     )
     after: bytes = declared(4, SHA256, "Root of the later state.", rule="not equal to 3")
+
+    _repr_html_ = card_of
 
     def __post_init__(self) -> None:
         check_fields(self, LeafRefused)

@@ -3,3 +3,8 @@
 from ledger.log.ledger import Ledger
 
 __all__ = ["Ledger"]
+
+
+def __dir__() -> list[str]:
+    """Lists what is public."""
+    return sorted(__all__)

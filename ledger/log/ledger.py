@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from attest.schema.cards import card
 from attest.schema.plain import BACK_SECONDS, utc
 from attest.withdrawal import EXPIRED, PASSING
 from ledger.errors import (
@@ -178,6 +179,18 @@ class Ledger:
     def close(self) -> None:
         """Gives up the database and the writer's lock. The run stays open; see `finish`."""
         self._file.close()
+
+    def __repr__(self) -> str:
+        """Says which ledger it is, and how far its run is."""
+        return f"<Ledger {self.header.origin}: {self._told()}>"
+
+    def _repr_html_(self) -> str:
+        return card("Ledger", [("origin", self.header.origin), ("run", self._told())])
+
+    def _told(self) -> str:
+        run = self.state
+        steps = f"step {run.position} of {run.header.policy.steps}, {run.charged} charged"
+        return f"{steps}, {'finished' if self.finished else 'open'}"
 
     def __enter__(self) -> "Ledger":
         return self

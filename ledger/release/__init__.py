@@ -9,3 +9,8 @@ __all__ = [
     "EXPORT", "MANIFEST", "Commitment", "Manifest", "ReleaseReport", "Released", "ReleasedFile", "Rights", "Tie",
     "check_release", "choose_artifact", "open_manifest", "release", "tie",
 ]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    """Lists what is public."""
+    return sorted(__all__)

@@ -13,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 
 from attest.fixed_point import MICRO
+from attest.schema.cards import card_of
 from attest.schema.plain import is_ahead, machine_time, utc
 from ledger.accountants import leeway
 from ledger.audit import AuditReport, verify_export
@@ -111,6 +112,8 @@ class ReleaseReport:
     manifest: Manifest | None
     newer_withdrawals: int | None
     weights: Tie | None
+
+    _repr_html_ = card_of
 
 
 def check_release(
@@ -411,6 +414,8 @@ class Rights:
     untied: bool = False
     told: bool = False
     code: bool = False
+
+    _repr_html_ = card_of
 
 
 def choose_artifact(

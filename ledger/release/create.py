@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from attest.files import atomic_write
+from attest.schema.cards import card_of
 from ledger.errors import ReleaseRefused, StorageFailed
 from ledger.export import read_registry
 from ledger.leaves import Header
@@ -101,6 +102,8 @@ class Released:
     seq: int
     manifest: Manifest
     weights: Tie
+
+    _repr_html_ = card_of
 
 
 def release(log: Ledger, directory: Path, *, now: int, registry: Path | None = None, attestations: bool = True) -> Released:

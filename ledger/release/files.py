@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Final
 
 from attest.schema import declared
+from attest.schema.cards import card_of
 from attest.schema.quick import Array, OneOf, Row, Text
 from ledger.audit.findings import Finding
 from ledger.errors import LedgerError, ReleaseRefused
@@ -180,6 +181,8 @@ class Digested(Checked):
         default=(),
         rule=f"at most {MAX_NAMES}",
     )
+
+    _repr_html_ = card_of
 
 
 def check_path(path: object) -> str:

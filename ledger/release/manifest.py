@@ -18,6 +18,7 @@ from attest.files import read_limited
 from attest.keys import key_id
 from attest.keys.vkeys import SIGNATURE_ED25519, VerifierKey
 from attest.schema import check_fields, declarations, declared, wire
+from attest.schema.cards import card_of
 from attest.schema.quick import Array, OneOf, Row, Spelled
 from ledger.errors import LedgerError, ReleaseRefused
 from ledger.leaves.kinds import ABOVE_0, LOG_VKEY, MOMENT, ORIGIN, SHA256, TEXT, TRUTH, UINT, WORDS, Checked
@@ -109,6 +110,8 @@ class Manifest:
         " epoch was closed, or the records of none were at hand ([Weights](#weights)).",
         nil=True,
     )
+
+    _repr_html_ = card_of
 
     def __post_init__(self) -> None:
         check_fields(self, ReleaseRefused)

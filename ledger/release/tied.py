@@ -24,6 +24,7 @@ from pathlib import PurePosixPath
 from typing import Any, ClassVar, Final, Literal
 
 from attest.schema import declared
+from attest.schema.cards import card_of
 from attest.schema.quick import Array, Row
 from ledger.leaves.kinds import ABOVE_0, UINT, Checked
 from ledger.leaves.weights import WeightRecord
@@ -77,6 +78,8 @@ class Commitment(Checked):
     records: tuple[WeightRecord, ...] = declared(
         4, Array(Row(WeightRecord, "TYPE"), 1, code="MANIFEST"), "The tensors, in order of their first names."
     )
+
+    _repr_html_ = card_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +150,8 @@ class Tie:
     astray: tuple[str, ...] = ()
     code: tuple[str, ...] = ()
     templates: tuple[str, ...] = ()
+
+    _repr_html_ = card_of
 
     @property
     def status(self) -> Status:

@@ -7,3 +7,8 @@ from ledger.replay.replay import Replay
 from ledger.replay.state import RunState
 
 __all__ = ["Replay", "RunState"]
+
+
+def __dir__() -> list[str]:
+    """Lists what is public."""
+    return sorted(__all__)

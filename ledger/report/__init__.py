@@ -3,3 +3,8 @@
 from ledger.report.page import write_report
 
 __all__ = ["write_report"]
+
+
+def __dir__() -> list[str]:
+    """Lists what is public."""
+    return sorted(__all__)

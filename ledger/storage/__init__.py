@@ -19,3 +19,8 @@ register_store(
     aliases=("postgres",),
     needs="a ledger on PostgreSQL needs SQLAlchemy and psycopg ({error}): pip install 'dptrain[postgres]'",
 )
+
+
+def __dir__() -> list[str]:
+    """Lists what is public."""
+    return sorted(__all__)

@@ -38,6 +38,21 @@ EMPTY_HEAD: Final[Mapping[str, object]] = {"id": 0, "size": 0, "frontier": b"", 
 """The head of a ledger without a leaf."""
 
 
+def locked(shown: str, *, here: bool) -> LedgerBusy:
+    """Says that a ledger is being written already.
+
+    Args:
+        shown: name of the ledger. here: whether it is this very process that holds it.
+    """
+    if not here:
+        return LedgerBusy("LOCKED", f"another process is writing {shown}; wait for it, or open read-only")
+    return LedgerBusy(
+        "LOCKED",
+        f"this process has opened {shown} for writing already, and a ledger has one writer; close() the run or Ledger that "
+        "holds it (in a notebook, that of an earlier cell, or restart the kernel), or open read-only",
+    )
+
+
 class Row(NamedTuple):
     """One leaf as stored: the body is what counts, the other columns are an index over it.
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from operator import ge, le
 from typing import Final
 
+from attest.schema.cards import card_of
 from ledger.errors import AccountantError, ReleaseRefused
 from ledger.leaves import Header
 from ledger.replay import Replay
@@ -70,6 +71,8 @@ class ReleasedPart:
     epsilons: tuple[float | None, ...]
     epsilons_replace: tuple[float | None, ...]
 
+    _repr_html_ = card_of
+
 
 @dataclass(frozen=True, slots=True)
 class ReleaseRow:
@@ -95,6 +98,8 @@ class ReleaseRow:
     withdrawn: int
     planned_horizon: bool
     parts: tuple[ReleasedPart, ...]
+
+    _repr_html_ = card_of
 
 
 def release_rows(run: Replay) -> tuple[ReleaseRow, ...]:
@@ -163,6 +168,8 @@ class Spread:
     most: float
     counts: tuple[int, ...]
 
+    _repr_html_ = card_of
+
 
 @dataclass(frozen=True, slots=True)
 class ClassSummary:
@@ -198,6 +205,8 @@ class ClassSummary:
     occurrences: int | None = None
     spread: Spread | None = None
     epsilon_preset: float | None = None
+
+    _repr_html_ = card_of
 
 
 Charged = tuple[tuple[float, ...], tuple[int, ...]]

@@ -23,3 +23,8 @@ def consequences(case: Case) -> tuple[Consequence, ...]:
         planned, own = checks[rule.name]
         found += [replace(item, class_name=rule.name) for check in own for item in check(case, planned)]
     return (*found, *(item for check in CHECKS for item in check(case)))
+
+
+def __dir__() -> list[str]:
+    """Lists what is public."""
+    return sorted(__all__)

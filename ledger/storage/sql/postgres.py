@@ -19,6 +19,7 @@ an end. Then the connection is closed, and the call fails as for any lost one: a
 import hashlib
 import re
 import time
+import weakref
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
@@ -32,7 +33,7 @@ from ledger.errors import LedgerBusy, LedgerCorrupt, LedgerError, LedgerReplaced
 from ledger.storage.place import Place
 from ledger.storage.sql.schema import FUNCTIONS, TABLES, postgres_statements, tables, writer_grants
 from ledger.storage.sql.statements import SqlSnapshot, SqlStore, translating
-from ledger.storage.store import LOCK_TIMEOUT_SECONDS, Head, Row, check_head
+from ledger.storage.store import LOCK_TIMEOUT_SECONDS, Head, Row, check_head, locked
 
 _COPY: Final = "COPY {schema}.entry (seq, kind, leaf, body) FROM STDIN (FORMAT BINARY)"
 _COPY_TYPES: Final = ("int8", "int4", "bytea", "bytea")
@@ -42,6 +43,10 @@ _MISSING: Final = ("42P01", "3F000")
 """SQLSTATE of a table and of a schema that is not there."""
 
 _WHERE: Final = sa.text("SELECT relnamespace::regnamespace::text FROM pg_catalog.pg_class WHERE oid = :oid")
+
+
+_WRITERS: "weakref.WeakSet[PostgresStore]" = weakref.WeakSet()
+"""Stores of this process that hold the lock of their ledger."""
 
 
 class PostgresStore(SqlStore):
@@ -194,7 +199,12 @@ class PostgresStore(SqlStore):
         with self._transaction("locking the ledger") as connection:
             taken = sa.select(sa.func.pg_try_advisory_lock(sa.func.hashtextextended(f"dptrain {self.place.schema}", 0)))
             if not connection.scalar(taken):
-                raise LedgerBusy("LOCKED", f"another process is writing {self.place.shown}; wait for it, or open read-only")
+                raise locked(self.place.shown, here=any(other.place.shown == self.place.shown for other in _WRITERS))
+        _WRITERS.add(self)
+
+    def close(self) -> None:
+        _WRITERS.discard(self)
+        super().close()
 
     def _check_fence(self, connection: sa.Connection, expected: int | None) -> None:
         """Locks lease and head until the transaction ends; compares them, and the tables with those that were opened."""

@@ -11,7 +11,9 @@ out by the tree.
 
 import contextlib
 import fcntl
+import os
 import sqlite3
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
@@ -28,7 +30,7 @@ from ledger.storage.disks import FILES, OpenFiles, is_there, require_local
 from ledger.storage.place import Place
 from ledger.storage.sql.schema import METADATA, SQLITE, tables
 from ledger.storage.sql.statements import READ_BATCH, SqlSnapshot, SqlStore, translating
-from ledger.storage.store import LOCK_TIMEOUT_SECONDS, MAX_WRONG, Head, Row, check_head
+from ledger.storage.store import LOCK_TIMEOUT_SECONDS, MAX_WRONG, Head, Row, check_head, locked
 
 _INSERT_ENTRY: Final = "INSERT INTO entry (seq, kind, leaf, body) VALUES (?, ?, ?, ?)"
 _INSERT_ATTESTATION: Final = "INSERT INTO attestation (seq, data) VALUES (?, ?)"
@@ -303,17 +305,23 @@ def _remove(path: Path) -> None:
         Path(f"{path}{suffix}").unlink(missing_ok=True)
 
 
+_LOCKS: "weakref.WeakSet[IO[bytes]]" = weakref.WeakSet()
+"""Locks that this process holds."""
+
+
 def _take_lock(path: Path) -> IO[bytes]:
     with _translated("locking the ledger"):
         lock = open(f"{path}.lock", "ab")  # noqa: SIM115 (held open for the life of the store)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
+        here = any(not own.closed and os.path.sameopenfile(own.fileno(), lock.fileno()) for own in _LOCKS)
         lock.close()
-        raise LedgerBusy("LOCKED", f"another process is writing {path}; wait for it, or open read-only") from error
+        raise locked(str(path), here=here) from error
     except OSError as error:
         lock.close()
         raise StorageFailed("IO", f"cannot lock {path}: {error.strerror or error}; mend the disk") from error
+    _LOCKS.add(lock)
     return lock
 
 
