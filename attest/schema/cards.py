@@ -34,14 +34,12 @@ def card(title: str, rows: Iterable[tuple[str, Any]]) -> str:
 
 
 def card_of(value: Any) -> str:
-    """Returns the card of a dataclass: its fields but those that its ``repr`` leaves out. Guarantee: that of `card`."""
+    """Returns the card of a dataclass: its fields but those that its ``repr`` leaves out, as `card` shows them."""
     return card(type(value).__name__, _fields(value))
 
 
 def by_name(title: str, values: Mapping[str, Any], empty: str) -> str:
-    """Returns a table with a row for each name, and the fields of its value in columns.
-
-    Guarantee: that of `card`.
+    """Returns a table with a row for each name, and the fields of its value in columns, as `card` shows them.
 
     Args:
         title: of the table. values: dataclasses of one type by name, or None. empty: what is said of None.

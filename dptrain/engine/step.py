@@ -145,6 +145,8 @@ class Steps(Generic[Planned]):
             try:
                 self._settle(left.number)
             except StepOrder as error:
+                if error.code != "STEP_ORDER":
+                    raise
                 raise StepOrder(
                     "STEP_LEFT",
                     f"an earlier loop was left inside step {left.number}, which cannot be gone on with here; open the run "

@@ -12,6 +12,7 @@ from attest.policy import ClassRule, DepthRule, Policy
 from attest.schedule import allocation
 from attest.schedule.blocks import layers_of, permits_embeddings, permits_head
 from attest.schedule.stack import numbers
+from attest.schema.cards import card_of
 from dptrain.errors import ConfigError
 
 
@@ -29,6 +30,8 @@ class BlockPlan:
     classes: tuple[str, ...]
     share: int = 0
     coordinates: int = 1
+
+    _repr_html_ = card_of
 
 
 def lay_out(policy: Policy, layers: int) -> tuple[dict[str, tuple[str, ...]], list[BlockPlan]]:

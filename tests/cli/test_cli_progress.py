@@ -1,6 +1,8 @@
 """A bar for a person, silence for a script."""
 
 import io
+import sys
+import types
 
 import pytest
 from rich.console import Console
@@ -117,3 +119,50 @@ def test_what_a_class_has_spent_stands_behind_the_title_of_a_bar_and_in_a_line_a
 
 def test_the_program_tells_its_version(shell):
     assert shell.run("--version").stdout.startswith("dptrain ")
+
+
+class Page:
+    """In the place of IPython.display in a notebook: remembers what is shown, under one handle."""
+
+    def __init__(self) -> None:
+        self.shown: list[str] = []
+
+    def HTML(self, text: str) -> str:
+        return text
+
+    def display(self, picture: str, *, display_id: bool) -> "Page":
+        assert display_id
+        self.shown.append(picture)
+        return self
+
+    update = None
+
+
+def in_notebook(monkeypatch, kernel: object) -> Page:
+    page = Page()
+    page.update = page.shown.append  # type: ignore[assignment]
+    shell = types.SimpleNamespace(kernel=kernel)
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
+    monkeypatch.setitem(sys.modules, "IPython.display", page)
+    monkeypatch.setattr(progress, "_REFRESH", 0.0)
+    return page
+
+
+def test_a_notebook_shows_a_bar_of_its_own_which_stays_and_tells_no_time(monkeypatch, capfd):
+    page = in_notebook(monkeypatch, object())
+    with progress_bar("a <b> run", lambda: 1200, told=lambda: "open <i> 1.5") as update:
+        update(600)
+    assert page.shown[0] == '<div>a &lt;b&gt; run <progress value="0" max="1200"></progress> 0 of 1,200</div>'
+    last = '<div>a &lt;b&gt; run <progress value="600" max="1200"></progress> 600 of 1,200, open &lt;i&gt; 1.5</div>'
+    assert page.shown[1:] == [last, last]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_no_bar_is_shown_in_a_shell_without_a_page_or_where_nobody_wants_one(monkeypatch):
+    page = in_notebook(monkeypatch, None)
+    with progress_bar("a run", lambda: 3) as update:
+        assert update is None
+    page = in_notebook(monkeypatch, object())
+    with progress_bar("a run", lambda: 3, shown=False) as update:
+        assert update is None
+    assert page.shown == []

@@ -223,6 +223,7 @@ def test_quickstart_makes_a_program_that_trains_and_is_audited(tmp_path: Path, k
     assert len(Path(made["program"]).read_text().splitlines()) <= 40
     program = f"import sys; sys.path.insert(0, {str(ROOT)!r}); exec(open({made['program']!r}).read())"
     assert "Epsilon(spent=" in run("-c", program)
+    assert [json.loads(line)["step"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()] == [1, 2, 3]
     told = json.loads(run("-m", "dptrain", "ledger", "verify", f"{where}/export", "--key", f"{where}/ledger.pub", "--json"))
     assert told["verdict"] == "FULL" and "ONE_PARTY" in told["qualifiers"]
 
