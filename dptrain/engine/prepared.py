@@ -393,12 +393,12 @@ class PreparedRun(Parts[Planned]):
         """Settles what is open, writes what is noted, and saves the last whole step if there is one to save."""
         phase = self.gradients.phase
         whole = self.step if phase in (Phase.IDLE, Phase.STEPPED) else self.step - 1
-        if phase is Phase.STEPPED:
-            self._note(self.step)
-        self.metrics.write()
         window = self.recorder.ledger.state.open_window
         if window is not None:
             self.recorder.settle(max(self.released, window.first_step - 1), self.opened.now())
+        if phase is Phase.STEPPED:
+            self._note(self.step)
+        self.metrics.write()
         kept = self.sandbox.kept
         if phase is Phase.STEPPING or whole <= self.saved or kept.changed() or kept.written or self.sandbox.late_host_draws:
             return

@@ -61,7 +61,7 @@ class LogicalStep(Generic[Planned]):
     """One logical step: iterate it for its microbatches, then call ``optimizer.step()``.
 
     Attributes:
-        number: from 1. begun: whether anybody has iterated it.
+        number: from 1. begun: whether it was ready, so that it may be charged and drawn.
     """
 
     def __init__(self, parts: Parts[Planned], number: int) -> None:
@@ -71,8 +71,8 @@ class LogicalStep(Generic[Planned]):
 
     def __iter__(self) -> Iterator[Microbatch]:
         parts, number = self._parts, self.number
-        self.begun = True
         yield from parts.ready(number)
+        self.begun = True
         parts.charge(number)
         for planned in parts.draw(number):
             with parts.load(planned, number) as rows:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attest.files import atomic_write
 from attest.schema.cards import card_of
 from dptrain.errors import ConfigError
 from dptrain.record.earlier_runs import Where
@@ -95,10 +94,9 @@ class MetricsLog:
         self._noted = step
         if self._path is None:
             return
-        kept = b"".join(line for line, number in self._kept(run) if number <= step)
-        if kept != self._bytes():
-            atomic_write(self._path, kept)
-        self._end = len(kept)
+        self._end = sum(len(line) for line, number in self._kept(run) if number <= step)
+        if len(self._bytes()) > self._end:
+            _write(self._path, self._end, b"")
 
     def due(self, step: int) -> bool:
         """Tells whether the numbers of a step are wanted and not noted yet."""
