@@ -3,6 +3,7 @@
 import json
 import os
 import struct
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -147,7 +148,7 @@ def records_of(data: bytes) -> Iterator[bytes]:
             at += left
             continue
         size, kind = struct.unpack_from("<HB", data, at + 4)
-        if kind == 0:
+        if kind == 0 or at + 7 + size > len(data):
             return
         parts.append(data[at + 7 : at + 7 + size])
         at += 7 + size
@@ -170,15 +171,18 @@ def test_an_offline_run_of_wandb_has_public_numbers_alone(tmp_path: Path, monkey
     private.train()
     wandb.finish()
     (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
-    kinds, names, figures = set(), set(), []
-    for data in records_of(file.read_bytes()):
-        record = wandb_internal_pb2.Record()
-        record.ParseFromString(data)
-        kinds.add(record.WhichOneof("record_type"))
+    records = [wandb_internal_pb2.Record()]
+    end = time.monotonic() + 60
+    while records[-1].WhichOneof("record_type") != "exit" and time.monotonic() < end:  # another process writes the file
+        time.sleep(0.1)
+        found = [wandb_internal_pb2.Record.FromString(data) for data in records_of(file.read_bytes())]
+        records = found or records
+    kinds, names, figures = {record.WhichOneof("record_type") for record in records}, set(), []
+    for record in records:
         items = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
         names |= {name.removeprefix("train/") for name in items if not name.startswith("_")}
         figures += [value for name, value in items.items() if name == "train/epsilon/own"]
-    assert kinds.isdisjoint({"stats", "output", "output_raw"})
+    assert "exit" in kinds and kinds.isdisjoint({"stats", "output", "output_raw"})
     assert names >= PUBLIC and is_public(dict.fromkeys(names - {"global_step"}))
     assert len(figures) == STEPS and figures[-1] == private.private.epsilon()["own"].spent
 
