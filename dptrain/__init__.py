@@ -11,6 +11,7 @@ from dptrain.accounting import register as _register_prv
 from dptrain.errors import how_to_install, is_missing_extra
 
 if TYPE_CHECKING:
+    from dptrain.checks.model import check
     from dptrain.data.items import pack_examples
     from dptrain.engine import Clock, Earlier, Metrics, Microbatches, NoiseSource, PrivateTraining, RunLedger
     from dptrain.gradients import check_gradient_rule, gradient_rule
@@ -26,13 +27,17 @@ __all__ = [
     "PrivateTraining",
     "RunLedger",
     "__version__",
+    "check",
     "check_gradient_rule",
     "fix",
     "gradient_rule",
     "pack_examples",
 ]
 
-_ROOMS = {"check_gradient_rule": "gradients", "gradient_rule": "gradients", "fix": "routing", "pack_examples": "data.items"}
+_ROOMS = {
+    "check": "checks.model", "check_gradient_rule": "gradients", "fix": "routing", "gradient_rule": "gradients",
+    "pack_examples": "data.items",
+}  # fmt: skip
 
 _register_prv()
 

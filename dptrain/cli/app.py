@@ -13,6 +13,7 @@ from dptrain.cli.attest import commands as contributor
 from dptrain.cli.attest.anchor import anchor
 from dptrain.cli.attest.show import show as show_attestations
 from dptrain.cli.attest.verify import verify as verify_attestations
+from dptrain.cli.check import check
 from dptrain.cli.gate import NoKeptReading, gate
 from dptrain.cli.inputs import load_training
 from dptrain.cli.options import file_argument, option
@@ -165,7 +166,7 @@ _group(
     (policy.init, policy.check, policy.sign, policy.show),
 )
 _add(app, (calibrate, account), OWNERS)
-_add(app, (gate, plan, train), TRAINERS)
+_add(app, (check, gate, plan, train), TRAINERS)
 _group(
     "ledger",
     KEEPERS,

@@ -108,7 +108,8 @@ class Told(Result):
 
 
 _ORDER = [
-    "quickstart", "attest", "policy", "registry", "calibrate", "account", "gate", "plan", "train", "ledger", "release", "demo",
+    "quickstart", "attest", "policy", "registry", "calibrate", "account", "check", "gate", "plan", "train", "ledger", "release",
+    "demo",
 ]  # fmt: skip
 
 _JSON = "dptrain.json"

@@ -490,6 +490,7 @@ class PrivateTraining:
         self._ended = self._ended or ended
         if self._prepared is not None:
             self._prepared.detach(self._ended)
+            self._prepared.probe.tell_end()
         self.opened.recorder.close()
 
     def _require_mine(self) -> None:

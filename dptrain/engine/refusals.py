@@ -71,6 +71,12 @@ def refuse_optimizer(optimizer: torch.optim.Optimizer, schedule: Schedule, model
             f"found an optimizer of type {type(optimizer).__name__}, expected a torch.optim.Optimizer: without its step hooks "
             "nothing ties a step to a release; give prepare() the optimizer that is wrapped",
         )
+    if type(optimizer).__module__.startswith("opacus."):
+        raise NotPrivateUse(
+            "OPACUS",
+            f"the optimizer is a {type(optimizer).__name__} of Opacus, which clips and adds noise itself; give prepare() the "
+            "optimizer of torch that it was made of, without make_private()",
+        )
     refuse_unusable(optimizer)
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     missing = [t.name for block in schedule.blocks for t in block.tensors if id(t.parameter) not in held]

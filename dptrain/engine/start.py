@@ -1,6 +1,7 @@
 """The start of a run: probes on nobody's rows through the user's own loop, before anything is charged; and now and then
 again."""
 
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -13,7 +14,7 @@ from torch import nn
 from dptrain.clipping.fast import FastSums
 from dptrain.data.microbatch import Microbatch
 from dptrain.engine.step import UnderWay
-from dptrain.errors import ConfigError, CoupledModel, NonFinite, NotPrivateUse
+from dptrain.errors import ConfigError, CoupledModel, DptrainError, NonFinite, NotPrivateUse
 from dptrain.routing import Router
 from dptrain.routing.probes import (
     HALF_TOLERANCE,
@@ -29,7 +30,7 @@ from dptrain.routing.probes import (
     stretched,
 )
 from dptrain.routing.repeated import RepeatedLoss
-from dptrain.routing.synthetic_rows import HOW_TO, IGNORED, KINDS, LARGE, SMALL, ProbeRows, needed
+from dptrain.routing.synthetic_rows import IGNORED, KINDS, LARGE, SMALL, ProbeRows, hint, needed
 from dptrain.sandbox import Sandbox
 
 PASSES = 2.68
@@ -113,6 +114,7 @@ class Start:
         self._half = False
         self._last = 0
         self._times = 0
+        self._left = ""
 
     def run(self) -> Iterator[Microbatch]:
         """Yields the probe microbatches of the start; raises if one refuses the model, the loss or the loop."""
@@ -150,12 +152,9 @@ class Start:
                 yield from self._at_length(rows, seed)
         except GeneratorExit:
             if self._made.made_up:
-                warnings.warn(
-                    "PROBE_NEEDED: the loop ended inside a start-up probe, which runs on made-up rows; if the error is about "
-                    f"their values (zeros and ones, labels of {IGNORED} among them), {HOW_TO}",
-                    ProbeFailed,
-                    stacklevel=2,
-                )
+                self._left = f"PROBE_NEEDED: {hint(f'the loop ended{_place_of_loop()}')}"
+                if hasattr(sys, "ps1"):  # somebody at a prompt, where nothing ends but the cell
+                    self.tell_end()
             raise
         sandbox.kept.changed()
         self._require_unwritten()
@@ -193,6 +192,22 @@ class Start:
         finally:
             sandbox.coin = "high"
             sandbox.kept.written = before or sandbox.kept.written
+
+    def tell_end(self) -> None:
+        """Says why the loop may have ended inside a probe: below the exception that ended it, or as a warning without one.
+
+        A refusal of ours says itself what to do.
+        """
+        told, self._left = self._left, ""
+        error = sys.exc_info()[1]
+        ended = error or getattr(sys, "last_value", None)
+        said = isinstance(ended, DptrainError) or any("PROBE_NEEDED" in note for note in getattr(ended, "__notes__", ()))
+        if not told or said:
+            return
+        if error is None or isinstance(error, GeneratorExit):
+            warnings.warn(told, ProbeFailed, stacklevel=2)
+        else:
+            error.add_note(told)
 
     def due(self, step: int, epoch_steps: int) -> bool:
         """Tells whether the probes run again before this step; public numbers decide."""
@@ -530,6 +545,14 @@ def crowds(full: int, rows: int) -> Iterator[list[int]]:
     yield crowd
     for kind in (SMALL, LARGE):
         yield [content for content in crowd if content % KINDS == kind][-rows:]
+
+
+def _place_of_loop() -> str:
+    """Says on which line the loop stands that took the probe; nothing where it cannot be told."""
+    frame = sys._getframe()
+    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "dptrain":
+        frame = frame.f_back
+    return "" if frame is None else f" at {frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def _name(content: int) -> bytes:

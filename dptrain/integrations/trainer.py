@@ -588,7 +588,14 @@ def _translated(args: TrainingArguments) -> int:
         args.include_num_input_tokens_seen = "no"
         warnings.warn("include_num_input_tokens_seen is off: how many tokens were seen tells who was drawn", stacklevel=4)
     args.ignore_data_skip = True
-    if args.max_grad_norm is None:
+    if args.max_grad_norm:
+        warnings.warn(
+            f"max_grad_norm={args.max_grad_norm:g} clips the release of every block by its own norm, where a Trainer clips all "
+            "gradients by one. The noise is in these norms, so that it may clip every step. clip_norm= bounds contributions; "
+            "max_grad_norm=0 switches this off",
+            stacklevel=4,
+        )
+    else:
         args.max_grad_norm = 0.0
     return args.per_device_train_batch_size * accumulated
 

@@ -64,6 +64,12 @@ def couplings(model: nn.Module) -> Iterator[tuple[str, str]]:
                 f"{name or 'the model'!r} is wrapped in {kind}, which reduces raw gradients; give prepare() the module itself "
                 "and train in one process",
             )
+        elif kind.startswith("GradSampleModule") and type(module).__module__.startswith("opacus."):
+            yield (
+                "OPACUS",
+                f"{name or 'the model'!r} is wrapped in {kind} of Opacus, whose hooks keep raw gradients of every sample; give "
+                "prepare() the module itself, without make_private()",
+            )
         elif kind in QUANTISED or _quantises_by_the_batch(module):
             how = QUANTISED.get(kind, "scales a whole batch by its largest entry")
             yield (

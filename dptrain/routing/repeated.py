@@ -16,7 +16,7 @@ from dptrain.clipping.fast import Bounds, Pieces
 from dptrain.data.microbatch import Microbatch
 from dptrain.errors import CoupledModel, DptrainError, LossShape
 from dptrain.routing.router import Router
-from dptrain.routing.synthetic_rows import ProbeRows, needed
+from dptrain.routing.synthetic_rows import ProbeRows, hint, raised
 
 Loss = Callable[[nn.Module, Microbatch], torch.Tensor]
 
@@ -82,6 +82,10 @@ class RepeatedLoss:
             return losses
         except (DptrainError, torch.OutOfMemoryError, MemoryError):
             raise
+        except (NameError, AttributeError, TypeError, ImportError) as error:  # of the program, whatever the rows are
+            if self._probe is not None and self._probe.made_up:
+                error.add_note(f"PROBE_NEEDED: {hint('the loss raised this')}")
+            raise
         except Exception as error:
             if len(rows.names) == 1 and self._passed:
                 raise CoupledModel(
@@ -93,7 +97,7 @@ class RepeatedLoss:
                 raise
             if self._probe.ignores:  # labels that are to be ignored, to a loss that knows none
                 return self._probed(model, self._probe.without_ignored(rows))
-            raise needed(f"the loss raises on them ({type(error).__name__}: {error})") from error
+            raise raised(error) from error
 
     def failed(self, model: nn.Module, rows: Microbatch, error: Exception) -> torch.Tensor:
         """Returns what stands for losses of rows that raise; raises the error again if it is not their doing."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dptrain.data.microbatch import Microbatch
-from dptrain.errors import ConfigError
+from dptrain.errors import ConfigError, without_text
 
 HOW_TO = (
     "give prepare(probe=[...]) a few raw records of your own, as bytes that decode and collate can read (they are used in the "
@@ -19,6 +19,20 @@ HOW_TO = (
 def needed(why: str) -> ConfigError:
     """Makes the error for rows that are made up and do not serve."""
     return ConfigError("PROBE_NEEDED", f"the start-up probes run on rows that are made up, and {why}; {HOW_TO}")
+
+
+def raised(error: Exception) -> ConfigError:
+    """Makes the error for a loss that raises on rows that are made up: its own exception, then what else it may be about."""
+    told = f"{without_text(error)}: {error}" if str(error) else without_text(error)
+    return ConfigError("PROBE_NEEDED", f"{told}; {hint('the loss raised this')}")
+
+
+def hint(what: str) -> str:
+    """Says of what happened on rows that are made up that their values may be the cause, and what to do then."""
+    return (
+        f"{what} on rows that are made up for the start-up probes; if it is about their values (zeros and ones, labels of "
+        f"{IGNORED} among them), {HOW_TO}"
+    )
 
 
 class ProbeRows:

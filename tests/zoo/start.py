@@ -17,7 +17,6 @@ import torch
 
 from attest.errors import AttestError
 from dptrain import PrivateTraining
-from dptrain.engine.start import ProbeFailed
 from dptrain.errors import DptrainError
 from ledger.errors import LedgerError
 from tests.worlds.training import CLASSES, make_world
@@ -134,7 +133,10 @@ def _attempt(family: Family, variant: str, root: Path, layers: Layers, *, probe:
         except Exception as error:
             text = str(error).splitlines()[0] if str(error) else ""
             said = f"{type(error).__name__}: {text}{_where(error)}"[:400]
-            asks = any(item.category is ProbeFailed for item in noticed)
+            if private is not None:
+                private.close()
+                private = None
+            asks = any(note.startswith(ASKS) for note in getattr(error, "__notes__", ()))
             return Outcome(ASKS if asks else RAW, stage, said, **made, **_told(noticed))
         finally:
             if private is not None:
