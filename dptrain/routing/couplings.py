@@ -113,10 +113,10 @@ class Repaired(UserWarning):
 def fix(model: nn.Module) -> nn.Module:
     """Replaces in place what a run would refuse and what has a usual stand-in; warns of every change.
 
-    Batch normalisation becomes group normalisation with its scale and shift, in at most 32 groups: its statistics are lost, so
-    a pretrained model wants some training after it. Instance normalisation keeps no running statistics, weights stay as
-    spectral normalisation left them, routers add no loss over the batch, and wrappers are taken off. Make the optimizer after
-    it, since parameters are others.
+    Batch normalisation becomes group normalisation with its scale and shift, in at most 32 groups, and of vectors in groups of
+    8 features or more: its statistics are lost, so a pretrained model wants some training after it. Instance normalisation
+    keeps no running statistics, weights stay as spectral normalisation left them, routers add no loss over the batch, and
+    wrappers are taken off. Make the optimizer after it, since parameters are others.
 
     Returns:
         The model; another object where it was wrapped. What has no stand-in is left, and refused by name in `prepare`.
@@ -128,7 +128,9 @@ def fix(model: nn.Module) -> nn.Module:
     for name, module in list(model.named_modules()):
         kind = type(module).__name__
         if isinstance(module, _BatchNorm):
-            groups = max(number for number in range(1, 33) if module.num_features % number == 0)
+            width = module.num_features
+            least = min(width, _LEAST if isinstance(module, nn.BatchNorm1d) else 1)
+            groups = max(number for number in range(1, 33) if width % number == 0 and width // number >= least)
             own = nn.GroupNorm(groups, module.num_features, module.eps, module.affine).train(module.training)
             if module.affine:
                 own.weight, own.bias = module.weight, module.bias
@@ -147,6 +149,9 @@ def fix(model: nn.Module) -> nn.Module:
             _tell(f"{name!r} has lost the spectral normalisation of its {key}")
         for hook in [hook for hook in module._forward_pre_hooks.values() if type(hook).__name__ == "SpectralNorm"]:
             nn.utils.remove_spectral_norm(module, hook.name)
+            for key, left in list(module._load_state_dict_pre_hooks.items()):  # torch leaves it, and no state is loaded then
+                if type(getattr(left, "hook", left)).__name__ == "SpectralNormLoadStateDictPreHook":
+                    del module._load_state_dict_pre_hooks[key]
             _tell(f"{name!r} has lost the spectral normalisation of its {hook.name}")
     config = getattr(model, "config", None)
     if getattr(config, "router_aux_loss_coef", None) and getattr(config, "output_router_logits", False):
@@ -154,6 +159,9 @@ def fix(model: nn.Module) -> nn.Module:
         _tell("output_router_logits is False")
     return model
 
+
+_LEAST = 8
+"""Features of a group in the place of ``BatchNorm1d``: a vector in groups of one is constant, and has no gradient."""
 
 _WRAPPERS = frozenset({"DistributedDataParallel", "DataParallel", "OptimizedModule"})
 

@@ -68,7 +68,8 @@ def shapes(family: Family) -> dict[str, torch.Tensor]:
 
 
 def layers_of(family: Family) -> Any:
-    return list(family.layers[0]) if isinstance(family.layers[0], tuple) else family.layers[0]
+    """What a user passes in the end, where nothing is found by structure."""
+    return list(family.layers[-1]) if isinstance(family.layers[-1], tuple) else family.layers[-1]
 
 
 @pytest.mark.one_in(3)
@@ -126,7 +127,7 @@ class Added(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.table, self.first, self.last = nn.Linear(8, 8, bias=False), nn.Linear(4, 8), nn.Linear(8, 2)
+        self.table, self.first, self.last = nn.Linear(8, 8, bias=False), nn.Linear(16, 8), nn.Linear(8, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.last(torch.relu(self.first(x)) @ self.table.weight)
@@ -142,7 +143,7 @@ MENDED = {
         lambda: Flat(*normed()),
         PICTURES,
     ),
-    "a table used outside": (Added, {"x": torch.empty(2, 4, device="meta")}),
+    "a table used outside": (Added, {"x": torch.empty(2, 16, device="meta")}),
     "the model itself is a layer": (lambda: nn.Linear(4, 2), {"input": torch.empty(2, 4, device="meta")}),
 }
 

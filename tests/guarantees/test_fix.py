@@ -55,6 +55,19 @@ def test_scale_and_shift_stay_and_so_does_the_mode() -> None:
         assert isinstance(dptrain.fix(nn.BatchNorm1d(7)), nn.GroupNorm)
 
 
+def test_vectors_keep_their_gradient_under_the_norm_that_takes_the_place_of_batch_norm() -> None:
+    with pytest.warns(Repaired):
+        model = dptrain.fix(nn.Sequential(nn.Linear(4, 64), nn.BatchNorm1d(64), nn.Linear(64, 1)))
+    model(torch.randn(5, 4)).sum().backward()
+    assert model[1].num_groups == 8 and float(model[0].weight.grad.abs().sum()) > 1e-3
+
+
+def test_a_state_is_loaded_after_spectral_norm_by_a_hook_was_taken_off() -> None:
+    with pytest.warns(Repaired):
+        model = dptrain.fix(nn.Sequential(nn.utils.spectral_norm(nn.Linear(3, 3))))
+    model.load_state_dict(model.state_dict())
+
+
 def test_wrappers_are_taken_off_and_losses_over_the_batch_are_switched_off() -> None:
     inner = net()
     inner.config = SimpleNamespace(router_aux_loss_coef=0.1, output_router_logits=True)

@@ -67,6 +67,23 @@ shown.{unseen}
 A model that is not here is not refused for that: the start of its run decides, and says why. Most models since Llama differ
 from their neighbours in sizes alone. *Slower* names classes without a rule of their own, which run once more per microbatch.
 
+## Check a model of yours
+
+```sh
+dptrain check bert-base/                                     # a folder of transformers; weights may be missing
+dptrain check net.py:make --inputs x=float32:3,32,32         # a callable that returns a module
+dptrain check train.py                                       # a script: read, never run
+```
+
+A model is taken through the start of a run with keys, policy and ledger of its own in a folder that is thrown away. So verdict,
+code and sentence are those of a run. What a refusal advises is tried on a copy: the lines that helped are shown, and how much
+of the model they leave to train. Rows and a loss are made up where they can be; else give `--inputs` or `--rows`, and `--loss`. In
+Python `print(dptrain.check(model))` does the same, and leaves the model as it is.
+
+Of a script each line is named that a run refuses, that weakens what it promises, or that becomes another, with what to write:
+loops for Opacus and accelerate, Trainers of transformers and TRL. It is not run, so modules beside it, files that it reads and
+the model itself are not seen. Exit code 1 says that something is refused or weakened, 2 that there was nothing to check.
+
 This page is made of `tests/zoo/expected.toml` (`python -m tests.zoo --docs`). `make zoo` holds the engine to that file, and a
 test holds this page to it.
 """

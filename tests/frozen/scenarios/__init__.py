@@ -8,7 +8,7 @@ from tests.frozen.scenarios.reading import READING
 from tests.frozen.scenarios.registry import REGISTRY
 from tests.frozen.scenarios.root import ROOT
 from tests.frozen.scenarios.rules import GATE, PLAN, POLICIES
-from tests.frozen.scenarios.training import DEMO, QUICKSTART, TRAINING
+from tests.frozen.scenarios.training import CHECK, DEMO, QUICKSTART, TRAINING
 
 SCENARIOS = {
     scenario.group: scenario
@@ -30,6 +30,7 @@ SCENARIOS = {
         RELEASE,
         TRAINING,
         QUICKSTART,
+        CHECK,
         DEMO,
     )
 }

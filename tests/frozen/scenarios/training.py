@@ -60,6 +60,34 @@ QUICKSTART = Scenario(
 )
 
 
+def _model_and_scripts(directory: Path) -> None:
+    (directory / "net.py").write_text(
+        "from torch import nn\n\n"
+        "def make(norm=nn.GroupNorm(2, 8)):\n"
+        "    return nn.Sequential(nn.Linear(4, 8), norm, nn.Linear(8, 2))\n\n"
+        "def normed():\n"
+        "    return make(nn.BatchNorm1d(8))\n"
+    )
+    (directory / "plain.py").write_text("import torch\nloss.backward()\ntorch.nn.utils.clip_grad_norm_(p, 1.0)\nprint(loss)\n")
+    (directory / "clean.py").write_text("for step in steps:\n    optimizer.step()\n")
+
+
+CHECK = Scenario(
+    "check",
+    nothing,
+    [
+        Case("a model that a run takes", "check net.py:make", before=_model_and_scripts),
+        Case("a model that a run refuses", "check net.py:normed", code=1),
+        Case("rows by their sizes, and an optimizer", "check net.py:make --inputs x=float32:4 --optimizer LBFGS", code=1),
+        Case("a script for no private run", "check plain.py", code=1),
+        Case("a script with nothing to change", "check clean.py"),
+        Case("no such callable", "check net.py:gone", code=2),
+        Case("no such folder", "check nowhere", code=2),
+        Case("nothing", "check", code=2),
+    ],
+)
+
+
 @contextmanager
 def _quick() -> Iterator[dict[str, str]]:
     """Lets the demo do a few steps only."""
