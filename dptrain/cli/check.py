@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +13,10 @@ from dptrain.cli.inputs import load_training
 from dptrain.cli.options import argument, file_option, option, wrong_if
 from dptrain.cli.output import styled
 from dptrain.cli.results import Result, Shown, plain
+
+if TYPE_CHECKING:
+    from dptrain.checks.model import Optimizer
+    from dptrain.checks.subject import Loss
 
 _MARKS = {Effect.REFUSED: ("red", "✗ "), Effect.WEAKENED: ("yellow", "! "), Effect.CHANGED: ("dim", "· ")}
 
@@ -102,11 +106,12 @@ def _model(
     load_training("dptrain.programs").quiet_libraries()
     places = load_training("dptrain.checks.subject")
     checking = load_training("dptrain.checks.model")
-    kind = getattr(load_training("torch.optim"), optimizer, None)
+    kind: Optimizer | None = getattr(load_training("torch.optim"), optimizer, None)
     wrong_if(not isinstance(kind, type), f"torch.optim has no optimizer {optimizer!r}; name a class, as AdamW")
     given = places.rows_of_file(rows) if rows else places.rows_of_shapes(inputs) if inputs else None
+    own: Loss | None = places.attribute(loss) if loss else None
     found: CheckedModel = checking.check(
-        subject, given, loss=places.attribute(loss) if loss else None, optimizer=kind,
+        subject, given, loss=own, optimizer=kind,
         layers=layers[0] if layers and len(layers) == 1 else layers,
     )  # fmt: skip
     return found

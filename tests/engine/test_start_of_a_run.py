@@ -2,6 +2,7 @@
 leaves the model as it was."""
 
 import json
+import warnings
 from typing import Any
 
 import pytest
@@ -9,8 +10,8 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
-from dptrain.engine.start import Unprobed  # noqa: E402
-from dptrain.errors import ConfigError  # noqa: E402
+from dptrain.engine.start import ProbeFailed, Unprobed  # noqa: E402
+from dptrain.errors import ConfigError, CoupledModel  # noqa: E402
 from tests.guarantees.peers import Run, net, per_example, small_world  # noqa: E402
 from tests.guarantees.test_public_class import CLASSES as PUBLIC_AND_PRIVATE  # noqa: E402
 from tests.worlds.training import World, make_world, token_record  # noqa: E402
@@ -68,6 +69,48 @@ def test_a_loss_in_which_no_trained_tensor_has_a_gradient_asks_for_other_rows(wo
         with pytest.raises(ConfigError, match=r"PROBE_NEEDED.*no trained tensor gets a gradient.*probe="):
             run.gradients(next(iter(run.steps)), lambda model, rows: per_example(model, rows) * 0.0)
         assert not run.private.opened.recorder.begun
+
+
+def misspelt(model: nn.Module, rows: Any) -> torch.Tensor:
+    return per_example(model, rows).sumn(1)
+
+
+def no_such_token(model: nn.Module, rows: Any) -> torch.Tensor:
+    raise ValueError(f"no such token in {len(rows)} columns")
+
+
+@pytest.mark.parametrize("loss", [misspelt, no_such_token])
+def test_an_exception_of_the_loop_is_its_own_with_the_hint_on_made_up_rows_below(world: World, loss: Any) -> None:
+    with warnings.catch_warnings(), pytest.raises((AttributeError, ValueError)) as raised:
+        warnings.simplefilter("error", ProbeFailed)
+        with Run(world, net()) as run:
+            for rows in next(iter(run.steps)):
+                run.private.backward(loss(run.model, rows), rows)
+    [note] = raised.value.__notes__
+    assert note.startswith("PROBE_NEEDED: the loop ended at ") and __file__ in note and "prepare(probe=[...])" in note
+
+
+def test_a_private_loss_says_which_exception_on_which_line_before_the_hint(world: World) -> None:
+    line = no_such_token.__code__.co_firstlineno + 1
+    with Run(world, net()) as run, pytest.raises(ConfigError) as raised:
+        run.gradients(next(iter(run.steps)), run.private.loss(no_such_token))
+    told = f"PROBE_NEEDED: ValueError at {__file__}:{line}: no such token in "
+    assert str(raised.value).startswith(told) and "prepare(probe=[...])" in str(raised.value)
+
+
+def test_a_fault_of_the_program_in_a_private_loss_is_raised_as_it_is(world: World) -> None:
+    with Run(world, net()) as run, pytest.raises(AttributeError, match="sumn") as raised:
+        run.gradients(next(iter(run.steps)), run.private.loss(misspelt))
+    assert raised.value.__notes__[0].startswith("PROBE_NEEDED")
+
+
+def test_a_refusal_in_a_probe_gets_no_hint_on_rows(world: World) -> None:
+    with warnings.catch_warnings(), pytest.raises(CoupledModel) as raised:
+        warnings.simplefilter("error", ProbeFailed)
+        with Run(world, net()) as run:
+            for rows in next(iter(run.steps)):
+                run.private.backward(per_example(run.model, rows) + per_example(run.model, rows).mean(), rows)
+    assert not hasattr(raised.value, "__notes__")
 
 
 class Reads(nn.Module):

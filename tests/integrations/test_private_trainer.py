@@ -2,6 +2,7 @@
 
 import copy
 import math
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from dptrain.errors import ConfigError, CoupledModel, LossShape, NotPrivateUse, 
 from dptrain.integrations.transformers import PrivateTrainer  # noqa: E402
 from ledger.log import Ledger  # noqa: E402
 from tests.integrations.scene import LENGTH, STEPS, language_model, rows, run, same, state  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:max_grad_norm=1 clips the release")
 
 PRIVATE = {"loss", "train_loss", "total_flos", "num_input_tokens_seen"}
 
@@ -126,6 +129,16 @@ def test_weights_and_epsilon_are_those_of_a_plain_loop(tmp_path: Path, clip: flo
     assert done.global_step == STEPS and 4.0 < found.spent == found.planned <= 8.0, "some is kept for steps done again"
     assert charged(tmp_path) == (STEPS, True)
     assert private.private.prepared.isolation.told == "held"
+
+
+@pytest.mark.parametrize(("given", "told"), [({}, 1), ({"max_grad_norm": 0.5}, 1), ({"max_grad_norm": 0.0}, 0)])
+def test_a_clip_of_every_block_that_is_on_by_default_is_told_once(tmp_path: Path, given: dict[str, float], told: int) -> None:
+    with warnings.catch_warnings(record=True) as noticed:
+        warnings.simplefilter("always")
+        trainer(tmp_path, **given).train()
+    found = [str(item.message) for item in noticed if "max_grad_norm" in str(item.message)]
+    assert len(found) == told
+    assert all("every block by its own norm" in text and "max_grad_norm=0 switches this off" in text for text in found)
 
 
 def test_activations_may_be_computed_again(tmp_path: Path) -> None:

@@ -77,8 +77,8 @@ dptrain check train.py                                       # a script: read, n
 
 A model is taken through the start of a run with keys, policy and ledger of its own in a folder that is thrown away. So verdict,
 code and sentence are those of a run. What a refusal advises is tried on a copy: the lines that helped are shown, and how much
-of the model they leave to train. Rows and a loss are made up where they can be; else give `--inputs` or `--rows`, and `--loss`. In
-Python `print(dptrain.check(model))` does the same, and leaves the model as it is.
+of the model they leave to train. Rows and a loss are made up where they can be; else give `--inputs` or `--rows`, and `--loss`.
+In Python `print(dptrain.check(model))` does the same, and leaves the model as it is.
 
 Of a script each line is named that a run refuses, that weakens what it promises, or that becomes another, with what to write:
 loops for Opacus and accelerate, Trainers of transformers and TRL. It is not run, so modules beside it, files that it reads and
