@@ -203,6 +203,7 @@ def test_the_model_its_modes_and_the_random_numbers_are_as_they_were() -> None:
     modes, wanted = [m.training for m in model.modules()], [p.requires_grad for p in model.parameters()]
     seed = torch.get_rng_state()
     assert not dptrain.check(model, PICTURES).accepted
+    assert list(model.state_dict()) == list(before) and isinstance(model.middle[0], nn.BatchNorm2d)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert [m.training for m in model.modules()] == modes and [p.requires_grad for p in model.parameters()] == wanted
     assert torch.equal(torch.get_rng_state(), seed) and all(p.grad is None for p in model.parameters())
