@@ -75,7 +75,9 @@ def check(
         str | None, option("Your loss, (model, rows) to one number per example: module:name or file.py:name.", metavar="PLACE")
     ] = None,
     optimizer: Annotated[str, option("A class of torch.optim.", metavar="NAME")] = "AdamW",
-    layers: Annotated[list[str] | None, option("A layer, or the list of all, as prepare(layers=) takes it; repeat.")] = None,
+    layers: Annotated[
+        list[str] | None, option("A layer, or the list of all, as prepare(layers=) takes it; repeat.", metavar="LAYER")
+    ] = None,
 ) -> Verdict:
     """Tell what a private run would refuse of a model or a training script, with the repair of each; no policy, no data.
 
