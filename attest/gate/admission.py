@@ -208,7 +208,11 @@ class GateReport:
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Returns `{"admitted": {class: n}, "refused": {code: n}}`, sorted by name."""
-        admitted = Counter(item.admission.admissibility_class for item in self.admitted)
+        rows = self.admitted
+        if isinstance(rows, AdmittedRows):
+            admitted = rows.by_class()
+        else:
+            admitted = Counter(item.admission.admissibility_class for item in rows)
         refused = Counter(str(item.refusal.code) for item in self.refused)
         return {"admitted": dict(sorted(admitted.items())), "refused": dict(sorted(refused.items()))}
 
@@ -333,6 +337,13 @@ class AdmittedRows(Sequence[Admitted]):
         if not isinstance(other, AdmittedRows | list):
             return NotImplemented
         return len(self) == len(other) and all(mine == its for mine, its in zip(self, other, strict=True))
+
+    def by_class(self) -> Counter[str]:
+        """Returns how many admissions each class has; the class is one of what a form shares, so no admission is made again."""
+        found: Counter[str] = Counter()
+        for number, count in Counter(self.numbers).items():
+            found[self.forms[number].sample.admissibility_class] += count
+        return found
 
     def admission(self, place: int) -> Admission:
         """Returns the admission at a place."""

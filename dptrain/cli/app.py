@@ -59,7 +59,7 @@ def demo(
     Example: `dptrain demo --dir demo`
     """
     arguments = ["--dir", str(directory), *(["--json"] if json else [])]
-    raise typer.Exit(load_training("dptrain.demo").main(arguments))
+    raise typer.Exit(load_training("dptrain.demo.stages").main(arguments))
 
 
 def quickstart(

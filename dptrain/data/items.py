@@ -25,6 +25,8 @@ TABLES = (".jsonl", ".csv", ".parquet")
 """Files that are read as data sets."""
 
 _MARKS = ("array", "bytes", "tuple")
+_PLAIN = frozenset({bool, int, float, str, type(None)})
+_LINE = json.JSONEncoder(ensure_ascii=False, allow_nan=True, separators=(",", ":"))
 
 
 def items_of(dataset: Any) -> Iterable[Any]:
@@ -54,7 +56,7 @@ def encode_item(item: Any) -> bytes:
     Raises:
         ConfigError: code ENCODE, the item holds something that JSON and this module have no form for; it does not repeat it.
     """
-    return json.dumps(_plain(item), ensure_ascii=False, allow_nan=True, separators=(",", ":")).encode()
+    return _LINE.encode(_plain(item)).encode()
 
 
 def decode_item(content: bytes) -> list[Any]:
@@ -161,6 +163,8 @@ def collate_items(examples: list[Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
+    if type(value) in _PLAIN:
+        return value
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu().numpy()
     if isinstance(value, np.generic):
@@ -177,8 +181,6 @@ def _plain(value: Any) -> Any:
         return [_plain(part) for part in value]
     if isinstance(value, Mapping) and all(type(key) is str for key in value) and not any(key in value for key in _MARKS):
         return {key: _plain(part) for key, part in value.items()}
-    if value is None or type(value) in (bool, int, float, str):
-        return value
     if type(value).__module__.startswith("PIL."):
         return _plain(np.asarray(value))
     raise ConfigError(

@@ -55,14 +55,14 @@ with PrivateTraining.own({data!r}, {numbers}, directory={directory!r}) as privat
 '''
 
 _TEXT: Final = '''\
-    texts = [list(" ".join(str(e[key]) for key in {columns}).encode()[:{length}]) for e in examples]
-    x = torch.tensor([[byte + 1 for byte in text] + [0] * ({length} - len(text)) for text in texts])'''
+    texts = [" ".join(str(e[key]) for key in {columns}).encode()[:{length}].ljust({length}, b"\\0") for e in examples]
+    x = torch.frombuffer(bytearray(b"".join(texts)), dtype=torch.uint8).reshape(-1, {length}).long()'''
 
 _TEXT_MODEL: Final = '''\
 class Reader(nn.Module):
     def __init__(self):
         super().__init__()
-        self.bytes, self.inner, self.head = nn.Embedding(257, 64), nn.Linear(64, 64), nn.Linear(64, len(LABELS))
+        self.bytes, self.inner, self.head = nn.Embedding(256, 64), nn.Linear(64, 64), nn.Linear(64, len(LABELS))
 
     def forward(self, x):
         return self.head(torch.relu(self.inner(self.bytes(x))).mean(1))

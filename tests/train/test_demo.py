@@ -9,8 +9,8 @@ import pytest
 
 from attest.errors import ReasonCode
 from attest.keys import load_public_key
-from dptrain.demo import main
 from dptrain.demo.public import digits, draw_digits
+from dptrain.demo.stages import main
 from ledger.audit import verify_export
 from ledger.release import check_release
 from tests.interop import second_verifier
