@@ -31,6 +31,9 @@ DAY = 86_400
 ALONE = "contributor"
 """Name under which the one owner contributes."""
 
+TARGET_EPSILON = 8.0
+"""Epsilon of a run of one's own where nobody names an epsilon or a noise multiplier."""
+
 
 @dataclass(frozen=True)
 class Contributor:
@@ -181,7 +184,7 @@ def stage_alone(
 def owners_policy(
     count: int,
     *,
-    target_epsilon: float,
+    target_epsilon: float | None,
     epochs: float,
     batch_size: int,
     delta: float | None,
@@ -189,30 +192,42 @@ def owners_policy(
     corpus: str,
     max_examples: int = 1,
     public_lengths: Sequence[int] = (),
+    noise_multiplier: float | None = None,
 ) -> str:
-    """Writes the policy of somebody who owns all data: one class that may touch everything, calibrated to an epsilon.
+    """Writes the policy of somebody who owns all data: one class that may touch everything, with noise for an epsilon.
 
     Args:
         count: contributions. target_epsilon: under zero-out adjacency, the one to put beside Opacus'; it holds even if all
-            of the policy's ``redo_steps`` are used. epochs: how often a contribution is drawn on average.
-        batch_size: contributions that a step draws on average. delta: default: at most 1e-6 and 1 / (10 count).
-        clip_norm: of every contribution. corpus: identifier.
+            of the policy's ``redo_steps`` are used; default: `TARGET_EPSILON`, unless a noise multiplier is given.
+        epochs: how often a contribution is drawn on average. batch_size: contributions that a step draws on average.
+        delta: default: at most 1e-6 and 1 / (10 count). clip_norm: of every contribution. corpus: identifier.
+        noise_multiplier: standard deviation of the noise over the clip norm, in the place of a target.
         max_examples: the most that one contribution holds. public_lengths: those that contributions may sign, in tokens.
 
     Returns:
         The text of a ``policy.toml``.
 
     Raises:
-        ConfigError: code OWN, numbers that describe no run.
+        ConfigError: code OWN, numbers that describe no run, or both a target and a multiplier.
         AccountantError: no noise reaches the epsilon.
     """
+    if target_epsilon is not None and noise_multiplier is not None:
+        raise ConfigError(
+            "OWN",
+            f"target_epsilon={target_epsilon!r} and noise_multiplier={noise_multiplier!r} were both given, expected one: each "
+            "follows from the other; leave one out",
+        )
+    if target_epsilon is None:
+        target_epsilon = TARGET_EPSILON
+    goal, named = (target_epsilon, "target_epsilon") if noise_multiplier is None else (noise_multiplier, "noise_multiplier")
     whole = isinstance(batch_size, int) and not isinstance(batch_size, bool)
-    real = all(isinstance(value, int | float) for value in (target_epsilon, epochs, clip_norm, delta or 0.0))
-    if not (whole and real and count >= 1 and 1 <= batch_size <= count and epochs > 0 and clip_norm > 0 and target_epsilon > 0):
+    real = all(isinstance(value, int | float) for value in (goal, epochs, clip_norm, delta or 0.0))
+    sizes = whole and count >= 1 and 1 <= batch_size <= count
+    if not (sizes and real and epochs > 0 and clip_norm > 0 and 0 < goal < math.inf):
         raise ConfigError(
             "OWN",
             f"{count} contributions, batch_size={batch_size!r}, epochs={epochs!r}, clip_norm={clip_norm!r}, delta={delta!r} "
-            f"and target_epsilon={target_epsilon!r}, expected numbers above 0, and batches of whole contributions, all at most",
+            f"and {named}={goal!r}, expected numbers above 0, and batches of whole contributions, all at most",
         )
     rate, steps = Fraction(batch_size, count), math.ceil(epochs * count / batch_size)
     if delta is None:
@@ -220,13 +235,19 @@ def owners_policy(
         size = 10.0 ** math.floor(math.log10(most) + 1e-9)
         delta = float(f"{math.floor(most / size + 1e-9)}e{round(math.log10(size))}")
     again = 8 + steps // 50
-    needed = accountants.calibrate(target_epsilon, float(rate), steps + again, delta)
-    multiplier = max(math.ceil(needed * MICRO), 1) / MICRO
+    if noise_multiplier is None:
+        micro = math.ceil(accountants.calibrate(target_epsilon, float(rate), steps + again, delta) * MICRO)
+        told = f"Epsilon {target_epsilon:g} at most"
+    else:
+        micro = math.ceil(Fraction(repr(float(noise_multiplier))) * MICRO)
+        spent = accountants.epsilon(micro / MICRO, float(rate), steps + again, delta)
+        told = f"Noise multiplier {noise_multiplier:g}, so epsilon {math.ceil(spent * 1000) / 1000:g} at most"
+    multiplier = max(micro, 1) / MICRO
     each = max(1, math.ceil(count / batch_size))
     several = f"max_examples = {max_examples}\n" if max_examples > 1 else ""
     lengths = f"public_lengths = {sorted(set(public_lengths))}\n" if public_lengths else ""
     return f"""\
-# Epsilon {target_epsilon:g} at most, at delta {delta:g}, even if {again} steps are charged again after exceptions and crashes:
+# {told}, at delta {delta:g}, even if {again} steps are charged again after exceptions and crashes:
 # {epochs:g} epochs of {count} contributions in batches of about {batch_size}.
 corpus = "{corpus}"
 delta = {delta!r}

@@ -224,7 +224,8 @@ class PrivateTraining:
         cls,
         dataset: Any,
         *,
-        target_epsilon: float = 8.0,
+        target_epsilon: float | None = None,
+        noise_multiplier: float | None = None,
         epochs: float = 4,
         batch_size: int = 256,
         directory: Where = "run",
@@ -245,7 +246,8 @@ class PrivateTraining:
 
         Args:
             dataset: a list, a data set with items by number, or the path of a .jsonl, .csv or .parquet file.
-            target_epsilon: at `delta`, under zero-out adjacency: the figure to put beside that of Opacus.
+            target_epsilon: at `delta`, under zero-out adjacency: the figure to put beside that of Opacus; default: 8.
+            noise_multiplier: in the place of a target; what it gives is in `epsilon` before the first step.
             epochs: how often an item is drawn on average. batch_size: how many items a step draws on average.
             directory: made if it is not there; for another policy than the one that is made in it there is `one_owner`.
             delta: default: at most 1e-6, and at most a tenth of one over the number of items.
@@ -275,12 +277,13 @@ class PrivateTraining:
         every = list(contents_of(dataset, encode=encode, by=by, length_of=length_of))
         tokens = {content.line: content.tokens for content in every}
         if repeated := len(every) - len(tokens):
-            warnings.warn(f"{repeated:,} of {len(every):,} items repeat another one and are left out", stacklevel=2)
+            again = "an item counts once: give equal ones that are not the same a number of its own each"
+            warnings.warn(f"{repeated:,} of {len(every):,} items repeat another one and are left out; {again}", stacklevel=2)
         folder = Path(directory)
         policy = owners_policy(
             len(tokens), target_epsilon=target_epsilon, epochs=epochs, batch_size=batch_size, delta=delta, clip_norm=clip_norm,
             corpus=corpus_name(folder), max_examples=max((content.examples for content in every), default=1),
-            public_lengths=public_lengths,
+            public_lengths=public_lengths, noise_multiplier=noise_multiplier,
         )  # fmt: skip
         rule = Policy.from_toml(policy).classes[0]
         signed = (lambda line: rule.public_length_for(tokens[line] or 0)) if public_lengths else None

@@ -95,9 +95,31 @@ def test_the_policy_keeps_the_target_and_no_less_noise_would(count: int) -> None
     assert spent[0] <= 8.0 < spent[1]
 
 
+@pytest.mark.parametrize("multiplier", [1, 0.7, 1.1, 1.000_000_5])
+def test_a_noise_multiplier_is_no_less_than_the_one_that_was_given_and_its_epsilon_is_told(multiplier: float) -> None:
+    text = owners_policy(1000, **NUMBERS | {"target_epsilon": None, "noise_multiplier": multiplier})
+    rules = Policy.from_toml(text)
+    (rule,) = rules.classes
+    assert multiplier * 1e6 <= rule.noise_multiplier_micro + 1e-6 < multiplier * 1e6 + 1
+    spent = epsilon(
+        rule.noise_multiplier_micro / 1e6, float(rule.sampling_rate), rules.steps + rules.redo_steps, float(rules.delta)
+    )
+    told = float(text.split("so epsilon ")[1].split()[0])
+    assert spent <= told < spent + 0.001
+
+
+def test_a_target_and_a_noise_multiplier_together_are_refused_and_neither_means_eight(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"OWN.*target_epsilon=8.*noise_multiplier=1.*leave one out"):
+        PrivateTraining.own(points(), target_epsilon=8, noise_multiplier=1, directory=tmp_path / "run")
+    assert not list(tmp_path.iterdir())
+    assert owners_policy(10, **NUMBERS | {"target_epsilon": None}) == owners_policy(10, **NUMBERS)
+
+
 @pytest.mark.parametrize(
-    "wrong", [{"batch_size": 0}, {"batch_size": 11}, {"epochs": 0}, {"clip_norm": 0}, {"target_epsilon": -1}]
-)
+    "wrong",
+    [{"batch_size": 0}, {"batch_size": 11}, {"epochs": 0}, {"clip_norm": 0}, {"target_epsilon": -1},
+     {"target_epsilon": None, "noise_multiplier": 0}, {"target_epsilon": None, "noise_multiplier": float("inf")}],
+)  # fmt: skip
 def test_numbers_that_describe_no_run_are_refused(wrong: dict) -> None:
     with pytest.raises(ConfigError, match="OWN"):
         owners_policy(10, **NUMBERS | wrong)
@@ -157,6 +179,7 @@ def test_a_run_of_ones_own_is_trained_by_one_call_and_says_that_one_party_holds_
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [({"epsilon": 8}, "target_epsilon"), ({"batchsize": 8}, "batch_size"), ({"target_epsilon": "8"}, "'8'"),
+     ({"max_grad_norm": 1.0}, "clip_norm"), ({"noise_multiplier": "1"}, "noise_multiplier='1'"),
      ({"batch_size": 10.5}, "10.5"), ({"epochs": "2"}, "'2'"), ({"directory": 7}, "a path")],
 )  # fmt: skip
 def test_wrong_arguments_are_refused_by_name_before_anything_is_made(tmp_path: Path, wrong: dict, told: str) -> None:
@@ -167,7 +190,7 @@ def test_wrong_arguments_are_refused_by_name_before_anything_is_made(tmp_path: P
 
 def test_records_that_stand_twice_are_left_out_with_a_word(tmp_path: Path) -> None:
     data = points()
-    with pytest.warns(UserWarning, match="1 of 41 items repeat another one and are left out"):
+    with pytest.warns(UserWarning, match="1 of 41 items repeat another one.* counts once.*a number of its own"):
         PrivateTraining.own([*data, data[0]], batch_size=8, directory=tmp_path / "run", progress=False).close()
 
 
