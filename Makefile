@@ -24,14 +24,14 @@ BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test slow lint types pages bench bench-scaling bench-start bench-lengths bench-against bench-gate bench-ledger gpu fuzz faults lies mutations mutants interop zoo house clean
+.PHONY: help install demo test slow lint types pages bench bench-scaling bench-start bench-lengths bench-against bench-beside bench-quickstart bench-gate bench-ledger gpu fuzz faults lies mutations mutants interop zoo house clean
 .PHONY: dist lock
 
 help:
 	@echo "make demo    the whole way on real data, from keys to a verified export, into $(DIR)/"
 	@echo "make test    the test suite (make slow: the long tests)"
 	@echo "make lint    ruff; make types: mypy; make bench: a step against the fastest without privacy; make clean: remove what make made"
-	@echo "make bench-scaling   cost against sizes; bench-start: the probes; bench-lengths: public lengths; bench-against: beside a revision; bench-gate, bench-ledger: these rooms; make gpu: the step on a CUDA device"
+	@echo "make bench-scaling   cost against sizes; bench-start: the probes; bench-lengths: public lengths; bench-against: beside a revision; bench-beside: whole programs beside Opacus; bench-quickstart; bench-gate, bench-ledger: these rooms; make gpu: the step on a CUDA device"
 	@echo "make fuzz    fuzz every reader of bytes from outside for FUZZ_SECONDS (600)"
 	@echo "make faults  fail and kill every system call of a ledger's writers, and lose power after each"
 	@echo "make zoo     hundreds of model families through the start of a run, held to what is expected of each"
@@ -95,6 +95,14 @@ bench-start: $(STAMP)
 # Steps of this tree and of a revision take turns, in three configurations: make bench-against ARGS="v0.1 --rounds 20 --few".
 bench-against: $(STAMP)
 	$(BIN)/python -m benchmarks.against $(ARGS)
+
+# Six whole programs, without privacy, with Opacus and with dptrain; their steps take turns. ARGS="--small" to see that it runs.
+bench-beside: $(STAMP)
+	$(BIN)/python -m benchmarks.beside $(ARGS)
+
+# From a file of 200,000 records to the first step by dptrain quickstart: time, memory, bytes.
+bench-quickstart: $(STAMP)
+	OMP_NUM_THREADS=2 $(BIN)/python -m benchmarks.quickstart $(ARGS)
 
 # Says so and succeeds where there is no CUDA device; ARGS=--smoke runs it on the CPU with tiny models.
 gpu: $(STAMP)

@@ -13,6 +13,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.configs import CONFIGS
@@ -39,15 +40,14 @@ with VARIANTS[variant](config) as step:
 """
 
 
-class Worker:
-    """A process that runs steps of a variant, in the source tree `root`, when it is told."""
+class Stepping:
+    """A process that runs a step when it is told, and says in one line of JSON what the step took."""
 
-    def __init__(self, root: Path, config: str, variant: str, threads: int, *, small: bool) -> None:
-        command = [sys.executable, "-W", "ignore", "-c", WORKER, config, variant, str(threads), "few" if small else "all"]
-        environment = os.environ | {"PYTHONPATH": str(root), "HF_HUB_OFFLINE": "1"}
+    def __init__(self, command: Sequence[str], cwd: Path, environment: Mapping[str, str]) -> None:
         self._process = subprocess.Popen(
-            command, cwd=root, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+            command, cwd=cwd, env=os.environ | environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
         self._said("ready")
 
     def step(self) -> dict[str, float]:
@@ -55,7 +55,7 @@ class Worker:
         assert self._process.stdin is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
-        return json.loads(self._said("{"))
+        return json.loads(self._said('{"'))
 
     def _said(self, start: str) -> str:
         """Next line that starts so; a worker may print others.
@@ -69,12 +69,25 @@ class Worker:
                 return line
         raise RuntimeError(f"a worker ended: {(self._process.stderr.read().strip() or 'without a word').splitlines()[-1]}")
 
+    def peak_mib(self) -> float:
+        """Peak resident memory of the process so far (Linux)."""
+        told = Path(f"/proc/{self._process.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in told if line.startswith("VmHWM:")) / 1024
+
     def close(self) -> None:
         self._process.kill()
         self._process.wait()
 
 
-def turns(workers: dict[str, Worker], rounds: int) -> dict[str, list[dict[str, float]]]:
+class Worker(Stepping):
+    """Runs steps of a variant, in the source tree `root`."""
+
+    def __init__(self, root: Path, config: str, variant: str, threads: int, *, small: bool) -> None:
+        command = [sys.executable, "-W", "ignore", "-c", WORKER, config, variant, str(threads), "few" if small else "all"]
+        super().__init__(command, root, {"PYTHONPATH": str(root), "HF_HUB_OFFLINE": "1"})
+
+
+def turns(workers: Mapping[str, Stepping], rounds: int) -> dict[str, list[dict[str, float]]]:
     """Seconds of every worker's step, round by round."""
     taken: dict[str, list[dict[str, float]]] = {name: [] for name in workers}
     for _ in range(rounds):

@@ -18,7 +18,7 @@ from transformers.pytorch_utils import Conv1D  # noqa: E402
 
 from attest.policy import Policy  # noqa: E402
 from benchmarks import __main__ as bench  # noqa: E402
-from benchmarks import against, bases, gpu, noise, overheads, plan, start  # noqa: E402
+from benchmarks import against, bases, gpu, noise, overheads, plan, quickstart, start  # noqa: E402
 from benchmarks import step as steps  # noqa: E402
 from benchmarks.bases import BANDS, BASES, KINDS, onednn_products, without_privacy  # noqa: E402
 from benchmarks.configs import CONFIGS, SCALING, Config, Tier, bert, by_name, few, gpt2, lora, replace  # noqa: E402
@@ -509,3 +509,17 @@ def test_a_tree_beside_another_is_told_by_the_ratio_of_medians_and_the_middle_ha
 def test_a_worker_that_ends_names_its_error() -> None:
     with pytest.raises(RuntimeError, match="KeyError: 'no such variant'"):
         against.Worker(against.ROOT, "bert_lora", "no such variant", 1, small=True)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak as Linux counts it")
+def test_the_way_of_quickstart_ends_behind_the_first_step_and_is_measured() -> None:
+    row = quickstart.measure(300)
+    assert all(row[part][key] > 0 for part in ("quickstart", "first_step") for key in ("wall_s", "cpu_s", "peak_mib"))
+    assert row["bytes"]["all"] > row["bytes"]["records"] + row["bytes"]["attestations"] + row["bytes"]["ledger"] > 500
+    assert "to the first step" in quickstart.render(row)
+
+
+def test_a_part_of_the_way_that_ends_otherwise_is_told_with_its_last_words() -> None:
+    with pytest.raises(RuntimeError, match="ended with 3, expected 0: no such data"):
+        quickstart.timed([sys.executable, "-c", "import sys; print('no such data', file=sys.stderr); sys.exit(3)"], expected=0)

@@ -11,7 +11,7 @@ from attest.attestation import Attestation
 from attest.corpus.records import Locator
 from attest.corpus.signing import sign_content
 from attest.descriptor import Parts, split
-from attest.gate.admission import ROW_SIZE, Admission, Admitted, AdmittedRows, Passed
+from attest.gate.admission import ROW_SIZE, Admission, Admitted, AdmittedRows, GateReport, Passed
 from tests.attest.test_framing import TEMPLATE
 
 OTHER = replace(TEMPLATE, contributor="bob", max_epsilon_micro=3_000_000, max_delta_pico=10**6, max_examples=4)
@@ -56,6 +56,14 @@ def test_what_is_appended_comes_back_byte_for_byte(mixed) -> None:
         assert rows.quoted(place) == quoted
         assert rows[place].admission.descriptor == opened
     assert rows != mixed[:-1] and rows != mixed[::-1]
+
+
+def test_classes_are_counted_by_form_as_by_every_admission(mixed, key) -> None:
+    other = [admit(sign_content(secrets.token_bytes(32), key, replace(TEMPLATE, admissibility_class="another")))] * 2
+    given = [*mixed, *other]
+    by_each, by_form = (GateReport(admitted, [], 0, bytes(32)).counts() for admitted in (given, AdmittedRows(given)))
+    assert by_form == by_each and by_form["admitted"]["another"] == 2
+    assert sum(by_form["admitted"].values()) == len(given) and AdmittedRows().by_class() == {}
 
 
 def test_a_form_is_shared_by_those_that_differ_in_content_and_nonce_alone(mixed, key) -> None:
