@@ -1,10 +1,10 @@
 """Fine-tunes a BERT with dptrain."""
 
 import torch
-from torch.nn.functional import cross_entropy
 
 from benchmarks.beside.scene import BATCH, CLIP, DELTA, EPOCHS, MULTIPLIER, PART, bert, reviews
 from dptrain import Microbatches, PrivateTraining
+from dptrain.integrations.losses import losses_of
 
 model = bert()
 optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4)
@@ -15,8 +15,7 @@ private = PrivateTraining.own(
 model, optimizer, steps = private.prepare(model, optimizer)
 for step in steps:
     for rows in step:
-        losses = cross_entropy(model(rows["input_ids"]).logits, rows["labels"], reduction="none")
-        private.backward(losses, rows)
+        private.backward(losses_of(model, model(rows["input_ids"]), rows["labels"]), rows)
     optimizer.step()
 print(private.epsilon())
 model.save_pretrained("model")

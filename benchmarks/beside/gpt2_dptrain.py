@@ -1,10 +1,10 @@
 """Fine-tunes a GPT-2 under LoRA with dptrain."""
 
 import torch
-from torch.nn.functional import cross_entropy
 
 from benchmarks.beside.scene import BATCH, CLIP, DELTA, EPOCHS, MULTIPLIER, PART, gpt2_lora, texts
 from dptrain import Microbatches, PrivateTraining
+from dptrain.integrations.losses import losses_of
 
 model = gpt2_lora()
 optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4)
@@ -16,8 +16,7 @@ model, optimizer, steps = private.prepare(model, optimizer)
 for step in steps:
     for rows in step:
         ids = rows["input_ids"]
-        losses = cross_entropy(model(ids).logits[:, :-1].mT, ids[:, 1:], reduction="none").mean(1)
-        private.backward(losses, rows)
+        private.backward(losses_of(model, model(ids), ids), rows)
     optimizer.step()
 print(private.epsilon())
 model.save_pretrained("model")

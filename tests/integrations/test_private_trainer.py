@@ -53,7 +53,8 @@ def collated(examples: list[Any]) -> dict[str, torch.Tensor]:
 def next_token(model: Any, batch: Any) -> torch.Tensor:
     logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits[:, :-1].float()
     labels = batch["labels"][:, 1:]
-    return cross_entropy(logits.mT, labels, reduction="none").sum(1) / (labels != -100).sum(1)
+    each = cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(labels.shape)
+    return each.sum(1) / (labels != -100).sum(1)
 
 
 def plain_loop(folder: Path, name: str, model: Any = None, *, clip: float | None = 1.0) -> tuple[Any, Any]:
