@@ -191,7 +191,7 @@ def outputs_of(model: nn.Module, rows: Rows) -> Any:
     """Runs a model once on two rows, or on made-up values where they have none, without gradients and in eval mode."""
     two: Mapping[str, Any] = {key: value[:2] for key, value in rows.items()}
     if any(value.is_meta for value in rows.values()):
-        like = ProbeRows(Microbatch(dict(two), 2, 1, torch.ones(2), (b"0", b"1")), torch.device("cpu"))
+        like = ProbeRows([Microbatch(dict(two), 2, 1, torch.ones(2), (b"0", b"1"))], torch.device("cpu"))
         two = like.microbatch(range(2), [b"0", b"1"]).inputs
     with _still(model):
         return called(model, two)
