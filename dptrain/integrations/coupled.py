@@ -1,12 +1,14 @@
 """Says what a private run refuses of Trainers: those of TRL that have no private form, each with the cause, and arguments."""
 
 import os
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from transformers import TrainingArguments
-
-from dptrain.engine.private_training import PrivateTraining
 from dptrain.errors import ConfigError, NotPrivateUse
+
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
+
+    from dptrain.engine.private_training import PrivateTraining
 
 _GROUPS = (
     "the advantage of a completion is its reward measured against those of others, and tokens are averaged over the batch, so "
@@ -66,7 +68,7 @@ def refuse(name: str) -> None:
         )
 
 
-def refuse_arguments(args: TrainingArguments) -> None:
+def refuse_arguments(args: "TrainingArguments") -> None:
     """Raises for arguments under which a step would run twice, in several processes, or by another loop."""
     if args.world_size > 1 or args.n_gpu > 1 or args.deepspeed or args.fsdp:
         raise NotPrivateUse(
@@ -84,7 +86,7 @@ def refuse_arguments(args: TrainingArguments) -> None:
         raise ConfigError("TRAINER", "torch_compile compiles the model without the private step; set compiled=True instead")
 
 
-def require_steps(args: TrainingArguments, private: PrivateTraining, *, signed: bool) -> None:
+def require_steps(args: "TrainingArguments", private: "PrivateTraining", *, signed: bool) -> None:
     """Takes the number of steps from the policy; raises ConfigError where the arguments ask for another one."""
     steps = private.policy.steps
     if signed and args.max_steps > 0 and args.max_steps != steps:
@@ -100,7 +102,7 @@ PACE: Final = {"WANDB_X_DISABLE_STATS": "true", "WANDB_CONSOLE": "off"}
 """Settings under which W&B neither samples the load of the machine nor keeps what a terminal shows, bars among it."""
 
 
-def hide_pace(args: TrainingArguments) -> None:
+def hide_pace(args: "TrainingArguments") -> None:
     """Keeps a service that reports by itself from telling the pace of steps; settings of the user stay as they are."""
     if "wandb" in args.report_to:
         for name, value in PACE.items():
