@@ -178,8 +178,8 @@ class Feeder:
 
     def _require_looks(self, rows: Microbatch) -> None:
         found = _looks(rows.inputs)
-        for shapes, types, _ in itertools.islice(self._looks.values(), 1):  # of another length: names and types
-            require_alike((dict.fromkeys(shapes, ()), types, {}), (dict.fromkeys(found[0], ()), found[1], {}))
+        for other in itertools.islice(self._looks.values(), 1):  # perhaps of another length
+            require_alike(_names_and_types(other), _names_and_types(found))
         if rows.length not in self._looks:
             self._looks[rows.length], self.likes[rows.length] = found, rows
         require_alike(self._looks[rows.length], found)
@@ -279,6 +279,12 @@ def _looks(collated: Mapping[str, Any]) -> Looks:
     shapes = {key: tuple(value.shape[1:]) for key, value in tensors.items()}
     types = {key: value.dtype for key, value in tensors.items()}
     return shapes, types, {key: value for key, value in collated.items() if not isinstance(value, (torch.Tensor, list))}
+
+
+def _names_and_types(looks: Looks) -> Any:
+    """Returns the looks without sizes and plain values, which may be others in rows of another length."""
+    shapes, *types, _ = looks
+    return dict.fromkeys(shapes, ()), *types, {}
 
 
 def require_alike(expected: Looks, found: Looks) -> None:

@@ -288,7 +288,8 @@ def test_the_commands_of_readme(shell, clinic):
         save_public_key(shell.directory / "owner.pub", public_bytes(OWNER_KEY), "owner")
         shell.run("ledger", "export", "ledger.db", "export")
 
-    made = {"make demo": lambda: None, "make test": lambda: None, NEEDS_TORCH: lambda: None, "python run/train.py": train_alone}
+    made = dict.fromkeys(("make demo", "make test", "pip install", NEEDS_TORCH), lambda: None)
+    made |= {"python run/train.py": train_alone}
     hooks = {"dptrain quickstart": own_data, "dptrain ledger verify export/": train}
     run_page(shell, "README.md", before=hooks, instead=made, words={})
 

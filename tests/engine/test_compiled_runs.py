@@ -87,7 +87,7 @@ def test_compile_comes_after_prepare_and_takes_its_losses_as_they_are(traced: No
         break
     trainer.close()
     unprepared = object.__new__(type(trainer.private))
-    unprepared._prepared = None
+    unprepared._prepared = unprepared._ended = None
     with pytest.raises(StepOrder) as early:
         unprepared.loss(trainer.family.losses, compiled=True)
     assert early.value.code == "COMPILE_EARLY"
