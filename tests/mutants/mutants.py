@@ -202,8 +202,8 @@ RANDOMNESS = (
         T_RANDOMNESS + "test_spread_over_several_microbatches",
     ),
     Mutant(
-        "collate that draws is seeded for every example", FEEDING, "_Apart(self._collate, 1, seeds, generators)",
-        "_Apart(self._collate, 1)", T_RANDOMNESS + "test_augmentation_in_collate_belongs_to_the_example",
+        "collate that draws is seeded for every example", FEEDING, "_Apart(collate, 1, seeds, generators)",
+        "_Apart(collate, 1)", T_RANDOMNESS + "test_augmentation_in_collate_belongs_to_the_example",
     ),
     Mutant(
         "by a seed of that example", FEEDING, "self._generators.seed(self._seeds[start])",
@@ -248,13 +248,13 @@ RANDOMNESS = (
         T_COMPILED + "test_dropout_is_drawn_anew_and_for_every_contribution_by_itself",
     ),
     Mutant(
-        "in their order", ROUTER, "with sandbox.enter(sandbox.current.step, rows.names, given=given)",
-        "with sandbox.enter(sandbox.current.step, rows.names[::-1], given=given)",
+        "in their order", ROUTER, "with sandbox.enter(sandbox.current.step, rows.names, given=given, length=rows.length)",
+        "with sandbox.enter(sandbox.current.step, rows.names[::-1], given=given, length=rows.length)",
         T_COMPILED + "test_dropout_is_drawn_anew_and_for_every_contribution_by_itself",
     ),
     Mutant(
-        "and of its own step", ROUTER, "with sandbox.enter(sandbox.current.step, rows.names, given=given)",
-        "with sandbox.enter(0, rows.names, given=given)",
+        "and of its own step", ROUTER, "with sandbox.enter(sandbox.current.step, rows.names, given=given, length=rows.length)",
+        "with sandbox.enter(0, rows.names, given=given, length=rows.length)",
         T_COMPILED + "test_dropout_is_drawn_anew_and_for_every_contribution_by_itself",
     ),
     Mutant(
@@ -338,8 +338,7 @@ WRITTEN = (
     ),
     Mutant(
         "a run whose forward wrote ends at the end of its window", ENGINE,
-        "self.recorder.settle(number, self.opened.now())\n            refusals.refuse_written(self.sandbox)",
-        "self.recorder.settle(number, self.opened.now())",
+        "        if ended:\n            refusals.refuse_written(self.sandbox)\n", "",
         T_INSIDE + "test_a_forward_that_begins_to_write_writes_a_copy_and_ends_the_run_at_the_end_of_its_window",
     ),
     Mutant(
