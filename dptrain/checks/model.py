@@ -53,7 +53,7 @@ _NO_CACHE = 'for part in model.modules(): vars(part).get("config", model.config)
 
 @dataclass(frozen=True)
 class _Tried:
-    """What came of one start: the refusal, if there was one, and the notices."""
+    """Holds the outcome of one start: the refusal, if there was one, and the notices."""
 
     refusal: DptrainError | AttestError | LedgerError | None
     notices: tuple[Warning, ...]

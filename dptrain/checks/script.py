@@ -147,7 +147,7 @@ CALLS: Mapping[str, _Row] = {
          "pytorch_metric_learning.losses.SupConLoss", "open_clip.ClipLoss"), _IN_BATCH,
     ),
 }  # fmt: skip
-"""What is called by its full name."""
+"""Calls by their full names."""
 
 METHODS: Mapping[str, _Row] = {
     "clip_grad_norm_": _CLIPPED,
@@ -163,7 +163,7 @@ METHODS: Mapping[str, _Row] = {
     "accumulate": _MICROBATCHED,
     "evaluate": _EVALUATED,
 }  # fmt: skip
-"""What is called as a method of anything, where its full name is not known."""
+"""Calls of a method of anything, where its full name is not known."""
 
 _OF_BATCH_NORM = (
     "resnet", "resnext", "wide_resnet", "densenet", "mobilenet", "efficientnet", "googlenet", "inception", "shufflenet",

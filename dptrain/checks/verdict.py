@@ -8,11 +8,11 @@ from dptrain.errors import DptrainError
 
 
 class NotChecked(DptrainError):
-    """What was given cannot be checked: there is no model, or no rows that it takes."""
+    """Refuses what cannot be checked: there is no model, or no rows that it takes."""
 
 
 class Effect(StrEnum):
-    """What becomes of something in a private run."""
+    """Names what becomes of something in a private run."""
 
     REFUSED = "refused"
     WEAKENED = "weakened"
