@@ -1,10 +1,14 @@
-"""Examples to rows of one length, so that no example shapes the rows of another."""
+"""Examples of a run, and how they become rows of one length, so that no example shapes the rows of another."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
+
+from dptrain.data.contributions import Pool
+from dptrain.data.slots import Slots
+from dptrain.engine.private_training import PrivateTraining
 
 _FILL = {"labels": -100, "special_tokens_mask": 1}
 """Fills up columns of tokens: the pad token for `input_ids`, zero for all others."""
@@ -56,3 +60,12 @@ class FixedLength:
 
 def _as_long(value: Any, count: int) -> bool:
     return isinstance(value, list | tuple | np.ndarray | torch.Tensor) and np.ndim(value) == 1 and len(value) == count
+
+
+def contributions_of(private: PrivateTraining) -> Iterator[tuple[bytes, list[Any]]]:
+    """Yields the contributions that were admitted: the hash of each content, and its examples."""
+    opened = private.opened
+    pool = Pool(opened.corpus, opened.decode, Slots.unresolved(opened.gate.admitted), private.policy)
+    with pool.reading() as contents:
+        for index in range(len(pool)):
+            yield pool.slots.content_hash(index), pool.decoded(index, contents)

@@ -16,10 +16,8 @@ import torch
 from torch import nn
 from transformers import EarlyStoppingCallback, TrainerCallback, TrainingArguments
 
-from dptrain.data.contributions import Pool
 from dptrain.data.items import encode_item, items_of
 from dptrain.data.microbatch import Decode, Microbatch
-from dptrain.data.slots import Slots
 from dptrain.engine import refusals
 from dptrain.engine.options import MICROBATCHES, Metrics, Microbatches, Send, Where
 from dptrain.engine.private_training import PrivateTraining
@@ -28,7 +26,7 @@ from dptrain.engine.step import LogicalStep, Steps
 from dptrain.errors import ConfigError, CoupledModel, NotPrivateUse, ResumeRefused
 from dptrain.integrations.coupled import hide_pace, refuse, refuse_arguments, require_steps
 from dptrain.integrations.losses import base_of, losses_of
-from dptrain.integrations.rows import FixedLength
+from dptrain.integrations.rows import FixedLength, contributions_of
 from dptrain.record.pin import found
 
 UNSAID = ("loss", "train_loss", "total_flos", "num_input_tokens_seen")
@@ -546,15 +544,6 @@ class _Watch(TrainerCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         self._trainer._saved()
-
-
-def contributions_of(private: PrivateTraining) -> Iterator[tuple[bytes, list[Any]]]:
-    """Yields the contributions that were admitted: the hash of each content, and its examples."""
-    opened = private.opened
-    pool = Pool(opened.corpus, opened.decode, Slots.unresolved(opened.gate.admitted), private.policy)
-    with pool.reading() as contents:
-        for index in range(len(pool)):
-            yield pool.slots.content_hash(index), pool.decoded(index, contents)
 
 
 def _own(dataset: Any, args: TrainingArguments, batch: int, **options: Any) -> PrivateTraining:

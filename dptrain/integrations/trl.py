@@ -17,7 +17,8 @@ from dptrain.data.microbatch import Decode
 from dptrain.errors import ConfigError, NotPrivateUse
 from dptrain.integrations.coupled import refuse
 from dptrain.integrations.losses import IGNORED, of_tokens
-from dptrain.integrations.trainer import Examples, PrivateRun, contributions_of
+from dptrain.integrations.rows import contributions_of
+from dptrain.integrations.trainer import Examples, PrivateRun
 
 try:
     from datasets import Dataset
