@@ -170,6 +170,7 @@ class PrivateRun:
         self._clip_whole = self.accelerator.clip_grad_norm_
         self.accelerator.clip_grad_norm_ = self._clip
         self.callback_handler.callbacks.insert(0, _Watch(self))
+        self._tell, self.callback_handler.on_log = self.callback_handler.on_log, self._told
 
     # ------------------------------------------------------------------------------------------------- seams of the Trainer
 
@@ -201,7 +202,7 @@ class PrivateRun:
         except BaseException:
             self.private._interrupt()
             with suppress(Exception):  # the one that ended the training is the one to be seen
-                self._log_held()
+                self._tell_held()
             raise
         kept = {name: value for name, value in done.metrics.items() if name not in UNSAID}
         return done._replace(training_loss=math.nan, metrics=kept)
@@ -217,6 +218,7 @@ class PrivateRun:
         if self._steps is None:
             raise ConfigError("TRAINER", "finish() was called before train(); there is no run to end yet")
         self._steps.finish()
+        self._tell_held()
 
     def get_train_dataloader(self) -> Any:
         """Returns the logical steps of the run in the place of batches."""
@@ -268,7 +270,7 @@ class PrivateRun:
     def log(self, logs: dict[str, float], *others: Any, **options: Any) -> None:
         """Logs what is public, and with the figures of a step those of `PrivateTraining.prepare(metrics=...)`.
 
-        Where draws are secret, nothing is logged inside a window of steps, whose pace tells of them: it comes when the ledger
+        Where draws are secret, callbacks hear nothing inside a window of steps, whose pace tells of them: they do when the ledger
         settles the window, or when a checkpoint is saved, under the number of the step that it is of.
 
         Raises:
@@ -285,14 +287,7 @@ class PrivateRun:
             logs.pop(name, None)
         if run is not None and training:
             logs |= {name: value for name, value in run.numbers().items() if name not in {*LOGGED, *logs}}
-        if run is None or not (self._secret and run.in_window):
-            super().log(logs, *others, **options)
-            return
-        self._held.append((self.state.global_step, self.state.epoch, logs))
-        if self.control.should_training_stop:
-            self._stopped()
-        if self.control.should_save:
-            self._log_held()
+        super().log(logs, *others, **options)
 
     def evaluate(self, eval_dataset: Any = None, *others: Any, **options: Any) -> dict[str, float]:
         """Evaluates on public data.
@@ -396,17 +391,30 @@ class PrivateRun:
         while self._given < last:
             step = next(self._running)  # settles the one before
             if self._held and not self.private.prepared.in_window:
-                self._log_held()
+                self._tell_held()
             self._given = step.number
             yield Step(step)
 
-    def _log_held(self) -> None:
-        """Logs what was held back, as of the steps that it is of."""
+    def _told(self, args: Any, state: Any, control: Any, logs: dict[str, Any]) -> Any:
+        """Tells callbacks what was logged, or keeps it back as long as a window of secret draws is open; an evaluation without
+        privacy is told to nobody, then or later."""
+        run = self.private._prepared
+        if self._asked:
+            return control
+        if run is None or not (self._secret and run.in_window):
+            return self._tell(args, state, control, logs)
+        self._held.append((state.global_step, state.epoch, dict(logs)))
+        if control.should_training_stop:
+            self._stopped()
+        return control
+
+    def _tell_held(self) -> None:
+        """Tells callbacks what was kept back, as of the steps that it is of."""
         now = self.state.global_step, self.state.epoch
         held, self._held = self._held, []
         try:
             for self.state.global_step, self.state.epoch, logs in held:
-                super().log(logs)
+                self.control = self._tell(self.args, self.state, self.control, logs)
         finally:
             self.state.global_step, self.state.epoch = now
 
@@ -429,7 +437,7 @@ class PrivateRun:
         if state.global_step >= self.private.policy.steps:
             assert self._running is not None
             next(self._running, None)
-            self._log_held()
+            self._tell_held()
 
     def _place(self, state: Any) -> None:
         """Says where the run stands in its epochs; the Trainer counts from where it was started."""
@@ -443,12 +451,13 @@ class PrivateRun:
             self.finish()
         else:
             self.private.prepared.interrupt()
-        self._log_held()
+        self._tell_held()
 
     def _saved(self) -> None:
         """Writes a checkpoint of the run beside that of the Trainer; an ended run has nothing to resume."""
         if not self._ended():
             self.private.save()
+            self._tell_held()
 
     def _checkpoint(self, wanted: str | bool | None) -> str | None:
         """Returns the checkpoint of the Trainer to go on from: the newest that the run has reached."""

@@ -23,7 +23,7 @@ from dptrain.integrations import coupled  # noqa: E402
 from dptrain.integrations.transformers import PrivateTrainer  # noqa: E402
 from ledger.log import Ledger  # noqa: E402
 from tests.integrations.scene import KEY, LENGTH, STEPS, language_model, rows, run  # noqa: E402
-from tests.integrations.test_private_trainer import collated, next_token  # noqa: E402
+from tests.integrations.test_private_trainer import collated, equal_rows, next_token  # noqa: E402
 
 PUBLIC = {
     "grad_norm", "learning_rate", "epoch", "charged", "delta", "epsilon/own", "epsilon_planned/own", "noise_multiplier/own",
@@ -110,6 +110,26 @@ def test_what_was_held_back_is_told_when_a_training_ends_or_saves(tmp_path: Path
     if how == "save":
         state = json.loads((tmp_path / "out" / "checkpoint-3" / "trainer_state.json").read_text())
         assert [each["step"] for each in state["log_history"]] == [1, 2, 3]
+
+
+def test_an_evaluation_without_privacy_in_the_middle_of_a_window_reaches_no_service(tmp_path: Path) -> None:
+    """Neither when it is made nor when the window is settled."""
+
+    class Asks(TrainerCallback):
+        found: dict[str, float] | None = None
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+            if state.global_step == 2:
+                assert private.private.prepared.in_window
+                self.found = private.evaluate_without_privacy(equal_rows(0))
+
+    service, asks = Service(tmp_path / "trainer.db"), Asks()
+    private = trainer(tmp_path, callbacks=[service, asks])
+    private.train()
+    assert asks.found is not None and "eval_loss" in asks.found
+    assert [step for step, _ in service.taken] == [*range(1, STEPS + 1), STEPS]
+    assert not [name for _, logs in service.taken for name in logs if name.startswith("eval")]
+    assert not [name for each in private.state.log_history for name in each if name.startswith("eval")]
 
 
 def test_what_reports_by_itself_is_kept_from_telling_the_pace(tmp_path: Path, monkeypatch) -> None:
