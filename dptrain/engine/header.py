@@ -116,8 +116,8 @@ def numbers(
     """Returns the public numbers of a step that is done: what the ledger says, and what the step ran with.
 
     Guarantee: nothing in them follows from private rows or from secret draws. A time is among them only where occurrences are
-    public, and then it is one of the clock whose times the ledger has. Learning rates are
-    those that `dptrain.engine.refusals.public_rates` lets through.
+    public, and then it is one of the clock whose times the ledger has. Learning rates are those that
+    `dptrain.engine.refusals.public_rates` lets through: of a scheduler's own function it is assumed that it counts steps.
 
     Args:
         run: what the ledger says so far. rows: of :func:`summary`. stds: noise per block on the sum of the step.

@@ -192,6 +192,7 @@ class PreparedRun(Parts[Planned]):
         self.metrics = MetricsLog(metrics, policy.steps)
         self.metrics.require(self._run if self.recorder.resuming else None)
         self.states = [self.sandbox, *states]
+        self._first_rates = refusals.rates_of(self.optimizer)  # before those of a checkpoint, which a loop may have set
         self._pin = checkpoints.restore(opened.checkpoints, self.recorder, self.model, self.optimizer, self.states)
         self.start_step = self.step = self.released = self.saved = 0 if self._pin is None else self._pin.step
         carried = [self.recorder.ledger.state.isolation.told] if self.recorder.resuming else []
@@ -210,7 +211,6 @@ class PreparedRun(Parts[Planned]):
             full=opened.microbatches.full,
             exact=policy.exactness == "certified" and opened.device.type == "cpu",
         )
-        self._first_rates = refusals.rates_of(self.optimizer)
         self._rates: list[float] = []
         self.attempt: Attempt | None = None
         self.ended: tuple[str, str] | None = None
@@ -328,7 +328,7 @@ class PreparedRun(Parts[Planned]):
         does once a microbatch drew numbers that belong to no contribution.
         """
         self.released = number
-        self._rates = refusals.public_rates(self.optimizer, self._first_rates)
+        self._rates = refusals.public_rates(self.optimizer, self._first_rates, self.states)
         blank = self.sandbox.kept.changed() or self.sandbox.late_host_draws
         public = self.folding.public if self.schedule.public else None
         self.gradients.release(self._going.streams.noise, number, public, blank=blank)

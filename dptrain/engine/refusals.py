@@ -196,17 +196,25 @@ def rates_of(optimizer: torch.optim.Optimizer) -> list[float]:
     return [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
 
 
-def public_rates(optimizer: torch.optim.Optimizer, first: Sequence[float]) -> list[float]:
+def public_rates(optimizer: torch.optim.Optimizer, first: Sequence[float], states: Sequence[Any]) -> list[float]:
     """Returns the learning rates of an optimizer where they are public, else none.
 
-    They are where they stand as they stood at the start, or where a scheduler that counts steps drives them. What else sets
-    them, as a plateau of a loss or a line of the loop, may follow from private rows.
+    They are where they stand as they stood before the run, or as a scheduler among the states of the run set them last. What
+    else sets them, as a plateau of a loss or a line of the loop, may follow from private rows. Of a scheduler with a function
+    of the user's own, that function is taken to follow from the number of the step alone.
 
     Args:
-        first: learning rates at the start.
+        first: learning rates before the run. states: what a checkpoint holds beside model and optimizer.
     """
     found = rates_of(optimizer)
-    return found if getattr(optimizer.step, "_wrapped_by_lr_sched", False) or found == list(first) else []
+    schedulers = (getattr(state, "scheduler", state) for state in states)
+    counting = (
+        scheduler for scheduler in schedulers
+        if isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler)
+        and not isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+    )  # fmt: skip
+    set_last = [[float(rate) for rate in scheduler.get_last_lr()] for scheduler in counting]
+    return found if found in (list(first), *set_last) else []
 
 
 def warn_schedule(optimizer: torch.optim.Optimizer, states: Sequence[Any]) -> None:

@@ -1,6 +1,8 @@
-"""Says what a private run refuses of Trainers: those of TRL that have no private form, each with the cause, and arguments."""
+"""Says what a private run refuses of Trainers (of TRL those that have no private form), and what it makes of arguments."""
 
+import copy
 import os
+import warnings
 from typing import TYPE_CHECKING, Final
 
 from dptrain.errors import ConfigError, NotPrivateUse
@@ -84,6 +86,41 @@ def refuse_arguments(args: "TrainingArguments") -> None:
         )
     if args.torch_compile:
         raise ConfigError("TRAINER", "torch_compile compiles the model without the private step; set compiled=True instead")
+
+
+def translated(args: "TrainingArguments") -> int:
+    """Puts what a private run does by itself in the place of arguments that would do it otherwise; says what changed.
+
+    Returns:
+        How many examples the optimizer was to see in a step.
+    """
+    accumulated = args.gradient_accumulation_steps
+    settings = args.accelerator_config
+    if (settings.gradient_accumulation_kwargs or {}).get("num_steps", 1) != 1:
+        accumulated = settings.gradient_accumulation_kwargs["num_steps"]
+        args.accelerator_config = settings = copy.copy(settings)
+        settings.gradient_accumulation_kwargs = {**settings.gradient_accumulation_kwargs, "num_steps": 1}
+    if accumulated > 1:
+        args.gradient_accumulation_steps = 1
+        warnings.warn(
+            f"gradient_accumulation_steps={accumulated}: a logical step sums over its own microbatches of at most "
+            f"{args.per_device_train_batch_size} contributions, and the optimizer takes it once",
+            stacklevel=4,
+        )
+    if str(getattr(args, "include_num_input_tokens_seen", "no")).lower() not in ("no", "false"):
+        args.include_num_input_tokens_seen = "no"
+        warnings.warn("include_num_input_tokens_seen is off: how many tokens were seen tells who was drawn", stacklevel=4)
+    args.ignore_data_skip = True
+    if args.max_grad_norm:
+        warnings.warn(
+            f"max_grad_norm={args.max_grad_norm:g} clips the release of every block by its own norm, where a Trainer clips all "
+            "gradients by one. The noise is in these norms, so that it may clip every step. clip_norm= bounds contributions; "
+            "max_grad_norm=0 switches this off",
+            stacklevel=4,
+        )
+    else:
+        args.max_grad_norm = 0.0
+    return args.per_device_train_batch_size * accumulated
 
 
 def require_steps(args: "TrainingArguments", private: "PrivateTraining", *, signed: bool) -> None:

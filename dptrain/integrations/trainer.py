@@ -5,7 +5,6 @@ import hashlib
 import inspect
 import math
 import re
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -24,7 +23,7 @@ from dptrain.engine.private_training import PrivateTraining
 from dptrain.engine.release import Phase
 from dptrain.engine.step import LogicalStep, Steps
 from dptrain.errors import ConfigError, CoupledModel, NotPrivateUse, ResumeRefused
-from dptrain.integrations.coupled import hide_pace, refuse, refuse_arguments, require_steps
+from dptrain.integrations.coupled import hide_pace, refuse, refuse_arguments, require_steps, translated
 from dptrain.integrations.losses import base_of, losses_of
 from dptrain.integrations.rows import FixedLength, contributions_of
 from dptrain.record.pin import found
@@ -32,7 +31,7 @@ from dptrain.record.pin import found
 UNSAID = ("loss", "train_loss", "total_flos", "num_input_tokens_seen")
 """Figures of a Trainer that follow from private rows and carry no noise; they are not logged."""
 
-PACE = ("train_runtime", "train_samples_per_second", "train_steps_per_second")
+SPEEDS = ("train_runtime", "train_samples_per_second", "train_steps_per_second")
 """Figures that tell the pace of steps; they are not logged where draws are secret."""
 
 LOGGED = ("run", "step", "steps", "attempt", "time")
@@ -134,7 +133,7 @@ class PrivateRun:
                 "train_dataset= with target_epsilon= for data that are all yours",
             )
         args = copy.copy(args) if args is not None else self.arguments("trainer_output")
-        batch = _translated(args)
+        batch = translated(args)
         refuse_arguments(args)
         self._own_data = train_dataset
         self._evaluated: list[Any] = []
@@ -270,8 +269,8 @@ class PrivateRun:
     def log(self, logs: dict[str, float], *others: Any, **options: Any) -> None:
         """Logs what is public, and with the figures of a step those of `PrivateTraining.prepare(metrics=...)`.
 
-        Where draws are secret, callbacks hear nothing inside a window of steps, whose pace tells of them: they do when the ledger
-        settles the window, or when a checkpoint is saved, under the number of the step that it is of.
+        Where draws are secret, callbacks hear nothing inside a window of steps, whose pace tells of them. They hear it when the
+        ledger settles the window, or when a checkpoint is saved, under the number of the step that it is of.
 
         Raises:
             NotPrivateUse: code LOGGED, it is called while private rows are there.
@@ -283,7 +282,7 @@ class PrivateRun:
                 "on public data",
             )
         run, training = self.private._prepared, "loss" in logs
-        for name in (*UNSAID, *(PACE if self._secret else ())):
+        for name in (*UNSAID, *(SPEEDS if self._secret else ())):
             logs.pop(name, None)
         if run is not None and training:
             logs |= {name: value for name, value in run.numbers().items() if name not in {*LOGGED, *logs}}
@@ -561,41 +560,6 @@ def _own(dataset: Any, args: TrainingArguments, batch: int, **options: Any) -> P
     if args.max_steps > 0:
         epochs = args.max_steps * batch / len(dataset) * (1 - 1e-12)  # rounded up to these steps
     return PrivateTraining.own(dataset, epochs=epochs, batch_size=batch, directory=Path(args.output_dir) / "private", **options)
-
-
-def _translated(args: TrainingArguments) -> int:
-    """Puts what a private run does by itself in the place of arguments that would do it otherwise; says what changed.
-
-    Returns:
-        How many examples the optimizer was to see in a step.
-    """
-    accumulated = args.gradient_accumulation_steps
-    settings = args.accelerator_config
-    if (settings.gradient_accumulation_kwargs or {}).get("num_steps", 1) != 1:
-        accumulated = settings.gradient_accumulation_kwargs["num_steps"]
-        args.accelerator_config = settings = copy.copy(settings)
-        settings.gradient_accumulation_kwargs = {**settings.gradient_accumulation_kwargs, "num_steps": 1}
-    if accumulated > 1:
-        args.gradient_accumulation_steps = 1
-        warnings.warn(
-            f"gradient_accumulation_steps={accumulated}: a logical step sums over its own microbatches of at most "
-            f"{args.per_device_train_batch_size} contributions, and the optimizer takes it once",
-            stacklevel=4,
-        )
-    if str(getattr(args, "include_num_input_tokens_seen", "no")).lower() not in ("no", "false"):
-        args.include_num_input_tokens_seen = "no"
-        warnings.warn("include_num_input_tokens_seen is off: how many tokens were seen tells who was drawn", stacklevel=4)
-    args.ignore_data_skip = True
-    if args.max_grad_norm:
-        warnings.warn(
-            f"max_grad_norm={args.max_grad_norm:g} clips the release of every block by its own norm, where a Trainer clips all "
-            "gradients by one. The noise is in these norms, so that it may clip every step. clip_norm= bounds contributions; "
-            "max_grad_norm=0 switches this off",
-            stacklevel=4,
-        )
-    else:
-        args.max_grad_norm = 0.0
-    return args.per_device_train_batch_size * accumulated
 
 
 def _step_of(path: Path) -> int:

@@ -45,15 +45,21 @@ def train(
     model = net()
     optimizer = options.pop("optimizer", torch.optim.SGD)(model.parameters(), lr=0.1)
     drive = options.pop("drive", lambda optimizer: None)(optimizer)
+    schedule = options.pop("scheduler", lambda optimizer: None)(optimizer)
     how = {"resume": True, "progress": False} | options
     with PrivateTraining.open(world.policy, world.corpus, ledger=world.ledger, **how) as private:
-        _, optimizer, steps = private.prepare(model, optimizer, collate, layers="layers", metrics=metrics)
+        states = [] if schedule is None else [schedule]
+        _, optimizer, steps = private.prepare(
+            model, optimizer, collate, layers="layers", metrics=metrics, states=states
+        )
         for step in steps:
             for rows in step:
                 if step.number == fault and not stepped and not private.prepared.probe.active:
                     raise ZeroDivisionError
                 private.backward(losses(model, rows), rows)
             optimizer.step()
+            if schedule is not None:
+                schedule.step(*([1.0] if isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau) else []))
             if drive is not None:
                 drive(step.number)
             if step.number == fault:
@@ -218,18 +224,43 @@ def halved(optimizer: Any) -> Any:
 
 
 def scheduled(optimizer: Any) -> Any:
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (step + 1))
-    return lambda _: schedule.step()
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (step + 1))
+
+
+def plateau(optimizer: Any) -> Any:
+    return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5)
+
+
+def told_rates(path: Path) -> list[float | None]:
+    return [line.get("learning_rate") for line in lines(path)]
 
 
 def test_a_learning_rate_is_told_where_a_scheduler_that_counts_steps_drives_it(world: World, tmp_path: Path) -> None:
-    train(world, tmp_path / "m", drive=scheduled)
-    assert [line["learning_rate"] for line in lines(tmp_path / "m")] == pytest.approx([0.1 / n for n in range(1, STEPS + 1)])
+    train(world, tmp_path / "m", scheduler=scheduled)
+    assert told_rates(tmp_path / "m") == pytest.approx([0.1 / n for n in range(1, STEPS + 1)])
 
 
 def test_a_learning_rate_that_the_loop_sets_may_follow_from_private_rows_and_is_not_told(world: World, tmp_path: Path) -> None:
     train(world, tmp_path / "m", drive=halved)
-    assert ["learning_rate" in line for line in lines(tmp_path / "m")] == [True] + [False] * (STEPS - 1)
+    assert told_rates(tmp_path / "m") == [0.1] + [None] * (STEPS - 1)
+
+
+def test_what_the_loop_sets_is_not_told_beside_a_scheduler_either(world: World, tmp_path: Path) -> None:
+    train(world, tmp_path / "m", scheduler=scheduled, drive=lambda optimizer: lambda step: halved(optimizer)(step + 40))
+    assert told_rates(tmp_path / "m") == [0.1] + [None] * (STEPS - 1)
+
+
+def test_what_a_plateau_of_a_loss_sets_is_not_told(world: World, tmp_path: Path) -> None:
+    train(world, tmp_path / "m", scheduler=plateau)
+    assert told_rates(tmp_path / "m")[:2] == [0.1, 0.1] and told_rates(tmp_path / "m")[-1] is None
+
+
+def test_a_learning_rate_that_a_loop_had_set_before_a_crash_is_not_told_behind_it(world: World, tmp_path: Path) -> None:
+    """A checkpoint brings it back, so that it is what the run begins with, and no less private."""
+    with pytest.raises(ZeroDivisionError):
+        train(world, tmp_path / "m", drive=halved, fault=4, stepped=True)
+    train(world, tmp_path / "m")
+    assert told_rates(tmp_path / "m") == [0.1] + [None] * (STEPS - 1)
 
 
 @pytest.mark.parametrize("wrong", [7, Metrics, {"every": 0}, {"every": True}, {}])
