@@ -29,7 +29,6 @@ from attest.policy.mechanism import (
 from attest.policy.sampling import DISCLOSURES, OCCURRENCES_PUBLIC, SECRET_POISSON, SamplingRule
 from attest.policy.unbuilt import refuse_unbuilt
 from attest.schema import check_fields, declared
-from attest.schema.cards import card_of
 from attest.schema.groups import Many, Named, NamedTables, Parts, Tables
 from attest.schema.kinds import Days, Exact, Flag, Identifier, Kind, Octets, Scaled, Told, Whole, Word
 from attest.schema.plain import check_int
@@ -427,8 +426,6 @@ class Policy(Payload):
         default=None,
         rule="null only before it is signed",
     )
-
-    _repr_html_ = card_of
 
     def __post_init__(self) -> None:
         if type(self.steps) is int:

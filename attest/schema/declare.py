@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any, ClassVar, ParamSpec, TypeVar
 
 from attest.errors import AttestError, Refused
+from attest.schema.cards import card_of
 from attest.schema.kinds import Given, Kind, Told
 
 P = ParamSpec("P")
@@ -144,6 +145,7 @@ class Checked:
 
     __slots__ = ()
     ERROR: ClassVar[type[AttestError]]
+    _repr_html_ = card_of
 
     def __post_init__(self) -> None:
         check_fields(self, self.ERROR)

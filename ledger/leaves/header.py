@@ -68,8 +68,6 @@ class Previous(Checked):
         " this ledger continues it.",
     )
 
-    _repr_html_ = card_of
-
     def __post_init__(self) -> None:
         check_fields(self, LeafRefused)
         _public_key(self.log_vkey, self.origin)
@@ -147,8 +145,6 @@ class HeaderBlock(Checked):
         default=0,
     )
 
-    _repr_html_ = card_of
-
 
 @dataclass(frozen=True, slots=True)
 class Profile:
@@ -169,8 +165,6 @@ class AccountantInfo(Checked):
     library: str = declared(2, WORDS, "Library that computes.")
     version: str = declared(3, WORDS, "Version of it.")
     parameters: str = declared(4, WORDS, "What it computes with, letter by letter.")
-
-    _repr_html_ = card_of
 
 
 class Blocks(Array):
@@ -289,8 +283,6 @@ class Header(Checked):
     phases: schedule.Phases = field(init=False, repr=False, compare=False)
     profiles: tuple[Profile, ...] = field(init=False, repr=False, compare=False)
     numerics: Numerics = field(init=False, repr=False, compare=False)
-
-    _repr_html_ = card_of
 
     def __post_init__(self) -> None:
         check_fields(self, LeafRefused)

@@ -8,6 +8,7 @@ from typing import ClassVar, Final
 from attest.errors import AttestError
 from attest.fixed_point import PICO
 from attest.schema import Declared, check_fields, declared, derived, plain
+from attest.schema.cards import card_of
 from attest.schema.plain import EARLIEST, MAX_TIME
 from attest.schema.quick import Blob, Count, Real, Spelled, Text, Truth
 from ledger.errors import AccountantError, LeafRefused, NoteError, TrustError
@@ -53,6 +54,7 @@ class Checked:
     CDDL: ClassVar[str] = ""
     OF: ClassVar[str] = ""
     DERIVED: ClassVar[tuple[Declared, ...]] = ()
+    _repr_html_ = card_of
 
     def __init_subclass__(cls) -> None:
         """Names it in sentences by its name in CDDL, which of a leaf is that of its class, and says the kind of a leaf."""

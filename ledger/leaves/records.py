@@ -6,7 +6,6 @@ from typing import ClassVar
 
 from attest.descriptor import SignedBounds
 from attest.schema import check_fields, declared
-from attest.schema.cards import card_of
 from attest.schema.quick import Array, Row
 from ledger.errors import LeafRefused
 from ledger.leaves.kinds import (
@@ -98,8 +97,6 @@ class Admit(Entry, Quoted):
         14, PICO_BELOW_1, "The delta of that limit, as it signed; 0 for no limit.", rule="0 exactly with 13"
     )
 
-    _repr_html_ = card_of
-
     def __post_init__(self) -> None:
         check_fields(self, LeafRefused)
         check_limit(self.max_epsilon_micro, self.max_delta_pico)
@@ -126,8 +123,6 @@ class ChargeClass(Checked):
         8, SHA256, "RFC 6962 root over all ever admitted, in that order: the descriptor hash, or nothing once withdrawn."
     )
 
-    _repr_html_ = card_of
-
 
 @dataclass(frozen=True, slots=True)
 class Charge(Entry):
@@ -143,8 +138,6 @@ class Charge(Entry):
         8, RUN_ID, "Identifier of the noise stream of this window, used once in the life of the ledger."
     )
     fence: int = declared(9, UINT, "Number of the writer that holds the ledger.")
-
-    _repr_html_ = card_of
 
     @property
     def last_step(self) -> int:
@@ -165,8 +158,6 @@ class Settle(Entry):
         "Per class, the smallest noise variance that was realised over its blocks: with injection per sample over the steps"
         " drawn, else that of the schedule in the phase of the window.",
     )
-
-    _repr_html_ = card_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,8 +192,6 @@ class SpendRow(Checked, Quoted):
     variance: float = declared(16, REAL, "Smallest noise variance over the blocks of a member.")
     epsilon_micro: int = declared(17, MICRO, "Cumulative epsilon of a member, rounded up.")
 
-    _repr_html_ = card_of
-
     def __post_init__(self) -> None:
         check_fields(self, LeafRefused)
         check_limit(self.max_epsilon_micro, self.max_delta_pico)
@@ -231,8 +220,6 @@ class Spend(Entry):
         3, Array(Row(SpendRow), 1), "The groups whose row changed since it was last written, in order."
     )
 
-    _repr_html_ = card_of
-
 
 @dataclass(frozen=True, slots=True)
 class Withdraw(Entry):
@@ -258,8 +245,6 @@ class Withdraw(Entry):
         needs="admit_seq",
     )
 
-    _repr_html_ = card_of
-
 
 @dataclass(frozen=True, slots=True)
 class EpochClass(Checked):
@@ -271,8 +256,6 @@ class EpochClass(Checked):
     max_epsilon_micro: int | None = declared(
         3, MICRO, "Largest epsilon so far; null in a public class, which promises none, and in no other.", nil=True
     )
-
-    _repr_html_ = card_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,8 +275,6 @@ class Epoch(Entry):
         9, SHA256, "Over the frozen parameters ([Weights](release.md#weights)): that of the header.", nil=True
     )
 
-    _repr_html_ = card_of
-
 
 @dataclass(frozen=True, slots=True)
 class Resume(Entry):
@@ -310,8 +291,6 @@ class Resume(Entry):
         needs="pinned_root",
     )
     pinned_root: bytes | None = declared(6, SHA256, "Ledger root that it pins, or null.", nil=True, needs="pinned_size")
-
-    _repr_html_ = card_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,8 +313,6 @@ class Draw(Entry):
         " deviation, squared.",
     )
 
-    _repr_html_ = card_of
-
 
 @dataclass(frozen=True, slots=True)
 class Close(Entry):
@@ -345,8 +322,6 @@ class Close(Entry):
     step: int = declared(3, UINT, "Last released step.")
     charged: int = declared(4, UINT, "Steps charged over all attempts.")
 
-    _repr_html_ = card_of
-
 
 @dataclass(frozen=True, slots=True)
 class SummaryKind(Checked):
@@ -355,8 +330,6 @@ class SummaryKind(Checked):
     CDDL: ClassVar = "summary-kind"
     kind: int = declared(1, UINT, "Kind of leaves.")
     count: int = declared(2, ABOVE_0, "How many of them the range has.")
-
-    _repr_html_ = card_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,8 +364,6 @@ class SummaryClass(Checked):
         " class.",
     )
 
-    _repr_html_ = card_of
-
     def __post_init__(self) -> None:
         check_fields(self, LeafRefused)
         if self.max_variance < self.min_variance:
@@ -419,8 +390,6 @@ class Summary(Entry):
     set_root: bytes = declared(8, SHA256, "RFC 6962 root over the aggregates of its ADMIT leaves, in order.")
     previous: int | None = declared(9, ABOVE_0, "Position of the SUMMARY leaf before, null in the first.", nil=True)
 
-    _repr_html_ = card_of
-
     def __post_init__(self) -> None:
         check_fields(self, LeafRefused)
         if self.end <= self.first:
@@ -441,8 +410,6 @@ class Key(Entry):
     old_signature: bytes = declared(5, SIGNATURE, "Ed25519 signature by the old key ([The ledger's key](#the-ledgers-key)).")
     new_signature: bytes = declared(6, SIGNATURE, "Ed25519 signature by the new key, which shows that it is held.")
 
-    _repr_html_ = card_of
-
 
 @dataclass(frozen=True, slots=True)
 class Release(Entry):
@@ -458,8 +425,6 @@ class Release(Entry):
         8, SHA256, "RFC 6962 root over the descriptor hashes withdrawn by that size, in the order of their leaves."
     )
 
-    _repr_html_ = card_of
-
 
 @dataclass(frozen=True, slots=True)
 class Clock(Entry):
@@ -471,8 +436,6 @@ class Clock(Entry):
     KIND: ClassVar = 13
     before: int = declared(3, MOMENT, "Time of the leaf before this one.", rule="later than 2")
     reason: str = declared(4, WORDS, "Why, as the ledger's operator says it.")
-
-    _repr_html_ = card_of
 
     def __post_init__(self) -> None:
         check_fields(self, LeafRefused)
@@ -489,8 +452,6 @@ class Registry(Entry):
         3, SHA256, "Root of the state by which it went until now: that of the header, or of the REGISTRY leaf before."
     )
     after: bytes = declared(4, SHA256, "Root of the later state.", rule="not equal to 3")
-
-    _repr_html_ = card_of
 
     def __post_init__(self) -> None:
         check_fields(self, LeafRefused)

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Final
 
 from attest.schema import declared
-from attest.schema.cards import card_of
 from attest.schema.quick import Array, OneOf, Row, Text
 from ledger.audit.findings import Finding
 from ledger.errors import LedgerError, ReleaseRefused
@@ -181,8 +180,6 @@ class Digested(Checked):
         default=(),
         rule=f"at most {MAX_NAMES}",
     )
-
-    _repr_html_ = card_of
 
 
 def check_path(path: object) -> str:

@@ -79,8 +79,6 @@ class Commitment(Checked):
         4, Array(Row(WeightRecord, "TYPE"), 1, code="MANIFEST"), "The tensors, in order of their first names."
     )
 
-    _repr_html_ = card_of
-
 
 @dataclass(frozen=True, slots=True)
 class View:
