@@ -23,7 +23,7 @@ FOLDER = ROOT / "requirements"
 LEAST_PYTHON = "3.11"
 
 BY_HAND = re.compile(r"(torch|triton|nvidia|cuda)(-[a-z0-9-]+)?==")
-"""What is installed by `TORCH`, at the beginning of a line."""
+"""Packages that `TORCH` installs, each at the beginning of a line."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ PLACEHOLDER = "REPOSITORY.example"
 """Stands in pyproject.toml and SECURITY.md until the project has an address."""
 
 TOOLS = ("build", "setuptools", "cyclonedx-bom")
-"""What decides the bytes of what is built."""
+"""Settings that decide the bytes of what is built."""
 
 
 def digest(path: Path) -> str:

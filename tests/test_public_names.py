@@ -1,4 +1,4 @@
-"""What a door offers is what `dir()` shows, and it shows itself in a notebook, so that nothing in it can do anything."""
+"""`dir()` shows what a door offers, and a notebook shows it so that nothing in it can do anything."""
 
 import dataclasses
 import importlib

@@ -1,4 +1,4 @@
-"""What the programs have in common: two models with random weights, and made-up data of their shapes.
+"""Makes two models with random weights, and made-up data of their shapes, for all programs here.
 
 ``BESIDE_SMALL=1`` in the environment makes both small, for tests.
 """

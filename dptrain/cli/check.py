@@ -26,10 +26,7 @@ class Verdict(Result):
     """The result of a check: 0 where a run would take what was checked, 1 where it would refuse or weaken something."""
 
     checked: Checked
-
-    @property
-    def exit_code(self) -> int:  # type: ignore[override]
-        return int(not self.checked.accepted)
+    exit_code: int
 
     def text(self) -> Iterator[Shown]:
         """Yields what was checked, a finding each with its repair, the verdict, and what to know besides."""
@@ -96,7 +93,8 @@ def check(
     wrong_if(script and (rows or inputs or loss or layers), "a script is read and not run; --rows and the like go with a model")
     wrong_if(rows and inputs, "give --rows, which have types and sizes, or --inputs, not both")
     try:
-        return Verdict(read(Path(subject)) if script else _model(subject, rows, inputs, loss, optimizer, layers))
+        found = read(Path(subject)) if script else _model(subject, rows, inputs, loss, optimizer, layers)
+        return Verdict(found, int(not found.accepted))
     except NotChecked as error:
         raise typer.BadParameter(error.sentence) from error
 

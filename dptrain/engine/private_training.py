@@ -235,6 +235,7 @@ class PrivateTraining:
         by: str | Callable[[Any], Any] | None = None,
         public_lengths: Sequence[int] = (),
         length_of: Callable[[Any], int] | None = None,
+        max_examples: int | None = None,
         **options: Unpack[OpenOptions],
     ) -> "PrivateTraining":
         """Opens a run over data that is all yours, with noise for an epsilon; makes all that an auditor needs in a directory.
@@ -259,6 +260,7 @@ class PrivateTraining:
             public_lengths: lengths in tokens, for everybody to know. Each contribution is padded or cut to the shortest that
                 holds it, instead of all to one length; `prepare` takes a `collate(examples, length)`.
             length_of: an item to the number of its tokens; default: of its ``input_ids``.
+            max_examples: examples that a contribution decodes to at most, where `decode` makes others than its items.
             options: of `open`.
 
         Raises:
@@ -282,7 +284,7 @@ class PrivateTraining:
         folder = Path(directory)
         policy = owners_policy(
             len(tokens), target_epsilon=target_epsilon, epochs=epochs, batch_size=batch_size, delta=delta, clip_norm=clip_norm,
-            corpus=corpus_name(folder), max_examples=max((content.examples for content in every), default=1),
+            corpus=corpus_name(folder), max_examples=max_examples or max((content.examples for content in every), default=1),
             public_lengths=public_lengths, noise_multiplier=noise_multiplier,
         )  # fmt: skip
         rule = Policy.from_toml(policy).classes[0]

@@ -255,6 +255,10 @@ def too_many_examples(told: Told) -> None:
     told.put(0, attestation(1, max_examples=5))
 
 
+def a_length_that_the_class_does_not_offer(told: Told) -> None:
+    told.put(0, attestation(1, public_length=64))
+
+
 def signed_as_public(told: Told) -> None:
     bounds = {"clip_norm_micro": PUBLIC_BOUNDS.clip_micro, "noise_multiplier_micro": PUBLIC_BOUNDS.sigma_micro}
     told.put(0, attestation(1, **bounds), clip_micro=1_000_000, sigma_micro=1_000_000)
@@ -417,6 +421,7 @@ LIES: list[tuple[Callable[[Told], None], str, str]] = [
     (noise_below_its_class, "NOISE_BELOW_CLASS", nth(2)),
     (class_of_no_policy, "CLASS_UNKNOWN", nth(0)),
     (too_many_examples, "EXAMPLES", nth(0)),
+    (a_length_that_the_class_does_not_offer, "PUBLIC_LENGTH", nth(0)),
     (signed_as_public, "CLIP_ABOVE_CLASS", nth(0)),
     (content_twice, "DUPLICATE_CONTENT", nth(4)),
     (attestation_of_one_leaf_removed, "ATTESTATION_MISSING", nth(2)),

@@ -68,7 +68,7 @@ def shapes(family: Family) -> dict[str, torch.Tensor]:
 
 
 def layers_of(family: Family) -> Any:
-    """What a user passes in the end, where nothing is found by structure."""
+    """Rows and a loss as a user passes them in the end, where nothing is found by structure."""
     return list(family.layers[-1]) if isinstance(family.layers[-1], tuple) else family.layers[-1]
 
 

@@ -142,6 +142,7 @@ def test_lengths_that_nobody_says_or_offers_are_refused_and_nothing_is_written(s
     sign = offering(shell, corpus)
     assert shell.json(*sign, "--length-field", "words", code=1)["error"]["code"] == "CONTENT_MISSING"
     assert "--length-field chooses among" in shell.run(*sign[:-1], "policy.toml", "--length-field", "tokens", code=2).stderr
+    assert "offers the public lengths 16, 64" in shell.run(*sign, "--public-length", "63", code=2).stderr
     assert "give one of them" in shell.run(*sign, "--length-field", "tokens", "--public-length", "16", code=2).stderr
     assert not (shell.directory / "said.jsonl.attest").exists()
 

@@ -135,12 +135,12 @@ class Page:
         self.shown.append(picture)
         return self
 
-    update = None
+    def update(self, picture: str) -> None:
+        self.shown.append(picture)
 
 
 def in_notebook(monkeypatch, kernel: object) -> Page:
     page = Page()
-    page.update = page.shown.append  # type: ignore[assignment]
     shell = types.SimpleNamespace(kernel=kernel)
     monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
     monkeypatch.setitem(sys.modules, "IPython.display", page)

@@ -1,4 +1,4 @@
-"""What a Trainer reports to TensorBoard, W&B or any other service are public numbers, at times that tell nothing of draws."""
+"""A Trainer reports public numbers to TensorBoard, W&B and any other service, at times that tell nothing of draws."""
 
 import json
 import os

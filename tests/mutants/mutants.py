@@ -21,6 +21,7 @@ UNTOUCHED = "dptrain/sandbox/untouched.py"
 OPTIMIZERS = "dptrain/sandbox/isolation.py"
 ISOLATION = "dptrain/sandbox/isolation.py"
 FEEDING = "dptrain/data/loader.py"
+TRAINER = "dptrain/integrations/trainer.py"
 PACKING = "dptrain/data/packing.py"
 ITEMS = "dptrain/data/items.py"
 GATE = "attest/gate/checks.py"
@@ -56,6 +57,7 @@ T_CHANNELS = "tests/guarantees/test_coupling_channels.py::"
 T_HIDDEN = "tests/guarantees/test_coupling_hidden.py::"
 T_A = "tests/guarantees/test_statement_a.py::"
 T_WATCH = "tests/engine/test_isolation_watch.py::"
+T_NUMBERS = "tests/engine/test_public_numbers.py::"
 T_LENGTHS = "tests/engine/test_public_lengths.py::"
 T_START = "tests/engine/test_start_of_a_run.py::"
 T_INSIDE = "tests/engine/test_inside_a_microbatch.py::"
@@ -817,6 +819,29 @@ LENGTHS = (
     ),
 )
 
+NUMBERS = (
+    Mutant(
+        "an evaluation without privacy is told to nobody", TRAINER, "        if self._asked:\n            return control\n", "",
+        "tests/integrations/test_reports.py::"
+        "test_an_evaluation_without_privacy_in_the_middle_of_a_window_reaches_no_service",
+    ),
+    Mutant(
+        "a learning rate that the loop set is not told", "dptrain/engine/refusals.py",
+        "return found if found in (list(first), *set_last) else []", "return found",
+        T_NUMBERS + "test_what_the_loop_sets_is_not_told_beside_a_scheduler_either",
+    ),
+    Mutant(
+        "nor one that a plateau of a loss set", "dptrain/engine/refusals.py",
+        "        and not isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)\n", "",
+        T_NUMBERS + "test_what_a_plateau_of_a_loss_sets_is_not_told",
+    ),
+    Mutant(
+        "lines come when the ledger settles their window", ENGINE,
+        "if ended or self.recorder.ledger.header.occurrences_public:", "if True:",
+        T_NUMBERS + "test_where_draws_are_secret_lines_come_when_a_window_is_settled",
+    ),
+)
+
 GROUPS = {
     "gradient rules and masks": RULES,
     "clipped sums and their release": CLIPPED,
@@ -826,6 +851,7 @@ GROUPS = {
     "events that follow content": EVENTS,
     "the start": START_UP,
     "lengths and people": LENGTHS,
+    "public numbers": NUMBERS,
     "statement A": STATEMENT_A,
     "couplings": COUPLING,
     "order of depth": ORDER,

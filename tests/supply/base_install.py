@@ -1,4 +1,4 @@
-"""Which distributions the base install brings, and a process that finds nothing else."""
+"""Names the distributions of the base install, and runs a process that finds nothing else."""
 
 import subprocess
 import sys

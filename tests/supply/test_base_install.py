@@ -13,7 +13,7 @@ from tests.supply import base_install
 from tests.worlds.ledgers import SIGNER, START, Driver, header_spec, signed_policy
 
 LARGE = {"torch", "scipy", "sqlalchemy", "dp_accounting", "cbor2", "mpmath", "matplotlib", "psycopg", "opacus", "pandas"}
-"""What is not in the base install, and is where tests run."""
+"""Names packages that tests have and the base install has not."""
 
 RULES = {
     "pld": {"accountant": "pld"},

@@ -1,4 +1,4 @@
-"""What `make dist` publishes: complete, equal byte for byte when it is built again, and described as it is."""
+"""`make dist` publishes what is complete, equal byte for byte when it is built again, and described as it is."""
 
 import hashlib
 import io

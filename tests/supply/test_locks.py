@@ -69,6 +69,6 @@ def test_what_is_left_out_of_a_lock_is_what_torch_alone_brings() -> None:
 
 
 def test_the_base_lock_is_within_the_train_lock() -> None:
-    """Who trains and who audits have one version of what both run."""
+    """One version of what trainers and auditors both run."""
     base, train = ({item.split(" ")[0] for item in items(lock)} for lock in LOCKS[:2])
     assert base <= train

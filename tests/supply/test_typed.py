@@ -38,7 +38,7 @@ model: nn.Module = nn.Linear(4, 2)
 optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 dataset = [{"x": [0.0, 1.0, 2.0, 3.0], "y": 0}]
 """
-"""What the README leaves to its reader."""
+"""Names that the README leaves to its reader."""
 
 WRONG = {
     "an argument of own": ("target_epsilon=8", "target_epsilno=8", "target_epsilno"),

@@ -14,7 +14,7 @@ from torch import nn  # noqa: E402
 from dptrain import PrivateTraining, pack_examples  # noqa: E402
 from dptrain.data.items import contents_of, decode_items, encode_items  # noqa: E402
 from dptrain.demo.quickstart import quickstart  # noqa: E402
-from dptrain.errors import ConfigError  # noqa: E402
+from dptrain.errors import ConfigError, ContentChanged  # noqa: E402
 from ledger.audit import verify_export  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -126,6 +126,18 @@ def test_records_of_a_person_are_packed_into_rows_and_never_with_anothers(tmp_pa
         assert all(len(row) == 8 for row in rows[:-1])
     assert sum(pool.size(index) for index in range(12)) < len(people())
     assert verdict(private, tmp_path) == "FULL"
+
+
+def test_a_long_record_may_be_packed_into_more_rows_than_there_are_records(tmp_path: Path) -> None:
+    records = [{"who": person, "input_ids": [2 + person] * 20} for person in range(8)]
+
+    def packed(content: bytes) -> list[dict]:
+        return pack_examples([record["input_ids"] for record in decode_items(content)], 8, SEPARATOR)
+
+    with pytest.raises(ContentChanged, match=r"EXAMPLES.*decodes to 3 examples, expected 1 to 1"):
+        train(tmp_path / "few", records, decode=packed, by="who")
+    private, _ = train(tmp_path / "enough", records, decode=packed, by="who", max_examples=3)
+    assert private.prepared.pool.size(0) == 3 and verdict(private, tmp_path / "enough") == "FULL"
 
 
 def test_nothing_to_pack_is_one_empty_row() -> None:

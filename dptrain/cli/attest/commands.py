@@ -171,6 +171,12 @@ def sign(
                 "has some"
             )
         length_of = _lengths_by(length_field, rule)
+    if public_length is not None and rules is not None:
+        offered = rules.class_rule(admissibility_class).public_lengths
+        told = ", ".join(map(str, offered)) or "none"
+        wrong_if(
+            public_length not in offered, f"class {admissibility_class} offers the public lengths {told}; sign one of them"
+        )
     if corpus is None or (policy is None and not public and (clip_norm is None or noise_multiplier is None)):
         raise typer.BadParameter("give --corpus, --clip-norm and --noise-multiplier, or a --policy to take them from")
     start = int(time.time()) if not_before is None else not_before
