@@ -67,6 +67,9 @@ TAKEN_OVER: Final = (
 )
 """Says why a run takes no more steps."""
 
+_OF_OPACUS: Final = {"max_grad_norm": "clip_norm", "target_delta": "delta", "max_physical_batch_size": "microbatches"}
+"""Arguments of `PrivateTraining.own` by the names that Opacus has for them."""
+
 _OPEN: "weakref.WeakSet[PrivateTraining]" = weakref.WeakSet()
 """Runs of this process that are open."""
 
@@ -268,8 +271,9 @@ class PrivateTraining:
             AccountantError: no noise reaches the epsilon. As `open` besides.
         """
         if unknown := sorted(options.keys() - inspect.signature(cls.open).parameters.keys()):
-            near = difflib.get_close_matches(unknown[0], inspect.signature(cls.own).parameters, 1, 0.4)
-            raise ConfigError("OWN", f"own() has no argument {unknown[0]!r}{f'; do you mean {near[0]}?' if near else ''}")
+            alike = difflib.get_close_matches(unknown[0], inspect.signature(cls.own).parameters, 1, 0.4)
+            near = _OF_OPACUS.get(unknown[0]) or (alike[0] if alike else None)
+            raise ConfigError("OWN", f"own() has no argument {unknown[0]!r}{f'; do you mean {near}?' if near else ''}")
         if not isinstance(directory, str | os.PathLike):
             raise ConfigError("OWN", f"directory is {directory!r}, expected a path")
         if length_of is not None and not public_lengths:

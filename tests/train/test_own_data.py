@@ -179,7 +179,8 @@ def test_a_run_of_ones_own_is_trained_by_one_call_and_says_that_one_party_holds_
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [({"epsilon": 8}, "target_epsilon"), ({"batchsize": 8}, "batch_size"), ({"target_epsilon": "8"}, "'8'"),
-     ({"max_grad_norm": 1.0}, "clip_norm"), ({"noise_multiplier": "1"}, "noise_multiplier='1'"),
+     ({"max_grad_norm": 1.0}, "clip_norm"), ({"target_delta": 1e-5}, "delta?"),
+     ({"noise_multiplier": "1"}, "noise_multiplier='1'"),
      ({"batch_size": 10.5}, "10.5"), ({"epochs": "2"}, "'2'"), ({"directory": 7}, "a path")],
 )  # fmt: skip
 def test_wrong_arguments_are_refused_by_name_before_anything_is_made(tmp_path: Path, wrong: dict, told: str) -> None:
