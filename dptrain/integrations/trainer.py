@@ -80,11 +80,12 @@ class PrivateRun:
     Guarantee: that of `PrivateTraining`. The losses of a microbatch go to its backward pass and nowhere else.
 
     Args:
-        train_dataset: data that are all yours, for a run by `target_epsilon`; it lies in ``private`` under ``output_dir``.
+        train_dataset: data that are all yours, for a run by `target_epsilon` or `noise_multiplier`; it lies in ``private``
+            under ``output_dir``.
             Epochs and batch size are those of the arguments (``per_device_train_batch_size`` times
             ``gradient_accumulation_steps``).
         private: an opened run, in the place of `train_dataset`.
-        target_epsilon, delta, clip_norm: as `PrivateTraining.own`.
+        target_epsilon, noise_multiplier, delta, clip_norm: as `PrivateTraining.own`.
         max_length: tokens of every row; shorter examples are padded, longer ones cut.
         compiled: runs each microbatch as one compiled graph. layers, probe, metrics: as `PrivateTraining.prepare`.
         others: as the Trainer. ``compute_loss_func`` and an overridden ``compute_loss`` return one loss per example.
@@ -114,6 +115,7 @@ class PrivateRun:
         *,
         private: PrivateTraining | None = None,
         target_epsilon: float | None = None,
+        noise_multiplier: float | None = None,
         delta: float | None = None,
         clip_norm: float = 1.0,
         max_length: int | None = None,
@@ -125,12 +127,15 @@ class PrivateRun:
     ) -> None:
         if isinstance(train_dataset, PrivateTraining):
             private, train_dataset = train_dataset, None
-        if (private is None) == (train_dataset is None or target_epsilon is None):
+        amounts = {"target_epsilon": target_epsilon, "noise_multiplier": noise_multiplier}
+        noise = {name: value for name, value in amounts.items() if value is not None}
+        if (private is None) == (train_dataset is None) or (private is None) != bool(noise):
+            both = "two of them" if train_dataset is not None else f"one with {' and '.join(noise)}="
             raise ConfigError(
                 "TRAINER",
-                f"{type(self).__name__} takes its data from a private run, and got "
-                f"{'two of them' if private is not None else 'none'}; give private=PrivateTraining.open(...), or "
-                "train_dataset= with target_epsilon= for data that are all yours",
+                f"{type(self).__name__} takes its data from a private run, and got {'none' if private is None else both}; give "
+                "private=PrivateTraining.open(...), whose policy says the noise, or train_dataset= with target_epsilon= or "
+                "noise_multiplier= for data that are all yours",
             )
         args = copy.copy(args) if args is not None else self.arguments("trainer_output")
         batch = translated(args)
@@ -139,8 +144,7 @@ class PrivateRun:
         self._evaluated: list[Any] = []
         self._contents: set[bytes] | None = None
         if private is None:
-            assert target_epsilon is not None
-            private = _own(train_dataset, args, batch, target_epsilon=target_epsilon, delta=delta, clip_norm=clip_norm)
+            private = _own(train_dataset, args, batch, delta=delta, clip_norm=clip_norm, **noise)
         require_steps(args, private, signed=train_dataset is None)
         self.private = private
         if self._secret:

@@ -66,10 +66,9 @@ def _option(item: Any) -> dict[str, Any]:
 def _value(item: Any) -> dict[str, Any]:
     """Returns what a value may be: required, its default, bounds and choices, and whether it repeats."""
     found = {"required": item.required, "default": _plain(item.default)}
-    found |= {bound: getattr(item, bound) for bound in ("min", "max") if getattr(item, bound) is not None}
-    kind = item.type_descriptor.annotation
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        found["choices"] = [_plain(choice) for choice in kind]
+    found |= {bound: getattr(item.type, bound) for bound in ("min", "max") if getattr(item.type, bound, None) is not None}
+    if choices := getattr(item.type, "choices", ()):
+        found["choices"] = [_plain(choice) for choice in choices]
     return found | ({"many": True} if item.nargs == -1 or item.multiple else {})
 
 

@@ -165,6 +165,17 @@ def test_a_data_set_of_ones_own_needs_an_epsilon_alone(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "private" / "ledger.db").exists()
 
 
+def test_a_noise_multiplier_may_be_given_in_the_place_of_an_epsilon(tmp_path: Path) -> None:
+    private = PrivateTrainer(
+        language_model(), arguments(tmp_path, max_steps=5), None, rows(), noise_multiplier=1.25, max_length=LENGTH
+    )
+    policy = private.private.policy
+    assert [rule.noise_multiplier_micro for rule in policy.classes] == [1_250_000]
+    private.private.close()
+    with pytest.raises(ConfigError, match=r"OWN.*both given"):
+        PrivateTrainer(language_model(), arguments(tmp_path), None, rows(), target_epsilon=8.0, noise_multiplier=1.25)
+
+
 def test_steps_may_be_given_in_the_place_of_epochs(tmp_path: Path) -> None:
     private = PrivateTrainer(
         language_model(), arguments(tmp_path, max_steps=5), None, rows(), target_epsilon=4.0, max_length=LENGTH
@@ -452,6 +463,8 @@ def test_arguments_that_say_nothing_of_a_run_are_refused(tmp_path: Path) -> None
     private = run(tmp_path, "trainer")
     with pytest.raises(ConfigError, match=r"TRAINER.*two of them"):
         PrivateTrainer(language_model(), args, None, rows(), target_epsilon=8.0, private=private)
+    with pytest.raises(ConfigError, match=r"TRAINER.*one with noise_multiplier=; give .*whose policy says the noise"):
+        PrivateTrainer(language_model(), args, noise_multiplier=1.0, private=private)
     with pytest.raises(ConfigError, match=r"TRAINER.*max_steps is 3.*6 steps"):
         PrivateTrainer(language_model(), arguments(tmp_path, max_steps=3), private=private)
     with pytest.raises(NotPrivateUse, match="RETRIES"):

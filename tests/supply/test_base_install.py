@@ -38,6 +38,7 @@ def a_run(base: Path, case: str) -> tuple[Path, Path]:
 
 def test_nothing_large_is_in_the_base_install() -> None:
     inside, outside = base_install.modules(inside=True), base_install.modules(inside=False)
+    assert "pydantic" not in base_install.closure()
     assert inside.isdisjoint(LARGE) and {"numpy", "cryptography", "typer", "jinja2"} <= inside
     assert {"torch", "scipy", "sqlalchemy", "dp_accounting", "cbor2"} <= outside
     blocked = base_install.run("import scipy")
