@@ -14,14 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attest.schema import cards
-from attest.schema.cards import by_name, card, card_of
+from attest.schema.cards import by_name, card, card_of, listing
+from attest.schema.rounding import at_most
 from dptrain.planning.plan import make_plan
 from ledger.audit import verify_export
+from ledger.audit.findings import QUALIFIERS
 from tests.worlds.ledgers import SIGNER
 from tests.worlds.retained_ledgers import grown
 
 PACKAGES = ("attest", "ledger", "dptrain")
-TABLE = {"div", "b", "table", "tr", "td", "th", "code"}
+TABLE = {"div", "b", "pre", "table", "tr", "td", "th", "code"}
 SHOWN = ("dptrain", "ledger.audit", "ledger.release", "ledger.leaves", "attest.policy", "attest.gate", "dptrain.planning.plan")
 """Doors whose values people look at; the others have parts of the machinery."""
 
@@ -133,7 +135,8 @@ class Outer:
 @given(st.text(), st.text(), st.binary())
 def test_no_text_of_others_becomes_markup_or_hides(title: str, name: str, digest: bytes) -> None:
     outer = Outer(title, (Inner(name, 1), Inner(title, 2)), digest, {name: title, "<script>": "\u202e<img src=x>"})
-    for text in (outer._repr_html_(), card(name, [(title, outer)]), by_name(title, {name: Inner(title, 1), "x": None}, name)):
+    listed = by_name(title, {name: Inner(title, 1), "x": None}, name)
+    for text in (outer._repr_html_(), card(name, [(title, outer)]), listing(name, title), listed):
         found = Tags(text)
         assert set(found.tags) <= TABLE and not found.open
         assert "\u202e" not in text and "secret" not in text
@@ -146,6 +149,11 @@ def test_a_card_is_small_and_says_what_it_leaves_out() -> None:
     assert "0.123457" in text and "None" in text
     assert len(card("a", [("b", "x" * 10**6)])) < 500 and cards.LONGEST < 500
     assert "1,980 more" in card("a", [("b", list(range(2000)))])
+
+
+def test_a_listing_keeps_its_lines_and_says_how_many_it_leaves_out() -> None:
+    text = listing("policy", "\n".join(f"line_{n} = <{n}>" for n in range(70)) + "\n")
+    assert Tags(text).text == "policy" + "\n".join(f"line_{n} = <{n}>" for n in range(60)) + "\n10 more lines"
 
 
 def test_figures_by_class_are_one_table_in_which_a_public_class_has_none() -> None:
@@ -163,5 +171,9 @@ def test_an_audit_a_ledger_a_plan_and_a_policy_show_themselves(tmp_path: Path) -
     plan = make_plan(ledger.header.policy, 4)
     shown += [report._repr_html_(), plan._repr_html_()]
     assert report.verdict in shown[-2] and all(each.name in shown[-1] for each in plan.classes)
+    assert all(QUALIFIERS[word].brief.split(":")[0] in Tags(shown[-2]).text for word in report.qualifiers) and report.qualifiers
+    presets = [max(each.epsilon, each.epsilon_preset) for each in report.classes if each.epsilon_preset is not None]
+    assert presets and all(f"epsilon at most {at_most(epsilon)} at delta" in shown[-2] for epsilon in presets)
+    assert "noise_multiplier = " in shown[2] and "[[class]]" in shown[2]
     for text in shown:
         assert set(Tags(text).tags) <= TABLE and 50 < len(text) < 40_000

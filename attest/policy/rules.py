@@ -29,6 +29,7 @@ from attest.policy.mechanism import (
 from attest.policy.sampling import DISCLOSURES, OCCURRENCES_PUBLIC, SECRET_POISSON, SamplingRule
 from attest.policy.unbuilt import refuse_unbuilt
 from attest.schema import check_fields, declared
+from attest.schema.cards import listing
 from attest.schema.groups import Many, Named, NamedTables, Parts, Tables
 from attest.schema.kinds import Days, Exact, Flag, Identifier, Kind, Octets, Scaled, Told, Whole, Word
 from attest.schema.plain import check_int
@@ -483,6 +484,9 @@ class Policy(Payload):
         """
         read: Policy = parse_document(cls, text, what="policy", error=PolicyRefused)
         return read
+
+    def _repr_html_(self) -> str:
+        return listing(type(self).__name__, self.to_toml())
 
     def to_toml(self) -> str:
         """Writes the policy as a person would; read again it is the same policy but for the registry root."""

@@ -6,6 +6,7 @@ A class of public values says ``_repr_html_ = card_of``; what is no dataclass gi
 import dataclasses
 import html
 from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
 from typing import Any, Final
 
 from attest.schema.plain import visible
@@ -15,6 +16,9 @@ LONGEST: Final = 200
 
 MOST: Final = 20
 """Rows of a table that are shown; how many more there are is told."""
+
+LINES: Final = 60
+"""Lines of a listing that are shown; how many more there are is told."""
 
 DIGEST: Final = 8
 """Bytes that are shown of longer ones."""
@@ -50,6 +54,20 @@ def by_name(title: str, values: Mapping[str, Any], empty: str) -> str:
     return f"<div><b>{_text(title)}</b>{_table(heads, rows)}</div>"
 
 
+def listing(title: str, text: str) -> str:
+    """Returns a text as its author would write it, line by line, under a title; guarantee as `card`.
+
+    Args:
+        title: of the text. text: of its lines the first `LINES` are shown.
+    """
+    lines = text.strip("\n").split("\n")
+    shown = [_text(line) for line in lines[:LINES]]
+    if len(lines) > LINES:
+        shown.append(f"{len(lines) - LINES:,} more lines")
+    body = "\n".join(shown)
+    return f"<div><b>{_text(title)}</b><pre>{body}</pre></div>"
+
+
 def _fields(value: Any) -> list[tuple[str, Any]]:
     return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value) if field.repr]
 
@@ -72,7 +90,7 @@ def _value(value: Any) -> str:
     """Shows one value: numbers short, bytes by their beginning, records in a table of their own, one level deep."""
     if isinstance(value, bytes):
         return f"<code>{value[:DIGEST].hex()}</code>" + (f"… ({len(value)} bytes)" if len(value) > DIGEST else "")
-    if isinstance(value, bool) or value is None:
+    if isinstance(value, bool | Fraction) or value is None:
         return str(value)
     if isinstance(value, int | float):
         return f"{value:,}" if isinstance(value, int) else f"{value:.6g}"

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from attest.schema.rounding import rounded_up
 from dptrain.cli.inputs import PlotFile, require_plot
 from dptrain.cli.options import option, wrong_if
 from dptrain.cli.output import amount, counted, counting, table
@@ -18,7 +19,6 @@ from dptrain.clipping import own_noise
 from dptrain.planning import curves
 from dptrain.planning.curves import Curve
 from dptrain.planning.picture import Glyphs, Line
-from dptrain.planning.rounding import rounded_up
 from dptrain.progress import progress_bar
 from ledger import accountants
 from ledger.accountants import AccountantError, Phase

@@ -17,8 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from attest.schema.plain import visible
+from attest.schema.rounding import at_most
 from dptrain.planning.picture import ASCII, PLAIN, UNICODE, Glyphs, Line
-from dptrain.planning.rounding import at_most
 
 _IN_PLAIN = "dptrain.plain"
 

@@ -16,6 +16,7 @@ import typer
 
 from attest.gate import GateReport
 from attest.policy import Policy
+from attest.schema.rounding import rounded_up
 from dptrain.accounting import unsupported
 from dptrain.cli import inputs
 from dptrain.cli.advice import Case
@@ -32,7 +33,6 @@ from dptrain.planning import changes, figures, targets
 from dptrain.planning.layout import BlockPlan
 from dptrain.planning.picture import phase_picture, plan_picture
 from dptrain.planning.plan import GroupPlan, Plan, make_plan, signed_groups, totals
-from dptrain.planning.rounding import rounded_up
 from dptrain.planning.signal import Signal, read_norms, signals
 from dptrain.planning.signal import as_json as signals_json
 from dptrain.planning.targets import Solution

@@ -1,6 +1,7 @@
 """Describes a run in public words: the ledger's header with the structure of the model, and public figures per class."""
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from attest.schedule import waste
 from attest.schedule.blocks import derive
 from attest.schedule.turns import dearest_turns
 from attest.schema.cards import by_name, card_of
+from attest.schema.rounding import at_most
 from dptrain.clipping.resolver import Schedule
 from dptrain.data.slots import Slots
 from dptrain.record.metrics import Line, by_group, flat
@@ -61,14 +63,23 @@ class Epsilon:
     planned: float
     delta: float
 
-    _repr_html_ = card_of
+    def _repr_html_(self) -> str:
+        return card_of(_upward(self))
 
 
 class Epsilons(dict[str, Epsilon | None]):
     """Holds the figures of every class by its name; None for a public class, to which nothing is promised."""
 
     def _repr_html_(self) -> str:
-        return by_name("epsilon", self, "public")
+        return by_name("epsilon", {name: found and _upward(found) for name, found in self.items()}, "public")
+
+
+def _upward(found: Epsilon) -> Epsilon:
+    """Returns figures of six digits, as a card shows them: none is below the one that it stands for."""
+    spent, replaced, planned = (
+        value if math.isinf(value) else float(at_most(value, 6)) for value in (found.spent, found.spent_replaced, found.planned)
+    )
+    return Epsilon(spent, replaced, planned, found.delta)
 
 
 def summary(

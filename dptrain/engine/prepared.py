@@ -16,6 +16,7 @@ from attest.corpus import Corpus
 from attest.gate import GateReport
 from attest.gate.reading import KeptReading
 from attest.policy import Policy, SignedPolicy
+from attest.schema.rounding import at_most
 from dptrain.blocks.stack import Ran, layer_stack, order_of
 from dptrain.clipping.exactness import level_of, refuse_skipped_masks, refuse_uncertifiable
 from dptrain.clipping.fast import precision_name
@@ -410,7 +411,7 @@ class PreparedRun(Parts[Planned]):
     def told(self) -> str:
         """Says what each class has spent, of what it will have spent at the end."""
         rows = [row for row in self.summary() if not row["public"]]
-        spent = (f"{row['class']} ε {row['epsilon']:.3g} of {row['epsilon_planned']:.3g}" for row in rows)
+        spent = (f"{row['class']} ε {at_most(row['epsilon'], 3)} of {at_most(row['epsilon_planned'], 3)}" for row in rows)
         return ", ".join(spent)
 
     # -------------------------------------------------------------------------------------------------- beside the steps

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from attest.schema.rounding import rounded_up
 from dptrain.planning.figures import TABLES, Picture, curve_figure
-from dptrain.planning.rounding import rounded_up
 from ledger import accountants
 from ledger.accountants import MIN_DELTA, AccountantError, Phase
 

@@ -13,11 +13,11 @@ from markupsafe import Markup, escape
 
 from attest.files import atomic_write
 from attest.schema.plain import visible
+from attest.schema.rounding import rounded_up
 from dptrain.errors import ConfigError
 from dptrain.planning.layout import stack
 from dptrain.planning.picture import promise
 from dptrain.planning.plan import Plan
-from dptrain.planning.rounding import rounded_up
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

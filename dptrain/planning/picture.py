@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from attest.schema.rounding import rounded_up
 from dptrain.planning.layout import BlockPlan, stack
 from dptrain.planning.plan import PhasePlan, Plan
-from dptrain.planning.rounding import rounded_up
 
 Line = list[tuple[str, str]]
 """Pieces of one line, each with its style."""

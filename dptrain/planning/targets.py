@@ -14,9 +14,9 @@ from attest.policy import ClassRule, Policy
 from attest.policy.mechanism import MAX_STEPS
 from attest.policy.sampling import POISSON, period
 from attest.schema.cards import card_of
+from attest.schema.rounding import rounded_up
 from dptrain.errors import ConfigError, TargetUnreachable
 from dptrain.planning.plan import make_plan, phases_at, spent
-from dptrain.planning.rounding import rounded_up
 from ledger.accountants.solvers import search
 
 _FAR: Final = 1e3

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal, get_args
 
-from attest.schema.cards import card_of
+from attest.schema.cards import MOST, card, card_of
+from attest.schema.rounding import at_most
 from ledger.accountants.table import NOT_HERE
 from ledger.leaves import HeaderBlock, Leaf
 from ledger.views.summary import ClassSummary, ReleaseRow
@@ -542,7 +543,26 @@ class AuditReport:
     release_count: int = 0
     releases: tuple[ReleaseRow, ...] = ()
 
-    _repr_html_ = card_of
+    def _repr_html_(self) -> str:
+        word = word_of(self.verdict, (one.code for one in self.findings))
+        rows: list[tuple[str, Any]] = [(headline(self.verdict, self.qualifiers), word.brief or word.sentence)]
+        rows += [(one.code, one.sentence) for one in self.findings[:MOST]]
+        rows += [(name, f"not verified: {QUALIFIERS[name].brief}") for name in self.qualifiers]
+        rows += [(f"class {one.name}", self._spent(one)) for one in self.classes[:MOST]]
+        if self.steps is not None:
+            rows.append(("steps", f"{self.charged:,} charged of {self.steps:,}, {'closed' if self.finished else 'open'}"))
+        rows += [("ledger", self.origin), ("leaves", self.size), ("owner's key given", self.owner_pinned)]
+        rows.append(("more", "findings, notes, epochs, blocks, releases and others are attributes"))
+        return card(type(self).__name__, rows)
+
+    def _spent(self, one: ClassSummary) -> str:
+        """Says the epsilon of a class as far as signatures reach: that of its preset where bounds are the operator's word."""
+        if one.public or one.epsilon is None:
+            return f"{one.active:,} contributions, {'public: no promise' if one.public else 'nothing charged'}"
+        told = one.epsilon_preset is not None
+        most = max(one.epsilon, one.epsilon_preset or 0.0)
+        replaced = "" if told or one.epsilon_replace is None else f" ({at_most(one.epsilon_replace)} replaced)"
+        return f"{one.active:,} contributions, epsilon at most {at_most(most)}{replaced} at delta {self.delta}"
 
     def to_json(self) -> dict[str, Any]:
         """Returns a form that ``json.dumps`` takes."""

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
+from attest.schema.rounding import at_most, rounded_up
 from dptrain.planning import curves
-from dptrain.planning.rounding import at_most, rounded_up
 from ledger.accountants import Phase
 
 D = ("--delta", "1e-6")

@@ -8,7 +8,7 @@ import pytest
 
 from attest.attestation import read_sequence
 from attest.schema.plain import in_words
-from dptrain.planning.rounding import at_most
+from attest.schema.rounding import at_most
 from ledger import accountants
 
 ATTESTATIONS = "corpus/notes.jsonl.attest"

@@ -5,8 +5,8 @@ from decimal import Decimal
 from hypothesis import given
 from hypothesis import strategies as st
 
+from attest.schema.rounding import at_least
 from dptrain.cli.output import spent
-from dptrain.planning.rounding import at_least
 
 POSITIVE = st.floats(min_value=1e-12, max_value=1e12)
 

@@ -6,7 +6,7 @@ import pytest
 
 from attest.keys import load_public_key
 from attest.policy import Policy, open_policy
-from dptrain.planning.rounding import at_most
+from attest.schema.rounding import at_most
 
 
 def sentences(answer: dict) -> str:

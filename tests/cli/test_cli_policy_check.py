@@ -10,10 +10,10 @@ import pytest
 from attest.keys import generate, public_bytes
 from attest.keys.vkeys import SIGNATURE_COSIGNATURE_V1, VerifierKey, parse_verifier_key
 from attest.policy import Policy
+from attest.schema.rounding import at_most
 from dptrain.cli.advice import Case, Consequence, CorpusSize, consequences
 from dptrain.cli.advice.findings import multiplier_for, power_of_ten_below, rounded
 from dptrain.planning.plan import make_plan
-from dptrain.planning.rounding import at_most
 from ledger import accountants
 from ledger.views.attacker import detection_limit
 

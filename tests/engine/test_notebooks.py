@@ -1,6 +1,8 @@
 """Cells of a notebook can be run again in any order: a run goes on, or an error says which cell to run."""
 
 import gc
+import math
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +14,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from dptrain import PrivateTraining  # noqa: E402
+from dptrain.engine.header import Epsilon, Epsilons  # noqa: E402
 from dptrain.errors import StepOrder  # noqa: E402
 from ledger.errors import LedgerBusy  # noqa: E402
 from ledger.log import Ledger  # noqa: E402
@@ -278,3 +281,18 @@ def test_close_gives_back_every_parameter_as_it_was_and_removes_every_hook(world
     rows = collate([{"ids": [1, 2, 3], "label": 0, "seed": 0}])
     per_example(model, rows).sum().backward()
     optimizer.step()
+
+
+def test_no_epsilon_is_shown_below_what_it_is(world: World) -> None:
+    """On the bar and on cards: a bound that is shown smaller is no bound."""
+    below = Epsilon(1.0000004, 2.5, math.inf, 1e-6)
+    for text in (below._repr_html_(), Epsilons(own=below)._repr_html_()):
+        assert "<td>1.00001</td>" in text and "<td>2.5</td>" in text and "<td>inf</td>" in text and "<td>1e-06</td>" in text
+    run = prepared(world)
+    take(run, 2)
+    spent = run[0].epsilon()
+    shown = re.findall(r"(\w+) ε (\S+) of ([^,\s]+)", run[0].prepared.told())
+    assert {name for name, *_ in shown} == {name for name, found in spent.items() if found is not None} != set()
+    for name, now, planned in shown:
+        assert spent[name].spent <= float(now) < 1.01 * spent[name].spent
+        assert spent[name].planned <= float(planned) < 1.01 * spent[name].planned

@@ -1,4 +1,4 @@
-"""The hosted runs of continuous integration: pinned, unable to write, once from the lock and once from the newest of everything."""
+"""The hosted runs of continuous integration: pinned, unable to write, from the lock and with the newest of everything."""
 
 import re
 from typing import Any

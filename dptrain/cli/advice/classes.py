@@ -11,12 +11,12 @@ from fractions import Fraction
 
 from attest.policy.sampling import POISSON
 from attest.schedule.stack import numbers
+from attest.schema.rounding import at_most
 from dptrain.cli.advice.case import Case
 from dptrain.cli.advice.findings import Change, Consequence, fact, in_class, multiplier_for, repeated, rounded, warning
 from dptrain.cli.output import amount, number
 from dptrain.planning.layout import stack
 from dptrain.planning.plan import ClassPlan, Reach, total_of
-from dptrain.planning.rounding import at_most
 from ledger import accountants
 from ledger.views.attacker import attacker, hits
 

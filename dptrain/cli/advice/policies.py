@@ -12,10 +12,10 @@ from attest.keys.vkeys import parse_verifier_key
 from attest.policy import Policy
 from attest.policy.sampling import POISSON, SHUFFLED
 from attest.schema.plain import utc
+from attest.schema.rounding import at_most
 from dptrain.cli.advice.case import Case
 from dptrain.cli.advice.findings import Change, Consequence, fact, in_class, power_of_ten_below, rounded, warning
 from dptrain.cli.output import amount, counted, number
-from dptrain.planning.rounding import at_most
 from ledger import accountants
 
 FAR_FROM_BATCH = 3.0

@@ -15,11 +15,11 @@ from attest.policy import Policy
 from attest.policy.sampling import POISSON, period
 from attest.schedule.turns import dearest_turns
 from attest.schema.plain import in_words
+from attest.schema.rounding import at_most
 from dptrain.accounting import refusal
 from dptrain.cli.advice.findings import rounded
 from dptrain.cli.output import counted
 from dptrain.clipping.own_noise import OwnNoise, own_bounds, own_noise
-from dptrain.planning.rounding import at_most
 from ledger import accountants
 from ledger.errors import AccountantError
 from ledger.leaves import Admit

@@ -11,10 +11,10 @@ from rich.text import Text
 from attest.files import read_limited
 from attest.registry import read_states
 from attest.schema.plain import utc, visible
+from attest.schema.rounding import at_least
 from dptrain.cli.output import number, spent, styled, table, table_of
 from dptrain.cli.registry.show import keys_table
 from dptrain.cli.results import Shown, Told, pick
-from dptrain.planning.rounding import at_least
 from ledger import layout
 from ledger.audit import AuditReport, Verdict
 from ledger.audit.findings import QUALIFIERS, WHERE_BEYOND, headline, word_of

@@ -1,4 +1,4 @@
-"""Rounds epsilons up and noise down, for people. A short room: planning and the whole command line stand on it."""
+"""Rounds epsilons up and noise down, for people. A short room: planning, audits and the whole command line stand on it."""
 
 import math
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
