@@ -5,6 +5,7 @@ import contextlib
 import io
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -63,6 +64,31 @@ def console() -> Console:
     if screen.options.ascii_only and isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors=_IN_PLAIN)
     return screen
+
+
+_COMMAND = re.compile(r"\b(accelerate|dptrain|pip|python|ssh-keygen) [a-z\[/-]")
+
+
+def print_line(paragraph: str | Text) -> None:
+    """Print a line or a paragraph; on a terminal broken between words, but not where a command stands, which is copied."""
+    screen = console()
+    for line in (Text(paragraph) if isinstance(paragraph, str) else paragraph).split("\n", allow_blank=True):
+        whole = not screen.is_terminal or _COMMAND.search(line.plain)
+        for part in (line,) if whole else _broken(line, screen.width):
+            screen.print(part)
+
+
+def _broken(line: Text, width: int) -> Iterable[Text]:
+    """Returns lines that fit, as far as words do: hashes and paths stay whole."""
+    ends, began = [], 0
+    for word in re.finditer(r"\S+", line.plain):
+        if word.end() - began > width and word.start() > began:
+            began = word.start()
+            ends.append(began)
+    lines = line.divide(ends)
+    for one in lines[:-1]:
+        one.rstrip()
+    return lines
 
 
 def _in_plain(error: UnicodeError) -> tuple[str, int]:

@@ -19,7 +19,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from attest.schema.plain import visible
-from dptrain.cli.output import console, print_picture, print_table, screen_for, styled
+from dptrain.cli.output import print_line, print_picture, print_table, screen_for, styled
 from dptrain.planning.picture import Glyphs, Line
 from dptrain.programs import REFUSALS, print_json, refusal
 
@@ -61,7 +61,7 @@ def print_text(parts: Iterable[Shown]) -> None:
         if isinstance(part, Table):
             print_table(part)
         elif isinstance(part, str | Text):
-            console().print(part)
+            print_line(part)
         else:
             print_picture(part)
 

@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from dptrain.cli.output import amount, console, number
+from attest.schema.rounding import at_least, at_most
+from dptrain.cli.output import amount, console
 from dptrain.data.items import contents_of, items_of
 from dptrain.engine.private_training import PrivateTraining
 from dptrain.errors import ConfigError
@@ -238,8 +239,9 @@ def _tell(made: Quickstart) -> None:
     out = console()
     out.print(
         f"{amount(made.contributions)} contributions, {made.steps:,} steps at rate {made.sampling_rate:.4g}, noise multiplier "
-        f"{made.noise_multiplier:.4f}: epsilon {number(made.epsilon)} at delta {made.delta:g}"
+        f"{at_least(made.noise_multiplier)}: epsilon {at_most(made.epsilon)} at delta {made.delta:g}"
     )
     out.print(f"train it:   python {made.program}")
-    out.print(f"audit it:   dptrain ledger verify {made.directory}/export --key {made.directory}/ledger.pub")
+    keys = f"--key {made.directory}/ledger.pub --owner-key {made.directory}/keys/owner.pub"
+    out.print(f"audit it:   dptrain ledger verify {made.directory}/export {keys}")
     out.print(f"keys lie in {made.directory}/keys: whoever has owner.key can sign for you")

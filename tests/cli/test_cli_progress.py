@@ -1,6 +1,7 @@
 """A bar for a person, silence for a script."""
 
 import io
+import re
 import sys
 import types
 
@@ -9,6 +10,7 @@ from rich.console import Console
 
 from attest.keys import save_private_key
 from dptrain import progress
+from dptrain.cli import output
 from dptrain.cli.output import counting
 from dptrain.progress import contributions_in, progress_bar
 from tests.cli.terminals import on_terminal
@@ -166,3 +168,18 @@ def test_no_bar_is_shown_in_a_shell_without_a_page_or_where_nobody_wants_one(mon
     with progress_bar("a run", lambda: 3, shown=False) as update:
         assert update is None
     assert page.shown == []
+
+
+def test_a_sentence_is_broken_between_words_on_a_terminal_and_what_is_copied_is_not(monkeypatch):
+    """A command and a hash stay whole; in a pipe nothing is broken at all."""
+    digest, command = "ab" * 40, "ask again: dptrain ledger verify run/export --key run/ledger.pub --owner-key owner.pub"
+    sentence = f"nobody vouches for what the leaves of this ledger say, whose root is {digest}, nor that all see it"
+    for terminal in (True, False):
+        screen = Console(file=io.StringIO(), force_terminal=terminal, width=40, soft_wrap=True)
+        monkeypatch.setattr(output, "console", lambda screen=screen: screen)
+        output.print_line(output.styled("red", sentence))
+        output.print_line(command)
+        lines = [line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", screen.file.getvalue()).splitlines()]
+        assert lines[-1] == command and any(digest in line for line in lines)
+        assert " ".join(lines[:-1]) == sentence and (len(lines) > 3) == terminal
+        assert all(len(line) <= 40 for line in lines[:-1] if digest not in line) or not terminal
