@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from dptrain.data.items import pack_examples
     from dptrain.engine import Clock, Earlier, Metrics, Microbatches, NoiseSource, PrivateTraining, RunLedger
     from dptrain.gradients import check_gradient_rule, gradient_rule
+    from dptrain.integrations.losses import losses_of
     from dptrain.routing import fix
 
 __version__ = "0.1.0"
@@ -31,12 +32,13 @@ __all__ = [
     "check_gradient_rule",
     "fix",
     "gradient_rule",
+    "losses_of",
     "pack_examples",
 ]
 
 _ROOMS = {
     "check": "checks.model", "check_gradient_rule": "gradients", "fix": "routing", "gradient_rule": "gradients",
-    "pack_examples": "data.items",
+    "losses_of": "integrations.losses", "pack_examples": "data.items",
 }  # fmt: skip
 
 _register_prv()

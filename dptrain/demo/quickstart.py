@@ -14,6 +14,7 @@ from dptrain.data.items import contents_of, items_of
 from dptrain.engine.private_training import PrivateTraining
 from dptrain.errors import ConfigError
 from dptrain.programs import guarded, print_json
+from ledger import accountants
 
 LABELS: Final = ("label", "labels", "target", "class", "y")
 """Columns that are taken for what is predicted, where nobody says which."""
@@ -94,7 +95,11 @@ class Columns:
 
 @dataclass(frozen=True)
 class Quickstart:
-    """Holds what was made: see `dptrain quickstart --help`."""
+    """Holds what was made: see `dptrain quickstart --help`.
+
+    Attributes:
+        epsilon: the target, which holds with `redo_steps` steps charged again. epsilon_planned: what a run without any spends.
+    """
 
     directory: str
     program: str
@@ -104,6 +109,8 @@ class Quickstart:
     sampling_rate: float
     noise_multiplier: float
     epsilon: float
+    epsilon_planned: float
+    redo_steps: int
     delta: float
 
 
@@ -169,6 +176,7 @@ def quickstart(
     with PrivateTraining.own(data, directory=directory, **numbers) as private:
         policy = private.policy
     rule = policy.classes[0]
+    planned = accountants.epsilon(rule.bounds.noise_multiplier, float(rule.sampling_rate), policy.steps, float(policy.delta))
     probe = directory / "probe.jsonl"
     made = [_made_up(found, place) for place in range(PROBES)]
     lines = [json.dumps(record if by is None else [record | {by: "nobody"}]) + "\n" for record in made]
@@ -177,7 +185,7 @@ def quickstart(
     return Quickstart(
         directory=str(directory), program=str(program), contributions=contributions, label=found.label,
         steps=policy.steps, sampling_rate=float(rule.sampling_rate), noise_multiplier=rule.bounds.noise_multiplier,
-        epsilon=epsilon, delta=float(policy.delta),
+        epsilon=epsilon, epsilon_planned=planned, redo_steps=policy.redo_steps, delta=float(policy.delta),
     )  # fmt: skip
 
 
@@ -239,7 +247,8 @@ def _tell(made: Quickstart) -> None:
     out = console()
     out.print(
         f"{amount(made.contributions)} contributions, {made.steps:,} steps at rate {made.sampling_rate:.4g}, noise multiplier "
-        f"{at_least(made.noise_multiplier)}: epsilon {at_most(made.epsilon)} at delta {made.delta:g}"
+        f"{at_least(made.noise_multiplier)}: epsilon {at_most(made.epsilon_planned)} at delta {made.delta:g}, and at most "
+        f"{at_most(made.epsilon)} if {made.redo_steps} steps are charged again after exceptions"
     )
     out.print(f"train it:   python {made.program}")
     keys = f"--key {made.directory}/ledger.pub --owner-key {made.directory}/keys/owner.pub"

@@ -450,7 +450,7 @@ class Router:
                 "LOSS_SHAPE",
                 f"found losses of shape {found}, expected ({rows},): one loss per example, each a function of that example "
                 "alone; use reduction='none' and average over the positions of an example yourself, or for a model of "
-                "transformers dptrain.integrations.losses.losses_of(model, outputs, labels)",
+                "transformers dptrain.losses_of(model, outputs, labels)",
             )
         if not losses.requires_grad:
             raise LossShape(

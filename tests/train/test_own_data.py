@@ -246,7 +246,8 @@ def test_quickstart_makes_a_program_that_trains_and_is_audited(tmp_path: Path, k
     assert made["contributions"] == 30 and made["steps"] == 3 and made["label"] == "label"
     assert len(Path(made["program"]).read_text().splitlines()) <= 40
     program = f"import sys; sys.path.insert(0, {str(ROOT)!r}); exec(open({made['program']!r}).read())"
-    assert "Epsilon(spent=" in run("-c", program)
+    assert f"Epsilon(spent={made['epsilon_planned']}, " in run("-c", program)
+    assert made["epsilon_planned"] < made["epsilon"] == 8.0 and made["redo_steps"] == 8
     assert [json.loads(line)["step"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()] == [1, 2, 3]
     told = json.loads(run("-m", "dptrain", "ledger", "verify", f"{where}/export", "--key", f"{where}/ledger.pub", "--json"))
     assert told["verdict"] == "FULL" and "ONE_PARTY" in told["qualifiers"]
