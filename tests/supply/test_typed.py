@@ -23,8 +23,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dptrain import PrivateTraining
-
 
 def collate(records: Sequence[Any]) -> dict[str, Tensor]:
     return {"x": torch.zeros(len(records), 4), "y": torch.zeros(len(records), dtype=torch.long)}
