@@ -18,7 +18,7 @@ from attest.schema.cards import by_name, card, card_of, listing
 from attest.schema.rounding import at_most
 from dptrain.planning.plan import make_plan
 from ledger.audit import verify_export
-from ledger.audit.findings import QUALIFIERS
+from ledger.audit.findings import QUALIFIERS, Finding
 from tests.worlds.ledgers import SIGNER
 from tests.worlds.retained_ledgers import grown
 
@@ -174,6 +174,8 @@ def test_an_audit_a_ledger_a_plan_and_a_policy_show_themselves(tmp_path: Path) -
     assert all(QUALIFIERS[word].brief.split(":")[0] in Tags(shown[-2]).text for word in report.qualifiers) and report.qualifiers
     presets = [max(each.epsilon, each.epsilon_preset) for each in report.classes if each.epsilon_preset is not None]
     assert presets and all(f"epsilon at most {at_most(epsilon)} at delta" in shown[-2] for epsilon in presets)
+    wrong = dataclasses.replace(report, verdict="FAILED", findings=(Finding("ROOT", "seq 1", "another root"),))._repr_html_()
+    assert "another root" in wrong and "epsilon" not in wrong, "a record that failed bounds nothing"
     assert "noise_multiplier = " in shown[2] and "[[class]]" in shown[2]
     for text in shown:
         assert set(Tags(text).tags) <= TABLE and 50 < len(text) < 40_000

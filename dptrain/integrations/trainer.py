@@ -81,8 +81,7 @@ class PrivateRun:
 
     Args:
         train_dataset: data that are all yours, for a run by `target_epsilon` or `noise_multiplier`; it lies in ``private``
-            under ``output_dir``.
-            Epochs and batch size are those of the arguments (``per_device_train_batch_size`` times
+            under ``output_dir``. Epochs and batch size are those of the arguments (``per_device_train_batch_size`` times
             ``gradient_accumulation_steps``).
         private: an opened run, in the place of `train_dataset`.
         target_epsilon, noise_multiplier, delta, clip_norm: as `PrivateTraining.own`.

@@ -548,7 +548,8 @@ class AuditReport:
         rows: list[tuple[str, Any]] = [(headline(self.verdict, self.qualifiers), word.brief or word.sentence)]
         rows += [(one.code, one.sentence) for one in self.findings[:MOST]]
         rows += [(name, f"not verified: {QUALIFIERS[name].brief}") for name in self.qualifiers]
-        rows += [(f"class {one.name}", self._spent(one)) for one in self.classes[:MOST]]
+        if self.verdict != "FAILED":  # nothing bounds what a record spent in which something is wrong
+            rows += [(f"class {one.name}", self._spent(one)) for one in self.classes[:MOST]]
         if self.steps is not None:
             rows.append(("steps", f"{self.charged:,} charged of {self.steps:,}, {'closed' if self.finished else 'open'}"))
         rows += [("ledger", self.origin), ("leaves", self.size), ("owner's key given", self.owner_pinned)]
