@@ -76,6 +76,10 @@ class ContentChanged(DptrainError):
     """The bytes of a contribution are no longer those that were attested and admitted."""
 
 
+class RanksError(DptrainError):
+    """The processes of a run do not agree, or cannot reach each other."""
+
+
 class ResumeRefused(DptrainError):
     """A model checkpoint and the ledger do not belong together, or the ledger is behind the checkpoint."""
 

@@ -80,10 +80,13 @@ class Sums(ABC):
     Attributes:
         float_margin: relative shrink of every clip bound that pays for rounding, as the header records it.
         bits: b of the lattice ``s * 2^-b`` on which what :meth:`take` yields is rounded, or integers already.
+        wire: what rounding sums once more, to send them to other ranks, adds to a difference of two in the whitened norm
+            (`dptrain.parallel.placement.rounding`); zero where they stay, or are sent as they are.
     """
 
     float_margin: float
     bits: int
+    wire: float = 0.0
 
     def __init__(self, tensors: Sequence[tuple[int, Tensor]]) -> None:
         self._tensors = tensors
@@ -171,12 +174,13 @@ class FastSums(Sums):
         return found_squares
 
     def margins(self, bounds: Bounds) -> torch.Tensor:
-        """Relative shrink of each contribution's bounds, float64 (N,): float rounding, and its own share of the lattice's.
+        """Relative shrink of each contribution's bounds, float64 (N,): float rounding, and its own share of that of sums.
 
-        The lattice's share grows with the multiplier at which a contribution is accounted, max(sigma_i, min s_l / C_i); it is
-        taken from that contribution alone.
+        The share of the lattice, and of the wire between ranks, grows with the multiplier at which a contribution is accounted,
+        max(sigma_i, min s_l / C_i); it is taken from that contribution alone.
         """
-        return self.float_margin + rounding_margin(self._schedule.coordinates, 1.0) * self._multipliers(bounds)
+        rounded = rounding_margin(self._schedule.coordinates, 1.0) + self.wire
+        return self.float_margin + rounded * self._multipliers(bounds)
 
     def _multipliers(self, bounds: Bounds) -> torch.Tensor:
         """Multiplier at which each contribution is accounted, float64 (N,)."""

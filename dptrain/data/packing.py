@@ -4,7 +4,7 @@ Shape letters: a microbatch has N contributions of M rows each; a row is one exa
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,8 @@ class Planned:
         part: where one contribution is spread over several microbatches, the examples [start, stop) that this one holds.
         last: whether its contributions end here; False for every part but the last.
         length: the public length of its contributions.
+        idle: whether nothing of it counts: it keeps a rank in step with others that have more microbatches, over the rows of
+            one of theirs.
     """
 
     slots: tuple[int, ...]
@@ -37,6 +39,7 @@ class Planned:
     part: tuple[int, int] | None = None
     last: bool = True
     length: int | None = None
+    idle: bool = False
 
     @property
     def rows(self) -> int:
@@ -62,7 +65,7 @@ def plan(drawn: Sequence[Drawn], contributions: int, rows: int | None = None, *,
     """
     if contributions < 1 or (rows is not None and rows < 1):
         raise ValueError(f"a microbatch of {contributions} contributions and {rows} rows holds nothing; both must be 1 or more")
-    order = sorted(drawn, key=lambda item: (-(item.length or 0), item.depth, item.examples, item.slot))
+    order = sorted(drawn, key=in_order)
 
     def width(item: Drawn) -> int:
         """Rows that a contribution takes up."""
@@ -98,6 +101,37 @@ def plan(drawn: Sequence[Drawn], contributions: int, rows: int | None = None, *,
         waiting.append(item)
     close()
     return planned
+
+
+def in_order(item: Drawn) -> tuple[int, int, int, int]:
+    """Sorts contributions as :func:`plan` takes them: the longest first, then by the lowest depth that they may touch."""
+    return -(item.length or 0), item.depth, item.examples, item.slot
+
+
+def dealt(planned: Sequence[Planned], rank: int, ranks: int) -> list[Planned]:
+    """Returns the microbatches of one rank, dealt in turns; those that hold parts of one contribution go to one rank."""
+    units: list[list[Planned]] = [[]]
+    for one in planned:
+        units[-1].append(one)
+        if one.last:
+            units.append([])
+    return [one for unit in units[rank::ranks] for one in unit]
+
+
+def in_step(plans: Sequence[Sequence[Planned]], rank: int) -> list[Planned]:
+    """Returns the microbatches of one rank, as many as the rank with the most has.
+
+    Guarantee: every rank runs the same number of microbatches, also of an empty draw; what a rank has too few of is made up by
+    idle ones, over rows of the first rank that has one at that place.
+
+    Args:
+        plans: the microbatches of every rank, each a function of the draw.
+    """
+    own = list(plans[rank])
+    for place in range(len(own), max(map(len, plans))):
+        like = next(other[place] for other in plans if place < len(other))
+        own.append(replace(like, idle=True))
+    return own
 
 
 def _spread(item: Drawn, rows: int) -> Iterator[Planned]:

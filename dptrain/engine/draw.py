@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
+
 from attest.descriptor import SignedBounds
 from attest.errors import FileRefused
 from attest.files import atomic_write, read_limited
@@ -17,11 +19,12 @@ from attest.schedule import Phases, phase_std
 from attest.schedule.turns import Order
 from dptrain.clipping.resolver import Resolution, Schedule
 from dptrain.data.contributions import Pool
-from dptrain.data.packing import Drawn, Planned, plan
+from dptrain.data.packing import Drawn, Planned, dealt, in_order, in_step, plan
 from dptrain.data.sampling import OrderedSampler, PoissonSampler, Sampler, groups
 from dptrain.engine.options import Microbatches, NoiseSource
-from dptrain.errors import ResumeRefused
+from dptrain.errors import ResumeRefused, UnsupportedPolicy
 from dptrain.noise import KeyStream, Mechanism, Source, mechanism_of
+from dptrain.parallel.ranks import ALONE, Ranks, joined, parted
 from dptrain.record.recorder import Recorder
 from dptrain.routing import Bounds, bounds_of
 from ledger.errors import LedgerError
@@ -98,7 +101,13 @@ class Streams:
 
     noise: Mechanism
     sampler: Sampler
-    sealed: SealedStore
+    sealed: SealedStore | None
+
+    def destroy(self) -> None:
+        """Forgets the key of the noise, and deletes the keys that were kept for draws."""
+        if self.sealed is not None:
+            self.sealed.destroy()
+        self.noise.destroy()
 
 
 def open_streams(
@@ -115,55 +124,74 @@ def open_streams(
     Guarantee: noise and sampling keys of an attempt come from the operating system and were never used before; only a hiding
     commitment, SHA-256 over key and 32 random bytes, reaches the ledger. With caps, every draw that an earlier attempt may
     have made counts, so no contribution is drawn more often than it signed. Turns in an order have no key, and their past is
-    what the ledger recorded.
+    what the ledger recorded. Of several ranks the first draws the keys; the others get them in memory, one for each purpose.
 
     Args:
         bits: b of the lattice s * 2^-b on which the sums are integers, where the noise is integers of another family.
     """
     run_id = recorder.ledger.header.run_id
-    noise_key, sampling_key = (source.insecure_test_key or KeyStream.fresh_master() for _ in range(2))
-    recorder.commit_stream(hashlib.sha256(b"dptrain.stream/1\x00" + noise_key + os.urandom(32)).digest())
     signed = [form.descriptor for form in pool.slots.forms]
     rates_of = [policy.class_rule(descriptor.admissibility_class).sampling_rate for descriptor in signed]
     caps_of = [descriptor.max_occurrences for descriptor in signed]
     numbers = pool.slots.numbers.tolist()
     rates, caps = [rates_of[number] for number in numbers], [caps_of[number] for number in numbers]
-    sealed = SealedStore(recorder.place.side(".sealed"), recorder.ledger)
+    leads, poisson = recorder.ranks.leads, policy.sampling.name == POISSON
+    sealed = SealedStore(recorder.place.side(".sealed"), recorder.writer) if leads else None
+
+    def begin() -> bytes:
+        """Draws the keys, counts the draws of earlier attempts, and returns what the other ranks must know."""
+        noise_key, sampling_key = (source.insecure_test_key or KeyStream.fresh_master() for _ in range(2))
+        recorder.commit_stream(hashlib.sha256(b"dptrain.stream/1\x00" + noise_key + os.urandom(32)).digest())
+        drawn = b""
+        if poisson and sealed is not None:
+            drawn = _drawn_before(recorder, sealed, attempt, sampling_key, rates, caps)
+        return joined([noise_key, sampling_key, drawn])
+
+    noise_key, sampling_key, drawn = parted(recorder.ranks.first(begin))
     sampler: Sampler
-    if policy.sampling.name == POISSON:
-        sampler = _poisson_sampler(recorder, sealed, attempt, sampling_key, rates, caps)
+    if poisson:
+        sampler = PoissonSampler(KeyStream("sampling", run_id, attempt, sampling_key), rates, caps)
+        if drawn:
+            sampler.occurrences[:] = np.frombuffer(drawn, dtype="<i8")
     else:
         entries = recorder.ledger.state.contributions.values()  # in the order of admission, as slots are
         sampler = OrderedSampler(Order(policy, run_id, [entry.class_index for entry in entries]), caps)
         sampler.occurrences[:] = [entry.occurrences for entry in entries]
     sampler.close(pool.indices(recorder.ledger.state.withdrawals))
     noise = noise_of(policy, run_id, attempt, noise_key, source.generator, bits=bits)
+    if recorder.ranks.size > 1 and not getattr(noise, "addressed", False):
+        raise UnsupportedPolicy(
+            "NOISE_RANKS",
+            f"{type(noise).__name__} does not say that it draws the noise of a coordinate from its address alone, and each of "
+            f"{recorder.ranks.size} ranks draws that of a part; give it an attribute addressed = True if its release takes "
+            "Step.offset and Step.size into account, or train in one process",
+        )
     return Streams(noise, sampler, sealed)
 
 
-def _poisson_sampler(
+def _drawn_before(
     recorder: Recorder, sealed: SealedStore, attempt: int, key: bytes, rates: Sequence[Fraction], caps: Sequence[int]
-) -> PoissonSampler:
-    """Returns the sampler of an attempt; where a cap asks for it, with earlier draws counted and its key sealed."""
+) -> bytes:
+    """Returns how often each slot was drawn in earlier attempts, int64, and seals the key of this one; empty without caps."""
 
     def sampler_of(number: int, key: bytes) -> PoissonSampler:
         return PoissonSampler(KeyStream("sampling", recorder.ledger.header.run_id, number, key), rates, caps)
 
-    sampler = sampler_of(attempt, key)
-    if not sampler.capped:
-        return sampler
+    occurrences = np.zeros(len(caps), dtype="<i8")
+    if not any(caps):
+        return b""
     for past in range(attempt):
         windows = [window for window in recorder.ledger.state.windows if window.attempt == past]
         if not windows:
             continue  # an attempt that was never charged has drawn nobody, and may have ended before its key was sealed
         earlier = sampler_of(past, sealed.master(past))
-        earlier.occurrences[:] = sampler.occurrences
+        earlier.occurrences[:] = occurrences
         for window in windows:
             for step in range(window.first_step, window.first_step + window.n_steps):
                 earlier.draw(step)
-        sampler.occurrences[:] = earlier.occurrences
+        occurrences[:] = earlier.occurrences
     sealed.add(attempt, key)
-    return sampler
+    return occurrences.tobytes()
 
 
 def noise_of(policy: Policy, run_id: bytes, attempt: int, key: bytes, generator: str = "host", *, bits: int) -> Mechanism:
@@ -177,7 +205,10 @@ def noise_of(policy: Policy, run_id: bytes, attempt: int, key: bytes, generator:
 
 
 class Drawing:
-    """Draws the contributions of every step; the rest follows from a draw by public numbers alone."""
+    """Draws the contributions of every step; the rest follows from a draw by public numbers alone.
+
+    Every rank makes the whole draw, from the run's keys, and takes the contributions that are dealt to it.
+    """
 
     def __init__(
         self,
@@ -186,12 +217,14 @@ class Drawing:
         pool: Pool,
         streams: Streams,
         size: Microbatches,
+        ranks: Ranks = ALONE,
     ) -> None:
         self._pool = pool
         self._schedule = schedule
         self._sampler = streams.sampler
         self._policy = policy
         self._size = size
+        self._ranks = ranks
         self._phases = Phases.of(policy)
         self._scheduled: dict[int, tuple[tuple[float, ...], tuple[float, ...]]] = {}
         self._lowest = {name: schedule.lowest_position(name) for name in schedule.profiles}
@@ -205,14 +238,15 @@ class Drawing:
         return sorted((int(i) for i in self._sampler.draw(number)), key=lambda i: (self._depth(i), i))
 
     def planned(self, drawn: Sequence[int]) -> list[Planned]:
-        """Microbatches of a draw.
+        """Microbatches of this rank, of a draw.
 
         Public contributions come last, in microbatches of their own; how the others are split does not depend on them.
         """
-        pool = self._pool
+        pool, ranks = self._pool, self._ranks
         found = [Drawn(slot, self._depth(slot), pool.size(slot), pool.length(slot)) for slot in drawn]
         public = {slot: self._resolution(slot).public for slot in drawn}
-        return microbatches_of(found, public, self._policy, self._size)
+        plans = [microbatches_of(found, public, self._policy, self._size, rank, ranks.size) for rank in range(ranks.size)]
+        return in_step(plans, ranks.rank)
 
     def noise(self, number: int, drawn: Sequence[int]) -> tuple[tuple[float, ...], tuple[float, ...] | None]:
         """Standard deviations of the noise of a step: per block, and effective ones per class, in the order of the policy.
@@ -230,7 +264,7 @@ class Drawing:
         return self._scheduled[scale]
 
     def bounds(self, planned: Planned) -> Bounds:
-        """Signed bounds and masks of the rows of a microbatch."""
+        """Signed bounds and masks of the rows of a microbatch; of one that is idle, those of its rows all the same."""
         found = [self._resolution(slot) for slot in planned.slots]
         rows = [(resolution.bounds, resolution.profile) for resolution in found] + [NOTHING] * planned.fill
         return bounds_of(rows, len(self._schedule.blocks))
@@ -243,16 +277,37 @@ class Drawing:
 
 
 def microbatches_of(
-    drawn: Sequence[Drawn], public: Mapping[int, bool] | Sequence[bool], policy: Policy, size: Microbatches
+    drawn: Sequence[Drawn],
+    public: Mapping[int, bool] | Sequence[bool],
+    policy: Policy,
+    size: Microbatches,
+    rank: int = 0,
+    ranks: int = 1,
 ) -> list[Planned]:
-    """Plans the microbatches of a draw, public contributions last, in microbatches of their own.
+    """Plans the microbatches of one rank, of a draw; public contributions last, in microbatches of their own.
 
-    How private contributions are split does not depend on public ones.
+    How private contributions are split does not depend on public ones. They are dealt whole, in turns by their length and
+    depth, so that ranks have nearly the same to do. At ``certified`` microbatches are those of one process, and are dealt whole:
+    rounding may follow from the place of a row in its microbatch, and so it is the same on any number of ranks. Where noise is
+    injected per microbatch, the policy's groups of a draw are dealt, so that they are counted over all ranks.
 
     Args:
         drawn: those that may reach lowest first. public: by slot, whether it is of a public class; these never fill up.
     """
-    private = groups([one for one in drawn if not public[one.slot]], policy.noise_microbatches or 1)
     fill = policy.exactness == "certified"
-    planned = [made for group in private for made in plan(group, size.contributions, size.rows, fill=fill)]
-    return planned + plan([one for one in drawn if public[one.slot]], size.contributions, size.rows)
+    private = [one for one in drawn if not public[one.slot]]
+    of_all = [one for one in drawn if public[one.slot]]
+
+    def mine(some: Sequence[Drawn]) -> list[Planned]:
+        if fill:
+            return dealt(plan(some, size.contributions, size.rows, fill=True), rank, ranks)
+        return plan(sorted(some, key=in_order)[rank::ranks], size.contributions, size.rows)
+
+    if policy.noise_microbatches is None:
+        planned = mine(private)
+    else:
+        own = groups(private, policy.noise_microbatches)[rank::ranks]
+        planned = [made for group in own for made in plan(group, size.contributions, size.rows, fill=fill)]
+    if fill:
+        return planned + dealt(plan(of_all, size.contributions, size.rows), rank, ranks)
+    return planned + mine(of_all)

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,10 +34,13 @@ from dptrain.engine.release import Phase, PrivateGradients
 from dptrain.engine.start import Start
 from dptrain.engine.step import Parts, UnderWay, check_parameters
 from dptrain.errors import ConfigError, NonFinite, StepOrder
+from dptrain.parallel.placement import Exchanged, Placement, rounding
+from dptrain.parallel.ranks import ALONE, Ranks, differs
+from dptrain.parallel.wrapped import Silenced, unwrapped
 from dptrain.progress import progress_bar
 from dptrain.record import checkpoints, weights
 from dptrain.record.metrics import Line, Metrics, MetricsLog
-from dptrain.record.pin import sign_record
+from dptrain.record.pin import folder_name, sign_record
 from dptrain.record.recorder import Recorder, by_terms
 from dptrain.record.registry_watch import RegistryWatch
 from dptrain.record.settling import Inbox, settle_pool
@@ -49,7 +53,7 @@ from dptrain.sandbox import Sandbox, forward_seed
 from dptrain.sandbox.isolation import Isolation
 from ledger.leaves import HELD, HeaderSpec
 from ledger.leaves.header import ADDRESSED
-from ledger.leaves.numerics import Numerics
+from ledger.leaves.numerics import FAST, FLOAT32, FLOAT64, Numerics, least_multiplier
 
 if TYPE_CHECKING:
     from dptrain.routing.compiled import CompiledLoss
@@ -67,7 +71,7 @@ class Opened:
         signed: the policy with its signature. gate: who was admitted, and who was refused and why. recorder: owns the ledger.
         reading: signatures that verified, kept for the next opening; None where none are kept.
         now: returns POSIX seconds. checkpoints: directory of the model's states. progress: whether a terminal shows bars.
-        decode: contents to examples, where `prepare` is told of no other.
+        decode: contents to examples, where `prepare` is told of no other. ranks: the processes of the run.
     """
 
     signed: SignedPolicy
@@ -84,16 +88,12 @@ class Opened:
     checkpoints: Path
     progress: bool
     decode: Decode = json_examples
+    ranks: Ranks = ALONE
 
     @property
     def policy(self) -> Policy:
         """Returns the rules that the corpus owner signed."""
         return self.signed.policy
-
-    @property
-    def device(self) -> torch.device:
-        """Returns the device that rows go to."""
-        return self.accelerator.device if self.accelerator is not None else torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -140,14 +140,18 @@ class PreparedRun(Parts[Planned]):
         self.opened = opened
         self.policy = policy
         self.recorder = opened.recorder
-        self.model = opened.accelerator.unwrap_model(model) if opened.accelerator is not None else model
+        self.ranks = opened.ranks
+        self.model = unwrapped(model, opened.accelerator, opened.ranks)
+        where = (parameter.device for parameter in self.model.parameters())
+        self.device = opened.accelerator.device if opened.accelerator is not None else next(where, torch.device("cpu"))
         self.optimizer: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)
         refuse_coupled(self.model)
         trained = frozenset(id(parameter) for parameter in self.model.parameters() if parameter.requires_grad)
         refusals.refuse_shared_memory(self.model, trained)
-        self.sandbox = Sandbox(self.model, trained, forward_seed(), secret=policy.disclosure == "secret_poisson")
+        seed = self.ranks.first(forward_seed)
+        self.sandbox = Sandbox(self.model, trained, seed, secret=policy.disclosure == "secret_poisson")
         pool = Pool(opened.corpus, decode, Slots.unresolved(opened.gate.admitted), policy)
-        self.feeder = Feeder(pool, collate, opened.device, opened.microbatches.rows, self.sandbox)
+        self.feeder = Feeder(pool, collate, self.device, opened.microbatches.rows, self.sandbox)
         with progress_bar("reading contributions", lambda: len(pool), shown=opened.progress) as read:
             self.feeder.check(read)
         self.probe_rows = self._probe_rows(pool, decode, probe)
@@ -164,7 +168,10 @@ class PreparedRun(Parts[Planned]):
         self.weights = weights.Weights(self.model, self.router)
         self.feeder.pool = pool.reordered(slots)
         refuse_skipped_masks(policy.exactness, self.model, self.feeder.names)
-        refusals.warn_delta(policy, len(slots))
+        self._most_drawn = refusals.most_drawn(policy, slots.class_names())
+        wire = self._wire(opened)
+        if self.ranks.leads:
+            refusals.warn_delta(policy, len(slots))
         refusals.refuse_long_draws(policy, slots.class_names())
         test_key = opened.noise.insecure_test_key
         # Blocks are those that the run has; that they follow from policy and stack, the header itself checks. With a fixed test
@@ -176,7 +183,7 @@ class PreparedRun(Parts[Planned]):
             model_fingerprint=header.fingerprint(self.model, self.schedule),
             stack=self.schedule.stack.named(),
             blocks=header.block_rows(policy, self.schedule),
-            numerics=Numerics(precision_name(self.router.precision), opened.noise.generator),
+            numerics=Numerics(precision_name(self.router.precision), opened.noise.generator, wire),
             private=test_key is None,
             caps_enforced=True,
             isolation=self.isolation.told,
@@ -190,7 +197,7 @@ class PreparedRun(Parts[Planned]):
             self._take_ledger_order(slots)
         else:
             self.recorder.plan(self._header, slots, opened.gate.now)
-        self.metrics = MetricsLog(metrics, policy.steps)
+        self.metrics = MetricsLog(metrics if self.ranks.leads else None, policy.steps)
         self.metrics.require(self._run if self.recorder.resuming else None)
         self.states = [self.sandbox, *states]
         self._first_rates = refusals.rates_of(self.optimizer)  # before those of a checkpoint, which a loop may have set
@@ -200,7 +207,12 @@ class PreparedRun(Parts[Planned]):
         self.isolation.carry(*carried, self._pin.isolation if self._pin is not None else HELD)
         self.folding = Folding(self.router)
         draws = policy.noise_microbatches or 1
-        self.gradients = PrivateGradients(self.model, self.optimizer, self.router, policy.normalizer, draws, self.isolation)
+        held = [tensor for _, tensor in self.router.tensors]
+        placement = Exchanged(self.ranks, held) if self.ranks.size > 1 else Placement()
+        self.silenced = Silenced(model)
+        self.gradients = PrivateGradients(
+            self.model, self.optimizer, self.router, policy.normalizer, draws, self.isolation, placement
+        )
         self.under_way = UnderWay(self.sandbox, self.router)
         self.probe = Start(
             self.model,
@@ -210,9 +222,10 @@ class PreparedRun(Parts[Planned]):
             self.under_way,
             self.folding.repeated,
             full=opened.microbatches.full,
-            exact=policy.exactness == "certified" and opened.device.type == "cpu",
+            exact=policy.exactness == "certified" and self.device.type == "cpu",
         )
         self._rates: list[float] = []
+        self._drawn: list[int] = []
         self.attempt: Attempt | None = None
         self.ended: tuple[str, str] | None = None
         self.dry = False
@@ -249,6 +262,7 @@ class PreparedRun(Parts[Planned]):
         slots = self.pool.slots
         self.weights.fix()
         found = replace(self._header, unprobed=self.probe.unprobed, frozen_digest=self.weights.frozen_digest)
+        self._agree(found)
         attempt = recorder.open(found, slots, opened.gate.now)
         if attempt is None:
             attempt = recorder.resume(self.start_step, self._pin, opened.now())
@@ -256,7 +270,7 @@ class PreparedRun(Parts[Planned]):
         self.metrics.begin(self._run, self.start_step)
         streams = open_streams(recorder, self.pool, policy, attempt, opened.noise, bits=self.router.sums.bits)
         self.gradients.state_of(streams.noise)
-        drawing = Drawing(policy, self.schedule, self.pool, streams, opened.microbatches)
+        drawing = Drawing(policy, self.schedule, self.pool, streams, opened.microbatches, self.ranks)
         self.attempt = Attempt(streams, drawing, Program(self.model))
 
     def check(self) -> None:
@@ -280,9 +294,9 @@ class PreparedRun(Parts[Planned]):
         """
         self.gradients.clear()
         if self.recorder.needs_charge(number):
-            opened = self.opened
-            settle_pool(self.pool, opened.registry, opened.inbox, self.recorder, now := opened.now())
-            self.recorder.charge(number, now)
+            opened, now = self.opened, self.opened.now()
+            leaving = partial(settle_pool, self.pool, opened.registry, opened.inbox, self.recorder, now)
+            self.recorder.charge(number, now, leaving)
             self._going.drawing.close(self.pool.indices(self.recorder.ledger.state.withdrawals))
 
     def draw(self, number: int) -> list[Planned]:
@@ -296,10 +310,11 @@ class PreparedRun(Parts[Planned]):
         self.folding.begin()
         drawn = drawing.draw(number)
         if self.recorder.ledger.header.occurrences_public:
-            self.recorder.ledger.draw(number, drawn, now=self.opened.now())
+            self.recorder.draw(number, drawn, self.opened.now())
         stds, of_classes = drawing.noise(number, drawn)
         self.recorder.require_noise(number, of_classes)
         self.gradients.use(stds)
+        self._drawn = drawn
         return drawing.planned(drawn)
 
     @contextmanager
@@ -328,11 +343,39 @@ class PreparedRun(Parts[Planned]):
         Once something has changed that is not trained, gradients no longer are what was signed: noise alone goes out. So it
         does once a microbatch drew numbers that belong to no contribution.
         """
+        blank = self._all_stand(number, self.sandbox.kept.changed() or self.sandbox.late_host_draws)
         self.released = number
         self._rates = refusals.public_rates(self.optimizer, self._first_rates, self.states)
-        blank = self.sandbox.kept.changed() or self.sandbox.late_host_draws
         public = self.folding.public if self.schedule.public else None
-        self.gradients.release(self._going.streams.noise, number, public, blank=blank)
+        wide = self.router.sums.wire == 0.0 or len(self._drawn) > self._most_drawn
+        self.gradients.release(self._going.streams.noise, number, public, blank=blank, wide=wide)
+
+    def _all_stand(self, number: int, blank: bool) -> bool:
+        """Hears from every rank how it stands before a release, and returns whether one of them must release noise alone.
+
+        Raises:
+            RanksError: code RANKS_DIFFER, another rank stands at another step, draw, learning rate or noise; RANK_LOST.
+        """
+        if self.ranks.size == 1:
+            return blank
+        kept, told = self.sandbox.kept, self.isolation.told
+        flags = bytes([blank, kept.written is not None, self.sandbox.late_host_draws])
+        where = hashlib.sha256(repr((number, self._drawn, self.gradients.stds)).encode()).digest()
+        rates = hashlib.sha256(repr(refusals.rates_of(self.optimizer)).encode()).digest()
+        stands = hashlib.sha256(told.encode()).digest()
+        found = self.ranks.all(flags + where + rates + stands)
+        for what, place in (("the draw of a step", 3), ("learning rates", 35)):
+            other = [rank for rank, one in enumerate(found) if one[place : place + 32] != found[0][place : place + 32]]
+            if other:
+                raise differs(what, other)
+        if len({one[67:] for one in found}) > 1:
+            longest = max(len(text) for text in self.ranks.lengths(told.encode()))
+            for text in self.ranks.all(told.encode().ljust(longest, b"\x00")):
+                self.isolation.carry(text.rstrip(b"\x00").decode())
+        if any(one[1] for one in found) and kept.written is None:
+            kept.written = "a tensor of another rank"
+        self.sandbox.late_host_draws = any(one[2] for one in found)
+        return any(one[0] for one in found)
 
     def settle(self, number: int) -> None:
         """Settles the window at its end, closes epochs, and checks that the optimizer took the step."""
@@ -368,8 +411,7 @@ class PreparedRun(Parts[Planned]):
         self._watch()
         self.metrics.write()
         self.recorder.finish(self.step, self.weights.records, self.isolation.told, self.opened.now())
-        self._going.streams.sealed.destroy()
-        self._going.streams.noise.destroy()
+        self._going.streams.destroy()
         self._ended = True
         self.metrics.tell()
         refusals.refuse_written(self.sandbox)
@@ -385,6 +427,9 @@ class PreparedRun(Parts[Planned]):
             LedgerError: the ledger or the disk refuses; what was charged is in the ledger all the same.
         """
         if self.attempt is None or self._ended or self.recorder.ledger.finished:
+            return
+        self.ranks.leave()
+        if not self.ranks.leads:
             return
         self._end_attempt()
         with suppress(Exception):  # of the user's function, that ended the loop perhaps
@@ -430,10 +475,13 @@ class PreparedRun(Parts[Planned]):
         told = self.isolation.told
 
         def sign(size: int, sha256: bytes) -> bytes:
-            return sign_record(self.recorder.ledger, step, told, size, sha256)
+            return sign_record(self.recorder.writer, step, told, size, sha256)
 
         if self.gradients.phase is Phase.STEPPED:
             self._note(step)
+        if not self.ranks.leads:
+            self.saved = step
+            return self.opened.checkpoints / folder_name(step)
         self.metrics.write()
         path = checkpoints.save(self.opened.checkpoints, step, sign, self.model, self.optimizer, self.states)
         self.saved = step
@@ -478,6 +526,7 @@ class PreparedRun(Parts[Planned]):
         self.ended = ended
         self.under_way.leave()
         self.gradients.close()
+        self.silenced.close()
 
     def _require_going(self) -> None:
         """Raises StepOrder: code CLOSED or TAKEN_OVER."""
@@ -500,6 +549,44 @@ class PreparedRun(Parts[Planned]):
         assert self.attempt is not None
         return self.attempt
 
+    def _wire(self, opened: Opened) -> str:
+        """Returns how the sums of ranks are sent, as the header says of a run that began, and has clip bounds shrunk for it.
+
+        Sums of a new run go as float32 at level ``fast``, unless a step draws so many that rounding would cost more than the
+        margin for products.
+        """
+        sums, resuming = self.router.sums, self.recorder.resuming
+        if resuming and self.recorder.ledger.header.numerics.wire == FLOAT64:
+            return FLOAT64
+        alone = self.ranks.size == 1 and not resuming
+        if alone or self.policy.exactness != FAST or self.router.precision is not torch.float32:
+            return FLOAT64
+        added = rounding(self._most_drawn, least_multiplier(self.policy))
+        largest = max(rule.bounds.noise_multiplier for rule in self.policy.classes if not rule.public)
+        if not resuming and added * largest > sums.float_margin:
+            return FLOAT64
+        sums.wire = added if self.ranks.size > 1 else 0.0
+        return FLOAT32
+
+    def _agree(self, header: HeaderSpec) -> None:
+        """Refuses to begin where ranks hold other models, schedules or settings."""
+        if self.ranks.size == 1:
+            return
+        groups = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
+        records = b"".join(record.sha256 for record in self.weights.records())
+        size = self.opened.microbatches
+        self.ranks.agree(
+            {
+                "the model": header.model_fingerprint,
+                "the schedule of noise": repr((header.stack, header.blocks, header.numerics)).encode(),
+                "the weights": records,
+                "the optimizer": repr((type(self.optimizer).__qualname__, groups)).encode(),
+                "the size of microbatches": repr((size.contributions, size.rows, self.start_step)).encode(),
+                "what the probes found": repr(header.unprobed).encode(),
+                "the forward's random numbers": self.sandbox.numbers.seed,
+            }
+        )
+
     def _take_ledger_order(self, slots: Slots) -> None:
         """Puts the contributions into the order in which the ledger admitted them."""
         self.feeder.pool = self.pool.reordered(in_ledger_order(slots, self.recorder.admitted()))
@@ -511,7 +598,7 @@ class PreparedRun(Parts[Planned]):
 
     def _probe_rows(self, pool: Pool, decode: Decode, probe: Sequence[bytes] | None) -> ProbeRows:
         """Returns rows for the probes: the user's records, else contributions of public classes, else made-up ones."""
-        likes, device = [self.feeder.likes[length] for length in pool.lengths], self.opened.device
+        likes, device = [self.feeder.likes[length] for length in pool.lengths], self.device
         if probe is not None:
             records = [decode(content)[:1] for content in probe]
             if len(records) < 2 or not all(records):

@@ -2,6 +2,7 @@
 
 import atexit
 import difflib
+import hashlib
 import inspect
 import os
 import warnings
@@ -15,10 +16,11 @@ import torch
 from torch import nn
 
 from attest.corpus import open_corpus
-from attest.gate import run_gate
+from attest.gate import GateReport, run_gate
 from attest.keys import load_public_key
-from attest.policy import Policy, open_policy
+from attest.policy import Policy, SignedPolicy, open_policy
 from attest.schema.cards import card
+from dptrain import parallel
 from dptrain.data.items import Encode, collate_items, contents_of, count_tokens, decode_item, decode_items
 from dptrain.data.microbatch import Collate, Decode, Microbatch
 from dptrain.data.packing import Planned
@@ -43,10 +45,11 @@ from dptrain.engine.options import (
 )
 from dptrain.engine.prepared import Opened, PreparedRun
 from dptrain.engine.step import Steps
-from dptrain.errors import ConfigError, StepOrder
+from dptrain.errors import ConfigError, RanksError, StepOrder
+from dptrain.parallel.ranks import Ranks, code_digest
 from dptrain.progress import attestations_in, progress_bar
 from dptrain.record.recorder import Recorder
-from dptrain.record.registry_watch import RegistryWatch, cited_roots, memories_of, reading_beside
+from dptrain.record.registry_watch import RegistryWatch, memories_of, reading_beside
 from dptrain.record.settling import Inbox
 from ledger.storage.place import Place
 
@@ -66,6 +69,9 @@ TAKEN_OVER: Final = (
     "optimizer and steps that were opened and prepared last (in a notebook: run the cells from open() or own() on)",
 )
 """Says why a run takes no more steps."""
+
+CLOCKS_APART: Final = 60
+"""Seconds that the clocks of ranks may be apart."""
 
 _OF_OPACUS: Final = {"max_grad_norm": "clip_norm", "target_delta": "delta", "max_physical_batch_size": "microbatches"}
 """Arguments of `PrivateTraining.own` by the names that Opacus has for them."""
@@ -146,31 +152,37 @@ class PrivateTraining:
         refusals.refuse_policy(signed.policy)
         refusals.refuse_accelerator(accelerator)
         refusals.refuse_generator(noise.generator, signed.policy, accelerator)
+        ranks = parallel.found()
         data, kept = open_corpus(corpus), RunLedger.of(ledger)
         place = kept.where()
         for other in [run for run in _OPEN if _one_ledger(run.opened.recorder.place, place)]:
             other._interrupt(TAKEN_OVER)  # a cell of a notebook that is run again
-        watch = RegistryWatch(registry or beside / "registry.cbor", public, memories_of(place, data))
+        watch = RegistryWatch(registry or beside / "registry.cbor", public, memories_of(place, data) if ranks.leads else ())
         origin = kept.origin or f"{signed.policy.corpus}/{place.name}"
-        recorder = Recorder(place, kept.key, origin, resume, public, earlier)
+        recorder = Recorder(place, kept.key, origin, resume, public, earlier, ranks)
         try:
-            recorder.require_clock(now := clock.now(), accepted=clock.jump_ok)
-            admitting = watch.at_admission(cited_roots(recorder.ledger) if recorder.resuming else ())
-            key = recorder.signer.private_key
-            reading = reading_beside(place, key, signed, admitting, watch.current) if kept.keep_reading else None
+            now = recorder.begin_at(clock.now, accepted=clock.jump_ok)
+            admitting = recorder.admitting(watch)
+            reading = None
+            if kept.keep_reading and ranks.leads:
+                reading = reading_beside(place, recorder.signer.private_key, signed, admitting, watch.current)
             # A resumed run is judged by the time of its admission, so that verdicts repeat.
             at = recorder.ledger.header.time if recorder.resuming else now
+            progress = progress and ranks.leads
             with progress_bar("judging", lambda: attestations_in(Path(corpus)), shown=progress) as judged:
                 gate = run_gate(data, signed.policy, admitting, now=at, progress=judged, remember=reading)
             if reading is not None:
                 reading.keep()
+            _agree(ranks, signed, gate, clock.now)
             if not gate.admitted:
                 counts = ", ".join(f"{code} {n}" for code, n in gate.counts()["refused"].items()) or "the corpus is empty"
                 raise ConfigError("NOTHING_ADMITTED", f"the gate admitted no contribution ({counts}); see `dptrain gate`")
             inbox = Inbox(place.side(".withdrawals"), signed, public)
-            inbox.make()
+            if ranks.leads:
+                inbox.make()
         except BaseException:
             recorder.close()
+            ranks.leave()
             raise
         return cls(
             Opened(
@@ -187,6 +199,7 @@ class PrivateTraining:
                 now=clock.now,
                 checkpoints=kept.checkpoints_of(place),
                 progress=progress,
+                ranks=ranks,
             )
         )
 
@@ -214,7 +227,7 @@ class PrivateTraining:
             ConfigError: code ONE_OWNER, the folder holds another policy or other records, or the policy has not these classes.
             PolicyRefused: the policy cannot be used.
         """
-        return cls._of_one(stage_alone(Path(folder), policy, records), **options)
+        return cls._of_one(_staged(Path(folder), policy, records), **options)
 
     @classmethod
     def _of_one(cls, made: Path, **options: Any) -> "PrivateTraining":
@@ -293,7 +306,7 @@ class PrivateTraining:
         )  # fmt: skip
         rule = Policy.from_toml(policy).classes[0]
         signed = (lambda line: rule.public_length_for(tokens[line] or 0)) if public_lengths else None
-        made = stage_alone(folder, policy, {"own": tokens}, signed)
+        made = _staged(folder, policy, {"own": tokens}, signed)
         run = cls._of_one(made, **{"resume": True} | options)
         run.opened = replace(run.opened, decode=decode_item if by is None else decode_items)
         if refused := run.opened.gate.counts()["refused"]:
@@ -455,11 +468,13 @@ class PrivateTraining:
     def export(self, directory: str | os.PathLike[str]) -> Path:
         """Writes the public record of the run for an auditor: the ledger, what contributors signed, and the registry.
 
+        Of several ranks the first writes it, and the others return at once.
+
         Raises:
             ExportRefused: as ``ledger.log.ledger.Ledger.export``. StepOrder: code TAKEN_OVER, a later run has the ledger.
         """
         self._require_mine()
-        return Path(self.opened.recorder.ledger.export(Path(directory), registry=self.opened.registry.path))
+        return self.opened.recorder.export(directory, self.opened.registry.path)
 
     def close(self) -> None:
         """Detaches from the model, restores ``requires_grad`` and closes the ledger file.
@@ -501,6 +516,7 @@ class PrivateTraining:
             self._prepared.detach(self._ended)
             self._prepared.probe.tell_end()
         self.opened.recorder.close()
+        self.opened.ranks.leave()
 
     def _require_mine(self) -> None:
         """Refuses a run whose ledger was opened by a later one: what this one knows of it is old."""
@@ -543,6 +559,42 @@ class PrivateTraining:
             self.close()
         else:
             self._interrupt()
+
+
+def _staged(folder: Path, *what: Any) -> Path:
+    """Makes what a run of one owner needs, by the first of several ranks; the others find it made."""
+    ranks = parallel.found()
+    try:
+        return Path(ranks.first(lambda: os.fsencode(stage_alone(folder, *what))).decode())
+    finally:
+        ranks.leave()
+
+
+def _agree(ranks: Ranks, signed: SignedPolicy, gate: GateReport, clock: Callable[[], int]) -> None:
+    """Refuses to open a run whose ranks have other files, programs or clocks.
+
+    Raises:
+        RanksError: code RANKS_DIFFER, or CLOCKS_DIFFER.
+    """
+    if ranks.size == 1:
+        return
+    admitted = hashlib.sha256(repr(gate.counts()).encode())
+    for one in gate.admitted:
+        admitted.update(one.admission.descriptor_hash)
+    ranks.agree(
+        {
+            "the policy": signed.payload,
+            "the program": code_digest(),
+            "the state of the registry": gate.registry_root,
+            "what the gate admitted": admitted.digest(),
+        }
+    )
+    times = [int.from_bytes(one, "big") for one in ranks.all(clock().to_bytes(8, "big"))]
+    if max(times) - min(times) > CLOCKS_APART:
+        raise RanksError(
+            "CLOCKS_DIFFER",
+            f"clocks of ranks are {max(times) - min(times)} s apart, expected {CLOCKS_APART} s at most; set them right",
+        )
 
 
 def _one_ledger(first: Place, second: Place) -> bool:

@@ -14,6 +14,7 @@ from dptrain.accounting import unsupported
 from dptrain.clipping.resolver import Schedule
 from dptrain.errors import ConfigError, NotPrivateUse, UnsupportedModule, UnsupportedPolicy
 from dptrain.noise import device
+from dptrain.parallel.wrapped import refuse_engine
 from dptrain.sandbox.interception import Sandbox
 from dptrain.sandbox.isolation import Isolation, Reach, reach, refuse_unusable, weakness
 from ledger.accountants.table import DEVICE, TABLE
@@ -30,11 +31,7 @@ def refuse_accelerator(accelerator: Any | None) -> None:
     """Raises NotPrivateUse for an accelerator that reduces or scales by private gradients; sets one that accumulates to 1."""
     if accelerator is None:
         return
-    if accelerator.num_processes > 1:
-        raise NotPrivateUse(
-            "PROCESSES",
-            f"accelerate runs {accelerator.num_processes} processes; this build trains in one. Launch with --num_processes 1",
-        )
+    refuse_engine(accelerator)
     if accelerator.gradient_accumulation_steps > 1:
         warnings.warn(
             f"gradient_accumulation_steps={accelerator.gradient_accumulation_steps} is 1 from here on: a logical step sums "
@@ -170,9 +167,20 @@ MOST_DRAWN = 12_000
 """Contributions drawn in a step that surely fit into one leaf of the ledger, where draws are public."""
 
 
+def expected_draw(policy: Policy, classes: Sequence[str]) -> float:
+    """Returns how many contributions a step draws on average, of a pool with these classes."""
+    return float(sum(policy.class_rule(name).sampling_rate * count for name, count in Counter(classes).items()))
+
+
+def most_drawn(policy: Policy, classes: Sequence[str]) -> int:
+    """Returns a number of contributions that a step hardly ever exceeds: ten deviations above the average."""
+    expected = expected_draw(policy, classes)
+    return math.ceil(expected + 10 * math.sqrt(expected) + 10)
+
+
 def refuse_long_draws(policy: Policy, classes: Sequence[str]) -> None:
     """Raises UnsupportedPolicy for draws, if they are public, that may not fit into one leaf; a public number decides."""
-    expected = float(sum(policy.class_rule(name).sampling_rate * count for name, count in Counter(classes).items()))
+    expected = expected_draw(policy, classes)
     if policy.disclosure == "occurrences_public" and expected + 10 * math.sqrt(expected) > MOST_DRAWN:
         raise UnsupportedPolicy(
             "DRAWS",

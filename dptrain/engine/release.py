@@ -16,6 +16,7 @@ from dptrain.clipping.fast import PublicSums
 from dptrain.errors import ConfigError, NotPrivateUse, StepOrder, UnsupportedPolicy
 from dptrain.noise.mechanism import Mechanism, Step, initial
 from dptrain.noise.normals import TAIL_LANE
+from dptrain.parallel.placement import Placement, Share
 from dptrain.routing import Router
 from dptrain.sandbox.isolation import Isolation
 from dptrain.sandbox.untouched import Remembered, versions
@@ -46,6 +47,7 @@ class PrivateGradients:
     Args:
         normalizer: the public constant that divides noised sums. draws: noise injections per step, fixed by the policy.
         isolation: how statement A stands; one that nobody reads by default.
+        placement: where sums are added up and get their noise; one process by default.
 
     Attributes:
         stds: noise per block of the step under way, by default the schedule's; set by :meth:`use`.
@@ -59,8 +61,10 @@ class PrivateGradients:
         normalizer: int,
         draws: int = 1,
         isolation: Isolation | None = None,
+        placement: Placement | None = None,
     ) -> None:
         self.phase = Phase.IDLE
+        self._placement = placement or Placement()
         self._noise: tuple[Mechanism, Any] | None = None
         self._model = model
         self._router = router
@@ -105,11 +109,13 @@ class PrivateGradients:
         self._gradients.forget()
         self._versions = versions(self._scheduled)
 
-    def release(self, noise: Mechanism, step: int, public: PublicSums | None = None, *, blank: bool = False) -> None:
+    def release(
+        self, noise: Mechanism, step: int, public: PublicSums | None = None, *, blank: bool = False, wide: bool = True
+    ) -> None:
         """Adds the noise of the step, that of ``stds``, to its sums and puts the private gradients into ``p.grad``.
 
         The sums of public contributions, where there are any, are added to what has been released, after the noise. ``blank``
-        releases the noise alone: what was summed may hold what it should not.
+        releases the noise alone: what was summed may hold what it should not. ``wide``: see `Placement.shares`.
 
         Raises:
             NotPrivateUse: NO_NOISE, a block without noise, which no private contribution of the step may touch, has a private
@@ -117,16 +123,20 @@ class PrivateGradients:
                 step is left in ``p.grad``.
         """
         self.require_own_parameters()
-        state = self.state_of(noise)
-        added: Iterator[torch.Tensor | None] = repeat(None) if public is None else public.take()
-        sums = zip(self._router.tensors, self._router.sums.take(), strict=True)
-        for lane, (((block, tensor), total), unclipped) in enumerate(zip(sums, added, strict=False)):
-            std = self.stds[block]
+        state, tensors = self.state_of(noise), self._router.tensors
+        added: Iterator[Share | None] = repeat(None)
+        shares = self._placement.shares(self._router.sums.take(), wide=wide)
+        if public is not None:
+            added = self._placement.shares(public.take(), wide=wide)
+        for share, unclipped in zip(shares, added, strict=False):
+            block, tensor = tensors[share.lane]
+            std, total = self.stds[block], share.values
             if blank:
                 total.zero_()
             if std > 0.0:
                 before = total._version
-                found = noise.release(total, state, Step(step, lane, std, self._normalizer, self._draws))
+                where = Step(step, share.lane, std, self._normalizer, self._draws, share.offset, share.size)
+                found = noise.release(total, state, where)
                 if found is not total or (total.numel() and total._version == before):
                     self.clear()
                     raise NotPrivateUse(
@@ -138,8 +148,11 @@ class PrivateGradients:
             elif bool((total != 0.0).any()):
                 raise NotPrivateUse("NO_NOISE", f"tensor {tensor.name!r} has a sum of private gradients, and no noise hides it")
             if unclipped is not None and not blank:
-                total.add_(unclipped, alpha=1.0 / self._normalizer)
-            self._put(tensor, total)
+                total.add_(unclipped.values, alpha=1.0 / self._normalizer)
+            for lane, value in self._placement.released(share):
+                self._put(tensors[lane][1], value)
+        for lane, value in self._placement.rest():
+            self._put(tensors[lane][1], value)
         self.phase, self._step = Phase.RELEASED, step
         self._remember()
         _order(self._before).move_to_end(self._before.id)

@@ -1,6 +1,7 @@
 """Draws Gaussian noise on the device that holds the sums, after a test that the device computes it rightly."""
 
 import math
+from typing import Any
 
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
@@ -134,8 +135,19 @@ class DeviceGaussian(Independent):
             total += self.normals(step, place, offset, count, device)
         return total.mul_(draws**-0.5) if draws > 1 else total
 
+    addressed = True
+
     def release_(
-        self, clipped_sum: torch.Tensor, std: float, normalizer: float, *, step: int, lane: int, draws: int = 1
+        self,
+        clipped_sum: torch.Tensor,
+        std: float,
+        normalizer: float,
+        *,
+        step: int,
+        lane: int,
+        draws: int = 1,
+        offset: int = 0,
+        **where: Any,
     ) -> torch.Tensor:
         """Turns a clipped sum into its private release, in place and on its device.
 
@@ -154,7 +166,7 @@ class DeviceGaussian(Independent):
         for start in range(0, len(flat), size := PER_BLOCK * BLOCKS.get(device.type, MOST_BLOCKS)):
             part = flat[start : start + size]
             released = torch.div(part.to(torch.float64), divisor).round_().clamp_(-SUM_LIMIT, SUM_LIMIT)
-            noise = self.gaussian(step, lane, start, len(part), draws, device).mul_(2.0**LATTICE_BITS).round_()
+            noise = self.gaussian(step, lane, offset + start, len(part), draws, device).mul_(2.0**LATTICE_BITS).round_()
             part.copy_(released.add_(noise).mul_(gamma / normalizer))
         return clipped_sum
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -216,7 +216,7 @@ class IntegerNoise(OnHost):
         return self.integers(step, lane, start, count)
 
     def release_(
-        self, clipped_sum: torch.Tensor, std: float, normalizer: float, *, step: int, lane: int, draws: int = 1
+        self, clipped_sum: torch.Tensor, std: float, normalizer: float, *, step: int, lane: int, draws: int = 1, **where: Any
     ) -> torch.Tensor:
         """Turns a sum of integers into its private release, in place; see `dptrain.noise.lattice.OnHost.release_`.
 
@@ -236,7 +236,7 @@ class IntegerNoise(OnHost):
                 f"noise of family {self.law.name} was made for {self._draws} draws per step, got {draws}: another number "
                 "of them has another variance"
             )
-        return super().release_(clipped_sum, std, normalizer, step=step, lane=lane, draws=draws)
+        return super().release_(clipped_sum, std, normalizer, step=step, lane=lane, draws=draws, **where)
 
 
 def integer_noise(family: str, stream: Blocks, bits: int, draws: int = 1) -> IntegerNoise:

@@ -7,6 +7,7 @@ ideal Gaussian mechanism on that sum, and the released support does not depend o
 
 import math
 import threading
+from typing import Any
 
 import numpy as np
 import torch
@@ -85,12 +86,24 @@ class OnHost(Independent):
         self._claims = Claims()
         self._threads = Threads(MOST_THREADS)
 
+    addressed = True
+
     def noise(self, step: int, lane: int, start: int, count: int, draws: int) -> np.ndarray:
-        """Returns the noise of part of a tensor in lattice steps, whole numbers; any number of threads may ask at a time."""
+        """Returns the noise of a chunk in lattice steps, whole numbers; any number of threads may ask at a time."""
         raise NotImplementedError
 
     def release_(
-        self, clipped_sum: torch.Tensor, std: float, normalizer: float, *, step: int, lane: int, draws: int = 1
+        self,
+        clipped_sum: torch.Tensor,
+        std: float,
+        normalizer: float,
+        *,
+        step: int,
+        lane: int,
+        draws: int = 1,
+        offset: int = 0,
+        size: int | None = None,
+        **where: Any,
     ) -> torch.Tensor:
         """Turns a clipped sum into its private release, in place; see `dptrain.noise.mechanism.Mechanism`.
 
@@ -99,24 +112,30 @@ class OnHost(Independent):
             std: s > 0. normalizer: the public constant that divides the noised sum.
             step: logical step, 1-based. lane: index of the tensor in the schedule.
             draws: how many draws make up the noise.
+            offset, size: where this is part of a tensor, number of its first coordinate and coordinates of the whole.
 
         Raises:
             ValueError: std not finite and positive, tensor not contiguous, or an address released twice.
         """
         require_releasable(clipped_sum, std)
+        end = offset + clipped_sum.numel()
+        whole = end if size is None else size
         self._claims.claim(step, lane)
         gamma = std * 2.0**-self._bits
         host = clipped_sum.to("cpu", torch.float64)  # the sum itself where it lies there
         flat, scale = host.view(-1).numpy(), gamma / normalizer
 
         def draw(start: int) -> None:
-            part = flat[start : start + self._chunk]
+            """Adds the noise of a chunk, drawn whole wherever the part begins and ends: addresses may follow from the chunk."""
+            first, last = max(start, offset), min(start + self._chunk, end)
+            part = flat[first - offset : last - offset]
             np.divide(part, gamma, out=part)
             np.clip(np.rint(part, out=part), -self._limit, self._limit, out=part)
-            part += self.noise(step, lane, start, len(part), draws)  # both below 2^53: exact
+            noise = self.noise(step, lane, start, min(self._chunk, whole - start), draws)
+            part += noise[first - start : last - start]  # both below 2^53: exact
             part *= scale
 
-        self._threads.each(draw, range(0, len(flat), self._chunk))
+        self._threads.each(draw, range(offset - offset % self._chunk, end, self._chunk))
         if host is not clipped_sum:
             clipped_sum.copy_(host)
         torch.autograd.graph.increment_version(clipped_sum)  # of what numpy wrote torch knows nothing

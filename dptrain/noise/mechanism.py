@@ -26,6 +26,8 @@ class Step:
         std: s > 0, the scheduled scale of the noise on the sum: a standard deviation, for Laplace noise its scale.
         normalizer: the public constant that divides the noised sum.
         draws: how many draws make up the noise, each with its share of the variance; the same number in every release of a run.
+        offset: where the sum is part of a tensor, as on several ranks: the number of its first coordinate, flat.
+        size: coordinates of the whole tensor; None where the sum is all of it.
     """
 
     number: int
@@ -33,10 +35,16 @@ class Step:
     std: float
     normalizer: float
     draws: int = 1
+    offset: int = 0
+    size: int | None = None
 
 
 class Mechanism(Protocol):
-    """Turns clipped sums into releases."""
+    """Turns clipped sums into releases.
+
+    One that has an attribute ``addressed``, and that is true, draws the noise of a coordinate from its address alone: tensor,
+    step and place in the tensor (`Step.offset`). Runs of several ranks take no other.
+    """
 
     def init(self, shapes: Sequence[torch.Size]) -> Any:
         """Returns what the mechanism must know of earlier steps, for tensors of these shapes; None if nothing."""
@@ -54,6 +62,8 @@ class Mechanism(Protocol):
 class Independent:
     """Draws the noise of every step by itself: the part of a mechanism that has no state."""
 
+    addressed = False
+
     def init(self, shapes: Sequence[torch.Size]) -> None:
         """Returns no state."""
 
@@ -63,12 +73,16 @@ class Independent:
 
     def release(self, clipped_sum: torch.Tensor, state: None, step: Step) -> torch.Tensor:
         """Calls `release_` with the parts of the step."""
-        return self.release_(clipped_sum, step.std, step.normalizer, step=step.number, lane=step.lane, draws=step.draws)
+        where = {"offset": step.offset, "size": step.size} if self.addressed else {}
+        return self.release_(
+            clipped_sum, step.std, step.normalizer, step=step.number, lane=step.lane, draws=step.draws, **where
+        )
 
     def release_(
-        self, clipped_sum: torch.Tensor, std: float, normalizer: float, *, step: int, lane: int, draws: int = 1
+        self, clipped_sum: torch.Tensor, std: float, normalizer: float, *, step: int, lane: int, draws: int = 1, **where: Any
     ) -> torch.Tensor:
-        """Turns a clipped sum into its private release, in place."""
+        """Turns a clipped sum into its private release, in place. ``where``: offset and size of a step, where noise is
+        addressed."""
         raise NotImplementedError
 
 

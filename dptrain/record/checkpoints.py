@@ -6,6 +6,7 @@ aside, flushed and renamed, so a crash leaves the previous one whole. It never h
 """
 
 import hashlib
+import json
 import os
 import pickle
 import shutil
@@ -23,6 +24,7 @@ from dptrain.record.pin import HOW_ON, PIN, STATE, PinRecord, folder_name, found
 from dptrain.record.recorder import Recorder
 from ledger.errors import StorageFailed
 from ledger.log import Ledger
+from ledger.log.pinned import Pin
 
 KEEP = 2
 """Checkpoints kept; older ones are removed after a newer one is durable."""
@@ -127,18 +129,14 @@ def restore(
         PinRefused: a checkpoint that was changed, swapped with another, or is not whole.
         LedgerBehind, LedgerForked, LedgerWrongRun: the ledger does not contain the checkpoint's past.
     """
-    available = found(directory)
-    if not recorder.resuming:
-        if available:
-            raise ResumeRefused(
-                "CHECKPOINTS_OF_ANOTHER_RUN",
-                f"{directory} holds checkpoints, but this ledger is new; resume the old run, or use another directory",
-            )
+    told = recorder.ranks.first(lambda: _newest(directory, recorder))
+    if not told:
         return None
-    if not available:
-        return None
-    path = available[-1][1]
-    record, state = load(path, recorder.ledger)
+    name, size, root, origin, header, step, attempt, isolation, length, digest = json.loads(told)
+    pin = Pin(origin, size, bytes.fromhex(root), bytes.fromhex(header))
+    record = PinRecord(pin, step, attempt, isolation, length, bytes.fromhex(digest))
+    path = directory / name
+    state = _loaded(path, record)
     try:
         _require_settings(optimizer.state_dict(), state["optimizer"])
         model.load_state_dict(state["model"])
@@ -150,6 +148,25 @@ def restore(
             "CHECKPOINT_MISFIT", f"the checkpoint {path} does not fit this model and optimizer ({error})"
         ) from error
     return record
+
+
+def _newest(directory: Path, recorder: Recorder) -> bytes:
+    """Finds the newest checkpoint, holds its pin against the ledger, and returns what every rank must know of it."""
+    available = found(directory)
+    if not recorder.resuming:
+        if available:
+            raise ResumeRefused(
+                "CHECKPOINTS_OF_ANOTHER_RUN",
+                f"{directory} holds checkpoints, but this ledger is new; resume the old run, or use another directory",
+            )
+        return b""
+    if not available:
+        return b""
+    path = available[-1][1]
+    record = read_record(recorder.writer, path)
+    pin = record.pin
+    told = [path.name, pin.size, pin.root.hex(), pin.origin, pin.header_digest.hex(), record.step, record.attempt]
+    return json.dumps([*told, record.isolation, record.state_bytes, record.state_sha256.hex()]).encode()
 
 
 def _require_settings(own: dict[str, Any], saved: dict[str, Any]) -> None:
@@ -167,8 +184,14 @@ def load(path: Path, ledger: Ledger) -> tuple[PinRecord, dict[str, Any]]:
         ResumeRefused: the states are those that were saved, and cannot be read here.
     """
     record = read_record(ledger, path)
+    return record, _loaded(path, record)
+
+
+def _loaded(path: Path, record: PinRecord) -> dict[str, Any]:
+    """Returns the states of a checkpoint whose pin was verified."""
     try:
         with opened_state(path, record) as file:
-            return record, torch.load(file, map_location="cpu", weights_only=True)
+            states: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+            return states
     except (OSError, ValueError, TypeError, RuntimeError, pickle.UnpicklingError) as error:
         raise ResumeRefused("CHECKPOINT_UNREADABLE", f"cannot read the checkpoint {path} ({error}); {HOW_ON}") from error

@@ -129,7 +129,11 @@ class RegistryWatch:
                     "latest one from the corpus owner",
                 )
         self._remember(self.current)
-        return open_registry(self.path, self._reader.owner_public_key, at=known[0]) if known else self.current
+        return self.at(known[0]) if known else self.current
+
+    def at(self, root: bytes) -> Registry:
+        """Returns an earlier state of the registry; raises RegistryRefused where there is none of this root."""
+        return open_registry(self.path, self._reader.owner_public_key, at=root)
 
     def refresh(self, now: int) -> None:
         """Takes in what was appended since; costs one ``stat`` while the file stays as it is.

@@ -107,7 +107,7 @@ def settle_pool(pool: Pool, registry: RegistryWatch, inbox: Inbox, recorder: Rec
     recorder.require_clock(now)
     registry.refresh(now)
     known = registry.current
-    ledger = recorder.ledger
+    ledger = recorder.writer
     ledger.take_registry(known.root(), now=now)
     inbox.take(Descriptors(pool.slots), known, lambda *what: ledger.withdraw(*what, now=now), now)
     # Where the clock stepped back the charge is dated as the last leaf: nothing may have ended by then.

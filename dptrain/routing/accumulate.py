@@ -20,7 +20,7 @@ class Folding:
 
     Guarantee: a contribution reaches the sums once per step, whole: where its examples lie in several microbatches, their
     gradients are added up before the one norm and clip. Public contributions never reach the private sums, nor private ones
-    the public sums.
+    the public sums. An idle microbatch, which keeps a rank in step with others, reaches none.
     """
 
     def __init__(self, router: Router) -> None:
@@ -83,6 +83,8 @@ class Folding:
         """Adds pieces to the sums they belong to; None stands for contributions that count as zero."""
         planned = self._planned
         assert planned is not None
+        if planned.idle:
+            return
         if planned.part is not None:
             if pieces is None:
                 self._spread.spoil()

@@ -1,11 +1,12 @@
 """Derives a run's numerics from its policy: the lattice of the sums, the clip margin, and both in words.
 
 The trainer that keeps a level of exactness, the writer of the header and its auditor take them from this one room. A header
-that says otherwise is refused. Two things no policy fixes are the trainer's word, each one of two: the precision in which
-gradients were formed, and where the noise was drawn.
+that says otherwise is refused. Three things no policy fixes are the trainer's word, each one of two: the precision in which
+gradients were formed, where the noise was drawn, and how the sums of several processes are sent.
 """
 
 from dataclasses import dataclass
+from itertools import product
 from typing import Final
 
 from attest.policy import Policy
@@ -45,17 +46,34 @@ _DEVICE_NOTE: Final = (
 )
 """Stands behind the sentences on sums where noise was not drawn on the host."""
 
+_WIRE_NOTE: Final = (
+    " Each of several processes rounds its sums once to float32 before they are added in float64; clip bounds are shrunk "
+    "further by what that rounding can add."
+)
+"""Stands behind them where the sums of several processes are sent as float32."""
+
 
 @dataclass(frozen=True, slots=True)
 class Numerics:
-    """The trainer's word on what no policy fixes. `generator`: where the noise was drawn, `HOST` or `DEVICE`."""
+    """The trainer's word on what no policy fixes.
+
+    Attributes:
+        precision: in which gradients were formed.
+        generator: where the noise was drawn, `HOST` or `DEVICE`.
+        wire: how the sums of several processes are sent; `FLOAT64` also where there is one.
+    """
 
     precision: str = FLOAT32
     generator: str = HOST
+    wire: str = FLOAT64
 
     def __post_init__(self) -> None:
-        both = (("precision", self.precision, (FLOAT32, FLOAT64)), ("generator", self.generator, (HOST, DEVICE)))
-        for what, found, known in both:
+        words = (
+            ("precision", self.precision, (FLOAT32, FLOAT64)),
+            ("generator", self.generator, (HOST, DEVICE)),
+            ("wire", self.wire, (FLOAT32, FLOAT64)),
+        )
+        for what, found, known in words:
             if found not in known:
                 raise LeafRefused("RANGE", f"{what}: expected {' or '.join(known)}, got {found!r:.40}")
 
@@ -67,24 +85,26 @@ class Numerics:
         """Returns what the numerics of a run under a policy guarantee and assume, in words; d coordinates are scheduled."""
         family = policy.mechanism.name
         bits = lattice_bits(policy.exactness, family, coordinates, least_multiplier(policy))
-        return exactness_note(policy.exactness, family, bits) + (_DEVICE_NOTE if self.generator == DEVICE else "")
+        sums = exactness_note(policy.exactness, family, bits) + (_DEVICE_NOTE if self.generator == DEVICE else "")
+        return sums + (_WIRE_NOTE if self.wire == FLOAT32 else "")
 
 
 def told(policy: Policy, coordinates: int, note: str, margin: float) -> Numerics:
     """Returns the trainer's word that a header with this note and clip margin gives.
 
-    Guarantee: Returns only if both are what writers derive from the policy, for one precision and one generator.
+    Guarantee: Returns only if both are what writers derive from the policy, for one precision, one generator and one wire.
 
     Raises:
-        LeafRefused: code NUMERICS, no precision or generator gives them.
+        LeafRefused: code NUMERICS, no precision, generator or wire gives them.
     """
     margins = MARGINS[policy.exactness]
     precision = next((name for name, value in margins.items() if value == margin), None)
     if precision is None:
         expected = " or ".join(f"{value!r} ({name})" for name, value in margins.items())
         raise LeafRefused("NUMERICS", f"clip margin {margin!r} is none of exactness {policy.exactness!r}, expected {expected}")
-    for generator in TABLE[policy.mechanism.name].generators:
-        found = Numerics(precision, generator)
+    wires = (FLOAT64, FLOAT32) if (policy.exactness, precision) == (FAST, FLOAT32) else (FLOAT64,)
+    for generator, wire in product(TABLE[policy.mechanism.name].generators, wires):
+        found = Numerics(precision, generator, wire)
         if found.note(policy, coordinates) == note:
             return found
     expected = Numerics(precision).note(policy, coordinates)

@@ -58,7 +58,7 @@ from ledger.replay import Replay
 from ledger.replay.contributions import AdmitSpec
 from ledger.replay.signer import rotation
 from ledger.replay.summaries import ShownMember
-from ledger.storage import highwater
+from ledger.storage import fsck, highwater
 from ledger.storage.appender import Appender
 from ledger.storage.beside import keep_weights, weights_of
 from ledger.storage.place import Place
@@ -278,6 +278,22 @@ class Ledger:
         """Opens the leaves of this ledger, in order, for reading inside a ``with`` block."""
         with self._file.store.snapshot() as snapshot:
             yield islice(snapshot.rows(), self.size)
+
+    @contextmanager
+    def contents(self) -> Iterator[fsck.Contents]:
+        """Opens all that is stored of this ledger for reading inside a ``with`` block; see `ledger.log.followed`."""
+        with self._file.store.snapshot() as snapshot:
+            yield fsck.Contents.of(snapshot)
+
+    @contextmanager
+    def listening(self) -> Iterator[list[bytes]]:
+        """Yields a list that every leaf appended inside the block is added to, as bytes, once it is durable."""
+        heard: list[bytes] = []
+        self._file.listeners.append(heard)
+        try:
+            yield heard
+        finally:
+            self._file.listeners.remove(heard)
 
     def withdrawal_leaves(self) -> list[Withdraw]:
         """Returns all WITHDRAW leaves in order; a contribution has two where a signed one followed one of a passing reason."""

@@ -83,6 +83,7 @@ class Appender:
         header_digest: SHA-256 of leaf 0.
         pruned_before: position below which bodies may be gone.
         hashes_before: position below which leaf hashes of pruned leaves may be gone.
+        listeners: lists that the bytes of leaves are added to when these are durable.
     """
 
     def __init__(self, store: Store, signer: NoteSigner | None, *, recompute: bool = False) -> None:
@@ -92,6 +93,7 @@ class Appender:
         self._staged: list[Row] = []
         self._attested: list[Attested] = []
         self._broken = False
+        self.listeners: list[list[bytes]] = []
         self._take(fsck.load(store, recompute=recompute))
 
     @property
@@ -148,6 +150,8 @@ class Appender:
                 self.store.append(rows, frontier, note, self._attested)
             self.frontier = frontier
             self._subtrees.extend(row.leaf_hash for row in rows)
+            for heard in self.listeners:
+                heard.extend(row.body for row in rows)
             if note is not None:
                 self.checkpoints[frontier.size] = note
             self.signer = signers[-1]

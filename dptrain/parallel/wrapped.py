@@ -1,0 +1,93 @@
+"""Finds the model inside the wrapper of several processes, and refuses wrappers that would reduce raw gradients."""
+
+from contextlib import ExitStack, suppress
+from typing import Any
+
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from dptrain.errors import NotPrivateUse
+from dptrain.parallel.ranks import Ranks
+
+_ELSEWHERE = "use DistributedDataParallel, by accelerator.prepare(model) or torch's own class"
+_REFUSED = ("deepspeed.", "torch.distributed.fsdp.fully_sharded_data_parallel")
+
+
+def refuse_engine(accelerator: Any) -> None:
+    """Raises NotPrivateUse for an engine of accelerate that reduces, shards or scales gradients in its own way."""
+    kind = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type))
+    if kind in ("NO", "MULTI_CPU", "MULTI_GPU"):
+        parallel = getattr(accelerator, "parallelism_config", None)
+        if parallel is not None and any(getattr(parallel, f"{name}_enabled", False) for name in ("tp", "cp", "sp")):
+            raise NotPrivateUse(
+                "ENGINE",
+                "accelerate is set up for tensor, context or sequence parallelism, under which one contribution lies on "
+                f"several ranks and no rank knows its norm; {_ELSEWHERE}",
+            )
+        return
+    raise NotPrivateUse(
+        "ENGINE",
+        f"accelerate runs {kind}, which reduces, shards or scales gradients in its own way before they are clipped; "
+        f"{_ELSEWHERE} (accelerate launch --multi_gpu, or --cpu)",
+    )
+
+
+def unwrapped(model: nn.Module, accelerator: Any | None, ranks: Ranks) -> nn.Module:
+    """Returns the model inside its wrapper.
+
+    Raises:
+        NotPrivateUse: code WRAPPER, a wrapper that is not carried; NOT_WRAPPED, several processes train a model that no wrapper
+            has made the same everywhere.
+    """
+    rooms = {kind.__module__ for kind in type(model).__mro__}
+    if isinstance(model, DataParallel) or any(room.startswith(_REFUSED) for room in rooms):
+        raise NotPrivateUse(
+            "WRAPPER",
+            f"the model is wrapped in {type(model).__name__}, which sums gradients before they are clipped; {_ELSEWHERE}",
+        )
+    if ranks.size > 1 and _replicated(model) is None:
+        raise NotPrivateUse(
+            "NOT_WRAPPED",
+            f"{ranks.size} processes train, and the model given to prepare() is in no wrapper of theirs: nothing makes their "
+            "parameters the same, and wrapped later it would average raw gradients. Call model, optimizer = "
+            "accelerator.prepare(model, optimizer) first, or DistributedDataParallel(model), and then private.prepare()",
+        )
+    if accelerator is not None:
+        found: nn.Module = accelerator.unwrap_model(model)
+        return found
+    wrapper = _replicated(model)
+    return model if wrapper is None else wrapper.module
+
+
+def _replicated(model: nn.Module) -> DistributedDataParallel | None:
+    """Returns the wrapper that makes parameters the same over ranks, perhaps inside that of a compiler."""
+    inner = getattr(model, "_orig_mod", model)
+    return inner if isinstance(inner, DistributedDataParallel) else None
+
+
+class Silenced:
+    """Keeps a wrapper from reducing: its reducer never fires, and its forward sends nothing.
+
+    Guarantee: from construction to :meth:`close`, no collective of `DistributedDataParallel` runs, in forward or backward, as
+    inside its ``no_sync()``.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._held = ExitStack()
+        self._wrapper = _replicated(model)
+        if self._wrapper is None:
+            return
+        if self._wrapper.static_graph:
+            raise NotPrivateUse(
+                "STATIC_GRAPH",
+                "the model is wrapped with static_graph=True, for which torch reduces gradients on its own; leave it out",
+            )
+        self._held.enter_context(self._wrapper.no_sync())
+        self._wrapper.require_forward_param_sync = False
+
+    def close(self) -> None:
+        """Lets the wrapper reduce again."""
+        with suppress(AttributeError):
+            self._held.close()
+        if self._wrapper is not None:
+            self._wrapper.require_forward_param_sync = True
