@@ -287,8 +287,8 @@ def microbatches_of(
     """Plans the microbatches of one rank, of a draw; public contributions last, in microbatches of their own.
 
     How private contributions are split does not depend on public ones. They are dealt whole, in turns by their length and
-    depth, so that ranks have nearly the same to do. At ``certified`` microbatches are those of one process, and are dealt whole:
-    rounding may follow from the place of a row in its microbatch, and so it is the same on any number of ranks. Where noise is
+    depth, so that ranks have nearly the same to do. At ``certified`` microbatches are those of one process, and are dealt
+    whole: rounding may follow from the place of a row in it, and so it is the same on any number of ranks. Where noise is
     injected per microbatch, the policy's groups of a draw are dealt, so that they are counted over all ranks.
 
     Args:

@@ -43,6 +43,13 @@ def opening(
     } | others
 
 
+def wrapped(model: torch.nn.Module) -> torch.nn.Module:
+    """Returns a model as several processes train it; of one process, the model itself."""
+    if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
+        return model
+    return torch.nn.parallel.DistributedDataParallel(model)
+
+
 class Trainer:
     """Opens, prepares and steps; ``family`` names a tiny model of ``tests.reference.families``."""
 
@@ -59,6 +66,7 @@ class Trainer:
         torch.manual_seed(seed)
         self.family: Family = FAMILIES[family]()
         self.model = self.family.model.to(dtype).train()
+        self.net = wrapped(self.model)
         make = optimizer or (lambda ps: torch.optim.AdamW(ps, lr=1e-2))
         self.optimizer = make(self.model.parameters())
         options.setdefault("progress", False)
@@ -67,10 +75,10 @@ class Trainer:
         self.private = PrivateTraining.open(world.policy, world.corpus, **opening(world.ledger, **options))
         if self.private.policy.exactness == "certified" and hasattr(self.model, "set_attn_implementation"):
             self.model.set_attn_implementation("eager")  # other kinds are refused where a mask is collated
-        _, _, self.steps = self.private.prepare(self.model, self.optimizer, collate_tokens, **how)
+        _, _, self.steps = self.private.prepare(self.net, self.optimizer, collate_tokens, **how)
 
     def losses(self, rows: Any) -> torch.Tensor:
-        return self.family.losses(self.model, dict(rows))
+        return self.family.losses(self.net, dict(rows))
 
     def begin(self) -> "Trainer":
         """What the first step does before it charges: the probes, and then the ledger is made or goes on."""

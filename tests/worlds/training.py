@@ -62,6 +62,11 @@ class World:
     def ledger(self) -> Path:
         return self.root / "ledger.db"
 
+    @classmethod
+    def at(cls, root: Path) -> "World":
+        """A world that was made before, without keys, for another process."""
+        return cls(root, root / "policy.cose", root / "corpus", None, {}, Any, 0)
+
 
 def token_record(seed: int, vocabulary: int = 50, length: int = 7, labels: int = 3) -> dict:
     """A deterministic example of the token families: no padding inside, one label."""
