@@ -5,8 +5,9 @@ per tensor, and sums over microbatches are float64. Which contributions are publ
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 
@@ -71,6 +72,22 @@ def bounds_of(rows: Sequence[tuple[SignedBounds, tuple[int, ...]]], blocks: int)
     return Bounds([signed for signed, _ in rows], permitted)
 
 
+class Sink(Protocol):
+    """Takes sums of microbatches where every rank keeps a part of them (FSDP2)."""
+
+    def begin(self, *, wide: bool) -> None:
+        """Starts a logical step. ``wide``: send sums as float64, not as float32."""
+
+    def add(self, index: int, total: torch.Tensor | None) -> None:
+        """Adds this rank's sum of a tensor to what the ranks keep of it; None for zeros. Every rank calls it alike."""
+
+    def flush(self) -> None:
+        """Ends what a microbatch adds."""
+
+    def take(self) -> Iterator[torch.Tensor]:
+        """Yields what this rank keeps of every tensor, float64, flat; each is handed over and forgotten."""
+
+
 class Sums(ABC):
     """Clipped sums of one logical step at a level of exactness, float64 per tensor, zeros where nothing was drawn.
 
@@ -82,11 +99,13 @@ class Sums(ABC):
         bits: b of the lattice ``s * 2^-b`` on which what :meth:`take` yields is rounded, or integers already.
         wire: what rounding sums once more, to send them to other ranks, adds to a difference of two in the whitened norm
             (`dptrain.parallel.placement.rounding`); zero where they stay, or are sent as they are.
+        sink: where sums go at the end of every microbatch, where ranks keep parts of them.
     """
 
     float_margin: float
     bits: int
     wire: float = 0.0
+    sink: Sink | None = None
 
     def __init__(self, tensors: Sequence[tuple[int, Tensor]]) -> None:
         self._tensors = tensors
@@ -106,10 +125,30 @@ class Sums(ABC):
 
     def take(self) -> Iterator[torch.Tensor]:
         """Yields the sums of the logical step, in the order of the schedule; each is handed over and forgotten."""
+        if self.sink is not None:
+            yield from self.sink.take()
+            return
         for index in range(len(self._tensors)):
             total = self._total(index)
             self._sums[index] = None
             yield total
+
+    def drain(self, active: Iterable[int]) -> None:
+        """Hands the sums of a microbatch on where ranks keep parts of them; else they stay.
+
+        Args:
+            active: tensors of which the microbatch captured something, the same at every rank.
+        """
+        if self.sink is None:
+            return
+        for index in sorted(active):
+            self.sink.add(index, self._sum_of(index))
+            self._sums[index] = None
+        self.sink.flush()
+
+    def _sum_of(self, index: int) -> torch.Tensor | None:
+        """Returns the sum of a tensor over the microbatch that ends; None for zeros."""
+        return self._sums[index]
 
     def _total(self, index: int) -> torch.Tensor:
         """Returns the sum of a tensor so far."""
@@ -137,6 +176,7 @@ class FastSums(Sums):
 
     def __init__(self, schedule: Schedule, tensors: Sequence[tuple[int, Tensor]], precision: torch.dtype) -> None:
         super().__init__(tensors)
+        self._pending: list[tuple[Pieces, torch.Tensor]] = []
         self.float_margin = MARGINS[FAST][precision_name(precision)]
         self._schedule = schedule
         # A block without noise is one that no private contribution touches: there its whitened norm is zero.
@@ -227,17 +267,33 @@ class FastSums(Sums):
 
     def accumulate(self, pieces: Pieces, coefficients_NG: torch.Tensor) -> None:
         """Adds the weighted gradients of a microbatch to the sums; the pieces must have been through :meth:`norms_sq`."""
+        if self.sink is not None:
+            self._pending.append((dict(pieces), coefficients_NG))  # formed tensor by tensor, as they go: never all at once
+            return
         placed = {coefficients_NG.device: coefficients_NG}
-        used = (coefficients_NG != 0).any(0).tolist()
         for index in sorted(pieces):
-            block = self._tensors[index][0]
-            if not used[block]:
-                continue
-            total = self._total(index)
-            if total.device not in placed:
-                placed[total.device] = coefficients_NG.to(total.device)
-            with full_precision(total.device):
-                add_weighted(pieces[index], placed[total.device][:, block], total)
+            self._weigh(index, pieces[index], placed)
+
+    def _weigh(self, index: int, found: list[Piece], placed: dict[torch.device, torch.Tensor]) -> None:
+        """Adds the weighted gradients of one tensor to its sum. ``placed``: coefficients (N, G) by device, as they are first."""
+        block = self._tensors[index][0]
+        if not bool((next(iter(placed.values()))[:, block] != 0).any()):
+            return
+        total = self._total(index)
+        if total.device not in placed:
+            placed[total.device] = next(iter(placed.values())).to(total.device)
+        with full_precision(total.device):
+            add_weighted(found, placed[total.device][:, block], total)
+
+    def drain(self, active: Iterable[int]) -> None:
+        super().drain(active)
+        self._pending.clear()
+
+    def _sum_of(self, index: int) -> torch.Tensor | None:
+        for pieces, coefficients_NG in self._pending:
+            if index in pieces:
+                self._weigh(index, pieces.pop(index), {coefficients_NG.device: coefficients_NG})
+        return super()._sum_of(index)
 
 
 def _on_host(squares: list[torch.Tensor]) -> Sequence[torch.Tensor]:

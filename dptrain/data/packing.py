@@ -3,7 +3,7 @@
 Shape letters: a microbatch has N contributions of M rows each; a row is one example, or fills up.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 
@@ -31,6 +31,8 @@ class Planned:
         length: the public length of its contributions.
         idle: whether nothing of it counts: it keeps a rank in step with others that have more microbatches, over the rows of
             one of theirs.
+        reach: blocks that a contribution of this microbatch, or of that of another rank at the same place, may touch; None
+            where ranks go different ways.
     """
 
     slots: tuple[int, ...]
@@ -40,6 +42,7 @@ class Planned:
     last: bool = True
     length: int | None = None
     idle: bool = False
+    reach: frozenset[int] | None = None
 
     @property
     def rows(self) -> int:
@@ -118,7 +121,9 @@ def dealt(planned: Sequence[Planned], rank: int, ranks: int) -> list[Planned]:
     return [one for unit in units[rank::ranks] for one in unit]
 
 
-def in_step(plans: Sequence[Sequence[Planned]], rank: int) -> list[Planned]:
+def in_step(
+    plans: Sequence[Sequence[Planned]], rank: int, blocks_of: Callable[[Planned], Iterable[int]] | None = None
+) -> list[Planned]:
     """Returns the microbatches of one rank, as many as the rank with the most has.
 
     Guarantee: every rank runs the same number of microbatches, also of an empty draw; what a rank has too few of is made up by
@@ -126,12 +131,17 @@ def in_step(plans: Sequence[Sequence[Planned]], rank: int) -> list[Planned]:
 
     Args:
         plans: the microbatches of every rank, each a function of the draw.
+        blocks_of: the blocks that the contributions of a microbatch may touch, where all ranks must go as deep as the one that
+            goes deepest, since they gather parameters together.
     """
     own = list(plans[rank])
     for place in range(len(own), max(map(len, plans))):
         like = next(other[place] for other in plans if place < len(other))
         own.append(replace(like, idle=True))
-    return own
+    if blocks_of is None:
+        return own
+    reach = [frozenset(g for other in plans if k < len(other) for g in blocks_of(other[k])) for k in range(len(own))]
+    return [replace(one, reach=blocks) for one, blocks in zip(own, reach, strict=True)]
 
 
 def _spread(item: Drawn, rows: int) -> Iterator[Planned]:

@@ -218,7 +218,10 @@ class Drawing:
         streams: Streams,
         size: Microbatches,
         ranks: Ranks = ALONE,
+        together: bool = False,
     ) -> None:
+        """`together`: whether ranks gather parameters together, so that each goes as deep as the one that goes deepest."""
+        self._together = together
         self._pool = pool
         self._schedule = schedule
         self._sampler = streams.sampler
@@ -246,7 +249,7 @@ class Drawing:
         found = [Drawn(slot, self._depth(slot), pool.size(slot), pool.length(slot)) for slot in drawn]
         public = {slot: self._resolution(slot).public for slot in drawn}
         plans = [microbatches_of(found, public, self._policy, self._size, rank, ranks.size) for rank in range(ranks.size)]
-        return in_step(plans, ranks.rank)
+        return in_step(plans, ranks.rank, self._blocks if self._together else None)
 
     def noise(self, number: int, drawn: Sequence[int]) -> tuple[tuple[float, ...], tuple[float, ...] | None]:
         """Standard deviations of the noise of a step: per block, and effective ones per class, in the order of the policy.
@@ -268,6 +271,9 @@ class Drawing:
         found = [self._resolution(slot) for slot in planned.slots]
         rows = [(resolution.bounds, resolution.profile) for resolution in found] + [NOTHING] * planned.fill
         return bounds_of(rows, len(self._schedule.blocks))
+
+    def _blocks(self, planned: Planned) -> set[int]:
+        return {block for slot in planned.slots for block in self._resolution(slot).profile}
 
     def _resolution(self, slot: int) -> Resolution:
         return self._pool.slots.resolution(slot)

@@ -34,8 +34,9 @@ from dptrain.engine.release import Phase, PrivateGradients
 from dptrain.engine.start import Start
 from dptrain.engine.step import Parts, UnderWay, check_parameters
 from dptrain.errors import ConfigError, NonFinite, StepOrder
-from dptrain.parallel.placement import Exchanged, Placement, rounding
+from dptrain.parallel.placement import Exchanged, Placement, Sharded, Shards, rounding
 from dptrain.parallel.ranks import ALONE, Ranks, differs
+from dptrain.parallel.sharded import ShardedModel, is_sharded
 from dptrain.parallel.wrapped import Silenced, unwrapped
 from dptrain.progress import progress_bar
 from dptrain.record import checkpoints, weights
@@ -148,8 +149,12 @@ class PreparedRun(Parts[Planned]):
         refuse_coupled(self.model)
         trained = frozenset(id(parameter) for parameter in self.model.parameters() if parameter.requires_grad)
         refusals.refuse_shared_memory(self.model, trained)
+        self.sharded = ShardedModel(self.model) if is_sharded(self.model) else None
         seed = self.ranks.first(forward_seed)
         self.sandbox = Sandbox(self.model, trained, seed, secret=policy.disclosure == "secret_poisson")
+        if self.sharded is not None:
+            self.sharded.count_as_ours(self.sandbox.aside)
+            self.sandbox.kept.rest = self._rest
         pool = Pool(opened.corpus, decode, Slots.unresolved(opened.gate.admitted), policy)
         self.feeder = Feeder(pool, collate, self.device, opened.microbatches.rows, self.sandbox)
         with progress_bar("reading contributions", lambda: len(pool), shown=opened.progress) as read:
@@ -165,6 +170,9 @@ class PreparedRun(Parts[Planned]):
         slots = by_terms(slots_for(opened.gate.admitted, self.schedule), policy)
         self.router = Router(self.model, self.schedule, **level_of(policy), sandbox=self.sandbox)
         self.router.sums.require_capacity(len(slots))
+        if self.sharded is not None:
+            self.router.leaf = self.sharded.leaf
+            self.sandbox.trains(self.sharded.leaves())
         self.weights = weights.Weights(self.model, self.router)
         self.feeder.pool = pool.reordered(slots)
         refuse_skipped_masks(policy.exactness, self.model, self.feeder.names)
@@ -208,12 +216,16 @@ class PreparedRun(Parts[Planned]):
         self.folding = Folding(self.router)
         draws = policy.noise_microbatches or 1
         held = [tensor for _, tensor in self.router.tensors]
-        placement = Exchanged(self.ranks, held) if self.ranks.size > 1 else Placement()
+        placement = Placement() if self.ranks.size == 1 else Exchanged(self.ranks, held)
+        if self.sharded is not None:
+            placement = Sharded(self.ranks, held)
+            self.router.sums.sink = Shards(self.ranks, held)
+            self.folding.public.sink = Shards(self.ranks, held)
         self.silenced = Silenced(model)
         self.gradients = PrivateGradients(
             self.model, self.optimizer, self.router, policy.normalizer, draws, self.isolation, placement
         )
-        self.under_way = UnderWay(self.sandbox, self.router)
+        self.under_way = UnderWay(self.sandbox, self.router, self._rest)
         self.probe = Start(
             self.model,
             self.router,
@@ -226,6 +238,7 @@ class PreparedRun(Parts[Planned]):
         )
         self._rates: list[float] = []
         self._drawn: list[int] = []
+        self._wide = True
         self.attempt: Attempt | None = None
         self.ended: tuple[str, str] | None = None
         self.dry = False
@@ -270,12 +283,13 @@ class PreparedRun(Parts[Planned]):
         self.metrics.begin(self._run, self.start_step)
         streams = open_streams(recorder, self.pool, policy, attempt, opened.noise, bits=self.router.sums.bits)
         self.gradients.state_of(streams.noise)
-        drawing = Drawing(policy, self.schedule, self.pool, streams, opened.microbatches, self.ranks)
+        drawing = Drawing(policy, self.schedule, self.pool, streams, opened.microbatches, self.ranks, self.sharded is not None)
         self.attempt = Attempt(streams, drawing, Program(self.model))
 
     def check(self) -> None:
         """Checks what must hold at every step, as a user can change it at any time: no known coupling, full float32 products,
         and the parameters that were bound."""
+        self._rest()
         refuse_coupled(self.model)
         if self.attempt is not None:
             self.attempt.program.require()
@@ -307,8 +321,9 @@ class PreparedRun(Parts[Planned]):
         drawing = self._going.drawing
         self.step = number
         self.gradients.phase = Phase.DRAWING
-        self.folding.begin()
         drawn = drawing.draw(number)
+        self._wide = self.router.sums.wire == 0.0 or len(drawn) > self._most_drawn
+        self.folding.begin(wide=self._wide)
         if self.recorder.ledger.header.occurrences_public:
             self.recorder.draw(number, drawn, self.opened.now())
         stds, of_classes = drawing.noise(number, drawn)
@@ -323,7 +338,7 @@ class PreparedRun(Parts[Planned]):
         bounds = self._going.drawing.bounds(planned)
         self.folding.expect(planned, bounds)
         rows = self.feeder.planned(planned, number)
-        with self.under_way.enter(rows, number, bounds.permitted_NG):
+        with self.under_way.enter(rows, number, bounds.permitted_NG, planned.reach):
             yield rows
 
     def backward(self, losses: torch.Tensor, rows: Microbatch) -> None:
@@ -347,8 +362,7 @@ class PreparedRun(Parts[Planned]):
         self.released = number
         self._rates = refusals.public_rates(self.optimizer, self._first_rates, self.states)
         public = self.folding.public if self.schedule.public else None
-        wide = self.router.sums.wire == 0.0 or len(self._drawn) > self._most_drawn
-        self.gradients.release(self._going.streams.noise, number, public, blank=blank, wide=wide)
+        self.gradients.release(self._going.streams.noise, number, public, blank=blank, wide=self._wide)
 
     def _all_stand(self, number: int, blank: bool) -> bool:
         """Hears from every rank how it stands before a release, and returns whether one of them must release noise alone.
@@ -527,6 +541,8 @@ class PreparedRun(Parts[Planned]):
         self.under_way.leave()
         self.gradients.close()
         self.silenced.close()
+        if self.sharded is not None:
+            self.sharded.close()
 
     def _require_going(self) -> None:
         """Raises StepOrder: code CLOSED or TAKEN_OVER."""
@@ -625,4 +641,11 @@ class PreparedRun(Parts[Planned]):
         count = min(2, self.opened.microbatches.contributions)
         rows = self.probe_rows.microbatch(range(count), [b"order" + bytes([place]) for place in range(count)])
         with self.sandbox.enter(0, rows.names, learning=True, length=rows.length):
-            return order_of(self.model, rows.inputs)
+            found = order_of(self.model, rows.inputs)
+        self._rest()
+        return found
+
+    def _rest(self) -> None:
+        """Brings sharded parameters back to where they lie between microbatches."""
+        if self.sharded is not None and not self.sandbox.active:
+            self.sharded.rest()

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from dptrain.blocks.shards import local
 from dptrain.blocks.stack import Tensor
 from dptrain.clipping.fast import PublicSums
 from dptrain.errors import ConfigError, NotPrivateUse, StepOrder, UnsupportedPolicy
@@ -91,7 +92,7 @@ class PrivateGradients:
         self._isolation = isolation or Isolation(required=False)
         self._step = self._entered = 0
         self._gradients = Remembered()
-        self._scheduled = list({id(tensor.parameter): tensor.parameter for _, tensor in router.tensors}.values())
+        self._scheduled = [local(p) for p in {id(t.parameter): t.parameter for _, t in router.tensors}.values()]
         self._versions = versions(self._scheduled)
         router.attach()
 
@@ -167,7 +168,7 @@ class PrivateGradients:
         """Puts what was released for a tensor into ``p.grad``; the parts of a parameter one after the other, zero elsewhere."""
         parameter = tensor.parameter
         if tensor.part is None:
-            parameter.grad = value.to(parameter.dtype)
+            parameter.grad = self._placement.gradient(parameter, value)
             self._released.append((parameter, parameter.grad))
             return
         grad = next((grad for own, grad in self._released if own is parameter), None)
@@ -187,11 +188,12 @@ class PrivateGradients:
         for block, tensor in self._router.tensors:
             grad = tensor.parameter.grad
             assert grad is not None  # it is what was released
-            pieces.setdefault(block, []).extend([grad] if tensor.part is None else tensor.part.pieces(grad))
+            pieces.setdefault(block, []).extend([local(grad)] if tensor.part is None else tensor.part.pieces(grad))
         norms = {}
         with torch.no_grad():
-            for block, own in pieces.items():
-                norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(piece).double() for piece in own]))
+            each = [torch.stack([torch.linalg.vector_norm(piece).double() for piece in own]) for own in pieces.values()]
+            found = self._placement.over_ranks(torch.stack([one.square().sum() for one in each])).sqrt()
+            for norm, (block, own) in zip(found, pieces.items(), strict=True):
                 torch._foreach_mul_(own, (max_norm / norm).clamp(max=1.0).to(own[0].dtype))
                 norms[self._router.schedule.blocks[block].name] = norm
         self._remember()
@@ -235,7 +237,7 @@ class PrivateGradients:
     def _remember(self) -> None:
         """Remembers what was released, as long as there is something to find out."""
         if self._isolation.held:
-            self._gradients.take([grad for _, grad in self._released])
+            self._gradients.take([local(grad) for _, grad in self._released])
 
     def require_detached(self) -> None:
         """Raises if a parameter was given back to autograd, which would fill ``p.grad`` with what is not private."""

@@ -293,9 +293,10 @@ class Start:
         """P0 and P1 on one microbatch, with the parameters in autograd so that its own gradient can be compared."""
         parameters = [tensor.parameter for _, tensor in self._router.tensors]
         heads = HeadProbe(self._model, self._router.schedule)
-        for parameter in parameters:
+        leaves = [self._router.leaf(parameter) for parameter in parameters]
+        for parameter in (*parameters, *leaves):
             parameter.requires_grad_(True)
-        handles = [p.register_post_accumulate_grad_hook(_drop_grad) for p in parameters]
+        handles = [p.register_post_accumulate_grad_hook(_drop_grad) for p in leaves]
 
         def then(losses: torch.Tensor, found: Microbatch) -> None:
             self._require_finite(losses)
@@ -314,7 +315,7 @@ class Start:
             yield from self._one(range(rows), then)
         finally:
             heads.close()
-            for parameter in parameters:
+            for parameter in (*parameters, *leaves):
                 parameter.requires_grad_(False)
                 parameter.grad = None
             for handle in handles:

@@ -4,13 +4,14 @@ Training, the measurement of a plan and the comparison without privacy run this 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Generic, TypeVar
 
 import torch
 
 from attest.schema.cards import card
+from dptrain.blocks.shards import local
 from dptrain.data.microbatch import Microbatch
 from dptrain.errors import NonFinite, StepOrder
 from dptrain.progress import progress_bar
@@ -184,27 +185,36 @@ class Steps(Generic[Planned]):
 class UnderWay:
     """Holds the microbatch that is under way: armed, and in the sandbox until its backward pass is over."""
 
-    def __init__(self, sandbox: Sandbox, router: Router) -> None:
+    def __init__(self, sandbox: Sandbox, router: Router, rest: Callable[[], None] = lambda: None) -> None:
+        """`rest`: brings the parameters back to where they lie between microbatches, where a wrapper moves them."""
         self._sandbox = sandbox
         self._router = router
+        self._rest = rest
         self._entered = ExitStack()
         self.rows: Microbatch | None = None
 
     @contextmanager
-    def enter(self, rows: Microbatch, step: int, permitted_NG: torch.Tensor, **options: Any) -> Iterator[Microbatch]:
+    def enter(
+        self,
+        rows: Microbatch,
+        step: int,
+        permitted_NG: torch.Tensor,
+        reach: frozenset[int] | None = None,
+        **options: Any,
+    ) -> Iterator[Microbatch]:
         """Arms a microbatch and runs it in the sandbox.
 
         Args:
-            step: its number; 0 in the probes. permitted_NG: which block each contribution may touch. options: of
-                `Sandbox.enter`.
+            step: its number; 0 in the probes. permitted_NG, reach: as for `Router.arm`. options: of `Sandbox.enter`.
 
         Raises:
             StepOrder: code BACKWARD_MISSING, the loop moved on without a backward pass.
         """
         loop = Loop.around(LogicalStep.__iter__.__code__)
+        self._rest()
         with ExitStack() as self._entered:
             self._entered.enter_context(self._sandbox.enter(step, rows.names, loop=loop, length=rows.length, **options))
-            self._router.arm(rows.contributions, rows.examples, permitted_NG)
+            self._router.arm(rows.contributions, rows.examples, permitted_NG, reach)
             self.rows = rows
             yield rows
             if self.rows is not None:
@@ -246,7 +256,7 @@ class UnderWay:
 def check_parameters(tensors: Sequence[tuple[str, torch.Tensor]], step: int) -> None:
     """Refuses to go on from parameters that are not finite; they are private releases, so this reveals nothing more."""
     for name, parameter in tensors:
-        if not bool(torch.isfinite(parameter).all()):
+        if not bool(torch.isfinite(local(parameter)).all()):
             raise NonFinite(
                 "PARAMETER_NOT_FINITE",
                 f"parameter {name!r} is not finite after step {step}: the update diverged; lower the learning rate, and resume "

@@ -13,9 +13,15 @@ from typing import Final
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
+from dptrain.blocks.shards import like, local
 from dptrain.blocks.stack import Tensor
 from dptrain.parallel.ranks import Ranks
+from dptrain.parallel.sharded import refuse_split
+
+BUCKET: Final = 1 << 21
+"""Numbers that are exchanged at a time, where sums of microbatches go to the ranks that keep them."""
 
 UNIT: Final = 2.0**-24
 """Relative error of a number that is rounded to float32."""
@@ -57,6 +63,14 @@ class Placement:
     def rest(self) -> Iterator[tuple[int, torch.Tensor]]:
         """Yields the gradients that are there once all shares were released, at every rank."""
         yield from ()
+
+    def gradient(self, parameter: nn.Parameter, value: torch.Tensor) -> torch.Tensor:
+        """Returns what was released for a parameter as its gradient lies: in its type, where its numbers are."""
+        return value.to(parameter.dtype)
+
+    def over_ranks(self, sums: torch.Tensor) -> torch.Tensor:
+        """Returns sums over what this rank has of gradients as sums over all of them."""
+        return sums
 
 
 class Exchanged(Placement):
@@ -109,6 +123,100 @@ class Exchanged(Placement):
         dist.all_to_all_single(theirs, mine)
         del mine
         return summed(theirs, width, size)
+
+
+class Shards:
+    """Keeps this rank's rows of the sums of a step, where every rank has a shard of each parameter (FSDP2).
+
+    Sums of a microbatch are exchanged tensor by tensor, `BUCKET` numbers at a time, so that no rank holds those of the whole
+    model. A `dptrain.clipping.fast.Sink`.
+    """
+
+    def __init__(self, ranks: Ranks, tensors: Sequence[Tensor]) -> None:
+        self._size = ranks.size
+        self._tensors = tensors
+        self._each = [-(-tensor.shape[0] // ranks.size) * tensor.shape[1:].numel() for tensor in tensors]
+        self._own: list[torch.Tensor | None] = [None] * len(tensors)
+        self._waiting: list[tuple[int, torch.Tensor | None]] = []
+        self._kind = torch.float64
+
+    def begin(self, *, wide: bool) -> None:
+        self._own = [None] * len(self._tensors)
+        self._waiting.clear()
+        self._kind = torch.float64 if wide else torch.float32
+
+    def add(self, index: int, total: torch.Tensor | None) -> None:
+        self._waiting.append((index, total))
+        if sum(self._each[index] for index, _ in self._waiting) * self._size >= BUCKET:
+            self.flush()
+
+    def flush(self) -> None:
+        if not self._waiting:
+            return
+        width = sum(self._each[index] for index, _ in self._waiting)
+        mine = torch.zeros(self._size, width, dtype=self._kind, device=self._device(self._waiting[0][0]))
+        place = 0
+        for index, total in self._waiting:
+            each = self._each[index]
+            if total is not None:
+                for rank, part in enumerate(total.view(-1).split(each) if each else ()):
+                    mine[rank, place : place + part.numel()].copy_(part)
+            place += each
+        theirs = torch.empty_like(mine)
+        dist.all_to_all_single(theirs, mine)
+        del mine
+        found, place = summed(theirs.view(-1), width, self._size), 0
+        for index, _ in self._waiting:
+            part = found[place : place + self._each[index]]
+            kept = self._own[index]
+            self._own[index] = part.clone() if kept is None else kept.add_(part)
+            place += self._each[index]
+        self._waiting.clear()
+
+    def take(self) -> Iterator[torch.Tensor]:
+        for index, each in enumerate(self._each):
+            own, self._own[index] = self._own[index], None
+            yield torch.zeros(each, dtype=torch.float64, device=self._device(index)) if own is None else own
+
+    def _device(self, index: int) -> torch.device:
+        return local(self._tensors[index].parameter).device
+
+
+class Sharded(Placement):
+    """Several processes with a shard of every parameter each (FSDP2): who has a row adds its noise, and keeps its gradient.
+
+    Guarantee: as `Exchanged`; no rank gets the gradient of another one's rows.
+    """
+
+    def __init__(self, ranks: Ranks, tensors: Sequence[Tensor]) -> None:
+        self._rank = ranks.rank
+        self._tensors = tensors
+        for tensor in tensors:
+            if tensor.part is not None:
+                raise refuse_split(tensor.name)
+
+    def shares(self, totals: Iterator[torch.Tensor], *, wide: bool) -> Iterator[Share]:
+        del wide  # `Shards` has sent them
+        for lane, (tensor, total) in enumerate(zip(self._tensors, totals, strict=True)):
+            offset = self._rank * total.numel()
+            count = max(0, min(total.numel(), tensor.coordinates - offset))
+            if count:
+                yield Share(lane, total[:count], offset, tensor.coordinates)
+
+    def released(self, share: Share) -> Iterator[tuple[int, torch.Tensor]]:
+        yield share.lane, share.values.view(-1, *self._tensors[share.lane].shape[1:])
+
+    def rest(self) -> Iterator[tuple[int, torch.Tensor]]:
+        for lane, tensor in enumerate(self._tensors):
+            if not local(tensor.parameter).numel():
+                yield lane, local(tensor.parameter).detach().clone()
+
+    def gradient(self, parameter: nn.Parameter, value: torch.Tensor) -> torch.Tensor:
+        return like(parameter, value.to(parameter.dtype).clone())
+
+    def over_ranks(self, sums: torch.Tensor) -> torch.Tensor:
+        dist.all_reduce(sums)
+        return sums
 
 
 def summed(pieces: torch.Tensor, width: int, size: int) -> torch.Tensor:

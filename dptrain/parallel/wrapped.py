@@ -8,15 +8,16 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from dptrain.errors import NotPrivateUse
 from dptrain.parallel.ranks import Ranks
+from dptrain.parallel.sharded import is_sharded
 
-_ELSEWHERE = "use DistributedDataParallel, by accelerator.prepare(model) or torch's own class"
+_ELSEWHERE = "use DistributedDataParallel or fully_shard (FSDP2), by accelerator.prepare(model) or torch's own functions"
 _REFUSED = ("deepspeed.", "torch.distributed.fsdp.fully_sharded_data_parallel")
 
 
 def refuse_engine(accelerator: Any) -> None:
     """Raises NotPrivateUse for an engine of accelerate that reduces, shards or scales gradients in its own way."""
     kind = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type))
-    if kind in ("NO", "MULTI_CPU", "MULTI_GPU"):
+    if kind in ("NO", "MULTI_CPU", "MULTI_GPU") or (kind == "FSDP" and getattr(accelerator, "is_fsdp2", False)):
         parallel = getattr(accelerator, "parallelism_config", None)
         if parallel is not None and any(getattr(parallel, f"{name}_enabled", False) for name in ("tp", "cp", "sp")):
             raise NotPrivateUse(
@@ -45,12 +46,15 @@ def unwrapped(model: nn.Module, accelerator: Any | None, ranks: Ranks) -> nn.Mod
             "WRAPPER",
             f"the model is wrapped in {type(model).__name__}, which sums gradients before they are clipped; {_ELSEWHERE}",
         )
+    if is_sharded(model):
+        return model
     if ranks.size > 1 and _replicated(model) is None:
         raise NotPrivateUse(
             "NOT_WRAPPED",
             f"{ranks.size} processes train, and the model given to prepare() is in no wrapper of theirs: nothing makes their "
             "parameters the same, and wrapped later it would average raw gradients. Call model, optimizer = "
-            "accelerator.prepare(model, optimizer) first, or DistributedDataParallel(model), and then private.prepare()",
+            "accelerator.prepare(model, optimizer) first, or DistributedDataParallel(model), or fully_shard(model), and then "
+            "private.prepare()",
         )
     if accelerator is not None:
         found: nn.Module = accelerator.unwrap_model(model)

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from dptrain.blocks.shards import is_shard, local, whole
 from dptrain.routing import Router
 from ledger.leaves.weights import WeightRecord, frozen_digest
 
@@ -79,7 +80,8 @@ def _is(library: str, kind: str, module: nn.Module) -> bool:
 
 def _of_transformers(model: nn.Module, prefix: str) -> tuple[list[tuple[str, str]], list[Computed]]:
     # On the meta device, where nothing is computed.
-    state = {name: value.to("meta") for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
+    held = {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
+    state = {name: torch.empty(value.shape, dtype=value.dtype, device="meta") for name, value in held.items()}
     written = _reverted(model, state)
     return [*_renamed(state, written)], [*_computed(model, prefix, state, written)]
 
@@ -182,7 +184,7 @@ class Weights:
         groups: dict[int, list[str]] = {}
         tensors: dict[int, torch.Tensor] = {}
         for name, value in self._model.state_dict(keep_vars=True).items():
-            if isinstance(value, torch.Tensor) and (id(value) in self._trained or _has_bytes(value)):
+            if isinstance(value, torch.Tensor) and (id(value) in self._trained or _has_bytes(local(value))):
                 groups.setdefault(id(value), []).append(name)
                 tensors[id(value)] = value
         digests = self._digests({names[0]: tensors[key] for key, names in groups.items()})
@@ -203,7 +205,7 @@ class Weights:
             return self._computed_once[computed.sources[0]]
         first = tuple(dict.fromkeys(name for name, _ in sources))
         with torch.no_grad():
-            values = computed.values([tensor.detach() for _, tensor in sources])
+            values = computed.values([whole(tensor).detach() for _, tensor in sources])
             records = [
                 WeightRecord((name,), None, trained, _DTYPES[value.dtype], tuple(value.shape), digest_of(value), first)
                 for name, value in values.items()
@@ -213,8 +215,11 @@ class Weights:
         return records
 
     def _digests(self, tensors: dict[str, torch.Tensor]) -> dict[str, bytes]:
-        """Digest by name; large tensors side by side, on as many threads as torch may use."""
-        large = {name for name, tensor in tensors.items() if tensor.numel() * tensor.element_size() >= LARGE}
+        """Digest by name; large tensors side by side, on as many threads as torch may use; what lies over ranks in its turn."""
+        large = {
+            name for name, tensor in tensors.items()
+            if tensor.numel() * tensor.element_size() >= LARGE and not is_shard(tensor)
+        }  # fmt: skip
         found = {name: self._digest(name, tensor) for name, tensor in tensors.items() if name not in large}
         if large:
             with ThreadPoolExecutor(torch.get_num_threads()) as pool:
@@ -229,9 +234,9 @@ class Weights:
 
     def _digest(self, name: str, tensor: torch.Tensor) -> bytes:
         if id(tensor) in self._trained:
-            return digest_of(tensor)
+            return digest_of(whole(tensor))
         if name not in self._fixed:
-            self._fixed[name] = digest_of(tensor)
+            self._fixed[name] = digest_of(whole(tensor))
         return self._fixed[name]
 
 

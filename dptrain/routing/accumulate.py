@@ -32,9 +32,12 @@ class Folding:
         self._planned: Planned | None = None
         self._bounds: Bounds | None = None
 
-    def begin(self) -> None:
-        """Starts a logical step."""
+    def begin(self, *, wide: bool = True) -> None:
+        """Starts a logical step; ``wide``: as for `Sink.begin`, where sums lie over ranks."""
         self._spread = Spread()
+        for sums in (self._router.sums, self.public):
+            if sums.sink is not None:
+                sums.sink.begin(wide=wide)
 
     def expect(self, planned: Planned, bounds: Bounds) -> None:
         """Takes the plan and the bounds of the armed microbatch."""
@@ -46,6 +49,14 @@ class Folding:
 
     def backward(self, losses: torch.Tensor, rows: Microbatch) -> None:
         """Backward pass of the armed microbatch, or what a compiled loss found in its place; then :meth:`fold`."""
+        active = self._router.active
+        self._backward(losses, rows)
+        with self._router.aside():
+            self._router.sums.drain(active)
+            if self._router.schedule.public:
+                self.public.drain(active)
+
+    def _backward(self, losses: torch.Tensor, rows: Microbatch) -> None:
         repeated = next((form for form in self.repeated if form.made(losses)), None)
         if repeated is not None and repeated.raised:
             self._fold_alone(repeated)

@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from dptrain.blocks.heads import projections
+from dptrain.blocks.shards import local, own_part, whole
 from dptrain.blocks.slices import Run
 from dptrain.blocks.stack import EMBEDDINGS, HEAD, NO_TOWER, LayerStack
 from dptrain.clipping.fast import FastSums
@@ -115,7 +116,7 @@ def check_exact(router: Router, losses: torch.Tensor, example_weight: torch.Tens
     number = torch.arange(contributions)
     mix = 2.0 ** (number % 4 - 1).double() * (1 - 2 * ((number + number // 4) % 2))
     per_example = (mix.repeat_interleave(examples).to(losses.device) * example_weight).to(losses)
-    parameters = [tensor.parameter for _, tensor in router.tensors]
+    parameters = [router.leaf(tensor.parameter) for _, tensor in router.tensors]
     _check_jacobian(losses, router)
     with router.muted(), router.inside():
         truth = gradients(losses, parameters, per_example)
@@ -182,7 +183,7 @@ def _noise_of(
     noise = torch.zeros(len(tensors))
     if small:
         odd = 0.7  # no power of two
-        again = gradients(losses, [tensors[index].parameter for index in small], weight * odd)
+        again = gradients(losses, [router.leaf(tensors[index].parameter) for index in small], weight * odd)
         for index, value in zip(small, again, strict=True):
             if value is not None:
                 noise[index] = NOISE * float((tensors[index].select(value) / odd - exact[index]).double().norm())
@@ -309,20 +310,20 @@ def opened_gates(router: Router, seed: int) -> Iterator[None]:
     Entries move by a tenth of the size of their tensor; a tensor of zeros by a fixed small amount.
     """
     parameters = list({id(tensor.parameter): tensor.parameter for _, tensor in router.tensors}.values())
-    kept = [parameter.detach().clone() for parameter in parameters]
+    kept = [local(parameter).detach().clone() for parameter in parameters]
     try:
         with torch.no_grad():
             for place, parameter in enumerate(parameters):
-                size = float(parameter.detach().double().square().mean().sqrt())
+                size = float(whole(parameter).detach().double().square().mean().sqrt())
                 step = 0.1 * size if size > 0.0 else 0.02
                 generator = torch.Generator().manual_seed(seed + place)
-                offset = torch.randn(parameter.shape, generator=generator).mul_(step)
-                parameter.add_(offset.to(parameter))
+                offset = own_part(parameter, torch.randn(parameter.shape, generator=generator).mul_(step))
+                local(parameter).add_(offset.to(local(parameter)))
         yield
     finally:
         with torch.no_grad():
             for parameter, before in zip(parameters, kept, strict=True):
-                parameter.copy_(before)
+                local(parameter).copy_(before)
 
 
 @contextmanager
@@ -330,17 +331,18 @@ def stretched(router: Router, seed: int) -> Iterator[None]:
     """Stretches trained vectors (the weights of norms, say) unevenly, so that some columns of activations come near any bound
     that outliers are told by; and puts them back bit for bit."""
     vectors = {id(t.parameter): t.parameter for _, t in router.tensors if t.parameter.dim() == 1}.values()
-    kept = [parameter.detach().clone() for parameter in vectors]
+    kept = [local(parameter).detach().clone() for parameter in vectors]
     try:
         with torch.no_grad():
             for place, parameter in enumerate(vectors):
                 generator = torch.Generator().manual_seed(seed + place)
-                parameter.mul_((STRETCH ** torch.rand(parameter.shape, generator=generator)).to(parameter))
+                factor = own_part(parameter, STRETCH ** torch.rand(parameter.shape, generator=generator))
+                local(parameter).mul_(factor.to(local(parameter)))
         yield
     finally:
         with torch.no_grad():
             for parameter, before in zip(vectors, kept, strict=True):
-                parameter.copy_(before)
+                local(parameter).copy_(before)
 
 
 @dataclass

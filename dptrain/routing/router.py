@@ -7,7 +7,7 @@ cannot hold a non-private gradient.
 """
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -117,6 +117,8 @@ class Router:
         precisions = {tensor.parameter.dtype for _, tensor in self.tensors}
         self.precision = torch.float64 if precisions == {torch.float64} else torch.float32
         self.sums: Sums = sums_for(exactness, schedule, self.tensors, self.precision, least_multiplier, noise_family)
+        self.leaf: Callable[[nn.Parameter], nn.Parameter] = lambda parameter: parameter
+        """What stands in a graph for a parameter: that itself, but where it lies over several ranks."""
         self.verified: frozenset[str] | None = None
         """Sites that the probes have seen run; any other is refused when it first runs. None while nothing was probed."""
 
@@ -190,13 +192,19 @@ class Router:
         for prompts in self._prompts:
             prompts.detach()
 
-    def arm(self, contributions: int, examples: int, permitted_NG: torch.Tensor) -> None:
+    def arm(
+        self, contributions: int, examples: int, permitted_NG: torch.Tensor, reach: frozenset[int] | None = None
+    ) -> None:
         """Starts a microbatch of ``contributions`` x ``examples`` rows.
+
+        Args:
+            permitted_NG: which block each contribution may touch. reach: blocks to capture besides those that one of them may
+                touch, since one of another rank may; nobody's coefficient there is above zero here.
 
         Guarantee: what is captured lies in blocks permitted to one contribution at least. It is masked for each by its
         coefficients (:meth:`Bounds.masked`), or by its blocks where each is summed by itself (:meth:`Bounds.profiles`).
         """
-        blocks = frozenset(torch.nonzero(permitted_NG.any(0)).flatten().tolist())
+        blocks = frozenset(torch.nonzero(permitted_NG.any(0)).flatten().tolist()) | (reach or frozenset())
         active = frozenset(i for i, (g, _) in enumerate(self.tensors) if g in blocks)
         self._serial += 1
         self._armed = _Armed(self._serial, contributions, examples, active)
@@ -229,6 +237,11 @@ class Router:
     def disarm(self) -> None:
         """Forgets the microbatch; forwards from here on are ordinary ones."""
         self._armed = None
+
+    @property
+    def active(self) -> frozenset[int]:
+        """Indices of the tensors of which the armed microbatch captures something."""
+        return self._armed.active if self._armed else frozenset()
 
     @property
     def armed(self) -> bool:

@@ -6,7 +6,7 @@ the model's is noticed.
 """
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -268,6 +268,10 @@ class Sandbox:
     def since(self, position: int) -> tuple[Entry, ...]:
         """Entries from a position to where the pass stands now."""
         return tuple(self.current.log[position : self.position()])
+
+    def trains(self, leaves: Iterable[torch.Tensor]) -> None:
+        """Names what stands in graphs for trained parameters that lie over several ranks."""
+        self._trained = self._trained | {id(leaf) for leaf in leaves}
 
     def own(self, *anchors: torch.Tensor) -> None:
         """Names leaves that the router puts into graphs."""

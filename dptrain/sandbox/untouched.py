@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import nn
 
+from dptrain.blocks.shards import local
 from dptrain.errors import NotPrivateUse
 
 _ODD = 0x9E3779B97F4A7C15 - (1 << 64)
@@ -35,7 +36,7 @@ def checksums(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     if not tensors:
         return torch.zeros(0, dtype=torch.int64)
     with torch.no_grad():
-        return torch.stack([_checksum(tensor.detach()).to(tensors[0].device) for tensor in tensors])
+        return torch.stack([_checksum(local(tensor).detach()).to(local(tensors[0]).device) for tensor in tensors])
 
 
 def _checksum(tensor: torch.Tensor) -> torch.Tensor:

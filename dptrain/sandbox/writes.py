@@ -17,6 +17,7 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from dptrain.blocks.shards import local
 from dptrain.sandbox.untouched import checksums
 
 DEPTH = 4
@@ -146,6 +147,8 @@ class Kept:
     def __init__(self, model: nn.Module, trained: frozenset[int]) -> None:
         self._model = model
         self._trained = trained
+        self.rest: Callable[[], None] = lambda: None
+        """Brings parameters that lie over several ranks to where they lie between microbatches."""
         self._names: dict[int, str] = {}
         self._alive: list[StorageWeakRef] = []
         """Keep places from being given to others before the next look."""
@@ -163,6 +166,7 @@ class Kept:
 
     def look(self) -> None:
         """Finds the tensors as they are now: after a change of the model that was meant, and before a step."""
+        self.rest()
         self._names, self._alive = {}, []
         for name, tensor in kept_tensors(self._model):
             storage = _storage(tensor)
@@ -232,6 +236,7 @@ class Kept:
 
         Of tensors that are neither parameters nor buffers: whether one is not what it was.
         """
+        self.rest()
         now = dict(self._untrained())
         names = [name for name in {**self._sealed, **now} if now.get(name) is not self._sealed.get(name)]
         if not names:
@@ -296,7 +301,7 @@ def _storage(value: object) -> torch.UntypedStorage | None:
     if not isinstance(value, torch.Tensor):
         return None
     try:
-        return value.untyped_storage()
+        return local(value).untyped_storage()
     except (RuntimeError, NotImplementedError):  # a tensor without memory of its own
         return None
 

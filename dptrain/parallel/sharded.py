@@ -1,0 +1,142 @@
+"""Holds a model that FSDP2 (``fully_shard``) has sharded: whose parameters are parts, and become whole while a module runs.
+
+Nothing here shards or gathers: torch does. It is kept from reducing, and what it does in a private microbatch counts as ours
+and not as the program's.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from functools import wraps
+from typing import Any
+
+from torch import nn
+
+from dptrain.blocks.shards import is_shard
+from dptrain.errors import NotPrivateUse, UnsupportedPolicy
+
+Aside = Callable[[], AbstractContextManager[None]]
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Tells whether a model, or a part of it, was given to ``fully_shard``."""
+    return any(_shards(module) for module in model.modules())
+
+
+def _shards(module: nn.Module) -> bool:
+    kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
+    return kind is not None and isinstance(module, kind)
+
+
+class ShardedModel:
+    """A model under ``fully_shard``, from `prepare` to :meth:`close`.
+
+    Guarantee: no hook of it reduces a gradient; between microbatches every parameter is the shard that the optimizer holds.
+
+    Args:
+        aside: enters the room of our own operations, in which gathering and freeing of parameters runs.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._modules: list[Any] = [module for module in model.modules() if _shards(module)]
+        self._groups = list(dict.fromkeys(group for module in self._modules for group in _groups(module)))
+        self._wrapped: list[tuple[Any, str]] = []
+        self._require_plain(model)
+        self._leaves: dict[int, nn.Parameter] = {}
+        for module in self._modules:
+            module.set_requires_gradient_sync(False, recurse=False)
+        self.rest()
+
+    def count_as_ours(self, aside: Aside) -> None:
+        """Lets what torch does to gather and free parameters run in the room of our own operations."""
+        for group in self._groups:
+            for name in ("unshard", "wait_for_unshard", "reshard", "post_backward"):
+                setattr(group, name, _inside(getattr(group, name), aside))
+                self._wrapped.append((group, name))
+
+    def rest(self) -> None:
+        """Frees whatever parameters are whole: after a forward without a backward pass, those of the root are."""
+        for group in self._groups:
+            state = group._training_state
+            group._training_state = type(state).IDLE
+            group.reshard()
+        for module in self._modules:
+            state = module._get_fsdp_state()
+            state._training_state = type(state._training_state).IDLE
+            if getattr(state, "_state_ctx", None) is not None:
+                state._state_ctx.iter_forward_root = None
+
+    def leaf(self, parameter: nn.Parameter) -> nn.Parameter:
+        """Returns what stands for a parameter in a graph: whole, while its module runs."""
+        if not self._leaves:
+            self._leaves = {id(own): found for own, found in self._pairs()}
+        return self._leaves.get(id(parameter), parameter)
+
+    def leaves(self) -> Iterator[nn.Parameter]:
+        """Yields what stands in graphs for parameters, once a forward has run."""
+        for _, found in self._pairs():
+            yield found
+
+    def close(self) -> None:
+        """Lets torch reduce again."""
+        self.rest()
+        for group, name in self._wrapped:
+            delattr(group, name)
+        self._wrapped.clear()
+        for module in self._modules:
+            module.set_requires_gradient_sync(True, recurse=False)
+
+    def _pairs(self) -> Iterator[tuple[nn.Parameter, nn.Parameter]]:
+        for group in self._groups:
+            for one in group.fsdp_params:
+                if hasattr(one, "_unsharded_param"):
+                    yield one.sharded_param, one._unsharded_param
+
+    def _require_plain(self, model: nn.Module) -> None:
+        for name, parameter in model.named_parameters():
+            if not is_shard(parameter):
+                raise NotPrivateUse(
+                    "PARTLY_SHARDED",
+                    f"parameter {name!r} is in no module that was given to fully_shard, so it would move apart at every rank; "
+                    "call fully_shard(model) on the whole model last",
+                )
+            found: Any = parameter
+            if found.device_mesh.ndim != 1 or [str(placement) for placement in found.placements] != ["S(0)"]:
+                raise NotPrivateUse(
+                    "MESH",
+                    f"parameter {name!r} lies as {found.placements} on a mesh of {found.device_mesh.ndim} dimensions; expected "
+                    "one dimension, sharded by rows: fully_shard(model) without a mesh of several dimensions, without tensor "
+                    "parallelism and without shard_placement_fn",
+                )
+        for group in self._groups:
+            policy = group.offload_policy
+            if type(policy).__name__ != "OffloadPolicy":
+                raise NotPrivateUse(
+                    "OFFLOAD", f"fully_shard was given {type(policy).__name__}, and sums lie on the device; leave it out"
+                )
+
+
+def refuse_split(name: str) -> UnsupportedPolicy:
+    """Returns the refusal of a mask of heads or experts over parameters that are sharded."""
+    return UnsupportedPolicy(
+        "SPLIT_SHARDED",
+        f"parts of {name!r} belong to different classes (a mask of heads or experts), and fully_shard cuts it by rows; train "
+        "such a policy under DistributedDataParallel",
+    )
+
+
+def _groups(module: Any) -> list[Any]:
+    state = module._get_fsdp_state()
+    several = getattr(state, "_fsdp_param_groups", None)
+    if several is not None:
+        return list(several)
+    return [state._fsdp_param_group] if state._fsdp_param_group is not None else []
+
+
+def _inside(method: Callable[..., Any], aside: Aside) -> Callable[..., Any]:
+    @wraps(method)
+    def run(*arguments: Any, **options: Any) -> Any:
+        with aside():
+            return method(*arguments, **options)
+
+    return run
