@@ -275,7 +275,7 @@ class FastSums(Sums):
             self._weigh(index, pieces[index], placed)
 
     def _weigh(self, index: int, found: list[Piece], placed: dict[torch.device, torch.Tensor]) -> None:
-        """Adds the weighted gradients of one tensor to its sum. ``placed``: coefficients (N, G) by device, as they are first."""
+        """Adds the weighted gradients of one tensor to its sum. ``placed``: coefficients (N, G) by device, their own first."""
         block = self._tensors[index][0]
         if not bool((next(iter(placed.values()))[:, block] != 0).any()):
             return

@@ -41,7 +41,7 @@ from dptrain.parallel.wrapped import Silenced, unwrapped
 from dptrain.progress import progress_bar
 from dptrain.record import checkpoints, weights
 from dptrain.record.metrics import Line, Metrics, MetricsLog
-from dptrain.record.pin import folder_name, sign_record
+from dptrain.record.pin import sign_record
 from dptrain.record.recorder import Recorder, by_terms
 from dptrain.record.registry_watch import RegistryWatch
 from dptrain.record.settling import Inbox, settle_pool
@@ -400,7 +400,7 @@ class PreparedRun(Parts[Planned]):
         self.gradients.phase = Phase.IDLE
         ended = self.recorder.at_window_end(number)
         if ended:
-            check_parameters([(t.name, t.parameter) for _, t in self.router.tensors], number)
+            check_parameters([(t.name, t.parameter) for _, t in self.router.tensors], number, self.ranks)
             self.recorder.settle(number, self.opened.now())
         if ended or self.recorder.ledger.header.occurrences_public:
             self.metrics.write()
@@ -460,6 +460,8 @@ class PreparedRun(Parts[Planned]):
             self._note(self.step)
         self.metrics.write()
         kept = self.sandbox.kept
+        if self.sharded is not None:
+            return  # the rows of others are out of reach now
         if phase is Phase.STEPPING or whole <= self.saved or kept.changed() or kept.written or self.sandbox.late_host_draws:
             return
         with suppress(NonFinite):
@@ -493,11 +495,11 @@ class PreparedRun(Parts[Planned]):
 
         if self.gradients.phase is Phase.STEPPED:
             self._note(step)
-        if not self.ranks.leads:
-            self.saved = step
-            return self.opened.checkpoints / folder_name(step)
+        self._rest()
         self.metrics.write()
-        path = checkpoints.save(self.opened.checkpoints, step, sign, self.model, self.optimizer, self.states)
+        path = checkpoints.save(
+            self.opened.checkpoints, step, sign, self.model, self.optimizer, self.states, self.ranks
+        )
         self.saved = step
         return path
 

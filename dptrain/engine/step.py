@@ -14,6 +14,7 @@ from attest.schema.cards import card
 from dptrain.blocks.shards import local
 from dptrain.data.microbatch import Microbatch
 from dptrain.errors import NonFinite, StepOrder
+from dptrain.parallel.ranks import ALONE, Ranks
 from dptrain.progress import progress_bar
 from dptrain.routing import Router
 from dptrain.sandbox import Loop, Sandbox
@@ -253,12 +254,17 @@ class UnderWay:
         self._entered.close()
 
 
-def check_parameters(tensors: Sequence[tuple[str, torch.Tensor]], step: int) -> None:
-    """Refuses to go on from parameters that are not finite; they are private releases, so this reveals nothing more."""
-    for name, parameter in tensors:
-        if not bool(torch.isfinite(local(parameter)).all()):
-            raise NonFinite(
-                "PARAMETER_NOT_FINITE",
-                f"parameter {name!r} is not finite after step {step}: the update diverged; lower the learning rate, and resume "
-                "from the last checkpoint (steps taken since are charged)",
-            )
+def check_parameters(tensors: Sequence[tuple[str, torch.Tensor]], step: int, ranks: Ranks = ALONE) -> None:
+    """Refuses to go on from parameters that are not finite; they are private releases, so this reveals nothing more.
+
+    Args:
+        ranks: those that all call this, where each may have rows of its own.
+    """
+    bad = next((k for k, (_, parameter) in enumerate(tensors) if not bool(torch.isfinite(local(parameter)).all())), None)
+    found = [int.from_bytes(one, "big") for one in ranks.all((len(tensors) if bad is None else bad).to_bytes(8, "big"))]
+    if min(found) < len(tensors):
+        raise NonFinite(
+            "PARAMETER_NOT_FINITE",
+            f"parameter {tensors[min(found)][0]!r} is not finite after step {step}: the update diverged; lower the learning "
+            "rate, and resume from the last checkpoint (steps taken since are charged)",
+        )

@@ -20,6 +20,8 @@ from torch import nn
 
 from attest.files import make_private_directory, sync_directory
 from dptrain.errors import ResumeRefused
+from dptrain.parallel.ranks import ALONE, Ranks
+from dptrain.record import shard_files
 from dptrain.record.pin import HOW_ON, PIN, STATE, PinRecord, folder_name, found, opened_state, read_record
 from dptrain.record.recorder import Recorder
 from ledger.errors import StorageFailed
@@ -37,8 +39,11 @@ def save(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     registered: Sequence[Any],
+    ranks: Ranks = ALONE,
 ) -> Path:
     """Writes a checkpoint durably and removes all but the newest ``KEEP``.
+
+    Of several ranks the first writes it. Where parameters lie over ranks, each writes its rows, and all must call this.
 
     The states are digested while they are written: they are neither read again nor held in memory a second time.
 
@@ -50,12 +55,27 @@ def save(
         StorageFailed: the disk is full or fails; nothing half-written stays under a checkpoint's name.
         LedgerReplaced: the ledger that it would be pinned to is lost; no checkpoint is written.
     """
-    state = {
-        "model": model.state_dict(),
-        "optimizer": optimizer.state_dict(),
-        "registered": [item.state_dict() for item in registered],
-    }
     final = directory / folder_name(step)
+    states = {"registered": [item.state_dict() for item in registered]}
+    if not shard_files.lies_over_ranks(model):
+        if ranks.leads:
+            aside = _begun(directory, final)
+            _ended(aside, final, states | {"model": model.state_dict(), "optimizer": optimizer.state_dict()}, sign)
+        return final
+    aside = Path(os.fsdecode(ranks.first(lambda: os.fsencode(_begun(directory, final)))))
+    shard_files.write(aside, model, optimizer)
+    ranks.all(b"written")
+
+    def end() -> bytes:
+        _ended(aside, final, states | {shard_files.SHARDS: shard_files.table_of(aside)}, sign)
+        return b""
+
+    ranks.first(end)
+    return final
+
+
+def _begun(directory: Path, final: Path) -> Path:
+    """Makes the folder in which a checkpoint is written aside."""
     aside = directory / f".{final.name}.{os.getpid()}"
     try:
         if not directory.is_dir():
@@ -63,6 +83,15 @@ def save(
             make_private_directory(directory)
         shutil.rmtree(aside, ignore_errors=True)
         make_private_directory(aside)
+    except OSError as error:
+        raise _not_written(final, error) from error
+    return aside
+
+
+def _ended(aside: Path, final: Path, state: dict[str, Any], sign: Callable[[int, bytes], bytes]) -> None:
+    """Writes states and pin, gives a checkpoint its name, and removes old ones."""
+    directory = final.parent
+    try:
         with _private_file(aside / STATE) as file:
             written = _Digesting(file)
             torch.save(state, written)
@@ -74,14 +103,17 @@ def save(
         os.rename(aside, final)
         sync_directory(directory)
     except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
-        raise StorageFailed(
-            "STORAGE", f"could not write the checkpoint {final} ({error}); free space and resume from the previous checkpoint"
-        ) from error
+        raise _not_written(final, error) from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     for _, old in found(directory)[:-KEEP]:
         shutil.rmtree(old, ignore_errors=True)
-    return final
+
+
+def _not_written(final: Path, error: Exception) -> StorageFailed:
+    return StorageFailed(
+        "STORAGE", f"could not write the checkpoint {final} ({error}); free space and resume from the previous checkpoint"
+    )
 
 
 class _Digesting:
@@ -138,9 +170,15 @@ def restore(
     path = directory / name
     state = _loaded(path, record)
     try:
-        _require_settings(optimizer.state_dict(), state["optimizer"])
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
+        if shard_files.SHARDS in state:
+            shard_files.read(path, state[shard_files.SHARDS], model, optimizer, recorder.ranks)
+        else:
+            _require_settings(optimizer.state_dict(), state["optimizer"])
+            values, moments = state["model"], state["optimizer"]
+            if shard_files.lies_over_ranks(model):
+                values, moments = shard_files.cut(model, optimizer, state)
+            model.load_state_dict(values)
+            optimizer.load_state_dict(moments)
         for item, saved in zip(registered, state["registered"], strict=True):
             item.load_state_dict(saved)
     except (KeyError, ValueError, RuntimeError) as error:

@@ -138,4 +138,3 @@ def _contents(data: bytes) -> fsck.Contents:
             seq += 1
 
     return fsck.Contents(lambda: Frontier.from_bytes(leaves, head), rows, checkpoints, aggregates, pruned, hashes)
-
