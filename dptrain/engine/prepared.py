@@ -33,7 +33,7 @@ from dptrain.engine.options import Microbatches, NoiseSource
 from dptrain.engine.release import Phase, PrivateGradients
 from dptrain.engine.start import Start
 from dptrain.engine.step import Parts, UnderWay, check_parameters
-from dptrain.errors import ConfigError, NonFinite, StepOrder
+from dptrain.errors import ConfigError, NonFinite, StepOrder, UnsupportedModule
 from dptrain.parallel.placement import Exchanged, Placement, Sharded, Shards, rounding
 from dptrain.parallel.ranks import ALONE, Ranks, differs
 from dptrain.parallel.sharded import ShardedModel, is_sharded
@@ -505,12 +505,25 @@ class PreparedRun(Parts[Planned]):
 
     def repeated(self, loss: Loss) -> RepeatedLoss:
         """Returns a loss whose exceptions no contribution can stop the run with."""
-        made = RepeatedLoss(self.router, loss, self.probe_rows, whole=self.policy.exactness == "certified")
+        together = self.sharded is not None
+        made = RepeatedLoss(
+            self.router, loss, self.probe_rows, whole=self.policy.exactness == "certified", together=together
+        )
         self.folding.repeated.append(made)
         return made
 
     def compiled(self, loss: Loss) -> "CompiledLoss":
-        """Returns a loss whose forward and backward pass of a microbatch is one compiled graph."""
+        """Returns a loss whose forward and backward pass of a microbatch is one compiled graph.
+
+        Raises:
+            UnsupportedModule: code COMPILED_SHARDED, parameters lie over ranks.
+        """
+        if self.sharded is not None:
+            raise UnsupportedModule(
+                "COMPILED_SHARDED",
+                "compiled=True makes one graph of the whole model, and under fully_shard parameters come and go while it runs; "
+                "leave it out, or train under DistributedDataParallel",
+            )
         from dptrain.routing.compiled import CompiledLoss
 
         size = self.opened.microbatches

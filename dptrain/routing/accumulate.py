@@ -68,7 +68,7 @@ class Folding:
             except (torch.OutOfMemoryError, MemoryError):
                 raise
             except Exception as error:
-                if repeated is None:
+                if repeated is None or repeated.together:
                     raise
                 repeated.require_content(error)
                 self._fold_alone(repeated)

@@ -42,10 +42,15 @@ class RepeatedLoss:
     Args:
         router: the router of the run. function: ``(model, rows) -> losses`` of shape (B,). probe: rows that are nobody's.
         whole: repeat in microbatches of the same shape, filled up, as exactness ``certified`` asks for.
+        together: ranks gather parameters together, so that none can repeat anything by itself: what raises gets out, as in a
+            loop that computes losses itself.
     """
 
-    def __init__(self, router: Router, function: Loss, probe: ProbeRows | None, *, whole: bool = False) -> None:
+    def __init__(
+        self, router: Router, function: Loss, probe: ProbeRows | None, *, whole: bool = False, together: bool = False
+    ) -> None:
         self.function = function
+        self.together = together
         self._router = router
         self._probe = probe
         self._whole = whole
@@ -70,6 +75,8 @@ class RepeatedLoss:
         except (torch.OutOfMemoryError, MemoryError):
             raise
         except Exception as error:
+            if self.together:
+                raise
             losses = self.failed(model, rows, error)
         self._made = _Made(model, rows, losses, router._armed)
         return losses

@@ -43,11 +43,20 @@ def opening(
     } | others
 
 
-def wrapped(model: torch.nn.Module) -> torch.nn.Module:
-    """Returns a model as several processes train it; of one process, the model itself."""
+def wrapped(model: torch.nn.Module, *, sharded: bool = False) -> torch.nn.Module:
+    """Returns a model as several processes train it, under DDP or FSDP2; of one process, the model itself."""
     if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
         return model
-    return torch.nn.parallel.DistributedDataParallel(model)
+    if not sharded:
+        return torch.nn.parallel.DistributedDataParallel(model)
+    from torch.distributed.fsdp import fully_shard
+
+    for module in list(model.modules()):
+        if isinstance(module, torch.nn.ModuleList):
+            for layer in module:
+                fully_shard(layer)
+    fully_shard(model)
+    return model
 
 
 class Trainer:
@@ -61,12 +70,13 @@ class Trainer:
         seed: int = 0,
         optimizer: Any = None,
         dtype: torch.dtype = torch.float32,
+        sharded: bool = False,
         **options: Any,
     ) -> None:
         torch.manual_seed(seed)
         self.family: Family = FAMILIES[family]()
         self.model = self.family.model.to(dtype).train()
-        self.net = wrapped(self.model)
+        self.net = wrapped(self.model, sharded=sharded)
         make = optimizer or (lambda ps: torch.optim.AdamW(ps, lr=1e-2))
         self.optimizer = make(self.model.parameters())
         options.setdefault("progress", False)
