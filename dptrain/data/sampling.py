@@ -5,13 +5,16 @@ function of (key, step, slot): no shuffle, no epoch, no loader; an empty draw is
 """
 
 import itertools
+import math
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import TypeVar
 
 import numpy as np
 
+from attest.policy import Policy
 from attest.schedule.turns import Order
 from dptrain.noise.keystream import KeyStream
 
@@ -121,3 +124,14 @@ def groups(drawn: Sequence[One], count: int) -> list[list[One]]:
         raise ValueError(f"a draw is split into at least one group, got {count}")
     edges = [place * len(drawn) // count for place in range(count + 1)]
     return [list(drawn[start:end]) for start, end in itertools.pairwise(edges)]
+
+
+def expected_draw(policy: Policy, classes: Sequence[str]) -> float:
+    """Returns how many contributions a step draws on average, of a pool with these classes."""
+    return float(sum(policy.class_rule(name).sampling_rate * count for name, count in Counter(classes).items()))
+
+
+def most_drawn(policy: Policy, classes: Sequence[str]) -> int:
+    """Returns a number of contributions that a step hardly ever exceeds: ten deviations above the average."""
+    expected = expected_draw(policy, classes)
+    return math.ceil(expected + 10 * math.sqrt(expected) + 10)

@@ -34,10 +34,9 @@ from dptrain.engine.release import Phase, PrivateGradients
 from dptrain.engine.start import Start
 from dptrain.engine.step import Parts, UnderWay, check_parameters
 from dptrain.errors import ConfigError, NonFinite, StepOrder, UnsupportedModule
-from dptrain.parallel.placement import Exchanged, Placement, Sharded, Shards, rounding
-from dptrain.parallel.ranks import ALONE, Ranks, differs
-from dptrain.parallel.sharded import ShardedModel, is_sharded
-from dptrain.parallel.wrapped import Silenced, unwrapped
+from dptrain.parallel.ranks import ALONE, Ranks
+from dptrain.parallel.together import Together
+from dptrain.parallel.wrapped import unwrapped
 from dptrain.progress import progress_bar
 from dptrain.record import checkpoints, weights
 from dptrain.record.metrics import Line, Metrics, MetricsLog
@@ -54,7 +53,7 @@ from dptrain.sandbox import Sandbox, forward_seed
 from dptrain.sandbox.isolation import Isolation
 from ledger.leaves import HELD, HeaderSpec
 from ledger.leaves.header import ADDRESSED
-from ledger.leaves.numerics import FAST, FLOAT32, FLOAT64, Numerics, least_multiplier
+from ledger.leaves.numerics import Numerics
 
 if TYPE_CHECKING:
     from dptrain.routing.compiled import CompiledLoss
@@ -149,12 +148,10 @@ class PreparedRun(Parts[Planned]):
         refuse_coupled(self.model)
         trained = frozenset(id(parameter) for parameter in self.model.parameters() if parameter.requires_grad)
         refusals.refuse_shared_memory(self.model, trained)
-        self.sharded = ShardedModel(self.model) if is_sharded(self.model) else None
+        self.together = Together(self.ranks, self.model, model)
         seed = self.ranks.first(forward_seed)
         self.sandbox = Sandbox(self.model, trained, seed, secret=policy.disclosure == "secret_poisson")
-        if self.sharded is not None:
-            self.sharded.count_as_ours(self.sandbox.aside)
-            self.sandbox.kept.rest = self._rest
+        self.together.inside(self.sandbox)
         pool = Pool(opened.corpus, decode, Slots.unresolved(opened.gate.admitted), policy)
         self.feeder = Feeder(pool, collate, self.device, opened.microbatches.rows, self.sandbox)
         with progress_bar("reading contributions", lambda: len(pool), shown=opened.progress) as read:
@@ -170,14 +167,13 @@ class PreparedRun(Parts[Planned]):
         slots = by_terms(slots_for(opened.gate.admitted, self.schedule), policy)
         self.router = Router(self.model, self.schedule, **level_of(policy), sandbox=self.sandbox)
         self.router.sums.require_capacity(len(slots))
-        if self.sharded is not None:
-            self.router.leaf = self.sharded.leaf
-            self.sandbox.trains(self.sharded.leaves())
+        self.folding = Folding(self.router)
+        placement = self.together.bind(self.router, self.folding)
         self.weights = weights.Weights(self.model, self.router)
         self.feeder.pool = pool.reordered(slots)
         refuse_skipped_masks(policy.exactness, self.model, self.feeder.names)
-        self._most_drawn = refusals.most_drawn(policy, slots.class_names())
-        wire = self._wire(opened)
+        begun = self.recorder.ledger.header.numerics if self.recorder.resuming else None
+        wire = self.together.wire(policy, self.router.sums, self.router.precision, slots.class_names(), begun)
         if self.ranks.leads:
             refusals.warn_delta(policy, len(slots))
         refusals.refuse_long_draws(policy, slots.class_names())
@@ -213,19 +209,11 @@ class PreparedRun(Parts[Planned]):
         self.start_step = self.step = self.released = self.saved = 0 if self._pin is None else self._pin.step
         carried = [self.recorder.ledger.state.isolation.told] if self.recorder.resuming else []
         self.isolation.carry(*carried, self._pin.isolation if self._pin is not None else HELD)
-        self.folding = Folding(self.router)
         draws = policy.noise_microbatches or 1
-        held = [tensor for _, tensor in self.router.tensors]
-        placement = Placement() if self.ranks.size == 1 else Exchanged(self.ranks, held)
-        if self.sharded is not None:
-            placement = Sharded(self.ranks, held)
-            self.router.sums.sink = Shards(self.ranks, held)
-            self.folding.public.sink = Shards(self.ranks, held)
-        self.silenced = Silenced(model)
         self.gradients = PrivateGradients(
             self.model, self.optimizer, self.router, policy.normalizer, draws, self.isolation, placement
         )
-        self.under_way = UnderWay(self.sandbox, self.router, self._rest)
+        self.under_way = UnderWay(self.sandbox, self.router, self.together.rest)
         self.probe = Start(
             self.model,
             self.router,
@@ -235,10 +223,10 @@ class PreparedRun(Parts[Planned]):
             self.folding.repeated,
             full=opened.microbatches.full,
             exact=policy.exactness == "certified" and self.device.type == "cpu",
+            layout=self.together.check_layout if self.together.sharded else None,
         )
         self._rates: list[float] = []
         self._drawn: list[int] = []
-        self._wide = True
         self.attempt: Attempt | None = None
         self.ended: tuple[str, str] | None = None
         self.dry = False
@@ -283,13 +271,14 @@ class PreparedRun(Parts[Planned]):
         self.metrics.begin(self._run, self.start_step)
         streams = open_streams(recorder, self.pool, policy, attempt, opened.noise, bits=self.router.sums.bits)
         self.gradients.state_of(streams.noise)
-        drawing = Drawing(policy, self.schedule, self.pool, streams, opened.microbatches, self.ranks, self.sharded is not None)
+        size, sharded = opened.microbatches, self.together.sharded
+        drawing = Drawing(policy, self.schedule, self.pool, streams, size, self.ranks, sharded)
         self.attempt = Attempt(streams, drawing, Program(self.model))
 
     def check(self) -> None:
         """Checks what must hold at every step, as a user can change it at any time: no known coupling, full float32 products,
         and the parameters that were bound."""
-        self._rest()
+        self.together.rest()
         refuse_coupled(self.model)
         if self.attempt is not None:
             self.attempt.program.require()
@@ -322,8 +311,8 @@ class PreparedRun(Parts[Planned]):
         self.step = number
         self.gradients.phase = Phase.DRAWING
         drawn = drawing.draw(number)
-        self._wide = self.router.sums.wire == 0.0 or len(drawn) > self._most_drawn
-        self.folding.begin(wide=self._wide)
+        self.together.draw(self.router.sums, len(drawn))
+        self.folding.begin(wide=self.together.wide)
         if self.recorder.ledger.header.occurrences_public:
             self.recorder.draw(number, drawn, self.opened.now())
         stds, of_classes = drawing.noise(number, drawn)
@@ -358,38 +347,12 @@ class PreparedRun(Parts[Planned]):
         Once something has changed that is not trained, gradients no longer are what was signed: noise alone goes out. So it
         does once a microbatch drew numbers that belong to no contribution.
         """
-        blank = self._all_stand(number, self.sandbox.kept.changed() or self.sandbox.late_host_draws)
+        rates = refusals.rates_of(self.optimizer)
+        blank = self.together.stand(number, self._drawn, self.gradients.stds, rates, self.isolation)
         self.released = number
         self._rates = refusals.public_rates(self.optimizer, self._first_rates, self.states)
         public = self.folding.public if self.schedule.public else None
-        self.gradients.release(self._going.streams.noise, number, public, blank=blank, wide=self._wide)
-
-    def _all_stand(self, number: int, blank: bool) -> bool:
-        """Hears from every rank how it stands before a release, and returns whether one of them must release noise alone.
-
-        Raises:
-            RanksError: code RANKS_DIFFER, another rank stands at another step, draw, learning rate or noise; RANK_LOST.
-        """
-        if self.ranks.size == 1:
-            return blank
-        kept, told = self.sandbox.kept, self.isolation.told
-        flags = bytes([blank, kept.written is not None, self.sandbox.late_host_draws])
-        where = hashlib.sha256(repr((number, self._drawn, self.gradients.stds)).encode()).digest()
-        rates = hashlib.sha256(repr(refusals.rates_of(self.optimizer)).encode()).digest()
-        stands = hashlib.sha256(told.encode()).digest()
-        found = self.ranks.all(flags + where + rates + stands)
-        for what, place in (("the draw of a step", 3), ("learning rates", 35)):
-            other = [rank for rank, one in enumerate(found) if one[place : place + 32] != found[0][place : place + 32]]
-            if other:
-                raise differs(what, other)
-        if len({one[67:] for one in found}) > 1:
-            longest = max(len(text) for text in self.ranks.lengths(told.encode()))
-            for text in self.ranks.all(told.encode().ljust(longest, b"\x00")):
-                self.isolation.carry(text.rstrip(b"\x00").decode())
-        if any(one[1] for one in found) and kept.written is None:
-            kept.written = "a tensor of another rank"
-        self.sandbox.late_host_draws = any(one[2] for one in found)
-        return any(one[0] for one in found)
+        self.gradients.release(self._going.streams.noise, number, public, blank=blank, wide=self.together.wide)
 
     def settle(self, number: int) -> None:
         """Settles the window at its end, closes epochs, and checks that the optimizer took the step."""
@@ -408,6 +371,7 @@ class PreparedRun(Parts[Planned]):
         if ended:
             refusals.refuse_written(self.sandbox)
         if self.recorder.at_epoch_end(number):
+            self.together.share(self.isolation)
             self.recorder.close_epoch(number, self.weights.records(), self.isolation.told, self.opened.now())
 
     def finish(self) -> None:
@@ -423,6 +387,7 @@ class PreparedRun(Parts[Planned]):
             self._note(self.step)
             self.gradients.phase = Phase.IDLE
         self._watch()
+        self.together.share(self.isolation)
         self.metrics.write()
         self.recorder.finish(self.step, self.weights.records, self.isolation.told, self.opened.now())
         self._going.streams.destroy()
@@ -460,7 +425,7 @@ class PreparedRun(Parts[Planned]):
             self._note(self.step)
         self.metrics.write()
         kept = self.sandbox.kept
-        if self.sharded is not None:
+        if self.together.sharded:
             return  # the rows of others are out of reach now
         if phase is Phase.STEPPING or whole <= self.saved or kept.changed() or kept.written or self.sandbox.late_host_draws:
             return
@@ -495,7 +460,7 @@ class PreparedRun(Parts[Planned]):
 
         if self.gradients.phase is Phase.STEPPED:
             self._note(step)
-        self._rest()
+        self.together.rest()
         self.metrics.write()
         path = checkpoints.save(
             self.opened.checkpoints, step, sign, self.model, self.optimizer, self.states, self.ranks
@@ -505,10 +470,8 @@ class PreparedRun(Parts[Planned]):
 
     def repeated(self, loss: Loss) -> RepeatedLoss:
         """Returns a loss whose exceptions no contribution can stop the run with."""
-        together = self.sharded is not None
-        made = RepeatedLoss(
-            self.router, loss, self.probe_rows, whole=self.policy.exactness == "certified", together=together
-        )
+        whole, together = self.policy.exactness == "certified", self.together.sharded
+        made = RepeatedLoss(self.router, loss, self.probe_rows, whole=whole, together=together)
         self.folding.repeated.append(made)
         return made
 
@@ -518,7 +481,7 @@ class PreparedRun(Parts[Planned]):
         Raises:
             UnsupportedModule: code COMPILED_SHARDED, parameters lie over ranks.
         """
-        if self.sharded is not None:
+        if self.together.sharded:
             raise UnsupportedModule(
                 "COMPILED_SHARDED",
                 "compiled=True makes one graph of the whole model, and under fully_shard parameters come and go while it runs; "
@@ -555,9 +518,7 @@ class PreparedRun(Parts[Planned]):
         self.ended = ended
         self.under_way.leave()
         self.gradients.close()
-        self.silenced.close()
-        if self.sharded is not None:
-            self.sharded.close()
+        self.together.close()
 
     def _require_going(self) -> None:
         """Raises StepOrder: code CLOSED or TAKEN_OVER."""
@@ -579,25 +540,6 @@ class PreparedRun(Parts[Planned]):
         """Returns the attempt, which the first step began."""
         assert self.attempt is not None
         return self.attempt
-
-    def _wire(self, opened: Opened) -> str:
-        """Returns how the sums of ranks are sent, as the header says of a run that began, and has clip bounds shrunk for it.
-
-        Sums of a new run go as float32 at level ``fast``, unless a step draws so many that rounding would cost more than the
-        margin for products.
-        """
-        sums, resuming = self.router.sums, self.recorder.resuming
-        if resuming and self.recorder.ledger.header.numerics.wire == FLOAT64:
-            return FLOAT64
-        alone = self.ranks.size == 1 and not resuming
-        if alone or self.policy.exactness != FAST or self.router.precision is not torch.float32:
-            return FLOAT64
-        added = rounding(self._most_drawn, least_multiplier(self.policy))
-        largest = max(rule.bounds.noise_multiplier for rule in self.policy.classes if not rule.public)
-        if not resuming and added * largest > sums.float_margin:
-            return FLOAT64
-        sums.wire = added if self.ranks.size > 1 else 0.0
-        return FLOAT32
 
     def _agree(self, header: HeaderSpec) -> None:
         """Refuses to begin where ranks hold other models, schedules or settings."""
@@ -657,10 +599,5 @@ class PreparedRun(Parts[Planned]):
         rows = self.probe_rows.microbatch(range(count), [b"order" + bytes([place]) for place in range(count)])
         with self.sandbox.enter(0, rows.names, learning=True, length=rows.length):
             found = order_of(self.model, rows.inputs)
-        self._rest()
+        self.together.rest()
         return found
-
-    def _rest(self) -> None:
-        """Brings sharded parameters back to where they lie between microbatches."""
-        if self.sharded is not None and not self.sandbox.active:
-            self.sharded.rest()

@@ -2,7 +2,6 @@
 
 import math
 import warnings
-from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch import nn
 from attest.policy import Policy
 from dptrain.accounting import unsupported
 from dptrain.clipping.resolver import Schedule
+from dptrain.data.sampling import expected_draw
 from dptrain.errors import ConfigError, NotPrivateUse, UnsupportedModule, UnsupportedPolicy
 from dptrain.noise import device
 from dptrain.parallel.wrapped import refuse_engine
@@ -165,17 +165,6 @@ def refuse_gradient_hooks(schedule: Schedule) -> None:
 
 MOST_DRAWN = 12_000
 """Contributions drawn in a step that surely fit into one leaf of the ledger, where draws are public."""
-
-
-def expected_draw(policy: Policy, classes: Sequence[str]) -> float:
-    """Returns how many contributions a step draws on average, of a pool with these classes."""
-    return float(sum(policy.class_rule(name).sampling_rate * count for name, count in Counter(classes).items()))
-
-
-def most_drawn(policy: Policy, classes: Sequence[str]) -> int:
-    """Returns a number of contributions that a step hardly ever exceeds: ten deviations above the average."""
-    expected = expected_draw(policy, classes)
-    return math.ceil(expected + 10 * math.sqrt(expected) + 10)
 
 
 def refuse_long_draws(policy: Policy, classes: Sequence[str]) -> None:

@@ -78,6 +78,7 @@ class Start:
     Args:
         made: rows that are nobody's. under_way: enters microbatches. repeated: losses that the user asked for, as they come.
         full: rows of a full microbatch. exact: whether a contribution has bit for bit one loss in any company.
+        layout: called with the losses of a proof and their weights, while the graph lives; checks where sums over ranks go.
 
     Attributes:
         active: whether a probe is under way, so that ``backward`` belongs to it.
@@ -95,7 +96,10 @@ class Start:
         *,
         full: int,
         exact: bool,
+        layout: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
     ) -> None:
+        self._layout = layout
+        self._checking_layout = False
         self._model = model
         self._router = router
         self._sandbox = sandbox
@@ -296,13 +300,14 @@ class Start:
         leaves = [self._router.leaf(parameter) for parameter in parameters]
         for parameter in (*parameters, *leaves):
             parameter.requires_grad_(True)
-        handles = [p.register_post_accumulate_grad_hook(_drop_grad) for p in leaves]
+        handles = [p.register_post_accumulate_grad_hook(self._drop_grad) for p in leaves]
 
         def then(losses: torch.Tensor, found: Microbatch) -> None:
             self._require_finite(losses)
             with self._sandbox.inside():
                 heads.check()
             self._half = self._router.half
+            self._check_layout(losses, found.weight)
             try:
                 self._exact = check_exact(self._router, losses, found.weight)
             except NonFinite:
@@ -328,6 +333,22 @@ class Start:
             )
         # Backward passes: P1, the gradient itself, the same under another weight, the router's.
         return self._cost(rows, backward=4, sums=2)
+
+    def _check_layout(self, losses: torch.Tensor, weight: torch.Tensor) -> None:
+        """Checks, once, that sums over ranks go where the wrapper's own reduction would put them."""
+        if self._layout is None:
+            return
+        layout, self._layout, self._checking_layout = self._layout, None, True
+        try:
+            with self._router.muted(), self._router.inside():
+                layout(losses, weight.to(losses))
+        finally:
+            self._checking_layout = False
+
+    def _drop_grad(self, parameter: torch.Tensor) -> None:
+        """Should the loop run a backward pass of its own on a probe microbatch, its gradient is gone before anyone sees it."""
+        if not self._checking_layout:
+            parameter.grad = None
 
     def _change_company(self, rows: int, left: float, *, norms: bool = True) -> Iterator[Microbatch]:
         """P2: every contribution once alone with strangers, at another place, and in a smaller microbatch.
@@ -559,7 +580,3 @@ def _place_of_loop() -> str:
 def _name(content: int) -> bytes:
     return b"probe" + content.to_bytes(4, "big")
 
-
-def _drop_grad(parameter: torch.Tensor) -> None:
-    """Should the loop run a backward pass of its own on a probe microbatch, its gradient is gone before anyone sees it."""
-    parameter.grad = None

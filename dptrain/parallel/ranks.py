@@ -82,9 +82,11 @@ class Ranks:
             if other:
                 raise differs(name, other)
 
-    def lengths(self, own: bytes) -> list[int]:
-        """Returns how many bytes every rank has to say, by rank. Raises as :meth:`first`."""
-        return [int.from_bytes(one, "big") for one in self.all(len(own).to_bytes(8, "big"))]
+    def texts(self, own: str) -> list[str]:
+        """Returns what every rank has to say, by rank, of any length. Raises as :meth:`first`."""
+        data = own.encode()
+        longest = max(int.from_bytes(one, "big") for one in self.all(len(data).to_bytes(8, "big")))
+        return [one.rstrip(b"\x00").decode() for one in self.all(data.ljust(longest, b"\x00"))] if longest else [""] * self.size
 
     def leave(self) -> None:
         """Takes no more part: whoever waits for this process learns that it is gone. What rank 0 writes, it writes alone."""

@@ -5,14 +5,15 @@ and not as the program's.
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import wraps
 from typing import Any
 
+import torch
 from torch import nn
 
-from dptrain.blocks.shards import is_shard
+from dptrain.blocks.shards import is_shard, local
 from dptrain.errors import NotPrivateUse, UnsupportedPolicy
 
 Aside = Callable[[], AbstractContextManager[None]]
@@ -76,6 +77,24 @@ class ShardedModel:
         """Yields what stands in graphs for parameters, once a forward has run."""
         for _, found in self._pairs():
             yield found
+
+    def reduced(self, losses: torch.Tensor, weight: torch.Tensor, parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
+        """Returns the wrapper's own mean over ranks of gradients of rows that are nobody's: this rank's rows of each.
+
+        The graph stays, and nothing is left in any ``grad``.
+        """
+        for module in self._modules:
+            module.set_requires_gradient_sync(True, recurse=False)
+        try:
+            torch.autograd.backward([losses], [weight], retain_graph=True)
+            grads = [parameter.grad for parameter in parameters]
+            both = zip(parameters, grads, strict=True)
+            return [torch.zeros_like(local(own)) if grad is None else local(grad) for own, grad in both]
+        finally:
+            for parameter in parameters:
+                parameter.grad = None
+            for module in self._modules:
+                module.set_requires_gradient_sync(False, recurse=False)
 
     def close(self) -> None:
         """Lets torch reduce again."""

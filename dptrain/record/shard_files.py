@@ -60,9 +60,7 @@ def read(folder: Path, table: Table, model: nn.Module, optimizer: torch.optim.Op
         ValueError, RuntimeError, KeyError: they do not fit this model and optimizer.
     """
     wrong = _wrong(folder / SHARDS, dict(list(sorted(table.items()))[ranks.rank :: ranks.size]))
-    longest = max(ranks.lengths(wrong.encode()))
-    told = [text.rstrip(b"\x00").decode() for text in ranks.all(wrong.encode().ljust(longest, b"\x00"))] if longest else []
-    if first := next(filter(None, told), None):
+    if first := next(filter(None, ranks.texts(wrong)), None):
         code = "STATE_MISSING" if first.startswith("cannot read") else "STATE_CHANGED"
         raise PinRefused(code, f"{first}; restore it, or {HOW_ON}")
     import torch.distributed.checkpoint as dcp

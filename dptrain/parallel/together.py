@@ -1,0 +1,176 @@
+"""What a prepared run does with other ranks: compares, sends sums, hears how they stand. With one process, next to nothing."""
+
+import hashlib
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from attest.policy import Policy
+from dptrain.clipping.fast import Sums
+from dptrain.data.sampling import most_drawn
+from dptrain.errors import UnsupportedModule
+from dptrain.parallel.placement import Exchanged, Placement, Sharded, Shards, rounding
+from dptrain.parallel.ranks import Ranks, differs
+from dptrain.parallel.sharded import ShardedModel, is_sharded
+from dptrain.parallel.wrapped import Silenced
+from dptrain.routing import Router
+from dptrain.routing.accumulate import Folding
+from dptrain.routing.probes import gradients
+from dptrain.sandbox import Sandbox
+from dptrain.sandbox.isolation import Isolation
+from ledger.leaves.numerics import FAST, FLOAT32, FLOAT64, Numerics, least_multiplier
+
+LAYOUT_TOLERANCE = 1e-2
+"""Relative distance of two reductions of a probe, one of them perhaps in half precision; rows of others are further away."""
+
+
+class Together:
+    """The other ranks of a run, and the wrapper that holds the model over them.
+
+    Guarantee: no rank releases a step before all have told that they stand at it, with one draw, one noise and one learning
+    rate; what one of them must keep back, none releases.
+
+    Args:
+        model: inside its wrapper. given: as the user gave it.
+
+    Attributes:
+        ranks: the processes. sharded: whether parameters lie over ranks.
+        wide: whether sums of the step under way are sent as float64.
+    """
+
+    def __init__(self, ranks: Ranks, model: nn.Module, given: nn.Module) -> None:
+        self.ranks = ranks
+        self.wide = True
+        self._shards = ShardedModel(model) if is_sharded(model) else None
+        self._silenced = Silenced(given)
+        self._sandbox: Sandbox | None = None
+        self._router: Router | None = None
+        self._most_drawn = 0
+
+    @property
+    def sharded(self) -> bool:
+        """Tells whether parameters lie over ranks (FSDP2)."""
+        return self._shards is not None
+
+    def inside(self, sandbox: Sandbox) -> None:
+        """Lets a wrapper gather and free parameters in private microbatches."""
+        self._sandbox = sandbox
+        if self._shards is not None:
+            self._shards.count_as_ours(sandbox.aside)
+            sandbox.kept.rest = self.rest
+
+    def bind(self, router: Router, folding: Folding) -> Placement:
+        """Binds the sums of a run, and returns where they get their noise.
+
+        Raises:
+            UnsupportedPolicy: code SPLIT_SHARDED, classes share tensors of which every rank has some rows.
+        """
+        self._router, held = router, [tensor for _, tensor in router.tensors]
+        if self._shards is None:
+            return Placement() if self.ranks.size == 1 else Exchanged(self.ranks, held)
+        placement = Sharded(self.ranks, held)
+        router.leaf = self._shards.leaf
+        if self._sandbox is not None:
+            self._sandbox.trains(self._shards.leaves())
+        router.sums.sink, folding.public.sink = Shards(self.ranks, held), Shards(self.ranks, held)
+        return placement
+
+    def rest(self) -> None:
+        """Brings parameters back to where they lie between microbatches, if none is under way."""
+        if self._shards is not None and not (self._sandbox is not None and self._sandbox.active):
+            self._shards.rest()
+
+    def wire(self, policy: Policy, sums: Sums, precision: torch.dtype, classes: Sequence[str], begun: Numerics | None) -> str:
+        """Returns how sums are sent, for the header of the run, and has clip bounds shrunk for it.
+
+        Sums of a new run go as float32 at level ``fast``, unless a step draws so many that rounding would cost more than the
+        margin for products. A run that began goes on as its header says.
+
+        Args:
+            classes: of the contributions, by slot. begun: what the header of a run says that goes on.
+        """
+        self._most_drawn = most_drawn(policy, classes)
+        if begun is not None and begun.wire == FLOAT64:
+            return FLOAT64
+        alone = self.ranks.size == 1 and begun is None
+        if alone or policy.exactness != FAST or precision is not torch.float32:
+            return FLOAT64
+        added = rounding(self._most_drawn, least_multiplier(policy))
+        largest = max(rule.bounds.noise_multiplier for rule in policy.classes if not rule.public)
+        if begun is None and added * largest > sums.float_margin:
+            return FLOAT64
+        sums.wire = added if self.ranks.size > 1 else 0.0
+        return FLOAT32
+
+    def draw(self, sums: Sums, drawn: int) -> None:
+        """Chooses how the sums of a step are sent, of which so many contributions are drawn."""
+        self.wide = sums.wire == 0.0 or drawn > self._most_drawn
+
+    def stand(
+        self, step: int, drawn: Sequence[int], stds: Sequence[float], rates: Sequence[float], isolation: Isolation
+    ) -> bool:
+        """Hears how every rank stands before a release, and returns whether one of them must release noise alone.
+
+        Args:
+            stds: noise per block. rates: learning rates.
+
+        Raises:
+            RanksError: code RANKS_DIFFER, another rank stands at another step, draw, learning rate or noise; RANK_LOST.
+        """
+        assert self._sandbox is not None
+        sandbox, kept = self._sandbox, self._sandbox.kept
+        blank = kept.changed() or sandbox.late_host_draws
+        if self.ranks.size == 1:
+            return blank
+        flags = bytes([blank, kept.written is not None, sandbox.late_host_draws])
+        where = hashlib.sha256(repr((step, list(drawn), tuple(stds))).encode()).digest()
+        learning = hashlib.sha256(repr(list(rates)).encode()).digest()
+        told = hashlib.sha256(isolation.told.encode()).digest()
+        found = self.ranks.all(flags + where + learning + told)
+        for what, place in (("the draw of a step", 3), ("learning rates", 35)):
+            other = [rank for rank, one in enumerate(found) if one[place : place + 32] != found[0][place : place + 32]]
+            if other:
+                raise differs(what, other)
+        if len({one[67:] for one in found}) > 1:
+            self.share(isolation)
+        if any(one[1] for one in found) and kept.written is None:
+            kept.written = "a tensor of another rank"
+        sandbox.late_host_draws = any(one[2] for one in found)
+        return any(one[0] for one in found)
+
+    def share(self, isolation: Isolation) -> None:
+        """Hears how statement A stands at other ranks: what weakens it at one of them weakens it in the record."""
+        if self.ranks.size > 1:
+            for text in self.ranks.texts(isolation.told):
+                isolation.carry(text)
+
+    def check_layout(self, losses: torch.Tensor, weight: torch.Tensor) -> None:
+        """Checks on a probe that sums over ranks go to the rows that the wrapper's own reduction gives them to.
+
+        Raises:
+            UnsupportedModule: code SHARD_LAYOUT, they do not.
+        """
+        assert self._shards is not None and self._router is not None and self._sandbox is not None
+        held = [tensor for _, tensor in self._router.tensors]
+        truth = gradients(losses, [self._router.leaf(tensor.parameter) for tensor in held], weight)
+        expected = self._shards.reduced(losses, weight, [tensor.parameter for tensor in held])
+        with self._sandbox.aside():
+            shards = Shards(self.ranks, held)
+            for index, found in enumerate(truth):
+                shards.add(index, None if found is None else found.detach().double())
+            shards.flush()
+            for tensor, own, mean in zip(held, shards.take(), expected, strict=True):
+                gap = (own[: mean.numel()] / self.ranks.size - mean.double().view(-1)).norm()
+                if not bool(gap <= LAYOUT_TOLERANCE * mean.double().norm() + 1e-12):
+                    raise UnsupportedModule(
+                        "SHARD_LAYOUT",
+                        f"rows of {tensor.name!r} lie otherwise over ranks than expected: sums of gradients would go to rows "
+                        "of others; use fully_shard as it comes, without extensions that change how parameters are cut",
+                    )
+
+    def close(self) -> None:
+        """Lets the wrapper reduce again."""
+        self._silenced.close()
+        if self._shards is not None:
+            self._shards.close()
