@@ -43,9 +43,12 @@ class ShardedModel:
         self._groups = list(dict.fromkeys(group for module in self._modules for group in _groups(module)))
         self._wrapped: list[tuple[Any, str]] = []
         self._require_plain(model)
-        self._leaves: dict[int, nn.Parameter] = {}
         for module in self._modules:
             module.set_requires_gradient_sync(False, recurse=False)
+            module._get_fsdp_state()._lazy_init()
+            module.unshard()  # makes what stands in graphs for its parameters, which stays the same from here on
+            module.reshard()
+        self._leaves = {id(own): found for own, found in self._pairs()}
         self.rest()
 
     def count_as_ours(self, aside: Aside) -> None:
@@ -69,14 +72,11 @@ class ShardedModel:
 
     def leaf(self, parameter: nn.Parameter) -> nn.Parameter:
         """Returns what stands for a parameter in a graph: whole, while its module runs."""
-        if not self._leaves:
-            self._leaves = {id(own): found for own, found in self._pairs()}
         return self._leaves.get(id(parameter), parameter)
 
     def leaves(self) -> Iterator[nn.Parameter]:
-        """Yields what stands in graphs for parameters, once a forward has run."""
-        for _, found in self._pairs():
-            yield found
+        """Yields what stands in graphs for parameters."""
+        yield from self._leaves.values()
 
     def reduced(self, losses: torch.Tensor, weight: torch.Tensor, parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
         """Returns the wrapper's own mean over ranks of gradients of rows that are nobody's: this rank's rows of each.
