@@ -383,9 +383,21 @@ def test_precision_and_generator_are_read_from_what_the_header_says(precision, g
     word = Numerics(precision, generator)
     header = decode_leaf(encode_leaf(make(policy=signed_policy(exactness=exactness), numerics=word)))
     assert header.numerics == word
-    for wrong in (("half", "host"), ("float32", "moon")):
+    for wrong in (("half", "host"), ("float32", "moon"), ("float32", "host", "bfloat16")):
         with pytest.raises(LeafRefused):
             Numerics(*wrong)
+
+
+@pytest.mark.parametrize(("exactness", "precision"), [("fast", "float32"), ("fast", "float64"), ("certified", "float32")])
+def test_sums_sent_as_float32_are_a_word_of_fast_float32_runs_alone(exactness, precision):
+    word = Numerics(precision, "host", "float32")
+    policy = signed_policy(exactness=exactness)
+    if (exactness, precision) != ("fast", "float32"):
+        with pytest.raises(LeafRefused, match="NUMERICS"):
+            make(policy=policy, numerics=word)
+        return
+    header = decode_leaf(encode_leaf(make(policy=policy, numerics=word)))
+    assert header.numerics == word and "float32 before they are added" in header.exactness_note
 
 
 @pytest.mark.parametrize(
