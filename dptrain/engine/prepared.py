@@ -113,7 +113,7 @@ class PreparedRun(Parts[Planned]):
 
     Args:
         optimizer: as the user gave it. layers, probe: see `PrivateTraining.prepare`. states: what a checkpoint holds beside
-            model and optimizer. metrics: where public numbers go.
+            model and optimizer. metrics: where public numbers go. begun_by: a state of accelerate to go on from.
 
     Attributes:
         step: the last step that began. released: the last one whose release began. saved: the last one in a checkpoint.
@@ -135,6 +135,7 @@ class PreparedRun(Parts[Planned]):
         probe: Sequence[bytes] | None,
         states: Sequence[Any],
         metrics: Metrics | None = None,
+        begun_by: Path | None = None,
     ) -> None:
         policy = opened.policy
         self.opened = opened
@@ -205,7 +206,11 @@ class PreparedRun(Parts[Planned]):
         self.metrics.require(self._run if self.recorder.resuming else None)
         self.states = [self.sandbox, *states]
         self._first_rates = refusals.rates_of(self.optimizer)  # before those of a checkpoint, which a loop may have set
-        self._pin = checkpoints.restore(opened.checkpoints, self.recorder, self.model, self.optimizer, self.states)
+        if begun_by is None:
+            self._pin = checkpoints.restore(opened.checkpoints, self.recorder, self.model, self.optimizer, self.states)
+        else:
+            load = partial(refusals.required_accelerator(opened.accelerator).load_state, str(begun_by))
+            self._pin = checkpoints.open_folder(begun_by, self.recorder, load, self.states)
         self.start_step = self.step = self.released = self.saved = 0 if self._pin is None else self._pin.step
         carried = [self.recorder.ledger.state.isolation.told] if self.recorder.resuming else []
         self.isolation.carry(*carried, self._pin.isolation if self._pin is not None else HELD)
@@ -450,21 +455,31 @@ class PreparedRun(Parts[Planned]):
         self._watch()
         return self.opened.checkpoints if self.dry else self._save(self.step)
 
+    def save_state(self, folder: Path) -> Path:
+        """Has accelerate write its state, and pins it; see `PrivateTraining.save_state`."""
+        self._require_going()
+        accelerator = refusals.required_accelerator(self.opened.accelerator)
+        if self.gradients.phase is not Phase.IDLE:
+            self.gradients.require(Phase.STEPPED, "save_state() was called")
+        self._watch()
+        self.together.rest()
+        accelerator.save_state(str(folder))
+        return checkpoints.pin_folder(folder, self.step, self._signer(self.step), self.states, self.ranks)
+
+    def _signer(self, step: int) -> Callable[[int, bytes], bytes]:
+        """Returns what signs the pin of a state after a step, given its size and digest."""
+        told = self.isolation.told
+        return lambda size, sha256: sign_record(self.recorder.writer, step, told, size, sha256)
+
     def _save(self, step: int) -> Path:
         """Writes the states as those after a step."""
         refusals.warn_schedule(self.optimizer, self.states)
-        told = self.isolation.told
-
-        def sign(size: int, sha256: bytes) -> bytes:
-            return sign_record(self.recorder.writer, step, told, size, sha256)
-
         if self.gradients.phase is Phase.STEPPED:
             self._note(step)
         self.together.rest()
         self.metrics.write()
-        path = checkpoints.save(
-            self.opened.checkpoints, step, sign, self.model, self.optimizer, self.states, self.ranks
-        )
+        directory, sign = self.opened.checkpoints, self._signer(step)
+        path = checkpoints.save(directory, step, sign, self.model, self.optimizer, self.states, self.ranks)
         self.saved = step
         return path
 

@@ -340,6 +340,7 @@ class PrivateTraining:
         states: Sequence[Any] = (),
         metrics: Metrics | Where | Send | None = None,
         dry_run: bool = False,
+        state: Where | None = None,
     ) -> tuple[nn.Module, torch.optim.Optimizer, Steps[Planned]]:
         """Binds a model and its optimizer to the policy, and resumes the ledger of a run that has one.
 
@@ -359,6 +360,8 @@ class PrivateTraining:
             metrics: a file for the public numbers of every step, a function that takes them, or `dptrain.Metrics`.
             dry_run: return three steps on rows that are nobody's, instead of the run's: every record is decoded and collated,
                 the start-up probes run, nothing is charged, and `save` writes nothing.
+            state: folder of `save_state` to go on from, in the place of the newest checkpoint; accelerate loads it once every
+                file was found to be the one that was pinned.
 
         Raises:
             UnsupportedModule, CoupledModel, UnsupportedPolicy, NotPrivateUse, ResumeRefused, LedgerError.
@@ -376,7 +379,8 @@ class PrivateTraining:
             raise StepOrder(*self._ended)
         decode = decode or self.opened.decode
         wanted = None if dry_run else Metrics.of(metrics)
-        how = {"layers": layers, "probe": probe, "states": states, "metrics": wanted}
+        begun_by = None if state is None else Path(state)
+        how = {"layers": layers, "probe": probe, "states": states, "metrics": wanted, "begun_by": begun_by}
         run = PreparedRun(self.opened, model, optimizer, collate, decode, **how)
         self._prepared = run
         if dry_run:
@@ -447,6 +451,16 @@ class PrivateTraining:
             StorageFailed: the disk is full; the previous checkpoint stays.
         """
         return self.prepared.save()
+
+    def save_state(self, folder: Where) -> Path:
+        """Has accelerate write its state into a folder (``accelerator.save_state``), and pins all files of it to the ledger.
+
+        Of several ranks all call it. Give the folder to `prepare(state=...)` to go on from it; what was spent is in the ledger.
+
+        Raises:
+            ConfigError: code NO_ACCELERATOR. StepOrder, LedgerReplaced, StorageFailed: as `save`.
+        """
+        return self.prepared.save_state(Path(folder))
 
     def epsilon(self) -> Epsilons:
         """Returns per class what the run has spent so far of a contribution, and what it will have spent at the end.

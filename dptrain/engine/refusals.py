@@ -47,6 +47,16 @@ def refuse_accelerator(accelerator: Any | None) -> None:
         )
 
 
+def required_accelerator(accelerator: Any | None) -> Any:
+    """Returns the accelerator of a run; raises ConfigError, code NO_ACCELERATOR, where it has none."""
+    if accelerator is None:
+        raise ConfigError(
+            "NO_ACCELERATOR",
+            "a state of accelerate is asked for, and the run was opened without accelerator=; give it to open(), or use save()",
+        )
+    return accelerator
+
+
 def refuse_generator(generator: str, policy: Policy, accelerator: Any | None) -> None:
     """Raises ConfigError for a generator of noise that the device or the family of noise does not carry."""
     if generator == "host":

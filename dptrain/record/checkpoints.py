@@ -22,7 +22,7 @@ from attest.files import make_private_directory, sync_directory
 from dptrain.errors import ResumeRefused
 from dptrain.parallel.ranks import ALONE, Ranks
 from dptrain.record import shard_files
-from dptrain.record.pin import HOW_ON, PIN, STATE, PinRecord, folder_name, found, opened_state, read_record
+from dptrain.record.pin import HOW_ON, PIN, STATE, PinRecord, folder_name, found, open_record, opened_state, read_record
 from dptrain.record.recorder import Recorder
 from ledger.errors import StorageFailed
 from ledger.log import Ledger
@@ -67,7 +67,7 @@ def save(
     ranks.all(b"written")
 
     def end() -> bytes:
-        _ended(aside, final, states | {shard_files.SHARDS: shard_files.table_of(aside)}, sign)
+        _ended(aside, final, states | {shard_files.SHARDS: shard_files.table_of(aside / shard_files.SHARDS)}, sign)
         return b""
 
     ranks.first(end)
@@ -164,9 +164,7 @@ def restore(
     told = recorder.ranks.first(lambda: _newest(directory, recorder))
     if not told:
         return None
-    name, size, root, origin, header, step, attempt, isolation, length, digest = json.loads(told)
-    pin = Pin(origin, size, bytes.fromhex(root), bytes.fromhex(header))
-    record = PinRecord(pin, step, attempt, isolation, length, bytes.fromhex(digest))
+    name, record = _heard(told)
     path = directory / name
     state = _loaded(path, record)
     try:
@@ -201,10 +199,81 @@ def _newest(directory: Path, recorder: Recorder) -> bytes:
     if not available:
         return b""
     path = available[-1][1]
-    record = read_record(recorder.writer, path)
+    return _said(path.name, read_record(recorder.writer, path))
+
+
+def _said(name: str, record: PinRecord) -> bytes:
+    """Returns a pin that rank 0 verified, for the others."""
     pin = record.pin
-    told = [path.name, pin.size, pin.root.hex(), pin.origin, pin.header_digest.hex(), record.step, record.attempt]
+    told = [name, pin.size, pin.root.hex(), pin.origin, pin.header_digest.hex(), record.step, record.attempt]
     return json.dumps([*told, record.isolation, record.state_bytes, record.state_sha256.hex()]).encode()
+
+
+def _heard(told: bytes) -> tuple[str, PinRecord]:
+    name, size, root, origin, header, step, attempt, isolation, length, digest = json.loads(told)
+    pin = Pin(origin, size, bytes.fromhex(root), bytes.fromhex(header))
+    return name, PinRecord(pin, step, attempt, isolation, length, bytes.fromhex(digest))
+
+
+def pin_folder(
+    folder: Path, step: int, sign: Callable[[int, bytes], bytes], registered: Sequence[Any], ranks: Ranks
+) -> Path:
+    """Pins what another library wrote into a folder: its files, and states beside them, under the ledger's key.
+
+    All ranks call it, after each has written its files.
+
+    Raises:
+        StorageFailed: the disk is full or fails.
+    """
+    ranks.all(b"written")
+    states = [item.state_dict() for item in registered]
+
+    def pinned() -> bytes:
+        try:
+            for name in (STATE, PIN):
+                (folder / name).unlink(missing_ok=True)
+            table = shard_files.table_of(folder)
+            with _private_file(folder / STATE) as file:
+                written = _Digesting(file)
+                torch.save({"files": table, "registered": states}, written)
+            with _private_file(folder / PIN) as file:
+                file.write(sign(written.size, written.sha256.digest()))
+            sync_directory(folder)
+        except (OSError, RuntimeError) as error:
+            raise _not_written(folder, error) from error
+        return b""
+
+    ranks.first(pinned)
+    return folder
+
+
+def open_folder(
+    folder: Path, recorder: Recorder, load: Callable[[], object], registered: Sequence[Any]
+) -> PinRecord:
+    """Verifies a folder that was pinned by `pin_folder`, lets ``load`` read it, and restores the states beside it.
+
+    Guarantee: ``load`` runs only if every file is the one that was pinned, and the ledger holds the past that the pin names.
+
+    Raises:
+        PinRefused, LedgerBehind, LedgerForked, LedgerWrongRun, ResumeRefused: as `restore`.
+    """
+
+    def verified() -> bytes:
+        if not recorder.resuming:
+            raise ResumeRefused("STATE_OF_ANOTHER_RUN", f"{folder} is a state of a run that began, and this ledger is new")
+        return _said(folder.name, open_record(recorder.writer, folder / PIN))
+
+    _, record = _heard(recorder.ranks.first(verified))
+    state = _loaded(folder, record)
+    try:
+        table = state["files"]
+        shard_files.require(folder, table, recorder.ranks)
+        load()
+        for item, saved in zip(registered, state["registered"], strict=True):
+            item.load_state_dict(saved)
+    except (KeyError, ValueError, RuntimeError) as error:
+        raise ResumeRefused("CHECKPOINT_MISFIT", f"the state {folder} does not fit this run ({error})") from error
+    return record
 
 
 def _require_settings(own: dict[str, Any], saved: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ whose digest the ledger's key signs: so the pin covers all shards. Another numbe
 import hashlib
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,14 +40,32 @@ def write(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> N
     dcp.save({"model": values, "optimizer": states}, checkpoint_id=folder / SHARDS)
 
 
-def table_of(folder: Path) -> Table:
-    """Returns the table of the shards in a checkpoint, after they were flushed to the disk."""
+def table_of(folder: Path, without: Collection[str] = ()) -> Table:
+    """Returns the table of all files in a folder and the folders in it, after they were flushed to the disk.
+
+    Args:
+        without: names that are left out.
+    """
     found: Table = {}
-    for path in sorted((folder / SHARDS).iterdir()):
-        with open(path, "rb") as file:
-            os.fsync(file.fileno())
-            found[path.name] = [os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()]
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        name = path.relative_to(folder).as_posix()
+        if name not in without:
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())
+                found[name] = [os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()]
     return found
+
+
+def require(folder: Path, table: Table, ranks: Ranks) -> None:
+    """Holds files against their table, each file by one rank.
+
+    Raises:
+        PinRefused: code STATE_CHANGED or STATE_MISSING, at every rank.
+    """
+    wrong = _wrong(folder, dict(sorted(table.items())[ranks.rank :: ranks.size]))
+    if first := next(filter(None, ranks.texts(wrong)), None):
+        code = "STATE_MISSING" if first.startswith("cannot read") else "STATE_CHANGED"
+        raise PinRefused(code, f"{first}; restore it, or {HOW_ON}")
 
 
 def read(folder: Path, table: Table, model: nn.Module, optimizer: torch.optim.Optimizer, ranks: Ranks) -> None:
@@ -59,10 +77,7 @@ def read(folder: Path, table: Table, model: nn.Module, optimizer: torch.optim.Op
         PinRefused: code STATE_CHANGED or STATE_MISSING, at every rank.
         ValueError, RuntimeError, KeyError: they do not fit this model and optimizer.
     """
-    wrong = _wrong(folder / SHARDS, dict(list(sorted(table.items()))[ranks.rank :: ranks.size]))
-    if first := next(filter(None, ranks.texts(wrong)), None):
-        code = "STATE_MISSING" if first.startswith("cannot read") else "STATE_CHANGED"
-        raise PinRefused(code, f"{first}; restore it, or {HOW_ON}")
+    require(folder / SHARDS, table, ranks)
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -105,7 +120,11 @@ def _wrong(folder: Path, table: Table) -> str:
         try:
             with open(path, "rb") as file:
                 status = os.fstat(file.fileno())
-                if Path(name).name != name or not stat.S_ISREG(status.st_mode) or status.st_size != size:
+                if (
+                    not path.resolve().is_relative_to(folder.resolve())
+                    or not stat.S_ISREG(status.st_mode)
+                    or status.st_size != size
+                ):
                     return f"{path} is no file of {size} bytes, as the checkpoint says; it has {status.st_size}"
                 if hashlib.file_digest(file, "sha256").hexdigest() != digest:
                     return f"{path} has another digest than the checkpoint says: other states"

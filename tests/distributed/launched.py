@@ -113,7 +113,8 @@ def _main(
     torch.set_num_threads(1)
     try:
         if ranks > 1:
-            os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank)}
+            os.environ |= dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank))
+            os.environ |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(ranks))
             dist.init_process_group(
                 "gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks, timeout=timedelta(seconds=limit / 2)
             )
