@@ -71,12 +71,16 @@ def refuse(name: str) -> None:
 
 
 def refuse_arguments(args: "TrainingArguments") -> None:
-    """Raises for arguments under which a step would run twice, in several processes, or by another loop."""
-    if args.world_size > 1 or args.n_gpu > 1 or args.deepspeed or args.fsdp:
+    """Raises for arguments under which a step would run twice, on several devices of one process, or by another loop."""
+    engine = "DeepSpeed" if args.deepspeed else "FSDP" if args.fsdp else ""
+    if engine:
+        raise refused_engine(engine)
+    if args.n_gpu > 1:
         raise NotPrivateUse(
             "PROCESSES",
-            "the arguments ask for several processes or devices, and this build trains in one process on one; launch one "
-            "process, set CUDA_VISIBLE_DEVICES to one device, and leave deepspeed and fsdp out",
+            f"one process sees {args.n_gpu} devices, over which a Trainer spreads batches by nn.DataParallel, which sums "
+            "gradients before they are clipped; launch one process a device (accelerate launch, torchrun), or set "
+            "CUDA_VISIBLE_DEVICES to one",
         )
     if args.auto_find_batch_size:
         raise NotPrivateUse(
@@ -88,11 +92,23 @@ def refuse_arguments(args: "TrainingArguments") -> None:
         raise ConfigError("TRAINER", "torch_compile compiles the model without the private step; set compiled=True instead")
 
 
-def translated(args: "TrainingArguments") -> int:
+def refused_engine(engine: str) -> NotPrivateUse:
+    """Returns the refusal of an engine under which a Trainer holds, reduces or saves a model in its own way."""
+    return NotPrivateUse(
+        "ENGINE",
+        f"the Trainer is set up for {engine}, and a private one is built for DistributedDataParallel alone; leave the setting "
+        "out: where several processes are launched, a Trainer takes DistributedDataParallel by itself",
+    )
+
+
+def translated(args: "TrainingArguments", *, own: bool) -> int:
     """Puts what a private run does by itself in the place of arguments that would do it otherwise; says what changed.
 
+    Args:
+        own: whether the arguments decide how many examples a step draws, as of data that are all the user's.
+
     Returns:
-        How many examples the optimizer was to see in a step.
+        How many examples the optimizer was to see in a step, in all processes together.
     """
     accumulated = args.gradient_accumulation_steps
     settings = args.accelerator_config
@@ -102,25 +118,39 @@ def translated(args: "TrainingArguments") -> int:
         settings.gradient_accumulation_kwargs = {**settings.gradient_accumulation_kwargs, "num_steps": 1}
     if accumulated > 1:
         args.gradient_accumulation_steps = 1
-        warnings.warn(
+        _notice(
+            args,
             f"gradient_accumulation_steps={accumulated}: a logical step sums over its own microbatches of at most "
             f"{args.per_device_train_batch_size} contributions, and the optimizer takes it once",
-            stacklevel=4,
         )
     if str(getattr(args, "include_num_input_tokens_seen", "no")).lower() not in ("no", "false"):
         args.include_num_input_tokens_seen = "no"
-        warnings.warn("include_num_input_tokens_seen is off: how many tokens were seen tells who was drawn", stacklevel=4)
+        _notice(args, "include_num_input_tokens_seen is off: how many tokens were seen tells who was drawn")
     args.ignore_data_skip = True
     if args.max_grad_norm:
-        warnings.warn(
+        _notice(
+            args,
             f"max_grad_norm={args.max_grad_norm:g} clips the release of every block by its own norm, where a Trainer clips all "
             "gradients by one. The noise is in these norms, so that it may clip every step. clip_norm= bounds contributions; "
             "max_grad_norm=0 switches this off",
-            stacklevel=4,
         )
     else:
         args.max_grad_norm = 0.0
-    return args.per_device_train_batch_size * accumulated
+    drawn = args.per_device_train_batch_size * accumulated
+    if own and args.world_size > 1:
+        _notice(
+            args,
+            f"a step draws {drawn} contributions on average, over all {args.world_size} processes together, so that the policy "
+            f"is the same on any number of them; a Trainer would take {drawn * args.world_size}, which "
+            f"gradient_accumulation_steps={accumulated * args.world_size} asks for",
+        )
+    return drawn
+
+
+def _notice(args: "TrainingArguments", sentence: str) -> None:
+    """Warns the caller of a Trainer; of several processes the first one does."""
+    if args.process_index == 0:
+        warnings.warn(sentence, stacklevel=4)
 
 
 def require_steps(args: "TrainingArguments", private: "PrivateTraining", *, signed: bool) -> None:

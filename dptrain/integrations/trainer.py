@@ -4,6 +4,7 @@ import copy
 import hashlib
 import inspect
 import math
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -23,7 +24,7 @@ from dptrain.engine.private_training import PrivateTraining
 from dptrain.engine.release import Phase
 from dptrain.engine.step import LogicalStep, Steps
 from dptrain.errors import ConfigError, CoupledModel, NotPrivateUse, ResumeRefused
-from dptrain.integrations.coupled import hide_pace, refuse, refuse_arguments, require_steps, translated
+from dptrain.integrations.coupled import hide_pace, refuse, refuse_arguments, refused_engine, require_steps, translated
 from dptrain.integrations.losses import base_of, losses_of
 from dptrain.integrations.rows import FixedLength, contributions_of
 from dptrain.record.pin import found
@@ -137,8 +138,8 @@ class PrivateRun:
                 "noise_multiplier= for data that are all yours",
             )
         args = copy.copy(args) if args is not None else self.arguments("trainer_output")
-        batch = translated(args)
         refuse_arguments(args)
+        batch = translated(args, own=train_dataset is not None)
         self._own_data = train_dataset
         self._evaluated: list[Any] = []
         self._contents: set[bytes] | None = None
@@ -162,6 +163,8 @@ class PrivateRun:
             model=model, args=args, data_collator=data_collator, train_dataset=self._trainer_data(),
             eval_dataset=eval_dataset, processing_class=processing_class, **options,
         )  # fmt: skip
+        if self.is_fsdp_enabled:  # by a file or variable of accelerate
+            raise refused_engine("FSDP")
         refusals.refuse_accelerator(self.accelerator)
         refusals.refuse_generator(private.opened.noise.generator, private.policy, self.accelerator)
         opened = private.opened
@@ -355,8 +358,9 @@ class PrivateRun:
         """Binds model, optimizer and schedule to the run, once all are there, and goes on where the run stands."""
         try:
             _, _, self._steps = self.private.prepare(
-                self.model, self.optimizer, self._collate(), decode=self._decode(), states=[self.lr_scheduler], **self._settings
-            )
+                self.model_wrapped, self.optimizer, self._collate(),  # in the wrapper that accelerate made, if it made one
+                decode=self._decode(), states=[self.lr_scheduler], **self._settings,
+            )  # fmt: skip
         except CoupledModel as error:
             if error.code != "PADDING" or self._length is not None:
                 raise
@@ -466,18 +470,22 @@ class PrivateRun:
         if not wanted:
             return None
         opened = self.private.opened
-        saved = found(opened.checkpoints)
-        reached = saved[-1][0] if saved else 0
         if not opened.recorder.resuming:
             raise ResumeRefused(
                 "TRAINER_RESUME",
                 "resume_from_checkpoint goes on with a run, and this one is new; open it with PrivateTraining.open(..., "
                 "resume=True). To begin from other weights load them into the model",
             )
+        return os.fsdecode(opened.ranks.first(lambda: os.fsencode(self._newest(wanted)))) or None
+
+    def _newest(self, wanted: str | bool) -> str:
+        """Returns the checkpoint of the Trainer to go on from, "" where none fits; the first of several ranks looks for it."""
+        saved = found(self.private.opened.checkpoints)
+        reached = saved[-1][0] if saved else 0
         if wanted is True:
             folders = {_step_of(path): path for path in Path(self.args.output_dir).glob("checkpoint-*") if _step_of(path)}
             fit = [step for step in folders if step <= reached]
-            return str(folders[max(fit)]) if fit else None
+            return str(folders[max(fit)]) if fit else ""
         if _step_of(Path(wanted)) > reached:
             raise ResumeRefused(
                 "TRAINER_RESUME",

@@ -6,6 +6,7 @@ import transformers  # noqa: F401
 from torch.nn.parallel import DistributedDataParallel  # noqa: F401
 
 import dptrain
-import dptrain.engine.private_training  # noqa: F401
+import dptrain.engine.private_training
+import dptrain.integrations.transformers  # noqa: F401
 import tests.reference.families
 import tests.worlds.training  # noqa: F401

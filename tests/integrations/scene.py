@@ -22,6 +22,15 @@ def rows(count: int = 12, first: int = 0) -> list[dict[str, list[int]]]:
     return made
 
 
+def padded(examples: list[Any]) -> dict[str, torch.Tensor]:
+    """A collator that pads to the longest of a batch, as those of transformers do."""
+    longest = max(len(example["input_ids"]) for example in examples)
+    return {
+        key: torch.tensor([list(example[key]) + [0] * (longest - len(example[key])) for example in examples])
+        for key in ("input_ids", "labels")
+    }
+
+
 def language_model(seed: int = 0, dtype: torch.dtype = torch.float32) -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -472,6 +472,35 @@ def test_arguments_that_say_nothing_of_a_run_are_refused(tmp_path: Path) -> None
     private.close()
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("fsdp", True, "ENGINE.*set up for FSDP.*DistributedDataParallel"),
+        ("deepspeed", {"zero_optimization": {}}, "ENGINE.*set up for DeepSpeed.*DistributedDataParallel"),
+        ("_n_gpu", 2, "PROCESSES.*2 devices.*nn.DataParallel.*one process a device"),
+    ],
+)
+def test_an_engine_that_reduces_before_the_clip_is_refused_by_name(tmp_path: Path, name: str, value: object, told: str) -> None:
+    args = arguments(tmp_path)
+    setattr(args, name, value)
+    with pytest.raises(NotPrivateUse, match=told):
+        PrivateTrainer(language_model(), args, None, rows(), target_epsilon=8.0)
+    assert not (tmp_path / "out" / "private").exists()
+
+
+def test_an_engine_of_accelerate_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a file of `accelerate config` sets it where there are several GPUs, behind the back of the arguments."""
+    made = PrivateTrainer.create_accelerator_and_postprocess
+
+    def sharding(self: PrivateTrainer) -> None:
+        made(self)
+        self.is_fsdp_enabled = True
+
+    monkeypatch.setattr(PrivateTrainer, "create_accelerator_and_postprocess", sharding)
+    with pytest.raises(NotPrivateUse, match=r"ENGINE.*set up for FSDP"), run(tmp_path, "trainer") as private:
+        trainer(tmp_path, private=private)
+
+
 def test_rows_of_unequal_length_ask_for_a_length(tmp_path: Path) -> None:
     with pytest.raises(CoupledModel, match=r"PADDING.*max_length="):
         trainer(tmp_path, max_length=None, private=run(tmp_path, "trainer", rows()), data_collator=ragged).train()

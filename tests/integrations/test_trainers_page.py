@@ -10,19 +10,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from dptrain import PrivateTraining  # noqa: E402
-from tests.integrations.scene import language_model, rows  # noqa: E402
+from tests.integrations.scene import language_model, padded, rows  # noqa: E402
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "trainers.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-
-
-def padded(examples: list[Any]) -> dict[str, torch.Tensor]:
-    """A collator that pads to the longest of a batch, as those of transformers do."""
-    longest = max(len(example["input_ids"]) for example in examples)
-    return {
-        key: torch.tensor([list(example[key]) + [0] * (longest - len(example[key])) for example in examples])
-        for key in ("input_ids", "labels")
-    }
 
 
 def run(block: str, **more: Any) -> dict[str, Any]:
