@@ -3,6 +3,7 @@
 import errno
 import json
 import math
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -41,8 +42,20 @@ def refusal(error: Any) -> dict[str, Any]:
     return {"code": str(error.code), "sentence": error.sentence} | ({} if nearest is None else {"nearest": nearest})
 
 
+def launched_rank() -> int:
+    """Returns the number of this process among those that a launcher started; 0 for one that was started alone.
+
+    It is what ``torchrun``, ``accelerate launch`` and others set before the program begins (``RANK``).
+    """
+    told = os.environ.get("RANK", "")
+    return int(told) if told.isdecimal() else 0
+
+
 def guarded(work: Callable[[], int], *, as_json: bool = False) -> int:
     """Runs ``work`` and returns its exit code; a refusal is shown and becomes 1, a fault of our own propagates.
+
+    Of several processes the first one answers as one alone would. Others tell a refusal of theirs on the error stream, as a
+    launcher may end the first one before it says anything.
 
     Args:
         work: the program. as_json: show a refusal as the commands do with ``--json``.
@@ -51,10 +64,11 @@ def guarded(work: Callable[[], int], *, as_json: bool = False) -> int:
         return work()
     except REFUSALS as error:
         told = refusal(error)
-    if as_json:
+    rank = launched_rank()
+    if as_json and not rank:
         print_json({"error": told})
     else:
-        print(f"{told['code']}: {visible(told['sentence'])}", file=sys.stderr)
+        print(f"{f'rank {rank}: ' * bool(rank)}{told['code']}: {visible(told['sentence'])}", file=sys.stderr)
     return 1
 
 

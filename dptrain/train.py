@@ -1,5 +1,6 @@
 """`dptrain train RUN.toml`: a whole run from a file; also `accelerate launch -m dptrain.train RUN.toml`.
 
+Of several processes each has the outcome and its exit code, and the first one alone evaluates, writes and prints.
 Training losses are not printed, logged or returned: they are functions of private data that no noise was added to.
 """
 
@@ -12,7 +13,7 @@ from accelerate import Accelerator
 from dptrain.cli.ledger.show import verdict_text
 from dptrain.cli.output import console, promised, spent, styled, table
 from dptrain.cli.results import print_text
-from dptrain.programs import guarded, print_json, quiet_libraries
+from dptrain.programs import guarded, launched_rank, print_json, quiet_libraries
 from dptrain.tasks import task
 from dptrain.tasks.classification import make_optimizer, make_scheduler, probe_records, read_examples
 from dptrain.tasks.runconfig import RunConfig
@@ -47,7 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         quiet_libraries()
         how = {"resume": arguments.resume, "clock_jump_ok": arguments.clock_jump_ok, "dry_run": arguments.dry_run}
         outcome = train(RunConfig.load(arguments.run), **how, kept_reading=not arguments.no_kept_reading)
-        if arguments.json:
+        if launched_rank():
+            pass
+        elif arguments.json:
             print_json(outcome.to_json())
         else:
             print_outcome(outcome)
@@ -78,10 +81,10 @@ def train(
     """
     if privacy and not dry_run:
         config.require_free_output()
-    if config.run.threads is not None:
-        torch.set_num_threads(config.run.threads)
     torch.manual_seed(config.run.seed)
     accelerator = Accelerator(cpu=config.run.device == "cpu", mixed_precision=config.run.mixed_precision)
+    if config.run.threads is not None:
+        torch.set_num_threads(config.run.threads)  # behind accelerate, which sets them for several processes
     validation = read_examples(config.data.validation)
     tools = task(config.task)
     model, collate = tools.build(config.model)

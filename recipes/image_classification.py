@@ -28,10 +28,10 @@ def main() -> int:
     quiet_libraries()
 
     config = RunConfig.load(arguments.config)
-    if config.run.threads:
-        torch.set_num_threads(config.run.threads)
     torch.manual_seed(config.run.seed)  # the new head's first weights; noise and draws never come from a seed
     accelerator = Accelerator(cpu=config.run.device == "cpu", mixed_precision=config.run.mixed_precision)
+    if config.run.threads:
+        torch.set_num_threads(config.run.threads)
     validation = read_examples(config.data.validation)
     model, collate = build(config.model)
 
@@ -53,7 +53,8 @@ def main() -> int:
 
         # Accuracy on public data, save_pretrained, export of the ledger, and its audit.
         outcome = conclude(run, accelerator.unwrap_model(model), collate, validation, config)
-    print_outcome(outcome)
+    if accelerator.is_main_process:
+        print_outcome(outcome)
     return 0 if outcome.good else 1
 
 

@@ -4,6 +4,7 @@ The comparison shows what privacy costs in accuracy. Nothing that comes out of i
 noise, no depth limit and no ledger. Every output carries the stamp.
 """
 
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,7 @@ from attest.keys import load_public_key
 from attest.policy import open_policy
 from attest.registry import open_registry
 from attest.schema.plain import visible
+from dptrain import parallel
 from dptrain.data.microbatch import Collate, Decode, Microbatch, build, json_examples
 from dptrain.engine.private_training import PrivateTraining
 from dptrain.engine.step import Parts, Steps
@@ -33,7 +35,10 @@ STAMP = "NOT PRIVATE: trained without clipping, noise or ledger, for comparison 
 
 
 class WithoutPrivacy:
-    """Takes the place of ``PrivateTraining`` in a training loop; not private at all."""
+    """Takes the place of ``PrivateTraining`` in a training loop; not private at all.
+
+    Of several processes each trains on the whole of every draw, which is the same everywhere.
+    """
 
     def __init__(self, data: DataConfig, *, microbatch: int = 16, accelerator: Any | None = None, seed: int = 0) -> None:
         """Admits the corpus as a private run would, so that both train on the same contributions."""
@@ -48,8 +53,11 @@ class WithoutPrivacy:
         self._device = accelerator.device if accelerator is not None else torch.device("cpu")
         self._microbatch = microbatch
         self._generator = torch.Generator().manual_seed(seed)
+        self._accelerator = accelerator
         self._share = 1.0
-        print(STAMP, file=sys.stderr)
+        self.ranks = parallel.found()
+        if self.ranks.leads:
+            print(STAMP, file=sys.stderr)
 
     def prepare(
         self,
@@ -60,7 +68,12 @@ class WithoutPrivacy:
         decode: Decode = json_examples,
         **private: object,
     ) -> tuple[nn.Module, torch.optim.Optimizer, Steps[list[int]]]:
-        """Returns model, optimizer and steps as ``PrivateTraining.prepare`` does, whose other arguments say nothing here."""
+        """Returns model, optimizer and steps as ``PrivateTraining.prepare`` does, whose other arguments say nothing here.
+
+        The model comes out of the wrapper of several processes, which have nothing to exchange.
+        """
+        if self._accelerator is not None:
+            model = self._accelerator.unwrap_model(model)
         rules = {rule.name: float(rule.sampling_rate) for rule in self.policy.classes}
         rates = torch.tensor([rules[item.admission.descriptor.admissibility_class] for item in self.gate.admitted])
 
@@ -97,7 +110,8 @@ class WithoutPrivacy:
         """Keeps no checkpoint."""
 
     def close(self) -> None:
-        """Closes nothing."""
+        """Leaves the other processes."""
+        self.ranks.leave()
 
     def __enter__(self) -> "WithoutPrivacy":
         return self
@@ -171,11 +185,18 @@ class Outcome:
         """The outcome as one JSON object."""
         return asdict(self)
 
+    @classmethod
+    def of_json(cls, told: dict[str, Any]) -> "Outcome":
+        """Returns the outcome of such an object."""
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in told.items()})
+
 
 def conclude(
     run: PrivateTraining | WithoutPrivacy, model: nn.Module, collate: Any, validation: Sequence[Any], config: RunConfig
 ) -> Outcome:
     """Evaluates on public data, saves the model, and exports and verifies the record of a finished run.
+
+    Of several processes the first one does it, and all return what came of it.
 
     Args:
         run: the finished run. model: its model. collate: as the task's ``build`` returned it.
@@ -184,6 +205,14 @@ def conclude(
     Raises:
         LedgerError: the run is not finished, or its record cannot be written.
     """
+    ranks = run.opened.ranks if isinstance(run, PrivateTraining) else run.ranks
+    made = ranks.first(lambda: json.dumps(_concluded(run, model, collate, validation, config).to_json()).encode())
+    return Outcome.of_json(json.loads(made))
+
+
+def _concluded(
+    run: PrivateTraining | WithoutPrivacy, model: nn.Module, collate: Any, validation: Sequence[Any], config: RunConfig
+) -> Outcome:
     accuracy = evaluate(model, collate.for_evaluation, validation) if validation else None
     private = isinstance(run, PrivateTraining)
     folder = config.run.output / ("model" if private else "model-not-private")

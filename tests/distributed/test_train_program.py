@@ -1,0 +1,88 @@
+"""`dptrain train` on two processes: the first one writes and prints, and every one ends with the exit code of the run."""
+
+import hashlib
+import io
+import json
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from ledger.audit import verify_export  # noqa: E402
+from tests.distributed.launched import launched  # noqa: E402
+from tests.worlds.digits import Digits, make_digits  # noqa: E402
+
+Ended = tuple[int, str, str]
+"""Exit code, what was printed, and what was told on the error stream."""
+
+
+def program(rank: int, arguments: list[str], broken: int = -1) -> Ended:
+    """Runs the program in this process; at rank ``broken`` the corpus that it reads is another one."""
+    from dptrain.train import main
+
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = main(arguments if rank != broken else [arguments[0].replace("run.toml", "other.toml"), *arguments[1:]])
+    return code, out.getvalue(), err.getvalue()
+
+
+def compared(rank: int, path: str) -> tuple[float | None, str, str]:
+    """Trains without privacy, for comparison; returns accuracy, digest of the weights, and what was told."""
+    from dptrain.tasks.runconfig import RunConfig
+    from dptrain.train import train
+
+    err = io.StringIO()
+    with redirect_stderr(err):
+        outcome = train(RunConfig.load(path), privacy=False)
+    weights = (Path(outcome.model) / "model.safetensors").read_bytes()
+    return outcome.accuracy, hashlib.sha256(weights).hexdigest(), err.getvalue()
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Digits:
+    return make_digits(tmp_path_factory.mktemp("digits") / "world")
+
+
+@pytest.fixture
+def world(template: Digits, tmp_path: Path) -> Digits:
+    found = template.copied_to(tmp_path / "world")
+    found.change_run("[run]", '[run]\ndevice = "cpu"\nthreads = 1')
+    return found
+
+
+def test_the_first_process_prints_and_all_end_with_the_code_of_the_run(world: Digits) -> None:
+    first, second = launched(program, 2, [str(world.run), "--json"])
+    assert first[0] == second[0] == 0, first[2] + second[2]
+    told = json.loads(first[1])
+    assert (told["verdict"], told["findings"]) == ("FULL", []) and 0.0 <= told["accuracy"] <= 1.0
+    assert [row["epsilon"] for row in told["classes"]] == pytest.approx([4.0, 6.0, 8.0], abs=1e-3)
+    assert second[1] == ""
+    assert verify_export(told["export"], (world.root / "ledger.pub").read_text().split()).verdict == "FULL"
+    assert (Path(told["model"]) / "model.safetensors").exists()
+
+    first, second = launched(program, 2, [str(world.run), "--json"])
+    assert first[0] == second[0] == 1
+    assert json.loads(first[1])["error"]["code"] == "OUTPUT"
+    assert second[1] == "" and second[2].startswith("rank 1: OUTPUT: ")
+
+
+def test_a_refusal_of_one_process_ends_all_with_code_1(world: Digits) -> None:
+    """Rank 1 reads another policy than rank 0, so that the run does not begin anywhere."""
+    other = world.run.with_name("other.toml")
+    other.write_text(world.run.read_text().replace('corpus = "corpus"', 'corpus = "nothing"'))
+    (world.root / "nothing").mkdir()
+    first, second = launched(program, 2, [str(world.run), "--json"], 1)
+    assert first[0] == second[0] == 1
+    assert json.loads(first[1])["error"]["code"] == "RANKS_DIFFER"
+    assert second[1] == "" and "rank 1: RANKS_DIFFER" in second[2]
+    assert not (world.root / "ledger.db").exists()
+
+
+def test_a_comparison_on_two_processes_is_that_on_one(world: Digits) -> None:
+    (alone,) = launched(compared, 1, str(world.run))
+    first, second = launched(compared, 2, str(world.run))
+    assert first[:2] == second[:2] == alone[:2]
+    assert "NOT PRIVATE" in first[2] and "NOT PRIVATE" not in second[2]
