@@ -8,7 +8,6 @@ import argparse
 from collections.abc import Sequence
 
 import torch
-from accelerate import Accelerator
 
 from dptrain.cli.ledger.show import verdict_text
 from dptrain.cli.output import console, promised, spent, styled, table
@@ -17,7 +16,7 @@ from dptrain.programs import guarded, launched_rank, print_json, quiet_libraries
 from dptrain.tasks import task
 from dptrain.tasks.classification import make_optimizer, make_scheduler, probe_records, read_examples
 from dptrain.tasks.runconfig import RunConfig
-from dptrain.tasks.runs import STAMP, Outcome, conclude, open_run
+from dptrain.tasks.runs import STAMP, Outcome, accelerator_of, conclude, open_run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -82,9 +81,7 @@ def train(
     if privacy and not dry_run:
         config.require_free_output()
     torch.manual_seed(config.run.seed)
-    accelerator = Accelerator(cpu=config.run.device == "cpu", mixed_precision=config.run.mixed_precision)
-    if config.run.threads is not None:
-        torch.set_num_threads(config.run.threads)  # behind accelerate, which sets them for several processes
+    accelerator = accelerator_of(config)
     validation = read_examples(config.data.validation)
     tools = task(config.task)
     model, collate = tools.build(config.model)

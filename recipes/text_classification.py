@@ -9,12 +9,11 @@
 import argparse
 
 import torch
-from accelerate import Accelerator
 
 from dptrain.programs import guarded, quiet_libraries
 from dptrain.tasks.classification import make_optimizer, make_scheduler, probe_records
 from dptrain.tasks.runconfig import RunConfig
-from dptrain.tasks.runs import conclude, open_run
+from dptrain.tasks.runs import accelerator_of, conclude, open_run
 from dptrain.tasks.text_classification import build, per_example_loss, read_examples
 from dptrain.train import print_outcome
 
@@ -29,9 +28,7 @@ def main() -> int:
 
     config = RunConfig.load(arguments.config)
     torch.manual_seed(config.run.seed)  # the new head's first weights; noise and draws never come from a seed
-    accelerator = Accelerator(cpu=config.run.device == "cpu", mixed_precision=config.run.mixed_precision)
-    if config.run.threads:
-        torch.set_num_threads(config.run.threads)
+    accelerator = accelerator_of(config)
     validation = read_examples(config.data.validation)
     model, collate = build(config.model)
 

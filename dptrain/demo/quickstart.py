@@ -29,6 +29,7 @@ _PROGRAM: Final = '''\
 """Trains a private classifier of {label!r}; made by `dptrain quickstart`. Change model and loss as you like."""
 
 import torch
+from accelerate import Accelerator
 from torch import nn
 
 from dptrain import PrivateTraining
@@ -43,7 +44,9 @@ def collate(examples):  # shapes that follow from no example: texts cut or padde
 
 {model}
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-with PrivateTraining.own({data!r}, {numbers}, directory={directory!r}) as private:
+accelerator = Accelerator(cpu=not torch.cuda.is_available())  # also under torchrun --nproc_per_node 2
+model, optimizer = accelerator.prepare(model, optimizer)
+with PrivateTraining.own({data!r}, {numbers}, directory={directory!r}, accelerator=accelerator) as private:
     probe = open({probe!r}, "rb").read().splitlines()
     how = dict(probe=probe, metrics={metrics!r})  # dry_run=True charges nothing
     model, optimizer, steps = private.prepare(model, optimizer, collate, **how)
@@ -52,8 +55,9 @@ with PrivateTraining.own({data!r}, {numbers}, directory={directory!r}) as privat
             losses = nn.functional.cross_entropy(model(rows["x"]), rows["labels"], reduction="none")
             private.backward(losses, rows)
         optimizer.step()
-    torch.save(model.state_dict(), {weights!r})
-    print(private.epsilon()["own"], private.export({export!r}), sep="\\n")
+    if accelerator.is_main_process:
+        torch.save(accelerator.unwrap_model(model).state_dict(), {weights!r})
+        print(private.epsilon()["own"], private.export({export!r}), sep="\\n")
 '''
 
 _TEXT: Final = '''\

@@ -27,6 +27,7 @@ from dptrain.errors import ConfigError, CoupledModel, NotPrivateUse, ResumeRefus
 from dptrain.integrations.coupled import hide_pace, refuse, refuse_arguments, refused_engine, require_steps, translated
 from dptrain.integrations.losses import base_of, losses_of
 from dptrain.integrations.rows import FixedLength, contributions_of
+from dptrain.parallel.wrapped import refuse_alone
 from dptrain.record.pin import found
 
 UNSAID = ("loss", "train_loss", "total_flos", "num_input_tokens_seen")
@@ -139,6 +140,7 @@ class PrivateRun:
             )
         args = copy.copy(args) if args is not None else self.arguments("trainer_output")
         refuse_arguments(args)
+        refuse_alone(args.world_size, type(args).__name__, "set use_cpu=True in the arguments")
         batch = translated(args, own=train_dataset is not None)
         self._own_data = train_dataset
         self._evaluated: list[Any] = []

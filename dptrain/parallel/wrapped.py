@@ -3,6 +3,7 @@
 from contextlib import ExitStack, suppress
 from typing import Any
 
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
@@ -14,8 +15,27 @@ _ELSEWHERE = "use DistributedDataParallel or fully_shard (FSDP2), by accelerator
 _REFUSED = ("deepspeed.", "torch.distributed.fsdp.fully_sharded_data_parallel")
 
 
+def refuse_alone(counted: int, made: str, repair: str) -> None:
+    """Raises NotPrivateUse, code PROCESSES, where one of several processes was set up as if it were alone.
+
+    So accelerate does on a machine without a GPU, unless it is told to train on the processor: it makes a process group, and
+    then takes every process for the only one.
+
+    Args:
+        counted: processes that a library counts. made: what was set up. repair: what to write.
+    """
+    size = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    if counted < size:
+        raise NotPrivateUse(
+            "PROCESSES",
+            f"{size} processes have a group, and {made} counts {counted}, as accelerate does where no GPU is found and nobody "
+            f"asks for the processor: each would train and write as if it were alone; {repair}",
+        )
+
+
 def refuse_engine(accelerator: Any) -> None:
     """Raises NotPrivateUse for an engine of accelerate that reduces, shards or scales gradients in its own way."""
+    refuse_alone(accelerator.num_processes, "the accelerator", "make it Accelerator(cpu=True)")
     kind = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type))
     if kind in ("NO", "MULTI_CPU", "MULTI_GPU") or (kind == "FSDP" and getattr(accelerator, "is_fsdp2", False)):
         parallel = getattr(accelerator, "parallelism_config", None)
@@ -29,7 +49,7 @@ def refuse_engine(accelerator: Any) -> None:
     raise NotPrivateUse(
         "ENGINE",
         f"accelerate runs {kind}, which reduces, shards or scales gradients in its own way before they are clipped; "
-        f"{_ELSEWHERE} (accelerate launch --multi_gpu, or --cpu)",
+        f"{_ELSEWHERE} (accelerate launch --multi_gpu, or torchrun)",
     )
 
 

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from torch import nn
 
 from attest.corpus import open_corpus
@@ -118,6 +119,18 @@ class WithoutPrivacy:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def accelerator_of(config: RunConfig) -> Accelerator:
+    """Makes the accelerator that a run file asks for, and sets the threads of this process.
+
+    Several processes of a machine without a GPU train on the processor, which accelerate has to be told.
+    """
+    on_cpu = config.run.device == "cpu" or not torch.accelerator.is_available()
+    accelerator = Accelerator(cpu=on_cpu, mixed_precision=config.run.mixed_precision)
+    if config.run.threads is not None:
+        torch.set_num_threads(config.run.threads)  # behind accelerate, which sets them for several processes
+    return accelerator
 
 
 def open_run(

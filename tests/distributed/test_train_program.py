@@ -41,6 +41,16 @@ def compared(rank: int, path: str) -> tuple[float | None, str, str]:
     return outcome.accuracy, hashlib.sha256(weights).hexdigest(), err.getvalue()
 
 
+def written(rank: int, path: str) -> tuple[str, str]:
+    """Runs the program that a command wrote; returns what it printed, and a digest of its model."""
+    out, names = io.StringIO(), {"__name__": "__main__"}
+    with redirect_stdout(out):
+        exec(compile(Path(path).read_text(), path, "exec"), names)
+    model: torch.nn.Module = names["model"]  # type: ignore[assignment]
+    digest = hashlib.sha256(b"".join(value.detach().numpy().tobytes() for value in model.parameters())).hexdigest()
+    return out.getvalue(), digest
+
+
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Digits:
     return make_digits(tmp_path_factory.mktemp("digits") / "world")
@@ -79,6 +89,22 @@ def test_a_refusal_of_one_process_ends_all_with_code_1(world: Digits) -> None:
     assert json.loads(first[1])["error"]["code"] == "RANKS_DIFFER"
     assert second[1] == "" and "rank 1: RANKS_DIFFER" in second[2]
     assert not (world.root / "ledger.db").exists()
+
+
+def test_the_program_of_quickstart_trains_on_two_processes(tmp_path: Path) -> None:
+    from dptrain.demo.quickstart import quickstart
+
+    data = tmp_path / "data.jsonl"
+    rows = [{"text": f"it is {'good' if n % 2 else 'bad'} {n}", "label": n % 2} for n in range(30)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    made = quickstart(data, tmp_path / "run", epochs=1, batch_size=10)
+    first, second = launched(written, 2, made.program)
+    assert f"Epsilon(spent={made.epsilon_planned}, " in first[0] and second[0] == ""
+    assert first[1] == second[1]
+    kept = torch.load(tmp_path / "run" / "model.pt")
+    assert all(not name.startswith("module.") for name in kept)
+    key = (tmp_path / "run" / "ledger.pub").read_text().split()
+    assert verify_export(tmp_path / "run" / "export", key).verdict == "FULL"
 
 
 def test_a_comparison_on_two_processes_is_that_on_one(world: Digits) -> None:

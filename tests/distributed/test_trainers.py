@@ -8,8 +8,10 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from dptrain import PrivateTraining  # noqa: E402
+from dptrain.errors import NotPrivateUse, RanksError  # noqa: E402
 from ledger.audit import verify_export  # noqa: E402
-from tests.distributed.launched import launched  # noqa: E402
+from tests.distributed.launched import ended, launched  # noqa: E402
 from tests.integrations.scene import LENGTH, STEPS, language_model, padded, rows, run, state  # noqa: E402
 from tests.integrations.words import TEXTS, tokenizer  # noqa: E402
 
@@ -98,6 +100,41 @@ def test_a_stopped_trainer_goes_on_with_another_number_of_processes(tmp_path: Pa
 
 def _own(rank: int, folder: Path, stop: int, resume: bool) -> dict[str, Any]:
     return trained(rank, folder, epsilon=8.0, stop=stop, resume=resume, save=2)
+
+
+def _own_accelerator(rank: int, folder: Path) -> None:
+    """Opens a run with an accelerator that takes each process for the only one, as it does where no GPU is found."""
+    from accelerate import Accelerator
+
+    PrivateTraining.own(rows(), epochs=1, batch_size=6, directory=folder / "own", accelerator=Accelerator(), progress=False)
+
+
+def _own_arguments(rank: int, folder: Path) -> None:
+    """Makes a trainer of arguments that take each process for the only one."""
+    from transformers import TrainingArguments
+
+    from dptrain.integrations.transformers import PrivateTrainer
+
+    args = TrainingArguments(str(folder / "out"), report_to=[], max_grad_norm=0.0)
+    PrivateTrainer(language_model(), args, padded, rows(), target_epsilon=8.0, max_length=LENGTH)
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="accelerate counts the processes of a machine with a GPU")
+@pytest.mark.parametrize(("work", "repair"), [(_own_accelerator, "Accelerator(cpu=True)"), (_own_arguments, "use_cpu=True")])
+def test_processes_that_take_themselves_for_the_only_one_are_refused(tmp_path: Path, work: Any, repair: str) -> None:
+    for one in ended(work, 2, tmp_path):
+        assert isinstance(one.error, NotPrivateUse), one.told
+        assert one.error.code == "PROCESSES" and repair in one.error.sentence
+    assert not list(tmp_path.rglob("ledger.db"))
+
+
+def test_a_run_that_is_opened_before_there_is_a_group_is_told_what_to_make_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(RanksError, match=r"NO_GROUP.*one of 2 processes.*TrainingArguments.*before the run is opened"):
+        PrivateTraining.own(rows(), epochs=1, batch_size=6, directory=tmp_path / "own", progress=False)
+    assert not (tmp_path / "own").exists()
 
 
 def _taught(rank: int, folder: Path) -> dict[str, Any]:
