@@ -8,5 +8,6 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: F401
 import dptrain
 import dptrain.engine.private_training
 import dptrain.integrations.transformers  # noqa: F401
+import tests.guarantees.peers
 import tests.reference.families
 import tests.worlds.training  # noqa: F401

@@ -16,7 +16,7 @@ from dptrain import PrivateTraining
 from dptrain.blocks.stack import layer_stack
 from dptrain.clipping.resolver import Block, Schedule
 from dptrain.routing import Router
-from tests.worlds.trainer import opening
+from tests.worlds.trainer import opening, wrapped
 from tests.worlds.training import World, make_world
 
 KEY = b"\x35" * 32
@@ -90,7 +90,8 @@ def giant(seed: int, scale: float = 1e9) -> Losses:
 
 
 class Run:
-    """A prepared run of ``model`` over ``world``; use it as a context."""
+    """A prepared run of ``model`` over ``world``; use it as a context. In one process of several the loop runs ``net``, the
+    model in the wrapper of torch."""
 
     def __init__(
         self,
@@ -103,9 +104,11 @@ class Run:
         optimizer: Any = None,
         name: str = "ledger",
         probe: Any = None,
+        wrap: Callable[[nn.Module], nn.Module] = wrapped,
         **options: Any,
     ) -> None:
         self.model = model
+        self.net = wrap(model)
         self.optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
         ledger = world.root / f"{name}.db"
         count = 0
@@ -119,7 +122,7 @@ class Run:
         )  # fmt: skip
         try:
             _, self.optimizer, self.steps = self.private.prepare(
-                model, self.optimizer, collate_fn, layers=layers, probe=probe, **how
+                self.net, self.optimizer, collate_fn, layers=layers, probe=probe, **how
             )
         except BaseException:
             self.private.close()
@@ -141,7 +144,7 @@ class Run:
                 seeds += rows["seeds"].tolist() if "seeds" in rows else []
             # A loss without a gradient shows the probes nothing, and they refuse it.
             shown = per_example if self.private.prepared.probe.active and getattr(losses, "silent", False) else losses
-            self.private.backward(shown(self.model, rows), rows)
+            self.private.backward(shown(self.net, rows), rows)
         self.drawn.append(seeds)
         return {n: p.grad.double() * NORMALIZER for n, p in self.model.named_parameters() if p.grad is not None}
 
