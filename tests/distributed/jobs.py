@@ -21,6 +21,7 @@ from tests.worlds.training import World
 
 NOW = 1_800_000_000
 
+
 def loud(model: nn.Module, rows: Any) -> torch.Tensor:
     """Losses whose gradients are clipped, most of them."""
     return per_example(model, rows) * 50.0
@@ -63,7 +64,8 @@ class Job:
         root: of its world. name: of its ledger, one for every number of processes.
         steps: after which the process goes away without closing; None for the whole run. save: whether it saves then.
         losses: name of the losses, or a seed whose contribution alone has a gradient, a huge one.
-        options: of `tests.guarantees.peers.Run`. before: called with the run before its first step.
+        options: of `tests.guarantees.peers.Run`; ``now`` of its clock, and ``from``: goes on with the run of so many processes.
+        before: called with the run before its first step.
     """
 
     root: Path
@@ -133,8 +135,8 @@ def done(rank: int, *jobs: Job) -> list[Told]:
 def opened(job: Job, **options: Any) -> Run:
     """Opens and prepares the run of a job."""
     world = World.at(job.root)
-    world.now = NOW
     given = {"name": f"{job.name}-{size()}", "optimizer": adamw, "microbatch": 4, "model": net, **job.options, **options}
+    world.now = given.pop("now", NOW)
     model = given.pop("model")()
     if "from" in given:  # the ledger of a run that began on another number of processes
         given |= {"name": f"{job.name}-{given.pop('from')}", "resume": True}

@@ -115,6 +115,7 @@ def _main(
         if ranks > 1:
             os.environ |= dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank))
             os.environ |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(ranks))
+            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}  # as torchrun says; the group meets in a file
             dist.init_process_group(
                 "gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks, timeout=timedelta(seconds=limit / 2)
             )

@@ -1,7 +1,6 @@
 """Exactness `fast` on several processes: what float32 on the wire may change, and that nothing else does."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 

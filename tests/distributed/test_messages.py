@@ -81,7 +81,7 @@ def wrapper(inner: nn.Module) -> nn.Module:
 
 def few_are_most(run: Run) -> None:
     """Lets a draw of more than three be one that hardly ever comes."""
-    run.private.prepared._most_drawn = 3
+    run.private.prepared.together._most_drawn = 3
 
 
 def metered(rank: int, *jobs: Job) -> list[tuple[dict[str, Counter[str]], list[tuple[str, torch.dtype, int]], int]]:
