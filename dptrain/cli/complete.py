@@ -1,4 +1,4 @@
-"""Complete what Typer cannot know: classes of the policy at hand, and contributors of the registry on the line.
+"""Complete what Typer cannot know: classes of the policy at hand, contributors of the registry on the line, known models.
 
 Nothing is verified here. A completion is a proposal, and the command checks what it is given.
 """
@@ -15,6 +15,7 @@ from attest import signed_file
 from attest.errors import AttestError
 from attest.policy import Policy
 from attest.registry import Peek, peek
+from dptrain.planning.scaling import MODELS
 
 POLICIES = ("policy.cose", "policy.toml")
 """Where commands look for a policy that they are not told."""
@@ -45,6 +46,11 @@ def contributors(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     known = _registry(_given(ctx, "registry"))
     fitting = (item for item in (known.contributors if known else ()) if item.name.startswith(incomplete))
     return [(item.name, ", ".join(item.classes)) for item in islice(fitting, _MOST)]
+
+
+def models(incomplete: str) -> list[tuple[str, str]]:
+    """Returns the models whose sizes are known."""
+    return [(name, f"{item.parameters:,} parameters") for name, item in MODELS.items() if name.startswith(incomplete)]
 
 
 def class_names(path: Path) -> Iterator[str]:

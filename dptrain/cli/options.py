@@ -3,12 +3,14 @@
 import re
 import time
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
 import typer
 
 _FROM_NOW = re.compile(r"([+-][0-9]{1,5})([dh])")
 _AGE = re.compile(r"([0-9]{1,5})([dh])")
+_COUNT = re.compile(r"([0-9][0-9_]{0,20}(?:\.[0-9]{1,9})?)([KMB]?)")
 _SECONDS = re.compile(r"[0-9]{1,12}")
 
 
@@ -58,6 +60,18 @@ def parse_age(text: str) -> int:
     match = _AGE.fullmatch(text)
     wrong_if(match is None, f"{text!r} is not an age; write 7d or 36h")
     return int(match[1]) * (86400 if match[2] == "d" else 3600)
+
+
+def parse_count(text: str) -> int:
+    """Returns a whole number from `124439808`, `124_439_808`, `124M` or `1.24B`; K, M and B are thousands, millions, billions.
+
+    Raises:
+        typer.BadParameter: if the text is none of these.
+    """
+    match = _COUNT.fullmatch(text)
+    found = Decimal(match[1]) * {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}[match[2]] if match else Decimal("0.5")
+    wrong_if(found != int(found), f"{text!r} is not a number of things; write 124439808, 124M or 1.24B")
+    return int(found)
 
 
 def parse_time(text: str) -> int:

@@ -23,16 +23,18 @@ from dptrain.cli.advice import Case
 from dptrain.cli.advice.classes import touched
 from dptrain.cli.advice.findings import repeated
 from dptrain.cli.advice.policies import OF_PLANS
-from dptrain.cli.complete import class_counts
+from dptrain.cli.complete import class_counts, models
 from dptrain.cli.gate import ForLedger, Keeping, NoKeptReading, as_json, judge, sentences
 from dptrain.cli.ledger.place import LedgerKey, StateDirectory
-from dptrain.cli.options import argument, file_option, moment, option, wrong_if
+from dptrain.cli.options import argument, file_option, moment, option, parse_count, wrong_if
 from dptrain.cli.output import amount, counted, counting, duration, number, size, styled, table, table_of
 from dptrain.cli.results import Shown, Told, pick
-from dptrain.planning import changes, figures, targets
+from dptrain.planning import changes, figures, scaling, targets
 from dptrain.planning.layout import BlockPlan
+from dptrain.planning.per_rank import STATES, PerRank, Ranks, per_rank, rest_of
 from dptrain.planning.picture import phase_picture, plan_picture
 from dptrain.planning.plan import GroupPlan, Plan, make_plan, signed_groups, totals
+from dptrain.planning.scaling import ASSUMED, MODELS, TOKENS, Step, seconds
 from dptrain.planning.signal import Signal, read_norms, signals
 from dptrain.planning.signal import as_json as signals_json
 from dptrain.planning.targets import Solution
@@ -60,6 +62,27 @@ def plan(
     ] = None,
     measure: Annotated[
         Path | None, file_option("RUN.toml", "Time a few steps of this run on random payloads; needs the train extra.")
+    ] = None,
+    processes: Annotated[
+        int | None, option("Predict memory and communication of a rank of N; needs sizes of the model.", metavar="N", min=1)
+    ] = None,
+    sharded: Annotated[
+        bool, option("With --processes: parameters in shards (FSDP2), not whole on every rank (DDP).", "--sharded")
+    ] = False,
+    model: Annotated[
+        str | None,
+        option(
+            "With --processes: sizes of a known model, and seconds of a step on H100s.", metavar="NAME", autocompletion=models
+        ),
+    ] = None,
+    parameters: Annotated[
+        int | None, option("With --processes: parameters of the model, 124M say.", metavar="P", parser=parse_count)
+    ] = None,
+    trained: Annotated[
+        int | None, option("With --parameters: those that train; default: all.", metavar="D", parser=parse_count)
+    ] = None,
+    microbatch: Annotated[
+        int | None, option("With --parameters: contributions of a microbatch; default: 16.", metavar="N", min=1)
     ] = None,
     target_epsilon: Annotated[
         list[str] | None,
@@ -108,6 +131,9 @@ def plan(
     asked, text_of_rules = what_if or [], rules.to_toml()
     others = [(text, changes.changed(rules, tomllib.loads(text_of_rules, parse_float=Decimal), text)) for text in asked]
     inputs.require_plot(plot)
+    given = {"--measure": measure, "--model": model, "--parameters": parameters, "--trained": trained}
+    given |= {"--microbatch": microbatch}
+    _require_sizes(processes, sharded, given)
     run = None if measure is None else RunConfig.load(measure)
     norms = None if gradient_norms is None else read_norms(gradient_norms)
     by_hand = dict(inputs.count_of(text, rules) for text in contributions or [])
@@ -120,7 +146,14 @@ def plan(
     if solve is Quantity.NORMALIZER and counts is None:
         raise typer.BadParameter("--solve normalizer needs a CORPUS, or --contributions CLASS=N for its classes")
     cost = None if run is None else inputs.load_training("dptrain.planning.measure").measure(rules, run, counts)
-    layers = layers or (12 if cost is None else cost.layers)
+    layers = layers or (cost.layers if cost is not None else MODELS[model].layers if model else 12)
+    ranks = per = step = None
+    if processes is not None:
+        drawn = float(rules.normalizer) if counts is None else expected_per_step(rules, counts)
+        sizes = _sizes(rules, run, cost, given)
+        ranks = Ranks(processes=processes, contributions=drawn, layers=layers, sharded=sharded, **sizes)
+        rest = None if cost is None else rest_of(cost.peak_bytes, ranks, libraries=cost.device == "cpu")
+        per, step = per_rank(ranks, rest), seconds(MODELS[model], ranks, ASSUMED, TOKENS) if model else None
     with counting("computing epsilon"):
         planned = make_plan(rules, layers)
         groups = signed_groups(rules, planned, report) if report else {}
@@ -148,6 +181,8 @@ def plan(
         data["solution"] = solution.as_json()
     if cost is not None:
         data["measured"] = asdict(cost)
+    if ranks is not None and per is not None:
+        data["ranks"] = scaling.as_json(ranks, per, step)
     if compared:
         data["what_if"] = [
             {"change": text, **_as_json(other, then), "differences": _differences(rules, planned, other, then)}
@@ -168,6 +203,8 @@ def plan(
             yield from signals_text(planned, ratios)
         if cost is not None:
             yield from cost_text(rules, planned, cost)
+        if ranks is not None and per is not None:
+            yield from ranks_text(ranks, per, step)
         if plot is not None:
             yield f"wrote {plot}"
         yield from (styled("red", "✗", f" {sentence}") for sentence in unsupported(rules))
@@ -328,6 +365,61 @@ def cost_text(policy: Policy, planned: Plan, cost: Any) -> Iterator[Shown]:
         yield (
             f"nobody said how many contributions there are: {policy.normalizer} per step are assumed, the normalizer; give a "
             "CORPUS or --contributions CLASS=N"
+        )
+
+
+def _require_sizes(processes: int | None, sharded: bool, given: Mapping[str, Any]) -> None:
+    """Refuses wrong use unless one option says the sizes of the model where ranks are predicted, and none where not."""
+    for name, value in {"--sharded": sharded or None, **given}.items():
+        needless = value is not None and processes is None and name != "--measure"
+        wrong_if(needless, f"{name} needs --processes N, the number of ranks")
+    said = [name for name in ("--measure", "--model", "--parameters") if given[name] is not None]
+    wrong_if(
+        processes is not None and len(said) != 1,
+        f"--processes needs the sizes of the model from one place, and has {' and '.join(said) or 'none'}; give --measure "
+        "RUN.toml, --model NAME, or --parameters P with --trained D where not all of them train",
+    )
+    for name in ("--trained", "--microbatch"):
+        wrong_if(given[name] is not None and said != ["--parameters"], f"{name} goes with --parameters; leave it out")
+    known = given["--model"] is None or given["--model"] in MODELS
+    wrong_if(not known, f"no sizes are known of {given['--model']!r}, only of {', '.join(MODELS)}; give --parameters")
+
+
+def _sizes(policy: Policy, run: RunConfig | None, cost: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the sizes of a step from what was measured, a known model or what was said by hand; and how it is summed."""
+    found = {"certified": policy.exactness == "certified", "public": any(rule.public for rule in policy.classes)}
+    if run is not None:
+        found |= {"half": run.run.mixed_precision == "bf16", "state_bytes": STATES[run.optimizer.name]}
+        return found | {"parameters": cost.parameters, "trained": cost.trained, "microbatch": cost.microbatch}
+    if given["--model"] is not None:
+        return found | {"half": True, **pick(MODELS[given["--model"]], "parameters trained microbatch")}
+    whole, part = given["--parameters"], given["--trained"]
+    return found | {"parameters": whole, "trained": whole if part is None else part, "microbatch": given["--microbatch"] or 16}
+
+
+def ranks_text(ranks: Ranks, per: PerRank, step: Step | None) -> Iterator[Shown]:
+    """Yields memory and communication of a rank, with the formula of every part and the values of its letters."""
+    yield (
+        f"predicted for each of {counted(ranks.processes, 'rank')} under {'FSDP2' if ranks.sharded else 'DDP'}: at most "
+        f"{counted(ranks.each, 'contribution')} of {number(ranks.contributions)} a step, microbatches of {ranks.microbatch}"
+    )
+    for what, amounts in (("memory", per.memory), ("sent in a step", per.sent)):
+        columns = {what: lambda one: one.name, "when": lambda one: one.when, "bytes": lambda one: size(one.bytes)}
+        yield table_of(amounts, columns | {"formula": lambda one: one.formula})
+    values = {letter: value for one in (*per.memory, *per.sent) for letter, value in one.inputs.items()}
+    yield ", ".join(f"{letter} = {value:,}" for letter, value in values.items())
+    without = "" if per.complete else ", without activations"
+    yield f"peak {size(per.peak_bytes)}{without}: what is there always, and at the {per.peak_at}"
+    yield (
+        f"sent in a step {size(per.sent_bytes)}, and as much received; without privacy {size(per.plain_bytes)}. Over the links "
+        f"of H100s, by their sheet: {duration(scaling.communication(ranks, ASSUMED))}"
+    )
+    if step is not None:
+        parts = {"compute": step.compute, "communication": step.communication, "noise": step.noise, "ledger": step.ledger}
+        yield "predicted step on H100s: " + ", ".join(f"{name} {duration(value)}" for name, value in parts.items())
+        yield (
+            f"together {duration(step.seconds)}, {number(step.ratio, 2)} times one without privacy, at {TOKENS} tokens a "
+            "contribution. Nobody has measured it; docs/scaling.md has the inputs"
         )
 
 

@@ -1,4 +1,4 @@
-"""Writes the pages of the docs that say what is declared, or pages of the same names in another folder.
+"""Writes the pages of the docs that say what is declared or computed, or pages of the same names in another folder.
 
 python -m tests.pages            docs/, as ``make pages`` does
 python -m tests.pages OTHER
@@ -9,10 +9,10 @@ Tests compare docs/ with what is written here, so that neither pages nor declara
 import sys
 from pathlib import Path
 
-from tests.pages import documents, leaves
+from tests.pages import documents, leaves, scaling
 
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else "docs")
-for pages in (documents.PAGES, leaves.PAGES):
+for pages in (documents.PAGES, leaves.PAGES, scaling.PAGES):
     for name, write in pages.items():
         page = folder / name
         page.write_text(write(page.read_text(encoding="utf-8")), encoding="utf-8")

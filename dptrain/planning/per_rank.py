@@ -1,0 +1,257 @@
+"""Predicts what one rank of a run in several processes holds in memory, and what it sends.
+
+Letters: P parameters, d scheduled (trained) coordinates, W ranks, L layers, m microbatches of a rank in a step. Bytes of one
+number: s of the optimizer's state, w of a sum on the wire, b of a parameter that is gathered. A figure is its formula in these
+letters. Nothing is measured here.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from dptrain.errors import ConfigError
+
+When = Literal["always", "probes", "microbatches", "exchange", "gather"]
+"""Moments of a step. Two of them never fall together, so a peak is what is there always and the most of one moment."""
+
+PROBES: Final = 20
+"""Bytes per trained coordinate that the probes hold before the first step and every some hundred steps: gradients of a few rows
+by autograd and by the router. Measured: docs/scaling.md says how."""
+
+STATES: Final[Mapping[str, int]] = {"adamw": 8, "sgd": 4}
+"""Bytes of the optimizer's state per trained coordinate, by the name that a run file gives it; SGD is that with momentum."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """Sizes of a run in several processes.
+
+    Attributes:
+        processes: W, 1 or more.
+        parameters: P, all of the model, in float32. trained: d, those in the schedule; at most P.
+        contributions: n, the expected number of a step.
+        microbatch: Contributions of a full microbatch.
+        layers: L, of equal size.
+        state_bytes: s, of the optimizer per trained coordinate (`STATES`).
+        sharded: Parameters lie in shards (FSDP2), not whole on every rank (DDP).
+        certified: Sums are exact integers in float64.
+        half: Forward and backward pass gather parameters in bfloat16; DDP gathers none.
+        public: Some classes are public, whose sums are apart until the noise is there.
+
+    Raises:
+        ConfigError: PROCESSES, fewer than one; SIZES, numbers that no model and no step has.
+    """
+
+    processes: int
+    parameters: int
+    trained: int
+    contributions: float
+    microbatch: int = 16
+    layers: int = 12
+    state_bytes: int = STATES["adamw"]
+    sharded: bool = False
+    certified: bool = False
+    half: bool = False
+    public: bool = False
+
+    def __post_init__(self) -> None:
+        if self.processes < 1:
+            raise ConfigError("PROCESSES", f"{self.processes} processes, expected 1 or more; say how many ranks train")
+        _require("parameters", self.parameters, self.parameters >= 1, "1 or more")
+        _require("trained parameters", self.trained, 1 <= self.trained <= self.parameters, f"1 to {self.parameters:,}, all")
+        _require("contributions a step", self.contributions, 0 < self.contributions < math.inf, "more than 0")
+        _require("contributions of a microbatch", self.microbatch, self.microbatch >= 1, "1 or more")
+        _require("layers", self.layers, self.layers >= 1, "1 or more")
+
+    @property
+    def each(self) -> int:
+        """Contributions of the rank that has most: they are dealt whole."""
+        return math.ceil(self.contributions / self.processes)
+
+    @property
+    def microbatches(self) -> int:
+        """Microbatches of a step at every rank: who has fewer contributions runs idle ones, so that all run as many."""
+        return math.ceil(self.each / self.microbatch)
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes of a coordinate of a sum on the wire: float32, or the float64 of exact integers."""
+        return 8 if self.certified else 4
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """One figure of a rank.
+
+    Attributes:
+        formula: In the letters of this module, as Python has it, with `ceil` of math.
+        inputs: Value of every letter of the formula.
+        when: Moment of a step at which memory is held; of what is sent, the moment at which it is sent.
+        ring: A ring can send it, in which a number crosses into a node once; otherwise every pair of ranks has its own.
+    """
+
+    name: str
+    bytes: int
+    formula: str
+    inputs: Mapping[str, float] = field(repr=False)
+    when: When = "always"
+    ring: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PerRank:
+    """Prediction for one rank.
+
+    Attributes:
+        memory: What it holds. sent: What it sends in a step, and receives as much.
+        complete: The activations of a microbatch are among the memory.
+        peak_bytes: What is there always and the most of one moment; a lower bound where it is not complete.
+        peak_at: That moment.
+        sent_bytes: Of a step.
+        plain_bytes: What a step without privacy sends over a ring: under DDP an all-reduce of the gradients, under FSDP2 what
+            it gathers and reduces for every microbatch.
+    """
+
+    memory: tuple[Amount, ...]
+    sent: tuple[Amount, ...]
+    complete: bool
+    peak_bytes: int
+    peak_at: When
+    sent_bytes: int
+    plain_bytes: int
+
+
+def per_rank(ranks: Ranks, rest: Amount | None = None) -> PerRank:
+    """Predicts memory and communication of one rank.
+
+    Every number is a prediction: allocators round up, and a layer may be larger than others.
+
+    Args:
+        rest: What does not depend on W, as `rest_of` finds it; None if nobody measured it, and it is left out.
+    """
+    memory = list(_sharded(ranks) if ranks.sharded else _replicated(ranks))
+    if rest is not None:
+        memory.append(rest)
+    moments: dict[When, int] = {"probes": 0, "microbatches": 0, "exchange": 0, "gather": 0}
+    for amount in memory:
+        if amount.when != "always":
+            moments[amount.when] += amount.bytes
+    worst = max(moments, key=lambda moment: moments[moment])
+    always = sum(amount.bytes for amount in memory if amount.when == "always")
+    sent = tuple(_sent(ranks))
+    reduced = (ranks.processes - 1) * 4 * math.ceil(ranks.trained / ranks.processes)
+    gathered = sum(amount.bytes for amount in sent if amount.ring)
+    return PerRank(
+        memory=tuple(memory),
+        sent=sent,
+        complete=rest is not None,
+        peak_bytes=always + moments[worst],
+        peak_at=worst,
+        sent_bytes=sum(amount.bytes for amount in sent),
+        plain_bytes=ranks.microbatches * reduced + gathered if ranks.sharded else 2 * reduced,
+    )
+
+
+def rest_of(peak: int, ranks: Ranks, *, libraries: bool) -> Amount:
+    """Returns what a measured peak of one process holds beside the parts that are predicted.
+
+    The peak is taken to lie in the microbatches. Where it lay at the release instead, this is too much, not too little.
+
+    Args:
+        peak: Bytes of one process that ran microbatches as large.
+        libraries: The peak is that of a whole process, whose libraries are there always; otherwise that of a device, on which
+            the rest is activations, and gone at the release.
+    """
+    alone = Ranks(
+        processes=1, parameters=ranks.parameters, trained=ranks.trained, contributions=ranks.contributions,
+        state_bytes=ranks.state_bytes,
+    )  # fmt: skip
+    known = sum(amount.bytes for amount in _replicated(alone) if amount.when in ("always", "microbatches"))
+    left = max(0, peak - known)
+    name = "activations and libraries" if libraries else "activations of a microbatch"
+    return Amount(name, left, "A", {"A": left}, "always" if libraries else "microbatches")
+
+
+def _replicated(ranks: Ranks) -> list[Amount]:
+    """Returns what a rank holds under DDP, in float32, beside activations."""
+    d, s, w, processes = ranks.trained, ranks.state_bytes, ranks.wire_bytes, ranks.processes
+    shard = math.ceil(d / processes)
+    found = [
+        Amount("parameters", 4 * ranks.parameters, "4 * P", {"P": ranks.parameters}),
+        Amount("optimizer state", s * d, "s * d", {"s": s, "d": d}),
+        Amount("probes", PROBES * d, f"{PROBES} * d", {"d": d}, "probes"),
+        Amount("sums, float64", 8 * d, "8 * d", {"d": d}, "microbatches"),
+    ]
+    if ranks.public:
+        released: When = "gather" if processes == 1 else "exchange"
+        found += [Amount("public sums, float64", 8 * d, "8 * d", {"d": d}, when) for when in ("microbatches", released)]
+    if processes == 1:
+        return [*found, Amount("sums, which become the gradient", 8 * d, "8 * d", {"d": d}, "gather")]
+    inputs = {"d": d, "W": processes}
+    return [
+        *found,
+        Amount("buckets of the wrapper, unused", 4 * d, "4 * d", {"d": d}),
+        Amount("sums, and their copy to send", (8 + w) * d, "(8 + w) * d", {"w": w, "d": d}, "exchange"),
+        Amount("noised gradient, gathered and in p.grad", 8 * d, "8 * d", {"d": d}, "gather"),
+        Amount("own shard of it", 12 * shard, "12 * ceil(d / W)", inputs, "gather"),
+    ]
+
+
+def _sharded(ranks: Ranks) -> list[Amount]:
+    """Returns what a rank holds under FSDP2: shards, and two layers that are whole for a while. Probes are not in it."""
+    d, s, w, b = ranks.trained, ranks.state_bytes, ranks.wire_bytes, 2 if ranks.half else 4
+    own, shard = math.ceil(ranks.parameters / ranks.processes), math.ceil(d / ranks.processes)
+    of_all, of_trained = {"P": ranks.parameters, "W": ranks.processes}, {"d": d, "W": ranks.processes}
+    found = [
+        Amount("parameters", 4 * own, "4 * ceil(P / W)", of_all),
+        Amount("optimizer state", s * shard, "s * ceil(d / W)", {"s": s, **of_trained}),
+        Amount("sums, float64", 8 * shard, "8 * ceil(d / W)", of_trained),
+        Amount("gradient", 4 * shard, "4 * ceil(d / W)", of_trained, "gather"),
+    ]
+    if ranks.public:
+        found.append(Amount("public sums, float64", 8 * shard, "8 * ceil(d / W)", of_trained, "microbatches"))
+    if ranks.processes == 1:
+        return found
+    layer, piece = math.ceil(ranks.parameters / ranks.layers), math.ceil(d / ranks.layers)
+    gathered = {"b": b, "P": ranks.parameters, "L": ranks.layers}
+    return [
+        *found,
+        Amount("two layers, gathered", 2 * b * layer, "2 * b * ceil(P / L)", gathered, "microbatches"),
+        Amount(
+            "weighted sum of a layer, sent and received", 2 * w * piece, "2 * w * ceil(d / L)",
+            {"w": w, "d": d, "L": ranks.layers}, "microbatches",
+        ),
+    ]  # fmt: skip
+
+
+def _sent(ranks: Ranks) -> list[Amount]:
+    """Returns what a rank sends in a step, its shards padded to equal size; nothing where it is alone."""
+    if ranks.processes == 1:
+        return []
+    d, w, others = ranks.trained, ranks.wire_bytes, ranks.processes - 1
+    shard = math.ceil(d / ranks.processes)
+    inputs = {"W": ranks.processes, "d": d}
+    if not ranks.sharded:
+        kinds = ("sums", "public sums") if ranks.public else ("sums",)
+        return [
+            *(Amount(kind, others * w * shard, "(W - 1) * w * ceil(d / W)", {"w": w, **inputs}, "exchange") for kind in kinds),
+            Amount("noised gradient", others * 4 * shard, "(W - 1) * 4 * ceil(d / W)", inputs, "gather", ring=True),
+        ]
+    m, b, own = ranks.microbatches, 2 if ranks.half else 4, math.ceil(ranks.parameters / ranks.processes)
+    of_all = {"m": m, "b": b, "W": ranks.processes, "P": ranks.parameters}
+    return [
+        Amount(
+            "parameters, in forward and backward pass", m * 2 * others * b * own, "m * 2 * (W - 1) * b * ceil(P / W)", of_all,
+            "microbatches", ring=True,
+        ),
+        Amount(
+            "weighted sums", m * others * w * shard, "m * (W - 1) * w * ceil(d / W)", {"m": m, "w": w, **inputs},
+            "microbatches",
+        ),
+    ]  # fmt: skip
+
+
+def _require(what: str, found: float, good: bool, expected: str) -> None:
+    if not good:
+        raise ConfigError("SIZES", f"{what}: {found:,}, expected {expected}")
