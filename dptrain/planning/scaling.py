@@ -107,7 +107,7 @@ class Inputs:
     bandwidth: float = _input(3.35e12, "memory of the GPU", "bytes/s", Source.SHEET, "H100 SXM; H200 4,800 GB/s")
     capacity: float = _input(80e9, "memory of the GPU", "bytes", Source.SHEET, "H100 SXM; H200 141 GB")
     nvlink: float = _input(450e9, "NVLink, one way", "bytes/s", Source.SHEET, "H100 SXM: 900 GB/s both ways")
-    fabric: float = _input(50e9, "network of a GPU, one way", "bytes/s", Source.SHEET, "one 400 Gb/s InfiniBand port each")
+    fabric: float = _input(50e9, "network of a GPU, one way", "bytes/s", Source.SHEET, "DGX H100: a port of 400 Gb/s each")
     node: float = _input(8, "GPUs of a node", "", Source.SHEET, "HGX H100")
     utilisation: float | None = _input(
         None, "part of the FLOP/s that products reach", "", Source.GPU, "performance.md: not run yet"
