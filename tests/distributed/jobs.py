@@ -141,6 +141,7 @@ def opened(job: Job, **options: Any) -> Run:
     if "from" in given:  # the ledger of a run that began on another number of processes
         given |= {"name": f"{job.name}-{given.pop('from')}", "resume": True}
     made = Run(world, model, **given | {"optimizer": given["optimizer"](model)})
+    made.world = world
     if job.before is not None:
         job.before(made)
     return made

@@ -23,7 +23,7 @@ from tests.guarantees.peers import per_example, small_world  # noqa: E402
 
 STEPS = 24
 LONGEST = 10.0
-"""Seconds within which everybody has ended once somebody was killed: as soon as connections close, on a machine that is busy."""
+"""Seconds within which everybody has ended once somebody was killed: as soon as connections close, on a busy machine."""
 
 LIMIT = 35.0
 """The same where processes were not connected yet, and torch waits for the time limit of the group, which is 30 seconds."""
