@@ -46,7 +46,7 @@ from dptrain.record.registry_watch import RegistryWatch
 from dptrain.record.settling import Inbox, settle_pool
 from dptrain.routing import Router
 from dptrain.routing.accumulate import Folding
-from dptrain.routing.couplings import Program, refuse_coupled
+from dptrain.routing.couplings import Program, refuse_compiled, refuse_coupled
 from dptrain.routing.repeated import Loss, RepeatedLoss
 from dptrain.routing.synthetic_rows import ProbeRows
 from dptrain.sandbox import Sandbox, forward_seed
@@ -142,6 +142,7 @@ class PreparedRun(Parts[Planned]):
         self.policy = policy
         self.recorder = opened.recorder
         self.ranks = opened.ranks
+        refuse_compiled(model)  # a wrapper too, whose graph would run the module inside
         self.model = unwrapped(model, opened.accelerator, opened.ranks)
         where = (parameter.device for parameter in self.model.parameters())
         self.device = opened.accelerator.device if opened.accelerator is not None else next(where, torch.device("cpu"))

@@ -84,9 +84,8 @@ def unwrapped(model: nn.Module, accelerator: Any | None, ranks: Ranks) -> nn.Mod
 
 
 def _replicated(model: nn.Module) -> DistributedDataParallel | None:
-    """Returns the wrapper that makes parameters the same over ranks, perhaps inside that of a compiler."""
-    inner = getattr(model, "_orig_mod", model)
-    return inner if isinstance(inner, DistributedDataParallel) else None
+    """Returns the wrapper that makes parameters the same over ranks."""
+    return model if isinstance(model, DistributedDataParallel) else None
 
 
 class Silenced:

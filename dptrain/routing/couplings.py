@@ -23,6 +23,8 @@ QUANTISED = {
 }
 """Modules that quantise activations by more than the row at hand, by the name of their class, and how."""
 
+_COMPILED = "{!r} is compiled: what its graph keeps of the routing hooks is not checked; give prepare() the module itself"
+
 
 def refuse_coupled(model: nn.Module) -> None:
     """Raises for the first coupling that the modules or the configuration show.
@@ -36,6 +38,17 @@ def refuse_coupled(model: nn.Module) -> None:
         raise UnsupportedModule(obstacle.code, obstacle.sentence)
     for code, sentence in couplings(model):
         raise CoupledModel(code, sentence)
+
+
+def refuse_compiled(model: nn.Module) -> None:
+    """Raises CoupledModel: code COMPILED_MODEL, where a model, a part of it or what wraps it is compiled."""
+    for name, module in model.named_modules():
+        if _compiled(module):
+            raise CoupledModel("COMPILED_MODEL", _COMPILED.format(name or "the model"))
+
+
+def _compiled(module: nn.Module) -> bool:
+    return type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
 
 
 def couplings(model: nn.Module) -> Iterator[tuple[str, str]]:
@@ -77,12 +90,8 @@ def couplings(model: nn.Module) -> Iterator[tuple[str, str]]:
                 f"{name!r} ({kind}) {how}, so that one contribution's activations change how others are rounded; quantise "
                 "weights alone (4-bit LoRA does), or train in bfloat16",
             )
-        elif kind == "OptimizedModule":
-            yield (
-                "COMPILED_MODEL",
-                f"{name or 'the model'!r} is compiled: what its graph keeps of the routing hooks is not checked; give "
-                "prepare() the module itself",
-            )
+        elif _compiled(module):
+            yield "COMPILED_MODEL", _COMPILED.format(name or "the model")
         for hook in module._forward_pre_hooks.values():
             if type(hook).__name__ == "SpectralNorm" and module.training:
                 yield (
