@@ -36,7 +36,7 @@ from dptrain.engine.step import Parts, UnderWay, check_parameters
 from dptrain.errors import ConfigError, NonFinite, StepOrder, UnsupportedModule
 from dptrain.parallel.ranks import ALONE, Ranks
 from dptrain.parallel.together import Together
-from dptrain.parallel.wrapped import unwrapped
+from dptrain.parallel.wrapped import step_once, unwrapped
 from dptrain.progress import progress_bar
 from dptrain.record import checkpoints, weights
 from dptrain.record.metrics import Line, Metrics, MetricsLog
@@ -290,6 +290,8 @@ class PreparedRun(Parts[Planned]):
             self.attempt.program.require()
         refuse_skipped_masks(self.policy.exactness, self.model, self.feeder.names)
         refusals.refuse_low_precision()
+        if self.ranks.size > 1:
+            step_once(self.optimizer, self.opened.accelerator, self.states)
         if self.sandbox.kept.written is None:  # else it may follow from content what was replaced, and the window ends the run
             self.gradients.require_bound()
         self.sandbox.kept.look()

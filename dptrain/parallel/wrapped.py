@@ -1,5 +1,6 @@
 """Finds the model inside the wrapper of several processes, and refuses wrappers that would reduce raw gradients."""
 
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -81,6 +82,20 @@ def unwrapped(model: nn.Module, accelerator: Any | None, ranks: Ranks) -> nn.Mod
         return found
     wrapper = _replicated(model)
     return model if wrapper is None else wrapper.module
+
+
+def step_once(optimizer: Any, accelerator: Any | None, states: Sequence[Any]) -> None:
+    """Lets the schedulers of an optimizer that accelerate prepared step once for each logical step.
+
+    accelerate steps them once for every process, as if each trained on a batch of its own; a logical step is one step on any
+    number of them.
+
+    Args:
+        states: other places where a program may keep such schedulers.
+    """
+    for one in (*getattr(accelerator, "_schedulers", ()), *states):
+        if hasattr(one, "split_batches") and getattr(getattr(one, "scheduler", None), "optimizer", None) is optimizer:
+            one.split_batches = True
 
 
 def _replicated(model: nn.Module) -> DistributedDataParallel | None:
