@@ -224,14 +224,13 @@ def code_digest() -> bytes:
     return found.digest()
 
 
-def differs(what: str, ranks: Sequence[int]) -> RanksError:
-    """Returns the error that says what ranks have otherwise than rank 0."""
+_ALIKE: Final = "every process must run the same program over the same files"
+
+
+def differs(what: str, ranks: Sequence[int], do: str = _ALIKE) -> RanksError:
+    """Returns the error that says what ranks have otherwise than rank 0, and what to `do`."""
     shown = ", ".join(map(str, ranks[:8]))
-    return RanksError(
-        "RANKS_DIFFER",
-        f"{what} at rank {shown} and at rank 0: expected the same, found others; every process must run the same program over "
-        "the same files",
-    )
+    return RanksError("RANKS_DIFFER", f"{what} at rank {shown} and at rank 0: expected the same, found others; {do}")
 
 
 def _digest(data: bytes) -> bytes:

@@ -25,6 +25,9 @@ LAYOUT_TOLERANCE = 1e-2
 """Relative distance of two reductions of a probe, one of them perhaps in half precision; rows of others are further away."""
 
 
+_RATES = "let them follow from the number of the step alone, or from what every process knows; each sees other losses"
+
+
 class Together:
     """The other ranks of a run, and the wrapper that holds the model over them.
 
@@ -128,10 +131,10 @@ class Together:
         learning = hashlib.sha256(repr(list(rates)).encode()).digest()
         told = hashlib.sha256(isolation.told.encode()).digest()
         found = self.ranks.all(flags + where + learning + told)
-        for what, place in (("the draw of a step", 3), ("learning rates", 35)):
+        for what, place, do in (("the draw of a step", 3, ()), ("learning rates", 35, (_RATES,))):
             other = [rank for rank, one in enumerate(found) if one[place : place + 32] != found[0][place : place + 32]]
             if other:
-                raise differs(what, other)
+                raise differs(what, other, *do)
         if len({one[67:] for one in found}) > 1:
             self.share(isolation)
         if any(one[1] for one in found) and kept.written is None:
