@@ -120,6 +120,13 @@ def refuse_unusable(optimizer: torch.optim.Optimizer) -> None:
     for kind, (code, sentence) in _REFUSED.items():
         if isinstance(optimizer, kind):
             raise NotPrivateUse(code, sentence)
+    zero = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
+    if zero is not None and isinstance(optimizer, zero.ZeroRedundancyOptimizer):
+        raise NotPrivateUse(
+            "OPTIMIZER_SHARDED",
+            "ZeroRedundancyOptimizer keeps a part of its state on each rank, which no checkpoint of one rank holds; use the "
+            "optimizer inside it under DistributedDataParallel, or fully_shard (FSDP2), which shards its state too",
+        )
 
 
 def reach(optimizer: torch.optim.Optimizer) -> Reach:
