@@ -85,7 +85,7 @@ class DryRun(Parts[Planned]):
         check_parameters([(tensor.name, tensor.parameter) for _, tensor in run.router.tensors], number)
 
     def finish(self) -> None:
-        """Gives model, optimizer and states back as they were, and says on standard error what was tried."""
+        """Gives model, optimizer and states back as they were, and says on standard error, once, what was tried."""
         if self._ended:
             return
         self._ended, run = True, self._run
@@ -93,6 +93,8 @@ class DryRun(Parts[Planned]):
         run.gradients.clear()
         for owner, state in self._kept:
             owner.load_state_dict(state)
+        if not run.ranks.leads:
+            return
         counts = ", ".join(f"{name} {count:,}" for name, count in sorted(run.opened.gate.counts()["admitted"].items()))
         seconds = (time.monotonic() - self._started) / max(1, run.step)
         print(
