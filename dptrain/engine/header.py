@@ -176,7 +176,8 @@ def _promises(policy: Policy, run: RunState, place: int, rule: ClassRule, member
     weakest = tuple(map(min, zip(*(run.expenditure.multipliers(place, bounds) for bounds in signed), strict=True)))
     phases = run.header.phases
     if policy.disclosure == "occurrences_public":
-        loss = max((run.contributions[name].loss for name in map(members.descriptor_hash, range(len(members)))), default=0.0)
+        named = map(members.descriptor_hash, range(len(members) if run.contributions else 0))  # none before the run begins
+        loss = max((run.contributions[name].loss for name in named), default=0.0)
         if policy.sampling.name == POISSON:
             planned = likely_occurrences(float(rule.sampling_rate), policy.steps) / min(weakest) ** 2
         else:
