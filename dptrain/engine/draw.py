@@ -305,15 +305,13 @@ def microbatches_of(
     of_all = [one for one in drawn if public[one.slot]]
 
     def mine(some: Sequence[Drawn]) -> list[Planned]:
-        if fill:
-            return dealt(plan(some, size.contributions, size.rows, fill=True), rank, ranks)
         return plan(sorted(some, key=in_order)[rank::ranks], size.contributions, size.rows)
 
-    if policy.noise_microbatches is None:
-        planned = mine(private)
-    else:
+    shared = plan(of_all, size.contributions, size.rows) if fill else mine(of_all)
+    if policy.noise_microbatches is not None:
         own = groups(private, policy.noise_microbatches)[rank::ranks]
         planned = [made for group in own for made in plan(group, size.contributions, size.rows, fill=fill)]
+        return planned + (dealt(shared, rank, ranks) if fill else shared)
     if fill:
-        return planned + dealt(plan(of_all, size.contributions, size.rows), rank, ranks)
-    return planned + mine(of_all)
+        return dealt(plan(private, size.contributions, size.rows, fill=True) + shared, rank, ranks)
+    return mine(private) + shared
