@@ -1,7 +1,7 @@
 """What the processes of a test have imported before they are forked; short, since that is all. Nothing here may run threads."""
 
 import accelerate  # noqa: F401
-import torch._dynamo  # noqa: F401
+import torch._dynamo
 import torch.distributed  # noqa: F401
 import transformers  # noqa: F401
 from torch.nn.parallel import DistributedDataParallel  # noqa: F401
