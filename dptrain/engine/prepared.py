@@ -151,6 +151,27 @@ class PreparedRun(Parts[Planned]):
         trained = frozenset(id(parameter) for parameter in self.model.parameters() if parameter.requires_grad)
         refusals.refuse_shared_memory(self.model, trained)
         self.together = Together(self.ranks, self.model, model)
+        try:
+            self._bind(opened, optimizer, collate, decode, layers, probe, states, metrics, begun_by, trained)
+        except BaseException:
+            self.together.close()
+            raise
+
+    def _bind(
+        self,
+        opened: Opened,
+        optimizer: torch.optim.Optimizer,
+        collate: Collate,
+        decode: Decode,
+        layers: str | Sequence[str] | None,
+        probe: Sequence[bytes] | None,
+        states: Sequence[Any],
+        metrics: Metrics | None,
+        begun_by: Path | None,
+        trained: frozenset[int],
+    ) -> None:
+        """Binds what `__init__` was given, once the model is out of its wrapper."""
+        policy = self.policy
         seed = self.ranks.first(forward_seed)
         self.sandbox = Sandbox(self.model, trained, seed, secret=policy.disclosure == "secret_poisson")
         self.together.inside(self.sandbox)
@@ -210,8 +231,8 @@ class PreparedRun(Parts[Planned]):
         if begun_by is None:
             self._pin = checkpoints.restore(opened.checkpoints, self.recorder, self.model, self.optimizer, self.states)
         else:
-            load = partial(refusals.required_accelerator(opened.accelerator).load_state, str(begun_by))
-            self._pin = checkpoints.open_folder(begun_by, self.recorder, load, self.states)
+            accelerator = refusals.required_accelerator(opened.accelerator, self.model, self.optimizer)
+            self._pin = checkpoints.open_folder(begun_by, self.recorder, accelerator.load_state, self.states)
         self.start_step = self.step = self.released = self.saved = 0 if self._pin is None else self._pin.step
         carried = [self.recorder.ledger.state.isolation.told] if self.recorder.resuming else []
         self.isolation.carry(*carried, self._pin.isolation if self._pin is not None else HELD)
@@ -378,6 +399,7 @@ class PreparedRun(Parts[Planned]):
             self.metrics.tell()
         if ended:
             refusals.refuse_written(self.sandbox)
+            self.together.refuse_mixed()
         if self.recorder.at_epoch_end(number):
             self.together.share(self.isolation)
             self.recorder.close_epoch(number, self.weights.records(), self.isolation.told, self.opened.now())
@@ -461,7 +483,7 @@ class PreparedRun(Parts[Planned]):
     def save_state(self, folder: Path) -> Path:
         """Has accelerate write its state, and pins it; see `PrivateTraining.save_state`."""
         self._require_going()
-        accelerator = refusals.required_accelerator(self.opened.accelerator)
+        accelerator = refusals.required_accelerator(self.opened.accelerator, self.model, self.optimizer)
         if self.gradients.phase is not Phase.IDLE:
             self.gradients.require(Phase.STEPPED, "save_state() was called")
         self._watch()

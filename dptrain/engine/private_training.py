@@ -8,6 +8,7 @@ import os
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Unpack, overload
@@ -153,7 +154,34 @@ class PrivateTraining:
         refusals.refuse_accelerator(accelerator)
         refusals.refuse_generator(noise.generator, signed.policy, accelerator)
         ranks = parallel.found()
-        data, kept = open_corpus(corpus), RunLedger.of(ledger)
+        with ExitStack() as failing:
+            failing.callback(ranks.leave)
+            made = cls._opened(
+                signed, public, beside, corpus, RunLedger.of(ledger), accelerator, registry, earlier, microbatches, clock, resume,
+                progress, noise, ranks,
+            )  # fmt: skip
+            failing.pop_all()
+        return cls(made)
+
+    @staticmethod
+    def _opened(
+        signed: SignedPolicy,
+        public: bytes,
+        beside: Path,
+        corpus: Where,
+        kept: RunLedger,
+        accelerator: Any | None,
+        registry: Where | None,
+        earlier: Earlier,
+        microbatches: Microbatches,
+        clock: Clock,
+        resume: bool,
+        progress: bool,
+        noise: NoiseSource,
+        ranks: Ranks,
+    ) -> Opened:
+        """Admits the corpus, and opens or reserves the ledger, under a policy that was verified; see `open`."""
+        data = open_corpus(corpus)
         place = kept.where()
         for other in [run for run in _OPEN if _one_ledger(run.opened.recorder.place, place)]:
             other._interrupt(TAKEN_OVER)  # a cell of a notebook that is run again
@@ -182,25 +210,22 @@ class PrivateTraining:
                 inbox.make()
         except BaseException:
             recorder.close()
-            ranks.leave()
             raise
-        return cls(
-            Opened(
-                signed=signed,
-                corpus=data,
-                gate=gate,
-                recorder=recorder,
-                inbox=inbox,
-                registry=watch,
-                reading=reading,
-                accelerator=accelerator,
-                microbatches=microbatches,
-                noise=noise,
-                now=clock.now,
-                checkpoints=kept.checkpoints_of(place),
-                progress=progress,
-                ranks=ranks,
-            )
+        return Opened(
+            signed=signed,
+            corpus=data,
+            gate=gate,
+            recorder=recorder,
+            inbox=inbox,
+            registry=watch,
+            reading=reading,
+            accelerator=accelerator,
+            microbatches=microbatches,
+            noise=noise,
+            now=clock.now,
+            checkpoints=kept.checkpoints_of(place),
+            progress=progress,
+            ranks=ranks,
         )
 
     @classmethod
@@ -344,7 +369,8 @@ class PrivateTraining:
     ) -> tuple[nn.Module, torch.optim.Optimizer, Steps[Planned]]:
         """Binds a model and its optimizer to the policy, and resumes the ledger of a run that has one.
 
-        The model and optimizer come back as they were given; ``accelerator.prepare`` may run before or after. From here on
+        The model and optimizer come back as they were given; ``accelerator.prepare`` may run before or after, of several
+        processes before. From here on
         every scheduled parameter has ``requires_grad=False``, so that no backward pass but ours can fill ``p.grad``. A new
         ledger is made when the first step begins, after the start-up probes: a run that they refuse leaves none.
 

@@ -47,12 +47,24 @@ def refuse_accelerator(accelerator: Any | None) -> None:
         )
 
 
-def required_accelerator(accelerator: Any | None) -> Any:
-    """Returns the accelerator of a run; raises ConfigError, code NO_ACCELERATOR, where it has none."""
+def required_accelerator(accelerator: Any | None, model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+    """Returns the accelerator of a run, which holds its model and optimizer.
+
+    Raises:
+        ConfigError: code NO_ACCELERATOR, there is none; NOT_ACCELERATED, it would write states without model or optimizer.
+    """
     if accelerator is None:
         raise ConfigError(
             "NO_ACCELERATOR",
             "a state of accelerate is asked for, and the run was opened without accelerator=; give it to open(), or use save()",
+        )
+    models = [accelerator.unwrap_model(held) for held in accelerator._models]
+    optimizers = [getattr(held, "optimizer", held) for held in accelerator._optimizers]
+    if not any(held is model for held in models) or not any(held is optimizer for held in optimizers):
+        raise ConfigError(
+            "NOT_ACCELERATED",
+            "the accelerator does not hold this model and optimizer, so that its states would lack them; let "
+            "accelerator.prepare(model, optimizer) wrap them, or use save()",
         )
     return accelerator
 

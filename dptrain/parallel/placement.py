@@ -94,9 +94,12 @@ class Exchanged(Placement):
         self._own = torch.empty(0)
 
     def shares(self, totals: Iterator[torch.Tensor], *, wide: bool) -> Iterator[Share]:
-        own = self._exchange(totals, torch.float64 if wide else torch.float32)
+        own = self._exchange(totals, torch.float64 if wide else torch.float32)  # at once, also where no share is of this rank
         if not self._own.numel():
             self._own = own  # the first call is that for private sums; public ones are added to their release
+        return self._pieces(own)
+
+    def _pieces(self, own: torch.Tensor) -> Iterator[Share]:
         begin = self._ranks.rank * self._width
         for lane, (start, size) in enumerate(zip(self._starts, self._sizes, strict=False)):
             first, end = max(start, begin), min(start + size, begin + self._width)
@@ -240,11 +243,12 @@ def gather(whole: torch.Tensor, own: torch.Tensor, ranks: Ranks) -> None:
 
 
 def rounding(contributions: int, least_multiplier: float) -> float:
-    """Returns how much a difference of sums may grow by their one rounding to float32, in the whitened norm.
+    """Returns how much a difference of sums may grow by rounding to float32, in the whitened norm.
 
-    Two sums of one rank that differ by one contribution are each off by ``2^-24`` of their size, coordinate by coordinate, and
-    their whitened norms are at most ``n / z``: that of every contribution is at most one over its multiplier. Sums of ranks are
-    added in float64, which is exact to a billionth of that.
+    Each sum that is sent, of a rank or of one of its microbatches, is off by ``2^-24`` of its size, coordinate by coordinate.
+    The sizes of all of them add up to ``n / z`` in the whitened norm at most, as that of every contribution is at most one over
+    its multiplier; so it is in both worlds, however contributions are dealt there. What is sent is added in float64, which is
+    exact to a billionth of that.
 
     Args:
         contributions: n, the most that a step draws. least_multiplier: z, the least that any of them is accounted at.

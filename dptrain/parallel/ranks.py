@@ -22,6 +22,9 @@ from dptrain.errors import RanksError
 FIRST_BYTES: Final = 4096
 """Bytes of the first message; what is longer follows in a second one."""
 
+BLOCK: Final = 160
+"""Bytes of the first message where all say something: what it is about, how long it is, and what fits."""
+
 _DONE, _FAILED = 0, 1
 _HEAD = 9
 """Bytes before what is told: how it ended, and how long it is."""
@@ -61,8 +64,15 @@ class Ranks:
         """
         return action()
 
-    def all(self, own: bytes) -> list[bytes]:
-        """Returns what every rank gives, by rank; of one length, at most a few KiB. Raises as :meth:`first`."""
+    def all(self, own: bytes, at: str = "a message") -> list[bytes]:
+        """Returns what every rank gives, by rank; of one length.
+
+        Args:
+            at: what this rank is about to do, in a few words.
+
+        Raises:
+            RanksError: code RANKS_DIFFER, another rank is about to do something else. As :meth:`first` besides.
+        """
         return [own]
 
     def agree(self, what: Mapping[str, bytes]) -> None:
@@ -113,14 +123,25 @@ class Group(Ranks):
         try:
             told, how = action(), _DONE
         except Exception as error:
-            self._tell(_FAILED, _named(error))
+            self._tell(_FAILED, named(error))
             raise
         self._tell(how, told)
         return told
 
-    def all(self, own: bytes) -> list[bytes]:
+    def all(self, own: bytes, at: str = "a message") -> list[bytes]:
         if self._left:
             self._lost("this process has left the run")
+        head = _digest(at.encode()) + len(own).to_bytes(8, "big")
+        found = self._gathered((head + own)[:BLOCK].ljust(BLOCK, b"\x00"))
+        other = [rank for rank, one in enumerate(found) if one[: len(head)] != head]
+        if other:
+            raise differs(f"what is to be done next ({at})", other, "every process must call the same things in the same order")
+        if len(head) + len(own) > BLOCK:
+            rest = self._gathered(own[BLOCK - len(head) :])
+            found = [one + more for one, more in zip(found, rest, strict=True)]
+        return [one[len(head) : len(head) + len(own)] for one in found]
+
+    def _gathered(self, own: bytes) -> list[bytes]:
         mine = torch.frombuffer(bytearray(own), dtype=torch.uint8)
         found = [torch.empty_like(mine) for _ in range(self.size)]
         self._run(lambda: dist.all_gather(found, mine, group=self._group))
@@ -156,7 +177,7 @@ class Group(Ranks):
             data += rest.numpy().tobytes()
         told = data[_HEAD : _HEAD + length]
         if data[0] == _FAILED:
-            raise _error(told)
+            raise error_of(told)
         return told
 
     def _broadcast(self, message: torch.Tensor) -> None:
@@ -237,14 +258,14 @@ def _digest(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()[:NAMED]
 
 
-def _named(error: Exception) -> bytes:
+def named(error: Exception) -> bytes:
     """Returns an error as bytes: module, class, code and sentence."""
     kind = type(error)
     code, sentence = getattr(error, "code", kind.__name__), getattr(error, "sentence", str(error))
     return "\x00".join((kind.__module__, kind.__name__, str(code), str(sentence))).encode()
 
 
-def _error(told: bytes) -> Exception:
+def error_of(told: bytes) -> Exception:
     """Returns the error that rank 0 raised: of the same class where it is one of ours."""
     module, name, code, sentence = told.decode().split("\x00", 3)
     if module in _TREES:

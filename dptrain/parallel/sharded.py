@@ -4,10 +4,11 @@ Nothing here shards or gathers: torch does. It is kept from reducing, and what i
 and not as the program's.
 """
 
+import hashlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -34,11 +35,13 @@ class ShardedModel:
 
     Guarantee: no hook of it reduces a gradient; between microbatches every parameter is the shard that the optimizer holds.
 
-    Args:
-        aside: enters the room of our own operations, in which gathering and freeing of parameters runs.
+    Attributes:
+        order: digest over the order in which parameters were gathered so far; ranks that gather in another order have mixed
+            layers with each other.
     """
 
     def __init__(self, model: nn.Module) -> None:
+        self.order = hashlib.sha256()
         self._modules: list[Any] = [module for module in model.modules() if _shards(module)]
         self._groups = list(dict.fromkeys(group for module in self._modules for group in _groups(module)))
         self._wrapped: list[tuple[Any, str]] = []
@@ -52,11 +55,16 @@ class ShardedModel:
         self.rest()
 
     def count_as_ours(self, aside: Aside) -> None:
-        """Lets what torch does to gather and free parameters run in the room of our own operations."""
-        for group in self._groups:
+        """Lets what torch does to gather and free parameters run in the room of our own operations, and notes its order."""
+        for number, group in enumerate(self._groups):
             for name in ("unshard", "wait_for_unshard", "reshard", "post_backward"):
-                setattr(group, name, _inside(getattr(group, name), aside))
+                noted = partial(self._note, group, number) if name == "unshard" else None
+                setattr(group, name, _inside(getattr(group, name), aside, noted))
                 self._wrapped.append((group, name))
+
+    def _note(self, group: Any, number: int) -> None:
+        if not group.is_unsharded and group._all_gather_result is None:
+            self.order.update(number.to_bytes(4, "big"))
 
     def rest(self) -> None:
         """Frees whatever parameters are whole: after a forward without a backward pass, those of the root are."""
@@ -152,9 +160,11 @@ def _groups(module: Any) -> list[Any]:
     return [state._fsdp_param_group] if state._fsdp_param_group is not None else []
 
 
-def _inside(method: Callable[..., Any], aside: Aside) -> Callable[..., Any]:
+def _inside(method: Callable[..., Any], aside: Aside, noted: Callable[[], None] | None) -> Callable[..., Any]:
     @wraps(method)
     def run(*arguments: Any, **options: Any) -> Any:
+        if noted is not None:
+            noted()
         with aside():
             return method(*arguments, **options)
 

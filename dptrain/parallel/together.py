@@ -9,7 +9,7 @@ from torch import nn
 from attest.policy import Policy
 from dptrain.clipping.fast import Sums
 from dptrain.data.sampling import most_drawn
-from dptrain.errors import UnsupportedModule
+from dptrain.errors import NotPrivateUse, UnsupportedModule
 from dptrain.parallel.placement import Exchanged, Placement, Sharded, Shards, rounding
 from dptrain.parallel.ranks import Ranks, differs
 from dptrain.parallel.sharded import ShardedModel, is_sharded
@@ -40,11 +40,13 @@ class Together:
     Attributes:
         ranks: the processes. sharded: whether parameters lie over ranks.
         wide: whether sums of the step under way are sent as float64.
+        mixed: whether ranks gathered layers in different orders.
     """
 
     def __init__(self, ranks: Ranks, model: nn.Module, given: nn.Module) -> None:
         self.ranks = ranks
         self.wide = True
+        self.mixed = False
         self._shards = ShardedModel(model) if is_sharded(model) else None
         self._silenced = Silenced(given)
         self._sandbox: Sandbox | None = None
@@ -73,6 +75,14 @@ class Together:
         if self._shards is None:
             return Placement() if self.ranks.size == 1 else Exchanged(self.ranks, held)
         placement = Sharded(self.ranks, held)
+        for site in router.sites:
+            if site.rule.again and is_sharded(site.module):
+                raise UnsupportedModule(
+                    "AGAIN_SHARDED",
+                    f"module {site.name or 'the model itself'!r} ({type(site.module).__name__}) has no rule of its own, so "
+                    "that it runs once more for its gradient, and it was given to fully_shard itself; give fully_shard the "
+                    "module around it, register a rule (docs/extending/layers.md), or use DistributedDataParallel",
+                )
         router.leaf = self._shards.leaf
         if self._sandbox is not None:
             self._sandbox.trains(self._shards.leaves())
@@ -130,17 +140,35 @@ class Together:
         where = hashlib.sha256(repr((step, list(drawn), tuple(stds))).encode()).digest()
         learning = hashlib.sha256(repr(list(rates)).encode()).digest()
         told = hashlib.sha256(isolation.told.encode()).digest()
-        found = self.ranks.all(flags + where + learning + told)
+        order = bytes(32) if self._shards is None else self._shards.order.digest()
+        found = self.ranks.all(flags + where + learning + told + order, "the release of a step")
         for what, place, do in (("the draw of a step", 3, ()), ("learning rates", 35, (_RATES,))):
             other = [rank for rank, one in enumerate(found) if one[place : place + 32] != found[0][place : place + 32]]
             if other:
                 raise differs(what, other, *do)
-        if len({one[67:] for one in found}) > 1:
+        if len({one[67:99] for one in found}) > 1:
             self.share(isolation)
+        if len({one[99:] for one in found}) > 1:
+            self.mixed = True
         if any(one[1] for one in found) and kept.written is None:
             kept.written = "a tensor of another rank"
         sandbox.late_host_draws = any(one[2] for one in found)
-        return any(one[0] for one in found)
+        return self.mixed or any(one[0] for one in found)
+
+    def refuse_mixed(self) -> None:
+        """Ends a run, at the end of a window, whose ranks gathered layers in different orders; noise alone was released since.
+
+        Raises:
+            NotPrivateUse: code GATHER_ORDER.
+        """
+        if self.mixed:
+            raise NotPrivateUse(
+                "GATHER_ORDER",
+                "in this window ranks gathered layers in different orders, so that a forward ran with parameters of others: "
+                "the model goes another way by what is in a microbatch. Noise alone was released from there on. Take the model "
+                "from the last checkpoint before this window, and let every microbatch run the same layers, or use "
+                "DistributedDataParallel",
+            )
 
     def share(self, isolation: Isolation) -> None:
         """Hears how statement A stands at other ranks: what weakens it at one of them weakens it in the record."""

@@ -22,9 +22,20 @@ from attest.files import make_private_directory, sync_directory
 from dptrain.errors import ResumeRefused
 from dptrain.parallel.ranks import ALONE, Ranks
 from dptrain.record import shard_files
-from dptrain.record.pin import HOW_ON, PIN, STATE, PinRecord, folder_name, found, open_record, opened_state, read_record
+from dptrain.record.pin import (
+    HOW_ON,
+    PIN,
+    STATE,
+    PinRecord,
+    folder_name,
+    found,
+    open_record,
+    opened_state,
+    read_record,
+    table_in,
+)
 from dptrain.record.recorder import Recorder
-from ledger.errors import StorageFailed
+from ledger.errors import PinRefused, StorageFailed
 from ledger.log import Ledger
 from ledger.log.pinned import Pin
 
@@ -56,22 +67,43 @@ def save(
         LedgerReplaced: the ledger that it would be pinned to is lost; no checkpoint is written.
     """
     final = directory / folder_name(step)
-    states = {"registered": [item.state_dict() for item in registered]}
+    registered_states = [item.state_dict() for item in registered]
     if not shard_files.lies_over_ranks(model):
         if ranks.leads:
             aside = _begun(directory, final)
-            _ended(aside, final, states | {"model": model.state_dict(), "optimizer": optimizer.state_dict()}, sign)
+            states = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "registered": registered_states}
+            _ended(aside, final, lambda file: torch.save(states, file), sign)
         return final
+    ranks.all(b"", "a checkpoint is written")
     aside = Path(os.fsdecode(ranks.first(lambda: os.fsencode(_begun(directory, final)))))
-    shard_files.write(aside, model, optimizer)
-    ranks.all(b"written")
+    failed = ""
+    try:
+        shard_files.write(aside, model, optimizer)
+    except (OSError, RuntimeError) as error:
+        failed = str(error) or type(error).__name__
+    first = next(filter(None, ranks.texts(failed)), None)
+    beside = {"registered": registered_states, "settings": shard_files.settings_of(optimizer)}
 
     def end() -> bytes:
-        _ended(aside, final, states | {shard_files.SHARDS: shard_files.table_of(aside / shard_files.SHARDS)}, sign)
+        if first is not None:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise _not_written(final, OSError(first))
+        _write_beside(aside, final, beside)
+        _ended(aside, final, lambda file: file.write(shard_files.table_of(aside, final.name)), sign)
         return b""
 
     ranks.first(end)
     return final
+
+
+def _write_beside(folder: Path, final: Path, states: dict[str, Any]) -> None:
+    """Writes what belongs beside shards, or beside what accelerate writes, into a folder."""
+    try:
+        (folder / shard_files.REGISTERED).unlink(missing_ok=True)
+        with _private_file(folder / shard_files.REGISTERED) as file:
+            torch.save(states, file)
+    except (OSError, RuntimeError) as error:
+        raise _not_written(final, error) from error
 
 
 def _begun(directory: Path, final: Path) -> Path:
@@ -88,13 +120,13 @@ def _begun(directory: Path, final: Path) -> Path:
     return aside
 
 
-def _ended(aside: Path, final: Path, state: dict[str, Any], sign: Callable[[int, bytes], bytes]) -> None:
+def _ended(aside: Path, final: Path, write: Callable[[Any], object], sign: Callable[[int, bytes], bytes]) -> None:
     """Writes states and pin, gives a checkpoint its name, and removes old ones."""
     directory = final.parent
     try:
         with _private_file(aside / STATE) as file:
             written = _Digesting(file)
-            torch.save(state, written)
+            write(written)
         with _private_file(aside / PIN) as file:
             file.write(sign(written.size, written.sha256.digest()))
         sync_directory(aside)
@@ -166,24 +198,41 @@ def restore(
         return None
     name, record = _heard(told)
     path = directory / name
-    state = _loaded(path, record)
+    table = table_in(_state_head(path, record), path)
     try:
-        if shard_files.SHARDS in state:
-            shard_files.read(path, state[shard_files.SHARDS], model, optimizer, recorder.ranks)
+        if table is not None:
+            with shard_files.verified(path, table, recorder.ranks) as own:
+                beside = _beside(own)
+                shard_files.read(own, beside["settings"], model, optimizer, recorder.ranks)
+                saved_states = beside["registered"]
         else:
+            state = _loaded(path, record)
             _require_settings(optimizer.state_dict(), state["optimizer"])
             values, moments = state["model"], state["optimizer"]
             if shard_files.lies_over_ranks(model):
                 values, moments = shard_files.cut(model, optimizer, state)
             model.load_state_dict(values)
             optimizer.load_state_dict(moments)
-        for item, saved in zip(registered, state["registered"], strict=True):
+            saved_states = state["registered"]
+        for item, saved in zip(registered, saved_states, strict=True):
             item.load_state_dict(saved)
     except (KeyError, ValueError, RuntimeError) as error:
         raise ResumeRefused(
             "CHECKPOINT_MISFIT", f"the checkpoint {path} does not fit this model and optimizer ({error})"
         ) from error
     return record
+
+
+def _state_head(path: Path, record: PinRecord) -> bytes:
+    """Returns ``state.pt`` where it is a table, else its first byte; it was held against its pin."""
+    with opened_state(path, record) as file:
+        head = file.read(1)
+        return head + file.read() if head == b"{" else head
+
+
+def _beside(own: Path) -> dict[str, Any]:
+    states: dict[str, Any] = torch.load(own / shard_files.REGISTERED, map_location="cpu", weights_only=True)
+    return states
 
 
 def _newest(directory: Path, recorder: Recorder) -> bytes:
@@ -225,17 +274,17 @@ def pin_folder(
     Raises:
         StorageFailed: the disk is full or fails.
     """
-    ranks.all(b"written")
-    states = [item.state_dict() for item in registered]
+    ranks.all(b"", "a state of accelerate is pinned")
+    states = {"registered": [item.state_dict() for item in registered]}
 
     def pinned() -> bytes:
         try:
             for name in (STATE, PIN):
                 (folder / name).unlink(missing_ok=True)
-            table = shard_files.table_of(folder)
+            _write_beside(folder, folder, states)
             with _private_file(folder / STATE) as file:
                 written = _Digesting(file)
-                torch.save({"files": table, "registered": states}, written)
+                written.write(shard_files.table_of(folder))
             with _private_file(folder / PIN) as file:
                 file.write(sign(written.size, written.sha256.digest()))
             sync_directory(folder)
@@ -248,29 +297,31 @@ def pin_folder(
 
 
 def open_folder(
-    folder: Path, recorder: Recorder, load: Callable[[], object], registered: Sequence[Any]
+    folder: Path, recorder: Recorder, load: Callable[[str], object], registered: Sequence[Any]
 ) -> PinRecord:
     """Verifies a folder that was pinned by `pin_folder`, lets ``load`` read it, and restores the states beside it.
 
-    Guarantee: ``load`` runs only if every file is the one that was pinned, and the ledger holds the past that the pin names.
+    Guarantee: ``load`` reads a folder of our own with exactly the files that were pinned, and the ledger holds the past that
+    the pin names.
 
     Raises:
         PinRefused, LedgerBehind, LedgerForked, LedgerWrongRun, ResumeRefused: as `restore`.
     """
 
-    def verified() -> bytes:
+    def told() -> bytes:
         if not recorder.resuming:
             raise ResumeRefused("STATE_OF_ANOTHER_RUN", f"{folder} is a state of a run that began, and this ledger is new")
         return _said(folder.name, open_record(recorder.writer, folder / PIN))
 
-    _, record = _heard(recorder.ranks.first(verified))
-    state = _loaded(folder, record)
+    _, record = _heard(recorder.ranks.first(told))
+    table = table_in(_state_head(folder, record), folder)
+    if table is None:
+        raise PinRefused("PIN", f"{folder} is a checkpoint and no state of accelerate; leave state= out to go on from it")
     try:
-        table = state["files"]
-        shard_files.require(folder, table, recorder.ranks)
-        load()
-        for item, saved in zip(registered, state["registered"], strict=True):
-            item.load_state_dict(saved)
+        with shard_files.verified(folder, table, recorder.ranks) as own:
+            load(str(own))
+            for item, saved in zip(registered, _beside(own)["registered"], strict=True):
+                item.load_state_dict(saved)
     except (KeyError, ValueError, RuntimeError) as error:
         raise ResumeRefused("CHECKPOINT_MISFIT", f"the state {folder} does not fit this run ({error})") from error
     return record

@@ -4,6 +4,7 @@ Whoever checks one needs no torch: `dptrain ledger fsck` holds every checkpoint 
 """
 
 import hashlib
+import json
 import os
 import re
 import stat
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, ClassVar
+from typing import Any, BinaryIO, ClassVar
 
 from attest.errors import FileRefused
 from attest.files import read_limited
@@ -28,6 +29,9 @@ STATE = "state.pt"
 KIND = "dptrain.checkpoint/1"
 
 _NAME = re.compile(r"step-([0-9]{8})")
+
+Table = dict[str, list[Any]]
+"""Size and SHA-256 in hex of every file of a checkpoint, by its path in the folder."""
 
 HOW_ON = "remove the checkpoint to resume from an older one, whose later steps are charged again"
 
@@ -135,3 +139,51 @@ def opened_state(folder: Path, record: PinRecord) -> Iterator[BinaryIO]:
             raise PinRefused("STATE_CHANGED", f"{sentence}. Restore it, or {HOW_ON}")
         file.seek(0)
         yield file
+
+
+def table_in(data: bytes, folder: Path) -> Table | None:
+    """Returns the table that a ``state.pt`` is; None where that holds the states themselves.
+
+    Raises:
+        PinRefused: code CHECKPOINT_MOVED, it is that of a folder of another name.
+    """
+    if not data.startswith(b"{"):
+        return None
+    told = json.loads(data)
+    if told["folder"] != folder.name:
+        sentence = f"{folder} holds what was saved as {told['folder']}"
+        raise PinRefused("CHECKPOINT_MOVED", f"{sentence}; give it its own name, so that none passes for a later one")
+    files: Table = told["files"]
+    return files
+
+
+@contextmanager
+def opened_file(path: Path, size: int, digest: str) -> Iterator[BinaryIO]:
+    """Opens a file that has this size and digest; raises PinRefused for any other."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0))
+    except OSError as error:
+        raise PinRefused("STATE_MISSING", f"cannot read {path}: {error.strerror or error}; restore it, or {HOW_ON}") from error
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size != size:
+            sentence = f"{path} is no file of {size} bytes, as its table says; it has {status.st_size}"
+            raise PinRefused("STATE_CHANGED", f"{sentence}. Restore it, or {HOW_ON}")
+        if hashlib.file_digest(file, "sha256").hexdigest() != digest:
+            raise PinRefused("STATE_CHANGED", f"{path} has another digest than its table says. Restore it, or {HOW_ON}")
+        file.seek(0)
+        yield file
+
+
+def require_files(folder: Path, record: PinRecord) -> None:
+    """Holds the files of a checkpoint against its pin: ``state.pt``, and where that is a table, all files in it.
+
+    Raises:
+        PinRefused: as `opened_state` and `opened_file`; code CHECKPOINT_MOVED.
+    """
+    with opened_state(folder, record) as file:
+        head = file.read(1)
+        table = table_in(head + file.read(), folder) if head == b"{" else None
+    for name, (size, digest) in (table or {}).items():
+        with opened_file(folder / name, size, digest):
+            pass

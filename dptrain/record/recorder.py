@@ -18,7 +18,7 @@ from attest.registry import Registry
 from dptrain.clipping.resolver import Resolution
 from dptrain.data.slots import Slot, Slots
 from dptrain.errors import NotPrivateUse, ResumeRefused
-from dptrain.parallel.ranks import ALONE, Ranks, joined, parted
+from dptrain.parallel.ranks import ALONE, Ranks, error_of, joined, named, parted
 from dptrain.record.earlier_runs import Earlier
 from dptrain.record.pin import PinRecord
 from dptrain.record.registry_watch import RegistryWatch, cited_roots
@@ -131,13 +131,29 @@ class Recorder:
         if self.ranks.size == 1:
             action()
             return
-        news = self.ranks.first(lambda: self._told(action))
-        if self.ranks.leads or not news:
+        raised: list[Exception] = []
+
+        def run() -> None:
+            try:
+                action()
+            except Exception as error:
+                raised.append(error)
+
+        def told() -> bytes:
+            news = self._told(run)
+            return joined([news, named(raised[0]) if raised else b""])  # what was appended before an error is told as well
+
+        news, failure = parted(self.ranks.first(told))
+        if self.ranks.leads:
+            if raised:
+                raise raised[0]
             return
-        if self._followed is None:
+        if news and self._followed is None:
             self._followed = Followed(news)
-        else:
+        elif news and self._followed is not None:
             self._followed.take(news)
+        if failure:
+            raise error_of(failure)
 
     def _told(self, action: Callable[[], object]) -> bytes:
         """Runs an action that appends; returns what the other ranks must hear of it."""

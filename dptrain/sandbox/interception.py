@@ -30,6 +30,9 @@ from dptrain.sandbox.passes import CALL_IMPL, Draw, Entry, Given, Loop, Pass, Re
 from dptrain.sandbox.writes import Kept, given_back
 
 _aten = torch.ops.aten
+_TALKS = frozenset(("c10d", "_c10d_functional", "c10d_functional", "_c10d_functional_autograd", "_dtensor"))
+"""Namespaces of operations that talk to other ranks."""
+
 _COINS = {"high": 1.0 - 2.0**-24, "low": 2.0**-24}
 """The value of a draw that all samples share in the start-up probes, so that a layer that may be skipped runs."""
 
@@ -283,6 +286,8 @@ class Sandbox:
         """Runs one operation under the rules."""
         if self.idle or not self._passes:
             return func(*args, **kwargs)
+        if func.namespace in _TALKS:
+            raise untouched.refused_talk(str(func))
         kind = _KINDS.get(func)
         if kind is None:
             kind = _KINDS[func] = kind_of(func)

@@ -113,6 +113,16 @@ def reached(losses: torch.Tensor) -> Iterator[torch.Tensor]:
                 todo.append(behind)
 
 
+def refused_talk(operation: str) -> NotPrivateUse:
+    """Returns the refusal of an operation by which the program talks to other ranks inside a private microbatch."""
+    return NotPrivateUse(
+        "RANKS_TALK",
+        f"the forward, the loss or the loop calls {operation} inside a private microbatch: what other ranks hold there are "
+        "other contributions, whose gradients would depend on each other. Take it out (contrastive losses over ranks, counts "
+        "of all tokens, experts on other ranks); dptrain adds up sums itself",
+    )
+
+
 def refusal(leaf: torch.Tensor) -> NotPrivateUse:
     """Says what was found, by name where a module holds it."""
     holder = next((found for found in _holders(leaf)), None)

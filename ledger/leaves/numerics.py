@@ -47,7 +47,7 @@ _DEVICE_NOTE: Final = (
 """Stands behind the sentences on sums where noise was not drawn on the host."""
 
 _WIRE_NOTE: Final = (
-    " Each of several processes rounds its sums once to float32 before they are added in float64; clip bounds are shrunk "
+    " Each of several processes rounds its sums to float32 before they are added in float64; clip bounds are shrunk "
     "further by what that rounding can add."
 )
 """Stands behind them where the sums of several processes are sent as float32."""

@@ -1673,7 +1673,7 @@ NOISE = {
 }
 DEVICE = " Noise is drawn on the device of the sums, by ChaCha20 and float64 functions within 4 units in the last place."
 WIRE = (
-    " Each of several processes rounds its sums once to float32 before they are added in float64; clip bounds are shrunk"
+    " Each of several processes rounds its sums to float32 before they are added in float64; clip bounds are shrunk"
     " further by what that rounding can add."
 )
 UP = " rounding=up-1e-6"

@@ -347,8 +347,8 @@ def _files(found: dict[str, Any], place: Place) -> str:
 def _holds(log: Ledger, folder: Path) -> bool:
     """Holds a checkpoint against its pin, and that against the ledger; False if the run beside removed it meanwhile."""
     try:
-        with pinning.opened_state(folder, pinning.read_record(log, folder)):
-            return True
+        pinning.require_files(folder, pinning.read_record(log, folder))
+        return True
     except PinRefused:
         if folder.exists():
             raise
