@@ -26,12 +26,21 @@ _BATCH_NORM: _Row = (
     REFUSED, "BATCH_NORM", "batch normalisation lets every contribution into the gradient of every other",
     "model = dptrain.fix(model)  # GroupNorm in its place; before the optimizer is made",
 )  # fmt: skip
-_PROCESSES: _Row = (
-    REFUSED, "PROCESSES", "a private run trains in one process on one device", "accelerate launch --num_processes 1 train.py",
+_REPLICAS = "model = DistributedDataParallel(model)  # before private.prepare(model, ...); one process a device, by torchrun"
+_SUMMED: _Row = (REFUSED, "WRAPPER", "the wrapper sums gradients before they are clipped", _REPLICAS)
+_OTHER_ENGINE: _Row = (
+    REFUSED, "ENGINE", "DeepSpeed, Megatron-LM and FSDP of version 1 reduce, shard or scale gradients before they are clipped",
+    _REPLICAS,
 )  # fmt: skip
-_WRAPPED: _Row = (
-    REFUSED, "REPLICATED_MODEL", "the wrapper reduces raw gradients over processes or devices",
-    "private.prepare(model, ...)  # the module itself, in one process",
+_SPLIT: _Row = (
+    REFUSED, "ENGINE", "one contribution lies on several ranks, none of which knows the norm of its gradient", _REPLICAS,
+)  # fmt: skip
+_LATE: _Row = (
+    REFUSED, "NOT_WRAPPED", "the wrapper of several processes comes before prepare(); behind it, it would average raw gradients",
+    "model, optimizer = accelerator.prepare(model, optimizer)  # and then private.prepare(model, optimizer, ...)",
+)  # fmt: skip
+_STATIC: _Row = (
+    REFUSED, "STATIC_GRAPH", "for a static graph torch reduces gradients on its own", "static_graph=False",
 )  # fmt: skip
 _SCALER: _Row = (
     REFUSED, "LOSS_SCALER", "a loss scaler skips steps and shares scales by looking at private gradients",
@@ -113,14 +122,19 @@ CALLS: Mapping[str, _Row] = {
     "torch.nn.utils.parametrizations.spectral_norm": _SPECTRAL,
     **dict.fromkeys(("torch.cuda.amp.GradScaler", "torch.amp.GradScaler", "torch.GradScaler"), _SCALER),
     "torch.compile": _COMPILED,
-    "torch.nn.DataParallel": _WRAPPED,
-    "torch.nn.parallel.DistributedDataParallel": _WRAPPED,
-    "torch.distributed.fsdp.FullyShardedDataParallel": _WRAPPED,
-    "torch.distributed.init_process_group": _PROCESSES,
-    "torch.multiprocessing.spawn": _PROCESSES,
-    "torch.utils.data.distributed.DistributedSampler": _PROCESSES,
-    "torch.utils.data.DistributedSampler": _PROCESSES,
-    "deepspeed.initialize": _PROCESSES,
+    **dict.fromkeys(("torch.nn.DataParallel", "torch.nn.parallel.DataParallel"), _SUMMED),
+    "torch.distributed.fsdp.FullyShardedDataParallel": _SUMMED,
+    "torch.utils.data.distributed.DistributedSampler": _LOADER,
+    "torch.utils.data.DistributedSampler": _LOADER,
+    **dict.fromkeys(
+        ("deepspeed.initialize", "accelerate.DeepSpeedPlugin", "accelerate.utils.DeepSpeedPlugin",
+         "accelerate.utils.MegatronLMPlugin"), _OTHER_ENGINE,
+    ),
+    **dict.fromkeys(
+        ("torch.distributed.tensor.parallel.parallelize_module", "torch.distributed.pipelining.pipeline",
+         "torch.distributed.pipelining.PipelineStage", "accelerate.prepare_pippy", "accelerate.inference.prepare_pippy"),
+        _SPLIT,
+    ),
     "transformers.DataCollatorWithPadding": _PADDED,
     "transformers.DataCollatorForSeq2Seq": _PADDED,
     "torch.nn.utils.rnn.pad_sequence": _PADDED,
@@ -165,6 +179,12 @@ METHODS: Mapping[str, _Row] = {
 }  # fmt: skip
 """Calls of a method of anything, where its full name is not known."""
 
+WRAPPERS = frozenset(
+    ("torch.nn.parallel.DistributedDataParallel", "torch.nn.parallel.distributed.DistributedDataParallel",
+     "torch.distributed.fsdp.fully_shard", "torch.distributed._composable.fsdp.fully_shard")
+)  # fmt: skip
+"""What a run takes around a model, put there before `prepare`."""
+
 _OF_BATCH_NORM = (
     "resnet", "resnext", "wide_resnet", "densenet", "mobilenet", "efficientnet", "googlenet", "inception", "shufflenet",
     "mnasnet", "regnet", "vgg11_bn", "vgg13_bn", "vgg16_bn", "vgg19_bn",
@@ -176,6 +196,8 @@ _KEYWORDS: Mapping[tuple[str, object], _Row] = {
     ("mixed_precision", "fp16"): _SCALER,
     ("mixed_precision", "fp8"): _SCALER,
     ("torch_compile", True): _COMPILED,
+    **dict.fromkeys((("static_graph", True), ("ddp_static_graph", True)), _STATIC),
+    ("tp_plan", "auto"): _SPLIT,
     ("packing", True): (
         REFUSED, "PACKING", "packing puts several contributions into one row, which no bound on one of them holds for",
         "packing=False",
@@ -200,6 +222,9 @@ _KEYWORDS: Mapping[tuple[str, object], _Row] = {
     ),
 }  # fmt: skip
 """Arguments that are refused with this value, whatever is called with them."""
+
+_SPLITS = frozenset(("tp_size", "cp_size", "sp_size"))
+"""Sizes of `accelerate.ParallelismConfig` over which one contribution is split."""
 
 _LOSSES = frozenset(
     ("CrossEntropyLoss", "NLLLoss", "MSELoss", "L1Loss", "SmoothL1Loss", "HuberLoss", "BCELoss", "BCEWithLogitsLoss",
@@ -248,6 +273,7 @@ class _Reader(ast.NodeVisitor):
         self._name = name
         self._names: dict[str, str] = {}
         self._runs: set[str] = set()
+        self._prepared: int | None = None
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 for one in node.names:
@@ -260,6 +286,8 @@ class _Reader(ast.NodeVisitor):
         for target, call in _bound(tree):
             if self._full(call.func).endswith(opened):
                 self._runs.add(target)
+        prepared = (one.lineno for one in ast.walk(tree) if isinstance(one, ast.Call) and self._prepares(one))
+        self._prepared = min(prepared, default=None)
         own_trainer = any(name.startswith("dptrain.integrations.") for name in self._names.values())
         self.private = bool(self._runs) or own_trainer
         lengths = (one for one in ast.walk(tree) if isinstance(one, ast.keyword) and one.arg == "max_length")
@@ -313,8 +341,12 @@ class _Reader(ast.NodeVisitor):
         self._trainer(node.func, full)
         if last == "set_float32_matmul_precision" and node.args and _value(node.args[0]) != "highest":
             self._add(node, _PRECISION)
-        if last == "notebook_launcher" and _value(_keyword(node, "num_processes")) not in (None, 0, 1):
-            self._add(node, _PROCESSES)
+        if full in WRAPPERS and self._prepared is not None and node.lineno > self._prepared:
+            self._add(node, _LATE)
+        if last == "FullyShardedDataParallelPlugin" and _value(_keyword(node, "fsdp_version")) != 2:
+            self._add(node, _OTHER_ENGINE)
+        if last == "ParallelismConfig" and any(word.arg in _SPLITS and _value(word.value) != 1 for word in node.keywords):
+            self._add(node, _SPLIT)
         if last == "autocast" and "float16" in self._dtype(node).split("."):
             self._add(node, _SCALER)
         if last == "register_hook" and "param" in ast.unparse(node.func).lower():
@@ -329,7 +361,7 @@ class _Reader(ast.NodeVisitor):
             if row is not None and (word.arg != "sparse" or last in ("Embedding", "EmbeddingBag")):
                 self._add(word.value, row)
             elif word.arg in ("deepspeed", "fsdp") and value not in (None, False, ""):
-                self._add(word.value, _PROCESSES)
+                self._add(word.value, _OTHER_ENGINE)
             elif word.arg == "max_norm" and last in ("Embedding", "EmbeddingBag") and value is not None:
                 self._add(word.value, _TABLE_WRITTEN)
             elif word.arg == "gradient_accumulation_steps" and isinstance(value, int) and value > 1:
@@ -363,6 +395,11 @@ class _Reader(ast.NodeVisitor):
             repair = "from dptrain.integrations.transformers import PrivateTrainer; "
             repair += "PrivateTrainer(..., target_epsilon=E, max_length=N)"
             self._add(node, (REFUSED, "OUTSIDE_BACKWARD", f"{name} runs its own backward pass over a whole batch", repair))
+
+    def _prepares(self, node: ast.Call) -> bool:
+        """Tells whether a call binds a model to a private run."""
+        owner = node.func.value if isinstance(node.func, ast.Attribute) and node.func.attr == "prepare" else None
+        return isinstance(owner, ast.Name) and owner.id in self._runs
 
     def _backward(self, node: ast.Call) -> None:
         owner = node.func.value if isinstance(node.func, ast.Attribute) else None

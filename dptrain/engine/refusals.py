@@ -14,7 +14,7 @@ from dptrain.clipping.resolver import Schedule
 from dptrain.data.sampling import expected_draw
 from dptrain.errors import ConfigError, NotPrivateUse, UnsupportedModule, UnsupportedPolicy
 from dptrain.noise import device
-from dptrain.parallel.wrapped import refuse_engine
+from dptrain.parallel.wrapped import refuse_alone, refuse_engine
 from dptrain.sandbox.interception import Sandbox
 from dptrain.sandbox.isolation import Isolation, Reach, reach, refuse_unusable, weakness
 from ledger.accountants.table import DEVICE, TABLE
@@ -31,6 +31,7 @@ def refuse_accelerator(accelerator: Any | None) -> None:
     """Raises NotPrivateUse for an accelerator that reduces or scales by private gradients; sets one that accumulates to 1."""
     if accelerator is None:
         return
+    refuse_alone(accelerator.num_processes, "the accelerator", "make it Accelerator(cpu=True), or set ACCELERATE_USE_CPU=true")
     refuse_engine(accelerator)
     if accelerator.gradient_accumulation_steps > 1:
         warnings.warn(

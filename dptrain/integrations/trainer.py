@@ -140,7 +140,7 @@ class PrivateRun:
             )
         args = copy.copy(args) if args is not None else self.arguments("trainer_output")
         refuse_arguments(args)
-        refuse_alone(args.world_size, type(args).__name__, "set use_cpu=True in the arguments")
+        refuse_alone(args.world_size, type(args).__name__, "set use_cpu=True in them, or ACCELERATE_USE_CPU=true")
         batch = translated(args, own=train_dataset is not None)
         self._own_data = train_dataset
         self._evaluated: list[Any] = []

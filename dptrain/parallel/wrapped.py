@@ -36,7 +36,6 @@ def refuse_alone(counted: int, made: str, repair: str) -> None:
 
 def refuse_engine(accelerator: Any) -> None:
     """Raises NotPrivateUse for an engine of accelerate that reduces, shards or scales gradients in its own way."""
-    refuse_alone(accelerator.num_processes, "the accelerator", "make it Accelerator(cpu=True)")
     kind = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type))
     if kind in ("NO", "MULTI_CPU", "MULTI_GPU") or (kind == "FSDP" and getattr(accelerator, "is_fsdp2", False)):
         parallel = getattr(accelerator, "parallelism_config", None)

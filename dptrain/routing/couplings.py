@@ -74,8 +74,8 @@ def couplings(model: nn.Module) -> Iterator[tuple[str, str]]:
         elif kind in {"DistributedDataParallel", "FullyShardedDataParallel", "DataParallel"}:
             yield (
                 "REPLICATED_MODEL",
-                f"{name or 'the model'!r} is wrapped in {kind}, which reduces raw gradients; give prepare() the model in its "
-                "outermost wrapper (docs/ranks.md), and wrap no part of it",
+                f"{name or 'the model'!r} is wrapped in {kind}, which reduces raw gradients; the whole model alone may be "
+                "wrapped, in DistributedDataParallel, and before prepare()",
             )
         elif kind.startswith("GradSampleModule") and type(module).__module__.startswith("opacus."):
             yield (

@@ -195,7 +195,7 @@ class MachineConfig:
         device: ``auto`` or ``cpu``.
         noise_generator: ``host`` draws noise on the processor (AES-256), ``device`` where the gradients are (ChaCha20). Both
             are cryptographic and of one law, and the ledger's header names the second; their numbers differ.
-        threads: threads of torch on the processor; None leaves torch's choice.
+        threads: threads of torch on the processor, in each process; None leaves the choice to torch or to what launched them.
         checkpoint_every: steps between model checkpoints; 0 for none.
         metrics: file for the public numbers of the run, one JSON object a step; None for none (`dptrain.Metrics`).
         metrics_every: steps between two lines of it.

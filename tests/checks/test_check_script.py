@@ -45,8 +45,19 @@ LINES = {
     "\nscheduler.step(loss)": ("LOGGED", "weakened"),
     "\nt = make(train_dataset=d, eval_dataset=d)": ("EVALUATION", "refused"),
     "for x in loader:\n    backward\nfor x in loader: x.backward()\nfor y in loader: test(y)": ("EVALUATION", "weakened"),
-    "import torch\ntorch.distributed.init_process_group('nccl')": ("PROCESSES", "refused"),
-    "from torch.nn.parallel import DistributedDataParallel as D\nx = D(m)": ("REPLICATED_MODEL", "refused"),
+    "import torch\nm = torch.nn.DataParallel(m)": ("WRAPPER", "refused"),
+    "from torch.distributed.fsdp import FullyShardedDataParallel as F\nm = F(m)": ("WRAPPER", "refused"),
+    "import deepspeed\nm, o, _, _ = deepspeed.initialize(model=m)": ("ENGINE", "refused"),
+    "from accelerate.utils import MegatronLMPlugin\np = MegatronLMPlugin(tp_degree=2)": ("ENGINE", "refused"),
+    "from accelerate import FullyShardedDataParallelPlugin as P\np = P(cpu_offload=True)": ("ENGINE", "refused"),
+    "\na = TrainingArguments('out', fsdp=True)": ("ENGINE", "refused"),
+    "\na = TrainingArguments('out', deepspeed='ds.json')": ("ENGINE", "refused"),
+    "from accelerate import ParallelismConfig\nc = ParallelismConfig(tp_size=2)": ("ENGINE", "refused"),
+    "from torch.distributed.tensor.parallel import parallelize_module as p\np(m, mesh, plan)": ("ENGINE", "refused"),
+    "from torch.distributed.pipelining import pipeline\np = pipeline(m)": ("ENGINE", "refused"),
+    "\nm = M.from_pretrained('m', tp_plan='auto')": ("ENGINE", "refused"),
+    "from torch.nn.parallel import DistributedDataParallel as D\nx = D(m, static_graph=True)": ("STATIC_GRAPH", "refused"),
+    "from torch.utils.data import DistributedSampler\ns = DistributedSampler(d)": ("STEPS_IN_ORDER", "changed"),
     "import torch\nm = torch.compile(m)": ("COMPILED_MODEL", "refused"),
     "import torch\ntorch.backends.cuda.matmul.allow_tf32 = True": ("MATMUL_PRECISION", "refused"),
     "\nx = SFTConfig('out', packing=True)": ("PACKING", "refused"),
@@ -75,10 +86,35 @@ def test_a_construct_is_found_on_its_line_with_its_code(text: str, tmp_path: Pat
         "def clip_grad_norm_(p): pass\nclip_grad_norm_(3)",
         "optimizer.step()",
         "for x in loader: test(x)",
+        "import torch\ntorch.distributed.init_process_group('nccl')",
+        "from accelerate import notebook_launcher\nnotebook_launcher(train, num_processes=2)",
+        "from accelerate import FullyShardedDataParallelPlugin as P\np = P(fsdp_version=2)",
+        "from accelerate import ParallelismConfig\nc = ParallelismConfig(dp_shard_size=2, tp_size=1)",
     ],
 )
 def test_what_a_run_takes_is_left_alone(text: str, tmp_path: Path) -> None:
     assert found(tmp_path, text) == {}
+
+
+OPENED = "from dptrain import PrivateTraining\nprivate = PrivateTraining.own(data, accelerator=accelerator)\n"
+PREPARED = "m, o, steps = private.prepare(m, o, collate)\n"
+
+
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        "from torch.nn.parallel import DistributedDataParallel as D\nm = D(m)\n",
+        "from torch.distributed.fsdp import fully_shard\nfully_shard(m)\n",
+    ],
+)
+def test_a_wrapper_of_several_processes_comes_before_the_run_is_prepared(wrapped: str, tmp_path: Path) -> None:
+    assert found(tmp_path, OPENED + wrapped + PREPARED) == {}
+    assert found(tmp_path, wrapped) == {}
+    assert found(tmp_path, OPENED + PREPARED + wrapped) == {"NOT_WRAPPED": ("refused", 5)}
+
+
+def test_accelerate_may_prepare_before_the_run(tmp_path: Path) -> None:
+    assert found(tmp_path, OPENED + "m, o = accelerator.prepare(m, o)\n" + PREPARED) == {}
 
 
 def test_a_script_is_never_run(tmp_path: Path) -> None:

@@ -102,6 +102,27 @@ def _own(rank: int, folder: Path, stop: int, resume: bool) -> dict[str, Any]:
     return trained(rank, folder, epsilon=8.0, stop=stop, resume=resume, save=2)
 
 
+def _page(rank: int, folder: Path) -> tuple[int, float]:
+    """Runs the script of the page as it stands, launched as the page says."""
+    import os
+
+    from tests.integrations.test_trainers_page import BLOCKS
+    from tests.integrations.test_trainers_page import run as executed
+
+    os.environ["ACCELERATE_USE_CPU"] = "true"
+    os.chdir(folder)
+    trainer = executed(BLOCKS[1])["trainer"]
+    found = trainer.state.global_step, trainer.private.epsilon()["own"].spent
+    trainer.private.close()
+    return found
+
+
+def test_the_script_of_the_page_trains_on_two_processes(tmp_path: Path) -> None:
+    first, second = launched(_page, 2, tmp_path)
+    assert first == second and first[0] == 6 and 4.0 < first[1] <= 8.0
+    assert (tmp_path / "out" / "checkpoint-6" / "model.safetensors").exists()
+
+
 def _own_accelerator(rank: int, folder: Path) -> None:
     """Opens a run with an accelerator that takes each process for the only one, as it does where no GPU is found."""
     from accelerate import Accelerator

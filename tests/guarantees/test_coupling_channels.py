@@ -292,16 +292,18 @@ def test_a_hook_cannot_be_added_later(tmp_path) -> None:
 @pytest.mark.parametrize("precision", ["fp16", "fp8"])
 def test_loss_scalers_and_shared_scales_are_refused(tmp_path, precision: str) -> None:
     accelerator = SimpleNamespace(
-        device=torch.device("cpu"), num_processes=1, gradient_accumulation_steps=1, scaler=None, mixed_precision=precision
-    )
+        device=torch.device("cpu"), distributed_type="NO", num_processes=1, gradient_accumulation_steps=1, scaler=None,
+        mixed_precision=precision,
+    )  # fmt: skip
     with pytest.raises(NotPrivateUse, match=r"LOSS_SCALER.*use bf16"):
         Run(small_world(tmp_path), net(), accelerator=accelerator)
 
 
 def test_a_scaler_of_any_precision_is_refused(tmp_path) -> None:
     accelerator = SimpleNamespace(
-        device=torch.device("cpu"), num_processes=1, gradient_accumulation_steps=1, scaler=object(), mixed_precision="no"
-    )
+        device=torch.device("cpu"), distributed_type="NO", num_processes=1, gradient_accumulation_steps=1, scaler=object(),
+        mixed_precision="no",
+    )  # fmt: skip
     with pytest.raises(NotPrivateUse, match="LOSS_SCALER"):
         Run(small_world(tmp_path), net(), accelerator=accelerator)
 

@@ -50,14 +50,14 @@ def process_group(tmp_path):
     torch.distributed.destroy_process_group()
 
 
-def test_a_replicated_model_is_refused_in_either_order(tmp_path, process_group) -> None:
+def test_a_model_is_wrapped_for_several_processes_before_prepare_and_not_behind_it(tmp_path, process_group) -> None:
     """Opacus: make_private, then accelerator.prepare with two processes: replicas drifted apart by 0.16, without an error.
 
-    Orders that are right, with one process: test_engine_order.py, test_accelerator_before_and_after_prepare_are_both_right.
+    On two processes: tests/distributed/test_order_of_wrapping.py.
     """
     world = small_world(tmp_path)
-    with pytest.raises(CoupledModel, match="REPLICATED_MODEL"):
-        Run(world, nn.parallel.DistributedDataParallel(net()), layers="module.layers")
+    with Run(world, net(), wrap=nn.parallel.DistributedDataParallel, name="first") as run:
+        assert next(run.releases()).keys() == dict(net().named_parameters()).keys()
     with Run(world, net()) as run, pytest.raises(RuntimeError, match="any parameter that requires a gradient"):
         nn.parallel.DistributedDataParallel(run.model)
 
