@@ -82,7 +82,7 @@ class Row:
 
     def make(self, root: Path) -> None:
         """Writes the world of the row."""
-        given = {"per_class": 4, "steps": 4, "rate": "0.6"} | dict(self.world() if callable(self.world) else self.world)
+        given = {"per_class": 4, "steps": 3, "rate": "0.6"} | dict(self.world() if callable(self.world) else self.world)
         text = f'exactness = "{self.level}"\n{self.policy}'
         world = make_world(root, classes=self.classes, policy_extra=text, **given)
         if self.beside is not None:
@@ -141,7 +141,7 @@ EVERYTHING = two("from = 0.0, to = 1.0")
 
 OCCURRENCES = 'disclosure = "occurrences_public"\n'
 SPLIT = 'injection = "per_microbatch"\nmicrobatches = 5'
-PHASES = "[[noise.phase]]\nfrom_step = 2\nscale = 2\n[[noise.phase]]\nfrom_step = 4\nscale = 1.5\n"
+PHASES = "[[noise.phase]]\nfrom_step = 2\nscale = 2\n[[noise.phase]]\nfrom_step = 3\nscale = 1.5\n"
 BUDGETS = "[noise.budgets]\nembeddings = 0.3\nlayers = 1.0\nhead = 2.0\n"
 EXAMPLES: Final[dict[str, Any]] = {"policy": "[gate]\nmax_examples = 5\n", "world": {"record": models.several}}
 SPREAD: Final[dict[str, Any]] = EXAMPLES | {"opening": {"microbatch_rows": 2}}
@@ -194,7 +194,7 @@ def _models() -> Iterator[Row]:
 
 def _noise() -> Iterator[Row]:
     yield from both(NOISE, "gaussian", policy=noise("gaussian", "pld"))
-    yield certified(NOISE, "laplace", policy=noise("laplace", "pld"), quick=1)
+    yield certified(NOISE, "laplace", policy=noise("laplace", "pld"))
     yield certified(NOISE, "discrete_gaussian", policy=noise("discrete_gaussian", "rdp"))
     yield certified(NOISE, "skellam", policy=noise("skellam", "rdp"))
     yield certified(NOISE, "skellam, per_microbatch", policy=noise("skellam", "rdp", SPLIT), quick=2)
