@@ -8,6 +8,7 @@ their norms are known, so a clip factor waits for no other rank.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Final
 
@@ -123,7 +124,7 @@ class Exchanged(Placement):
         for start, total in zip(self._starts, totals, strict=False):
             mine[start : start + total.numel()].copy_(total.view(-1))
         theirs = torch.empty_like(mine)
-        dist.all_to_all_single(theirs, mine)
+        self._ranks.carry(partial(dist.all_to_all_single, theirs, mine))
         del mine
         return summed(theirs, width, size)
 
@@ -136,7 +137,7 @@ class Shards:
     """
 
     def __init__(self, ranks: Ranks, tensors: Sequence[Tensor]) -> None:
-        self._size = ranks.size
+        self._ranks, self._size = ranks, ranks.size
         self._tensors = tensors
         self._each = [-(-tensor.shape[0] // ranks.size) * tensor.shape[1:].numel() for tensor in tensors]
         self._own: list[torch.Tensor | None] = [None] * len(tensors)
@@ -166,7 +167,7 @@ class Shards:
                     mine[rank, place : place + part.numel()].copy_(part)
             place += each
         theirs = torch.empty_like(mine)
-        dist.all_to_all_single(theirs, mine)
+        self._ranks.carry(partial(dist.all_to_all_single, theirs, mine))
         del mine
         found, place = summed(theirs.view(-1), width, self._size), 0
         for index, _ in self._waiting:
@@ -192,7 +193,7 @@ class Sharded(Placement):
     """
 
     def __init__(self, ranks: Ranks, tensors: Sequence[Tensor]) -> None:
-        self._rank = ranks.rank
+        self._ranks = ranks
         self._tensors = tensors
         for tensor in tensors:
             if tensor.part is not None:
@@ -201,7 +202,7 @@ class Sharded(Placement):
     def shares(self, totals: Iterator[torch.Tensor], *, wide: bool) -> Iterator[Share]:
         del wide  # `Shards` has sent them
         for lane, (tensor, total) in enumerate(zip(self._tensors, totals, strict=True)):
-            offset = self._rank * total.numel()
+            offset = self._ranks.rank * total.numel()
             count = max(0, min(total.numel(), tensor.coordinates - offset))
             if count:
                 yield Share(lane, total[:count], offset, tensor.coordinates)
@@ -218,7 +219,7 @@ class Sharded(Placement):
         return like(parameter, value.to(parameter.dtype).clone())
 
     def over_ranks(self, sums: torch.Tensor) -> torch.Tensor:
-        dist.all_reduce(sums)
+        self._ranks.carry(lambda: dist.all_reduce(sums))
         return sums
 
 
@@ -235,11 +236,11 @@ def gather(whole: torch.Tensor, own: torch.Tensor, ranks: Ranks) -> None:
     if dist.get_backend() == "gloo" and whole.device.type == "cpu":  # whose gathering copies more than it sends
         width = own.numel()
         whole[ranks.rank * width : (ranks.rank + 1) * width].copy_(own)
-        for rank in range(ranks.size):
-            dist.broadcast(whole[rank * width : (rank + 1) * width], rank)
+        for rank, part in enumerate(whole.split(width)):
+            ranks.carry(partial(dist.broadcast, part, rank))
         return
     together = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    together(whole, own)
+    ranks.carry(lambda: together(whole, own))
 
 
 def rounding(contributions: int, least_multiplier: float) -> float:

@@ -98,6 +98,10 @@ class Ranks:
         longest = max(int.from_bytes(one, "big") for one in self.all(len(data).to_bytes(8, "big")))
         return [one.rstrip(b"\x00").decode() for one in self.all(data.ljust(longest, b"\x00"))] if longest else [""] * self.size
 
+    def carry(self, collective: Callable[[], object]) -> None:
+        """Runs a collective of torch that carries tensors between the ranks. Raises as :meth:`first`."""
+        collective()
+
     def leave(self) -> None:
         """Takes no more part: whoever waits for this process learns that it is gone. What rank 0 writes, it writes alone."""
 
@@ -112,8 +116,11 @@ class Group(Ranks):
     def __init__(self, limit: timedelta | None = None) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._limit = limit or _limit_of_group()
-        self._group: Any = dist.new_group(backend="gloo", timeout=self._limit)
         self._left = False
+        try:
+            self._group: Any = dist.new_group(backend="gloo", timeout=self._limit)
+        except RuntimeError as error:
+            self._lost(str(error).partition("\n")[0], error)
 
     def first(self, action: Callable[[], bytes]) -> bytes:
         if self._left:
@@ -144,7 +151,7 @@ class Group(Ranks):
     def _gathered(self, own: bytes) -> list[bytes]:
         mine = torch.frombuffer(bytearray(own), dtype=torch.uint8)
         found = [torch.empty_like(mine) for _ in range(self.size)]
-        self._run(lambda: dist.all_gather(found, mine, group=self._group))
+        self.carry(lambda: dist.all_gather(found, mine, group=self._group))
         return [bytes(one.numpy().tobytes()) for one in found]
 
     def leave(self) -> None:
@@ -181,9 +188,9 @@ class Group(Ranks):
         return told
 
     def _broadcast(self, message: torch.Tensor) -> None:
-        self._run(lambda: dist.broadcast(message, 0, group=self._group))
+        self.carry(lambda: dist.broadcast(message, 0, group=self._group))
 
-    def _run(self, collective: Callable[[], object]) -> None:
+    def carry(self, collective: Callable[[], object]) -> None:
         try:
             collective()
         except RuntimeError as error:
