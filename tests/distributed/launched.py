@@ -1,5 +1,6 @@
 """Runs a function as several processes of one group, and hands back what each returned."""
 
+import faulthandler
 import multiprocessing
 import os
 import pickle
@@ -111,6 +112,7 @@ def _main(
     import torch.distributed as dist
 
     torch.set_num_threads(1)
+    faulthandler.dump_traceback_later(limit * 0.9, exit=False)  # of who hangs, to standard error
     try:
         if ranks > 1:
             os.environ |= dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank))

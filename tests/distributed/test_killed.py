@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
+import torch.distributed as dist  # noqa: E402
+from torch import nn  # noqa: E402
 
 from dptrain.engine.draw import Drawing  # noqa: E402
 from dptrain.errors import RanksError  # noqa: E402
@@ -20,13 +22,14 @@ from ledger.log import Ledger  # noqa: E402
 from tests.distributed.jobs import NOW, Job, digest, opened  # noqa: E402
 from tests.distributed.launched import Ended, ended, launched  # noqa: E402
 from tests.guarantees.peers import per_example, small_world  # noqa: E402
+from tests.worlds.trainer import wrapped  # noqa: E402
 
 STEPS = 24
 LONGEST = 10.0
 """Seconds within which everybody has ended once somebody was killed: as soon as connections close, on a busy machine."""
 
 LIMIT = 35.0
-"""The same where processes were not connected yet, and torch waits for the time limit of the group, which is 30 seconds."""
+"""The same where the ranks' own group was not there yet, and torch waits for its time limit, which is 30 seconds."""
 
 WHOLE = {"name": "ledger", "resume": True, "key": None, "microbatch": 2}
 """One ledger, whoever goes on with it, under fresh keys."""
@@ -49,7 +52,14 @@ def draws_told(root: Path, rank: int, attempt: Callable[[], int]) -> Iterator[No
 
 def going(rank: int, root: Path) -> dict[str, Any]:
     """Goes on with the run to its end, and saves after every second step; exports it once it is closed."""
-    run = opened(Job(root, options=WHOLE))
+
+    def wrap(model: nn.Module) -> nn.Module:
+        """Wraps a model, and says that from here on the run waits for others, and not torch."""
+        made = wrapped(model)
+        (root / f"there-{rank}").touch()
+        return made
+
+    run = opened(Job(root, options=WHOLE | {"wrap": wrap}))
     recorder = run.private.opened.recorder
     with run.private, draws_told(root, rank, lambda: recorder.ledger.state.attempt):
         begun = run.private.prepared.start_step
@@ -65,18 +75,14 @@ def going(rank: int, root: Path) -> dict[str, Any]:
     return {"begun": begun, "weights": weights, "epsilon": epsilon, "charged": recorder.ledger.state.charged}
 
 
-def drawn(root: Path) -> set[tuple[int, int]]:
+def draws_of(root: Path) -> list[tuple[int, int]]:
     """Attempt and step of everything that any process drew."""
-    found = set()
-    for path in root.glob("drawn-*"):
-        for line in path.read_text().splitlines():
-            attempt, step = line.split()
-            found.add((int(attempt), int(step)))
-    return found
+    lines = [line for path in root.glob("drawn-*") for line in path.read_text().splitlines()]
+    return [(int(attempt), int(step)) for attempt, step in map(str.split, lines)]
 
 
-def charged(root: Path) -> set[tuple[int, int]]:
-    with Ledger.open(root / "ledger.db", read_only=True) as log:
+def charged(root: Path, name: str = "ledger.db") -> set[tuple[int, int]]:
+    with Ledger.open(root / name, read_only=True) as log:
         return {
             (window.attempt, step)
             for window in log.state.windows
@@ -86,12 +92,15 @@ def charged(root: Path) -> set[tuple[int, int]]:
 
 def killed(root: Path, ranks: int, victim: int, draws: int, delay: float) -> list[Ended]:
     """Goes on with the run on so many processes, and kills one of them so many draws and seconds after it has begun."""
-    before = len(drawn(root))
-    at = [0.0]
+    before, at = len(draws_of(root)), [0.0]
+    for mark in root.glob("there-*"):
+        mark.unlink()
 
     def kill(processes: Sequence[Any]) -> None:
         until = time.monotonic() + 30
-        while len(drawn(root)) < before + draws and processes[victim].is_alive() and time.monotonic() < until:
+        while time.monotonic() < until and processes[victim].is_alive():
+            if (root / f"there-{victim}").exists() and len(draws_of(root)) >= before + draws:
+                break
             time.sleep(0.002)
         time.sleep(delay)
         at[0] = time.monotonic()
@@ -118,9 +127,9 @@ def chain(root: Path, moments: Sequence[tuple[int, int, int, float]], last: int)
         assert not found[victim].returned or draws >= STEPS
         assert_lost(found, victim)
         if (root / "ledger.db").exists():
-            assert drawn(root) <= charged(root), "a draw of a step that nobody has charged"
+            assert set(draws_of(root)) <= charged(root), "a draw of a step that nobody has charged"
     told = launched(going, last, root)
-    assert drawn(root) <= charged(root)
+    assert set(draws_of(root)) <= charged(root)
     assert len({one["weights"] for one in told}) == 1 and len({one["epsilon"] for one in told}) == 1
     assert {one["charged"] for one in told} == {len(charged(root))}
     report = verify_export(root / "export", (root / "ledger.pub").read_text().split(), now=NOW)
@@ -133,6 +142,26 @@ def test_a_run_that_is_killed_four_times_goes_on_and_its_record_counts_everythin
     moments = [(2, 1, 5, 0.005), (2, 0, 5, 0.02), (1, 0, 3, 0.0), (2, 1, 5, 0.01)]
     told = chain(tmp_path, moments, 2)
     assert told[0]["begun"] >= 4
+
+
+def dying(rank: int, root: Path, where: str) -> None:
+    """A run in whose second step rank 1 dies where its sums, or what it released, would go out."""
+    run = opened(Job(root))
+    for step in run.steps:
+        if rank == 1 and step.number == 2:
+            setattr(dist, where, lambda *arguments, **options: os.kill(os.getpid(), signal.SIGKILL))
+        for rows in step:
+            run.private.backward(per_example(run.net, rows), rows)
+        run.optimizer.step()
+
+
+@pytest.mark.parametrize("where", ["all_to_all_single", pytest.param("broadcast", marks=pytest.mark.slow)])
+def test_who_waits_for_tensors_of_a_process_that_is_gone_hears_that_a_rank_is_lost(tmp_path: Path, where: str) -> None:
+    small_world(tmp_path, per_class=3, steps=3)
+    found = ended(dying, 2, tmp_path, where)
+    assert found[1] == Ended()
+    assert_lost(found, 1)
+    assert charged(tmp_path, "ledger-2.db") == {(0, 1), (0, 2)}
 
 
 def at_random(seed: int) -> list[tuple[int, int, int, float]]:
