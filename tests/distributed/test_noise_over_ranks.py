@@ -142,8 +142,8 @@ def test_an_attempt_after_another_draws_other_noise_for_the_same_steps(found: Fo
 
 
 def test_without_a_test_key_runs_have_noise_of_their_own(tmp_path: Path) -> None:
-    """And ranks agree about it though nobody gave them a key."""
-    small_world(tmp_path, per_class=2, steps=STEPS)
+    """And ranks agree about it, and about who is drawn, though nobody gave them a key."""
+    small_world(tmp_path, per_class=9, steps=STEPS, rate="0.5")
     jobs = [Job(tmp_path, name, losses="nothing", options={"key": None}) for name in ("first", "second")]
     ranks = launched(done, 2, *jobs)
     for told in zip(*ranks, strict=True):

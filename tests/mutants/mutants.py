@@ -5,6 +5,7 @@ from tests.mutants.audited import BOUNDS, FIGURES, RELEASES
 from tests.mutants.beside import BESIDE, IN_THEIR_PLACE
 from tests.mutants.clipped import CLIPPED
 from tests.mutants.mutant import Mutant
+from tests.mutants.ranks import ON_RANKS
 
 ADDRESSES = "dptrain/sandbox/addresses.py"
 INTERCEPTION = "dptrain/sandbox/interception.py"
@@ -862,5 +863,6 @@ GROUPS = {
     "bounds in an audit": BOUNDS,
     "figures of an audit": FIGURES,
     "releases": RELEASES,
+    "several processes": ON_RANKS,
 }
 """Mutants by what they break."""
