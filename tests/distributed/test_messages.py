@@ -181,7 +181,7 @@ def sent(width: int, ranks: int, exchanged: torch.dtype) -> int:
 
 @RANKS
 @pytest.mark.parametrize(("job", "exchanged"), [(0, torch.float32), (1, torch.float64), (2, torch.float64)])
-def test_bytes_on_the_wire_are_those_of_a_ring_in_float32_and_half_as_many_again_where_sums_are_sent_as_they_are(
+def test_bytes_on_the_wire_are_those_of_a_ring_and_half_as_many_again_where_sums_are_sent_as_they_are(
     found: list[Any], rank: int, job: int, exchanged: torch.dtype
 ) -> None:
     """A ring all-reduce sends 2 (W - 1) / W of what there is. Job 2 draws more than it reckoned with, and falls back."""

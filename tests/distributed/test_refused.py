@@ -30,6 +30,7 @@ from tests.worlds.training import World  # noqa: E402
 
 STEPS = 3
 SAME = r" at rank 1 and at rank 0: expected the same, found others; every process must run the same program over the same files"
+RATES = r" at rank 1 and at rank 0: expected the same, found others; let them follow from the number of the step alone"
 
 
 def ddp(model: nn.Module, **options: Any) -> nn.Module:
@@ -200,7 +201,7 @@ CASES = {
     "numbers of the forward": Case("RANKS_DIFFER", "the forward's random numbers" + SAME, before=other_numbers),
     "draw": Case("RANKS_DIFFER", "the draw of a step" + SAME, 1, before=other_draw),
     "noise": Case("RANKS_DIFFER", "the draw of a step" + SAME, 1, before=other_noise),
-    "learning rate on the way": Case("RANKS_DIFFER", "learning rates" + SAME, 2, before=other_rate),
+    "learning rate on the way": Case("RANKS_DIFFER", "learning rates" + RATES, 2, before=other_rate),
     "weights at the end of an epoch": Case("RANKS_DIFFER", "the weights" + SAME, STEPS, before=drifting),
     "no wrapper": Case(
         "NOT_WRAPPED", r"2 processes train, .* in no wrapper of theirs: .* Call model, optimizer = accelerator.prepare",

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from dptrain import Clock, Microbatches, NoiseSource, PrivateTraining
 from dptrain.engine.release import Phase
@@ -36,6 +37,7 @@ from dptrain.sandbox import Draw, Sandbox
 from dptrain.sandbox.draws import Request
 from tests.guarantees.crowd.readers import Readings, joined
 from tests.guarantees.crowd.scenes import Scene
+from tests.worlds.trainer import wrapped
 from tests.worlds.training import World, chance_of, make_world
 
 HORIZON = 1000
@@ -108,22 +110,30 @@ def _by(generator: torch.Generator, asked: Request) -> torch.Tensor:
 class Sums(Independent):
     """Stands where the noise of a run is and keeps the whitened sums; then it adds that noise, or nothing if there is none."""
 
+    addressed = True
+
     def __init__(self, noise: Independent | None) -> None:
         self._noise = noise
-        self._found: dict[int, torch.Tensor] = {}
+        self._found: dict[tuple[int, int], torch.Tensor] = {}
 
     @property
     def flat(self) -> torch.Tensor:
-        """All sums of the last release, whitened, float64."""
-        return torch.cat([self._found[lane] for lane in sorted(self._found)])
+        """All sums of the last release, of all ranks, whitened, float64."""
+        parts = [self._found]
+        if dist.is_initialized():
+            parts = [{} for _ in range(dist.get_world_size())]
+            dist.all_gather_object(parts, self._found)
+        every = {place: values for part in parts for place, values in part.items()}
+        return torch.cat([every[place] for place in sorted(every)])
 
     def release_(
-        self, clipped_sum: torch.Tensor, std: float, normalizer: float, *, step: int, lane: int, draws: int = 1
+        self, clipped_sum: torch.Tensor, std: float, normalizer: float, *, step: int, lane: int, draws: int = 1, **where: Any
     ) -> torch.Tensor:
-        self._found[lane] = clipped_sum.double().flatten() / std
+        self._found = {place: kept for place, kept in self._found.items() if place[0] != lane}
+        self._found[lane, where.get("offset", 0)] = clipped_sum.double().flatten() / std
         if self._noise is None:
             return clipped_sum.div_(normalizer)
-        return self._noise.release_(clipped_sum, std, normalizer, step=step, lane=lane, draws=draws)
+        return self._noise.release_(clipped_sum, std, normalizer, step=step, lane=lane, draws=draws, **where)
 
     def destroy(self) -> None:
         self._found.clear()
@@ -149,6 +159,7 @@ class Party:
         self._augment, self._each_step, self._noisy = scene.augment, scene.each_step, noisy
         _seed_as_users_do(seed)
         self.model = scene.model().train()
+        self.net = wrapped(self.model)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
         self.private = PrivateTraining.open(
             world.policy, world.corpus, ledger=world.root / f"{name}.db", progress=False,
@@ -157,7 +168,7 @@ class Party:
         )  # fmt: skip
         try:
             _, _, steps = self.private.prepare(
-                self.model, self.optimizer, scene.collate, decode=self._decode, layers=scene.layers
+                self.net, self.optimizer, scene.collate, decode=self._decode, layers=scene.layers
             )
             self._steps = iter(steps)
             self.loss: Any = self.private.loss(scene.loss, compiled=True) if scene.compiled else scene.loss
@@ -171,7 +182,7 @@ class Party:
         step = next(self._steps)
         self._each_step(self.model, step.number)
         for rows in step:
-            self.private.backward(self.loss(self.model, rows), rows)
+            self.private.backward(self.loss(self.net, rows), rows)
         run = self.private.prepared
         scale = [run.policy.normalizer / run.schedule.blocks[block].std for block, _ in run.router.tensors]
         grads = [tensor.parameter.grad.double().flatten() for _, tensor in run.router.tensors]
@@ -194,7 +205,7 @@ class Party:
         run.gradients.use(stds)
         for planned in run.attempt.drawing.planned(drawn):
             with run.load(planned, number) as rows:
-                run.backward(self.loss(self.model, rows), rows)
+                run.backward(self.loss(self.net, rows), rows)
         run.release(number)
         return self.sums.flat
 
@@ -262,8 +273,9 @@ class Lockstep:
     the adversary knows all that it is said to know.
     """
 
-    def __init__(self, scene: Scene, root: Path, seed: int) -> None:
-        world = world_of(scene, root)
+    def __init__(self, scene: Scene, root: Path, seed: int, world: World | None = None) -> None:
+        """`world`: one that was made for several processes."""
+        world = world or world_of(scene, root)
         self.misjudged = 0.0
         self._scene = scene
         self._number = 0

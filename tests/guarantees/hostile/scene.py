@@ -24,6 +24,7 @@ from dptrain import Clock, Microbatches, NoiseSource, PrivateTraining, RunLedger
 from dptrain.errors import DptrainError
 from dptrain.routing.graphs import StepGraph
 from ledger.leaves import Charge, decode_leaf
+from tests.worlds.trainer import wrapped
 from tests.worlds.training import World, make_world
 
 POOL = 64
@@ -244,6 +245,7 @@ class Run:
         torch.manual_seed(0)
         self.model = Net(self.scene.decides) if self.scene.model is None else self.scene.model()
         self.model.train()
+        self.net = wrapped(self.model)
         optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05)
         with self._watched():
             self.private = private = PrivateTraining.open(
@@ -271,7 +273,7 @@ class Run:
     def _loop(self, optimizer: torch.optim.Optimizer) -> None:
         private, form = self.private, self.scene.form
         _, _, steps = private.prepare(
-            self.model, optimizer, collate, decode=self.decode, layers="layers", probe=self.records
+            self.net, optimizer, collate, decode=self.decode, layers="layers", probe=self.records
         )
         private.prepared.sandbox.load_state_dict({"seed": SEED})
         private.prepared.sandbox.kept.look()
@@ -283,7 +285,7 @@ class Run:
             for rows in step:
                 shapes = {key: (tuple(value.shape), value.dtype) for key, value in rows.items()}
                 self.trace.passes.append(("microbatch", rows.contributions, rows.examples, shapes))
-                private.backward(loss(self.model, rows), rows)
+                private.backward(loss(self.net, rows), rows)
             self.trace.drawn.append(frozenset(self.reads))
             self.trace.released.append([tensor.parameter.grad.clone() for _, tensor in private.prepared.router.tensors])
             optimizer.step()
@@ -332,6 +334,8 @@ class Run:
                 hook.remove()
 
     def _read_ledger(self) -> None:
+        if not self.private.opened.ranks.leads:
+            return  # it has none, and follows that of rank 0
         try:
             rows = self.private.opened.recorder.ledger.rows()
         except DptrainError:
