@@ -67,6 +67,10 @@ class AdmissionRefused(AttestError, ValueError):
     """An attestation was refused; `code` is a member of `attest.gate.ReasonCode`."""
 
 
+class VerdictsRefused(AttestError, ValueError):
+    """A verdict file of a shard is damaged, belongs to another judgement, or is missing."""
+
+
 class GateFailed(AttestError, RuntimeError):
     """The gate could not finish; nothing is admitted."""
 

@@ -48,8 +48,16 @@ class Corpus:
 
     def __iter__(self) -> Iterator[Item]:
         """Reads the corpus once; files are hashed while they stream by."""
+        for piece in self.pieces():
+            if isinstance(piece, str):
+                yield from self.items(piece)
+            else:
+                yield piece
+
+    def pieces(self) -> Iterator[str | Item]:
+        """Yields the names of the data, in the fixed order; what cannot be listed comes as the item that is refused for it."""
         if self.only is not None:
-            yield from self._data(self.only)
+            yield self.only
         else:
             yield from self._search("")
 
@@ -68,30 +76,30 @@ class Corpus:
         """Returns a reader of many contents, for a ``with`` block."""
         return Contents(self.root)
 
-    def _search(self, prefix: str, depth: int = 0) -> Iterator[Item]:
+    def _search(self, prefix: str, depth: int = 0) -> Iterator[str | Item]:
         try:
             with os.scandir(self.root / prefix) as entries:
                 kinds = {entry.name: _kind(entry) for entry in entries if not entry.name.startswith(".")}
         except OSError as error:
-            yield _unread(prefix, CorpusRefused("UNATTESTED", f"cannot list {prefix!r}: {error.strerror or error}"))
+            yield unread(prefix, CorpusRefused("UNATTESTED", f"cannot list {prefix!r}: {error.strerror or error}"))
             return
         for name in sorted(kinds):
             kind, source = kinds[name], prefix + name
             if kind == "link":
-                yield _unread(source, CorpusRefused("UNATTESTED", f"{source!r} is a symbolic link; put the data itself here"))
+                yield unread(source, CorpusRefused("UNATTESTED", f"{source!r} is a symbolic link; put the data itself here"))
             elif name.endswith(SUFFIX) and kind == "file":
                 if name.removesuffix(SUFFIX) not in kinds:
-                    yield from self._data(source.removesuffix(SUFFIX))
+                    yield source.removesuffix(SUFFIX)
             elif kind == "folder" and name + SUFFIX not in kinds:
                 if depth < _MAX_DEPTH:
                     yield from self._search(source + "/", depth + 1)
                 else:
-                    yield _unread(source, CorpusRefused("UNATTESTED", f"{source!r} is nested too deeply; move it up"))
+                    yield unread(source, CorpusRefused("UNATTESTED", f"{source!r} is nested too deeply; move it up"))
             else:
-                yield from self._data(source)
+                yield source
 
-    def _data(self, source: str) -> Iterator[Item]:
-        """Yields the contributions of one `X`, or the attestations that lost theirs."""
+    def items(self, source: str) -> Iterator[Item]:
+        """Yields the contributions of one piece of data, or the attestations that lost theirs."""
         kind = file_kind(self.root, source)
         if file_kind(self.root, source + SUFFIX) != "file":
             yield Item(Locator(source, 0, 0), None, None)
@@ -102,16 +110,16 @@ class Corpus:
         elif kind == "file":
             yield from self._pair_by_position(source, claims)
         else:
-            yield from (_orphan(claim) for claim in claims)
+            yield from (orphan(claim) for claim in claims)
 
     def _pair_by_position(self, source: str, attestations: Iterator[Attestation | AttestError]) -> Iterator[Item]:
         records = records_of(self.root, source)
         try:
             for record in records:
-                yield _item(record, next(attestations, None))
+                yield item_of(record, next(attestations, None))
         except CorpusRefused as error:
-            yield _unread(source, error)
-        yield from (_orphan(claim) for claim in attestations)
+            yield unread(source, error)
+        yield from (orphan(claim) for claim in attestations)
 
     def _pair_by_hash(self, source: str) -> Iterator[Item]:
         """Yields files that an attestation claims; then the other files with the attestations left over, by position."""
@@ -122,21 +130,21 @@ class Corpus:
                     try:
                         record = file_record(self.root, name)
                     except CorpusRefused as error:
-                        yield _unread(name, error)
+                        yield unread(name, error)
                         continue
                     claim = claims.take(record.content_hash)
                     if claim is not None:
-                        yield _item(record, claim)
+                        yield item_of(record, claim)
                     else:
                         marshal.dump((tuple(record.locator), record.content_hash), unclaimed)
             except CorpusRefused as error:
-                yield _unread(source, error)
+                yield unread(source, error)
             rest, end = claims.rest(), unclaimed.tell()
             unclaimed.seek(0)
             while unclaimed.tell() < end:
                 place, content_hash = marshal.load(unclaimed)
-                yield _item(Record(Locator(*place), content_hash), next(rest, None))
-            yield from (_orphan(claim) for claim in rest)
+                yield item_of(Record(Locator(*place), content_hash), next(rest, None))
+            yield from (orphan(claim) for claim in rest)
 
     def _attestations(self, source: str) -> Iterator[Attestation | AttestError]:
         """Yields the attestations of a file; a malformed item comes last, since nothing behind it can be found."""
@@ -210,17 +218,20 @@ def _kind(entry: os.DirEntry[str]) -> Literal["link", "file", "folder", "other"]
     return "file" if entry.is_file(follow_symlinks=False) else "other"
 
 
-def _item(record: Record, claim: Attestation | AttestError | None) -> Item:
+def item_of(record: Record, claim: Attestation | AttestError | None) -> Item:
+    """Returns a record with what stands for its attestation."""
     if isinstance(claim, AttestError):
         return Item(record.locator, record.content_hash, None, claim)
     return Item(record.locator, record.content_hash, claim)
 
 
-def _orphan(claim: Attestation | AttestError) -> Item:
+def orphan(claim: Attestation | AttestError) -> Item:
+    """Returns an attestation that has no data."""
     return Item(None, None, None, claim) if isinstance(claim, AttestError) else Item(None, None, claim)
 
 
-def _unread(source: str, problem: AttestError) -> Item:
+def unread(source: str, problem: AttestError) -> Item:
+    """Returns data that cannot be read."""
     return Item(Locator(source, 0, 0), None, None, problem)
 
 

@@ -7,7 +7,7 @@ with a dot are never data.
 import hashlib
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Literal, NamedTuple
 
@@ -40,11 +40,14 @@ class Record(NamedTuple):
     content_hash: bytes
 
 
-def jsonl_records(root: Path, source: str) -> Iterator[Record]:
+def jsonl_records(root: Path, source: str, wanted: Callable[[], bool] | None = None) -> Iterator[Record]:
     """Yields the non-empty lines of a JSONL file, without their newlines, hashed while reading; a megabyte is held at a time.
 
     A line of blanks, tabs and carriage returns alone is empty. A carriage return before the newline belongs to the content: the
     bytes that were signed are the bytes that are read.
+
+    Args:
+        wanted: Asked before each line whether it is hashed; a record that is not has no bytes in the place of its hash.
 
     Raises:
         CorpusRefused: Code SIZE for a line above `MAX_RECORD`.
@@ -55,21 +58,24 @@ def jsonl_records(root: Path, source: str) -> Iterator[Record]:
             if piece[-1] == _NEWLINE and 1 < len(piece) <= MAX_RECORD + 1 and piece[0] not in _BLANK:
                 # One whole line, as nearly all are.
                 length = len(piece) - 1
-                yield Record(Locator(source, start, length), hashlib.sha256(piece[:-1]).digest())
+                hashed = b"" if wanted is not None and not wanted() else hashlib.sha256(piece[:-1]).digest()
+                yield Record(Locator(source, start, length), hashed)
                 start += length + 1
                 continue
             digest, length, empty = hashlib.sha256(), 0, True
+            skipped = wanted is not None and not wanted()
             while piece:
                 ended = piece.endswith(b"\n")
                 content = piece[:-1] if ended else piece
-                digest.update(content)
+                if not skipped:
+                    digest.update(content)
                 length += len(content)
                 empty = empty and not content.strip(_BLANK)
                 if length > MAX_RECORD:
                     raise CorpusRefused("SIZE", f"line at byte {start} is longer than {MAX_RECORD} bytes; split the record")
                 piece = b"" if ended else stream.readline(_CHUNK)
             if not empty:
-                yield Record(Locator(source, start, length), digest.digest())
+                yield Record(Locator(source, start, length), b"" if skipped else digest.digest())
             start += length + ended
 
 

@@ -5,26 +5,27 @@ import json as json_text
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from attest.corpus import Corpus, open_corpus
+from attest.corpus import Corpus, Extent, Item, Shard, ShardNumber, open_corpus
 from attest.corpus.records import SUFFIX
 from attest.errors import KeyRefused, RegistryRefused
 from attest.files import atomic_writer
 from attest.gate import Admitted, Gate, GateReport, ReasonCode, Refused, run_gate
-from attest.gate.reading import KeptReading
+from attest.gate.reading import KeptReading, Verified
+from attest.gate.verdicts import MergedReading, ShardReading
 from attest.keys import generate, load_private_key, save_private_key
 from attest.policy import Policy, SignedPolicy
 from attest.registry import Registry
 from attest.schema.plain import utc, visible
 from dptrain.cli.inputs import OwnerKey, RegistryFile, read_registry, read_signed_policy
 from dptrain.cli.ledger.place import LedgerKey, StateDirectory, checked, place_of
-from dptrain.cli.options import argument, file_argument, moment, option
+from dptrain.cli.options import argument, file_argument, file_option, moment, option, wrong_if
 from dptrain.cli.output import counted, counting, styled, table
 from dptrain.cli.results import Result, Shown, pick
 from dptrain.progress import attestations_in, progress_bar
@@ -39,7 +40,62 @@ ForLedger = Annotated[
         metavar="LEDGER",
     ),
 ]
+OneShard = Annotated[
+    str | None,
+    option("Judge this shard of the corpus alone, 3/8 for the third of eight, and write its --verdicts.", metavar="K/N"),
+]
+Verdicts = Annotated[Path | None, option("Where the verdicts of the --shard go.", metavar="FILE", dir_okay=False)]
+Merged = Annotated[
+    list[Path] | None,
+    option("Judge the corpus by the verdicts of all shards: a file, or a folder of them; repeat.", metavar="PATH", exists=True),
+]
+VerdictKey = Annotated[
+    Path | None, file_option("KEY", "Private key that the shards and their merge share, for nothing else.", "--verdict-key")
+]
 NoKeptReading = Annotated[bool, option("Verify every signature, whatever was kept, and keep nothing.", "--no-kept-reading")]
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """Says which part a command has in a judgement by shards: to judge one of them, to merge all, or none."""
+
+    shard: str | None
+    verdicts: Path | None
+    merge: list[Path] | None
+    key: Path | None
+
+    def refuse_wrong_use(self, now: int | None, ledger: str | None) -> None:
+        """Refuses options that do not go together."""
+        wrong_if(self.shard is not None and self.merge, "--shard judges one part, --merge joins all; give one of them")
+        wrong_if((self.shard is None) != (self.verdicts is None), "--shard K/N and --verdicts FILE go together")
+        if self.shard is None and not self.merge:
+            wrong_if(self.key is not None, "--verdict-key is for --shard and --merge; give it with one of them")
+            return
+        wrong_if(self.key is None, "give --verdict-key, one for all shards and the merge; 'dptrain attest keygen' makes one")
+        if self.verdicts is not None:
+            wrong_if(now is None, "all shards are judged at one time; give each of them the same --now TIME")
+            wrong_if(ledger is not None, "a shard is judged without a ledger; give --ledger or --for with --merge")
+            wrong_if(not self.verdicts.parent.is_dir(), f"there is no folder {self.verdicts.parent}; make it first")
+
+    def reading(
+        self, corpus: Corpus, signed: SignedPolicy, registry: Registry, now: int | None, kept: KeptReading | None
+    ) -> tuple[Iterable[Item], Verified | None]:
+        """Returns what to judge and what to remember of it: `kept`, where no shards are judged."""
+        if self.key is None:
+            return corpus, kept
+        key = load_private_key(self.key)
+        if self.shard is not None and self.verdicts is not None and now is not None:
+            part = Shard(corpus, ShardNumber.parse(self.shard), Extent.of(corpus))
+            return part, ShardReading(part, signed, registry, now, self.verdicts, key)
+        paths = [path for given in self.merge or () for path in _verdict_files(given)]
+        return corpus, MergedReading(paths, signed, registry, Extent.of(corpus), key, now=now, into=kept)
+
+
+def _verdict_files(given: Path) -> list[Path]:
+    """Returns the files that an option names: one, or all of a folder whose names do not begin with a dot."""
+    if not given.is_dir():
+        return [given]
+    return sorted(path for path in given.iterdir() if path.is_file() and not path.name.startswith("."))
 
 
 @dataclass(frozen=True)
@@ -110,6 +166,10 @@ def gate(
     key: LedgerKey = None,
     state: StateDirectory = None,
     no_kept_reading: NoKeptReading = False,
+    shard: OneShard = None,
+    verdicts: Verdicts = None,
+    merge: Merged = None,
+    verdict_key: VerdictKey = None,
     now: Annotated[int | None, moment("Moment of admission; default: now.")] = None,
     limit: Annotated[int, option("Refusals that are listed; --json and --refusals list all.", min=0)] = 20,
     refusals: Annotated[
@@ -126,7 +186,10 @@ def gate(
     an older one is refused from then on. With a ledger, which signatures verified is kept beside it, under its key; contents
     are hashed, and all else is judged, at every reading.
 
-    Exit code 0 if everything was admitted, 1 if anything was refused, 2 for wrong use.
+    Exit code 0 if everything was admitted, 1 if anything was refused, 2 for wrong use. A shard ends with 0 once its verdicts
+    are written: what is refused is said by the merge.
+
+    A large corpus is judged in shards, by processes on any machines; docs/large.md says how.
 
     Before training, and whenever data has arrived: what would be admitted, what refused, and why. Whoever has registry.names
     beside the registry can run it; contributors, who have not, use `attest verify` and `attest show`.
@@ -135,24 +198,31 @@ def gate(
     """
     if ledger is not None and made_for is not None:
         raise typer.BadParameter("give --ledger for a run that has begun, or --for for any run; not both")
+    sharing = Sharing(shard, verdicts, merge, verdict_key)
+    sharing.refuse_wrong_use(now, ledger or made_for)
     keeping = Keeping(made_for or ledger, key, state, make=made_for is not None)
     ledger = ledger or (made_for if keeping.there else None)
     signed = read_signed_policy(policy, owner_key)
     known = read_registry(policy, registry, owner_key)
     withdrawn = _withdrawn(ledger, known)
-    moment_of_admission = int(time.time()) if now is None else now
     reading = None if no_kept_reading else keeping.reading(signed, known)
-    judging = Gate(signed.policy, known, workers=workers, remember=reading)
     data = open_corpus(corpus)
+    items, remember = sharing.reading(data, signed, known, now, reading)
+    moment_of_admission = remember.now if isinstance(remember, MergedReading) else int(time.time()) if now is None else now
+    judging = Gate(signed.policy, known, workers=workers, remember=remember)
     _remember(known, data, ledger)
-    judged, started = Judged(moment_of_admission, judging.registry_root, reading), time.monotonic()
+    judged, started = Judged(moment_of_admission, judging.registry_root, reading, remember), time.monotonic()
     # Opened before judging, which may take long: a place that cannot be written is told at once.
     with contextlib.nullcontext() if refusals is None else atomic_writer(refusals) as stream:
         with progress_bar("judging", lambda: attestations_in(corpus)) as progress:
-            for outcome in judging.judge(data, now=moment_of_admission, withdrawn=withdrawn, progress=progress):
+            for outcome in judging.judge(items, now=moment_of_admission, withdrawn=withdrawn, progress=progress):
                 judged.add(outcome, limit)
+        if isinstance(remember, MergedReading):
+            remember.finish()
         if stream is not None:
             stream.writelines(judged.lines())
+    if isinstance(remember, ShardReading):
+        remember.keep()
     if reading is not None:
         reading.keep()
     judged.seconds = time.monotonic() - started
@@ -188,6 +258,7 @@ class Judged(Result):
     now: int
     root: bytes
     reading: KeptReading | None
+    shards: Verified | None = None
     seconds: float = 0.0
     admitted: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
@@ -216,7 +287,17 @@ class Judged(Result):
 
     @property
     def exit_code(self) -> int:
-        return bool(self.refused)
+        return bool(self.refused) and not isinstance(self.shards, ShardReading)
+
+    def of_shards(self) -> dict[str, Any]:
+        """Returns what a command with `--json` says of shards; nothing where the corpus was judged whole."""
+        found = self.shards
+        if isinstance(found, ShardReading):
+            number, shards = found.shard
+            return {"shard": {"number": number, "of": shards, "path": str(found.path), "attestations": len(found)}}
+        if isinstance(found, MergedReading):
+            return {"merged": {"shards": found.setting.shards, "spared": found.spared, "checked": found.checked}}
+        return {}
 
     def text(self) -> Iterator[Shown]:
         admitted, refused = self.admitted.total(), self.refused.total()
@@ -239,6 +320,11 @@ class Judged(Result):
             yield f"nothing to judge: the corpus holds no data; attestations of X lie beside it in X{SUFFIX}"
         whose = f"from {counted(len(self.contributors), 'contributor')}, " if admitted else ""
         yield f"{whose}judged in {self.seconds:.1f} s against registry root {self.root.hex()}"
+        if isinstance(self.shards, ShardReading):
+            yield f"this is shard {self.shards.shard} alone; its verdicts, for gate --merge, are in {self.shards.path}"
+        if isinstance(self.shards, MergedReading):
+            spared = counted(self.shards.spared, "signature")
+            yield f"{spared} had been verified in {counted(self.shards.setting.shards, 'shard')}"
         yield from sentences(self.reading)
 
     def print_json(self) -> None:
@@ -250,6 +336,7 @@ class Judged(Result):
             "admitted": dict(sorted(self.admitted.items())),
             "refused": dict(sorted(self.refused.items())),
             **as_json(self.reading),
+            **self.of_shards(),
         }
         typer.echo(json_text.dumps(head, indent=2)[:-2] + ',\n  "refusals": [', nl=False)
         for number, line in enumerate(self.lines()):
