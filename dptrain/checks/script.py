@@ -36,7 +36,7 @@ _SPLIT: _Row = (
     REFUSED, "ENGINE", "one contribution lies on several ranks, none of which knows the norm of its gradient", _REPLICAS,
 )  # fmt: skip
 _LATE: _Row = (
-    REFUSED, "NOT_WRAPPED", "the wrapper of several processes comes before prepare(); behind it, it would average raw gradients",
+    REFUSED, "NOT_WRAPPED", "the wrapper of several processes comes before prepare(); later it would average raw gradients",
     "model, optimizer = accelerator.prepare(model, optimizer)  # and then private.prepare(model, optimizer, ...)",
 )  # fmt: skip
 _STATIC: _Row = (

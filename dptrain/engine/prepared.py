@@ -270,6 +270,7 @@ class PreparedRun(Parts[Planned]):
         """Checks that a step may begin, yields the probes that are due, and begins the run before the first step."""
         self._require_going()
         self.gradients.require(Phase.IDLE, f"step {number} was started")
+        self.together.begin(number)
         self.check()
         if self.attempt is None:
             yield from self.probe.run()

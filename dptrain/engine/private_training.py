@@ -157,8 +157,8 @@ class PrivateTraining:
         with ExitStack() as failing:
             failing.callback(ranks.leave)
             made = cls._opened(
-                signed, public, beside, corpus, RunLedger.of(ledger), accelerator, registry, earlier, microbatches, clock, resume,
-                progress, noise, ranks,
+                signed, public, beside, corpus, RunLedger.of(ledger), accelerator, registry, earlier, microbatches, clock,
+                resume, progress, noise, ranks,
             )  # fmt: skip
             failing.pop_all()
         return cls(made)

@@ -25,6 +25,9 @@ FIRST_BYTES: Final = 4096
 BLOCK: Final = 160
 """Bytes of the first message where all say something: what it is about, how long it is, and what fits."""
 
+SHORT: Final = 100
+"""Bytes of a text that needs no second message."""
+
 _DONE, _FAILED = 0, 1
 _HEAD = 9
 """Bytes before what is told: how it ended, and how long it is."""
@@ -95,8 +98,11 @@ class Ranks:
     def texts(self, own: str) -> list[str]:
         """Returns what every rank has to say, by rank, of any length. Raises as :meth:`first`."""
         data = own.encode()
-        longest = max(int.from_bytes(one, "big") for one in self.all(len(data).to_bytes(8, "big")))
-        return [one.rstrip(b"\x00").decode() for one in self.all(data.ljust(longest, b"\x00"))] if longest else [""] * self.size
+        found = self.all(len(data).to_bytes(8, "big") + data[:SHORT].ljust(SHORT, b"\x00"), "a word of each")
+        longest = max(int.from_bytes(one[:8], "big") for one in found)
+        if longest > SHORT:
+            found = self.all(len(data).to_bytes(8, "big") + data.ljust(longest, b"\x00"), "a longer word of each")
+        return [one[8 : 8 + int.from_bytes(one[:8], "big")].decode() for one in found]
 
     def carry(self, collective: Callable[[], object]) -> None:
         """Runs a collective of torch that carries tensors between the ranks. Raises as :meth:`first`."""

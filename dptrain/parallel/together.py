@@ -116,6 +116,15 @@ class Together:
         sums.wire = added if self.ranks.size > 1 else 0.0
         return FLOAT32
 
+    def begin(self, step: int) -> None:
+        """Hears that every rank begins the same step, where they gather parameters together: one elsewhere would be waited for.
+
+        Raises:
+            RanksError: code RANKS_DIFFER, one of them does something else, as writing a checkpoint.
+        """
+        if self._shards is not None:
+            self.ranks.all(b"", f"step {step} begins")
+
     def draw(self, sums: Sums, drawn: int) -> None:
         """Chooses how the sums of a step are sent, of which so many contributions are drawn."""
         self.wide = sums.wire == 0.0 or drawn > self._most_drawn

@@ -160,14 +160,15 @@ def test_a_step_inside_a_window_is_one_word_of_all_one_exchange_and_what_each_ra
 def test_a_window_is_one_message_when_it_is_charged_and_one_when_it_is_settled(found: list[Any], rank: int, job: int) -> None:
     assert counts(found, rank, job, "step 3") == {STATUS: 1, EXCHANGE: 1, MESSAGE: size_of(found) + 1}
     assert counts(found, rank, job, "behind step 1") == {}
-    assert counts(found, rank, job, "behind step 2") == {MESSAGE: 1}
+    assert counts(found, rank, job, "behind step 2") == {MESSAGE: 1, STATUS: 1}  # whether parameters are finite everywhere
 
 
 @RANKS
 @JOBS
-def test_an_epoch_is_one_word_of_all_about_the_weights_and_one_message_and_so_is_the_end(found, rank: int, job: int) -> None:
-    """Behind step 4: the window is settled, the epoch closed, and the end of the run asked for and written."""
-    assert counts(found, rank, job, "behind step 4") == {MESSAGE: 4, STATUS: 1}
+def test_an_epoch_is_two_words_of_all_and_one_message_and_the_end_no_more(found, rank: int, job: int) -> None:
+    """Behind step 4: the window is settled, the epoch closed, and the end of the run asked for and written. Ranks say whether
+    parameters are finite, how statement A stands (also at the end), and what the weights are."""
+    assert counts(found, rank, job, "behind step 4") == {MESSAGE: 4, STATUS: 4}
 
 
 def size_of(found: list[Any]) -> int:
