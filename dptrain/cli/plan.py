@@ -392,7 +392,7 @@ def _sizes(policy: Policy, run: RunConfig | None, cost: Any, given: Mapping[str,
         found |= {"half": run.run.mixed_precision == "bf16", "state_bytes": STATES[run.optimizer.name]}
         return found | {"parameters": cost.parameters, "trained": cost.trained, "microbatch": cost.microbatch}
     if given["--model"] is not None:
-        return found | {"half": True, **pick(MODELS[given["--model"]], "parameters trained microbatch")}
+        return found | {"half": True, **pick(MODELS[given["--model"]], "parameters trained microbatch outside largest")}
     whole, part = given["--parameters"], given["--trained"]
     return found | {"parameters": whole, "trained": whole if part is None else part, "microbatch": given["--microbatch"] or 16}
 

@@ -1,8 +1,8 @@
 """Predicts what one rank of a run in several processes holds in memory, and what it sends.
 
-Letters: P parameters, d scheduled (trained) coordinates, W ranks, L layers, m microbatches of a rank in a step. Bytes of one
-number: s of the optimizer's state, w of a sum on the wire, b of a parameter that is gathered. A figure is its formula in these
-letters. Nothing is measured here.
+Letters: P parameters, E of them outside of layers, d scheduled (trained) coordinates, M of them in the largest tensor, W ranks,
+L layers, m microbatches of a rank in a step. Bytes of one number: s of the optimizer's state, w of a sum on the wire, b of a
+parameter that is gathered. A figure is its formula in these letters. Nothing is measured here.
 """
 
 import math
@@ -16,8 +16,15 @@ When = Literal["always", "probes", "microbatches", "exchange", "gather"]
 """Moments of a step. Two of them never fall together, so a peak is what is there always and the most of one moment."""
 
 PROBES: Final = 20
-"""Bytes per trained coordinate that the probes hold before the first step and every some hundred steps: gradients of a few rows
-by autograd and by the router. Measured: docs/scaling.md says how."""
+PROBES_SHARDED: Final = 16
+"""Bytes per trained coordinate that the probes hold before the first step and every some hundred steps: whole gradients of a
+few rows, by autograd and by the router, on every rank. Measured: docs/scaling.md says how."""
+
+_SHARDED_SUMS: Final[tuple[When, When]] = ("microbatches", "gather")
+"""Moments at which a rank holds its rows of sums."""
+
+BUCKET: Final = 1 << 21
+"""Numbers of a sum that are exchanged at a time, or one tensor if it has more (`dptrain.parallel.placement`)."""
 
 STATES: Final[Mapping[str, int]] = {"adamw": 8, "sgd": 4}
 """Bytes of the optimizer's state per trained coordinate, by the name that a run file gives it; SGD is that with momentum."""
@@ -32,7 +39,8 @@ class Ranks:
         parameters: P, all of the model, in float32. trained: d, those in the schedule; at most P.
         contributions: n, the expected number of a step.
         microbatch: Contributions of a full microbatch.
-        layers: L, of equal size.
+        layers: L, of equal size. outside: E, embeddings, head and what else is in none; 0 where nobody says.
+        largest: M, coordinates of the largest trained tensor; where nobody says, those of a layer.
         state_bytes: s, of the optimizer per trained coordinate (`STATES`).
         sharded: Parameters lie in shards (FSDP2), not whole on every rank (DDP).
         certified: Sums are exact integers in float64.
@@ -49,6 +57,8 @@ class Ranks:
     contributions: float
     microbatch: int = 16
     layers: int = 12
+    outside: int = 0
+    largest: int | None = None
     state_bytes: int = STATES["adamw"]
     sharded: bool = False
     certified: bool = False
@@ -63,6 +73,9 @@ class Ranks:
         _require("contributions a step", self.contributions, 0 < self.contributions < math.inf, "more than 0")
         _require("contributions of a microbatch", self.microbatch, self.microbatch >= 1, "1 or more")
         _require("layers", self.layers, self.layers >= 1, "1 or more")
+        _require("parameters outside of layers", self.outside, 0 <= self.outside <= self.parameters, "0 to all parameters")
+        largest = self.largest or 1
+        _require("coordinates of a tensor", largest, 1 <= largest <= self.trained, "1 to all that are trained")
 
     @property
     def each(self) -> int:
@@ -199,30 +212,35 @@ def _replicated(ranks: Ranks) -> list[Amount]:
 
 
 def _sharded(ranks: Ranks) -> list[Amount]:
-    """Returns what a rank holds under FSDP2: shards, and two layers that are whole for a while. Probes are not in it."""
-    d, s, w, b = ranks.trained, ranks.state_bytes, ranks.wire_bytes, 2 if ranks.half else 4
-    own, shard = math.ceil(ranks.parameters / ranks.processes), math.ceil(d / ranks.processes)
-    of_all, of_trained = {"P": ranks.parameters, "W": ranks.processes}, {"d": d, "W": ranks.processes}
+    """Returns what a rank holds under FSDP2: shards; whole layers while they run; and whole gradients in the probes."""
+    d, s, w, b, processes = ranks.trained, ranks.state_bytes, ranks.wire_bytes, 2 if ranks.half else 4, ranks.processes
+    own, shard = math.ceil(ranks.parameters / processes), math.ceil(d / processes)
+    of_all, of_trained = {"P": ranks.parameters, "W": processes}, {"d": d, "W": processes}
     found = [
         Amount("parameters", 4 * own, "4 * ceil(P / W)", of_all),
         Amount("optimizer state", s * shard, "s * ceil(d / W)", {"s": s, **of_trained}),
-        Amount("sums, float64", 8 * shard, "8 * ceil(d / W)", of_trained),
-        Amount("gradient", 4 * shard, "4 * ceil(d / W)", of_trained, "gather"),
+        Amount("probes, whole gradients", PROBES_SHARDED * d, f"{PROBES_SHARDED} * d", {"d": d}, "probes"),
+        Amount("sums, float64", 8 * shard, "8 * ceil(d / W)", of_trained, "microbatches"),
+        Amount("sums, which become the gradient", 8 * shard, "8 * ceil(d / W)", of_trained, "gather"),
     ]
     if ranks.public:
-        found.append(Amount("public sums, float64", 8 * shard, "8 * ceil(d / W)", of_trained, "microbatches"))
-    if ranks.processes == 1:
+        found += [Amount("public sums, float64", 8 * shard, "8 * ceil(d / W)", of_trained, at) for at in _SHARDED_SUMS]
+    if ranks.certified:
+        found.append(Amount("sum of a microbatch, and one gradient", 16 * d, "16 * d", {"d": d}, "microbatches"))
+    if processes == 1:
         return found
-    layer, piece = math.ceil(ranks.parameters / ranks.layers), math.ceil(d / ranks.layers)
-    gathered = {"b": b, "P": ranks.parameters, "L": ranks.layers}
+    layer = math.ceil((ranks.parameters - ranks.outside) / ranks.layers)
+    largest = ranks.largest or math.ceil(d / ranks.layers)
+    sizes = {"b": b, "P": ranks.parameters, "E": ranks.outside, "L": ranks.layers}
+    whole = "b * (2 * ceil((P - E) / L) + E)"
+    exchanged = f"(8 + 2 * w) * max(M, {BUCKET})"
     return [
         *found,
-        Amount("two layers, gathered", 2 * b * layer, "2 * b * ceil(P / L)", gathered, "microbatches"),
+        Amount("two layers, and what is in none, gathered", b * (2 * layer + ranks.outside), whole, sizes, "microbatches"),
         Amount(
-            "weighted sum of a layer, sent and received", 2 * w * piece, "2 * w * ceil(d / L)",
-            {"w": w, "d": d, "L": ranks.layers}, "microbatches",
+            "weighted sums, exchanged", (8 + 2 * w) * max(largest, BUCKET), exchanged, {"w": w, "M": largest}, "microbatches"
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _sent(ranks: Ranks) -> list[Amount]:
@@ -232,22 +250,23 @@ def _sent(ranks: Ranks) -> list[Amount]:
     d, w, others = ranks.trained, ranks.wire_bytes, ranks.processes - 1
     shard = math.ceil(d / ranks.processes)
     inputs = {"W": ranks.processes, "d": d}
+    kinds = ("sums", "public sums") if ranks.public else ("sums",)
     if not ranks.sharded:
-        kinds = ("sums", "public sums") if ranks.public else ("sums",)
         return [
             *(Amount(kind, others * w * shard, "(W - 1) * w * ceil(d / W)", {"w": w, **inputs}, "exchange") for kind in kinds),
             Amount("noised gradient", others * 4 * shard, "(W - 1) * 4 * ceil(d / W)", inputs, "gather", ring=True),
         ]
-    m, b, own = ranks.microbatches, 2 if ranks.half else 4, math.ceil(ranks.parameters / ranks.processes)
-    of_all = {"m": m, "b": b, "W": ranks.processes, "P": ranks.parameters}
+    m, b = ranks.microbatches, 2 if ranks.half else 4
+    own = math.ceil((2 * ranks.parameters - ranks.outside) / ranks.processes)
+    of_all = {"m": m, "b": b, "W": ranks.processes, "P": ranks.parameters, "E": ranks.outside}
     return [
         Amount(
-            "parameters, in forward and backward pass", m * 2 * others * b * own, "m * 2 * (W - 1) * b * ceil(P / W)", of_all,
+            "layers twice, and what is in none", m * others * b * own, "m * (W - 1) * b * ceil((2 * P - E) / W)", of_all,
             "microbatches", ring=True,
         ),
-        Amount(
-            "weighted sums", m * others * w * shard, "m * (W - 1) * w * ceil(d / W)", {"m": m, "w": w, **inputs},
-            "microbatches",
+        *(
+            Amount(kind, m * others * w * shard, "m * (W - 1) * w * ceil(d / W)", {"m": m, "w": w, **inputs}, "microbatches")
+            for kind in kinds
         ),
     ]  # fmt: skip
 

@@ -68,6 +68,17 @@ class Model:
         """d, scheduled coordinates."""
         return sum(count * rows * columns for count, rows, columns in self.learned) + (0 if self.adapters else self.beside)
 
+    @property
+    def outside(self) -> int:
+        """Parameters in no layer: embeddings and head; norms of layers are counted among them."""
+        inner = sum(count * rows * columns for count, rows, columns in self.maps[:-1])
+        return self.parameters - inner - (self.trained if self.adapters else 0)
+
+    @property
+    def largest(self) -> int:
+        """Coordinates of the largest trained tensor."""
+        return max(rows * columns for _, rows, columns in self.learned)
+
 
 def _llama(width: int, layers: int, inner: int, kv: int, vocabulary: int, *, tied: bool, adapters: bool) -> Model:
     """Returns a Llama by its sizes; kv is the width of keys, and of values."""
@@ -159,7 +170,8 @@ def ranks_of(model: Model, contributions: float, processes: int, *, sharded: boo
     """Returns the sizes of a run of a known model, under bfloat16, at exactness `fast` with AdamW."""
     return Ranks(
         processes=processes, parameters=model.parameters, trained=model.trained, contributions=contributions,
-        microbatch=model.microbatch, layers=model.layers, sharded=sharded, half=True,
+        microbatch=model.microbatch, layers=model.layers, outside=model.outside, largest=model.largest, sharded=sharded,
+        half=True,
     )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ _UNITS: Final = {
 
 
 def held(model: Model, contributions: float, processes: int) -> Ranks:
-    """Returns the ranks of a run: whole parameters where they fit, shards where they do not."""
+    """Returns the ranks of a run: whole parameters where they fit, shards where they do not, whether these fit or not."""
     whole = ranks_of(model, contributions, processes, sharded=False)
     return whole if fits(whole, ASSUMED) else ranks_of(model, contributions, processes, sharded=True)
 
@@ -52,7 +52,7 @@ def steps_table() -> str:
     for name, model in MODELS.items():
         for contributions in STEPS:
             ways = [held(model, contributions, processes) for processes in GPUS]
-            kinds = " or ".join(dict.fromkeys("FSDP2" if way.sharded else "DDP" for way in ways))
+            kinds = " or ".join(dict.fromkeys(map(_kind, ways)))
             rows.append((name, f"{contributions:,}", kinds, *(_s(predicted(model, way).seconds) for way in ways)))
     return table(("model", "n", "under", *(f"s on {processes} GPUs" for processes in GPUS)), rows)
 
@@ -68,6 +68,11 @@ def parts_table() -> str:
         rows.append((name, held_bytes, *map(_s, figures), number(step.ratio, 3), number(as_here.ratio, 3)))
     head = ("model", "memory", "compute, s", "at the CPU's ratio, s", "communication, s", "noise, s", "ledger, s", "a step, s")
     return table((*head, "over plain", "at the CPU's ratio"), rows)
+
+
+def _kind(ranks: Ranks) -> str:
+    """Names the wrapper, with a star where a rank holds more than its GPU has."""
+    return ("FSDP2" if ranks.sharded else "DDP") + ("" if fits(ranks, ASSUMED) else " \\*")
 
 
 def _s(seconds: float) -> str:

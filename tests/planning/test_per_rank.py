@@ -7,16 +7,19 @@ from itertools import product
 import pytest
 
 from dptrain.errors import ConfigError
-from dptrain.planning.per_rank import Amount, Ranks, per_rank, rest_of
+from dptrain.planning.per_rank import PROBES, PROBES_SHARDED, Amount, Ranks, per_rank, rest_of
 
 GPT2 = 124_439_808
 RANKS = Ranks(processes=8, parameters=GPT2, trained=GPT2, contributions=1024)
 KINDS = [
-    replace(RANKS, processes=processes, trained=trained, sharded=sharded, certified=certified, half=half, public=public)
-    for processes, trained, sharded, certified, half, public in product(
-        (1, 2, 3, 512), (GPT2, 999), (False, True), (False, True), (False, True), (False, True)
+    replace(
+        RANKS, processes=processes, trained=trained, sharded=sharded, certified=certified, half=half, public=public,
+        outside=outside, largest=largest,
     )
-]
+    for processes, trained, sharded, certified, half, public, (outside, largest) in product(
+        (1, 2, 3, 512), (GPT2, 999), (False, True), (False, True), (False, True), (False, True), ((0, None), (10**7, 900))
+    )
+]  # fmt: skip
 
 
 def test_every_figure_is_its_formula_of_the_values_that_are_shown() -> None:
@@ -61,12 +64,22 @@ def test_a_private_step_of_ddp_sends_the_bytes_of_a_ring_all_reduce_at_fast(proc
 def test_shards_divide_all_states_and_cost_their_gathering_in_every_microbatch() -> None:
     whole, found = per_rank(RANKS), per_rank(replace(RANKS, sharded=True))
     always = [sum(one.bytes for one in each.memory if one.when == "always") for each in (whole, found)]
-    assert always[1] == pytest.approx((4 + 8 + 8) * GPT2 / 8, rel=1e-6)
+    assert always[1] == pytest.approx((4 + 8) * GPT2 / 8, rel=1e-6)
     assert always[0] == (4 + 8 + 4) * GPT2
     microbatches = math.ceil(1024 / 8 / RANKS.microbatch)
     assert found.sent_bytes == pytest.approx(microbatches * 7 / 8 * (2 * 4 + 4) * GPT2, rel=1e-6)
     half = per_rank(replace(RANKS, sharded=True, half=True))
     assert half.sent_bytes == pytest.approx(microbatches * 7 / 8 * (2 * 2 + 4) * GPT2, rel=1e-6)
+    outside = per_rank(replace(RANKS, sharded=True, outside=GPT2))  # nothing is in layers, and gathered once
+    assert outside.sent_bytes == pytest.approx(microbatches * 7 / 8 * (4 + 4) * GPT2, rel=1e-6)
+
+
+def test_probes_hold_whole_gradients_on_every_rank_however_many_there_are() -> None:
+    for sharded, bytes_each in ((False, PROBES), (True, PROBES_SHARDED)):
+        for processes in (2, 512):
+            found = per_rank(replace(RANKS, processes=processes, sharded=sharded))
+            assert [one.bytes for one in found.memory if one.when == "probes"] == [bytes_each * GPT2]
+    assert found.peak_at == "probes"
 
 
 def test_contributions_are_dealt_whole() -> None:
@@ -99,6 +112,8 @@ def test_what_was_measured_in_one_process_is_what_one_process_is_predicted_to_ho
         ({"contributions": math.nan}, "SIZES", "contributions a step: nan"),
         ({"microbatch": 0}, "SIZES", "contributions of a microbatch: 0"),
         ({"layers": 0}, "SIZES", "layers: 0"),
+        ({"outside": GPT2 + 1}, "SIZES", "parameters outside of layers: 124,439,809"),
+        ({"largest": GPT2 + 1}, "SIZES", "coordinates of a tensor: 124,439,809"),
     ],
 )
 def test_sizes_that_no_run_has_are_refused_by_name(wrong: dict, code: str, found: str) -> None:

@@ -173,7 +173,7 @@ def test_what_the_page_concludes_follows_from_its_formulas() -> None:
     assert f"costs {lora.compute / lora.plain_compute - 1:.0%} more".replace("%", " %") in PLAIN
 
     ranks = held(MODELS["llama-8b"], STEPS[1], 64)
-    sums = next(one for one in per_rank(ranks).sent if one.name == "weighted sums")
+    sums = next(one for one in per_rank(ranks).sent if one.name == "sums")
     ratio = scaling._pairs(sums.bytes, ranks, ASSUMED) / scaling._ring(sums.bytes, ranks, ASSUMED)
     assert round(ratio) == 7 and "costs seven times a ring" in PLAIN
 
@@ -191,19 +191,31 @@ def test_what_the_page_concludes_follows_from_its_formulas() -> None:
 def test_whole_parameters_are_taken_where_they_fit_and_only_there() -> None:
     for name, model in MODELS.items():
         assert fits(ranks_of(model, 1024, 8, sharded=False), ASSUMED) == (name != "llama-8b")
-        assert fits(held(model, 1024, 8), ASSUMED)
+        assert fits(held(model, 1024, 8), ASSUMED) == (name != "llama-8b")
+    probes = next(one for one in per_rank(held(MODELS["llama-8b"], 1024, 512)).memory if one.when == "probes")
+    assert probes.bytes > ASSUMED.capacity and f"({probes.bytes / 1e9:.0f} GB)" in PLAIN
 
 
 def test_the_predictions_beside_measurements_are_those_of_the_benchmark() -> None:
     pytest.importorskip("torch")
     from benchmarks.ranks import predicted as of_benchmark
 
-    names = {"microbatches": "microbatches", "probes": "probes", "exchange and gather": "release"}
-    rows = re.findall(r"^\| (\d) \| ([a-z ]+) \| (\d+) \| ([\d.]+) \|$", PAGE, re.MULTILINE)
-    assert len(rows) == 8
-    for processes, moment, said, seen in rows:
-        assert int(said) == of_benchmark(int(processes))[names[moment]]
-        assert 0.9 < float(seen) / float(said) < 1.12, "the page shows a prediction that does not hold"
+    names = {"microbatches": "microbatches", "probes": "probes", "release": "release", "sent": "sent"}
+    rows = re.findall(r"^\| (\d) (DDP|FSDP2) \| ([a-z]+) \| (\d+) \| ([\d.]+) \|$", PAGE, re.MULTILINE)
+    assert len(rows) == 18
+    for processes, kind, moment, said, seen in rows:
+        assert int(said) == round(of_benchmark(int(processes), kind == "FSDP2")[names[moment]])
+        assert 0.88 < float(seen) / float(said) < 1.12, "the page shows a prediction that does not hold"
+
+
+def test_sizes_of_layers_and_of_the_largest_tensor_are_those_of_the_models() -> None:
+    pytest.importorskip("torch")
+    for name, model in MODELS.items():
+        real = on_meta(name)
+        inner = [parameter.numel() for key, parameter in real.named_parameters() if re.search(r"\.(h|layers)\.\d+\.", key)]
+        norms = 0.002 * model.parameters  # norms and biases of layers count as outside here
+        assert model.outside == pytest.approx(model.parameters - sum(inner), abs=norms)
+        assert model.largest == max(parameter.numel() for parameter in real.parameters() if parameter.requires_grad)
 
 
 def test_a_model_by_its_maps_counts_adapters_alone_where_only_these_train() -> None:
