@@ -73,7 +73,7 @@ BESIDE = (
         T_BESIDE + "test_an_owner_who_is_put_in_the_place_of_the_corpus_owner_is_refused",
     ),
     Mutant(
-        "the inbox is there before the first charge", ENGINE, "            inbox.make()\n", "",
+        "the inbox is there before the first charge", ENGINE, "                inbox.make()\n", "                pass\n",
         T_TRAINING + "test_B22_a_withdrawal_that_lies_there_before_the_first_charge_is_in_no_pool_at_all",
     ),
 )

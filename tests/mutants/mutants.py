@@ -44,6 +44,7 @@ START = "dptrain/engine/start.py"
 RELEASE = "dptrain/engine/release.py"
 ENGINE = "dptrain/engine/prepared.py"
 WEIGHTS = "dptrain/record/weights.py"
+TOGETHER = "dptrain/parallel/together.py"
 DEPTH = "dptrain/blocks/stack.py"
 
 T_ADDRESSES = "tests/sandbox/test_addresses.py::"
@@ -345,8 +346,7 @@ WRITTEN = (
         T_INSIDE + "test_a_forward_that_begins_to_write_writes_a_copy_and_ends_the_run_at_the_end_of_its_window",
     ),
     Mutant(
-        "what changed all the same is looked for at every release", ENGINE, "blank = self.sandbox.kept.changed()",
-        "blank = False",
+        "what changed all the same is looked for at every release", TOGETHER, "blank = kept.changed() or ", "blank = ",
         T_INSIDE + "test_once_something_changed_that_no_operation_announced_noise_alone_is_released",
     ),
     Mutant(
@@ -517,16 +517,16 @@ START_UP = (
     ),
     Mutant(
         "what the probes move is put back bit for bit", PROBES,
-        "                parameter.add_(offset.to(parameter))\n        yield\n    finally:\n        with torch.no_grad():\n"
-        "            for parameter, before in zip(parameters, kept, strict=True):\n                parameter.copy_(before)",
-        "                parameter.add_(offset.to(parameter))\n        yield\n    finally:\n        with torch.no_grad():\n"
         "            for parameter, before in zip(parameters, kept, strict=True):\n"
-        "                parameter.copy_(before.add(0.0))",
+        "                local(parameter).copy_(before)",
+        "            for parameter, before in zip(parameters, kept, strict=True):\n"
+        "                local(parameter).copy_(before.add(0.0))",
         T_HIDDEN + "test_gates_without_anything_behind_them_pass_and_are_shut_again_to_the_bit",
     ),
     Mutant(
         "and what they stretch", PROBES,
-        "            for parameter, before in zip(vectors, kept, strict=True):\n                parameter.copy_(before)",
+        "            for parameter, before in zip(vectors, kept, strict=True):\n"
+        "                local(parameter).copy_(before)",
         "            for parameter, before in zip(vectors, kept, strict=True):\n                pass",
         T_HIDDEN + "test_gates_without_anything_behind_them_pass_and_are_shut_again_to_the_bit",
     ),
@@ -535,10 +535,8 @@ START_UP = (
 STATEMENT_A = (
     Mutant(
         "clip_blocks_ goes by the norm of each block", RELEASE,
-        
-        "norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(piece).double() for piece in own]))",
-        
-        "norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g).double() for _, g in self._released]))",
+        "[torch.stack([torch.linalg.vector_norm(piece).double() for piece in own]) for own in pieces.values()]",
+        "[torch.stack([torch.linalg.vector_norm(g).double() for _, g in self._released]) for own in pieces.values()]",
         T_WATCH + "test_every_block_is_scaled_by_its_own_norm_and_a_small_one_is_left_to_the_bit",
     ),
     Mutant(
@@ -548,8 +546,8 @@ STATEMENT_A = (
         T_WATCH + "test_a_weakening_found_during_a_run_is_in_its_ledger_and_its_audit",
     ),
     Mutant(
-        "a weakening is in the checkpoint", ENGINE, "told = self.isolation.told\n\n        def sign",
-        "told = HELD\n\n        def sign", T_WATCH + "test_a_weakening_survives_a_crash_before_its_epoch_was_closed",
+        "a weakening is in the checkpoint", ENGINE, "told = self.isolation.told\n        return lambda",
+        "told = HELD\n        return lambda", T_WATCH + "test_a_weakening_survives_a_crash_before_its_epoch_was_closed",
     ),
     Mutant(
         "once weakened it stays weakened", ISOLATION,
