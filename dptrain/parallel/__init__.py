@@ -3,3 +3,8 @@
 from dptrain.parallel.ranks import ALONE, Ranks, found
 
 __all__ = ["ALONE", "Ranks", "found"]
+
+
+def __dir__() -> list[str]:
+    """Lists what is public."""
+    return sorted(__all__)
