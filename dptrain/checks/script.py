@@ -36,7 +36,7 @@ _SPLIT: _Row = (
     REFUSED, "ENGINE", "one contribution lies on several ranks, none of which knows the norm of its gradient", _REPLICAS,
 )  # fmt: skip
 _LATE: _Row = (
-    REFUSED, "NOT_WRAPPED", "the wrapper of several processes comes before prepare(); later it would average raw gradients",
+    REFUSED, "NOT_WRAPPED", "the wrapper of several processes comes before prepare(); behind it, it averages raw gradients",
     "model, optimizer = accelerator.prepare(model, optimizer)  # and then private.prepare(model, optimizer, ...)",
 )  # fmt: skip
 _STATIC: _Row = (
@@ -115,6 +115,10 @@ CALLS: Mapping[str, _Row] = {
     "torch.optim.SparseAdam": (
         REFUSED, "SPARSE_OPTIMIZER", "SparseAdam takes sparse gradients only, and noise is in every coordinate",
         "torch.optim.Adam(model.parameters(), lr=...)",
+    ),
+    "torch.distributed.optim.ZeroRedundancyOptimizer": (
+        REFUSED, "OPTIMIZER_SHARDED", "each rank keeps a part of the optimizer's state, which no checkpoint of one rank holds",
+        "torch.optim.AdamW(model.parameters(), lr=...)  # or fully_shard(model), which shards its state too",
     ),
     "torch.nn.utils.clip_grad_norm_": _CLIPPED,
     "torch.nn.utils.clip_grad_value_": _CLIPPED_EACH,

@@ -57,6 +57,7 @@ LINES = {
     "from torch.distributed.pipelining import pipeline\np = pipeline(m)": ("ENGINE", "refused"),
     "\nm = M.from_pretrained('m', tp_plan='auto')": ("ENGINE", "refused"),
     "from torch.nn.parallel import DistributedDataParallel as D\nx = D(m, static_graph=True)": ("STATIC_GRAPH", "refused"),
+    "from torch.distributed.optim import ZeroRedundancyOptimizer as Z\no = Z(p, A)": ("OPTIMIZER_SHARDED", "refused"),
     "from torch.utils.data import DistributedSampler\ns = DistributedSampler(d)": ("STEPS_IN_ORDER", "changed"),
     "import torch\nm = torch.compile(m)": ("COMPILED_MODEL", "refused"),
     "import torch\ntorch.backends.cuda.matmul.allow_tf32 = True": ("MATMUL_PRECISION", "refused"),
