@@ -47,7 +47,9 @@ BESIDE = (
         T_CHECKPOINTS + "test_what_is_loaded_is_the_file_that_was_digested",
     ),
     Mutant(
-        "states are no code", CHECKPOINTS, "weights_only=True", "weights_only=False",
+        "states are no code", CHECKPOINTS,
+        "torch.load(file, map_location=\"cpu\", weights_only=True)",
+        "torch.load(file, map_location=\"cpu\", weights_only=False)",
         T_CHECKPOINTS + "test_states_are_loaded_as_weights_alone",
     ),
     Mutant(

@@ -37,14 +37,13 @@ ON_RANKS = (
     ),
     Mutant(
         "noise is added once, behind the sum over ranks", PLACEMENT,
-        "        own = self._exchange(totals, torch.float64 if wide else torch.float32)\n        if not self._own.numel():\n",
-        "        noised = list(totals)\n"
+        "        own = self._exchange(totals, torch.float64 if wide else torch.float32)  # at once",
+        "        return self._each(list(totals))\n\n"
+        "    def _each(self, noised: list[torch.Tensor]) -> Iterator[Share]:\n"
         "        for lane, total in enumerate(noised):\n"
         "            yield Share(lane, total, 0, total.numel())\n"
-        "        self._own = self._exchange(iter(noised), torch.float64)\n"
-        "        own, totals = self._own, iter(())\n"
-        "        if len(noised):\n            return\n"
-        "        if not self._own.numel():\n",
+        "        self._own = own = self._exchange(iter(noised), torch.float64)\n"
+        "        return\n        # at once",
         T_NOISE + "test_noise_is_that_of_one_process_to_the_bit",
     ),
     Mutant(
@@ -147,11 +146,12 @@ ON_RANKS = (
         T_KILLED + "test_who_waits_for_tensors_of_a_process_that_is_gone_hears_that_a_rank_is_lost",
     ),
     Mutant(
-        "what rank 0 is refused is refused everywhere", RANKS, "self._tell(_FAILED, _named(error))", "self._tell(_DONE, b\"\")",
+        "what rank 0 is refused is refused everywhere", RANKS, "self._tell(_FAILED, named(error))", "self._tell(_DONE, b\"\")",
         T_WRITER + "test_a_charge_that_rank_0_is_refused_is_refused_at_every_rank_and_nobody_draws",
     ),
     Mutant(
-        "what one rank must keep back none releases", TOGETHER, "return any(one[0] for one in found)", "return blank",
+        "what one rank must keep back none releases", TOGETHER, "return self.mixed or any(one[0] for one in found)",
+        "return blank",
         T_ONCE_MORE + "test_a_forward_that_writes_at_one_rank_leaves_noise_alone_at_all_and_ends_all",
     ),
     Mutant(
