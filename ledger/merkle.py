@@ -98,6 +98,10 @@ class Frontier:
         return cls(size, [data[i : i + HASH_SIZE] for i in range(0, len(data), HASH_SIZE)])
 
 
+_AT_ONCE = 1 << 20
+"""Bytes of a level that are hashed together, a multiple of a pair."""
+
+
 class SlotTree:
     """Keeps a tree of which leaves change in place: O(log n) hashes per change, done when the root is asked for.
 
@@ -145,9 +149,12 @@ class SlotTree:
             here, pairs = self._levels[level], -(-len(below) // (2 * HASH_SIZE))
             # A lone right edge climbs unchanged, as in `root_of_hashes`.
             if whole := whole or len(changed) > pairs:
-                data, end = bytes(below), len(below) // (2 * HASH_SIZE) * 2 * HASH_SIZE
-                hashes = [_pair_hash(data[at : at + 2 * HASH_SIZE]) for at in range(0, end, 2 * HASH_SIZE)]
-                here[:] = b"".join(hashes) + data[end:]
+                here.clear()
+                for start in range(0, len(below), _AT_ONCE):
+                    data = bytes(below[start : start + _AT_ONCE])
+                    end = len(data) // (2 * HASH_SIZE) * 2 * HASH_SIZE
+                    hashes = [_pair_hash(data[at : at + 2 * HASH_SIZE]) for at in range(0, end, 2 * HASH_SIZE)]
+                    here += b"".join(hashes) + data[end:]
             else:
                 here += bytes(pairs * HASH_SIZE - len(here))
                 changed = {index >> 1 for index in changed}

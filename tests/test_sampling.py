@@ -1,6 +1,7 @@
 """Poisson sampling from the keyed stream (H6)."""
 
 import math
+import tracemalloc
 from fractions import Fraction
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 np = pytest.importorskip("numpy")
 pytest.importorskip("torch")
 
+from dptrain.data import sampling  # noqa: E402
 from dptrain.data.sampling import PoissonSampler  # noqa: E402
 from dptrain.noise.keystream import KeyStream  # noqa: E402
 
@@ -77,3 +79,44 @@ def test_closing_a_slot_leaves_the_others_as_they_were() -> None:
 def test_rates_outside_zero_one_are_refused(rate: Fraction) -> None:
     with pytest.raises(ValueError, match="sampling rate"):
         sampler([rate])
+
+
+def test_a_draw_in_blocks_is_that_of_all_slots_at_once() -> None:
+    """Bit for bit, at sizes around a block: the word of slot i is the i-th of the step's stream, whatever is read together."""
+    block = sampling._AT_ONCE
+    for n in (1, 2, block - 1, block, block + 1, 3 * block + 5):
+        rates = [Fraction(1, 3 + i % 7) if i % 9999 else Fraction(1) for i in range(n)]
+        known: dict[Fraction, Fraction] = {}
+        rates = [known.setdefault(rate, rate) for rate in rates]
+        words = np.frombuffer(KeyStream("sampling", b"r" * 16, 0, b"s" * 32).read(5, 0, 0, -(-n // 2)), dtype="<u8")[:n]
+        thresholds = np.array([min(int(rate * (1 << 64)), (1 << 64) - 1) for rate in rates], dtype=np.uint64)
+        assert np.array_equal(sampler(rates).draw(5), np.flatnonzero((words < thresholds) | (np.array(rates) == 1)))
+
+
+def test_caps_and_closed_slots_are_kept_to_in_every_block() -> None:
+    n = 2 * sampling._AT_ONCE + 10
+    s = sampler([Fraction(1)] * n, [0, 1, 2] * (n // 3) + [0] * (n % 3))
+    s.close([3, n - 1])
+    drawn = [set(s.draw(step).tolist()) for step in (1, 2, 3)]
+    caps = [0, 1, 2] * (n // 3) + [0] * (n % 3)
+    for step, found in enumerate(drawn, start=1):
+        assert found == {i for i in range(n) if i not in (3, n - 1) and (not caps[i] or step <= caps[i])}
+
+
+def test_memory_of_a_draw_does_not_grow_with_the_pool_and_a_slot_takes_six_bytes() -> None:
+    rate, peaks, kept = Fraction(1, 10**6), [], []
+    for n in (1 << 17, 1 << 20):
+        rates, caps = [rate] * n, [0] * n
+        tracemalloc.start()
+        try:
+            s = sampler(rates, caps)
+            kept.append(tracemalloc.get_traced_memory()[0])
+            s.draw(1)
+            tracemalloc.reset_peak()
+            before = tracemalloc.get_traced_memory()[0]
+            s.draw(2)
+            peaks.append(tracemalloc.get_traced_memory()[1] - before)
+        finally:
+            tracemalloc.stop()
+    assert (kept[1] - kept[0]) / ((1 << 20) - (1 << 17)) < 6.1
+    assert peaks[1] < 1.2 * peaks[0] < 4 << 20

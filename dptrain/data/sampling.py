@@ -20,30 +20,38 @@ from dptrain.noise.keystream import KeyStream
 
 _SLOTS_PER_BLOCK = 2
 
+_AT_ONCE = 1 << 16
+"""Slots that are looked at together, so that a draw takes the memory of these and no more, whatever the pool."""
+
 One = TypeVar("One")
 
 
 class Sampler(ABC):
     """Draws the slots of one logical step, and counts how often each was drawn.
 
+    It keeps six or seven bytes a slot, and eight more where any slot has a cap.
+
     Guarantee: a slot whose cap is used up or that was closed (withdrawn, expired) is silently not drawn, and none takes its
     place.
+
+    Attributes:
+        occurrences: how often each slot was drawn, uint32: there are fewer steps than 2^32.
     """
 
     def __init__(self, caps: Sequence[int]) -> None:
         """``caps[i]`` is the maximal number of occurrences of slot i, 0 for none."""
-        self._caps = np.array(caps, dtype=np.int64)
+        self._caps = np.array(caps, dtype=np.int64) if any(caps) else None
         self._open = np.ones(len(caps), dtype=bool)
-        self.occurrences = np.zeros(len(caps), dtype=np.int64)
+        self.occurrences = np.zeros(len(caps), dtype=np.uint32)
 
     @abstractmethod
     def _chosen(self, step: int) -> np.ndarray:
-        """Mark the slots that a step would draw, closed and capped ones included: a boolean per slot."""
+        """Lists the slots that a step would draw, closed and capped ones included: ascending int64."""
 
     @property
     def capped(self) -> bool:
         """Tell if any slot has a cap on its occurrences, which makes the past of a run matter after a restart."""
-        return bool(self._caps.any())
+        return self._caps is not None
 
     def close(self, slots: Iterable[int]) -> None:
         """Stops drawing these slots for the rest of the run; they stay in place as null contributions."""
@@ -52,10 +60,11 @@ class Sampler(ABC):
 
     def draw(self, step: int) -> np.ndarray:
         """Slots (ascending int64) of logical step ``step``; counts them towards their caps."""
-        chosen = self._chosen(step) & self._open
-        if self.capped:
-            chosen &= (self._caps == 0) | (self.occurrences < self._caps)
-        slots = np.flatnonzero(chosen)
+        slots = self._chosen(step)
+        slots = slots[self._open[slots]]
+        if self._caps is not None:
+            caps = self._caps[slots]
+            slots = slots[(caps == 0) | (self.occurrences[slots] < caps)]
         self.occurrences[slots] += 1
         return slots
 
@@ -77,10 +86,11 @@ class PoissonSampler(Sampler):
         self._stream = stream
         # By the object, since to hash a fraction takes a division of large numbers.
         known = {id(rate): rate for rate in rates}
-        distinct = {key: self._threshold(rate) for key, rate in known.items()}
-        always = {key: rate == 1 for key, rate in known.items()}
-        self._thresholds = np.array([distinct[id(rate)] for rate in rates], dtype=np.uint64)
-        self._always = np.array([always[id(rate)] for rate in rates], dtype=bool)
+        self._thresholds = np.array([self._threshold(rate) for rate in known.values()], dtype=np.uint64)
+        self._always = np.array([rate == 1 for rate in known.values()], dtype=bool)
+        places = {key: place for place, key in enumerate(known)}
+        kind = next(kind for kind in (np.uint8, np.uint16, np.uint32) if len(known) <= np.iinfo(kind).max + 1)
+        self._rates = np.fromiter((places[id(rate)] for rate in rates), dtype=kind, count=len(rates))
 
     @staticmethod
     def _threshold(rate: Fraction) -> int:
@@ -89,10 +99,13 @@ class PoissonSampler(Sampler):
         return min(int(rate * (1 << 64)), (1 << 64) - 1)
 
     def _chosen(self, step: int) -> np.ndarray:
-        count = len(self._thresholds)
-        blocks = -(-count // _SLOTS_PER_BLOCK)
-        words = np.frombuffer(self._stream.read(step, 0, 0, blocks), dtype="<u8")[:count]
-        return (words < self._thresholds) | self._always
+        found = [np.zeros(0, dtype=np.int64)]
+        for start in range(0, len(self._rates), _AT_ONCE):
+            rates = self._rates[start : start + _AT_ONCE]
+            blocks = -(-len(rates) // _SLOTS_PER_BLOCK)
+            words = np.frombuffer(self._stream.read(step, 0, start // _SLOTS_PER_BLOCK, blocks), dtype="<u8")[: len(rates)]
+            found.append(np.flatnonzero((words < self._thresholds[rates]) | self._always[rates]) + start)
+        return np.concatenate(found)
 
 
 class OrderedSampler(Sampler):
@@ -109,9 +122,7 @@ class OrderedSampler(Sampler):
         self._order = order
 
     def _chosen(self, step: int) -> np.ndarray:
-        chosen = np.zeros(len(self._open), dtype=bool)
-        chosen[self._order.due(step)] = True
-        return chosen
+        return np.unique(np.asarray(self._order.due(step), dtype=np.int64))
 
 
 def groups(drawn: Sequence[One], count: int) -> list[list[One]]:

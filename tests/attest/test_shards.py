@@ -164,6 +164,20 @@ def test_random_files_are_cut_without_loss_or_repetition(world, tmp_path):
             assert [item[:3] for item in joined] == [item[:3] for item in corpus]
 
 
+@pytest.mark.parametrize("long", [0, 3, 8])
+def test_a_record_that_is_too_long_is_told_by_one_shard(world, tmp_path, monkeypatch, long):
+    data = tmp_path / "one" / "a.jsonl"
+    data.parent.mkdir()
+    data.write_text("".join(f"{{{number * 'x' if number != long else 99 * 'x'}}}\n" for number in range(9)))
+    sign_corpus(data, None, world.alice, world.template)
+    monkeypatch.setattr("attest.corpus.records.MAX_RECORD", 50)
+    corpus = open_corpus(data.parent)
+    for shards in (1, 2, 3, 50):
+        joined = [item for number in range(1, shards + 1) for item in of(corpus, number, shards)]
+        assert [item[:3] for item in joined] == [item[:3] for item in corpus]
+        assert [item.problem.code for item in joined if item.problem is not None] == ["SIZE"]
+
+
 def test_a_shard_hashes_its_own_records_alone(corpus, monkeypatch):
     sizes = []
     real = hashlib.sha256

@@ -133,3 +133,16 @@ def test_a_frontier_that_does_not_fit_its_size_is_refused():
         merkle.Frontier(3, [merkle.EMPTY_ROOT])
     with pytest.raises(ProofError):
         merkle.Frontier.from_bytes(1, b"short")
+
+
+def test_a_tree_of_slots_that_is_hashed_in_blocks_has_the_root_of_all_of_it(monkeypatch):
+    """Blocks of two pairs: sizes below, at and beyond their edges, made at once and grown."""
+    monkeypatch.setattr(merkle, "_AT_ONCE", 128)
+    grown = merkle.SlotTree()
+    for size in range(1, 70):
+        hashes = [merkle.leaf_hash(b"%d" % number) for number in range(size)]
+        tree = merkle.SlotTree()
+        for hash_ in hashes:
+            tree.append(hash_)
+        grown.append(hashes[-1])
+        assert tree.root() == grown.root() == merkle.root_of_hashes(hashes)
