@@ -325,7 +325,7 @@ def test_probes_that_read_private_contributions_are_noticed(root, world, monkeyp
     def from_the_pool(self: PreparedRun, pool, decode, probe) -> ProbeRows:
         records = [pool.examples(place)[:1] for place in range(0, POOL, 13)]
         names = [b"record" + bytes([place]) for place in range(len(records))]
-        return ProbeRows(list(self.feeder.likes.values()), self.opened.device, [self.feeder.records(records, names)])
+        return ProbeRows(list(self.feeder.likes.values()), self.device, [self.feeder.records(records, names)])
 
     monkeypatch.setattr(PreparedRun, "_probe_rows", from_the_pool)
     found = [started(root, world, kind) for kind in (as_it_is, KINDS["infinite loss"])]

@@ -238,8 +238,9 @@ def test_a_sum_of_private_gradients_without_noise_is_never_released(tmp_path, mo
     monkeypatch.setattr(
         FastSums, "coefficients", lambda self, norms, bounds: everything(self, norms, bounds).amax(1, True).expand_as(norms)
     )
-    arm = trainer.private.prepared.router.arm
-    monkeypatch.setattr(trainer.private.prepared.router, "arm", lambda n, m, permitted: arm(n, m, torch.ones_like(permitted)))
+    router = trainer.private.prepared.router
+    arm = router.arm
+    monkeypatch.setattr(router, "arm", lambda n, m, permitted, *_: arm(n, m, torch.ones_like(permitted)))
     with pytest.raises(NotPrivateUse) as refused:
         gradients(trainer)
     assert refused.value.code == "NO_NOISE"

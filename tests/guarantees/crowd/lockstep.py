@@ -260,8 +260,10 @@ class Party:
         sampled = sampler._chosen
 
         def chosen(step: int) -> np.ndarray:
-            self.chosen = self.draw(sampled(step))
-            return self.chosen
+            mask = np.zeros(len(sampler.occurrences), dtype=bool)
+            mask[sampled(step)] = True
+            self.chosen = self.draw(mask)
+            return np.flatnonzero(self.chosen)
 
         sampler._chosen = chosen
 
