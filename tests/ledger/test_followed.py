@@ -7,6 +7,7 @@ import pytest
 from ledger.errors import LedgerCorrupt, LedgerError
 from ledger.log import Ledger
 from ledger.log.followed import Followed, contents_of, news_of
+from ledger.merkle import leaf_hash
 from tests.worlds.ledgers import SIGNER, START, Driver, admission, header_spec
 from tests.worlds.retained_ledgers import crowded_and_pruned
 
@@ -83,3 +84,16 @@ def test_a_follower_whose_leaves_contradict_the_run_is_refused(tmp_path):
     followed.take(charged)
     with pytest.raises(LedgerCorrupt, match="FOLLOWED"):
         followed.take(charged)
+
+
+def test_leaves_that_contradict_the_run_are_refused_though_size_and_root_are_right(tmp_path):
+    """As a writer would tell that left a rule out: one window is charged twice, and the tree is over both leaves."""
+    driver = driver_at(tmp_path)
+    charged = told(driver, lambda: driver.charge())
+    once, twice = Followed(contents_of(driver.ledger)), Followed(contents_of(driver.ledger))
+    body = charged[52:]
+    assert charged[48:52] == len(body).to_bytes(4, "big") and leaf_hash(body) != once.root
+    once._loaded.frontier.append(leaf_hash(body))
+    news = struct.pack(">Q32sQI", once.size, once.root, 1, len(body)) + body
+    with pytest.raises(LedgerCorrupt, match="FOLLOWED: a leaf of the writer contradicts the run"):
+        twice.take(news)

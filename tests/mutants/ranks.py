@@ -116,7 +116,7 @@ ON_RANKS = (
     ),
     Mutant(
         "a follower holds leaves against the run", FOLLOWED, "            if problems:\n", "            if not body:\n",
-        T_FOLLOWED + "test_a_follower_whose_leaves_contradict_the_run_is_refused",
+        T_FOLLOWED + "test_leaves_that_contradict_the_run_are_refused_though_size_and_root_are_right",
     ),
     Mutant(
         "what is idle counts as nothing", "dptrain/routing/accumulate.py", "        if planned.idle:\n",
@@ -146,8 +146,12 @@ ON_RANKS = (
         T_KILLED + "test_who_waits_for_tensors_of_a_process_that_is_gone_hears_that_a_rank_is_lost",
     ),
     Mutant(
-        "what rank 0 is refused is refused everywhere", RANKS, "self._tell(_FAILED, named(error))", "self._tell(_DONE, b\"\")",
+        "what rank 0 is refused is refused everywhere", RECORDER, "        if failure:\n", "        if not news:\n",
         T_WRITER + "test_a_charge_that_rank_0_is_refused_is_refused_at_every_rank_and_nobody_draws",
+    ),
+    Mutant(
+        "what rank 0 cannot open no rank opens", RANKS, "self._tell(_FAILED, named(error))", "self._tell(_DONE, b\"\")",
+        T_WRITER + "test_a_second_writer_is_fenced_out_while_several_processes_train",
     ),
     Mutant(
         "what one rank must keep back none releases", TOGETHER, "return self.mixed or any(one[0] for one in found)",
