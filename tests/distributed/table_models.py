@@ -18,6 +18,7 @@ from attest.policy import open_policy
 from attest.withdrawal import Withdrawal, sign_withdrawal
 from dptrain.engine import draw
 from dptrain.noise.lattice import OnHost
+from dptrain.parallel import together
 from dptrain.parallel.placement import Exchanged
 from tests.distributed.table_runs import Subject
 from tests.reference.families import FAMILIES, Family
@@ -212,9 +213,7 @@ def as_traced() -> AbstractContextManager[None]:
 
 def few_expected() -> AbstractContextManager[None]:
     """Every step draws more than the rounding on the wire is paid for."""
-    from dptrain.engine import refusals
-
-    return _changed(refusals, "most_drawn", lambda policy, classes: 1)
+    return _changed(together, "most_drawn", lambda policy, classes: 1)
 
 
 def unaddressed() -> AbstractContextManager[None]:
