@@ -7,6 +7,7 @@ is trusted: keys travel on it in memory, and nobody signs what one process tells
 import hashlib
 import importlib
 import importlib.util
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -272,20 +273,21 @@ def _digest(data: bytes) -> bytes:
 
 
 def named(error: Exception) -> bytes:
-    """Returns an error as bytes: module, class, code and sentence."""
+    """Returns an error as bytes: module, class, code, the numbers that it has besides, and sentence."""
     kind = type(error)
     code, sentence = getattr(error, "code", kind.__name__), getattr(error, "sentence", str(error))
-    return "\x00".join((kind.__module__, kind.__name__, str(code), str(sentence))).encode()
+    told = {name: value for name, value in vars(error).items() if isinstance(value, int | float | None)}
+    return "\x00".join((kind.__module__, kind.__name__, str(code), json.dumps(told), str(sentence))).encode()
 
 
 def error_of(told: bytes) -> Exception:
     """Returns the error that rank 0 raised: of the same class where it is one of ours."""
-    module, name, code, sentence = told.decode().split("\x00", 3)
+    module, name, code, numbers, sentence = told.decode().split("\x00", 4)
     if module in _TREES:
         kind = getattr(importlib.import_module(module), name, None)
         try:
             if kind is not None:
-                made: Exception = kind(code, sentence)
+                made: Exception = kind(code, sentence, **json.loads(numbers))
                 return made
         except TypeError:
             pass
