@@ -113,6 +113,12 @@ def of_two_types() -> Subject:
     return Subject(net, lambda net, rows: _classify(net(rows["pixel_values"]), rows["labels"]), pictures)
 
 
+def small() -> Subject:
+    """A net that is soon compiled to machine code."""
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 3))
+    return Subject(net, lambda net, rows: _classify(net(rows["pixel_values"]), rows["labels"]), pictures)
+
+
 def _classify(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(logits, labels, reduction="none")
 

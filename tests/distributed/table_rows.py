@@ -262,7 +262,7 @@ def _losses() -> Iterator[Row]:
     yield from both(LOSS, "compiled", **COMPILED, quick=(0, 1))
     yield from both(LOSS, "compiled, spread", **(SPREAD | COMPILED))
     yield from both(LOSS, "compiled, beside a public class", classes=PUBLIC, rounding=True, **COMPILED)
-    yield certified(LOSS, "compiled to machine code", loss={"compiled": True})
+    yield from both(LOSS, "compiled to machine code", subject=models.small, classes=EVERYTHING, loss={"compiled": True})
 
 
 def _wrappers() -> Iterator[Row]:
