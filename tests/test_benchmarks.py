@@ -18,7 +18,7 @@ from transformers.pytorch_utils import Conv1D  # noqa: E402
 
 from attest.policy import Policy  # noqa: E402
 from benchmarks import __main__ as bench  # noqa: E402
-from benchmarks import against, bases, gpu, noise, overheads, plan, quickstart, start  # noqa: E402
+from benchmarks import against, bases, corpora, gpu, noise, overheads, plan, quickstart, start  # noqa: E402
 from benchmarks import step as steps  # noqa: E402
 from benchmarks.bases import BANDS, BASES, KINDS, onednn_products, without_privacy  # noqa: E402
 from benchmarks.configs import CONFIGS, SCALING, Config, Tier, bert, by_name, few, gpt2, lora, replace  # noqa: E402
@@ -523,3 +523,14 @@ def test_the_way_of_quickstart_ends_behind_the_first_step_and_is_measured() -> N
 def test_a_part_of_the_way_that_ends_otherwise_is_told_with_its_last_words() -> None:
     with pytest.raises(RuntimeError, match="ended with 3, expected 0: no such data"):
         quickstart.timed([sys.executable, "-c", "import sys; print('no such data', file=sys.stderr); sys.exit(3)"], expected=0)
+
+
+@pytest.mark.slow
+def test_a_corpus_goes_from_signing_to_a_full_audit_whole_and_in_shards() -> None:
+    found = corpora.measure(60, 2)
+    alone = ("sign", "gate", "slowest shard", "merge", "gate again", "admission", "epoch", "export", "sampler")
+    parts = {*alone, "draws", "audit"}
+    assert set(found["parts"]) == parts and all(one["peak_mib"] > 10 for one in found["parts"].values())
+    assert found["bytes"]["data"] == 60 * 101 and min(found["bytes"].values()) > 0
+    text = "\n".join(corpora.render(found))
+    assert text.startswith("60 contributions, 2 shards") and all(name in text for name in parts)
