@@ -1,6 +1,6 @@
 """``python -m benchmarks.corpora``: how large corpora go from signing to an audit, whole and in shards.
 
-For each number of contributions, records of 100 bytes are written to JSONL files of 50,000 and signed by ten contributors.
+For each number of contributions, records of 100 bytes are written to JSONL files of 50,000, signed in turn by ten people.
 Then each part runs in a process of its own, one after the other, with one thread: the gate over the whole corpus; every shard
 of it; the merge of their verdicts, which keeps a reading; the gate after that reading, admission to a ledger, an epoch of four
 windows, and the export; draws of a Poisson sampler over as many slots; and the audit of the export, all signatures verified.
