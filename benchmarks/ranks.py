@@ -71,8 +71,8 @@ def held(rank: int, root: Path, width: int, sharded: bool) -> tuple[int, dict[st
 
         setattr(holder, name, run)
 
-    counting(dist, "all_to_all_single", 1, (ranks - 1) / ranks)
-    counting(placement, "gather", 1, ranks - 1)
+    counting(dist, "all_to_all_single", 1, (ranks - 1) / ranks if sharded else 1)
+    counting(placement, "gather", 0, ranks - 1)
     counting(dist, "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor", 1, ranks - 1)
 
     def watched(self: PrivateGradients, *given: Any, **named: Any) -> None:

@@ -3,8 +3,6 @@
 import enum
 import math
 from collections import OrderedDict
-from collections.abc import Iterator
-from itertools import repeat
 from typing import Any
 
 import torch
@@ -17,7 +15,7 @@ from dptrain.clipping.fast import PublicSums
 from dptrain.errors import ConfigError, NotPrivateUse, StepOrder, UnsupportedPolicy
 from dptrain.noise.mechanism import Mechanism, Step, initial
 from dptrain.noise.normals import TAIL_LANE
-from dptrain.parallel.placement import Placement, Share
+from dptrain.parallel.placement import Placement
 from dptrain.routing import Router
 from dptrain.sandbox.isolation import Isolation
 from dptrain.sandbox.untouched import Remembered, versions
@@ -125,11 +123,8 @@ class PrivateGradients:
         """
         self.require_own_parameters()
         state, tensors = self.state_of(noise), self._router.tensors
-        added: Iterator[Share | None] = repeat(None)
-        shares = self._placement.shares(self._router.sums.take(), wide=wide)
-        if public is not None:
-            added = self._placement.shares(public.take(), wide=wide)
-        for share, unclipped in zip(shares, added, strict=False):
+        unclipped = None if public is None else public.take()
+        for share in self._placement.shares(self._router.sums.take(), wide=wide, public=unclipped):
             block, tensor = tensors[share.lane]
             std, total = self.stds[block], share.values
             if blank:
@@ -148,8 +143,8 @@ class PrivateGradients:
                     )
             elif bool((total != 0.0).any()):
                 raise NotPrivateUse("NO_NOISE", f"tensor {tensor.name!r} has a sum of private gradients, and no noise hides it")
-            if unclipped is not None and not blank:
-                total.add_(unclipped.values, alpha=1.0 / self._normalizer)
+            if share.public is not None and not blank:
+                total.add_(share.public, alpha=1.0 / self._normalizer)
             for lane, value in self._placement.released(share):
                 self._put(tensors[lane][1], value)
         for lane, value in self._placement.rest():

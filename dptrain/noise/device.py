@@ -159,7 +159,7 @@ class DeviceGaussian(Independent):
         require_releasable(clipped_sum, std)
         device = clipped_sum.device
         require(device)
-        self._claims.claim(step, lane)
+        self._claims.claim(step, lane, offset, clipped_sum.numel())
         gamma = std * 2.0**-LATTICE_BITS
         divisor = torch.tensor(gamma, dtype=torch.float64, device=device)  # by a number, a GPU would multiply by its inverse
         flat = clipped_sum.view(-1)

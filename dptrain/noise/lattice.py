@@ -56,19 +56,20 @@ class Claims:
 
     def __init__(self) -> None:
         self._step = -1
-        self._lanes: set[int] = set()
+        self._lanes: dict[int, list[tuple[int, int]]] = {}
 
-    def claim(self, step: int, lane: int) -> None:
-        """Takes an address.
+    def claim(self, step: int, lane: int, offset: int, count: int) -> None:
+        """Takes the addresses of some coordinates of a tensor, from ``offset`` on.
 
         Raises:
-            ValueError: it was taken before, or a later step was.
+            ValueError: one of them was taken before, or one of a later step was.
         """
-        if step < self._step or (step == self._step and lane in self._lanes):
-            raise ValueError(f"noise of step {step}, tensor {lane} was already drawn in this attempt; it is never used twice")
         if step > self._step:
-            self._step, self._lanes = step, set()
-        self._lanes.add(lane)
+            self._step, self._lanes = step, {}
+        taken = self._lanes.setdefault(lane, [])
+        if step < self._step or any(offset < end and begin < offset + count for begin, end in taken):
+            raise ValueError(f"noise of step {step}, tensor {lane} was already drawn in this attempt; it is never used twice")
+        taken.append((offset, offset + count))
 
 
 class OnHost(Independent):
@@ -120,7 +121,7 @@ class OnHost(Independent):
         require_releasable(clipped_sum, std)
         end = offset + clipped_sum.numel()
         whole = end if size is None else size
-        self._claims.claim(step, lane)
+        self._claims.claim(step, lane, offset, clipped_sum.numel())
         gamma = std * 2.0**-self._bits
         host = clipped_sum.to("cpu", torch.float64)  # the sum itself where it lies there
         flat, scale = host.view(-1).numpy(), gamma / normalizer

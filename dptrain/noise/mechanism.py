@@ -26,7 +26,8 @@ class Step:
         std: s > 0, the scheduled scale of the noise on the sum: a standard deviation, for Laplace noise its scale.
         normalizer: the public constant that divides the noised sum.
         draws: how many draws make up the noise, each with its share of the variance; the same number in every release of a run.
-        offset: where the sum is part of a tensor, as on several ranks: the number of its first coordinate, flat.
+        offset: where the sum is part of a tensor, as on several ranks: the number of its first coordinate, flat. A tensor may
+            come in several parts, which are the same in every step.
         size: coordinates of the whole tensor; None where the sum is all of it.
     """
 

@@ -6,11 +6,12 @@ is addressed by the coordinate. Then every rank gets what was released. No rank 
 their norms are known, so a clip factor waits for no other rank.
 """
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
-from typing import Final
+from itertools import accumulate, repeat
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -22,7 +23,13 @@ from dptrain.parallel.ranks import Ranks
 from dptrain.parallel.sharded import refuse_split
 
 BUCKET: Final = 1 << 21
-"""Numbers that are exchanged at a time, where sums of microbatches go to the ranks that keep them."""
+"""Coordinates that are exchanged at a time: 8 MiB in float32, which the allocator keeps for the next bucket and step."""
+
+AHEAD: Final = 1
+"""Buckets that are on their way while the noise of another is drawn."""
+
+CACHED: Final = 1 << 17
+"""Numbers that are turned into float64 and added while they are in the cache of a core."""
 
 UNIT: Final = 2.0**-24
 """Relative error of a number that is rounded to float32."""
@@ -36,26 +43,31 @@ class Share:
         lane: index of the tensor in the schedule.
         values: float64, contiguous; the release is written into it.
         offset: number of its first coordinate in the tensor, flat. size: coordinates of the tensor.
+        public: sums of public contributions for the same coordinates, where there are any.
     """
 
     lane: int
     values: torch.Tensor
     offset: int
     size: int
+    public: torch.Tensor | None = None
 
 
 class Placement:
     """One process: every tensor is its own share, whole."""
 
-    def shares(self, totals: Iterator[torch.Tensor], *, wide: bool) -> Iterator[Share]:
-        """Yields the shares of this rank, from the sums of all ranks.
+    def shares(
+        self, totals: Iterator[torch.Tensor], *, wide: bool, public: Iterator[torch.Tensor] | None = None
+    ) -> Iterator[Share]:
+        """Yields the shares of this rank, from the sums of all ranks; each is released before the next one is asked for.
 
         Args:
             totals: sums of this rank, float64, in the order of the schedule. wide: send them as float64, not as float32.
+            public: likewise, of public contributions.
         """
         del wide
-        for lane, total in enumerate(totals):
-            yield Share(lane, total, 0, total.numel())
+        for lane, (total, unclipped) in enumerate(zip(totals, public or repeat(None), strict=False)):
+            yield Share(lane, total, 0, total.numel(), unclipped)
 
     def released(self, share: Share) -> Iterator[tuple[int, torch.Tensor]]:
         """Yields the gradient that is there once this share was released, by its lane, if it is."""
@@ -74,59 +86,187 @@ class Placement:
         return sums
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Coordinates of one tensor that have one owner: ``count`` from the ``first`` on, flat."""
+
+    owner: int
+    lane: int
+    first: int
+    count: int
+
+
+class Bucket:
+    """Coordinates whose sums go to their owners together: of all tensors in a row, a run of them for each rank.
+
+    Attributes:
+        pieces: in the order of coordinates, which is that of ranks.
+        lengths: coordinates by owner. width: the most that one owns.
+    """
+
+    def __init__(self, pieces: list[Piece], ranks: int) -> None:
+        self.pieces = pieces
+        self.lengths = [sum(piece.count for piece in pieces if piece.owner == rank) for rank in range(ranks)]
+        self.width = max(self.lengths)
+
+
+def buckets(sizes: Sequence[int], ranks: int, most: int) -> list[Bucket]:
+    """Deals the coordinates of tensors of these sizes to ranks, ``most`` at a time, each time as evenly as they go."""
+    pieces: list[list[Piece]] = []
+    begin, total = 0, sum(sizes)
+    for lane, size in enumerate(sizes):
+        place = begin
+        while place < begin + size:
+            number, within = divmod(place, most)
+            width = -(-min(most, total - number * most) // ranks)
+            owner = within // width
+            end = min(begin + size, number * most + min(most, (owner + 1) * width))
+            if number == len(pieces):
+                pieces.append([])
+            pieces[number].append(Piece(owner, lane, place - begin, end - place))
+            place = end
+        begin += size
+    return [Bucket(own, ranks) for own in pieces]
+
+
 class Exchanged(Placement):
-    """Several processes with the same parameters: coordinates are dealt to ranks, in one run each, over all tensors.
+    """Several processes with the same parameters: coordinates are dealt to ranks, bucket by bucket over all tensors.
+
+    While the noise of one bucket is drawn, sums of the next one are on their way, and what was released of the last one.
 
     Guarantee: a coordinate has one owner, who alone adds its noise; every rank gets the same bits.
 
     Args:
-        tensors: of the schedule, in its order. group: of the tensors; default: that of the program.
+        tensors: of the schedule, in its order. bucket: coordinates that are exchanged at a time; default: `BUCKET`.
     """
 
-    def __init__(self, ranks: Ranks, tensors: Sequence[Tensor]) -> None:
+    def __init__(self, ranks: Ranks, tensors: Sequence[Tensor], bucket: int | None = None) -> None:
         self._ranks = ranks
         self._shapes = [tensor.shape for tensor in tensors]
         self._sizes = [shape.numel() for shape in self._shapes]
-        self._starts = [0, *accumulate(self._sizes)]
-        self._width = -(-self._starts[-1] // ranks.size)
+        self._buckets = buckets(self._sizes, ranks.size, bucket or BUCKET)
         kinds = {tensor.parameter.dtype for tensor in tensors}
         self._gathered = kinds.pop() if len(kinds) == 1 else torch.float64
         self._device = tensors[0].parameter.device if tensors else torch.device("cpu")
-        self._own = torch.empty(0)
+        self._wholes: list[tuple[torch.Tensor, list[Any]]] = []
 
-    def shares(self, totals: Iterator[torch.Tensor], *, wide: bool) -> Iterator[Share]:
-        own = self._exchange(totals, torch.float64 if wide else torch.float32)  # at once, also where no share is of this rank
-        if not self._own.numel():
-            self._own = own  # the first call is that for private sums; public ones are added to their release
-        return self._pieces(own)
+    def shares(
+        self, totals: Iterator[torch.Tensor], *, wide: bool, public: Iterator[torch.Tensor] | None = None
+    ) -> Iterator[Share]:
+        kind = torch.float64 if wide else torch.float32
+        sums = [Parts(totals)] if public is None else [Parts(totals), Parts(public)]
+        under_way: deque[tuple[Bucket, list[Sent]]] = deque()
+        self._wholes.clear()
+        for bucket in self._buckets:
+            under_way.append((bucket, [self._send(bucket, parts, kind) for parts in sums]))
+            if len(under_way) > AHEAD:
+                yield from self._own(*under_way.popleft())
+        while under_way:
+            yield from self._own(*under_way.popleft())
+        for parts in sums:
+            parts.end()
 
-    def _pieces(self, own: torch.Tensor) -> Iterator[Share]:
-        begin = self._ranks.rank * self._width
-        for lane, (start, size) in enumerate(zip(self._starts, self._sizes, strict=False)):
-            first, end = max(start, begin), min(start + size, begin + self._width)
-            if first < end:
-                yield Share(lane, own[first - begin : end - begin], first - start, size)
+    def _send(self, bucket: Bucket, parts: "Parts", kind: torch.dtype) -> "Sent":
+        """Begins to send what others own of a bucket; what this rank owns stays where it is."""
+        others = [0 if rank == self._ranks.rank else length for rank, length in enumerate(bucket.lengths)]
+        mine = torch.empty(sum(others), dtype=kind, device=self._device)
+        own, place = [], 0
+        for piece in bucket.pieces:
+            part = parts.of(piece)
+            if piece.owner == self._ranks.rank:
+                own.append(part)
+            else:
+                mine[place : place + piece.count].copy_(part)
+                place += piece.count
+        length = bucket.lengths[self._ranks.rank]
+        expected = [0 if rank == self._ranks.rank else length for rank in range(self._ranks.size)]
+        theirs = torch.empty(sum(expected), dtype=kind, device=self._device)
+        work = self._ranks.carry(partial(dist.all_to_all_single, theirs, mine, expected, others, async_op=True))
+        return Sent(own, theirs, work)
+
+    def _own(self, bucket: Bucket, sent: list["Sent"]) -> Iterator[Share]:
+        """Yields the pieces of a bucket that this rank owns, and hands out what became of them."""
+        for one in sent:
+            self._ranks.carry(one.work.wait)
+            one.add()
+        pieces = [piece for piece in bucket.pieces if piece.owner == self._ranks.rank]
+        private, public = sent[0].own, sent[1].own if len(sent) > 1 else [None] * len(pieces)
+        for piece, values, unclipped in zip(pieces, private, public, strict=True):
+            yield Share(piece.lane, values, piece.first, self._sizes[piece.lane], unclipped)
+        own = torch.empty(bucket.width, dtype=self._gathered, device=self._device)
+        for place, values in zip(accumulate((piece.count for piece in pieces), initial=0), private, strict=False):
+            own[place : place + values.numel()].copy_(values)
+        self._wholes.append(gather(own, self._ranks))
 
     def released(self, share: Share) -> Iterator[tuple[int, torch.Tensor]]:
         yield from ()
 
     def rest(self) -> Iterator[tuple[int, torch.Tensor]]:
-        own, self._own = self._own.to(self._gathered), torch.empty(0)
-        whole = torch.empty(self._width * self._ranks.size, dtype=own.dtype, device=own.device)
-        gather(whole, own, self._ranks)
-        for lane, (start, shape) in enumerate(zip(self._starts, self._shapes, strict=False)):
-            yield lane, whole[start : start + self._sizes[lane]].view(shape).clone()
+        """Yields gradients; those of tensors that lie in one bucket share its memory, as in the buckets of the wrapper."""
+        found: list[list[torch.Tensor]] = [[] for _ in self._sizes]
+        for bucket, (whole, works) in zip(self._buckets, self._wholes, strict=True):
+            for work in works:
+                self._ranks.carry(work.wait)
+            places = [rank * bucket.width for rank in range(self._ranks.size)]
+            for piece in bucket.pieces:
+                begin = places[piece.owner]
+                found[piece.lane].append(whole[begin : begin + piece.count])
+                places[piece.owner] += piece.count
+        self._wholes.clear()
+        for lane, (shape, parts) in enumerate(zip(self._shapes, found, strict=True)):
+            flat = parts[0] if len(parts) == 1 else torch.cat(parts) if parts else self._empty()
+            yield lane, flat.view(shape)
 
-    def _exchange(self, totals: Iterator[torch.Tensor], kind: torch.dtype) -> torch.Tensor:
-        """Returns the sums over ranks of the coordinates that this rank owns, float64."""
-        width, size = self._width, self._ranks.size
-        mine = torch.zeros(width * size, dtype=kind, device=self._device)
-        for start, total in zip(self._starts, totals, strict=False):
-            mine[start : start + total.numel()].copy_(total.view(-1))
-        theirs = torch.empty_like(mine)
-        self._ranks.carry(partial(dist.all_to_all_single, theirs, mine))
-        del mine
-        return summed(theirs, width, size)
+    def _empty(self) -> torch.Tensor:
+        return torch.empty(0, dtype=self._gathered, device=self._device)
+
+
+class Parts:
+    """Cuts sums as they come into what pieces are made of, and lets go of each behind its last piece.
+
+    Args:
+        totals: contiguous, in the order of the schedule.
+    """
+
+    def __init__(self, totals: Iterator[torch.Tensor]) -> None:
+        self._totals = enumerate(totals)
+        self._lane, self._flat = -1, torch.empty(0)
+
+    def of(self, piece: Piece) -> torch.Tensor:
+        """Returns the coordinates of a piece, flat; pieces are asked for in their order."""
+        while self._lane < piece.lane:
+            self._lane, total = next(self._totals)
+            self._flat = total.view(-1)
+        return self._flat[piece.first : piece.first + piece.count]
+
+    def end(self) -> None:
+        """Takes the sums that no piece is of, as they have no coordinates."""
+        self._flat = torch.empty(0)
+        deque(self._totals, maxlen=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """Sums of a bucket on their way.
+
+    Attributes:
+        own: what this rank has of what it owns, float64. theirs: what other ranks have of it, one after the other.
+        work: the exchange.
+    """
+
+    own: list[torch.Tensor]
+    theirs: torch.Tensor
+    work: Any
+
+    def add(self) -> None:
+        """Adds what the others have to what this rank has, in their order and in float64."""
+        place = 0
+        while place < self.theirs.numel():
+            for values in self.own:
+                part = self.theirs[place : place + values.numel()]
+                for into, sent in zip(values.split(CACHED), part.split(CACHED), strict=True):
+                    into.add_(sent.to(torch.float64))  # two loops in the cache are four times as fast as one of two types
+                place += values.numel()
 
 
 class Shards:
@@ -199,13 +339,16 @@ class Sharded(Placement):
             if tensor.part is not None:
                 raise refuse_split(tensor.name)
 
-    def shares(self, totals: Iterator[torch.Tensor], *, wide: bool) -> Iterator[Share]:
+    def shares(
+        self, totals: Iterator[torch.Tensor], *, wide: bool, public: Iterator[torch.Tensor] | None = None
+    ) -> Iterator[Share]:
         del wide  # `Shards` has sent them
-        for lane, (tensor, total) in enumerate(zip(self._tensors, totals, strict=True)):
+        for lane, (tensor, total, unclipped) in enumerate(zip(self._tensors, totals, public or repeat(None), strict=False)):
             offset = self._ranks.rank * total.numel()
             count = max(0, min(total.numel(), tensor.coordinates - offset))
             if count:
-                yield Share(lane, total[:count], offset, tensor.coordinates)
+                added = None if unclipped is None else unclipped[:count]
+                yield Share(lane, total[:count], offset, tensor.coordinates, added)
 
     def released(self, share: Share) -> Iterator[tuple[int, torch.Tensor]]:
         yield share.lane, share.values.view(-1, *self._tensors[share.lane].shape[1:])
@@ -231,16 +374,16 @@ def summed(pieces: torch.Tensor, width: int, size: int) -> torch.Tensor:
     return own
 
 
-def gather(whole: torch.Tensor, own: torch.Tensor, ranks: Ranks) -> None:
-    """Fills ``whole`` with what every rank has, in their order, each ``own.numel()`` numbers."""
+def gather(own: torch.Tensor, ranks: Ranks) -> tuple[torch.Tensor, list[Any]]:
+    """Begins to gather what every rank has, each ``own.numel()`` numbers; returns them in the order of ranks, and the work."""
+    width = own.numel()
+    whole = torch.empty(width * ranks.size, dtype=own.dtype, device=own.device)
     if dist.get_backend() == "gloo" and whole.device.type == "cpu":  # whose gathering copies more than it sends
-        width = own.numel()
-        whole[ranks.rank * width : (ranks.rank + 1) * width].copy_(own)
-        for rank, part in enumerate(whole.split(width)):
-            ranks.carry(partial(dist.broadcast, part, rank))
-        return
+        parts = list(whole.split(width))
+        parts[ranks.rank].copy_(own)
+        return whole, [ranks.carry(partial(dist.broadcast, part, rank, async_op=True)) for rank, part in enumerate(parts)]
     together = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    ranks.carry(lambda: together(whole, own))
+    return whole, [ranks.carry(partial(together, whole, own, async_op=True))]
 
 
 def rounding(contributions: int, least_multiplier: float) -> float:

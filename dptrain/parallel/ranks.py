@@ -13,12 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from dptrain.errors import RanksError
+
+T = TypeVar("T")
 
 FIRST_BYTES: Final = 4096
 """Bytes of the first message; what is longer follows in a second one."""
@@ -105,9 +107,9 @@ class Ranks:
             found = self.all(len(data).to_bytes(8, "big") + data.ljust(longest, b"\x00"), "a longer word of each")
         return [one[8 : 8 + int.from_bytes(one[:8], "big")].decode() for one in found]
 
-    def carry(self, collective: Callable[[], object]) -> None:
-        """Runs a collective of torch that carries tensors between the ranks. Raises as :meth:`first`."""
-        collective()
+    def carry(self, collective: Callable[[], T]) -> T:
+        """Runs a collective of torch that carries tensors between the ranks, or begins or ends one. Raises as :meth:`first`."""
+        return collective()
 
     def leave(self) -> None:
         """Takes no more part: whoever waits for this process learns that it is gone. What rank 0 writes, it writes alone."""
@@ -197,9 +199,9 @@ class Group(Ranks):
     def _broadcast(self, message: torch.Tensor) -> None:
         self.carry(lambda: dist.broadcast(message, 0, group=self._group))
 
-    def carry(self, collective: Callable[[], object]) -> None:
+    def carry(self, collective: Callable[[], T]) -> T:
         try:
-            collective()
+            return collective()
         except RuntimeError as error:
             self._lost(str(error).partition("\n")[0], error)
 

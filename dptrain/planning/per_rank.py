@@ -189,7 +189,7 @@ def rest_of(peak: int, ranks: Ranks, *, libraries: bool) -> Amount:
 def _replicated(ranks: Ranks) -> list[Amount]:
     """Returns what a rank holds under DDP, in float32, beside activations."""
     d, s, w, processes = ranks.trained, ranks.state_bytes, ranks.wire_bytes, ranks.processes
-    shard = math.ceil(d / processes)
+    moving = min(d, BUCKET)
     found = [
         Amount("parameters", 4 * ranks.parameters, "4 * P", {"P": ranks.parameters}),
         Amount("optimizer state", s * d, "s * d", {"s": s, "d": d}),
@@ -201,13 +201,12 @@ def _replicated(ranks: Ranks) -> list[Amount]:
         found += [Amount("public sums, float64", 8 * d, "8 * d", {"d": d}, when) for when in ("microbatches", released)]
     if processes == 1:
         return [*found, Amount("sums, which become the gradient", 8 * d, "8 * d", {"d": d}, "gather")]
-    inputs = {"d": d, "W": processes}
     return [
         *found,
         Amount("buckets of the wrapper, unused", 4 * d, "4 * d", {"d": d}),
-        Amount("sums, and their copy to send", (8 + w) * d, "(8 + w) * d", {"w": w, "d": d}, "exchange"),
-        Amount("noised gradient, gathered and in p.grad", 8 * d, "8 * d", {"d": d}, "gather"),
-        Amount("own shard of it", 12 * shard, "12 * ceil(d / W)", inputs, "gather"),
+        Amount("sums, which become the gradient", 8 * d, "8 * d", {"d": d}, "exchange"),
+        Amount("buckets on their way", 4 * w * moving, f"4 * w * min(d, {BUCKET})", {"w": w, "d": d}, "exchange"),
+        Amount("noised gradient", 4 * d, "4 * d", {"d": d}, "gather"),
     ]
 
 

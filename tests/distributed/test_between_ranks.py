@@ -157,19 +157,22 @@ def test_optimizers_without_states_are_saved_and_read_under_fsdp2(tmp_path: Path
     assert launched(without_states, 2, tmp_path, True) == [1, 1]
 
 
-def public_exchange(rank: int) -> list[list[int]]:
-    """Private and public sums of a tensor with fewer coordinates than there are ranks."""
+def public_exchange(rank: int) -> list[list[list[int]]]:
+    """Private and public sums of a tensor with fewer coordinates than there are ranks, at once and one by one."""
     tensor = type("Tensor", (), {"shape": torch.Size([3]), "parameter": nn.Parameter(torch.zeros(3))})()
-    placement = Exchanged(ranks_found(), [tensor])
-    private = placement.shares(iter([torch.full((3,), float(rank + 1), dtype=torch.float64)]), wide=True)
-    public = placement.shares(iter([torch.full((3,), 10.0, dtype=torch.float64)]), wide=True)
-    for share, added in zip(private, public, strict=True):
-        share.values.add_(added.values)
-    return [value.tolist() for _, value in placement.rest()]
+    found = []
+    for bucket in (None, 1):
+        placement = Exchanged(ranks_found(), [tensor], bucket)
+        private = iter([torch.full((3,), float(rank + 1), dtype=torch.float64)])
+        public = iter([torch.full((3,), 10.0, dtype=torch.float64)])
+        for share in placement.shares(private, wide=True, public=public):
+            share.values.add_(share.public)
+        found.append([value.tolist() for _, value in placement.rest()])
+    return found
 
 
 def test_a_rank_without_a_coordinate_takes_part_in_every_exchange() -> None:
-    assert launched(public_exchange, 4) == [[[50.0, 50.0, 50.0]]] * 4
+    assert launched(public_exchange, 4) == [[[[50.0, 50.0, 50.0]]] * 2] * 4
 
 
 def refused_then_plain(rank: int, root: Path) -> tuple[str, bool]:

@@ -175,9 +175,16 @@ def size_of(found: list[Any]) -> int:
     return len(found)
 
 
-def sent(width: int, ranks: int, exchanged: torch.dtype) -> int:
-    """Bytes that a rank sends to others in a step, of coordinates that are dealt in runs of ``width``."""
-    return (ranks - 1) * width * (exchanged.itemsize + torch.float32.itemsize)
+def expected_of(trained: int, rank: int, ranks: int, exchanged: torch.dtype) -> list[tuple[str, torch.dtype, int]]:
+    """What carries numbers in a step: sums of what others own, and what became of its own run; all fit into one bucket."""
+    width = -(-trained // ranks)
+    own = max(0, min(width, trained - rank * width))
+    return [("all_to_all_single", exchanged, trained - own), ("broadcast", torch.float32, width)]
+
+
+def sent(carried: list[tuple[str, torch.dtype, int]], ranks: int) -> int:
+    """Bytes that a rank sends to others: what it hands out goes to each of them."""
+    return sum(kind.itemsize * numbers * (ranks - 1 if name == "broadcast" else 1) for name, kind, numbers in carried)
 
 
 @RANKS
@@ -188,12 +195,10 @@ def test_bytes_on_the_wire_are_those_of_a_ring_and_half_as_many_again_where_sums
     """A ring all-reduce sends 2 (W - 1) / W of what there is. Job 2 draws more than it reckoned with, and falls back."""
     _, carried, trained = found[rank][job]
     ranks = size_of(found)
-    width = -(-trained // ranks)
-    expected = [("all_to_all_single", exchanged, width * ranks), ("broadcast", torch.float32, width)] * STEPS
-    assert carried == expected
+    assert carried == expected_of(trained, rank, ranks, exchanged) * STEPS
     ring = 2 * (ranks - 1) / ranks * trained * 4
-    least = ring if exchanged is torch.float32 else ring * 1.5
-    assert least <= sent(width, ranks, exchanged) < least + 8 * ranks * ranks
+    expected = ring if exchanged is torch.float32 else ring * 1.5
+    assert abs(sent(carried, ranks) / STEPS - expected) < 8 * ranks * ranks
 
 
 @RANKS
@@ -210,10 +215,8 @@ def test_four_processes_send_as_many_messages_but_for_what_each_releases(tmp_pat
         assert counts(several, rank, 0, "a microbatch") == {} and counts(several, rank, 0, "probes") == {}
         assert counts(several, rank, 0, "step 2") == {STATUS: 1, EXCHANGE: 1, MESSAGE: 4}
         _, carried, trained = several[rank][0]
-        width = -(-trained // 4)
-        assert carried == [("all_to_all_single", torch.float32, 4 * width), ("broadcast", torch.float32, width)] * STEPS
-        ring = 2 * 3 / 4 * trained * 4
-        assert ring <= sent(width, 4, torch.float32) < ring + 8 * 16
+        assert carried == expected_of(trained, rank, 4, torch.float32) * STEPS
+        assert abs(sent(carried, 4) / STEPS - 2 * 3 / 4 * trained * 4) < 8 * 16
 
 
 def loudly(rank: int) -> Counter[str]:

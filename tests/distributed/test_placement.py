@@ -20,7 +20,7 @@ from torch import nn  # noqa: E402
 from dptrain import parallel  # noqa: E402
 from dptrain.blocks.stack import Tensor  # noqa: E402
 from dptrain.parallel import placement  # noqa: E402
-from dptrain.parallel.placement import Exchanged, Sharded, Shards, rounding  # noqa: E402
+from dptrain.parallel.placement import Exchanged, Sharded, Shards, buckets, rounding  # noqa: E402
 from dptrain.parallel.ranks import Ranks  # noqa: E402
 from dptrain.parallel.sharded import ShardedModel, is_sharded  # noqa: E402
 from tests.distributed.jobs import net  # noqa: E402
@@ -34,11 +34,11 @@ class Meeting:
     def __init__(self, size: int) -> None:
         self.size = size
         self._barrier = threading.Barrier(size)
-        self._held: dict[int, torch.Tensor] = {}
+        self._held: dict[int, Any] = {}
 
-    def round(self, rank: int, mine: torch.Tensor, take: Callable[[dict[int, torch.Tensor]], None]) -> None:
-        """Every thread gives a tensor, takes what it wants of all, and goes on once all have."""
-        self._held[rank] = mine.clone()
+    def round(self, rank: int, mine: Any, take: Callable[[dict[int, Any]], object]) -> None:
+        """Every thread gives something, takes what it wants of all, and goes on once all have."""
+        self._held[rank] = mine
         self._barrier.wait(LIMIT)
         take(self._held)
         self._barrier.wait(LIMIT)
@@ -57,20 +57,38 @@ class Thread(Ranks):
 _here = threading.local()
 
 
-def _all_to_all(theirs: torch.Tensor, mine: torch.Tensor) -> None:
+class Done:
+    """Work that was done when it was begun."""
+
+    def wait(self) -> None:
+        """Waits for nothing."""
+
+
+def _all_to_all(
+    theirs: torch.Tensor,
+    mine: torch.Tensor,
+    takes: Sequence[int] | None = None,
+    gives: Sequence[int] | None = None,
+    *,
+    async_op: bool = False,
+) -> Done:
     me: Thread = _here.ranks
-    width = mine.numel() // me.size
+    gives = gives or [mine.numel() // me.size] * me.size
+    takes = takes or list(gives)
 
-    def take(held: dict[int, torch.Tensor]) -> None:
-        for rank in range(me.size):
-            theirs.view(-1)[rank * width : (rank + 1) * width] = held[rank].view(-1)[me.rank * width : (me.rank + 1) * width]
+    def take(held: dict[int, tuple[torch.Tensor, Sequence[int]]]) -> None:
+        parts = [held[rank][0].view(-1).split(list(held[rank][1]))[me.rank] for rank in range(me.size)]
+        assert [part.numel() for part in parts] == list(takes), "what one gives is what the other takes"
+        theirs.view(-1).copy_(torch.cat(parts))
 
-    me.meeting.round(me.rank, mine, take)
+    me.meeting.round(me.rank, (mine.clone(), gives), take)
+    return Done()
 
 
-def _broadcast(part: torch.Tensor, source: int) -> None:
+def _broadcast(part: torch.Tensor, source: int, *, async_op: bool = False) -> Done:
     me: Thread = _here.ranks
-    me.meeting.round(me.rank, part, lambda held: part.copy_(held[source]))
+    me.meeting.round(me.rank, part.clone(), lambda held: part.copy_(held[source]))
+    return Done()
 
 
 @contextmanager
@@ -128,13 +146,15 @@ def sums_of(rank: int, shapes: Sequence[tuple[int, ...]], scale: float = 1.0) ->
     return [torch.randn(shape, dtype=torch.float64, generator=generator) * scale for shape in shapes]
 
 
-def released(made: Any, sums: Iterator[torch.Tensor], wide: bool) -> Released:
+def released(made: Any, sums: Iterator[torch.Tensor], wide: bool, public: Iterator[torch.Tensor] | None = None) -> Released:
     """What `PrivateGradients.release` does with a placement, without the rest of it."""
     owned: list[tuple[int, int]] = []
     gradients: dict[int, torch.Tensor] = {}
-    for share in made.shares(sums, wide=wide):
+    for share in made.shares(sums, wide=wide, public=public):
         owned += [(share.lane, place) for place in range(share.offset, share.offset + share.values.numel())]
         share.values.view(-1).add_(noise(share.lane, share.offset, share.values.numel()))
+        if share.public is not None:
+            share.values.add_(share.public)
         gradients |= dict(made.released(share))
     return Released(owned, gradients | dict(made.rest()))
 
@@ -142,23 +162,60 @@ def released(made: Any, sums: Iterator[torch.Tensor], wide: bool) -> Released:
 shapes_of = st.lists(st.sampled_from([(1,), (2,), (5, 3), (7,), (4, 1, 2), (0, 3)]), min_size=1, max_size=6)
 
 
-@settings(max_examples=40, deadline=None)
-@given(shapes=shapes_of, size=st.integers(1, 6), wide=st.booleans())
-def test_every_coordinate_has_one_owner_and_every_rank_gets_the_same_bits(shapes, size: int, wide: bool) -> None:
-    """Also where there are fewer coordinates than ranks, and tensors without any."""
+@settings(max_examples=60, deadline=None)
+@given(shapes=shapes_of, size=st.integers(1, 6), wide=st.booleans(), public=st.booleans(), bucket=st.integers(1, 40))
+def test_every_coordinate_has_one_owner_and_every_rank_gets_the_same_bits(
+    shapes, size: int, wide: bool, public: bool, bucket: int
+) -> None:
+    """Also where there are fewer coordinates than ranks, tensors without any, and buckets that begin and end in tensors."""
     tensors = tensors_of(shapes)
-    found = together(size, lambda me: released(Exchanged(me, tensors), iter(sums_of(me.rank, shapes)), wide))
+
+    def work(me: Thread) -> Released:
+        added = iter(sums_of(me.rank + 100, shapes)) if public else None
+        return released(Exchanged(me, tensors, bucket), iter(sums_of(me.rank, shapes)), wide, added)
+
+    found = together(size, work)
     every = [one for each in found for one in each.owned]
     expected = [(lane, place) for lane, tensor in enumerate(tensors) for place in range(tensor.coordinates)]
     assert sorted(every) == expected, "noise of a coordinate is added once"
     kind = torch.float64 if wide else torch.float32
+    owners = {one: rank for rank, each in enumerate(found) for one in each.owned}
     for lane, shape in enumerate(shapes):
-        total = torch.zeros(shape, dtype=torch.float64)
-        for rank in range(size):  # in the order of ranks: the same bits as there
-            total += sums_of(rank, shapes)[lane].to(kind).double()
-        total = (total.view(-1) + noise(lane, 0, total.numel())).view(shape)
+        total = added_over_ranks(lane, shapes, owners, size, kind)
+        total += noise(lane, 0, total.numel())
+        if public:
+            total += added_over_ranks(lane, shapes, owners, size, kind, first=100)
         for each in found:
-            assert torch.equal(each.gradients[lane], total.float()), "p.grad"
+            assert torch.equal(each.gradients[lane], total.float().view(shape)), "p.grad"
+
+
+def added_over_ranks(
+    lane: int, shapes: Any, owners: dict[tuple[int, int], int], size: int, kind: torch.dtype, first: int = 0
+) -> torch.Tensor:
+    """Sums as owners add them up: theirs as they have them, then what others send, in the order of ranks."""
+    of_ranks = torch.stack([sums_of(rank + first, shapes)[lane].view(-1) for rank in range(size)])
+    total = torch.zeros(of_ranks.shape[1], dtype=torch.float64)
+    for place in range(len(total)):
+        owner = owners[lane, place]
+        total[place] = of_ranks[owner, place]
+        for rank in range(size):
+            if rank != owner:
+                total[place] += of_ranks[rank, place].to(kind).double()
+    return total
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 50), max_size=8), st.integers(1, 7), st.integers(1, 60))
+def test_buckets_deal_every_coordinate_once_in_order_and_evenly(sizes: list[int], ranks: int, most: int) -> None:
+    dealt = buckets(sizes, ranks, most)
+    pieces = [piece for one in dealt for piece in one.pieces]
+    every = [(one.lane, place) for one in pieces for place in range(one.first, one.first + one.count)]
+    assert every == [(lane, place) for lane, size in enumerate(sizes) for place in range(size)]
+    for number, bucket in enumerate(dealt):
+        held = sum(bucket.lengths)
+        assert held == most or number == len(dealt) - 1
+        assert bucket.width == max(bucket.lengths) == -(-held // ranks), "nobody owns more than an even share"
+        assert [piece.owner for piece in bucket.pieces] == sorted(piece.owner for piece in bucket.pieces)
 
 
 @settings(max_examples=30, deadline=None)

@@ -218,6 +218,9 @@ def test_an_address_is_never_released_twice_and_others_are_refused() -> None:
     for step, lane in ((3, 0), (2, 5)):
         with pytest.raises(ValueError, match="never used twice"):
             g.release_(torch.zeros(4), 1.0, 1.0, step=step, lane=lane)
+    g.release_(torch.zeros(4), 1.0, 1.0, step=3, lane=0, offset=4)
+    with pytest.raises(ValueError, match="never used twice"):
+        g.release_(torch.zeros(4), 1.0, 1.0, step=3, lane=0, offset=7)
     with pytest.raises(ValueError, match="standard deviation"):
         g.release_(torch.zeros(4), math.nan, 1.0, step=4, lane=0)
     with pytest.raises(ValueError, match="contiguous"):

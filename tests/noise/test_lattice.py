@@ -124,6 +124,15 @@ def test_an_address_is_never_released_twice() -> None:
             g.release_(torch.zeros(4), 1.0, 1.0, step=step, lane=lane)
 
 
+def test_parts_of_a_tensor_are_released_one_by_one_and_none_of_their_coordinates_twice() -> None:
+    g = gaussian()
+    for offset, count in ((10, 4), (0, 10), (14, 0), (14, 3)):
+        g.release_(torch.zeros(count), 1.0, 1.0, step=1, lane=0, offset=offset, size=20)
+    for offset, count in ((16, 4), (13, 1), (0, 20), (9, 2)):
+        with pytest.raises(ValueError, match="never used twice"):
+            g.release_(torch.zeros(count), 1.0, 1.0, step=1, lane=0, offset=offset, size=20)
+
+
 @pytest.mark.parametrize("std", [0.0, -1.0, math.nan, math.inf])
 def test_a_std_that_is_no_std_is_refused(std: float) -> None:
     with pytest.raises(ValueError, match="standard deviation"):

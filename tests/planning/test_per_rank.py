@@ -132,12 +132,19 @@ def test_the_exchange_of_a_release_moves_the_bytes_that_are_predicted(processes:
     tensors = [Tensor(f"t{size}", (), (), torch.nn.Parameter(torch.zeros(size))) for size in sizes]
     moved: dict[str, int] = {}
 
-    def exchanged(theirs: torch.Tensor, mine: torch.Tensor) -> None:
-        moved["exchange"] = mine.nbytes * (processes - 1) // processes
-        theirs.copy_(mine)
+    class Done:
+        def wait(self) -> None:
+            """Waits for nothing."""
 
-    def gathered(whole: torch.Tensor, own: torch.Tensor, ranks: object) -> None:
+    def exchanged(theirs: torch.Tensor, mine: torch.Tensor, takes: list[int], gives: list[int], async_op: bool) -> Done:
+        assert sum(takes) == theirs.numel() and sum(gives) == mine.numel() and async_op
+        moved["exchange"] = mine.nbytes
+        theirs.fill_(1.0)
+        return Done()
+
+    def gathered(own: torch.Tensor, ranks: object) -> tuple[torch.Tensor, list[Done]]:
         moved["gather"] = own.nbytes * (processes - 1)
+        return own.repeat(processes), [Done()]
 
     monkeypatch.setattr(placement.dist, "all_to_all_single", exchanged)
     monkeypatch.setattr(placement, "gather", gathered)
@@ -145,6 +152,6 @@ def test_the_exchange_of_a_release_moves_the_bytes_that_are_predicted(processes:
     place = placement.Exchanged(group, tensors)
     totals = (torch.ones(size, dtype=torch.float64) for size in sizes)
     assert list(place.shares(totals, wide=wide))
-    assert len(list(place.rest())) == len(sizes)
+    assert all(bool((value == processes).all()) for _, value in place.rest())
     predicted = per_rank(Ranks(processes=processes, parameters=sum(sizes), trained=sum(sizes), contributions=4, certified=wide))
     assert moved == {one.when: one.bytes for one in predicted.sent}
