@@ -5,9 +5,13 @@ torch's modules for them are looked up where they are loaded, and never loaded f
 """
 
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import nn
+from torch.func import functional_call
+from torch.nn.utils import stateless
 
 
 def is_shard(tensor: torch.Tensor) -> bool:
@@ -15,6 +19,25 @@ def is_shard(tensor: torch.Tensor) -> bool:
     loaded = sys.modules.get("torch.distributed.tensor")
     kind = getattr(loaded, "DTensor", None)
     return kind is not None and isinstance(tensor, kind)
+
+
+def is_unit(module: nn.Module) -> bool:
+    """Tells whether a module was itself given to ``fully_shard``, alone or with others."""
+    kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
+    return kind is not None and isinstance(module, kind)
+
+
+def run_with(
+    module: nn.Module, tensors: Mapping[str, torch.Tensor], inputs: tuple = (), kwargs: Mapping[str, Any] | None = None
+) -> Any:
+    """Runs a module with other tensors in the place of its own, as ``torch.func.functional_call`` does.
+
+    One that was given to ``fully_shard`` runs without its hooks: they would gather its parameters anew, inside a backward pass.
+    """
+    if not is_unit(module):
+        return functional_call(module, dict(tensors), inputs, dict(kwargs or {}), tie_weights=False)
+    with stateless._reparametrize_module(module, dict(tensors), tie_weights=False):
+        return module.forward(*inputs, **(kwargs or {}))
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

@@ -364,7 +364,7 @@ class _Reader(ast.NodeVisitor):
                 row = None
             if row is not None and (word.arg != "sparse" or last in ("Embedding", "EmbeddingBag")):
                 self._add(word.value, row)
-            elif word.arg in ("deepspeed", "fsdp") and value not in (None, False, ""):
+            elif _other_engine(word.arg, word.value):
                 self._add(word.value, _OTHER_ENGINE)
             elif word.arg == "max_norm" and last in ("Embedding", "EmbeddingBag") and value is not None:
                 self._add(word.value, _TABLE_WRITTEN)
@@ -476,6 +476,19 @@ def _keyword(node: ast.Call, name: str) -> ast.expr | None:
 
 def _value(node: ast.expr | None) -> object:
     return node.value if isinstance(node, ast.Constant) else None
+
+
+def _other_engine(name: str | None, node: ast.expr) -> bool:
+    """Tells whether an argument chooses DeepSpeed, or FSDP of another version than 2."""
+    if name == "fsdp_config":
+        return _entry(node, "version", "fsdp_version") not in (None, 2)
+    return name == "deepspeed" and _value(node) not in (None, False, "")
+
+
+def _entry(node: ast.expr, *keys: str) -> object:
+    """Returns what a dictionary that is written out has under one of these keys."""
+    pairs = zip(node.keys, node.values, strict=True) if isinstance(node, ast.Dict) else ()
+    return next((_value(value) for key, value in pairs if _value(key) in keys), None)
 
 
 def _names_a_loss(node: ast.AST) -> bool:

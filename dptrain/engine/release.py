@@ -179,20 +179,33 @@ class PrivateGradients:
             raise ConfigError("MAX_NORM", f"max_norm is {max_norm!r}, expected a finite number above 0")
         self._require_released()
         self._require_own_gradients()
+        pieces = self._pieces()
+        norms = {}
+        with torch.no_grad():
+            for norm, (block, own) in zip(self._norms(pieces), pieces.items(), strict=True):
+                torch._foreach_mul_(own, (max_norm / norm).clamp(max=1.0).to(own[0].dtype))
+                norms[self._router.schedule.blocks[block].name] = norm
+        self._remember()
+        return {name: float(norm) for name, norm in norms.items()}
+
+    def norm(self) -> float:
+        """Returns the norm of all that was released, over all ranks, each of which must ask for it."""
+        return float(torch.linalg.vector_norm(self._norms(self._pieces())))
+
+    def _pieces(self) -> dict[int, list[torch.Tensor]]:
+        """Returns what was released and lies here, by block."""
         pieces: dict[int, list[torch.Tensor]] = {}
         for block, tensor in self._router.tensors:
             grad = tensor.parameter.grad
             assert grad is not None  # it is what was released
             pieces.setdefault(block, []).extend([local(grad)] if tensor.part is None else tensor.part.pieces(grad))
-        norms = {}
-        with torch.no_grad():
-            each = [torch.stack([torch.linalg.vector_norm(piece).double() for piece in own]) for own in pieces.values()]
-            found = self._placement.over_ranks(torch.stack([one.square().sum() for one in each])).sqrt()
-            for norm, (block, own) in zip(found, pieces.items(), strict=True):
-                torch._foreach_mul_(own, (max_norm / norm).clamp(max=1.0).to(own[0].dtype))
-                norms[self._router.schedule.blocks[block].name] = norm
-        self._remember()
-        return {name: float(norm) for name, norm in norms.items()}
+        return pieces
+
+    @torch.no_grad()
+    def _norms(self, pieces: dict[int, list[torch.Tensor]]) -> torch.Tensor:
+        """Returns the norm of every block over all ranks, float64."""
+        each = [torch.stack([torch.linalg.vector_norm(piece).double() for piece in own]) for own in pieces.values()]
+        return self._placement.over_ranks(torch.stack([one.square().sum() for one in each])).sqrt()
 
     def require_own_parameters(self) -> None:
         """Takes note if anything but the optimizer wrote a scheduled parameter since it was looked at last.

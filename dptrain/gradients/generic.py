@@ -17,11 +17,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.func import functional_call, vmap
 from torch.func import grad as gradient
+from torch.func import vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from dptrain.blocks.shards import run_with
 from dptrain.errors import UnsupportedModule, without_text
 from dptrain.gradients.forms import Dense, Form, promote
 from dptrain.gradients.registry import Call, Rule, gradient_rule
@@ -283,7 +284,7 @@ class GenericRule(Rule):
             if isinstance(self.module, nn.RNNBase):
                 out = _run_recurrent(self.module, swapped, args, kwargs)
             else:
-                out = functional_call(self.module, swapped, args, kwargs, tie_weights=False)
+                out = run_with(self.module, swapped, args, kwargs)
         return tree_leaves(out)[call.output]
 
     def _refuse_host_draws(self, before: Generators) -> None:
@@ -321,7 +322,7 @@ def _without_checkpoints(module: nn.Module) -> Iterator[None]:
 
 
 def _run_recurrent(module: nn.RNNBase, swapped: dict[str, torch.Tensor], args: tuple, kwargs: dict) -> Any:
-    """A recurrent module keeps its tensors in a list of its own, which ``functional_call`` does not reach."""
+    """A recurrent module keeps its tensors in a list of its own, which ``run_with`` does not reach."""
     weights = [swapped.get(name, getattr(module, name).detach()) for name in module._flat_weights_names]
     kept = module._flat_weights
     module._flat_weights = weights

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
+from dptrain.blocks.shards import local, run_with, whole
 from dptrain.errors import UnsupportedModule
 from dptrain.gradients.forms import Dense, Form, Gather, Outer, promote
 from dptrain.gradients.registry import Call, gradient_rule
@@ -70,9 +70,10 @@ def _scaled_table(module: nn.Module, trained: Trained) -> bool:
     if not isinstance(module, nn.Embedding) or len(list(module.parameters())) != 1:
         return False
     with torch.no_grad():
-        ids = torch.arange(min(4, module.num_embeddings), device=module.weight.device)
-        scaled = module.weight[ids] * float(module.embed_scale)
-        if module.weight.is_meta or not torch.allclose(module(ids).float(), scaled.float(), rtol=1e-2):
+        weight = whole(module.weight)
+        ids = torch.arange(min(4, module.num_embeddings), device=weight.device)
+        found, scaled = run_with(module, {"weight": weight}, (ids,)), weight[ids] * float(module.embed_scale)
+        if weight.is_meta or not torch.allclose(found.float(), scaled.float(), rtol=1e-2):
             return False
     return _plain_table(module, trained)
 
@@ -118,7 +119,7 @@ def channel_norm(module: Any, call: Call, grad: torch.Tensor) -> Forms:
         x = promote(call.inputs[0])
         buffers = {name: promote(value) for name, value in module.named_buffers()}
         plain = {**buffers, "weight": x.new_ones(channels), "bias": x.new_zeros(channels)}
-        normal = functional_call(module, plain, (x,)).to(b.dtype)
+        normal = run_with(module, plain, (x,)).to(b.dtype)
         found["weight"] = Dense((b * normal).reshape(shape).sum(dim=(1, 3)))
     if call.wants("bias"):
         found["bias"] = Dense(b.reshape(shape).sum(dim=(1, 3)))
@@ -199,12 +200,12 @@ def _multiplies(unit: float, module: nn.Module, trained: Trained) -> bool:
     if list(own) != ["weight"] or weight is None or weight.dim() != 1 or "norm" not in type(module).__name__.lower():
         return False
     generator = torch.Generator().manual_seed(0)  # a structural check on public numbers, nothing private
-    x = torch.randn(2, 3, weight.numel(), generator=generator).to(weight)
-    w = torch.randn(weight.numel(), generator=generator).to(weight)
+    x = torch.randn(2, 3, weight.numel(), generator=generator).to(local(weight))
+    w = torch.randn(weight.numel(), generator=generator).to(local(weight))
     try:
         with torch.no_grad():
-            y = functional_call(module, {"weight": w}, (x,))
-            base = functional_call(module, {"weight": torch.full_like(w, unit)}, (x,))
+            y = run_with(module, {"weight": w}, (x,))
+            base = run_with(module, {"weight": torch.full_like(w, unit)}, (x,))
             return torch.allclose(y.float(), ((w + (1.0 - unit)) * base).float(), rtol=1e-3, atol=1e-5)
     except (RuntimeError, TypeError, ValueError):
         return False
@@ -229,5 +230,5 @@ def scale_around_one(module: nn.Module, call: Call, grad: torch.Tensor) -> Forms
 def _scale(unit: float, module: Any, call: Call, grad: torch.Tensor) -> Forms:
     b = call.positions(grad, 1)
     weight = torch.full_like(module.weight, unit)
-    normal = functional_call(module, {"weight": weight}, call.inputs, call.kwargs)
+    normal = run_with(module, {"weight": weight}, call.inputs, call.kwargs)
     return {"weight": Dense((b * call.positions(normal, 1).to(b.dtype)).sum(1))}

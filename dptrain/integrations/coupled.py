@@ -72,9 +72,14 @@ def refuse(name: str) -> None:
 
 def refuse_arguments(args: "TrainingArguments") -> None:
     """Raises for arguments under which a step would run twice, on several devices of one process, or by another loop."""
-    engine = "DeepSpeed" if args.deepspeed else "FSDP" if args.fsdp else ""
+    engine = "DeepSpeed" if args.deepspeed else _sharding(args)
     if engine:
-        raise refused_engine(engine)
+        raise NotPrivateUse(
+            "ENGINE",
+            f"the Trainer is set up for {engine}, which reduces or shards gradients before they are clipped; leave the setting "
+            "out, as a Trainer takes DistributedDataParallel by itself where several processes are launched, or set fsdp=True, "
+            'fsdp_config={"version": 2}',
+        )
     if args.n_gpu > 1:
         raise NotPrivateUse(
             "PROCESSES",
@@ -92,13 +97,16 @@ def refuse_arguments(args: "TrainingArguments") -> None:
         raise ConfigError("TRAINER", "torch_compile compiles the model without the private step; set compiled=True instead")
 
 
-def refused_engine(engine: str) -> NotPrivateUse:
-    """Returns the refusal of an engine under which a Trainer holds, reduces or saves a model in its own way."""
-    return NotPrivateUse(
-        "ENGINE",
-        f"the Trainer is set up for {engine}, and a private one is built for DistributedDataParallel alone; leave the setting "
-        "out: where several processes are launched, a Trainer takes DistributedDataParallel by itself",
-    )
+def _sharding(args: "TrainingArguments") -> str:
+    """Returns how arguments shard a model, "" where they do not or as FSDP2 does."""
+    if not args.fsdp:
+        return ""
+    config = args.fsdp_config or {}
+    if config.get("xla"):
+        return "FSDP of XLA"
+    options = getattr(args, "fsdp_plugin_args", None) or {}
+    version = int(options.get("fsdp_version", config.get("version", 1)))
+    return "" if version == 2 else f"FSDP of version {version}"
 
 
 def translated(args: "TrainingArguments", *, own: bool) -> int:

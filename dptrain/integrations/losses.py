@@ -35,7 +35,7 @@ def losses_of(model: nn.Module, outputs: Any, labels: torch.Tensor | None, smoot
         ConfigError: code LOSS, no loss per example is known of this model.
     """
     base = base_of(model)
-    name = type(base).__name__
+    name = type(base).__name__.removeprefix("FSDP")  # as fully_shard names the class
     logits = outputs["logits"] if isinstance(outputs, Mapping) and "logits" in outputs else None
     if labels is None or logits is None:
         missing = "labels" if labels is None else "logits"

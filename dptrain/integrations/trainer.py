@@ -24,7 +24,7 @@ from dptrain.engine.private_training import PrivateTraining
 from dptrain.engine.release import Phase
 from dptrain.engine.step import LogicalStep, Steps
 from dptrain.errors import ConfigError, CoupledModel, NotPrivateUse, ResumeRefused
-from dptrain.integrations.coupled import hide_pace, refuse, refuse_arguments, refused_engine, require_steps, translated
+from dptrain.integrations.coupled import hide_pace, refuse, refuse_arguments, require_steps, translated
 from dptrain.integrations.losses import base_of, losses_of
 from dptrain.integrations.rows import FixedLength, contributions_of
 from dptrain.parallel.wrapped import refuse_alone
@@ -165,8 +165,6 @@ class PrivateRun:
             model=model, args=args, data_collator=data_collator, train_dataset=self._trainer_data(),
             eval_dataset=eval_dataset, processing_class=processing_class, **options,
         )  # fmt: skip
-        if self.is_fsdp_enabled:  # by a file or variable of accelerate
-            raise refused_engine("FSDP")
         refusals.refuse_accelerator(self.accelerator)
         refusals.refuse_generator(private.opened.noise.generator, private.policy, self.accelerator)
         opened = private.opened
@@ -433,8 +431,7 @@ class PrivateRun:
             return self._clip_whole(parameters, max_norm, *others, **options)
         if math.isfinite(max_norm):
             return torch.tensor(math.hypot(*self.private.clip_blocks_(float(max_norm)).values()))
-        norms = [torch.linalg.vector_norm(p.grad).double() for p in self.model.parameters() if p.grad is not None]
-        return torch.linalg.vector_norm(torch.stack(norms))
+        return torch.tensor(run.gradients.norm())
 
     def _ended(self) -> bool:
         return self.private.opened.recorder.ledger.finished
@@ -458,14 +455,22 @@ class PrivateRun:
         if any(isinstance(callback, EarlyStoppingCallback) for callback in self.callback_handler.callbacks):
             self.finish()
         else:
+            if self.private.prepared.together.sharded:
+                self._save_run()  # while ranks, which have parts of the model each, still hear each other
             self.private.prepared.interrupt()
         self._tell_held()
 
     def _saved(self) -> None:
         """Writes a checkpoint of the run beside that of the Trainer; an ended run has nothing to resume."""
         if not self._ended():
-            self.private.save()
+            self._save_run()
             self._tell_held()
+
+    def _save_run(self) -> None:
+        """Saves the run, unless it is saved as it stands."""
+        run = self.private.prepared
+        if run.saved < run.step:
+            self.private.save()
 
     def _checkpoint(self, wanted: str | bool | None) -> str | None:
         """Returns the checkpoint of the Trainer to go on from: the newest that the run has reached."""

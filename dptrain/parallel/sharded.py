@@ -5,7 +5,6 @@ and not as the program's.
 """
 
 import hashlib
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial, wraps
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dptrain.blocks.shards import is_shard, local
+from dptrain.blocks.shards import is_shard, is_unit, local
 from dptrain.errors import NotPrivateUse, UnsupportedPolicy
 
 Aside = Callable[[], AbstractContextManager[None]]
@@ -22,12 +21,12 @@ Aside = Callable[[], AbstractContextManager[None]]
 
 def is_sharded(model: nn.Module) -> bool:
     """Tells whether a model, or a part of it, was given to ``fully_shard``."""
-    return any(_shards(module) for module in model.modules())
+    return any(is_unit(module) for module in model.modules())
 
 
-def _shards(module: nn.Module) -> bool:
-    kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
-    return kind is not None and isinstance(module, kind)
+def shards_inside(module: nn.Module) -> bool:
+    """Tells whether a module below this one was given to ``fully_shard``."""
+    return any(is_unit(inner) for inner in module.modules() if inner is not module)
 
 
 class ShardedModel:
@@ -42,7 +41,7 @@ class ShardedModel:
 
     def __init__(self, model: nn.Module) -> None:
         self.order = hashlib.sha256()
-        self._modules: list[Any] = [module for module in model.modules() if _shards(module)]
+        self._modules: list[Any] = [module for module in model.modules() if is_unit(module)]
         self._groups = list(dict.fromkeys(group for module in self._modules for group in _groups(module)))
         self._wrapped: list[tuple[Any, str]] = []
         self._require_plain(model)

@@ -12,7 +12,7 @@ from dptrain.data.sampling import most_drawn
 from dptrain.errors import NotPrivateUse, UnsupportedModule
 from dptrain.parallel.placement import Exchanged, Placement, Sharded, Shards, rounding
 from dptrain.parallel.ranks import Ranks, differs
-from dptrain.parallel.sharded import ShardedModel, is_sharded
+from dptrain.parallel.sharded import ShardedModel, is_sharded, shards_inside
 from dptrain.parallel.wrapped import Silenced
 from dptrain.routing import Router
 from dptrain.routing.accumulate import Folding
@@ -76,12 +76,13 @@ class Together:
             return Placement() if self.ranks.size == 1 else Exchanged(self.ranks, held)
         placement = Sharded(self.ranks, held)
         for site in router.sites:
-            if site.rule.again and is_sharded(site.module):
+            if site.rule.again and shards_inside(site.module):
                 raise UnsupportedModule(
                     "AGAIN_SHARDED",
                     f"module {site.name or 'the model itself'!r} ({type(site.module).__name__}) has no rule of its own, so "
-                    "that it runs once more for its gradient, and it was given to fully_shard itself; give fully_shard the "
-                    "module around it, register a rule (docs/extending/layers.md), or use DistributedDataParallel",
+                    "that it runs once more for its gradient, and a module inside it was given to fully_shard; "
+                    "give fully_shard this one or what is around it, register a rule (docs/extending/layers.md), or use "
+                    "DistributedDataParallel",
                 )
         router.leaf = self._shards.leaf
         if self._sandbox is not None:

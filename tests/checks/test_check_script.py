@@ -50,7 +50,7 @@ LINES = {
     "import deepspeed\nm, o, _, _ = deepspeed.initialize(model=m)": ("ENGINE", "refused"),
     "from accelerate.utils import MegatronLMPlugin\np = MegatronLMPlugin(tp_degree=2)": ("ENGINE", "refused"),
     "from accelerate import FullyShardedDataParallelPlugin as P\np = P(cpu_offload=True)": ("ENGINE", "refused"),
-    "\na = TrainingArguments('out', fsdp=True)": ("ENGINE", "refused"),
+    "\na = TrainingArguments('out', fsdp=True, fsdp_config={'version': 1})": ("ENGINE", "refused"),
     "\na = TrainingArguments('out', deepspeed='ds.json')": ("ENGINE", "refused"),
     "from accelerate import ParallelismConfig\nc = ParallelismConfig(tp_size=2)": ("ENGINE", "refused"),
     "from torch.distributed.tensor.parallel import parallelize_module as p\np(m, mesh, plan)": ("ENGINE", "refused"),
@@ -90,6 +90,7 @@ def test_a_construct_is_found_on_its_line_with_its_code(text: str, tmp_path: Pat
         "import torch\ntorch.distributed.init_process_group('nccl')",
         "from accelerate import notebook_launcher\nnotebook_launcher(train, num_processes=2)",
         "from accelerate import FullyShardedDataParallelPlugin as P\np = P(fsdp_version=2)",
+        "a = TrainingArguments('out', fsdp=True, fsdp_config={'version': 2})",
         "from accelerate import ParallelismConfig\nc = ParallelismConfig(dp_shard_size=2, tp_size=1)",
     ],
 )

@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
 
 from dptrain.blocks.shards import is_shard, whole  # noqa: E402
 from dptrain.parallel import placement  # noqa: E402
 from ledger.audit import verify_export  # noqa: E402
+from tests.distributed.jobs import Job, loud, opened, size  # noqa: E402
 from tests.distributed.launched import launched  # noqa: E402
+from tests.guarantees.peers import small_world  # noqa: E402
 from tests.worlds.trainer import Trainer  # noqa: E402
 from tests.worlds.training import World, make_world  # noqa: E402
 
@@ -108,6 +111,63 @@ def test_certified_runs_are_equal_to_the_bit_under_fsdp2_on_four_processes(tmp_p
     found = launched(trained, 4, copied(world, tmp_path / "four"), family, True)
     assert_same(found, first, "on 4 processes, FSDP2")
     assert min(rows[0] for rows in found[3]["rows"]) == 0
+
+
+class Wave(nn.Module):
+    """A module without a rule of its own, which runs once more for its gradient."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.tone = nn.Parameter(torch.linspace(0.5, 1.5, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(x * self.tone) + self.tone.square()
+
+
+class Units(nn.Module):
+    """Token ids -> class, of modules that accelerate gives to ``fully_shard`` one by one, or the last two together."""
+
+    def __init__(self, width: int = 12) -> None:
+        super().__init__()
+        self.embed, self.layers = nn.Embedding(50, width), nn.ModuleList([Wave(width)])
+        self.norm, self.head = nn.RMSNorm(width), nn.Linear(width, 3)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.head(self.norm(self.layers[0](self.embed(ids))).mean(1))
+        return logits
+
+
+def in_units() -> nn.Module:
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(0)
+    model = Units()
+    if size() > 1:
+        fully_shard(model.embed)
+        fully_shard(model.layers[0])
+        fully_shard([model.norm, model.head], reshard_after_forward=False)
+        fully_shard(model)
+    return model
+
+
+def of_units(rank: int, root: Path) -> tuple[str, set[str]]:
+    run = opened(Job(root, options={"model": in_units, "wrap": lambda model: model}))
+    for step in run.steps:
+        for rows in step:
+            run.private.backward(loud(run.net, rows), rows)
+        run.optimizer.step()
+    again = {site.name for site in run.private.prepared.router.sites if site.rule.again}
+    found = digest(dict(run.model.named_parameters()))
+    run.private.close()
+    return found, again
+
+
+def test_modules_that_are_units_of_their_own_give_the_bits_of_one_process(tmp_path: Path) -> None:
+    """As the last norm and the head of a language model are under accelerate; one of them runs again for its gradient."""
+    small_world(tmp_path, per_class=5, steps=3, policy_extra='exactness = "certified"')
+    ((alone, again),) = launched(of_units, 1, tmp_path)
+    assert again == {"layers.0"}
+    assert launched(of_units, 2, tmp_path) == [(alone, {"layers.0"})] * 2
 
 
 def test_a_run_goes_on_on_other_numbers_of_processes_and_under_other_wrappers(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from dptrain import PrivateTraining  # noqa: E402
+from dptrain.blocks.shards import whole  # noqa: E402
 from dptrain.errors import NotPrivateUse, RanksError  # noqa: E402
 from ledger.audit import verify_export  # noqa: E402
 from tests.distributed.launched import ended, launched  # noqa: E402
@@ -19,7 +20,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:max_grad_norm=1 clips the releas
 
 
 def trained(
-    rank: int, folder: Path, *, epsilon: float | None = None, stop: int = 0, resume: bool = False, save: int = 100
+    rank: int,
+    folder: Path,
+    *,
+    epsilon: float | None = None,
+    stop: int = 0,
+    resume: bool = False,
+    save: int = 100,
+    sharded: bool = False,
 ) -> dict[str, Any]:
     """Trains a language model by a PrivateTrainer, over a run under the test key or over data of its own."""
     import warnings
@@ -35,12 +43,14 @@ def trained(
     args = TrainingArguments(
         str(folder / "out"), learning_rate=0.05, max_grad_norm=0.0, per_device_train_batch_size=4, num_train_epochs=2,
         logging_steps=1, save_steps=save, report_to=[], use_cpu=True, disable_tqdm=True, seed=rank,
+        **(shards_on_a_processor() if sharded else {}),
     )  # fmt: skip
     data = {"private": run(folder, "run")} if epsilon is None else {"train_dataset": rows(), "target_epsilon": epsilon}
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         trainer = PrivateTrainer(
-            language_model(rank), args, padded, eval_dataset=rows(16, first=100)[::5], max_length=LENGTH, callbacks=[Stop()],
+            language_model(0 if sharded else rank), args, padded,
+            eval_dataset=rows(16, first=100)[::5], max_length=LENGTH, callbacks=[Stop()],
             **data,
         )  # fmt: skip
     trainer.pop_callback(PrinterCallback)
@@ -50,7 +60,7 @@ def trained(
     found = {
         "step": done.global_step,
         "steps": trainer.private.policy.steps,
-        "weights": state(trainer.model),
+        "weights": {name: whole(value) for name, value in state(trainer.model).items()},
         "epsilon": trainer.private.epsilon()["own"].spent,
         "evaluated": trainer.evaluate()["eval_loss"],
         "logged": [sorted(line.keys() - {"step", "epoch"}) for line in trainer.state.log_history],
@@ -64,21 +74,45 @@ def trained(
     return found
 
 
-def test_a_trainer_on_two_processes_trains_what_it_trains_on_one(tmp_path: Path) -> None:
-    """Up to rounding, from the same keys; each process begins with other weights, which the wrapper makes those of rank 0."""
-    (alone,) = launched(trained, 1, tmp_path / "one")
-    both = launched(trained, 2, tmp_path / "two")
-    assert [one["wrapper"] for one in both] == ["DistributedDataParallel"] * 2
-    for name, value in both[0]["weights"].items():
-        assert torch.equal(value, both[1]["weights"][name]), name
+def shards_on_a_processor() -> dict[str, Any]:
+    """Arguments under which a Trainer shards its model by FSDP2; accelerate does that on a GPU alone, unless it is told so."""
+    from accelerate.state import AcceleratorState, DistributedType
+
+    begin = AcceleratorState.__init__
+
+    def begun(self: Any, *given: Any, fsdp_plugin: Any = None, **others: Any) -> None:
+        begin(self, *given, fsdp_plugin=fsdp_plugin, **others)
+        if fsdp_plugin is not None:
+            self.distributed_type, self.fsdp_plugin = DistributedType.FSDP, fsdp_plugin
+
+    pytest.MonkeyPatch().setattr(AcceleratorState, "__init__", begun)
+    return {"fsdp": True, "fsdp_config": {"version": 2, "state_dict_type": "SHARDED_STATE_DICT"}}
+
+
+def _sharded(rank: int, folder: Path) -> dict[str, Any]:
+    return trained(rank, folder, sharded=True)
+
+
+def assert_as_alone(found: list[dict[str, Any]], alone: dict[str, Any], wrapper: str) -> None:
+    """Up to rounding, from the same keys."""
+    assert [one["wrapper"] for one in found] == [wrapper] * len(found)
+    for name, value in found[0]["weights"].items():
+        assert torch.equal(value, found[1]["weights"][name]), name
         torch.testing.assert_close(value, alone["weights"][name], rtol=1e-3, atol=1e-4, msg=name)
-    for one in both:
+    for one in found:
         assert (one["step"], one["epsilon"], one["logged"]) == (STEPS, alone["epsilon"], alone["logged"])
         assert one["norms"] == pytest.approx(alone["norms"], rel=1e-4) and len(one["norms"]) == STEPS
         assert one["evaluated"] == pytest.approx(alone["evaluated"], rel=1e-4)
+
+
+def test_a_trainer_on_two_processes_trains_what_it_trains_on_one(tmp_path: Path) -> None:
+    """Under DistributedDataParallel each process begins with other weights, which the wrapper makes those of rank 0."""
+    (alone,) = launched(trained, 1, tmp_path / "one")
+    assert_as_alone(launched(trained, 2, tmp_path / "two"), alone, "DistributedDataParallel")
     assert sorted(path.name for path in (tmp_path / "two" / "model").iterdir()) == sorted(
         path.name for path in (tmp_path / "one" / "model").iterdir()
     )
+    assert_as_alone(launched(_sharded, 2, tmp_path / "sharded"), alone, "FSDPLlamaForCausalLM")
 
 
 def test_a_stopped_trainer_goes_on_with_another_number_of_processes(tmp_path: Path) -> None:
@@ -98,8 +132,17 @@ def test_a_stopped_trainer_goes_on_with_another_number_of_processes(tmp_path: Pa
     assert audited.verdict == "FULL" and not audited.findings
 
 
-def _own(rank: int, folder: Path, stop: int, resume: bool) -> dict[str, Any]:
-    return trained(rank, folder, epsilon=8.0, stop=stop, resume=resume, save=2)
+def _own(rank: int, folder: Path, stop: int, resume: bool, sharded: bool = False) -> dict[str, Any]:
+    return trained(rank, folder, epsilon=8.0, stop=stop, resume=resume, save=2, sharded=sharded)
+
+
+def test_a_stopped_trainer_goes_on_under_fsdp2(tmp_path: Path) -> None:
+    first = launched(_own, 2, tmp_path, 2, False, True)
+    second = launched(_own, 2, tmp_path, 0, True, True)
+    assert [one["step"] for one in first] == [2, 2] and [one["step"] for one in second] == [6, 6]
+    assert second[0]["wrapper"] == "FSDPLlamaForCausalLM" and second[0]["epsilon"] <= 8.0
+    audited = verify_export(tmp_path / "export", [(tmp_path / "out" / "private" / "ledger.pub").read_text().strip()])
+    assert audited.verdict == "FULL" and not audited.findings
 
 
 def _page(rank: int, folder: Path) -> tuple[int, float]:

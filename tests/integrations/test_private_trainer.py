@@ -10,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
+from accelerate import Accelerator  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from torch.nn.functional import cross_entropy  # noqa: E402
 from transformers import EarlyStoppingCallback, TrainerCallback, TrainingArguments, get_scheduler  # noqa: E402
@@ -475,7 +476,7 @@ def test_arguments_that_say_nothing_of_a_run_are_refused(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("name", "value", "told"),
     [
-        ("fsdp", True, "ENGINE.*set up for FSDP.*DistributedDataParallel"),
+        ("fsdp", True, "ENGINE.*set up for FSDP of version 1.*DistributedDataParallel"),
         ("deepspeed", {"zero_optimization": {}}, "ENGINE.*set up for DeepSpeed.*DistributedDataParallel"),
         ("_n_gpu", 2, "PROCESSES.*2 devices.*nn.DataParallel.*one process a device"),
     ],
@@ -494,10 +495,11 @@ def test_an_engine_of_accelerate_is_refused_by_name(tmp_path: Path, monkeypatch:
 
     def sharding(self: PrivateTrainer) -> None:
         made(self)
-        self.is_fsdp_enabled = True
+        monkeypatch.setattr(type(self.accelerator), "distributed_type", "FSDP")  # of version 1, as `is_fsdp2` says
 
     monkeypatch.setattr(PrivateTrainer, "create_accelerator_and_postprocess", sharding)
-    with pytest.raises(NotPrivateUse, match=r"ENGINE.*set up for FSDP"), run(tmp_path, "trainer") as private:
+    monkeypatch.setattr(Accelerator, "is_fsdp2", False)
+    with pytest.raises(NotPrivateUse, match=r"ENGINE.*accelerate runs FSDP"), run(tmp_path, "trainer") as private:
         trainer(tmp_path, private=private)
 
 
