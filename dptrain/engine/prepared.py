@@ -233,6 +233,7 @@ class PreparedRun(Parts[Planned]):
         else:
             accelerator = refusals.required_accelerator(opened.accelerator, self.model, self.optimizer)
             self._pin = checkpoints.open_folder(begun_by, self.recorder, accelerator.load_state, self.states)
+        refusals.warn_threads(self.sandbox.threads, policy, self.ranks.leads)
         self.start_step = self.step = self.released = self.saved = 0 if self._pin is None else self._pin.step
         carried = [self.recorder.ledger.state.isolation.told] if self.recorder.resuming else []
         self.isolation.carry(*carried, self._pin.isolation if self._pin is not None else HELD)

@@ -59,6 +59,8 @@ class Sandbox:
         self.numbers = Numbers(seed)
         self.kept = Kept(model, trained)
         self.secret = secret
+        self.threads = torch.get_num_threads()
+        """Threads of this process when the states were saved that a run goes on from."""
         self._length: int | None = None
         self._learnt: dict[int | None, tuple[Layouts, Truths]] = {None: (Layouts(), Truths())}
         self.coin = "high"
@@ -88,13 +90,14 @@ class Sandbox:
         self._anchors: set[int] = set()
         self._loop: Loop | None = None
 
-    def state_dict(self) -> dict[str, str]:
-        """The public seed, which a resumed run goes on with."""
-        return {"seed": self.numbers.seed.hex()}
+    def state_dict(self) -> dict[str, str | int]:
+        """The public seed, which a resumed run goes on with, and the threads on which torch ran."""
+        return {"seed": self.numbers.seed.hex(), "threads": torch.get_num_threads()}
 
-    def load_state_dict(self, state: Mapping[str, str]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over the seed of a run."""
         self.numbers = Numbers(bytes.fromhex(state["seed"]))
+        self.threads = int(state.get("threads", self.threads))
 
     # ---------------------------------------------------------------------------------------------------------- passes
 

@@ -1,6 +1,7 @@
 """A run at exactness level `certified`, end to end: trains, resumes, verifies, and releases what the definition says."""
 
 import hashlib
+import warnings
 
 import pytest
 
@@ -49,7 +50,16 @@ def test_a_run_resumes_at_its_level(world: World) -> None:
         first.one(next(iterator))
     first.private.save()
     first.close()
-    second = Trainer(world, resume=True)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads + 1)
+        with pytest.warns(UserWarning, match=f"{threads + 1} threads a process, and its checkpoint was written with {threads}"):
+            Trainer(world, resume=True).close()
+    finally:
+        torch.set_num_threads(threads)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*threads a process")
+        second = Trainer(world, resume=True)
     assert second.private.prepared.start_step == 2
     second.run()
     assert second.private.opened.recorder.ledger.finished
