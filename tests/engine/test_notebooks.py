@@ -4,6 +4,7 @@ import gc
 import math
 import re
 import warnings
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -281,6 +282,45 @@ def test_close_gives_back_every_parameter_as_it_was_and_removes_every_hook(world
     rows = collate([{"ids": [1, 2, 3], "label": 0, "seed": 0}])
     per_example(model, rows).sum().backward()
     optimizer.step()
+
+
+@pytest.mark.parametrize("left", ["resumed", "between two steps", "inside a step", "over"])
+def test_a_run_that_is_dropped_gives_up_its_ledger_at_once(world: World, left: str) -> None:
+    """No cycle of ours waits for the garbage collector, which is off. The program keeps model and optimizer."""
+    torch.optim.SGD(net().parameters(), lr=0.1)  # the first one of a process has torch keep the frames that made it
+    if left == "resumed":
+        run = prepared(world)
+        take(run, 2)
+        run[0].close()
+    gc.collect()
+    gc.disable()
+    try:
+        run = prepared(world)
+        kept, signer = run[1:3], run[0].opened.recorder.signer
+        if left == "inside a step":
+            assert isinstance(leave_inside(run), KeyboardInterrupt)
+        elif left != "resumed":
+            assert take(run, 2 if left == "between two steps" else None)
+        alive = weakref.ref(run[0])
+        del run
+        assert alive() is None and kept
+        Ledger.open(world.ledger, signer).close()
+    finally:
+        gc.enable()
+
+
+def leave_inside(run: tuple[PrivateTraining, nn.Module, Any, Any]) -> BaseException | None:
+    """Leaves a loop inside its second step by an exception, and returns it without the frames that it passed."""
+    try:
+        for step in run[3]:
+            for rows in step:
+                if step.number == 2:
+                    raise KeyboardInterrupt
+                run[0].backward(per_example(run[1], rows), rows)
+            run[2].step()
+    except KeyboardInterrupt as error:
+        return error.with_traceback(None)
+    return None
 
 
 def test_no_epsilon_is_shown_below_what_it_is(world: World) -> None:

@@ -1,9 +1,12 @@
 """What only the SQLite store can get wrong: pragmas, REPLACE, the lock file, a full disk, a killed process."""
 
+import gc
+import os
 import sqlite3
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -194,3 +197,41 @@ def test_an_empty_file_is_set_aside(tmp_path):
     assert set_unfinished_aside(Place.of(path)) == f"{path}.unfinished-1"
     assert not path.exists() and Path(f"{path}.unfinished-1").exists()
     Ledger.create(path, header_spec(), SIGNER, now=START).close()
+
+
+@pytest.mark.parametrize("found", ["by its last reference", "by the garbage collector"])
+def test_a_ledger_that_is_dropped_gives_up_database_and_lock_without_a_warning(path, monkeypatch, found):
+    """A warning would come in whatever code the garbage collector interrupts, and be an error where warnings are."""
+    unraisable: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+    gc.collect()
+    gc.disable()
+    try:
+        ledger = Ledger.create(path, header_spec(), SIGNER, now=START)
+        assert {f"{path}", f"{path}-wal", f"{path}.lock"} <= _open_files()
+        kept = [ledger]
+        if found == "by the garbage collector":
+            kept.append(kept)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            del ledger, kept
+            if found == "by the garbage collector":
+                with pytest.raises(LedgerBusy):
+                    Ledger.open(path, SIGNER)
+                gc.collect()
+        assert not unraisable
+        assert not [name for name in _open_files() if name.startswith(str(path))]
+        Ledger.open(path, SIGNER).close()
+    finally:
+        gc.enable()
+
+
+def _open_files() -> set[str]:
+    """Returns the names of the files that this process has open."""
+    found = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            found.add(os.readlink(entry))
+        except FileNotFoundError:  # that of the listing itself
+            continue
+    return found

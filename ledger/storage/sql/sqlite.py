@@ -45,6 +45,8 @@ class SqliteStore(SqlStore):
         """Use `create` or `open`."""
         super().__init__(place, engine, tables())
         self._lock = lock
+        self._dropped = weakref.finalize(self, _give_up, engine, lock)
+        self._dropped.atexit = False  # a run that is still open then settles first
         self._files: OpenFiles | None = None
         self._rescued: Path | None = None
 
@@ -186,6 +188,7 @@ class SqliteStore(SqlStore):
         _remove(Path(self.place.target))
 
     def close(self) -> None:
+        self._dropped.detach()
         super().close()
         if self._lock is not None:
             lock, self._lock = self._lock, None
@@ -323,6 +326,19 @@ def _take_lock(path: Path) -> IO[bytes]:
         raise StorageFailed("IO", f"cannot lock {path}: {error.strerror or error}; mend the disk") from error
     _LOCKS.add(lock)
     return lock
+
+
+def _give_up(engine: sa.Engine, lock: IO[bytes] | None) -> None:
+    """Closes what a store held that its program dropped without closing it: first the database, then the lock.
+
+    Unlike the file of the lock, it does so without a ResourceWarning. That would come at any later time, in code of others,
+    where the garbage collector has to find the store: an exception that a notebook keeps refers to it in a cycle.
+    """
+    try:
+        engine.dispose()
+    finally:
+        if lock is not None:
+            lock.close()
 
 
 def _engine(path: Path, *, read_only: bool) -> sa.Engine:
