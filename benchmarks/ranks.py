@@ -40,6 +40,7 @@ def held(rank: int, root: Path, width: int, sharded: bool) -> tuple[int, dict[st
     from transformers import BertConfig, BertForSequenceClassification
 
     from dptrain.engine import start
+    from dptrain.engine.prepared import PreparedRun
     from dptrain.engine.release import PrivateGradients
     from dptrain.parallel import placement
     from tests.reference import families
@@ -58,7 +59,7 @@ def held(rank: int, root: Path, width: int, sharded: bool) -> tuple[int, dict[st
     start.AGAIN = 1
     found = {"sent": 0}
     under_way, microbatches = 0, 0
-    release, ranks = PrivateGradients.release, dist.get_world_size() if dist.is_initialized() else 1
+    release, draw, ranks = PrivateGradients.release, PreparedRun.draw, dist.get_world_size() if dist.is_initialized() else 1
 
     def counting(holder: Any, name: str, place: int, share: float) -> None:
         """Counts what a function of torch is given to send, in the second step."""
@@ -76,14 +77,19 @@ def held(rank: int, root: Path, width: int, sharded: bool) -> tuple[int, dict[st
     counting(dist, "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor", 1, ranks - 1)
 
     def watched(self: PrivateGradients, *given: Any, **named: Any) -> None:
-        if under_way > 1:  # the optimizer has its state since the first
-            found["microbatches" if under_way == 2 else "probes"] = _peak()
+        if under_way == 2:  # the optimizer has its state since the first
+            found["microbatches"] = _peak()
         release(self, *given, **named)
         if under_way == 2:
             found["release"] = _peak()
         _peak()
 
-    PrivateGradients.release = watched  # type: ignore[method-assign]
+    def drawn(self: PreparedRun, number: int) -> Any:
+        if under_way == 3:
+            found["probes"] = _peak()  # what came between the second release and this draw: the optimizer and the probes
+        return draw(self, number)
+
+    PrivateGradients.release, PreparedRun.draw = watched, drawn  # type: ignore[method-assign]
     trainer = Trainer(World.at(root), "measured", microbatch=MICROBATCH, sharded=sharded)
     found["address space, prepared"] = _status("VmSize:")
     for step in trainer.steps:

@@ -87,6 +87,9 @@ class Sink(Protocol):
     def take(self) -> Iterator[torch.Tensor]:
         """Yields what this rank keeps of every tensor, float64, flat; each is handed over and forgotten."""
 
+    def take_one(self, index: int) -> torch.Tensor:
+        """Returns what this rank keeps of one tensor, as :meth:`take` does."""
+
 
 class Sums(ABC):
     """Clipped sums of one logical step at a level of exactness, float64 per tensor, zeros where nothing was drawn.
@@ -129,9 +132,16 @@ class Sums(ABC):
             yield from self.sink.take()
             return
         for index in range(len(self._tensors)):
-            total = self._total(index)
-            self._sums[index] = None
-            yield total
+            yield self.take_one(index)
+
+    def take_one(self, index: int) -> torch.Tensor:
+        """Returns the sum of one tensor and forgets it; where ranks keep parts of sums, every rank hands its own on before."""
+        if self.sink is not None:
+            self.drain([index])
+            return self.sink.take_one(index)
+        total = self._total(index)
+        self._sums[index] = None
+        return total
 
     def drain(self, active: Iterable[int]) -> None:
         """Hands the sums of a microbatch on where ranks keep parts of them; else they stay.

@@ -251,7 +251,7 @@ class PreparedRun(Parts[Planned]):
             self.folding.repeated,
             full=opened.microbatches.full,
             exact=policy.exactness == "certified" and self.device.type == "cpu",
-            layout=self.together.check_layout if self.together.sharded else None,
+            truth=self.together.truth(self.router),
         )
         self._rates: list[float] = []
         self._drawn: list[int] = []
@@ -278,6 +278,7 @@ class PreparedRun(Parts[Planned]):
             self.probe.began(number)
             self.begin()
         elif self.probe.due(number, self.policy.epoch_steps):
+            self.gradients.clear()  # what the last step released would lie beside what the probes hold
             yield from self.probe.again()
 
     def begin(self) -> None:

@@ -22,6 +22,7 @@ from dptrain.routing.probes import (
     Exact,
     HeadProbe,
     Seen,
+    Truth,
     check_company,
     check_exact,
     check_order,
@@ -78,7 +79,7 @@ class Start:
     Args:
         made: rows that are nobody's. under_way: enters microbatches. repeated: losses that the user asked for, as they come.
         full: rows of a full microbatch. exact: whether a contribution has bit for bit one loss in any company.
-        layout: called with the losses of a proof and their weights, while the graph lives; checks where sums over ranks go.
+        truth: takes autograd's own gradients, to compare ours with; default: whole.
 
     Attributes:
         active: whether a probe is under way, so that ``backward`` belongs to it.
@@ -96,10 +97,9 @@ class Start:
         *,
         full: int,
         exact: bool,
-        layout: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
+        truth: Truth | None = None,
     ) -> None:
-        self._layout = layout
-        self._checking_layout = False
+        self._truth = truth or Truth(router)
         self._model = model
         self._router = router
         self._sandbox = sandbox
@@ -307,9 +307,8 @@ class Start:
             with self._sandbox.inside():
                 heads.check()
             self._half = self._router.half
-            self._check_layout(losses, found.weight)
             try:
-                self._exact = check_exact(self._router, losses, found.weight)
+                self._exact = check_exact(self._router, losses, found.weight, self._truth)
             except NonFinite:
                 if self._made.made_up:
                     raise needed("gradients of them are NaN or infinite (a root or a quotient at zero, say)") from None
@@ -334,20 +333,9 @@ class Start:
         # Backward passes: P1, the gradient itself, the same under another weight, the router's.
         return self._cost(rows, backward=4, sums=2)
 
-    def _check_layout(self, losses: torch.Tensor, weight: torch.Tensor) -> None:
-        """Checks, once, that sums over ranks go where the wrapper's own reduction would put them."""
-        if self._layout is None:
-            return
-        layout, self._layout, self._checking_layout = self._layout, None, True
-        try:
-            with self._router.muted(), self._router.inside():
-                layout(losses, weight.to(losses))
-        finally:
-            self._checking_layout = False
-
     def _drop_grad(self, parameter: torch.Tensor) -> None:
         """Should the loop run a backward pass of its own on a probe microbatch, its gradient is gone before anyone sees it."""
-        if not self._checking_layout:
+        if id(parameter) not in self._truth.reducing:
             parameter.grad = None
 
     def _change_company(self, rows: int, left: float, *, norms: bool = True) -> Iterator[Microbatch]:

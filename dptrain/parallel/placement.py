@@ -318,9 +318,14 @@ class Shards:
         self._waiting.clear()
 
     def take(self) -> Iterator[torch.Tensor]:
-        for index, each in enumerate(self._each):
-            own, self._own[index] = self._own[index], None
-            yield torch.zeros(each, dtype=torch.float64, device=self._device(index)) if own is None else own
+        for index in range(len(self._tensors)):
+            yield self.take_one(index)
+
+    def take_one(self, index: int) -> torch.Tensor:
+        own, self._own[index] = self._own[index], None
+        if own is None:
+            return torch.zeros(self._each[index], dtype=torch.float64, device=self._device(index))
+        return own
 
     def _device(self, index: int) -> torch.device:
         return local(self._tensors[index].parameter).device

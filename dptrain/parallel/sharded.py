@@ -37,6 +37,7 @@ class ShardedModel:
     Attributes:
         order: digest over the order in which parameters were gathered so far; ranks that gather in another order have mixed
             layers with each other.
+        reducing: ids of the leaves whose gradients :meth:`reduced` has reduced at this moment.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -51,6 +52,7 @@ class ShardedModel:
             module.unshard()  # makes what stands in graphs for its parameters, which stays the same from here on
             module.reshard()
         self._leaves = {id(own): found for own, found in self._pairs()}
+        self.reducing: frozenset[int] = frozenset()
         self.rest()
 
     def count_as_ours(self, aside: Aside) -> None:
@@ -85,23 +87,39 @@ class ShardedModel:
         """Yields what stands in graphs for parameters."""
         yield from self._leaves.values()
 
-    def reduced(self, losses: torch.Tensor, weight: torch.Tensor, parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
+    def reduced(
+        self, losses: torch.Tensor, weight: torch.Tensor, parameters: Sequence[nn.Parameter]
+    ) -> list[torch.Tensor | None]:
         """Returns the wrapper's own mean over ranks of gradients of rows that are nobody's: this rank's rows of each.
 
-        The graph stays, and nothing is left in any ``grad``.
+        torch reduces one of its units after the other, and frees the whole gradients of each. It adds them up in float32 here
+        where it is told to in half precision. The graph stays, and nothing is left in any ``grad``.
         """
+        kinds = [group._reduce_dtype for group in self._groups]
+        for group in self._groups:
+            if group._reduce_dtype in (torch.bfloat16, torch.float16):
+                group._reduce_dtype = torch.float32
         for module in self._modules:
             module.set_requires_gradient_sync(True, recurse=False)
+        self.reducing = frozenset(id(self.leaf(parameter)) for parameter in parameters)
         try:
             torch.autograd.backward([losses], [weight], retain_graph=True)
             grads = [parameter.grad for parameter in parameters]
-            both = zip(parameters, grads, strict=True)
-            return [torch.zeros_like(local(own)) if grad is None else local(grad) for own, grad in both]
+            return [None if grad is None else local(grad) for grad in grads]
         finally:
+            self.reducing = frozenset()
             for parameter in parameters:
                 parameter.grad = None
+            for group, kind in zip(self._groups, kinds, strict=True):
+                group._reduce_dtype = kind
             for module in self._modules:
                 module.set_requires_gradient_sync(False, recurse=False)
+
+    def divisor(self, parameter: nn.Parameter, ranks: int) -> float:
+        """Returns what torch divides sums over ranks by: their number, or what ``set_gradient_divide_factor`` set."""
+        groups = (group for group in self._groups if any(one.sharded_param is parameter for one in group.fsdp_params))
+        factor = getattr(next(groups, None), "gradient_divide_factor", None)
+        return float(factor or ranks)
 
     def close(self) -> None:
         """Lets torch reduce again."""

@@ -4,10 +4,12 @@ import hashlib
 from collections.abc import Sequence
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from attest.policy import Policy
-from dptrain.clipping.fast import Sums
+from dptrain.blocks.shards import local
+from dptrain.clipping.fast import FastSums, Sums
 from dptrain.data.sampling import most_drawn
 from dptrain.errors import NotPrivateUse, UnsupportedModule
 from dptrain.parallel.placement import Exchanged, Placement, Sharded, Shards, rounding
@@ -16,7 +18,7 @@ from dptrain.parallel.sharded import ShardedModel, is_sharded, shards_inside
 from dptrain.parallel.wrapped import Silenced
 from dptrain.routing import Router
 from dptrain.routing.accumulate import Folding
-from dptrain.routing.probes import gradients
+from dptrain.routing.probes import Truth
 from dptrain.sandbox import Sandbox
 from dptrain.sandbox.isolation import Isolation
 from ledger.leaves.numerics import FAST, FLOAT32, FLOAT64, Numerics, least_multiplier
@@ -186,32 +188,75 @@ class Together:
             for text in self.ranks.texts(isolation.told):
                 isolation.carry(text)
 
-    def check_layout(self, losses: torch.Tensor, weight: torch.Tensor) -> None:
-        """Checks on a probe that sums over ranks go to the rows that the wrapper's own reduction gives them to.
-
-        Raises:
-            UnsupportedModule: code SHARD_LAYOUT, they do not.
-        """
-        assert self._shards is not None and self._router is not None and self._sandbox is not None
-        held = [tensor for _, tensor in self._router.tensors]
-        truth = gradients(losses, [self._router.leaf(tensor.parameter) for tensor in held], weight)
-        expected = self._shards.reduced(losses, weight, [tensor.parameter for tensor in held])
-        with self._sandbox.aside():
-            shards = Shards(self.ranks, held)
-            for index, found in enumerate(truth):
-                shards.add(index, None if found is None else found.detach().double())
-            shards.flush()
-            for tensor, own, mean in zip(held, shards.take(), expected, strict=True):
-                gap = (own[: mean.numel()] / self.ranks.size - mean.double().view(-1)).norm()
-                if not bool(gap <= LAYOUT_TOLERANCE * mean.double().norm() + 1e-12):
-                    raise UnsupportedModule(
-                        "SHARD_LAYOUT",
-                        f"rows of {tensor.name!r} lie otherwise over ranks than expected: sums of gradients would go to rows "
-                        "of others; use fully_shard as it comes, without extensions that change how parameters are cut",
-                    )
+    def truth(self, router: Router) -> Truth:
+        """Returns what takes autograd's own gradients in the probes."""
+        return Truth(router) if self._shards is None else Reduced(router, self._shards, self.ranks)
 
     def close(self) -> None:
         """Lets the wrapper reduce again."""
         self._silenced.close()
         if self._shards is not None:
             self._shards.close()
+
+
+class Reduced(Truth):
+    """Takes gradients as FSDP2 reduces them: of each, the rows that this rank keeps, as a mean over ranks.
+
+    Guarantee: no rank holds more whole gradients than those of one unit of ``fully_shard``, or of one tensor.
+    """
+
+    sharded = True
+
+    def __init__(self, router: Router, shards: ShardedModel, ranks: Ranks) -> None:
+        super().__init__(router)
+        self._shards, self._ranks = shards, ranks
+        self._held = [tensor for _, tensor in router.tensors]
+        self.factor = 2.0 ** (ranks.rank % 2)
+        divisors = [shards.divisor(tensor.parameter, ranks.size) for tensor in self._held]
+        self.shares = 1.0 / torch.tensor(divisors, dtype=torch.float64)
+
+    @property
+    def reducing(self) -> frozenset[int]:  # type: ignore[override]
+        return self._shards.reducing
+
+    def gradients(self, losses: torch.Tensor, weight: torch.Tensor, indices: Sequence[int]) -> list[torch.Tensor | None]:
+        with self._router.muted(), self._router.inside():
+            return self._shards.reduced(losses, weight, [self._held[index].parameter for index in indices])
+
+    def sums(self) -> FastSums:
+        made = super().sums()
+        made.sink = Shards(self._ranks, self._held)
+        made.sink.begin(wide=self._router.precision is torch.float64)
+        return made
+
+    def comparable(self, index: int, total: torch.Tensor) -> torch.Tensor:
+        own = local(self._held[index].parameter)
+        return total[: own.numel()].mul_(self.shares[index].item()).view(own.shape)
+
+    def over_ranks(self, numbers: torch.Tensor) -> torch.Tensor:
+        with self._router.aside():
+            carried = numbers.to(local(self._held[0].parameter).device)
+            self._ranks.carry(lambda: dist.all_reduce(carried))
+            return carried.cpu()
+
+    def refuse_layout(self, losses: torch.Tensor, weight: torch.Tensor, index: int) -> None:
+        """Compares autograd's own gradient of one tensor, sent the way of our sums, with torch's reduction of it.
+
+        Raises:
+            UnsupportedModule: code SHARD_LAYOUT, they lie otherwise.
+        """
+        whole = super().gradients(losses, weight, [index])[0]
+        mean = self.gradients(losses, weight, [index])[0]
+        sink = self.sums().sink
+        assert sink is not None
+        sink.add(index, None if whole is None else whole.detach().double())
+        sink.flush()
+        own = self.comparable(index, sink.take_one(index))
+        expected = torch.zeros_like(own) if mean is None else mean.double()
+        gap, size = self.over_ranks(torch.stack([(own - expected).square().sum(), expected.square().sum()])).sqrt().tolist()
+        if not gap <= LAYOUT_TOLERANCE * size + 1e-12:
+            raise UnsupportedModule(
+                "SHARD_LAYOUT",
+                f"rows of {self._held[index].name!r} lie otherwise over ranks than expected: sums of gradients would go to "
+                "rows of others; use fully_shard as it comes, without extensions that change how parameters are cut",
+            )

@@ -7,7 +7,7 @@ them. A probe of heads holds masks to the model: does a head move only the coord
 (:mod:`dptrain.routing.synthetic_rows`). :mod:`dptrain.engine.start` runs the probes.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,7 +20,7 @@ from dptrain.blocks.heads import projections
 from dptrain.blocks.shards import local, own_part, whole
 from dptrain.blocks.slices import Run
 from dptrain.blocks.stack import EMBEDDINGS, HEAD, NO_TOWER, LayerStack
-from dptrain.clipping.fast import FastSums
+from dptrain.clipping.fast import FastSums, Pieces
 from dptrain.clipping.resolver import Schedule
 from dptrain.errors import CoupledModel, NonFinite, UnsupportedModule, UnsupportedPolicy
 from dptrain.gradients.registry import described
@@ -95,15 +95,59 @@ def check_order(order: Sequence[str], stack: LayerStack, router: Router) -> None
             )
 
 
-def check_exact(router: Router, losses: torch.Tensor, example_weight: torch.Tensor) -> Exact:
+class Truth:
+    """Takes gradients by autograd's own hand, whole; where parameters lie over ranks, another takes this rank's rows of them.
+
+    Attributes:
+        factor: what the losses of this rank count, a power of two; ranks differ in it, so that no rank's own is that of all.
+        shares: by tensor, what a sum over ranks is multiplied by to be a gradient of autograd's, float64.
+        reducing: ids of leaves whose ``grad`` is on the way to the ranks that keep its rows, and may stay until it is there.
+        sharded: whether parameters lie over ranks.
+    """
+
+    factor = 1.0
+    sharded = False
+    reducing: frozenset[int] = frozenset()
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self.shares = torch.ones(len(router.tensors), dtype=torch.float64)
+
+    def gradients(self, losses: torch.Tensor, weight: torch.Tensor, indices: Sequence[int]) -> list[torch.Tensor | None]:
+        """Returns gradients of weighted losses for tensors of the schedule, None where they reach none; the graph stays."""
+        tensors = [self._router.tensors[index][1] for index in indices]
+        with self._router.muted(), self._router.inside():
+            found = gradients(losses, [self._router.leaf(tensor.parameter) for tensor in tensors], weight)
+        return [None if value is None else tensor.select(value) for tensor, value in zip(tensors, found, strict=True)]
+
+    def sums(self) -> FastSums:
+        """Makes empty sums, which lie as those of a step do."""
+        return FastSums(self._router.schedule, self._router.tensors, self._router.precision)
+
+    def comparable(self, index: int, total: torch.Tensor) -> torch.Tensor:
+        """Returns the sum of a tensor, float64, in the form of its gradient by :meth:`gradients`; it may be written."""
+        return total
+
+    def over_ranks(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Returns numbers of what lies here as sums over all that is compared."""
+        return numbers
+
+    def refuse_layout(self, losses: torch.Tensor, weight: torch.Tensor, index: int) -> None:
+        """Raises UnsupportedModule where a tensor is off because its rows lie elsewhere, not because of its gradient."""
+
+
+def check_exact(router: Router, losses: torch.Tensor, example_weight: torch.Tensor, truth: Truth | None = None) -> Exact:
     """P1, then P0: sum_i w_i g_i from the router equals autograd's own gradient of sum_i w_i loss_i, tensor by tensor.
 
     An error counts against the norm of what is expected and, where that cancels, against the rounding of its summands; not
     against other tensors, behind which a small one could be missing altogether.
 
+    Guarantee: our sums are formed one tensor at a time, and each is forgotten once it is compared. Where parameters lie over
+    ranks, sums go the way of a step, each rank compares its rows, and all ranks come to one verdict.
+
     Args:
         losses: (N * M,) from a forward in which the scheduled parameters required gradients. example_weight: as in
-            :meth:`Router.backward`.
+            :meth:`Router.backward`. truth: takes autograd's own gradients; default: whole.
 
     Raises:
         UnsupportedModule: names the tensor.
@@ -115,34 +159,34 @@ def check_exact(router: Router, losses: torch.Tensor, example_weight: torch.Tens
     # is nothing but rounding (behind attention whose values are all alike, say) is the same on both sides.
     number = torch.arange(contributions)
     mix = 2.0 ** (number % 4 - 1).double() * (1 - 2 * ((number + number // 4) % 2))
+    truth = truth or Truth(router)
+    mix *= truth.factor
     per_example = (mix.repeat_interleave(examples).to(losses.device) * example_weight).to(losses)
-    parameters = [router.leaf(tensor.parameter) for _, tensor in router.tensors]
     _check_jacobian(losses, router)
-    with router.muted(), router.inside():
-        truth = gradients(losses, parameters, per_example)
-        noise = _noise_of(router, truth, losses, per_example)
-    if not all(bool(value.isfinite().all()) for value in truth if value is not None):
+    exact = truth.gradients(losses, per_example, range(len(router.tensors)))
+    sizes = truth.over_ranks(_squares(exact)).sqrt()
+    if not bool(sizes.isfinite().all()):
         raise NonFinite(
             "GRADIENT_NOT_FINITE",
             "gradients of the rows given for the probes are NaN or infinite before the first step, expected finite ones; a "
             "root or a quotient at zero does that, whatever becomes of it later: add a small number (nothing was charged)",
         )
+    with router.inside():  # what is compared there counts as truths of the loop, so that no branch of the loop is told one
+        noise = _noise_of(truth, exact, sizes, losses, per_example)
     router.measure_reach()
-    router.backward(losses, example_weight)
+    router.backward(losses, example_weight, retain_graph=truth.sharded)  # the layout may be asked for
     half = router.half or losses.dtype in (torch.bfloat16, torch.float16)
     tolerance = HALF_TOLERANCE if half else P0_TOLERANCE[router.precision]
-    probed = FastSums(router.schedule, router.tensors, router.precision)
-    squares = probed.squares(router.pieces)
-    everything = mix[:, None].expand(-1, len(router.schedule.blocks))
-    probed.accumulate(router.pieces, everything)
-    sums = list(probed.take())
+    probed, pieces = truth.sums(), router.pieces
+    norms = norms_of(probed.squares(pieces), contributions, len(router.tensors))
+    gaps = _squares(_gaps(truth, probed, pieces, exact, mix[:, None].expand(-1, len(router.schedule.blocks))))
     rounding = rounding_of(router, half)
+    errors, floors = truth.over_ranks(gaps).sqrt(), truth.over_ranks(rounding.double() * truth.factor) * truth.shares
     silent, absent = [], []
-    for index, ((_, tensor), expected, found) in enumerate(zip(router.tensors, truth, sums, strict=True)):
-        exact = torch.zeros_like(found) if expected is None else tensor.select(expected).to(found.dtype)
-        size, error = float(exact.double().norm()), float((found - exact).double().norm())
-        floor = float(rounding[index])
-        if not error <= tolerance * size + floor:
+    for index, (_, tensor) in enumerate(router.tensors):
+        size, floor = float(sizes[index]), float(floors[index])
+        if not float(errors[index]) <= tolerance * size + floor:
+            truth.refuse_layout(losses, per_example, index)
             cause, cure = _likely_cause(router, index)
             raise UnsupportedModule(
                 "GRADIENT_MISMATCH",
@@ -153,8 +197,26 @@ def check_exact(router: Router, losses: torch.Tensor, example_weight: torch.Tens
             silent.append(tensor.name)
         if size == 0.0:
             absent.append(tensor.name)
-    norms = norms_of(squares, contributions, len(router.tensors))
     return Exact(norms, torch.maximum(rounding, noise), tuple(silent), tuple(absent))
+
+
+def _squares(values: Iterable[torch.Tensor | None]) -> torch.Tensor:
+    """Squared norms, float64 (tensors,); zero for None."""
+    found = [0.0 if value is None else float(value.double().square().sum()) for value in values]
+    return torch.tensor(found, dtype=torch.float64)
+
+
+def _gaps(
+    truth: Truth, probed: FastSums, pieces: Pieces, exact: list[torch.Tensor | None], coefficients_NG: torch.Tensor
+) -> Iterator[torch.Tensor]:
+    """Yields sums less autograd's own gradients, tensor by tensor, and forgets both."""
+    for index in range(len(exact)):
+        found = pieces.pop(index, None)
+        if found is not None:
+            probed.accumulate({index: found}, coefficients_NG)
+        total = truth.comparable(index, probed.take_one(index))
+        expected, exact[index] = exact[index], None
+        yield total if expected is None else total.sub_(expected.to(total.dtype))
 
 
 def _likely_cause(router: Router, index: int) -> tuple[str, str]:
@@ -169,24 +231,21 @@ def _likely_cause(router: Router, index: int) -> tuple[str, str]:
 
 
 def _noise_of(
-    router: Router, truth: Sequence[torch.Tensor | None], losses: torch.Tensor, weight: torch.Tensor
+    truth: Truth, exact: Sequence[torch.Tensor | None], sizes: torch.Tensor, losses: torch.Tensor, weight: torch.Tensor
 ) -> torch.Tensor:
     """Measures what rounding leaves of small gradients, by a backward pass that rounds otherwise; (tensors,).
 
     A gradient that cancels in front of its module (of keys of attention, over tokens that are all but equal) is rounding noise
     many times larger than its own summands tell.
     """
-    tensors = [tensor for _, tensor in router.tensors]
-    exact = [None if value is None else tensor.select(value) for tensor, value in zip(tensors, truth, strict=True)]
-    sizes = torch.tensor([0.0 if value is None else float(value.double().norm()) for value in exact])
-    small = [index for index in range(len(tensors)) if 0.0 < sizes[index] < SMALL * sizes.max()]
-    noise = torch.zeros(len(tensors))
+    small = [index for index in range(len(sizes)) if 0.0 < sizes[index] < SMALL * sizes.max()]
+    noise = torch.zeros(len(sizes))
     if small:
         odd = 0.7  # no power of two
-        again = gradients(losses, [router.leaf(tensors[index].parameter) for index in small], weight * odd)
-        for index, value in zip(small, again, strict=True):
-            if value is not None:
-                noise[index] = NOISE * float((tensors[index].select(value) / odd - exact[index]).double().norm())
+        again = truth.gradients(losses, weight * odd, small)
+        pairs = ((value, exact[index]) for index, value in zip(small, again, strict=True))
+        gaps = _squares(None if one is None or other is None else one / odd - other for one, other in pairs)
+        noise[small] = (NOISE * truth.over_ranks(gaps).sqrt()).float()
     return noise
 
 
