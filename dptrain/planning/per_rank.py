@@ -15,10 +15,12 @@ from dptrain.errors import ConfigError
 When = Literal["always", "probes", "microbatches", "exchange", "gather"]
 """Moments of a step. Two of them never fall together, so a peak is what is there always and the most of one moment."""
 
-PROBES: Final = 20
-PROBES_SHARDED: Final = 16
-"""Bytes per trained coordinate that the probes hold before the first step and every some hundred steps: whole gradients of a
-few rows, by autograd and by the router, on every rank. Measured: docs/scaling.md says how."""
+PROBES: Final = 8
+"""Bytes per trained coordinate of a rank that the probes hold before the first step and every some hundred steps: values that
+they put back, and gradients of a few rows by autograd. Of all coordinates under DDP, of a shard under FSDP2."""
+
+COMPARED: Final = 16
+"""Bytes per coordinate of the one tensor that the probes compare: its sum, in float64, with its gradient."""
 
 _SHARDED_SUMS: Final[tuple[When, When]] = ("microbatches", "gather")
 """Moments at which a rank holds its rows of sums."""
@@ -86,6 +88,11 @@ class Ranks:
     def microbatches(self) -> int:
         """Microbatches of a step at every rank: who has fewer contributions runs idle ones, so that all run as many."""
         return math.ceil(self.each / self.microbatch)
+
+    @property
+    def widest(self) -> int:
+        """Coordinates of the largest trained tensor, M."""
+        return self.largest or math.ceil(self.trained / self.layers)
 
     @property
     def wire_bytes(self) -> int:
@@ -194,6 +201,7 @@ def _replicated(ranks: Ranks) -> list[Amount]:
         Amount("parameters", 4 * ranks.parameters, "4 * P", {"P": ranks.parameters}),
         Amount("optimizer state", s * d, "s * d", {"s": s, "d": d}),
         Amount("probes", PROBES * d, f"{PROBES} * d", {"d": d}, "probes"),
+        Amount("largest tensor, compared", COMPARED * ranks.widest, f"{COMPARED} * M", {"M": ranks.widest}, "probes"),
         Amount("sums, float64", 8 * d, "8 * d", {"d": d}, "microbatches"),
     ]
     if ranks.public:
@@ -211,14 +219,14 @@ def _replicated(ranks: Ranks) -> list[Amount]:
 
 
 def _sharded(ranks: Ranks) -> list[Amount]:
-    """Returns what a rank holds under FSDP2: shards; whole layers while they run; and whole gradients in the probes."""
+    """Returns what a rank holds under FSDP2: shards; whole layers while they run; and in the probes their gradients."""
     d, s, w, b, processes = ranks.trained, ranks.state_bytes, ranks.wire_bytes, 2 if ranks.half else 4, ranks.processes
     own, shard = math.ceil(ranks.parameters / processes), math.ceil(d / processes)
     of_all, of_trained = {"P": ranks.parameters, "W": processes}, {"d": d, "W": processes}
     found = [
         Amount("parameters", 4 * own, "4 * ceil(P / W)", of_all),
         Amount("optimizer state", s * shard, "s * ceil(d / W)", {"s": s, **of_trained}),
-        Amount("probes, whole gradients", PROBES_SHARDED * d, f"{PROBES_SHARDED} * d", {"d": d}, "probes"),
+        Amount("probes", PROBES * shard, f"{PROBES} * ceil(d / W)", of_trained, "probes"),
         Amount("sums, float64", 8 * shard, "8 * ceil(d / W)", of_trained, "microbatches"),
         Amount("sums, which become the gradient", 8 * shard, "8 * ceil(d / W)", of_trained, "gather"),
     ]
@@ -226,20 +234,30 @@ def _sharded(ranks: Ranks) -> list[Amount]:
         found += [Amount("public sums, float64", 8 * shard, "8 * ceil(d / W)", of_trained, at) for at in _SHARDED_SUMS]
     if ranks.certified:
         found.append(Amount("sum of a microbatch, and one gradient", 16 * d, "16 * d", {"d": d}, "microbatches"))
+    largest = ranks.widest
     if processes == 1:
-        return found
+        return [*found, Amount("largest tensor, compared", COMPARED * largest, f"{COMPARED} * M", {"M": largest}, "probes")]
     layer = math.ceil((ranks.parameters - ranks.outside) / ranks.layers)
-    largest = ranks.largest or math.ceil(d / ranks.layers)
+    unit = min(d, max(layer, ranks.outside))
     sizes = {"b": b, "P": ranks.parameters, "E": ranks.outside, "L": ranks.layers}
     whole = "b * (2 * ceil((P - E) / L) + E)"
     exchanged = f"(8 + 2 * w) * max(M, {BUCKET})"
+    reduced = f"max((4 + b) * min(d, max(ceil((P - E) / L), E)), {COMPARED} * M)"
+    both: tuple[When, When] = ("probes", "microbatches")
+    gathered = (
+        Amount("two layers, and what is in none, gathered", b * (2 * layer + ranks.outside), whole, sizes, at) for at in both
+    )
     return [
         *found,
-        Amount("two layers, and what is in none, gathered", b * (2 * layer + ranks.outside), whole, sizes, "microbatches"),
+        *gathered,
+        Amount(
+            "gradients of a layer, or largest tensor", max((4 + b) * unit, COMPARED * largest), reduced,
+            {"d": d, "M": largest, **sizes}, "probes",
+        ),
         Amount(
             "weighted sums, exchanged", (8 + 2 * w) * max(largest, BUCKET), exchanged, {"w": w, "M": largest}, "microbatches"
         ),
-    ]
+    ]  # fmt: skip
 
 
 def _sent(ranks: Ranks) -> list[Amount]:

@@ -26,6 +26,7 @@ T_WRITER = "tests/distributed/test_one_writer.py::"
 T_DEALT = "tests/distributed/test_dealt.py::"
 T_RESUMED = "tests/distributed/test_resumed.py::"
 T_ONCE_MORE = "tests/distributed/test_guarantees_on_ranks.py::"
+T_PROBES = "tests/distributed/test_sharded_probes.py::"
 T_FOLLOWED = "tests/ledger/test_followed.py::"
 
 ON_RANKS = (
@@ -157,6 +158,19 @@ ON_RANKS = (
         "what one rank must keep back none releases", TOGETHER, "return self.mixed or any(one[0] for one in found)",
         "return blank",
         T_ONCE_MORE + "test_a_forward_that_writes_at_one_rank_leaves_noise_alone_at_all_and_ends_all",
+    ),
+    Mutant(
+        "probes compare rows of shards and hold no whole gradients", TOGETHER,
+        "return Truth(router) if self._shards is None else Reduced(router, self._shards, self.ranks)", "return Truth(router)",
+        T_PROBES + "test_probes_hold_as_many_bytes_a_coordinate_as_shards_have_and_one_tensor_more",
+    ),
+    Mutant(
+        "no rank's own gradients are those of all in a probe", TOGETHER, "self.factor = 2.0 ** (ranks.rank % 2)",
+        "self.factor = 1.0", T_PROBES + "test_what_is_wrong_at_one_rank_is_refused_at_all_by_the_same_tensor",
+    ),
+    Mutant(
+        "a probe has one verdict at all ranks", TOGETHER, "self._ranks.carry(lambda: dist.all_reduce(carried))",
+        "carried.mul_(self._ranks.size)", T_PROBES + "test_what_is_wrong_at_one_rank_is_refused_at_all_by_the_same_tensor",
     ),
     Mutant(
         "learning rates are compared at every step", TOGETHER,

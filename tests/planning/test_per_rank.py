@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from dptrain.errors import ConfigError
-from dptrain.planning.per_rank import PROBES, PROBES_SHARDED, Amount, Ranks, per_rank, rest_of
+from dptrain.planning.per_rank import COMPARED, PROBES, Amount, Ranks, per_rank, rest_of
 
 GPT2 = 124_439_808
 RANKS = Ranks(processes=8, parameters=GPT2, trained=GPT2, contributions=1024)
@@ -74,12 +74,15 @@ def test_shards_divide_all_states_and_cost_their_gathering_in_every_microbatch()
     assert outside.sent_bytes == pytest.approx(microbatches * 7 / 8 * (4 + 4) * GPT2, rel=1e-6)
 
 
-def test_probes_hold_whole_gradients_on_every_rank_however_many_there_are() -> None:
-    for sharded, bytes_each in ((False, PROBES), (True, PROBES_SHARDED)):
-        for processes in (2, 512):
-            found = per_rank(replace(RANKS, processes=processes, sharded=sharded))
-            assert [one.bytes for one in found.memory if one.when == "probes"] == [bytes_each * GPT2]
-    assert found.peak_at == "probes"
+def test_probes_hold_gradients_of_all_coordinates_under_ddp_and_of_a_shard_and_one_layer_under_fsdp2() -> None:
+    layer = math.ceil(GPT2 / 12)
+    for processes in (2, 512):
+        whole, shards = (per_rank(replace(RANKS, processes=processes, sharded=one)) for one in (False, True))
+        held = [[one.bytes for one in each.memory if one.when == "probes"] for each in (whole, shards)]
+        assert held[0] == [PROBES * GPT2, COMPARED * layer]
+        assert held[1] == [PROBES * math.ceil(GPT2 / processes), 4 * 2 * layer, COMPARED * layer]
+    many = per_rank(replace(RANKS, processes=512, sharded=True, largest=1000))  # no tensor as large as a layer
+    assert [one.bytes for one in many.memory if one.when == "probes"][2] == (4 + 4) * layer
 
 
 def test_contributions_are_dealt_whole() -> None:

@@ -191,9 +191,11 @@ def test_what_the_page_concludes_follows_from_its_formulas() -> None:
 def test_whole_parameters_are_taken_where_they_fit_and_only_there() -> None:
     for name, model in MODELS.items():
         assert fits(ranks_of(model, 1024, 8, sharded=False), ASSUMED) == (name != "llama-8b")
-        assert fits(held(model, 1024, 8), ASSUMED) == (name != "llama-8b")
-    probes = next(one for one in per_rank(held(MODELS["llama-8b"], 1024, 512)).memory if one.when == "probes")
-    assert probes.bytes > ASSUMED.capacity and f"({probes.bytes / 1e9:.0f} GB)" in PLAIN
+        assert fits(held(model, 1024, 8), ASSUMED)
+    few, many = (per_rank(held(MODELS["llama-8b"], 1024, processes)) for processes in (8, 64))
+    assert f"with {few.peak_bytes / 1e9:.0f} GB a rank" in PLAIN and f"On 64 it is {many.peak_bytes / 1e9:.0f} GB" in PLAIN
+    whole = sum(one.bytes for one in many.memory if one.when == "probes" and "W" not in one.inputs)
+    assert many.peak_at == "probes" and f"of which {whole / 1e9:.0f} GB are no shard" in PLAIN
 
 
 def test_the_predictions_beside_measurements_are_those_of_the_benchmark() -> None:
