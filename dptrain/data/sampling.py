@@ -5,7 +5,6 @@ function of (key, step, slot): no shuffle, no epoch, no loader; an empty draw is
 """
 
 import itertools
-import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -17,6 +16,7 @@ import numpy as np
 from attest.policy import Policy
 from attest.schedule.turns import Order
 from dptrain.noise.keystream import KeyStream
+from ledger.leaves.numerics import most_of
 
 _SLOTS_PER_BLOCK = 2
 
@@ -144,5 +144,4 @@ def expected_draw(policy: Policy, classes: Sequence[str]) -> float:
 
 def most_drawn(policy: Policy, classes: Sequence[str]) -> int:
     """Returns a number of contributions that a step hardly ever exceeds: ten deviations above the average."""
-    expected = expected_draw(policy, classes)
-    return math.ceil(expected + 10 * math.sqrt(expected) + 10)
+    return most_of(expected_draw(policy, classes))

@@ -196,7 +196,8 @@ class PreparedRun(Parts[Planned]):
         self.feeder.pool = pool.reordered(slots)
         refuse_skipped_masks(policy.exactness, self.model, self.feeder.names)
         begun = self.recorder.ledger.header.numerics if self.recorder.resuming else None
-        wire = self.together.wire(policy, self.router.sums, self.router.precision, slots.class_names(), begun)
+        rows, names = opened.microbatches.full, slots.class_names()
+        wire = self.together.wire(policy, self.router.sums, self.router.precision, names, rows, begun)
         if self.ranks.leads:
             refusals.warn_delta(policy, len(slots))
         refusals.refuse_long_draws(policy, slots.class_names())
@@ -343,7 +344,8 @@ class PreparedRun(Parts[Planned]):
         self.step = number
         self.gradients.phase = Phase.DRAWING
         drawn = drawing.draw(number)
-        self.together.draw(self.router.sums, len(drawn))
+        planned = drawing.planned(drawn)
+        self.together.draw(self.router.sums, len(drawn), len(planned))
         self.folding.begin(wide=self.together.wide)
         if self.recorder.ledger.header.occurrences_public:
             self.recorder.draw(number, drawn, self.opened.now())
@@ -351,7 +353,7 @@ class PreparedRun(Parts[Planned]):
         self.recorder.require_noise(number, of_classes)
         self.gradients.use(stds)
         self._drawn = drawn
-        return drawing.planned(drawn)
+        return planned
 
     @contextmanager
     def load(self, planned: Planned, number: int) -> Iterator[Microbatch]:

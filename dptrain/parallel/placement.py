@@ -31,9 +31,6 @@ AHEAD: Final = 1
 CACHED: Final = 1 << 17
 """Numbers that are turned into float64 and added while they are in the cache of a core."""
 
-UNIT: Final = 2.0**-24
-"""Relative error of a number that is rounded to float32."""
-
 
 @dataclass(frozen=True, slots=True)
 class Share:
@@ -41,7 +38,7 @@ class Share:
 
     Attributes:
         lane: index of the tensor in the schedule.
-        values: float64, contiguous; the release is written into it.
+        values: float64, or float32 where sums are kept so; contiguous; the release is written into it.
         offset: number of its first coordinate in the tensor, flat. size: coordinates of the tensor.
         public: sums of public contributions for the same coordinates, where there are any.
     """
@@ -275,6 +272,9 @@ class Shards:
 
     Sums of a microbatch are exchanged tensor by tensor, `BUCKET` numbers at a time, so that no rank holds those of the whole
     model. A `dptrain.clipping.fast.Sink`.
+
+    Attributes:
+        narrow: whether sums over microbatches are kept as float32, in steps whose sums are sent so.
     """
 
     def __init__(self, ranks: Ranks, tensors: Sequence[Tensor]) -> None:
@@ -283,12 +283,14 @@ class Shards:
         self._each = [-(-tensor.shape[0] // ranks.size) * tensor.shape[1:].numel() for tensor in tensors]
         self._own: list[torch.Tensor | None] = [None] * len(tensors)
         self._waiting: list[tuple[int, torch.Tensor | None]] = []
-        self._kind = torch.float64
+        self.narrow = False
+        self._sent = self._kept = torch.float64
 
     def begin(self, *, wide: bool) -> None:
         self._own = [None] * len(self._tensors)
         self._waiting.clear()
-        self._kind = torch.float64 if wide else torch.float32
+        self._sent = torch.float64 if wide else torch.float32
+        self._kept = torch.float32 if self.narrow and not wide else torch.float64
 
     def add(self, index: int, total: torch.Tensor | None) -> None:
         self._waiting.append((index, total))
@@ -299,7 +301,7 @@ class Shards:
         if not self._waiting:
             return
         width = sum(self._each[index] for index, _ in self._waiting)
-        mine = torch.zeros(self._size, width, dtype=self._kind, device=self._device(self._waiting[0][0]))
+        mine = torch.zeros(self._size, width, dtype=self._sent, device=self._device(self._waiting[0][0]))
         place = 0
         for index, total in self._waiting:
             each = self._each[index]
@@ -314,7 +316,7 @@ class Shards:
         for index, _ in self._waiting:
             part = found[place : place + self._each[index]]
             kept = self._own[index]
-            self._own[index] = part.clone() if kept is None else kept.add_(part)
+            self._own[index] = part.to(self._kept, copy=True) if kept is None else kept.add_(part)
             place += self._each[index]
         self._waiting.clear()
 
@@ -325,7 +327,7 @@ class Shards:
     def take_one(self, index: int) -> torch.Tensor:
         own, self._own[index] = self._own[index], None
         if own is None:
-            return torch.zeros(self._each[index], dtype=torch.float64, device=self._device(index))
+            return torch.zeros(self._each[index], dtype=self._kept, device=self._device(index))
         return own
 
     def _device(self, index: int) -> torch.device:
@@ -390,17 +392,3 @@ def gather(own: torch.Tensor, ranks: Ranks) -> tuple[torch.Tensor, list[Any]]:
         return whole, [ranks.carry(partial(dist.broadcast, part, rank, async_op=True)) for rank, part in enumerate(parts)]
     together = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     return whole, [ranks.carry(partial(together, whole, own, async_op=True))]
-
-
-def rounding(contributions: int, least_multiplier: float) -> float:
-    """Returns how much a difference of sums may grow by rounding to float32, in the whitened norm.
-
-    Each sum that is sent, of a rank or of one of its microbatches, is off by ``2^-24`` of its size, coordinate by coordinate.
-    The sizes of all of them add up to ``n / z`` in the whitened norm at most, as that of every contribution is at most one over
-    its multiplier; so it is in both worlds, however contributions are dealt there. What is sent is added in float64, which is
-    exact to a billionth of that.
-
-    Args:
-        contributions: n, the most that a step draws. least_multiplier: z, the least that any of them is accounted at.
-    """
-    return 2.0 * UNIT * (contributions + 1) / least_multiplier

@@ -12,7 +12,7 @@ from dptrain.blocks.shards import local
 from dptrain.clipping.fast import FastSums, Sums
 from dptrain.data.sampling import most_drawn
 from dptrain.errors import NotPrivateUse, UnsupportedModule
-from dptrain.parallel.placement import Exchanged, Placement, Sharded, Shards, rounding
+from dptrain.parallel.placement import Exchanged, Placement, Sharded, Shards
 from dptrain.parallel.ranks import Ranks, differs
 from dptrain.parallel.sharded import ShardedModel, is_sharded, shards_inside
 from dptrain.parallel.wrapped import Silenced
@@ -21,7 +21,7 @@ from dptrain.routing.accumulate import Folding
 from dptrain.routing.probes import Truth
 from dptrain.sandbox import Sandbox
 from dptrain.sandbox.isolation import Isolation
-from ledger.leaves.numerics import FAST, FLOAT32, FLOAT64, Numerics, least_multiplier
+from ledger.leaves.numerics import FAST, FLOAT32, FLOAT64, SUMS32, Numerics, additions_of, least_multiplier, sums_margin
 
 LAYOUT_TOLERANCE = 1e-2
 """Relative distance of two reductions of a probe, one of them perhaps in half precision; rows of others are further away."""
@@ -54,6 +54,8 @@ class Together:
         self._sandbox: Sandbox | None = None
         self._router: Router | None = None
         self._most_drawn = 0
+        self._most_microbatches = 0
+        self._sinks: list[Shards] = []
 
     @property
     def sharded(self) -> bool:
@@ -89,7 +91,8 @@ class Together:
         router.leaf = self._shards.leaf
         if self._sandbox is not None:
             self._sandbox.trains(self._shards.leaves())
-        router.sums.sink, folding.public.sink = Shards(self.ranks, held), Shards(self.ranks, held)
+        self._sinks = [Shards(self.ranks, held), Shards(self.ranks, held)]
+        router.sums.sink, folding.public.sink = self._sinks
         return placement
 
     def rest(self) -> None:
@@ -97,27 +100,35 @@ class Together:
         if self._shards is not None and not (self._sandbox is not None and self._sandbox.active):
             self._shards.rest()
 
-    def wire(self, policy: Policy, sums: Sums, precision: torch.dtype, classes: Sequence[str], begun: Numerics | None) -> str:
-        """Returns how sums are sent, for the header of the run, and has clip bounds shrunk for it.
+    def wire(
+        self, policy: Policy, sums: Sums, precision: torch.dtype, classes: Sequence[str], rows: int, begun: Numerics | None
+    ) -> str:
+        """Returns how sums are sent and kept, for the header of the run, and has clip bounds shrunk for it.
 
-        Sums of a new run go as float32 at level ``fast``, unless a step draws so many that rounding would cost more than the
-        margin for products. A run that began goes on as its header says.
+        Sums of a new run go as float32 at level ``fast``, and under FSDP2 those over microbatches are float32 as well, unless a
+        step draws so many that rounding would cost more than the margin for products. A run that began goes on as its header
+        says, or more exactly.
 
         Args:
-            classes: of the contributions, by slot. begun: what the header of a run says that goes on.
+            classes: of the contributions, by slot. rows: of a microbatch. begun: what the header of a run says that goes on.
         """
         self._most_drawn = most_drawn(policy, classes)
-        if begun is not None and begun.wire == FLOAT64:
-            return FLOAT64
-        alone = self.ranks.size == 1 and begun is None
-        if alone or policy.exactness != FAST or precision is not torch.float32:
-            return FLOAT64
-        added = rounding(self._most_drawn, least_multiplier(policy))
+        self._most_microbatches = additions_of(self._most_drawn, rows * self.ranks.size)
+        word = FLOAT64 if begun is None else begun.wire
+        if policy.exactness != FAST or precision is not torch.float32 or (begun is None and self.ranks.size == 1):
+            return word
+        kinds = (SUMS32, FLOAT32) if self.sharded else (FLOAT32,)
+        allowed = {FLOAT64: (), FLOAT32: (FLOAT32,), SUMS32: (SUMS32, FLOAT32)}[SUMS32 if begun is None else word]
+        least = least_multiplier(policy)
         largest = max(rule.bounds.noise_multiplier for rule in policy.classes if not rule.public)
-        if begun is None and added * largest > sums.float_margin:
-            return FLOAT64
-        sums.wire = added if self.ranks.size > 1 else 0.0
-        return FLOAT32
+        for kind in (kind for kind in kinds if kind in allowed):
+            added = sums_margin(self._most_drawn, least, self._most_microbatches if kind == SUMS32 else 0)
+            if added * largest <= sums.float_margin or (begun is not None and kind == FLOAT32):
+                sums.wire = added if self.ranks.size > 1 else 0.0
+                for sink in self._sinks:
+                    sink.narrow = kind == SUMS32
+                return kind if begun is None else word
+        return word
 
     def begin(self, step: int) -> None:
         """Hears that every rank begins the same step, where they gather parameters together: one elsewhere would be waited for.
@@ -128,9 +139,10 @@ class Together:
         if self._shards is not None:
             self.ranks.all(b"", f"step {step} begins")
 
-    def draw(self, sums: Sums, drawn: int) -> None:
-        """Chooses how the sums of a step are sent, of which so many contributions are drawn."""
-        self.wide = sums.wire == 0.0 or drawn > self._most_drawn
+    def draw(self, sums: Sums, drawn: int, microbatches: int) -> None:
+        """Chooses how the sums of a step are sent and kept, for which so many contributions are drawn."""
+        many = any(sink.narrow for sink in self._sinks) and microbatches > self._most_microbatches
+        self.wide = sums.wire == 0.0 or drawn > self._most_drawn or many
 
     def stand(
         self, step: int, drawn: Sequence[int], stds: Sequence[float], rates: Sequence[float], isolation: Isolation

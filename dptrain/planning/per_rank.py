@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from dptrain.errors import ConfigError
+from ledger.leaves.numerics import FAST, FLOAT32, MARGINS, additions_of, most_of, sums_margin
 
 When = Literal["always", "probes", "microbatches", "exchange", "gather"]
 """Moments of a step. Two of them never fall together, so a peak is what is there always and the most of one moment."""
@@ -98,6 +99,14 @@ class Ranks:
     def wire_bytes(self) -> int:
         """Bytes of a coordinate of a sum on the wire: float32, or the float64 of exact integers."""
         return 8 if self.certified else 4
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of a coordinate of a sum over microbatches, at a multiplier of one: float32 where FSDP2 can keep it so."""
+        n = most_of(self.contributions)
+        margin = sums_margin(n, 1.0, additions_of(n, self.microbatch * self.processes))
+        narrow = self.sharded and self.processes > 1 and not self.certified and margin <= MARGINS[FAST][FLOAT32]
+        return 4 if narrow else 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,17 +230,17 @@ def _replicated(ranks: Ranks) -> list[Amount]:
 def _sharded(ranks: Ranks) -> list[Amount]:
     """Returns what a rank holds under FSDP2: shards; whole layers while they run; and in the probes their gradients."""
     d, s, w, b, processes = ranks.trained, ranks.state_bytes, ranks.wire_bytes, 2 if ranks.half else 4, ranks.processes
-    own, shard = math.ceil(ranks.parameters / processes), math.ceil(d / processes)
+    own, shard, k = math.ceil(ranks.parameters / processes), math.ceil(d / processes), ranks.kept_bytes
     of_all, of_trained = {"P": ranks.parameters, "W": processes}, {"d": d, "W": processes}
     found = [
         Amount("parameters", 4 * own, "4 * ceil(P / W)", of_all),
         Amount("optimizer state", s * shard, "s * ceil(d / W)", {"s": s, **of_trained}),
         Amount("probes", PROBES * shard, f"{PROBES} * ceil(d / W)", of_trained, "probes"),
-        Amount("sums, float64", 8 * shard, "8 * ceil(d / W)", of_trained, "microbatches"),
-        Amount("sums, which become the gradient", 8 * shard, "8 * ceil(d / W)", of_trained, "gather"),
+        Amount(f"sums, float{8 * k}", k * shard, f"{k} * ceil(d / W)", of_trained, "microbatches"),
+        Amount("sums, which become the gradient", k * shard, f"{k} * ceil(d / W)", of_trained, "gather"),
     ]
     if ranks.public:
-        found += [Amount("public sums, float64", 8 * shard, "8 * ceil(d / W)", of_trained, at) for at in _SHARDED_SUMS]
+        found += [Amount(f"public sums, float{8 * k}", k * shard, f"{k} * ceil(d / W)", of_trained, at) for at in _SHARDED_SUMS]
     if ranks.certified:
         found.append(Amount("sum of a microbatch, and one gradient", 16 * d, "16 * d", {"d": d}, "microbatches"))
     largest = ranks.widest

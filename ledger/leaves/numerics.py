@@ -5,6 +5,7 @@ that says otherwise is refused. Three things no policy fixes are the trainer's w
 gradients were formed, where the noise was drawn, and how the sums of several processes are sent.
 """
 
+import math
 from dataclasses import dataclass
 from itertools import product
 from typing import Final
@@ -18,6 +19,7 @@ CERTIFIED: Final = "certified"
 
 FLOAT32: Final = "float32"
 FLOAT64: Final = "float64"
+SUMS32: Final = "float32 sums"
 
 MARGINS: Final = {FAST: {FLOAT32: 2.0**-9, FLOAT64: 2.0**-40}, CERTIFIED: {FLOAT32: 2.0**-20, FLOAT64: 2.0**-40}}
 """Relative shrink of every clip bound, by level and precision.
@@ -52,6 +54,14 @@ _WIRE_NOTE: Final = (
 )
 """Stands behind them where the sums of several processes are sent as float32."""
 
+_SUMS_NOTE: Final = (
+    " Each of several processes rounds its sums to float32 before they are added, and those over microbatches, of which each "
+    "process keeps a part, are float32 too; clip bounds are shrunk further by what that rounding can add."
+)
+"""Stands behind them where sums over microbatches are float32 too."""
+
+_WIRES: Final = {FLOAT64: "", FLOAT32: _WIRE_NOTE, SUMS32: _SUMS_NOTE}
+
 
 @dataclass(frozen=True, slots=True)
 class Numerics:
@@ -60,7 +70,8 @@ class Numerics:
     Attributes:
         precision: in which gradients were formed.
         generator: where the noise was drawn, `HOST` or `DEVICE`.
-        wire: how the sums of several processes are sent; `FLOAT64` also where there is one.
+        wire: how the sums of several processes are sent; `FLOAT64` also where there is one; `SUMS32` where those over
+            microbatches are float32 as well.
     """
 
     precision: str = FLOAT32
@@ -71,7 +82,7 @@ class Numerics:
         words = (
             ("precision", self.precision, (FLOAT32, FLOAT64)),
             ("generator", self.generator, (HOST, DEVICE)),
-            ("wire", self.wire, (FLOAT32, FLOAT64)),
+            ("wire", self.wire, tuple(_WIRES)),
         )
         for what, found, known in words:
             if found not in known:
@@ -86,7 +97,7 @@ class Numerics:
         family = policy.mechanism.name
         bits = lattice_bits(policy.exactness, family, coordinates, least_multiplier(policy))
         sums = exactness_note(policy.exactness, family, bits) + (_DEVICE_NOTE if self.generator == DEVICE else "")
-        return sums + (_WIRE_NOTE if self.wire == FLOAT32 else "")
+        return sums + _WIRES[self.wire]
 
 
 def told(policy: Policy, coordinates: int, note: str, margin: float) -> Numerics:
@@ -102,7 +113,7 @@ def told(policy: Policy, coordinates: int, note: str, margin: float) -> Numerics
     if precision is None:
         expected = " or ".join(f"{value!r} ({name})" for name, value in margins.items())
         raise LeafRefused("NUMERICS", f"clip margin {margin!r} is none of exactness {policy.exactness!r}, expected {expected}")
-    wires = (FLOAT64, FLOAT32) if (policy.exactness, precision) == (FAST, FLOAT32) else (FLOAT64,)
+    wires = tuple(_WIRES) if (policy.exactness, precision) == (FAST, FLOAT32) else (FLOAT64,)
     for generator, wire in product(TABLE[policy.mechanism.name].generators, wires):
         found = Numerics(precision, generator, wire)
         if found.note(policy, coordinates) == note:
@@ -117,6 +128,36 @@ def exactness_note(exactness: str, family: str, bits: int) -> str:
     if exactness == FAST:
         return _FAST_NOTE.format(noise=noise.removesuffix(f" on s*2^-{bits}"))
     return _CERTIFIED_NOTE.format(bits=bits, noise=noise)
+
+
+def sums_margin(contributions: int, least: float, additions: int = 0) -> float:
+    """Returns how much a difference of sums of several processes may grow by rounding to float32, in the whitened norm.
+
+    Each sum that is sent, of a process or of one of its microbatches, is off by ``2^-24`` of its size, coordinate by
+    coordinate. The sizes of all of them add up to ``n / z`` in the whitened norm at most, as that of every contribution is at
+    most one over its multiplier; so it is in both worlds, however contributions are dealt there. Float64 adds what is sent,
+    exact to a billionth of that. Where the result is kept as float32, each addition is off by ``2^-24`` of the sum so far,
+    ``n / z`` at most.
+
+    Args:
+        contributions: n, the most that a step draws. least: z, the least multiplier that any of them is accounted at.
+        additions: the most microbatches of a step whose sum is kept as float32; 0 where it is float64.
+    """
+    return 2.0 * 2.0**-24 * (contributions + 1) * (1 + additions) / least
+
+
+def most_of(expected: float) -> int:
+    """Returns a number of contributions that a step hardly ever exceeds: ten deviations above the average."""
+    return math.ceil(expected + 10 * math.sqrt(expected) + 10)
+
+
+def additions_of(contributions: int, rows: int) -> int:
+    """Returns with how many microbatches of a step a run reckons whose sums over them are float32.
+
+    Args:
+        contributions: n, the most that a step draws. rows: of all processes together, in one microbatch of each.
+    """
+    return math.ceil(1.25 * contributions / rows) + 2
 
 
 def least_multiplier(policy: Policy) -> float:

@@ -242,8 +242,8 @@ def noise_by_rank() -> AbstractContextManager[None]:
     """A fault: a coordinate gets the noise of another one, by the process that owns it."""
     shares = Exchanged.shares
 
-    def shifted(self: Exchanged, totals: Any, *, wide: bool) -> Any:
-        return (replace(share, offset=0) for share in shares(self, totals, wide=wide))
+    def shifted(self: Exchanged, totals: Any, **how: Any) -> Any:
+        return (replace(share, offset=0) for share in shares(self, totals, **how))
 
     return _changed(Exchanged, "shares", shifted)
 

@@ -20,9 +20,10 @@ from torch import nn  # noqa: E402
 from dptrain import parallel  # noqa: E402
 from dptrain.blocks.stack import Tensor  # noqa: E402
 from dptrain.parallel import placement  # noqa: E402
-from dptrain.parallel.placement import Exchanged, Sharded, Shards, buckets, rounding  # noqa: E402
+from dptrain.parallel.placement import Exchanged, Sharded, Shards, buckets  # noqa: E402
 from dptrain.parallel.ranks import Ranks  # noqa: E402
 from dptrain.parallel.sharded import ShardedModel, is_sharded  # noqa: E402
+from ledger.leaves.numerics import sums_margin  # noqa: E402
 from tests.distributed.jobs import net  # noqa: E402
 
 LIMIT = 20.0
@@ -219,15 +220,16 @@ def test_buckets_deal_every_coordinate_once_in_order_and_evenly(sizes: list[int]
 
 
 @settings(max_examples=30, deadline=None)
-@given(shapes=shapes_of, size=st.integers(1, 5), microbatches=st.integers(1, 3), wide=st.booleans())
+@given(shapes=shapes_of, size=st.integers(1, 5), microbatches=st.integers(1, 3), wide=st.booleans(), narrow=st.booleans())
 def test_rows_of_sharded_parameters_get_noise_and_gradient_where_they_lie(
-    shapes, size: int, microbatches: int, wide: bool
+    shapes, size: int, microbatches: int, wide: bool, narrow: bool
 ) -> None:
     """Parameters are whole here, which says nothing of torch's own cut; that is held by the test of the layout."""
     tensors = tensors_of(shapes)
 
     def work(me: Thread) -> Released:
         sink = Shards(me, tensors)
+        sink.narrow = narrow
         sink.begin(wide=wide)
         for number in range(microbatches):
             for index, total in enumerate(sums_of(me.rank + 10 * number, shapes)):
@@ -239,6 +241,7 @@ def test_rows_of_sharded_parameters_get_noise_and_gradient_where_they_lie(
     every = [one for each in found for one in each.owned]
     assert sorted(every) == [(lane, place) for lane, tensor in enumerate(tensors) for place in range(tensor.coordinates)]
     kind = torch.float64 if wide else torch.float32
+    kept = torch.float32 if narrow and not wide else torch.float64
     for lane, shape in enumerate(shapes):
         if not tensors[lane].coordinates:
             continue
@@ -249,14 +252,15 @@ def test_rows_of_sharded_parameters_get_noise_and_gradient_where_they_lie(
                 for rank in range(size):
                     of_all += sums_of(rank + 10 * number, shapes)[lane].to(kind).double()
                 total += of_all
-        total = (total.view(-1) + noise(lane, 0, total.numel())).view(shape)
+                total = total.to(kept).double()
+        total = (total.view(-1) + noise(lane, 0, total.numel())).to(kept).view(shape)
         got = torch.cat([each.gradients[lane] for each in found if lane in each.gradients and each.gradients[lane].numel()])
         assert torch.equal(got.view(shape), total)
 
 
 def test_the_exchange_rounds_once_and_by_what_the_page_says() -> None:
     """2^-23 (n + 1) / z: two roundings of sums of n contributions whose whitened norms are at most 1 / z."""
-    assert rounding(99, 2.0) == 2.0**-23 * 100 / 2.0
+    assert sums_margin(99, 2.0) == 2.0**-23 * 100 / 2.0
     shapes, size = [(64,)], 3
     exact = sum(sums_of(rank, shapes, 1 / 3)[0] for rank in range(size))
 

@@ -13,6 +13,7 @@ from torch import nn  # noqa: E402
 from dptrain.blocks.shards import is_shard, whole  # noqa: E402
 from dptrain.parallel import placement  # noqa: E402
 from ledger.audit import verify_export  # noqa: E402
+from ledger.leaves.numerics import SUMS32  # noqa: E402
 from tests.distributed.jobs import Job, loud, opened, size  # noqa: E402
 from tests.distributed.launched import launched  # noqa: E402
 from tests.guarantees.peers import small_world  # noqa: E402
@@ -46,6 +47,7 @@ def trained(
         "optimizer": digest({f"{i}/{k}": v for i, s in trainer.optimizer.state_dict()["state"].items() for k, v in s.items()}),
         "microbatches": microbatches,
         "head": (ledger.size, ledger.root),
+        "wire": ledger.header.numerics.wire,
         "charged": ledger.state.charged,
         "epsilon": {name: one.spent for name, one in trainer.private.epsilon().items()},
     }
@@ -179,5 +181,6 @@ def test_a_run_goes_on_on_other_numbers_of_processes_and_under_other_wrappers(tm
         assert {one["begun"] for one in found} == {begun}
         assert len({one["parameters"] for one in found}) == 1
         assert {one["charged"] for one in found} == {until or 12}
+        assert {one["wire"] for one in found} == {SUMS32}, "as it began, wherever it goes on"
     report = verify_export(tmp_path / "export", (tmp_path / "ledger.pub").read_text().split())
     assert report.verdict == "FULL"

@@ -1676,6 +1676,10 @@ WIRE = (
     " Each of several processes rounds its sums to float32 before they are added in float64; clip bounds are shrunk"
     " further by what that rounding can add."
 )
+SUMS = (
+    " Each of several processes rounds its sums to float32 before they are added, and those over microbatches, of which each"
+    " process keeps a part, are float32 too; clip bounds are shrunk further by what that rounding can add."
+)
 UP = " rounding=up-1e-6"
 RDP = "orders=1.1..10.9/0.1,12..63,128,256,512 conversion=Asoodeh2021,Balle2020 relation=ADD_OR_REMOVE_ONE" + UP
 MOMENTS = "lambda=1..32 conversion=Abadi2016,chi2 relation=ADD_OR_REMOVE_ONE" + UP
@@ -1810,7 +1814,7 @@ class Run:
         words_ = FAST if fast else CERTIFIED % (bits, noise % bits if "%" in noise else noise)
         known = [words_, words_ + DEVICE] if self.family == "gaussian" else [words_]
         if fast and margin == 2.0**-9:
-            known += [other + WIRE for other in known]
+            known += [other + more for other in known for more in (WIRE, SUMS)]
         need(note in known, "NUMERICS", "exactness note")
 
     def std_of(self, allowed):

@@ -388,9 +388,10 @@ def test_precision_and_generator_are_read_from_what_the_header_says(precision, g
             Numerics(*wrong)
 
 
+@pytest.mark.parametrize("wire", ["float32", "float32 sums"])
 @pytest.mark.parametrize(("exactness", "precision"), [("fast", "float32"), ("fast", "float64"), ("certified", "float32")])
-def test_sums_sent_as_float32_are_a_word_of_fast_float32_runs_alone(exactness, precision):
-    word = Numerics(precision, "host", "float32")
+def test_sums_sent_as_float32_are_a_word_of_fast_float32_runs_alone(exactness, precision, wire):
+    word = Numerics(precision, "host", wire)
     policy = signed_policy(exactness=exactness)
     if (exactness, precision) != ("fast", "float32"):
         with pytest.raises(LeafRefused, match="NUMERICS"):

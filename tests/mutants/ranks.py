@@ -27,24 +27,28 @@ T_DEALT = "tests/distributed/test_dealt.py::"
 T_RESUMED = "tests/distributed/test_resumed.py::"
 T_ONCE_MORE = "tests/distributed/test_guarantees_on_ranks.py::"
 T_PROBES = "tests/distributed/test_sharded_probes.py::"
+T_KEPT = "tests/distributed/test_float32_sums.py::"
 T_FOLLOWED = "tests/ledger/test_followed.py::"
 
 ON_RANKS = (
     Mutant(
         "each rank draws noise at its own place in a tensor", PLACEMENT,
-        "yield Share(lane, own[first - begin : end - begin], first - start, size)",
-        "yield Share(lane, own[first - begin : end - begin], 0, size)",
+        "yield Share(piece.lane, values, piece.first, self._sizes[piece.lane], unclipped)",
+        "yield Share(piece.lane, values, 0, self._sizes[piece.lane], unclipped)",
         T_NOISE + "test_noise_is_that_of_one_process_to_the_bit",
     ),
     Mutant(
         "noise is added once, behind the sum over ranks", PLACEMENT,
-        "        own = self._exchange(totals, torch.float64 if wide else torch.float32)  # at once",
-        "        return self._each(list(totals))\n\n"
-        "    def _each(self, noised: list[torch.Tensor]) -> Iterator[Share]:\n"
-        "        for lane, total in enumerate(noised):\n"
-        "            yield Share(lane, total, 0, total.numel())\n"
-        "        self._own = own = self._exchange(iter(noised), torch.float64)\n"
-        "        return\n        # at once",
+        "        kind = torch.float64 if wide else torch.float32\n        sums =",
+        "        if not getattr(self, '_inside', False):\n"
+        "            noised, self._inside = list(totals), True\n"
+        "            for lane, total in enumerate(noised):\n"
+        "                yield Share(lane, total, 0, total.numel())\n"
+        "            for _ in self.shares(iter(noised), wide=True):\n"
+        "                pass\n"
+        "            self._inside = False\n"
+        "            return\n"
+        "        kind = torch.float64 if wide else torch.float32\n        sums =",
         T_NOISE + "test_noise_is_that_of_one_process_to_the_bit",
     ),
     Mutant(
@@ -126,6 +130,14 @@ ON_RANKS = (
     Mutant(
         "clip bounds pay for float32 between ranks", TOGETHER, "sums.wire = added if", "sums.wire = added * 2.0**-20 if",
         T_SUMS + "test_clip_bounds_shrink_by_what_the_wire_can_add",
+    ),
+    Mutant(
+        "clip bounds pay for float32 over microbatches", TOGETHER, "self._most_microbatches if kind == SUMS32 else 0", "0",
+        T_KEPT + "test_clip_bounds_pay_for_every_addition_in_float32",
+    ),
+    Mutant(
+        "steps of more microbatches than were reckoned with keep float64", TOGETHER, "microbatches > self._most_microbatches",
+        "microbatches < 0", T_KEPT + "test_a_step_of_more_microbatches_than_were_reckoned_with_keeps_float64",
     ),
     Mutant(
         "draws above the bound are sent as they are", TOGETHER, "drawn > self._most_drawn", "drawn < 0",
