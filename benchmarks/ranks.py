@@ -18,8 +18,8 @@ from dptrain.planning.per_rank import Ranks, per_rank
 from tests.distributed.launched import launched
 from tests.worlds.training import make_world
 
-WIDTHS = (256, 512)
-"""Widths of the encoder: 3 and 13 million parameters."""
+WIDTHS = {False: (256, 512), True: (512, 1024)}
+"""Widths of the encoder, whole and sharded: 3, 13 and 51 million parameters. Shards are small, and must stand out."""
 
 CLASS = """
 [[class]]
@@ -127,10 +127,10 @@ def predicted(processes: int, sharded: bool) -> dict[str, float]:
     return {moment: count / trained for moment, count in held.items()}
 
 
-def measured(processes: int, sharded: bool, widths: tuple[int, int] = WIDTHS) -> dict[str, float]:
+def measured(processes: int, sharded: bool, widths: tuple[int, int] | None = None) -> dict[str, float]:
     """Returns bytes per coordinate that a rank held more at the larger width, by moment: of the rank that held most."""
     runs = []
-    for width in widths:
+    for width in widths or WIDTHS[sharded]:
         with tempfile.TemporaryDirectory() as folder:
             each = 3 * MICROBATCH * processes  # two or three microbatches for every rank
             world = make_world(Path(folder) / "world", per_class=each, steps=4, window_steps=1, rate="0.9", classes=CLASS)
@@ -154,14 +154,14 @@ def _status(key: str) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4])
-    parser.add_argument("--widths", type=int, nargs=2, default=WIDTHS)
+    parser.add_argument("--widths", type=int, nargs=2)
     parser.add_argument("--out", type=Path, default=Path("bench-ranks.json"))
     options = parser.parse_args()
     found: dict[str, Any] = {}
     print(f"{'ranks':<10}{'moment':<26}{'predicted':>10}{'measured':>10}  bytes per coordinate")
     for processes in options.processes:
         for sharded in (False, True)[: 1 + (processes > 1)]:
-            said, seen = predicted(processes, sharded), measured(processes, sharded, tuple(options.widths))
+            said, seen = predicted(processes, sharded), measured(processes, sharded, options.widths)
             name = f"{processes} {'FSDP2' if sharded else 'DDP'}"
             found[name] = {moment: {"predicted": said[moment], "measured": seen[moment]} for moment in said}
             for moment in said:

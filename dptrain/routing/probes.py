@@ -184,8 +184,8 @@ def check_exact(router: Router, losses: torch.Tensor, example_weight: torch.Tens
     errors, floors = truth.over_ranks(gaps).sqrt(), truth.over_ranks(rounding.double() * truth.factor) * truth.shares
     silent, absent = [], []
     for index, (_, tensor) in enumerate(router.tensors):
-        size, floor = float(sizes[index]), float(floors[index])
-        if not float(errors[index]) <= tolerance * size + floor:
+        size, error, floor = float(sizes[index]), float(errors[index]), float(floors[index])
+        if not error <= tolerance * size + floor:
             truth.refuse_layout(losses, per_example, index)
             cause, cure = _likely_cause(router, index)
             raise UnsupportedModule(
