@@ -6,7 +6,7 @@ follows the iterative algorithms of RFC 9162, 2.1.3.2 and 2.1.4.2.
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from ledger.errors import ProofError
@@ -68,7 +68,7 @@ class Frontier:
         self._stack.append(hash_)
         self.size += 1 << level
 
-    def extend(self, hashes: Sequence[bytes]) -> None:
+    def extend(self, hashes: Iterable[bytes]) -> None:
         """Adds leaf hashes in order."""
         for hash_ in hashes:
             self.append(hash_)

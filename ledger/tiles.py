@@ -72,11 +72,13 @@ class Subtrees:
 
     def extend(self, hashes: Iterable[bytes]) -> None:
         """Adds leaf hashes in order. Raises ProofError: one has another length; none is added then."""
-        added = list(hashes)
-        if wrong := [hash_ for hash_ in added if len(hash_) != HASH_SIZE]:
-            raise ProofError("HASH", f"a hash of a tree has {HASH_SIZE} bytes, got {len(wrong[0])}")
-        self._hashes += b"".join(added)
-        self.size += len(added)
+        added = bytearray()
+        for hash_ in hashes:
+            if len(hash_) != HASH_SIZE:
+                raise ProofError("HASH", f"a hash of a tree has {HASH_SIZE} bytes, got {len(hash_)}")
+            added += hash_
+        self._hashes += added
+        self.size += len(added) // HASH_SIZE
 
     def between(self, first: int, end: int) -> Iterator[Subtree]:
         """Yields the pieces that tile [first, end). Raises ProofError: code HASHES_GONE if a piece reaches beyond one of the

@@ -1,22 +1,20 @@
-"""Keeps who takes part in a run: every contribution, its standing, its group of equal standing, and the pools.
+"""Keeps the contributions of a run in columns, and those of equal standing in groups.
 
-A group has members in an order, and the root of an RFC 6962 tree over them. It is kept while they come and go: a member joins
-behind the others, when it is admitted or withdrawn, and leaves an empty place behind. Where draws are public, every step that
-somebody is drawn in takes it to another group; there the groups of who is active are made anew when they are asked for after a
-draw or a withdrawal, each in the order of admission.
+A contribution takes some 90 bytes of columns, 16 more where its occurrences are counted, and 64 in each tree that it is a leaf
+of. An object of its own for each would take three times that. A `Contribution` names a row, and is made when somebody asks.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final
+from abc import ABC, abstractmethod
+from array import array
+from collections.abc import ItemsView, Iterator, Mapping, Sequence, ValuesView
+from dataclasses import dataclass
+from typing import Final, overload
 
 from attest.attestation import CommonTerms
 from attest.descriptor import SignedBounds
-from attest.policy import ClassRule
-from ledger.errors import LeafRefused
 from ledger.leaves import Admit, SpendFacts, SpendKey
 from ledger.leaves.records import Quoted
-from ledger.merkle import SlotTree, leaf_hash
+from ledger.merkle import HASH_SIZE, SlotTree, leaf_hash
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,20 +77,30 @@ Signed = AdmitSpec | Admit | Terms
 """Holds what a contributor signed, as an admission says it: its class, bounds and limit."""
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class Standing:
-    """Says how one contribution, or all contributions of a group, stand in a run.
+class Standing(ABC):
+    """Says how one contribution, or all contributions of a group, stand in a run."""
 
-    Attributes:
-        until: how far the run had been charged when one was withdrawn, None while active.
-        occurrences: steps in which one took part, where the ledger says so; else 0.
-        loss: sum over them of 1/z^2.
-    """
+    __slots__ = ()
 
-    terms: Terms
-    until: Moment | None = None
-    occurrences: int = 0
-    loss: float = 0.0
+    @property
+    @abstractmethod
+    def terms(self) -> Terms:
+        """Returns what those admitted alike share."""
+
+    @property
+    @abstractmethod
+    def until(self) -> Moment | None:
+        """Returns how far the run had been charged when one was withdrawn, None while active."""
+
+    @property
+    @abstractmethod
+    def occurrences(self) -> int:
+        """Returns the steps in which one took part, where the ledger says so; else 0."""
+
+    @property
+    @abstractmethod
+    def loss(self) -> float:
+        """Returns the sum over these steps of 1/z^2."""
 
     @property
     def class_index(self) -> int:
@@ -109,49 +117,128 @@ EMPTY_SLOT: Final = leaf_hash(b"")
 """Stands in the tree of a pool or a group for a contribution that left it; no descriptor hash is empty."""
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class Contribution(Standing):
-    """Holds an admitted contribution.
-
-    Attributes:
-        slot: its place among all contributions of its class, from 0, in the order of admission.
-        group: those with whom it shares a row of SPEND leaves; None in a public class.
-        unnamed: whether nothing says who it is: its ADMIT leaf is gone, and it has not left. Its descriptor hash is then
-            `stand_in_name`, and roots over it are not the recorded ones.
-    """
-
-    descriptor_hash: bytes
-    seq: int
-    slot: int
-    group: "Group | None" = None
-    place: int = 0
-    unnamed: bool = False
-
-
 def stand_in_name(seq: int) -> bytes:
     """Returns what stands for the descriptor hash of whom a pruned ADMIT leaf admitted, where nothing says it."""
-    return seq.to_bytes(32, "big")
+    return seq.to_bytes(HASH_SIZE, "big")
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
+class Contribution(Standing):
+    """Names an admitted contribution; two are equal that name the same one.
+
+    Attributes:
+        number: how many were admitted before it.
+    """
+
+    __slots__ = ("_all", "number")
+
+    def __init__(self, columns: "Contributions", number: int) -> None:
+        self._all = columns
+        self.number = number
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Contribution) and self.number == other.number and self._all is other._all
+
+    def __hash__(self) -> int:
+        return hash(self.number)
+
+    def __repr__(self) -> str:
+        return f"Contribution({self.number}, {self.descriptor_hash.hex()})"
+
+    @property
+    def descriptor_hash(self) -> bytes:
+        """Returns SHA-256 of what was signed; what stands for it while `unnamed`."""
+        return self._all.name(self.number)
+
+    @property
+    def seq(self) -> int:
+        """Returns the position of its ADMIT leaf."""
+        return self._all.seqs[self.number]
+
+    @property
+    def slot(self) -> int:
+        """Returns its place among all contributions of its class, from 0, in the order of admission."""
+        return self._all.slots[self.number]
+
+    @property
+    def unnamed(self) -> bool:
+        """Tells whether nothing says who it is: its ADMIT leaf is gone, and it has not left. Its descriptor hash is then
+        `stand_in_name`, and roots over it are not the recorded ones."""
+        return self.number in self._all.unnamed
+
+    @property
+    def group(self) -> "Group | None":
+        """Returns those with whom it shares a row of SPEND leaves; None in a public class."""
+        return self._all.groups[self.number]
+
+    @property
+    def place(self) -> int:
+        """Returns its place among all who joined the group, from 0."""
+        return self._all.places[self.number]
+
+    @property
+    def terms(self) -> Terms:
+        """Returns what those admitted alike share."""
+        return self._all.terms[self.number]
+
+    @property
+    def until(self) -> Moment | None:
+        """Returns how far the run had been charged when it was withdrawn, None while active."""
+        return self._all.until.get(self.number)
+
+    @property
+    def occurrences(self) -> int:
+        """Returns the steps in which it took part, where the ledger says so; else 0."""
+        counts = self._all.occurrences
+        return counts[self.number] if self.number < len(counts) else 0
+
+    @property
+    def loss(self) -> float:
+        """Returns the sum over these steps of 1/z^2."""
+        losses = self._all.losses
+        return losses[self.number] if self.number < len(losses) else 0.0
+
+    def count(self, loss: float) -> None:
+        """Counts one more step, and its 1/z^2."""
+        self._all.counted(self.number, loss)
+
+    def join(self, group: "Group", place: int) -> None:
+        """Puts it into a group."""
+        self._all.groups[self.number], self._all.places[self.number] = group, place
+
+    def leave(self, moment: Moment) -> None:
+        """Withdraws it."""
+        self._all.until[self.number] = moment
+
+
 class Group(Standing):
     """Holds contributions of equal standing.
 
+    A group has members in an order, and the root of an RFC 6962 tree over them. It is kept while they come and go: a member
+    joins behind the others, when it is admitted or withdrawn, and leaves an empty place behind.
+
     Attributes:
         members: tree with a leaf for everybody who joined, in that order: the descriptor hash, or nothing once it left.
+        count: how many are there. unnamed: how many of them nothing names.
         told: what the last row of the group says of them, None before the first.
+        epsilon_micro: what that row says that they have spent.
     """
 
-    members: SlotTree = field(default_factory=SlotTree)
-    count: int = 0
-    unnamed: int = 0
-    told: SpendFacts | None = None
-    epsilon_micro: int = 0
+    __slots__ = ("count", "epsilon_micro", "loss", "members", "occurrences", "terms", "told", "unnamed", "until")
+    terms: Terms
+    until: Moment | None
+    occurrences: int
+    loss: float
+
+    def __init__(self, terms: Terms, *, until: Moment | None = None, occurrences: int = 0, loss: float = 0.0) -> None:
+        self.terms, self.until, self.occurrences, self.loss = terms, until, occurrences, loss
+        self.members, self.count, self.unnamed = SlotTree(), 0, 0
+        self.told: SpendFacts | None = None
+        self.epsilon_micro = 0
 
     def join(self, contribution: Contribution, hashed: bytes | None = None) -> None:
         """Makes a contribution the last member, by the leaf hash of its descriptor hash where that is at hand."""
         hashed = leaf_hash(contribution.descriptor_hash) if hashed is None else hashed
-        contribution.group, contribution.place = self, self.members.append(hashed)
+        contribution.join(self, self.members.append(hashed))
         self.count += 1
         self.unnamed += contribution.unnamed
 
@@ -170,187 +257,172 @@ class Group(Standing):
         return *signed, since.window, since.attempt, until, self.occurrences, self.loss
 
 
-def order(group: Group) -> tuple[float, ...]:
-    """Returns by what groups are sorted: their keys, field by field, who is active before who left."""
-    return tuple(-1 if value is None else value for value in group.key)
+class Contributions(Sequence[Contribution]):
+    """Keeps what is known of contributions in columns, in the order of admission; `Contribution` and `Register` write them.
 
+    Attributes:
+        terms, seqs, slots, groups, places: as of `Contribution`, by its number.
+        until: moments of those who were withdrawn.
+        unnamed: who is unnamed.
+        occurrences, losses: as long as somebody was counted.
+    """
 
-class Groups:
-    """Keeps the groups of a run whose draws are secret."""
-
-    def __init__(self) -> None:
-        self._joining: dict[Terms, Group] = {}
-        self._active: dict[Group, None] = {}  # those with a member; who has none costs an epoch nothing
-        self._left: dict[tuple[Terms, Moment, int, float], Group] = {}
-        self._touched: dict[Group, None] = {}  # that somebody joined or left since the last epoch
-        self._told: tuple[int, ...] | None = None  # charged steps by the last epoch, None where a row was missing
-
-    def admit(self, contribution: Contribution, hashed: bytes) -> None:
-        """Takes a contribution that was admitted, with the leaf hash of its descriptor hash."""
-        terms = contribution.terms
-        group = self._joining.get(terms)
-        if group is None:
-            group = self._joining[terms] = Group(terms=terms)
-        group.join(contribution, hashed)
-        self._active[group] = self._touched[group] = None
-
-    def withdraw(self, contribution: Contribution) -> None:
-        """Takes a contribution that was withdrawn to those who stood like it and left at that moment."""
-        before = contribution.group
-        if before is not None:
-            before.leave(contribution)
-            if before.count:
-                self._touched[before] = None
-            else:
-                del self._active[before]
-                self._touched.pop(before, None)
-        self._enter(contribution)
-
-    def draw(self) -> None:
-        """Takes note that occurrences were counted."""
-
-    def active(self) -> Iterable[Group]:
-        """Returns the groups of who is active."""
-        return self._active
-
-    def changed(self, charged: tuple[int, ...]) -> Iterable[Group]:
-        """Returns what may have changed since the last epoch, now that these steps are charged: the groups that somebody joined
-        or left and, after a charge, all of who is active. So an epoch costs what it has rows for."""
-        active = () if charged == self._told else self.active()
-        return {**dict.fromkeys(active), **self._touched}
-
-    def close_epoch(self, charged: tuple[int, ...], *, whole: bool) -> None:
-        """Takes note of an epoch, and whether every group told what had changed by then."""
-        self._touched.clear()
-        self._told = charged if whole else None
-
-    def _enter(self, contribution: Contribution) -> None:
-        terms, until = contribution.terms, contribution.until
-        assert until is not None
-        key = (terms, until, contribution.occurrences, contribution.loss)
-        group = self._left.get(key)
-        if group is None:
-            group = Group(terms=terms, until=until, occurrences=contribution.occurrences, loss=contribution.loss)
-            self._left[key] = group
-        group.join(contribution)
-        self._touched[group] = None
-
-
-class DrawnGroups(Groups):
-    """Keeps the groups of a run whose draws are public: those of who is active are made anew after draws."""
+    __slots__ = ("_index", "_names", "groups", "losses", "occurrences", "places", "seqs", "slots", "terms", "unnamed", "until")
 
     def __init__(self) -> None:
-        super().__init__()
-        self._members: dict[Contribution, None] = {}
-        self._groups: dict[SpendKey, Group] = {}
-        self._stale = False
+        self._names, self._index = bytearray(), Index()
+        self.terms: list[Terms] = []
+        self.groups: list[Group | None] = []
+        self.seqs, self.slots, self.places = array("Q"), array("I"), array("I")
+        self.until: dict[int, Moment] = {}
+        self.unnamed: set[int] = set()
+        self.occurrences, self.losses = array("Q"), array("d")
 
-    def admit(self, contribution: Contribution, hashed: bytes) -> None:
-        """Takes a contribution that was admitted, with the leaf hash of its descriptor hash."""
-        self._members[contribution] = None
-        if not self._stale:
-            self._join(contribution, {}, hashed)
+    def append(self, leaf: Admit, terms: Terms, slot: int, *, unnamed: bool) -> Contribution:
+        """Adds a contribution behind the last one."""
+        number = len(self.terms)
+        assert len(leaf.descriptor_hash) == HASH_SIZE
+        self._names += leaf.descriptor_hash
+        self._index.add(leaf.descriptor_hash, number, self._names)
+        self.terms.append(terms)
+        self.groups.append(None)
+        self.seqs.append(leaf.seq)
+        self.slots.append(slot)
+        self.places.append(0)
+        if unnamed:
+            self.unnamed.add(number)
+        return Contribution(self, number)
 
-    def withdraw(self, contribution: Contribution) -> None:
-        """Takes a contribution that was withdrawn to those who stood like it and left at that moment."""
-        del self._members[contribution]
-        self.draw()
-        self._enter(contribution)
+    def name(self, number: int) -> bytes:
+        """Returns the descriptor hash of a contribution."""
+        return bytes(self._names[HASH_SIZE * number : HASH_SIZE * (number + 1)])
 
-    def draw(self) -> None:
-        """Takes note that occurrences were counted."""
-        self._stale, self._told = True, None
+    def rename(self, number: int, descriptor_hash: bytes) -> None:
+        """Says who an unnamed contribution is."""
+        self._names[HASH_SIZE * number : HASH_SIZE * (number + 1)] = descriptor_hash
+        self._index.add(descriptor_hash, number, self._names)
+        self.unnamed.discard(number)
 
-    def active(self) -> Iterable[Group]:
-        """Returns the groups of who is active."""
-        if self._stale:
-            self._stale, before, self._groups = False, self._groups, {}
-            self._touched = {group: None for group in self._touched if not group.active}
-            for member in self._members:
-                self._join(member, before)
-        return self._groups.values()
+    def find(self, descriptor_hash: bytes) -> int | None:
+        """Returns the number of the contribution with this descriptor hash; None if there is none."""
+        return self._index.find(descriptor_hash, self._names)
 
-    def _join(self, member: Contribution, before: Mapping[SpendKey, Group], hashed: bytes | None = None) -> None:
-        """Makes an active contribution the last member of its group, which has told what the group of its key told before."""
-        fresh = Group(terms=member.terms, occurrences=member.occurrences, loss=member.loss)
-        key = fresh.key
-        group = self._groups.setdefault(key, fresh)
-        if group is fresh and key in before:
-            fresh.told, fresh.epsilon_micro = before[key].told, before[key].epsilon_micro
-        group.join(member, hashed)
-        self._touched[group] = None
+    def counted(self, number: int, loss: float) -> None:
+        """Counts a step of a contribution, and its 1/z^2."""
+        missing = len(self.terms) - len(self.occurrences)
+        if missing:
+            self.occurrences.frombytes(bytes(8 * missing))
+            self.losses.frombytes(bytes(8 * missing))
+        self.occurrences[number] += 1
+        self.losses[number] += loss
+
+    def __len__(self) -> int:
+        return len(self.terms)
+
+    @overload
+    def __getitem__(self, index: int) -> Contribution: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Contribution]: ...
+    def __getitem__(self, index: int | slice) -> Contribution | list[Contribution]:
+        if isinstance(index, slice):
+            return [Contribution(self, number) for number in range(len(self))[index]]
+        return Contribution(self, range(len(self))[index])
+
+    def __iter__(self) -> Iterator[Contribution]:
+        return (Contribution(self, number) for number in range(len(self)))
 
 
-class Register:
-    """Keeps all contributions of a run, in the order of their admission. `unnamed`: active contributions per class of which
-    nothing says who they are (`Contribution.unnamed`)."""
+class ByHash(Mapping[bytes, Contribution]):
+    """Finds contributions by their descriptor hashes; in the order of admission."""
 
-    def __init__(self, classes: Sequence[ClassRule], *, occurrences_public: bool = False) -> None:
-        self.by_hash: dict[bytes, Contribution] = {}
-        self.by_number: list[Contribution] = []
-        self.active = [0] * len(classes)
-        self.withdrawn = [0] * len(classes)
-        self.unnamed = [0] * len(classes)
-        self._public = [rule.public for rule in classes]
-        self._terms: dict[tuple[object, ...], Terms] = {}
-        self._last: tuple[tuple[object, ...], Terms] | None = None  # of the last admission: spares a hash
-        self._pools = [SlotTree() for _ in classes]
-        self.groups: Groups = DrawnGroups() if occurrences_public else Groups()
+    __slots__ = ("_all",)
 
-    def admit(self, leaf: Admit, place: int, moment: Moment, *, unnamed: bool = False) -> None:
-        """Adds the contribution of an ADMIT leaf to the pool of the class at ``place``; the descriptor hash of an unnamed one
-        only stands for one."""
-        key = (place, leaf.shared(), moment)
-        if self._last is None or self._last[0] != key:
-            terms = self._terms.get(key)
-            if terms is None:
-                terms = self._terms[key] = Terms(place, leaf.class_name, leaf.bounds, leaf.carried_micro, leaf.limit, moment)
-            self._last = key, terms
-        terms = self._last[1]
-        hashed = leaf_hash(leaf.descriptor_hash)
-        slot = self._pools[place].append(hashed)
-        contribution = Contribution(descriptor_hash=leaf.descriptor_hash, seq=leaf.seq, terms=terms, slot=slot, unnamed=unnamed)
-        self.unnamed[place] += unnamed
-        self.by_hash[leaf.descriptor_hash] = contribution
-        self.by_number.append(contribution)
-        self.active[place] += 1
-        if not self._public[place]:
-            self.groups.admit(contribution, hashed)
+    def __init__(self, columns: Contributions) -> None:
+        self._all = columns
 
-    def name(self, contribution: Contribution, descriptor_hash: bytes) -> None:
-        """Says who an unnamed contribution is; pool and group are then as if it had been known from the start."""
-        place, hashed = contribution.class_index, leaf_hash(descriptor_hash)
-        del self.by_hash[contribution.descriptor_hash]
-        contribution.descriptor_hash, contribution.unnamed = descriptor_hash, False
-        self.by_hash[descriptor_hash] = contribution
-        self.unnamed[place] -= 1
-        self._pools[place].replace(contribution.slot, hashed)
-        if contribution.group is not None:
-            contribution.group.members.replace(contribution.place, hashed)
-            contribution.group.unnamed -= 1
+    def __getitem__(self, descriptor_hash: bytes) -> Contribution:
+        number = self._all.find(descriptor_hash)
+        if number is None:
+            raise KeyError(descriptor_hash)
+        return Contribution(self._all, number)
 
-    def withdraw(self, contribution: Contribution, moment: Moment) -> None:
-        """Takes a contribution out of its pool."""
-        contribution.until = moment
-        place = contribution.class_index
-        self.unnamed[place] -= contribution.unnamed
-        self.active[place] -= 1
-        self.withdrawn[place] += 1
-        self._pools[place].replace(contribution.slot, EMPTY_SLOT)
-        if not self._public[place]:
-            self.groups.withdraw(contribution)
+    def __contains__(self, descriptor_hash: object) -> bool:
+        return isinstance(descriptor_hash, bytes) and self._all.find(descriptor_hash) is not None
 
-    def pool(self, place: int) -> tuple[int, bytes]:
-        """Returns the number of active contributions of a class, and the root that commits to who they are.
+    def __iter__(self) -> Iterator[bytes]:
+        return map(self._all.name, range(len(self._all)))
 
-        Guarantee: The root determines all that were ever admitted to the class, in that order, and which of them are active: it
-        is the RFC 6962 root over one leaf per admission, the descriptor hash, or nothing once the contribution was withdrawn.
-        """
-        return self.active[place], self._pools[place].root()
+    def __len__(self) -> int:
+        return len(self._all)
 
-    def numbered(self, numbers: Iterable[int]) -> list[Contribution]:
-        """Returns contributions by the number of their admission, counted from 0. Raises LeafRefused: fewer were admitted."""
-        wanted = list(numbers)
-        if any(not 0 <= number < len(self.by_number) for number in wanted):
-            raise LeafRefused("DRAW", f"number {max(wanted)} was drawn, {len(self.by_number)} were admitted")
-        return [self.by_number[number] for number in wanted]
+    def values(self) -> ValuesView[Contribution]:
+        """Returns the contributions, none of which is looked up by its name."""
+        return _Values(self)
+
+    def items(self) -> ItemsView[bytes, Contribution]:
+        """Returns descriptor hashes with contributions, none of which is looked up by its name."""
+        return _Items(self)
+
+
+class _Values(ValuesView[Contribution]):
+    def __init__(self, found: ByHash) -> None:
+        super().__init__(found)
+        self._all = found._all
+
+    def __iter__(self) -> Iterator[Contribution]:
+        return iter(self._all)
+
+
+class _Items(ItemsView[bytes, Contribution]):
+    def __init__(self, found: ByHash) -> None:
+        super().__init__(found)
+        self._all = found._all
+
+    def __iter__(self) -> Iterator[tuple[bytes, Contribution]]:
+        return ((contribution.descriptor_hash, contribution) for contribution in self._all)
+
+
+class Index:
+    """Finds the numbers of names of 32 bytes, which lie behind one another in a block of memory: 8 to 16 bytes a name.
+
+    A table of numbers, at most half full, with linear probing. A search begins at Python's hash of the name, which is keyed
+    anew in every process, so that nobody can choose names that collide. A number whose name has changed is found by the new one
+    alone: what stands in the table is held against the names.
+    """
+
+    __slots__ = ("_mask", "_table", "_used")
+
+    def __init__(self) -> None:
+        self._resize(8)
+
+    def find(self, name: bytes, names: bytearray) -> int | None:
+        """Returns the number of a name; None if it is not there."""
+        table, mask = self._table, self._mask
+        place = hash(name) & mask
+        while entry := table[place]:
+            if names[HASH_SIZE * (entry - 1) : HASH_SIZE * entry] == name:
+                return entry - 1
+            place = (place + 1) & mask
+        return None
+
+    def add(self, name: bytes, number: int, names: bytearray) -> None:
+        """Adds the number of a name, which stands among the names already."""
+        if 2 * (self._used + 1) > len(self._table):
+            count = len(names) // HASH_SIZE
+            # More than twice as many, so that a fixed number of names can be renamed for long without a new table.
+            self._resize(1 << (3 * count - 1).bit_length())
+            for other in range(count):
+                self._put(bytes(names[HASH_SIZE * other : HASH_SIZE * (other + 1)]), other)
+        else:
+            self._put(name, number)
+
+    def _resize(self, size: int) -> None:
+        self._table, self._mask, self._used = array("I", [0]) * size, size - 1, 0
+
+    def _put(self, name: bytes, number: int) -> None:
+        table, mask = self._table, self._mask
+        place = hash(name) & mask
+        while table[place]:
+            place = (place + 1) & mask
+        table[place] = number + 1
+        self._used += 1

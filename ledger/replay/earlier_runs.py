@@ -109,7 +109,7 @@ class Accounts:
         if place is None:
             return None
         if (place, unnamed) not in self._most:
-            members = [item for item in run.contributions.values() if item.class_index == place and unnamed <= item.unnamed]
+            members = [item for item in run.register.by_number if item.class_index == place and unnamed <= item.unnamed]
             self._most[place, unnamed] = most_of_run(run, members) if members else None
         most, planned = self._most[place, unnamed], self.run.plans.of(place, signed)
         if most is None:

@@ -33,9 +33,10 @@ from ledger.leaves import (
     Withdraw,
 )
 from ledger.replay.budgets import Plans, budget_problems
-from ledger.replay.contributions import Group, Moment, Standing, order, stand_in_name
+from ledger.replay.contributions import Group, Moment, Standing, stand_in_name
 from ledger.replay.influence import Releases
 from ledger.replay.permits import Isolation, OrderWatch, Reached, admission_problems, window_problems
+from ledger.replay.register import order
 from ledger.replay.signer import KeyChain, Timeline
 from ledger.replay.state import RunState, of_record
 from ledger.replay.summaries import Member, Tally
@@ -170,7 +171,7 @@ class Replay(RunState):
         if leaf.descriptor_hash in self.withdrawals:
             yield LeafRefused("WITHDRAWN", f"{leaf.descriptor_hash.hex()} was withdrawn before")
             return
-        if leaf.descriptor_hash in self.contributions:
+        if self.register.by_number.find(leaf.descriptor_hash) is not None:
             yield LeafRefused("REPLAYED", f"{leaf.descriptor_hash.hex()} is admitted already")
             return
         yield from self.order.admit()

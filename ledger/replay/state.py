@@ -3,14 +3,15 @@
 Rules read it, and `Replay` alone writes it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from attest import schedule
 from attest.descriptor import SignedBounds
 from ledger import accountants
 from ledger.errors import LeafRefused
 from ledger.leaves import Charge, Epoch, Header
-from ledger.replay.contributions import Contribution, Register, Standing
+from ledger.replay.contributions import Contribution, Standing
+from ledger.replay.register import Register
 
 
 class Expenditure:
@@ -76,14 +77,14 @@ class Expenditure:
 
     def count(self, contribution: Contribution, variances: tuple[int, ...] | None, step: int) -> None:
         """Counts one occurrence of a contribution in a step, with these variances or, where they are None, its phase's."""
-        contribution.occurrences += 1
-        place = contribution.class_index
+        place, loss = contribution.class_index, 0.0
         if self._header.policy.classes[place].public:
-            return
-        if variances is None:
-            contribution.loss += 1.0 / _square(self.of_contribution(contribution)[self.phases.index(step)])
+            pass
+        elif variances is None:
+            loss = 1.0 / _square(self.of_contribution(contribution)[self.phases.index(step)])
         else:
-            contribution.loss += schedule.occurrence_loss(contribution.terms.bounds, variances[place])
+            loss = schedule.occurrence_loss(contribution.terms.bounds, variances[place])
+        contribution.count(loss)
 
     def phase_steps(self, contribution: Standing, charged: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the charged steps per phase in whose pool the contribution was, re-executed and unsettled ones included."""
@@ -221,7 +222,7 @@ class RunState:
         return self.closed_at is not None
 
     @property
-    def contributions(self) -> dict[bytes, Contribution]:
+    def contributions(self) -> Mapping[bytes, Contribution]:
         """Returns all admitted contributions by descriptor hash, in order of admission."""
         return self.register.by_hash
 

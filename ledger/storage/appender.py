@@ -7,7 +7,9 @@ from array import array
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
+from typing import overload
 
+from attest.attestation import SIGNATURE_SIZE
 from attest.files import atomic_write
 from attest.schema.kinds import Told
 from attest.schema.plain import BACK_SECONDS, utc
@@ -22,7 +24,7 @@ from ledger.errors import (
 )
 from ledger.leaves import Leaf, Resume, decode_leaf, encode_leaf
 from ledger.leaves.kinds import MOMENT
-from ledger.merkle import Frontier, leaf_hash
+from ledger.merkle import HASH_SIZE, Frontier, leaf_hash
 from ledger.note import NoteSigner, checkpoint_text, merge_notes, peek_checkpoint, sign_note
 from ledger.proofs.memory import Evidence
 from ledger.proofs.prover import consistency_proof
@@ -71,6 +73,87 @@ def droppable(snapshot: Snapshot, before: int, cuts: Iterable[int]) -> Iterator[
             yield subtree
 
 
+class StagedRows(Sequence[Row]):
+    """Keeps rows to append in three blocks of memory, so that an admission of millions takes little more than their bytes.
+
+    Guarantee: the row at a place equals the one that was added there.
+    """
+
+    __slots__ = ("_bodies", "_ends", "_hashes", "_kinds", "_seqs")
+
+    def __init__(self) -> None:
+        self._kinds, self._hashes, self._bodies = bytearray(), bytearray(), bytearray()
+        self._seqs, self._ends = array("Q"), array("Q")
+
+    def add(self, row: Row) -> None:
+        """Adds a whole row behind the last one."""
+        assert len(row.leaf_hash) == HASH_SIZE and not row.level
+        self._kinds.append(row.kind)
+        self._hashes += row.leaf_hash
+        self._bodies += row.body
+        self._seqs.append(row.seq)
+        self._ends.append(len(self._bodies))
+
+    def leaf_hashes(self) -> Iterator[bytes]:
+        """Yields their leaf hashes."""
+        return (bytes(self._hashes[at : at + HASH_SIZE]) for at in range(0, len(self._hashes), HASH_SIZE))
+
+    def __len__(self) -> int:
+        return len(self._seqs)
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Row]: ...
+    def __getitem__(self, index: int | slice) -> Row | list[Row]:
+        if isinstance(index, slice):
+            return [self[place] for place in range(len(self))[index]]
+        at = range(len(self))[index]
+        start, end = self._ends[at - 1] if at else 0, self._ends[at]
+        hashed = bytes(self._hashes[HASH_SIZE * at : HASH_SIZE * (at + 1)])
+        return Row(self._seqs[at], self._kinds[at], hashed, bytes(self._bodies[start:end]))
+
+    def __iter__(self) -> Iterator[Row]:
+        start, bodies = 0, self._bodies
+        for seq, kind, hashed, end in zip(self._seqs, self._kinds, self.leaf_hashes(), self._ends, strict=True):
+            yield Row(seq, kind, hashed, bytes(bodies[start:end]))
+            start = end
+
+
+class StagedAttested(Sequence[Attested]):
+    """Keeps what is to be kept of attestations, 80 bytes each; terms that are one object stay one."""
+
+    __slots__ = ("_seqs", "_signatures", "_terms")
+
+    def __init__(self) -> None:
+        self._seqs, self._terms, self._signatures = array("Q"), list[bytes](), bytearray()
+
+    def add(self, attested: Attested) -> None:
+        """Adds one behind the last one."""
+        assert len(attested.signature) == SIGNATURE_SIZE
+        self._seqs.append(attested.seq)
+        self._terms.append(attested.terms)
+        self._signatures += attested.signature
+
+    def __len__(self) -> int:
+        return len(self._seqs)
+
+    @overload
+    def __getitem__(self, index: int) -> Attested: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Attested]: ...
+    def __getitem__(self, index: int | slice) -> Attested | list[Attested]:
+        if isinstance(index, slice):
+            return [self[place] for place in range(len(self))[index]]
+        at = range(len(self))[index]
+        signature = bytes(self._signatures[SIGNATURE_SIZE * at : SIGNATURE_SIZE * (at + 1)])
+        return Attested(self._seqs[at], self._terms[at], signature)
+
+    def __iter__(self) -> Iterator[Attested]:
+        for place, (seq, terms) in enumerate(zip(self._seqs, self._terms, strict=True)):
+            yield Attested(seq, terms, bytes(self._signatures[SIGNATURE_SIZE * place : SIGNATURE_SIZE * (place + 1)]))
+
+
 class Appender:
     """A ledger's store, its replayed state, and the signer that may extend it.
 
@@ -90,8 +173,8 @@ class Appender:
         """Loads and checks the ledger, its recorded epsilons too if ``recompute``."""
         self.store = store
         self.signer = signer
-        self._staged: list[Row] = []
-        self._attested: list[Attested] = []
+        self._staged = StagedRows()
+        self._attested = StagedAttested()
         self._broken = False
         self.listeners: list[list[bytes]] = []
         self._take(fsck.load(store, recompute=recompute))
@@ -149,7 +232,7 @@ class Appender:
             with told:
                 self.store.append(rows, frontier, note, self._attested)
             self.frontier = frontier
-            self._subtrees.extend(row.leaf_hash for row in rows)
+            self._subtrees.extend(rows.leaf_hashes())
             for heard in self.listeners:
                 heard.extend(row.body for row in rows)
             if note is not None:
@@ -164,7 +247,7 @@ class Appender:
                 self._broken = False
             raise
         finally:
-            self._staged, self._attested = [], []
+            self._staged, self._attested = StagedRows(), StagedAttested()
 
     def time_at(self, now: int) -> int:
         """Returns the time of leaves appended now; raises LeafRefused, code CLOCK, for a clock that is behind the last one."""
@@ -257,11 +340,11 @@ class Appender:
         if problems:
             raise problems[0]
         body = encode_leaf(leaf)
-        self._staged.append(Row(leaf.seq, leaf.KIND, leaf_hash(body), body))
+        self._staged.add(Row(leaf.seq, leaf.KIND, leaf_hash(body), body))
 
     def attach(self, attested: Attested) -> None:
         """Queues what is kept of the attestation of a staged ADMIT leaf; the caller has held it against the leaf."""
-        self._attested.append(attested)
+        self._attested.add(attested)
 
     def check_identity(self, signer: NoteSigner | None, expect_header: bytes | None, mark: bytes | None = None) -> None:
         """Checks that this is the ledger, and the key, that the caller means.
@@ -354,7 +437,7 @@ class Appender:
     def _grown(self) -> Frontier:
         """Returns the frontier of the tree with what is staged behind it."""
         frontier = self.frontier.copy()
-        frontier.extend([row.leaf_hash for row in self._staged])
+        frontier.extend(self._staged.leaf_hashes())
         return frontier
 
 

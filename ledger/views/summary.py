@@ -14,7 +14,7 @@ from attest.schema.cards import card_of
 from ledger.errors import AccountantError, ReleaseRefused
 from ledger.leaves import Header
 from ledger.replay import Replay
-from ledger.replay.contributions import Moment, Standing, Terms
+from ledger.replay.contributions import Group, Moment, Terms
 from ledger.replay.influence import Artifact, Recorded, artifacts, class_costs
 
 
@@ -220,7 +220,7 @@ def class_summaries(run: Replay) -> tuple[ClassSummary, ...]:
     epsilons: list[Counter[float]] = [Counter() for _ in header.profiles]
     public_steps: dict[int, int] = {}
     occurrences, losses = [0] * len(header.profiles), [0.0] * len(header.profiles)
-    for contribution in run.contributions.values():
+    for contribution in run.register.by_number:
         place = contribution.class_index
         occurrences[place] = max(occurrences[place], contribution.occurrences)
         losses[place] = max(losses[place], contribution.loss)
@@ -286,7 +286,7 @@ def preset_epsilon(run: Replay, place: int) -> float | None:
     rule, spent = run.header.policy.classes[place], run.expenditure
     if rule.public:
         return None
-    one = Standing(terms=Terms(place, rule.name, rule.bounds, 0, (0, 0), Moment(0, 0, (0,) * len(run.charged_phases))))
+    one = Group(Terms(place, rule.name, rule.bounds, 0, (0, 0), Moment(0, 0, (0,) * len(run.charged_phases))))
     if run.header.occurrences_public:
         most = max((item.occurrences for item in run.register.by_number if item.class_index == place), default=0)
         one.loss = most / _least(spent.of_contribution(one), run.charged_phases) ** 2

@@ -20,8 +20,9 @@ from ledger.merkle import SlotTree, leaf_hash, root_of_hashes
 from ledger.note import NoteSigner
 from ledger.replay import Replay
 from ledger.replay import signer as rotation
-from ledger.replay.contributions import EMPTY_SLOT, Moment, Register
+from ledger.replay.contributions import EMPTY_SLOT, Moment
 from ledger.replay.permits import Reached
+from ledger.replay.register import Register
 from ledger.replay.state import Expenditure
 from ledger.replay.summaries import Tally
 from tests.worlds.ledgers import SIGNER, START, Driver, Ledger, admission, descriptor, header_spec, signed_policy

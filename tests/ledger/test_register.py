@@ -3,6 +3,8 @@
 Contributions share one object of terms only where every term is alike.
 """
 
+import random
+import tracemalloc
 from dataclasses import fields, replace
 
 import pytest
@@ -11,7 +13,9 @@ from attest.descriptor import PUBLIC_BOUNDS
 from ledger.errors import LeafRefused
 from ledger.leaves import Admit
 from ledger.merkle import root
-from ledger.replay.contributions import Contribution, Moment, Register, Terms
+from ledger.replay import contributions
+from ledger.replay.contributions import Contribution, Moment, Terms, stand_in_name
+from ledger.replay.register import Register
 from tests.worlds.ledgers import START, admission, signed_policy
 
 CHARGED = (8, 0)
@@ -107,7 +111,7 @@ def test_groups_of_public_draws_are_made_of_who_was_drawn_alike_in_the_order_of_
     first, second, third = (admitted(register, seq) for seq in (1, 2, 3))
     assert present(register) == [(*members_root(first, second, third), True)]
     for drawn in (third, first):
-        drawn.occurrences, drawn.loss = 1, 0.25
+        drawn.count(0.25)
     register.groups.draw()
     assert present(register) == [(*members_root(first, third), True), (*members_root(second), True)]
     register.withdraw(third, LEFT)
@@ -122,7 +126,7 @@ def test_groups_of_public_draws_are_made_of_who_was_drawn_alike_in_the_order_of_
     assert present(register, (8, 0)) == [(*members_root(second), True), (*members_root(fourth), False)]
     register.groups.close_epoch((8, 0), whole=True)
     assert present(register, (8, 0)) == []
-    second.occurrences, second.loss = 1, 0.5
+    second.count(0.5)
     register.groups.draw()
     register.withdraw(second, LEFT)
     assert present(register) == [(*members_root(second), False)], "the sum of another noise is of another group"
@@ -136,3 +140,79 @@ def test_contributions_are_numbered_from_0_and_no_other_number_is_one():
         with pytest.raises(LeafRefused) as found:
             register.numbered([0, number])
         assert found.value.code == "DRAW"
+
+
+@pytest.mark.parametrize("collide", [False, True])
+def test_contributions_are_found_by_their_hashes_as_in_a_dict_through_growth_and_renaming(monkeypatch, collide):
+    """Names whose hashes collide are told apart, and a name that was given up is not found."""
+    if collide:
+        monkeypatch.setattr(contributions, "hash", lambda name: 1000 * (name[0] % 2), raising=False)
+    register, known, chance = Register(signed_policy().policy.classes), {}, random.Random(7)
+    spec = admission(1)
+    one = Admit(1, START, *(getattr(spec, field.name) for field in fields(Admit)[2:]))
+    for seq in range(1, 300):
+        unnamed = chance.random() < 0.3
+        name = stand_in_name(seq) if unnamed else chance.randbytes(32)
+        register.admit(replace(one, seq=seq, descriptor_hash=name), 0, LEFT, unnamed=unnamed)
+        known[seq] = name
+        if unnamed and chance.random() < 0.5:
+            told = chance.randbytes(32)
+            register.name(register.by_hash[name], told)
+            assert name not in register.by_hash and register.by_hash.get(name) is None
+            known[seq] = told
+        assert register.by_hash.get(chance.randbytes(32)) is None
+    for number, (seq, name) in enumerate(known.items()):
+        found = register.by_hash[name]
+        assert (found.seq, found.descriptor_hash, found.slot) == (seq, name, number)
+        assert found == register.by_number[number] != register.by_number[number - 1]
+    assert list(register.by_hash) == list(known.values()) == [found.descriptor_hash for found in register.by_hash.values()]
+    assert dict(register.by_hash.items()) == {found.descriptor_hash: found for found in register.by_number}
+    assert [found.seq for found in register.by_number[-2:]] == [298, 299]
+    assert sum(found.unnamed for found in register.by_number) == register.unnamed[0] > 0
+    with pytest.raises(KeyError):
+        register.by_hash[bytes(32)]
+
+
+def test_an_index_takes_at_most_16_bytes_a_name_and_is_not_made_anew_for_every_name_that_changes(monkeypatch):
+    names, index, made = bytearray(), contributions.Index(), []
+    for number in range(1 << 10):
+        names += number.to_bytes(32, "big")
+        index.add(number.to_bytes(32, "big"), number, names)
+        assert 4 * len(index._table) <= max(32, 16 * (number + 1))
+    real = contributions.Index._resize
+    monkeypatch.setattr(contributions.Index, "_resize", lambda self, size: (made.append(size), real(self, size))[1])
+    for number in range(1 << 10):
+        names[32 * number : 32 * number + 32] = told = (number + 5000).to_bytes(32, "big")
+        index.add(told, number, names)
+        assert index.find(told, names) == number
+    assert len(made) <= 3, made
+
+
+def test_what_is_written_of_a_contribution_is_read_of_it_and_of_no_other():
+    register = Register(signed_policy().policy.classes, occurrences_public=True)
+    first, second, third = (admitted(register, seq) for seq in (1, 2, 3))
+    second.count(0.25)
+    second.count(0.5)
+    register.withdraw(third, LEFT)
+    fourth = admitted(register, 4)
+    assert [one.occurrences for one in register.by_number] == [0, 2, 0, 0]
+    assert [one.loss for one in register.by_number] == [0.0, 0.75, 0.0, 0.0]
+    assert [one.until for one in register.by_number] == [None, None, LEFT, None]
+    fourth.count(1.0)
+    assert (fourth.occurrences, fourth.loss, first.occurrences, second.loss) == (1, 1.0, 0, 0.75)
+
+
+def test_a_contribution_takes_less_than_180_bytes_of_a_register_without_the_upper_levels_of_its_trees():
+    """An object for each with its own numbers, and a dict, took 400."""
+    spec, kept = admission(1), []
+    one = Admit(1, START, *(getattr(spec, field.name) for field in fields(Admit)[2:]))
+    for count in (1 << 12, 1 << 14):
+        tracemalloc.start()
+        try:
+            register = Register(signed_policy().policy.classes)
+            for seq in range(1, count + 1):
+                register.admit(replace(one, seq=seq, descriptor_hash=seq.to_bytes(32, "big")), 0, LEFT)
+            kept.append(tracemalloc.get_traced_memory()[0])
+        finally:
+            tracemalloc.stop()
+    assert (kept[1] - kept[0]) / ((1 << 14) - (1 << 12)) < 180, kept

@@ -24,7 +24,7 @@ ATTESTED = (
     ),
     Mutant(
         "an attestation goes with the leaves that it was queued with", "ledger/storage/appender.py",
-        "self._staged, self._attested = [], []", "self._staged = []",
+        "self._staged, self._attested = StagedRows(), StagedAttested()", "self._staged = StagedRows()",
         T + "test_a_refused_admission_leaves_no_attestation_for_the_next_leaves",
     ),
     Mutant(

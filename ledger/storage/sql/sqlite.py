@@ -230,7 +230,9 @@ class SqliteStore(SqlStore):
         check_head(self.place.shown, found, self.fence, self._left, expected)
 
     def _insert_rows(self, connection: sa.Connection, rows: Sequence[Row]) -> None:
-        connection.exec_driver_sql(_INSERT_ENTRY, [(row.seq, row.kind, row.leaf_hash, row.body) for row in rows])
+        pending = ((row.seq, row.kind, row.leaf_hash, row.body) for row in rows)
+        while batch := list(islice(pending, READ_BATCH)):
+            connection.exec_driver_sql(_INSERT_ENTRY, batch)
 
     def _insert_attestations(self, connection: sa.Connection, kept: Iterable[tuple[int, bytes]]) -> None:
         pending = iter(kept)
