@@ -103,6 +103,19 @@ def test_caps_and_closed_slots_are_kept_to_in_every_block() -> None:
         assert found == {i for i in range(n) if i not in (3, n - 1) and (not caps[i] or step <= caps[i])}
 
 
+@pytest.mark.parametrize("caps", [[0, 0, 0], [0, 2, 1]])
+def test_slots_of_a_form_are_drawn_as_if_each_had_its_rate_and_cap(caps: list[int]) -> None:
+    known = [Fraction(1, 2), Fraction(1), Fraction(1, 7)]
+    forms = np.array([i * i % 3 for i in range(1000)] + [2] * 5, dtype=np.uint32)
+    key = KeyStream("sampling", b"r" * 16, 0, b"s" * 32)
+    by_form = PoissonSampler(key, known, caps, forms)
+    each = sampler([known[form] for form in forms], [caps[form] for form in forms])
+    for step in range(1, 8):
+        assert np.array_equal(by_form.draw(step), each.draw(step))
+    assert np.array_equal(by_form.occurrences, each.occurrences) and by_form.capped == each.capped == any(caps)
+    assert not PoissonSampler(key, known, [0, 0, 3], np.zeros(4, dtype=np.uint32)).capped, "a cap of no slot is none"
+
+
 def test_memory_of_a_draw_does_not_grow_with_the_pool_and_a_slot_takes_six_bytes() -> None:
     rate, peaks, kept = Fraction(1, 10**6), [], []
     for n in (1 << 17, 1 << 20):

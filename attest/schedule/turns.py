@@ -46,10 +46,10 @@ class Order:
         self._shuffled = policy.sampling.name == SHUFFLED
         self._run_id = run_id
         self._periods = [period(rule.sampling_rate) for rule in policy.classes]
-        self._members: list[list[int]] = [[] for _ in policy.classes]
+        self._members = [array("Q") for _ in policy.classes]
         for number, place in enumerate(classes):
             self._members[place].append(number)
-        self._now: dict[int, tuple[int, list[int]]] = {}
+        self._now: dict[int, tuple[int, array[int]]] = {}
 
     def due(self, step: int) -> list[int]:
         """Returns who is due in a step: numbers of contributions, ascending, from 0 in the order of admission."""
@@ -59,14 +59,14 @@ class Order:
             found += self._turns(place, number)[offset::length]
         return sorted(found)
 
-    def _turns(self, place: int, number: int) -> list[int]:
+    def _turns(self, place: int, number: int) -> "array[int]":
         """Returns the members of a class in the order of their turns in a period, counted from 0."""
         if not self._shuffled:
             return self._members[place]
-        known, turns = self._now.get(place, (-1, []))
+        known, turns = self._now.get(place, (-1, array("Q")))
         if known != number:
             members = self._members[place]
-            turns = [members[index] for index in permutation(self._run_id, place, number, len(members))]
+            turns = array("Q", (members[index] for index in permutation(self._run_id, place, number, len(members))))
             self._now[place] = number, turns
         return turns
 

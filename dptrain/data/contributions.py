@@ -1,7 +1,7 @@
 """The pool of a run: admitted contributions in slots, and their content, re-hashed whenever it is read."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final, TypeVar
 
@@ -186,7 +186,7 @@ BOUNDS: Final = (
 _bounds = attrgetter(*BOUNDS)
 
 
-def in_ledger_order(slots: Sequence[Slot], recorded: Sequence[bytes]) -> Slots:
+def in_ledger_order(slots: Sequence[Slot], recorded: Collection[bytes]) -> Slots:
     """Returns the slots in the order in which a ledger recorded them.
 
     Raises:
@@ -195,12 +195,13 @@ def in_ledger_order(slots: Sequence[Slot], recorded: Sequence[bytes]) -> Slots:
     known = Slots.of(slots)
     if len(known) == len(recorded) and all(known.descriptor_hash(i) == digest for i, digest in enumerate(recorded)):
         return known
-    found = [known.find(digest) for digest in recorded]
-    missing = [digest for digest, index in zip(recorded, found, strict=True) if index is None]
+    places = (known.find(digest) for digest in recorded)
+    found = np.fromiter((-1 if place is None else place for place in places), dtype=np.int64, count=len(recorded))
+    missing = [digest for digest, place in zip(recorded, found, strict=True) if place < 0]
     if missing:
         raise ResumeRefused(
             "CORPUS_CHANGED",
             f"{len(missing)} of the {len(recorded)} contributions that this run admitted are no longer admissible from "
             f"the corpus (first: descriptor {missing[0].hex()[:16]}...); restore the corpus, policy and registry of the run",
         )
-    return known.take([index for index in found if index is not None])
+    return known.take(found)

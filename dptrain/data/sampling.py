@@ -38,11 +38,13 @@ class Sampler(ABC):
         occurrences: how often each slot was drawn, uint32: there are fewer steps than 2^32.
     """
 
-    def __init__(self, caps: Sequence[int]) -> None:
-        """``caps[i]`` is the maximal number of occurrences of slot i, 0 for none."""
-        self._caps = np.array(caps, dtype=np.int64) if any(caps) else None
-        self._open = np.ones(len(caps), dtype=bool)
-        self.occurrences = np.zeros(len(caps), dtype=np.uint32)
+    def __init__(self, caps: Sequence[int], forms: np.ndarray | None = None) -> None:
+        """``caps[f]`` is the maximal number of occurrences, 0 for none, of the slots of form f. ``forms`` has the form of every
+        slot, None where slot i is of form i."""
+        count = len(caps) if forms is None else len(forms)
+        self._caps = _of_each(np.array(caps, dtype=np.int64), forms) if any_capped(caps, forms) else None
+        self._open = np.ones(count, dtype=bool)
+        self.occurrences = np.zeros(count, dtype=np.uint32)
 
     @abstractmethod
     def _chosen(self, step: int) -> np.ndarray:
@@ -78,11 +80,13 @@ class PoissonSampler(Sampler):
     bound (docs/mechanism, Lemma 1).
     """
 
-    def __init__(self, stream: KeyStream, rates: Sequence[Fraction], caps: Sequence[int]) -> None:
-        """``rates[i]`` is the sampling rate of slot i, ``caps[i]`` its maximal number of occurrences, 0 for none."""
+    def __init__(
+        self, stream: KeyStream, rates: Sequence[Fraction], caps: Sequence[int], forms: np.ndarray | None = None
+    ) -> None:
+        """``rates[f]`` is the sampling rate of the slots of form f; ``caps`` and ``forms`` as for `Sampler`."""
         if len(rates) != len(caps):
-            raise ValueError(f"one cap per slot: {len(rates)} rates, {len(caps)} caps")
-        super().__init__(caps)
+            raise ValueError(f"one cap per rate: {len(rates)} rates, {len(caps)} caps")
+        super().__init__(caps, forms)
         self._stream = stream
         # By the object, since to hash a fraction takes a division of large numbers.
         known = {id(rate): rate for rate in rates}
@@ -90,7 +94,7 @@ class PoissonSampler(Sampler):
         self._always = np.array([rate == 1 for rate in known.values()], dtype=bool)
         places = {key: place for place, key in enumerate(known)}
         kind = next(kind for kind in (np.uint8, np.uint16, np.uint32) if len(known) <= np.iinfo(kind).max + 1)
-        self._rates = np.fromiter((places[id(rate)] for rate in rates), dtype=kind, count=len(rates))
+        self._rates = _of_each(np.fromiter((places[id(rate)] for rate in rates), dtype=kind, count=len(rates)), forms)
 
     @staticmethod
     def _threshold(rate: Fraction) -> int:
@@ -116,13 +120,22 @@ class OrderedSampler(Sampler):
     amplified: every draw is an occurrence that counts in full (docs/mechanism, Theorem 12).
     """
 
-    def __init__(self, order: Order, caps: Sequence[int]) -> None:
-        """``order`` numbers its contributions as slots, ``caps`` as for `Sampler`."""
-        super().__init__(caps)
+    def __init__(self, order: Order, caps: Sequence[int], forms: np.ndarray | None = None) -> None:
+        """``order`` numbers its contributions as slots, ``caps`` and ``forms`` as for `Sampler`."""
+        super().__init__(caps, forms)
         self._order = order
 
     def _chosen(self, step: int) -> np.ndarray:
         return np.unique(np.asarray(self._order.due(step), dtype=np.int64))
+
+
+def any_capped(caps: Sequence[int], forms: np.ndarray | None = None) -> bool:
+    """Tells if any slot has a cap; arguments as for `Sampler`."""
+    return any(caps) if forms is None else any(caps[form] for form in np.unique(forms))
+
+
+def _of_each(values: np.ndarray, forms: np.ndarray | None) -> np.ndarray:
+    return values if forms is None else values[forms]
 
 
 def groups(drawn: Sequence[One], count: int) -> list[list[One]]:

@@ -87,7 +87,7 @@ class Slots(Sequence[Slot]):
         found = np.array(self._rows.numbers, dtype=np.uint32)
         return found if self._places is None else found[self._places]
 
-    def take(self, indices: Sequence[int]) -> "Slots":
+    def take(self, indices: Sequence[int] | np.ndarray) -> "Slots":
         """Returns these slots, in this order."""
         places = np.asarray(indices, dtype=np.int64)
         return Slots(self._rows, self._resolutions, places if self._places is None else self._places[places])

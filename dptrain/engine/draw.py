@@ -20,7 +20,7 @@ from attest.schedule.turns import Order
 from dptrain.clipping.resolver import Resolution, Schedule
 from dptrain.data.contributions import Pool
 from dptrain.data.packing import Drawn, Planned, dealt, in_order, in_step, plan
-from dptrain.data.sampling import OrderedSampler, PoissonSampler, Sampler, groups
+from dptrain.data.sampling import OrderedSampler, PoissonSampler, Sampler, any_capped, groups
 from dptrain.engine.options import Microbatches, NoiseSource
 from dptrain.errors import ResumeRefused, UnsupportedPolicy
 from dptrain.noise import KeyStream, Mechanism, Source, mechanism_of
@@ -131,10 +131,8 @@ def open_streams(
     """
     run_id = recorder.ledger.header.run_id
     signed = [form.descriptor for form in pool.slots.forms]
-    rates_of = [policy.class_rule(descriptor.admissibility_class).sampling_rate for descriptor in signed]
-    caps_of = [descriptor.max_occurrences for descriptor in signed]
-    numbers = pool.slots.numbers.tolist()
-    rates, caps = [rates_of[number] for number in numbers], [caps_of[number] for number in numbers]
+    rates = [policy.class_rule(descriptor.admissibility_class).sampling_rate for descriptor in signed]
+    caps, forms = [descriptor.max_occurrences for descriptor in signed], pool.slots.numbers
     leads, poisson = recorder.ranks.leads, policy.sampling.name == POISSON
     sealed = SealedStore(recorder.place.side(".sealed"), recorder.writer) if leads else None
 
@@ -144,19 +142,19 @@ def open_streams(
         recorder.commit_stream(hashlib.sha256(b"dptrain.stream/1\x00" + noise_key + os.urandom(32)).digest())
         drawn = b""
         if poisson and sealed is not None:
-            drawn = _drawn_before(recorder, sealed, attempt, sampling_key, rates, caps)
+            drawn = _drawn_before(recorder, sealed, attempt, sampling_key, (rates, caps, forms))
         return joined([noise_key, sampling_key, drawn])
 
     noise_key, sampling_key, drawn = parted(recorder.ranks.first(begin))
     sampler: Sampler
     if poisson:
-        sampler = PoissonSampler(KeyStream("sampling", run_id, attempt, sampling_key), rates, caps)
+        sampler = PoissonSampler(KeyStream("sampling", run_id, attempt, sampling_key), rates, caps, forms)
         if drawn:
             sampler.occurrences[:] = np.frombuffer(drawn, dtype="<i8")
     else:
-        entries = recorder.ledger.state.contributions.values()  # in the order of admission, as slots are
-        sampler = OrderedSampler(Order(policy, run_id, [entry.class_index for entry in entries]), caps)
-        sampler.occurrences[:] = [entry.occurrences for entry in entries]
+        entries = recorder.ledger.state.register.by_number  # in the order of admission, as slots are
+        sampler = OrderedSampler(Order(policy, run_id, [entry.class_index for entry in entries]), caps, forms)
+        sampler.occurrences[:] = np.fromiter((entry.occurrences for entry in entries), dtype=np.int64, count=len(entries))
     sampler.close(pool.indices(recorder.ledger.state.withdrawals))
     noise = noise_of(policy, run_id, attempt, noise_key, source.generator, bits=bits)
     if recorder.ranks.size > 1 and not getattr(noise, "addressed", False):
@@ -170,16 +168,22 @@ def open_streams(
 
 
 def _drawn_before(
-    recorder: Recorder, sealed: SealedStore, attempt: int, key: bytes, rates: Sequence[Fraction], caps: Sequence[int]
+    recorder: Recorder,
+    sealed: SealedStore,
+    attempt: int,
+    key: bytes,
+    signed: tuple[Sequence[Fraction], Sequence[int], np.ndarray],
 ) -> bytes:
-    """Returns how often each slot was drawn in earlier attempts, int64, and seals the key of this one; empty without caps."""
+    """Returns how often each slot was drawn in earlier attempts, int64, and seals the key of this one; empty without caps.
+    `signed`: rates, caps and forms of `PoissonSampler`."""
 
     def sampler_of(number: int, key: bytes) -> PoissonSampler:
-        return PoissonSampler(KeyStream("sampling", recorder.ledger.header.run_id, number, key), rates, caps)
+        return PoissonSampler(KeyStream("sampling", recorder.ledger.header.run_id, number, key), *signed)
 
-    occurrences = np.zeros(len(caps), dtype="<i8")
-    if not any(caps):
+    _, caps, forms = signed
+    if not any_capped(caps, forms):
         return b""
+    occurrences = np.zeros(len(forms), dtype="<i8")
     for past in range(attempt):
         windows = [window for window in recorder.ledger.state.windows if window.attempt == past]
         if not windows:

@@ -3,7 +3,7 @@
 import hashlib
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -298,9 +298,9 @@ class Recorder:
         before = self._spent.carried(admission.descriptor_hash, self.ledger.header.delta, admission)
         return replace(admission, carried_micro=to_micro_up(before))
 
-    def admitted(self) -> list[bytes]:
-        """Returns the descriptor hashes in the order of their admission."""
-        return [entry.descriptor_hash for entry in self.ledger.state.contributions.values()]
+    def admitted(self) -> Collection[bytes]:
+        """Returns the descriptor hashes in the order of their admission, each read when somebody asks for it."""
+        return self.ledger.state.contributions
 
     def resume(self, from_step: int, pin: PinRecord | None, now: int) -> int:
         """Starts a new attempt after ``from_step``; every re-executed step is charged again. Warns where they run short."""
