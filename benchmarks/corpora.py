@@ -23,6 +23,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 from attest.corpus import ShardNumber, SigningTemplate, open_corpus, sign_corpus
 from attest.gate import judge_shard, merge_shards, run_gate
 from attest.gate.admission import AdmittedRows, SharedTerms
@@ -39,6 +41,7 @@ PAYLOAD = 100
 PER_FILE = 50_000
 CONTRIBUTORS = 10
 DRAWS = 20
+VERDICT_KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
 
 Found = dict[str, dict[str, float]]
 
@@ -121,7 +124,7 @@ def shard(root: Path, number: ShardNumber) -> Found:
     (root / "verdicts").mkdir(exist_ok=True)
     watch = Watch()
     path = root / "verdicts" / f"{number.number}"
-    judge_shard(open_corpus(root / "corpus"), spec.policy, registry, number, path, KEY, now=START, workers=1)
+    judge_shard(open_corpus(root / "corpus"), spec.policy, registry, number, path, VERDICT_KEY, now=START, workers=1)
     watch.lap("shard")
     return watch.found
 
@@ -132,7 +135,7 @@ def merge(root: Path, count: int) -> Found:
     watch = Watch()
     kept = KeptReading(root / "reading", KEY, Context.of(spec.policy, registry))
     paths = sorted((root / "verdicts").iterdir())
-    report = merge_shards(open_corpus(root / "corpus"), spec.policy, registry, paths, KEY, workers=1, remember=kept)
+    report = merge_shards(open_corpus(root / "corpus"), spec.policy, registry, paths, VERDICT_KEY, workers=1, remember=kept)
     kept.keep()
     _require(len(report.admitted), count)
     watch.lap("merge")

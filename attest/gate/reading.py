@@ -29,6 +29,7 @@ from attest.attestation import Attestation
 from attest.corpus.digests import DigestTable
 from attest.errors import CborError, FileRefused
 from attest.files import atomic_write, read_limited
+from attest.keys import public_bytes
 from attest.policy import SignedPolicy
 from attest.registry import Registry
 
@@ -179,11 +180,14 @@ class KeptReading(Verified):
 
     What is trusted: the holder of the private key, who could have the gate pass anything without this file. No auditor believes
     it: exports hold what contributors signed, and every signature is verified from there.
+
+    Attributes:
+        path: Where the file lies. public_key: Raw public key of whoever keeps it.
     """
 
     def __init__(self, path: str | os.PathLike[str], private_key: Ed25519PrivateKey, context: Context) -> None:
         """Reads what is kept, if it is there, under the private key of the ledger that the corpus is read for."""
-        self.path = Path(path)
+        self.path, self.public_key = Path(path), public_bytes(private_key)
         self._head = cbor.encode([SCHEMA, *(getattr(context, field.name) for field in fields(context))])
         derived = HKDF(SHA256(), 64, None, SCHEMA.encode()).derive(private_key.private_bytes_raw())
         self._mac_key = derived[:32]

@@ -6,7 +6,8 @@ signatures that a shard verified, and nothing else. What hangs on several contri
 decided there alone. A shard cannot refuse anything: what did not pass is judged again.
 
 The file is the CBOR array `[schema, policy, registry root, build, corpus, time, shards, number, entries]`, the entries of 17
-bytes each, and a message authentication code over both. Its key is derived from a private key that shards and merge share.
+bytes each, and a message authentication code over both. Its key is derived from a private key that shards and merge share,
+and that serves for nothing else.
 """
 
 import hashlib
@@ -29,7 +30,8 @@ from attest.errors import CborError, FileRefused, VerdictsRefused
 from attest.files import atomic_write, read_limited
 from attest.gate.admission import GateReport
 from attest.gate.gate import run_gate
-from attest.gate.reading import MAC_SIZE, TAG_SIZE, Verified, build_of
+from attest.gate.reading import MAC_SIZE, TAG_SIZE, KeptReading, Verified, build_of
+from attest.keys import public_bytes
 from attest.policy import SignedPolicy
 from attest.registry import Registry
 
@@ -104,6 +106,27 @@ class VerdictKey:
         return hashlib.blake2b(cbor.encode(list(astuple(setting))), key=self._tags, digest_size=32).digest()
 
 
+def require_apart(private_key: Ed25519PrivateKey, registry: Registry, kept: Verified | None = None) -> None:
+    """Refuses a key of verdicts that serves for anything else.
+
+    Guarantee: where it returns, the key is not the owner's, no contributor's of this registry, revoked ones included, and not
+    the one under which a reading is kept.
+
+    Raises:
+        VerdictsRefused: Code KEY, it is one of them.
+    """
+    raw = public_bytes(private_key)
+    if registry.holder(raw) is not None:
+        whose = "a contributor's, who could have forged signatures passed"
+    elif raw == registry.owner_key:
+        whose = "the corpus owner's, which belongs on no machine that judges"
+    elif isinstance(kept, KeptReading) and raw == kept.public_key:
+        whose = "the ledger's, which belongs on no machine that judges"
+    else:
+        return
+    raise VerdictsRefused("KEY", f"the verdict key is {whose}; make one for shards alone with 'dptrain attest keygen'")
+
+
 class ShardReading(Verified):
     """Notes what passed in one shard, for its verdict file; give it to a gate as `remember`.
 
@@ -114,6 +137,7 @@ class ShardReading(Verified):
     def __init__(
         self, shard: Shard, signed: SignedPolicy, registry: Registry, now: int, path: Path, key: Ed25519PrivateKey
     ) -> None:
+        require_apart(key, registry)
         self.path, self.shard = path, shard.shard
         self.setting = Setting.of(signed, registry, shard.extent, now, shard.shard.of)
         self._key = VerdictKey(key)
@@ -176,9 +200,9 @@ class MergedReading(Verified):
         now: The time of the judgement.
 
     Raises:
-        VerdictsRefused: Code FILE, FORMAT, TRUNCATED or KEY, a file cannot be believed; POLICY, REGISTRY_ROOT, BUILD, CORPUS,
-            TIME or SHARDS, it belongs elsewhere; DOUBLED or MISSING, shards are there twice, or not. While the corpus is read,
-            code CORPUS: it is not what a shard judged.
+        VerdictsRefused: Code FILE, FORMAT, TRUNCATED or KEY, a file or the key cannot be believed; POLICY, REGISTRY_ROOT,
+            BUILD, CORPUS, TIME or SHARDS, it belongs elsewhere; DOUBLED or MISSING, shards are there twice, or not. While the
+            corpus is read, code CORPUS: it is not what a shard judged.
     """
 
     def __init__(
@@ -192,6 +216,7 @@ class MergedReading(Verified):
         now: int | None = None,
         into: Verified | None = None,
     ) -> None:
+        require_apart(key, registry, into)
         self._key, self._into = VerdictKey(key), into
         found: dict[int, Path] = {}
         setting: Setting | None = None
@@ -331,7 +356,8 @@ def judge_shard(
             belongs on no machine of a cluster. workers, progress: As for `attest.gate.run_gate`.
 
     Raises:
-        CorpusRefused: Code SHARD or CORPUS_CHANGED. VerdictsRefused: Code FILE. As `run_gate` besides.
+        CorpusRefused: Code SHARD or CORPUS_CHANGED. VerdictsRefused: Code FILE, or KEY as `require_apart`. As `run_gate`
+            besides.
     """
     part = Shard(corpus, ShardNumber.checked(*shard), Extent.of(corpus))
     reading = ShardReading(part, signed, registry, now, Path(path), key)

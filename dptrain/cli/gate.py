@@ -324,7 +324,8 @@ class Judged(Result):
             yield f"this is shard {self.shards.shard} alone; its verdicts, for gate --merge, are in {self.shards.path}"
         if isinstance(self.shards, MergedReading):
             spared = counted(self.shards.spared, "signature")
-            yield f"{spared} had been verified in {counted(self.shards.setting.shards, 'shard')}"
+            shards = counted(self.shards.setting.shards, "shard")
+            yield f"{spared} had been verified in {shards}, as holders of the verdict key say"
         yield from sentences(self.reading)
 
     def print_json(self) -> None:

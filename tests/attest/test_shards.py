@@ -296,6 +296,24 @@ def test_a_file_of_another_key_is_refused(cluster):
     assert cluster.refusal([paths[0], cluster.judge(2, 2, key=OTHER_KEY)])[0] == "KEY"
 
 
+def test_a_verdict_key_that_serves_for_anything_else_is_refused(cluster, world, tmp_path):
+    """A contributor, revoked or not, could have their own forgery passed; the keys of owner and ledger must not lie about."""
+    paths, context = cluster.all(1), Context.of(cluster.signed, world.registry)
+    revoked = world.changed(lambda log: log.append([Revoke("bob", public_bytes(world.bob), NOW - 10)], now=NOW - 10))
+    for key, registry, whose in (
+        (world.alice, world.registry, "a contributor's"), (world.bob, revoked, "a contributor's"),
+        (world.owner, revoked, "owner's"),
+    ):  # fmt: skip
+        code, told = cluster.refusal(paths, key=key, registry=registry)
+        assert code == "KEY" and whose in told
+        with pytest.raises(VerdictsRefused) as refused:
+            cluster.judge(1, 1, path=tmp_path / "made", key=key, registry=registry)
+        assert refused.value.code == "KEY" and whose in refused.value.sentence and not (tmp_path / "made").exists()
+    code, told = cluster.refusal(paths, remember=KeptReading(tmp_path / "reading", KEY, context))
+    assert code == "KEY" and "the ledger's" in told
+    assert cluster.merge(paths, remember=KeptReading(tmp_path / "reading", LEDGER_KEY, context)).admitted
+
+
 def test_shards_under_a_wrong_number_are_refused(cluster):
     """Whoever carries the files around and has no key cannot let one stand for another."""
     paths = cluster.all(3)

@@ -59,7 +59,8 @@ def test_people_are_told_of_shard_and_merge(shards):
     options = ("--shard", "1/1", "--verdicts", "verdicts/1", "--verdict-key", "shards.key", "--now", "+0d")
     told = shards.run("gate", "policy.cose", "corpus", *options).output
     assert "this is shard 1/1 alone; its verdicts, for gate --merge, are in verdicts/1" in told
-    assert "11 signatures had been verified in 1 shard" in shards.run(*MERGE, code=1).output
+    merged = " ".join(shards.run(*MERGE, code=1).output.split())
+    assert "11 signatures had been verified in 1 shard, as holders of the verdict key say" in merged
 
 
 @pytest.mark.parametrize(
@@ -92,6 +93,21 @@ def test_what_cannot_be_merged_is_refused_with_its_code(shards):
     assert shards.json(*MERGE, code=1)["error"]["code"] == "TIME"
     answer = judge(shards, 3, 2, code=1)
     assert answer["error"]["code"] == "SHARD" and "no shard 3 of 2" in answer["error"]["sentence"]
+
+
+def test_no_key_of_a_contributor_makes_verdicts(shards):
+    made = ("--shard", "1/1", "--verdicts", "verdicts/1", "--verdict-key", "alice.key", "--now", "+0d")
+    answer = shards.json("gate", "policy.cose", "corpus", *made, code=1)
+    assert answer["error"]["code"] == "KEY" and "a contributor's" in answer["error"]["sentence"]
+
+
+def test_verdicts_of_an_older_time_are_refused_by_a_merge_that_names_its_time(shards):
+    """A whole set of files that was put back says what was admitted then; without --now the report is of that time."""
+    then = int(time.time()) - 60
+    for number in (1, 2):
+        judge(shards, number, 2, now=str(then))
+    assert shards.json(*MERGE, "--now", str(then + 60), code=1)["error"]["code"] == "TIME"
+    assert shards.json(*MERGE, code=1)["now"] == then
 
 
 def blocks(language):
