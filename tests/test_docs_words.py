@@ -8,7 +8,6 @@ the code. Docstrings and comments are not code here: a name that is left only th
 import ast
 import re
 import subprocess
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -36,6 +35,9 @@ _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 _SPAN = re.compile(r"`([^`\n]+)`")
 _QUOTED = re.compile(r"\w[/.]\w")
 _PATH = re.compile(r"[\w.*-]+(/[\w.*-]+)*\.(py|md|toml|cddl|json|cfg)|(attest|ledger|dptrain|tests|docs)(/[\w.*-]+)+/?")
+_NAMES = frozenset({"id", "attr", "arg", "name", "module", "asname"})
+"""Fields of a syntax tree that hold a name."""
+
 _DOTTED = re.compile(rf"({'|'.join(PACKAGES)})(\.\w+)+(\(\))?")
 
 
@@ -64,30 +66,41 @@ def words_of_the_code() -> frozenset[str]:
 @cache
 def strings_of_the_code() -> str:
     """Every string of the programs, one after the other, so that a name in the middle of one is found."""
-    programs = [path for path in tracked() if path.suffix == ".py"]
-    return "\n".join(text for path in programs for text in _strings(ast.parse(path.read_text(encoding="utf-8"))))
+    return "\n".join(text for path in tracked() if path.suffix == ".py" for text in _read(path)[1])
 
 
-def _of_program(path: Path) -> Iterator[str]:
-    tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
-    for text in _strings(tree):
-        yield from WORD.findall(text)
-    for node in ast.walk(tree):
-        for field in ("id", "attr", "arg", "name", "module", "asname"):
-            named = getattr(node, field, None)
-            if isinstance(named, str):
-                yield from named.split(".")
+@cache
+def _of_program(path: Path) -> frozenset[str]:
+    """Names of a program, and words in its strings."""
+    names, strings = _read(path)
+    return frozenset(word for name in names for word in name.split(".")).union(*map(WORD.findall, strings))
 
 
-def _strings(tree: ast.Module) -> Iterator[str]:
-    """The strings of a program but its docstrings."""
-    said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and id(node) not in said:
+@cache
+def _read(path: Path) -> tuple[frozenset[str], tuple[str, ...]]:
+    """The names of a program, and its strings but its docstrings, in one pass."""
+    names: set[str] = set()
+    strings: list[str] = []
+    left: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"), str(path))]
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.Constant):
             if isinstance(node.value, str):
-                yield node.value
+                strings.append(node.value)
             elif isinstance(node.value, bytes):
-                yield node.value.decode("latin-1")
+                strings.append(node.value.decode("latin-1"))
+            continue
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            continue
+        for field in node._fields:
+            value = getattr(node, field, None)
+            if isinstance(value, ast.AST):
+                left.append(value)
+            elif isinstance(value, list):
+                left += [one for one in value if isinstance(one, ast.AST)]
+            elif field in _NAMES and isinstance(value, str):
+                names.add(value)
+    return frozenset(names), tuple(strings)
 
 
 def spans(text: str) -> list[str]:
