@@ -154,8 +154,8 @@ ON_RANKS = (
     ),
     Mutant(
         "who waits for tensors of a process that is gone is told", RANKS,
-        "            collective()\n        except RuntimeError as error:",
-        "            collective()\n        except FloatingPointError as error:",
+        "            return collective()\n        except RuntimeError as error:",
+        "            return collective()\n        except FloatingPointError as error:",
         T_KILLED + "test_who_waits_for_tensors_of_a_process_that_is_gone_hears_that_a_rank_is_lost",
     ),
     Mutant(
