@@ -38,7 +38,7 @@ class Share:
 
     Attributes:
         lane: index of the tensor in the schedule.
-        values: float64, or float32 where sums are kept so; contiguous; the release is written into it.
+        values: float64, contiguous; the release is written into it.
         offset: number of its first coordinate in the tensor, flat. size: coordinates of the tensor.
         public: sums of public contributions for the same coordinates, where there are any.
     """
@@ -356,7 +356,7 @@ class Sharded(Placement):
             count = max(0, min(total.numel(), tensor.coordinates - offset))
             if count:
                 added = None if unclipped is None else unclipped[:count]
-                yield Share(lane, total[:count], offset, tensor.coordinates, added)
+                yield Share(lane, total[:count].to(torch.float64), offset, tensor.coordinates, added)
 
     def released(self, share: Share) -> Iterator[tuple[int, torch.Tensor]]:
         yield share.lane, share.values.view(-1, *self._tensors[share.lane].shape[1:])

@@ -253,7 +253,7 @@ def test_rows_of_sharded_parameters_get_noise_and_gradient_where_they_lie(
                     of_all += sums_of(rank + 10 * number, shapes)[lane].to(kind).double()
                 total += of_all
                 total = total.to(kept).double()
-        total = (total.view(-1) + noise(lane, 0, total.numel())).to(kept).view(shape)
+        total = (total.view(-1) + noise(lane, 0, total.numel())).view(shape)
         got = torch.cat([each.gradients[lane] for each in found if lane in each.gradients and each.gradients[lane].numel()])
         assert torch.equal(got.view(shape), total)
 
