@@ -171,8 +171,7 @@ def check_exact(router: Router, losses: torch.Tensor, example_weight: torch.Tens
             "gradients of the rows given for the probes are NaN or infinite before the first step, expected finite ones; a "
             "root or a quotient at zero does that, whatever becomes of it later: add a small number (nothing was charged)",
         )
-    with router.inside():  # what is compared there counts as truths of the loop, so that no branch of the loop is told one
-        noise = _noise_of(truth, exact, sizes, losses, per_example)
+    noise = _noise_of(truth, exact, sizes, losses, per_example)
     router.measure_reach()
     router.backward(losses, example_weight, retain_graph=truth.sharded)  # the layout may be asked for
     half = router.half or losses.dtype in (torch.bfloat16, torch.float16)
@@ -197,7 +196,7 @@ def check_exact(router: Router, losses: torch.Tensor, example_weight: torch.Tens
             silent.append(tensor.name)
         if size == 0.0:
             absent.append(tensor.name)
-    return Exact(norms, torch.maximum(rounding, noise), tuple(silent), tuple(absent))
+    return Exact(norms, torch.maximum(rounding, noise.to(rounding)), tuple(silent), tuple(absent))
 
 
 def _squares(values: Iterable[torch.Tensor | None]) -> torch.Tensor:
@@ -239,13 +238,13 @@ def _noise_of(
     many times larger than its own summands tell.
     """
     small = [index for index in range(len(sizes)) if 0.0 < sizes[index] < SMALL * sizes.max()]
-    noise = torch.zeros(len(sizes))
+    noise = torch.zeros(len(sizes), dtype=torch.float64)
     if small:
         odd = 0.7  # no power of two
         again = truth.gradients(losses, weight * odd, small)
         pairs = ((value, exact[index]) for index, value in zip(small, again, strict=True))
         gaps = _squares(None if one is None or other is None else one / odd - other for one, other in pairs)
-        noise[small] = (NOISE * truth.over_ranks(gaps).sqrt()).float()
+        noise[small] = NOISE * truth.over_ranks(gaps).sqrt()
     return noise
 
 
@@ -469,7 +468,7 @@ class HeadProbe:
                 for run in watched.owners[name]:
                     if grad is None or not run.owners.isdisjoint(lit):
                         continue
-                    if bool((grad.narrow(-1, run.start, run.stop - run.start) != 0).any()):
+                    if int((grad.narrow(-1, run.start, run.stop - run.start) != 0).sum()):  # a number: no truth of the program
                         raise UnsupportedPolicy(
                             "HEADS_MISMATCH",
                             f"outputs {run.start} to {run.stop - 1} of {watched.path}.{name} count as those of query heads "

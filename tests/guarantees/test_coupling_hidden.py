@@ -340,3 +340,23 @@ def test_the_probes_run_again_now_and_then_on_rows_that_are_nobodys_and_see_what
             run.optimizer.step()
     assert refused == "REPLACEMENT" and sorted(set(probed)) == [1, 5, 9] and step.number == 9
     assert all(int(found.max()) <= 1 for found in ids), "made-up rows have ids 0 and 1 alone, and records none of them"
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+def test_a_branch_of_the_loss_or_the_loop_goes_the_way_that_the_probes_saw(world: World, repeated: bool) -> None:
+    """One contribution would double the losses of all who are in its microbatch; nobody's rows have no seed but 0 and 1."""
+    told: dict[bool, set[bool]] = {False: set(), True: set()}
+
+    def doubled(model: nn.Module, rows: Any) -> torch.Tensor:
+        said = bool((rows["seeds"] > 1).any())
+        told[run.private.prepared.probe.active].add(said)
+        return per_example(model, rows) * (2.0 if said else 1.0)
+
+    with warnings.catch_warnings(), Run(world, net()) as run:
+        warnings.simplefilter("ignore")
+        loss = run.private.loss(doubled) if repeated else doubled
+        for step in run.steps:
+            for rows in step:
+                run.private.backward(loss(run.net, rows), rows)
+            run.optimizer.step()
+    assert told == {True: {False}, False: {False}}

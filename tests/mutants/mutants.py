@@ -586,15 +586,20 @@ STATEMENT_A = (
 COUPLING = (
     Mutant(
         "an error counts against its own tensor", PROBES,
-        "if not float(errors[index]) <= tolerance * size + floor:",
-        "if not float(errors[index]) <= tolerance * max(1e-300, float(sizes.max())) + floor:",
+        "if not error <= tolerance * size + floor:",
+        "if not error <= tolerance * max(1e-300, float(sizes.max())) + floor:",
         T_HIDDEN + "test_a_gradient_that_is_missing_is_refused_however_small_it_is_beside_others",
     ),
     Mutant(
         "rounding of a gradient that is zero in theory is no error", PROBES,
-        "if not float(errors[index]) <= tolerance * size + floor:",
-        "if not float(errors[index]) <= tolerance * size:",
+        "if not error <= tolerance * size + floor:",
+        "if not error <= tolerance * size:",
         T_HIDDEN + "test_a_gradient_that_is_rounding_noise_alone_is_no_mismatch",
+    ),
+    Mutant(
+        "what a probe compares is no truth of the loop", PROBES, "    noise = _noise_of(truth,",
+        "    with router.inside():\n        noise = _noise_of(truth,",
+        T_HIDDEN + "test_a_branch_of_the_loss_or_the_loop_goes_the_way_that_the_probes_saw",
     ),
     Mutant(
         "gates are opened", PROBES, "step = 0.1 * size if size > 0.0 else 0.02", "step = 0.0",

@@ -89,3 +89,19 @@ def test_a_run_refuses_before_anything_is_charged(tmp_path, monkeypatch) -> None
 def test_any_two_heads_are_told_apart(heads: int) -> None:
     lit = list(_lit(heads))
     assert all(any(a in one and b not in one for one in lit) for a in range(heads) for b in range(heads) if a != b)
+
+
+def test_what_the_probe_compares_is_no_truth_of_the_loop(tmp_path) -> None:
+    """A branch of the loop that nobody's rows all took one way goes that way for all, beside masks of heads as without them."""
+    text = classes("from = 0.0, to = 1.0, heads = [0]", "from = 0.0, to = 1.0")
+    trainer = Trainer(make_world(tmp_path, per_class=4, steps=2, rate="0.9", classes=text), "bert")
+    told: dict[bool, set[bool]] = {False: set(), True: set()}
+    for step in trainer.steps:
+        for rows in step:
+            probing = trainer.private.prepared.probe.active
+            small = bool((rows["input_ids"] <= 5).all())  # made-up rows hold integers of 0 and 1
+            told[probing].add(small)
+            trainer.private.backward(trainer.losses(rows) * (1.0 if small else 2.0), rows)
+        trainer.optimizer.step()
+    trainer.close()
+    assert told == {True: {True}, False: {True}}
