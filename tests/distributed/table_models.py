@@ -129,7 +129,7 @@ def raising() -> Subject:
     refused = token_record(1001)["ids"][0]
 
     def losses(net: nn.Module, rows: Any) -> torch.Tensor:
-        if bool((rows["input_ids"][:, 0] == refused).any()):
+        if refused in rows["input_ids"][:, 0].tolist():  # by numbers: a truth of a tensor would be that of the probes
             raise ValueError("a content that the loss does not take")
         return found.losses(net, rows)
 
