@@ -107,12 +107,12 @@ def test_certified_runs_are_equal_to_the_bit_on_any_number_of_processes(
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["gpt2_tied", "llama", "bert_lora"])
 def test_certified_runs_are_equal_to_the_bit_under_fsdp2_on_four_processes(tmp_path: Path, family: str) -> None:
-    """Four ranks leave some of them without a row of a small tensor."""
+    """The last of four ranks is left without a row of a small tensor, where a model has one."""
     world = make_world(tmp_path / "world", per_class=8, steps=6, rate="0.5", policy_extra='exactness = "certified"')
     first = launched(trained, 1, copied(world, tmp_path / "one"), family, False)[0]
     found = launched(trained, 4, copied(world, tmp_path / "four"), family, True)
     assert_same(found, first, "on 4 processes, FSDP2")
-    assert min(rows[0] for rows in found[3]["rows"]) == 0
+    assert (min(rows[0] for rows in found[3]["rows"]) == 0) == (family == "bert_lora")
 
 
 class Wave(nn.Module):
