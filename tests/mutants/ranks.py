@@ -104,9 +104,14 @@ ON_RANKS = (
     ),
     Mutant(
         "sums of ranks are added and not averaged", PLACEMENT,
+        "into.add_(sent.to(torch.float64))", "into.add_(sent.to(torch.float64)).mul_(0.5)",
+        T_SUMS + "test_the_sum_over_ranks_is_that_of_a_naive_loop",
+    ),
+    Mutant(
+        "sums of shards are added and not averaged", PLACEMENT,
         "        own += pieces[rank * width : (rank + 1) * width]\n    return own",
         "        own += pieces[rank * width : (rank + 1) * width]\n    return own / size",
-        T_SUMS + "test_the_sum_over_ranks_is_that_of_a_naive_loop",
+        T_KEPT + "test_sums_are_those_of_one_process_within_what_is_paid_for",
     ),
     Mutant(
         "no rank draws before the charge", PREPARED,
