@@ -33,8 +33,10 @@ bound rests on it.
 _FAST_NOTE: Final = (
     "fast: clipped sums by float32 GEMMs, rounded once to s*2^-32, {noise} added in float64; clip bounds shrunk "
     "by clip_margin for rounding. Remaining assumption: the rounding of float32 products within a microbatch "
-    "stays within that margin; sums over microbatches are float64."
+    "stays within that margin"
 )
+
+_SUMS64: Final = "; sums over microbatches are float64."
 
 _CERTIFIED_NOTE: Final = (
     "certified: every contribution is truncated to integers on the lattice s*2^-{bits}, and its signed bounds are checked on "
@@ -96,8 +98,8 @@ class Numerics:
         """Returns what the numerics of a run under a policy guarantee and assume, in words; d coordinates are scheduled."""
         family = policy.mechanism.name
         bits = lattice_bits(policy.exactness, family, coordinates, least_multiplier(policy))
-        sums = exactness_note(policy.exactness, family, bits) + (_DEVICE_NOTE if self.generator == DEVICE else "")
-        return sums + _WIRES[self.wire]
+        sums = exactness_note(policy.exactness, family, bits, self.wire != SUMS32)
+        return sums + (_DEVICE_NOTE if self.generator == DEVICE else "") + _WIRES[self.wire]
 
 
 def told(policy: Policy, coordinates: int, note: str, margin: float) -> Numerics:
@@ -122,11 +124,15 @@ def told(policy: Policy, coordinates: int, note: str, margin: float) -> Numerics
     raise LeafRefused("NUMERICS", f"the exactness note says {note!r:.200}; the policy gives {expected!r}")
 
 
-def exactness_note(exactness: str, family: str, bits: int) -> str:
-    """Returns what a level guarantees and assumes, with noise of a family on a lattice ``s * 2^-bits``."""
+def exactness_note(exactness: str, family: str, bits: int, float64_sums: bool = True) -> str:
+    """Returns what a level guarantees and assumes, with noise of a family on a lattice ``s * 2^-bits``.
+
+    Args:
+        float64_sums: sums over microbatches are float64, and a word of them stands in the note of ``fast``.
+    """
     noise = TABLE[family].noise.format(bits=bits)
     if exactness == FAST:
-        return _FAST_NOTE.format(noise=noise.removesuffix(f" on s*2^-{bits}"))
+        return _FAST_NOTE.format(noise=noise.removesuffix(f" on s*2^-{bits}")) + (_SUMS64 if float64_sums else ".")
     return _CERTIFIED_NOTE.format(bits=bits, noise=noise)
 
 

@@ -1814,7 +1814,8 @@ class Run:
         words_ = FAST if fast else CERTIFIED % (bits, noise % bits if "%" in noise else noise)
         known = [words_, words_ + DEVICE] if self.family == "gaussian" else [words_]
         if fast and margin == 2.0**-9:
-            known += [other + more for other in known for more in (WIRE, SUMS)]
+            parts = [other.replace("; sums over microbatches are float64.", ".") + SUMS for other in known]
+            known += [other + WIRE for other in known] + parts
         need(note in known, "NUMERICS", "exactness note")
 
     def std_of(self, allowed):

@@ -399,6 +399,7 @@ def test_sums_sent_as_float32_are_a_word_of_fast_float32_runs_alone(exactness, p
         return
     header = decode_leaf(encode_leaf(make(policy=policy, numerics=word)))
     assert header.numerics == word and "float32 before they are added" in header.exactness_note
+    assert ("sums over microbatches are float64" in header.exactness_note) == (wire == "float32"), "no sentence denies another"
 
 
 @pytest.mark.parametrize(
