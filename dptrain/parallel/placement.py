@@ -10,7 +10,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, repeat
+from itertools import accumulate, groupby
+from operator import attrgetter
 from typing import Any, Final
 
 import torch
@@ -63,8 +64,8 @@ class Placement:
             public: likewise, of public contributions.
         """
         del wide
-        for lane, (total, unclipped) in enumerate(zip(totals, public or repeat(None), strict=False)):
-            yield Share(lane, total, 0, total.numel(), unclipped)
+        for lane, total in enumerate(totals):
+            yield Share(lane, total, 0, total.numel(), None if public is None else next(public))
 
     def released(self, share: Share) -> Iterator[tuple[int, torch.Tensor]]:
         """Yields the gradient that is there once this share was released, by its lane, if it is."""
@@ -190,7 +191,7 @@ class Exchanged(Placement):
         private, public = sent[0].own, sent[1].own if len(sent) > 1 else [None] * len(pieces)
         for piece, values, unclipped in zip(pieces, private, public, strict=True):
             yield Share(piece.lane, values, piece.first, self._sizes[piece.lane], unclipped)
-        own = torch.empty(bucket.width, dtype=self._gathered, device=self._device)
+        own = torch.zeros(bucket.width, dtype=self._gathered, device=self._device)  # zeros behind a shorter run, not old memory
         for place, values in zip(accumulate((piece.count for piece in pieces), initial=0), private, strict=False):
             own[place : place + values.numel()].copy_(values)
         self._wholes.append(gather(own, self._ranks))
@@ -204,11 +205,11 @@ class Exchanged(Placement):
         for bucket, (whole, works) in zip(self._buckets, self._wholes, strict=True):
             for work in works:
                 self._ranks.carry(work.wait)
-            places = [rank * bucket.width for rank in range(self._ranks.size)]
-            for piece in bucket.pieces:
-                begin = places[piece.owner]
-                found[piece.lane].append(whole[begin : begin + piece.count])
-                places[piece.owner] += piece.count
+            place = 0  # runs of ranks are equally long, but for the last ones, so that all lie in the order of coordinates
+            for lane, pieces in groupby(bucket.pieces, attrgetter("lane")):
+                count = sum(piece.count for piece in pieces)
+                found[lane].append(whole[place : place + count])
+                place += count
         self._wholes.clear()
         for lane, (shape, parts) in enumerate(zip(self._shapes, found, strict=True)):
             flat = parts[0] if len(parts) == 1 else torch.cat(parts) if parts else self._empty()
@@ -351,7 +352,8 @@ class Sharded(Placement):
         self, totals: Iterator[torch.Tensor], *, wide: bool, public: Iterator[torch.Tensor] | None = None
     ) -> Iterator[Share]:
         del wide  # `Shards` has sent them
-        for lane, (tensor, total, unclipped) in enumerate(zip(self._tensors, totals, public or repeat(None), strict=False)):
+        for lane, (tensor, total) in enumerate(zip(self._tensors, totals, strict=True)):
+            unclipped = None if public is None else next(public)
             offset = self._ranks.rank * total.numel()
             count = max(0, min(total.numel(), tensor.coordinates - offset))
             if count:

@@ -276,6 +276,23 @@ def test_the_exchange_rounds_once_and_by_what_the_page_says() -> None:
     assert not torch.equal(found.gradients[0], wide.gradients[0])
 
 
+def test_no_old_memory_lies_beside_what_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gradient may be saved with all of the bucket that it lies in, also where ranks own fewer coordinates than others."""
+    empty = torch.empty
+
+    def soiled(*size: Any, **how: Any) -> torch.Tensor:
+        found = empty(*size, **how)
+        return found.fill_(torch.nan) if found.is_floating_point() else found
+
+    monkeypatch.setattr(torch, "empty", soiled)
+    shapes, size = [(7,), (4,)], 4
+    tensors = tensors_of(shapes)
+    for each in together(size, lambda me: released(Exchanged(me, tensors), iter(sums_of(me.rank, shapes)), False)):
+        for gradient in each.gradients.values():
+            beside = torch.tensor(gradient.untyped_storage().tolist(), dtype=torch.uint8).view(torch.float32)
+            assert len(beside) == 12 and bool(beside.isfinite().all())
+
+
 def test_one_process_alone_hears_itself_and_agrees_with_itself() -> None:
     alone, said = parallel.ALONE, []
     assert alone.first(lambda: said.append(1) or b"done") == b"done" and said == [1]
