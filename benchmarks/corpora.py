@@ -143,7 +143,7 @@ def merge(root: Path, count: int) -> Found:
 
 
 def admissions(rows: AdmittedRows, spec: HeaderSpec) -> Iterator[AdmitSpec]:
-    """What the ledger records of rows, one at a time, as a run does."""
+    """Yields what the ledger records of rows, one at a time, as a run does."""
     names = [rule.name for rule in spec.policy.policy.classes]
     shared, forms = SharedTerms(), {}
     for place in range(len(rows)):

@@ -89,7 +89,8 @@ def held(rank: int, root: Path, width: int, sharded: bool) -> tuple[int, dict[st
             found["probes"] = _peak()  # what came between the second release and this draw: the optimizer and the probes
         return draw(self, number)
 
-    PrivateGradients.release, PreparedRun.draw = watched, drawn  # type: ignore[method-assign]
+    for holder, name, made in ((PrivateGradients, "release", watched), (PreparedRun, "draw", drawn)):
+        setattr(holder, name, made)
     trainer = Trainer(World.at(root), "measured", microbatch=MICROBATCH, sharded=sharded)
     found["address space, prepared"] = _status("VmSize:")
     for step in trainer.steps:

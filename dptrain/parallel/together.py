@@ -228,7 +228,7 @@ class Reduced(Truth):
         self.shares = 1.0 / torch.tensor(divisors, dtype=torch.float64)
 
     @property
-    def reducing(self) -> frozenset[int]:  # type: ignore[override]
+    def reducing(self) -> frozenset[int]:
         return self._shards.reducing
 
     def gradients(self, losses: torch.Tensor, weight: torch.Tensor, indices: Sequence[int]) -> list[torch.Tensor | None]:

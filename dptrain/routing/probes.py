@@ -101,17 +101,20 @@ class Truth:
     Attributes:
         factor: what the losses of this rank count, a power of two; ranks differ in it, so that no rank's own is that of all.
         shares: by tensor, what a sum over ranks is multiplied by to be a gradient of autograd's, float64.
-        reducing: ids of leaves whose ``grad`` is on the way to the ranks that keep its rows, and may stay until it is there.
         sharded: whether parameters lie over ranks.
     """
 
     factor = 1.0
     sharded = False
-    reducing: frozenset[int] = frozenset()
 
     def __init__(self, router: Router) -> None:
         self._router = router
         self.shares = torch.ones(len(router.tensors), dtype=torch.float64)
+
+    @property
+    def reducing(self) -> frozenset[int]:
+        """Returns ids of leaves whose ``grad`` is on the way to the ranks that keep its rows, and stays until it is there."""
+        return frozenset()
 
     def gradients(self, losses: torch.Tensor, weight: torch.Tensor, indices: Sequence[int]) -> list[torch.Tensor | None]:
         """Returns gradients of weighted losses for tensors of the schedule, None where they reach none; the graph stays."""

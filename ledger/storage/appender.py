@@ -3,11 +3,12 @@
 The mechanics under `ledger.log.Ledger`: it decides what to append, this decides whether and how.
 """
 
+from abc import abstractmethod
 from array import array
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
-from typing import overload
+from typing import TypeVar, overload
 
 from attest.attestation import SIGNATURE_SIZE
 from attest.files import atomic_write
@@ -31,6 +32,8 @@ from ledger.proofs.prover import consistency_proof
 from ledger.storage import fsck, highwater
 from ledger.storage.store import Aggregated, Attested, Row, Snapshot, Store
 from ledger.tiles import Subtree, joined
+
+Item = TypeVar("Item")
 
 
 def without_hashes(rows: Iterable[Row], subtrees: Iterable[Subtree]) -> Iterator[Row]:
@@ -73,7 +76,28 @@ def droppable(snapshot: Snapshot, before: int, cuts: Iterable[int]) -> Iterator[
             yield subtree
 
 
-class StagedRows(Sequence[Row]):
+class Packed(Sequence[Item]):
+    """Keeps items in blocks of memory, and makes each anew for who asks for it."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def at(self, place: int) -> Item:
+        """Makes the item at a place, counted from 0."""
+
+    @overload
+    def __getitem__(self, index: int) -> Item: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Item]: ...
+    def __getitem__(self, index: int | slice) -> Item | list[Item]:
+        places = range(len(self))[index]
+        return self.at(places) if isinstance(places, int) else [self.at(place) for place in places]
+
+    def __iter__(self) -> Iterator[Item]:
+        return map(self.at, range(len(self)))
+
+
+class StagedRows(Packed[Row]):
     """Keeps rows to append in three blocks of memory, so that an admission of millions takes little more than their bytes.
 
     Guarantee: the row at a place equals the one that was added there.
@@ -101,26 +125,13 @@ class StagedRows(Sequence[Row]):
     def __len__(self) -> int:
         return len(self._seqs)
 
-    @overload
-    def __getitem__(self, index: int) -> Row: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Row]: ...
-    def __getitem__(self, index: int | slice) -> Row | list[Row]:
-        if isinstance(index, slice):
-            return [self[place] for place in range(len(self))[index]]
-        at = range(len(self))[index]
-        start, end = self._ends[at - 1] if at else 0, self._ends[at]
-        hashed = bytes(self._hashes[HASH_SIZE * at : HASH_SIZE * (at + 1)])
-        return Row(self._seqs[at], self._kinds[at], hashed, bytes(self._bodies[start:end]))
-
-    def __iter__(self) -> Iterator[Row]:
-        start, bodies = 0, self._bodies
-        for seq, kind, hashed, end in zip(self._seqs, self._kinds, self.leaf_hashes(), self._ends, strict=True):
-            yield Row(seq, kind, hashed, bytes(bodies[start:end]))
-            start = end
+    def at(self, place: int) -> Row:
+        start, end = self._ends[place - 1] if place else 0, self._ends[place]
+        hashed = bytes(self._hashes[HASH_SIZE * place : HASH_SIZE * (place + 1)])
+        return Row(self._seqs[place], self._kinds[place], hashed, bytes(self._bodies[start:end]))
 
 
-class StagedAttested(Sequence[Attested]):
+class StagedAttested(Packed[Attested]):
     """Keeps what is to be kept of attestations, 80 bytes each; terms that are one object stay one."""
 
     __slots__ = ("_seqs", "_signatures", "_terms")
@@ -138,20 +149,9 @@ class StagedAttested(Sequence[Attested]):
     def __len__(self) -> int:
         return len(self._seqs)
 
-    @overload
-    def __getitem__(self, index: int) -> Attested: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Attested]: ...
-    def __getitem__(self, index: int | slice) -> Attested | list[Attested]:
-        if isinstance(index, slice):
-            return [self[place] for place in range(len(self))[index]]
-        at = range(len(self))[index]
-        signature = bytes(self._signatures[SIGNATURE_SIZE * at : SIGNATURE_SIZE * (at + 1)])
-        return Attested(self._seqs[at], self._terms[at], signature)
-
-    def __iter__(self) -> Iterator[Attested]:
-        for place, (seq, terms) in enumerate(zip(self._seqs, self._terms, strict=True)):
-            yield Attested(seq, terms, bytes(self._signatures[SIGNATURE_SIZE * place : SIGNATURE_SIZE * (place + 1)]))
+    def at(self, place: int) -> Attested:
+        signature = bytes(self._signatures[SIGNATURE_SIZE * place : SIGNATURE_SIZE * (place + 1)])
+        return Attested(self._seqs[place], self._terms[place], signature)
 
 
 class Appender:

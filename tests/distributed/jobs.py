@@ -31,12 +31,12 @@ LOSSES = {"": loud, "nothing": nothing}
 
 
 class Net(nn.Module):
-    """Token ids -> three layers -> class, float32, with tensors that are long enough for their noise to be compared."""
+    """Token ids -> layers -> class, float32, with tensors that are long enough for their noise to be compared."""
 
-    def __init__(self, width: int = 24) -> None:
+    def __init__(self, width: int = 24, layers: int = 3) -> None:
         super().__init__()
         self.embed = nn.Embedding(50, width)
-        self.layers = nn.ModuleList([nn.Linear(width, width) for _ in range(3)])
+        self.layers = nn.ModuleList([nn.Linear(width, width) for _ in range(layers)])
         self.head = nn.Linear(width, 3)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:

@@ -24,8 +24,7 @@ SIZE = 4
 
 @dataclass
 class Found:
-    """What a process tells of its first step: sums as noise is added to them, types in which they were kept, and what was
-    reckoned with."""
+    """Tells of the first step of a process: sums as noise is added to them, their types, and what was reckoned with."""
 
     sums: list[Drawn] = field(default_factory=list)
     kinds: set[torch.dtype] = field(default_factory=set)

@@ -176,7 +176,7 @@ def size_of(found: list[Any]) -> int:
 
 
 def expected_of(trained: int, rank: int, ranks: int, exchanged: torch.dtype) -> list[tuple[str, torch.dtype, int]]:
-    """What carries numbers in a step: sums of what others own, and what became of its own run; all fit into one bucket."""
+    """Returns what carries numbers in a step: sums of what others own, and what became of its own; all fit into one bucket."""
     width = -(-trained // ranks)
     own = max(0, min(width, trained - rank * width))
     return [("all_to_all_single", exchanged, trained - own), ("broadcast", torch.float32, width)]

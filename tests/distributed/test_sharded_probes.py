@@ -13,29 +13,14 @@ from torch import nn  # noqa: E402
 from dptrain.clipping.fast import FastSums, Sums  # noqa: E402
 from dptrain.errors import UnsupportedModule  # noqa: E402
 from dptrain.parallel import placement  # noqa: E402
-from tests.distributed.jobs import NOW  # noqa: E402
+from tests.distributed.jobs import NOW, Net  # noqa: E402
 from tests.distributed.launched import launched  # noqa: E402
 from tests.guarantees.peers import Run, per_example, small_world  # noqa: E402
 from tests.worlds.trainer import wrapped  # noqa: E402
 from tests.worlds.training import World  # noqa: E402
 
 WIDTH, BLOCKS = 640, 8
-"""Of the model whose memory is counted: blocks of equal size hold nearly all of its 3.3 million parameters."""
-
-
-class Blocks(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(50, width)
-        self.layers = nn.ModuleList([nn.Linear(width, width) for _ in range(BLOCKS)])
-        self.head = nn.Linear(width, 3)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        x = self.embed(ids)
-        for layer in self.layers:
-            x = torch.tanh(layer(x))
-        logits: torch.Tensor = self.head(x.mean(1))
-        return logits
+"""Set the size of the model whose memory is counted: layers of equal size hold nearly all of its 3.3 million parameters."""
 
 
 def sharded(model: nn.Module) -> nn.Module:
@@ -64,7 +49,7 @@ def begun(root: Path, wrap: Callable[[nn.Module], nn.Module], width: int = 16) -
     torch.manual_seed(0)
     world = World.at(root)
     world.now = NOW
-    with Run(world, Blocks(width), wrap=wrap, microbatch=4) as run:
+    with Run(world, Net(width, BLOCKS), wrap=wrap, microbatch=4) as run:
         try:
             for rows in run.private.prepared.probe.run():
                 run.private.backward(per_example(run.net, rows), rows)

@@ -1,4 +1,4 @@
-"""What waits to be appended: rows and attestations in blocks of memory, as they were added."""
+"""Holds what waits to be appended: rows and attestations in blocks of memory, as they were added."""
 
 import tracemalloc
 from collections.abc import Iterator
