@@ -234,7 +234,7 @@ class PreparedRun(Parts[Planned]):
         else:
             accelerator = refusals.required_accelerator(opened.accelerator, self.model, self.optimizer)
             self._pin = checkpoints.open_folder(begun_by, self.recorder, accelerator.load_state, self.states)
-        refusals.warn_threads(self.sandbox.threads, policy, self.ranks.leads)
+        self._other_threads = refusals.other_threads(self.sandbox.threads, policy, self.ranks.leads)
         self.start_step = self.step = self.released = self.saved = 0 if self._pin is None else self._pin.step
         carried = [self.recorder.ledger.state.isolation.told] if self.recorder.resuming else []
         self.isolation.carry(*carried, self._pin.isolation if self._pin is not None else HELD)
@@ -297,7 +297,7 @@ class PreparedRun(Parts[Planned]):
         self._agree(found)
         attempt = recorder.open(found, slots, opened.gate.now)
         if attempt is None:
-            attempt = recorder.resume(self.start_step, self._pin, opened.now())
+            attempt = recorder.resume(self.start_step, self._pin, self._other_threads, opened.now())
         self._take_ledger_order(slots)
         self.metrics.begin(self._run, self.start_step)
         streams = open_streams(recorder, self.pool, policy, attempt, opened.noise, bits=self.router.sums.bits)

@@ -249,16 +249,22 @@ def warn_schedule(optimizer: torch.optim.Optimizer, states: Sequence[Any]) -> No
         )
 
 
-def warn_threads(saved: int, policy: Policy, leads: bool) -> None:
-    """Warns where a run whose results are promised to the bit goes on with another number of threads in a process."""
+def other_threads(saved: int, policy: Policy, leads: bool) -> int | None:
+    """Returns the threads of this process where a checkpoint was written with another number, for the RESUME leaf; else None.
+
+    Warns of it where results are promised to the bit.
+    """
     now = torch.get_num_threads()
-    if policy.exactness == "certified" and saved != now and leads:
+    if saved == now:
+        return None
+    if policy.exactness == "certified" and leads:
         warnings.warn(
             f"this run goes on with {now} threads a process, and its checkpoint was written with {saved}: products may round "
             "otherwise, so that weights are no longer those of a run on one number of threads to the last bit; guarantee and "
             f"epsilon are the same. torch.set_num_threads({saved}) before prepare() keeps the bits",
             stacklevel=4,
         )
+    return now
 
 
 def refuse_low_precision() -> None:

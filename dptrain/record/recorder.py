@@ -302,9 +302,12 @@ class Recorder:
         """Returns the descriptor hashes in the order of their admission, each read when somebody asks for it."""
         return self.ledger.state.contributions
 
-    def resume(self, from_step: int, pin: PinRecord | None, now: int) -> int:
-        """Starts a new attempt after ``from_step``; every re-executed step is charged again. Warns where they run short."""
-        self.lead(lambda: self.writer.resume(from_step, None if pin is None else pin.pin, now=now))
+    def resume(self, from_step: int, pin: PinRecord | None, threads: int | None, now: int) -> int:
+        """Starts a new attempt after ``from_step``; every re-executed step is charged again. Warns where they run short.
+
+        ``threads`` are those of a process from here on, where the checkpoint was written with another number.
+        """
+        self.lead(lambda: self.writer.resume(from_step, None if pin is None else pin.pin, now=now, threads=threads))
         left = self._steps_left(from_step)
         if self.ranks.leads and from_step + left < self._steps.steps:
             end, steps = from_step + left, self._steps.steps

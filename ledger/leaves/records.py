@@ -291,6 +291,13 @@ class Resume(Entry):
         needs="pinned_root",
     )
     pinned_root: bytes | None = declared(6, SHA256, "Ledger root that it pins, or null.", nil=True, needs="pinned_size")
+    threads: int | None = declared(
+        7,
+        ABOVE_0,
+        "Threads of a process from here on, where the model checkpoint was written with another number, so that sums may round"
+        " otherwise; else null. The trainer's word.",
+        nil=True,
+    )
 
 
 @dataclass(frozen=True, slots=True)

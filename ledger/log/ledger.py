@@ -488,12 +488,13 @@ class Ledger:
             self._file.stage(Epoch(run.size, time, number, step, run.charged, totals, model_digest, isolation, frozen_digest))
         return self.checkpoint
 
-    def resume(self, from_step: int, pin: Pin | None, *, now: int) -> int:
+    def resume(self, from_step: int, pin: Pin | None, *, now: int, threads: int | None = None) -> int:
         """Begins a new attempt from a model checkpoint; a window left open stays charged in full.
 
         Args:
             from_step: last step that the model checkpoint contains, 0 to start again.
             pin: the pin stored in the model checkpoint; needed unless from_step is 0.
+            threads: threads of a process from here on, where the model checkpoint was written with another number.
 
         Returns:
             The number of the attempt, which the noise and sampling keys of its steps must be fresh for.
@@ -505,7 +506,7 @@ class Ledger:
             self.check_pin(pin)
         with self._running(now) as time:
             size, root = (None, None) if pin is None else (pin.size, pin.root)
-            self._file.stage(Resume(self.size, time, self.state.attempt + 1, from_step, size, root))
+            self._file.stage(Resume(self.size, time, self.state.attempt + 1, from_step, size, root, threads))
         self._may_charge = True
         return self.state.attempt
 

@@ -407,6 +407,8 @@ class Replay(RunState):
         if leaf.pinned_size is None or leaf.pinned_root is None:
             if leaf.from_step:
                 yield LeafRefused("RESUME", f"resuming after step {leaf.from_step} needs the pin of a model checkpoint")
+            if leaf.threads is not None:
+                yield LeafRefused("RESUME", "there is no model checkpoint that was written with another number of threads")
         elif leaf.pinned_size > self.size or self._root_at(leaf.pinned_size) != leaf.pinned_root:
             yield LeafRefused("RESUME", f"the pinned root at size {leaf.pinned_size} is not this ledger's")
         covered = leaf.pinned_size or 0

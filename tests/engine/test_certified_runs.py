@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 from dptrain import PrivateTraining  # noqa: E402
 from dptrain.errors import CoupledModel, UnsupportedPolicy  # noqa: E402
 from ledger.audit import verify_export  # noqa: E402
+from ledger.leaves import Resume, decode_leaf  # noqa: E402
 from tests.guarantees import peers  # noqa: E402
 from tests.reference import naive_certified, streams  # noqa: E402
 from tests.reference.families import FAMILIES  # noqa: E402
@@ -62,8 +63,36 @@ def test_a_run_resumes_at_its_level(world: World) -> None:
         second = Trainer(world, resume=True)
     assert second.private.prepared.start_step == 2
     second.run()
-    assert second.private.opened.recorder.ledger.finished
+    assert second.private.opened.recorder.ledger.finished and resumptions(second) == [(2, None)]
     second.close()
+
+
+def test_a_run_on_other_threads_says_so_in_its_ledger(world: World) -> None:
+    first = Trainer(world)
+    first.one(next(iter(first.steps)))
+    first.private.save()
+    first.close()
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads + 1)
+        with pytest.warns(UserWarning, match="threads a process"):
+            second = Trainer(world, resume=True)
+        second.one(next(iter(second.steps)))
+        second.private.save()
+        second.close()
+        third = Trainer(world, resume=True)
+        third.one(next(iter(third.steps)))
+        assert resumptions(third) == [(1, threads + 1), (2, None)]
+        third.close()
+    finally:
+        torch.set_num_threads(threads)
+
+
+def resumptions(trainer: Trainer) -> list[tuple[int, int | None]]:
+    """From which step and on which other number of threads a run went on, each time."""
+    with trainer.private.opened.recorder.ledger.rows() as rows:
+        leaves = [decode_leaf(row.body) for row in rows]
+    return [(leaf.from_step, leaf.threads) for leaf in leaves if isinstance(leaf, Resume)]
 
 
 def several(seed: int) -> list[dict]:

@@ -1588,7 +1588,7 @@ LEAVES = {
     EPOCH: (
         ABOVE0, uint(), uint(), several(rows(uint(), uint(), optional(uint()))), hash32, words(200), optional(hash32),
     ),
-    RESUME: (ABOVE0, uint(), optional(ABOVE0), optional(hash32)),
+    RESUME: (ABOVE0, uint(), optional(ABOVE0), optional(hash32), optional(ABOVE0)),
     RELEASE: (uint(), ABOVE0, hash32, hash32, hash32, hash32),
     CLOSE: (uint(), uint()),
     DRAW: (ABOVE0, ABOVE0, ascending(uint()), several(rows(real))),
@@ -2362,10 +2362,10 @@ class Run:
                     said = self.said[person["group"]["key"]]
                     person["last"] = (said[4], said[3], said[2])
 
-    def resume(self, seq, attempt, step, size, root):
+    def resume(self, seq, attempt, step, size, root, threads):
         """Begin another attempt at a step."""
         need(attempt == self.attempt + 1, "RESUME", f"attempt {attempt}, not {self.attempt + 1}")
-        need(step == 0 or size is not None, "RESUME", "no pin")
+        need((step == 0 and threads is None) or size is not None, "RESUME", "no pin")
         need(size is None or (size <= seq and root_of(self.levels, size) == root), "RESUME", "pinned root")
         if step:
             covering = [w for w in self.windows if w["seq"] < size and w["first"] <= step < w["first"] + w["steps"]]

@@ -81,7 +81,7 @@ def test_a_field_takes_what_its_words_in_CDDL_say_and_the_compiled_test_what_eac
 
 
 def test_fields_that_need_each_other_are_null_together():
-    resume = Resume(5, TIME, 1, 0, None, None)
+    resume = Resume(5, TIME, 1, 0, None, None, None)
     assert replace(resume, pinned_size=4, pinned_root=bytes(32)).pinned_size == 4
     for changes in ({"pinned_size": 4}, {"pinned_root": bytes(32)}):
         with pytest.raises(LeafRefused):

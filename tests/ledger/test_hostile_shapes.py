@@ -228,10 +228,10 @@ def test_a_resumption_does_not_look_at_every_window(tmp_path):
                 raise AssertionError("all windows are looked at")
 
         run.windows = Untouchable(run.windows)
-        good = Resume(run.size, START + 99, 1, 12, run.size, bytes(32))
+        good = Resume(run.size, START + 99, 1, 12, run.size, bytes(32), None)
         run._root_at = lambda size: bytes(32)
         assert run.apply(good) == []
-        assert [p.code for p in run.apply(Resume(run.size, START + 99, 2, 13, run.size, bytes(32)))] == ["RESUME"]
+        assert [p.code for p in run.apply(Resume(run.size, START + 99, 2, 13, run.size, bytes(32), None))] == ["RESUME"]
 
 
 def test_a_change_of_the_key_does_not_read_all_keys_before(tmp_path, monkeypatch):

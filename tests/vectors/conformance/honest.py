@@ -198,7 +198,7 @@ def resumed(driver: AttestedDriver) -> None:
     driver.ledger.resume(4, pin, now=driver.tick())
     driver.admit(attested_admission(5))
     driver.steps(1)
-    driver.ledger.resume(4, pin, now=driver.tick())
+    driver.ledger.resume(4, pin, now=driver.tick(), threads=2)
     driver.steps(1)
     ended(driver)
 
@@ -484,7 +484,7 @@ RUNS: dict[str, Run] = {
     "poisson": Run("two windows of secret Poisson draws, two classes, four contributions", plain),
     "withdrawal": Run("somebody leaves after the first epoch, somebody comes, one withdrawal names nobody", with_others),
     "expiry": Run("an attestation ends, and its contribution leaves before the next charge", expired),
-    "resumed": Run("a window that never settled, and two resumes from one pin", resumed),
+    "resumed": Run("a window that never settled, and two resumes from one pin, one on other threads", resumed),
     "stricter bounds": Run("contributions that signed less clip norm or more noise than their class", stricter),
     "caps": Run("caps on occurrences that the sampler keeps, over two attempts", capped, header={"caps_enforced": True}),
     "caps not kept": Run("caps on occurrences that the header does not promise to keep: they change no epsilon", capped),

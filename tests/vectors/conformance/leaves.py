@@ -257,7 +257,9 @@ def _other_bytes() -> Iterator[tuple[str, bytes]]:
     draw = {0: 6, 1: 12, 2: START, 3: 1, 4: 1, 5: [0, 2], 6: [1.0]}
     yield "draw: out of order", cbor.encode(draw | {5: [2, 0]})
     yield "draw: somebody twice", cbor.encode(draw | {5: [0, 0]})
-    yield "resume: a size without a root", cbor.encode({0: 6, 1: 9, 2: START, 3: 1, 4: 0, 5: 3, 6: None})
+    resume = {0: 6, 1: 9, 2: START, 3: 1, 4: 0, 5: 3, 6: None, 7: None}
+    yield "resume: a size without a root", cbor.encode(resume)
+    yield "resume: no threads at all", cbor.encode(resume | {5: None, 7: 0})
     withdraw = {0: 6, 1: 5, 2: START, 3: bytes(32), 4: 1, 5: "contributor", 6: bytes(32), 7: [bytes(32)]}
     yield "withdraw: a member at no position", cbor.encode(withdraw | {4: None})
     yield "withdraw: a member without its content anchor", cbor.encode(withdraw | {7: []})

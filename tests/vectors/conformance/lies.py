@@ -424,6 +424,12 @@ LIES: dict[str, Lie] = dict(_of_bounds()) | {
     "resumed from nowhere": Lie(
         "a RESUME leaf from a step that was never released", "resumed", on_leaves(say(Resume, 0, from_step=5)), "RESUME"
     ),
+    "threads of no checkpoint": Lie(
+        "a RESUME leaf from the start, with threads other than those of a model checkpoint that there is none of",
+        "order and an unsettled window",
+        on_leaves(say(Resume, 0, threads=2)),
+        "RESUME",
+    ),
     "a pin of another history": Lie(
         "a RESUME leaf with another root than the ledger had at that size",
         "resumed",
