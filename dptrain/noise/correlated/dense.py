@@ -1,0 +1,205 @@
+"""Chooses dense strategies: any lower triangular C, for one participation or for several in a fixed order.
+
+With X = C^T C, the mean error of a workload A is tr(A^T A X^-1) / n. It is convex in X, and what a contribution may move is
+linear
+in X where the columns that it takes part in are orthogonal: X[i, j] = 0 for i = j mod p, i != j, and the diagonal of each such
+set of steps sums to 1.
+
+Source: Choquette-Choo et al., "Multi-Epoch Matrix Factorization Mechanisms for Private Machine Learning" (2023); Denisov et al.
+(2022), theorem 3.2, for the fixed point of one participation.
+"""
+
+from typing import Final
+
+import numpy as np
+from scipy import linalg
+
+from dptrain.noise.correlated.toeplitz import Objective, _checked, _objective
+from ledger.accountants.correlated.strategies import CODE, Dense
+from ledger.errors import AccountantError
+
+ROUNDS: Final = 2000
+"""Most steps of an optimiser."""
+
+CLOSE: Final = 1e-12
+"""Relative gain of a step at which it ends."""
+
+
+def prefix_sums(n: int) -> np.ndarray:
+    """Returns the workload of SGD with a constant learning rate, shape (n, n)."""
+    return np.tri(_checked(n))
+
+
+def learning_rates(rates: np.ndarray, beta: float = 0.0) -> np.ndarray:
+    """Returns the workload of SGD with a schedule of learning rates and momentum, shape (n, n).
+
+    Row i weighs release j by how far it has moved the parameters after step i: sum over j <= t <= i of rates_t beta^(t - j).
+
+    Raises:
+        AccountantError: code STRATEGY, rates are not finite and positive, or momentum is not in [0, 1).
+    """
+    held = np.asarray(rates, dtype=np.float64)
+    if held.ndim != 1 or not held.size or not np.isfinite(held).all() or not (held > 0.0).all():
+        raise AccountantError(CODE, "learning rates are a list of positive numbers, one for each step")
+    if not 0.0 <= beta < 1.0:
+        raise AccountantError(CODE, f"momentum lies in [0, 1), got {beta!r}")
+    n = len(held)
+    age = np.subtract.outer(np.arange(n), np.arange(n))
+    return np.cumsum(np.where(age >= 0, held[:, None] * beta ** np.maximum(age, 0), 0.0), axis=0)
+
+
+def errors(strategy: np.ndarray, workload: np.ndarray | None = None) -> np.ndarray:
+    """Returns the squared norms of the rows of A C^-1, shape (n,).
+
+    Args:
+        strategy: C, shape (n, n), lower triangular. workload: A, shape (n, n); prefix sums where left out.
+    """
+    wanted = prefix_sums(len(strategy)) if workload is None else workload
+    rows = linalg.solve_triangular(strategy, wanted.T, lower=True, trans="T").T
+    return np.asarray(np.square(rows).sum(axis=1))
+
+
+def error(strategy: np.ndarray, objective: Objective = "mean", workload: np.ndarray | None = None) -> float:
+    """Returns the mean or the largest of `errors`."""
+    found = errors(strategy, workload)
+    return float(found.mean() if _objective(objective) == "mean" else found.max())
+
+
+def optimize(
+    n: int,
+    period: int | None = None,
+    objective: Objective = "mean",
+    workload: np.ndarray | None = None,
+    bands: int | None = None,
+) -> Dense:
+    """Returns the strategy of least error at squared sensitivity 1.
+
+    Args:
+        n: steps. period: every contribution takes part in each ``period``-th step from its first on; left out, in one step.
+        objective: `mean` or `max` of the errors. workload: A, shape (n, n); prefix sums where left out.
+        bands: diagonals of C that may hold something; left out for all.
+
+    Raises:
+        AccountantError: code STRATEGY, no such numbers or objective.
+    """
+    gap = _checked(n) if period is None else period
+    if not 1 <= gap <= n or (bands is not None and not 1 <= bands <= n):
+        raise AccountantError(CODE, f"a strategy of {n} steps has a period and bands of 1 to {n}, got {period!r}, {bands!r}")
+    wanted = prefix_sums(n) if workload is None else np.asarray(workload, dtype=np.float64)
+    if wanted.shape != (n, n) or not np.isfinite(wanted).all():
+        raise AccountantError(CODE, f"a workload of {n} steps has shape ({n}, {n}) and finite numbers")
+    if _objective(objective) == "mean":
+        return Dense(_factor(_least_mean(wanted, gap, bands, None)))
+    return Dense(_factor(_least_max(wanted, gap, bands)))
+
+
+def _least_max(wanted: np.ndarray, gap: int, bands: int | None) -> np.ndarray:
+    """Returns X of the least of the largest errors: that of the least mean under the weights that make it worst.
+
+    The weights are those of a game, moved towards rows of more error; the best X met is kept.
+    """
+    n = len(wanted)
+    weights, kept, least, held = np.full(n, 1.0 / n), None, np.inf, None
+    for turn in range(400):
+        held = _least_mean(wanted * np.sqrt(n * weights)[:, None], gap, bands, held)
+        found = errors(_factor(held), wanted)
+        if found.max() < least:
+            kept, least = held, float(found.max())
+        if found.max() - weights @ found <= 1e-6 * found.max():
+            break
+        weights = weights * (found / found.max()) ** (2.0 if turn < 200 else 1.0)
+        weights = np.maximum(weights / weights.sum(), 1e-12)
+        weights /= weights.sum()
+    assert kept is not None
+    return kept
+
+
+def _least_mean(wanted: np.ndarray, gap: int, bands: int | None, start: np.ndarray | None) -> np.ndarray:
+    """Returns X of the least tr(A^T A X^-1), by projected gradients along conjugate directions."""
+    n = len(wanted)
+    moment = wanted.T @ wanted
+    if gap == n and bands is None:
+        return _fixed_point(moment)
+    rest = np.arange(n) % gap
+    same = np.equal.outer(rest, rest)
+    free = ~same
+    if bands is not None:
+        free &= np.abs(np.subtract.outer(np.arange(n), np.arange(n))) < bands
+    counts = np.bincount(rest, minlength=gap)[rest]
+
+    def projected(gradient: np.ndarray) -> np.ndarray:
+        """Returns the part that keeps zeros and the sums of the diagonal, or with bands every entry of the diagonal."""
+        found = np.where(free, gradient, 0.0)
+        if bands is None:
+            diagonal = np.diagonal(gradient)
+            found[np.diag_indices(n)] = diagonal - (np.bincount(rest, diagonal, minlength=gap) / np.bincount(rest))[rest]
+        return found
+
+    def measured(x: np.ndarray) -> tuple[float, np.ndarray | None]:
+        try:
+            factor = linalg.cho_factor(x, lower=True)
+        except linalg.LinAlgError:
+            return np.inf, None
+        solved = linalg.cho_solve(factor, moment)
+        return float(np.trace(solved)), -linalg.cho_solve(factor, solved.T)
+
+    x = np.diag(1.0 / counts) if start is None else start
+    value, slope = measured(x)
+    assert slope is not None
+    gradient = projected(slope)
+    direction, size = -gradient, 1.0 / max(np.abs(gradient).max(), 1e-300)
+    for _ in range(ROUNDS):
+        along = float((gradient * direction).sum())
+        if along >= 0.0:
+            direction, along = -gradient, -float((gradient**2).sum())
+        if along == 0.0:
+            break
+        new, new_slope = measured(x + size * direction)
+        while not new <= value + 1e-4 * size * along:
+            size /= 2.0
+            if size * np.abs(direction).max() < 1e-16:
+                return x
+            new, new_slope = measured(x + size * direction)
+        assert new_slope is not None
+        after = projected(new_slope)
+        step, change = size * direction, after - gradient
+        x = x + step
+        gained = value - new
+        value = new
+        curvature = float((step * change).sum())
+        # Limited-memory BFGS with one pair kept.
+        direction = -after
+        if curvature > 0.0:
+            scale = curvature / float((change**2).sum())
+            share = float((step * after).sum()) / curvature
+            direction = -scale * (after - share * change)
+            direction -= step * (share - scale * float((change * (after - share * change)).sum()) / curvature)
+        gradient, size = after, 1.0
+        if gained <= CLOSE * value:
+            break
+    return x
+
+
+def _fixed_point(moment: np.ndarray) -> np.ndarray:
+    """Returns X of the least tr(M X^-1) with a diagonal of ones, the optimum of one participation.
+
+    Its dual is v <- diag((V^1/2 M V^1/2)^1/2), and X = V^-1/2 (V^1/2 M V^1/2)^1/2 V^-1/2.
+    """
+    v = np.sqrt(np.diagonal(moment)).copy()
+    for _ in range(ROUNDS):
+        half = np.sqrt(v)
+        values, vectors = linalg.eigh(half[:, None] * moment * half)
+        rooted = (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
+        new = np.diagonal(rooted).copy()
+        done = np.abs(new / v - 1.0).max() < 1e-9  # X is scaled at the end, so that its error counts in the second order
+        v = new
+        if done:
+            break
+    found = rooted / np.sqrt(np.outer(v, v))
+    scale = np.sqrt(np.diagonal(found))
+    return np.asarray(found / np.outer(scale, scale))
+
+
+def _factor(x: np.ndarray) -> np.ndarray:
+    """Returns the lower triangular C with C^T C = X: a Cholesky factor from the other end."""
+    return np.tril(linalg.cholesky(x[::-1, ::-1], lower=True).T[::-1, ::-1])

@@ -1,0 +1,23 @@
+"""Computes what correlated noise costs: strategies, and by how much a contribution moves what they release; without torch."""
+
+from ledger.accountants.correlated.sensitivity import ONCE, Participation, Sensitivity, redone, sensitivity
+from ledger.accountants.correlated.strategies import Banded, Buffered, Dense, Strategy, Toeplitz, identity
+
+__all__ = [
+    "ONCE",
+    "Banded",
+    "Buffered",
+    "Dense",
+    "Participation",
+    "Sensitivity",
+    "Strategy",
+    "Toeplitz",
+    "identity",
+    "redone",
+    "sensitivity",
+]
+
+
+def __dir__() -> list[str]:
+    """Lists what is public."""
+    return sorted(__all__)

@@ -1,0 +1,328 @@
+"""Describes the strategies by which noise of several steps is correlated: lower triangular matrices C, without torch.
+
+Step t of a run of n steps has row t of s C^-1 Z, with Z independent standard normals: the releases are post-processing of C G +
+s Z, one Gaussian mechanism on the sums G of all steps. So what a run costs follows from C alone. Rows and columns count from 0.
+
+Source: Denisov et al., "Improved Differential Privacy for SGD via Optimal Private Linear Operators on Adaptive Streams" (2022);
+Choquette-Choo et al., "(Amplified) Banded Matrix Factorization" (2023); Dvijotham et al., "Efficient and Near-Optimal Noise
+Generation for Streaming Differential Privacy" (2024) for buffers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from ledger.errors import AccountantError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+CODE: Final = "STRATEGY"
+"""Code of what is no strategy, or none for so many steps."""
+
+
+class Strategy(Protocol):
+    """Stands for the matrix C of any number of steps that it serves.
+
+    Attributes:
+        bands: diagonals that may hold something, the main one among them; None where all may.
+        longest: most steps it is made for; None for any number.
+    """
+
+    @property
+    def bands(self) -> int | None: ...
+
+    @property
+    def longest(self) -> int | None: ...
+
+    def matrix(self, steps: int) -> np.ndarray:
+        """Returns C, shape (steps, steps), float64: for small numbers of steps."""
+
+    def norms_squared(self, steps: int) -> np.ndarray:
+        """Returns the squared norms of the columns, shape (steps,)."""
+
+    def gram(self, steps: int, lag: int) -> np.ndarray:
+        """Returns X[j, j + lag] for all j, shape (steps - lag,), of X = C^T C."""
+
+
+def require(strategy: Strategy, steps: int) -> None:
+    """Raises AccountantError: code STRATEGY, no such number of steps, or more than the strategy is made for."""
+    if type(steps) is not int or steps < 1:
+        raise AccountantError(CODE, f"a strategy has 1 step or more, got {steps!r}")
+    if strategy.longest is not None and steps > strategy.longest:
+        told = f"the strategy is made for {strategy.longest} steps, and {steps} are asked for; columns beyond would cost more"
+        raise AccountantError(CODE, told, nearest=float(strategy.longest))
+
+
+@dataclass(frozen=True)
+class Toeplitz:
+    """Has one column, moved down from step to step: C[i, j] = coefficients[i - j].
+
+    Attributes:
+        coefficients: first column, of any length below the number of steps; zero behind.
+        steps: where given, every column is scaled to norm 1 in the matrix of that many steps, which is the longest then.
+
+    Raises:
+        AccountantError: code STRATEGY, coefficients are not finite, or the first is not positive.
+    """
+
+    coefficients: tuple[float, ...]
+    steps: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "coefficients", checked_column(self.coefficients))
+        if self.steps is not None and (type(self.steps) is not int or self.steps < 1):
+            raise AccountantError(CODE, f"columns are normalised for 1 step or more, got {self.steps!r}")
+
+    @property
+    def bands(self) -> int:
+        return len(self.coefficients)
+
+    @property
+    def longest(self) -> int | None:
+        return self.steps
+
+    def column(self, steps: int) -> np.ndarray:
+        """Returns the first column before it is scaled, shape (steps,)."""
+        import numpy as np
+
+        require(self, steps)
+        held = np.zeros(steps)
+        held[: len(self.coefficients)] = self.coefficients[:steps]
+        return held
+
+    def scales(self, steps: int) -> np.ndarray:
+        """Returns what each column is multiplied with, shape (steps,)."""
+        import numpy as np
+
+        require(self, steps)
+        if self.steps is None:
+            return np.ones(steps)
+        return 1.0 / np.sqrt(_tails(self.column(self.steps) ** 2)[:steps])
+
+    def matrix(self, steps: int) -> np.ndarray:
+        import numpy as np
+
+        column, place = self.column(steps), np.subtract.outer(np.arange(steps), np.arange(steps))
+        return np.where(place >= 0, column[np.maximum(place, 0)], 0.0) * self.scales(steps)
+
+    def norms_squared(self, steps: int) -> np.ndarray:
+        return self.gram(steps, 0)
+
+    def gram(self, steps: int, lag: int) -> np.ndarray:
+        column, scales = self.column(steps), self.scales(steps)
+        product = _tails(column[lag:] * column[: steps - lag])
+        return product * scales[: steps - lag] * scales[lag:]
+
+
+@dataclass(frozen=True)
+class Banded:
+    """Has columns of its own for every step: C[j + r, j] = rows[j][r].
+
+    Attributes:
+        rows: for every column what stands from the diagonal down, the same number in each; what would lie below the matrix of
+            that many steps, which is the longest, counts as zero.
+        normalized: whether every column is scaled to norm 1.
+
+    Raises:
+        AccountantError: code STRATEGY, columns of unequal lengths, numbers that are not finite, or a diagonal that is not
+            positive.
+    """
+
+    rows: tuple[tuple[float, ...], ...]
+    normalized: bool = True
+
+    def __post_init__(self) -> None:
+        columns = tuple(checked_column(row) for row in self.rows)
+        if not columns or len({len(column) for column in columns}) != 1:
+            raise AccountantError(CODE, "a banded strategy has a column for every step, all of one length")
+        object.__setattr__(self, "rows", columns)
+
+    @property
+    def bands(self) -> int:
+        return len(self.rows[0])
+
+    @property
+    def longest(self) -> int:
+        return len(self.rows)
+
+    def columns(self, steps: int) -> np.ndarray:
+        """Returns the columns from the diagonal down, scaled, shape (steps, bands)."""
+        import numpy as np
+
+        require(self, steps)
+        held = np.array(self.rows)
+        inside = np.add.outer(np.arange(len(held)), np.arange(self.bands))
+        held = np.where(inside < len(held), held, 0.0)
+        if self.normalized:
+            held /= np.sqrt((held**2).sum(axis=1, keepdims=True))
+        return np.where(inside[:steps] < steps, held[:steps], 0.0)
+
+    def matrix(self, steps: int) -> np.ndarray:
+        import numpy as np
+
+        held = np.zeros((steps, steps))
+        columns = self.columns(steps)
+        for r in range(min(self.bands, steps)):
+            place = np.arange(steps - r)
+            held[place + r, place] = columns[: steps - r, r]
+        return held
+
+    def norms_squared(self, steps: int) -> np.ndarray:
+        return self.gram(steps, 0)
+
+    def gram(self, steps: int, lag: int) -> np.ndarray:
+        import numpy as np
+
+        columns = self.columns(steps)
+        if lag >= self.bands:
+            return np.zeros(steps - lag)
+        return np.asarray((columns[: steps - lag, lag:] * columns[lag:, : self.bands - lag]).sum(axis=1))
+
+
+@dataclass(frozen=True)
+class Buffered:
+    """Has the first column 1, then sum_j scales[j] decays[j]^(i - 1) in row i: a buffer for every decay makes noise of it.
+
+    Raises:
+        AccountantError: code STRATEGY, as many scales as decays, decays in (0, 1), scales positive and at most 1 together,
+            so that no coefficient exceeds the one before.
+    """
+
+    decays: tuple[float, ...]
+    scales: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        decays, scales = (tuple(float(value) for value in values) for values in (self.decays, self.scales))
+        if not len(decays) == len(scales):
+            raise AccountantError(CODE, f"there are {len(decays)} decays and {len(scales)} scales, expected as many")
+        if (
+            not all(0.0 < decay < 1.0 for decay in decays)
+            or not all(scale > 0.0 for scale in scales)
+            or math.fsum(scales) > 1.0
+        ):
+            raise AccountantError(CODE, "decays lie between 0 and 1, and scales are positive and at most 1 together")
+        object.__setattr__(self, "decays", decays)
+        object.__setattr__(self, "scales", scales)
+
+    @property
+    def bands(self) -> int | None:
+        return None if self.decays else 1
+
+    @property
+    def longest(self) -> None:
+        return None
+
+    def column(self, steps: int) -> np.ndarray:
+        """Returns the first column, shape (steps,)."""
+        import numpy as np
+
+        require(self, steps)
+        held = np.zeros(steps)
+        held[0] = 1.0
+        place = np.arange(steps - 1)
+        for decay, scale in zip(self.decays, self.scales, strict=True):
+            held[1:] += scale * np.exp(place * math.log(decay))
+        return held
+
+    def matrix(self, steps: int) -> np.ndarray:
+        return Toeplitz(tuple(self.column(steps))).matrix(steps)
+
+    def norms_squared(self, steps: int) -> np.ndarray:
+        return self.gram(steps, 0)
+
+    def gram(self, steps: int, lag: int) -> np.ndarray:
+        column = self.column(steps)
+        return _tails(column[lag:] * column[: steps - lag])
+
+
+@dataclass(frozen=True, eq=False)
+class Dense:
+    """Has any lower triangular matrix C of its number of steps, which is the longest.
+
+    Raises:
+        AccountantError: code STRATEGY, not square, not finite, something above the diagonal, or a diagonal that is not
+            positive.
+    """
+
+    rows: np.ndarray
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rows", checked_matrix(self.rows))
+
+    @property
+    def bands(self) -> int:
+        import numpy as np
+
+        below, right = np.nonzero(self.rows)
+        return int((below - right).max()) + 1
+
+    @property
+    def longest(self) -> int:
+        return len(self.rows)
+
+    def matrix(self, steps: int) -> np.ndarray:
+        require(self, steps)
+        return self.rows[:steps, :steps]
+
+    def norms_squared(self, steps: int) -> np.ndarray:
+        return self.gram(steps, 0)
+
+    def gram(self, steps: int, lag: int) -> np.ndarray:
+        import numpy as np
+
+        held = self.matrix(steps)
+        return np.asarray(np.einsum("ij,ij->j", held[:, : steps - lag], held[:, lag:]))
+
+
+def identity() -> Toeplitz:
+    """Returns the strategy of independent noise."""
+    return Toeplitz((1.0,))
+
+
+def checked_column(values: Any) -> tuple[float, ...]:
+    """Returns numbers of a column as floats. Raises AccountantError: code STRATEGY, no finite numbers, or no positive first."""
+    import numpy as np
+
+    try:
+        held = tuple(float(value) for value in np.asarray(values, dtype=np.float64).reshape(-1)) if np.ndim(values) == 1 else ()
+    except (TypeError, ValueError):
+        held = ()
+    if not held or not all(map(math.isfinite, held)):
+        raise AccountantError(CODE, "coefficients are a list of finite numbers, from the diagonal down")
+    if held[0] <= 0.0:
+        raise AccountantError(CODE, f"the diagonal of a strategy is positive, got {held[0]!r}; else it has no inverse")
+    return held
+
+
+def checked_matrix(values: Any) -> np.ndarray:
+    """Returns a matrix as float64, not to be written to. Raises AccountantError: code STRATEGY, it is no strategy."""
+    import numpy as np
+
+    try:
+        held = np.array(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise AccountantError(CODE, "a strategy is a square matrix of numbers") from None
+    if held.ndim != 2 or held.shape[0] != held.shape[1] or not held.size:
+        raise AccountantError(CODE, f"a strategy is a square matrix, got shape {held.shape}")
+    if not np.isfinite(held).all():
+        raise AccountantError(CODE, "a strategy holds finite numbers alone")
+    above = np.argwhere(np.triu(held, 1))
+    if len(above):
+        row, column = above[0]
+        raise AccountantError(CODE, f"a strategy is lower triangular, and row {row}, column {column} is not zero")
+    diagonal = np.diagonal(held)
+    if (diagonal <= 0.0).any():
+        row = int(np.argmax(diagonal <= 0.0))
+        raise AccountantError(CODE, f"the diagonal of a strategy is positive, got {diagonal[row]:g} in row {row}")
+    held.setflags(write=False)
+    return held
+
+
+def _tails(terms: np.ndarray) -> np.ndarray:
+    """Returns sums of the terms that stay inside the matrix, by column: of the first n - j, for column j."""
+    import numpy as np
+
+    return np.cumsum(terms)[::-1]
