@@ -93,6 +93,13 @@ class OnHost(Independent):
         """Returns the noise of a chunk in lattice steps, whole numbers; any number of threads may ask at a time."""
         raise NotImplementedError
 
+    def placed(self, noise: np.ndarray, step: int, first: int) -> np.ndarray:
+        """Returns what is added to the part of a chunk that is released, from coordinate ``first`` of that part on.
+
+        Noise that depends on other steps is made here, of what `noise` gives then.
+        """
+        return noise
+
     def release_(
         self,
         clipped_sum: torch.Tensor,
@@ -133,7 +140,7 @@ class OnHost(Independent):
             np.divide(part, gamma, out=part)
             np.clip(np.rint(part, out=part), -self._limit, self._limit, out=part)
             noise = self.noise(step, lane, start, min(self._chunk, whole - start), draws)
-            part += noise[first - start : last - start]  # both below 2^53: exact
+            part += self.placed(noise[first - start : last - start], step, first - offset)  # both below 2^53: exact
             part *= scale
 
         self._threads.each(draw, range(offset - offset % self._chunk, end, self._chunk))

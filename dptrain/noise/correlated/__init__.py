@@ -1,12 +1,14 @@
 """Correlates noise between steps: strategies and how to choose them (docs/mechanism, correlated noise).
 
 `toeplitz`, `blt` and `dense` choose a strategy for a number of steps, `sensitivity` says by how much a contribution moves what
-it releases.
+it releases. `CorrelatedGaussian` is the mechanism of a run, and `Privatizer` the same noise by itself.
 """
 
 from dptrain.noise.correlated import blt, dense, sensitivity, toeplitz
+from dptrain.noise.correlated.gaussian import CorrelatedGaussian
+from dptrain.noise.correlated.privatizers import Privatizer, State
 
-__all__ = ["blt", "dense", "sensitivity", "toeplitz"]
+__all__ = ["CorrelatedGaussian", "Privatizer", "State", "blt", "dense", "sensitivity", "toeplitz"]
 
 
 def __dir__() -> list[str]:

@@ -9,7 +9,8 @@ Source: Choquette-Choo et al., "Multi-Epoch Matrix Factorization Mechanisms for 
 (2022), theorem 3.2, for the fixed point of one participation.
 """
 
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import numpy as np
 from scipy import linalg
@@ -46,6 +47,30 @@ def learning_rates(rates: np.ndarray, beta: float = 0.0) -> np.ndarray:
     n = len(held)
     age = np.subtract.outer(np.arange(n), np.arange(n))
     return np.cumsum(np.where(age >= 0, held[:, None] * beta ** np.maximum(age, 0), 0.0), axis=0)
+
+
+def materialized(
+    init_multiply: Callable[[np.ndarray], Any],
+    multiply_next: Callable[[np.ndarray, Any], tuple[np.ndarray, Any]],
+    steps: int,
+) -> Dense:
+    """Returns the strategy whose C^-1 a streaming recurrence multiplies with, once it has run over all steps.
+
+    Args:
+        init_multiply: of an array of zeros like a z, gives the state of the recurrence before the first step.
+        multiply_next: of z_t and the state, gives x_t = (C^-1 z)_t and the next state; linear in the z so far.
+        steps: of the run.
+
+    Raises:
+        AccountantError: code STRATEGY, what it multiplies with is no strategy.
+    """
+    state, rows = init_multiply(np.zeros(_checked(steps))), []
+    for unit in np.eye(steps):
+        row, state = multiply_next(unit.copy(), state)
+        rows.append(np.array(row, dtype=np.float64))
+    if any(row.shape != (steps,) for row in rows):
+        raise AccountantError(CODE, f"a recurrence gives x of the shape of z, ({steps},), got {rows[0].shape}")
+    return Dense.of_inverse(np.array(rows))
 
 
 def errors(strategy: np.ndarray, workload: np.ndarray | None = None) -> np.ndarray:

@@ -1,17 +1,28 @@
 """Computes what correlated noise costs: strategies, and by how much a contribution moves what they release; without torch."""
 
 from ledger.accountants.correlated.sensitivity import ONCE, Participation, Sensitivity, redone, sensitivity
-from ledger.accountants.correlated.strategies import Banded, Buffered, Dense, Strategy, Toeplitz, identity
+from ledger.accountants.correlated.strategies import (
+    Banded,
+    BandedInverse,
+    Buffered,
+    Dense,
+    Strategy,
+    Toeplitz,
+    digest,
+    identity,
+)
 
 __all__ = [
     "ONCE",
     "Banded",
+    "BandedInverse",
     "Buffered",
     "Dense",
     "Participation",
     "Sensitivity",
     "Strategy",
     "Toeplitz",
+    "digest",
     "identity",
     "redone",
     "sensitivity",

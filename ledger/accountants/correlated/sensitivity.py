@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from ledger.accountants.correlated.strategies import CODE, Buffered, Strategy, Toeplitz, require
+from ledger.accountants.correlated.strategies import CODE, BandedInverse, Buffered, Strategy, Toeplitz, require
 from ledger.errors import AccountantError
 
 if TYPE_CHECKING:
@@ -72,6 +72,9 @@ class Sensitivity:
 
 def sensitivity(strategy: Strategy, steps: int, participation: Participation = ONCE) -> Sensitivity:
     """Returns the least bound that is proved for a strategy and a participation.
+
+    Guarantee: no contribution that adds vectors of norm 1 at most, in the steps of a set that the participation allows, moves C
+    G by more; where the bound is exact, one does by as much.
 
     Args:
         strategy: C. steps: of the run. participation: of one contribution, whose vectors have norm 1 at most.
@@ -220,7 +223,7 @@ def _of_rows(strategy: Strategy, steps: int, gap: int, most: int) -> float:
 
 def _column(strategy: Strategy, steps: int) -> np.ndarray | None:
     """Returns the first column of a strategy that has one column for all steps, else None."""
-    if isinstance(strategy, Buffered) or (isinstance(strategy, Toeplitz) and strategy.steps is None):
+    if isinstance(strategy, Buffered | BandedInverse) or (isinstance(strategy, Toeplitz) and strategy.steps is None):
         return strategy.column(steps)
     return None
 

@@ -10,8 +10,9 @@ Generation for Streaming Differential Privacy" (2024) for buffers.
 
 from __future__ import annotations
 
+import hashlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ledger.errors import AccountantError
@@ -115,6 +116,51 @@ class Toeplitz:
         column, scales = self.column(steps), self.scales(steps)
         product = _tails(column[lag:] * column[: steps - lag])
         return product * scales[: steps - lag] * scales[lag:]
+
+
+@dataclass(frozen=True)
+class BandedInverse:
+    """Has a Toeplitz inverse of few diagonals: C^-1[i, j] = coefficients[i - j], and C all diagonals.
+
+    Raises:
+        AccountantError: code STRATEGY, as `Toeplitz`.
+    """
+
+    coefficients: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "coefficients", checked_column(self.coefficients))
+
+    @property
+    def bands(self) -> int | None:
+        return None if len(self.coefficients) > 1 else 1
+
+    @property
+    def longest(self) -> None:
+        return None
+
+    def column(self, steps: int) -> np.ndarray:
+        """Returns the first column of C, shape (steps,), by the recurrence of power series."""
+        import numpy as np
+
+        require(self, steps)
+        turned = np.array(self.coefficients)
+        behind, reach = turned[:0:-1].copy(), len(turned) - 1
+        held = np.zeros(reach + steps)
+        held[reach] = 1.0 / turned[0]
+        for place in range(reach + 1, reach + steps):
+            held[place] = -(behind @ held[place - reach : place]) / turned[0]
+        return held[reach:]
+
+    def matrix(self, steps: int) -> np.ndarray:
+        return Toeplitz(tuple(self.column(steps))).matrix(steps)
+
+    def norms_squared(self, steps: int) -> np.ndarray:
+        return self.gram(steps, 0)
+
+    def gram(self, steps: int, lag: int) -> np.ndarray:
+        column = self.column(steps)
+        return _tails(column[lag:] * column[: steps - lag])
 
 
 @dataclass(frozen=True)
@@ -242,15 +288,34 @@ class Buffered:
 class Dense:
     """Has any lower triangular matrix C of its number of steps, which is the longest.
 
+    Attributes:
+        rows: C. inverse: C^-1, of which noise is made; computed where it is left out.
+
     Raises:
         AccountantError: code STRATEGY, not square, not finite, something above the diagonal, or a diagonal that is not
-            positive.
+            positive; or the two are not inverse to each other.
     """
 
     rows: np.ndarray
+    inverse: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rows", checked_matrix(self.rows))
+        import numpy as np
+
+        rows = checked_matrix(self.rows)
+        inverse = checked_matrix(np.tril(np.linalg.inv(rows)) if self.inverse is None else self.inverse)
+        if inverse.shape != rows.shape or np.abs(inverse @ rows - np.eye(len(rows))).max() > 1e-9:
+            raise AccountantError(CODE, "the inverse of a strategy is not that of its matrix, or is not known to ten digits")
+        object.__setattr__(self, "rows", rows)
+        object.__setattr__(self, "inverse", inverse)
+
+    @classmethod
+    def of_inverse(cls, inverse: Any) -> Dense:
+        """Returns the strategy of which C^-1 is given: what noise is made of, row by row."""
+        import numpy as np
+
+        held = checked_matrix(inverse)
+        return cls(np.tril(np.linalg.inv(held)), held)
 
     @property
     def bands(self) -> int:
@@ -275,6 +340,18 @@ class Dense:
 
         held = self.matrix(steps)
         return np.asarray(np.einsum("ij,ij->j", held[:, : steps - lag], held[:, lag:]))
+
+
+def digest(strategy: Strategy) -> bytes:
+    """Returns SHA-256 over the kind of a strategy and its numbers, as float64, big-endian: of what its noise is made of."""
+    import numpy as np
+
+    found = hashlib.sha256(f"dptrain strategy {type(strategy).__name__}".encode())
+    for item in fields(strategy):  # type: ignore[arg-type]
+        value = getattr(strategy, item.name)
+        held = np.array([] if value is None else value, dtype=">f8")
+        found.update(f" {item.name} {held.shape} ".encode() + held.tobytes())
+    return found.digest()
 
 
 def identity() -> Toeplitz:

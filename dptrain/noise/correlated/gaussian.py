@@ -1,0 +1,184 @@
+"""Adds Gaussian noise that is correlated between steps: row t of s C^-1 Z, on the integer lattice of independent noise.
+
+A strategy is scaled to a largest column norm of 1 before its noise is: the scheduled deviation s then means for one occurrence
+what it means with independent noise, and a contribution that may take part more often pays by the sensitivity of the strategy.
+
+Clipped sums are rounded to the lattice, and so is the noise: what is released is a rounding of g_t + s (C^-1 Z)_t, and the
+noise is a function of Z alone. So the law is that of rounding the ideal release row by row, whatever the strategy
+(docs/mechanism, Theorem 2).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from dptrain.noise.correlated.recurrences import BLOCK, Recurrence, recurrence_of
+from dptrain.noise.correlated.toeplitz import inverse
+from dptrain.noise.keystream import KeyStream
+from dptrain.noise.lattice import LatticeGaussian
+from dptrain.noise.mechanism import Step
+from ledger.accountants.correlated import BandedInverse, Buffered, Dense, Strategy, Toeplitz
+from ledger.accountants.correlated.strategies import CODE, require
+from ledger.accountants.table import LATTICE_BITS
+from ledger.errors import AccountantError
+
+MOST_AMPLIFIED: Final = 2.0**14
+"""Largest deviation of a step's noise in scheduled deviations: beyond, the lattice would end within reach of the noise."""
+
+_SCALE: Final = 2.0**LATTICE_BITS
+
+
+@dataclass(eq=False)
+class Kept:
+    """Keeps what the noise of later steps is made of: secret, as with the releases it tells the next noise.
+
+    Attributes:
+        step: steps released so far, by tensor and place in it. buffers: float64, shape (buffers, coordinates), for each of
+            them.
+    """
+
+    step: dict[tuple[int, int], int] = field(default_factory=dict)
+    buffers: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict, repr=False)
+
+
+class CorrelatedGaussian(LatticeGaussian):
+    """Adds row t of s C^-1 Z to the clipped sum of step t + 1, for a strategy C of a number of steps.
+
+    Guarantee: what :meth:`release` adds to coordinate ``o`` of a tensor is ``gamma`` times the rounded row of C^-1 Z, of
+    normals Z that are a function of (key, step, tensor, o) alone, each the only one of its address; bits do not depend on the
+    parts in which a tensor comes. Steps are released in order, each once, and none behind the last that the strategy is made
+    for.
+
+    Args:
+        stream: of the normals. strategy: C. steps: of the run.
+
+    Raises:
+        AccountantError: code STRATEGY, a strategy of fewer steps, or one whose noise would leave the lattice.
+    """
+
+    def __init__(self, stream: KeyStream, strategy: Strategy, steps: int) -> None:
+        super().__init__(stream)
+        require(strategy, steps)
+        self.strategy, self.steps = strategy, steps
+        self.norm = math.sqrt(float(strategy.norms_squared(steps).max()))
+        """Largest column norm: what C is divided by. Sensitivities are divided by this very number."""
+        grown = self.norm * amplified(strategy, steps)
+        if not grown <= MOST_AMPLIFIED:
+            told = f"a step's noise would have {grown:.3g} scheduled deviations, at most {MOST_AMPLIFIED:g}"
+            raise AccountantError(CODE, f"{told}; take a strategy whose inverse has smaller rows")
+        dense = isinstance(strategy, Dense)
+        self._rows: np.ndarray | None = strategy.inverse if isinstance(strategy, Dense) else None
+        self._recurrence: Recurrence | None = None if dense else recurrence_of(strategy, steps)
+        self._now: torch.Tensor | None = None
+
+    @property
+    def buffers(self) -> int:
+        """Returns float64 numbers that are kept for every coordinate."""
+        return 0 if self._recurrence is None else self._recurrence.buffers
+
+    def init(self, shapes: Sequence[torch.Size]) -> Any:
+        """Returns what is known before the first step: nothing. Buffers are made where a part of a tensor is released."""
+        return Kept()
+
+    def state_dict(self, state: Any) -> Mapping[str, torch.Tensor]:
+        """Returns steps and buffers by tensor and place, to be sealed with the keys."""
+        kept: Kept = state
+        steps = {f"step {lane} {offset}": torch.tensor(step) for (lane, offset), step in kept.step.items()}
+        return steps | {f"buffers {lane} {offset}": held for (lane, offset), held in kept.buffers.items()}
+
+    def load_state_dict(self, tensors: Mapping[str, torch.Tensor]) -> Kept:
+        """Returns the state that `state_dict` gave.
+
+        Raises:
+            ValueError: a tensor is missing, is of another form, or is no part of such a state.
+        """
+        kept = Kept()
+        for name, tensor in tensors.items():
+            kind, *place = name.split(" ")
+            if kind not in ("step", "buffers") or len(place) != 2 or not all(part.isdigit() for part in place):
+                raise ValueError(f"{name!r} is no part of the state of correlated noise")
+            key = int(place[0]), int(place[1])
+            if kind == "step":
+                kept.step[key] = int(tensor)
+            elif tensor.dtype is not torch.float64 or tensor.ndim != 2 or len(tensor) != self.buffers:
+                raise ValueError(
+                    f"{name} has {tensor.dtype} and shape {tuple(tensor.shape)}, expected float64 and {self.buffers} buffers"
+                )
+            else:
+                kept.buffers[key] = tensor.clone()
+        if kept.step.keys() != kept.buffers.keys():
+            raise ValueError("the state of correlated noise has steps and buffers of different tensors")
+        return kept
+
+    def release(self, clipped_sum: torch.Tensor, state: Any, step: Step) -> torch.Tensor:
+        """Turns a clipped sum into its private release, in place; see `dptrain.noise.mechanism.Mechanism`.
+
+        Raises:
+            ValueError: as `OnHost.release_`; several draws in a step; a step out of turn, or behind the last.
+        """
+        if step.draws != 1:
+            raise ValueError(f"correlated noise is drawn once per step, got {step.draws} draws")
+        kept: Kept = state
+        place = step.lane, step.offset
+        taken = kept.step.get(place, 0)
+        if step.number != taken + 1:
+            raise ValueError(f"step {step.number} is out of turn, expected step {taken + 1}: its noise depends on those before")
+        if step.number > self.steps:
+            raise ValueError(f"the strategy is made for {self.steps} steps, and this is step {step.number}")
+        if place not in kept.buffers:
+            kept.buffers[place] = torch.zeros(self.buffers, clipped_sum.numel(), dtype=torch.float64)
+        self._now = kept.buffers[place]
+        if self._now.shape[1] != clipped_sum.numel():
+            raise ValueError(f"a part of {self._now.shape[1]} coordinates comes back with {clipped_sum.numel()}")
+        try:
+            released = super().release(clipped_sum, None, step)
+        finally:
+            self._now = None
+        kept.step[place] = step.number
+        return released
+
+    def noise(self, step: int, lane: int, start: int, count: int, draws: int) -> np.ndarray:
+        """Returns the normals that the noise of a chunk is made of in this step: of a dense strategy, its whole row."""
+        if self._rows is None:
+            return self.gaussian(step, lane, start, count, draws).numpy()
+        total, row = np.zeros(count), self._rows[step - 1]
+        for place in np.flatnonzero(row).tolist():
+            drawn = self.gaussian(place + 1, lane, start, count, draws).numpy()
+            drawn *= row[place]
+            total += drawn
+        return total
+
+    def placed(self, noise: np.ndarray, step: int, first: int) -> np.ndarray:
+        """Returns the correlated noise of some coordinates in lattice steps, rounded."""
+        if self._recurrence is not None:
+            assert self._now is not None
+            self._recurrence.next(step - 1, noise, self._now.numpy()[:, first : first + len(noise)])
+        noise *= _SCALE * self.norm
+        return np.rint(noise, out=noise)
+
+
+def amplified(strategy: Strategy, steps: int) -> float:
+    """Returns the largest norm of a row of C^-1 over some steps, of columns that are scaled one by one a bound of it."""
+    if isinstance(strategy, Dense):
+        assert strategy.inverse is not None
+        return float(np.sqrt(np.square(strategy.inverse[:steps, :steps]).sum(axis=1)).max())
+    if isinstance(strategy, BandedInverse):
+        return float(np.linalg.norm(strategy.coefficients))
+    if isinstance(strategy, Toeplitz):
+        return float(np.linalg.norm(inverse(strategy.coefficients, steps)) / strategy.scales(steps).min())
+    if isinstance(strategy, Buffered):
+        return float(np.linalg.norm(inverse(strategy.column(steps), steps)))
+    recurrence = recurrence_of(strategy, steps)
+    rows = np.zeros(steps)
+    for begin in range(0, steps, BLOCK):  # every column is one of its own
+        units = np.arange(begin, min(begin + BLOCK, steps))
+        held = np.zeros((recurrence.buffers, len(units)))
+        for t in range(steps):
+            values = np.where(units == t, 1.0, 0.0)
+            recurrence.next(t, values, held)
+            rows[t] += values @ values
+    return float(np.sqrt(rows.max()))

@@ -1,0 +1,227 @@
+"""Noise by itself: nested tensors of any type, one state for one release, and epsilon of the whole."""
+
+import math
+from collections import namedtuple
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from dptrain.errors import ConfigError, NotPrivateUse  # noqa: E402
+from dptrain.noise import KeyStream, LatticeGaussian, Step  # noqa: E402
+from dptrain.noise.correlated import Privatizer, dense, toeplitz  # noqa: E402
+from ledger import accountants  # noqa: E402
+from ledger.accountants.correlated import ONCE, Buffered, Participation, Toeplitz, identity, sensitivity  # noqa: E402
+
+N, KEY = 8, b"\x05" * 32
+BANDED = Toeplitz(tuple(toeplitz.optimal_coefficients(N, 3)))
+Pair = namedtuple("Pair", "weight bias")
+
+
+def privatizer(strategy=BANDED, **changes) -> Privatizer:
+    return Privatizer(strategy, **({"steps": N, "noise_multiplier": 1.5, "clip_norm": 2.0, "key": KEY} | changes))
+
+
+def test_an_optimizer_steps_on_what_it_returns():
+    model = torch.nn.Linear(3, 2)
+    model.bias.requires_grad = False
+    noise = Privatizer(BANDED, steps=N, noise_multiplier=0.5)
+    state, optimizer = noise.init(model), torch.optim.SGD(model.parameters(), lr=0.1)
+    assert state.shapes == ((2, 3),)
+    before = model.weight.detach().clone()
+    for _ in range(N):
+        noisy, state = noise.release({"weight": torch.zeros(2, 3)}, state)
+        model.weight.grad = noisy["weight"]
+        optimizer.step()
+    assert state.step == N and not torch.equal(model.weight, before)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_types_and_forms_stay_and_noise_is_drawn_in_float64(dtype):
+    sums = {
+        "a": torch.randn(4, 5).to(dtype),
+        "b": [torch.randn(3).to(dtype), (torch.randn(()).to(dtype),)],
+        "c": Pair(torch.randn(5, 4).to(dtype).t(), torch.zeros(0, dtype=dtype)),
+    }
+    copy = sums["a"].clone()
+    noise = privatizer()
+    noisy, state = noise.release(sums, noise.init(sums))
+    assert type(noisy["c"]) is Pair and type(noisy["b"][1]) is tuple and noisy["c"].weight.shape == (4, 5)
+    assert noisy["a"].dtype is dtype and noisy["c"].bias.shape == (0,) and torch.equal(sums["a"], copy)
+    plain = LatticeGaussian(KeyStream("noise", b"alone", 0, KEY)).normals(1, 0, 0, 20).view(4, 5)
+    expected = sums["a"].double() + 3.0 * noise._noise.norm * plain
+    assert torch.equal(noisy["a"], expected.to(dtype)) or (noisy["a"].double() - expected).abs().max() < 3e-2
+    assert state.kept.buffers[0, 0].dtype is torch.float64 and state.kept.buffers[0, 0].shape == (2, 20)
+
+
+def test_bfloat16_sums_get_noise_of_more_than_its_values():
+    noise = privatizer(steps=N)
+    state = noise.init(torch.zeros(200_000, dtype=torch.bfloat16))
+    noisy, _ = noise.release(torch.zeros(200_000, dtype=torch.bfloat16), state)
+    scaled = noisy.double() / (3.0 * noise._noise.norm)
+    assert scaled.abs().max() > 4.0 and abs(float(scaled.std()) - 1.0) < 0.01 and len(noisy.unique()) > 1000
+
+
+def test_the_result_is_the_sum_and_one_element_of_noise():
+    """Equal noise whatever the sum: each output is its own input and noise that depends on the address alone."""
+    sums = torch.randn(300, dtype=torch.float64)
+    zeros = [privatizer(), privatizer()]
+    states = [noise.init(sums) for noise in zeros]
+    for step in range(N):
+        with_sums, states[0] = zeros[0].release(sums * step, states[0])
+        alone, states[1] = zeros[1].release(torch.zeros_like(sums), states[1])
+        assert (with_sums - alone - sums * step).abs().max() < 1e-8
+
+
+def test_scaling_the_deviation_is_scaling_the_strategy():
+    sums = torch.zeros(100, dtype=torch.float64)
+    found = []
+    for strategy, multiplier in ((BANDED, 1.5), (BANDED, 3.0), (Toeplitz(tuple(4.0 * c for c in BANDED.coefficients)), 1.5)):
+        noise = privatizer(strategy, noise_multiplier=multiplier)
+        found.append(noise.release(sums, noise.init(sums))[0])
+    assert (2 * found[0] - found[1]).abs().max() < 1e-8 and (found[0] - found[2]).abs().max() < 1e-8
+
+
+def test_a_state_is_good_for_one_release():
+    noise = privatizer()
+    first = noise.init(torch.zeros(3))
+    _, second = noise.release(torch.zeros(3), first)
+    with pytest.raises(NotPrivateUse, match="tell their difference"):
+        noise.release(torch.ones(3), first)
+    noise.release(torch.zeros(3), second)
+    again = noise.init(torch.zeros(3))
+    with pytest.raises(ValueError, match="already drawn"):  # the same key, the same step
+        noise.release(torch.zeros(3), again)
+    assert "kept" not in repr(second) and "key" not in repr(noise).lower()
+
+
+def test_keys_are_fresh_and_long():
+    sums = torch.zeros(50, dtype=torch.float64)
+    drawn = []
+    for _ in range(3):
+        noise = privatizer(key=None)
+        drawn.append(noise.release(sums, noise.init(sums))[0])
+        assert len(noise._noise._stream.master) == 32
+    assert not any(torch.equal(drawn[i], drawn[j]) for i in range(3) for j in range(i))
+    torch.manual_seed(0), np.random.seed(0)
+    one = privatizer(key=None)
+    torch.manual_seed(0), np.random.seed(0)
+    two = privatizer(key=None)
+    assert not torch.equal(one.release(sums, one.init(sums))[0], two.release(sums, two.init(sums))[0])
+
+
+@pytest.mark.parametrize("strategy", [BANDED, identity(), Buffered((0.9,), (0.3,)), dense.optimize(N)])
+def test_a_saved_state_goes_on(strategy):
+    sums = {"a": torch.zeros(7), "b": torch.zeros(2, 3)}
+
+    def run(stop: int) -> list[torch.Tensor]:
+        noise = privatizer(strategy)
+        state, found = noise.init(sums), []
+        for step in range(N):
+            if step == stop:
+                held = noise.state_dict(state)
+                noise = privatizer(strategy)
+                state = noise.load_state_dict({name: tensor.clone() for name, tensor in held.items()})
+            noisy, state = noise.release(sums, state)
+            found.append(torch.cat([tensor.flatten() for tensor in noisy.values()]))
+        return found
+
+    whole = run(-1)
+    for stop in (0, 1, 5):
+        assert all(torch.equal(one, other) for one, other in zip(run(stop), whole, strict=True))
+
+
+def test_states_of_others_are_refused():
+    noise = privatizer()
+    state = noise.init(torch.zeros(5))
+    _, state = noise.release(torch.zeros(5), state)
+    held = noise.state_dict(state)
+    for other in (privatizer(identity()), privatizer(steps=N - 1), privatizer(Toeplitz(BANDED.coefficients, N))):
+        with pytest.raises(ConfigError, match="another strategy"):
+            other.load_state_dict(held)
+    for changes, told in (
+        ({"step": None}, "no state"),
+        ({"step": torch.tensor(2)}, "other tensors or steps"),
+        ({"buffers 0 0": torch.zeros(2, 6, dtype=torch.float64)}, "other tensors or steps"),
+        ({"buffers 0 0": None, "step 0 0": None}, "other tensors or steps"),
+        ({"shape 0": torch.tensor([6])}, "other tensors or steps"),
+        ({"buffers 0 0": torch.zeros(2, 5)}, "float64"),
+    ):
+        tensors = {name: tensor for name, tensor in (held | changes).items() if tensor is not None}
+        with pytest.raises(ConfigError, match=told):
+            privatizer().load_state_dict(tensors)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"a": torch.zeros(4)}, r"\(4,\), expected \(3,\)"),
+        ({"a": torch.zeros(3), "b": torch.zeros(3)}, "expected"),
+        ({"a": None}, "zeros for no gradient"),
+        ({"a": torch.zeros(3, dtype=torch.int64)}, "real numbers"),
+    ],
+)
+def test_other_sums_are_refused_and_the_state_is_good_still(given, told):
+    noise = privatizer()
+    state = noise.init({"a": torch.zeros(3)})
+    with pytest.raises(ConfigError, match=told):
+        noise.release(given, state)
+    assert not state.spent
+    noise.release({"a": torch.zeros(3)}, state)
+
+
+def test_no_step_behind_the_last():
+    noise = privatizer()
+    state = noise.init(torch.zeros(3))
+    for _ in range(N):
+        _, state = noise.release(torch.zeros(3), state)
+    for again in (state, noise.load_state_dict(noise.state_dict(state))):
+        with pytest.raises(ConfigError, match="all 8 steps are released"):
+            noise.release(torch.zeros(3), again)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"noise_multiplier": 0.0}, {"noise_multiplier": -1.0}, {"clip_norm": math.inf}, {"key": b"k"}]
+)
+def test_bad_numbers_are_refused(changes):
+    with pytest.raises(ConfigError):
+        privatizer(**changes)
+    with pytest.raises(ConfigError, match="no tensor"):
+        privatizer().init({})
+
+
+def test_epsilon_is_that_of_one_gaussian_of_the_sensitivity():
+    delta = 1e-5
+    assert privatizer().epsilon(delta) == pytest.approx(accountants.epsilon(1.5, 1.0, 1, delta), rel=1e-3)
+    plain = privatizer(identity())
+    assert plain.epsilon(delta, Participation(1)) == pytest.approx(accountants.epsilon(1.5, 1.0, N, delta), rel=1e-3)
+    three, scaled = Participation(3), privatizer(Toeplitz(BANDED.coefficients, N))
+    assert scaled.sensitivity(three) == pytest.approx(math.sqrt(3))
+    assert privatizer().sensitivity(three) < scaled.sensitivity(three)  # its last columns are cut off
+    assert scaled.epsilon(delta, three) == pytest.approx(accountants.epsilon(1.5, 1.0, 3, delta), rel=1e-3)
+    assert scaled.epsilon(delta, three) >= accountants.epsilon(1.5, 1.0, 3, delta)
+    dearer = privatizer().epsilon(delta, Participation(1))
+    assert dearer > privatizer().epsilon(delta, Participation(2)) > privatizer().epsilon(delta, three)
+    assert privatizer().epsilon(delta, ONCE, lost=[(2, 4)]) > privatizer().epsilon(delta, ONCE)
+    scaled = Toeplitz(tuple(7.0 * c for c in BANDED.coefficients))
+    assert privatizer(scaled).epsilon(delta, Participation(2)) == pytest.approx(privatizer().epsilon(delta, Participation(2)))
+
+
+def test_ignoring_that_contributions_come_back_would_understate():
+    """Of six bands that take part again in every step: by a factor above two."""
+    strategy = Toeplitz(tuple(toeplitz.optimal_coefficients(24, 6)))
+    once, often = (sensitivity(strategy, 24, participation).value for participation in (ONCE, Participation(1)))
+    assert often > 2 * math.sqrt(24) * once
+
+
+def test_banded_noise_at_equal_epsilon_is_better_over_a_long_run():
+    n, period = 128, 16
+    best = Toeplitz(tuple(toeplitz.optimal_coefficients(n, period)))
+    participation = Participation(period)
+    energy = {
+        strategy: sensitivity(strategy, n, participation).value ** 2 * toeplitz.error(np.array(strategy.coefficients), n)
+        for strategy in (identity(), best)
+    }
+    assert energy[best] < 0.15 * energy[identity()]
+    assert Step(1, 0, 1.0, 1.0).draws == 1
