@@ -2,8 +2,8 @@
 
 Nanoseconds per coordinate, processor time and wall time, on one thread and on two. A release is everything between a clipped
 sum and what may leave: cipher, transform or exact sampler, lattice, sum and normaliser; of every family, of Skellam noise in
-two draws per step too. Each row is the best of some repetitions, taken in turn, so that a busy moment of the machine falls on
-all of them. ``--only release release_skellam`` for some rows.
+two draws per step too; of noise that is correlated between steps by some strategies. Each row is the best of some repetitions,
+taken in turn, so that a busy moment of the machine falls on all of them. ``--only release release_skellam`` for some rows.
 """
 
 import argparse
@@ -18,11 +18,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from dptrain.noise import DeviceGaussian, KeyStream, LatticeGaussian
+from dptrain.noise import DeviceGaussian, KeyStream, LatticeGaussian, Step
+from dptrain.noise.correlated import CorrelatedGaussian, blt, toeplitz
 from dptrain.noise.families import LAWS, IntegerNoise, integer_noise
 from dptrain.noise.keystream import ChaChaStream
 from dptrain.noise.lattice import CHUNK, MOST_THREADS
 from dptrain.noise.threads import Threads
+from ledger.accountants.correlated import BandedInverse, Dense, Strategy, Toeplitz
 from ledger.leaves.numerics import lattice_bits
 
 COORDINATES = 1 << 24
@@ -30,7 +32,19 @@ COORDINATES = 1 << 24
 FAMILIES = {f"release_{family}": (family, 1) for family in LAWS} | {"release_skellam_in_2_draws": ("skellam", 2)}
 """Rows of the families beside the Gaussian: name and draws per step."""
 
-OURS = ("release", "normals", "cipher", "release_device", *FAMILIES)
+STRATEGIES: dict[str, Callable[[], Strategy]] = {
+    "release_banded_8": lambda: Toeplitz(tuple(toeplitz.optimal_coefficients(HORIZON, 8))),
+    "release_buffered_3": lambda: blt.optimize(HORIZON, 3),
+    "release_inverse_8": lambda: BandedInverse(tuple(toeplitz.banded_inverse_square_root(HORIZON, 8))),
+    "release_dense_of_8_bands": lambda: Dense.of_inverse(
+        Toeplitz(tuple(toeplitz.banded_inverse_square_root(HORIZON, 8))).matrix(HORIZON)
+    ),
+}
+"""Rows of noise that is correlated between steps."""
+
+HORIZON = 512
+
+OURS = ("release", "normals", "cipher", "release_device", *FAMILIES, *STRATEGIES)
 
 
 @contextmanager
@@ -53,6 +67,7 @@ def makers(coordinates: int) -> Iterator[dict[str, Callable[[], object]]]:
         "cipher": lambda: threads.each(lambda start: discard(stream.read(1, 0, start // 2, CHUNK // 2)), pieces),
         "release_device": lambda: device.release_(total, 1.0, 1.0, step=next(steps), lane=0),
         **{row: family_release(others[row], total, FAMILIES[row][1], steps) for row in FAMILIES},
+        **{row: correlated_release(stream, STRATEGIES[row], total) for row in STRATEGIES},
         "torch_randn_float32": lambda: single.normal_(),
         "torch_randn_float64": lambda: double.normal_(),
         "numpy_philox_float32": lambda: philox.standard_normal(dtype=np.float32, out=out32),
@@ -81,6 +96,22 @@ def family_noise(stream: KeyStream, family: str, draws: int) -> IntegerNoise:
 def family_release(noise: IntegerNoise, total: torch.Tensor, draws: int, steps: Iterator[int]) -> Callable[[], object]:
     """A release of the next step."""
     return lambda: noise.release_(total, 1.0, 1.0, step=next(steps), lane=0, draws=draws)
+
+
+def correlated_release(stream: KeyStream, strategy: Callable[[], Strategy], total: torch.Tensor) -> Callable[[], object]:
+    """A release of the next step, by a mechanism that is made, and brought to its full row, when it is first asked for."""
+    held: dict[str, Any] = {}
+
+    def release() -> object:
+        if not held:
+            held["noise"] = CorrelatedGaussian(stream, strategy(), HORIZON)
+            held["state"], held["step"] = held["noise"].init(()), 0
+            for _ in range(7):
+                release()
+        held["step"] += 1
+        return held["noise"].release(total, held["state"], Step(held["step"], 0, 1.0, 1.0))
+
+    return release
 
 
 def discard(_: object) -> None:
