@@ -1,14 +1,15 @@
 """Correlates noise between steps: strategies and how to choose them (docs/mechanism, correlated noise).
 
 `toeplitz`, `blt` and `dense` choose a strategy for a number of steps, `sensitivity` says by how much a contribution moves what
-it releases. `CorrelatedGaussian` is the mechanism of a run, and `Privatizer` the same noise by itself.
+it releases. `choice` compares strategies at equal epsilon. `CorrelatedGaussian` is the mechanism of a run, and `Privatizer` the
+same noise by itself.
 """
 
-from dptrain.noise.correlated import blt, dense, sensitivity, toeplitz
+from dptrain.noise.correlated import blt, choice, dense, sensitivity, toeplitz
 from dptrain.noise.correlated.gaussian import CorrelatedGaussian
 from dptrain.noise.correlated.privatizers import Privatizer, State
 
-__all__ = ["CorrelatedGaussian", "Privatizer", "State", "blt", "dense", "sensitivity", "toeplitz"]
+__all__ = ["CorrelatedGaussian", "Privatizer", "State", "blt", "choice", "dense", "sensitivity", "toeplitz"]
 
 
 def __dir__() -> list[str]:
