@@ -4,6 +4,7 @@ from tests.mutants.attested import ATTESTED
 from tests.mutants.audited import BOUNDS, FIGURES, RELEASES
 from tests.mutants.beside import BESIDE, IN_THEIR_PLACE
 from tests.mutants.clipped import CLIPPED
+from tests.mutants.correlated import CORRELATED
 from tests.mutants.mutant import Mutant
 from tests.mutants.ranks import ON_RANKS
 
@@ -850,6 +851,7 @@ NUMBERS = (
 )
 
 GROUPS = {
+    "noise that is correlated": CORRELATED,
     "gradient rules and masks": RULES,
     "clipped sums and their release": CLIPPED,
     "random numbers": RANDOMNESS,

@@ -1,0 +1,96 @@
+"""Mutants of noise that is correlated between steps: what went wrong in others' privatizers, broken once each."""
+
+from tests.mutants.mutant import Mutant
+
+STRATEGIES = "ledger/accountants/correlated/strategies.py"
+SENSITIVITY = "ledger/accountants/correlated/sensitivity.py"
+GAUSSIAN = "dptrain/noise/correlated/gaussian.py"
+RECURRENCES = "dptrain/noise/correlated/recurrences.py"
+PRIVATIZERS = "dptrain/noise/correlated/privatizers.py"
+
+T_STRATEGIES = "tests/correlated/test_strategies.py::"
+T_SENSITIVITY = "tests/correlated/test_sensitivity.py::"
+T_NOISE = "tests/correlated/test_correlated_noise.py::"
+T_ALONE = "tests/correlated/test_privatizers.py::"
+T_CANARIES = "tests/correlated/test_canaries.py::"
+
+CORRELATED = (
+    Mutant(
+        "steps behind the last that a strategy is made for are released", GAUSSIAN,
+        "        if step.number > self.steps:", "        if step.number > 2 * self.steps:",
+        T_NOISE + "test_steps_come_in_order_and_end",
+    ),
+    Mutant(
+        "the scale of noise is the norm of the coefficients", GAUSSIAN,
+        "math.sqrt(float(strategy.norms_squared(steps).max()))",
+        "float(np.linalg.norm(getattr(strategy, 'coefficients', 1.0)))",
+        T_NOISE + "test_column_norms_are_those_of_the_matrix_and_not_of_its_coefficients",
+    ),
+    Mutant(
+        "columns that are normalised for some steps go on behind them", STRATEGIES,
+        "    if strategy.longest is not None and steps > strategy.longest:",
+        "    if strategy.longest is not None and steps > 2 * strategy.longest:",
+        T_STRATEGIES + "test_what_is_no_strategy_is_refused",
+    ),
+    Mutant(
+        "noise is drawn in the type of the gradients", PRIVATIZERS,
+        "noisy.append(total.to(leaf.device, leaf.dtype))", "noisy.append(leaf + (total - leaf).to(leaf.device, leaf.dtype))",
+        T_ALONE + "test_types_and_forms_stay_and_noise_is_drawn_in_float64",
+    ),
+    Mutant(
+        "the key has 31 bits", PRIVATIZERS,
+        "os.urandom(32) if key is None else key",
+        "int(torch.randint(2**31 - 1, ())).to_bytes(32, 'big') if key is None else key",
+        T_ALONE + "test_keys_are_fresh_and_long",
+    ),
+    Mutant(
+        "a contribution that comes back counts once", PRIVATIZERS,
+        "return sensitivity(self.strategy, self.steps, participation).value / self._noise.norm",
+        "return sensitivity(self.strategy, self.steps, ONCE).value / self._noise.norm",
+        T_CANARIES + "test_what_canaries_show_is_what_is_claimed_and_no_more",
+    ),
+    Mutant(
+        "columns that overlap count as if they were orthogonal", SENSITIVITY,
+        "if strategy.bands is not None and strategy.bands <= participation.gap:", "if strategy.bands is not None:",
+        T_SENSITIVITY + "test_bounds_hold_and_are_attained_where_they_say_so",
+    ),
+    Mutant(
+        "signs of products are left to cancel", SENSITIVITY,
+        "terms = np.abs(strategy.gram(steps, lag))", "terms = np.maximum(strategy.gram(steps, lag), 0.0)",
+        T_SENSITIVITY + "test_bounds_hold_and_are_attained_where_they_say_so",
+    ),
+    Mutant(
+        "rows that were lost count as one", SENSITIVITY,
+        "    return _up(math.fsum(weight * weight for weight in weights), steps)",
+        "    return _up(max((weight * weight for weight in weights), default=0.0), steps)",
+        T_SENSITIVITY + "test_lost_tails_add_what_their_rows_can",
+    ),
+    Mutant(
+        "a state is released from twice", PRIVATIZERS,
+        "        if state.spent:", "        if state.spent and False:",
+        T_ALONE + "test_a_state_is_good_for_one_release",
+    ),
+    Mutant(
+        "the state of another strategy is taken", PRIVATIZERS,
+        '            if bytes(tensors["strategy"].numpy()) != self._digest():',
+        '            if len(tensors["strategy"]) != len(self._digest()):',
+        T_ALONE + "test_states_of_others_are_refused",
+    ),
+    Mutant(
+        "buffers of a part begin at the place of the part in the tensor", GAUSSIAN,
+        "noise, self._now.numpy()[:, first : first + len(noise)]", "noise, self._now.numpy()[:, :len(noise)]",
+        T_NOISE + "test_bits_do_not_depend_on_the_parts_in_which_a_tensor_comes",
+    ),
+    Mutant(
+        "an output takes the place of one that is needed still", RECURRENCES,
+        "                held[t % self.buffers, here] = part\n\n\nclass MovingAverage",
+        "                held[(t + 1) % self.buffers, here] = part\n\n\nclass MovingAverage",
+        T_NOISE + "test_the_noise_is_that_of_the_matrix",
+    ),
+    Mutant(
+        "buffers decay behind the sum and not before", RECURRENCES,
+        "                buffer[here] *= decay\n                buffer[here] += part",
+        "                buffer[here] += part\n                buffer[here] *= decay",
+        T_NOISE + "test_the_noise_is_that_of_the_matrix",
+    ),
+)  # fmt: skip
