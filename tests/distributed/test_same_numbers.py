@@ -172,6 +172,7 @@ def test_modules_that_are_units_of_their_own_give_the_bits_of_one_process(tmp_pa
     assert launched(of_units, 2, tmp_path) == [(alone, {"layers.0"})] * 2
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_on_other_numbers_of_processes_and_under_other_wrappers(tmp_path: Path) -> None:
     """FSDP2 on two, alone, FSDP2 on two, DDP on two: nothing is charged twice, and the record is whole."""
     make_world(tmp_path, per_class=6, steps=12, window_steps=1, rate="0.5")

@@ -115,6 +115,7 @@ def test_a_trainer_on_two_processes_trains_what_it_trains_on_one(tmp_path: Path)
     assert_as_alone(launched(_sharded, 2, tmp_path / "sharded"), alone, "FSDPLlamaForCausalLM")
 
 
+@pytest.mark.slow
 def test_a_stopped_trainer_goes_on_with_another_number_of_processes(tmp_path: Path) -> None:
     """Two processes, then one, then two: every step is taken once, and the policy is that of one process."""
     folder = tmp_path / "run"

@@ -110,7 +110,8 @@ def run(world: World, way: str, *, compiled: bool) -> Found:
     return found
 
 
-@pytest.mark.parametrize("way", [way if way == "accelerate" else pytest.param(way, marks=pytest.mark.slow) for way in WAYS])
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
 def test_it_runs_through_the_real_compiler_and_agrees_with_the_hook_form(world: World, way: str) -> None:
     """A piece has the type that it has in the hook form: what is float32 there was not rounded to bfloat16 on the way."""
     plain, compiled = run(world, way, compiled=False), run(world, way, compiled=True)

@@ -185,6 +185,7 @@ def test_a_whole_run_is_audited_in_full_and_goes_on_after_an_interruption(tmp_pa
     assert found.verdict == "FULL", found.findings
 
 
+@pytest.mark.slow
 def test_a_graph_is_compiled_for_every_length(tmp_path: Path) -> None:
     plain = Run(world_of(tmp_path / "plain", per_class=6)).first()
     run = Run(world_of(tmp_path / "compiled", per_class=6), compiled=True)
