@@ -1,6 +1,7 @@
 """Computes what correlated noise costs: strategies, and by how much a contribution moves what they release; without torch."""
 
 from ledger.accountants.correlated.sensitivity import ONCE, Participation, Sensitivity, redone, sensitivity
+from ledger.accountants.correlated.signed import rule_of, strategy_of
 from ledger.accountants.correlated.strategies import (
     Banded,
     BandedInverse,
@@ -25,7 +26,9 @@ __all__ = [
     "digest",
     "identity",
     "redone",
+    "rule_of",
     "sensitivity",
+    "strategy_of",
 ]
 
 
