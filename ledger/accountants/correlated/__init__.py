@@ -12,6 +12,7 @@ from ledger.accountants.correlated.strategies import (
     digest,
     identity,
 )
+from ledger.accountants.correlated.turns import Turns
 
 __all__ = [
     "ONCE",
@@ -23,6 +24,7 @@ __all__ = [
     "Sensitivity",
     "Strategy",
     "Toeplitz",
+    "Turns",
     "digest",
     "identity",
     "redone",

@@ -120,7 +120,7 @@ def redone(strategy: Strategy, steps: int, participation: Participation, tails: 
         for begin, end in tails
         for weight in _row_weights(strategy, begin, min(end, steps), participation.gap, most)
     ]  # fmt: skip
-    return _up(math.fsum(weight * weight for weight in weights), steps)
+    return rounded_up(math.fsum(weight * weight for weight in weights), steps)
 
 
 def _row_weights(strategy: Strategy, begin: int, end: int, gap: int, most: int) -> Iterable[float]:
@@ -239,10 +239,10 @@ def _majorant(column: np.ndarray) -> np.ndarray:
     return np.asarray(np.maximum.accumulate(np.abs(column)[::-1])[::-1])
 
 
-def _up(squared: float, steps: int) -> float:
+def rounded_up(squared: float, steps: int) -> float:
     """Returns a sum, and what float64 can have rounded off in sums and products of as many terms as there are steps."""
     return squared * (1.0 + (4 * steps + 64) * 2.0**-53)
 
 
 def _found(squared: float, exact: bool, steps: int) -> Sensitivity:
-    return Sensitivity(math.nextafter(math.sqrt(_up(squared, steps)), math.inf), exact)
+    return Sensitivity(math.nextafter(math.sqrt(rounded_up(squared, steps)), math.inf), exact)
