@@ -168,13 +168,14 @@ class LatticeGaussian(OnHost):
         super().__init__(stream, LATTICE_BITS, SUM_LIMIT, CHUNK)
         self._kept = threading.local()
 
-    def normals(self, step: int, lane: int, offset: int, count: int) -> torch.Tensor:
+    def normals(self, step: int, lane: int, offset: int, count: int, stream: Blocks | None = None) -> torch.Tensor:
         """Returns standard normals (float64, shape (count,)) of coordinates [offset, offset + count); ``offset`` must be even.
 
         The transform and its resolution are :class:`BoxMuller`'s; any number of threads may draw at a time.
 
         Args:
             step, lane: the address; ``lane`` is the index of a tensor, below 2^31.
+            stream: another one than that of this attempt.
         """
         if offset % 2:
             raise ValueError(f"offset must be even, got {offset}: coordinates are drawn in pairs")
@@ -183,7 +184,7 @@ class LatticeGaussian(OnHost):
         transform = getattr(self._kept, "transform", None)
         if transform is None:
             transform = self._kept.transform = BoxMuller()
-        return transform.normals(self._stream, step, lane, offset, count)
+        return transform.normals(self._stream if stream is None else stream, step, lane, offset, count)
 
     def gaussian(self, step: int, lane: int, offset: int, count: int, draws: int = 1) -> torch.Tensor:
         """Returns standard normals made of ``draws`` draws of variance 1/draws each, added up in float64 and not rounded.

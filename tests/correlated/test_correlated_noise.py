@@ -238,6 +238,8 @@ def test_a_streaming_recurrence_of_ones_own_is_its_matrix():
         (lambda z, last: (z * np.nan, last), "finite"),
         (lambda z, last: (z[:-1], last), "shape"),
         (lambda z, last: (z + np.roll(z, 1), last), "lower triangular"),
+        (lambda z, last: (z * np.abs(z), last), "not linear"),
+        (lambda z, last: z, "does not run"),
     ):
         with pytest.raises(AccountantError, match=told):
             dense.materialized(init_multiply, broken, N)

@@ -11,19 +11,25 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE = (DOCS / "correlated.md").read_text(encoding="utf-8")
 
 
-def test_the_program_runs_to_its_last_step(capsys):
-    (program,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
+def test_the_programs_run_to_their_last_step(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(1)
     names: dict = {}
-    exec(compile(program, "docs/correlated.md", "exec"), names)
+    for program in re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S):
+        exec(compile(program, "docs/correlated.md", "exec"), names)
     assert names["state"].step == names["steps"] == 120
-    assert 0.0 < float(capsys.readouterr().out) < 10.0
+    (told,) = re.findall(r"# (epsilon \d.\d\d)$", PAGE, re.M)
+    assert capsys.readouterr().out == f"{told}\n"
+    right = (names["model"](names["inputs"])[:, 0] > 0).float() == names["labels"]
+    assert right.float().mean() > 0.7
+    assert names["again"].epsilon(1e-6, names["everybody"], lost=[(40, 47)]) > 3.05
 
 
 def test_every_strategy_has_a_row():
     from ledger.accountants import correlated
 
     kinds = {name for name in correlated.__all__ if isinstance(getattr(correlated, name), type)}
-    kinds -= {"Strategy", "Participation", "Sensitivity"}
+    kinds -= {"Strategy", "Participation", "Sensitivity", "Turns"}
     assert kinds | {"identity"} == set(re.findall(r"^\| `(\w+)\(", PAGE, re.M))
 
 

@@ -1,6 +1,8 @@
 """Noise by itself: nested tensors of any type, one state for one release, and epsilon of the whole."""
 
+import copy
 import math
+import pickle
 from collections import namedtuple
 
 import numpy as np
@@ -12,7 +14,8 @@ from dptrain.errors import ConfigError, NotPrivateUse  # noqa: E402
 from dptrain.noise import KeyStream, LatticeGaussian, Step  # noqa: E402
 from dptrain.noise.correlated import Privatizer, dense, toeplitz  # noqa: E402
 from ledger import accountants  # noqa: E402
-from ledger.accountants.correlated import ONCE, Buffered, Participation, Toeplitz, identity, sensitivity  # noqa: E402
+from ledger.accountants.correlated import ONCE, BandedInverse, Buffered, Participation, Toeplitz, identity, sensitivity  # noqa: E402
+from ledger.errors import AccountantError  # noqa: E402
 
 N, KEY = 8, b"\x05" * 32
 BANDED = Toeplitz(tuple(toeplitz.optimal_coefficients(N, 3)))
@@ -28,7 +31,7 @@ def test_an_optimizer_steps_on_what_it_returns():
     model.bias.requires_grad = False
     noise = Privatizer(BANDED, steps=N, noise_multiplier=0.5)
     state, optimizer = noise.init(model), torch.optim.SGD(model.parameters(), lr=0.1)
-    assert state.shapes == ((2, 3),)
+    assert state.form == (("weight", (2, 3)),)
     before = model.weight.detach().clone()
     for _ in range(N):
         noisy, state = noise.release({"weight": torch.zeros(2, 3)}, state)
@@ -44,11 +47,11 @@ def test_types_and_forms_stay_and_noise_is_drawn_in_float64(dtype):
         "b": [torch.randn(3).to(dtype), (torch.randn(()).to(dtype),)],
         "c": Pair(torch.randn(5, 4).to(dtype).t(), torch.zeros(0, dtype=dtype)),
     }
-    copy = sums["a"].clone()
+    before = sums["a"].clone()
     noise = privatizer()
     noisy, state = noise.release(sums, noise.init(sums))
     assert type(noisy["c"]) is Pair and type(noisy["b"][1]) is tuple and noisy["c"].weight.shape == (4, 5)
-    assert noisy["a"].dtype is dtype and noisy["c"].bias.shape == (0,) and torch.equal(sums["a"], copy)
+    assert noisy["a"].dtype is dtype and noisy["c"].bias.shape == (0,) and torch.equal(sums["a"], before)
     plain = LatticeGaussian(KeyStream("noise", b"alone", 0, KEY)).normals(1, 0, 0, 20).view(4, 5)
     expected = sums["a"].double() + 3.0 * noise._noise.norm * plain
     if dtype in (torch.bfloat16, torch.float16):
@@ -92,10 +95,42 @@ def test_a_state_is_good_for_one_release():
     with pytest.raises(NotPrivateUse, match="tell their difference"):
         noise.release(torch.ones(3), first)
     noise.release(torch.zeros(3), second)
-    again = noise.init(torch.zeros(3))
-    with pytest.raises(ValueError, match="already drawn"):  # the same key, the same step
-        noise.release(torch.zeros(3), again)
+    for again in (lambda: noise.init(torch.zeros(3)), lambda: noise.load_state_dict(noise.state_dict(second))):
+        with pytest.raises(NotPrivateUse) as refused:
+            again()
+        assert refused.value.code == "STATE_SPENT"
     assert "kept" not in repr(second) and "key" not in repr(noise).lower()
+    for copied in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="cannot be pickled or copied"):
+            copied(second)
+
+
+def test_two_states_of_one_privatizer_are_not_both_released_from():
+    noise = privatizer()
+    one, other = noise.init(torch.zeros(3)), noise.init(torch.zeros(3))
+    noise.release(torch.zeros(3), one)
+    with pytest.raises(NotPrivateUse, match="one Privatizer is one run"):
+        noise.release(torch.ones(3), other)
+    with pytest.raises(ConfigError, match="no state to go on from"):
+        privatizer().release(torch.zeros(3), one)
+
+
+def test_a_release_that_fails_half_way_spends_the_state(monkeypatch):
+    noise = privatizer()
+    state = noise.init([torch.zeros(3), torch.zeros(3)])
+    release, calls = noise._noise.release, []
+
+    def failing(*given):
+        calls.append(given)
+        if len(calls) == 2:
+            raise MemoryError
+        return release(*given)
+
+    monkeypatch.setattr(noise._noise, "release", failing)
+    with pytest.raises(MemoryError):
+        noise.release([torch.zeros(3), torch.zeros(3)], state)
+    with pytest.raises(NotPrivateUse):
+        noise.release([torch.ones(3), torch.ones(3)], state)
 
 
 def test_keys_are_fresh_and_long():
@@ -113,25 +148,35 @@ def test_keys_are_fresh_and_long():
     assert not torch.equal(one.release(sums, one.init(sums))[0], two.release(sums, two.init(sums))[0])
 
 
-@pytest.mark.parametrize("strategy", [BANDED, identity(), Buffered((0.9,), (0.3,)), dense.optimize(N)])
-def test_a_saved_state_goes_on(strategy):
-    sums = {"a": torch.zeros(7), "b": torch.zeros(2, 3)}
+RESUMED = {
+    "banded": BANDED,
+    "normalised": Toeplitz(BANDED.coefficients, N),
+    "independent": identity(),
+    "inverse": BandedInverse((1.0, -0.5, -0.125)),
+    "buffers": Buffered((0.9,), (0.3,)),
+    "dense": dense.optimize(N),
+}
 
-    def run(stop: int) -> list[torch.Tensor]:
-        noise = privatizer(strategy)
-        state, found = noise.init(sums), []
-        for step in range(N):
-            if step == stop:
-                held = noise.state_dict(state)
-                noise = privatizer(strategy)
-                state = noise.load_state_dict({name: tensor.clone() for name, tensor in held.items()})
-            noisy, state = noise.release(sums, state)
-            found.append(torch.cat([tensor.flatten() for tensor in noisy.values()]))
-        return found
 
-    whole = run(-1)
-    for stop in (0, 1, 5):
-        assert all(torch.equal(one, other) for one, other in zip(run(stop), whole, strict=True))
+@pytest.mark.parametrize("stops", [(1,), (4,), (2, 5, 6)])
+@pytest.mark.parametrize("name", RESUMED)
+def test_a_run_that_goes_on_elsewhere_has_the_covariance_of_one_that_stays(name, stops):
+    """Every process has a key of its own: C times the noise is independent still, of a dense strategy too."""
+    strategy, worlds = RESUMED[name], 30_000
+    sums = {"a": torch.zeros(worlds, dtype=torch.float64)}
+    noise = privatizer(strategy, key=None)
+    state, found = noise.init(sums), []
+    for step in range(N):
+        if step in stops:
+            held = {name: tensor.clone() for name, tensor in noise.state_dict(state).items()}
+            noise = privatizer(strategy, key=None)
+            state = noise.load_state_dict(held)
+        noisy, state = noise.release(sums, state)
+        found.append(noisy["a"].numpy())
+    whitened = strategy.matrix(N) @ np.array(found) / (3.0 * noise._noise.norm)
+    assert np.abs(whitened @ whitened.T / worlds - np.eye(N)).max() < 5.0 * math.sqrt(2.0 / worlds)
+    keys = [name for name in noise.state_dict(state) if name.startswith("key ")]
+    assert len(keys) == (len(stops) + 1 if name == "dense" else 0)
 
 
 def test_states_of_others_are_refused():
@@ -139,9 +184,16 @@ def test_states_of_others_are_refused():
     state = noise.init(torch.zeros(5))
     _, state = noise.release(torch.zeros(5), state)
     held = noise.state_dict(state)
-    for other in (privatizer(identity()), privatizer(steps=N - 1), privatizer(Toeplitz(BANDED.coefficients, N))):
+    fresh = privatizer(key=None)
+    assert fresh.load_state_dict(held).step == 1
+    for changes in ({"steps": N - 1}, {"noise_multiplier": 5.0}, {"clip_norm": 1.0}):
+        with pytest.raises(ConfigError, match="noise multiplier or clip norm"):
+            privatizer(key=None, **changes).load_state_dict(held)
+    for strategy in (identity(), Toeplitz(BANDED.coefficients, N)):
         with pytest.raises(ConfigError, match="another strategy"):
-            other.load_state_dict(held)
+            privatizer(strategy, key=None).load_state_dict(held)
+    with pytest.raises(NotPrivateUse, match="make one without `key`"):
+        privatizer().load_state_dict(held)
     for changes, told in (
         ({"step": None}, "no state"),
         ({"step": torch.tensor(2)}, "other tensors or steps"),
@@ -149,18 +201,28 @@ def test_states_of_others_are_refused():
         ({"buffers 0 0": None, "step 0 0": None}, "other tensors or steps"),
         ({"shape 0": torch.tensor([6])}, "other tensors or steps"),
         ({"buffers 0 0": torch.zeros(2, 5)}, "float64"),
+        ({"form 0": None}, "no state"),
     ):
         tensors = {name: tensor for name, tensor in (held | changes).items() if tensor is not None}
         with pytest.raises(ConfigError, match=told):
-            privatizer().load_state_dict(tensors)
+            privatizer(key=None).load_state_dict(tensors)
+    whole = privatizer(RESUMED["dense"])
+    _, state = whole.release(torch.zeros(5), whole.init(torch.zeros(5)))
+    held = whole.state_dict(state)
+    with pytest.raises(ConfigError, match="lacks the keys"):
+        tensors = {name: tensor for name, tensor in held.items() if not name.startswith("key ")}
+        privatizer(RESUMED["dense"], key=None).load_state_dict(tensors)
 
 
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"a": torch.zeros(4)}, r"\(4,\), expected \(3,\)"),
-        ({"a": torch.zeros(3), "b": torch.zeros(3)}, "expected"),
-        ({"a": None}, "zeros for no gradient"),
+        ({"a": torch.zeros(4)}, r"'a': got shape \(4,\), expected shape \(3,\)"),
+        ({"a": torch.zeros(3), "b": torch.zeros(3)}, "'b': got shape .* expected no such tensor"),
+        ({"b": torch.zeros(3)}, "'a': got no such tensor"),
+        ([torch.zeros(3)], "'a': got no such tensor"),
+        ({"a": None}, "a: got NoneType, .* zeros for no gradient"),
+        (torch.nn.Linear(3, 1).parameters(), "list()"),
         ({"a": torch.zeros(3, dtype=torch.int64)}, "real numbers"),
     ],
 )
@@ -173,14 +235,27 @@ def test_other_sums_are_refused_and_the_state_is_good_still(given, told):
     noise.release({"a": torch.zeros(3)}, state)
 
 
+def test_tensors_are_known_by_name_and_not_by_place():
+    noise, other = privatizer(), privatizer()
+    form = {"a": torch.zeros(3), "b": torch.zeros(3)}
+    states = [noise.init(form), other.init(form)]
+    one, _ = noise.release(form, states[0])
+    turned, _ = other.release({"b": form["b"], "a": form["a"]}, states[1])
+    assert list(turned) == ["b", "a"] and all(torch.equal(one[name], turned[name]) for name in form)
+    with pytest.raises(ConfigError, match="a name of its own"):
+        privatizer().init({"a.b": torch.zeros(3), "a": {"b": torch.zeros(3)}})
+
+
 def test_no_step_behind_the_last():
     noise = privatizer()
     state = noise.init(torch.zeros(3))
     for _ in range(N):
         _, state = noise.release(torch.zeros(3), state)
-    for again in (state, noise.load_state_dict(noise.state_dict(state))):
+    held = noise.state_dict(state)
+    other = privatizer(key=None)
+    for one, again in ((noise, state), (other, other.load_state_dict(held))):
         with pytest.raises(ConfigError, match="all 8 steps are released"):
-            noise.release(torch.zeros(3), again)
+            one.release(torch.zeros(3), again)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +270,7 @@ def test_bad_numbers_are_refused(changes):
 
 def test_epsilon_is_that_of_one_gaussian_of_the_sensitivity():
     delta = 1e-5
-    assert privatizer().epsilon(delta) == pytest.approx(accountants.epsilon(1.5, 1.0, 1, delta), rel=1e-3)
+    assert privatizer().epsilon(delta, ONCE) == pytest.approx(accountants.epsilon(1.5, 1.0, 1, delta), rel=1e-3)
     plain = privatizer(identity())
     assert plain.epsilon(delta, Participation(1)) == pytest.approx(accountants.epsilon(1.5, 1.0, N, delta), rel=1e-3)
     three, scaled = Participation(3), privatizer(Toeplitz(BANDED.coefficients, N))
@@ -206,6 +281,14 @@ def test_epsilon_is_that_of_one_gaussian_of_the_sensitivity():
     dearer = privatizer().epsilon(delta, Participation(1))
     assert dearer > privatizer().epsilon(delta, Participation(2)) > privatizer().epsilon(delta, three)
     assert privatizer().epsilon(delta, ONCE, lost=[(2, 4)]) > privatizer().epsilon(delta, ONCE)
+    for lost in ([(4, 2)], [(2, 2)], [(-1, 2)], [(2, N + 1)]):
+        with pytest.raises(AccountantError, match="lost steps"):
+            privatizer().epsilon(delta, ONCE, lost=lost)
+    with pytest.raises(AccountantError, match="Participation"):
+        privatizer().epsilon(delta, 3)
+    told = privatizer()
+    told.init(torch.zeros(7))
+    assert told.epsilon(delta, ONCE) < privatizer().epsilon(delta, ONCE) == told.epsilon(delta, ONCE, coordinates=1 << 40)
     scaled = Toeplitz(tuple(7.0 * c for c in BANDED.coefficients))
     assert privatizer(scaled).epsilon(delta, Participation(2)) == pytest.approx(privatizer().epsilon(delta, Participation(2)))
 

@@ -34,7 +34,7 @@ CORRELATED = (
     ),
     Mutant(
         "noise is drawn in the type of the gradients", PRIVATIZERS,
-        "noisy.append(total.to(leaf.device, leaf.dtype))", "noisy.append(leaf + (total - leaf).to(leaf.device, leaf.dtype))",
+        "noisy[name] = total.to(leaf.device, leaf.dtype)", "noisy[name] = leaf + (total - leaf).to(leaf.device, leaf.dtype)",
         T_ALONE + "test_types_and_forms_stay_and_noise_is_drawn_in_float64",
     ),
     Mutant(
@@ -72,8 +72,7 @@ CORRELATED = (
     ),
     Mutant(
         "the state of another strategy is taken", PRIVATIZERS,
-        '            if bytes(tensors["strategy"].numpy()) != self._digest():',
-        '            if len(tensors["strategy"]) != len(self._digest()):',
+        "return digest(self.strategy) + struct.pack(", "return bytes(32) + struct.pack(",
         T_ALONE + "test_states_of_others_are_refused",
     ),
     Mutant(
@@ -92,5 +91,28 @@ CORRELATED = (
         "                buffer[here] *= decay\n                buffer[here] += part",
         "                buffer[here] += part\n                buffer[here] *= decay",
         T_NOISE + "test_the_noise_is_that_of_the_matrix",
+    ),
+    Mutant(
+        "the state of a run with less noise is taken", PRIVATIZERS,
+        'struct.pack(">Qdd", self.steps, self.noise_multiplier, self.clip_norm)',
+        'struct.pack(">Qdd", self.steps, 1.0, self.clip_norm)',
+        T_ALONE + "test_states_of_others_are_refused",
+    ),
+    Mutant(
+        "a saved state goes on under the key that it had", PRIVATIZERS,
+        '            if _read(tensors["under"]) == self._mark():', '            if _read(tensors["under"]) == b"":',
+        T_ALONE + "test_states_of_others_are_refused",
+    ),
+    Mutant(
+        "a dense strategy goes on with new numbers for the steps before", GAUSSIAN,
+        "stream = next(stream for begin, stream in reversed(self._streams) if begin <= place)",
+        "stream = self._streams[-1][1]",
+        T_ALONE + "test_a_run_that_goes_on_elsewhere_has_the_covariance_of_one_that_stays",
+    ),
+    Mutant(
+        "two states of one object are released from", PRIVATIZERS,
+        "        if state.step < self._released:\n            told = \"one Privatizer",
+        "        if False:\n            told = \"one Privatizer",
+        T_ALONE + "test_two_states_of_one_privatizer_are_not_both_released_from",
     ),
 )  # fmt: skip

@@ -8,8 +8,35 @@ same noise by itself.
 from dptrain.noise.correlated import blt, choice, dense, sensitivity, toeplitz
 from dptrain.noise.correlated.gaussian import CorrelatedGaussian
 from dptrain.noise.correlated.privatizers import Privatizer, State
+from ledger.accountants.correlated import (
+    Banded,
+    BandedInverse,
+    Buffered,
+    Dense,
+    Participation,
+    Strategy,
+    Toeplitz,
+    identity,
+)
 
-__all__ = ["CorrelatedGaussian", "Privatizer", "State", "blt", "choice", "dense", "sensitivity", "toeplitz"]
+__all__ = [
+    "Banded",
+    "BandedInverse",
+    "Buffered",
+    "CorrelatedGaussian",
+    "Dense",
+    "Participation",
+    "Privatizer",
+    "State",
+    "Strategy",
+    "Toeplitz",
+    "blt",
+    "choice",
+    "dense",
+    "identity",
+    "sensitivity",
+    "toeplitz",
+]
 
 
 def __dir__() -> list[str]:

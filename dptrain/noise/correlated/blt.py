@@ -28,7 +28,9 @@ _BOUNDS: Final = (-30.0, 4.0)
 """Of the logarithms of differences of rates: buffers nearer to each other, and to 1, are one in float64."""
 
 
-def optimize(n: int, buffers: int | None = None, objective: Objective = "max", participation: Participation = ONCE) -> Buffered:
+def optimize(
+    n: int, buffers: int | None = None, objective: Objective = "mean", participation: Participation = ONCE
+) -> Buffered:
     """Returns a strategy of least loss found over n steps.
 
     Args:
@@ -76,13 +78,13 @@ def errors(strategy: Buffered, n: int) -> np.ndarray:
     return np.cumsum(np.square(np.cumsum(rows)))
 
 
-def error(strategy: Buffered, n: int, objective: Objective = "max") -> float:
+def error(strategy: Buffered, n: int, objective: Objective = "mean") -> float:
     """Returns the mean or the largest of `errors`."""
     found = errors(strategy, n)
     return float(found.mean() if _objective(objective) == "mean" else found[-1])
 
 
-def loss(strategy: Buffered, n: int, objective: Objective = "max", participation: Participation = ONCE) -> float:
+def loss(strategy: Buffered, n: int, objective: Objective = "mean", participation: Participation = ONCE) -> float:
     """Returns the squared sensitivity times the error."""
     return sensitivity(strategy, n, participation).value ** 2 * error(strategy, n, objective)
 

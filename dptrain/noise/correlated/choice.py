@@ -8,6 +8,8 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from dptrain.noise.correlated import dense, toeplitz
 from dptrain.noise.correlated.toeplitz import Objective, _objective
 from ledger import accountants
@@ -37,19 +39,24 @@ class Arm:
     rmse: float
 
 
-def error(strategy: Strategy, steps: int, objective: Objective = "mean") -> float:
-    """Returns the mean or largest squared norm of the rows of A C^-1, for prefix sums A.
+def error(strategy: Strategy, steps: int, objective: Objective = "mean", workload: np.ndarray | None = None) -> float:
+    """Returns the mean or largest squared norm of the rows of A C^-1.
+
+    Args:
+        strategy: C. steps: of the run. objective: `mean` or `max` over the sums.
+        workload: A, shape (steps, steps), or its first column, shape (steps,); prefix sums where left out.
 
     Raises:
         AccountantError: code STRATEGY, no such steps or objective, or more than 4096 steps for a strategy that has columns of
             its own for each.
     """
     require(strategy, steps)
-    if isinstance(strategy, Buffered | BandedInverse) or (isinstance(strategy, Toeplitz) and strategy.steps is None):
-        return toeplitz.error(strategy.column(steps), steps, objective)
+    column = isinstance(strategy, Buffered | BandedInverse) or (isinstance(strategy, Toeplitz) and strategy.steps is None)
+    if column and np.ndim(workload) < 2:
+        return toeplitz.error(strategy.column(steps), steps, objective, workload)
     if steps > MOST_DENSE:
         raise AccountantError(CODE, f"errors of such a strategy are computed for {MOST_DENSE} steps at most, got {steps}")
-    return dense.error(strategy.matrix(steps), objective)
+    return dense.error(strategy.matrix(steps), objective, workload)
 
 
 def at_epsilon(
@@ -59,12 +66,13 @@ def at_epsilon(
     delta: float,
     participation: Participation,
     objective: Objective = "mean",
+    workload: np.ndarray | None = None,
 ) -> Arm:
     """Returns what a strategy comes to where a contribution takes part in known steps, all charged as one Gaussian.
 
     Args:
         strategy: C. steps: of the run. epsilon, delta: the target. participation: of one contribution.
-        objective: `mean` or `max` over the sums.
+        objective, workload: as in `error`.
 
     Raises:
         AccountantError: code STRATEGY, or as `ledger.accountants.calibrate`.
@@ -72,7 +80,7 @@ def at_epsilon(
     largest = math.sqrt(float(strategy.norms_squared(steps).max()))
     moved = sensitivity(strategy, steps, participation).value / largest
     multiplier = accountants.calibrate(epsilon, 1.0, 1, delta) * moved
-    return Arm(strategy, multiplier, moved, multiplier * largest * math.sqrt(error(strategy, steps, objective)))
+    return Arm(strategy, multiplier, moved, multiplier * largest * math.sqrt(error(strategy, steps, objective, workload)))
 
 
 def amplified(

@@ -49,6 +49,17 @@ def learning_rates(rates: np.ndarray, beta: float = 0.0) -> np.ndarray:
     return np.cumsum(np.where(age >= 0, held[:, None] * beta ** np.maximum(age, 0), 0.0), axis=0)
 
 
+def matrix_of(workload: np.ndarray | None, n: int) -> np.ndarray:
+    """Returns a workload as a matrix: one that is given as the first column of a Toeplitz matrix too, prefix sums for None."""
+    if workload is None:
+        return prefix_sums(n)
+    held = np.asarray(workload, dtype=np.float64)
+    if held.ndim != 1:
+        return held
+    age = np.subtract.outer(np.arange(len(held)), np.arange(len(held)))
+    return np.where(age >= 0, held[np.maximum(age, 0)], 0.0)
+
+
 def materialized(
     init_multiply: Callable[[np.ndarray], Any],
     multiply_next: Callable[[np.ndarray, Any], tuple[np.ndarray, Any]],
@@ -64,22 +75,39 @@ def materialized(
     Raises:
         AccountantError: code STRATEGY, what it multiplies with is no strategy.
     """
-    state, rows = init_multiply(np.zeros(_checked(steps))), []
-    for unit in np.eye(steps):
-        row, state = multiply_next(unit.copy(), state)
+    units = np.eye(_checked(steps))
+    try:
+        rows = np.array(_run(init_multiply, multiply_next, units), dtype=np.float64)
+        other = np.random.default_rng(0).standard_normal((steps, steps))
+        again = np.array(_run(init_multiply, multiply_next, other), dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        told = "multiply_next gives x, an array of the shape of z, and the next state"
+        raise AccountantError(CODE, f"the recurrence does not run: {error}; {told}") from error
+    if rows.shape != (steps, steps):
+        raise AccountantError(CODE, f"a recurrence gives x of the shape of z, ({steps},), got {rows.shape[1:]}")
+    found = Dense.of_inverse(rows)
+    if np.abs(again - rows @ other).max() > 1e-9 * np.abs(rows @ other).max():
+        raise AccountantError(CODE, "the recurrence is not linear in z: another input does not give what its matrix says")
+    return found
+
+
+def _run(init_multiply: Callable[[np.ndarray], Any], multiply_next: Callable[..., Any], inputs: np.ndarray) -> list[Any]:
+    """Returns the outputs of a recurrence for rows of inputs."""
+    state, rows = init_multiply(np.zeros(inputs.shape[1])), []
+    for z in inputs:
+        row, state = multiply_next(z.copy(), state)
         rows.append(np.array(row, dtype=np.float64))
-    if any(row.shape != (steps,) for row in rows):
-        raise AccountantError(CODE, f"a recurrence gives x of the shape of z, ({steps},), got {rows[0].shape}")
-    return Dense.of_inverse(np.array(rows))
+    return rows
 
 
 def errors(strategy: np.ndarray, workload: np.ndarray | None = None) -> np.ndarray:
     """Returns the squared norms of the rows of A C^-1, shape (n,).
 
     Args:
-        strategy: C, shape (n, n), lower triangular. workload: A, shape (n, n); prefix sums where left out.
+        strategy: C, shape (n, n), lower triangular. workload: A, shape (n, n), or its first column, shape (n,); prefix sums
+            where left out.
     """
-    wanted = prefix_sums(len(strategy)) if workload is None else workload
+    wanted = matrix_of(workload, len(strategy))
     rows = linalg.solve_triangular(strategy, wanted.T, lower=True, trans="T").T
     return np.asarray(np.square(rows).sum(axis=1))
 
@@ -101,7 +129,8 @@ def optimize(
 
     Args:
         n: steps. period: every contribution takes part in each ``period``-th step from its first on; left out, in one step.
-        objective: `mean` or `max` of the errors. workload: A, shape (n, n); prefix sums where left out.
+        objective: `mean` or `max` of the errors. workload: A, shape (n, n), or its first column, shape (n,); prefix sums where
+            left out.
         bands: diagonals of C that may hold something; left out for all.
 
     Raises:
@@ -110,7 +139,7 @@ def optimize(
     gap = _checked(n) if period is None else period
     if not 1 <= gap <= n or (bands is not None and not 1 <= bands <= n):
         raise AccountantError(CODE, f"a strategy of {n} steps has a period and bands of 1 to {n}, got {period!r}, {bands!r}")
-    wanted = prefix_sums(n) if workload is None else np.asarray(workload, dtype=np.float64)
+    wanted = matrix_of(workload, n)
     if wanted.shape != (n, n) or not np.isfinite(wanted).all():
         raise AccountantError(CODE, f"a workload of {n} steps has shape ({n}, {n}) and finite numbers")
     if _objective(objective) == "mean":

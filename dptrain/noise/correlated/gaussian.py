@@ -39,10 +39,12 @@ class Kept:
     Attributes:
         step: steps released so far, by tensor and place in it. buffers: float64, shape (buffers, coordinates), for each of
             them.
+        streams: of a dense strategy, from which step on the normals are those of which stream; the last is that of the attempt.
     """
 
     step: dict[tuple[int, int], int] = field(default_factory=dict)
     buffers: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict, repr=False)
+    streams: list[tuple[int, KeyStream]] = field(default_factory=list, repr=False)
 
 
 class CorrelatedGaussian(LatticeGaussian):
@@ -74,6 +76,7 @@ class CorrelatedGaussian(LatticeGaussian):
         self._rows: np.ndarray | None = strategy.inverse if isinstance(strategy, Dense) else None
         self._recurrence: Recurrence | None = None if dense else recurrence_of(strategy, steps)
         self._now: torch.Tensor | None = None
+        self._streams: list[tuple[int, KeyStream]] = []
 
     @property
     def buffers(self) -> int:
@@ -82,36 +85,51 @@ class CorrelatedGaussian(LatticeGaussian):
 
     def init(self, shapes: Sequence[torch.Size]) -> Any:
         """Returns what is known before the first step: nothing. Buffers are made where a part of a tensor is released."""
-        return Kept()
+        return Kept(streams=[(0, self._stream)])
 
     def state_dict(self, state: Any) -> Mapping[str, torch.Tensor]:
-        """Returns steps and buffers by tensor and place, to be sealed with the keys."""
+        """Returns steps and buffers by tensor and place, and of a dense strategy its keys: to be sealed as keys are."""
         kept: Kept = state
-        steps = {f"step {lane} {offset}": torch.tensor(step) for (lane, offset), step in kept.step.items()}
+        keys = {
+            f"key {begin} {stream.attempt}": torch.frombuffer(bytearray(stream.master), dtype=torch.uint8)
+            for begin, stream in (kept.streams if self._rows is not None else [])
+        }
+        steps = keys | {f"step {lane} {offset}": torch.tensor(step) for (lane, offset), step in kept.step.items()}
         return steps | {f"buffers {lane} {offset}": held for (lane, offset), held in kept.buffers.items()}
 
     def load_state_dict(self, tensors: Mapping[str, torch.Tensor]) -> Kept:
-        """Returns the state that `state_dict` gave.
+        """Returns the state that `state_dict` gave, to go on with under the stream of this attempt.
 
         Raises:
             ValueError: a tensor is missing, is of another form, or is no part of such a state.
         """
-        kept = Kept()
+        kept, keys = Kept(), []
         for name, tensor in tensors.items():
             kind, *place = name.split(" ")
-            if kind not in ("step", "buffers") or len(place) != 2 or not all(part.isdigit() for part in place):
+            if kind not in ("step", "buffers", "key") or len(place) != 2 or not all(part.isdigit() for part in place):
                 raise ValueError(f"{name!r} is no part of the state of correlated noise")
             key = int(place[0]), int(place[1])
             if kind == "step":
                 kept.step[key] = int(tensor)
+            elif kind == "key":
+                keys.append((*key, bytes(tensor.tolist())))
             elif tensor.dtype is not torch.float64 or tensor.ndim != 2 or len(tensor) != self.buffers:
                 raise ValueError(
                     f"{name} has {tensor.dtype} and shape {tuple(tensor.shape)}, expected float64 and {self.buffers} buffers"
                 )
             else:
                 kept.buffers[key] = tensor.clone()
-        if kept.step.keys() != kept.buffers.keys():
-            raise ValueError("the state of correlated noise has steps and buffers of different tensors")
+        if kept.step.keys() != kept.buffers.keys() or len(set(kept.step.values())) > 1:
+            raise ValueError("the state of correlated noise has steps and buffers of different tensors or steps")
+        now = max(kept.step.values(), default=0)
+        kept.streams = [
+            (begin, KeyStream(self._stream.purpose, self._stream.run, attempt, master))
+            for begin, attempt, master in sorted(keys)
+            if begin < now
+        ]
+        if self._rows is not None and now and [begin for begin, _ in kept.streams][:1] != [0]:
+            raise ValueError("the state of a dense strategy lacks the keys of its steps")
+        kept.streams.append((now, self._stream))
         return kept
 
     def release(self, clipped_sum: torch.Tensor, state: Any, step: Step) -> torch.Tensor:
@@ -131,7 +149,7 @@ class CorrelatedGaussian(LatticeGaussian):
             raise ValueError(f"the strategy is made for {self.steps} steps, and this is step {step.number}")
         if place not in kept.buffers:
             kept.buffers[place] = torch.zeros(self.buffers, clipped_sum.numel(), dtype=torch.float64)
-        self._now = kept.buffers[place]
+        self._now, self._streams = kept.buffers[place], kept.streams
         if self._now.shape[1] != clipped_sum.numel():
             raise ValueError(f"a part of {self._now.shape[1]} coordinates comes back with {clipped_sum.numel()}")
         try:
@@ -147,7 +165,8 @@ class CorrelatedGaussian(LatticeGaussian):
             return self.gaussian(step, lane, start, count, draws).numpy()
         total, row = np.zeros(count), self._rows[step - 1]
         for place in np.flatnonzero(row).tolist():
-            drawn = self.gaussian(place + 1, lane, start, count, draws).numpy()
+            stream = next(stream for begin, stream in reversed(self._streams) if begin <= place)
+            drawn = self.normals(place + 1, lane, start, count, stream).numpy()
             drawn *= row[place]
             total += drawn
         return total

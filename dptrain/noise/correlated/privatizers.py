@@ -10,11 +10,13 @@ Whatever is made of the noisy sums afterwards, by any optimizer, is post-process
 sums are clipped, who takes part when, and that no sum leaves by another way. A run under a policy keeps these itself.
 """
 
+import hashlib
 import math
 import os
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -25,10 +27,16 @@ from dptrain.noise.keystream import KeyStream
 from dptrain.noise.lattice import rounding_margin
 from dptrain.noise.mechanism import Step
 from ledger import accountants
-from ledger.accountants.correlated import ONCE, Participation, Strategy, digest, identity, redone, sensitivity
+from ledger.accountants.correlated import Participation, Strategy, digest, identity, redone, sensitivity
 
-FORM = "NOISE_FORM"
+FORM: Final = "NOISE_FORM"
 """Code of sums that are not those of the tensors that the state was made for."""
+
+SPENT: Final = "STATE_SPENT"
+"""Code of a state that was released from: noise of one step for two sums tells their difference."""
+
+_MOST: Final = 1 << 40
+"""Coordinates that epsilon allows for where nobody has said how many there are."""
 
 
 @dataclass(eq=False)
@@ -36,21 +44,24 @@ class State:
     """Says how far a run has come. It is secret, and good for one release: the next one takes the state that this gave.
 
     Attributes:
-        step: steps released. shapes: of the tensors, in their order. spent: whether a release has taken it.
+        step: steps released. form: of every tensor its name and shape, in the order of names. spent: whether a release took it.
     """
 
     step: int
-    shapes: tuple[torch.Size, ...]
+    form: tuple[tuple[str, torch.Size], ...]
     spent: bool = False
     kept: Any = field(default=None, repr=False)
+    owner: Any = field(default=None, repr=False)
 
 
 class Privatizer:
-    """Adds noise that is correlated by a strategy to the sums of a fixed number of steps.
+    """Adds noise that is correlated by a strategy to the sums of a fixed number of steps. One object is for one run.
 
     Guarantee: releases of sums to which one contribution adds vectors of norm ``clip_norm`` at most, in steps that its
     participation allows, are `epsilon`-close at delta to those without it, all together (zero-out). Noise is drawn, correlated
     and added in float64, and rounded to the tensor's own type afterwards.
+
+    Sums beyond 2^19 deviations of the noise, where nothing that is clipped gets, are cut there.
 
     Args:
         strategy: C; that of independent noise where left out.
@@ -80,152 +91,205 @@ class Privatizer:
             raise ConfigError("KEY", f"the key of noise has 32 bytes, got {len(key)}; leave it out for a fresh one")
         self.strategy: Strategy = identity() if strategy is None else strategy
         self.steps = steps
-        self.noise_multiplier, self.clip_norm = noise_multiplier, clip_norm
-        stream = KeyStream("noise", b"alone", 0, os.urandom(32) if key is None else key)
-        self._noise = CorrelatedGaussian(stream, self.strategy, steps)
+        self.noise_multiplier, self.clip_norm = float(noise_multiplier), float(clip_norm)
+        self._stream = KeyStream("noise", b"alone", 0, os.urandom(32) if key is None else key)
+        self._noise = CorrelatedGaussian(self._stream, self.strategy, steps)
+        self._released = 0
+        self._coordinates: int | None = None
 
     def init(self, model: Any) -> State:
         """Returns the state before the first step, for tensors like these.
 
         Args:
             model: a module, of which the parameters count that want a gradient; or tensors in dicts, lists and tuples.
+
+        Raises:
+            ConfigError: code NOISE_FORM, something else, or no tensor. NotPrivateUse: code STATE_SPENT, this object has
+                released.
         """
         if isinstance(model, nn.Module):
             model = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-        shapes = tuple(tensor.shape for tensor in _leaves(model))
-        if not shapes:
-            raise ConfigError(FORM, "there is no tensor to release, expected one or more")
-        return State(0, shapes, kept=self._noise.init(shapes))
+        form = tuple((name, tensor.shape) for name, tensor in _leaves(model))
+        if not form or len(dict(form)) != len(form):
+            found = "no tensor to release" if not form else "two tensors of one name"
+            raise ConfigError(FORM, f"there is {found}, expected one or more, each with a name of its own")
+        return self._state(0, form, self._noise.init(()))
 
     def release(self, sum_of_clipped_grads: Any, state: State) -> tuple[Any, State]:
         """Returns the noisy sums, in the same form, and the next state.
 
         Args:
-            sum_of_clipped_grads: tensors in the form of those given to `init`, sums and not means, finite, of any real type
-                and on any device. They are left as they are. An empty step gives zeros.
+            sum_of_clipped_grads: tensors of the names and shapes of those given to `init`, sums and not means, finite, of any
+                real type and on any device. They are left as they are. An empty step gives zeros.
             state: of the last release.
 
         Raises:
-            NotPrivateUse: code STATE_SPENT, the state was used before: noise of one step for two sums tells their difference.
-            ConfigError: code NOISE_FORM, other tensors than before; NOISE_SHARDED; STEPS, behind the last step.
+            NotPrivateUse: code STATE_SPENT, the state was released from before.
+            ConfigError: code NOISE_FORM, other tensors than before, or no state of this object; NOISE_SHARDED; STEPS, behind
+                the last step.
         """
+        if not isinstance(state, State) or state.owner is not self:
+            told = "expected what init, release or load_state_dict of this Privatizer returned"
+            raise ConfigError(FORM, f"this is no state to go on from: {told}")
         if state.spent:
             told = "noise of one step for two sums would tell their difference; go on from the state that release returned"
-            raise NotPrivateUse("STATE_SPENT", f"this state was released from: {told}")
+            raise NotPrivateUse(SPENT, f"this state was released from: {told}")
         if state.step >= self.steps:
             raise ConfigError("STEPS", f"all {self.steps} steps are released; plan for more before the first")
         leaves = list(_leaves(sum_of_clipped_grads))
-        found = tuple(leaf.shape for leaf in leaves)
-        if found != state.shapes:
-            raise ConfigError(FORM, f"got tensors of shapes {_told(found)}, expected {_told(state.shapes)}")
-        for leaf in leaves:
+        _require_form([(name, leaf.shape) for name, leaf in leaves], state.form)
+        for name, leaf in leaves:
             if type(leaf).__name__ == "DTensor":
                 told = "it lies over several processes, each of which would draw noise of its own; train with PrivateTraining"
-                raise ConfigError("NOISE_SHARDED", f"a sum is a DTensor: {told}")
+                raise ConfigError("NOISE_SHARDED", f"the sum {name!r} is a DTensor: {told}")
             if not leaf.is_floating_point():
-                raise ConfigError(FORM, f"a sum has type {leaf.dtype}, expected real numbers")
+                raise ConfigError(FORM, f"the sum {name!r} has type {leaf.dtype}, expected real numbers")
+        if state.step < self._released:
+            told = "one Privatizer is one run; make another for another run, or to go on from a saved state"
+            raise NotPrivateUse(
+                SPENT, f"this Privatizer has released {self._released} steps, and the state {state.step}: {told}"
+            )
         state.spent = True  # before the first number is drawn: a release that fails half-way is not tried again
+        self._released = state.step + 1
         std = self.noise_multiplier * self.clip_norm
-        noisy = []
-        for lane, leaf in enumerate(leaves):
+        noisy = {}
+        for lane, (name, leaf) in enumerate(leaves):
             total = leaf.detach().to("cpu", torch.float64, copy=True).contiguous()
             self._noise.release(total, state.kept, Step(state.step + 1, lane, std, 1.0))
-            noisy.append(total.to(leaf.device, leaf.dtype))
-        return _rebuilt(sum_of_clipped_grads, iter(noisy)), State(state.step + 1, state.shapes, kept=state.kept)
+            noisy[name] = total.to(leaf.device, leaf.dtype)
+        return _rebuilt(sum_of_clipped_grads, noisy), self._state(state.step + 1, state.form, state.kept)
 
     def state_dict(self, state: State) -> dict[str, torch.Tensor]:
         """Returns the state as tensors: as secret as a key, since with the releases they tell the next noise.
 
-        The key is not among them. Who goes on in another process does so under a fresh one.
+        The key of this object is among them for a dense strategy alone, whose noise is made of the numbers of all steps.
         """
-        shapes = [torch.tensor(shape, dtype=torch.int64) for shape in state.shapes]
-        held = {"step": torch.tensor(state.step), "strategy": torch.frombuffer(bytearray(self._digest()), dtype=torch.uint8)}
-        return held | {f"shape {place}": shape for place, shape in enumerate(shapes)} | dict(self._noise.state_dict(state.kept))
+        held = {"step": torch.tensor(state.step), "run": _bytes(self._digest()), "under": _bytes(self._mark())}
+        names = {f"form {place}": _bytes(name.encode()) for place, (name, _) in enumerate(state.form)}
+        shapes = {f"shape {place}": torch.tensor(shape, dtype=torch.int64) for place, (_, shape) in enumerate(state.form)}
+        return held | names | shapes | dict(self._noise.state_dict(state.kept))
 
     def load_state_dict(self, tensors: Mapping[str, torch.Tensor]) -> State:
-        """Returns the state that `state_dict` gave, for the same strategy and number of steps.
+        """Returns the state that the `state_dict` of another one gave: of equal strategy, steps, multiplier and clip norm.
 
-        Steps that were released after it was written, and are released again, are releases more: `epsilon` takes them as
-        ``lost``.
+        This one has a key of its own, so that steps that were released after the state was written have other noise now. They
+        are releases more: `epsilon` takes them as ``lost``.
 
         Raises:
-            ConfigError: code NOISE_FORM, it is no such state, or that of another strategy.
+            ConfigError: code NOISE_FORM, it is no such state, or that of another run.
+            NotPrivateUse: code STATE_SPENT, this object has released already, or has the key of the one that wrote the state.
         """
-        own = {name: tensor for name, tensor in tensors.items() if name.split(" ")[0] in ("step", "buffers") and " " in name}
+        kinds = ("step", "buffers", "key")
+        own = {name: tensor for name, tensor in tensors.items() if name.split(" ")[0] in kinds and " " in name}
         try:
-            if bytes(tensors["strategy"].numpy()) != self._digest():
-                raise ConfigError(FORM, "the state is that of another strategy or number of steps; make that one for it")
+            if _read(tensors["run"]) != self._digest():
+                told = "another strategy, number of steps, noise multiplier or clip norm; make a Privatizer with those of then"
+                raise ConfigError(FORM, f"the state is that of a run with {told}")
+            if _read(tensors["under"]) == self._mark():
+                told = "steps after it would have their noise again for other sums; make one without `key`"
+                raise NotPrivateUse(SPENT, f"the state was written under the key of this Privatizer: {told}")
             count = sum(name.startswith("shape ") for name in tensors)
-            shapes = tuple(torch.Size(tensors[f"shape {place}"].tolist()) for place in range(count))
+            form = tuple(
+                (_read(tensors[f"form {place}"]).decode(), torch.Size(tensors[f"shape {place}"].tolist()))
+                for place in range(count)
+            )
             kept: Kept = self._noise.load_state_dict(own)
             step = int(tensors["step"])
         except (KeyError, ValueError) as error:
             raise ConfigError(FORM, f"this is no state of a privatizer: {error}") from error
-        sizes = {(lane, 0): math.prod(shape) for lane, shape in enumerate(shapes)} if step else {}
+        sizes = {(lane, 0): math.prod(shape) for lane, (_, shape) in enumerate(form)} if step else {}
         if {place: held.shape[1] for place, held in kept.buffers.items()} != sizes or set(kept.step.values()) - {step}:
             raise ConfigError(FORM, "the state has buffers of other tensors or steps than it says")
-        return State(step, shapes, kept=kept)
+        return self._state(step, form, kept)
 
-    def sensitivity(self, participation: Participation = ONCE) -> float:
+    def sensitivity(self, participation: Participation) -> float:
         """Returns by how many clip norms a contribution moves C G, with C scaled to a largest column norm of 1."""
         return sensitivity(self.strategy, self.steps, participation).value / self._noise.norm
 
     def epsilon(
         self,
         delta: float,
-        participation: Participation = ONCE,
+        participation: Participation,
         *,
-        coordinates: int = 1 << 40,
         lost: Sequence[tuple[int, int]] = (),
+        coordinates: int | None = None,
     ) -> float:
         """Returns epsilon of all steps together, for a contribution of that participation: an upper bound, zero-out adjacency.
 
         Args:
-            delta: in [1e-12, 1). participation: steps in which it may take part.
-            coordinates: of all tensors; rounding to the lattice moves each of them by a step at most.
-            lost: (begin, end) of steps that were released after the state was saved, and released again.
+            delta: in [1e-12, 1).
+            participation: steps in which it may take part, known or not: nothing is counted on that is drawn in secret.
+            lost: (begin, end) of steps that were released after a state was saved, and again from it: begin is the step of the
+                state, end the first that was not released, both from 0.
+            coordinates: of all tensors, as rounding to the lattice moves each by a step at most; those given to `init` where
+                left out, and before it as many as 2^40.
         """
         squared = sensitivity(self.strategy, self.steps, participation).value ** 2
         if lost:
             squared += redone(self.strategy, self.steps, participation, lost)
-        moved = math.sqrt(squared) * (1.0 + rounding_margin(coordinates, self.noise_multiplier)) / self._noise.norm
+        count = coordinates or self._coordinates or _MOST
+        moved = math.sqrt(squared) * (1.0 + rounding_margin(count, self.noise_multiplier)) / self._noise.norm
         return accountants.epsilon(self.noise_multiplier / moved, 1.0, 1, delta)
 
+    def _state(self, step: int, form: tuple[tuple[str, torch.Size], ...], kept: Any) -> State:
+        if step < self._released:
+            told = "make another for another run, or to go on from a saved state"
+            raise NotPrivateUse(SPENT, f"this Privatizer has released {self._released} steps, and is for one run: {told}")
+        self._coordinates = max(self._coordinates or 0, sum(math.prod(shape) for _, shape in form))
+        return State(step, form, kept=kept, owner=self)
+
     def _digest(self) -> bytes:
-        return digest(self.strategy) + self.steps.to_bytes(8, "big")
+        """Returns what says which run it is."""
+        return digest(self.strategy) + struct.pack(">Qdd", self.steps, self.noise_multiplier, self.clip_norm)
+
+    def _mark(self) -> bytes:
+        """Returns what tells a key from others, and nothing else about it."""
+        return hashlib.sha256(b"dptrain noise key" + self._stream.master).digest()
 
 
-def _leaves(value: Any) -> Iterator[torch.Tensor]:
-    """Yields the tensors of dicts, lists and tuples, in their order.
+def _bytes(data: bytes) -> torch.Tensor:
+    return torch.tensor(list(data), dtype=torch.uint8)
+
+
+def _read(tensor: torch.Tensor) -> bytes:
+    return bytes(tensor.tolist())
+
+
+def _require_form(found: Sequence[tuple[str, torch.Size]], expected: Sequence[tuple[str, torch.Size]]) -> None:
+    """Raises ConfigError: code NOISE_FORM, other names or shapes than those that a state was made for; the first is named."""
+    names, wanted = dict(found), dict(expected)
+    for name in [*wanted, *names]:
+        if names.get(name) != wanted.get(name):
+            here, there = (f"shape {tuple(shapes[name])}" if name in shapes else "no such tensor" for shapes in (names, wanted))
+            raise ConfigError(FORM, f"the sum {name!r}: got {here}, expected {there}")
+
+
+def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields the tensors of dicts, lists and tuples with their names; those of dicts in the order of their keys.
 
     Raises:
         ConfigError: code NOISE_FORM, something else is among them.
     """
     if isinstance(value, torch.Tensor):
-        yield value
+        yield name, value
     elif isinstance(value, Mapping):
-        for name in value:
-            yield from _leaves(value[name])
+        for key in sorted(value, key=str):
+            yield from _leaves(value[key], f"{name}.{key}" if name else str(key))
     elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _leaves(part)
+        for place, part in enumerate(value):
+            yield from _leaves(part, f"{name}[{place}]")
     else:
-        told = "expected tensors in dicts, lists and tuples; zeros for no gradient"
-        raise ConfigError(FORM, f"got {type(value).__name__}, {told}")
+        told = "expected tensors in dicts, lists and tuples; zeros for no gradient, list() around an iterator"
+        raise ConfigError(FORM, f"{name or 'the sums'}: got {type(value).__name__}, {told}")
 
 
-def _rebuilt(form: Any, tensors: Iterator[torch.Tensor]) -> Any:
-    """Returns dicts, lists and tuples in a form, with these tensors."""
+def _rebuilt(form: Any, tensors: Mapping[str, torch.Tensor], name: str = "") -> Any:
+    """Returns dicts, lists and tuples in a form, with the tensors of these names."""
     if isinstance(form, torch.Tensor):
-        return next(tensors)
+        return tensors[name]
     if isinstance(form, Mapping):
-        return {name: _rebuilt(part, tensors) for name, part in form.items()}
-    parts = [_rebuilt(part, tensors) for part in form]
+        return {key: _rebuilt(part, tensors, f"{name}.{key}" if name else str(key)) for key, part in form.items()}
+    parts = [_rebuilt(part, tensors, f"{name}[{place}]") for place, part in enumerate(form)]
     if isinstance(form, list):
         return parts
     return type(form)(*parts) if hasattr(form, "_fields") else tuple(parts)
-
-
-def _told(shapes: Sequence[torch.Size]) -> str:
-    shown = ", ".join(str(tuple(shape)) for shape in shapes[:4])
-    return shown if len(shapes) <= 4 else f"{shown}, .. ({len(shapes)} tensors)"

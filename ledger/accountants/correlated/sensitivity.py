@@ -83,6 +83,9 @@ def sensitivity(strategy: Strategy, steps: int, participation: Participation = O
         AccountantError: code STRATEGY, more steps than the strategy is made for.
     """
     require(strategy, steps)
+    if not isinstance(participation, Participation):
+        told = f"got {participation!r}; write Participation(gap, most, fixed=...)"
+        raise AccountantError(CODE, f"a participation says in which steps somebody may take part, {told}")
     most = participation.times(steps)
     norms = strategy.norms_squared(steps)
     if most == 1:
@@ -114,6 +117,10 @@ def redone(strategy: Strategy, steps: int, participation: Participation, tails: 
         tails: (begin, end) of every tail; each counts, whatever it branched from.
     """
     require(strategy, steps)
+    for begin, end in tails:
+        if not 0 <= begin < end <= steps:
+            told = "from the step of the state that was saved to behind the last that was released, counted from 0"
+            raise AccountantError(CODE, f"lost steps are {begin} to {end} of {steps}, expected two numbers {told}")
     most = participation.times(steps)
     weights = [
         weight
