@@ -24,6 +24,13 @@ CODE: Final = "STRATEGY"
 """Code of what is no strategy, or none for so many steps."""
 
 
+SMALLEST: Final = 1e-100
+"""Least number on a diagonal: squares of smaller ones vanish in float64."""
+
+LARGEST: Final = 1e100
+"""Largest magnitude of a number: sums of products of larger ones overflow."""
+
+
 class Strategy(Protocol):
     """Stands for the matrix C of any number of steps that it serves.
 
@@ -371,6 +378,7 @@ def checked_column(values: Any) -> tuple[float, ...]:
         raise AccountantError(CODE, "coefficients are a list of finite numbers, from the diagonal down")
     if held[0] <= 0.0:
         raise AccountantError(CODE, f"the diagonal of a strategy is positive, got {held[0]!r}; else it has no inverse")
+    _require_size(held[0], max(map(abs, held)))
     return held
 
 
@@ -394,8 +402,16 @@ def checked_matrix(values: Any) -> np.ndarray:
     if (diagonal <= 0.0).any():
         row = int(np.argmax(diagonal <= 0.0))
         raise AccountantError(CODE, f"the diagonal of a strategy is positive, got {diagonal[row]:g} in row {row}")
+    _require_size(float(diagonal.min()), float(np.abs(held).max()))
     held.setflags(write=False)
     return held
+
+
+def _require_size(least: float, most: float) -> None:
+    """Raises AccountantError: code STRATEGY, numbers whose squares float64 would lose."""
+    if least < SMALLEST or most > LARGEST:
+        told = f"a diagonal of {SMALLEST:g} or more and nothing above {LARGEST:g}, got {least:g} and {most:g}"
+        raise AccountantError(CODE, f"a strategy has {told}; scale it, which changes no noise")
 
 
 def _tails(terms: np.ndarray) -> np.ndarray:
