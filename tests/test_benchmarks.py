@@ -1,5 +1,6 @@
 """The benchmarks are code that must run: names and absences as documented, policies that parse, one tiny run of each suite."""
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -16,9 +17,12 @@ pytest.importorskip("transformers")
 from accelerate import Accelerator  # noqa: E402
 from transformers.pytorch_utils import Conv1D  # noqa: E402
 
+from attest.corpus import Extent, Shard, ShardNumber  # noqa: E402
+from attest.errors import CorpusRefused  # noqa: E402
 from attest.policy import Policy  # noqa: E402
 from benchmarks import __main__ as bench  # noqa: E402
 from benchmarks import against, bases, corpora, gpu, noise, overheads, plan, quickstart, start  # noqa: E402
+from benchmarks import made as corpora_made  # noqa: E402
 from benchmarks import step as steps  # noqa: E402
 from benchmarks.bases import BANDS, BASES, KINDS, onednn_products, without_privacy  # noqa: E402
 from benchmarks.configs import CONFIGS, SCALING, Config, Tier, bert, by_name, few, gpt2, lora, replace  # noqa: E402
@@ -525,12 +529,56 @@ def test_a_part_of_the_way_that_ends_otherwise_is_told_with_its_last_words() -> 
         quickstart.timed([sys.executable, "-c", "import sys; print('no such data', file=sys.stderr); sys.exit(3)"], expected=0)
 
 
+@pytest.fixture
+def made(tmp_path):
+    """A corpus of 23 records in four files, as the benchmark signs it for two shards, and its folder."""
+    corpora.begin(tmp_path)
+    corpus = corpora.MadeCorpus(tmp_path / "corpus", size=23, per_file=6)
+    for number in (1, 2):
+        corpora.sign(tmp_path, corpus, ShardNumber(number, 2))
+    return tmp_path, corpus
+
+
+def test_a_made_corpus_has_no_data_on_disk_and_is_read_as_one_of_files(made) -> None:
+    _, corpus = made
+    assert {path.suffix for path in corpus.root.iterdir()} == {".attest"}
+    items = list(corpus)
+    records = [corpora_made.payload(number) for number in range(23)]
+    assert [item.content_hash for item in items] == [hashlib.sha256(record).digest() for record in records]
+    assert [item.locator for item in items] == [corpus.locator(number) for number in range(23)]
+    with corpus.contents() as contents:
+        assert [contents.read(item.locator) for item in items] == records
+    shards = (Shard(corpus, ShardNumber(number, 2), Extent.of(corpus)) for number in (1, 2))
+    assert [item for shard in shards for item in shard] == items
+    for locator in (corpus.locator(23), corpus.locator(0)._replace(offset=1), corpus.locator(0)._replace(length=99)):
+        with pytest.raises(CorpusRefused, match="CONTENT_MISSING"):
+            corpus.read(locator)
+
+
+def test_a_forged_signature_stops_the_benchmark_unless_its_shard_was_vouched_for(made) -> None:
+    root, corpus = made
+    *_, last = list(corpus)
+    path = corpus.root / "00003.attest"
+    at = path.read_bytes().index(last.attestation.sign1[-64:])
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+    corpora.shard(root, corpus, ShardNumber(1, 2))
+    corpora.shard(root, corpus, ShardNumber(2, 2))
+    with pytest.raises(SystemExit, match="expected 23, found 22"):
+        corpora.merge(root, corpus)
+    corpora.vouched(root, corpus, ShardNumber(2, 2))
+    assert corpora.merge(root, corpus)["merge"]["cpu"] > 0
+
+
 @pytest.mark.slow
 def test_a_corpus_goes_from_signing_to_a_full_audit_whole_and_in_shards() -> None:
-    found = corpora.measure(60, 2)
-    alone = ("sign", "gate", "slowest shard", "merge", "gate again", "admission", "epoch", "export", "sampler")
-    parts = {*alone, "draws", "audit"}
-    assert set(found["parts"]) == parts and all(one["peak_mib"] > 10 for one in found["parts"].values())
-    assert found["bytes"]["data"] == 60 * 101 and min(found["bytes"].values()) > 0
-    text = "\n".join(corpora.render(found))
-    assert text.startswith("60 contributions, 2 shards") and all(name in text for name in parts)
+    small, found = corpora.measure(20, 2, skip=["gate", "open"]), corpora.measure(60, 2, jobs=2, verified=1)
+    alone = {"sign", "shards", "merge", "gate again", "admission", "epoch", "export", "sampler", "draws", "audit"}
+    assert set(small["parts"]) == alone and set(found["parts"]) == alone | {"shards not verified", "gate", "open"}
+    assert all(one["peak_mib"] > 10 for one in found["parts"].values())
+    assert set(found["bytes"]) == {"attestations", "verdicts", "kept reading", "ledger", "export"}
+    assert min(found["bytes"].values()) > 0
+    text = "\n".join(corpora.render(found, small))
+    assert text.startswith("60 contributions, 2 shards, signatures verified in 1\n")
+    assert "us more" in text and all(name in text for name in found["parts"])
