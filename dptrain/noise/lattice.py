@@ -47,6 +47,8 @@ def require_releasable(clipped_sum: torch.Tensor, std: float) -> None:
     """Raises ValueError for what is no standard deviation, and for a sum whose noise has no flat offset."""
     if not (math.isfinite(std) and std > 0.0):
         raise ValueError(f"noise standard deviation must be finite and positive, got {std}")
+    if not 2.0**-900 <= std <= 2.0**900:
+        raise ValueError(f"noise standard deviation must leave room for its lattice, between 2^-900 and 2^900, got {std}")
     if not clipped_sum.is_contiguous():
         raise ValueError("the clipped sum must be contiguous: noise is addressed by flat offset")
 

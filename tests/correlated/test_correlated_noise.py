@@ -1,5 +1,7 @@
 """Correlated noise as it is released: C times the noise is independent, in any parts, in order, and each number once."""
 
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -245,3 +247,22 @@ def test_a_streaming_recurrence_of_ones_own_is_its_matrix():
             dense.materialized(init_multiply, broken, N)
     with pytest.raises(AccountantError, match="ten digits"):
         Dense(np.eye(3), 2 * np.eye(3))
+
+
+def test_several_threads_take_turns():
+    mechanism, size = noise_of(STRATEGIES["banded"]), 5000
+    state, found = mechanism.init(()), {}
+
+    def release(lane: int, step: int) -> None:
+        total = torch.zeros(size, dtype=torch.float64)
+        found[lane, step] = mechanism.release(total, state, Step(step, lane, 1.0, 1.0))
+
+    with ThreadPoolExecutor(4) as pool:
+        for step in range(1, N + 1):
+            list(pool.map(partial(release, step=step), range(4)))
+    alone = noise_of(STRATEGIES["banded"])
+    state = alone.init(())
+    for step in range(1, N + 1):
+        for lane in range(4):
+            total = torch.zeros(size, dtype=torch.float64)
+            assert torch.equal(alone.release(total, state, Step(step, lane, 1.0, 1.0)), found[lane, step])

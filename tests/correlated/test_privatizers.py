@@ -131,6 +131,13 @@ def test_a_release_that_fails_half_way_spends_the_state(monkeypatch):
         noise.release([torch.zeros(3), torch.zeros(3)], state)
     with pytest.raises(NotPrivateUse):
         noise.release([torch.ones(3), torch.ones(3)], state)
+    with pytest.raises(NotPrivateUse, match="save the one that release returned"):
+        noise.state_dict(state)
+    again = noise._noise.init(())
+    with pytest.raises(ValueError, match="contiguous"):
+        release(torch.zeros(3, 2, dtype=torch.float64).t(), again, Step(1, 5, 1.0, 1.0))
+    with pytest.raises(ValueError, match="failed half-way"):
+        noise._noise.state_dict(again)
 
 
 def test_keys_are_fresh_and_long():
@@ -179,11 +186,36 @@ def test_a_run_that_goes_on_elsewhere_has_the_covariance_of_one_that_stays(name,
     assert len(keys) == (len(stops) + 1 if name == "dense" else 0)
 
 
+def test_a_saved_state_is_a_copy():
+    noise = privatizer()
+    state = noise.init(torch.zeros(5))
+    _, state = noise.release(torch.zeros(5), state)
+    held = noise.state_dict(state)
+    before = {name: tensor.clone() for name, tensor in held.items()}
+    other = privatizer(key=None)
+    again = other.load_state_dict(held)
+    noise.release(torch.zeros(5), state)
+    assert all(torch.equal(held[name], before[name]) for name in held)
+    other.release(torch.zeros(5), again)
+    assert all(torch.equal(held[name], before[name]) for name in held)
+
+
+def test_a_key_does_not_come_back_by_a_third_hand():
+    first, second = privatizer(), privatizer(key=None)
+    _, state = first.release(torch.zeros(5), first.init(torch.zeros(5)))
+    passed = second.state_dict(second.load_state_dict(first.state_dict(state)))
+    with pytest.raises(NotPrivateUse, match="had the key of this Privatizer already"):
+        privatizer().load_state_dict(passed)
+
+
 def test_states_of_others_are_refused():
     noise = privatizer()
     state = noise.init(torch.zeros(5))
     _, state = noise.release(torch.zeros(5), state)
     held = noise.state_dict(state)
+    near = Toeplitz((*BANDED.coefficients[:-1], BANDED.coefficients[-1] * 0.999))
+    with pytest.raises(ConfigError, match="another strategy"):
+        privatizer(near, key=None).load_state_dict(held)
     fresh = privatizer(key=None)
     assert fresh.load_state_dict(held).step == 1
     for changes in ({"steps": N - 1}, {"noise_multiplier": 5.0}, {"clip_norm": 1.0}):
@@ -246,6 +278,17 @@ def test_tensors_are_known_by_name_and_not_by_place():
         privatizer().init({"a.b": torch.zeros(3), "a": {"b": torch.zeros(3)}})
 
 
+def test_a_sum_that_lies_over_processes_is_refused():
+    class DTensor(torch.Tensor):
+        pass
+
+    noise = privatizer()
+    state = noise.init(torch.zeros(3))
+    with pytest.raises(ConfigError) as refused:
+        noise.release(torch.zeros(3).as_subclass(DTensor), state)
+    assert refused.value.code == "NOISE_SHARDED"
+
+
 def test_no_step_behind_the_last():
     noise = privatizer()
     state = noise.init(torch.zeros(3))
@@ -289,8 +332,20 @@ def test_epsilon_is_that_of_one_gaussian_of_the_sensitivity():
     told = privatizer()
     told.init(torch.zeros(7))
     assert told.epsilon(delta, ONCE) < privatizer().epsilon(delta, ONCE) == told.epsilon(delta, ONCE, coordinates=1 << 40)
-    scaled = Toeplitz(tuple(7.0 * c for c in BANDED.coefficients))
-    assert privatizer(scaled).epsilon(delta, Participation(2)) == pytest.approx(privatizer().epsilon(delta, Participation(2)))
+    for factor in (7.0, 0.1):
+        scaled = Toeplitz(tuple(factor * c for c in BANDED.coefficients))
+        assert privatizer(scaled).epsilon(delta, Participation(2)) == pytest.approx(
+            privatizer().epsilon(delta, Participation(2))
+        )
+    one, both = (privatizer().epsilon(delta, ONCE, lost=lost) for lost in ([(2, 4)], [(2, 4), (2, 4)]))
+    assert both > one
+    wide = privatizer(identity(), noise_multiplier=64.0)
+    margin = 1.0 + 64.0 * 2.0**20 * 2.0**-32
+    assert wide.epsilon(delta, ONCE, coordinates=1 << 40) == pytest.approx(
+        accountants.epsilon(64.0 / margin, 1.0, 1, delta), rel=1e-6
+    )
+    with pytest.raises(ConfigError, match="1 coordinate or more"):
+        wide.epsilon(delta, ONCE, coordinates=-1)
 
 
 def test_ignoring_that_contributions_come_back_would_understate():

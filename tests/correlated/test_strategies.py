@@ -73,6 +73,14 @@ def test_dense_optima_of_several_participations():
     assert sensitivity(banded, n, Participation(period)).value == pytest.approx(1.0, abs=1e-8)
 
 
+@pytest.mark.parametrize("rates", [[1.0, 0.55, 0.1], np.ones(32), 0.5 + 0.5 * np.cos(np.linspace(0, 3.0, 16))])
+def test_the_largest_error_is_least_for_rates_and_momentum_too(rates):
+    workload = dense.learning_rates(rates, 0.9)
+    best = dense.optimize(len(workload), objective="max", workload=workload)
+    means = dense.optimize(len(workload), workload=workload)
+    assert dense.error(best.rows, "max", workload) <= dense.error(means.rows, "max", workload) * (1 + 1e-9)
+
+
 def test_more_bands_never_lose():
     losses = [toeplitz.loss(toeplitz.optimal_coefficients(64, bands), 64) for bands in (1, 2, 3, 5, 8, 16, 32, 64)]
     assert losses == sorted(losses, reverse=True)
@@ -232,6 +240,10 @@ def test_matrices_are_what_their_parts_say():
         (lambda: dense.learning_rates([0.0]), "positive"),
         (lambda: dense.optimize(4, 5), "1 to 4"),
         (lambda: dense.optimize(4, workload=np.eye(3)), "shape"),
+        (lambda: dense.optimize(4, 2.0), "1 to 4"),
+        (lambda: dense.optimize(3, workload=np.diag([1.0, 0.0, 1.0])), "singular"),
+        (lambda: toeplitz.optimal_coefficients(8, 4, "mean", np.ones(2)), "8 coefficients, got 2"),
+        (lambda: toeplitz.optimal_coefficients(8, 2.0), "1 to 8 bands"),
         (lambda: blt.optimize(4, 9), "0 to 8 buffers"),
     ],
 )

@@ -61,8 +61,8 @@ CORRELATED = (
     ),
     Mutant(
         "rows that were lost count as one", SENSITIVITY,
-        "    return rounded_up(math.fsum(weight * weight for weight in weights), steps)",
-        "    return rounded_up(max((weight * weight for weight in weights), default=0.0), steps)",
+        "rounded_up(math.fsum(weight * weight for weight in weights), steps,",
+        "rounded_up(max((weight * weight for weight in weights), default=0.0), steps,",
         T_SENSITIVITY + "test_lost_tails_add_what_their_rows_can",
     ),
     Mutant(

@@ -131,20 +131,25 @@ def optimize(
         n: steps. period: every contribution takes part in each ``period``-th step from its first on; left out, in one step.
         objective: `mean` or `max` of the errors. workload: A, shape (n, n), or its first column, shape (n,); prefix sums where
             left out.
-        bands: diagonals of C that may hold something; left out for all.
+        bands: diagonals of C that may hold something; left out for all. Given, all columns have one norm, so that the strategy
+            serves any steps that are ``period`` apart, and not the one order alone.
 
     Raises:
-        AccountantError: code STRATEGY, no such numbers or objective.
+        AccountantError: code STRATEGY, no such numbers or objective, or a workload that is singular.
     """
     gap = _checked(n) if period is None else period
-    if not 1 <= gap <= n or (bands is not None and not 1 <= bands <= n):
+    if not all(value is None or (type(value) is int and 1 <= value <= n) for value in (gap, bands)):
         raise AccountantError(CODE, f"a strategy of {n} steps has a period and bands of 1 to {n}, got {period!r}, {bands!r}")
     wanted = matrix_of(workload, n)
     if wanted.shape != (n, n) or not np.isfinite(wanted).all():
         raise AccountantError(CODE, f"a workload of {n} steps has shape ({n}, {n}) and finite numbers")
-    if _objective(objective) == "mean":
-        return Dense(_factor(_least_mean(wanted, gap, bands, None)))
-    return Dense(_factor(_least_max(wanted, gap, bands)))
+    try:
+        if _objective(objective) == "mean":
+            return Dense(_factor(_least_mean(wanted, gap, bands, None)))
+        return Dense(_factor(_least_max(wanted, gap, bands)))
+    except (linalg.LinAlgError, ValueError) as error:
+        told = "a release that no sum weighs, or sums that follow from others, have no best strategy; leave them out"
+        raise AccountantError(CODE, f"the workload is singular: {told}") from error
 
 
 def _least_max(wanted: np.ndarray, gap: int, bands: int | None) -> np.ndarray:
@@ -155,16 +160,20 @@ def _least_max(wanted: np.ndarray, gap: int, bands: int | None) -> np.ndarray:
     n = len(wanted)
     weights, kept, least, held = np.full(n, 1.0 / n), None, np.inf, None
     for turn in range(400):
-        held = _least_mean(wanted * np.sqrt(n * weights)[:, None], gap, bands, held)
-        found = errors(_factor(held), wanted)
+        try:
+            held = _least_mean(wanted * np.sqrt(n * weights)[:, None], gap, bands, held)
+            found = errors(_factor(held), wanted)
+        except (linalg.LinAlgError, ValueError):  # rows that hardly weigh leave the rest singular
+            break
         if found.max() < least:
             kept, least = held, float(found.max())
         if found.max() - weights @ found <= 1e-6 * found.max():
             break
         weights = weights * (found / found.max()) ** (2.0 if turn < 200 else 1.0)
-        weights = np.maximum(weights / weights.sum(), 1e-12)
+        weights = np.maximum(weights / weights.sum(), 1e-7 / n)
         weights /= weights.sum()
-    assert kept is not None
+    if kept is None:
+        raise linalg.LinAlgError
     return kept
 
 
@@ -241,6 +250,8 @@ def _fixed_point(moment: np.ndarray) -> np.ndarray:
     """
     v = np.sqrt(np.diagonal(moment)).copy()
     for _ in range(ROUNDS):
+        if not (v > 0.0).all():
+            raise linalg.LinAlgError
         half = np.sqrt(v)
         values, vectors = linalg.eigh(half[:, None] * moment * half)
         rooted = (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T

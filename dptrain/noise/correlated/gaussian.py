@@ -9,6 +9,7 @@ noise is a function of Z alone. So the law is that of rounding the ideal release
 """
 
 import math
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -75,6 +76,7 @@ class CorrelatedGaussian(LatticeGaussian):
         dense = isinstance(strategy, Dense)
         self._rows: np.ndarray | None = strategy.inverse if isinstance(strategy, Dense) else None
         self._recurrence: Recurrence | None = None if dense else recurrence_of(strategy, steps)
+        self._turn = threading.Lock()
         self._now: torch.Tensor | None = None
         self._streams: list[tuple[int, KeyStream]] = []
 
@@ -88,14 +90,20 @@ class CorrelatedGaussian(LatticeGaussian):
         return Kept(streams=[(0, self._stream)])
 
     def state_dict(self, state: Any) -> Mapping[str, torch.Tensor]:
-        """Returns steps and buffers by tensor and place, and of a dense strategy its keys: to be sealed as keys are."""
+        """Returns steps and buffers by tensor and place, and of a dense strategy its keys: to be sealed as keys are.
+
+        Raises:
+            ValueError: a release failed half-way.
+        """
         kept: Kept = state
+        if -1 in kept.step.values():
+            raise ValueError("a release failed half-way, so that the buffers are those of no step; go on from an earlier state")
         keys = {
             f"key {begin} {stream.attempt}": torch.frombuffer(bytearray(stream.master), dtype=torch.uint8)
             for begin, stream in (kept.streams if self._rows is not None else [])
         }
         steps = keys | {f"step {lane} {offset}": torch.tensor(step) for (lane, offset), step in kept.step.items()}
-        return steps | {f"buffers {lane} {offset}": held for (lane, offset), held in kept.buffers.items()}
+        return steps | {f"buffers {lane} {offset}": held.clone() for (lane, offset), held in kept.buffers.items()}
 
     def load_state_dict(self, tensors: Mapping[str, torch.Tensor]) -> Kept:
         """Returns the state that `state_dict` gave, to go on with under the stream of this attempt.
@@ -122,6 +130,8 @@ class CorrelatedGaussian(LatticeGaussian):
         if kept.step.keys() != kept.buffers.keys() or len(set(kept.step.values())) > 1:
             raise ValueError("the state of correlated noise has steps and buffers of different tensors or steps")
         now = max(kept.step.values(), default=0)
+        if now < 0:
+            raise ValueError("the state of correlated noise is that of a release which failed half-way")
         kept.streams = [
             (begin, KeyStream(self._stream.purpose, self._stream.run, attempt, master))
             for begin, attempt, master in sorted(keys)
@@ -135,6 +145,8 @@ class CorrelatedGaussian(LatticeGaussian):
     def release(self, clipped_sum: torch.Tensor, state: Any, step: Step) -> torch.Tensor:
         """Turns a clipped sum into its private release, in place; see `dptrain.noise.mechanism.Mechanism`.
 
+        Several threads take their turns. A release that raises leaves a state that is good for nothing.
+
         Raises:
             ValueError: as `OnHost.release_`; several draws in a step; a step out of turn, or behind the last.
         """
@@ -142,21 +154,24 @@ class CorrelatedGaussian(LatticeGaussian):
             raise ValueError(f"correlated noise is drawn once per step, got {step.draws} draws")
         kept: Kept = state
         place = step.lane, step.offset
-        taken = kept.step.get(place, 0)
-        if step.number != taken + 1:
-            raise ValueError(f"step {step.number} is out of turn, expected step {taken + 1}: its noise depends on those before")
-        if step.number > self.steps:
-            raise ValueError(f"the strategy is made for {self.steps} steps, and this is step {step.number}")
-        if place not in kept.buffers:
-            kept.buffers[place] = torch.zeros(self.buffers, clipped_sum.numel(), dtype=torch.float64)
-        self._now, self._streams = kept.buffers[place], kept.streams
-        if self._now.shape[1] != clipped_sum.numel():
-            raise ValueError(f"a part of {self._now.shape[1]} coordinates comes back with {clipped_sum.numel()}")
-        try:
-            released = super().release(clipped_sum, None, step)
-        finally:
-            self._now = None
-        kept.step[place] = step.number
+        with self._turn:
+            taken = kept.step.get(place, 0)
+            if step.number != taken + 1:
+                told = f"expected step {taken + 1}: its noise depends on those before"
+                raise ValueError(f"step {step.number} is out of turn, {told}")
+            if step.number > self.steps:
+                raise ValueError(f"the strategy is made for {self.steps} steps, and this is step {step.number}")
+            if place not in kept.buffers:
+                kept.buffers[place] = torch.zeros(self.buffers, clipped_sum.numel(), dtype=torch.float64)
+            self._now, self._streams = kept.buffers[place], kept.streams
+            if self._now.shape[1] != clipped_sum.numel():
+                raise ValueError(f"a part of {self._now.shape[1]} coordinates comes back with {clipped_sum.numel()}")
+            kept.step[place] = -1  # until it is done
+            try:
+                released = super().release(clipped_sum, None, step)
+            finally:
+                self._now = None
+            kept.step[place] = step.number
         return released
 
     def noise(self, step: int, lane: int, start: int, count: int, draws: int) -> np.ndarray:

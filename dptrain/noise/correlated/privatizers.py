@@ -52,6 +52,7 @@ class State:
     spent: bool = False
     kept: Any = field(default=None, repr=False)
     owner: Any = field(default=None, repr=False)
+    marks: tuple[bytes, ...] = field(default=(), repr=False)
 
 
 class Privatizer:
@@ -61,7 +62,9 @@ class Privatizer:
     participation allows, are `epsilon`-close at delta to those without it, all together (zero-out). Noise is drawn, correlated
     and added in float64, and rounded to the tensor's own type afterwards.
 
-    Sums beyond 2^19 deviations of the noise, where nothing that is clipped gets, are cut there.
+    The bound is that of sums as real numbers. What rounding makes of them while they are added up is not paid for: add up in
+    float64, or in float32 where sums are no more than some thousand clip norms. Sums beyond 2^19 deviations of the noise, where
+    nothing that is clipped gets, are cut there.
 
     Args:
         strategy: C; that of independent noise where left out.
@@ -69,7 +72,8 @@ class Privatizer:
         noise_multiplier: deviation of the noise of one occurrence over the clip norm: the strategy is scaled to a largest
             column norm of 1.
         clip_norm: most that a contribution adds to a sum, over all tensors together.
-        key: 32 bytes that nobody else knows, for tests; 256 fresh bits of the operating system where left out.
+        key: 32 bytes that nobody else knows and that make the noise of no other run, for tests; 256 fresh bits of the
+            operating system where left out.
 
     Raises:
         ConfigError: code NOISE_MULTIPLIER, KEY. AccountantError: code STRATEGY.
@@ -85,7 +89,7 @@ class Privatizer:
         key: bytes | None = None,
     ) -> None:
         for name, value in (("noise_multiplier", noise_multiplier), ("clip_norm", clip_norm)):
-            if not (math.isfinite(value) and value > 0.0):
+            if not 1e-100 <= value <= 1e100:
                 raise ConfigError("NOISE_MULTIPLIER", f"{name} is a positive finite number, got {value!r}")
         if key is not None and len(key) != 32:
             raise ConfigError("KEY", f"the key of noise has 32 bytes, got {len(key)}; leave it out for a fresh one")
@@ -113,7 +117,7 @@ class Privatizer:
         if not form or len(dict(form)) != len(form):
             found = "no tensor to release" if not form else "two tensors of one name"
             raise ConfigError(FORM, f"there is {found}, expected one or more, each with a name of its own")
-        return self._state(0, form, self._noise.init(()))
+        return self._state(0, form, self._noise.init(()), (self._mark(),))
 
     def release(self, sum_of_clipped_grads: Any, state: State) -> tuple[Any, State]:
         """Returns the noisy sums, in the same form, and the next state.
@@ -157,14 +161,21 @@ class Privatizer:
             total = leaf.detach().to("cpu", torch.float64, copy=True).contiguous()
             self._noise.release(total, state.kept, Step(state.step + 1, lane, std, 1.0))
             noisy[name] = total.to(leaf.device, leaf.dtype)
-        return _rebuilt(sum_of_clipped_grads, noisy), self._state(state.step + 1, state.form, state.kept)
+        return _rebuilt(sum_of_clipped_grads, noisy), self._state(state.step + 1, state.form, state.kept, state.marks)
 
     def state_dict(self, state: State) -> dict[str, torch.Tensor]:
         """Returns the state as tensors: as secret as a key, since with the releases they tell the next noise.
 
-        The key of this object is among them for a dense strategy alone, whose noise is made of the numbers of all steps.
+        The key of this object is among them for a dense strategy alone, whose noise is made of the numbers of all steps. They
+        are
+        copies: releases behind do not change them.
+
+        Raises:
+            NotPrivateUse: code STATE_SPENT, the state was released from.
         """
-        held = {"step": torch.tensor(state.step), "run": _bytes(self._digest()), "under": _bytes(self._mark())}
+        if state.spent:
+            raise NotPrivateUse(SPENT, "this state was released from; save the one that release returned")
+        held = {"step": torch.tensor(state.step), "run": _bytes(self._digest()), "under": _bytes(b"".join(state.marks))}
         names = {f"form {place}": _bytes(name.encode()) for place, (name, _) in enumerate(state.form)}
         shapes = {f"shape {place}": torch.tensor(shape, dtype=torch.int64) for place, (_, shape) in enumerate(state.form)}
         return held | names | shapes | dict(self._noise.state_dict(state.kept))
@@ -177,7 +188,7 @@ class Privatizer:
 
         Raises:
             ConfigError: code NOISE_FORM, it is no such state, or that of another run.
-            NotPrivateUse: code STATE_SPENT, this object has released already, or has the key of the one that wrote the state.
+            NotPrivateUse: code STATE_SPENT, this object has released already, or has a key that the run had before.
         """
         kinds = ("step", "buffers", "key")
         own = {name: tensor for name, tensor in tensors.items() if name.split(" ")[0] in kinds and " " in name}
@@ -185,9 +196,11 @@ class Privatizer:
             if _read(tensors["run"]) != self._digest():
                 told = "another strategy, number of steps, noise multiplier or clip norm; make a Privatizer with those of then"
                 raise ConfigError(FORM, f"the state is that of a run with {told}")
-            if _read(tensors["under"]) == self._mark():
-                told = "steps after it would have their noise again for other sums; make one without `key`"
-                raise NotPrivateUse(SPENT, f"the state was written under the key of this Privatizer: {told}")
+            under = _read(tensors["under"])
+            marks = tuple(under[begin : begin + 32] for begin in range(0, len(under), 32))
+            if self._mark() in marks:
+                told = "steps could have their noise again for other sums; make one without `key`"
+                raise NotPrivateUse(SPENT, f"the run of this state had the key of this Privatizer already: {told}")
             count = sum(name.startswith("shape ") for name in tensors)
             form = tuple(
                 (_read(tensors[f"form {place}"]).decode(), torch.Size(tensors[f"shape {place}"].tolist()))
@@ -200,7 +213,7 @@ class Privatizer:
         sizes = {(lane, 0): math.prod(shape) for lane, (_, shape) in enumerate(form)} if step else {}
         if {place: held.shape[1] for place, held in kept.buffers.items()} != sizes or set(kept.step.values()) - {step}:
             raise ConfigError(FORM, "the state has buffers of other tensors or steps than it says")
-        return self._state(step, form, kept)
+        return self._state(step, form, kept, (*marks, self._mark()))
 
     def sensitivity(self, participation: Participation) -> float:
         """Returns by how many clip norms a contribution moves C G, with C scaled to a largest column norm of 1."""
@@ -227,16 +240,18 @@ class Privatizer:
         squared = sensitivity(self.strategy, self.steps, participation).value ** 2
         if lost:
             squared += redone(self.strategy, self.steps, participation, lost)
+        if coordinates is not None and coordinates < 1:
+            raise ConfigError("COORDINATES", f"there is 1 coordinate or more, got {coordinates}; leave it out after init")
         count = coordinates or self._coordinates or _MOST
         moved = math.sqrt(squared) * (1.0 + rounding_margin(count, self.noise_multiplier)) / self._noise.norm
         return accountants.epsilon(self.noise_multiplier / moved, 1.0, 1, delta)
 
-    def _state(self, step: int, form: tuple[tuple[str, torch.Size], ...], kept: Any) -> State:
+    def _state(self, step: int, form: tuple[tuple[str, torch.Size], ...], kept: Any, marks: tuple[bytes, ...]) -> State:
         if step < self._released:
             told = "make another for another run, or to go on from a saved state"
             raise NotPrivateUse(SPENT, f"this Privatizer has released {self._released} steps, and is for one run: {told}")
         self._coordinates = max(self._coordinates or 0, sum(math.prod(shape) for _, shape in form))
-        return State(step, form, kept=kept, owner=self)
+        return State(step, form, kept=kept, owner=self, marks=marks)
 
     def _digest(self) -> bytes:
         """Returns what says which run it is."""

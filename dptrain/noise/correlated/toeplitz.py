@@ -133,9 +133,11 @@ def optimal_coefficients(n: int, bands: int, objective: Objective = "mean", work
     Raises:
         AccountantError: code STRATEGY, no such numbers or objective.
     """
-    if not 1 <= bands <= _checked(n):
+    if type(bands) is not int or not 1 <= bands <= _checked(n):
         raise AccountantError(CODE, f"a strategy of {n} steps has 1 to {n} bands, got {bands!r}")
     wanted = prefix_sums(n) if workload is None else np.array(checked_column(workload))
+    if len(wanted) != n:
+        raise AccountantError(CODE, f"a workload of {n} steps has {n} coefficients, got {len(wanted)}")
     weights = np.arange(n, 0, -1) / n if _objective(objective) == "mean" else np.ones(n)
     start = root(wanted[:bands])
     start = start / start[0]

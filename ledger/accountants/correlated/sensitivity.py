@@ -16,7 +16,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from ledger.accountants.correlated.strategies import CODE, BandedInverse, Buffered, Strategy, Toeplitz, require
+from ledger.accountants.correlated.strategies import (
+    CODE,
+    BandedInverse,
+    Buffered,
+    Strategy,
+    Toeplitz,
+    require,
+    slack,
+)
 from ledger.errors import AccountantError
 
 if TYPE_CHECKING:
@@ -86,24 +94,29 @@ def sensitivity(strategy: Strategy, steps: int, participation: Participation = O
     if not isinstance(participation, Participation):
         told = f"got {participation!r}; write Participation(gap, most, fixed=...)"
         raise AccountantError(CODE, f"a participation says in which steps somebody may take part, {told}")
-    most = participation.times(steps)
+    most, share = participation.times(steps), slack(strategy, steps)
     norms = strategy.norms_squared(steps)
+
+    def found(squared: float, *, exact: bool) -> Sensitivity:
+        return Sensitivity(math.nextafter(math.sqrt(rounded_up(squared, steps, share)), math.inf), exact)
+
     if most == 1:
-        return _found(float(norms.max()), True, steps)
+        return found(float(norms.max()), exact=True)
     if strategy.bands is not None and strategy.bands <= participation.gap:
         # Columns of an allowed set share no row: X is diagonal there, whatever the signs.
         if participation.fixed:
-            return _found(float(_strided(norms, participation.gap, most).max()), True, steps)
-        return _found(float(_heaviest(norms, participation.gap, most)), True, steps)
+            return found(float(_strided(norms, participation.gap, most).max()), exact=True)
+        return found(float(_heaviest(norms, participation.gap, most)), exact=True)
     column = _column(strategy, steps)
     if column is not None and _falls(column):
-        return _found(_of_falling(column, participation.gap, most), True, steps)
+        return found(_of_falling(column, participation.gap, most), exact=True)
     if participation.fixed:
-        return _of_fixed(strategy, steps, participation, most)
+        squared, exact = _of_fixed(strategy, steps, participation, most)
+        return found(squared, exact=exact)
     bounds = [_of_rows(strategy, steps, participation.gap, most)]
     if column is not None:
         bounds.append(_of_falling(_majorant(column), participation.gap, most))
-    return _found(min(bounds), False, steps)
+    return found(min(bounds), exact=False)
 
 
 def redone(strategy: Strategy, steps: int, participation: Participation, tails: Sequence[tuple[int, int]]) -> float:
@@ -127,7 +140,7 @@ def redone(strategy: Strategy, steps: int, participation: Participation, tails: 
         for begin, end in tails
         for weight in _row_weights(strategy, begin, min(end, steps), participation.gap, most)
     ]  # fmt: skip
-    return rounded_up(math.fsum(weight * weight for weight in weights), steps)
+    return rounded_up(math.fsum(weight * weight for weight in weights), steps, slack(strategy, steps))
 
 
 def _row_weights(strategy: Strategy, begin: int, end: int, gap: int, most: int) -> Iterable[float]:
@@ -176,8 +189,8 @@ def _of_falling(column: np.ndarray, gap: int, most: int) -> float:
     return math.fsum(np.square(summed.reshape(-1)[:n]).tolist())
 
 
-def _of_fixed(strategy: Strategy, steps: int, participation: Participation, most: int) -> Sensitivity:
-    """Returns the largest sum of |X| over the pairs of a set {r, r + gap, ..}, of any first step r."""
+def _of_fixed(strategy: Strategy, steps: int, participation: Participation, most: int) -> tuple[float, bool]:
+    """Returns the largest sum of |X| over the pairs of a set {r, r + gap, ..}, and whether X is not negative there."""
     import numpy as np
 
     gap = participation.gap
@@ -193,7 +206,7 @@ def _of_fixed(strategy: Strategy, steps: int, participation: Participation, most
         held[: steps - lag] = np.abs(terms) * (1.0 if apart == 0 else 2.0)
         # The pairs (i, i + lag) of the set from `first` on are those with i = first, first + gap, .. and most - apart of them.
         total += _strided(held, gap, most - apart)
-    return _found(float(total.max()), not negative, steps)
+    return float(total.max()), not negative
 
 
 def _strided(terms: np.ndarray, gap: int, count: int) -> np.ndarray:
@@ -246,10 +259,11 @@ def _majorant(column: np.ndarray) -> np.ndarray:
     return np.asarray(np.maximum.accumulate(np.abs(column)[::-1])[::-1])
 
 
-def rounded_up(squared: float, steps: int) -> float:
-    """Returns a sum, and what float64 can have rounded off in sums and products of as many terms as there are steps."""
-    return squared * (1.0 + (4 * steps + 64) * 2.0**-53)
+def rounded_up(squared: float, steps: int, share: float) -> float:
+    """Returns a squared norm, and what float64 can have rounded off in sums and products of as many terms as there are steps.
 
-
-def _found(squared: float, exact: bool, steps: int) -> Sensitivity:
-    return Sensitivity(math.nextafter(math.sqrt(rounded_up(squared, steps)), math.inf), exact)
+    ``share`` is that by which a norm may exceed what the numbers of C give (`strategies.slack`).
+    """
+    if not share < 1.0:
+        return math.inf
+    return squared * (1.0 + (4 * steps + 64) * 2.0**-53) * (1.0 + share) ** 2

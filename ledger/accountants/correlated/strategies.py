@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ledger.errors import AccountantError
@@ -297,6 +297,7 @@ class Dense:
 
     Attributes:
         rows: C. inverse: C^-1, of which noise is made; computed where it is left out.
+        apart: a bound of the norm of C^-1 C - 1, which is not zero in float64.
 
     Raises:
         AccountantError: code STRATEGY, not square, not finite, something above the diagonal, or a diagonal that is not
@@ -305,16 +306,23 @@ class Dense:
 
     rows: np.ndarray
     inverse: np.ndarray | None = None
+    apart: float = field(init=False, repr=False, default=0.0)
 
     def __post_init__(self) -> None:
         import numpy as np
 
         rows = checked_matrix(self.rows)
         inverse = checked_matrix(np.tril(np.linalg.inv(rows)) if self.inverse is None else self.inverse)
-        if inverse.shape != rows.shape or np.abs(inverse @ rows - np.eye(len(rows))).max() > 1e-9:
-            raise AccountantError(CODE, "the inverse of a strategy is not that of its matrix, or is not known to ten digits")
+        told = "the inverse of a strategy is not that of its matrix, or is not known to ten digits"
+        if inverse.shape != rows.shape:
+            raise AccountantError(CODE, told)
+        apart = np.linalg.norm(inverse @ rows - np.eye(len(rows)))
+        apart += len(rows) * 2.0**-52 * np.linalg.norm(np.abs(inverse) @ np.abs(rows))
+        if not apart <= 1e-9:
+            raise AccountantError(CODE, told)
         object.__setattr__(self, "rows", rows)
         object.__setattr__(self, "inverse", inverse)
+        object.__setattr__(self, "apart", float(apart))
 
     @classmethod
     def of_inverse(cls, inverse: Any) -> Dense:
@@ -359,6 +367,27 @@ def digest(strategy: Strategy) -> bytes:
         held = np.array([] if value is None else value, dtype=">f8")
         found.update(f" {item.name} {held.shape} ".encode() + held.tobytes())
     return found.digest()
+
+
+def slack(strategy: Strategy, steps: int) -> float:
+    """Returns a bound of the share by which the norm of C u exceeds what the numbers of C here give, for any u over the steps.
+
+    Noise is made of C^-1. Where that is what is known, or both are, the C of the noise is not quite this one.
+    """
+    import numpy as np
+
+    if isinstance(strategy, Dense):  # C' = C (1 + E)^-1, and no column norm is below that of the smallest diagonal
+        held = strategy.matrix(steps)
+        return 2.0 * strategy.apart * float(np.linalg.norm(held)) * math.sqrt(steps) / float(np.abs(np.diagonal(held)).min())
+    if isinstance(strategy, BandedInverse):  # c' - c = -c' * (w * c - 1), as power series
+        column, turned = strategy.column(steps), np.array(strategy.coefficients)
+        rest = np.convolve(turned, column)[:steps]
+        rest[0] -= 1.0
+        size = float(np.abs(turned).sum() * np.abs(column).sum())
+        apart = float(np.abs(rest).sum()) + (len(turned) + 2) * 2.0**-52 * size
+        total = float(np.abs(column).sum())
+        return 2.0 * apart * total * math.sqrt(steps) / float(column[0])
+    return 0.0
 
 
 def identity() -> Toeplitz:

@@ -11,7 +11,7 @@ import math
 from typing import TYPE_CHECKING
 
 from ledger.accountants.correlated.sensitivity import rounded_up
-from ledger.accountants.correlated.strategies import CODE, Strategy, require
+from ledger.accountants.correlated.strategies import CODE, Strategy, require, slack
 from ledger.errors import AccountantError
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ class Turns:
         self._strategy, self._steps, self._period = strategy, steps, period
         self.norm = math.sqrt(float(strategy.norms_squared(steps).max()))
         """Largest column norm: what C is divided by."""
+        self._share = slack(strategy, steps)
         self._added = self._of_occurrences()
 
     def occurrence(self, step: int) -> float:
@@ -55,15 +56,20 @@ class Turns:
 
         Args:
             turn: its first step, below the period. begin: the step that the run went on from. end: behind the last charged.
+
+        Raises:
+            AccountantError: code STRATEGY, no such turn or step.
         """
         import numpy as np
 
         end = min(end, self._steps)
+        if not 0 <= turn < self._period or begin < 0:
+            raise AccountantError(CODE, f"a turn is below the period and a step not below 0, got {turn!r} and {begin!r}")
         if begin >= end:
             return 0.0
         rows = np.abs(self._rows(begin, end))
-        moved = rows[:, turn :: self._period].sum(axis=1)
-        return rounded_up(float(np.square(moved).sum()), self._steps) / self.norm**2
+        moved = rows[:, turn :: self._period].sum(axis=1) + self._share * self.norm
+        return rounded_up(float(np.square(moved).sum()), self._steps, self._share) / self.norm**2
 
     def _rows(self, begin: int, end: int) -> np.ndarray:
         """Returns rows of C, shape (end - begin, end)."""
@@ -84,4 +90,4 @@ class Turns:
             if self._strategy.bands is not None and lag >= self._strategy.bands:
                 break
             found[lag:] += 2.0 * np.abs(self._strategy.gram(self._steps, lag))
-        return np.array([rounded_up(value, self._steps) for value in (found / self.norm**2).tolist()])
+        return np.array([rounded_up(value, self._steps, self._share) for value in (found / self.norm**2).tolist()])
