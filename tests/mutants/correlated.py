@@ -67,7 +67,7 @@ CORRELATED = (
     ),
     Mutant(
         "a state is released from twice", PRIVATIZERS,
-        "        if state.spent:", "        if state.spent and False:",
+        "        if state.spent:\n            told", "        if state.spent and False:\n            told",
         T_ALONE + "test_a_state_is_good_for_one_release",
     ),
     Mutant(
@@ -100,7 +100,7 @@ CORRELATED = (
     ),
     Mutant(
         "a saved state goes on under the key that it had", PRIVATIZERS,
-        '            if _read(tensors["under"]) == self._mark():', '            if _read(tensors["under"]) == b"":',
+        '            if self._mark() in marks:', '            if b"" in marks:',
         T_ALONE + "test_states_of_others_are_refused",
     ),
     Mutant(
@@ -114,5 +114,20 @@ CORRELATED = (
         "        if state.step < self._released:\n            told = \"one Privatizer",
         "        if False:\n            told = \"one Privatizer",
         T_ALONE + "test_two_states_of_one_privatizer_are_not_both_released_from",
+    ),
+    Mutant(
+        "a saved state changes with the next release", GAUSSIAN,
+        "held.clone() for (lane, offset), held", "held for (lane, offset), held",
+        T_ALONE + "test_a_saved_state_is_a_copy",
+    ),
+    Mutant(
+        "a key comes back by a third hand", PRIVATIZERS,
+        "(*marks, self._mark()))", "(self._mark(),))",
+        T_ALONE + "test_a_key_does_not_come_back_by_a_third_hand",
+    ),
+    Mutant(
+        "what rounding leaves of an inverse is not added", SENSITIVITY,
+        "** 2\n", "** 0\n",
+        T_SENSITIVITY + "test_the_matrix_of_the_noise_is_what_is_bounded_and_not_its_rounding",
     ),
 )  # fmt: skip
