@@ -13,6 +13,7 @@ from dptrain.noise import KeyStream, LatticeGaussian, Step  # noqa: E402
 from dptrain.noise.correlated import CorrelatedGaussian, dense, toeplitz  # noqa: E402
 from dptrain.noise.correlated.gaussian import MOST_AMPLIFIED, amplified  # noqa: E402
 from ledger.accountants.correlated import (  # noqa: E402
+    ONCE,
     Banded,
     BandedInverse,
     Buffered,
@@ -220,7 +221,7 @@ def test_column_norms_are_those_of_the_matrix_and_not_of_its_coefficients():
     state = scaled.init(())
     noise = scaled.release(torch.zeros(40, dtype=torch.float64), state, Step(1, 3, 1.0, 1.0)).numpy()
     assert np.abs(noise - independent()[0]).max() < 1e-9
-    assert sensitivity(Toeplitz((0.5,), N), N).value == pytest.approx(1.0)
+    assert sensitivity(Toeplitz((0.5,), N), N, ONCE).value == pytest.approx(1.0)
 
 
 def test_a_streaming_recurrence_of_ones_own_is_its_matrix():

@@ -136,6 +136,9 @@ def test_a_release_that_fails_half_way_spends_the_state(monkeypatch):
     again = noise._noise.init(())
     with pytest.raises(ValueError, match="contiguous"):
         release(torch.zeros(3, 2, dtype=torch.float64).t(), again, Step(1, 5, 1.0, 1.0))
+    for number in (0, 1, 2):
+        with pytest.raises(ValueError, match="failed half-way"):
+            release(torch.zeros(6, dtype=torch.float64), again, Step(number, 5, 1.0, 1.0))
     with pytest.raises(ValueError, match="failed half-way"):
         noise._noise.state_dict(again)
 
@@ -349,7 +352,7 @@ def test_epsilon_is_that_of_one_gaussian_of_the_sensitivity():
 
 
 def test_ignoring_that_contributions_come_back_would_understate():
-    """Of six bands that take part again in every step: by a factor above two."""
+    """Shows it for six bands and a contribution in every step: by a factor above two."""
     strategy = Toeplitz(tuple(toeplitz.optimal_coefficients(24, 6)))
     once, often = (sensitivity(strategy, 24, participation).value for participation in (ONCE, Participation(1)))
     assert often > 2 * math.sqrt(24) * once

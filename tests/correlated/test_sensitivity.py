@@ -158,6 +158,20 @@ def test_the_matrix_of_the_noise_is_what_is_bounded_and_not_its_rounding(seed):
         Dense(np.eye(3), np.eye(3) * (1 + 1e-6))
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_products_that_cancel_are_bounded_all_the_same(seed):
+    """Against sums in rational arithmetic, of columns whose products nearly cancel out."""
+    n = 60
+    column = np.concatenate([[1.0], np.random.default_rng(seed).choice([-0.7, 0.7], n - 1)])
+    exact = [Fraction(value) for value in column.tolist()]
+    whole = sum(
+        abs(sum(exact[place - j] * exact[place - k] for place in range(max(j, k), n))) for j in range(n) for k in range(n)
+    )
+    for participation in (Participation(1), Participation(1, fixed=True)):
+        found = sensitivity(Toeplitz(tuple(column)), n, participation)
+        assert not found.exact and Fraction(found.value) ** 2 >= whole
+
+
 def test_long_runs_take_little_time():
     import time
 

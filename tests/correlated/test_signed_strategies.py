@@ -53,6 +53,17 @@ def test_a_strategy_comes_back_within_the_grid_and_loses_nothing(name):
     assert again == rule and file_again == file  # on the grid already
 
 
+def test_a_file_has_rows_up_to_the_diagonal():
+    banded = Banded(((1.0, 2.0, 3.0), (4.0, 5.0, 6.0), (7.0, 8.0, 9.0)), normalized=False)
+    matrix = [[1.0, 0, 0], [2.0, 4.0, 0], [3.0, 5.0, 7.0]]
+    assert banded.matrix(3).tolist() == matrix
+    for strategy in (banded, Dense(matrix)):
+        _, file = rule_of(strategy)
+        assert np.frombuffer(file, ">i4").tolist() == [value << 20 for value in (1, 2, 4, 3, 5, 7)]
+    _, file = rule_of(Banded(((1.0, 2.0), (4.0, 5.0), (7.0, 8.0))))
+    assert np.frombuffer(file, ">i4").tolist() == [value << 20 for value in (1, 2, 4, 5, 7)]
+
+
 def test_numbers_are_those_of_the_policy():
     rule = MechanismRule("banded_toeplitz", Bands(bands=3, coefficients=(1 << 20, 1 << 19, -1)))
     assert strategy_of(rule, N) == Toeplitz((1.0, 0.5, -(2.0**-20)))
@@ -71,7 +82,7 @@ def test_numbers_are_those_of_the_policy():
         (rule_of(STRATEGIES["dense"])[0], b"\x00" * 8, "not those of noise.digest"),
         (MechanismRule("dense", None, hashlib.sha256(b"abc").digest()), b"abc", r"3 bytes, expected 8320"),
         (MechanismRule("dense", None, hashlib.sha256(bytes(8320)).digest()), bytes(8320), "diagonal"),
-        (MechanismRule("banded", Bands(bands=2), hashlib.sha256(bytes(512)).digest()), bytes(512), "diagonal"),
+        (MechanismRule("banded", Bands(bands=2), hashlib.sha256(bytes(508)).digest()), bytes(508), "diagonal"),
         (
             MechanismRule("banded_inverse", Bands(bands=2, coefficients=(1 << 20, 5), normalized=True)),
             None,

@@ -1,4 +1,4 @@
-"""What occurrences in a fixed order add up to, against whole sets and stacked rows."""
+"""Holds what occurrences in a fixed order add up to against whole sets and stacked rows."""
 
 from itertools import product
 

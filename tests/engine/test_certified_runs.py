@@ -89,7 +89,7 @@ def test_a_run_on_other_threads_says_so_in_its_ledger(world: World) -> None:
 
 
 def resumptions(trainer: Trainer) -> list[tuple[int, int | None]]:
-    """From which step and on which other number of threads a run went on, each time."""
+    """Returns from which step, and on which other number of threads, a run went on each time."""
     with trainer.private.opened.recorder.ledger.rows() as rows:
         leaves = [decode_leaf(row.body) for row in rows]
     return [(leaf.from_step, leaf.threads) for leaf in leaves if isinstance(leaf, Resume)]

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from dptrain.noise.correlated.toeplitz import Objective, _checked, _objective, minimised
+from dptrain.noise.correlated.toeplitz import Objective, checked_objective, checked_steps, minimised
 from ledger.accountants.correlated import ONCE, Buffered, Participation, sensitivity
 from ledger.accountants.correlated.strategies import CODE
 from ledger.errors import AccountantError
@@ -25,7 +25,7 @@ GAIN: Final = 0.01
 """A buffer more is taken while it lowers the loss by this share at least."""
 
 _BOUNDS: Final = (-30.0, 4.0)
-"""Of the logarithms of differences of rates: buffers nearer to each other, and to 1, are one in float64."""
+"""Bounds the logarithms of differences of rates: buffers nearer to each other, and to 1, are one in float64."""
 
 
 def optimize(
@@ -42,8 +42,8 @@ def optimize(
     Raises:
         AccountantError: code STRATEGY, no such numbers or objective.
     """
-    _checked(n)
-    _objective(objective)
+    checked_steps(n)
+    checked_objective(objective)
     if buffers is not None and not 0 <= buffers <= MAX_BUFFERS:
         raise AccountantError(CODE, f"a strategy has 0 to {MAX_BUFFERS} buffers, got {buffers!r}")
     best, least = Buffered((), ()), loss(Buffered((), ()), n, objective, participation)
@@ -73,7 +73,7 @@ def inverse(strategy: Buffered) -> tuple[np.ndarray, np.ndarray]:
 def errors(strategy: Buffered, n: int) -> np.ndarray:
     """Returns the squared norms of the rows of A C^-1 for the prefix sums A, shape (n,)."""
     decays, scales = inverse(strategy)
-    rows = np.zeros(_checked(n))
+    rows = np.zeros(checked_steps(n))
     rows[0] = 1.0
     for decay, scale in zip(decays, scales, strict=True):
         rows[1:] += scale * np.power(decay, np.arange(n - 1))
@@ -83,7 +83,7 @@ def errors(strategy: Buffered, n: int) -> np.ndarray:
 def error(strategy: Buffered, n: int, objective: Objective = "mean") -> float:
     """Returns the mean or the largest of `errors`."""
     found = errors(strategy, n)
-    return float(found.mean() if _objective(objective) == "mean" else found[-1])
+    return float(found.mean() if checked_objective(objective) == "mean" else found[-1])
 
 
 def loss(strategy: Buffered, n: int, objective: Objective = "mean", participation: Participation = ONCE) -> float:

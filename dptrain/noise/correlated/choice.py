@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from dptrain.noise.correlated import dense, toeplitz
-from dptrain.noise.correlated.toeplitz import Objective, _objective
+from dptrain.noise.correlated.toeplitz import Objective, checked_objective
 from ledger import accountants
 from ledger.accountants.correlated import Participation, Strategy, Toeplitz, sensitivity
-from ledger.accountants.correlated.strategies import CODE, BandedInverse, Buffered, require
+from ledger.accountants.correlated.strategies import CODE, require
 from ledger.errors import AccountantError
 
 MOST_DENSE = 4096
@@ -51,9 +51,9 @@ def error(strategy: Strategy, steps: int, objective: Objective = "mean", workloa
             its own for each.
     """
     require(strategy, steps)
-    column = isinstance(strategy, Buffered | BandedInverse) or (isinstance(strategy, Toeplitz) and strategy.steps is None)
-    if column and np.ndim(workload) < 2:
-        return toeplitz.error(strategy.column(steps), steps, objective, workload)
+    column = strategy.common(steps)
+    if column is not None and np.ndim(workload) < 2:
+        return toeplitz.error(column, steps, objective, workload)
     if steps > MOST_DENSE:
         raise AccountantError(CODE, f"errors of such a strategy are computed for {MOST_DENSE} steps at most, got {steps}")
     return dense.error(strategy.matrix(steps), objective, workload)
@@ -141,7 +141,7 @@ def by_bands(
     Raises:
         AccountantError: code STRATEGY, none is left; or as `ledger.accountants.calibrate`.
     """
-    _objective(objective)
+    checked_objective(objective)
     tried = [1 << power for power in range(steps.bit_length())] if bands is None else list(bands)
     possible = [count for count in tried if count <= steps and count * batch <= contributions]
     if not possible or not batch > 0.0:

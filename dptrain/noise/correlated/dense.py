@@ -15,8 +15,8 @@ from typing import Any, Final
 import numpy as np
 from scipy import linalg
 
-from dptrain.noise.correlated.toeplitz import Objective, _checked, _objective
-from ledger.accountants.correlated.strategies import CODE, Dense
+from dptrain.noise.correlated.toeplitz import Objective, checked_objective, checked_steps
+from ledger.accountants.correlated.strategies import CODE, Dense, moved_down
 from ledger.errors import AccountantError
 
 ROUNDS: Final = 2000
@@ -28,7 +28,7 @@ CLOSE: Final = 1e-12
 
 def prefix_sums(n: int) -> np.ndarray:
     """Returns the workload of SGD with a constant learning rate, shape (n, n)."""
-    return np.tri(_checked(n))
+    return np.tri(checked_steps(n))
 
 
 def learning_rates(rates: np.ndarray, beta: float = 0.0) -> np.ndarray:
@@ -54,10 +54,7 @@ def matrix_of(workload: np.ndarray | None, n: int) -> np.ndarray:
     if workload is None:
         return prefix_sums(n)
     held = np.asarray(workload, dtype=np.float64)
-    if held.ndim != 1:
-        return held
-    age = np.subtract.outer(np.arange(len(held)), np.arange(len(held)))
-    return np.where(age >= 0, held[np.maximum(age, 0)], 0.0)
+    return moved_down(held) if held.ndim == 1 else held
 
 
 def materialized(
@@ -75,7 +72,7 @@ def materialized(
     Raises:
         AccountantError: code STRATEGY, what it multiplies with is no strategy.
     """
-    units = np.eye(_checked(steps))
+    units = np.eye(checked_steps(steps))
     try:
         rows = np.array(_run(init_multiply, multiply_next, units), dtype=np.float64)
         other = np.random.default_rng(0).standard_normal((steps, steps))
@@ -115,7 +112,7 @@ def errors(strategy: np.ndarray, workload: np.ndarray | None = None) -> np.ndarr
 def error(strategy: np.ndarray, objective: Objective = "mean", workload: np.ndarray | None = None) -> float:
     """Returns the mean or the largest of `errors`."""
     found = errors(strategy, workload)
-    return float(found.mean() if _objective(objective) == "mean" else found.max())
+    return float(found.mean() if checked_objective(objective) == "mean" else found.max())
 
 
 def optimize(
@@ -137,14 +134,14 @@ def optimize(
     Raises:
         AccountantError: code STRATEGY, no such numbers or objective, or a workload that is singular.
     """
-    gap = _checked(n) if period is None else period
+    gap = checked_steps(n) if period is None else period
     if not all(value is None or (type(value) is int and 1 <= value <= n) for value in (gap, bands)):
         raise AccountantError(CODE, f"a strategy of {n} steps has a period and bands of 1 to {n}, got {period!r}, {bands!r}")
     wanted = matrix_of(workload, n)
     if wanted.shape != (n, n) or not np.isfinite(wanted).all():
         raise AccountantError(CODE, f"a workload of {n} steps has shape ({n}, {n}) and finite numbers")
     try:
-        if _objective(objective) == "mean":
+        if checked_objective(objective) == "mean":
             return Dense(_factor(_least_mean(wanted, gap, bands, None)))
         return Dense(_factor(_least_max(wanted, gap, bands)))
     except (linalg.LinAlgError, ValueError) as error:

@@ -22,7 +22,7 @@ from dptrain.noise.correlated.toeplitz import inverse
 from dptrain.noise.keystream import KeyStream
 from dptrain.noise.lattice import LatticeGaussian
 from dptrain.noise.mechanism import Step
-from ledger.accountants.correlated import BandedInverse, Buffered, Dense, Strategy, Toeplitz
+from ledger.accountants.correlated import BandedInverse, Dense, Strategy, Toeplitz
 from ledger.accountants.correlated.strategies import CODE, require
 from ledger.accountants.table import LATTICE_BITS
 from ledger.errors import AccountantError
@@ -31,6 +31,8 @@ MOST_AMPLIFIED: Final = 2.0**14
 """Largest deviation of a step's noise in scheduled deviations: beyond, the lattice would end within reach of the noise."""
 
 _SCALE: Final = 2.0**LATTICE_BITS
+_FAILED: Final = -1
+_HALF: Final = "a release failed half-way, so that the buffers are those of no step; go on from an earlier state"
 
 
 @dataclass(eq=False)
@@ -96,8 +98,8 @@ class CorrelatedGaussian(LatticeGaussian):
             ValueError: a release failed half-way.
         """
         kept: Kept = state
-        if -1 in kept.step.values():
-            raise ValueError("a release failed half-way, so that the buffers are those of no step; go on from an earlier state")
+        if _FAILED in kept.step.values():
+            raise ValueError(_HALF)
         keys = {
             f"key {begin} {stream.attempt}": torch.frombuffer(bytearray(stream.master), dtype=torch.uint8)
             for begin, stream in (kept.streams if self._rows is not None else [])
@@ -156,6 +158,8 @@ class CorrelatedGaussian(LatticeGaussian):
         place = step.lane, step.offset
         with self._turn:
             taken = kept.step.get(place, 0)
+            if taken == _FAILED:
+                raise ValueError(_HALF)
             if step.number != taken + 1:
                 told = f"expected step {taken + 1}: its noise depends on those before"
                 raise ValueError(f"step {step.number} is out of turn, {told}")
@@ -166,7 +170,7 @@ class CorrelatedGaussian(LatticeGaussian):
             self._now, self._streams = kept.buffers[place], kept.streams
             if self._now.shape[1] != clipped_sum.numel():
                 raise ValueError(f"a part of {self._now.shape[1]} coordinates comes back with {clipped_sum.numel()}")
-            kept.step[place] = -1  # until it is done
+            kept.step[place] = _FAILED  # until it is done
             try:
                 released = super().release(clipped_sum, None, step)
             finally:
@@ -202,10 +206,11 @@ def amplified(strategy: Strategy, steps: int) -> float:
         return float(np.sqrt(np.square(strategy.inverse[:steps, :steps]).sum(axis=1)).max())
     if isinstance(strategy, BandedInverse):
         return float(np.linalg.norm(strategy.coefficients))
+    column = strategy.common(steps)
+    if column is not None:
+        return float(np.linalg.norm(inverse(np.trim_zeros(column, "b"), steps)))
     if isinstance(strategy, Toeplitz):
         return float(np.linalg.norm(inverse(strategy.coefficients, steps)) / strategy.scales(steps).min())
-    if isinstance(strategy, Buffered):
-        return float(np.linalg.norm(inverse(strategy.column(steps), steps)))
     recurrence = recurrence_of(strategy, steps)
     rows = np.zeros(steps)
     for begin in range(0, steps, BLOCK):  # every column is one of its own

@@ -143,7 +143,7 @@ class Privatizer:
         leaves = list(_leaves(sum_of_clipped_grads))
         _require_form([(name, leaf.shape) for name, leaf in leaves], state.form)
         for name, leaf in leaves:
-            if type(leaf).__name__ == "DTensor":
+            if any(kind.__name__ == "DTensor" for kind in type(leaf).__mro__):  # by name: its module is large
                 told = "it lies over several processes, each of which would draw noise of its own; train with PrivateTraining"
                 raise ConfigError("NOISE_SHARDED", f"the sum {name!r} is a DTensor: {told}")
             if not leaf.is_floating_point():

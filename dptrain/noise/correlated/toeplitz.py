@@ -27,7 +27,7 @@ _DIRECT: Final = 1 << 31
 
 def prefix_sums(n: int) -> np.ndarray:
     """Returns the workload of SGD with a constant learning rate: the sums of the first 1, 2, .. n releases. Shape (n,)."""
-    return np.ones(_checked(n))
+    return np.ones(checked_steps(n))
 
 
 def momentum(n: int, beta: float) -> np.ndarray:
@@ -38,7 +38,7 @@ def momentum(n: int, beta: float) -> np.ndarray:
     """
     if not 0.0 <= beta < 1.0:
         raise AccountantError(CODE, f"momentum lies in [0, 1), got {beta!r}")
-    return np.cumsum(beta ** np.arange(_checked(n)))
+    return np.cumsum(beta ** np.arange(checked_steps(n)))
 
 
 def square_root(n: int) -> np.ndarray:
@@ -46,7 +46,7 @@ def square_root(n: int) -> np.ndarray:
 
     Its loss at one participation is within a factor of 1 + o(1) of the least.
     """
-    k = np.arange(1, _checked(n))
+    k = np.arange(1, checked_steps(n))
     return np.concatenate([[1.0], np.cumprod((2.0 * k - 1.0) / (2.0 * k))])
 
 
@@ -77,7 +77,7 @@ def inverse(coefficients: np.ndarray, n: int) -> np.ndarray:
     Raises:
         AccountantError: code STRATEGY, numbers are not finite or the first is not positive.
     """
-    column = np.array(checked_column(coefficients))[: _checked(n)]
+    column = np.array(checked_column(coefficients))[: checked_steps(n)]
     if len(column) * n <= _DIRECT:
         return divide(_unit(n), column)
     found = np.array([1.0 / column[0]])  # Newton's iteration on power series: w <- w (2 - c w), twice as long each time
@@ -111,7 +111,7 @@ def errors(coefficients: np.ndarray, n: int, workload: np.ndarray | None = None)
 def error(coefficients: np.ndarray, n: int, objective: Objective = "mean", workload: np.ndarray | None = None) -> float:
     """Returns the mean or the largest of `errors`."""
     found = errors(coefficients, n, workload)
-    return float(found.mean() if _objective(objective) == "mean" else found[-1])
+    return float(found.mean() if checked_objective(objective) == "mean" else found[-1])
 
 
 def loss(coefficients: np.ndarray, n: int, objective: Objective = "mean", workload: np.ndarray | None = None) -> float:
@@ -133,12 +133,12 @@ def optimal_coefficients(n: int, bands: int, objective: Objective = "mean", work
     Raises:
         AccountantError: code STRATEGY, no such numbers or objective.
     """
-    if type(bands) is not int or not 1 <= bands <= _checked(n):
+    if type(bands) is not int or not 1 <= bands <= checked_steps(n):
         raise AccountantError(CODE, f"a strategy of {n} steps has 1 to {n} bands, got {bands!r}")
     wanted = prefix_sums(n) if workload is None else np.array(checked_column(workload))
     if len(wanted) != n:
         raise AccountantError(CODE, f"a workload of {n} steps has {n} coefficients, got {len(wanted)}")
-    weights = np.arange(n, 0, -1) / n if _objective(objective) == "mean" else np.ones(n)
+    weights = np.arange(n, 0, -1) / n if checked_objective(objective) == "mean" else np.ones(n)
     start = root(wanted[:bands])
     start = start / start[0]
     if bands == 1:
@@ -193,13 +193,15 @@ def _unit(n: int) -> np.ndarray:
     return found
 
 
-def _checked(n: int) -> int:
+def checked_steps(n: int) -> int:
+    """Returns a number of steps. Raises AccountantError: code STRATEGY, it is none."""
     if type(n) is not int or n < 1:
         raise AccountantError(CODE, f"a strategy has 1 step or more, got {n!r}")
     return n
 
 
-def _objective(objective: str) -> str:
+def checked_objective(objective: str) -> str:
+    """Returns an objective. Raises AccountantError: code STRATEGY, it is none of `OBJECTIVES`."""
     if objective not in OBJECTIVES:
         raise AccountantError(CODE, f"the objective is {' or '.join(OBJECTIVES)}, got {objective!r}")
     return objective

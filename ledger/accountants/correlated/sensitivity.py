@@ -16,15 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from ledger.accountants.correlated.strategies import (
-    CODE,
-    BandedInverse,
-    Buffered,
-    Strategy,
-    Toeplitz,
-    require,
-    slack,
-)
+from ledger.accountants.correlated.strategies import CODE, Strategy, require
 from ledger.errors import AccountantError
 
 if TYPE_CHECKING:
@@ -78,7 +70,7 @@ class Sensitivity:
     exact: bool
 
 
-def sensitivity(strategy: Strategy, steps: int, participation: Participation = ONCE) -> Sensitivity:
+def sensitivity(strategy: Strategy, steps: int, participation: Participation) -> Sensitivity:
     """Returns the least bound that is proved for a strategy and a participation.
 
     Guarantee: no contribution that adds vectors of norm 1 at most, in the steps of a set that the participation allows, moves C
@@ -94,7 +86,7 @@ def sensitivity(strategy: Strategy, steps: int, participation: Participation = O
     if not isinstance(participation, Participation):
         told = f"got {participation!r}; write Participation(gap, most, fixed=...)"
         raise AccountantError(CODE, f"a participation says in which steps somebody may take part, {told}")
-    most, share = participation.times(steps), slack(strategy, steps)
+    most, share = participation.times(steps), strategy.slack(steps)
     norms = strategy.norms_squared(steps)
 
     def found(squared: float, *, exact: bool) -> Sensitivity:
@@ -107,7 +99,7 @@ def sensitivity(strategy: Strategy, steps: int, participation: Participation = O
         if participation.fixed:
             return found(float(_strided(norms, participation.gap, most).max()), exact=True)
         return found(float(_heaviest(norms, participation.gap, most)), exact=True)
-    column = _column(strategy, steps)
+    column = strategy.common(steps)
     if column is not None and _falls(column):
         return found(_of_falling(column, participation.gap, most), exact=True)
     if participation.fixed:
@@ -140,14 +132,14 @@ def redone(strategy: Strategy, steps: int, participation: Participation, tails: 
         for begin, end in tails
         for weight in _row_weights(strategy, begin, min(end, steps), participation.gap, most)
     ]  # fmt: skip
-    return rounded_up(math.fsum(weight * weight for weight in weights), steps, slack(strategy, steps))
+    return rounded_up(math.fsum(weight * weight for weight in weights), steps, strategy.slack(steps))
 
 
 def _row_weights(strategy: Strategy, begin: int, end: int, gap: int, most: int) -> Iterable[float]:
     """Returns for each of some rows the largest sum of |C[row, j]| over an allowed set up to it."""
     import numpy as np
 
-    column = _column(strategy, end)
+    column = strategy.common(end)
     if column is not None:  # that of row t is c_0 + c_gap + c_2gap + .. where the column does not increase
         found = np.cumsum(_majorant(column)[::gap][:most])
         return [float(found[min(row // gap, len(found) - 1)]) for row in range(begin, end)]
@@ -203,7 +195,7 @@ def _of_fixed(strategy: Strategy, steps: int, participation: Participation, most
         terms = strategy.gram(steps, lag)
         negative = negative or bool((terms < -ROUNDED * norms.max()).any())
         held = np.zeros(steps)
-        held[: steps - lag] = np.abs(terms) * (1.0 if apart == 0 else 2.0)
+        held[: steps - lag] = magnitudes(strategy, steps, lag) * (1.0 if apart == 0 else 2.0)
         # The pairs (i, i + lag) of the set from `first` on are those with i = first, first + gap, .. and most - apart of them.
         total += _strided(held, gap, most - apart)
     return float(total.max()), not negative
@@ -234,18 +226,20 @@ def _of_rows(strategy: Strategy, steps: int, gap: int, most: int) -> float:
     width = 2 * reach - 1
     held = np.zeros((width, steps))  # held[reach - 1 + d, i] = |X[i, i + d]|
     for lag in range(reach):
-        terms = np.abs(strategy.gram(steps, lag))
+        terms = magnitudes(strategy, steps, lag)
         held[reach - 1 + lag, : steps - lag] = terms
         held[reach - 1 - lag, lag:] = terms
     rows = np.asarray(_heaviest(held, gap, most))
     return float(_heaviest(rows, gap, most))
 
 
-def _column(strategy: Strategy, steps: int) -> np.ndarray | None:
-    """Returns the first column of a strategy that has one column for all steps, else None."""
-    if isinstance(strategy, Buffered | BandedInverse) or (isinstance(strategy, Toeplitz) and strategy.steps is None):
-        return strategy.column(steps)
-    return None
+def magnitudes(strategy: Strategy, steps: int, lag: int) -> np.ndarray:
+    """Returns |X[j, j + lag]| for all j, and what float64 may have cancelled away in the sums that they are."""
+    import numpy as np
+
+    terms = steps if strategy.bands is None else min(strategy.bands, steps)
+    lost = terms * 2.0**-52 * float(strategy.norms_squared(steps).max())
+    return np.asarray(np.abs(strategy.gram(steps, lag)) + lost)
 
 
 def _falls(column: np.ndarray) -> bool:

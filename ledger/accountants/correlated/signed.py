@@ -9,7 +9,7 @@ row up to its diagonal, of general bands those from the diagonal down, column by
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from attest.policy.mechanism import BUFFER_BITS, GRID_BITS, MAX_COEFFICIENTS, Bands, Buffers, MechanismRule
@@ -58,8 +58,7 @@ def strategy_of(rule: MechanismRule, steps: int, coefficients: bytes | None = No
         raise AccountantError(CODE, f"noise.family {rule.name!r} is not correlated between steps, and has no strategy")
     if rule.name == "banded":
         assert coefficients is not None
-        table = _read(coefficients, steps * numbers.bands).reshape(steps, numbers.bands)
-        return Banded(tuple(tuple(column) for column in table), normalized=numbers.normalized)
+        return Banded(_columns(coefficients, steps, numbers.bands), normalized=numbers.normalized)
     held = _read(coefficients, numbers.bands) if coefficients is not None else [c / _ONE for c in numbers.coefficients]
     if rule.name == "banded_inverse":
         if numbers.normalized:
@@ -88,7 +87,8 @@ def rule_of(strategy: Strategy) -> tuple[MechanismRule, bytes | None]:
         return _in_file("dense", None, [row[: place + 1] for place, row in enumerate(strategy.rows)])
     if isinstance(strategy, Banded):
         bands = Bands(bands=strategy.bands, normalized=strategy.normalized)
-        return _in_file("banded", bands, strategy.rows)
+        columns, steps = strategy.rows, strategy.longest
+        return _in_file("banded", bands, ([columns[j][t - j] for j in places] for t, places in _banded(steps, strategy.bands)))
     if isinstance(strategy, Toeplitz | BandedInverse) and len(strategy.coefficients) > 1:
         first = strategy.coefficients[0]
         numbers = tuple(_whole(value / first) for value in strategy.coefficients)
@@ -123,6 +123,20 @@ def _read(data: bytes, count: int) -> np.ndarray:
     if len(data) != 4 * count:
         raise AccountantError(CODE, f"the file of coefficients has {len(data)} bytes, expected {4 * count}, four a number")
     return np.frombuffer(data, dtype=">i4").astype(np.float64) / _ONE
+
+
+def _banded(steps: int, bands: int) -> Iterator[tuple[int, range]]:
+    """Yields every row with its columns that lie in the bands."""
+    return ((t, range(max(0, t - bands + 1), t + 1)) for t in range(steps))
+
+
+def _columns(data: bytes, steps: int, bands: int) -> tuple[tuple[float, ...], ...]:
+    """Returns columns from the diagonal down, of a file that has rows up to it; what lies below the matrix is zero."""
+    places = [(j, t - j) for t, columns in _banded(steps, bands) for j in columns]
+    held = [[0.0] * bands for _ in range(steps)]
+    for (column, below), value in zip(places, _read(data, len(places)).tolist(), strict=True):
+        held[column][below] = value
+    return tuple(map(tuple, held))
 
 
 def _triangle(numbers: np.ndarray, steps: int) -> np.ndarray:

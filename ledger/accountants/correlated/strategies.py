@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from ledger.errors import AccountantError
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 CODE: Final = "STRATEGY"
 """Code of what is no strategy, or none for so many steps."""
 
-
 SMALLEST: Final = 1e-100
 """Least number on a diagonal: squares of smaller ones vanish in float64."""
 
@@ -31,28 +31,70 @@ LARGEST: Final = 1e100
 """Largest magnitude of a number: sums of products of larger ones overflow."""
 
 
-class Strategy(Protocol):
-    """Stands for the matrix C of any number of steps that it serves.
-
-    Attributes:
-        bands: diagonals that may hold something, the main one among them; None where all may.
-        longest: most steps it is made for; None for any number.
-    """
+@dataclass(frozen=True, eq=False)
+class Strategy(ABC):
+    """Stands for the matrix C of any number of steps that it serves."""
 
     @property
-    def bands(self) -> int | None: ...
+    @abstractmethod
+    def bands(self) -> int | None:
+        """Returns the diagonals that may hold something, the main one among them; None where all may."""
 
     @property
-    def longest(self) -> int | None: ...
+    def longest(self) -> int | None:
+        """Returns the most steps that it is made for; None for any number."""
+        return None
 
+    @abstractmethod
     def matrix(self, steps: int) -> np.ndarray:
         """Returns C, shape (steps, steps), float64: for small numbers of steps."""
 
-    def norms_squared(self, steps: int) -> np.ndarray:
-        """Returns the squared norms of the columns, shape (steps,)."""
-
+    @abstractmethod
     def gram(self, steps: int, lag: int) -> np.ndarray:
         """Returns X[j, j + lag] for all j, shape (steps - lag,), of X = C^T C."""
+
+    def norms_squared(self, steps: int) -> np.ndarray:
+        """Returns the squared norms of the columns, shape (steps,)."""
+        return self.gram(steps, 0)
+
+    def common(self, steps: int) -> np.ndarray | None:
+        """Returns the first column, shape (steps,), where every column is that one, moved down; else None."""
+        return None
+
+    def slack(self, steps: int) -> float:
+        """Returns a bound of the share by which the norm of C u exceeds what the numbers of C here give, for any u.
+
+        Noise is made of C^-1. Where that is what is known, or both are, the C of the noise is not quite this one.
+        """
+        return 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class OneColumn(Strategy):
+    """Has one column for all steps, which ends nowhere."""
+
+    @property
+    @abstractmethod
+    def made_of(self) -> int:
+        """Returns how many numbers it is made of, beside the diagonal."""
+
+    @property
+    def bands(self) -> int | None:
+        return None if self.made_of else 1
+
+    @abstractmethod
+    def column(self, steps: int) -> np.ndarray:
+        """Returns the first column, shape (steps,)."""
+
+    def common(self, steps: int) -> np.ndarray:
+        return self.column(steps)
+
+    def matrix(self, steps: int) -> np.ndarray:
+        return moved_down(self.column(steps))
+
+    def gram(self, steps: int, lag: int) -> np.ndarray:
+        column = self.column(steps)
+        return _tails(column[lag:] * column[: steps - lag])
 
 
 def require(strategy: Strategy, steps: int) -> None:
@@ -65,7 +107,7 @@ def require(strategy: Strategy, steps: int) -> None:
 
 
 @dataclass(frozen=True)
-class Toeplitz:
+class Toeplitz(Strategy):
     """Has one column, moved down from step to step: C[i, j] = coefficients[i - j].
 
     Attributes:
@@ -111,13 +153,10 @@ class Toeplitz:
         return 1.0 / np.sqrt(_tails(self.column(self.steps) ** 2)[:steps])
 
     def matrix(self, steps: int) -> np.ndarray:
-        import numpy as np
+        return moved_down(self.column(steps)) * self.scales(steps)
 
-        column, place = self.column(steps), np.subtract.outer(np.arange(steps), np.arange(steps))
-        return np.where(place >= 0, column[np.maximum(place, 0)], 0.0) * self.scales(steps)
-
-    def norms_squared(self, steps: int) -> np.ndarray:
-        return self.gram(steps, 0)
+    def common(self, steps: int) -> np.ndarray | None:
+        return self.column(steps) if self.steps is None else None
 
     def gram(self, steps: int, lag: int) -> np.ndarray:
         column, scales = self.column(steps), self.scales(steps)
@@ -126,7 +165,7 @@ class Toeplitz:
 
 
 @dataclass(frozen=True)
-class BandedInverse:
+class BandedInverse(OneColumn):
     """Has a Toeplitz inverse of few diagonals: C^-1[i, j] = coefficients[i - j], and C all diagonals.
 
     Raises:
@@ -139,12 +178,8 @@ class BandedInverse:
         object.__setattr__(self, "coefficients", checked_column(self.coefficients))
 
     @property
-    def bands(self) -> int | None:
-        return None if len(self.coefficients) > 1 else 1
-
-    @property
-    def longest(self) -> None:
-        return None
+    def made_of(self) -> int:
+        return len(self.coefficients) - 1
 
     def column(self, steps: int) -> np.ndarray:
         """Returns the first column of C, shape (steps,), by the recurrence of power series."""
@@ -159,19 +194,19 @@ class BandedInverse:
             held[place] = -(behind @ held[place - reach : place]) / turned[0]
         return held[reach:]
 
-    def matrix(self, steps: int) -> np.ndarray:
-        return Toeplitz(tuple(self.column(steps))).matrix(steps)
+    def slack(self, steps: int) -> float:
+        import numpy as np
 
-    def norms_squared(self, steps: int) -> np.ndarray:
-        return self.gram(steps, 0)
-
-    def gram(self, steps: int, lag: int) -> np.ndarray:
-        column = self.column(steps)
-        return _tails(column[lag:] * column[: steps - lag])
+        column, turned = self.column(steps), np.array(self.coefficients)
+        rest = np.convolve(turned, column)[:steps]  # c' - c = -c' * (w * c - 1), as power series
+        rest[0] -= 1.0
+        total = float(np.abs(column).sum())
+        apart = float(np.abs(rest).sum()) + (len(turned) + 2) * 2.0**-52 * float(np.abs(turned).sum()) * total
+        return 2.0 * apart * total * math.sqrt(steps) / float(column[0])
 
 
 @dataclass(frozen=True)
-class Banded:
+class Banded(Strategy):
     """Has columns of its own for every step: C[j + r, j] = rows[j][r].
 
     Attributes:
@@ -223,9 +258,6 @@ class Banded:
             held[place + r, place] = columns[: steps - r, r]
         return held
 
-    def norms_squared(self, steps: int) -> np.ndarray:
-        return self.gram(steps, 0)
-
     def gram(self, steps: int, lag: int) -> np.ndarray:
         import numpy as np
 
@@ -236,7 +268,7 @@ class Banded:
 
 
 @dataclass(frozen=True)
-class Buffered:
+class Buffered(OneColumn):
     """Has the first column 1, then sum_j scales[j] decays[j]^(i - 1) in row i: a buffer for every decay makes noise of it.
 
     Raises:
@@ -261,12 +293,8 @@ class Buffered:
         object.__setattr__(self, "scales", scales)
 
     @property
-    def bands(self) -> int | None:
-        return None if self.decays else 1
-
-    @property
-    def longest(self) -> None:
-        return None
+    def made_of(self) -> int:
+        return len(self.decays)
 
     def column(self, steps: int) -> np.ndarray:
         """Returns the first column, shape (steps,)."""
@@ -280,19 +308,9 @@ class Buffered:
             held[1:] += scale * np.exp(place * math.log(decay))
         return held
 
-    def matrix(self, steps: int) -> np.ndarray:
-        return Toeplitz(tuple(self.column(steps))).matrix(steps)
-
-    def norms_squared(self, steps: int) -> np.ndarray:
-        return self.gram(steps, 0)
-
-    def gram(self, steps: int, lag: int) -> np.ndarray:
-        column = self.column(steps)
-        return _tails(column[lag:] * column[: steps - lag])
-
 
 @dataclass(frozen=True, eq=False)
-class Dense:
+class Dense(Strategy):
     """Has any lower triangular matrix C of its number of steps, which is the longest.
 
     Attributes:
@@ -347,14 +365,17 @@ class Dense:
         require(self, steps)
         return self.rows[:steps, :steps]
 
-    def norms_squared(self, steps: int) -> np.ndarray:
-        return self.gram(steps, 0)
-
     def gram(self, steps: int, lag: int) -> np.ndarray:
         import numpy as np
 
         held = self.matrix(steps)
         return np.asarray(np.einsum("ij,ij->j", held[:, : steps - lag], held[:, lag:]))
+
+    def slack(self, steps: int) -> float:
+        import numpy as np
+
+        held = self.matrix(steps)  # C' = C (1 + E)^-1, and no column norm is below that of the smallest diagonal
+        return 2.0 * self.apart * float(np.linalg.norm(held)) * math.sqrt(steps) / float(np.diagonal(held).min())
 
 
 def digest(strategy: Strategy) -> bytes:
@@ -362,32 +383,11 @@ def digest(strategy: Strategy) -> bytes:
     import numpy as np
 
     found = hashlib.sha256(f"dptrain strategy {type(strategy).__name__}".encode())
-    for item in fields(strategy):  # type: ignore[arg-type]
+    for item in fields(strategy):
         value = getattr(strategy, item.name)
         held = np.array([] if value is None else value, dtype=">f8")
         found.update(f" {item.name} {held.shape} ".encode() + held.tobytes())
     return found.digest()
-
-
-def slack(strategy: Strategy, steps: int) -> float:
-    """Returns a bound of the share by which the norm of C u exceeds what the numbers of C here give, for any u over the steps.
-
-    Noise is made of C^-1. Where that is what is known, or both are, the C of the noise is not quite this one.
-    """
-    import numpy as np
-
-    if isinstance(strategy, Dense):  # C' = C (1 + E)^-1, and no column norm is below that of the smallest diagonal
-        held = strategy.matrix(steps)
-        return 2.0 * strategy.apart * float(np.linalg.norm(held)) * math.sqrt(steps) / float(np.abs(np.diagonal(held)).min())
-    if isinstance(strategy, BandedInverse):  # c' - c = -c' * (w * c - 1), as power series
-        column, turned = strategy.column(steps), np.array(strategy.coefficients)
-        rest = np.convolve(turned, column)[:steps]
-        rest[0] -= 1.0
-        size = float(np.abs(turned).sum() * np.abs(column).sum())
-        apart = float(np.abs(rest).sum()) + (len(turned) + 2) * 2.0**-52 * size
-        total = float(np.abs(column).sum())
-        return 2.0 * apart * total * math.sqrt(steps) / float(column[0])
-    return 0.0
 
 
 def identity() -> Toeplitz:
@@ -441,6 +441,14 @@ def _require_size(least: float, most: float) -> None:
     if least < SMALLEST or most > LARGEST:
         told = f"a diagonal of {SMALLEST:g} or more and nothing above {LARGEST:g}, got {least:g} and {most:g}"
         raise AccountantError(CODE, f"a strategy has {told}; scale it, which changes no noise")
+
+
+def moved_down(column: np.ndarray) -> np.ndarray:
+    """Returns the lower triangular Toeplitz matrix of a first column, shape (n, n)."""
+    import numpy as np
+
+    age = np.subtract.outer(np.arange(len(column)), np.arange(len(column)))
+    return np.where(age >= 0, column[np.maximum(age, 0)], 0.0)
 
 
 def _tails(terms: np.ndarray) -> np.ndarray:

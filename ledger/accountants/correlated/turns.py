@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ledger.accountants.correlated.sensitivity import rounded_up
-from ledger.accountants.correlated.strategies import CODE, Strategy, require, slack
+from ledger.accountants.correlated.sensitivity import magnitudes, rounded_up
+from ledger.accountants.correlated.strategies import CODE, Strategy, require
 from ledger.errors import AccountantError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Turns:
         self._strategy, self._steps, self._period = strategy, steps, period
         self.norm = math.sqrt(float(strategy.norms_squared(steps).max()))
         """Largest column norm: what C is divided by."""
-        self._share = slack(strategy, steps)
+        self._share = strategy.slack(steps)
         self._added = self._of_occurrences()
 
     def occurrence(self, step: int) -> float:
@@ -75,12 +75,11 @@ class Turns:
         """Returns rows of C, shape (end - begin, end)."""
         import numpy as np
 
-        column = getattr(self._strategy, "column", None)
-        if column is None or self._strategy.longest is not None:
+        column = self._strategy.common(end)
+        if column is None:
             return self._strategy.matrix(self._steps)[begin:end, :end]
-        held = column(end)
         age = np.subtract.outer(np.arange(begin, end), np.arange(end))
-        return np.where(age >= 0, held[np.maximum(age, 0)], 0.0)
+        return np.where(age >= 0, column[np.maximum(age, 0)], 0.0)
 
     def _of_occurrences(self) -> np.ndarray:
         import numpy as np
@@ -89,5 +88,5 @@ class Turns:
         for lag in range(self._period, self._steps, self._period):
             if self._strategy.bands is not None and lag >= self._strategy.bands:
                 break
-            found[lag:] += 2.0 * np.abs(self._strategy.gram(self._steps, lag))
+            found[lag:] += 2.0 * magnitudes(self._strategy, self._steps, lag)
         return np.array([rounded_up(value, self._steps, self._share) for value in (found / self.norm**2).tolist()])
