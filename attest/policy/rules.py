@@ -260,7 +260,8 @@ class Policy(Payload):
         "`per_microbatch`), no `[noise.budgets]`, and an accountant: `pld` for `laplace` (and `disclosure = "
         '"secret_poisson"`), `rdp` for the others, which sampling does not amplify. **Under `laplace` every clip '
         "norm is a bound on the sum of magnitudes (L1)**, and a noise multiplier is the scale of the noise over "
-        "it. Words of correlated noise are [not built yet](#specified-not-built-yet). The whole table: "
+        "it. `banded_toeplitz`, `banded_inverse` and `buffered_toeplitz` are Gaussian, and [correlated between "
+        "steps](#noise-that-is-correlated-between-steps). The whole table: "
         "[the mechanism](mechanism/families.md). An installed package adds others, as `provider.name` "
         "([extending](extending/noise.md)).",
         key="noise",
@@ -499,6 +500,7 @@ class Policy(Payload):
     def _asked(self) -> list[tuple[str, str]]:
         return [
             ("noise.family", self.mechanism.name),
+            *([("noise.digest", self.mechanism.digest.hex())] if self.mechanism.digest else []),
             ("sampling.order", self.sampling.name),
             ("disclosure", self.disclosure),
             *(("geometry", rule.name) for rule in self.geometry),

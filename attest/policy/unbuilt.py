@@ -15,17 +15,15 @@ NOT_BUILT: Final = "NOT_BUILT"
 ANY: Final = "*"
 """Stands for every value of a field that is refused whatever it says."""
 
-_STRATEGY: Final = "noise of several steps that cancels in their sum"
+_STRATEGY: Final = "noise of several steps by a strategy that a file holds"
 _SECRET: Final = "draws that stay secret, and are amplified by more than each contribution's own coin"
 
 UNBUILT: Final[Mapping[str, Mapping[str, str]]] = {
     "noise.family": {
-        "banded_toeplitz": _STRATEGY,
-        "banded_inverse": _STRATEGY,
-        "buffered_toeplitz": _STRATEGY,
         "banded": _STRATEGY,
         "dense": _STRATEGY,
     },
+    "noise.digest": {ANY: "coefficients that lie in a file beside the policy"},
     "sampling.order": {
         "cyclic_poisson": _SECRET,
         "truncated_poisson": _SECRET,

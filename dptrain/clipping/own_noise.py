@@ -68,6 +68,11 @@ def multiplier_for(epsilon: float, count: int, delta: float, accountant: str = "
     accountants.check_epsilon(epsilon)
     if type(count) is not int or count < 1:
         raise AccountantError("OCCURRENCES", f"public occurrences are a positive integer, got {count!r}", nearest=1.0)
+    return _multiplier_for(epsilon, count, delta, accountant, family)
+
+
+def _multiplier_for(epsilon: float, count: float, delta: float, accountant: str, family: str) -> float:
+    """Returns the same for occurrences that add up to ``count`` at a multiplier of 1."""
 
     def fits(micro: int) -> bool:
         return spent_on(count, micro / MICRO, delta, accountant, family) <= epsilon
@@ -100,7 +105,7 @@ def micro_up(epsilon: float) -> float:
     return epsilon if math.isinf(epsilon) else math.ceil(epsilon * MICRO) / MICRO
 
 
-def spent_on(count: int, multiplier: float, delta: float, accountant: str = "pld", family: str = "gaussian") -> float:
+def spent_on(count: float, multiplier: float, delta: float, accountant: str = "pld", family: str = "gaussian") -> float:
     """Epsilon of so many public occurrences at one multiplier; errors as `ledger.accountants.epsilon_occurrences`."""
     return accountants.epsilon_occurrences(count / multiplier**2, delta, accountant, family=family)
 
@@ -117,6 +122,7 @@ class OwnBounds:
         disclosure: of the policy.
         accountant: of the policy.
         family: of the policy's noise.
+        turns: with correlated noise what its turns add up to at a multiplier of 1; None where each counts by itself.
     """
 
     bounds: SignedBounds
@@ -126,6 +132,7 @@ class OwnBounds:
     disclosure: str
     accountant: str
     family: str
+    turns: float | None = None
 
     @property
     def expected(self) -> float:
@@ -167,7 +174,8 @@ def own_bounds(policy: Policy, class_name: str, bounds: SignedBounds, limit: tup
     if rule.public:
         return None
     how = (rule.sampling_rate, policy.steps, policy.disclosure, policy.accountant, policy.mechanism.name)
-    return OwnBounds(bounds, limit, *how)
+    turns = accountants.turns_under(policy, rule.sampling_rate)
+    return OwnBounds(bounds, limit, *how, None if turns is None else turns.most(cap=bounds.max_occurrences))
 
 
 @lru_cache(maxsize=4096)
@@ -210,7 +218,7 @@ def _for_limit(own: OwnBounds) -> float:
     target, delta = from_micro(own.limit[0]), own.limit[1] / PICO
     name, family, cap = own.accountant, own.family, own.bounds.max_occurrences
     if own.disclosure == "occurrences_public":
-        return multiplier_for(target, math.ceil(own.expected), delta, name, family)
+        return _multiplier_for(target, own.turns or math.ceil(own.expected), delta, name, family)
     capped = math.inf
     if cap:
         try:

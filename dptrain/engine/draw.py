@@ -205,7 +205,8 @@ def noise_of(policy: Policy, run_id: bytes, attempt: int, key: bytes, generator:
         generator: ``host``, or ``device`` for Gaussian noise drawn where the sums are. bits: as for :func:`open_streams`.
     """
     draws = policy.noise_microbatches or 1
-    return mechanism_of(policy.mechanism.name, Source(run_id, attempt, key, bits, draws, generator))
+    rule = policy.mechanism
+    return mechanism_of(rule.name, Source(run_id, attempt, key, bits, draws, generator, rule, policy.steps))
 
 
 class Drawing:

@@ -19,7 +19,7 @@ from attest.schema.rounding import at_most
 from dptrain.clipping.resolver import Schedule
 from dptrain.data.slots import Slots
 from dptrain.record.metrics import Line, by_group, flat
-from ledger.accountants import likely_occurrences
+from ledger.accountants import likely_occurrences, turns_under
 from ledger.leaves import HeaderBlock
 from ledger.replay.state import RunState
 
@@ -181,7 +181,11 @@ def _promises(policy: Policy, run: RunState, place: int, rule: ClassRule, member
         if policy.sampling.name == POISSON:
             planned = likely_occurrences(float(rule.sampling_rate), policy.steps) / min(weakest) ** 2
         else:
-            planned = dearest_turns(policy.sampling.name, period(rule.sampling_rate), phases.horizon, weakest).loss
+            turns = turns_under(policy, rule.sampling_rate)
+            if turns is None:
+                planned = dearest_turns(policy.sampling.name, period(rule.sampling_rate), phases.horizon, weakest).loss
+            else:
+                planned = turns.most() / min(weakest) ** 2
         spent = [run.expenditure.of_loss(value) for value in (loss, 4 * loss, planned)]
     else:
         spent = [

@@ -33,12 +33,12 @@ from dptrain.engine.options import Microbatches, NoiseSource
 from dptrain.engine.release import Phase, PrivateGradients
 from dptrain.engine.start import Start
 from dptrain.engine.step import Parts, UnderWay, check_parameters
-from dptrain.errors import ConfigError, NonFinite, StepOrder, UnsupportedModule
+from dptrain.errors import ConfigError, NonFinite, ResumeRefused, StepOrder, UnsupportedModule
 from dptrain.parallel.ranks import ALONE, Ranks
 from dptrain.parallel.together import Together
 from dptrain.parallel.wrapped import step_once, unwrapped
 from dptrain.progress import progress_bar
-from dptrain.record import checkpoints, weights
+from dptrain.record import checkpoints, noise_states, weights
 from dptrain.record.metrics import Line, Metrics, MetricsLog
 from dptrain.record.pin import sign_record
 from dptrain.record.recorder import Recorder, by_terms
@@ -51,6 +51,7 @@ from dptrain.routing.repeated import Loss, RepeatedLoss
 from dptrain.routing.synthetic_rows import ProbeRows
 from dptrain.sandbox import Sandbox, forward_seed
 from dptrain.sandbox.isolation import Isolation
+from ledger import accountants
 from ledger.leaves import HELD, HeaderSpec
 from ledger.leaves.header import ADDRESSED
 from ledger.leaves.numerics import Numerics
@@ -296,12 +297,13 @@ class PreparedRun(Parts[Planned]):
         found = replace(self._header, unprobed=self.probe.unprobed, frozen_digest=self.weights.frozen_digest)
         self._agree(found)
         attempt = recorder.open(found, slots, opened.gate.now)
+        saved = self._noise_saved()
         if attempt is None:
             attempt = recorder.resume(self.start_step, self._pin, self._other_threads, opened.now())
         self._take_ledger_order(slots)
         self.metrics.begin(self._run, self.start_step)
         streams = open_streams(recorder, self.pool, policy, attempt, opened.noise, bits=self.router.sums.bits)
-        self.gradients.state_of(streams.noise)
+        self.gradients.begin_noise(streams.noise, saved)
         size, sharded = opened.microbatches, self.together.sharded
         drawing = Drawing(policy, self.schedule, self.pool, streams, size, self.ranks, sharded)
         self.attempt = Attempt(streams, drawing, Program(self.model))
@@ -426,6 +428,8 @@ class PreparedRun(Parts[Planned]):
         self.metrics.write()
         self.recorder.finish(self.step, self.weights.records, self.isolation.told, self.opened.now())
         self._going.streams.destroy()
+        if self.ranks.leads:
+            noise_states.destroy(self._noise_states)
         self._ended = True
         self.metrics.tell()
         refusals.refuse_written(self.sandbox)
@@ -464,6 +468,8 @@ class PreparedRun(Parts[Planned]):
             return  # the rows of others are out of reach now
         if phase is Phase.STEPPING or whole <= self.saved or kept.changed() or kept.written or self.sandbox.late_host_draws:
             return
+        if self.gradients.keeps_noise and (self.released > whole or self.ranks.size > 1):
+            return  # its noise is that of a later step, or that of others is out of reach
         with suppress(NonFinite):
             check_parameters([(t.name, t.parameter) for _, t in self.router.tensors], whole)
             self._watch()
@@ -496,10 +502,38 @@ class PreparedRun(Parts[Planned]):
         accelerator.save_state(str(folder))
         return checkpoints.pin_folder(folder, self.step, self._signer(self.step), self.states, self.ranks)
 
+    @property
+    def _noise_states(self) -> Path:
+        """Returns the directory beside the ledger where states of the noise lie."""
+        return self.recorder.place.side(noise_states.SUFFIX)
+
+    def _noise_saved(self) -> dict[str, torch.Tensor] | None:
+        """Returns the state of the noise after the step that the run goes on from; None where there is none.
+
+        Raises:
+            PinRefused, ResumeRefused: as `noise_states.restored`.
+        """
+        if self._pin is None:
+            return None
+        if self._pin.noise_sha256 is None:
+            if accountants.turns_under(self.policy, self.policy.classes[0].sampling_rate) is None:
+                return None
+            raise ResumeRefused(
+                "NOISE_STATE",
+                f"the pin of the checkpoint of step {self._pin.step} names no state of the noise, and that of the next step is "
+                "made of it; go on from another checkpoint",
+            )
+        return noise_states.restored(self._noise_states, self._pin.step, self._pin.noise_sha256, self.ranks)
+
     def _signer(self, step: int) -> Callable[[int, bytes], bytes]:
-        """Returns what signs the pin of a state after a step, given its size and digest."""
-        told = self.isolation.told
-        return lambda size, sha256: sign_record(self.recorder.writer, step, told, size, sha256)
+        """Writes the state of the noise after a step, and returns what signs the pin of the other states, given their size and
+        digest."""
+        told, noise = self.isolation.told, None
+        if self.attempt is None:
+            noise = None if self._pin is None else self._pin.noise_sha256
+        elif self.gradients.keeps_noise:
+            noise = noise_states.save(self._noise_states, step, self.gradients.noise_kept(), self.ranks)
+        return lambda size, sha256: sign_record(self.recorder.writer, step, told, size, sha256, noise)
 
     def _save(self, step: int) -> Path:
         """Writes the states as those after a step."""

@@ -3,6 +3,7 @@
 import enum
 import math
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,8 +13,8 @@ from torch.utils.hooks import RemovableHandle
 from dptrain.blocks.shards import local
 from dptrain.blocks.stack import Tensor
 from dptrain.clipping.fast import PublicSums
-from dptrain.errors import ConfigError, NotPrivateUse, StepOrder, UnsupportedPolicy
-from dptrain.noise.mechanism import Mechanism, Step, initial
+from dptrain.errors import ConfigError, NotPrivateUse, ResumeRefused, StepOrder, UnsupportedPolicy
+from dptrain.noise.mechanism import Independent, Mechanism, Step, initial, kept
 from dptrain.noise.normals import TAIL_LANE
 from dptrain.parallel.placement import Placement
 from dptrain.routing import Router
@@ -153,10 +154,38 @@ class PrivateGradients:
         self._remember()
         _order(self._before).move_to_end(self._before.id)
 
-    def state_of(self, noise: Mechanism) -> Any:
-        """Returns what a mechanism keeps from step to step, made once; refuses one whose state cannot be kept."""
-        if self._noise is None or self._noise[0] is not noise:
+    def begin_noise(self, noise: Mechanism, saved: Mapping[str, torch.Tensor] | None) -> None:
+        """Takes the noise of an attempt, from its first step on or from what was saved.
+
+        Raises:
+            UnsupportedPolicy: code NOISE_STATE, what it keeps cannot be taken up again.
+            ResumeRefused: code NOISE_STATE, what was saved does not fit it.
+        """
+        if not saved:
             self._noise = noise, initial(noise, (tensor.shape for _, tensor in self._router.tensors))
+            return
+        take_up: Any = getattr(noise, "load_state_dict", None)
+        try:
+            if take_up is None:
+                raise ValueError(f"{type(noise).__name__} has no load_state_dict")
+            self._noise = noise, take_up(saved)
+        except ValueError as error:
+            raise ResumeRefused("NOISE_STATE", f"the state of the noise does not fit this run: {error}") from error
+
+    @property
+    def keeps_noise(self) -> bool:
+        """Tells whether the noise of a step may depend on that of others."""
+        return self._noise is not None and type(self._noise[0]).state_dict is not Independent.state_dict
+
+    def noise_kept(self) -> Mapping[str, torch.Tensor]:
+        """Returns what the noise of the attempt keeps at this rank, as tensors. Raises UnsupportedPolicy: code NOISE_STATE."""
+        return {} if self._noise is None else kept(*self._noise)
+
+    def state_of(self, noise: Mechanism) -> Any:
+        """Returns what a mechanism keeps from step to step, made once."""
+        if self._noise is None or self._noise[0] is not noise:
+            self.begin_noise(noise, None)
+        assert self._noise is not None
         return self._noise[1]
 
     def _put(self, tensor: Tensor, value: torch.Tensor) -> None:

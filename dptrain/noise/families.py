@@ -1,4 +1,5 @@
-"""Adds noise of whole numbers to certified sums: the laws of discrete Gaussian, discrete Laplace and Skellam, and their draws.
+"""Adds noise of families beside the Gaussian one, to certified sums: the laws of discrete Gaussian, discrete Laplace and
+Skellam, and their draws. Noise that is correlated between steps has a room of its own, and is registered here.
 
 Integers of a law are added to the exact integer sums of level ``certified``, on the lattice ``s_l * 2^-b`` of those sums
 (docs/mechanism, Theorems 9 to 11).
@@ -15,8 +16,10 @@ import torch
 
 from dptrain.noise.exact import CHUNK, ExactSampler, Law, exp_of_minus
 from dptrain.noise.lattice import OnHost
-from dptrain.noise.mechanism import register_mechanism
+from dptrain.noise.mechanism import Mechanism, Source, register_mechanism
 from dptrain.noise.normals import Blocks
+from ledger.accountants.correlated import strategy_of
+from ledger.accountants.correlated.costs import COSTS
 from ledger.accountants.integers import SKELLAM_BITS
 
 
@@ -257,5 +260,15 @@ def integer_noise(family: str, stream: Blocks, bits: int, draws: int = 1) -> Int
     return IntegerNoise(stream, LAWS[family](bits), bits)
 
 
+def _correlated(source: Source) -> Mechanism:
+    """Returns noise that is correlated between steps; what makes it is loaded by runs that have it."""
+    from dptrain.noise.correlated.gaussian import CorrelatedGaussian
+
+    assert source.rule is not None
+    return CorrelatedGaussian(source.stream(), strategy_of(source.rule, source.steps), source.steps)
+
+
+for _cost in COSTS:
+    register_mechanism(_cost.name)(_correlated)
 for _family in LAWS:
     register_mechanism(_family)(lambda source, name=_family: integer_noise(name, source.stream(), source.bits, source.draws))

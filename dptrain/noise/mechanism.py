@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol
 
 import torch
 
+from attest.policy.mechanism import MechanismRule
 from dptrain.errors import UnsupportedPolicy
 from dptrain.noise.keystream import ChaChaStream, KeyStream
 from ledger.accountants.table import HOST, TABLE
@@ -44,7 +45,8 @@ class Mechanism(Protocol):
     """Turns clipped sums into releases.
 
     One that has an attribute ``addressed``, and that is true, draws the noise of a coordinate from its address alone: tensor,
-    step and place in the tensor (`Step.offset`). Runs of several ranks take no other.
+    step and place in the tensor (`Step.offset`). Runs of several ranks take no other. One that keeps a state has a method
+    ``load_state_dict``, which makes of the tensors of `state_dict`, of one rank or of several, the state to go on with.
     """
 
     def init(self, shapes: Sequence[torch.Size]) -> Any:
@@ -54,7 +56,7 @@ class Mechanism(Protocol):
         """Turns a clipped sum into its private release, in place, and returns that very tensor; see NOISE_LOST."""
 
     def state_dict(self, state: Any) -> Mapping[str, torch.Tensor]:
-        """Returns the state as tensors that would have to be sealed with the keys; empty if there is none."""
+        """Returns the state as tensors, which are kept as keys are; empty if there is none."""
 
     def destroy(self) -> None:
         """Forgets the key; nothing can be drawn again."""
@@ -96,6 +98,7 @@ class Source:
         bits: b of the lattice ``s * 2^-b`` on which certified sums are integers.
         draws: how many draws make up the noise of a release.
         generator: where noise is drawn, `host` or `device`; the row of the family says which are possible.
+        rule: the noise that the policy signs, and ``steps`` of it, for a family whose noise is correlated between steps.
     """
 
     run_id: bytes
@@ -104,6 +107,8 @@ class Source:
     bits: int
     draws: int = 1
     generator: str = HOST
+    rule: MechanismRule | None = None
+    steps: int = 0
 
     def stream(self) -> KeyStream:
         """Returns the stream of noise on the processor."""
@@ -159,15 +164,20 @@ def mechanism_of(family: str, source: Source) -> Mechanism:
 
 
 def initial(mechanism: Mechanism, shapes: Iterable[torch.Size]) -> Any:
-    """Returns the state with which a run begins.
+    """Returns the state with which a run begins. Raises UnsupportedPolicy: as `kept`."""
+    state = mechanism.init(tuple(shapes))
+    kept(mechanism, state)
+    return state
+
+
+def kept(mechanism: Mechanism, state: Any) -> Mapping[str, torch.Tensor]:
+    """Returns what a mechanism keeps from step to step, as tensors; empty where it draws every step by itself.
 
     Raises:
-        UnsupportedPolicy: code NOISE_STATE, the noise of a step depends on that of others. Such a state reveals the next noise:
-            it would have to be sealed and restored when a run is resumed, which this version does not do.
+        UnsupportedPolicy: code NOISE_STATE, it keeps something, and has nothing that takes it up again.
     """
-    state = mechanism.init(tuple(shapes))
-    kept = mechanism.state_dict(state)
-    if kept:
-        told = f"the noise keeps {', '.join(kept)} from step to step, which this version neither seals nor restores"
-        raise UnsupportedPolicy("NOISE_STATE", f"{told}; use a mechanism that draws every step by itself")
-    return state
+    found = mechanism.state_dict(state)
+    if found and not hasattr(mechanism, "load_state_dict"):
+        told = f"the noise keeps {', '.join(found)} from step to step, and {type(mechanism).__name__} has no load_state_dict"
+        raise UnsupportedPolicy("NOISE_STATE", f"{told} that takes it up when a run is resumed; write it")
+    return found

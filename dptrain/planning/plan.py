@@ -247,8 +247,12 @@ def spent(policy: Policy, phases: Sequence[Phase], *, replace: bool = False, cap
     least = min(phase.noise_multiplier for phase in phases)
     if policy.sampling.name != POISSON:
         steps, multipliers = zip(*((phase.steps, phase.noise_multiplier) for phase in phases), strict=True)
-        turns = dearest_turns(policy.sampling.name, round(1 / phases[0].sampling_rate), steps, multipliers, cap)
-        loss = turns.loss + redo / least**2
+        length = round(1 / phases[0].sampling_rate)
+        correlated = accountants.turns_under(policy, Fraction(1, length))
+        if correlated is None:
+            loss = dearest_turns(policy.sampling.name, length, steps, multipliers, cap).loss + redo / least**2
+        else:
+            loss = (correlated.most(sum(steps), cap) + redo * correlated.dearest_again()) / least**2
         return accountants.epsilon_occurrences(4.0 * loss if replace else loss, delta, name, family=family)
     if redo:
         phases = [*phases, Phase(least, phases[0].sampling_rate, redo)]

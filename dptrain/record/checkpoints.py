@@ -255,13 +255,15 @@ def _said(name: str, record: PinRecord) -> bytes:
     """Returns a pin that rank 0 verified, for the others."""
     pin = record.pin
     told = [name, pin.size, pin.root.hex(), pin.origin, pin.header_digest.hex(), record.step, record.attempt]
-    return json.dumps([*told, record.isolation, record.state_bytes, record.state_sha256.hex()]).encode()
+    noise = None if record.noise_sha256 is None else record.noise_sha256.hex()
+    return json.dumps([*told, record.isolation, record.state_bytes, record.state_sha256.hex(), noise]).encode()
 
 
 def _heard(told: bytes) -> tuple[str, PinRecord]:
-    name, size, root, origin, header, step, attempt, isolation, length, digest = json.loads(told)
+    name, size, root, origin, header, step, attempt, isolation, length, digest, noise = json.loads(told)
     pin = Pin(origin, size, bytes.fromhex(root), bytes.fromhex(header))
-    return name, PinRecord(pin, step, attempt, isolation, length, bytes.fromhex(digest))
+    noise_digest = None if noise is None else bytes.fromhex(noise)
+    return name, PinRecord(pin, step, attempt, isolation, length, bytes.fromhex(digest), noise_digest)
 
 
 def pin_folder(

@@ -47,11 +47,21 @@ class PinRecord(Checked):
     isolation: str = declared(8, WORDS, "How statement A stood then (`dptrain.sandbox.isolation.Isolation.told`).")
     state_bytes: int = declared(9, UINT, "Size of `state.pt`.")
     state_sha256: bytes = declared(10, SHA256, "SHA-256 of `state.pt`: model, optimizer and registered states.")
+    noise_sha256: bytes | None = declared(
+        11,
+        SHA256,
+        "SHA-256 of the table of the noise's state, which lies beside the ledger; null where steps have noise of their own.",
+        default=None,
+        nil=True,
+    )
 
 
-def sign_record(ledger: Ledger, step: int, isolation: str, state_bytes: int, state_sha256: bytes) -> bytes:
+def sign_record(
+    ledger: Ledger, step: int, isolation: str, state_bytes: int, state_sha256: bytes, noise_sha256: bytes | None = None
+) -> bytes:
     """Returns the bytes of ``pin.cose``; arguments as the attributes of `PinRecord`."""
-    record = PinRecord(ledger.pin(), step, ledger.state.attempt, isolation, state_bytes, state_sha256)
+    attempt = ledger.state.attempt
+    record = PinRecord(ledger.pin(), step, attempt, isolation, state_bytes, state_sha256, noise_sha256)
     return ledger.sign_pinned(KIND, wire.encode_row(record))
 
 
@@ -100,8 +110,8 @@ def open_record(ledger: Ledger, path: Path) -> PinRecord:
     """
     try:
         pin, values = ledger.open_pinned(read_limited(path, MAX_PINNED, "pin of a model checkpoint"), KIND)
-        if len(values) != 5:
-            raise PinRefused("PIN", f"it holds {len(values)} values, expected 5")
+        if len(values) != 6:
+            raise PinRefused("PIN", f"it holds {len(values)} values, expected 6")
         return PinRecord(pin, *values)
     except (FileRefused, LeafRefused) as error:
         raise PinRefused("PIN", f"{path}: {error.sentence}; {HOW_ON}") from error

@@ -21,6 +21,7 @@ from ledger.accountants.core import (
     leeway,
     likely_occurrences,
 )
+from ledger.accountants.correlated import costs as of_correlated
 from ledger.accountants.mixtures import epsilon_group, epsilon_of_principal
 from ledger.accountants.phases import (
     MAX_MULTIPLIER,
@@ -47,8 +48,10 @@ from ledger.accountants.table import (
     check_accountant,
     provided,
     refusal,
+    refusal_of,
     register_accountant,
     register_cost,
+    turns_under,
 )
 from ledger.errors import AccountantError
 
@@ -57,13 +60,13 @@ __all__ = [
     "Counted", "Participation", "Phase", "Recorder", "Sampled", "calibrate", "calibrate_phases", "caveat", "check_epsilon",
     "check_recorder", "describe", "epsilon", "epsilon_group", "epsilon_occurrences", "epsilon_of_phases",
     "epsilon_of_phases_capped", "epsilon_of_principal", "gaussian", "held_to", "largest_rate", "largest_steps", "leeway",
-    "likely_occurrences", "merged", "provided", "refusal", "register_accountant", "register_cost", "register_prv",
-    "released_once", "to_micro_up",
+    "likely_occurrences", "merged", "provided", "refusal", "refusal_of", "register_accountant", "register_cost", "register_prv",
+    "released_once", "to_micro_up", "turns_under",
 ]  # fmt: skip
 
 for _accountant in (pld.Pld(), renyi.Rdp(), renyi.Moments(), prv.Prv()):
     register_accountant(_accountant)
-for _cost in (gaussian.Gaussian(), laplace.Laplace(), integers.DiscreteGaussian(), integers.Skellam()):
+for _cost in (gaussian.Gaussian(), laplace.Laplace(), integers.DiscreteGaussian(), integers.Skellam(), *of_correlated.COSTS):
     register_cost(_cost)
 
 _MAX_EPSILON_MICRO: Final = (1 << 62) - 1

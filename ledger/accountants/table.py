@@ -9,14 +9,20 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from types import MappingProxyType
-from typing import ClassVar, Final, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Final, TypeVar
 
+from attest.policy import Policy
 from attest.policy.mechanism import GAUSSIAN, MechanismRule
 from attest.policy.rules import ACCOUNTANTS as NAMES
+from attest.policy.sampling import CYCLIC, period
 from attest.schema.words import NOT_INSTALLED, Words, check_among, is_foreign
 from ledger.accountants.phases import Counted, Participation, Phase
 from ledger.errors import AccountantError
+
+if TYPE_CHECKING:
+    from ledger.accountants.correlated.turns import Turns
 
 R = TypeVar("R")
 V = TypeVar("V")
@@ -198,6 +204,19 @@ class Cost:
         """Returns by how much a figure that was recorded may exceed the one recomputed; nothing under a formula of its own."""
         return 0.0 if accountant in self.own else ACCOUNTANTS[accountant].leeway(library, version)
 
+    def turns(self, policy: Policy, length: int) -> "Turns | None":
+        """Returns what occurrences add whose noise is that of others too, for who takes part in every ``length``-th step; by
+        default None, each adds 1/z^2.
+
+        Raises:
+            AccountantError: code STRATEGY, nothing adds them up.
+        """
+        return None
+
+    def refuse(self, policy: Policy) -> str | None:
+        """Says why nothing accounts for a policy with this noise for another reason than these words; None if there is none."""
+        return None
+
     def require(self) -> None:
         """Refuses where a library that its figures need is missing; by default none is needed. Raises AccountantError: code
         NOT_INSTALLED."""
@@ -339,6 +358,31 @@ def refusal(
             f" shown for Gaussian noise alone; leave budgets out, or set noise.family = {GAUSSIAN!r}"
         )
     return None
+
+
+def refusal_of(policy: Policy) -> str | None:
+    """Says why the noise of a policy does not go with what else it says, and what would; None if it does."""
+    told = refusal(
+        policy.mechanism.name,
+        policy.accountant,
+        policy.exactness,
+        policy.noise_injection,
+        policy.disclosure,
+        budgets=policy.noise_budgets is not None,
+    )
+    return told or TABLE[policy.mechanism.name].refuse(policy)
+
+
+def turns_under(policy: Policy, rate: Fraction) -> "Turns | None":
+    """Returns what occurrences add under a policy where their noise is that of others too; None where each adds 1/z^2.
+
+    Args:
+        rate: of the class, by which contributions take turns.
+
+    Raises:
+        AccountantError: code STRATEGY, nothing adds them up.
+    """
+    return TABLE[policy.mechanism.name].turns(policy, period(rate)) if policy.sampling.name == CYCLIC else None
 
 
 def _literal(version: str) -> str:

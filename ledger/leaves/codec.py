@@ -204,8 +204,8 @@ def _header(value: list[Any]) -> Header:
     schema = value[3] if len(value) > 3 else None
     if schema != SCHEMA:
         raise LeafRefused("SCHEMA", f"the ledger has the schema {schema!r:.40}, this version reads {SCHEMA}")
-    if len(value) != 28:
-        raise LeafRefused("SCHEMA", f"a header has 28 fields, got {len(value)}")
+    if len(value) not in (28, 29):
+        raise LeafRefused("SCHEMA", f"a header has 28 fields, or 29 with noise that is correlated, got {len(value)}")
     if value[25] != DEPTH_SCHEMA:
         sentence = f"blocks follow from the rule {value[25]!r:.40}, this version has {DEPTH_SCHEMA}"
         raise LeafRefused("DEPTH_SCHEMA", sentence)

@@ -167,6 +167,26 @@ class AccountantInfo(Checked):
     parameters: str = declared(4, WORDS, "What it computes with, letter by letter.")
 
 
+@dataclass(frozen=True, slots=True)
+class ClassTurns(Checked):
+    """What the turns of a class add up to under noise that is correlated between steps, at a noise multiplier of 1."""
+
+    CDDL: ClassVar = "class-turns"
+    period: int = declared(1, ABOVE_0, "Steps from one turn of a contribution to the next.")
+    most: float = declared(2, REAL, "Squared sensitivity: what all turns of the contribution that has most add up to.")
+    again: float = declared(3, REAL, "The most that a step done once more adds.")
+
+
+def turns_under(policy: Policy) -> tuple[ClassTurns, ...]:
+    """Returns what turns add up to by class; nothing where the noise of every step is drawn by itself.
+
+    Raises:
+        AccountantError: code STRATEGY, nothing adds them up.
+    """
+    found = [accountants.turns_under(policy, rule.sampling_rate) for rule in policy.classes]
+    return tuple(ClassTurns(turns.period, turns.most(), turns.dearest_again()) for turns in found if turns is not None)
+
+
 class Blocks(Array):
     """The blocks of a header. `ledger.leaves.codec` writes and reads them, together with their groups."""
 
@@ -278,6 +298,15 @@ class Header(Checked):
         default=None,
         nil=True,
     )
+    turns: tuple[ClassTurns, ...] = declared(
+        28,
+        Array(Row(ClassTurns)),
+        "With noise that is correlated between steps, of every class what its turns add up to, in the policy's order"
+        " ([Noise that is correlated](figures.md#noise-that-is-correlated-between-steps)).",
+        default=(),
+        optional=True,
+        rule="absent where every step has noise of its own",
+    )
     policy: Policy = field(init=False, repr=False, compare=False)
     derived: tuple[StackBlock, ...] = field(init=False, repr=False, compare=False)
     phases: schedule.Phases = field(init=False, repr=False, compare=False)
@@ -302,6 +331,11 @@ class Header(Checked):
         about, family = self.accountant, self.policy.mechanism.name
         with as_leaf():
             accountants.check_recorder(about.name, about.library, about.version, about.parameters, family)
+        with as_leaf():
+            expected_turns = turns_under(self.policy)
+        if self.turns != expected_turns:
+            sentence = f"the header says that turns add up to {self.turns}, policy and strategy give {expected_turns}"
+            raise LeafRefused("TURNS", sentence)
         object.__setattr__(self, "derived", derive(self.policy.classes, self.stack))
         object.__setattr__(self, "profiles", self._check_schedule())
         numerics = told(self.policy, self.coordinates, self.exactness_note, self.clip_margin)
@@ -368,14 +402,7 @@ class Header(Checked):
                 sentence = f"{name} {found!r} has no accounting in this version, expected {' or '.join(map(repr, supported))}"
                 raise LeafRefused("POLICY_UNSUPPORTED", sentence)
         policy = signed.policy
-        refused = accountants.refusal(
-            policy.mechanism.name,
-            policy.accountant,
-            policy.exactness,
-            policy.noise_injection,
-            policy.disclosure,
-            budgets=policy.noise_budgets is not None,
-        )
+        refused = accountants.refusal_of(policy)
         if refused is not None:
             raise LeafRefused("POLICY_UNSUPPORTED", f"the policy asks for what has no accounting together: {refused}")
         return policy
@@ -512,4 +539,5 @@ class HeaderSpec:
             stack=self.stack,
             frozen_digest=self.frozen_digest,
             previous=self.previous,
+            turns=turns_under(policy),
         )

@@ -130,6 +130,10 @@ def of_plan(policy: Policy, place: int, multipliers: Sequence[float], steps: int
     `multipliers`: effective noise multiplier of the contribution in each phase of the noise.
     """
     rate = policy.classes[place].sampling_rate
+    turns = accountants.turns_under(policy, rate)
+    if turns is not None:
+        loss = turns.most(steps) + policy.redo_steps * turns.dearest_again()
+        return _spending(policy, loss=loss / min(*multipliers, accountants.MAX_MULTIPLIER) ** 2)
     counts = list(Phases.of(policy).count(1, policy.steps if steps is None else steps))
     if policy.sampling.name != POISSON:
         counts = [math.ceil(count * rate) + (count > 0) for count in counts]
@@ -142,7 +146,9 @@ def of_plan(policy: Policy, place: int, multipliers: Sequence[float], steps: int
 
 
 def _spending(policy: Policy, phases: Iterable[Phase] = (), loss: float = 0.0, cap: int = 0) -> Spending:
-    return Spending(accountants.held_to(policy.accountant), policy.mechanism.name, tuple(phases), loss, cap)
+    family = policy.mechanism.name
+    law = accountants.TABLE[family].law or family  # of correlated noise that of Gaussian noise, once occurrences are added up
+    return Spending(accountants.held_to(policy.accountant), law, tuple(phases), loss, cap)
 
 
 TOLERANCE_MICRO = 2

@@ -100,7 +100,7 @@ class Standing(ABC):
     @property
     @abstractmethod
     def loss(self) -> float:
-        """Returns the sum over these steps of 1/z^2."""
+        """Returns the sum over these steps of 1/z^2; with correlated noise, of what each adds (`Expenditure.count`)."""
 
     @property
     def class_index(self) -> int:
@@ -200,6 +200,10 @@ class Contribution(Standing):
     def count(self, loss: float) -> None:
         """Counts one more step, and its 1/z^2."""
         self._all.counted(self.number, loss)
+
+    def spend(self, loss: float) -> None:
+        """Adds to the sum over its steps, of which there is one at least."""
+        self._all.losses[self.number] += loss
 
     def join(self, group: "Group", place: int) -> None:
         """Puts it into a group."""

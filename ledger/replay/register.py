@@ -52,6 +52,15 @@ class Groups:
     def draw(self) -> None:
         """Takes note that occurrences were counted."""
 
+    def spent(self, contribution: Contribution) -> None:
+        """Takes who had left before to those who left at that moment and have spent as much as it has now."""
+        before = contribution.group
+        assert before is not None
+        before.leave(contribution)
+        if not before.count:
+            self._touched.pop(before, None)
+        self._enter(contribution)
+
     def active(self) -> Iterable[Group]:
         """Returns the groups of who is active."""
         return self._active
@@ -183,6 +192,12 @@ class Register:
         self._pools[place].replace(contribution.slot, EMPTY_SLOT)
         if not self._public[place]:
             self.groups.withdraw(contribution)
+
+    def spend(self, contribution: Contribution, loss: float) -> None:
+        """Adds to what a contribution of a private class spent, beside its occurrences."""
+        contribution.spend(loss)
+        if not contribution.active:
+            self.groups.spent(contribution)
 
     def pool(self, place: int) -> tuple[int, bytes]:
         """Returns the number of active contributions of a class, and the root that commits to who they are.

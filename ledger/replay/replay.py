@@ -246,6 +246,7 @@ class Replay(RunState):
                 return
         self._drawn_to = leaf.step
         self.draws += 1
+        again = leaf.step <= self._drawn_steps.most
         self._drawn_steps.take(self.size, leaf.step)
         try:
             drawn = self.register.numbered(leaf.drawn)
@@ -262,11 +263,13 @@ class Replay(RunState):
         for contribution in drawn:
             if not contribution.active:
                 yield LeafRefused("WITHDRAWN", f"{contribution.descriptor_hash.hex()} was drawn after it was withdrawn")
-            self.expenditure.count(contribution, variances, leaf.step)
+            self.expenditure.count(contribution, variances, leaf.step, again=again)
             most = contribution.terms.bounds.max_occurrences
             if self.header.caps_enforced and 0 < most < contribution.occurrences:
                 sentence = f"{contribution.descriptor_hash.hex()} was drawn {contribution.occurrences} times, it signed"
                 yield LeafRefused("CAP", f"{sentence} {most} at most")
+        if again:
+            self.expenditure.again(self.register, leaf.step)
 
     def _settle(self, leaf: Settle) -> Problems:
         window = self.open_window

@@ -29,6 +29,7 @@ class Expenditure:
         order = {rule.name: index for index, rule in enumerate(header.policy.classes)}
         self._touching = {tuple(order[name] for name in block.classes) for block in header.blocks if block.classes}
         self._rates = [float(rule.sampling_rate) for rule in header.policy.classes]
+        self._turns = [accountants.turns_under(header.policy, rule.sampling_rate) for rule in header.policy.classes]
         self._multipliers: dict[tuple[int, SignedBounds], tuple[float, ...]] = {}
         self._epsilons: dict[tuple[int, tuple[float, ...], tuple[int, ...], int], float] = {}
         self._of_losses: dict[float, float] = {}
@@ -75,16 +76,49 @@ class Expenditure:
             return tuple(_square(self.min_std(place, step)) for place in range(len(self._stds)))
         return tuple(_square(schedule.realised_std(variance)) for variance in variances)
 
-    def count(self, contribution: Contribution, variances: tuple[int, ...] | None, step: int) -> None:
-        """Counts one occurrence of a contribution in a step, with these variances or, where they are None, its phase's."""
+    def count(
+        self, contribution: Contribution, variances: tuple[int, ...] | None, step: int, *, again: bool = False
+    ) -> None:
+        """Counts one occurrence of a contribution in a step, with these variances or, where they are None, its phase's.
+
+        With noise that is correlated between steps it counts with those before it. ``again``: the step was drawn before; then
+        it adds what `again` does.
+        """
         place, loss = contribution.class_index, 0.0
+        turns = self._turns[place]
         if self._header.policy.classes[place].public:
             pass
-        elif variances is None:
-            loss = 1.0 / _square(self.of_contribution(contribution)[self.phases.index(step)])
-        else:
+        elif variances is not None:
             loss = schedule.occurrence_loss(contribution.terms.bounds, variances[place])
+        elif turns is None:
+            loss = 1.0 / _square(self.of_contribution(contribution)[self.phases.index(step)])
+        elif not again:
+            loss = turns.occurrence(step - 1) / _square(self.of_contribution(contribution)[0])
         contribution.count(loss)
+
+    def again(self, register: Register, step: int) -> None:
+        """Counts that a step was done once more, after its occurrences: with correlated noise its row has to do with everybody
+        who took part in it or in a step before, whether they are still there or not."""
+        if not any(self._turns):
+            return
+        rows = [None if turns is None else (turns.period, turns.again(step - 1)) for turns in self._turns]
+        classes = self._header.policy.classes
+        for contribution in register.by_number:
+            place = contribution.class_index
+            found = rows[place]
+            if found is None or classes[place].public or not contribution.occurrences:
+                continue
+            period, added = found
+            first = contribution.slot % period
+            if first < len(added) and added[first]:
+                register.spend(contribution, added[first] / _square(self.of_contribution(contribution)[0]))
+
+    def dearest(self, contributions: Iterable[Contribution], place: int) -> float:
+        """Returns the largest loss that one of a class would have come to so far at a multiplier of 1, with its occurrences."""
+        own = (contribution for contribution in contributions if contribution.class_index == place)
+        if self._turns[place] is None:
+            return max((contribution.occurrences for contribution in own), default=0)
+        return max((contribution.loss * _square(self.of_contribution(contribution)[0]) for contribution in own), default=0.0)
 
     def phase_steps(self, contribution: Standing, charged: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the charged steps per phase in whose pool the contribution was, re-executed and unsettled ones included."""

@@ -8,6 +8,13 @@ GAUSSIAN = "dptrain/noise/correlated/gaussian.py"
 RECURRENCES = "dptrain/noise/correlated/recurrences.py"
 PRIVATIZERS = "dptrain/noise/correlated/privatizers.py"
 
+STATE = "ledger/replay/state.py"
+REPLAY = "ledger/replay/replay.py"
+HEADER = "ledger/leaves/header.py"
+STATES = "dptrain/record/noise_states.py"
+PREPARED = "dptrain/engine/prepared.py"
+
+T_RUNS = "tests/guarantees/test_correlated_runs.py::"
 T_STRATEGIES = "tests/correlated/test_strategies.py::"
 T_SENSITIVITY = "tests/correlated/test_sensitivity.py::"
 T_NOISE = "tests/correlated/test_correlated_noise.py::"
@@ -127,7 +134,38 @@ CORRELATED = (
     ),
     Mutant(
         "what rounding leaves of an inverse is not added", SENSITIVITY,
-        "** 2\n", "** 0\n",
+        "* ((1.0 + share) * (1.0 + share))\n", "* 1.0\n",
         T_SENSITIVITY + "test_the_matrix_of_the_noise_is_what_is_bounded_and_not_its_rounding",
+    ),
+    Mutant(
+        "an occurrence counts by itself", STATE,
+        "turns.occurrence(step - 1) / _square", "1.0 / _square",
+        T_RUNS + "test_what_everybody_spends_is_what_they_move_the_releases_by",
+    ),
+    Mutant(
+        "a row that is released once more costs nothing", REPLAY,
+        "        if again:\n            self.expenditure.again", "        if False:\n            self.expenditure.again",
+        T_RUNS + "test_two_forks_of_one_checkpoint_pay_for_every_row_that_was_executed",
+    ),
+    Mutant(
+        "who left does not pay for rows done again", STATE,
+        "if found is None or classes[place].public or not contribution.occurrences:",
+        "if found is None or classes[place].public or not contribution.occurrences or not contribution.active:",
+        T_RUNS + "test_who_withdrew_pays_for_rows_done_again_in_which_its_gradient_still_is",
+    ),
+    Mutant(
+        "any state of the noise is taken up", STATES,
+        "    if hashlib.sha256(data).digest() != digest:", "    if False:",
+        T_RUNS + "test_another_state_of_the_noise_is_refused_before_anything_is_charged",
+    ),
+    Mutant(
+        "a resumed run begins its noise anew", PREPARED,
+        "begin_noise(streams.noise, saved)", "begin_noise(streams.noise, None)",
+        T_RUNS + "test_a_resumed_run_goes_on_with_the_noise_that_it_had_and_pays_for_rows_done_again",
+    ),
+    Mutant(
+        "a header says of its turns what it likes", HEADER,
+        "        if self.turns != expected_turns:", "        if len(self.turns) != len(expected_turns):",
+        T_RUNS + "test_a_header_says_what_policy_and_strategy_give",
     ),
 )  # fmt: skip

@@ -547,8 +547,8 @@ STATEMENT_A = (
         T_WATCH + "test_a_weakening_found_during_a_run_is_in_its_ledger_and_its_audit",
     ),
     Mutant(
-        "a weakening is in the checkpoint", ENGINE, "told = self.isolation.told\n        return lambda",
-        "told = HELD\n        return lambda", T_WATCH + "test_a_weakening_survives_a_crash_before_its_epoch_was_closed",
+        "a weakening is in the checkpoint", ENGINE, "told, noise = self.isolation.told, None",
+        "told, noise = HELD, None", T_WATCH + "test_a_weakening_survives_a_crash_before_its_epoch_was_closed",
     ),
     Mutant(
         "once weakened it stays weakened", ISOLATION,

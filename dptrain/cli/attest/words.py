@@ -16,7 +16,6 @@ from attest.policy.sampling import POISSON, period
 from attest.schedule.turns import dearest_turns
 from attest.schema.plain import in_words
 from attest.schema.rounding import at_most
-from dptrain.accounting import refusal
 from dptrain.cli.advice.findings import rounded
 from dptrain.cli.output import counted
 from dptrain.clipping.own_noise import OwnNoise, own_bounds, own_noise
@@ -115,7 +114,9 @@ def under(signed: Terms, policy: Policy, signed_policy: bool) -> str:
 
 def own_noise_of(signed: Terms, policy: Policy) -> OwnNoise | None:
     """Returns the noise that its own bounds would need under a policy; None where that says nothing of it, or no noise does."""
-    if signed.corpus != policy.corpus or policy.find_class(signed.admissibility_class) is None or refusal(policy) is not None:
+    if signed.corpus != policy.corpus or policy.find_class(signed.admissibility_class) is None or (
+        accountants.refusal_of(policy) is not None
+    ):
         return None
     return None if signed.public else noise_for(policy, signed.admissibility_class, signed)
 
@@ -146,7 +147,7 @@ def epsilon(signed: Terms, policy: Policy, signed_policy: bool) -> str:
     """Says what the signed bounds amount to under a policy: upper bounds that hold whatever the other classes ask for."""
     rule = policy.class_rule(signed.admissibility_class)
     z, q, delta = signed.bounds.noise_multiplier, float(rule.sampling_rate), float(policy.delta)
-    refused = refusal(policy)
+    refused = accountants.refusal_of(policy)
     if refused is not None:
         return f"Nothing can be trained under the policy given, so no epsilon is claimed: {refused}."
     source = "the signed policy" if signed_policy else "this draft of a policy, which is not signed"
@@ -194,7 +195,9 @@ def _counted(signed: Terms, policy: Policy, source: str) -> str:
         seldom = "its turns in the order of the policy, if no step is done again"
     draws = min(likely, signed.max_occurrences or likely)
     name, family = policy.accountant, policy.mechanism.name
-    own, replaced = (accountants.epsilon_occurrences(k * draws / z**2, delta, name, family=family) for k in (1, 4))
+    turns = accountants.turns_under(policy, rate)
+    loss = float(draws) if turns is None else turns.most(cap=signed.max_occurrences)
+    own, replaced = (accountants.epsilon_occurrences(k * loss / z**2, delta, name, family=family) for k in (1, 4))
     sure = "as it signed" if draws == signed.max_occurrences else seldom
     return (
         f"Under {source} the ledger tells everybody in which steps it was drawn, and each occurrence counts in full. Drawn "

@@ -43,11 +43,15 @@ class Kept:
         step: steps released so far, by tensor and place in it. buffers: float64, shape (buffers, coordinates), for each of
             them.
         streams: of a dense strategy, from which step on the normals are those of which stream; the last is that of the attempt.
+        loaded: the step that a state was loaded of, 0 for none. saved: its buffers, until the parts of the next step have taken
+            theirs: these may be cut otherwise, where another number of ranks goes on.
     """
 
     step: dict[tuple[int, int], int] = field(default_factory=dict)
     buffers: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict, repr=False)
     streams: list[tuple[int, KeyStream]] = field(default_factory=list, repr=False)
+    loaded: int = 0
+    saved: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict, repr=False)
 
 
 class CorrelatedGaussian(LatticeGaussian):
@@ -104,11 +108,13 @@ class CorrelatedGaussian(LatticeGaussian):
             f"key {begin} {stream.attempt}": torch.frombuffer(bytearray(stream.master), dtype=torch.uint8)
             for begin, stream in (kept.streams if self._rows is not None else [])
         }
-        steps = keys | {f"step {lane} {offset}": torch.tensor(step) for (lane, offset), step in kept.step.items()}
-        return steps | {f"buffers {lane} {offset}": held.clone() for (lane, offset), held in kept.buffers.items()}
+        buffers, steps = (kept.buffers, kept.step) if kept.step else (kept.saved, dict.fromkeys(kept.saved, kept.loaded))
+        told = keys | {f"step {lane} {offset}": torch.tensor(step) for (lane, offset), step in steps.items()}
+        return told | {f"buffers {lane} {offset}": held.clone() for (lane, offset), held in buffers.items()}
 
     def load_state_dict(self, tensors: Mapping[str, torch.Tensor]) -> Kept:
-        """Returns the state that `state_dict` gave, to go on with under the stream of this attempt.
+        """Returns the state that `state_dict` gave, to go on with under the stream of this attempt; of several ranks all that
+        they gave, or what this one has.
 
         Raises:
             ValueError: a tensor is missing, is of another form, or is no part of such a state.
@@ -142,6 +148,8 @@ class CorrelatedGaussian(LatticeGaussian):
         if self._rows is not None and now and [begin for begin, _ in kept.streams][:1] != [0]:
             raise ValueError("the state of a dense strategy lacks the keys of its steps")
         kept.streams.append((now, self._stream))
+        kept.loaded, kept.saved = now, kept.buffers
+        kept.buffers, kept.step = {}, {}
         return kept
 
     def release(self, clipped_sum: torch.Tensor, state: Any, step: Step) -> torch.Tensor:
@@ -157,6 +165,10 @@ class CorrelatedGaussian(LatticeGaussian):
         kept: Kept = state
         place = step.lane, step.offset
         with self._turn:
+            if kept.loaded and step.number == kept.loaded + 1 and place not in kept.step:
+                kept.buffers[place], kept.step[place] = _cut(kept.saved, place, clipped_sum.numel()), kept.loaded
+            elif step.number == kept.loaded + 2:
+                kept.saved = {}
             taken = kept.step.get(place, 0)
             if taken == _FAILED:
                 raise ValueError(_HALF)
@@ -197,6 +209,26 @@ class CorrelatedGaussian(LatticeGaussian):
             self._recurrence.next(step - 1, noise, self._now.numpy()[:, first : first + len(noise)])
         noise *= _SCALE * self.norm
         return np.rint(noise, out=noise)
+
+
+def _cut(saved: Mapping[tuple[int, int], torch.Tensor], place: tuple[int, int], count: int) -> torch.Tensor:
+    """Returns the buffers of a part of a tensor, of those of the parts in which it came before.
+
+    Raises:
+        ValueError: they do not have all of it.
+    """
+    lane, offset = place
+    found, at, end = [], offset, offset + count
+    for (own, begin), buffers in sorted(saved.items(), key=lambda item: item[0]):
+        behind = min(begin + buffers.shape[1], end)
+        if own == lane and begin <= at < behind:
+            found.append(buffers[:, at - begin : behind - begin])
+            at = behind
+    if at != end:
+        raise ValueError(f"the state of correlated noise has not all of coordinates {offset} to {end} of tensor {lane}")
+    if len(found) == 1 and found[0].is_contiguous():
+        return found[0]
+    return torch.cat(found, dim=1)
 
 
 def amplified(strategy: Strategy, steps: int) -> float:

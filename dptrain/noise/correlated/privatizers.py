@@ -211,7 +211,8 @@ class Privatizer:
         except (KeyError, ValueError) as error:
             raise ConfigError(FORM, f"this is no state of a privatizer: {error}") from error
         sizes = {(lane, 0): math.prod(shape) for lane, (_, shape) in enumerate(form)} if step else {}
-        if {place: held.shape[1] for place, held in kept.buffers.items()} != sizes or set(kept.step.values()) - {step}:
+        found = {place: held.shape[1] for place, held in kept.saved.items()}
+        if found != sizes or kept.loaded != (step if sizes else 0):
             raise ConfigError(FORM, "the state has buffers of other tensors or steps than it says")
         return self._state(step, form, kept, (*marks, self._mark()))
 

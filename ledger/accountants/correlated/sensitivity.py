@@ -260,4 +260,4 @@ def rounded_up(squared: float, steps: int, share: float) -> float:
     """
     if not share < 1.0:
         return math.inf
-    return squared * (1.0 + (4 * steps + 64) * 2.0**-53) * (1.0 + share) ** 2
+    return squared * (1.0 + (4 * steps + 64) * 2.0**-53) * ((1.0 + share) * (1.0 + share))

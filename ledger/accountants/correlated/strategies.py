@@ -14,6 +14,7 @@ import hashlib
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from ledger.errors import AccountantError
@@ -61,6 +62,12 @@ class Strategy(ABC):
         """Returns the first column, shape (steps,), where every column is that one, moved down; else None."""
         return None
 
+    def row(self, step: int, steps: int) -> np.ndarray:
+        """Returns what stands in a row up to the diagonal, shape (step + 1,), of the matrix of some steps."""
+        import numpy as np
+
+        return np.asarray(self.matrix(steps)[step, : step + 1])
+
     def slack(self, steps: int) -> float:
         """Returns a bound of the share by which the norm of C u exceeds what the numbers of C here give, for any u.
 
@@ -91,6 +98,9 @@ class OneColumn(Strategy):
 
     def matrix(self, steps: int) -> np.ndarray:
         return moved_down(self.column(steps))
+
+    def row(self, step: int, steps: int) -> np.ndarray:
+        return self.column(steps)[step::-1]
 
     def gram(self, steps: int, lag: int) -> np.ndarray:
         column = self.column(steps)
@@ -158,6 +168,9 @@ class Toeplitz(Strategy):
     def common(self, steps: int) -> np.ndarray | None:
         return self.column(steps) if self.steps is None else None
 
+    def row(self, step: int, steps: int) -> np.ndarray:
+        return self.column(steps)[step::-1] * self.scales(steps)[: step + 1]
+
     def gram(self, steps: int, lag: int) -> np.ndarray:
         column, scales = self.column(steps), self.scales(steps)
         product = _tails(column[lag:] * column[: steps - lag])
@@ -182,26 +195,15 @@ class BandedInverse(OneColumn):
         return len(self.coefficients) - 1
 
     def column(self, steps: int) -> np.ndarray:
-        """Returns the first column of C, shape (steps,), by the recurrence of power series."""
-        import numpy as np
-
+        """Returns the first column of C, shape (steps,), by the recurrence of power series, oldest terms first."""
         require(self, steps)
-        turned = np.array(self.coefficients)
-        behind, reach = turned[:0:-1].copy(), len(turned) - 1
-        held = np.zeros(reach + steps)
-        held[reach] = 1.0 / turned[0]
-        for place in range(reach + 1, reach + steps):
-            held[place] = -(behind @ held[place - reach : place]) / turned[0]
-        return held[reach:]
+        return _turned_over(self.coefficients, steps)
 
     def slack(self, steps: int) -> float:
-        import numpy as np
-
-        column, turned = self.column(steps), np.array(self.coefficients)
-        rest = np.convolve(turned, column)[:steps]  # c' - c = -c' * (w * c - 1), as power series
-        rest[0] -= 1.0
-        total = float(np.abs(column).sum())
-        apart = float(np.abs(rest).sum()) + (len(turned) + 2) * 2.0**-52 * float(np.abs(turned).sum()) * total
+        column = self.column(steps)
+        total, turned = (math.fsum(map(abs, values)) for values in (column.tolist(), self.coefficients))
+        # c' - c = -c' * (w * c - 1), as power series: what rounding leaves of w * c - 1 is no more than that of its sums.
+        apart = (len(self.coefficients) + 2) * 2.0**-52 * turned * total
         return 2.0 * apart * total * math.sqrt(steps) / float(column[0])
 
 
@@ -297,16 +299,12 @@ class Buffered(OneColumn):
         return len(self.decays)
 
     def column(self, steps: int) -> np.ndarray:
-        """Returns the first column, shape (steps,)."""
-        import numpy as np
-
+        """Returns the first column, shape (steps,): powers by multiplication, one after the other."""
         require(self, steps)
-        held = np.zeros(steps)
-        held[0] = 1.0
-        place = np.arange(steps - 1)
-        for decay, scale in zip(self.decays, self.scales, strict=True):
-            held[1:] += scale * np.exp(place * math.log(decay))
-        return held
+        return _of_buffers(self.decays, self.scales, steps)
+
+    def slack(self, steps: int) -> float:
+        return (2 * steps + 2 * len(self.decays)) * 2.0**-53  # of positive terms, each of which is rounded as often at most
 
 
 @dataclass(frozen=True, eq=False)
@@ -376,6 +374,37 @@ class Dense(Strategy):
 
         held = self.matrix(steps)  # C' = C (1 + E)^-1, and no column norm is below that of the smallest diagonal
         return 2.0 * self.apart * float(np.linalg.norm(held)) * math.sqrt(steps) / float(np.diagonal(held).min())
+
+
+@lru_cache(maxsize=8)
+def _of_buffers(decays: tuple[float, ...], scales: tuple[float, ...], steps: int) -> np.ndarray:
+    """Returns the first column of buffers, not to be written to."""
+    import numpy as np
+
+    held = np.zeros(steps)
+    held[0] = 1.0
+    for decay, scale in zip(decays, scales, strict=True):
+        powers = np.full(steps - 1, decay)
+        powers[:1] = scale
+        held[1:] += np.multiply.accumulate(powers)
+    held.setflags(write=False)
+    return held
+
+
+@lru_cache(maxsize=8)
+def _turned_over(coefficients: tuple[float, ...], steps: int) -> np.ndarray:
+    """Returns the first column of the inverse of a Toeplitz matrix, not to be written to."""
+    import numpy as np
+
+    turned = np.array(coefficients)
+    first, behind = turned[0], turned[1:]
+    held = np.zeros(steps + len(behind))
+    held[0] = 1.0
+    for place in range(steps):  # no sum in one call, whose order would be the library's
+        held[place] /= first
+        held[place + 1 : place + len(turned)] -= behind * held[place]
+    held.setflags(write=False)
+    return held[:steps]
 
 
 def digest(strategy: Strategy) -> bytes:

@@ -2,41 +2,59 @@
 
 With X = C^T C the squared norm of C u over the steps of a set is at most the sum of |X[j, k]| over its pairs. So each
 occurrence adds its own X[t, t] and twice its products with those before it, and a record that counts occurrences in order has
-the bound of the set at every moment. What a run released and lost adds rows of C (docs/mechanism, Theorem 15 d).
+the bound of the set at every moment. A step that is done again releases one more row of C, which moves by all turns up to it
+(docs/mechanism, Theorem 15 d).
+
+Whoever reads a ledger computes these numbers again, and finds the same bits: there are sums in the order of steps, products,
+quotients and square roots of float64, each rounded once, and nothing whose order a library would choose.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
 
+from attest.policy.mechanism import MechanismRule
 from ledger.accountants.correlated.sensitivity import magnitudes, rounded_up
-from ledger.accountants.correlated.strategies import CODE, Strategy, require
+from ledger.accountants.correlated.signed import strategy_of
+from ledger.accountants.correlated.strategies import CODE, Strategy, Toeplitz, require
 from ledger.errors import AccountantError
 
 if TYPE_CHECKING:
     import numpy as np
+
+MOST_WORK: Final = 1 << 29
+"""Most steps times turns whose products overlap: some seconds of work for every reader of a ledger."""
 
 
 class Turns:
     """Says what the occurrences of one class add to a squared sensitivity, with C scaled to a largest column norm of 1.
 
     Guarantee: the sum of `occurrence` over the turns o, o + period, .. of a contribution, up to any of them, is at least the
-    square of what it moves C G by, for vectors of norm 1 at most; with `lost` of every lost tail, of the stacked rows too.
+    square of what it moves C G by, for vectors of norm 1 at most; with `again` of every step that was done once more, at least
+    that of the stacked rows.
 
     Args:
         strategy: C. steps: of the run. period: steps from one turn of a contribution to the next.
 
     Raises:
-        AccountantError: code STRATEGY, no such numbers.
+        AccountantError: code STRATEGY, no such numbers, or too many to add up.
     """
 
     def __init__(self, strategy: Strategy, steps: int, period: int) -> None:
         require(strategy, steps)
         if type(period) is not int or period < 1:
             raise AccountantError(CODE, f"a period has 1 step or more, got {period!r}")
-        self._strategy, self._steps, self._period = strategy, steps, period
-        self.norm = math.sqrt(float(strategy.norms_squared(steps).max()))
+        reach = steps if strategy.bands is None else min(strategy.bands, steps)
+        overlaps = 1 + (reach - 1) // period
+        if steps * overlaps > MOST_WORK:
+            told = f"{steps} steps with {overlaps} turns whose noise is correlated are too many to add up"
+            raise AccountantError(CODE, f"{told}, expected {MOST_WORK} together at most; lower the rate, or take bands")
+        self._strategy, self._steps, self._reach = strategy, steps, reach
+        self.period = period
+        self._largest = float(strategy.norms_squared(steps).max())
+        self.norm = math.sqrt(self._largest)
         """Largest column norm: what C is divided by."""
         self._share = strategy.slack(steps)
         self._added = self._of_occurrences()
@@ -45,48 +63,62 @@ class Turns:
         """Returns what an occurrence in a step (from 0) adds, behind all turns of its contribution before it."""
         return float(self._added[step])
 
-    def most(self, steps: int | None = None) -> float:
-        """Returns the largest sum that a contribution comes to in so many steps, by default all: that of the dearest turn."""
+    def most(self, steps: int | None = None, cap: int = 0) -> float:
+        """Returns the largest sum that a contribution comes to in so many steps, by default all: that of the dearest turn.
+
+        ``cap``: turns that it takes at most, the first ones; 0 for any number.
+        """
         held = self._added[: self._steps if steps is None else steps]
-        firsts = range(min(self._period, len(held)))
-        return max((math.fsum(held[first :: self._period].tolist()) for first in firsts), default=0.0)
+        firsts = range(min(self.period, len(held)))
+        return max((math.fsum(held[first :: self.period][: cap or None].tolist()) for first in firsts), default=0.0)
 
-    def lost(self, turn: int, begin: int, end: int) -> float:
-        """Returns what the rows ``begin`` .. ``end`` - 1, which were released and lost, add for a contribution.
+    def again(self, step: int) -> tuple[float, ...]:
+        """Returns what one more execution of a step (from 0) adds, by the first turn of a contribution, up to that step.
 
-        Args:
-            turn: its first step, below the period. begin: the step that the run went on from. end: behind the last charged.
-
-        Raises:
-            AccountantError: code STRATEGY, no such turn or step.
+        The row moves by at most the sum of |C[step, j]| over the turns j up to it, whatever was drawn when it ran before. Whose
+        first turn is behind all that are returned was never in a row so far.
         """
         import numpy as np
 
-        end = min(end, self._steps)
-        if not 0 <= turn < self._period or begin < 0:
-            raise AccountantError(CODE, f"a turn is below the period and a step not below 0, got {turn!r} and {begin!r}")
-        if begin >= end:
-            return 0.0
-        rows = np.abs(self._rows(begin, end))
-        moved = rows[:, turn :: self._period].sum(axis=1) + self._share * self.norm
-        return rounded_up(float(np.square(moved).sum()), self._steps, self._share) / self.norm**2
+        held = np.abs(self._strategy.row(step, self._steps))
+        moved = held[: self.period].copy()
+        first = max(0, step + 1 - self._reach) // self.period  # period, counted from 0, behind whose end something stands
+        if first:
+            moved[:] = 0.0
+        for begin in range(max(first, 1) * self.period, step + 1, self.period):
+            part = held[begin : begin + self.period]
+            moved[: len(part)] += part
+        moved += self._share * self.norm * (moved > 0.0)
+        return tuple(
+            rounded_up(value * value, self._steps, self._share) / self._largest if value else 0.0 for value in moved.tolist()
+        )
 
-    def _rows(self, begin: int, end: int) -> np.ndarray:
-        """Returns rows of C, shape (end - begin, end)."""
-        import numpy as np
-
-        column = self._strategy.common(end)
-        if column is None:
-            return self._strategy.matrix(self._steps)[begin:end, :end]
-        age = np.subtract.outer(np.arange(begin, end), np.arange(end))
-        return np.where(age >= 0, column[np.maximum(age, 0)], 0.0)
+    def dearest_again(self) -> float:
+        """Returns the largest of what one more execution of any step adds to anybody."""
+        last = self._steps - 1
+        if self._strategy.common(1) is not None:
+            return max(self.again(last))  # every other row has fewer terms
+        # The columns of a Toeplitz strategy have a scale of their own only where they end below the matrix.
+        from_step = max(0, last - self._reach) if isinstance(self._strategy, Toeplitz) else 0
+        return max(max(self.again(step)) for step in range(from_step, self._steps))
 
     def _of_occurrences(self) -> np.ndarray:
         import numpy as np
 
         found = np.array(self._strategy.gram(self._steps, 0))
-        for lag in range(self._period, self._steps, self._period):
-            if self._strategy.bands is not None and lag >= self._strategy.bands:
-                break
+        for lag in range(self.period, self._reach, self.period):
             found[lag:] += 2.0 * magnitudes(self._strategy, self._steps, lag)
-        return np.array([rounded_up(value, self._steps, self._share) for value in (found / self.norm**2).tolist()])
+        return np.array([rounded_up(value, self._steps, self._share) / self._largest for value in found.tolist()])
+
+
+@lru_cache(maxsize=64)
+def turns_of(rule: MechanismRule, steps: int, period: int) -> Turns:
+    """Returns what occurrences add under the correlated noise of a policy.
+
+    Args:
+        rule: the noise of the policy. steps: of the policy. period: steps from one turn of a contribution to the next.
+
+    Raises:
+        AccountantError: code STRATEGY, no such noise, or nothing adds it up.
+    """
+    return Turns(strategy_of(rule, steps), steps, period)

@@ -1,0 +1,327 @@
+"""Runs whose noise is correlated between steps: what they release, what they spend, resumed, and audited."""
+
+import math
+import os
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from attest.keys import public_bytes  # noqa: E402
+from dptrain.engine.options import NoiseSource  # noqa: E402
+from dptrain.errors import ResumeRefused, UnsupportedPolicy  # noqa: E402
+from dptrain.noise.correlated import CorrelatedGaussian  # noqa: E402
+from ledger import accountants  # noqa: E402
+from ledger.accountants.correlated import strategy_of  # noqa: E402
+from ledger.audit import verify_export  # noqa: E402
+from ledger.errors import LeafRefused, PinRefused  # noqa: E402
+from ledger.leaves import Draw, decode_leaf  # noqa: E402
+from tests.worlds.trainer import Trainer  # noqa: E402
+from tests.worlds.training import make_world  # noqa: E402
+
+TURNS = 'disclosure = "occurrences_public"\nsampling = { order = "cyclic" }\n'
+ONE = 1 << 20
+FAMILIES = {
+    "bands": f'family = "banded_toeplitz", parameters = {{ bands = 4, coefficients = [{ONE}, 524288, 393216, 327680] }}',
+    "normalised": f'family = "banded_toeplitz", parameters = {{ bands = 3, coefficients = [{ONE}, 524288, 393216], '
+    "normalized = true }",
+    "inverse": f'family = "banded_inverse", parameters = {{ bands = 3, coefficients = [{ONE}, -524288, -131072] }}',
+    "buffers": f'family = "buffered_toeplitz", parameters = {{ decays = [{1 << 39}], scales = [{1 << 38}] }}',
+}
+STEPS = 8
+
+
+def world_of(path, family="bands", extra="", **changes):
+    said = TURNS + f"noise = {{ {FAMILIES[family]} }}\n" + extra
+    return make_world(path, **{"steps": STEPS, "rate": '"1/3"', "per_class": 4, "policy_extra": said} | changes)
+
+
+def draws_of(trainer) -> list[Draw]:
+    with trainer.private.opened.recorder.ledger.rows() as rows:
+        return [leaf for row in rows if isinstance(leaf := decode_leaf(row.body), Draw)]
+
+
+def audited(trainer, world, path):
+    export = trainer.private.export(path)
+    keys = [world.ledger.with_suffix(".pub").read_text().strip()]
+    report = verify_export(export, keys, owner_key=public_bytes(world.owner_key))
+    assert report.verdict == "FULL", report.findings
+    return report
+
+
+def states_of(world):
+    return world.ledger.with_name(world.ledger.name + ".noise")
+
+
+def expected_losses(trainer, draws) -> list[float]:
+    """By brute force from the matrix: what each contribution moves the rows that were executed by, in units of its own 1/z.
+
+    The last execution of every step is the timeline that survives; every other one is a row of its own, which moves by the
+    magnitudes of all turns up to it.
+    """
+    policy = trainer.private.opened.policy
+    matrix = np.abs(strategy_of(policy.mechanism, policy.steps).matrix(policy.steps))
+    largest = (matrix**2).sum(axis=0).max()
+    gram = np.abs(matrix.T @ matrix)
+    found = []
+    for number, slot in enumerate(trainer.private.prepared.pool.slots):
+        steps = sorted({leaf.step - 1 for leaf in draws if number in leaf.drawn})
+        total = gram[np.ix_(steps, steps)].sum()
+        seen: set[int] = set()
+        for leaf in draws:
+            if leaf.step in seen:
+                total += matrix[leaf.step - 1, [step for step in steps if step < leaf.step]].sum() ** 2
+            seen.add(leaf.step)
+        found.append(total / largest / slot.resolution.multiplier**2)
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_everybody_spends_is_what_they_move_the_releases_by(tmp_path, family) -> None:
+    world = world_of(tmp_path, family)
+    trainer = Trainer(world)
+    trainer.run()
+    losses = expected_losses(trainer, draws_of(trainer))
+    entries = trainer.private.opened.recorder.ledger.state.contributions
+    for slot, expected in zip(trainer.private.prepared.pool.slots, losses, strict=True):
+        entry = entries[slot.descriptor_hash]
+        assert entry.loss == pytest.approx(expected, rel=1e-9) and entry.loss >= expected * (1 - 1e-13)
+        z = slot.resolution.multiplier
+        if family != "normalised":  # else it costs more than without correlation, and less than all occurrences as one
+            assert entry.occurrences / z**2 <= entry.loss * (1 + 1e-12)
+        epsilon = accountants.gaussian.epsilon_of_mu(math.sqrt(expected), 1e-5)
+        assert trainer.private.opened.recorder.ledger.epsilon(slot.descriptor_hash) == pytest.approx(epsilon, rel=1e-9)
+    rows = trainer.private.prepared.summary()
+    report = audited(trainer, world, tmp_path / "export")
+    for row, found in zip(rows, report.classes, strict=True):
+        assert found.epsilon == row["epsilon"] <= row["epsilon_planned"] * (1 + 1e-12)
+        assert row["epsilon_planned"] == pytest.approx(row["epsilon"], rel=1e-9)
+    assert not states_of(world).exists()
+    trainer.close()
+
+
+class Recorded:
+    """Records what a run releases, and takes the gradient out of it: what is left is noise."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.steps: list[tuple[int, int, torch.Tensor]] = []
+        release = CorrelatedGaussian.release
+
+        def recording(noise, clipped_sum, state, step):
+            clipped_sum.zero_()
+            released = release(noise, clipped_sum, state, step)
+            self.steps.append((step.number, step.lane, released.clone().flatten() * step.normalizer / step.std))
+            return released
+
+        monkeypatch.setattr(CorrelatedGaussian, "release", recording)
+
+    def rows(self, first: int = 0) -> np.ndarray:
+        """Returns noise over its scale, shape (steps, coordinates), of executions from one on."""
+        lanes = 1 + max(lane for _, lane, _ in self.steps)
+        whole = [self.steps[begin : begin + lanes] for begin in range(0, len(self.steps), lanes)]
+        return np.array([torch.cat([value for _, _, value in step]).double().numpy() for step in whole[first:]])
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "normalised"])
+def test_the_noise_of_a_run_is_that_of_its_strategy(tmp_path, monkeypatch, family) -> None:
+    """C times what was released is independent noise of deviation 1 over the largest column norm."""
+    recorded = Recorded(monkeypatch)
+    trainer = Trainer(world_of(tmp_path, family))
+    trainer.run()
+    policy = trainer.private.opened.policy
+    matrix = strategy_of(policy.mechanism, STEPS).matrix(STEPS)
+    noise = matrix @ recorded.rows() / np.sqrt((matrix**2).sum(axis=0).max())
+    count = noise.shape[1]
+    covariance = noise @ noise.T / count
+    assert np.abs(covariance - np.eye(STEPS)).max() < 6 * math.sqrt(2 / count)
+    trainer.close()
+
+
+def interrupted(world, *, saved: int, stopped: int, resume: bool = False) -> None:
+    """Runs to a step, having saved the state after another one, and ends as a killed process does: nothing is saved at the
+    end."""
+    trainer = Trainer(world, resume=resume)
+    for step in trainer.steps:
+        trainer.one(step)
+        if step.number == saved:
+            trainer.private.save()
+        if step.number == stopped:
+            break
+    trainer.private.prepared.saved = STEPS  # as if a later state were there: the end of the attempt writes none
+    trainer.close()
+
+
+@pytest.mark.parametrize("family", ["bands", "buffers"])
+def test_a_resumed_run_goes_on_with_the_noise_that_it_had_and_pays_for_rows_done_again(tmp_path, monkeypatch, family) -> None:
+    recorded = Recorded(monkeypatch)
+    world = world_of(tmp_path, family)
+    interrupted(world, saved=4, stopped=6)
+    assert [path.name for path in sorted(states_of(world).iterdir())] == ["step-00000004"]
+    assert states_of(world).stat().st_mode & 0o777 == 0o700
+    assert all(path.stat().st_mode & 0o077 == 0 for path in (states_of(world) / "step-00000004").iterdir())
+    second = Trainer(world, resume=True)
+    second.run()
+    draws = draws_of(second)
+    assert [leaf.step for leaf in draws] == [1, 2, 3, 4, 5, 6, 5, 6, 7, 8]
+    entries = second.private.opened.recorder.ledger.state.contributions
+    for slot, expected in zip(second.private.prepared.pool.slots, expected_losses(second, draws), strict=True):
+        assert entries[slot.descriptor_hash].loss == pytest.approx(expected, rel=1e-9)
+    matrix = strategy_of(second.private.opened.policy.mechanism, STEPS).matrix(STEPS)
+    rows = recorded.rows()
+    norm = np.sqrt((matrix**2).sum(axis=0).max())
+    survived, lost = [*rows[:4], *rows[6:]], [*rows[:4], *rows[4:6]]
+    noise = np.concatenate([matrix @ survived, (matrix[:6, :6] @ lost)[4:]]) / norm
+    covariance = noise @ noise.T / noise.shape[1]
+    assert np.abs(covariance - np.eye(10)).max() < 6 * math.sqrt(2 / noise.shape[1])
+    audited(second, world, tmp_path / "export")
+    second.close()
+    assert not states_of(world).exists()
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("change", ["gone", "another", "a byte"])
+def test_another_state_of_the_noise_is_refused_before_anything_is_charged(tmp_path, change) -> None:
+    world = world_of(tmp_path)
+    interrupted(world, saved=2, stopped=4)
+    interrupted(world, saved=3, stopped=4, resume=True)
+    of = states_of(world)
+    if change == "gone":
+        os.rename(of, of.with_name("elsewhere"))
+    elif change == "another":
+        for path in (of / "step-00000003").iterdir():
+            path.write_bytes((of / "step-00000002" / path.name).read_bytes())
+    else:
+        path = of / "step-00000003" / "rank-0.pt"
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+    trainer = Trainer(world, resume=True)
+    charged, attempt = (getattr(trainer.private.opened.recorder.ledger.state, name) for name in ("charged", "attempt"))
+    with pytest.raises(PinRefused) as refused:
+        trainer.run()
+    assert refused.value.code == ("STATE_CHANGED" if change == "a byte" else "NOISE_STATE")
+    state = trainer.private.opened.recorder.ledger.state
+    assert (state.charged, state.attempt) == (charged, attempt)
+    trainer.close()
+
+
+def test_a_checkpoint_that_names_no_state_of_the_noise_is_refused(tmp_path, monkeypatch) -> None:
+    from dptrain.engine.release import PrivateGradients
+
+    world = world_of(tmp_path)
+    monkeypatch.setattr(PrivateGradients, "keeps_noise", property(lambda self: False))
+    interrupted(world, saved=4, stopped=6)
+    monkeypatch.undo()
+    trainer = Trainer(world, resume=True)
+    with pytest.raises(ResumeRefused, match="names no state of the noise"):
+        trainer.run()
+    trainer.close()
+
+
+def test_two_forks_of_one_checkpoint_pay_for_every_row_that_was_executed(tmp_path) -> None:
+    world = world_of(tmp_path)
+    interrupted(world, saved=3, stopped=5)
+    interrupted(world, saved=0, stopped=4, resume=True)
+    third = Trainer(world, resume=True)
+    third.run()
+    draws = draws_of(third)
+    assert [leaf.step for leaf in draws] == [1, 2, 3, 4, 5, 4, 4, 5, 6, 7, 8]
+    entries = third.private.opened.recorder.ledger.state.contributions
+    for slot, expected in zip(third.private.prepared.pool.slots, expected_losses(third, draws), strict=True):
+        assert entries[slot.descriptor_hash].loss == pytest.approx(expected, rel=1e-9)
+    audited(third, world, tmp_path / "export")
+    third.close()
+
+
+def test_who_withdrew_pays_for_rows_done_again_in_which_its_gradient_still_is(tmp_path) -> None:
+    from time import time
+
+    world = world_of(tmp_path)
+    first = Trainer(world)
+    gone = first.private.prepared.pool.slots[0]
+    before = 0.0
+    for step in first.steps:
+        first.one(step)
+        if step.number == 2:
+            first.private.save()
+        if step.number == 4:  # the end of a window
+            ledger = first.private.opened.recorder.ledger
+            ledger.withdraw(gone.descriptor_hash, "contributor", bytes(32), now=int(time()))
+            before = ledger.state.contributions[gone.descriptor_hash].loss
+        if step.number == 6:
+            break
+    first.private.prepared.saved = STEPS
+    first.close()
+    second = Trainer(world, resume=True)
+    assert second.private.prepared.start_step == 2
+    second.run()
+    draws = draws_of(second)
+    entry = second.private.opened.recorder.ledger.state.contributions[gone.descriptor_hash]
+    expected = expected_losses(second, draws)[entry.number]
+    assert not entry.active and entry.loss > before
+    assert expected * (1 - 1e-12) <= entry.loss <= 1.5 * expected
+    audited(second, world, tmp_path / "export")
+    second.close()
+
+
+@pytest.mark.parametrize(
+    ("extra", "told"),
+    [
+        ('noise.phase = [{ from_step = 1, scale = 2 }, { from_step = 5, scale = 1 }]', "one level of noise"),
+        ('noise.injection = "per_microbatch"\nnoise.microbatches = 2', "noise.injection 'scheduled'"),
+        ('noise.injection = "per_sample"', "noise.injection 'scheduled'"),
+    ],
+)
+def test_what_does_not_go_with_it_is_refused_by_name(tmp_path, extra, told) -> None:
+    said = TURNS + "\n".join(f"noise.{pair}" for pair in _pairs(FAMILIES["bands"])) + f"\n{extra}\n"
+    world = make_world(tmp_path, steps=STEPS, rate='"1/3"', per_class=1, policy_extra=said)
+    with pytest.raises(UnsupportedPolicy, match=told):
+        Trainer(world)
+
+
+@pytest.mark.parametrize("order", ["shuffled", "poisson"])
+def test_no_other_order_goes_with_it(tmp_path, order) -> None:
+    said = f'disclosure = "occurrences_public"\nsampling = {{ order = "{order}" }}\nnoise = {{ {FAMILIES["bands"]} }}\n'
+    world = make_world(tmp_path, steps=STEPS, rate='"1/3"', per_class=1, policy_extra=said)
+    with pytest.raises(UnsupportedPolicy, match=r"goes with sampling\.order 'cyclic'"):
+        Trainer(world)
+
+
+def _pairs(text: str) -> list[str]:
+    family, _, parameters = text.partition(", parameters")
+    return [family, "parameters" + parameters]
+
+
+def test_a_header_says_what_policy_and_strategy_give(tmp_path) -> None:
+    trainer = Trainer(world_of(tmp_path)).begin()
+    header = trainer.private.opened.recorder.ledger.header
+    trainer.close()
+    told = header.turns
+    assert [one.period for one in told] == [3, 3, 3] and told[0].most > 3.0 and told[0].again > 1.0
+    for changed in (
+        (),
+        told[:2],
+        (replace(told[0], most=told[0].most * (1 - 2**-52)), *told[1:]),
+        (replace(told[0], again=told[0].again * (1 + 2**-52)), *told[1:]),
+        (replace(told[0], period=4), *told[1:]),
+    ):
+        with pytest.raises(LeafRefused) as refused:
+            replace(header, turns=changed)
+        assert refused.value.code == "TURNS"
+
+
+def test_a_strategy_without_memory_is_independent_noise_to_the_bit(tmp_path) -> None:
+    """The same keys, and a strategy whose second coefficient is nothing: the same gradients."""
+    key = bytes(range(32))
+    found = []
+    for family in (f'noise = {{ family = "banded_toeplitz", parameters = {{ bands = 2, coefficients = [{ONE}, 0] }} }}\n', ""):
+        world = make_world(
+            tmp_path / str(len(found)), steps=4, rate='"1/3"', per_class=2, policy_extra=TURNS + family
+        )
+        trainer = Trainer(world, noise=NoiseSource(insecure_test_key=key))
+        trainer.run()
+        found.append([parameter.detach().clone() for parameter in trainer.model.parameters()])
+        trainer.close()
+    assert all(map(torch.equal, *found))
