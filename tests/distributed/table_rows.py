@@ -146,6 +146,14 @@ BUDGETS = "[noise.budgets]\nembeddings = 0.3\nlayers = 1.0\nhead = 2.0\n"
 EXAMPLES: Final[dict[str, Any]] = {"policy": "[gate]\nmax_examples = 5\n", "world": {"record": models.several}}
 SPREAD: Final[dict[str, Any]] = EXAMPLES | {"opening": {"microbatch_rows": 2}}
 TURNS: Final[dict[str, Any]] = {"world": {"rate": '"1/2"'}}
+CYCLIC = f'{OCCURRENCES}sampling = {{ order = "cyclic" }}\n'
+ONE = 1 << 20
+CORRELATED: Final = {
+    "banded_toeplitz": f"{{ bands = 3, coefficients = [{ONE}, 524288, 393216] }}",
+    "banded_inverse": f"{{ bands = 3, coefficients = [{ONE}, -524288, -131072] }}",
+    "buffered_toeplitz": f"{{ decays = [{1 << 39}], scales = [{1 << 38}] }}",
+}
+"""Parameters of noise that is correlated between steps, by its family."""
 COMPILED: Final[dict[str, Any]] = {"loss": {"compiled": True}, "under": (models.as_traced,)}
 
 FAMILIES = ("bert", "gpt2_tied", "gpt2_untied", "llama", "vit", "bert_lora", "gpt2_lora")
@@ -205,6 +213,9 @@ def _noise() -> Iterator[Row]:
     yield fast(NOISE, "per_sample", policy=per_sample, quick=2)
     yield certified(NOISE, "per_sample", policy=per_sample, refused=("NOT_IN_THIS_BUILD", "scheduled"))
     yield from both(NOISE, "phases", policy=PHASES)
+    for family, parameters in CORRELATED.items():
+        words = f'{CYCLIC}noise = {{ family = "{family}", parameters = {parameters} }}\n'
+        yield from both(NOISE, f"{family}, with resume", policy=words, way=runs.with_a_break, world={"rate": '"1/2"', "steps": 4})
     yield fast(NOISE, "not by address", under=(models.unaddressed,), refused=("NOISE_RANKS", "addressed = True"))
 
 

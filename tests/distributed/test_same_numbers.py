@@ -80,6 +80,10 @@ def assert_same(found: list[dict[str, Any]], first: dict[str, Any], how: str) ->
 
 
 BOTH = ((2, False), (2, True))
+CORRELATED = """disclosure = "occurrences_public"
+sampling = { order = "cyclic" }
+noise = { family = "banded_toeplitz", parameters = { bands = 3, coefficients = [1048576, 524288, 393216] } }
+"""
 
 
 @pytest.mark.parametrize(
@@ -102,6 +106,24 @@ def test_certified_runs_are_equal_to_the_bit_on_any_number_of_processes(
         assert_same(found, first, how)
         assert found[0]["microbatches"] < first["microbatches"]
         assert bool(found[0]["rows"]) == sharded
+
+
+@pytest.mark.slow
+def test_correlated_noise_is_equal_to_the_bit_on_one_two_and_four_processes_and_resumed_on_others(tmp_path: Path) -> None:
+    """Alone; DDP and FSDP2 on two; DDP on four; and from each to the next after two steps, each with what others kept."""
+    policy = 'exactness = "certified"\n' + CORRELATED
+    world = make_world(tmp_path / "world", per_class=8, steps=8, rate='"1/2"', window_steps=1, policy_extra=policy)
+    first = launched(trained, 1, copied(world, tmp_path / "one"), "bert", False)[0]
+    for ranks, sharded in (*BOTH, (4, False)):
+        how = f"on {ranks} processes, {'FSDP2' if sharded else 'DDP'}"
+        assert_same(launched(trained, ranks, copied(world, tmp_path / how), "bert", sharded), first, how)
+    one, other = (copied(world, tmp_path / name) for name in ("stays", "moves"))
+    for until, (ranks, sharded) in ((2, (2, True)), (4, (1, False)), (6, (4, False)), (None, (2, False))):
+        stays = launched(trained, 1, one, "bert", False, until)
+        moves = launched(trained, ranks, other, "bert", sharded, until)
+        assert {found["begun"] for found in moves} == {stays[0]["begun"]} == {(until or 8) - 2}
+        assert {found["parameters"] for found in moves} == {stays[0]["parameters"]}, f"up to step {until}"
+        assert all(found["epsilon"] == stays[0]["epsilon"] for found in moves)
 
 
 @pytest.mark.slow
