@@ -318,7 +318,8 @@ class Policy(Payload):
         26,
         Named(SamplingRule, "sampling", "order", "sampling"),
         'How a step comes by its contributions. `"poisson"`: each is drawn by itself, with the rate of its class.'
-        ' `"cyclic"` and `"shuffled"`: everybody takes turns, once in each period of 1/`sampling_rate` steps.',
+        ' `"cyclic"` and `"shuffled"`: everybody takes turns, once in each period of 1/`sampling_rate` steps. '
+        '`"cyclic_poisson"`: each is drawn by itself, with the rate of its class, in the steps of its group.',
         key="sampling",
         default=SamplingRule(),
         optional=True,
@@ -452,6 +453,11 @@ class Policy(Payload):
                 raise PolicyRefused("RANGE", "two [[geometry]] tables speak of one adapter; name each in one of them")
         refuse_unbuilt(self._asked())
 
+    @property
+    def secret(self) -> bool:
+        """Tells whether who was drawn stays secret, and the accounting counts on it."""
+        return self.disclosure != OCCURRENCES_PUBLIC
+
     def class_rule(self, name: str) -> ClassRule:
         """Returns the rule of a class. Raises PolicyRefused: code CLASS_UNKNOWN."""
         rule = self.find_class(name)
@@ -502,7 +508,6 @@ class Policy(Payload):
             ("noise.family", self.mechanism.name),
             *([("noise.digest", self.mechanism.digest.hex())] if self.mechanism.digest else []),
             ("sampling.order", self.sampling.name),
-            ("disclosure", self.disclosure),
             *(("geometry", rule.name) for rule in self.geometry),
             *(pair for rule in self.classes for pair in rule.asked()),
         ]

@@ -17,6 +17,7 @@ from attest.schema.kinds import Flag, Whole
 POISSON: Final = "poisson"
 CYCLIC: Final = "cyclic"
 SHUFFLED: Final = "shuffled"
+CYCLIC_POISSON: Final = "cyclic_poisson"
 
 SECRET_POISSON: Final = "secret_poisson"
 OCCURRENCES_PUBLIC: Final = "occurrences_public"
@@ -24,7 +25,7 @@ SECRET_DRAWS: Final = "secret_draws"
 DISCLOSURES: Final = {
     SECRET_POISSON: "who was drawn stays secret, and the accounting counts on it",
     OCCURRENCES_PUBLIC: "the ledger tells who was drawn, and every occurrence counts in full",
-    SECRET_DRAWS: "who was drawn by another scheme stays secret; not built yet",
+    SECRET_DRAWS: "who was drawn by another scheme stays secret, and the accounting counts on it",
 }
 
 _MAX_STEPS: Final = 10**9
@@ -46,7 +47,8 @@ class Groups(_Parameters):
     groups: int = declared(
         1,
         Whole(2, _MAX_STEPS, f"2..{_MAX_STEPS}"),
-        "Groups into which contributions are put at random, once; a step draws from one of them, in turn, at the class's rate.",
+        "Groups of each class: number j of it in the order of admission, from 0, is in group j mod groups; step t draws from"
+        " group (t - 1) mod groups, at the class's rate.",
     )
 
 
@@ -119,7 +121,7 @@ class SamplingRule:
         POISSON: None,
         CYCLIC: None,
         SHUFFLED: None,
-        "cyclic_poisson": Groups,
+        CYCLIC_POISSON: Groups,
         "truncated_poisson": Truncation,
         "balls_in_bins": Bins,
         "b_min_sep": Separation,
@@ -139,6 +141,19 @@ class SamplingRule:
     def turns(self) -> bool:
         """Tells whether contributions take turns, in an order that everybody may know."""
         return self.name in self.TURNS
+
+    @property
+    def groups(self) -> int:
+        """Returns the groups of contributions of which a step draws from one, in turn; 1 where it draws from all."""
+        return self.parameters.groups if self.name == CYCLIC_POISSON else 1
+
+    def most_steps(self, steps: int) -> int:
+        """Returns the most of so many steps in a row that may draw one contribution."""
+        return -(-steps // self.groups)
+
+    def mean_rate(self, rate: Fraction) -> Fraction:
+        """Returns the mean number of times that a step draws a contribution of a class of this rate."""
+        return rate / self.groups
 
     def check_beside(self, disclosure: str, rates: Iterable[tuple[str, Fraction]]) -> None:
         """Refuses a scheme that does not go with what else a policy says. Raises PolicyRefused: code RANGE; says what would do,

@@ -25,13 +25,11 @@ UNBUILT: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "noise.digest": {ANY: "coefficients that lie in a file beside the policy"},
     "sampling.order": {
-        "cyclic_poisson": _SECRET,
         "truncated_poisson": _SECRET,
         "balls_in_bins": _SECRET,
         "b_min_sep": _SECRET,
         "fixed_size_cyclic": "turns of a fixed number of contributions",
     },
-    "disclosure": {"secret_draws": _SECRET},
     "geometry": {"lora_tangent": "clipping and noise in the tangent space of a LoRA pair"},
     "reads": {ANY: "a forward that reads a part of the model alone"},
     "purposes": {"generate": "generation from contributions", "query": "queries that contributions answer"},

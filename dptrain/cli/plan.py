@@ -497,7 +497,8 @@ def _variance(value: float | None) -> str:
 
 def expected_per_step(policy: Policy, counts: Mapping[str, int]) -> float:
     """Returns how many contributions a step draws on average."""
-    return float(sum(policy.class_rule(name).sampling_rate * count for name, count in counts.items()))
+    mean = policy.sampling.mean_rate
+    return float(sum(mean(policy.class_rule(name).sampling_rate) * count for name, count in counts.items()))
 
 
 def _figures(policy: Policy, plan: Plan) -> dict[tuple[str, str], float | str]:

@@ -75,19 +75,25 @@ class PoissonSampler(Sampler):
     """Draws each slot independently of the others.
 
     Guarantee: given the key is uniform, slot i is drawn at step t with probability ``floor(q_i * 2^64) / 2^64 <= q_i``,
-    independently over slots and steps, except that a slot whose cap is used up or that was closed (withdrawn, expired) is
-    silently not drawn. Both exceptions only lower the conditional probability, so Poisson(q) accounting stays an upper
-    bound (docs/mechanism, Lemma 1).
+    independently over slots and steps (with groups: over those in the turn of its group, and in no other), except that a slot
+    whose cap is used up or that was closed (withdrawn, expired) is silently not drawn. Both exceptions only lower the
+    conditional probability, so Poisson(q) accounting stays an upper bound (docs/mechanism, Lemma 1).
     """
 
     def __init__(
-        self, stream: KeyStream, rates: Sequence[Fraction], caps: Sequence[int], forms: np.ndarray | None = None
+        self,
+        stream: KeyStream,
+        rates: Sequence[Fraction],
+        caps: Sequence[int],
+        forms: np.ndarray | None = None,
+        turns: tuple[int, np.ndarray] | None = None,
     ) -> None:
-        """``rates[f]`` is the sampling rate of the slots of form f; ``caps`` and ``forms`` as for `Sampler`."""
+        """``rates[f]`` is the sampling rate of the slots of form f; ``caps`` and ``forms`` as for `Sampler`. ``turns``: a
+        number of groups, and by slot its group; step t then draws from group (t - 1) mod groups alone."""
         if len(rates) != len(caps):
             raise ValueError(f"one cap per rate: {len(rates)} rates, {len(caps)} caps")
         super().__init__(caps, forms)
-        self._stream = stream
+        self._stream, self._turns = stream, turns
         # By the object, since to hash a fraction takes a division of large numbers.
         known = {id(rate): rate for rate in rates}
         self._thresholds = np.array([self._threshold(rate) for rate in known.values()], dtype=np.uint64)
@@ -109,7 +115,11 @@ class PoissonSampler(Sampler):
             blocks = -(-len(rates) // _SLOTS_PER_BLOCK)
             words = np.frombuffer(self._stream.read(step, 0, start // _SLOTS_PER_BLOCK, blocks), dtype="<u8")[: len(rates)]
             found.append(np.flatnonzero((words < self._thresholds[rates]) | self._always[rates]) + start)
-        return np.concatenate(found)
+        slots = np.concatenate(found)
+        if self._turns is None:
+            return slots
+        groups, group_of = self._turns
+        return slots[group_of[slots] == (step - 1) % groups]
 
 
 class OrderedSampler(Sampler):
@@ -152,7 +162,8 @@ def groups(drawn: Sequence[One], count: int) -> list[list[One]]:
 
 def expected_draw(policy: Policy, classes: Sequence[str]) -> float:
     """Returns how many contributions a step draws on average, of a pool with these classes."""
-    return float(sum(policy.class_rule(name).sampling_rate * count for name, count in Counter(classes).items()))
+    mean = policy.sampling.mean_rate
+    return float(sum(mean(policy.class_rule(name).sampling_rate) * count for name, count in Counter(classes).items()))
 
 
 def most_drawn(policy: Policy, classes: Sequence[str]) -> int:

@@ -14,7 +14,6 @@ from attest.errors import FileRefused
 from attest.files import atomic_write, read_limited
 from attest.fixed_point import MICRO
 from attest.policy import Policy
-from attest.policy.sampling import POISSON
 from attest.schedule import Phases, phase_std
 from attest.schedule.turns import Order
 from dptrain.clipping.resolver import Resolution, Schedule
@@ -133,8 +132,9 @@ def open_streams(
     signed = [form.descriptor for form in pool.slots.forms]
     rates = [policy.class_rule(descriptor.admissibility_class).sampling_rate for descriptor in signed]
     caps, forms = [descriptor.max_occurrences for descriptor in signed], pool.slots.numbers
-    leads, poisson = recorder.ranks.leads, policy.sampling.name == POISSON
+    leads, poisson = recorder.ranks.leads, not policy.sampling.turns
     sealed = SealedStore(recorder.place.side(".sealed"), recorder.writer) if leads else None
+    signed_alike = rates, caps, forms, _group_of(recorder, policy.sampling.groups)
 
     def begin() -> bytes:
         """Draws the keys, counts the draws of earlier attempts, and returns what the other ranks must know."""
@@ -142,13 +142,13 @@ def open_streams(
         recorder.commit_stream(hashlib.sha256(b"dptrain.stream/1\x00" + noise_key + os.urandom(32)).digest())
         drawn = b""
         if poisson and sealed is not None:
-            drawn = _drawn_before(recorder, sealed, attempt, sampling_key, (rates, caps, forms))
+            drawn = _drawn_before(recorder, sealed, attempt, sampling_key, signed_alike)
         return joined([noise_key, sampling_key, drawn])
 
     noise_key, sampling_key, drawn = parted(recorder.ranks.first(begin))
     sampler: Sampler
     if poisson:
-        sampler = PoissonSampler(KeyStream("sampling", run_id, attempt, sampling_key), rates, caps, forms)
+        sampler = PoissonSampler(KeyStream("sampling", run_id, attempt, sampling_key), *signed_alike)
         if drawn:
             sampler.occurrences[:] = np.frombuffer(drawn, dtype="<i8")
     else:
@@ -167,20 +167,28 @@ def open_streams(
     return Streams(noise, sampler, sealed)
 
 
+def _group_of(recorder: Recorder, groups: int) -> tuple[int, np.ndarray] | None:
+    """Returns the group of every slot, by the order of admission in its class; None where steps draw from all."""
+    if groups == 1:
+        return None
+    entries = recorder.ledger.state.register.by_number  # in the order of admission, as slots are
+    return groups, np.fromiter((entry.slot % groups for entry in entries), dtype=np.uint32, count=len(entries))
+
+
 def _drawn_before(
     recorder: Recorder,
     sealed: SealedStore,
     attempt: int,
     key: bytes,
-    signed: tuple[Sequence[Fraction], Sequence[int], np.ndarray],
+    signed: tuple[Sequence[Fraction], Sequence[int], np.ndarray, tuple[int, np.ndarray] | None],
 ) -> bytes:
     """Returns how often each slot was drawn in earlier attempts, int64, and seals the key of this one; empty without caps.
-    `signed`: rates, caps and forms of `PoissonSampler`."""
+    `signed`: rates, caps, forms and turns of `PoissonSampler`."""
 
     def sampler_of(number: int, key: bytes) -> PoissonSampler:
         return PoissonSampler(KeyStream("sampling", recorder.ledger.header.run_id, number, key), *signed)
 
-    _, caps, forms = signed
+    _, caps, forms, _ = signed
     if not any_capped(caps, forms):
         return b""
     occurrences = np.zeros(len(forms), dtype="<i8")

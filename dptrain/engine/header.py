@@ -10,7 +10,7 @@ import numpy as np
 from torch import nn
 
 from attest.policy import ClassRule, Policy
-from attest.policy.sampling import POISSON, period
+from attest.policy.sampling import period
 from attest.schedule import waste
 from attest.schedule.blocks import derive
 from attest.schedule.turns import dearest_turns
@@ -166,7 +166,9 @@ def _to_the_end(run: RunState) -> tuple[int, ...]:
     """Returns the steps per phase that will have been charged at the horizon: those so far, and those to come."""
     window, phases = run.open_window, run.header.phases
     done = run.position if window is None else window.first_step + window.n_steps - 1
-    return tuple(map(int.__add__, run.charged_phases, phases.count(done + 1, phases.steps - done)))
+    spent = run.expenditure
+    to_come = spent.count_steps(done + 1, phases.steps - done)
+    return spent.dearest_steps(map(int.__add__, run.charged_phases, to_come))
 
 
 def _promises(policy: Policy, run: RunState, place: int, rule: ClassRule, members: Slots) -> dict[str, float]:
@@ -178,7 +180,7 @@ def _promises(policy: Policy, run: RunState, place: int, rule: ClassRule, member
     if policy.disclosure == "occurrences_public":
         named = map(members.descriptor_hash, range(len(members) if run.contributions else 0))  # none before the run begins
         loss = max((run.contributions[name].loss for name in named), default=0.0)
-        if policy.sampling.name == POISSON:
+        if not policy.sampling.turns:
             planned = likely_occurrences(float(rule.sampling_rate), policy.steps) / min(weakest) ** 2
         else:
             turns = turns_under(policy, rule.sampling_rate)
@@ -188,9 +190,10 @@ def _promises(policy: Policy, run: RunState, place: int, rule: ClassRule, member
                 planned = turns.most() / min(weakest) ** 2
         spent = [run.expenditure.of_loss(value) for value in (loss, 4 * loss, planned)]
     else:
+        charged = run.expenditure.dearest_steps(run.charged_phases)
         spent = [
-            run.expenditure.of_group(place, weakest, run.charged_phases),
-            run.expenditure.replace_of_group(place, weakest, run.charged_phases),
+            run.expenditure.of_group(place, weakest, charged),
+            run.expenditure.replace_of_group(place, weakest, charged),
             run.expenditure.of_group(place, weakest, _to_the_end(run)),
         ]
     values = (

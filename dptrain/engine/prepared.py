@@ -174,7 +174,7 @@ class PreparedRun(Parts[Planned]):
         """Binds what `__init__` was given, once the model is out of its wrapper."""
         policy = self.policy
         seed = self.ranks.first(forward_seed)
-        self.sandbox = Sandbox(self.model, trained, seed, secret=policy.disclosure == "secret_poisson")
+        self.sandbox = Sandbox(self.model, trained, seed, secret=policy.secret)
         self.together.inside(self.sandbox)
         pool = Pool(opened.corpus, decode, Slots.unresolved(opened.gate.admitted), policy)
         self.feeder = Feeder(pool, collate, self.device, opened.microbatches.rows, self.sandbox)

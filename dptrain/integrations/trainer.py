@@ -339,7 +339,7 @@ class PrivateRun:
 
     @property
     def _secret(self) -> bool:
-        return self.private.policy.disclosure == "secret_poisson"
+        return self.private.policy.secret
 
     @property
     def _epoch_steps(self) -> int:

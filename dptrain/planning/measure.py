@@ -316,7 +316,8 @@ class _Run(Parts[_Timed]):
 def _expected(policy: Policy, counts: Mapping[str, int] | None) -> tuple[dict[str, float], bool]:
     """Contributions of every class that a step draws on average, and whether they are an assumption."""
     if counts is not None:
-        return {rule.name: float(rule.sampling_rate) * counts.get(rule.name, 0) for rule in policy.classes}, False
+        mean = policy.sampling.mean_rate
+        return {rule.name: float(mean(rule.sampling_rate)) * counts.get(rule.name, 0) for rule in policy.classes}, False
     whole = float(sum(rule.sampling_rate for rule in policy.classes))
     return {rule.name: policy.normalizer * float(rule.sampling_rate) / whole for rule in policy.classes}, True
 

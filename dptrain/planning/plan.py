@@ -12,7 +12,7 @@ from attest.descriptor import SignedBounds
 from attest.fixed_point import MICRO, from_micro
 from attest.gate import GateReport
 from attest.policy import ClassRule, Policy
-from attest.policy.sampling import POISSON, period
+from attest.policy.sampling import period
 from attest.schedule import allocation
 from attest.schedule.turns import dearest_turns
 from attest.schema.cards import card_of
@@ -21,7 +21,7 @@ from dptrain.planning.layout import BlockPlan, lay_out, needs_model, sure_stds
 from ledger import accountants
 from ledger.accountants import Phase
 from ledger.errors import AccountantError
-from ledger.replay.budgets import Limit, of_plan, repetitions
+from ledger.replay.budgets import Limit, of_plan, repetitions, with_redo
 
 TAIL = 0.025
 """Probability beyond either end of the range that is shown: 95 of 100 contributions lie within."""
@@ -217,9 +217,9 @@ def phases_of(policy: Policy) -> tuple[PhasePlan, ...]:
 
 def phases_at(policy: Policy, multipliers: Sequence[float], rate: float, *, hasty: bool) -> list[Phase]:
     """Returns the run of a contribution with one multiplier per phase, by the bound without sampling as `make_plan` says."""
-    if hasty and policy.disclosure == "secret_poisson" and hopeless(min(multipliers), rate, policy.steps):
+    if hasty and policy.secret and hopeless(min(multipliers), rate, policy.sampling.most_steps(policy.steps)):
         rate = 1.0
-    horizon, most = schedule.Phases.of(policy).horizon, accountants.MAX_MULTIPLIER
+    horizon, most = map(policy.sampling.most_steps, schedule.Phases.of(policy).horizon), accountants.MAX_MULTIPLIER
     return [Phase(min(z, most), rate, steps) for z, steps in zip(multipliers, horizon, strict=True)]
 
 
@@ -245,7 +245,7 @@ def spent(policy: Policy, phases: Sequence[Phase], *, replace: bool = False, cap
     """
     delta, name, family = float(policy.delta), policy.accountant, policy.mechanism.name
     least = min(phase.noise_multiplier for phase in phases)
-    if policy.sampling.name != POISSON:
+    if policy.sampling.turns:
         steps, multipliers = zip(*((phase.steps, phase.noise_multiplier) for phase in phases), strict=True)
         length = round(1 / phases[0].sampling_rate)
         correlated = accountants.turns_under(policy, Fraction(1, length))
@@ -255,7 +255,7 @@ def spent(policy: Policy, phases: Sequence[Phase], *, replace: bool = False, cap
             loss = (correlated.most(sum(steps), cap) + redo * correlated.dearest_again()) / least**2
         return accountants.epsilon_occurrences(4.0 * loss if replace else loss, delta, name, family=family)
     if redo:
-        phases = [*phases, Phase(least, phases[0].sampling_rate, redo)]
+        phases = with_redo(policy, [*phases, Phase(least, phases[0].sampling_rate, redo)])
     if policy.disclosure == "occurrences_public":
         draws = accountants.likely_occurrences(phases[0].sampling_rate, sum(phase.steps for phase in phases))
         loss = (min(draws, cap) if cap else draws) / least**2
@@ -335,11 +335,12 @@ def hopeless(z: float, q: float, steps: int) -> bool:
 
 
 def _reach(policy: Policy, rule: ClassRule, names: tuple[str, ...]) -> tuple[str, tuple[str, ...], float, float, DrawRange]:
-    draws = draw_range(policy.steps, rule.sampling_rate)
-    if policy.sampling.name != POISSON:
+    steps = policy.sampling.most_steps(policy.steps)
+    draws = draw_range(steps, rule.sampling_rate)
+    if policy.sampling.turns:
         length = period(rule.sampling_rate)
         draws = DrawRange(policy.steps // length, -(-policy.steps // length))
-    return rule.name, names, float(rule.sampling_rate), float(rule.sampling_rate * policy.steps), draws
+    return rule.name, names, float(rule.sampling_rate), float(rule.sampling_rate * steps), draws
 
 
 def _class_plan(policy: Policy, rule: ClassRule, names: tuple[str, ...], blocks: list[BlockPlan], hasty: bool) -> ClassPlan:

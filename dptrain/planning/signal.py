@@ -80,7 +80,7 @@ def signals(policy: Policy, plan: Plan, norms: Mapping[str, float], counts: Mapp
         rule, own = policy.class_rule(item.name), class_blocks(plan, item.name)
         given = [_norm(norms, item.name, block.name) for block in own]
         kept = _clipped(rule, own, given)
-        per_step = None if counts is None else item.sampling_rate * counts.get(item.name, 0)
+        per_step = None if counts is None else item.sampling_rate / policy.sampling.groups * counts.get(item.name, 0)
         # Steps of scale a count 1/a^2 each where what they release is added up as suits its noise.
         run = math.sqrt(sum(phase.steps / phase.scale**2 for phase in plan.phases))
         for block, norm, clipped in zip(own, given, kept, strict=True):

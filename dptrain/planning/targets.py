@@ -12,7 +12,7 @@ from attest.descriptor import MAX_COUNT
 from attest.fixed_point import MICRO, from_micro
 from attest.policy import ClassRule, Policy
 from attest.policy.mechanism import MAX_STEPS
-from attest.policy.sampling import POISSON, period
+from attest.policy.sampling import period
 from attest.schema.cards import card_of
 from attest.schema.rounding import rounded_up
 from dptrain.errors import ConfigError, TargetUnreachable
@@ -208,7 +208,7 @@ def solve_normalizer(policy: Policy, counts: Mapping[str, int], layers: int) -> 
     Raises:
         ConfigError: Code NORMALIZER if nothing is drawn at all.
     """
-    expected = sum(rule.sampling_rate * counts.get(rule.name, 0) for rule in policy.classes)
+    expected = sum(policy.sampling.mean_rate(rule.sampling_rate) * counts.get(rule.name, 0) for rule in policy.classes)
     if not expected:
         raise ConfigError("NORMALIZER", "a step draws nobody from these contributions, so no normalizer follows from them")
     value = min(max(1, round(expected)), MAX_COUNT)
@@ -266,7 +266,7 @@ def _rate(policy: Policy, rule: ClassRule, goal: float, multipliers: Sequence[fl
     def epsilon(units: int) -> float:
         return _spent(policy, multipliers, units / RATE_GRID)
 
-    if policy.sampling.name != POISSON:
+    if policy.sampling.turns:
         return _period(policy, rule, goal, multipliers)
     start = min(max(int(rule.sampling_rate * RATE_GRID), 1), RATE_GRID)
     found = nearest_within(epsilon, goal, start, safe_end=1, unsafe_end=RATE_GRID)

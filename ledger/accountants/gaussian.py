@@ -24,7 +24,7 @@ class Gaussian(Cost):
     exactness: ClassVar[tuple[str, ...]] = ("fast", "certified")
     law: ClassVar[str] = GAUSSIAN
     injections: ClassVar[tuple[str, ...]] = ("scheduled", "per_microbatch", "per_sample")
-    disclosures: ClassVar[tuple[str, ...]] = ("secret_poisson", "occurrences_public")
+    disclosures: ClassVar[tuple[str, ...]] = ("secret_poisson", "occurrences_public", "secret_draws")
     budgets: ClassVar[bool] = True
     groups: ClassVar[tuple[str, ...]] = ("secret_poisson", "occurrences_public")
     generators: ClassVar[tuple[str, ...]] = (HOST, DEVICE)

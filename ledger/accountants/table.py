@@ -204,6 +204,11 @@ class Cost:
         """Returns by how much a figure that was recorded may exceed the one recomputed; nothing under a formula of its own."""
         return 0.0 if accountant in self.own else ACCOUNTANTS[accountant].leeway(library, version)
 
+    def memory(self, policy: Policy) -> int:
+        """Returns in how many steps behind its own the sum of a step is felt, because their noise is that of it too; by default
+        0. Raises AccountantError: code STRATEGY, nothing says it."""
+        return 0
+
     def turns(self, policy: Policy, length: int) -> "Turns | None":
         """Returns what occurrences add whose noise is that of others too, for who takes part in every ``length``-th step; by
         default None, each adds 1/z^2.
@@ -362,6 +367,11 @@ def refusal(
 
 def refusal_of(policy: Policy) -> str | None:
     """Says why the noise of a policy does not go with what else it says, and what would; None if it does."""
+    if policy.sampling.groups > 1 and not policy.secret:
+        return (
+            f"sampling.order {policy.sampling.name!r} goes with disclosure 'secret_draws', not with {policy.disclosure!r}: "
+            "where draws are public its groups amplify nothing; set disclosure = 'secret_draws', or sampling.order = 'poisson'"
+        )
     told = refusal(
         policy.mechanism.name,
         policy.accountant,

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from attest.fixed_point import from_micro
-from attest.policy.sampling import POISSON
 from attest.schema.plain import utc, visible
 from ledger import accountants
 from ledger.accountants import MICRO, caveat
@@ -154,10 +153,15 @@ def _remark_noise(run: Replay, remarks: Remarks) -> None:
     if header.occurrences_public:
         remarks.note("who was drawn is public in this ledger: every occurrence is counted in full, nothing by sampling")
         _remark_draws(run, remarks)
-    if policy.sampling.name != POISSON:
+    if policy.sampling.turns:
         remarks.note(
             f"contributions take turns in {policy.sampling.name} order, once in each period of 1/q steps: every recorded draw "
             "was held against it"
+        )
+    if policy.sampling.groups > 1:
+        remarks.note(
+            f"every step draws from one of {policy.sampling.groups} groups of each class, in turn: a contribution is charged for "
+            "the steps of the group that had most"
         )
     phases = charged_noise_phases(run)
     if phases:
@@ -183,7 +187,7 @@ def _remark_draws(run: Replay, remarks: Remarks) -> None:
     Under a signed order those due are derived, and a DRAW leaf with others is a finding; a charged step without any is none,
     since a run that was interrupted leaves such steps behind.
     """
-    if run.header.policy.sampling.name == POISSON:
+    if not run.header.policy.sampling.turns:
         remarks.qualify("DRAWS_TOLD")
     missing = run.charged - run.draws
     if missing:
@@ -197,7 +201,7 @@ def charged_noise_phases(run: Replay) -> tuple[tuple[int, float, int], ...]:
     phases = run.header.phases
     if phases.scales == (MICRO,):
         return ()
-    return tuple(zip(phases.firsts, map(from_micro, phases.scales), run.charged_phases, strict=True))
+    return tuple(zip(phases.firsts, map(from_micro, phases.scales), run.charged_in_phases, strict=True))
 
 
 def _caveats(run: Replay) -> Iterator[str]:
@@ -212,7 +216,8 @@ def _caveats(run: Replay) -> Iterator[str]:
             phases = accountants.released_once(loss)
         else:
             multipliers = run.expenditure.multipliers(index, rule.bounds)
-            phases = tuple(run.expenditure.charged_phases(index, multipliers, run.charged_phases))
+            steps = run.expenditure.dearest_steps(run.charged_phases)
+            phases = tuple(run.expenditure.charged_phases(index, multipliers, steps))
         told = caveat(phases, header.delta, header.accountant.name)
         if told:
             yield f"class {rule.name}: {told}"

@@ -112,7 +112,7 @@ UNADDRESSED: Final = "unaddressed"
 RANDOMNESS: Final = (ADDRESSED, UNADDRESSED)
 """Randomness of a forward: a contribution's own, or one generator's for everybody drawn in a step."""
 
-_SUPPORTED: Final = (("adjacency", ("zero-out",)), ("sampling.name", ("poisson", "cyclic", "shuffled")))
+_SUPPORTED: Final = (("adjacency", ("zero-out",)), ("sampling.name", ("poisson", "cyclic", "shuffled", "cyclic_poisson")))
 """Words of a policy that are accounted for, beside those that `accountants.refusal` knows."""
 
 

@@ -8,14 +8,13 @@ accountant.
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from typing import Literal
 
 from attest.fixed_point import MICRO, from_micro, from_pico
 from attest.policy import Policy
-from attest.policy.sampling import POISSON
 from attest.schedule import Phases
 from ledger import accountants
 from ledger.accountants import Phase, renyi
@@ -134,15 +133,27 @@ def of_plan(policy: Policy, place: int, multipliers: Sequence[float], steps: int
     if turns is not None:
         loss = turns.most(steps) + policy.redo_steps * turns.dearest_again()
         return _spending(policy, loss=loss / min(*multipliers, accountants.MAX_MULTIPLIER) ** 2)
-    counts = list(Phases.of(policy).count(1, policy.steps if steps is None else steps))
-    if policy.sampling.name != POISSON:
+    horizon = Phases.of(policy).count(1, policy.steps if steps is None else steps)
+    counts = [policy.sampling.most_steps(count) for count in horizon]
+    if policy.sampling.turns:
         counts = [math.ceil(count * rate) + (count > 0) for count in counts]
     dearest = min((index for index, count in enumerate(counts) if count), key=lambda index: multipliers[index], default=0)
     counts[dearest] += policy.redo_steps
     charged = [(min(z, accountants.MAX_MULTIPLIER), count) for z, count in zip(multipliers, counts, strict=True) if count]
     if policy.disclosure == "occurrences_public":
         return _spending(policy, loss=math.fsum(count / z**2 for z, count in charged))
-    return _spending(policy, [Phase(z, float(rate), count) for z, count in charged])
+    return _spending(policy, with_redo(policy, [Phase(z, float(rate), count) for z, count in charged]))
+
+
+def with_redo(policy: Policy, phases: Sequence[Phase]) -> list[Phase]:
+    """Returns phases, steps done again among them, as noise that is correlated between steps has them under secret draws.
+
+    Guarantee: every draw is as dear as if all steps that may be done again released its gradient once more.
+    """
+    if not policy.redo_steps or not accountants.TABLE[policy.mechanism.name].memory(policy):
+        return list(phases)
+    share = math.sqrt(1 + policy.redo_steps)
+    return [replace(phase, noise_multiplier=phase.noise_multiplier / share) for phase in phases]
 
 
 def _spending(policy: Policy, phases: Iterable[Phase] = (), loss: float = 0.0, cap: int = 0) -> Spending:

@@ -48,7 +48,7 @@ class Moment:
     Attributes:
         window: number of the last charged window, 0 before the first.
         attempt: at an admission the running attempt; at a withdrawal the last one that had charged a step.
-        charged: steps charged over all attempts, per phase of the noise.
+        charged: steps charged over all attempts, per phase of the noise and group (`RunState.charged_phases`).
     """
 
     window: int

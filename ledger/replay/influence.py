@@ -136,7 +136,7 @@ def class_costs(
     for contribution in alike.values():
         found = most[contribution.class_index]
         if found is not None:
-            own, replaced = _cost(run, counting, contribution, None if final else planned_steps(header))
+            own, replaced = _cost(run, counting, contribution, final=final)
             most[contribution.class_index] = max(found[0], own), max(found[1], replaced)
     return tuple(most)
 
@@ -151,35 +151,37 @@ def class_figures(run: RunState) -> tuple[ClassFigures, ...]:
     )
 
 
-def _cost(
-    run: RunState, spent: Expenditure, contribution: Contribution, planned: tuple[int, ...] | None
-) -> tuple[float, float]:
+def _cost(run: RunState, spent: Expenditure, contribution: Contribution, *, final: bool) -> tuple[float, float]:
     if run.header.occurrences_public:
         return spent.of_loss(contribution.loss), spent.of_loss(4 * contribution.loss)
     place, z = contribution.class_index, spent.of_contribution(contribution)
-    steps = spent.phase_steps(contribution, run.charged_phases)
-    if planned is None:
+    if final:
+        steps = spent.phase_steps(contribution, run.charged_phases)
         own = spent.epsilon(contribution, run.charged_phases, run.charged_attempt)
     else:
-        steps = ahead(contribution, planned, steps)
+        z, steps = ahead(run, spent, contribution)
         own = spent.of_group(place, z, steps)
     return own, spent.replace_of_group(place, z, steps)
 
 
-def planned_steps(header: Header) -> tuple[int, ...]:
-    """Returns per phase the steps that the policy can ever charge: its horizon, and what may be redone where noise is least."""
-    steps = list(header.phases.horizon)
-    weakest = min(range(len(steps)), key=lambda phase: header.phases.scales[phase])
-    steps[weakest] += header.policy.redo_steps
+def ahead(run: RunState, spent: Expenditure, contribution: Contribution) -> tuple[tuple[float, ...], tuple[int, ...]]:
+    """Returns multipliers and steps per phase that a contribution can ever be charged for, had it stayed to the end; of secret
+    draws."""
+    until = run.charged_phases if contribution.until is None else contribution.until.charged
+    since, planned = contribution.terms.since.charged, planned_steps(run)
+    most = (max(whole - before, so_far - before) for whole, before, so_far in zip(planned, since, until, strict=True))
+    return spent.ahead(spent.of_contribution(contribution)), spent.dearest_steps(most)
+
+
+def planned_steps(run: RunState) -> tuple[int, ...]:
+    """Returns the steps that the policy can ever charge: its horizon, and what may be redone where noise is least, all of it in
+    the turn of any group; per phase and group (`RunState.charged_phases`)."""
+    phases, policy = run.header.phases, run.header.policy
+    steps, groups = list(run.expenditure.count_steps(1, policy.steps)), policy.sampling.groups
+    weakest = min(range(len(phases.scales)), key=lambda phase: phases.scales[phase])
+    for place in range(weakest * groups, (weakest + 1) * groups):
+        steps[place] += policy.redo_steps
     return tuple(steps)
-
-
-def ahead(contribution: Contribution, planned: tuple[int, ...], charged: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns per phase the steps that a contribution can ever be charged for, had it stayed to the end."""
-    return tuple(
-        max(whole - before, so_far)
-        for whole, before, so_far in zip(planned, contribution.terms.since.charged, charged, strict=True)
-    )
 
 
 def withdrawals_root(withdrawals: Mapping[bytes, int], size: int) -> tuple[int, bytes]:

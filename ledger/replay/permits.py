@@ -7,7 +7,6 @@ recomputed from a ledger: gradients are in none. What is held here is that the r
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
-from attest.policy.sampling import POISSON
 from attest.schedule.turns import Order
 from ledger.errors import HorizonExceeded, LeafRefused
 from ledger.leaves import HELD, Admit, Charge, Draw, Epoch, Header
@@ -97,7 +96,7 @@ class OrderWatch:
 
     def __init__(self, header: Header) -> None:
         self._header = header
-        self._ordered = header.policy.sampling.name != POISSON
+        self._ordered = header.policy.sampling.turns
         # With one level of noise a repeated step costs what any other does, and the total of charges bounds both.
         self._counted = self._ordered or len(header.phases.scales) > 1
         self._order: Order | None = None

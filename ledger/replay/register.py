@@ -52,6 +52,13 @@ class Groups:
     def draw(self) -> None:
         """Takes note that occurrences were counted."""
 
+    def dearer(self) -> None:
+        """Takes note that those who left have spent more than their rows say, so that each group of them has one again."""
+        for group in self._left.values():
+            if group.count:
+                group.told = None
+                self._touched[group] = None
+
     def spent(self, contribution: Contribution) -> None:
         """Takes who had left before to those who left at that moment and have spent as much as it has now."""
         before = contribution.group

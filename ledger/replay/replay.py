@@ -220,7 +220,9 @@ class Replay(RunState):
         self.windows.append(leaf)
         self.charged_steps.take(self.size, leaf.last_step)
         self.open_window = leaf
-        counts = self.header.phases.count(leaf.first_step, leaf.n_steps)
+        counts = self.expenditure.count_steps(leaf.first_step, leaf.n_steps)
+        if self.expenditure.copies.charge(leaf.first_step, leaf.last_step):
+            self.register.groups.dearer()
         self.charged_phases = tuple(map(int.__add__, self.charged_phases, counts))
         self.charged_attempt = self.attempt
 
@@ -425,6 +427,7 @@ class Replay(RunState):
         self.open_window = None
         self._attempt_ended = False
         self.isolation.resume(leaf.from_step)
+        self.expenditure.copies.resume(leaf.from_step)
         self.attempt, self.position = self.attempt + 1, leaf.from_step
 
     def _close(self, leaf: Close) -> Problems:

@@ -3,6 +3,7 @@
 Rules read it, and `Replay` alone writes it.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 
 from attest import schedule
@@ -14,12 +15,64 @@ from ledger.replay.contributions import Contribution, Standing
 from ledger.replay.register import Register
 
 
+class Copies:
+    """Counts how often rows of correlated noise were released again that have to do with draws before them, in secret.
+
+    A draw in step t is felt in the steps up to t + memory. Where a run went on from a step in between, those behind it were
+    released once more, so that the draw shows in one copy more of them (docs/mechanism, Theorem 15 f). What cannot be known of
+    secret draws is counted: every draw of a step has as many copies as any has.
+    """
+
+    def __init__(self, header: Header) -> None:
+        """Takes the noise and the groups of the header's policy."""
+        policy = header.policy
+        self._groups = policy.sampling.groups
+        self.memory = accountants.TABLE[policy.mechanism.name].memory(policy) if self._groups > 1 else 0
+        """Steps behind its own in which a draw is felt; 0 where draws are public, or noise is not correlated."""
+        self._windows: list[tuple[int, int]] = []
+        self._more: dict[int, int] = {}
+        self._farthest = 0
+        self._from: int | None = None
+
+    def resume(self, step: int) -> None:
+        """Takes note that the run goes on behind a step."""
+        self._from = step
+
+    def charge(self, first: int, last: int) -> bool:
+        """Takes the steps of a window; tells whether draws before them have more copies now."""
+        begin, self._from = self._from, None
+        more = bool(self.memory) and begin is not None and self._farthest > begin > 0
+        if more:
+            assert begin is not None
+            for step in range(max(1, begin - self.memory + 1), begin + 1):
+                self._more[step] = self._more.get(step, 0) + 1
+        self._farthest = max(self._farthest, last)
+        if self.memory:
+            self._windows.append((first, last))
+        return more
+
+    def levels(self) -> tuple[int, ...]:
+        """Returns how many draws of one contribution have 1, 2, .. copies more at least, of the group that has most."""
+        found = []
+        for level in range(1, max(self._more.values(), default=0) + 1):
+            of_group = [0] * self._groups
+            for step, more in self._more.items():
+                if more >= level:
+                    charged = sum(first <= step <= last for first, last in self._windows)
+                    of_group[step % self._groups] += charged
+            found.append(max(of_group))
+        return tuple(found)
+
+
 class Expenditure:
     """Computes epsilon per contribution, once per group of contributions with equal bounds and equal charges."""
 
-    def __init__(self, header: Header, accountant: str | None = None) -> None:
-        """Takes schedule, sampling rates and delta from the header, and its accountant unless another is named."""
+    def __init__(self, header: Header, accountant: str | None = None, copies: Copies | None = None) -> None:
+        """Takes schedule, sampling rates and delta from the header, and its accountant unless another is named. ``copies``:
+        those of another one for the same run."""
         self._header = header
+        self.copies = Copies(header) if copies is None else copies
+        self.groups = header.policy.sampling.groups
         self._accountant = accountant or header.accountant.name
         self._family = header.policy.mechanism.name
         self.phases = header.phases
@@ -31,7 +84,7 @@ class Expenditure:
         self._rates = [float(rule.sampling_rate) for rule in header.policy.classes]
         self._turns = [accountants.turns_under(header.policy, rule.sampling_rate) for rule in header.policy.classes]
         self._multipliers: dict[tuple[int, SignedBounds], tuple[float, ...]] = {}
-        self._epsilons: dict[tuple[int, tuple[float, ...], tuple[int, ...], int], float] = {}
+        self._epsilons: dict[tuple[int, tuple[float, ...], tuple[int, ...], tuple[int, ...], int], float] = {}
         self._of_losses: dict[float, float] = {}
 
     def min_std(self, class_index: int, step: int) -> float:
@@ -50,6 +103,12 @@ class Expenditure:
         if found is None:
             found = self._multipliers[key] = schedule.phase_multipliers(bounds, self._stds[class_index])
         return found
+
+    def ahead(self, z: tuple[float, ...]) -> tuple[float, ...]:
+        """Returns multipliers no larger than those of any draw to come, however often rows are released again, in secret."""
+        if not self.copies.memory:
+            return z
+        return tuple(multiplier / math.sqrt(1 + self._header.policy.redo_steps) for multiplier in z)
 
     def of_contribution(self, contribution: Standing) -> tuple[float, ...]:
         """Returns the effective noise multiplier of a contribution in each phase."""
@@ -123,7 +182,25 @@ class Expenditure:
     def phase_steps(self, contribution: Standing, charged: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the charged steps per phase in whose pool the contribution was, re-executed and unsettled ones included."""
         until = charged if contribution.until is None else contribution.until.charged
-        return tuple(after - before for after, before in zip(until, contribution.terms.since.charged, strict=True))
+        return self.dearest_steps(after - before for after, before in zip(until, contribution.terms.since.charged, strict=True))
+
+    def dearest_steps(self, counts: Iterable[int]) -> tuple[int, ...]:
+        """Returns steps per phase of counts by phase and group, as `count_steps` gives them: of the group that has most."""
+        held = tuple(counts)
+        return tuple(max(held[begin : begin + self.groups]) for begin in range(0, len(held), self.groups))
+
+    def count_steps(self, first_step: int, n_steps: int) -> tuple[int, ...]:
+        """Says how many steps lie in each phase and, in it, in the turn of each group that steps draw from."""
+        counts = self.phases.count(first_step, n_steps)
+        if self.groups == 1:
+            return counts
+        found: list[int] = []
+        begin = first_step - 1
+        for count in counts:
+            end = begin + count
+            found += ((end - 1 - group) // self.groups - (begin - 1 - group) // self.groups for group in range(self.groups))
+            begin = end
+        return tuple(found)
 
     def steps(self, contribution: Standing, charged: tuple[int, ...]) -> int:
         """Returns the charged steps of all phases together."""
@@ -177,7 +254,7 @@ class Expenditure:
 
     def of_group(self, class_index: int, z: tuple[float, ...], steps: tuple[int, ...], occurrences: int = 0) -> float:
         """Returns the epsilon of all of a class with these multipliers and steps per phase, and this cap (0: none)."""
-        key = (class_index, z, steps, occurrences)
+        key = (class_index, z, steps, self.copies.levels(), occurrences)
         found = self._epsilons.get(key)
         if found is None:
             phases, delta = self.charged_phases(class_index, z, steps), self._header.delta
@@ -194,16 +271,26 @@ class Expenditure:
         return accountants.epsilon_of_phases(phases, delta, self._accountant, family=self._family, replace=True)
 
     def charged_phases(self, class_index: int, z: tuple[float, ...], steps: tuple[int, ...]) -> list[accountants.Phase]:
-        """Returns what the accountant composes: each phase with charged steps; a multiplier beyond its range counts as less."""
-        counted = [(multiplier, count) for multiplier, count in zip(z, steps, strict=True) if count]
+        """Returns what the accountant composes: each phase with charged steps; a multiplier beyond its range counts as less.
+
+        Draws whose rows were released again count behind as much less noise as they have copies.
+        """
         most, rate = accountants.MAX_MULTIPLIER, self._rates[class_index]
+        levels = self.copies.levels()
+        if levels:
+            left, (multiplier,) = sum(steps), z  # there is one level of noise
+            again = [min(level, left) for level in levels]
+            held = [left - again[0], *(one - other for one, other in zip(again, [*again[1:], 0], strict=True))]
+            counted = [(multiplier / math.sqrt(1 + more), count) for more, count in enumerate(held) if count]
+        else:
+            counted = [(multiplier, count) for multiplier, count in zip(z, steps, strict=True) if count]
         return [accountants.Phase(min(multiplier, most), rate, count) for multiplier, count in counted]
 
 
 def of_record(header: Header, own: Expenditure) -> Expenditure:
     """Returns what figures of record are held against: those of the header's accountant, or of the one that it is held to."""
     name = accountants.held_to(header.accountant.name)
-    return own if name == header.accountant.name else Expenditure(header, name)
+    return own if name == header.accountant.name else Expenditure(header, name, own.copies)
 
 
 def _square(value: float) -> float:
@@ -217,7 +304,7 @@ class RunState:
     Attributes:
         attempt: running attempt, 0 before the first resume.
         position: last released step of the running attempt.
-        charged_phases: steps charged over all attempts, per phase of the noise.
+        charged_phases: steps charged over all attempts, per phase of the noise and, in it, per group that steps draw from.
         charged_attempt: last attempt that has charged a step.
         windows: all CHARGE leaves.
         open_window: the window that has been charged and not settled in this attempt.
@@ -236,7 +323,7 @@ class RunState:
     def __init__(self, header: Header) -> None:
         self.header, self.size = header, 1
         self.attempt = self.position = self.charged_attempt = 0
-        self.charged_phases = (0,) * len(header.phases.scales)
+        self.charged_phases = (0,) * (len(header.phases.scales) * header.policy.sampling.groups)
         self.windows: list[Charge] = []
         self.open_window: Charge | None = None
         self.unsettled: list[Charge] = []
@@ -264,6 +351,12 @@ class RunState:
     def charged(self) -> int:
         """Returns steps charged over all attempts."""
         return sum(self.charged_phases)
+
+    @property
+    def charged_in_phases(self) -> tuple[int, ...]:
+        """Returns the same per phase of the noise."""
+        groups = self.header.policy.sampling.groups
+        return tuple(sum(self.charged_phases[begin : begin + groups]) for begin in range(0, len(self.charged_phases), groups))
 
     def is_public(self, contribution: Standing) -> bool:
         """Tells whether the class of a contribution is public, so that no epsilon is claimed."""

@@ -288,7 +288,7 @@ def preset_epsilon(run: Replay, place: int) -> float | None:
         return None
     one = Group(Terms(place, rule.name, rule.bounds, 0, (0, 0), Moment(0, 0, (0,) * len(run.charged_phases))))
     if run.header.occurrences_public:
-        one.loss = spent.dearest(run.register.by_number, place) / _least(spent.of_contribution(one), run.charged_phases) ** 2
+        one.loss = spent.dearest(run.register.by_number, place) / _least(spent.of_contribution(one), run.charged_in_phases) ** 2
     return run.epsilon(one)
 
 

@@ -16,7 +16,7 @@ from ledger.errors import AccountantError, AnchorRefused, LeafRefused, LedgerErr
 from ledger.leaves import Admit, Charge, Withdraw, decode_leaf
 from ledger.replay import Replay
 from ledger.replay.contributions import Contribution
-from ledger.replay.influence import ahead, artifacts, planned_steps
+from ledger.replay.influence import ahead, artifacts
 from ledger.retention import is_stand_in
 
 
@@ -304,9 +304,7 @@ def _row(run: Replay, descriptor_hash: bytes) -> WithdrawnRow:
     if header.occurrences_public:
         chosen = CHOSEN_PUBLIC
     else:
-        own = run.expenditure.phase_steps(found, run.charged_phases)
-        z = run.expenditure.of_contribution(found)
-        planned = run.expenditure.of_group(found.class_index, z, ahead(found, planned_steps(header), own))
+        planned = run.expenditure.of_group(found.class_index, *ahead(run, run.expenditure, found))
         chosen = CHOSEN.format(epsilon=_told(planned))
     said = SENTENCE.format(epsilon=_told(epsilon), delta=header.delta)
     return WithdrawnRow(*place, rule.name, steps, epsilon, planned, (said, chosen))
@@ -329,8 +327,9 @@ def _bound(run: Replay, members: list[Contribution]) -> float:
     groups = accountants.TABLE[policy.mechanism.name].groups
     if run.header.occurrences_public and policy.disclosure in groups:
         return spent.of_loss(math.fsum(math.sqrt(member.loss) for member in members) ** 2)
-    if "secret_poisson" not in groups:
-        raise AccountantError("GROUP", f"this version has none for {policy.mechanism.name} noise over secret draws")
+    if policy.disclosure not in groups:
+        told = f"{policy.mechanism.name} noise under disclosure {policy.disclosure!r}"
+        raise AccountantError("GROUP", f"this version has none for {told}")
     phases = []
     for member in members:
         steps = spent.phase_steps(member, run.charged_phases)

@@ -215,7 +215,12 @@ def _noise() -> Iterator[Row]:
     yield from both(NOISE, "phases", policy=PHASES)
     for family, parameters in CORRELATED.items():
         words = f'{CYCLIC}noise = {{ family = "{family}", parameters = {parameters} }}\n'
-        yield from both(NOISE, f"{family}, with resume", policy=words, way=runs.with_a_break, world={"rate": '"1/2"', "steps": 4})
+        told = {"way": runs.with_a_break, "world": {"rate": '"1/2"', "steps": 4}}
+        yield from both(NOISE, f"{family}, with resume", policy=words, **told)
+    secret = 'disclosure = "secret_draws"\nsampling = { order = "cyclic_poisson", parameters = { groups = 3 } }\n'
+    words = f'{secret}noise = {{ family = "banded_toeplitz", parameters = {CORRELATED["banded_toeplitz"]} }}\n'
+    told = {"way": runs.with_a_break, "world": {"steps": 4, "rate": "0.9"}}
+    yield from both(NOISE, "banded_toeplitz, cyclic_poisson, with resume", policy=words, **told)
     yield fast(NOISE, "not by address", under=(models.unaddressed,), refused=("NOISE_RANKS", "addressed = True"))
 
 

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 from attest.policy import MechanismRule, Policy  # noqa: E402
 from attest.policy.rules import ACCOUNTANTS, EXACTNESS, NOISE_INJECTIONS  # noqa: E402
-from attest.policy.sampling import OCCURRENCES_PUBLIC, SECRET_POISSON  # noqa: E402
+from attest.policy.sampling import OCCURRENCES_PUBLIC, SECRET_DRAWS, SECRET_POISSON  # noqa: E402
 from dptrain import PrivateTraining  # noqa: E402
 from dptrain.blocks.stack import layer_stack  # noqa: E402
 from dptrain.clipping import certified as level  # noqa: E402
@@ -303,12 +303,15 @@ def test_capacity_follows_the_widest_integer() -> None:
 
 # The table of combinations.
 
-DISCLOSURES = (SECRET_POISSON, OCCURRENCES_PUBLIC)
+DISCLOSURES = (SECRET_POISSON, OCCURRENCES_PUBLIC, SECRET_DRAWS)
+COUNTED = (SECRET_POISSON, OCCURRENCES_PUBLIC)
+CORRELATED = ("banded_toeplitz", "banded_inverse", "buffered_toeplitz")
 VALID = {
     **{("gaussian", a, e, i, d): None for a in ACCOUNTANTS for e in EXACTNESS for i in NOISE_INJECTIONS for d in DISCLOSURES},
     ("laplace", "pld", "certified", "scheduled", "secret_poisson"): None,
-    **{(f, "rdp", "certified", "scheduled", d): None for f in ("discrete_gaussian", "skellam") for d in DISCLOSURES},
-    **{("skellam", "rdp", "certified", "per_microbatch", d): None for d in DISCLOSURES},
+    **{(f, "rdp", "certified", "scheduled", d): None for f in ("discrete_gaussian", "skellam") for d in COUNTED},
+    **{("skellam", "rdp", "certified", "per_microbatch", d): None for d in COUNTED},
+    **{(f, a, e, "scheduled", d): None for f in CORRELATED for a in ACCOUNTANTS for e in EXACTNESS for d in DISCLOSURES[1:]},
 }
 
 

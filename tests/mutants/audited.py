@@ -194,7 +194,7 @@ FIGURES = (
     ),
     Mutant(
         "draws at random are told to be the trainer's word", REMARKS,
-        '== POISSON:\n        remarks.qualify("DRAWS_TOLD")', '== POISSON:\n        remarks.note("DRAWS_TOLD")',
+        'turns:\n        remarks.qualify("DRAWS_TOLD")', 'turns:\n        remarks.note("DRAWS_TOLD")',
         T_DRAWS + "test_honest_public_draws_are_full_and_told_only_without_an_order",
     ),
     Mutant(

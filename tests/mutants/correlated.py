@@ -14,6 +14,10 @@ HEADER = "ledger/leaves/header.py"
 STATES = "dptrain/record/noise_states.py"
 PREPARED = "dptrain/engine/prepared.py"
 
+COSTS = "ledger/accountants/correlated/costs.py"
+SAMPLING = "dptrain/data/sampling.py"
+
+T_SECRET = "tests/guarantees/test_cyclic_poisson.py::"
 T_RUNS = "tests/guarantees/test_correlated_runs.py::"
 T_STRATEGIES = "tests/correlated/test_strategies.py::"
 T_SENSITIVITY = "tests/correlated/test_sensitivity.py::"
@@ -167,5 +171,30 @@ CORRELATED = (
         "a header says of its turns what it likes", HEADER,
         "        if self.turns != expected_turns:", "        if len(self.turns) != len(expected_turns):",
         T_RUNS + "test_a_header_says_what_policy_and_strategy_give",
+    ),
+    Mutant(
+        "rows that were released again show no draw before them", STATE,
+        "        more = bool(self.memory) and", "        more = False and",
+        T_SECRET + "test_no_draw_shows_in_more_copies_than_are_counted",
+    ),
+    Mutant(
+        "a draw has copies only if the run went on from its own step", STATE,
+        "range(max(1, begin - self.memory + 1), begin + 1)", "range(begin, begin + 1)",
+        T_SECRET + "test_no_draw_shows_in_more_copies_than_are_counted",
+    ),
+    Mutant(
+        "strategies of more bands than there are groups are taken", COSTS,
+        "                if bands is None or bands > groups:", "                if bands is None:",
+        T_SECRET + "test_what_is_not_proved_is_refused_by_name",
+    ),
+    Mutant(
+        "a contribution pays for the steps of the group that had least", STATE,
+        "        return tuple(max(held[begin", "        return tuple(min(held[begin",
+        T_SECRET + "test_a_contribution_pays_for_the_draws_of_its_group",
+    ),
+    Mutant(
+        "a step draws from all groups", SAMPLING,
+        "        return slots[group_of[slots] == (step - 1) % groups]", "        return slots",
+        T_SECRET + "test_a_step_draws_from_its_group_alone_each_by_itself_at_the_rate",
     ),
 )  # fmt: skip

@@ -82,7 +82,7 @@ class Case:
     def draws_per_step(self, planned: Reach) -> float | None:
         """Returns contributions of a class that a step draws on average, None if their number is unknown."""
         count = self.contributions(planned.name)
-        return None if count is None else planned.sampling_rate * count
+        return None if count is None else planned.sampling_rate / self.policy.sampling.groups * count
 
     @property
     def batch(self) -> float | None:

@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterator
 from fractions import Fraction
 
-from attest.policy.sampling import POISSON
 from attest.schedule.stack import numbers
 from attest.schema.rounding import at_most
 from dptrain.cli.advice.case import Case
@@ -42,10 +41,11 @@ FAINT = 3.0
 def _reach(case: Case, planned: Reach) -> Iterator[Consequence]:
     per_step = case.draws_per_step(planned)
     drawn = "" if per_step is None else f"; a step draws {amount(per_step)} of the class on average"
+    of_group = "" if case.policy.sampling.groups == 1 else " of its group"
     often = (
-        f"is drawn with probability {planned.sampling_rate:g} in each step, {amount(planned.expected_draws)} times in all on "
-        "average"
-        if case.policy.sampling.name == POISSON
+        f"is drawn with probability {planned.sampling_rate:g} in each step{of_group}, {amount(planned.expected_draws)} times "
+        "in all on average"
+        if not case.policy.sampling.turns
         else f"takes part once in every {round(1 / planned.sampling_rate):,} steps, {planned.draws.high:,} times in all at most"
     )
     yield fact("REACH", f"each contribution {often}, and its gradient reaches {touched(case, planned)}{drawn}")

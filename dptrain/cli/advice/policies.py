@@ -10,7 +10,7 @@ from fractions import Fraction
 
 from attest.keys.vkeys import parse_verifier_key
 from attest.policy import Policy
-from attest.policy.sampling import POISSON, SHUFFLED
+from attest.policy.sampling import SHUFFLED
 from attest.schema.plain import utc
 from attest.schema.rounding import at_most
 from dptrain.cli.advice.case import Case
@@ -30,7 +30,7 @@ _DAY = 86400
 
 
 def _unit(case: Case) -> Iterator[Consequence]:
-    counts = " It counts on the draws staying secret." if case.policy.disclosure == "secret_poisson" else ""
+    counts = " It counts on the draws staying secret." if case.policy.secret else ""
     yield fact(
         "UNIT",
         "every epsilon here is of one contribution, not of a person: for k contributions of one person the bound is up to k "
@@ -59,7 +59,7 @@ def _isolation(case: Case) -> Iterator[Consequence]:
 def _disclosure(case: Case) -> Iterator[Consequence]:
     if case.policy.disclosure != "occurrences_public":
         return
-    if case.policy.sampling.name != POISSON:
+    if case.policy.sampling.turns:
         how = "in a new order every time" if case.policy.sampling.name == SHUFFLED else "always in the same step of it"
         yield fact(
             "ORDER",
@@ -152,7 +152,7 @@ def _injection(case: Case) -> Iterator[Consequence]:
 def _horizon(case: Case) -> Iterator[Consequence]:
     policy = case.policy
     worst = ", ".join(f"{planned.name} {at_most(planned.preset.epsilon_with_redo)}" for planned in case.plan.classes)
-    turns = ", every one of them being the turn of the same contribution" if policy.sampling.name != POISSON else ""
+    turns = ", every one of them being the turn of the same contribution" if policy.sampling.turns else ""
     yield fact(
         "REDO",
         f"steps done again after crashes are charged again, {policy.redo_steps} at most; then epsilon ends at: {worst}{turns}",

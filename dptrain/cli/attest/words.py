@@ -12,7 +12,7 @@ from attest.attestation import Attestation
 from attest.descriptor import ContributionDescriptor, SignedDescriptor, Terms
 from attest.fixed_point import from_micro, from_pico
 from attest.policy import Policy
-from attest.policy.sampling import POISSON, period
+from attest.policy.sampling import period
 from attest.schedule.turns import dearest_turns
 from attest.schema.plain import in_words
 from attest.schema.rounding import at_most
@@ -22,6 +22,7 @@ from dptrain.clipping.own_noise import OwnNoise, own_bounds, own_noise
 from ledger import accountants
 from ledger.errors import AccountantError
 from ledger.leaves import Admit
+from ledger.replay.budgets import with_redo
 from ledger.views.attacker import attacker
 
 _DAY = 86400
@@ -154,17 +155,20 @@ def epsilon(signed: Terms, policy: Policy, signed_policy: bool) -> str:
     if policy.disclosure == "occurrences_public":
         return _counted(signed, policy, source)
     name, family = policy.accountant, policy.mechanism.name
+    steps = policy.sampling.most_steps(policy.steps)
     if signed.max_occurrences:
-        phases = [accountants.Phase(z, q, policy.steps)]
+        phases = [accountants.Phase(z, q, steps)]
         own = accountants.epsilon_of_phases_capped(phases, signed.max_occurrences, delta, name, family=family)
     else:
-        own = accountants.epsilon(z, q, policy.steps, delta, name, family=family)
-    redone = accountants.epsilon(z, q, policy.steps + policy.redo_steps, delta, name, family=family)
-    replaced = accountants.epsilon(z, q, policy.steps, delta, name, family=family, replace=True)
+        own = accountants.epsilon(z, q, steps, delta, name, family=family)
+    all_phases = with_redo(policy, [accountants.Phase(z, q, steps + policy.redo_steps)])
+    redone = accountants.epsilon_of_phases(all_phases, delta, name, family=family)
+    replaced = accountants.epsilon(z, q, steps, delta, name, family=family, replace=True)
     l1 = accountants.TABLE[family].norm == 1  # less than elsewhere, since no vector is longer than its L1 norm
     norm = " Under it the clip norm bounds the sum of the magnitudes of the gradient, and so its length too." if l1 else ""
+    each = "each" if policy.sampling.groups == 1 else f"each of {steps:,} of them, those of its group"
     return (
-        f"Under {source} ({policy.steps:,} steps, drawn with probability {q:g} in each, delta {delta:g}) epsilon is at most "
+        f"Under {source} ({policy.steps:,} steps, drawn with probability {q:g} in {each}, delta {delta:g}) epsilon is at most "
         f"{at_most(own)} against the contribution being empty: {attacker(own, delta)}. If every step that may be repeated "
         f"after crashes is, it is at most {at_most(redone)}; against other content in its place, without repeated steps, at "
         f"most {at_most(replaced)}. All this is of one contribution: for several of one person epsilon is larger."
@@ -187,7 +191,7 @@ def _counted(signed: Terms, policy: Policy, source: str) -> str:
     """Says what holds where the ledger publishes who was drawn: every occurrence counts in full."""
     z, delta = signed.bounds.noise_multiplier, float(policy.delta)
     rate = policy.class_rule(signed.admissibility_class).sampling_rate
-    if policy.sampling.name == POISSON:
+    if not policy.sampling.turns:
         likely = accountants.likely_occurrences(float(rate), policy.steps)
         seldom = "which one contribution in a million exceeds"
     else:

@@ -8,10 +8,10 @@ accounts for Gaussian noise accounts for the sum.
 from typing import ClassVar
 
 from attest.policy import Policy
-from attest.policy.sampling import CYCLIC, period
+from attest.policy.sampling import CYCLIC, CYCLIC_POISSON, period
+from ledger.accountants.correlated.signed import strategy_of
 from ledger.accountants.correlated.turns import Turns, turns_of
 from ledger.accountants.gaussian import Gaussian
-from ledger.accountants.phases import Counted, Participation
 from ledger.accountants.table import HOST
 from ledger.errors import AccountantError
 
@@ -23,42 +23,48 @@ class Correlated(Gaussian):
     """
 
     injections: ClassVar[tuple[str, ...]] = ("scheduled",)
-    disclosures: ClassVar[tuple[str, ...]] = ("occurrences_public",)
+    disclosures: ClassVar[tuple[str, ...]] = ("occurrences_public", "secret_draws")
     groups: ClassVar[tuple[str, ...]] = ("occurrences_public",)
     generators: ClassVar[tuple[str, ...]] = (HOST,)
     consequence: ClassVar[str] = (
         "noise of several steps cancels in what they add up to; an occurrence counts with those before it whose noise it shares"
     )
     why: ClassVar = {
-        "disclosure": "no amplification is proved for it here, so that occurrences are counted in full",
+        "disclosure": "a contribution may come back while its noise is still there, and no amplification is proved for that",
         "injection": "the noise of a step is one draw per block, and a function of those before it",
     }
 
-    def epsilon(self, participation: Participation, delta: float, accountant: str, *, replace: bool = False) -> float:
-        """Returns epsilon of occurrences that are public; see `ledger.accountants.table.Cost.epsilon`.
-
-        Raises:
-            AccountantError: code FAMILY, draws are secret.
-        """
-        if not isinstance(participation, Counted):
-            told = f"noise family {self.name!r} has no epsilon of secret draws; {self.why['disclosure']}"
-            raise AccountantError("FAMILY", told)
-        return super().epsilon(participation, delta, accountant, replace=replace)
-
     def refuse(self, policy: Policy) -> str | None:
         """Says why nothing accounts for the policy: its order, phases, or a strategy that nothing adds up; None if it is."""
-        told = f"noise.family {self.name!r} goes with"
-        if policy.sampling.name != CYCLIC:
-            found = f"{policy.sampling.name!r} (only turns that come back in one fixed order are known beforehand)"
-            return f"{told} sampling.order {CYCLIC!r}, not with {found}; set sampling.order = {CYCLIC!r}"
+        told, order = f"noise.family {self.name!r} goes with", policy.sampling.name
+        if order not in (CYCLIC, CYCLIC_POISSON) or (order == CYCLIC_POISSON and not policy.secret):
+            found = f"{order!r} and disclosure {policy.disclosure!r}"
+            return (
+                f"{told} sampling.order {CYCLIC!r}, or {CYCLIC_POISSON!r} in secret, not with {found} (only there is it known "
+                f"which steps of a contribution share noise); set sampling.order = {CYCLIC!r}"
+            )
         if policy.noise_phases:
-            return f"{told} one level of noise, not with [[noise.phase]], whose sums have another lattice; leave the phases out"
+            return f"{told} one level of noise, not with [[noise.phase]], whose sums have another lattice; leave them out"
         try:
-            for rule in policy.classes:
-                self.turns(policy, period(rule.sampling_rate))
+            if order == CYCLIC_POISSON:
+                bands, groups = strategy_of(policy.mechanism, policy.steps).bands, policy.sampling.groups
+                if bands is None or bands > groups:
+                    found = "all" if bands is None else str(bands)
+                    return (
+                        f"{told} sampling.order {CYCLIC_POISSON!r} where a strategy has no more bands than there are groups; "
+                        f"it has {found}, and there are {groups}; take fewer bands, more groups, or sampling.order = {CYCLIC!r}"
+                    )
+            else:
+                for rule in policy.classes:
+                    self.turns(policy, period(rule.sampling_rate))
         except AccountantError as error:
             return error.sentence
         return None
+
+    def memory(self, policy: Policy) -> int:
+        """Returns how many steps behind its own the noise of a step is felt in; see `Cost.memory`."""
+        bands = strategy_of(policy.mechanism, policy.steps).bands
+        return policy.steps if bands is None else bands - 1
 
     def turns(self, policy: Policy, length: int) -> Turns:
         """Returns what occurrences add, for who takes part in every ``length``-th step; see `Turns`."""
