@@ -160,8 +160,8 @@ def _remark_noise(run: Replay, remarks: Remarks) -> None:
         )
     if policy.sampling.groups > 1:
         remarks.note(
-            f"every step draws from one of {policy.sampling.groups} groups of each class, in turn: a contribution is charged for "
-            "the steps of the group that had most"
+            f"every step draws from one of {policy.sampling.groups} groups of each class, in turn: a contribution is charged "
+            "for the steps of the group that had most"
         )
     phases = charged_noise_phases(run)
     if phases:
