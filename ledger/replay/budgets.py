@@ -148,12 +148,19 @@ def of_plan(policy: Policy, place: int, multipliers: Sequence[float], steps: int
 def with_redo(policy: Policy, phases: Sequence[Phase]) -> list[Phase]:
     """Returns phases, steps done again among them, as noise that is correlated between steps has them under secret draws.
 
-    Guarantee: every draw is as dear as if all steps that may be done again released its gradient once more.
+    Guarantee: with R = `redo_steps`, no fewer draws than 2 R count behind the noise of R copies more. A copy more takes a step
+    done again, and it is of the draws of one step: so at most R steps have one, and with those done again 2 R draws.
+
+    Args:
+        phases: of one multiplier and rate.
     """
-    if not policy.redo_steps or not accountants.TABLE[policy.mechanism.name].memory(policy):
+    again = policy.redo_steps
+    if not again or not accountants.TABLE[policy.mechanism.name].memory(policy):
         return list(phases)
-    share = math.sqrt(1 + policy.redo_steps)
-    return [replace(phase, noise_multiplier=phase.noise_multiplier / share) for phase in phases]
+    total, one = sum(phase.steps for phase in phases), phases[0]
+    dearer = min(2 * again, total)
+    least = replace(one, noise_multiplier=one.noise_multiplier / math.sqrt(1 + again), steps=dearer)
+    return [replace(one, steps=total - dearer), least]
 
 
 def _spending(policy: Policy, phases: Iterable[Phase] = (), loss: float = 0.0, cap: int = 0) -> Spending:

@@ -159,18 +159,25 @@ def _cost(run: RunState, spent: Expenditure, contribution: Contribution, *, fina
         steps = spent.phase_steps(contribution, run.charged_phases)
         own = spent.epsilon(contribution, run.charged_phases, run.charged_attempt)
     else:
-        z, steps = ahead(run, spent, contribution)
-        own = spent.of_group(place, z, steps)
+        steps = ahead(run, spent, contribution)
+        levels = spent.copies.most(run.header.policy.redo_steps)
+        return spent.of_group(place, z, steps, levels=levels), spent.replace_of_group(place, z, steps, levels)
     return own, spent.replace_of_group(place, z, steps)
 
 
-def ahead(run: RunState, spent: Expenditure, contribution: Contribution) -> tuple[tuple[float, ...], tuple[int, ...]]:
-    """Returns multipliers and steps per phase that a contribution can ever be charged for, had it stayed to the end; of secret
-    draws."""
+def planned(run: RunState, contribution: Contribution) -> float:
+    """Returns what a contribution had spent at the end of the horizon, with all steps that may be done again, had it stayed."""
+    spent = run.expenditure
+    z, levels = spent.of_contribution(contribution), spent.copies.most(run.header.policy.redo_steps)
+    return spent.of_group(contribution.class_index, z, ahead(run, spent, contribution), levels=levels)
+
+
+def ahead(run: RunState, spent: Expenditure, contribution: Contribution) -> tuple[int, ...]:
+    """Returns the steps per phase that a contribution can ever be charged for, had it stayed to the end; of secret draws."""
     until = run.charged_phases if contribution.until is None else contribution.until.charged
     since, planned = contribution.terms.since.charged, planned_steps(run)
     most = (max(whole - before, so_far - before) for whole, before, so_far in zip(planned, since, until, strict=True))
-    return spent.ahead(spent.of_contribution(contribution)), spent.dearest_steps(most)
+    return spent.dearest_steps(most)
 
 
 def planned_steps(run: RunState) -> tuple[int, ...]:

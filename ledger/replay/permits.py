@@ -89,16 +89,17 @@ class OrderWatch:
 
     Guarantee: Where no problem was found, every contribution took part in exactly those steps with a DRAW leaf in which it was
     due, unless it was withdrawn or had reached its enforced cap: a leaf that leaves one out is found like one that adds one.
-    There, and where noise varies over the run, at most `redo_steps` of the charged steps were repetitions, however the run was
-    interrupted: so a contribution has at most the periods that the run reached and redo_steps occurrences (docs/mechanism,
-    Theorem 12), and a phase of the noise at most its own steps and these.
+    There, where draws are from groups in turn, and where noise varies over the run, at most `redo_steps` of the charged steps
+    were repetitions, however the run was interrupted: so a contribution has at most the periods that the run reached and
+    redo_steps occurrences (docs/mechanism, Theorem 12), and a group or a phase of the noise at most its own steps and these.
     """
 
     def __init__(self, header: Header) -> None:
         self._header = header
         self._ordered = header.policy.sampling.turns
-        # With one level of noise a repeated step costs what any other does, and the total of charges bounds both.
-        self._counted = self._ordered or len(header.phases.scales) > 1
+        # With one level of noise a repeated step costs what any other does, and the total of charges bounds both; but for steps
+        # of one group, which a run that never ends could repeat instead of those of others.
+        self._counted = self._ordered or len(header.phases.scales) > 1 or header.policy.sampling.groups > 1
         self._order: Order | None = None
         self._reached = 0
         self._repeated = 0

@@ -14,6 +14,9 @@ from ledger.leaves import Charge, Epoch, Header
 from ledger.replay.contributions import Contribution, Standing
 from ledger.replay.register import Register
 
+Levels = tuple[tuple[int, int], ...]
+"""How many draws of one contribution have so many copies more of their rows, at least; fewest copies first."""
+
 
 class Copies:
     """Counts how often rows of correlated noise were released again that have to do with draws before them, in secret.
@@ -51,7 +54,11 @@ class Copies:
             self._windows.append((first, last))
         return more
 
-    def levels(self) -> tuple[int, ...]:
+    def most(self, again: int) -> Levels:
+        """Returns the most that `levels` can come to in a run in which so many steps are done again."""
+        return ((2 * again, again),) if self.memory and again else ()
+
+    def levels(self) -> Levels:
         """Returns how many draws of one contribution have 1, 2, .. copies more at least, of the group that has most."""
         found = []
         for level in range(1, max(self._more.values(), default=0) + 1):
@@ -60,7 +67,7 @@ class Copies:
                 if more >= level:
                     charged = sum(first <= step <= last for first, last in self._windows)
                     of_group[step % self._groups] += charged
-            found.append(max(of_group))
+            found.append((max(of_group), level))
         return tuple(found)
 
 
@@ -84,7 +91,7 @@ class Expenditure:
         self._rates = [float(rule.sampling_rate) for rule in header.policy.classes]
         self._turns = [accountants.turns_under(header.policy, rule.sampling_rate) for rule in header.policy.classes]
         self._multipliers: dict[tuple[int, SignedBounds], tuple[float, ...]] = {}
-        self._epsilons: dict[tuple[int, tuple[float, ...], tuple[int, ...], tuple[int, ...], int], float] = {}
+        self._epsilons: dict[tuple[int, tuple[float, ...], tuple[int, ...], Levels, int], float] = {}
         self._of_losses: dict[float, float] = {}
 
     def min_std(self, class_index: int, step: int) -> float:
@@ -103,12 +110,6 @@ class Expenditure:
         if found is None:
             found = self._multipliers[key] = schedule.phase_multipliers(bounds, self._stds[class_index])
         return found
-
-    def ahead(self, z: tuple[float, ...]) -> tuple[float, ...]:
-        """Returns multipliers no larger than those of any draw to come, however often rows are released again, in secret."""
-        if not self.copies.memory:
-            return z
-        return tuple(multiplier / math.sqrt(1 + self._header.policy.redo_steps) for multiplier in z)
 
     def of_contribution(self, contribution: Standing) -> tuple[float, ...]:
         """Returns the effective noise multiplier of a contribution in each phase."""
@@ -252,12 +253,21 @@ class Expenditure:
             self._of_losses[loss] = found
         return found
 
-    def of_group(self, class_index: int, z: tuple[float, ...], steps: tuple[int, ...], occurrences: int = 0) -> float:
-        """Returns the epsilon of all of a class with these multipliers and steps per phase, and this cap (0: none)."""
-        key = (class_index, z, steps, self.copies.levels(), occurrences)
+    def of_group(
+        self,
+        class_index: int,
+        z: tuple[float, ...],
+        steps: tuple[int, ...],
+        occurrences: int = 0,
+        levels: Levels | None = None,
+    ) -> float:
+        """Returns the epsilon of all of a class with these multipliers and steps per phase, and this cap (0: none). ``levels``:
+        as `Copies.levels`, by default those of the run so far."""
+        levels = self.copies.levels() if levels is None else levels
+        key = (class_index, z, steps, levels, occurrences)
         found = self._epsilons.get(key)
         if found is None:
-            phases, delta = self.charged_phases(class_index, z, steps), self._header.delta
+            phases, delta = self.charged_phases(class_index, z, steps, levels), self._header.delta
             if occurrences:
                 found = accountants.epsilon_of_phases_capped(phases, occurrences, delta, self._accountant, family=self._family)
             else:
@@ -265,23 +275,28 @@ class Expenditure:
             self._epsilons[key] = found
         return found
 
-    def replace_of_group(self, class_index: int, z: tuple[float, ...], steps: tuple[int, ...]) -> float:
+    def replace_of_group(
+        self, class_index: int, z: tuple[float, ...], steps: tuple[int, ...], levels: Levels | None = None
+    ) -> float:
         """Returns that epsilon under content replacement: one payload against another. Caps do not enter."""
-        phases, delta = self.charged_phases(class_index, z, steps), self._header.delta
+        phases, delta = self.charged_phases(class_index, z, steps, levels), self._header.delta
         return accountants.epsilon_of_phases(phases, delta, self._accountant, family=self._family, replace=True)
 
-    def charged_phases(self, class_index: int, z: tuple[float, ...], steps: tuple[int, ...]) -> list[accountants.Phase]:
+    def charged_phases(
+        self, class_index: int, z: tuple[float, ...], steps: tuple[int, ...], levels: Levels | None = None
+    ) -> list[accountants.Phase]:
         """Returns what the accountant composes: each phase with charged steps; a multiplier beyond its range counts as less.
 
         Draws whose rows were released again count behind as much less noise as they have copies.
         """
         most, rate = accountants.MAX_MULTIPLIER, self._rates[class_index]
-        levels = self.copies.levels()
+        levels = self.copies.levels() if levels is None else levels
         if levels:
             left, (multiplier,) = sum(steps), z  # there is one level of noise
-            again = [min(level, left) for level in levels]
-            held = [left - again[0], *(one - other for one, other in zip(again, [*again[1:], 0], strict=True))]
-            counted = [(multiplier / math.sqrt(1 + more), count) for more, count in enumerate(held) if count]
+            counted = []
+            for (at_least, more), (others, _) in zip(levels, (*levels[1:], (0, 0)), strict=True):
+                counted.append((multiplier / math.sqrt(1 + more), min(at_least, left) - min(others, left)))
+            counted = [(one, count) for one, count in [(multiplier, left - min(levels[0][0], left)), *counted] if count]
         else:
             counted = [(multiplier, count) for multiplier, count in zip(z, steps, strict=True) if count]
         return [accountants.Phase(min(multiplier, most), rate, count) for multiplier, count in counted]

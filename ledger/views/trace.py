@@ -16,7 +16,7 @@ from ledger.errors import AccountantError, AnchorRefused, LeafRefused, LedgerErr
 from ledger.leaves import Admit, Charge, Withdraw, decode_leaf
 from ledger.replay import Replay
 from ledger.replay.contributions import Contribution
-from ledger.replay.influence import ahead, artifacts
+from ledger.replay.influence import artifacts, planned
 from ledger.retention import is_stand_in
 
 
@@ -300,14 +300,14 @@ def _row(run: Replay, descriptor_hash: bytes) -> WithdrawnRow:
     rule = header.policy.classes[found.class_index]
     if rule.public:
         return WithdrawnRow(*place, rule.name, steps, None, None, (PUBLIC,))
-    epsilon, planned = run.epsilon(found), None
+    epsilon, whole = run.epsilon(found), None
     if header.occurrences_public:
         chosen = CHOSEN_PUBLIC
     else:
-        planned = run.expenditure.of_group(found.class_index, *ahead(run, run.expenditure, found))
-        chosen = CHOSEN.format(epsilon=_told(planned))
+        whole = planned(run, found)
+        chosen = CHOSEN.format(epsilon=_told(whole))
     said = SENTENCE.format(epsilon=_told(epsilon), delta=header.delta)
-    return WithdrawnRow(*place, rule.name, steps, epsilon, planned, (said, chosen))
+    return WithdrawnRow(*place, rule.name, steps, epsilon, whole, (said, chosen))
 
 
 def _group(run: Replay, members: list[Contribution]) -> tuple[float | None, str]:

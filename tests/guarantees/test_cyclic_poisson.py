@@ -21,7 +21,9 @@ from ledger import accountants  # noqa: E402
 from ledger.accountants import Phase  # noqa: E402
 from ledger.accountants.correlated import Toeplitz  # noqa: E402
 from ledger.audit import verify_export  # noqa: E402
+from ledger.errors import HorizonExceeded  # noqa: E402
 from ledger.replay.budgets import of_plan  # noqa: E402
+from ledger.replay.influence import class_costs  # noqa: E402
 from ledger.replay.state import Copies  # noqa: E402
 from tests.worlds.trainer import Trainer  # noqa: E402
 from tests.worlds.training import make_world  # noqa: E402
@@ -34,8 +36,8 @@ BUFFERS = f'noise = {{ family = "buffered_toeplitz", parameters = {{ decays = [{
 STEPS = 8
 
 
-def world_of(path, noise=BANDS, groups=GROUPS, **changes):
-    said = DRAWS.format(groups) + noise
+def world_of(path, noise=BANDS, groups=GROUPS, extra="", **changes):
+    said = extra + DRAWS.format(groups) + noise
     return make_world(path, **{"steps": STEPS, "rate": "0.5", "per_class": 5, "policy_extra": said} | changes)
 
 
@@ -194,7 +196,44 @@ def test_no_draw_shows_in_more_copies_than_are_counted(seed) -> None:
         of_group = [squared[draw] for draw, step in step_of.items() if (step - 1) % groups == group]
         for level in range(8):
             more = sum(value > 1 + level + 1e-9 for value in of_group)
-            assert more <= (levels[level] if level < len(levels) else 0), (group, level)
+            assert more <= (levels[level][0] if level < len(levels) else 0), (group, level)
+    assert [level for _, level in levels] == list(range(1, len(levels) + 1))
+    assert not levels or sum(charged.values()) - len(charged) > 0  # a copy more takes a step done again
+
+
+def test_no_run_can_come_to_more_than_was_planned_for_it(tmp_path) -> None:
+    """Steps of one group, repeated by a run that never ends, are counted against redo_steps."""
+    world = world_of(tmp_path, "", extra="redo_steps = 1\n", window_steps=1)
+    for attempt in range(3):
+        trainer = Trainer(world, resume=attempt > 0)
+        trainer.begin()
+        prepared = trainer.private.prepared
+        if attempt == 2:
+            with pytest.raises(HorizonExceeded, match="redo_steps of the policy allows 1"):
+                prepared.charge(1)
+        else:
+            prepared.charge(1)
+        prepared.saved = STEPS
+        trainer.close()
+
+
+def test_the_plan_counts_what_redone_steps_may_copy(tmp_path) -> None:
+    """With R steps done again at most 2 R draws show in R copies more; a run that is not over says so beforehand."""
+    world = world_of(tmp_path, extra="redo_steps = 2\n", window_steps=1)
+    trainer = Trainer(world)
+    for step in trainer.steps:
+        trainer.one(step)
+        if step.number == 2:
+            break
+    trainer.private.prepared.settle(2)
+    run = trainer.private.opened.recorder.ledger.state
+    costs = class_costs(run)
+    for place, rule in enumerate(trainer.private.policy.classes):
+        z = max(run.expenditure.of_contribution(one)[0] for one in run.register.by_number if one.class_index == place)
+        phases = [Phase(z, 0.5, 1), Phase(z / math.sqrt(3), 0.5, 4)]
+        assert set(of_plan(trainer.private.policy, place, (z,)).phases) == set(phases)
+        assert costs[place][0] == accountants.epsilon_of_phases(phases, 1e-5), rule.name
+    trainer.close()
 
 
 def test_who_left_has_a_row_again_where_its_draws_have_copies_more(tmp_path) -> None:
