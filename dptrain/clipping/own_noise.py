@@ -118,7 +118,7 @@ class OwnBounds:
         bounds: signed bounds.
         limit: signed limit of its epsilon in 1e-6, and its delta in 1e-12; zeros for none.
         rate: sampling rate q of its class.
-        steps: horizon T.
+        steps: horizon T; of draws from groups in turn the steps of one group.
         disclosure: of the policy.
         accountant: of the policy.
         family: of the policy's noise.
@@ -173,7 +173,8 @@ def own_bounds(policy: Policy, class_name: str, bounds: SignedBounds, limit: tup
     rule = policy.class_rule(class_name)
     if rule.public:
         return None
-    how = (rule.sampling_rate, policy.steps, policy.disclosure, policy.accountant, policy.mechanism.name)
+    steps = policy.sampling.most_steps(policy.steps)
+    how = (rule.sampling_rate, steps, policy.disclosure, policy.accountant, policy.mechanism.name)
     turns = accountants.turns_under(policy, rule.sampling_rate)
     return OwnBounds(bounds, limit, *how, None if turns is None else turns.most(cap=bounds.max_occurrences))
 

@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 from attest.keys import public_bytes  # noqa: E402
 from attest.policy import MechanismRule, Policy  # noqa: E402
 from attest.policy.mechanism import Bands  # noqa: E402
+from dptrain.clipping.own_noise import own_bounds, own_noise  # noqa: E402
 from dptrain.data.sampling import PoissonSampler, expected_draw  # noqa: E402
 from dptrain.errors import UnsupportedPolicy  # noqa: E402
 from dptrain.noise import KeyStream  # noqa: E402
@@ -295,6 +296,9 @@ def test_the_plan_is_what_the_run_comes_to(tmp_path) -> None:
     policy: Policy = trainer.private.policy
     planned = {name: one.planned for name, one in trainer.private.epsilon().items()}
     assert planned == expected(trainer, (3, 0))
+    own = own_bounds(policy, policy.classes[0].name, policy.classes[0].bounds, (2_000_000, 10**7))
+    assert own is not None and own.expected == 1.5
+    assert accountants.epsilon(own_noise(own).multiplier, 0.5, 3, 1e-5) == pytest.approx(2.0, rel=1e-4)
     assert spent_by(policy, 1.0, 0.5, policy.sampling.most_steps(policy.steps)) == accountants.epsilon(1.0, 0.5, 3, 1e-5)
     assert Toeplitz((1.0, 0.5, 0.375)).bands == policy.sampling.groups
     trainer.close()
