@@ -120,7 +120,6 @@ app = typer.Typer(
 )
 
 
-
 def _print_version(asked: bool) -> None:
     if asked:
         typer.echo(f"dptrain {metadata.version('dptrain')}")
@@ -161,9 +160,9 @@ _group(
     "policy",
     OWNERS,
     "Write, explain, sign and show the rules of a corpus.\n\n`init` once; edit; `check` until it says what you want to "
-    "promise; `sign`; hand out policy.cose, registry.cbor and owner.pub; registry.names goes to the trainer alone. "
-    "Contributors and auditors `check` and `show`.",
-    (policy.init, policy.check, policy.sign, policy.show),
+    "promise, `noise` for less noise at the same epsilon; `sign`; hand out policy.cose, registry.cbor and owner.pub; "
+    "registry.names goes to the trainer alone. Contributors and auditors `check` and `show`.",
+    (policy.init, policy.check, policy.noise, policy.sign, policy.show),
 )
 _add(app, (calibrate, account), OWNERS)
 _add(app, (check, gate, plan, train), TRAINERS)

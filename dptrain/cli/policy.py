@@ -1,15 +1,21 @@
 """`dptrain policy`: write, explain, sign and show the rules that the guarantee rests on."""
 
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from attest import signed_file
+from attest.errors import PolicyRefused
 from attest.files import atomic_write
 from attest.keys.signers import as_signer
 from attest.policy import Policy, SignedPolicy, sign_policy
+from attest.policy.mechanism import MechanismRule
+from attest.policy.sampling import CYCLIC, OCCURRENCES_PUBLIC
+from attest.policy.unbuilt import NOT_BUILT
 from attest.registry import open_registry
+from attest.schema.rounding import rounded_up
 from dptrain.accounting import unsupported
 from dptrain.cli import inputs
 from dptrain.cli.advice import Case, Consequence, CorpusSize, consequences
@@ -18,8 +24,9 @@ from dptrain.cli.advice.findings import check_text
 from dptrain.cli.complete import class_counts
 from dptrain.cli.gate import judge
 from dptrain.cli.options import argument, file_argument, file_option, option, wrong_if
-from dptrain.cli.output import counting
-from dptrain.cli.results import Told
+from dptrain.cli.output import counting, number, styled, table_of
+from dptrain.cli.results import Shown, Told, plain
+from dptrain.planning.changes import noise_lines, noise_of, with_noise
 from dptrain.planning.plan import make_plan
 
 _TEMPLATE = Path(__file__).with_name("policy_template.toml")
@@ -90,6 +97,79 @@ def check(
     return Told(data, check_text(rules, size, refused, found), exit_code=bool(refused or (strict and warnings)))
 
 
+def noise(
+    policy: inputs.PolicyFile,
+    family: Annotated[
+        str | None,
+        option("Take this one: banded_toeplitz, banded_inverse or buffered_toeplitz; default: compare them.", metavar="WORD"),
+    ] = None,
+    bands: Annotated[int | None, option("Bands of the first two: diagonals that are not zero.", metavar="B", min=2)] = None,
+    buffers: Annotated[int | None, option("Buffers of buffered_toeplitz.", metavar="M", min=1, max=8)] = None,
+    best: Annotated[bool, option("Take the best of the comparison that fits into a policy.", "--best")] = False,
+    objective: Annotated[str, option("Least mean or max over the sums of the run.", metavar="mean|max")] = "mean",
+    momentum: Annotated[float, option("Momentum of the optimizer, where sums have it.", min=0.0, max=0.999)] = 0.0,
+    target_epsilon: Annotated[
+        list[str] | None,
+        option(
+            "Compare at this epsilon of all classes or of one, not at that of their presets; repeat.",
+            metavar="[CLASS=]E",
+            autocompletion=class_counts,
+        ),
+    ] = None,
+    plot: inputs.PlotFile = None,
+    write: Annotated[bool, option("Put the noise into POLICY.toml; nothing else in it changes.", "--write")] = False,
+    owner_key: inputs.OwnerKey = None,
+) -> Told:
+    """Compare noise that is correlated between steps at equal epsilon, and put a strategy into a policy.
+
+    The table says which multiplier each strategy needs in each class, and what noise is left in the sums of a run. It counts
+    public turns; of independent noise secret draws too, which amplify. With `--best` or `--family` come the lines of [noise],
+    with all coefficients, and what they cost each class.
+
+    Nothing is written but what `--plot` names, and POLICY.toml with `--write`, which must be signed anew then.
+
+    Example: `dptrain policy noise policy.toml --best`
+    """
+    size = _size_of_strategy(family, bands, buffers, best)
+    taken = best or family is not None
+    wrong_if(write and not taken, "--write needs the noise to write; give --best, or --family with its size")
+    wrong_if(
+        write and policy.suffix != ".toml", f"{policy} is not a .toml file; write into what a person can read, then sign it"
+    )
+    wrong_if(plot is not None and family is not None, "--plot draws the comparison; leave out --family")
+    inputs.require_plot(plot)
+    rules, signed = _under_independent_noise(policy, owner_key)
+    goals = inputs.goals_of(target_epsilon or [], rules)
+    strategies = inputs.load_training("dptrain.planning.candidates")
+    data: dict[str, Any] = {}
+    text: list[Shown] = []
+    with counting("searching strategies"):
+        aim = strategies.aim_of(rules, signed, goals, objective, momentum)
+        compared = None if family is not None else strategies.compare(aim)
+        if compared is not None:
+            data |= compared.as_json()
+            text += _comparison_text(compared, strategies.cells)
+            if plot is not None:
+                compared.figure().write(plot, compared.tables())
+                text.append(f"wrote {plot}")
+        if taken:
+            if compared is None:
+                strategy = strategies.searched(aim, family, size)
+                data |= strategies.told(aim)
+            else:
+                strategy = compared.best_here.strategy
+            rule, strategy = strategies.to_sign(strategy, aim.steps)
+            costs = strategies.costs(aim, strategy)
+            data |= {"noise": _noise_json(rule), "costs": costs, "written": write}
+            text += _noise_text(rules, rule, costs, aim.delta)
+    if write:
+        refused = _write_noise(policy, rule)
+        data["refused"] = refused
+        text.append(f"wrote {policy}; sign it anew: dptrain policy sign {policy}")
+        text += [] if refused is None else [styled("yellow", "!", f" {refused}")]
+    return Told(data, text)
+
+
 def sign(
     policy: Annotated[Path, file_argument("POLICY.toml", "The rules.")],
     key: Annotated[
@@ -145,6 +225,117 @@ def show(policy: inputs.PolicyFile, owner_key: inputs.OwnerKey = None) -> Told:
             signed.policy.to_toml().rstrip("\n"),
         ],
     )
+
+
+def _size_of_strategy(family: str | None, bands: int | None, buffers: int | None, best: bool) -> int | None:
+    """Returns the bands or buffers of a family. Raises typer.BadParameter: the options do not say one strategy."""
+    wrong_if(best and family is not None, "--best takes the family that is best; leave out --family")
+    if family is None:
+        wrong_if(bands or buffers, "--bands and --buffers say the size of one --family; name it, or leave them out")
+        return None
+    in_file = {"banded", "dense"} & {family}
+    wrong_if(in_file, f"the coefficients of {family!r} stand in a file with their digest, which this command does not write")
+    known = ("banded_toeplitz", "banded_inverse", "buffered_toeplitz")
+    wrong_if(family not in known, f"there is no strategy {family!r} to search for; take {', '.join(known)}")
+    own, other = (buffers, bands) if family == "buffered_toeplitz" else (bands, buffers)
+    names = ("--buffers M", "--bands") if family == "buffered_toeplitz" else ("--bands B", "--buffers")
+    wrong_if(own is None or other is not None, f"{family} has a size of its own: give {names[0]}, and leave out {names[1]}")
+    return own
+
+
+def _under_independent_noise(path: Path, owner_key: Path | None) -> tuple[Policy, MechanismRule]:
+    """Returns a policy as it would be with Gaussian noise, independent between steps, and the noise that it says."""
+    try:
+        rules, _ = inputs.read_policy(path, owner_key)
+    except PolicyRefused as error:
+        if error.code != NOT_BUILT or path.suffix != ".toml":
+            raise
+        text = path.read_text(encoding="utf-8")
+        return Policy.from_toml(with_noise(text, MechanismRule())), noise_of(text)
+    correlated = rules.mechanism.digest is not None or rules.mechanism.parameters is not None
+    return (replace(rules, mechanism=MechanismRule()) if correlated else rules), rules.mechanism
+
+
+def _write_noise(path: Path, rule: MechanismRule) -> str | None:
+    """Writes the noise into the text of a policy, and returns why no run may begin under it yet, if that is so."""
+    found, refused = with_noise(path.read_bytes().decode("utf-8"), rule), None
+    try:
+        Policy.from_toml(found)
+    except PolicyRefused as error:
+        if error.code != NOT_BUILT:
+            raise
+        refused = str(error)
+    atomic_write(path, found.encode("utf-8"))
+    return refused
+
+
+def _noise_json(rule: MechanismRule) -> dict[str, Any]:
+    return {"family": rule.name, "parameters": plain(rule.parameters), "toml": "\n".join(["[noise]", *noise_lines(rule), ""])}
+
+
+def _comparison_text(compared: Any, cells: Any) -> Iterator[Shown]:
+    """Yields the candidates by their worst ratio, then in each class."""
+    aim = compared.aim
+    workload = f"momentum {aim.momentum:g}" if aim.momentum else "a constant learning rate"
+    yield f"corpus {aim.corpus}, {aim.steps:,} steps, delta {aim.delta:g}, {aim.accountant}; sums of SGD with {workload}"
+    several = len(aim.goals) > 1
+    if several:
+        names = {"strategy": lambda item: item.name, "kept": lambda item: str(item.kept)}
+        yield table_of(
+            compared.candidates,
+            names
+            | {
+                "largest ratio": lambda item: f"{item.worst:.3f}",
+                "in class": lambda item: max(item.ratios, key=item.ratios.get),
+                "": lambda item: _mark(compared, item),
+            },
+        )
+    for goal in aim.goals:
+        turns = f"one turn in {goal.period:,} steps, {goal.turns.times(aim.steps):,} in all"
+        preset = number(goal.noise_multiplier)
+        yield f"class {goal.name}: epsilon {rounded_up(goal.epsilon)}; {turns}; its preset multiplier is {preset}"
+        rows = [(item, cells(item, goal.name)) for item in compared.candidates]
+        columns = ("kept", "multiplier", "sensitivity", "RMSE", "ratio")
+        shown: dict[str, Any] = {"strategy": lambda row: row[0].name}
+        shown |= {name: (lambda row, place=place: row[1][place]) for place, name in enumerate(columns)}
+        yield table_of(rows, shown if several else shown | {"": lambda row: _mark(compared, row[0])})
+    yield (
+        "kept: numbers for each coordinate between steps; multiplier: noise of one occurrence over the clip norm, for that "
+        f"epsilon; RMSE: of the noise in the sums ({'mean over them' if aim.objective == 'mean' else 'the largest'}), in clip "
+        "norms; ratio: to the best independent noise"
+    )
+    if several:
+        yield "one strategy serves all classes: the best is that whose largest ratio is least; no class is worse off than that"
+    found = {"best": compared.best, "best that this policy can hold": compared.best_here}
+    for which, item in found.items() if compared.best is not compared.best_here else [("best", compared.best)]:
+        yield f"{which}: {item.name}, with {item.worst:.3f} of the noise in the sums that the best independent noise leaves"
+    for sentence in compared.left_out:
+        yield f"left out: {sentence}"
+
+
+def _mark(compared: Any, item: Any) -> str:
+    """Returns what stands at the end of a row."""
+    return "best" if item is compared.best else "best here" if item is compared.best_here else ""
+
+
+def _noise_text(rules: Policy, rule: MechanismRule, costs: list[dict[str, Any]], delta: float) -> Iterator[Shown]:
+    """Yields the lines of a policy, and what they cost."""
+    yield "\n".join(["[noise]", *noise_lines(rule), ""])
+    yield table_of(
+        costs,
+        {
+            "class": lambda row: row["class"],
+            "sensitivity": lambda row: number(row["sensitivity"]),
+            "preset multiplier": lambda row: number(row["preset_multiplier"]),
+            "epsilon": lambda row: rounded_up(row["epsilon"]),
+            "for epsilon": lambda row: rounded_up(row["target_epsilon"]),
+            "multiplier": lambda row: rounded_up(row["noise_multiplier"]),
+            "RMSE": lambda row: number(row["rmse"]),
+        },
+    )
+    yield f"epsilon: of the preset multiplier over all turns, delta {delta:g}; multiplier: the least for the epsilon before it"
+    if rules.sampling.name != CYCLIC or rules.disclosure != OCCURRENCES_PUBLIC:
+        yield f'turns are counted: set disclosure = "{OCCURRENCES_PUBLIC}", and order = "{CYCLIC}" under [sampling]'
 
 
 def _size(

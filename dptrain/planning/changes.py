@@ -1,4 +1,5 @@
-"""Changes settings of a policy to see what follows: `steps=4000, class.sensitive.noise_multiplier=1.2`."""
+"""Changes settings of a policy: some to see what follows, `steps=4000, class.sensitive.noise_multiplier=1.2`; its noise in the
+text that a person keeps."""
 
 import difflib
 import re
@@ -8,14 +9,21 @@ from typing import Any
 
 from attest.errors import PolicyRefused
 from attest.policy import ClassRule, DepthRule, Policy
+from attest.policy.mechanism import MechanismRule
 from attest.schema import declarations
 from attest.schema.groups import Parts
 from attest.schema.kinds import Reading
-from attest.schema.text import keys, places, read_table
+from attest.schema.text import keys, places, read_table, write_inline
 from dptrain.errors import ConfigError
 
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _OPENING, _CLOSING = "[{", "]}"
+
+_NOISE = {"family": r"\"[^\"]*\"|'[^']*'", "parameters": r"\{[^{}#]*\}", "digest": r"\"[^\"]*\"|'[^']*'"}
+"""Keys of [noise] that say which noise is added, with the values that are replaced on their line."""
+
+_HEAD = re.compile(r"\s*\[\[?\s*([^\[\]]+?)\s*\]\]?\s*(#.*)?")
+_PARAMETER = re.compile(r"\s*[a-z]+\s*=\s*[^#\"']*")
 
 _FIXED = ("ledger.", "isolation.")
 """Settings that change no figure of a plan begin so."""
@@ -138,3 +146,92 @@ def _path(key: str) -> tuple[str, ...]:
         name, _, last = key[6:].rpartition(".")
         return ("class", name, last)
     return tuple(key.split("."))
+
+
+def noise_lines(rule: MechanismRule) -> list[str]:
+    """Returns the lines of [noise] that say which noise is added, as policy.toml has them."""
+    return [f"{key} = {value}" for key, value in _noise_values(rule).items()]
+
+
+def noise_of(text: str) -> MechanismRule:
+    """Returns the noise that the text of a policy says, whether or not this version serves it.
+
+    Args:
+        text: One that was read as a policy, or refused for nothing but a word that is not built.
+    """
+    table = _loaded(text).get("noise", {})
+    name, held, digest = table.get("family", MechanismRule().name), table.get("parameters", {}), table.get("digest")
+    made = MechanismRule.PARAMETERS[name]
+    values = {key: tuple(value) if isinstance(value, list) else value for key, value in held.items()}
+    return MechanismRule(name, None if made is None else made(**values), None if digest is None else bytes.fromhex(digest))
+
+
+def with_noise(text: str, rule: MechanismRule) -> str:
+    """Returns the text of a policy with other noise, and nothing else changed: comments, blanks and ends of lines stay.
+
+    Raises:
+        PolicyRefused: Code TOML for text that is no TOML, or that says its noise in a form that is not replaced line by line.
+    """
+    wanted = _loaded(text)
+    kept = {key: value for key, value in wanted.get("noise", {}).items() if key not in _NOISE}
+    wanted["noise"] = kept | _loaded("\n".join(noise_lines(rule)))
+    found = _replaced(text, _noise_values(rule))
+    try:
+        same = _loaded(found) == wanted
+    except PolicyRefused:
+        same = False
+    if not same:
+        expected = "a table [noise] with family, parameters and digest on a line each"
+        told = f"the policy says its noise in another form than {expected}; write it so, or put in by hand"
+        raise PolicyRefused("TOML", f"{told}: {'; '.join(noise_lines(rule))}")
+    return found
+
+
+def _noise_values(rule: MechanismRule) -> dict[str, str]:
+    """Returns what stands behind the keys of [noise]."""
+    found = {"family": f'"{rule.name}"'}
+    if rule.parameters is not None:
+        found["parameters"] = write_inline(rule.parameters)[0]
+    if rule.digest is not None:
+        found["digest"] = f'"{rule.digest.hex()}"'
+    return found
+
+
+def _replaced(text: str, values: dict[str, str]) -> str:
+    """Returns text in which values stand behind their keys of [noise]: on the lines of these, or new ones behind the family.
+
+    A line that goes leaves its comment. Text in a form that this does not know comes out as something else.
+    """
+    end = "\r\n" if "\r\n" in text else "\n"
+    found: list[str] = []
+    table, place, left = "", None, dict(values)
+    for line in text.split("\n"):
+        bare, rest = (line[:-1], "\r") if line.endswith("\r") else (line, "")
+        head, comment, gone = _HEAD.fullmatch(bare), None, False
+        if head is not None:
+            table, comment, gone = re.sub(r"\s", "", head[1]), head[2], re.sub(r"\s", "", head[1]) == "noise.parameters"
+        elif table == "noise":
+            for key, value in _NOISE.items():
+                match = re.fullmatch(rf"(\s*{key}\s*=\s*)(?:{value})(\s*(#.*)?)", bare)
+                if match is not None:
+                    comment, gone = match[3], key not in values
+                    bare = bare if gone else f"{match[1]}{left.pop(key, '')}{match[2]}"
+        elif table == "noise.parameters":
+            gone = _PARAMETER.fullmatch(bare) is not None
+        if not gone or comment:
+            found.append((comment if gone and comment else bare) + rest)
+        if table == "noise" and (head is not None or (not gone and bare.lstrip().startswith("family"))):
+            place = len(found)
+    lines = [f"{key} = {value}" for key, value in left.items()]
+    if place is None:
+        joined = "\n".join(found)
+        return joined + end.join(["" if joined.endswith("\n") else end, "[noise]", *lines, ""])
+    return "\n".join([*found[:place], *(line + end[:-1] for line in lines), *found[place:]])
+
+
+def _loaded(text: str) -> dict[str, Any]:
+    """Returns what TOML says, numbers with a point as `Decimal`. Raises PolicyRefused: code TOML."""
+    try:
+        return tomllib.loads(text, parse_float=Decimal)
+    except (ValueError, RecursionError) as error:
+        raise PolicyRefused("TOML", f"the policy is not TOML: {error}") from error

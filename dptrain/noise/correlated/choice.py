@@ -67,19 +67,20 @@ def at_epsilon(
     participation: Participation,
     objective: Objective = "mean",
     workload: np.ndarray | None = None,
+    accountant: str = "pld",
 ) -> Arm:
     """Returns what a strategy comes to where a contribution takes part in known steps, all charged as one Gaussian.
 
     Args:
         strategy: C. steps: of the run. epsilon, delta: the target. participation: of one contribution.
-        objective, workload: as in `error`.
+        objective, workload: as in `error`. accountant: by which the Gaussian is charged.
 
     Raises:
         AccountantError: code STRATEGY, or as `ledger.accountants.calibrate`.
     """
     largest = math.sqrt(float(strategy.norms_squared(steps).max()))
     moved = sensitivity(strategy, steps, participation).value / largest
-    multiplier = accountants.calibrate(epsilon, 1.0, 1, delta) * moved
+    multiplier = accountants.calibrate(epsilon, 1.0, 1, delta, accountant) * moved
     return Arm(strategy, multiplier, moved, multiplier * largest * math.sqrt(error(strategy, steps, objective, workload)))
 
 
@@ -92,6 +93,7 @@ def amplified(
     sampling_rate: float,
     objective: Objective = "mean",
     accountant: str = "pld",
+    workload: np.ndarray | None = None,
 ) -> Arm:
     """Returns what a banded strategy comes to under cyclic Poisson draws.
 
@@ -115,7 +117,7 @@ def amplified(
     largest = math.sqrt(float(strategy.norms_squared(steps).max()))
     occurrences = -(-steps // groups)
     multiplier = accountants.calibrate(epsilon, sampling_rate, occurrences, delta, accountant)
-    rmse = multiplier * largest * math.sqrt(error(strategy, steps, objective))
+    rmse = multiplier * largest * math.sqrt(error(strategy, steps, objective, workload))
     return Arm(strategy, multiplier, math.sqrt(occurrences), rmse)
 
 

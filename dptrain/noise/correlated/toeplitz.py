@@ -147,7 +147,8 @@ def optimal_coefficients(n: int, bands: int, objective: Objective = "mean", work
     def measured(free: np.ndarray) -> tuple[float, np.ndarray]:
         """Returns the logarithm of the loss, and its gradient by the coefficients behind the first."""
         column = np.concatenate([[1.0], free])
-        rows = signal.lfilter(wanted, column, _unit(n)) if workload is not None else np.cumsum(divide(_unit(n), column))
+        turned = divide(_unit(n), column)
+        rows = np.cumsum(turned) if workload is None else multiply(wanted, turned)
         turned = divide(rows, column)
         weighted = weights * rows
         squared, norm = float(weighted @ rows), float(column @ column)

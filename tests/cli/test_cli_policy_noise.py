@@ -1,0 +1,333 @@
+"""`dptrain policy noise`: strategies at equal epsilon are those of the library; the one that is taken stands in the policy."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from attest.errors import PolicyRefused
+from attest.policy import Policy
+from attest.policy.mechanism import Bands, Buffers, MechanismRule
+from dptrain.planning.changes import noise_of, with_noise
+from ledger import accountants
+from ledger.accountants.correlated import BandedInverse, Participation, Toeplitz, identity, rule_of, sensitivity, strategy_of
+
+pytest.importorskip("torch")
+pytest.importorskip("scipy")
+
+from dptrain.noise.correlated import blt, choice, dense, toeplitz
+
+STEPS, DELTA = 64, 1e-6
+TURNS = {"often": Participation(8, fixed=True), "seldom": Participation(16, fixed=True)}
+
+RULES = """# the rules of the letters
+corpus = "letters"   # signed for this corpus alone
+delta = 1e-6
+steps = 64
+normalizer = 4
+DISCLOSURE
+[noise]              # how much, and when
+family = "gaussian"  # the law
+injection = "scheduled"
+
+[[class]]
+name = "often"
+clip_norm = 0.5
+noise_multiplier = 1.2
+sampling_rate = 0.125
+depth = { from = 0.0, to = 1.0 }
+
+[[class]]
+name = "seldom"
+clip_norm = 0.5
+noise_multiplier = 2.0
+sampling_rate = 0.0625
+depth = { from = 0.5, to = 1.0 }
+"""
+SECRET = RULES.replace("DISCLOSURE", "")
+PUBLIC = RULES.replace("DISCLOSURE", 'disclosure = "occurrences_public"\nsampling = { order = "cyclic" }')
+INVERSE = MechanismRule("banded_inverse", Bands(bands=4, coefficients=(1048576, -524288, -131072, -65536)))
+BUFFERED = MechanismRule("buffered_toeplitz", Buffers(decays=(3,), scales=(5,)))
+
+
+def noise(shell, text: str, *options: str, code: int = 0) -> dict:
+    shell.write("policy.toml", text)
+    return shell.json("policy", "noise", "policy.toml", *options, code=code)
+
+
+def refused(shell, text: str, *options: str) -> dict:
+    found = noise(shell, text, *options, code=1)["error"]
+    assert (shell.directory / "policy.toml").read_text() == text
+    return found
+
+
+def named(answer: dict) -> dict[tuple, dict]:
+    return {(item["family"], item["bands"] or item["buffers"], item["draws"]): item for item in answer["strategies"]}
+
+
+@pytest.mark.parametrize("objective", ["mean", "max"])
+def test_every_strategy_has_the_figures_of_the_library_in_every_class(shell, objective):
+    found = named(noise(shell, SECRET, "--target-epsilon", "3", "--target-epsilon", "seldom=2", "--objective", objective))
+    best = {
+        **{("banded_toeplitz", b): Toeplitz(tuple(toeplitz.optimal_coefficients(STEPS, b, objective))) for b in (2, 8, 16, 64)},
+        **{("banded_inverse", p): BandedInverse(tuple(toeplitz.banded_inverse_square_root(STEPS, p))) for p in (2, 4, 16, 64)},
+        ("buffered_toeplitz", 1): blt.optimize(STEPS, 1, objective, TURNS["often"]),
+        ("gaussian", None): identity(),
+    }
+    if objective == "mean":
+        best["dense", None] = dense.optimize(STEPS, 8)
+    kept = {"banded_toeplitz": -1, "banded_inverse": -1, "buffered_toeplitz": 0, "gaussian": 0, "dense": 0}
+    for name, epsilon, rate in (("often", 3.0, 0.125), ("seldom", 2.0, 0.0625)):
+        secret = choice.amplified(identity(), STEPS, epsilon, DELTA, 1, rate, objective)
+        plain = choice.at_epsilon(identity(), STEPS, epsilon, DELTA, TURNS[name], objective)
+        least = min(secret.rmse, plain.rmse)
+        row = found["gaussian", None, "secret"]["classes"][name]
+        assert row == {"noise_multiplier": secret.noise_multiplier, "sensitivity": None, "rmse": pytest.approx(secret.rmse)} | {
+            "ratio": pytest.approx(secret.rmse / least)
+        }
+        for (family, size), strategy in best.items():
+            arm = choice.at_epsilon(strategy, STEPS, epsilon, DELTA, TURNS[name], objective)
+            row = found[family, size, "turns"]
+            assert row["kept"] == (size or 0) + kept[family]
+            assert row["classes"][name] == {
+                "noise_multiplier": pytest.approx(arm.noise_multiplier, rel=1e-9),
+                "sensitivity": pytest.approx(arm.sensitivity, rel=1e-9),
+                "rmse": pytest.approx(arm.rmse, rel=1e-9),
+                "ratio": pytest.approx(arm.rmse / least, rel=1e-9),
+            }
+
+
+def test_bands_go_past_the_periods_and_the_best_has_the_least_of_the_largest_ratios(shell):
+    answer = noise(shell, SECRET, "--target-epsilon", "3")
+    sizes = [item["bands"] for item in answer["strategies"] if item["family"] == "banded_toeplitz"]
+    assert sizes == [2, 4, 8, 16, 32, 64]
+    for item in answer["strategies"]:
+        assert item["worst_ratio"] == max(row["ratio"] for row in item["classes"].values())
+        assert item["fits_policy"] == (item["family"] != "dense")
+    ratios = [item["worst_ratio"] for item in answer["strategies"]]
+    assert ratios[answer["best"]] == min(ratios)
+    turns = noise(shell, PUBLIC, "--target-epsilon", "3")
+    assert [item["worst_ratio"] for item in turns["strategies"]] == ratios
+    possible = [item for item in turns["strategies"] if item["draws"] == "turns" and item["fits_policy"]]
+    assert turns["strategies"][turns["best_here"]] == min(possible, key=lambda item: item["worst_ratio"])
+    assert turns["targets"]["often"] | {"epsilon": 0} == {
+        "epsilon": 0, "preset_multiplier": 1.2, "sampling_rate": 0.125, "period": 8, "occurrences": 8
+    }  # fmt: skip
+
+
+def test_targets_are_what_the_presets_give_under_the_policy_as_it_is_written(shell):
+    secret = noise(shell, SECRET, "--family", "banded_inverse", "--bands", "4")["targets"]
+    assert secret["often"]["epsilon"] == accountants.epsilon(1.2, 0.125, STEPS, DELTA)
+    public = noise(shell, PUBLIC, "--family", "banded_inverse", "--bands", "4")["targets"]
+    assert public["seldom"]["epsilon"] == accountants.epsilon_occurrences(4 / 2.0**2, DELTA, "pld", family="gaussian")
+    written = noise(shell, with_noise(PUBLIC, INVERSE), "--family", "banded_toeplitz", "--bands", "8")["targets"]
+    moved = sensitivity(strategy_of(INVERSE, STEPS), STEPS, TURNS["often"]).value
+    moved /= math.sqrt(strategy_of(INVERSE, STEPS).norms_squared(STEPS).max())
+    assert written["often"]["epsilon"] == pytest.approx(accountants.epsilon(1.2 / moved, 1.0, 1, DELTA), rel=1e-6)
+    assert written["often"]["epsilon"] > public["often"]["epsilon"] * 1.001
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "pld"])
+def test_costs_are_those_of_the_coefficients_that_are_signed(shell, accountant):
+    text = PUBLIC.replace("steps = 64", f'steps = 64\naccountant = "{accountant}"')
+    answer = noise(shell, text, "--family", "banded_toeplitz", "--bands", "12", "--target-epsilon", "3")
+    rule, rest = rule_of(Toeplitz(tuple(toeplitz.optimal_coefficients(STEPS, 12))))
+    assert rest is None and answer["noise"]["family"] == "banded_toeplitz"
+    assert answer["noise"]["parameters"] == {
+        "bands": 12,
+        "coefficients": list(rule.parameters.coefficients),
+        "normalized": False,
+    }
+    signed = strategy_of(rule, STEPS)
+    for row in answer["costs"]:
+        arm = choice.at_epsilon(signed, STEPS, 3.0, DELTA, TURNS[row["class"]], accountant=accountant)
+        assert (row["noise_multiplier"], row["rmse"]) == (arm.noise_multiplier, arm.rmse)
+        assert row["sensitivity"] == arm.sensitivity
+        alone = accountants.epsilon(row["preset_multiplier"] / arm.sensitivity, 1.0, 1, DELTA, accountant)
+        assert row["epsilon"] == pytest.approx(alone, rel=1e-5)
+    assert answer["costs"][0]["sensitivity"] > math.sqrt(8) * 1.01  # 12 bands, and turns 8 steps apart
+    assert answer["costs"][1]["sensitivity"] == pytest.approx(2.0)
+
+
+def test_momentum_is_summed_up_with_its_weights(shell):
+    options = ("--target-epsilon", "3", "--momentum", "0.9")
+    found = named(noise(shell, PUBLIC, *options))
+    workload = toeplitz.momentum(STEPS, 0.9)
+    plain = choice.at_epsilon(identity(), STEPS, 3.0, DELTA, TURNS["often"], "mean", workload)
+    assert found["gaussian", None, "turns"]["classes"]["often"]["rmse"] == pytest.approx(plain.rmse)
+    secret = choice.amplified(identity(), STEPS, 3.0, DELTA, 1, 0.125, workload=workload)
+    assert found["gaussian", None, "secret"]["classes"]["often"]["rmse"] == pytest.approx(secret.rmse)
+    other = Toeplitz(tuple(toeplitz.optimal_coefficients(STEPS, 8)))
+    without = choice.at_epsilon(other, STEPS, 3.0, DELTA, TURNS["often"], "mean", workload)
+    assert found["banded_toeplitz", 8, "turns"]["classes"]["often"]["rmse"] < 0.99 * without.rmse
+    assert any("momentum" in sentence for sentence in noise(shell, PUBLIC, *options)["left_out"])
+
+
+def test_what_was_left_out_is_said(shell):
+    answer = noise(shell, SECRET.replace("steps = 64", "steps = 200"), "--target-epsilon", "3")
+    assert "dense" not in {item["family"] for item in answer["strategies"]}
+    assert [sentence.partition(" ")[0] for sentence in answer["left_out"]] == ["buffered_toeplitz", "dense"]
+    buffers = [item for item in answer["strategies"] if item["family"] == "buffered_toeplitz"]
+    assert f"buffered_toeplitz of {len(buffers) + 1} or more" in answer["left_out"][0]
+
+
+WRITTEN = PUBLIC.replace(
+    'family = "gaussian"  # the law\n',
+    'family = "banded_inverse"  # the law\nparameters = { bands = 4, coefficients = [1048576, -524288, -131072, -65536] }\n',
+)
+
+
+def test_the_policy_has_the_strategy_and_every_other_byte_as_it_was(shell):
+    family = ("--family", "banded_inverse", "--bands", "4")
+    answer = noise(shell, PUBLIC, *family)
+    assert not answer["written"] and (shell.directory / "policy.toml").read_text() == PUBLIC
+    assert answer["noise"]["toml"] == (
+        '[noise]\nfamily = "banded_inverse"\nparameters = { bands = 4, coefficients = [1048576, -524288, -131072, -65536] }\n'
+    )
+    assert noise(shell, PUBLIC, *family, "--write")["written"]
+    assert (shell.directory / "policy.toml").read_text() == WRITTEN
+    assert noise_of(WRITTEN) == INVERSE
+    assert noise(shell, WRITTEN, *family, "--write")["written"]
+    assert (shell.directory / "policy.toml").read_text() == WRITTEN
+    noise(shell, WRITTEN, "--family", "buffered_toeplitz", "--buffers", "1", "--write")
+    kept = (shell.directory / "policy.toml").read_text()
+    assert with_noise(kept, INVERSE) == WRITTEN and with_noise(kept, MechanismRule()) == PUBLIC
+    rule, _ = rule_of(blt.optimize(STEPS, 1, "mean", TURNS["often"]))
+    assert noise_of(kept) == rule
+
+
+def test_the_best_is_written_where_turns_are_public_and_independent_noise_is_kept_where_draws_are_secret(shell):
+    answer = noise(shell, PUBLIC, "--best", "--write", "--target-epsilon", "3")
+    best = answer["strategies"][answer["best_here"]]
+    written = noise_of((shell.directory / "policy.toml").read_text())
+    assert written.name == best["family"] == answer["noise"]["family"] != "gaussian"
+    assert [row["rmse"] for row in answer["costs"]] == pytest.approx(
+        [row["rmse"] for row in best["classes"].values()], rel=1e-4
+    )
+    seldom = SECRET.replace("0.125", "0.01").replace("0.0625", "0.01").replace("steps = 64", "steps = 40")
+    error = refused(shell, seldom, "--best", "--write", "--target-epsilon", "3")
+    assert error["code"] == "STRATEGY" and "independent noise is best" in error["sentence"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("a = 1\n", "a = 1\n\n[noise]\nNEW\n"),
+        ("a = 1", "a = 1\n\n[noise]\nNEW\n"),
+        ("[noise]\n[b]\nc = 1\n", "[noise]\nNEW\n[b]\nc = 1\n"),
+        (
+            "a = 1\r\n[noise] # x\r\n  family = 'laplace' # y\r\nz = 1\r\n",
+            "a = 1\r\n[noise] # x\r\n  FAMILY # y\r\nREST\r\nz = 1\r\n",
+        ),
+        ('[noise]\nfamily = "dense"\ndigest = "00" # of May\n', "[noise]\nFAMILY\nREST\n# of May\n"),
+        (
+            '[noise]\nfamily = "buffered_toeplitz"\n[noise.parameters]\n# of May\ndecays = [3]\nscales = [5]\n\n[b]\nc = 1\n',
+            "[noise]\nFAMILY\nREST\n# of May\n\n[b]\nc = 1\n",
+        ),
+        ('[noise]\nparameters = { decays = [3], scales = [5] } # }\nfamily = "x"\n', "[noise]\nREST # }\nFAMILY\n"),
+        ('a = """\n[noise]\n"""\n', None),
+        ('noise = { injection = "scheduled" }\n', None),
+        ('noise.family = "gaussian"\n[b]\n', None),
+        ('[noise]\nfamily = "buffered_toeplitz"\n[noise.parameters]\ndecays = [\n3]\nscales = [5]\n', None),
+        ("[noise\n", None),
+    ],
+)
+def test_only_what_says_the_noise_is_replaced_and_other_forms_are_refused(before, after):
+    family, rest = 'family = "buffered_toeplitz"', "parameters = { decays = [3], scales = [5] }"
+    if after is None:
+        with pytest.raises(PolicyRefused) as caught:
+            with_noise(before, BUFFERED)
+        assert caught.value.code == "TOML"
+        return
+    end = "\r\n" if "\r\n" in before else "\n"
+    wanted = after.replace("NEW", f"{family}{end}{rest}").replace("FAMILY", family).replace("REST", rest)
+    assert with_noise(before, BUFFERED) == wanted
+
+
+def test_why_no_run_may_begin_yet_is_said_and_a_policy_that_would_be_none_is_not_written(shell, monkeypatch):
+    family = ("--family", "banded_inverse", "--bands", "4", "--write")
+
+    def answer_with(code: str | None) -> None:
+        def checked(asked):
+            if code is not None and dict(asked)["noise.family"] == "banded_inverse":
+                raise PolicyRefused(code, "not so")
+
+        monkeypatch.setattr("attest.policy.rules.refuse_unbuilt", checked)
+
+    answer_with("NOT_BUILT")
+    assert noise(shell, PUBLIC, *family)["refused"] == "NOT_BUILT: not so"
+    assert noise(shell, WRITTEN, *family)["refused"] == "NOT_BUILT: not so"
+    answer_with(None)
+    assert noise(shell, PUBLIC, *family)["refused"] is None
+    assert Policy.from_toml((shell.directory / "policy.toml").read_text()).mechanism == INVERSE
+    assert noise(shell, WRITTEN, *family)["targets"]["often"]["epsilon"] > 10
+    answer_with("RANGE")
+    assert refused(shell, PUBLIC, *family)["code"] == "RANGE"
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "code", "says"),
+    [
+        (("steps = 64", "steps = 5000"), ("--family", "banded_inverse", "--bands", "4097"), "STRATEGY", "4096 coefficients"),
+        (("steps = 64", "steps = 100001"), (), "STRATEGY", "100,000 at most"),
+        (("steps = 64", "steps = 20001"), ("--momentum", "0.9"), "STRATEGY", "20,000 at most with momentum"),
+        (("steps = 64", "steps = 100000"), ("--family", "banded_toeplitz", "--bands", "168"), "STRATEGY", "take 167 at most"),
+        (("", ""), ("--family", "banded_toeplitz", "--bands", "65"), "STRATEGY", "1 to 64 bands"),
+        (("", ""), ("--family", "banded_inverse", "--bands", "65"), "STRATEGY", "2 to 64 bands"),
+        (("", ""), ("--objective", "median"), "STRATEGY", "mean or max"),
+        (('family = "gaussian"', 'family = "laplace"'), (), "STRATEGY", "'laplace'"),
+        (('injection = "scheduled"', 'injection = "per_microbatch"\nmicrobatches = 2'), (), "STRATEGY", "noise.injection"),
+        (("[[class]]", "[[noise.phase]]\nfrom_step = 9\nscale = 2\n[[class]]"), (), "STRATEGY", "noise.phase"),
+        (("0.125", "0.3"), (), "RANGE", '"1/4" and "1/3"'),
+        (("", ""), ("--target-epsilon", "none=3"), "CLASS_UNKNOWN", "often"),
+    ],
+)
+def test_what_has_no_answer_is_refused_with_what_would_do(shell, change, options, code, says):
+    error = refused(shell, SECRET.replace(*change, 1), *options)
+    assert error["code"] == code and says in error["sentence"]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--family", "dense"), "a file with their digest"),
+        (("--family", "banded"), "a file with their digest"),
+        (("--family", "gaussian"), "there is no strategy 'gaussian'"),
+        (("--family", "banded_toeplitz"), "give --bands B"),
+        (("--family", "banded_inverse", "--bands", "4", "--buffers", "2"), "leave out --buffers"),
+        (("--family", "buffered_toeplitz", "--bands", "4"), "give --buffers M"),
+        (("--bands", "4"), "name it, or leave them out"),
+        (("--best", "--family", "banded_inverse", "--bands", "4"), "leave out --family"),
+        (("--write",), "--write needs the noise"),
+        (("--family", "banded_inverse", "--bands", "4", "--plot", "a.svg"), "--plot draws the comparison"),
+    ],
+)
+def test_options_that_say_no_one_strategy_are_wrong_use(shell, options, says):
+    error = noise(shell, SECRET, *options, code=2)["error"]
+    assert error["code"] == "USAGE" and says in error["sentence"]
+
+
+def test_a_signed_policy_is_compared_and_not_written_to(shell, corpus):
+    options = ("policy", "noise", "policy.cose", "--family", "banded_inverse", "--bands", "4")
+    assert shell.json(*options)["steps"] == 20
+    assert "not a .toml file" in shell.json(*options, "--write", code=2)["error"]["sentence"]
+
+
+def test_a_person_reads_every_strategy_in_every_class_and_the_lines_to_write(shell):
+    shell.write("policy.toml", PUBLIC)
+    words = ("policy", "noise", "policy.toml", "--target-epsilon", "3", "--best", "--plot", "noise.html")
+    told = shell.run(*words).stdout
+    answer = noise(shell, PUBLIC, "--target-epsilon", "3", "--best")
+    best = answer["strategies"][answer["best_here"]]
+    assert told.count("independent, secret Poisson draws  ") == 3
+    assert "class seldom: epsilon 3; one turn in 16 steps, 4 in all; its preset multiplier is 2" in told
+    assert f"with {best['worst_ratio']:.3f} of the noise" in told
+    assert answer["noise"]["toml"] in told
+    page = (shell.directory / "noise.html").read_text()
+    assert page.count("<caption>Class ") == 2 and page.count("<td>banded_toeplitz, 8 bands</td>") == 2
+    for series in ("independent, public turns", "banded_toeplitz", "buffered_toeplitz"):
+        assert f">{series}</text>" in page
+    assert (
+        json.loads(json.dumps(answer)) == answer and np.isfinite([item["worst_ratio"] for item in answer["strategies"]]).all()
+    )
