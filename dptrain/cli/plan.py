@@ -115,6 +115,7 @@ def plan(
 
     With a corpus, contributions are admitted as in training and their own signed bounds are accounted; the policy must
     be signed for that. Layers are counted without loading a model: blocks are embeddings, layer.0 ..., head.
+    Strategies of noise that is correlated between steps are compared by `dptrain policy noise`.
 
     Nothing is charged, and nothing written but what `--plot` names, the reading that is kept with `--for` and, beside a corpus,
     which state of the registry was used.

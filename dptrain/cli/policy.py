@@ -287,7 +287,7 @@ def _comparison_text(compared: Any, cells: Any) -> Iterator[Shown]:
             | {
                 "largest ratio": lambda item: f"{item.worst:.3f}",
                 "in class": lambda item: max(item.ratios, key=item.ratios.get),
-                "": lambda item: _mark(compared, item),
+                "choice": lambda item: _mark(compared, item),
             },
         )
     for goal in aim.goals:
@@ -298,7 +298,7 @@ def _comparison_text(compared: Any, cells: Any) -> Iterator[Shown]:
         columns = ("kept", "multiplier", "sensitivity", "RMSE", "ratio")
         shown: dict[str, Any] = {"strategy": lambda row: row[0].name}
         shown |= {name: (lambda row, place=place: row[1][place]) for place, name in enumerate(columns)}
-        yield table_of(rows, shown if several else shown | {"": lambda row: _mark(compared, row[0])})
+        yield table_of(rows, shown if several else shown | {"choice": lambda row: _mark(compared, row[0])})
     yield (
         "kept: numbers for each coordinate between steps; multiplier: noise of one occurrence over the clip norm, for that "
         f"epsilon; RMSE: of the noise in the sums ({'mean over them' if aim.objective == 'mean' else 'the largest'}), in clip "
@@ -306,7 +306,7 @@ def _comparison_text(compared: Any, cells: Any) -> Iterator[Shown]:
     )
     if several:
         yield "one strategy serves all classes: the best is that whose largest ratio is least; no class is worse off than that"
-    found = {"best": compared.best, "best that this policy can hold": compared.best_here}
+    found = {"best": compared.best, "best that --best takes": compared.best_here}
     for which, item in found.items() if compared.best is not compared.best_here else [("best", compared.best)]:
         yield f"{which}: {item.name}, with {item.worst:.3f} of the noise in the sums that the best independent noise leaves"
     for sentence in compared.left_out:
@@ -315,7 +315,7 @@ def _comparison_text(compared: Any, cells: Any) -> Iterator[Shown]:
 
 def _mark(compared: Any, item: Any) -> str:
     """Returns what stands at the end of a row."""
-    return "best" if item is compared.best else "best here" if item is compared.best_here else ""
+    return "best" if item is compared.best else "best to write" if item is compared.best_here else ""
 
 
 def _noise_text(rules: Policy, rule: MechanismRule, costs: list[dict[str, Any]], delta: float) -> Iterator[Shown]:

@@ -27,7 +27,7 @@ def test_the_command_tree_is_complete():
     assert {" ".join(path) for path in COMMANDS} == {
         *(f"attest {verb}" for verb in ("keygen", "sign", "verify", "show", "anchor", "withdraw", "prove", "rotate", "revoke")),
         *(f"registry {verb}" for verb in ("init", "add", "prove", "grant", "rotate", "revoke", "set-clock", "show", "verify")),
-        *(f"policy {verb}" for verb in ("init", "check", "sign", "show")),
+        *(f"policy {verb}" for verb in ("init", "check", "noise", "sign", "show")),
         *(f"ledger {verb}" for verb in ("show", "trace", "export", "verify", "prove", "verify-proof", "withdraw", "report")),
         *(f"ledger {verb}" for verb in ("cosign", "merge", "auditor-key", "init", "fsck", "rotate-key", "retain", "set-clock")),
         *(f"ledger {verb}" for verb in ("witness-request", "witness-answer", "monitor")),

@@ -308,6 +308,14 @@ def test_options_that_say_no_one_strategy_are_wrong_use(shell, options, says):
     assert error["code"] == "USAGE" and says in error["sentence"]
 
 
+def test_without_torch_is_said_what_to_install(shell, monkeypatch):
+    def missing(name):
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+    monkeypatch.setattr("dptrain.cli.inputs.importlib.import_module", missing)
+    assert refused(shell, SECRET)["code"] == "TRAIN_EXTRA_MISSING"
+
+
 def test_a_signed_policy_is_compared_and_not_written_to(shell, corpus):
     options = ("policy", "noise", "policy.cose", "--family", "banded_inverse", "--bands", "4")
     assert shell.json(*options)["steps"] == 20

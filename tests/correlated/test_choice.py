@@ -76,3 +76,13 @@ def test_what_nothing_is_proved_for_is_refused(asked, told):
     with pytest.raises(AccountantError, match=told) as refused:
         asked()
     assert refused.value.code == "STRATEGY"
+
+
+def test_the_accountant_and_the_sums_are_those_asked_for():
+    steps, workload = 32, toeplitz.momentum(32, 0.8)
+    plain = choice.at_epsilon(identity(), steps, 4.0, DELTA, Participation(8), workload=workload, accountant="rdp")
+    assert plain.noise_multiplier == pytest.approx(accountants.calibrate(4.0, 1.0, 1, DELTA, "rdp") * 2.0)
+    assert plain.noise_multiplier > 1.01 * choice.at_epsilon(identity(), steps, 4.0, DELTA, Participation(8)).noise_multiplier
+    drawn = choice.amplified(identity(), steps, 4.0, DELTA, 1, 0.25, workload=workload)
+    weighed = [np.square(workload[: i + 1]).sum() for i in range(steps)]
+    assert drawn.rmse == pytest.approx(drawn.noise_multiplier * math.sqrt(np.mean(weighed)))

@@ -1,9 +1,12 @@
 """The page on correlated noise: its program runs as it stands, and its numbers are what it says."""
 
+import json
 import re
 from pathlib import Path
 
 import pytest
+
+from tests.worlds.commands import run_command
 
 torch = pytest.importorskip("torch")
 
@@ -45,3 +48,29 @@ def test_columns_run_past_their_steps_grow_as_the_theorem_says():
     scales = np.concatenate([scaled.scales(8), np.repeat(scaled.scales(8)[-1], 4)])
     assert np.linalg.norm(longer * scales, axis=0).max() == pytest.approx(told, abs=0.005)
     assert np.linalg.norm(scaled.matrix(8), axis=0).max() == pytest.approx(1.0)
+
+
+@pytest.mark.slow
+def test_the_commands_that_choose_run_and_find_what_the_page_says(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    commands = [
+        line.split("#")[0].split()[1:]
+        for text in re.findall(r"^```sh\n(.*?)^```", PAGE, re.M | re.S)
+        for line in text.splitlines()
+    ]
+    assert len(commands) == 4 and run_command(["policy", "init"]).exit_code == 0
+    secret = Path("policy.toml").read_text()
+
+    def compared(steps: str) -> dict:
+        Path("policy.toml").write_text(secret.replace("steps = 1000 ", f"steps = {steps} "))
+        found = json.loads(run_command([*commands[0], "--json"]).stdout)
+        return found["strategies"][found["best"]]
+
+    assert compared("1000")["draws"] == "secret"
+    (bands, told), best = re.findall(r"over 10,000, (\d+) bands leave ([\d.]+) of their", PAGE)[0], compared("10000")
+    assert (best["family"], best["bands"]) == ("banded_toeplitz", int(bands))
+    assert best["worst_ratio"] == pytest.approx(float(told), abs=5e-4)
+    turns = secret.replace('"secret_poisson" ', '"occurrences_public" ').replace("# [sampling]", "[sampling]")
+    Path("policy.toml").write_text(turns.replace('# order = "cyclic"', 'order = "cyclic"'))
+    assert [run_command(words).exit_code for words in commands] == [0] * 4
+    assert Path("noise.svg").exists() and 'family = "banded_toeplitz"\nparameters' in Path("policy.toml").read_text()

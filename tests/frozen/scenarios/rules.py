@@ -75,6 +75,13 @@ POLICIES = Scenario(
         Case("check: no number", "policy check policy.toml --contributions sensitive", code=2),
         Case("check: every kind of rule", "policy check rich.toml", before=_richer),
         Case("check: turns in an order", "policy check orders.toml"),
+        Case("noise: of a family", "policy noise orders.toml --family banded_inverse --bands 4"),
+        Case(
+            "noise: of a family, at a target", "policy noise orders.toml --family banded_inverse --bands 4 --target-epsilon 3"
+        ),
+        Case("noise: a family that fits into no policy", "policy noise orders.toml --family dense", code=2),
+        Case("noise: nothing to write", "policy noise orders.toml --write", code=2),
+        Case("noise: a word that is not known", "policy noise later.toml --best", code=1),
         Case("sign: every kind of rule", "policy sign rich.toml --key owner.key --registry registry.cbor"),
         Case("show: every kind of rule", "policy show rich.cose"),
         Case("sign: turns in an order", "policy sign orders.toml --key owner.key --registry registry.cbor"),
