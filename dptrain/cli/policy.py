@@ -12,7 +12,7 @@ from attest.files import atomic_write
 from attest.keys.signers import as_signer
 from attest.policy import Policy, SignedPolicy, sign_policy
 from attest.policy.mechanism import MechanismRule
-from attest.policy.sampling import CYCLIC, OCCURRENCES_PUBLIC
+from attest.policy.sampling import CYCLIC, CYCLIC_POISSON, OCCURRENCES_PUBLIC, SECRET_DRAWS
 from attest.policy.unbuilt import NOT_BUILT
 from attest.registry import open_registry
 from attest.schema.rounding import rounded_up
@@ -105,6 +105,10 @@ def noise(
     ] = None,
     bands: Annotated[int | None, option("Bands of the first two: diagonals that are not zero.", metavar="B", min=2)] = None,
     buffers: Annotated[int | None, option("Buffers of buffered_toeplitz.", metavar="M", min=1, max=8)] = None,
+    groups: Annotated[
+        int | None,
+        option("Draw in secret from so many groups in turn (cyclic_poisson), as many as bands or more.", metavar="G", min=2),
+    ] = None,
     best: Annotated[bool, option("Take the best of the comparison that fits into a policy.", "--best")] = False,
     objective: Annotated[str, option("Least mean or max over the sums of the run.", metavar="mean|max")] = "mean",
     momentum: Annotated[float, option("Momentum of the optimizer, where sums have it.", min=0.0, max=0.999)] = 0.0,
@@ -123,8 +127,8 @@ def noise(
     """Compare noise that is correlated between steps at equal epsilon, and put a strategy into a policy.
 
     The table says which multiplier each strategy needs in each class, and what noise is left in the sums of a run. It counts
-    public turns; of independent noise secret draws too, which amplify. With `--best` or `--family` come the lines of [noise],
-    with all coefficients, and what they cost each class.
+    public turns; of independent noise and of bands secret draws too, which amplify. With `--best` or `--family` come the lines
+    of [noise], with all coefficients, and what they cost each class.
 
     Nothing is written but what `--plot` names, and POLICY.toml with `--write`, which must be signed anew then.
 
@@ -137,6 +141,7 @@ def noise(
         write and policy.suffix != ".toml", f"{policy} is not a .toml file; write into what a person can read, then sign it"
     )
     wrong_if(plot is not None and family is not None, "--plot draws the comparison; leave out --family")
+    wrong_if(groups and family != "banded_toeplitz", "--groups goes with --family banded_toeplitz; a comparison tries its own")
     inputs.require_plot(plot)
     rules, signed = _under_independent_noise(policy, owner_key)
     goals = inputs.goals_of(target_epsilon or [], rules)
@@ -157,11 +162,11 @@ def noise(
                 strategy = strategies.searched(aim, family, size)
                 data |= strategies.told(aim)
             else:
-                strategy = compared.best_here.strategy
+                strategy, groups = compared.best_here.strategy, compared.best_here.groups
             rule, strategy = strategies.to_sign(strategy, aim.steps)
-            costs = strategies.costs(aim, strategy)
-            data |= {"noise": _noise_json(rule), "costs": costs, "written": write}
-            text += _noise_text(rules, rule, costs, aim.delta)
+            costs = strategies.costs(aim, strategy, groups or 0)
+            data |= {"noise": _noise_json(rule), "costs": costs, "groups": groups or None, "written": write}
+            text += _noise_text(rules, rule, costs, aim.delta, groups or 0)
     if write:
         refused = _write_noise(policy, rule)
         data["refused"] = refused
@@ -318,14 +323,17 @@ def _mark(compared: Any, item: Any) -> str:
     return "best" if item is compared.best else "best to write" if item is compared.best_here else ""
 
 
-def _noise_text(rules: Policy, rule: MechanismRule, costs: list[dict[str, Any]], delta: float) -> Iterator[Shown]:
+def _noise_text(
+    rules: Policy, rule: MechanismRule, costs: list[dict[str, Any]], delta: float, groups: int
+) -> Iterator[Shown]:
     """Yields the lines of a policy, and what they cost."""
     yield "\n".join(["[noise]", *noise_lines(rule), ""])
     yield table_of(
         costs,
         {
             "class": lambda row: row["class"],
-            "sensitivity": lambda row: number(row["sensitivity"]),
+            **({"rate": lambda row: number(row["sampling_rate"])} if groups else {}),
+            **({} if groups else {"sensitivity": lambda row: number(row["sensitivity"])}),
             "preset multiplier": lambda row: number(row["preset_multiplier"]),
             "epsilon": lambda row: rounded_up(row["epsilon"]),
             "for epsilon": lambda row: rounded_up(row["target_epsilon"]),
@@ -334,7 +342,13 @@ def _noise_text(rules: Policy, rule: MechanismRule, costs: list[dict[str, Any]],
         },
     )
     yield f"epsilon: of the preset multiplier over all turns, delta {delta:g}; multiplier: the least for the epsilon before it"
-    if rules.sampling.name != CYCLIC or rules.disclosure != OCCURRENCES_PUBLIC:
+    if groups:
+        if rules.sampling.groups != groups:
+            yield (
+                f'draws from {groups} groups are counted: set disclosure = "{SECRET_DRAWS}", order = "{CYCLIC_POISSON}" and '
+                f"parameters = {{ groups = {groups} }} under [sampling], and in each class the sampling_rate above"
+            )
+    elif rules.sampling.name != CYCLIC or rules.disclosure != OCCURRENCES_PUBLIC:
         yield f'turns are counted: set disclosure = "{OCCURRENCES_PUBLIC}", and order = "{CYCLIC}" under [sampling]'
 
 

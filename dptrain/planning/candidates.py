@@ -1,9 +1,10 @@
 """Compares strategies of correlated noise under a policy, at one epsilon for each of its classes, and chooses one to sign.
 
-One strategy serves all classes. A class of rate 1/P takes part once in every P steps, by public turns, and has the sensitivity
-of its own period. The yardstick is the noise in the sums of a run: its root mean square, in clip norms of the class. Its ratio
-to that of the best independent noise is largest in some class, and by that strategies are ranked: where blocks have the largest
-noise that a class needs, the noise in their sums changes by no larger ratio.
+One strategy serves all classes. A class of which a step draws the share 1/P takes part once in every P steps, by public turns,
+and has the sensitivity of its own period; or steps draw in secret from groups in turn, as many as a strategy has bands, each at
+the rate groups/P, which amplifies. The yardstick is the noise in the sums of a run: its root mean square, in clip norms of the
+class. Its ratio to that of the best independent noise is largest in some class, and by that strategies are ranked: where blocks
+have the largest noise that a class needs, the noise in their sums changes by no larger ratio.
 """
 
 import functools
@@ -17,7 +18,7 @@ import numpy as np
 from attest.fixed_point import from_micro
 from attest.policy import Policy
 from attest.policy.mechanism import GAUSSIAN, MAX_COEFFICIENTS, MechanismRule
-from attest.policy.sampling import SECRET_POISSON, period
+from attest.policy.sampling import period
 from attest.schema.rounding import rounded_up
 from dptrain.noise.correlated import blt, choice, dense, toeplitz
 from dptrain.noise.correlated.choice import Arm
@@ -63,7 +64,7 @@ class Goal:
     """Says what a class needs: epsilon, from turns once in every ``period`` steps.
 
     Attributes:
-        noise_multiplier: of its preset.
+        noise_multiplier: of its preset. sampling_rate: the share that a step draws on average.
     """
 
     name: str
@@ -115,13 +116,27 @@ class Aim:
             for goal in self.goals
         }
 
-    def by_secret_draws(self) -> dict[str, Arm]:
-        """Returns what independent noise comes to in each class where every step draws in secret, at the rate of the class."""
+    def by_secret_draws(self, strategy: Strategy, groups: int) -> dict[str, Arm]:
+        """Returns what a strategy comes to in each class where steps draw in secret, from groups in turn.
+
+        Raises:
+            AccountantError: code STRATEGY, the draws of a group would be more than it has.
+        """
         rest = (self.objective, self.accountant, self.workload)
         return {
-            goal.name: choice.amplified(identity(), self.steps, goal.epsilon, self.delta, 1, goal.sampling_rate, *rest)
+            goal.name: choice.amplified(
+                strategy, self.steps, goal.epsilon, self.delta, groups, self.rate_in_group(goal, groups), *rest
+            )
             for goal in self.goals
         }
+
+    def rate_in_group(self, goal: Goal, groups: int) -> float:
+        """Returns the rate at which a class is drawn from one of some groups. Raises AccountantError: code STRATEGY."""
+        rate = groups * goal.sampling_rate
+        if rate > 1.0 + 1e-12:
+            told = f"a step draws one in {1 / goal.sampling_rate:g} of class {goal.name}, more than one of {groups} groups has"
+            raise AccountantError(CODE, f"{told}; take {int(1 / goal.sampling_rate)} groups at most")
+        return min(rate, 1.0)
 
 
 def aim_of(
@@ -157,17 +172,16 @@ def aim_of(
     for rule in policy.classes:
         if rule.public:
             continue
-        multiplier, every = from_micro(rule.noise_multiplier_micro), period(rule.sampling_rate)
-        goal = Goal(rule.name, targets.get(rule.name, math.nan), multiplier, float(rule.sampling_rate), every)
+        multiplier, mean = from_micro(rule.noise_multiplier_micro), policy.sampling.mean_rate(rule.sampling_rate)
+        goal = Goal(rule.name, targets.get(rule.name, math.nan), multiplier, float(mean), period(mean))
         if rule.name not in targets:
-            if signed.name == GAUSSIAN:
-                epsilon = spent(policy, phases_at(policy, [multiplier], goal.sampling_rate, hasty=True))
+            if signed.name == GAUSSIAN or policy.secret:
+                epsilon = spent(policy, phases_at(policy, [multiplier], float(rule.sampling_rate), hasty=True))
             else:
                 epsilon = epsilon_of(strategy_of(signed, policy.steps), policy.steps, goal, delta, policy.accountant)
             goal = replace(goal, epsilon=epsilon)
         goals.append(goal)
-    secret = policy.disclosure == SECRET_POISSON
-    return Aim(policy.corpus, policy.steps, delta, policy.accountant, secret, objective, momentum, tuple(goals))
+    return Aim(policy.corpus, policy.steps, delta, policy.accountant, policy.secret, objective, momentum, tuple(goals))
 
 
 def moved(strategy: Strategy, steps: int, goal: Goal) -> float:
@@ -187,7 +201,7 @@ class Candidate:
 
     Attributes:
         family: word of the policy. size: bands or buffers, 1 of independent noise and 0 of a dense strategy.
-        secret: whether draws are secret, and amplify; else contributions take public turns.
+        groups: from which steps draw in turn in secret, which amplifies; 0 where contributions take public turns.
         kept: numbers kept for each coordinate between steps.
         strategy: C.
         arms: what it comes to in each class.
@@ -196,7 +210,7 @@ class Candidate:
 
     family: str
     size: int
-    secret: bool
+    groups: int
     kept: int
     strategy: Strategy
     arms: Mapping[str, Arm]
@@ -209,7 +223,13 @@ class Candidate:
             return f"independent, {'secret Poisson draws' if self.secret else 'public turns'}"
         if self.family == DENSE:
             return "dense"
-        return f"{self.family}, {self.size} {'buffer' if self.family == BUFFERED else 'band'}{'' if self.size == 1 else 's'}"
+        of = f"{self.family}, {self.size} {'buffer' if self.family == BUFFERED else 'band'}{'' if self.size == 1 else 's'}"
+        return f"{of}, secret draws of {self.groups} groups" if self.secret else of
+
+    @property
+    def secret(self) -> bool:
+        """Tells whether draws are secret."""
+        return self.groups > 0
 
     @property
     def worst(self) -> float:
@@ -252,6 +272,7 @@ class Comparison:
                     "bands": item.size if item.family in (TOEPLITZ, INVERSE) else None,
                     "buffers": item.size if item.family == BUFFERED else None,
                     "draws": "secret" if item.secret else "turns",
+                    "groups": item.groups or None,
                     "kept": item.kept,
                     "fits_policy": item.fits,
                     "worst_ratio": item.worst,
@@ -279,7 +300,7 @@ class Comparison:
             xs.append(2)
         series: dict[str, list[float]] = {}
         for item in self.candidates:
-            name = item.name if item.family == GAUSSIAN else item.family
+            name = item.name if item.family == GAUSSIAN else item.family + (", secret draws of groups" if item.secret else "")
             held = series.setdefault(name, [math.nan] * len(xs))
             for place, x in enumerate(xs):
                 if x == 1 + item.kept or (item.family in (GAUSSIAN, DENSE) and x > item.kept):
@@ -341,15 +362,18 @@ def compare(aim: Aim) -> Comparison:
     """
     left_out: list[str] = []
     with np.errstate(over="ignore", invalid="ignore"):  # of columns that a search tries and leaves
-        arms = {"secret": aim.by_secret_draws(), "turns": aim.by_turns(identity())}
+        arms = {"secret": aim.by_secret_draws(identity(), 1), "turns": aim.by_turns(identity())}
         least = {goal.name: min(found[goal.name].rmse for found in arms.values()) for goal in aim.goals}
 
-        def candidate(family: str, size: int, kept: int, strategy: Strategy, *, secret: bool = False) -> Candidate:
-            found = arms["secret"] if secret else aim.by_turns(strategy)
+        def candidate(family: str, size: int, kept: int, strategy: Strategy, groups: int = 0) -> Candidate:
+            found = aim.by_secret_draws(strategy, groups) if groups else aim.by_turns(strategy)
             ratios = {name: arm.rmse / least[name] for name, arm in found.items()}
-            return Candidate(family, size, secret, kept, strategy, found, ratios)
+            return Candidate(family, size, groups, kept, strategy, found, ratios)
 
-        candidates = [candidate(GAUSSIAN, 1, 0, identity(), secret=True), candidate(GAUSSIAN, 1, 0, identity())]
+        candidates = [candidate(GAUSSIAN, 1, 0, identity(), 1), candidate(GAUSSIAN, 1, 0, identity())]
+        for size in _bands(aim, []):
+            if size <= min(goal.period for goal in aim.goals):
+                candidates.append(candidate(TOEPLITZ, size, size - 1, searched(aim, TOEPLITZ, size), size))
         for family, sizes in ((TOEPLITZ, _bands(aim, left_out)), (INVERSE, [p for p in INVERSES if p <= aim.steps])):
             candidates += [candidate(family, size, size - 1, searched(aim, family, size)) for size in sizes]
         before = math.inf
@@ -405,15 +429,30 @@ def to_sign(strategy: Strategy, steps: int) -> tuple[MechanismRule, Strategy]:
     return rule, strategy_of(rule, steps)
 
 
-def costs(aim: Aim, strategy: Strategy) -> list[dict[str, Any]]:
-    """Returns what a strategy costs each class: at its preset multiplier, and for the epsilon of the aim."""
-    arms = aim.by_turns(strategy)
+def costs(aim: Aim, strategy: Strategy, groups: int = 0) -> list[dict[str, Any]]:
+    """Returns what a strategy costs each class: at its preset multiplier, and for the epsilon of the aim.
+
+    Args:
+        groups: from which steps draw in secret, in turn; 0 for public turns.
+
+    Raises:
+        AccountantError: code STRATEGY, no such groups.
+    """
+    arms = aim.by_secret_draws(strategy, groups) if groups else aim.by_turns(strategy)
+
+    def preset(goal: Goal) -> float:
+        if not groups:
+            return epsilon_of(strategy, aim.steps, goal, aim.delta, aim.accountant)
+        rate, steps = aim.rate_in_group(goal, groups), -(-aim.steps // groups)
+        return accountants.epsilon(goal.noise_multiplier, rate, steps, aim.delta, aim.accountant)
+
     return [
         {
             "class": goal.name,
-            "sensitivity": moved(strategy, aim.steps, goal),
+            "sensitivity": None if groups else moved(strategy, aim.steps, goal),
+            "sampling_rate": aim.rate_in_group(goal, groups) if groups else goal.sampling_rate,
             "preset_multiplier": goal.noise_multiplier,
-            "epsilon": epsilon_of(strategy, aim.steps, goal, aim.delta, aim.accountant),
+            "epsilon": preset(goal),
             "target_epsilon": goal.epsilon,
             "noise_multiplier": arms[goal.name].noise_multiplier,
             "rmse": arms[goal.name].rmse,

@@ -100,8 +100,16 @@ def test_every_strategy_has_the_figures_of_the_library_in_every_class(shell, obj
 
 def test_bands_go_past_the_periods_and_the_best_has_the_least_of_the_largest_ratios(shell):
     answer = noise(shell, SECRET, "--target-epsilon", "3")
-    sizes = [item["bands"] for item in answer["strategies"] if item["family"] == "banded_toeplitz"]
-    assert sizes == [2, 4, 8, 16, 32, 64]
+    banded = [item for item in answer["strategies"] if item["family"] == "banded_toeplitz"]
+    assert [item["bands"] for item in banded if item["draws"] == "turns"] == [2, 4, 8, 16, 32, 64]
+    secret = [item for item in banded if item["draws"] == "secret"]
+    assert [(item["bands"], item["groups"]) for item in secret] == [(2, 2), (4, 4), (8, 8)]  # no group has more than a period
+    for item in secret:
+        arm = choice.amplified(
+            Toeplitz(tuple(toeplitz.optimal_coefficients(64, item["bands"]))), 64, 3.0, 1e-6, item["groups"], item["groups"] / 8
+        )
+        found = item["classes"]["often"]
+        assert (found["noise_multiplier"], found["rmse"]) == pytest.approx((arm.noise_multiplier, arm.rmse), rel=1e-9)
     for item in answer["strategies"]:
         assert item["worst_ratio"] == max(row["ratio"] for row in item["classes"].values())
         assert item["fits_policy"] == (item["family"] != "dense")
@@ -205,9 +213,24 @@ def test_the_best_is_written_where_turns_are_public_and_independent_noise_is_kep
     assert [row["rmse"] for row in answer["costs"]] == pytest.approx(
         [row["rmse"] for row in best["classes"].values()], rel=1e-4
     )
-    seldom = SECRET.replace("0.125", "0.01").replace("0.0625", "0.01").replace("steps = 64", "steps = 40")
-    error = refused(shell, seldom, "--best", "--write", "--target-epsilon", "3")
+    once = SECRET.replace("steps = 64", "steps = 1")
+    error = refused(shell, once, "--best", "--write", "--target-epsilon", "3")
     assert error["code"] == "STRATEGY" and "independent noise is best" in error["sentence"]
+
+
+def test_the_best_under_secret_draws_says_from_how_many_groups_and_what_to_set(shell):
+    answer = noise(shell, SECRET, "--best", "--target-epsilon", "3")
+    best = answer["strategies"][answer["best_here"]]
+    assert best["draws"] == "secret" and answer["groups"] == best["groups"] == best["bands"]
+    rates = [row["sampling_rate"] for row in answer["costs"]]
+    assert rates == [0.125 * best["groups"], 0.0625 * best["groups"]]
+    told = shell.run("policy", "noise", "policy.toml", "--best", "--target-epsilon", "3").output
+    assert 'order = "cyclic_poisson"' in told and f"groups = {best['groups']}" in told
+    one = noise(shell, SECRET, "--family", "banded_toeplitz", "--bands", "4", "--groups", "4", "--target-epsilon", "3")
+    assert one["costs"][0]["epsilon"] == accountants.epsilon(1.2, 0.5, 16, 1e-6)
+    error = refused(shell, SECRET, "--family", "banded_toeplitz", "--bands", "4", "--groups", "16")
+    assert error["code"] == "STRATEGY" and "take 8 groups at most" in error["sentence"]
+    assert refused(shell, SECRET, "--family", "banded_toeplitz", "--bands", "4", "--groups", "2")["code"] == "STRATEGY"
 
 
 @pytest.mark.parametrize(
