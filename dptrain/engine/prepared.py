@@ -40,7 +40,7 @@ from dptrain.parallel.wrapped import step_once, unwrapped
 from dptrain.progress import progress_bar
 from dptrain.record import checkpoints, noise_states, weights
 from dptrain.record.metrics import Line, Metrics, MetricsLog
-from dptrain.record.pin import sign_record
+from dptrain.record.pin import NOISE, sign_record
 from dptrain.record.recorder import Recorder, by_terms
 from dptrain.record.registry_watch import RegistryWatch
 from dptrain.record.settling import Inbox, settle_pool
@@ -505,7 +505,7 @@ class PreparedRun(Parts[Planned]):
     @property
     def _noise_states(self) -> Path:
         """Returns the directory beside the ledger where states of the noise lie."""
-        return self.recorder.place.side(noise_states.SUFFIX)
+        return self.recorder.place.side(NOISE)
 
     def _noise_saved(self) -> dict[str, torch.Tensor] | None:
         """Returns the state of the noise after the step that the run goes on from; None where there is none.

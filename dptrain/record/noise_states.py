@@ -17,16 +17,12 @@ import torch
 from attest.files import make_private_directory, sync_directory
 from dptrain.errors import ResumeRefused
 from dptrain.parallel.ranks import Ranks
-from dptrain.record.pin import STATE, folder_name, found, table_in
+from dptrain.record.pin import STATE, folder_name, found, noise_table
 from dptrain.record.shard_files import table_of, verified
-from ledger.errors import PinRefused, StorageFailed
+from ledger.errors import StorageFailed
 
 KEEP: Final = 2
 """States kept, as many as checkpoints; older ones are removed after a newer one is durable."""
-
-SUFFIX: Final = ".noise"
-"""Of the directory beside the ledger."""
-
 
 def save(directory: Path, step: int, tensors: Mapping[str, torch.Tensor], ranks: Ranks) -> bytes:
     """Writes the state of the noise after a step durably, and removes all but the newest ``KEEP``; every rank calls it.
@@ -92,7 +88,7 @@ def restored(directory: Path, step: int, digest: bytes, ranks: Ranks) -> dict[st
         ResumeRefused: code NOISE_STATE, it cannot be read.
     """
     folder = directory / folder_name(step)
-    table = require(folder, digest)
+    table = noise_table(folder, digest)
     with verified(folder, table, ranks) as own:
         names = [_file(ranks.rank)] if len(table) == ranks.size else sorted(table)
         held: dict[str, torch.Tensor] = {}
@@ -102,21 +98,6 @@ def restored(directory: Path, step: int, digest: bytes, ranks: Ranks) -> dict[st
         except (OSError, ValueError, RuntimeError) as error:
             raise ResumeRefused("NOISE_STATE", f"cannot read the state of the noise in {folder} ({error})") from error
         return held
-
-
-def require(folder: Path, digest: bytes) -> dict[str, list[object]]:
-    """Returns the table of a state, which has this digest. Raises PinRefused: code NOISE_STATE."""
-    path = folder / STATE
-    how = "restore it, or go on from another checkpoint, whose later steps are charged again"
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        sentence = f"cannot read {path}: {error.strerror or error}; the noise of the next step is made of it"
-        raise PinRefused("NOISE_STATE", f"{sentence}. {how.capitalize()}") from error
-    if hashlib.sha256(data).digest() != digest:
-        sentence = f"{path} is not the state of the noise that the pin of the checkpoint names"
-        raise PinRefused("NOISE_STATE", f"{sentence}: under another one the noise of two steps could cancel; {how}")
-    return table_in(data, folder) or {}
 
 
 def destroy(directory: Path) -> None:

@@ -28,6 +28,9 @@ STATE = "state.pt"
 
 KIND = "dptrain.checkpoint/1"
 
+NOISE = ".noise"
+"""Suffix of the directory beside the ledger in which states of the noise lie."""
+
 _NAME = re.compile(r"step-([0-9]{8})")
 
 Table = dict[str, list[Any]]
@@ -185,15 +188,35 @@ def opened_file(path: Path, size: int, digest: str) -> Iterator[BinaryIO]:
         yield file
 
 
-def require_files(folder: Path, record: PinRecord) -> None:
-    """Holds the files of a checkpoint against its pin: ``state.pt``, and where that is a table, all files in it.
+def noise_table(folder: Path, digest: bytes) -> Table:
+    """Returns the table of files of a state of the noise, which has this digest. Raises PinRefused: code NOISE_STATE."""
+    path = folder / STATE
+    how = "restore it, or go on from another checkpoint, whose later steps are charged again"
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        sentence = f"cannot read {path}: {error.strerror or error}; the noise of the next step is made of it"
+        raise PinRefused("NOISE_STATE", f"{sentence}. {how.capitalize()}") from error
+    if hashlib.sha256(data).digest() != digest:
+        sentence = f"{path} is not the state of the noise that the pin of the checkpoint names"
+        raise PinRefused("NOISE_STATE", f"{sentence}: under another one the noise of two steps could cancel; {how}")
+    return table_in(data, folder) or {}
+
+
+def require_files(folder: Path, record: PinRecord, noise: Path) -> None:
+    """Holds the files of a checkpoint against its pin: ``state.pt``, and where that is a table, all files in it; and the state
+    of the noise after its step, in the directory ``noise``, where the pin names one.
 
     Raises:
-        PinRefused: as `opened_state` and `opened_file`; code CHECKPOINT_MOVED.
+        PinRefused: as `opened_state`, `opened_file` and `noise_table`; code CHECKPOINT_MOVED.
     """
     with opened_state(folder, record) as file:
         head = file.read(1)
         table = table_in(head + file.read(), folder) if head == b"{" else None
-    for name, (size, digest) in (table or {}).items():
-        with opened_file(folder / name, size, digest):
+    files = [(folder / name, *told) for name, told in (table or {}).items()]
+    if record.noise_sha256 is not None:
+        beside = noise / folder.name
+        files += [(beside / name, *told) for name, told in noise_table(beside, record.noise_sha256).items()]
+    for path, size, digest in files:
+        with opened_file(path, size, digest):
             pass

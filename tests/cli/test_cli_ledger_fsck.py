@@ -41,7 +41,7 @@ def signer_of(run):
 def pin(run, **changes):
     """A pin of the ledger as it is, signed with its key whatever it says."""
     with Ledger.open(run / "ledger.db", read_only=True) as log:
-        data = sign_pinned(KIND, replace(log.pin(), **changes), [20, 0, "held", 6, bytes(32)], signer_of(run))
+        data = sign_pinned(KIND, replace(log.pin(), **changes), [20, 0, "held", 6, bytes(32), None], signer_of(run))
     path = run / "pin.cose"
     path.write_bytes(data)
     return str(path)

@@ -134,9 +134,9 @@ def test_hashes_go_when_the_policy_lets_them(shell, files):
     with Ledger.open(files / "ledger.db", SIGNER) as ledger:
         pin = Pin(ledger.header.origin, 6, ledger._file.root_at(6), ledger.header_digest)
         beside = checkpoint_of(ledger, 1) / PIN
-    beside.write_bytes(sign_pinned(KIND, replace(pin, root=bytes(32)), [1, 0, "held", 6, bytes(32)], SIGNER))
+    beside.write_bytes(sign_pinned(KIND, replace(pin, root=bytes(32)), [1, 0, "held", 6, bytes(32), None], SIGNER))
     assert shell.json(*RETAIN, "--drop-hashes", code=1)["error"]["code"] == "FORKED"
-    beside.write_bytes(sign_pinned(KIND, pin, [1, 0, "held", 6, hashlib.sha256(b"states").digest()], SIGNER))
+    beside.write_bytes(sign_pinned(KIND, pin, [1, 0, "held", 6, hashlib.sha256(b"states").digest(), None], SIGNER))
     told = shell.json(*RETAIN, "--drop-hashes")
     assert told["hashes_gone"] > 5 and told["hashes_before"] == told["pruned_before"] == told["summaries"][0]["end"]
     assert [row["state"] for row in told["summaries"]] == ["pruned, hashes too"]

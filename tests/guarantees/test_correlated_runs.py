@@ -13,11 +13,14 @@ from attest.keys import public_bytes  # noqa: E402
 from dptrain.engine.options import NoiseSource  # noqa: E402
 from dptrain.errors import ResumeRefused, UnsupportedPolicy  # noqa: E402
 from dptrain.noise.correlated import CorrelatedGaussian  # noqa: E402
+from dptrain.record.pin import found as checkpoint_folders  # noqa: E402
+from dptrain.record.pin import read_record, require_files  # noqa: E402
 from ledger import accountants  # noqa: E402
 from ledger.accountants.correlated import strategy_of  # noqa: E402
 from ledger.audit import verify_export  # noqa: E402
 from ledger.errors import LeafRefused, PinRefused  # noqa: E402
 from ledger.leaves import Draw, decode_leaf  # noqa: E402
+from ledger.log import Ledger  # noqa: E402
 from tests.worlds.trainer import Trainer  # noqa: E402
 from tests.worlds.training import make_world  # noqa: E402
 
@@ -180,6 +183,13 @@ def test_a_resumed_run_goes_on_with_the_noise_that_it_had_and_pays_for_rows_done
     assert not states_of(world).exists()
 
 
+def fsck(world) -> None:
+    """Holds the checkpoints beside a ledger against their pins, as `dptrain ledger fsck` does."""
+    folder = checkpoint_folders(world.ledger.with_name(world.ledger.name + ".checkpoints"))[-1][1]
+    with Ledger.open(world.ledger) as ledger:
+        require_files(folder, read_record(ledger, folder), states_of(world))
+
+
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("change", ["gone", "another", "a byte"])
 def test_another_state_of_the_noise_is_refused_before_anything_is_charged(tmp_path, change) -> None:
@@ -187,6 +197,7 @@ def test_another_state_of_the_noise_is_refused_before_anything_is_charged(tmp_pa
     interrupted(world, saved=2, stopped=4)
     interrupted(world, saved=3, stopped=4, resume=True)
     of = states_of(world)
+    fsck(world)
     if change == "gone":
         os.rename(of, of.with_name("elsewhere"))
     elif change == "another":
@@ -197,11 +208,13 @@ def test_another_state_of_the_noise_is_refused_before_anything_is_charged(tmp_pa
         data = bytearray(path.read_bytes())
         data[len(data) // 2] ^= 1
         path.write_bytes(data)
+    with pytest.raises(PinRefused) as found:
+        fsck(world)
     trainer = Trainer(world, resume=True)
     charged, attempt = (getattr(trainer.private.opened.recorder.ledger.state, name) for name in ("charged", "attempt"))
     with pytest.raises(PinRefused) as refused:
         trainer.run()
-    assert refused.value.code == ("STATE_CHANGED" if change == "a byte" else "NOISE_STATE")
+    assert refused.value.code == found.value.code == ("STATE_CHANGED" if change == "a byte" else "NOISE_STATE")
     state = trainer.private.opened.recorder.ledger.state
     assert (state.charged, state.attempt) == (charged, attempt)
     trainer.close()

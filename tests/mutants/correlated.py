@@ -11,7 +11,7 @@ PRIVATIZERS = "dptrain/noise/correlated/privatizers.py"
 STATE = "ledger/replay/state.py"
 REPLAY = "ledger/replay/replay.py"
 HEADER = "ledger/leaves/header.py"
-STATES = "dptrain/record/noise_states.py"
+STATES = "dptrain/record/pin.py"
 PREPARED = "dptrain/engine/prepared.py"
 
 COSTS = "ledger/accountants/correlated/costs.py"

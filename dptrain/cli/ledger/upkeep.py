@@ -263,7 +263,7 @@ def fsck(
     with counting(f"checking {place.shown}"), Ledger.open(place, read_only=True, recompute=True) as log:
         for path in pin or ():
             pinning.open_record(log, path)
-        held = len(pin or ()) + sum(_holds(log, folder) for folder in folders)
+        held = len(pin or ()) + sum(_holds(log, folder, place) for folder in folders)
         examined = log.examine()
         found = _examined(log, examined, place, held)
     return Told(found, _examined_text(found, place), exit_code=bool(examined.findings))
@@ -344,10 +344,10 @@ def _files(found: dict[str, Any], place: Place) -> str:
     return f"beside it: {held}, the weights of {counted(found['weights'], 'epoch')}{less}{more}"
 
 
-def _holds(log: Ledger, folder: Path) -> bool:
+def _holds(log: Ledger, folder: Path, place: Place) -> bool:
     """Holds a checkpoint against its pin, and that against the ledger; False if the run beside removed it meanwhile."""
     try:
-        pinning.require_files(folder, pinning.read_record(log, folder))
+        pinning.require_files(folder, pinning.read_record(log, folder), place.side(pinning.NOISE))
         return True
     except PinRefused:
         if folder.exists():
