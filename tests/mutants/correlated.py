@@ -178,8 +178,8 @@ CORRELATED = (
         T_SECRET + "test_no_draw_shows_in_more_copies_than_are_counted",
     ),
     Mutant(
-        "a draw has copies only if the run went on from its own step", STATE,
-        "range(max(1, begin - self.memory + 1), begin + 1)", "range(begin, begin + 1)",
+        "a draw has one copy more however often its rows were released again", STATE,
+        "self._more[step] = self._more.get(step, 0) + 1", "self._more[step] = 1",
         T_SECRET + "test_no_draw_shows_in_more_copies_than_are_counted",
     ),
     Mutant(
