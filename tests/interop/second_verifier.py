@@ -702,7 +702,27 @@ def with_word(value, words_, rest):
 
 def mechanism(value):
     """Check the law of the noise."""
-    with_word(value, ("gaussian", "laplace", "discrete_gaussian", "skellam"), [None])
+    if type(value) is list and len(value) == 3 and type(value[0]) is str and value[0] in CORRELATED:
+        if value[0] == "buffered_toeplitz":
+            buffers(value[1])
+        else:
+            bands(value[1])
+        need(value[2] is None, "NOT_BUILT", "coefficients in a file")
+    else:
+        with_word(value, ("gaussian", "laplace", "discrete_gaussian", "skellam"), [None])
+
+
+def bands(value):
+    """Check the parameters of a strategy with bands; without its coefficients it would have a digest."""
+    shape(value, {1: uint(2, 10**9), 2: rows(of_type(int))}, {3: only_true})
+    need(len(value[2]) == value[1] <= 4096 and value[2][0] == 2**20, "RANGE", "as many as bands, the first 2^20")
+    need(all(abs(number) <= 2**20 for number in value[2]), "RANGE", "coefficients")
+
+
+def buffers(value):
+    """Check the parameters of a strategy of buffers."""
+    shape(value, {1: rows(uint(1, 2**40 - 1)), 2: rows(uint(1, 2**40))})
+    need(1 <= len(value[1]) <= 16 and len(value[1]) == len(value[2]), "RANGE", "as many scales as decays")
 
 
 def sampling(value):
@@ -717,6 +737,7 @@ def cosigner_keys(value):
     need(len({VerifierKey(line, COSIGNATURE).raw for line in value}) == len(value), "RANGE", "a key twice")
 
 
+CORRELATED = ("banded_toeplitz", "banded_inverse", "buffered_toeplitz")
 POLICY = {
     1: word("dptrain.policy/2"), 2: identifier, 3: fraction, 4: word("pld", "rdp", "moments", "prv"), 5: word("zero-out"),
     6: word("secret_poisson", "occurrences_public"), 7: word("fast", "certified"), 8: positive, 9: uint(), 10: positive,
@@ -1510,6 +1531,87 @@ def keep_within(before, own, delta, where):
         need(max(uses) * MICRO <= limit[0] + 2, "BUDGET", f"{where}: {max(uses)} of {limit[0] / MICRO}")
 
 
+# --- Noise that is correlated between steps ---------------------------------------------------------------------------
+
+
+def added(values):
+    """Return the sum of numbers in their order, every addition rounded."""
+    total = 0.0
+    for value in values:
+        total += value
+    return total
+
+
+class Strategy:
+    """The strategy C of a policy, over its steps; rows and columns count from 0."""
+
+    def __init__(self, mechanism_, steps):
+        """Compute the first column, the factors of columns, the largest product N, the slack h, and the width b."""
+        family, values, _ = mechanism_
+        self.steps = n = steps
+        self.slack, self.width = 0.0, n
+        if family == "buffered_toeplitz":
+            pairs = [(scale / 2.0**40, decay / 2.0**40) for decay, scale in zip(values[1], values[2], strict=True)]
+            terms, self.column = [scale for scale, _ in pairs], [1.0]
+            while len(self.column) < n:
+                self.column.append(added(terms))
+                terms = [term * decay for term, (_, decay) in zip(terms, pairs, strict=True)]
+            self.slack = (2 * n + 2 * len(pairs)) * 2.0**-53
+        elif family == "banded_toeplitz":
+            given = [number / 2.0**20 for number in values[2]][:n]
+            self.width = len(given)
+            self.column = given + [0.0] * (n - len(given))
+        else:
+            w, rest = [number / 2.0**20 for number in values[2]], [1.0] + [0.0] * (n - 1)
+            for t in range(n):
+                rest[t] /= w[0]
+                for j in range(1, min(len(w), n - t)):
+                    rest[t + j] -= w[j] * rest[t]
+            self.column = rest
+            sums = [math.fsum(map(abs, numbers_)) for numbers_ in (rest, w)]
+            error = (len(w) + 2) * 2.0**-52 * sums[1] * sums[0]
+            self.slack = 2 * error * sums[0] * math.sqrt(n) / rest[0]
+        self.lags, self.factors, self.normalized = {}, [1.0] * n, values.get(3) is True
+        if self.normalized:
+            self.factors = [1 / math.sqrt(self.lag(0)[n - 1 - j]) for j in range(n)]
+        self.largest = max(self.product(j, 0) for j in range(n))
+
+    def lag(self, a):
+        """Return the sums of c_(i+a) c_i up to every i."""
+        if a not in self.lags:
+            pairs = zip(self.column[a:], self.column, strict=False)
+            self.lags[a] = list(itertools.accumulate(one * other for one, other in pairs))
+        return self.lags[a]
+
+    def product(self, j, a):
+        """Return X_(j, j+a)."""
+        return self.lag(a)[self.steps - 1 - j - a] * self.factors[j] * self.factors[j + a]
+
+    def up(self, x):
+        """Return what a number is at most."""
+        return x * (1 + (4 * self.steps + 64) * 2.0**-53) * ((1 + self.slack) * (1 + self.slack))
+
+    def occurrence(self, period, t):
+        """Return what an occurrence in step t adds at z = 1."""
+        x = self.product(t, 0)
+        for a in range(period, min(t + 1, self.width), period):
+            x += 2 * (abs(self.product(t - a, a)) + self.width * 2.0**-52 * self.largest)
+        return self.up(x) / self.largest
+
+    def again(self, period, t, o):
+        """Return what one more release of step t adds at z = 1 for whoever is due at place o, or 0."""
+        v = added(abs(self.column[t - i] * self.factors[i]) for i in range(o, t + 1, period))
+        w = v + self.slack * math.sqrt(self.largest)
+        return self.up(w * w) / self.largest if v else 0.0
+
+    def turns(self, period):
+        """Return what a header says of a class."""
+        n, places = self.steps, range(min(period, self.steps))
+        most = max(math.fsum(self.occurrence(period, t) for t in range(o, n, period)) for o in places)
+        last = range(max(0, n - self.width - 1), n) if self.normalized else [n - 1]
+        return [period, most, max(self.again(period, t, o) for t in last for o in places)]
+
+
 # --- Leaves -----------------------------------------------------------------------------------------------------------
 
 HEADER, ADMIT, CHARGE, SETTLE, SPEND, WITHDRAW, SUMMARY, KEY, EPOCH, RESUME, RELEASE, CLOSE, DRAW, CLOCK, REGISTRY = range(15)
@@ -1566,7 +1668,7 @@ LEAVES = {
         word("dptrain.ledger/4"), words(200), blob(), blob(), identifier, hash32, log_key, blob(16), word("poisson", "none"),
         hash32, several(rows(group_row)), several(rows(words(200), ABOVE0, uint())), rows(words(200)), words(1000), boolean,
         real, boolean, hash32, rows(*EARLIER_ROW), words(200), word("addressed", "unaddressed"), ascending(words(400)),
-        word("dptrain.depth/1"), of_type(list), optional(hash32),
+        word("dptrain.depth/1"), of_type(list), optional(hash32), rows(ABOVE0, real, real),
     ),
     ADMIT: (hash32, identifier, uint(), ABOVE0, ABOVE0, uint(), hash32, blob(8), hash32, uint(), uint(), TERM),
     CHARGE: (
@@ -1645,8 +1747,9 @@ def read_leaf(data, seq=None):
     need((value[0] == 0) == (value[1] == HEADER), "SEQ", "a header stands at 0, and nothing else")
     uint(FIRST_MOMENT, LAST_MOMENT)(value[2])
     checks, fields = LEAVES[value[1]], list(value.values())[3:]
-    need(len(fields) == len(checks), "TYPE", f"{len(fields)} fields")
-    for place, (check, field) in enumerate(zip(checks, fields, strict=True)):
+    least = len(checks) - (value[1] == HEADER)  # without what turns add up to
+    need(least <= len(fields) <= len(checks), "TYPE", f"{len(fields)} fields")
+    for place, (check, field) in enumerate(zip(checks, fields, strict=False)):
         try:
             check(field)
         except Refused as refused:
@@ -1666,8 +1769,12 @@ CERTIFIED = (
     " clip_margin aims below the bounds so that checks pass; no bound rests on it. Remaining assumption: the integers of a"
     " contribution depend on no other's content."
 )
+INTEGERS = "integer Gaussian noise on s*2^-32"
 NOISE = {
-    "gaussian": "integer Gaussian noise on s*2^-32",
+    "gaussian": INTEGERS,
+    "banded_toeplitz": INTEGERS + ", correlated by a banded Toeplitz strategy",
+    "banded_inverse": INTEGERS + ", correlated by a strategy with a banded inverse",
+    "buffered_toeplitz": INTEGERS + ", correlated by a buffered Toeplitz strategy",
     "discrete_gaussian": "discrete Gaussian noise on s*2^-%d, sigma = s, drawn exactly,",
     "skellam": "Skellam noise on s*2^-%d, of standard deviation s, drawn exactly,",
 }
@@ -1748,7 +1855,7 @@ class Run:
         self.aggregate, self.aggregates, self.state, self.roots_in_force = None, [], None, []
         self.time, self.kinds, self.withdrawals = 0, [], []
         self.people, self.by_hash, self.anchors, self.quoted = [], {}, set(), set()
-        self.windows, self.open, self.noise, self.turns = [], None, set(), {}
+        self.windows, self.open, self.noise, self.turns, self.drawn_steps = [], None, set(), {}, set()
         self.attempt, self.position, self.charged, self.repeated, self.furthest = 0, 0, 0, 0, 0
         self.over, self.closed, self.fence = False, None, 0
         self.groups, self.said, self.batch, self.epochs, self.summaries = {}, {}, [], [], []
@@ -1761,7 +1868,7 @@ class Run:
         """Verify policy, blocks and noise of the header."""
         (_, self.origin, payload, message, self.owner, self.owner_key, vkey, self.run_id, amplification, _, groups, blocks,
          accountant, note, private, margin, self.caps, self.registry_root, self.earlier, self.isolation, self.randomness,
-         self.unprobed, _, stack, self.frozen) = fields  # fmt: skip
+         self.unprobed, _, stack, self.frozen, *said) = fields  # fmt: skip
         self.began, self.roots_in_force = self.time, [self.registry_root]
         need(len({(row[0], row[3]) for row in self.earlier}) == len(self.earlier), "PREVIOUS", "a ledger cited twice")
         lost = [(row[0], VerifierKey(row[4], ED25519)) for row in self.earlier if row[5] == "compromised"]
@@ -1787,6 +1894,7 @@ class Run:
         need(private, "NOT_PRIVATE", "fixed test key")
         family = self.family = policy[13][0]
         need(family in NOISE, "UNSUPPORTED", f"noise family {family}")
+        self.check_strategy(said)
         none = self.public_draws or family != "gaussian"
         need(amplification == ("none" if none else "poisson"), "SCHEMA", "amplification")
         opacus = accountant[:2] == ["prv", "opacus"] and accountant[2].endswith("+pld-2") and accountant[3] == OPACUS
@@ -1800,6 +1908,15 @@ class Run:
         self.check_blocks(groups, blocks)
         self.check_numerics(note, margin)
 
+    def check_strategy(self, said):
+        """Hold what the header says that turns add up to against the strategy of the policy."""
+        policy, self.strategy = self.policy, None
+        if self.family in CORRELATED:
+            need(policy.get(26, [""])[0] == "cyclic" and policy[14] == "scheduled" and 24 not in policy, "UNSUPPORTED", "noise")
+            self.strategy = Strategy(policy[13], policy[8])
+            self.class_turns = [self.strategy.turns(rule["q"].denominator) for rule in self.classes]
+        need(said == ([self.class_turns] if self.strategy else []), "TURNS", str(said))
+
     def check_numerics(self, note, margin):
         """Hold exactness note and clip margin against the tables of the page."""
         fast = self.policy[7] == "fast"
@@ -1811,7 +1928,8 @@ class Run:
         bits = max(1, min(32, bits + math.floor(math.log2(least / MICRO))))
         bits = 16 if self.family == "skellam" else bits
         noise = NOISE[self.family]
-        words_ = FAST if fast else CERTIFIED % (bits, noise % bits if "%" in noise else noise)
+        sums = FAST.replace("integer Gaussian noise", noise) if self.strategy else FAST
+        words_ = sums if fast else CERTIFIED % (bits, noise % bits if "%" in noise else noise)
         known = [words_, words_ + DEVICE] if self.family == "gaussian" else [words_]
         if fast and margin == 2.0**-9:
             parts = [other.replace("; sums over microbatches are float64.", ".") + SUMS for other in known]
@@ -2018,7 +2136,7 @@ class Run:
 
     def spending(self, terms=(), loss=0.0, cap=0):
         """Return what this run took of somebody."""
-        return Spending(self.policy[4], self.family, terms, loss, cap)
+        return Spending(self.policy[4], "gaussian" if self.strategy else self.family, terms, loss, cap)
 
     def planned(self, i, person):
         """Return the account of who signed these bounds, as the whole run is planned, redo steps at the dearest noise."""
@@ -2029,7 +2147,10 @@ class Run:
             if 26 in self.policy:
                 rows_ = [[z, math.ceil(count * q) + (count > 0)] for z, count in rows_]
             min((row for row in rows_ if row[1]), key=lambda row: row[0])[1] += self.policy[9]
-            if self.public_draws:
+            if self.strategy:
+                _, most, again = self.class_turns[i]
+                plan = self.spending(loss=(most + self.policy[9] * again) / min(rows_[0][0], 1e12) ** 2)
+            elif self.public_draws:
                 plan = self.spending(loss=sum(count / min(z, 1e12) ** 2 for z, count in rows_ if count))
             else:
                 plan = self.spending([(q, z, count) for z, count in rows_])
@@ -2239,6 +2360,8 @@ class Run:
         need(rows_ == self.variances(step, drawn), "VARIANCE", str(rows_))
         self.check_turns(step, drawn)
         self.open["drawn"].append((step, drawn))
+        repeated = step in self.drawn_steps
+        self.drawn_steps.add(step)
         squares = self.squares(drawn) if self.per_sample else None
         for person in [self.people[place] for place in drawn]:
             i = person["class"]
@@ -2251,10 +2374,29 @@ class Run:
             person["drawn"] += 1
             if self.per_sample:
                 person["loss"] += float(Fraction(person["clip"] ** 2 * 10**12, squares[i]))
+            elif self.strategy:
+                z = self.multiplier(person, self.std(i, step))
+                period = self.classes[i]["q"].denominator
+                person["loss"] += 0.0 if repeated else self.strategy.occurrence(period, step - 1) / (z * z)
             else:
                 z = self.multiplier(person, self.std(i, step))
                 person["loss"] += 1 / (z * z)
             self.enter(person)
+        if repeated and self.strategy:
+            self.released_again(step)
+
+    def released_again(self, step):
+        """Count that a step was released once more for whoever took part in it or before, gone or not, in order."""
+        for person in self.people:
+            i = person["class"]
+            if not self.classes[i]["public"] and person["drawn"]:
+                period = self.classes[i]["q"].denominator
+                more = self.strategy.again(period, step - 1, person["place"] % period)
+                if more:
+                    z = self.multiplier(person, self.std(i, step))
+                    self.leave(person)
+                    person["loss"] += more / (z * z)
+                    self.enter(person)
 
     def check_turns(self, step, drawn):
         """Hold a draw against the signed order (Turns)."""
