@@ -196,13 +196,27 @@ class _Spent:
 
 
 @dataclass(slots=True)
+class _Left:
+    """Who left in an epoch, and what was recorded of it last, in 1e-6; ``since``: first leaf behind that epoch."""
+
+    contribution: Contribution
+    since: int
+    micro: int
+
+
+@dataclass(slots=True)
 class _ClassTally:
-    """One class over one epoch: of those that left the run with it, and of those that stay."""
+    """One class over one epoch: of those that left the run with it, and of those that stay.
+
+    ``raised``: of those who left before and spent more in it, as rows done again under correlated noise let them, first leaf
+    behind the epoch in which they left, how much more, and how much in all.
+    """
 
     admitted: int = 0
     active: int = 0
     left: _Spent = field(default_factory=_Spent)
     stay: _Spent = field(default_factory=_Spent)
+    raised: list[tuple[int, int, int]] = field(default_factory=list)
     variances: tuple[float, float] | None = None
     steps: int = 0
 
@@ -251,6 +265,8 @@ class Tally:
         self._closed: list[_Segment] = []
         self._open = _Segment(len(self._public))
         self._leaving: list[Contribution] = []
+        self._grows = bool(header.turns)
+        self._left: list[_Left] = []
 
     def see(self, leaf: Leaf, run: RunState) -> None:
         """Counts a leaf that the run has applied; nothing where the policy keeps everything."""
@@ -296,6 +312,7 @@ class Tally:
             self.summarised += [(aggregate, leaf.seq) for aggregate in _aggregates(segments)]
         del self._closed[: len(segments)]
         self.start = leaf.end
+        self._left = [one for one in self._left if one.since > leaf.end]
         self.summaries.append(leaf)
 
     def aggregate_of(self, seq: int) -> Aggregate | None:
@@ -340,7 +357,7 @@ class Tally:
         kinds = sum((segment.kinds for segment in segments), Counter[int]())
         charged = sum(segment.charged for segment in segments)
         rows = [
-            _class_row([segment.classes[place] for segment in segments], public, charged)
+            _class_row([segment.classes[place] for segment in segments], public, charged, self.start)
             for place, public in enumerate(self._public)
         ]
         return Summary(
@@ -365,10 +382,17 @@ class Tally:
     def _epoch(self, leaf: Epoch, run: RunState) -> None:
         segment = self._open
         segment.end = leaf.seq + 1
+        for one in self._left:
+            group = one.contribution.group
+            if group is not None and group.epsilon_micro != one.micro:
+                more, one.micro = group.epsilon_micro - one.micro, group.epsilon_micro
+                segment.classes[one.contribution.class_index].raised.append((one.since, more, one.micro))
         for contribution in self._leaving:
             if contribution.group is not None:
                 tally = segment.classes[contribution.class_index]
                 tally.see_group(contribution.group, tally.left, 1)
+                if self._grows:
+                    self._left.append(_Left(contribution, segment.end, contribution.group.epsilon_micro))
         for group in run.register.groups.active():
             tally = segment.classes[group.class_index]
             tally.see_group(group, tally.stay, group.count)
@@ -383,13 +407,16 @@ def _aggregates(segments: Sequence[_Segment]) -> list[Aggregate]:
     return [aggregate for segment in segments for aggregate in segment.admissions.made()]
 
 
-def _class_row(tallies: Sequence[_ClassTally], public: bool, charged: int) -> SummaryClass:
-    """Returns the row of a class over these epochs: all who left in them, and those who stay at the end of the last one."""
+def _class_row(tallies: Sequence[_ClassTally], public: bool, charged: int, start: int) -> SummaryClass:
+    """Returns the row of a class over these epochs, from leaf ``start`` on: all who left in them, and those who stay at the end
+    of the last one."""
     spent = [*(tally.left for tally in tallies), tallies[-1].stay]
     seen = [tally.variances for tally in tallies if tally.variances is not None]
     low, high = min((low for low, _ in seen), default=0.0), max((high for _, high in seen), default=0.0)
     steps, active = max(tally.steps for tally in tallies), tallies[-1].active
     if public:
         return SummaryClass(sum(tally.admitted for tally in tallies), active, None, None, low, high, charged, steps)
-    total, most = sum(part.total for part in spent), max(part.most for part in spent)
+    raised = [(more, micro) for tally in tallies for since, more, micro in tally.raised if since > start]
+    total = sum(part.total for part in spent) + sum(more for more, _ in raised)
+    most = max(*(part.most for part in spent), *(micro for _, micro in raised))
     return SummaryClass(sum(part.count for part in spent), active, total, most, low, high, charged, steps)

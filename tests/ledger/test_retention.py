@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from attest.descriptor import PUBLIC_BOUNDS
+from ledger.accountants import to_micro_up
 from ledger.audit import verify_export
 from ledger.errors import LeafRefused
 from ledger.leaves import Epoch, SummaryKind, encode_leaf
@@ -12,6 +13,8 @@ from ledger.log import Ledger
 from ledger.merkle import root as merkle_root
 from ledger.replay.summaries import Aggregate, Member, set_root
 from tests.ledger.spends import told
+from tests.vectors.conformance.correlated import BANDS, drawn, seven, under
+from tests.worlds.attested_ledgers import AttestedDriver
 from tests.worlds.ledgers import SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
 from tests.worlds.retained_ledgers import export_of, forged_export, grown, leaves_of, retaining_spec
 
@@ -51,6 +54,31 @@ def test_a_summary_adds_up_every_member_of_a_group(path):
         each = told(leaves_of(ledger))[descriptor(0)].epsilon_micro
     assert (row.contributions, row.active) == (5, 3)
     assert row.sum_epsilon_micro == 5 * each == 5 * row.max_epsilon_micro > 0
+
+
+def test_a_summary_says_what_who_left_has_spent_by_its_end_where_that_grew(path):
+    """Correlated noise: who left in the first of two epochs pays for steps that are done again in the second, not later."""
+    spec = retaining_spec(attested=True, **under(BANDS, steps=24, epoch_steps=4))
+    with Ledger.create(path, spec, SIGNER, now=START) as ledger:
+        driver = AttestedDriver(ledger, now=START)
+        seven(driver)
+        drawn(driver)
+        pin = ledger.pin()
+        driver.withdraw(7)
+        drawn(driver)
+        driver.epoch()
+        (gone,) = (one for one in ledger.state.contributions.values() if not one.active)
+        at_first = ledger.state.epsilon(gone)
+        found = []
+        for _ in range(2):
+            ledger.resume(4, pin, now=driver.tick())
+            drawn(driver)
+            driver.epoch()
+            spent = [to_micro_up(ledger.state.epsilon(one)) for one in ledger.state.contributions.values()]
+            found.append([(sum(own), max(own)) for own in (spent[:5], spent[5:])])
+        rows = ledger.summarise(now=driver.tick()).classes
+        assert at_first < ledger.state.epsilon(gone) and [row.contributions for row in rows] == [5, 2]
+        assert [(row.sum_epsilon_micro, row.max_epsilon_micro) for row in rows] == found[0]
 
 
 def test_the_set_root_is_over_all_who_were_admitted_those_alike_and_side_by_side_in_one(run):
