@@ -1,6 +1,7 @@
 """Holds what occurrences in a fixed order add up to against whole sets and stacked rows."""
 
 import math
+import warnings
 from itertools import product
 
 import numpy as np
@@ -125,6 +126,18 @@ def test_more_work_than_a_reader_should_have_is_refused():
     with pytest.raises(AccountantError, match="too many to add up"):
         Turns(Buffered((0.9,), (0.1,)), 1 << 16, 2)
     Turns(Toeplitz((1.0, 0.5)), 1 << 16, 2)
+
+
+@pytest.mark.parametrize("steps", [40, 200, 1_200, 2_000])
+def test_an_inverse_that_float64_loses_is_refused_by_name(steps):
+    """Its column grows by a factor of 1.6 a step: no bound is left, or no number."""
+    strategy = BandedInverse((1.0, -1.0, -1.0))
+    assert Turns(strategy, 12, 3).most() < math.inf
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(AccountantError, match="loses what the noise is made of") as refused:
+            Turns(strategy, steps, 3)
+    assert refused.value.code == "STRATEGY"
 
 
 def test_bad_numbers_are_refused():

@@ -201,7 +201,10 @@ class BandedInverse(OneColumn):
 
     def slack(self, steps: int) -> float:
         column = self.column(steps)
-        total, turned = (math.fsum(map(abs, values)) for values in (column.tolist(), self.coefficients))
+        try:
+            total, turned = (math.fsum(map(abs, values)) for values in (column.tolist(), self.coefficients))
+        except OverflowError:  # a column that grows beyond float64
+            return math.inf
         # c' - c = -c' * (w * c - 1), as power series: what rounding leaves of w * c - 1 is no more than that of its sums.
         apart = (len(self.coefficients) + 2) * 2.0**-52 * turned * total
         return 2.0 * apart * total * math.sqrt(steps) / float(column[0])
@@ -400,9 +403,10 @@ def _turned_over(coefficients: tuple[float, ...], steps: int) -> np.ndarray:
     first, behind = turned[0], turned[1:]
     held = np.zeros(steps + len(behind))
     held[0] = 1.0
-    for place in range(steps):  # no sum in one call, whose order would be the library's
-        held[place] /= first
-        held[place + 1 : place + len(turned)] -= behind * held[place]
+    with np.errstate(over="ignore", invalid="ignore"):
+        for place in range(steps):  # no sum in one call, whose order would be the library's
+            held[place] /= first
+            held[place + 1 : place + len(turned)] -= behind * held[place]
     held.setflags(write=False)
     return held[:steps]
 

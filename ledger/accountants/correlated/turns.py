@@ -53,10 +53,13 @@ class Turns:
             raise AccountantError(CODE, f"{told}, expected {MOST_WORK} together at most; lower the rate, or take bands")
         self._strategy, self._steps, self._reach = strategy, steps, reach
         self.period = period
+        self._share = strategy.slack(steps)
+        if not self._share < 1.0:
+            told = f"over {steps} steps the strategy grows so fast that float64 loses what the noise is made of"
+            raise AccountantError(CODE, f"{told}; take fewer steps, or other coefficients")
         self._largest = float(strategy.norms_squared(steps).max())
         self.norm = math.sqrt(self._largest)
         """Largest column norm: what C is divided by."""
-        self._share = strategy.slack(steps)
         self._added = self._of_occurrences()
 
     def occurrence(self, step: int) -> float:
