@@ -1551,6 +1551,7 @@ class Strategy:
         self.steps = n = steps
         self.slack, self.width = 0.0, n
         if family == "buffered_toeplitz":
+            need(sum(values[2]) <= 2**40, "UNSUPPORTED", "scales of more than 1 together")
             pairs = [(scale / 2.0**40, decay / 2.0**40) for decay, scale in zip(values[1], values[2], strict=True)]
             terms, self.column = [scale for scale, _ in pairs], [1.0]
             while len(self.column) < n:
@@ -1562,15 +1563,18 @@ class Strategy:
             self.width = len(given)
             self.column = given + [0.0] * (n - len(given))
         else:
+            need(3 not in values, "UNSUPPORTED", "a normalized inverse")
             w, rest = [number / 2.0**20 for number in values[2]], [1.0] + [0.0] * (n - 1)
             for t in range(n):
                 rest[t] /= w[0]
                 for j in range(1, min(len(w), n - t)):
                     rest[t + j] -= w[j] * rest[t]
             self.column = rest
+            need(max(map(abs, rest)) < 1e100, "UNSUPPORTED", "a strategy that float64 loses")
             sums = [math.fsum(map(abs, numbers_)) for numbers_ in (rest, w)]
             error = (len(w) + 2) * 2.0**-52 * sums[1] * sums[0]
             self.slack = 2 * error * sums[0] * math.sqrt(n) / rest[0]
+        need(self.slack < 1, "UNSUPPORTED", "a strategy that float64 loses")
         self.lags, self.factors, self.normalized = {}, [1.0] * n, values.get(3) is True
         if self.normalized:
             self.factors = [1 / math.sqrt(self.lag(0)[n - 1 - j]) for j in range(n)]
@@ -1607,6 +1611,7 @@ class Strategy:
     def turns(self, period):
         """Return what a header says of a class."""
         n, places = self.steps, range(min(period, self.steps))
+        need(n * (1 + (self.width - 1) // period) <= 2**29, "UNSUPPORTED", "more products than anybody adds up")
         most = max(math.fsum(self.occurrence(period, t) for t in range(o, n, period)) for o in places)
         last = range(max(0, n - self.width - 1), n) if self.normalized else [n - 1]
         return [period, most, max(self.again(period, t, o) for t in last for o in places)]
@@ -4055,6 +4060,17 @@ def number_cases(numbers):
                 for person in run.turn_order(i, (step - 1) // period)[(step - 1) % period :: period]
             ))  # fmt: skip
         yield "turns", row["due"], due
+    for row in numbers["strategies"]:
+        found, steps = Strategy(read(row["mechanism"]), row["steps"]), row["steps"]
+        mechanism(read(row["mechanism"]))
+        yield "strategy", [read(row[k]) for k in ("column", "largest", "slack")], [found.column, found.largest, found.slack]
+        for expected in row["classes"]:
+            period = expected["period"]
+            added_ = [found.occurrence(period, t) for t in range(steps)]
+            again = [[found.again(period, t, o) for o in range(min(t + 1, period))] for t in sorted({0, steps // 2, steps - 1})]
+            given = [added_, again, found.turns(period)]
+            told = [period, read(expected["most"]), read(expected["dearest"])]
+            yield f"turns {row['mechanism']}", [read(expected["occurrences"]), read(expected["again"]), told], given
     for row in numbers["permutations"]:
         run = Run(None, [])
         run.run_id, run.policy = bytes.fromhex(row["run_id"]), {26: ["shuffled", {}]}

@@ -1,14 +1,18 @@
 """Honest exports of runs whose noise is correlated between steps, by each family, with rows that were released again."""
 
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 from attest.descriptor import PUBLIC_BOUNDS
 from attest.policy import MechanismRule
 from attest.policy.mechanism import Bands, Buffers
-from tests.vectors.conformance.honest import Life, Run, due, ended, ordered, rules
+from ledger.log import Ledger
+from tests.vectors.conformance.honest import Life, PrunedRun, Run, due, ended, ordered, plain, rules
 from tests.worlds.attested_ledgers import AttestedDriver, attested_admission
-from tests.worlds.ledgers import signed_policy
+from tests.worlds.ledgers import SIGNER, START, signed_policy
+from tests.worlds.retained_ledgers import ANNA, BEN, retaining_spec, vouched_for
 
 ONE: Final = 1 << 20
 BANDS: Final = MechanismRule("banded_toeplitz", Bands(bands=4, coefficients=(ONE, 524_288, 393_216, 327_680)))
@@ -16,7 +20,9 @@ NORMALIZED: Final = MechanismRule(
     "banded_toeplitz", Bands(bands=5, coefficients=(ONE, 700_001, -300_003, 200_005, 99_999), normalized=True)
 )
 INVERSE: Final = MechanismRule("banded_inverse", Bands(bands=3, coefficients=(ONE, -524_288, -131_073)))
-BUFFERS: Final = MechanismRule("buffered_toeplitz", Buffers(decays=(989_560_464_998, 549_755_813_889), scales=(3 << 37, 1 << 38)))
+BUFFERS: Final = MechanismRule(
+    "buffered_toeplitz", Buffers(decays=(989_560_464_998, 549_755_813_889), scales=(3 << 37, 1 << 38))
+)
 INDEPENDENT: Final = MechanismRule("banded_toeplitz", Bands(bands=2, coefficients=(ONE, 0)))
 
 
@@ -142,14 +148,58 @@ def beside_a_public_class(driver: AttestedDriver) -> None:
     ended(driver)
 
 
-def with_limit(micro: int) -> Callable[[AttestedDriver], None]:
-    """Returns who takes part where one signed a limit over all runs at delta 1e-6."""
+KEPT: Final = {"max_epsilon_micro": 12_619_508, "max_delta_pico": 1_000_000}
+"""The least limit that an open contribution keeps in a run of twelve steps, three of which may be done again."""
 
-    def people(driver: AttestedDriver) -> None:
-        driver.admit(attested_admission(1, max_epsilon_micro=micro, max_delta_pico=1_000_000), attested_admission(2))
-        driver.admit(attested_admission(3, "sensitive"))
+WIDE: Final = {"max_epsilon_micro": 17_000_000, "max_delta_pico": 1_000_000}
+"""A limit that it keeps with a small run behind that one."""
 
-    return people
+
+def limited(driver: AttestedDriver) -> None:
+    """Admits two that signed limits over all runs, and one of the other class."""
+    driver.admit(attested_admission(1, **KEPT), attested_admission(2, **WIDE), attested_admission(3, "sensitive"))
+
+
+def open_window(driver: AttestedDriver) -> None:
+    """The second window is charged, and one of its steps drawn; nothing is closed."""
+    seven(driver)
+    drawn(driver)
+    drawn(driver, released=1)
+
+
+def pruned(place: Path, directory: Path, *, people: int, folded: bool = False, **changes: Any) -> AttestedDriver:
+    """Three left, and the leaves of two of them are gone when steps are done again in which their gradients are.
+
+    ``folded``: the run is closed then, and every ADMIT leaf goes.
+    """
+    driver = AttestedDriver(Ledger.create(place, retaining_spec(**changes), SIGNER, now=START), now=START)
+    seven(driver)
+    drawn(driver)
+    pin = driver.ledger.pin()
+    drawn(driver)
+    for n in (7, 1):
+        driver.withdraw(n)
+    driver.epoch()
+    drawn(driver)
+    driver.withdraw(3)
+    driver.epoch()
+    driver.ledger.summarise(now=driver.tick())
+    vouched_for(driver, ANNA, BEN)
+    drawn(driver)
+    driver.epoch()
+    driver.ledger.prune()
+    driver.ledger.resume(4, pin, now=driver.tick())
+    for _ in range(2):
+        drawn(driver)
+    driver.epoch()
+    if folded:
+        driver.epoch()
+        driver.ledger.summarise(now=driver.tick())
+        drawn(driver)
+        ended(driver)
+        vouched_for(driver, ANNA, BEN)
+        driver.ledger.prune(who_stays=True)
+    return driver
 
 
 def _public() -> dict[str, Any]:
@@ -162,6 +212,9 @@ def classes(*changes: dict[str, Any]) -> dict[str, Any]:
     rates = (rule.sampling_rate for rule in signed_policy(**ordered("cyclic")).policy.classes)
     return rules(*({"sampling_rate": rate, **own} for rate, own in zip(rates, changes, strict=True)))
 
+
+LASTING: Final = under(BANDS, steps=24, epoch_steps=4)
+"""Changes of the policy of a run that is pruned while it goes on."""
 
 RUNS: Final[dict[str, Run]] = {
     "bands": Run("noise correlated by a banded Toeplitz strategy, in a cyclic order", in_windows(4, 4, 4), under(BANDS)),
@@ -180,7 +233,9 @@ RUNS: Final[dict[str, Run]] = {
         in_windows(4, 4, 4),
         under(BANDS, exactness="certified", accountant="rdp", noise_budgets=(1_000_000, 2_000_000, 500_000)),
     ),
-    "bands by prv": Run("the accountant prv of correlated noise", in_windows(4, 4), under(BANDS, accountant="prv"), like="bands"),
+    "bands by prv": Run(
+        "the accountant prv of correlated noise", in_windows(4, 4), under(BANDS, accountant="prv"), like="bands"
+    ),
     "bands, resumed": Run("two steps are done again", resumed, under(BANDS)),
     "bands, normalized, resumed": Run("two steps are done again, and no column is another's", resumed, under(NORMALIZED)),
     "banded inverse, resumed": Run("two steps are done again under a banded inverse", resumed, under(INVERSE)),
@@ -195,10 +250,25 @@ RUNS: Final[dict[str, Run]] = {
         beside_a_public_class,
         under(BANDS, **classes(_public(), {})),
     ),
-    "bands, limit": Run(
-        "a limit over all runs, which the run as it is planned with three steps done again keeps",
-        in_windows(4, 4, people=with_limit(17_000_000)),
+    "bands, limits": Run(
+        "limits over all runs, one of which the run as it is planned with three steps done again keeps by less than 1e-6",
+        in_windows(4, 4, people=limited),
         under(BANDS, redo_steps=3),
+    ),
+    "bands, open": Run("a run that goes on", open_window, under(BANDS), like="bands, never drawn"),
+    "bands, pruned": PrunedRun(
+        "who left and whose leaf is gone pays for steps that are done again",
+        plain,
+        LASTING,
+        verdict="SUMMARISED",
+        grow=pruned,
+    ),
+    "bands, everybody gone": PrunedRun(
+        "likewise in a closed run of which every ADMIT leaf is gone",
+        plain,
+        LASTING,
+        verdict="SUMMARISED",
+        grow=partial(pruned, folded=True),
     ),
 }
 """Honest exports by name."""

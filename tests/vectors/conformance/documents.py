@@ -27,6 +27,7 @@ from tests.attacks.attestation.test_validity_and_clocks import VALIDITY
 from tests.attacks.mutations import TRICKY
 from tests.attacks.scene import ISSUER, Scene, descriptor, envelope, header_fields, make_scene, signed, with_fields
 from tests.attest.test_policy_words import PLAIN, WORDS
+from tests.vectors.conformance import correlated
 from tests.vectors.conformance.leaves import mutations
 from tests.vectors.conformance.values import told
 from tests.worlds.gate import (
@@ -160,8 +161,12 @@ def _policies() -> Iterator[tuple[str, Policy]]:
     yield "lengths that everybody may know", replace(
         policy, classes=(replace(policy.classes[0], public_lengths=(128, 512)), *policy.classes[1:])
     )
+    public: dict[str, Any] = {"disclosure": "occurrences_public", "classes": turns}
     for order in ("cyclic", "shuffled"):
-        yield f"{order} order", replace(policy, disclosure="occurrences_public", sampling=SamplingRule(order), classes=turns)
+        yield f"{order} order", replace(policy, sampling=SamplingRule(order), **public)
+    for rule in (correlated.BANDS, correlated.NORMALIZED, correlated.INVERSE, correlated.BUFFERS):
+        name = f"{rule.name}{', normalized' * getattr(rule.parameters, 'normalized', False)}"
+        yield name, replace(policy, sampling=SamplingRule("cyclic"), mechanism=rule, **public)
 
 
 def _written_out(fields: dict[Any, Any]) -> Iterator[tuple[str, bytes]]:
@@ -187,9 +192,34 @@ def _written_out(fields: dict[Any, Any]) -> Iterator[tuple[str, bytes]]:
     yield "a digest of Gaussian noise", policy(_13=["gaussian", {}, bytes(32)])
     yield "a parameter of a cyclic order", policy(**public, _26=["cyclic", {"groups": 1}])
     yield "noise of a family that is none", policy(_13=["cauchy", {}, None])
+    for name, rule in _strategies():
+        yield f"noise of {name}", policy(_13=rule)
     yield "an order that is none", policy(**public, _26=["random", {}])
     yield "a purpose that is none", class_of(_10=["sell"])
     yield "key 29", policy(_29=1)
+
+
+def _strategies() -> Iterator[tuple[str, list[Any]]]:
+    """Yields laws of noise whose strategy is malformed."""
+    one, half = 1 << 20, 1 << 39
+    yield "bands without coefficients and digest", ["banded_toeplitz", {1: 2}, None]
+    yield "bands with coefficients and a digest", ["banded_toeplitz", {1: 2, 2: [one, 5]}, bytes(32)]
+    yield "more bands than coefficients", ["banded_toeplitz", {1: 3, 2: [one, 5]}, None]
+    yield "one band", ["banded_toeplitz", {1: 1, 2: [one]}, None]
+    yield "a first coefficient below one", ["banded_inverse", {1: 2, 2: [one - 1, 5]}, None]
+    yield "a coefficient above one", ["banded_inverse", {1: 2, 2: [one, -one - 1]}, None]
+    yield "a coefficient that is a float", ["banded_toeplitz", {1: 2, 2: [one, 0.5]}, None]
+    yield "a coefficient that is true", ["banded_toeplitz", {1: 2, 2: [one, True]}, None]
+    yield "bands said not to be normalized", ["banded_toeplitz", {1: 2, 2: [one, 5], 3: False}, None]
+    yield "bands with a field more", ["banded_toeplitz", {1: 2, 2: [one, 5], 4: 1}, None]
+    yield "bands without a digest's place", ["banded_toeplitz", {1: 2, 2: [one, 5]}]
+    yield "buffers that are bands", ["buffered_toeplitz", {1: 2, 2: [one, 5]}, None]
+    yield "buffers with fewer scales", ["buffered_toeplitz", {1: [half, half], 2: [half]}, None]
+    yield "no buffer", ["buffered_toeplitz", {1: [], 2: []}, None]
+    yield "17 buffers", ["buffered_toeplitz", {1: [half] * 17, 2: [1] * 17}, None]
+    yield "a decay of one", ["buffered_toeplitz", {1: [1 << 40], 2: [half]}, None]
+    yield "a scale of nothing", ["buffered_toeplitz", {1: [half], 2: [0]}, None]
+    yield "buffers with a digest", ["buffered_toeplitz", {1: [half], 2: [half]}, bytes(32)]
 
 
 def policies() -> Iterator[Row]:

@@ -5,17 +5,22 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
-from attest import schedule
+from attest import cbor, schedule
 from attest.descriptor import SignedBounds
-from attest.policy import Policy
+from attest.policy import MechanismRule, Policy
+from attest.policy.mechanism import Bands, Buffers
 from attest.schedule import allocation
 from attest.schedule.turns import Order, permutation
 from ledger import accountants
 from ledger.accountants import Phase
+from ledger.accountants.correlated import strategy_of
+from ledger.accountants.correlated.turns import Turns
 from ledger.accountants.gaussian import epsilon_of_mu
 from ledger.accountants.pld.composed import COARSE_BELOW, INTERVAL, UNSAMPLED_BELOW
 from ledger.accountants.pld.contour import LEAST_REACH, LEAST_WIDTH, MOST_RATE
+from tests.vectors.conformance import correlated
 from tests.vectors.conformance.honest import ordered
+from tests.vectors.conformance.values import told
 from tests.worlds.ledgers import signed_policy
 
 Row = dict[str, Any]
@@ -102,6 +107,48 @@ def turns() -> Iterator[Row]:
             yield row | {"due": [due.due(step) for step in range(1, 13)]}
 
 
+STRATEGIES: list[tuple[MechanismRule, int, tuple[int, ...]]] = [
+    (correlated.BANDS, 12, (4, 3)),
+    (correlated.BANDS, 40, (1, 2, 5, 60)),
+    (correlated.BANDS, 3, (2,)),
+    (correlated.BANDS, 1, (1,)),
+    (correlated.NORMALIZED, 11, (4, 3)),
+    (correlated.NORMALIZED, 40, (1, 2, 7)),
+    (correlated.NORMALIZED, 4, (2,)),
+    (correlated.INVERSE, 12, (4, 3)),
+    (correlated.INVERSE, 40, (1, 7, 60)),
+    (correlated.BUFFERS, 12, (4, 3)),
+    (correlated.BUFFERS, 40, (1, 7)),
+    (correlated.INDEPENDENT, 6, (2,)),
+    (MechanismRule("banded_toeplitz", Bands(bands=3, coefficients=(1 << 20, -1_048_575, 3))), 30, (1, 2, 3)),
+    (MechanismRule("banded_toeplitz", Bands(bands=3, coefficients=(1 << 20, -1_048_575, 3), normalized=True)), 30, (1, 2)),
+    (MechanismRule("banded_inverse", Bands(bands=4, coefficients=(1 << 20, 900_001, 0, -77_777))), 20, (1, 3)),
+    (MechanismRule("buffered_toeplitz", Buffers(decays=(1, (1 << 40) - 1, 1 << 39), scales=(1, 1 << 38, 1 << 38))), 30, (2, 5)),
+]
+"""Strategies, the steps of the policy, and periods of classes."""
+
+
+def strategies() -> Iterator[Row]:
+    """Yields strategies of a policy, and what turns under them add at a multiplier of 1, by the period of a class."""
+    for rule, steps, periods in STRATEGIES:
+        found = strategy_of(rule, steps)
+        signed = cbor.decode(signed_policy(**correlated.under(rule)).policy.to_cbor())
+        row: Row = {"mechanism": told(signed[13]), "steps": steps}
+        row |= {"column": _floats(found.column(steps)), "largest": {"float": float(found.norms_squared(steps).max())}}
+        row |= {"slack": {"float": found.slack(steps)}, "classes": []}
+        for period in periods:
+            turns = Turns(found, steps, period)
+            added = [turns.occurrence(step) for step in range(steps)]
+            again = [_floats(turns.again(step)) for step in sorted({0, steps // 2, steps - 1})]
+            said = {"period": period, "occurrences": _floats(added), "again": again}
+            row["classes"].append(said | {"most": {"float": turns.most()}, "dearest": {"float": turns.dearest_again()}})
+        yield row
+
+
+def _floats(values: Any) -> list[Row]:
+    return [{"float": float(value)} for value in values]
+
+
 def permutations() -> Iterator[Row]:
     """Yields the order of the members of a class in a period."""
     for run_id, place, number, count in (
@@ -178,6 +225,7 @@ def vectors() -> dict[str, Any]:
         "multipliers": list(multipliers()),
         "per_sample": list(per_sample()),
         "turns": list(turns()),
+        "strategies": list(strategies()),
         "permutations": list(permutations()),
         "gaussian": list(gaussian()),
         **{name: list(epsilons(name)) for name in ("pld", "rdp", "moments")},

@@ -14,9 +14,20 @@ from ledger.leaves import HeaderSpec, Release, decode_leaf, encode_leaf
 from ledger.leaves.header import Previous
 from ledger.merkle import leaf_hash
 from tests.attacks.test_ledger_attacks_depth import ADAPTERS, ATTENTION, BAND, policy
+from tests.vectors.conformance import correlated
 from tests.vectors.conformance.honest import RUNS
 from tests.vectors.conformance.values import told
-from tests.worlds.ledgers import OTHER_KEY, SIGNER, START, DepthRule, NoteSigner, header_spec, parameter, stack_of
+from tests.worlds.ledgers import (
+    OTHER_KEY,
+    SIGNER,
+    START,
+    DepthRule,
+    NoteSigner,
+    header_spec,
+    parameter,
+    signed_policy,
+    stack_of,
+)
 
 KINDS: Final = {
     0: "HEADER",
@@ -70,6 +81,8 @@ def _headers() -> Iterator[tuple[str, HeaderSpec]]:
     yield "adapters", header_spec(adapters, stack=ADAPTERS)
     yield "earlier ledgers", header_spec(stack=SMALL, previous=(cited, lost))
     weak = {"isolation": "one norm over all blocks", "randomness": "unaddressed", "unprobed": ("a.bias", "b")}
+    for rule in (correlated.BANDS, correlated.BUFFERS):
+        yield f"noise of {rule.name}", header_spec(signed_policy(**correlated.under(rule)), stack=SMALL)
     yield "what the trainer says", header_spec(stack=SMALL, frozen_digest=bytes(range(32)), **weak)
 
 
@@ -90,8 +103,9 @@ def valid() -> Iterator[dict[str, Any]]:
         "registry changed",
         "pruned",
         "a member withdrawn",
+        "bands, some gone",
     ):
-        for path, data in RUNS[run].files().items():
+        for path, data in (RUNS | correlated.RUNS)[run].files().items():
             if not path.startswith(("tile/entries/", "retained/0")):
                 continue
             for body in tiles.split_bundle(data, None):
@@ -272,6 +286,18 @@ def _other_bytes() -> Iterator[tuple[str, bytes]]:
     yield "admit: a delta of 1", cbor.encode(admit | {13: 1, 14: 10**12})
     for name in ("Open", "open ", "", "a" * 65, "s\u0435nsitive"):
         yield f"admit: class {name[:12]!a}", cbor.encode(admit | {4: name})
+    spec = header_spec(signed_policy(**correlated.under(correlated.BANDS)), stack=SMALL)
+    header = _item(encode_leaf(spec.header(origin=SIGNER.name, log_vkey=SIGNER.vkey, time=START)))
+    one, other = header[28]
+    for name, turns in (
+        ("of a period of 0", [[0, *one[1:]], other]),
+        ("that add up to a number that is whole", [[one[0], 3, one[2]], other]),
+        ("that add up to less than nothing", [[one[0], -3.0, one[2]], other]),
+        ("without what one more adds", [one[:2], other[:2]]),
+        ("that are null", None),
+    ):
+        yield f"header: turns {name}", cbor.encode(header | {28: turns})
+    yield "header: a field behind turns", cbor.encode(header | {29: []})
 
 
 def _code(data: bytes) -> str | None:

@@ -80,6 +80,18 @@ def going_on(*who: tuple[int, str], windows: int = 1, less: int = 0, **changes: 
     return life
 
 
+def in_turns(*who: tuple[int, str], less: int = 0) -> LaterLife:
+    """Returns a run of correlated noise, of contributions of whom some took part before."""
+
+    def life(driver: AttestedDriver, registry: SpentRegistry) -> None:
+        driver.admit(*(carrying(registry, n, name, less) for n, name in who))
+        for _ in range(3):
+            correlated.drawn(driver)
+        ended(driver)
+
+    return life
+
+
 PEOPLE: Final = (1, "open"), (2, "open"), (3, "sensitive"), (5, "open")
 """Three of those of the run `poisson`, and one who is new."""
 
@@ -324,6 +336,45 @@ RUNS: Final[dict[str, Run]] = (
             earlier=("clock set back",),
             later=ended_again,
             start=START + 2,
+        ),
+        "correlated noise counted": LaterRun(
+            "a run of secret draws counts one of correlated noise, of which steps were done again",
+            plain,
+            counts=("bands, resumed",),
+            earlier=("bands, resumed",),
+            later=going_on(*PEOPLE),
+        ),
+        "correlated noise over public draws": LaterRun(
+            "a run of correlated noise counts one of public draws: their losses are of one family",
+            plain,
+            correlated.under(correlated.BUFFERS),
+            counts=("public draws",),
+            earlier=("public draws",),
+            later=in_turns(*PEOPLE),
+        ),
+        "third run, correlated noise": LaterRun(
+            "a run counts one of correlated noise and one of public draws, of which one counts the other",
+            plain,
+            counts=("public draws", "correlated noise over public draws"),
+            earlier=("correlated noise over public draws", "public draws"),
+            later=going_on(*PEOPLE),
+            signer=THIRD,
+            start=START + 2000,
+        ),
+        "lost run of correlated noise": LaterRun(
+            "of a run of correlated noise whose key was lost its whole plan is counted, with all that may be done again",
+            plain,
+            counts=("bands, open",),
+            earlier=("bands, open",),
+            lost=("bands, open",),
+            later=going_on(*PEOPLE),
+        ),
+        "limit over correlated noise": LaterRun(
+            "a limit over two runs, of which the first has correlated noise",
+            plain,
+            counts=("bands, limits",),
+            earlier=("bands, limits",),
+            later=going_on((2, "open"), **correlated.WIDE),
         ),
         "runs apart": LaterRun(
             "a run counts two that share contributions, of which neither counts the other",
