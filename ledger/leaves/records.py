@@ -185,7 +185,9 @@ class SpendRow(Checked, Quoted):
         rule="at least window-before",
     )
     occurrences: int = declared(11, UINT, "In how many steps a member took part, where occurrences are public; else 0.")
-    loss: float = declared(12, REAL, "Sum over these of 1/z^2, where occurrences are public; else 0.0.")
+    loss: float = declared(
+        12, REAL, "Sum over these of 1/z^2, or of what correlated noise adds, where occurrences are public; else 0.0."
+    )
     count: int = declared(13, ABOVE_0, "Number of members.")
     members_root: bytes = declared(14, SHA256, "RFC 6962 root over the members.")
     steps: int = declared(15, UINT, "Charged steps in whose pool a member was.")

@@ -31,7 +31,11 @@ from tests.attacks import test_ledger_attacks_spend as groups
 from tests.ledger.release_models import WEIGHTS, model, records, safetensors
 from tests.ledger.spends import three_epochs
 from tests.ledger.told_runs import Shown, Told, attest
+from tests.vectors.conformance import correlated, lies_of_noise
 from tests.vectors.conformance.lying import vouched_before_the_close
+from tests.vectors.conformance.several import RUNS as HONEST_RUNS
+from tests.vectors.conformance.several import files_of
+from tests.vectors.conformance.written import put
 from tests.worlds.attested_ledgers import (
     AttestedDriver,
     attested_admission,
@@ -405,6 +409,28 @@ PRUNED = [
     *(Lie("summaries", name.replace("_", " "), partial(_of_summary, name), "FAILED", "SUMMARY") for name in retention.FORGED),
 ]
 
+# --- Noise that is correlated between steps: whole exports, made for the conformance vectors ---------------------------------
+
+
+def _of_noise(name: str, lie: str, base: Path):
+    files, run = files_of(name), HONEST_RUNS[name]
+    if lie:
+        files = lies_of_noise.LIES[lie].change(dict(files))
+    return verify_export(put(files, base / "export"), run.pins.log, owner_key=OWNER, minimum_size=1, now=run.pins.now)
+
+
+CORRELATED = [
+    *(
+        Lie("correlated noise", f"honest, {name}", partial(_of_noise, name, ""), run.verdict)
+        for name, run in correlated.RUNS.items()
+    ),
+    *(
+        Lie("correlated noise", name, partial(_of_noise, lie.base, name), "FAILED", lie.code)
+        for name, lie in lies_of_noise.LIES.items()
+        if not HONEST_RUNS[lie.base].earlier
+    ),
+]
+
 # --- Several runs -----------------------------------------------------------------------------------------------------------
 
 
@@ -560,7 +586,7 @@ SERVER = [
     ),
 ]
 
-TABLE: tuple[Lie, ...] = (*SIGNED, *DRAWN, *REGISTERED, *TOLD_LEAVES, *PRUNED, *RUNS, *RELEASES, *SERVER)
+TABLE: tuple[Lie, ...] = (*SIGNED, *DRAWN, *REGISTERED, *TOLD_LEAVES, *CORRELATED, *PRUNED, *RUNS, *RELEASES, *SERVER)
 """Every lie, and the honest run of each kind."""
 
 TOLD_AS_SOMEBODYS_WORD = frozenset(

@@ -76,7 +76,9 @@ def test_leaves_are_those_that_the_code_writes():
     assert list(leaves.valid()) == vectors("leaves")["valid"]
 
 
-@pytest.mark.parametrize("kind", ["stds", "effective", "multipliers", "per_sample", "turns", "strategies", "permutations", "gaussian"])
+@pytest.mark.parametrize(
+    "kind", ["stds", "effective", "multipliers", "per_sample", "turns", "strategies", "permutations", "gaussian"]
+)
 def test_numbers_are_those_that_the_code_computes(kind):
     assert list(getattr(figures, kind)()) == vectors("numbers")[kind]
 
@@ -89,12 +91,16 @@ def test_epsilons_are_those_that_the_code_computes(count):
             assert abs(found["recorded"] - row["recorded"]) <= 1
 
 
-@pytest.mark.parametrize("name", ["poisson", "shuffled order", "auditors and witness", "later run", "prv of a library", "buffers, some gone"])
+@pytest.mark.parametrize(
+    "name", ["poisson", "shuffled order", "auditors and witness", "later run", "prv of a library", "buffers, some gone"]
+)
 def test_honest_exports_are_those_that_the_code_writes(name):
     assert rows("exports", "honest")[name] == json.loads(json.dumps(exports.honest(name)))
 
 
-@pytest.mark.parametrize("name", ["multiplier 50", "band widened", "a row too low", "cosigned at 2^62", "nothing carried"])
+@pytest.mark.parametrize(
+    "name", ["multiplier 50", "band widened", "a row too low", "cosigned at 2^62", "nothing carried", "who left pays nothing"]
+)
 def test_lies_are_those_that_the_code_tells(name):
     assert rows("exports", "lies")[name] == json.loads(json.dumps(exports.lie(name)))
 
