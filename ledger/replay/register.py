@@ -64,7 +64,9 @@ class Groups:
         before = contribution.group
         assert before is not None
         before.leave(contribution)
-        if not before.count:
+        if before.count:
+            self._touched[before] = None
+        else:
             self._touched.pop(before, None)
         self._enter(contribution)
 

@@ -132,6 +132,23 @@ def test_groups_of_public_draws_are_made_of_who_was_drawn_alike_in_the_order_of_
     assert present(register) == [(*members_root(second), False)], "the sum of another noise is of another group"
 
 
+def test_who_left_and_spends_more_changes_the_row_of_those_with_whom_it_left():
+    register = Register(signed_policy().policy.classes, occurrences_public=True)
+    first, second = (admitted(register, seq) for seq in (1, 2))
+    for drawn in (first, second):
+        drawn.count(0.25)
+    register.groups.draw()
+    for drawn in (first, second):
+        register.withdraw(drawn, LEFT)
+    assert present(register) == [(*members_root(first, second), False)]
+    register.groups.close_epoch((8, 0), whole=True)
+    register.spend(first, 0.5)
+    assert present(register, (8, 0)) == [(*members_root(None, second), False), (*members_root(first), False)]
+    register.groups.close_epoch((8, 0), whole=True)
+    register.spend(second, 0.5)
+    assert present(register, (8, 0)) == [(*members_root(first, second), False)], "an empty group has no row"
+
+
 def test_contributions_are_numbered_from_0_and_no_other_number_is_one():
     register = Register(signed_policy().policy.classes)
     first, second = admitted(register, 1), admitted(register, 2)
