@@ -140,6 +140,21 @@ def test_an_inverse_that_float64_loses_is_refused_by_name(steps):
     assert refused.value.code == "STRATEGY"
 
 
+@pytest.mark.parametrize(
+    ("strategy", "steps"),
+    [
+        (Toeplitz((1.0, 0.5)), (1 << 22) + 1),
+        (Toeplitz((1.0,) + (0.5,) * 2047, 1 << 19), 1 << 19),
+        (BandedInverse((1.0,) + (-1.0 / 4096,) * 2047), 1 << 19),
+    ],
+    ids=["steps", "normalised", "inverse"],
+)
+def test_long_columns_are_refused_before_they_are_computed(strategy, steps):
+    """Of turns that share no noise: the columns themselves would take a reader minutes, and gigabytes."""
+    with pytest.raises(AccountantError, match="too many to add up"):
+        Turns(strategy, steps, steps)
+
+
 def test_bad_numbers_are_refused():
     for steps, period in ((N, 0), (0, 1), (N, 2.0)):
         with pytest.raises(AccountantError):

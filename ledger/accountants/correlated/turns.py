@@ -18,14 +18,18 @@ from typing import TYPE_CHECKING, Final
 from attest.policy.mechanism import MechanismRule
 from ledger.accountants.correlated.sensitivity import magnitudes, rounded_up
 from ledger.accountants.correlated.signed import strategy_of
-from ledger.accountants.correlated.strategies import CODE, Strategy, Toeplitz, require
+from ledger.accountants.correlated.strategies import CODE, BandedInverse, Strategy, Toeplitz, require
 from ledger.errors import AccountantError
 
 if TYPE_CHECKING:
     import numpy as np
 
 MOST_WORK: Final = 1 << 29
-"""Most steps times turns whose products overlap: some seconds of work for every reader of a ledger."""
+"""Most steps times turns whose products overlap, or times coefficients of an inverse or of columns that are normalised: some
+seconds of work for every reader of a ledger."""
+
+MOST_STEPS: Final = 1 << 22
+"""Most steps, of each of which a reader keeps what an occurrence adds: 32 MiB for a class."""
 
 
 class Turns:
@@ -51,6 +55,10 @@ class Turns:
         if steps * overlaps > MOST_WORK:
             told = f"{steps} steps with {overlaps} turns whose noise is correlated are too many to add up"
             raise AccountantError(CODE, f"{told}, expected {MOST_WORK} together at most; lower the rate, or take bands")
+        beside = _beside(strategy, steps)
+        if steps > MOST_STEPS or steps * beside > MOST_WORK:
+            told = f"{steps} steps of noise by {beside} coefficients are too many to add up, expected {MOST_STEPS} steps"
+            raise AccountantError(CODE, f"{told} at most, and {MOST_WORK} of both together; take fewer")
         self._strategy, self._steps, self._reach = strategy, steps, reach
         self.period = period
         self._share = strategy.slack(steps)
@@ -81,6 +89,19 @@ class Turns:
         The row moves by at most the sum of |C[step, j]| over the turns j up to it, whatever was drawn when it ran before. Whose
         first turn is behind all that are returned was never in a row so far.
         """
+        return tuple(map(self._of_row, self._moved(step).tolist()))
+
+    def dearest_again(self) -> float:
+        """Returns the largest of what one more execution of any step adds to anybody."""
+        last = self._steps - 1
+        if self._strategy.common(1) is not None:
+            return self._of_row(float(self._moved(last).max()))  # every other row has fewer terms
+        # The columns of a Toeplitz strategy have a scale of their own only where they end below the matrix.
+        from_step = max(0, last - self._reach) if isinstance(self._strategy, Toeplitz) else 0
+        return self._of_row(max(float(self._moved(step).max()) for step in range(from_step, self._steps)))
+
+    def _moved(self, step: int) -> np.ndarray:
+        """Returns by how much the row of a step moves, by the first turn of a contribution, shape (period,) or (step + 1,)."""
         import numpy as np
 
         held = np.abs(self._strategy.row(step, self._steps))
@@ -92,18 +113,11 @@ class Turns:
             part = held[begin : begin + self.period]
             moved[: len(part)] += part
         moved += self._share * self.norm * (moved > 0.0)
-        return tuple(
-            rounded_up(value * value, self._steps, self._share) / self._largest if value else 0.0 for value in moved.tolist()
-        )
+        return moved
 
-    def dearest_again(self) -> float:
-        """Returns the largest of what one more execution of any step adds to anybody."""
-        last = self._steps - 1
-        if self._strategy.common(1) is not None:
-            return max(self.again(last))  # every other row has fewer terms
-        # The columns of a Toeplitz strategy have a scale of their own only where they end below the matrix.
-        from_step = max(0, last - self._reach) if isinstance(self._strategy, Toeplitz) else 0
-        return max(max(self.again(step)) for step in range(from_step, self._steps))
+    def _of_row(self, moved: float) -> float:
+        """Returns what a row adds that moves so much."""
+        return rounded_up(moved * moved, self._steps, self._share) / self._largest if moved else 0.0
 
     def _of_occurrences(self) -> np.ndarray:
         import numpy as np
@@ -112,6 +126,13 @@ class Turns:
         for lag in range(self.period, self._reach, self.period):
             found[lag:] += 2.0 * magnitudes(self._strategy, self._steps, lag)
         return np.array([rounded_up(value, self._steps, self._share) / self._largest for value in found.tolist()])
+
+
+def _beside(strategy: Strategy, steps: int) -> int:
+    """Returns how often all steps are gone through for the columns, beside their products."""
+    if isinstance(strategy, BandedInverse):
+        return len(strategy.coefficients)
+    return 1 if strategy.common(1) is not None or strategy.bands is None else min(strategy.bands, steps)
 
 
 @lru_cache(maxsize=64)
