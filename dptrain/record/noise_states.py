@@ -1,8 +1,9 @@
 """Keep beside the ledger what the noise of later steps is made of, and take it up again when a run is resumed.
 
-Noise that is correlated between steps has a state: with the releases it tells the next noise, as a key does. So it lies where
-keys lie, for its owner alone, and never in a checkpoint, which others may be given. The pin of the checkpoint of that step has
-its digest, under the ledger's key. Every rank writes what it has, and another number of ranks reads it too.
+Noise that is correlated between steps has a state: noise of the last steps, or what the next one is made of. With the releases
+it tells sums of gradients as they were before noise, of as many steps as it has buffers. So it lies where keys lie, for its
+owner alone, and never in a checkpoint, which others may be given. The pin of the checkpoint of that step has its digest, under
+the ledger's key. Every rank writes what it has, and another number of ranks reads it too.
 """
 
 import hashlib
@@ -25,7 +26,7 @@ KEEP: Final = 2
 """States kept, as many as checkpoints; older ones are removed after a newer one is durable."""
 
 def save(directory: Path, step: int, tensors: Mapping[str, torch.Tensor], ranks: Ranks) -> bytes:
-    """Writes the state of the noise after a step durably, and removes all but the newest ``KEEP``; every rank calls it.
+    """Writes the state of the noise after a step durably, and keeps ``KEEP``: it and the newest others; every rank calls it.
 
     Args:
         directory: beside the ledger; made for its owner alone. tensors: what this rank has.
@@ -68,7 +69,8 @@ def save(directory: Path, step: int, tensors: Mapping[str, torch.Tensor], ranks:
             raise _not_written(final, error) from error
         finally:
             shutil.rmtree(aside, ignore_errors=True)
-        for _, old in found(directory)[:-KEEP]:
+        others = [path for _, path in found(directory) if path != final]  # of a later step too, where a run went back
+        for old in others[: 1 - KEEP]:
             shutil.rmtree(old, ignore_errors=True)
         return hashlib.sha256(table).digest()
 

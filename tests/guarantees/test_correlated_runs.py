@@ -13,6 +13,8 @@ from attest.keys import public_bytes  # noqa: E402
 from dptrain.engine.options import NoiseSource  # noqa: E402
 from dptrain.errors import ResumeRefused, UnsupportedPolicy  # noqa: E402
 from dptrain.noise.correlated import CorrelatedGaussian  # noqa: E402
+from dptrain.parallel.ranks import ALONE  # noqa: E402
+from dptrain.record import noise_states  # noqa: E402
 from dptrain.record.pin import found as checkpoint_folders  # noqa: E402
 from dptrain.record.pin import read_record, require_files  # noqa: E402
 from ledger import accountants  # noqa: E402
@@ -218,6 +220,14 @@ def test_another_state_of_the_noise_is_refused_before_anything_is_charged(tmp_pa
     state = trainer.private.opened.recorder.ledger.state
     assert (state.charged, state.attempt) == (charged, attempt)
     trainer.close()
+
+
+def test_a_state_that_was_just_written_stays_beside_those_of_later_steps(tmp_path) -> None:
+    """As where a run went back behind two states that an earlier attempt had saved."""
+    of = tmp_path / "ledger.noise"
+    digests = {step: noise_states.save(of, step, {"step 0 0": torch.tensor(step)}, ALONE) for step in (8, 10, 5)}
+    assert [path.name for path in sorted(of.iterdir())] == ["step-00000005", "step-00000010"]
+    assert noise_states.restored(of, 5, digests[5], ALONE) == {"step 0 0": torch.tensor(5)}
 
 
 def test_a_checkpoint_that_names_no_state_of_the_noise_is_refused(tmp_path, monkeypatch) -> None:
