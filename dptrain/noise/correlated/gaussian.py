@@ -37,7 +37,7 @@ _HALF: Final = "a release failed half-way, so that the buffers are those of no s
 
 @dataclass(eq=False)
 class Kept:
-    """Keeps what the noise of later steps is made of: secret, as with the releases it tells the next noise.
+    """Keeps what the noise of later steps is made of: secret, as with the releases it tells the last sums.
 
     Attributes:
         step: steps released so far, by tensor and place in it. buffers: float64, shape (buffers, coordinates), for each of

@@ -164,7 +164,7 @@ class Privatizer:
         return _rebuilt(sum_of_clipped_grads, noisy), self._state(state.step + 1, state.form, state.kept, state.marks)
 
     def state_dict(self, state: State) -> dict[str, torch.Tensor]:
-        """Returns the state as tensors: as secret as a key, since with the releases they tell the next noise.
+        """Returns the state as tensors: as secret as the sums, which with the releases they tell.
 
         The key of this object is among them for a dense strategy alone, whose noise is made of the numbers of all steps. They
         are
