@@ -18,6 +18,7 @@ from typing import ClassVar, Final
 from attest import cbor
 from attest.errors import AttestError
 from attest.schema import check_fields, declared, wire
+from ledger.accountants import TABLE
 from ledger.errors import LeafRefused
 from ledger.leaves import Admit, Charge, Epoch, Header, Leaf, Settle, Summary, SummaryClass, SummaryKind, Withdraw
 from ledger.leaves.kinds import ABOVE_0, MICRO, PICO_BELOW_1, SHA256, UINT, Checked, check_limit
@@ -265,7 +266,7 @@ class Tally:
         self._closed: list[_Segment] = []
         self._open = _Segment(len(self._public))
         self._leaving: list[Contribution] = []
-        self._grows = bool(header.turns)
+        self._grows = TABLE[header.policy.mechanism.name].memory(header.policy) > 0
         self._left: list[_Left] = []
 
     def see(self, leaf: Leaf, run: RunState) -> None:
