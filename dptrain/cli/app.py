@@ -120,6 +120,7 @@ app = typer.Typer(
 )
 
 
+
 def _print_version(asked: bool) -> None:
     if asked:
         typer.echo(f"dptrain {metadata.version('dptrain')}")

@@ -205,6 +205,15 @@ def test_the_policy_has_the_strategy_and_every_other_byte_as_it_was(shell):
     assert noise_of(kept) == rule
 
 
+def test_ends_of_lines_stay_in_a_file_and_public_classes_need_nothing(shell):
+    open_class = '[[class]]\nname = "open"\npublic = true\nsampling_rate = 0.3\ndepth = { from = 0.0, to = 1.0 }\n'
+    path, family = shell.directory / "policy.toml", ("--family", "banded_inverse", "--bands", "4")
+    path.write_bytes((PUBLIC.replace("cyclic", "poisson") + open_class).replace("\n", "\r\n").encode())
+    answer = shell.json("policy", "noise", "policy.toml", *family, "--write")
+    assert [row["class"] for row in answer["costs"]] == list(answer["targets"]) == ["often", "seldom"]
+    assert path.read_bytes() == (WRITTEN.replace("cyclic", "poisson") + open_class).replace("\n", "\r\n").encode()
+
+
 def test_the_best_is_written_where_turns_are_public_and_independent_noise_is_kept_where_draws_are_secret(shell):
     answer = noise(shell, PUBLIC, "--best", "--write", "--target-epsilon", "3")
     best = answer["strategies"][answer["best_here"]]
@@ -302,6 +311,7 @@ def test_why_no_run_may_begin_yet_is_said_and_a_policy_that_would_be_none_is_not
         (('family = "gaussian"', 'family = "laplace"'), (), "STRATEGY", "'laplace'"),
         (('injection = "scheduled"', 'injection = "per_microbatch"\nmicrobatches = 2'), (), "STRATEGY", "noise.injection"),
         (("[[class]]", "[[noise.phase]]\nfrom_step = 9\nscale = 2\n[[class]]"), (), "STRATEGY", "noise.phase"),
+        (('family = "gaussian"', 'family = "gumbel"'), (), "RANGE", "'gumbel'"),
         (("0.125", "0.3"), (), "RANGE", '"1/4" and "1/3"'),
         (("", ""), ("--target-epsilon", "none=3"), "CLASS_UNKNOWN", "often"),
     ],
