@@ -1576,6 +1576,7 @@ class Strategy:
             self.slack = 2 * error * sums[0] * math.sqrt(n) / rest[0]
         need(self.slack < 1, "UNSUPPORTED", "a strategy that float64 loses")
         self.lags, self.factors, self.normalized = {}, [1.0] * n, values.get(3) is True
+        self.beside = len(values[2]) if family == "banded_inverse" else self.width if self.normalized else 1
         if self.normalized:
             self.factors = [1 / math.sqrt(self.lag(0)[n - 1 - j]) for j in range(n)]
         self.largest = max(self.product(j, 0) for j in range(n))
@@ -1611,6 +1612,7 @@ class Strategy:
     def turns(self, period):
         """Return what a header says of a class."""
         n, places = self.steps, range(min(period, self.steps))
+        need(n <= 2**22 and n * self.beside <= 2**29, "UNSUPPORTED", "more steps than anybody adds up")
         need(n * (1 + (self.width - 1) // period) <= 2**29, "UNSUPPORTED", "more products than anybody adds up")
         most = max(math.fsum(self.occurrence(period, t) for t in range(o, n, period)) for o in places)
         last = range(max(0, n - self.width - 1), n) if self.normalized else [n - 1]
