@@ -514,6 +514,7 @@ class HeaderSpec:
         policy = self.policy.policy
         with as_leaf("POLICY_UNSUPPORTED"):
             about = AccountantInfo(*accountants.describe(policy.accountant, policy.mechanism.name))
+            turns = turns_under(policy)
         with as_leaf():
             blocks, note = self.scheduled, self.exactness_note
         return Header(
@@ -539,5 +540,5 @@ class HeaderSpec:
             stack=self.stack,
             frozen_digest=self.frozen_digest,
             previous=self.previous,
-            turns=turns_under(policy),
+            turns=turns,
         )

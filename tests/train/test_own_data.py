@@ -228,7 +228,7 @@ RECORDS = [
 ]
 
 
-@pytest.mark.parametrize("kind", ["texts", "numbers"])
+@pytest.mark.parametrize("kind", ["texts", pytest.param("numbers", marks=pytest.mark.slow)])
 def test_quickstart_makes_a_program_that_trains_and_is_audited(tmp_path: Path, kind: str) -> None:
     """Through the command and the program, as a person does it."""
     keep = ("text", "label") if kind == "texts" else ("stars", "n", "label")
