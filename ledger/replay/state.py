@@ -4,6 +4,7 @@ Rules read it, and `Replay` alone writes it.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from attest import schedule
@@ -32,10 +33,11 @@ class Copies:
         self._groups = policy.sampling.groups
         self.memory = accountants.TABLE[policy.mechanism.name].memory(policy) if self._groups > 1 else 0
         """Steps behind its own in which a draw is felt; 0 where draws are public, or noise is not correlated."""
-        self._windows: list[tuple[int, int]] = []
+        self._again: Counter[int] = Counter()  # by step, how often it was charged but for the first time
         self._more: dict[int, int] = {}
         self._farthest = 0
         self._from: int | None = None
+        self._levels: Levels | None = ()
 
     def resume(self, step: int) -> None:
         """Takes note that the run goes on behind a step."""
@@ -49,9 +51,11 @@ class Copies:
             assert begin is not None
             for step in range(max(1, begin - self.memory + 1), begin + 1):
                 self._more[step] = self._more.get(step, 0) + 1
-        self._farthest = max(self._farthest, last)
         if self.memory:
-            self._windows.append((first, last))
+            for step in range(first, min(last, self._farthest) + 1):
+                self._again[step] += 1
+                self._levels = None
+        self._farthest = max(self._farthest, last)
         return more
 
     def most(self, again: int) -> Levels:
@@ -60,15 +64,18 @@ class Copies:
 
     def levels(self) -> Levels:
         """Returns how many draws of one contribution have 1, 2, .. copies more at least, of the group that has most."""
-        found = []
-        for level in range(1, max(self._more.values(), default=0) + 1):
-            of_group = [0] * self._groups
+        if self._levels is None:
+            of_groups: dict[int, Counter[int]] = {}
             for step, more in self._more.items():
-                if more >= level:
-                    charged = sum(first <= step <= last for first, last in self._windows)
-                    of_group[step % self._groups] += charged
-            found.append((max(of_group), level))
-        return tuple(found)
+                of_groups.setdefault(step % self._groups, Counter())[more] += 1 + self._again[step]
+            most: Counter[int] = Counter()
+            for counts in of_groups.values():
+                total = 0
+                for level in range(max(counts), 0, -1):
+                    total += counts[level]
+                    most[level] = max(most[level], total)
+            self._levels = tuple((most[level], level) for level in sorted(most))
+        return self._levels
 
 
 class Expenditure:

@@ -275,6 +275,8 @@ def test_who_left_has_a_row_again_where_its_draws_have_copies_more(tmp_path) -> 
     [
         (2, BANDS, "it has 3, and there are 2"),
         (3, BUFFERS, "it has all"),
+        (4097, "", "take 4096 at most"),
+        (3, BANDS.replace("noise =", "redo_steps = 5000\nnoise ="), "redo_steps of 4096 at most"),
         (3, 'exactness = "certified"\nnoise = { family = "laplace" }\n', "disclosure 'secret_poisson'"),
     ],
 )  # fmt: skip
