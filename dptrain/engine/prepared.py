@@ -40,7 +40,7 @@ from dptrain.parallel.wrapped import step_once, unwrapped
 from dptrain.progress import progress_bar
 from dptrain.record import checkpoints, noise_states, weights
 from dptrain.record.metrics import Line, Metrics, MetricsLog
-from dptrain.record.pin import NOISE, sign_record
+from dptrain.record.pin import NOISE, found, sign_record
 from dptrain.record.recorder import Recorder, by_terms
 from dptrain.record.registry_watch import RegistryWatch
 from dptrain.record.settling import Inbox, settle_pool
@@ -532,7 +532,8 @@ class PreparedRun(Parts[Planned]):
         if self.attempt is None:
             noise = None if self._pin is None else self._pin.noise_sha256
         elif self.gradients.keeps_noise:
-            noise = noise_states.save(self._noise_states, step, self.gradients.noise_kept(), self.ranks)
+            pinned = {number for number, _ in found(self.opened.checkpoints)}
+            noise = noise_states.save(self._noise_states, step, self.gradients.noise_kept(), self.ranks, pinned)
         return lambda size, sha256: sign_record(self.recorder.writer, step, told, size, sha256, noise)
 
     def _save(self, step: int) -> Path:

@@ -471,6 +471,9 @@ class PrivateTraining:
     def save(self) -> Path:
         """Writes a durable checkpoint of model, optimizer and states, pinned to the ledger under its key.
 
+        Of several ranks all call it where parameters lie over them, or where noise is correlated between steps, whose state is
+        kept beside the ledger; else the first is enough.
+
         Raises:
             LedgerReplaced: the ledger is no longer the one under its name.
             StepOrder: called inside a step, before its ``optimizer.step()``.

@@ -9,7 +9,7 @@ the ledger's key. Every rank writes what it has, and another number of ranks rea
 import hashlib
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -25,11 +25,14 @@ from ledger.errors import StorageFailed
 KEEP: Final = 2
 """States kept, as many as checkpoints; older ones are removed after a newer one is durable."""
 
-def save(directory: Path, step: int, tensors: Mapping[str, torch.Tensor], ranks: Ranks) -> bytes:
+def save(
+    directory: Path, step: int, tensors: Mapping[str, torch.Tensor], ranks: Ranks, pinned: Collection[int] = ()
+) -> bytes:
     """Writes the state of the noise after a step durably, and keeps ``KEEP``: it and the newest others; every rank calls it.
 
     Args:
-        directory: beside the ledger; made for its owner alone. tensors: what this rank has.
+        directory: beside the ledger; made for its owner alone. tensors: what this rank has. pinned: steps of checkpoints that
+            are there, whose states stay besides.
 
     Returns:
         SHA-256 of the table of its files, which the pin of the step's checkpoint has to name.
@@ -38,6 +41,7 @@ def save(directory: Path, step: int, tensors: Mapping[str, torch.Tensor], ranks:
         StorageFailed: the disk is full or fails; nothing half-written stays under the name of a step.
     """
     final = directory / folder_name(step)
+    ranks.all(b"", "the state of the noise is saved with a checkpoint")
     aside = Path(os.fsdecode(ranks.first(lambda: os.fsencode(_begun(directory, final)))))
     failed = ""
     try:
@@ -69,7 +73,8 @@ def save(directory: Path, step: int, tensors: Mapping[str, torch.Tensor], ranks:
             raise _not_written(final, error) from error
         finally:
             shutil.rmtree(aside, ignore_errors=True)
-        others = [path for _, path in found(directory) if path != final]  # of a later step too, where a run went back
+        # Of a later step too, where a run went back.
+        others = [path for number, path in found(directory) if path != final and number not in pinned]
         for old in others[: 1 - KEEP]:
             shutil.rmtree(old, ignore_errors=True)
         return hashlib.sha256(table).digest()
@@ -123,7 +128,8 @@ def _begun(directory: Path, final: Path) -> Path:
         if not directory.is_dir():
             directory.parent.mkdir(parents=True, exist_ok=True)
             make_private_directory(directory)
-        shutil.rmtree(aside, ignore_errors=True)
+        for left in directory.glob(".step-*"):  # by a process that was killed
+            shutil.rmtree(left, ignore_errors=True)
         make_private_directory(aside)
     except OSError as error:
         raise _not_written(final, error) from error

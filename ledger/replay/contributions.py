@@ -6,9 +6,9 @@ of. An object of its own for each would take three times that. A `Contribution` 
 
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import ItemsView, Iterator, Mapping, Sequence, ValuesView
+from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence, ValuesView
 from dataclasses import dataclass
-from typing import Final, overload
+from typing import Any, Final, overload
 
 from attest.attestation import CommonTerms
 from attest.descriptor import SignedBounds
@@ -201,10 +201,6 @@ class Contribution(Standing):
         """Counts one more step, and its 1/z^2."""
         self._all.counted(self.number, loss)
 
-    def spend(self, loss: float) -> None:
-        """Adds to the sum over its steps, of which there is one at least."""
-        self._all.losses[self.number] += loss
-
     def join(self, group: "Group", place: int) -> None:
         """Puts it into a group."""
         self._all.groups[self.number], self._all.places[self.number] = group, place
@@ -271,7 +267,10 @@ class Contributions(Sequence[Contribution]):
         occurrences, losses: as long as somebody was counted.
     """
 
-    __slots__ = ("_index", "_names", "groups", "losses", "occurrences", "places", "seqs", "slots", "terms", "unnamed", "until")
+    __slots__ = (
+        "_index", "_names", "_of_class", "groups", "losses", "occurrences", "places", "seqs", "slots", "terms", "unnamed",
+        "until",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self._names, self._index = bytearray(), Index()
@@ -281,6 +280,7 @@ class Contributions(Sequence[Contribution]):
         self.until: dict[int, Moment] = {}
         self.unnamed: set[int] = set()
         self.occurrences, self.losses = array("Q"), array("d")
+        self._of_class: dict[int, tuple[tuple[int, int], Any, Any, Any]] = {}  # what `spend` needs of a class, at some size
 
     def append(self, leaf: Admit, terms: Terms, slot: int, *, unnamed: bool) -> Contribution:
         """Adds a contribution behind the last one."""
@@ -319,6 +319,32 @@ class Contributions(Sequence[Contribution]):
             self.losses.frombytes(bytes(8 * missing))
         self.occurrences[number] += 1
         self.losses[number] += loss
+
+    def spend(
+        self, place: int, period: int, added: Sequence[float], over: Callable[[Terms], float]
+    ) -> list[Contribution]:
+        """Adds to the sums over steps of a class, for all of it at once; returns who has more then and left before, in order.
+
+        Args: as of `Register.spend`.
+        """
+        import numpy as np
+
+        count = len(self.losses)
+        known = self._of_class.get(place)
+        if known is None or known[0] != (count, period):
+            numbers = np.fromiter((n for n in range(count) if self.terms[n].class_index == place), dtype=np.int64)
+            of_terms = {id(terms): over(terms) for terms in self.terms if terms.class_index == place}
+            squares = np.fromiter((of_terms[id(self.terms[n])] for n in numbers.tolist()), dtype=np.float64)
+            known = self._of_class[place] = (count, period), numbers, np.array(self.slots)[numbers] % period, squares
+        _, numbers, firsts, squares = known
+        reached = firsts < len(added)
+        numbers, firsts, squares = numbers[reached], firsts[reached], squares[reached]
+        values = np.array(added)[firsts]
+        more = (values > 0.0) & (np.frombuffer(self.occurrences, dtype=np.uint64)[numbers] > 0)
+        numbers = numbers[more]
+        np.frombuffer(self.losses, dtype=np.float64)[numbers] += values[more] / squares[more]
+        left = np.fromiter(self.until, dtype=np.int64, count=len(self.until))
+        return [Contribution(self, number) for number in np.intersect1d(left, numbers).tolist()]
 
     def __len__(self) -> int:
         return len(self.terms)

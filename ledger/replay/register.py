@@ -4,7 +4,7 @@ Where draws are public, every step that somebody is drawn in takes it to another
 made anew when they are asked for after a draw or a withdrawal, each in the order of admission.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from attest.policy import ClassRule
 from ledger.errors import LeafRefused
@@ -202,10 +202,10 @@ class Register:
         if not self._public[place]:
             self.groups.withdraw(contribution)
 
-    def spend(self, contribution: Contribution, loss: float) -> None:
-        """Adds to what a contribution of a private class spent, beside its occurrences."""
-        contribution.spend(loss)
-        if not contribution.active:
+    def spend(self, place: int, period: int, added: Sequence[float], over: Callable[[Terms], float]) -> None:
+        """Adds to what contributions of the private class at ``place`` spent, beside their occurrences: to whom was counted at
+        all, what stands at its slot modulo the period, over a number that follows from its terms."""
+        for contribution in self.by_number.spend(place, period, added, over):
             self.groups.spent(contribution)
 
     def pool(self, place: int) -> tuple[int, bytes]:

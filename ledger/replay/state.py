@@ -12,7 +12,7 @@ from attest.descriptor import SignedBounds
 from ledger import accountants
 from ledger.errors import LeafRefused
 from ledger.leaves import Charge, Epoch, Header
-from ledger.replay.contributions import Contribution, Standing
+from ledger.replay.contributions import Contribution, Standing, Terms
 from ledger.replay.register import Register
 
 Levels = tuple[tuple[int, int], ...]
@@ -168,17 +168,13 @@ class Expenditure:
         who took part in it or in a step before, whether they are still there or not."""
         if not any(self._turns):
             return
-        rows = [None if turns is None else (turns.period, turns.again(step - 1)) for turns in self._turns]
-        classes = self._header.policy.classes
-        for contribution in register.by_number:
-            place = contribution.class_index
-            found = rows[place]
-            if found is None or classes[place].public or not contribution.occurrences:
-                continue
-            period, added = found
-            first = contribution.slot % period
-            if first < len(added) and added[first]:
-                register.spend(contribution, added[first] / _square(self.of_contribution(contribution)[0]))
+        for place, (turns, rule) in enumerate(zip(self._turns, self._header.policy.classes, strict=True)):
+            if turns is not None and not rule.public:
+                register.spend(place, turns.period, turns.again(step - 1), self._squared)
+
+    def _squared(self, terms: Terms) -> float:
+        """Returns z^2 of who was admitted under these terms; the noise has one level."""
+        return _square(self.multipliers(terms.class_index, terms.bounds)[0])
 
     def dearest(self, contributions: Iterable[Contribution], place: int) -> float:
         """Returns the largest loss that one of a class would have come to so far at a multiplier of 1, with its occurrences."""

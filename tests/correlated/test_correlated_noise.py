@@ -267,3 +267,35 @@ def test_several_threads_take_turns():
         for lane in range(4):
             total = torch.zeros(size, dtype=torch.float64)
             assert torch.equal(alone.release(total, state, Step(step, lane, 1.0, 1.0)), found[lane, step])
+
+
+def test_a_state_is_cut_for_other_parts_of_a_tensor_and_one_that_lacks_some_is_refused():
+    """Saved by two parts, taken up by three others: the bits of one that was never cut."""
+    whole, cut, again = (noise_of(STRATEGIES["banded"]) for _ in range(3))
+    states = [noise.init([torch.Size([40])]) for noise in (whole, cut)]
+    for step in (1, 2, 3):
+        released = [torch.zeros(40, dtype=torch.float64) for _ in range(2)]
+        whole.release(released[0], states[0], Step(step, 0, 1.0, 1.0))
+        for begin, end in ((0, 13), (13, 40)):
+            cut.release(released[1][begin:end], states[1], Step(step, 0, 1.0, 1.0, offset=begin, size=40))
+        assert torch.equal(*released)
+    kept = cut.state_dict(states[1])
+    state = again.load_state_dict(kept)
+    assert {key: value.tolist() for key, value in again.state_dict(state).items()} == {
+        key: value.tolist() for key, value in kept.items()
+    }
+    for step in (4, 5):
+        released = [torch.zeros(40, dtype=torch.float64) for _ in range(2)]
+        whole.release(released[0], states[0], Step(step, 0, 1.0, 1.0))
+        for begin, end in ((0, 7), (7, 31), (31, 40)):
+            again.release(released[1][begin:end], state, Step(step, 0, 1.0, 1.0, offset=begin, size=40))
+        assert torch.equal(*released)
+    some = {key: value for key, value in kept.items() if not key.endswith(" 13")}
+    lacking = noise_of(STRATEGIES["banded"]).load_state_dict(some)
+    with pytest.raises(ValueError, match="has not all of coordinates 7 to 31"):
+        noise_of(STRATEGIES["banded"]).release(
+            torch.zeros(24, dtype=torch.float64), lacking, Step(4, 0, 1.0, 1.0, offset=7, size=40)
+        )
+    mixed = dict(kept) | {"step 0 13": torch.tensor(2)}
+    with pytest.raises(ValueError, match="different tensors or steps"):
+        noise_of(STRATEGIES["banded"]).load_state_dict(mixed)

@@ -10,19 +10,27 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from attest.keys import public_bytes  # noqa: E402
+from attest.schema.rounding import at_most  # noqa: E402
+from dptrain.cli.attest import words  # noqa: E402
+from dptrain.clipping.own_noise import own_bounds, own_noise  # noqa: E402
 from dptrain.engine.options import NoiseSource  # noqa: E402
 from dptrain.errors import ResumeRefused, UnsupportedPolicy  # noqa: E402
 from dptrain.noise.correlated import CorrelatedGaussian  # noqa: E402
 from dptrain.parallel.ranks import ALONE  # noqa: E402
+from dptrain.planning.plan import spent  # noqa: E402
 from dptrain.record import noise_states  # noqa: E402
 from dptrain.record.pin import found as checkpoint_folders  # noqa: E402
 from dptrain.record.pin import read_record, require_files  # noqa: E402
 from ledger import accountants  # noqa: E402
+from ledger.accountants import Phase  # noqa: E402
 from ledger.accountants.correlated import strategy_of  # noqa: E402
+from ledger.accountants.gaussian import epsilon_of_mu  # noqa: E402
 from ledger.audit import verify_export  # noqa: E402
 from ledger.errors import LeafRefused, PinRefused  # noqa: E402
 from ledger.leaves import Draw, decode_leaf  # noqa: E402
 from ledger.log import Ledger  # noqa: E402
+from ledger.replay.budgets import of_plan  # noqa: E402
+from ledger.views.summary import preset_epsilon  # noqa: E402
 from tests.worlds.trainer import Trainer  # noqa: E402
 from tests.worlds.training import make_world  # noqa: E402
 
@@ -36,6 +44,19 @@ FAMILIES = {
     "buffers": f'family = "buffered_toeplitz", parameters = {{ decays = [{1 << 39}], scales = [{1 << 38}] }}',
 }
 STEPS = 8
+PUBLIC = """
+[[class]]
+name = "sensitive"
+clip_norm = 0.5
+noise_multiplier = 1.5
+sampling_rate = {q}
+depth = {{ from = 0.67, to = 1.0 }}
+[[class]]
+name = "encyclopedia"
+public = true
+sampling_rate = 0.5
+depth = {{ from = 0.0, to = 1.0 }}
+"""
 
 
 def world_of(path, family="bands", extra="", **changes):
@@ -231,6 +252,10 @@ def test_a_state_that_was_just_written_stays_beside_those_of_later_steps(tmp_pat
     digests = {step: noise_states.save(of, step, {"step 0 0": torch.tensor(step)}, ALONE) for step in (8, 10, 5)}
     assert [path.name for path in sorted(of.iterdir())] == ["step-00000005", "step-00000010"]
     assert noise_states.restored(of, 5, digests[5], ALONE) == {"step 0 0": torch.tensor(5)}
+    (of / ".step-00000006.1").mkdir()
+    for step in (11, 12, 13):
+        noise_states.save(of, step, {"step 0 0": torch.tensor(step)}, ALONE, pinned=(5,))
+    assert [path.name for path in sorted(of.iterdir())] == ["step-00000005", "step-00000012", "step-00000013"]
 
 
 def test_a_checkpoint_that_names_no_state_of_the_noise_is_refused(tmp_path, monkeypatch) -> None:
@@ -336,6 +361,49 @@ def test_a_header_says_what_policy_and_strategy_give(tmp_path) -> None:
         with pytest.raises(LeafRefused) as refused:
             replace(header, turns=changed)
         assert refused.value.code == "TURNS"
+
+
+def test_plans_say_what_turns_and_steps_done_again_can_come_to(tmp_path) -> None:
+    """`of_plan`, `dptrain plan`, what suffices for a limit, and what `attest show` tells, each from the matrix."""
+    trainer = Trainer(world_of(tmp_path, "buffers", "redo_steps = 2\n", per_class=1))
+    policy, z = trainer.private.policy, 1.5
+    matrix = strategy_of(policy.mechanism, STEPS).matrix(STEPS)
+    matrix = np.abs(matrix) / np.sqrt((matrix**2).sum(axis=0).max())
+    sums = [matrix[:, first::3].sum(axis=1) for first in range(3)]
+    most, again = max(float(row @ row) for row in sums), max(float((row**2).max()) for row in sums)
+    assert most > 3.2 and again > 1.0  # more than three turns by themselves
+    planned = of_plan(policy, 0, (z,))
+    assert (planned.family, planned.loss) == ("gaussian", pytest.approx((most + 2 * again) / z**2, rel=1e-9))
+    phases = [Phase(z, 1 / 3, STEPS)]
+    for options, loss in (({}, most), ({"redo": 2}, most + 2 * again), ({"replace": True}, 4 * most)):
+        assert spent(policy, phases, **options) == pytest.approx(epsilon_of_mu(math.sqrt(loss) / z, 1e-5), rel=1e-9)
+    first_two = max(float((matrix[:, [o, o + 3]].sum(axis=1) ** 2).sum()) for o in range(3))
+    assert spent(policy, phases, cap=2) == pytest.approx(epsilon_of_mu(math.sqrt(first_two) / z, 1e-5), rel=1e-9)
+    own = own_bounds(policy, policy.classes[0].name, policy.classes[0].bounds, (500_000, 10**7))
+    assert own is not None
+    multiplier = own_noise(own).multiplier
+    assert epsilon_of_mu(math.sqrt(most) / multiplier, 1e-5) == pytest.approx(0.5, rel=1e-4)
+    signed = trainer.private.opened.gate.admitted[0].admission.descriptor
+    told = words.epsilon(signed, policy, signed_policy=True)
+    whole = epsilon_of_mu(math.sqrt(most) / signed.bounds.noise_multiplier, 1e-5)
+    assert f"epsilon is at most {at_most(whole)} against" in told
+    trainer.close()
+
+
+def test_presets_bound_everybody_and_public_classes_pay_nothing(tmp_path) -> None:
+    world = world_of(tmp_path, "buffers", classes=PUBLIC, per_class=3)
+    interrupted(world, saved=4, stopped=6)
+    trainer = Trainer(world, resume=True)
+    trainer.run()
+    run = trainer.private.opened.recorder.ledger.state
+    losses = {place: [one.loss for one in run.register.by_number if one.class_index == place] for place in (0, 1)}
+    assert max(losses[0]) > 0.0 and set(losses[1]) == {0.0}
+    z = run.expenditure.multipliers(0, trainer.private.policy.classes[0].bounds)[0]
+    own = [one.loss * run.expenditure.of_contribution(one)[0] ** 2 for one in run.register.by_number if one.class_index == 0]
+    assert preset_epsilon(run, 0) == pytest.approx(epsilon_of_mu(math.sqrt(max(own)) / z, 1e-5), rel=1e-9)
+    assert preset_epsilon(run, 1) is None
+    audited(trainer, world, tmp_path / "export")
+    trainer.close()
 
 
 def test_a_strategy_without_memory_is_independent_noise_to_the_bit(tmp_path) -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,13 @@ from safetensors.torch import load_file  # noqa: E402
 from torch.nn.functional import cross_entropy  # noqa: E402
 from transformers import EarlyStoppingCallback, TrainerCallback, TrainingArguments, get_scheduler  # noqa: E402
 
+from dptrain import PrivateTraining  # noqa: E402
 from dptrain.errors import ConfigError, CoupledModel, LossShape, NotPrivateUse, ResumeRefused, StepOrder  # noqa: E402
 from dptrain.integrations.transformers import PrivateTrainer  # noqa: E402
 from ledger.log import Ledger  # noqa: E402
 from tests.integrations.scene import LENGTH, STEPS, language_model, rows, run, same, state  # noqa: E402
+from tests.worlds.trainer import opening  # noqa: E402
+from tests.worlds.training import make_world  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:max_grad_norm=1 clips the release")
 
@@ -345,6 +349,40 @@ def test_a_stopped_run_goes_on_from_the_checkpoint_of_the_trainer(tmp_path: Path
     assert rates == pytest.approx([0.05 * left / STEPS for left in (4, 3, 2, 1)])
     assert charged(tmp_path) == (STEPS, True)
     assert [each["step"] for each in second.state.log_history if "grad_norm" in each] == [1, 2, 3, 4, 5, 6]
+
+
+TURNS = 'disclosure = "occurrences_public"\nsampling = { order = "cyclic" }\n'
+GROUPS = 'disclosure = "secret_draws"\nsampling = { order = "cyclic_poisson", parameters = { groups = 3 } }\n'
+BANDS = 'noise = { family = "banded_toeplitz", parameters = { bands = 3, coefficients = [1048576, 524288, 393216] } }\n'
+
+
+@pytest.mark.parametrize("draws", [TURNS, pytest.param(GROUPS, marks=pytest.mark.slow)])
+def test_a_stopped_run_of_correlated_noise_goes_on_with_the_noise_that_it_had(tmp_path: Path, draws: str) -> None:
+    """And pays for no more; the state of the noise is there while the run is, and gone behind it."""
+    world = make_world(
+        tmp_path / "world", steps=STEPS, rate='"1/2"', per_class=4, policy_extra=draws + BANDS, window_steps=1,
+        record=lambda seed: rows(1, seed)[0],
+    )  # fmt: skip
+    found = []
+    for name, stops in (("whole", []), ("stopped", [3])):
+        shutil.copytree(world.root, tmp_path / name)
+        root = tmp_path / name
+        options = {"save_strategy": "steps", "save_steps": 1, "model": language_model()}
+        for stop in [*stops, None]:
+            private = PrivateTraining.open(
+                root / "policy.cose", root / "corpus",
+                **opening(root / "run.db", insecure_test_key=b"\x35" * 32, resume=(root / "run.db").exists()),
+            )  # fmt: skip
+            tool = trainer(root, private=private, callbacks=[] if stop is None else [Stop(stop)], **options)
+            done = tool.train(resume_from_checkpoint=bool(stops) and stop is None)
+            assert done.global_step == (stop or STEPS)
+            assert (root / "run.db.noise").exists() is (stop is not None)
+            options["model"] = language_model(seed=7)
+            private.close()
+        assert charged(root, "run") == (STEPS, True)
+        with Ledger.open(root / "run.db", read_only=True) as log:
+            found.append(sorted(log.epsilon(name) for name in log.state.contributions))
+    assert found[0] == found[1]
 
 
 def test_a_checkpoint_of_the_trainer_that_the_run_never_reached_is_not_taken(tmp_path: Path) -> None:

@@ -142,10 +142,10 @@ def test_who_left_and_spends_more_changes_the_row_of_those_with_whom_it_left():
         register.withdraw(drawn, LEFT)
     assert present(register) == [(*members_root(first, second), False)]
     register.groups.close_epoch((8, 0), whole=True)
-    register.spend(first, 0.5)
+    register.spend(0, 2, (0.5, 0.0), lambda terms: 1.0)
     assert present(register, (8, 0)) == [(*members_root(None, second), False), (*members_root(first), False)]
     register.groups.close_epoch((8, 0), whole=True)
-    register.spend(second, 0.5)
+    register.spend(0, 2, (0.0, 0.5), lambda terms: 1.0)
     assert present(register, (8, 0)) == [(*members_root(first, second), False)], "an empty group has no row"
 
 

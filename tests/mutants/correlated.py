@@ -9,6 +9,7 @@ RECURRENCES = "dptrain/noise/correlated/recurrences.py"
 PRIVATIZERS = "dptrain/noise/correlated/privatizers.py"
 
 STATE = "ledger/replay/state.py"
+CONTRIBUTIONS = "ledger/replay/contributions.py"
 REPLAY = "ledger/replay/replay.py"
 HEADER = "ledger/leaves/header.py"
 STATES = "dptrain/record/pin.py"
@@ -152,10 +153,10 @@ CORRELATED = (
         T_RUNS + "test_two_forks_of_one_checkpoint_pay_for_every_row_that_was_executed",
     ),
     Mutant(
-        "who left does not pay for rows done again", STATE,
-        "if found is None or classes[place].public or not contribution.occurrences:",
-        "if found is None or classes[place].public or not contribution.occurrences or not contribution.active:",
-        T_RUNS + "test_who_withdrew_pays_for_rows_done_again_in_which_its_gradient_still_is",
+        "who left stands with those who paid less for rows done again", CONTRIBUTIONS,
+        "        left = np.fromiter(self.until, dtype=np.int64, count=len(self.until))\n",
+        "        left = np.zeros(0, dtype=np.int64)\n",
+        "tests/ledger/test_register.py::test_who_left_and_spends_more_changes_the_row_of_those_with_whom_it_left",
     ),
     Mutant(
         "any state of the noise is taken up", STATES,
