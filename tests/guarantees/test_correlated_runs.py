@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from attest.keys import public_bytes  # noqa: E402
+from attest.policy import Policy  # noqa: E402
 from attest.schema.rounding import at_most  # noqa: E402
 from dptrain.cli.attest import words  # noqa: E402
 from dptrain.clipping.own_noise import own_bounds, own_noise  # noqa: E402
@@ -23,7 +24,7 @@ from dptrain.record.pin import found as checkpoint_folders  # noqa: E402
 from dptrain.record.pin import read_record, require_files  # noqa: E402
 from ledger import accountants  # noqa: E402
 from ledger.accountants import Phase  # noqa: E402
-from ledger.accountants.correlated import strategy_of  # noqa: E402
+from ledger.accountants.correlated import costs, strategy_of  # noqa: E402
 from ledger.accountants.gaussian import epsilon_of_mu  # noqa: E402
 from ledger.audit import verify_export  # noqa: E402
 from ledger.errors import LeafRefused, PinRefused  # noqa: E402
@@ -330,6 +331,18 @@ def test_what_does_not_go_with_it_is_refused_by_name(tmp_path, extra, told) -> N
     world = make_world(tmp_path, steps=STEPS, rate='"1/3"', per_class=1, policy_extra=said)
     with pytest.raises(UnsupportedPolicy, match=told):
         Trainer(world)
+
+
+def test_classes_of_many_periods_are_added_up_together(monkeypatch) -> None:
+    monkeypatch.setattr(costs, "MOST_WORK", 40)
+    text = 'corpus = "c"\ndelta = 1e-6\nsteps = 12\nnormalizer = 4\n' + TURNS + f"noise = {{ {FAMILIES['buffers']} }}\n"
+    one = '[[class]]\nname = "{}"\nclip_norm = 1\nnoise_multiplier = 1\nsampling_rate = {}\ndepth = {{ from = 0, to = 1 }}\n'
+    alike = Policy.from_toml(text + one.format("a", 0.5) + one.format("b", 0.5))
+    assert accountants.refusal_of(alike) is not None  # 72 by itself
+    monkeypatch.setattr(costs, "MOST_WORK", 72)
+    assert accountants.refusal_of(alike) is None
+    other = Policy.from_toml(text + one.format("a", 0.5) + one.format("b", 0.25))
+    assert "of all periods of its classes together" in (accountants.refusal_of(other) or "")
 
 
 @pytest.mark.parametrize("order", ["shuffled", "poisson"])

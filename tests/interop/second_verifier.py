@@ -1921,6 +1921,9 @@ class Run:
         if self.family in CORRELATED:
             need(policy.get(26, [""])[0] == "cyclic" and policy[14] == "scheduled" and 24 not in policy, "UNSUPPORTED", "noise")
             self.strategy = Strategy(policy[13], policy[8])
+            lengths = {rule["q"].denominator for rule in self.classes}
+            products = sum(self.strategy.steps * (1 + (self.strategy.width - 1) // length) for length in lengths)
+            need(products <= 2**29, "UNSUPPORTED", "more products than anybody adds up")
             self.class_turns = [self.strategy.turns(rule["q"].denominator) for rule in self.classes]
         need(said == ([self.class_turns] if self.strategy else []), "TURNS", str(said))
 

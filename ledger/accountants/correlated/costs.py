@@ -10,7 +10,7 @@ from typing import ClassVar
 from attest.policy import Policy
 from attest.policy.sampling import CYCLIC, CYCLIC_POISSON, period
 from ledger.accountants.correlated.signed import strategy_of
-from ledger.accountants.correlated.turns import Turns, turns_of
+from ledger.accountants.correlated.turns import MOST_WORK, Turns, turns_of
 from ledger.accountants.gaussian import Gaussian
 from ledger.accountants.table import HOST, MOST_GROUPS
 from ledger.errors import AccountantError
@@ -58,8 +58,14 @@ class Correlated(Gaussian):
                     found = f"redo_steps of {MOST_GROUPS} at most, not with {policy.redo_steps}"
                     return f"{told} {found}: each could release the gradients of earlier steps once more; sign a smaller number"
             else:
-                for rule in policy.classes:
-                    self.turns(policy, period(rule.sampling_rate))
+                work = 0
+                for length in sorted({period(rule.sampling_rate) for rule in policy.classes}):
+                    work += self.turns(policy, length).work
+                    if work > MOST_WORK:
+                        return (
+                            f"{told} {MOST_WORK} steps times turns at most, of all periods of its classes together; give them "
+                            "the same sampling_rate, or take fewer bands"
+                        )
         except AccountantError as error:
             return error.sentence
         return None

@@ -52,7 +52,9 @@ class Turns:
             raise AccountantError(CODE, f"a period has 1 step or more, got {period!r}")
         reach = steps if strategy.bands is None else min(strategy.bands, steps)
         overlaps = 1 + (reach - 1) // period
-        if steps * overlaps > MOST_WORK:
+        self.work = steps * overlaps
+        """Products that were added up."""
+        if self.work > MOST_WORK:
             told = f"{steps} steps with {overlaps} turns whose noise is correlated are too many to add up"
             raise AccountantError(CODE, f"{told}, expected {MOST_WORK} together at most; lower the rate, or take bands")
         beside = _beside(strategy, steps)
@@ -69,6 +71,8 @@ class Turns:
         self.norm = math.sqrt(self._largest)
         """Largest column norm: what C is divided by."""
         self._added = self._of_occurrences()
+        self._most: dict[tuple[int, int], float] = {}
+        self._again: float | None = None
 
     def occurrence(self, step: int) -> float:
         """Returns what an occurrence in a step (from 0) adds, behind all turns of its contribution before it."""
@@ -79,9 +83,13 @@ class Turns:
 
         ``cap``: turns that it takes at most, the first ones; 0 for any number.
         """
-        held = self._added[: self._steps if steps is None else steps]
-        firsts = range(min(self.period, len(held)))
-        return max((math.fsum(held[first :: self.period][: cap or None].tolist()) for first in firsts), default=0.0)
+        count = self._steps if steps is None else steps
+        if (count, cap) not in self._most:
+            held = self._added[:count]
+            firsts = range(min(self.period, len(held)))
+            sums = (math.fsum(held[first :: self.period][: cap or None].tolist()) for first in firsts)
+            self._most[count, cap] = max(sums, default=0.0)
+        return self._most[count, cap]
 
     def again(self, step: int) -> tuple[float, ...]:
         """Returns what one more execution of a step (from 0) adds, by the first turn of a contribution, up to that step.
@@ -93,12 +101,15 @@ class Turns:
 
     def dearest_again(self) -> float:
         """Returns the largest of what one more execution of any step adds to anybody."""
-        last = self._steps - 1
-        if self._strategy.common(1) is not None:
-            return self._of_row(float(self._moved(last).max()))  # every other row has fewer terms
-        # The columns of a Toeplitz strategy have a scale of their own only where they end below the matrix.
-        from_step = max(0, last - self._reach) if isinstance(self._strategy, Toeplitz) else 0
-        return self._of_row(max(float(self._moved(step).max()) for step in range(from_step, self._steps)))
+        if self._again is None:
+            last = self._steps - 1
+            # Without a scale of its own for every column, every other row has fewer terms than the last one; the columns of a
+            # Toeplitz strategy have one only where they end below the matrix.
+            first = last if self._strategy.common(1) is not None else 0
+            if isinstance(self._strategy, Toeplitz):
+                first = max(first, last - self._reach)
+            self._again = self._of_row(max(float(self._moved(step).max()) for step in range(first, self._steps)))
+        return self._again
 
     def _moved(self, step: int) -> np.ndarray:
         """Returns by how much the row of a step moves, by the first turn of a contribution, shape (period,) or (step + 1,)."""
@@ -135,7 +146,7 @@ def _beside(strategy: Strategy, steps: int) -> int:
     return 1 if strategy.common(1) is not None or strategy.bands is None else min(strategy.bands, steps)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def turns_of(rule: MechanismRule, steps: int, period: int) -> Turns:
     """Returns what occurrences add under the correlated noise of a policy.
 
