@@ -1,6 +1,7 @@
 """The recipes, as programs: corpus, training, and the comparison without privacy."""
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 from attest.corpus import open_corpus
 from attest.gate import run_gate
 from attest.keys import load_public_key
-from attest.policy import open_policy
+from attest.policy import Policy, open_policy
 from attest.registry import open_registry
 from dptrain.tasks.runconfig import RunConfig
 from ledger.audit import verify_export
@@ -107,3 +108,51 @@ def test_the_image_recipe_learns_handwritten_digits(tmp_path: Path) -> None:
     assert "FULL" in done.stdout
     accuracy = float(done.stdout.partition("validation examples: ")[2].partition("%")[0])
     assert accuracy > 82.0  # the public model alone reaches 76 to 81 %, runs about 90 %
+
+
+PERIOD, EPOCHS, TARGET = 5, 3, 4.0
+
+
+def test_arms_of_the_comparison_have_equal_epsilon_and_equal_work() -> None:
+    pytest.importorskip("torch")
+    from dptrain.planning.plan import make_plan
+    from recipes.correlated_noise import ARMS, Setting, arm_of, policy_text
+
+    setting = Setting(TARGET, PERIOD, EPOCHS)
+    arms = {name: arm_of(name, setting) for name in ARMS}
+    policies = {name: Policy.from_toml(policy_text("corpus", arm, setting, 40)) for name, arm in arms.items()}
+    work = {(p.steps, p.normalizer, p.delta, p.classes[0].clip_norm_micro) for p in policies.values()}
+    assert len(work) == 1 and policies["poisson"].steps == PERIOD * EPOCHS and policies["poisson"].normalizer == 40 // PERIOD
+    for policy in policies.values():
+        assert TARGET - 1e-4 < make_plan(policy, 2).classes[0].preset.epsilon <= TARGET
+    said = {name: (p.disclosure, p.sampling.name, p.mechanism.name) for name, p in policies.items()}
+    assert said["poisson"] == ("secret_poisson", "poisson", "gaussian")
+    assert said["turns"] == ("occurrences_public", "cyclic", "gaussian")
+    assert said["correlated"] == ("occurrences_public", "cyclic", "banded_toeplitz")
+    assert arms["correlated"].rmse < arms["turns"].rmse and arms["poisson"].multiplier < arms["turns"].multiplier
+
+
+@pytest.mark.slow
+def test_the_comparison_trains_every_arm_and_does_no_run_twice(tmp_path: Path) -> None:
+    results = tmp_path / "results.json"
+    numbers = f"--contributions 40 --period {PERIOD} --epochs {EPOCHS} --epsilon {TARGET} --rates 0.25 0.5 --seeds 2".split()
+    recipe = ["-m", "recipes.correlated_noise", "run", "digits", *numbers, "--results", results]
+    assert len(run(*recipe).stdout.splitlines()) == 12
+    rows = json.loads(results.read_text())
+    assert [row["arm"] for row in rows] == ["poisson"] * 4 + ["turns"] * 4 + ["correlated"] * 4
+    for row in rows:
+        assert row["verdict"] == "FULL" and TARGET - 1e-4 < row["planned"] <= TARGET
+        assert row["seed"] == 0 or row["rate"] == max(
+            (other for other in rows if (other["arm"], other["seed"]) == (row["arm"], 0)), key=lambda other: other["choosing"]
+        )["rate"]  # fmt: skip
+    assert run(*recipe).stdout == ""
+    (line,) = run("-m", "recipes.correlated_noise", "table", "--results", results).stdout.splitlines()[2:]
+    for arm in ("poisson", "turns", "correlated"):
+        first, second = (100 * row["accuracy"] for row in rows if row["arm"] == arm and row["seed"])
+        assert f" {(first + second) / 2:.1f} ± {abs(first - second) / 2:.1f} (" in line
+
+
+def test_a_comparison_whose_turns_do_not_come_out_even_is_refused(tmp_path: Path) -> None:
+    recipe = ["-m", "recipes.correlated_noise", "run", "digits", "--results", tmp_path / "results.json"]
+    for options, code in ((["--contributions", 41, "--period", 5], "PERIOD"), (["--contributions", 1500], "ROWS")):
+        assert run(*recipe, *options, code=1).stderr.startswith(f"{code}: ")
