@@ -42,6 +42,8 @@ ARMS = {
     "turns": "turns, independent noise",
     "correlated": "turns, correlated noise",
 }
+Made = Callable[[dict[str, Any]], dict[str, Any]]
+"""A run: from its learning rate and seed to what it came to."""
 SELECTING = 0
 """Seed of the runs that choose a learning rate. What is reported is of other seeds."""
 
@@ -144,8 +146,14 @@ def train(folder: Path, task: Task, key: Mapping[str, Any]) -> dict[str, Any]:
     began = time.perf_counter()
     with tempfile.TemporaryDirectory(dir=folder) as place:
         ledger, export = Path(place) / "ledger.db", Path(place) / "export"
-        options = {"owner_key": folder / "keys" / "owner.pub", "microbatches": Microbatches(256), "progress": False}
-        private = PrivateTraining.open(folder / "policy.cose", folder / "corpus", ledger=ledger, **options)
+        private = PrivateTraining.open(
+            folder / "policy.cose",
+            folder / "corpus",
+            ledger=ledger,
+            owner_key=folder / "keys" / "owner.pub",
+            microbatches=Microbatches(256),
+            progress=False,
+        )
         model, optimizer, steps = private.prepare(model, optimizer, task.collate)
         for step in steps:
             for rows in step:
@@ -167,11 +175,13 @@ def accuracy(model: nn.Module, task: Task, examples: Sequence[Record]) -> float:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Trains every arm at every horizon: once at each learning rate, and with every seed at the rate that was best."""
+    """Trains every arm at every horizon: once at each learning rate that is tried, and with every seed at the best."""
     count, period = arguments.contributions, arguments.period
     if period < 2 or count < period or count % period:
         told = f"{count} contributions are not equally many, one at least, in each of {period} steps, 2 at least"
         raise ConfigError("PERIOD", f"{told}; give --contributions a multiple of --period")
+    if arguments.rates != sorted(set(arguments.rates)):
+        raise ConfigError("RATES", f"learning rates are {arguments.rates}, expected an ascending grid, each once")
     task, results = TASKS[arguments.task](arguments.data, count), Results(arguments.results)
     for epochs in arguments.epochs:
         setting = Setting(arguments.epsilon, period, epochs)
@@ -183,8 +193,7 @@ def run(arguments: argparse.Namespace) -> None:
                 policy = policy_text(arguments.task, arm, setting, count)
                 folder = stage_alone(Path(scratch) / name, policy, {"own": task.records})
                 made = partial(train, folder, task)
-                for rate in arguments.rates:
-                    results.once(common | {"rate": rate, "seed": SELECTING}, made)
+                results.search(common, arguments.rates, made)
                 for seed in range(1, arguments.seeds + 1):
                     results.once(common | {"rate": results.best(common), "seed": seed}, made)
 
@@ -205,7 +214,18 @@ class Results:
         rate: float = max(self.of({**key, "seed": SELECTING}), key=lambda row: row["choosing"])["rate"]
         return rate
 
-    def once(self, key: dict[str, Any], made: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    def search(self, key: Mapping[str, Any], rates: Sequence[float], made: Made) -> None:
+        """Tries learning rates from the middle of an ascending grid on, until those next to the best have been tried."""
+        tried = {row["rate"] for row in self.of({**key, "seed": SELECTING})}
+        grid, todo = sorted(tried.union(rates)), {rates[len(rates) // 2]}
+        while todo:
+            for rate in sorted(todo):
+                self.once({**key, "rate": rate, "seed": SELECTING}, made)
+            tried |= todo
+            best = grid.index(self.best(key))
+            todo = set(grid[max(best - 1, 0) : best + 2]) - tried
+
+    def once(self, key: dict[str, Any], made: Made) -> None:
         """Adds a row that is not there yet, and prints it."""
         if not self.of(key):
             self.rows.append(key | made(key))
@@ -232,7 +252,7 @@ def lines_of(results: Results) -> Iterator[str]:
 
 
 def cell(results: Results, key: Mapping[str, Any]) -> str:
-    """Writes what the seeds of an arm came to: mean accuracy in percent, its standard error, RMSE, and the learning rate."""
+    """Writes mean accuracy in percent, standard error and number of seeds of an arm; its RMSE and learning rate."""
     if not results.of(key):
         return "not run"
     rows = [row for row in results.of({**key, "rate": results.best(key)}) if row["seed"] != SELECTING]
@@ -240,7 +260,7 @@ def cell(results: Results, key: Mapping[str, Any]) -> str:
         return "not run"
     values = [100.0 * row["accuracy"] for row in rows]
     error = statistics.stdev(values) / math.sqrt(len(values))
-    return f"{statistics.mean(values):.1f} ± {error:.1f} ({rows[0]['rmse']:.2f}; {rows[0]['rate']:g})"
+    return f"{statistics.mean(values):.1f} ± {error:.1f} of {len(rows)} ({rows[0]['rmse']:.2f}; {rows[0]['rate']:g})"
 
 
 def main() -> int:
@@ -253,7 +273,7 @@ def main() -> int:
     measured.add_argument("--period", type=int, default=100, help="steps from one turn to the next, one over the rate of draws")
     measured.add_argument("--epochs", type=int, nargs="+", default=[2, 8])
     measured.add_argument("--epsilon", type=float, default=8.0)
-    measured.add_argument("--rates", type=float, nargs="+", default=[0.0625, 0.125, 0.25, 0.5, 1.0, 2.0])
+    measured.add_argument("--rates", type=float, nargs="+", default=[0.0625, 0.125, 0.25, 0.5, 1.0, 2.0], help="ascending")
     measured.add_argument("--seeds", type=int, default=3)
     measured.set_defaults(call=run)
     shown = commands.add_parser("table", help="print what was measured")

@@ -57,20 +57,29 @@ def test_the_commands_that_choose_run_and_find_what_the_page_says(tmp_path, monk
         line.split("#")[0].split()[1:]
         for text in re.findall(r"^```sh\n(.*?)^```", PAGE, re.M | re.S)
         for line in text.splitlines()
+        if line.startswith("dptrain")
     ]
-    assert len(commands) == 4 and run_command(["policy", "init"]).exit_code == 0
+    assert len(commands) == 5 and run_command(["policy", "init"]).exit_code == 0
     secret = Path("policy.toml").read_text()
-
-    def compared(steps: str) -> dict:
-        Path("policy.toml").write_text(secret.replace("steps = 1000 ", f"steps = {steps} "))
-        found = json.loads(run_command([*commands[0], "--json"]).stdout)
-        return found["strategies"][found["best"]]
-
-    assert compared("1000")["draws"] == "secret"
-    (bands, told), best = re.findall(r"over 10,000, (\d+) bands leave ([\d.]+) of their", PAGE)[0], compared("10000")
-    assert (best["family"], best["bands"]) == ("banded_toeplitz", int(bands))
+    rates = re.sub(r"(?m)^sampling_rate = \S+", "sampling_rate = 0.01", secret)
+    Path("policy.toml").write_text(rates)
+    found = json.loads(run_command([*commands[0], "--target-epsilon", "4", "--json"]).stdout)
+    best = found["strategies"][found["best"]]
+    (bands, told, others, by_turns), = re.findall(r"(\d+) bands leave ([\d.]+) of the noise .*? and (\d+) bands by turns ([\d.]+)", PAGE, re.S)
+    assert (best["family"], best["draws"], best["bands"]) == ("banded_toeplitz", "secret", int(bands))
     assert best["worst_ratio"] == pytest.approx(float(told), abs=5e-4)
-    turns = secret.replace('"secret_poisson" ', '"occurrences_public" ').replace("# [sampling]", "[sampling]")
-    Path("policy.toml").write_text(turns.replace('# order = "cyclic"', 'order = "cyclic"'))
-    assert [run_command(words).exit_code for words in commands] == [0] * 4
+    turns = [item for item in found["strategies"] if item["draws"] == "turns" and item["bands"] == int(others)]
+    assert turns[0]["worst_ratio"] == pytest.approx(float(by_turns), abs=5e-4)
+    public = secret.replace('"secret_poisson" ', '"occurrences_public" ').replace("# [sampling]", "[sampling]")
+    Path("policy.toml").write_text(public.replace('# order = "cyclic"', 'order = "cyclic"'))
+    assert [run_command(words).exit_code for words in commands] == [0] * 5
     assert Path("noise.svg").exists() and 'family = "banded_toeplitz"\nparameters' in Path("policy.toml").read_text()
+
+
+def test_the_accuracies_are_those_of_the_results_whose_runs_kept_their_epsilon():
+    from recipes.correlated_noise import Results, lines_of
+
+    results = Results(DOCS.parent / "benchmarks" / "correlated_noise.json")
+    assert "\n".join(lines_of(results)) in PAGE
+    for row in results.rows:
+        assert row["verdict"] == "FULL" and row["epsilon"] - 1e-4 < row["planned"] <= row["epsilon"]

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 import os
 import subprocess
 import sys
@@ -132,6 +133,20 @@ def test_arms_of_the_comparison_have_equal_epsilon_and_equal_work() -> None:
     assert arms["correlated"].rmse < arms["turns"].rmse and arms["poisson"].multiplier < arms["turns"].multiplier
 
 
+def test_learning_rates_are_tried_until_those_next_to_the_best_are(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from recipes.correlated_noise import Results
+
+    grid = [0.1, 0.2, 0.4, 0.8, 1.6, 3.2]
+    for best, expected in ((0.8, [0.8, 0.4, 1.6]), (0.1, [0.8, 0.4, 1.6, 0.2, 0.1]), (3.2, [0.8, 0.4, 1.6, 3.2])):
+        results = Results(tmp_path / f"{best}.json")
+        for _ in range(2):  # the second time finds all there
+            results.search({"arm": "turns"}, grid, lambda key: {"choosing": -abs(math.log(key["rate"] / best))})  # noqa: B023
+            assert [row["rate"] for row in results.rows] == expected
+            assert results.best({"arm": "turns"}) == best
+        assert Results(results.path).rows == results.rows
+
+
 @pytest.mark.slow
 def test_the_comparison_trains_every_arm_and_does_no_run_twice(tmp_path: Path) -> None:
     results = tmp_path / "results.json"
@@ -149,10 +164,15 @@ def test_the_comparison_trains_every_arm_and_does_no_run_twice(tmp_path: Path) -
     (line,) = run("-m", "recipes.correlated_noise", "table", "--results", results).stdout.splitlines()[2:]
     for arm in ("poisson", "turns", "correlated"):
         first, second = (100 * row["accuracy"] for row in rows if row["arm"] == arm and row["seed"])
-        assert f" {(first + second) / 2:.1f} ± {abs(first - second) / 2:.1f} (" in line
+        assert f" {(first + second) / 2:.1f} ± {abs(first - second) / 2:.1f} of 2 (" in line
 
 
-def test_a_comparison_whose_turns_do_not_come_out_even_is_refused(tmp_path: Path) -> None:
+def test_a_comparison_over_numbers_that_do_not_fit_is_refused(tmp_path: Path) -> None:
     recipe = ["-m", "recipes.correlated_noise", "run", "digits", "--results", tmp_path / "results.json"]
-    for options, code in ((["--contributions", 41, "--period", 5], "PERIOD"), (["--contributions", 1500], "ROWS")):
+    wrong = {
+        "PERIOD": ["--contributions", 41, "--period", 5],
+        "ROWS": ["--contributions", 1500],
+        "RATES": ["--rates", 0.5, 0.25],
+    }
+    for code, options in wrong.items():
         assert run(*recipe, *options, code=1).stderr.startswith(f"{code}: ")
