@@ -53,8 +53,8 @@ class Groups:
         """Takes note that occurrences were counted."""
 
     def dearer(self) -> None:
-        """Takes note that those who left have spent more than their rows say, so that each group of them has one again."""
-        for group in self._left.values():
+        """Takes note that everybody may have spent more than rows say, with as many steps, so that each group has one again."""
+        for group in (*self._active, *self._left.values()):
             if group.count:
                 group.told = None
                 self._touched[group] = None

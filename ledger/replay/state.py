@@ -34,6 +34,7 @@ class Copies:
         self.memory = accountants.TABLE[policy.mechanism.name].memory(policy) if self._groups > 1 else 0
         """Steps behind its own in which a draw is felt; 0 where draws are public, or noise is not correlated."""
         self._again: Counter[int] = Counter()  # by step, how often it was charged but for the first time
+        self._left = policy.redo_steps  # what more is charged again is refused, and counts nothing here
         self._more: dict[int, int] = {}
         self._farthest = 0
         self._from: int | None = None
@@ -44,19 +45,23 @@ class Copies:
         self._from = step
 
     def charge(self, first: int, last: int) -> bool:
-        """Takes the steps of a window; tells whether draws before them have more copies now."""
+        """Takes the steps of a window; tells whether more draws have copies now, or some have more of them."""
         begin, self._from = self._from, None
+        again = range(0)
+        if self.memory:
+            again = range(first, min(last, self._farthest, first + self._left - 1) + 1)
+            self._left -= len(again)
+        repeated = any(step in self._more for step in again)
         more = bool(self.memory) and begin is not None and self._farthest > begin > 0
         if more:
             assert begin is not None
             for step in range(max(1, begin - self.memory + 1), begin + 1):
                 self._more[step] = self._more.get(step, 0) + 1
-        if self.memory:
-            for step in range(first, min(last, self._farthest) + 1):
-                self._again[step] += 1
-                self._levels = None
+        for step in again:
+            self._again[step] += 1
+            self._levels = None
         self._farthest = max(self._farthest, last)
-        return more
+        return more or repeated
 
     def most(self, again: int) -> Levels:
         """Returns the most that `levels` can come to in a run in which so many steps are done again."""

@@ -174,7 +174,7 @@ def _tree(chance: random.Random, bands: int, groups: int) -> None:
     column /= np.linalg.norm(column)
     whole = tuple(round(value / column[0] * ONE) for value in column)
     noise = MechanismRule("banded_toeplitz", Bands(bands=bands, coefficients=whole))
-    policy = SimpleNamespace(sampling=SimpleNamespace(groups=groups), mechanism=noise, steps=steps)
+    policy = SimpleNamespace(sampling=SimpleNamespace(groups=groups), mechanism=noise, steps=steps, redo_steps=99)
     copies = Copies(SimpleNamespace(policy=policy))
     assert copies.memory == bands - 1
     # A timeline is a list of ids of executed draws, one per step; forks share the beginning.

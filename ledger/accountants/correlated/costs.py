@@ -10,7 +10,7 @@ from typing import ClassVar
 from attest.policy import Policy
 from attest.policy.sampling import CYCLIC, CYCLIC_POISSON, period
 from ledger.accountants.correlated.signed import strategy_of
-from ledger.accountants.correlated.turns import MOST_WORK, Turns, turns_of
+from ledger.accountants.correlated.turns import MOST_STEPS, MOST_WORK, Turns, turns_of
 from ledger.accountants.gaussian import Gaussian
 from ledger.accountants.table import HOST, MOST_GROUPS
 from ledger.errors import AccountantError
@@ -54,6 +54,8 @@ class Correlated(Gaussian):
                         f"{told} sampling.order {CYCLIC_POISSON!r} where a strategy has no more bands than there are groups; "
                         f"it has {found}, and there are {groups}; take fewer bands, more groups, or sampling.order = {CYCLIC!r}"
                     )
+                if policy.steps > MOST_STEPS:
+                    return f"{told} {MOST_STEPS} steps at most, not with {policy.steps}; sign fewer"
                 if policy.redo_steps > MOST_GROUPS:
                     found = f"redo_steps of {MOST_GROUPS} at most, not with {policy.redo_steps}"
                     return f"{told} {found}: each could release the gradients of earlier steps once more; sign a smaller number"
