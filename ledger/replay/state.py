@@ -148,9 +148,7 @@ class Expenditure:
             return tuple(_square(self.min_std(place, step)) for place in range(len(self._stds)))
         return tuple(_square(schedule.realised_std(variance)) for variance in variances)
 
-    def count(
-        self, contribution: Contribution, variances: tuple[int, ...] | None, step: int, *, again: bool = False
-    ) -> None:
+    def count(self, contribution: Contribution, variances: tuple[int, ...] | None, step: int, *, again: bool = False) -> None:
         """Counts one occurrence of a contribution in a step, with these variances or, where they are None, its phase's.
 
         With noise that is correlated between steps it counts with those before it. ``again``: the step was drawn before; then

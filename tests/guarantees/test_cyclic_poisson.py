@@ -19,13 +19,17 @@ from dptrain.data.sampling import PoissonSampler, expected_draw  # noqa: E402
 from dptrain.errors import UnsupportedPolicy  # noqa: E402
 from dptrain.noise import KeyStream  # noqa: E402
 from ledger import accountants  # noqa: E402
-from ledger.accountants import Phase  # noqa: E402
+from ledger.accountants import Phase, to_micro_up  # noqa: E402
 from ledger.accountants.correlated import Toeplitz  # noqa: E402
 from ledger.audit import verify_export  # noqa: E402
 from ledger.errors import HorizonExceeded  # noqa: E402
+from ledger.log import Ledger  # noqa: E402
 from ledger.replay.budgets import of_plan  # noqa: E402
 from ledger.replay.influence import class_costs  # noqa: E402
 from ledger.replay.state import Copies  # noqa: E402
+from tests.vectors.conformance import groups as in_secret  # noqa: E402
+from tests.worlds.attested_ledgers import AttestedDriver, attested_header, attested_policy  # noqa: E402
+from tests.worlds.ledgers import SIGNER, START  # noqa: E402
 from tests.worlds.trainer import Trainer  # noqa: E402
 from tests.worlds.training import make_world  # noqa: E402
 
@@ -265,6 +269,19 @@ def test_who_left_has_a_row_again_where_its_draws_have_copies_more(tmp_path) -> 
     entry = second.private.opened.recorder.ledger.state.contributions[gone.descriptor_hash]
     assert entry.group.epsilon_micro >= second.private.opened.recorder.ledger.epsilon(gone.descriptor_hash) * 1e6
     second.close()
+
+
+@pytest.mark.parametrize(
+    "life", [in_secret.one_step_again, in_secret.begun_again, in_secret.gone_before, in_secret.forked_twice]
+)
+def test_the_last_row_of_everybody_says_what_its_draws_come_to_with_their_copies(tmp_path, life) -> None:
+    """Also where a step is done again by which nobody has more steps, and where one whose draws have copies is."""
+    spec = attested_header(attested_policy(**in_secret.under(in_secret.THREE)))
+    with Ledger.create(tmp_path / "ledger.db", spec, SIGNER, now=START) as ledger:
+        life(AttestedDriver(ledger, now=START))
+        assert ledger.state.expenditure.copies.levels()
+        for one in ledger.state.contributions.values():
+            assert one.group.epsilon_micro == to_micro_up(ledger.state.epsilon(one))
 
 
 # ------------------------------------------------------------------------------------------------------------- refusals

@@ -44,9 +44,7 @@ def drawn(driver: AttestedDriver, steps: int = 4, released: int | None = None) -
     opened = driver.charge(steps)
     for step in range(opened.first_step, opened.first_step + (steps if released is None else released)):
         turns = [everybody[number] for number in due(driver, step)]
-        held = [
-            one.number for one in turns if not (caps and 0 < one.terms.bounds.max_occurrences <= one.occurrences)
-        ]
+        held = [one.number for one in turns if not (caps and 0 < one.terms.bounds.max_occurrences <= one.occurrences)]
         driver.ledger.draw(step, held, now=driver.tick())
     if released is None:
         driver.ledger.settle(opened, steps, now=driver.tick())
@@ -202,7 +200,8 @@ def pruned(place: Path, directory: Path, *, people: int, folded: bool = False, *
     return driver
 
 
-def _public() -> dict[str, Any]:
+def public_bounds() -> dict[str, Any]:
+    """Returns changes of a class of the policy that make it public."""
     bounds = {"clip_norm_micro": PUBLIC_BOUNDS.clip_micro, "noise_multiplier_micro": PUBLIC_BOUNDS.sigma_micro}
     return {"public": True, **bounds}
 
@@ -248,7 +247,7 @@ RUNS: Final[dict[str, Run]] = {
     "bands, a public class": Run(
         "a public class beside a private one, in periods of their own",
         beside_a_public_class,
-        under(BANDS, **classes(_public(), {})),
+        under(BANDS, **classes(public_bounds(), {})),
     ),
     "bands, limits": Run(
         "limits over all runs, one of which the run as it is planned with three steps done again keeps by less than 1e-6",
