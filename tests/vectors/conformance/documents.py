@@ -27,7 +27,7 @@ from tests.attacks.attestation.test_validity_and_clocks import VALIDITY
 from tests.attacks.mutations import TRICKY
 from tests.attacks.scene import ISSUER, Scene, descriptor, envelope, header_fields, make_scene, signed, with_fields
 from tests.attest.test_policy_words import PLAIN, WORDS
-from tests.vectors.conformance import correlated
+from tests.vectors.conformance import correlated, groups
 from tests.vectors.conformance.leaves import mutations
 from tests.vectors.conformance.values import told
 from tests.worlds.gate import (
@@ -158,8 +158,9 @@ def _policies() -> Iterator[tuple[str, Policy]]:
     yield "phases", replace(policy, noise_phases=(NoisePhase(1, 2 * MICRO), NoisePhase(2, MICRO)))
     yield "budgets", replace(policy, noise_budgets=(1, 10**9, MICRO))
     yield "statement A", replace(policy, isolation_required=True)
-    yield "lengths that everybody may know", replace(
-        policy, classes=(replace(policy.classes[0], public_lengths=(128, 512)), *policy.classes[1:])
+    yield (
+        "lengths that everybody may know",
+        replace(policy, classes=(replace(policy.classes[0], public_lengths=(128, 512)), *policy.classes[1:])),
     )
     public: dict[str, Any] = {"disclosure": "occurrences_public", "classes": turns}
     for order in ("cyclic", "shuffled"):
@@ -167,6 +168,11 @@ def _policies() -> Iterator[tuple[str, Policy]]:
     for rule in (correlated.BANDS, correlated.NORMALIZED, correlated.INVERSE, correlated.BUFFERS):
         name = f"{rule.name}{', normalized' * getattr(rule.parameters, 'normalized', False)}"
         yield name, replace(policy, sampling=SamplingRule("cyclic"), mechanism=rule, **public)
+    secret = replace(policy, disclosure="secret_draws", sampling=groups.turns_of(3))
+    yield "groups", secret
+    yield "groups and bands", replace(secret, mechanism=groups.THREE)
+    yield "most groups, in phases", replace(secret, sampling=groups.turns_of(10**9), noise_phases=(NoisePhase(1, 2 * MICRO),))
+    yield "groups of public draws, which no header may have", replace(secret, disclosure="occurrences_public")
 
 
 def _written_out(fields: dict[Any, Any]) -> Iterator[tuple[str, bytes]]:
@@ -194,9 +200,26 @@ def _written_out(fields: dict[Any, Any]) -> Iterator[tuple[str, bytes]]:
     yield "noise of a family that is none", policy(_13=["cauchy", {}, None])
     for name, rule in _strategies():
         yield f"noise of {name}", policy(_13=rule)
+    for name, said in _groups():
+        yield name, policy(**said)
     yield "an order that is none", policy(**public, _26=["random", {}])
     yield "a purpose that is none", class_of(_10=["sell"])
     yield "key 29", policy(_29=1)
+
+
+def _groups() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields draws from groups that are malformed, or with what they do not go with."""
+    secret: dict[str, Any] = {"_6": "secret_draws"}
+    yield "groups of secret Poisson draws", {"_26": ["cyclic_poisson", {1: 3}]}
+    yield "groups without their number", secret | {"_26": ["cyclic_poisson", {}]}
+    yield "one group", secret | {"_26": ["cyclic_poisson", {1: 1}]}
+    yield "too many groups", secret | {"_26": ["cyclic_poisson", {1: 10**9 + 1}]}
+    yield "groups by name", secret | {"_26": ["cyclic_poisson", {"groups": 3}]}
+    yield "groups with a field more", secret | {"_26": ["cyclic_poisson", {1: 3, 2: 3}]}
+    yield "half a group more", secret | {"_26": ["cyclic_poisson", {1: 3.5}]}
+    yield "groups with null behind them", secret | {"_26": ["cyclic_poisson", {1: 3}, None]}
+    yield "secret draws without an order", secret
+    yield "secret draws in a cyclic order", secret | {"_26": ["cyclic", {}]}
 
 
 def _strategies() -> Iterator[tuple[str, list[Any]]]:

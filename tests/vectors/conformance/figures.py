@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from fractions import Fraction
+from types import SimpleNamespace
 from typing import Any
 
 from attest import cbor, schedule
@@ -18,7 +19,8 @@ from ledger.accountants.correlated.turns import Turns
 from ledger.accountants.gaussian import epsilon_of_mu
 from ledger.accountants.pld.composed import COARSE_BELOW, INTERVAL, UNSAMPLED_BELOW
 from ledger.accountants.pld.contour import LEAST_REACH, LEAST_WIDTH, MOST_RATE
-from tests.vectors.conformance import correlated
+from ledger.replay.state import Copies
+from tests.vectors.conformance import correlated, groups
 from tests.vectors.conformance.honest import ordered
 from tests.vectors.conformance.values import told
 from tests.worlds.ledgers import signed_policy
@@ -145,6 +147,29 @@ def strategies() -> Iterator[Row]:
         yield row
 
 
+LIVES: list[tuple[MechanismRule, int, list[list[Any]]]] = [
+    (groups.THREE, 3, [["charge", 1, 4], ["charge", 5, 8], ["resume", 4], ["charge", 5, 8]]),
+    (groups.THREE, 3, [["charge", 1, 4], ["resume", 4], ["charge", 5, 8], ["resume", 0], ["charge", 1, 4]]),
+    (groups.THREE, 5, [["charge", 1, 5], ["resume", 1], ["charge", 2, 5], ["resume", 3], ["charge", 4, 4], ["charge", 5, 9]]),
+    (groups.THREE, 3, [["charge", 1, 7], *2 * [["resume", 5], ["charge", 6, 6], ["resume", 6], ["charge", 7, 9]]]),
+    (groups.THREE, 3, [["charge", 1, 6], ["resume", 2], ["resume", 5], ["charge", 6, 7], ["resume", 0], ["charge", 1, 5]]),
+    (groups.TWO_NORMALIZED, 4, [["charge", 1, 4], *3 * [["resume", 3], ["charge", 4, 4]], ["charge", 5, 8]]),
+    (groups.GAUSSIAN, 3, [["charge", 1, 4], ["resume", 2], ["charge", 3, 6]]),
+]
+"""Noise, groups, and what happens in a run."""
+
+
+def copies() -> Iterator[Row]:
+    """Yields how many draws of one contribution have 1, 2, .. copies at least, in runs of which steps are done again."""
+    for rule, count, life in LIVES:
+        policy: Policy = signed_policy(**groups.under(rule, count)).policy
+        found = Copies(SimpleNamespace(policy=policy))  # type: ignore[arg-type]
+        for what, *steps in life:
+            (found.charge if what == "charge" else found.resume)(*steps)
+        row: Row = {"mechanism": told(cbor.decode(policy.to_cbor())[13]), "groups": count, "life": life}
+        yield row | {"at_least": [draws for draws, _ in found.levels()]}
+
+
 def _floats(values: Any) -> list[Row]:
     return [{"float": float(value)} for value in values]
 
@@ -226,6 +251,7 @@ def vectors() -> dict[str, Any]:
         "per_sample": list(per_sample()),
         "turns": list(turns()),
         "strategies": list(strategies()),
+        "copies": list(copies()),
         "permutations": list(permutations()),
         "gaussian": list(gaussian()),
         **{name: list(epsilons(name)) for name in ("pld", "rdp", "moments")},

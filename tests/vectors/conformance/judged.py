@@ -7,7 +7,7 @@ from typing import Any
 
 from ledger.audit import AuditReport, verify_export
 from ledger.audit.given import Export, begin, follow
-from ledger.replay.state import Expenditure
+from ledger.replay.state import of_record
 from tests.vectors.conformance.honest import Pins
 from tests.vectors.conformance.written import Files, put
 
@@ -75,7 +75,7 @@ def _contributions(directory: Path, pins: Pins) -> Iterator[dict[str, Any]]:
     run = begin(leaves)
     for _ in follow(run, leaves):
         pass
-    spent = Expenditure(run.header, "pld") if run.header.accountant.name == "prv" else run.expenditure
+    spent = of_record(run.header, run.expenditure)
     for name, one in run.contributions.items():
         public = run.header.policy.classes[one.class_index].public
         yield {

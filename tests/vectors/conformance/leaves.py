@@ -14,7 +14,7 @@ from ledger.leaves import HeaderSpec, Release, decode_leaf, encode_leaf
 from ledger.leaves.header import Previous
 from ledger.merkle import leaf_hash
 from tests.attacks.test_ledger_attacks_depth import ADAPTERS, ATTENTION, BAND, policy
-from tests.vectors.conformance import correlated
+from tests.vectors.conformance import correlated, groups
 from tests.vectors.conformance.honest import RUNS
 from tests.vectors.conformance.values import told
 from tests.worlds.ledgers import (
@@ -83,6 +83,7 @@ def _headers() -> Iterator[tuple[str, HeaderSpec]]:
     weak = {"isolation": "one norm over all blocks", "randomness": "unaddressed", "unprobed": ("a.bias", "b")}
     for rule in (correlated.BANDS, correlated.BUFFERS):
         yield f"noise of {rule.name}", header_spec(signed_policy(**correlated.under(rule)), stack=SMALL)
+    yield "draws from groups", header_spec(signed_policy(**groups.under(groups.THREE)), stack=SMALL)
     yield "what the trainer says", header_spec(stack=SMALL, frozen_digest=bytes(range(32)), **weak)
 
 

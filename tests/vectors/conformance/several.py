@@ -16,7 +16,7 @@ from ledger.log import Ledger
 from ledger.note import NoteSigner
 from ledger.replay.contributions import AdmitSpec
 from ledger.replay.earlier_runs import SpentRegistry
-from tests.vectors.conformance import by_prv, correlated, honest, retained, withdrawing
+from tests.vectors.conformance import by_prv, correlated, groups, honest, retained, withdrawing
 from tests.vectors.conformance.honest import NOW, Pins, Run, ended, plain
 from tests.vectors.conformance.written import Files, put
 from tests.worlds.attested_ledgers import AttestedDriver, attested_admission, attested_header, attested_policy
@@ -157,6 +157,7 @@ RUNS: Final[dict[str, Run]] = (
     honest.RUNS
     | by_prv.RUNS
     | correlated.RUNS
+    | groups.RUNS
     | withdrawing.RUNS
     | retained.RUNS
     | {
@@ -375,6 +376,36 @@ RUNS: Final[dict[str, Run]] = (
             counts=("bands, limits",),
             earlier=("bands, limits",),
             later=going_on((2, "open"), **correlated.WIDE),
+        ),
+        "groups counted": LaterRun(
+            "a run counts one of draws from groups whose draws have copies",
+            plain,
+            counts=("groups and bands, resumed",),
+            earlier=("groups and bands, resumed",),
+            later=going_on(*PEOPLE),
+        ),
+        "groups over turns": LaterRun(
+            "a run of draws from groups counts one in which correlated noise was released again",
+            plain,
+            groups.under(groups.THREE),
+            counts=("bands, resumed",),
+            earlier=("bands, resumed",),
+            later=going_on(*PEOPLE, windows=2),
+        ),
+        "lost run of groups": LaterRun(
+            "of a run of draws from groups whose key was lost its whole plan is counted, with all copies that it may come to",
+            plain,
+            counts=("groups and bands, open",),
+            earlier=("groups and bands, open",),
+            lost=("groups and bands, open",),
+            later=going_on(*PEOPLE),
+        ),
+        "limit over groups": LaterRun(
+            "a limit over two runs, of which the first draws from groups",
+            plain,
+            counts=("groups and bands, limits",),
+            earlier=("groups and bands, limits",),
+            later=going_on((2, "open"), **groups.WIDE),
         ),
         "runs apart": LaterRun(
             "a run counts two that share contributions, of which neither counts the other",
