@@ -727,7 +727,10 @@ def buffers(value):
 
 def sampling(value):
     """Check the order of draws; Poisson draws are told by no field."""
-    with_word(value, ("cyclic", "shuffled"), [])
+    if type(value) is list and len(value) == 2 and value[0] == "cyclic_poisson":
+        shape(value[1], {1: uint(2, 10**9)})
+    else:
+        with_word(value, ("cyclic", "shuffled"), [])
 
 
 def cosigner_keys(value):
@@ -740,8 +743,8 @@ def cosigner_keys(value):
 CORRELATED = ("banded_toeplitz", "banded_inverse", "buffered_toeplitz")
 POLICY = {
     1: word("dptrain.policy/2"), 2: identifier, 3: fraction, 4: word("pld", "rdp", "moments", "prv"), 5: word("zero-out"),
-    6: word("secret_poisson", "occurrences_public"), 7: word("fast", "certified"), 8: positive, 9: uint(), 10: positive,
-    11: positive, 12: count32, 13: mechanism,
+    6: word("secret_poisson", "occurrences_public", "secret_draws"), 7: word("fast", "certified"), 8: positive, 9: uint(),
+    10: positive, 11: positive, 12: count32, 13: mechanism,
     14: word("scheduled", "per_microbatch", "per_sample"), 15: micro, 16: micro, 17: seconds, 18: count32, 19: count32,
     20: uint(), 21: hash32, 22: rows(class_rule),
 }  # fmt: skip
@@ -769,7 +772,10 @@ def read_policy(data):
     need(policy.get(28, 0) <= len(auditors) and policy.get(33, 0) <= len(witnesses), "RANGE", "quorum")
     need(not set(auditors) & set(witnesses) and len(auditors) + len(witnesses) <= 32, "RANGE", "auditors and witnesses")
     need(30 not in policy or (27 in policy and 0 < policy[20] <= policy[30]), "RANGE", "second horizon")
-    need(26 not in policy or policy[6] == "occurrences_public", "RANGE", "order of secret draws")
+    policy["order"], parameters = policy.get(26, ["poisson", {}])
+    policy["turns"], policy["groups"] = policy["order"] in ("cyclic", "shuffled"), parameters.get(1, 1)
+    kept = {"poisson": "secret_poisson", "cyclic_poisson": "secret_draws"}.get(policy["order"])
+    need(policy[6] in ("occurrences_public", kept), "RANGE", "order and disclosure")
     need(1 <= len(policy[22]) <= 256, "RANGE", "classes")
     names = [rule[1] for rule in policy[22]]
     need(len(set(names)) == len(names), "RANGE", "a class twice")
@@ -778,7 +784,7 @@ def read_policy(data):
          "validity": rule[6], "public": 7 in rule, "limit": rule.get(8), "lengths": rule.get(13, [])}
         for rule in policy[22]
     ]  # fmt: skip
-    need(26 not in policy or all(rule["q"].numerator == 1 for rule in policy["classes"]), "RANGE", "order")
+    need(not policy["turns"] or all(rule["q"].numerator == 1 for rule in policy["classes"]), "RANGE", "order")
     return policy
 
 
@@ -1853,6 +1859,11 @@ def check_member(aggregate, digest, seq, anchor, path):
     need(root == aggregate[9], "MEMBER", f"leaf {seq}: another root")
 
 
+def steps_of(window):
+    """Return the steps of a window."""
+    return range(window["first"], window["first"] + window["steps"])
+
+
 class Run:
     """The replay of one ledger: what its leaves add up to."""
 
@@ -1868,6 +1879,7 @@ class Run:
         self.groups, self.said, self.batch, self.epochs, self.summaries = {}, {}, [], [], []
         self.stds, self.largest, self.key_leaves, self.clocks, self.pools, self.vkeys = {}, {}, [], [], {}, []
         self.plans, self.spent = {}, {}
+        self.copies, self.behind, self.groups_, self.bands = {}, None, 1, 1
 
     # header
 
@@ -1902,7 +1914,7 @@ class Run:
         family = self.family = policy[13][0]
         need(family in NOISE, "UNSUPPORTED", f"noise family {family}")
         self.check_strategy(said)
-        none = self.public_draws or family != "gaussian"
+        none = self.public_draws or family in LATTICE
         need(amplification == ("none" if none else "poisson"), "SCHEMA", "amplification")
         opacus = accountant[:2] == ["prv", "opacus"] and accountant[2].endswith("+pld-2") and accountant[3] == OPACUS
         allowed = accountant in ACCOUNTANTS or opacus
@@ -1918,14 +1930,24 @@ class Run:
     def check_strategy(self, said):
         """Hold what the header says that turns add up to against the strategy of the policy."""
         policy, self.strategy = self.policy, None
+        self.class_turns, self.groups_, self.bands = [], policy["groups"], 1
+        if self.groups_ > 1:
+            served = policy[6] == "secret_draws" and self.family not in LATTICE and policy[14] != "per_sample"
+            need(served and self.groups_ <= 4096, "UNSUPPORTED", "groups")
         if self.family in CORRELATED:
-            need(policy.get(26, [""])[0] == "cyclic" and policy[14] == "scheduled" and 24 not in policy, "UNSUPPORTED", "noise")
-            self.strategy = Strategy(policy[13], policy[8])
-            lengths = {rule["q"].denominator for rule in self.classes}
-            products = sum(self.strategy.steps * (1 + (self.strategy.width - 1) // length) for length in lengths)
-            need(products <= 2**29, "UNSUPPORTED", "more products than anybody adds up")
-            self.class_turns = [self.strategy.turns(rule["q"].denominator) for rule in self.classes]
-        need(said == ([self.class_turns] if self.strategy else []), "TURNS", str(said))
+            need(policy["order"] in ("cyclic", "cyclic_poisson"), "UNSUPPORTED", "order of correlated noise")
+            need(policy[14] == "scheduled" and 24 not in policy, "UNSUPPORTED", "noise")
+            if self.groups_ > 1:
+                self.bands = policy[13][1][1] if self.family == "banded_toeplitz" else math.inf
+                need(self.bands <= self.groups_, "UNSUPPORTED", "more bands than groups")
+                need(policy[8] <= 2**22 and policy[9] <= 4096, "UNSUPPORTED", "more steps than anybody counts")
+            else:
+                self.strategy = Strategy(policy[13], policy[8])
+                lengths = {rule["q"].denominator for rule in self.classes}
+                products = sum(self.strategy.steps * (1 + (self.strategy.width - 1) // length) for length in lengths)
+                need(products <= 2**29, "UNSUPPORTED", "more products than anybody adds up")
+                self.class_turns = [self.strategy.turns(rule["q"].denominator) for rule in self.classes]
+        need(said == ([self.class_turns] if self.class_turns else []), "TURNS", str(said))
 
     def check_numerics(self, note, margin):
         """Hold exactness note and clip margin against the tables of the page."""
@@ -1938,7 +1960,7 @@ class Run:
         bits = max(1, min(32, bits + math.floor(math.log2(least / MICRO))))
         bits = 16 if self.family == "skellam" else bits
         noise = NOISE[self.family]
-        sums = FAST.replace("integer Gaussian noise", noise) if self.strategy else FAST
+        sums = FAST.replace("integer Gaussian noise", noise) if self.family in CORRELATED else FAST
         words_ = sums if fast else CERTIFIED % (bits, noise % bits if "%" in noise else noise)
         known = [words_, words_ + DEVICE] if self.family == "gaussian" else [words_]
         if fast and margin == 2.0**-9:
@@ -2058,7 +2080,7 @@ class Run:
             self.aggregate = row
             self.aggregates.append(row)
         need(not self.batch and self.closed is None, "ORDER", "an ADMIT leaf here")
-        need(26 not in self.policy or not self.windows, "ADMIT_LATE", "behind a CHARGE")
+        need(not self.policy["turns"] or not self.windows, "ADMIT_LATE", "behind a CHARGE")
         _, _, i, clip, sigma, cap, carried, limit, limit_delta, _ = self.aggregate
         need(i < len(self.classes), "CLASS_UNKNOWN", str(i))
         self.kinds.append(ADMIT)
@@ -2099,7 +2121,7 @@ class Run:
     def admit(self, seq, digest, name, i, clip, sigma, cap, attestation, kid, anchor, carried, limit, limit_delta):
         """Take somebody in."""
         need(i < len(self.classes) and self.classes[i]["name"] == name, "CLASS_UNKNOWN", f"{name} at {i}")
-        need(26 not in self.policy or not self.windows, "ADMIT_LATE", "behind a CHARGE")
+        need(not self.policy["turns"] or not self.windows, "ADMIT_LATE", "behind a CHARGE")
         need(attestation not in self.quoted, "REPLAYED", "attestation hash")
         self.quoted.add(attestation)
         self.join(seq, digest, i, clip, sigma, cap, attestation, kid, anchor, carried, limit, limit_delta)
@@ -2146,7 +2168,8 @@ class Run:
 
     def spending(self, terms=(), loss=0.0, cap=0):
         """Return what this run took of somebody."""
-        return Spending(self.policy[4], "gaussian" if self.strategy else self.family, terms, loss, cap)
+        family = "gaussian" if self.family in CORRELATED else self.family
+        return Spending(self.policy[4], family, terms, loss, cap)
 
     def planned(self, i, person):
         """Return the account of who signed these bounds, as the whole run is planned, redo steps at the dearest noise."""
@@ -2154,15 +2177,20 @@ class Run:
         if key not in self.plans:
             q = self.classes[i]["q"]
             rows_ = [[self.multiplier_of(person, std), count] for std, count in self.plan(i)]
-            if 26 in self.policy:
+            if self.policy["turns"]:
                 rows_ = [[z, math.ceil(count * q) + (count > 0)] for z, count in rows_]
+            rows_ = [[z, -(-count // self.groups_)] for z, count in rows_]
             min((row for row in rows_ if row[1]), key=lambda row: row[0])[1] += self.policy[9]
-            if self.strategy:
+            if self.class_turns:
                 _, most, again = self.class_turns[i]
                 plan = self.spending(loss=(most + self.policy[9] * again) / min(rows_[0][0], 1e12) ** 2)
             elif self.public_draws:
                 plan = self.spending(loss=sum(count / min(z, 1e12) ** 2 for z, count in rows_ if count))
             else:
+                redo, (z, count) = self.policy[9], rows_[0]
+                if self.bands > 1 and redo:
+                    dearer = min(2 * redo, count)
+                    rows_ = [(z, count - dearer), (min(z, 1e12) / math.sqrt(1 + redo), dearer)]
                 plan = self.spending([(q, z, count) for z, count in rows_])
             self.plans[key] = Account(self, plan, plan, self.limits_of(i, person["limit"], person["limit_delta"]))
         return self.plans[key]
@@ -2199,12 +2227,45 @@ class Run:
         person["group"]["members"] -= 1
 
     def spent_terms(self, i, before, until):
-        """Return the (std, steps) charged to a class behind one window, up to another."""
+        """Return the (std, steps) charged to a class behind one window, up to another: of the group that has most."""
         sums = {}
+        for place, steps in enumerate(self.phase_steps(before, until)):
+            std = self.std(i, self.phases[place][0])
+            sums[std] = sums.get(std, 0) + steps
+        return sorted((std, steps) for std, steps in sums.items() if steps)
+
+    def phase_steps(self, before, until):
+        """Return the steps charged behind one window, up to another, in every phase: of the group that has most."""
+        sums = [{} for _ in self.phases]
         for window in self.windows[before:until]:
-            std = self.std(i, window["first"])
-            sums[std] = sums.get(std, 0) + window["steps"]
-        return sorted(sums.items())
+            own = sums[self.phase(window["first"])[0]]
+            for step in steps_of(window) if self.groups_ > 1 else ():
+                own[step % self.groups_] = own.get(step % self.groups_, 0) + 1
+            if self.groups_ == 1:
+                own[0] = own.get(0, 0) + window["steps"]
+        return [max(own.values(), default=0) for own in sums]
+
+    def at_least(self):
+        """Return how many draws of somebody have 1, 2, .. copies at least, of the group that has most (Copies)."""
+        result = []
+        while True:
+            sums = {}
+            for step, copies in self.copies.items():
+                if copies > len(result):
+                    times = sum(step in steps_of(window) for window in self.windows)
+                    sums[step % self.groups_] = sums.get(step % self.groups_, 0) + times
+            if not sums:
+                return result
+            result.append(max(sums.values()))
+
+    def with_copies(self, terms):
+        """Return terms (q, z, steps) of which draws with copies stand behind less noise; there is one z then."""
+        at_least = self.at_least()
+        if not at_least or not terms:
+            return terms
+        ((q, z, n),) = terms
+        found = [min(n, count) for count in (n, *at_least)] + [0]
+        return [(q, z / math.sqrt(1 + k), found[k] - found[k + 1]) for k in range(len(found) - 1) if found[k] > found[k + 1]]
 
     def multiplier(self, person, std):
         """Return z of a contribution at an effective standard deviation."""
@@ -2216,7 +2277,7 @@ class Run:
 
     def terms_with(self, i, terms, person):
         """Return terms (q, z, steps) of a contribution."""
-        return [(self.classes[i]["q"], self.multiplier(person, std), steps) for std, steps in terms]
+        return self.with_copies([(self.classes[i]["q"], self.multiplier(person, std), steps) for std, steps in terms])
 
     def epsilon(self, terms, delta):
         """Return epsilon of terms (q, z, steps) by the header's accountant, and the least and most that may be recorded."""
@@ -2302,9 +2363,10 @@ class Run:
         need(self.phase(first) == self.phase(last), "PHASE", "window in two phases")
         self.charged += steps
         self.repeated += max(0, min(last, self.furthest) - first + 1)
-        self.furthest = max(self.furthest, last)
+        farthest, self.furthest = self.furthest, max(self.furthest, last)
         need(self.charged <= self.policy[8] + self.policy[9], "HORIZON", "more steps than the horizon and its redo steps")
         need(self.repeated <= self.policy[9] or (26 not in self.policy and len(self.phases) == 1), "HORIZON", "repeated steps")
+        self.copy(first, last, farthest)
         need(stream not in self.noise, "NOISE_REUSED", stream.hex())
         need(fence >= self.fence, "FENCE", str(fence))
         self.noise.add(stream)
@@ -2327,6 +2389,18 @@ class Run:
                 self.report.ask_revoked(person, self.time)
         self.open = {"number": window, "attempt": attempt, "first": first, "steps": steps, "seq": seq, "drawn": []}
         self.windows.append(self.open)
+
+    def copy(self, first, last, farthest):
+        """Count which draws have copies more by a window, where all before it charged steps up to one (Copies)."""
+        behind, self.behind = self.behind, None
+        if self.bands == 1:
+            return
+        if any(first <= step <= last for step in self.copies):
+            self.said = {}
+        if behind and farthest > behind:
+            self.said = {}
+            for step in range(max(1, behind - self.bands + 2), behind + 1):
+                self.copies[step] = self.copies.get(step, 0) + 1
 
     def settle(self, seq, window, released, rows_):
         """Close a window."""
@@ -2410,7 +2484,7 @@ class Run:
 
     def check_turns(self, step, drawn):
         """Hold a draw against the signed order (Turns)."""
-        if 26 not in self.policy:
+        if not self.policy["turns"]:
             return
         due = set()
         for i, rule in enumerate(self.classes):
@@ -2427,7 +2501,7 @@ class Run:
         """Return the members of a class in the order of a period."""
         if (i, period) not in self.turns:
             members = [person for person in self.people if person["class"] == i]
-            if self.policy[26][0] == "shuffled":
+            if self.policy["order"] == "shuffled":
                 seed = b"dptrain.order/1\0" + self.run_id + struct.pack(">IQ", i, period)
                 words_ = struct.unpack(f"<{len(members)}Q", hashlib.shake_256(seed).digest(8 * len(members)))
                 members = [members[place] for place in sorted(range(len(members)), key=lambda place: (words_[place], place))]
@@ -2524,7 +2598,7 @@ class Run:
             if self.public_draws:
                 covering = [w for w in covering if step - w["first"] < len(w["drawn"])]
             need(covering, "RESUME", f"step {step} was not charged below the pin")
-        self.attempt, self.position, self.open, self.over = attempt, step, None, False
+        self.attempt, self.position, self.open, self.over, self.behind = attempt, step, None, False, step
 
     def close(self, seq, step, charged):
         """Close the run."""
@@ -3051,10 +3125,7 @@ class Counted:
 
 def phase_steps(run, person):
     """Return the steps charged to somebody in every phase of the noise."""
-    sums = [0] * len(run.phases)
-    for window in run.windows[person["before"] : person["until"]]:
-        sums[run.phase(window["first"])[0]] += window["steps"]
-    return sums
+    return run.phase_steps(person["before"], person["until"])
 
 
 def occurrences_of(run, person, steps):
@@ -3077,7 +3148,7 @@ def account_of(run, person):
         plan = run.planned(person["class"], person)
         steps = phase_steps(run, person)
         q = run.classes[person["class"]]["q"]
-        terms = [(q, z, n) for z, n in zip(multipliers_of(run, person), steps, strict=True)]
+        terms = run.with_copies([(q, z, n) for z, n in zip(multipliers_of(run, person), steps, strict=True)])
         spent = run.spending(terms, cap=occurrences_of(run, person, sum(steps)))
         run.spent[key] = Account(
             run, run.spending(loss=person["loss"]) if run.public_draws else spent, plan.planned, plan.limits
@@ -3094,7 +3165,8 @@ def most_of(run, members):
     least = [min(column) for column in zip(*(multipliers_of(run, person) for person in members), strict=True)]
     most = [max(column) for column in zip(*steps, strict=True)]
     q = run.classes[members[0]["class"]]["q"]
-    return run.spending([(q, z, n) for z, n in zip(least, most, strict=True)], cap=max(caps) if all(caps) else 0)
+    terms = run.with_copies([(q, z, n) for z, n in zip(least, most, strict=True)])
+    return run.spending(terms, cap=max(caps) if all(caps) else 0)
 
 
 def audit_earlier(report, run, paths, brought):
@@ -3396,7 +3468,7 @@ def audit_files(report, export, keys, owner_key, now, require_quorum, min_size, 
     holders = {key.raw for key in run.vkeys} | {run.owner_key}
     theirs = [person["kid"] == key_id(run.owner_key) and not person["pruned"] for person in run.people]
     alone = len(holders) == 1 and theirs and all(theirs)
-    untold = run.public_draws and (26 not in run.policy or any(len(w["drawn"]) < w["steps"] for w in run.windows))
+    untold = run.public_draws and (not run.policy["turns"] or any(len(w["drawn"]) < w["steps"] for w in run.windows))
     for qualifier, holds in (
         ("OPEN", run.closed is None), ("ONE_PARTY", alone), ("CLOCK_SET", run.clocks), ("UNPINNED", owner_key is None),
         ("UNCOMPARED", min_size is None), ("DRAWS_TOLD", untold),
@@ -3417,7 +3489,7 @@ def figures_of(run):
         rows_.append({
             "descriptor": person["hash"].hex() if person["known"] else None, "class": run.classes[i]["name"],
             "active": person["gone"] is None,
-            "steps": sum(window["steps"] for window in run.windows[person["before"] : until]),
+            "steps": sum(run.phase_steps(person["before"], until)),
             "occurrences": person["drawn"] if run.public_draws else None,
             "epsilon": None if public else run.epsilon_of(person)[0],
             "multipliers": None if public else [run.multiplier_of(person, std) for std, _ in run.plan(i)],
@@ -4056,7 +4128,7 @@ def number_cases(numbers):
         yield "per sample", [int(row["variance"]), read(row["recorded"]), read(row["loss"])], [square, root * root, loss]
     for row in numbers["turns"]:
         run = Run(None, [])
-        run.run_id, run.policy = bytes.fromhex(row["run_id"]), {26: [row["order"], {}]}
+        run.run_id, run.policy = bytes.fromhex(row["run_id"]), {"order": row["order"]}
         run.people = [{"class": i, "number": number} for number, i in enumerate(row["classes"])]
         due = []
         for step in range(1, len(row["due"]) + 1):
@@ -4076,9 +4148,21 @@ def number_cases(numbers):
             given = [added_, again, found.turns(period)]
             told = [period, read(expected["most"]), read(expected["dearest"])]
             yield f"turns {row['mechanism']}", [read(expected["occurrences"]), read(expected["again"]), told], given
+    for row in numbers["copies"]:
+        run, farthest = Run(None, []), 0
+        family, given, _ = read(row["mechanism"])
+        run.groups_, run.bands = row["groups"], len(given[2]) if family in CORRELATED else 1
+        for what, *steps in row["life"]:
+            if what == "resume":
+                (run.behind,) = steps
+            else:
+                run.windows.append({"first": steps[0], "steps": steps[1] - steps[0] + 1})
+                run.copy(*steps, farthest)
+                farthest = max(farthest, steps[1])
+        yield "copies", row["at_least"], run.at_least()
     for row in numbers["permutations"]:
         run = Run(None, [])
-        run.run_id, run.policy = bytes.fromhex(row["run_id"]), {26: ["shuffled", {}]}
+        run.run_id, run.policy = bytes.fromhex(row["run_id"]), {"order": "shuffled"}
         run.people = [{"class": row["class"], "number": number} for number in range(row["members"])]
         yield "permutation", row["sorted"], [person["number"] for person in run.turn_order(row["class"], row["period"])]
     for name in ("gaussian", "rdp", "moments", "pld", "capped"):
