@@ -4,7 +4,7 @@ Those about figures are told by a writer that counts otherwise, so that all else
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from types import SimpleNamespace
@@ -60,7 +60,15 @@ def paying(chosen: Callable[[list[Contribution]], list[Contribution]]) -> Any:
     """Returns a writer's lie by which only these, in their order, pay for rows that are released again."""
 
     def again(self: Expenditure, register: Any, step: int) -> None:
-        _again(self, SimpleNamespace(by_number=chosen(list(register.by_number)), spend=register.spend), step)
+        def spend(place: int, period: int, added: Sequence[float], over: Callable[[Any], float]) -> None:
+            for one in chosen(list(register.by_number)):
+                first = one.slot % period
+                if one.class_index == place and one.occurrences and first < len(added) and added[first]:
+                    register.by_number.losses[one.number] += added[first] / over(one.terms)
+                    if not one.active:
+                        register.groups.spent(one)
+
+        _again(self, SimpleNamespace(spend=spend), step)
 
     return patch.object(Expenditure, "again", again)
 
