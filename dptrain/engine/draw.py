@@ -41,7 +41,8 @@ class SealedStore:
 
     With a cap on occurrences, a resumed run must know how often each slot was already drawn. Draws are a function of the
     sampling key, so the keys of past attempts are kept (mode 0600) until the run ends, when the file is deleted. Other keys
-    would count other draws: the file is signed with the ledger's key and pinned to it. Noise keys are never written anywhere.
+    would count other draws: the file is signed with the ledger's key and pinned to it. Noise keys are never written anywhere;
+    what correlated noise keeps from step to step has a place of its own (`dptrain.record.noise_states`).
 
     Guarantee: a key that is read is the one that this ledger's run wrote for that attempt. Where it is missing, or anybody
     changed the file, no draw is counted by another: the run is refused.

@@ -22,13 +22,13 @@ from dptrain.noise import KeyStream
 from dptrain.routing import bounds_of
 
 STEPS: Final = 3
-"""Steps of a dry run."""
+"""Steps of a dry run; fewer where the policy has fewer."""
 
 
 class DryRun(Parts[Planned]):
     """Does the parts of a step on probe rows, one microbatch a step; model and optimizer are afterwards what they were.
 
-    Noise is that of the first step, under a key that nothing else uses. Losses and shapes are those of made-up rows, or of the
+    Noise is that of the first steps, under a key that nothing else uses. Losses and shapes are those of made-up rows, or of the
     records that `prepare` was given.
     """
 

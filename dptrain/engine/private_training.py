@@ -411,7 +411,7 @@ class PrivateTraining:
         self._prepared = run
         if dry_run:
             run.dry = True
-            return model, optimizer, Steps(DryRun(run), 1, STEPS, "dry run", self.opened.progress)
+            return model, optimizer, Steps(DryRun(run), 1, min(STEPS, self.policy.steps), "dry run", self.opened.progress)
         first, last, shown = run.start_step + 1, self.policy.steps, self.opened.progress
         return model, optimizer, Steps(run, first, last, "private training", shown)
 

@@ -169,7 +169,7 @@ class AccountantInfo(Checked):
 
 @dataclass(frozen=True, slots=True)
 class ClassTurns(Checked):
-    """What the turns of a class add up to under noise that is correlated between steps, at a noise multiplier of 1."""
+    """Says what the turns of a class add up to under noise that is correlated between steps, at a noise multiplier of 1."""
 
     CDDL: ClassVar = "class-turns"
     period: int = declared(1, ABOVE_0, "Steps from one turn of a contribution to the next.")

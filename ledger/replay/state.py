@@ -16,7 +16,7 @@ from ledger.replay.contributions import Contribution, Standing, Terms
 from ledger.replay.register import Register
 
 Levels = tuple[tuple[int, int], ...]
-"""How many draws of one contribution have so many copies more of their rows, at least; fewest copies first."""
+"""Says how many draws of one contribution have so many copies more of their rows, at least; fewest copies first."""
 
 
 class Copies:

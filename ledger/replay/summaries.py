@@ -198,7 +198,7 @@ class _Spent:
 
 @dataclass(slots=True)
 class _Left:
-    """Who left in an epoch, and what was recorded of it last, in 1e-6; ``since``: first leaf behind that epoch."""
+    """Holds who left in an epoch, and what was recorded of it last, in 1e-6; ``since``: first leaf behind that epoch."""
 
     contribution: Contribution
     since: int

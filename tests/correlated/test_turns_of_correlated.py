@@ -150,7 +150,7 @@ def test_an_inverse_that_float64_loses_is_refused_by_name(steps):
     ids=["steps", "normalised", "inverse"],
 )
 def test_long_columns_are_refused_before_they_are_computed(strategy, steps):
-    """Of turns that share no noise: the columns themselves would take a reader minutes, and gigabytes."""
+    """Refuses what has turns that share no noise, as its columns themselves would take a reader minutes, and gigabytes."""
     with pytest.raises(AccountantError, match="too many to add up"):
         Turns(strategy, steps, steps)
 

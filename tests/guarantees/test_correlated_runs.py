@@ -9,7 +9,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from attest.keys import public_bytes  # noqa: E402
 from attest.policy import Policy  # noqa: E402
 from attest.schema.rounding import at_most  # noqa: E402
 from dptrain.cli.attest import words  # noqa: E402
@@ -26,13 +25,12 @@ from ledger import accountants  # noqa: E402
 from ledger.accountants import Phase  # noqa: E402
 from ledger.accountants.correlated import costs, strategy_of  # noqa: E402
 from ledger.accountants.gaussian import epsilon_of_mu  # noqa: E402
-from ledger.audit import verify_export  # noqa: E402
 from ledger.errors import LeafRefused, PinRefused  # noqa: E402
 from ledger.leaves import Draw, decode_leaf  # noqa: E402
 from ledger.log import Ledger  # noqa: E402
 from ledger.replay.budgets import of_plan  # noqa: E402
 from ledger.views.summary import preset_epsilon  # noqa: E402
-from tests.worlds.trainer import Trainer  # noqa: E402
+from tests.worlds.trainer import Trainer, audited, interrupted  # noqa: E402
 from tests.worlds.training import make_world  # noqa: E402
 
 TURNS = 'disclosure = "occurrences_public"\nsampling = { order = "cyclic" }\n'
@@ -68,14 +66,6 @@ def world_of(path, family="bands", extra="", **changes):
 def draws_of(trainer) -> list[Draw]:
     with trainer.private.opened.recorder.ledger.rows() as rows:
         return [leaf for row in rows if isinstance(leaf := decode_leaf(row.body), Draw)]
-
-
-def audited(trainer, world, path):
-    export = trainer.private.export(path)
-    keys = [world.ledger.with_suffix(".pub").read_text().strip()]
-    report = verify_export(export, keys, owner_key=public_bytes(world.owner_key))
-    assert report.verdict == "FULL", report.findings
-    return report
 
 
 def states_of(world):
@@ -165,20 +155,6 @@ def test_the_noise_of_a_run_is_that_of_its_strategy(tmp_path, monkeypatch, famil
     count = noise.shape[1]
     covariance = noise @ noise.T / count
     assert np.abs(covariance - np.eye(STEPS)).max() < 6 * math.sqrt(2 / count)
-    trainer.close()
-
-
-def interrupted(world, *, saved: int, stopped: int, resume: bool = False) -> None:
-    """Runs to a step, having saved the state after another one, and ends as a killed process does: nothing is saved at the
-    end."""
-    trainer = Trainer(world, resume=resume)
-    for step in trainer.steps:
-        trainer.one(step)
-        if step.number == saved:
-            trainer.private.save()
-        if step.number == stopped:
-            break
-    trainer.private.prepared.saved = STEPS  # as if a later state were there: the end of the attempt writes none
     trainer.close()
 
 
@@ -345,6 +321,15 @@ def test_classes_of_many_periods_are_added_up_together(monkeypatch) -> None:
     assert "of all periods of its classes together" in (accountants.refusal_of(other) or "")
 
 
+def test_a_dry_run_of_fewer_steps_than_it_has_tries_those_that_there_are(tmp_path, capsys) -> None:
+    world = world_of(tmp_path, steps=2, per_class=2)
+    trainer = Trainer(world, dry_run=True)
+    trainer.run()
+    trainer.close()
+    assert "2 steps on rows that are nobody's" in capsys.readouterr().err
+    assert not states_of(world).exists() and not world.ledger.exists()
+
+
 @pytest.mark.parametrize("order", ["shuffled", "poisson"])
 def test_no_other_order_goes_with_it(tmp_path, order) -> None:
     said = f'disclosure = "occurrences_public"\nsampling = {{ order = "{order}" }}\nnoise = {{ {FAMILIES["bands"]} }}\n'
@@ -420,7 +405,7 @@ def test_presets_bound_everybody_and_public_classes_pay_nothing(tmp_path) -> Non
 
 
 def test_a_strategy_without_memory_is_independent_noise_to_the_bit(tmp_path) -> None:
-    """The same keys, and a strategy whose second coefficient is nothing: the same gradients."""
+    """Has the gradients of independent noise under the same keys, with a second coefficient of nothing."""
     key = bytes(range(32))
     found = []
     for family in (f'noise = {{ family = "banded_toeplitz", parameters = {{ bands = 2, coefficients = [{ONE}, 0] }} }}\n', ""):

@@ -11,7 +11,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from attest.keys import public_bytes  # noqa: E402
 from attest.policy import MechanismRule, Policy  # noqa: E402
 from attest.policy.mechanism import Bands  # noqa: E402
 from dptrain.clipping.own_noise import own_bounds, own_noise  # noqa: E402
@@ -21,7 +20,6 @@ from dptrain.noise import KeyStream  # noqa: E402
 from ledger import accountants  # noqa: E402
 from ledger.accountants import Phase, to_micro_up  # noqa: E402
 from ledger.accountants.correlated import Toeplitz  # noqa: E402
-from ledger.audit import verify_export  # noqa: E402
 from ledger.errors import HorizonExceeded  # noqa: E402
 from ledger.log import Ledger  # noqa: E402
 from ledger.replay.budgets import of_plan  # noqa: E402
@@ -30,7 +28,7 @@ from ledger.replay.state import Copies  # noqa: E402
 from tests.vectors.conformance import groups as in_secret  # noqa: E402
 from tests.worlds.attested_ledgers import AttestedDriver, attested_header, attested_policy  # noqa: E402
 from tests.worlds.ledgers import SIGNER, START  # noqa: E402
-from tests.worlds.trainer import Trainer  # noqa: E402
+from tests.worlds.trainer import Trainer, audited, interrupted  # noqa: E402
 from tests.worlds.training import make_world  # noqa: E402
 
 ONE = 1 << 20
@@ -44,14 +42,6 @@ STEPS = 8
 def world_of(path, noise=BANDS, groups=GROUPS, extra="", **changes):
     said = extra + DRAWS.format(groups) + noise
     return make_world(path, **{"steps": STEPS, "rate": "0.5", "per_class": 5, "policy_extra": said} | changes)
-
-
-def audited(trainer, world, path):
-    export = trainer.private.export(path)
-    keys = [world.ledger.with_suffix(".pub").read_text().strip()]
-    report = verify_export(export, keys, owner_key=public_bytes(world.owner_key))
-    assert report.verdict == "FULL", report.findings
-    return report
 
 
 def epsilons_of(trainer) -> dict[str, set[float]]:
@@ -140,15 +130,7 @@ def test_a_run_that_stops_early_pays_for_the_steps_of_the_group_that_had_most(tm
 def test_steps_done_again_are_draws_more_and_copies_of_those_whose_noise_was_still_there(tmp_path, noise) -> None:
     """Saved after step 4, ended after step 6: these two are drawn again, and their rows show the draws of 3 and 4 twice."""
     world = world_of(tmp_path, noise, window_steps=1)
-    first = Trainer(world)
-    for step in first.steps:
-        first.one(step)
-        if step.number == 4:
-            first.private.save()
-        if step.number == 6:
-            break
-    first.private.prepared.saved = STEPS
-    first.close()
+    interrupted(world, saved=4, stopped=6)
     second = Trainer(world, resume=True)
     assert second.private.prepared.start_step == 4
     second.run()

@@ -7,14 +7,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from attest.keys import public_bytes  # noqa: E402
 from attest.schedule.turns import Order  # noqa: E402
 from dptrain.data.sampling import OrderedSampler  # noqa: E402
 from ledger import accountants  # noqa: E402
-from ledger.audit import verify_export  # noqa: E402
 from ledger.errors import HorizonExceeded, LeafRefused  # noqa: E402
 from ledger.leaves import Draw, decode_leaf  # noqa: E402
-from tests.worlds.trainer import Trainer  # noqa: E402
+from tests.worlds.trainer import Trainer, audited  # noqa: E402
 from tests.worlds.training import make_world  # noqa: E402
 
 ORDERS = ("cyclic", "shuffled")
@@ -39,14 +37,6 @@ def draws_of(trainer) -> dict[int, list[tuple[int, ...]]]:
             if isinstance(leaf := decode_leaf(row.body), Draw):
                 found.setdefault(leaf.step, []).append(leaf.drawn)
     return found
-
-
-def audited(trainer, world, path):
-    export = trainer.private.export(path)
-    keys = [world.ledger.with_suffix(".pub").read_text().strip()]
-    report = verify_export(export, keys, owner_key=public_bytes(world.owner_key))
-    assert report.verdict == "FULL", report.findings
-    return report
 
 
 @pytest.mark.one_in(9)

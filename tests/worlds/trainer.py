@@ -1,10 +1,13 @@
 """A tiny training loop over a test world, shared by the tests of the engine and of the guarantees."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from attest.keys import public_bytes
 from dptrain import Clock, Earlier, Microbatches, NoiseSource, PrivateTraining, RunLedger
+from ledger.audit import AuditReport, verify_export
 from tests.reference.families import FAMILIES, Family
 from tests.worlds.training import World
 
@@ -81,7 +84,7 @@ class Trainer:
         self.optimizer = make(self.model.parameters())
         options.setdefault("progress", False)
         options.setdefault("microbatch", 3)
-        how = {"decode": options.pop("decode")} if "decode" in options else {}
+        how = {key: options.pop(key) for key in ("decode", "dry_run") if key in options}
         self.private = PrivateTraining.open(world.policy, world.corpus, **opening(world.ledger, **options))
         if self.private.policy.exactness == "certified" and hasattr(self.model, "set_attn_implementation"):
             self.model.set_attn_implementation("eager")  # other kinds are refused where a mask is collated
@@ -110,3 +113,26 @@ class Trainer:
 
     def close(self) -> None:
         self.private.close()
+
+
+def audited(trainer: Trainer, world: World, path: Path) -> AuditReport:
+    """Exports a run to a path and audits it, as anybody could who has the two public keys: FULL."""
+    export = trainer.private.export(path)
+    keys = [world.ledger.with_suffix(".pub").read_text().strip()]
+    report = verify_export(export, keys, owner_key=public_bytes(world.owner_key))
+    assert report.verdict == "FULL", report.findings
+    return report
+
+
+def interrupted(world: World, *, saved: int, stopped: int, resume: bool = False) -> None:
+    """Runs up to a step, having saved the states after another one, and ends as a killed process does: nothing is saved at the
+    end."""
+    trainer = Trainer(world, resume=resume)
+    for step in trainer.steps:
+        trainer.one(step)
+        if step.number == saved:
+            trainer.private.save()
+        if step.number == stopped:
+            break
+    trainer.private.prepared.saved = stopped  # as if a later state were there
+    trainer.close()
