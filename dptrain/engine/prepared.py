@@ -33,13 +33,14 @@ from dptrain.engine.options import Microbatches, NoiseSource
 from dptrain.engine.release import Phase, PrivateGradients
 from dptrain.engine.start import Start
 from dptrain.engine.step import Parts, UnderWay, check_parameters
-from dptrain.errors import ConfigError, NonFinite, ResumeRefused, StepOrder, UnsupportedModule
+from dptrain.errors import ConfigError, NonFinite, StepOrder, UnsupportedModule
 from dptrain.parallel.ranks import ALONE, Ranks
 from dptrain.parallel.together import Together
 from dptrain.parallel.wrapped import step_once, unwrapped
 from dptrain.progress import progress_bar
-from dptrain.record import checkpoints, noise_states, weights
+from dptrain.record import checkpoints, weights
 from dptrain.record.metrics import Line, Metrics, MetricsLog
+from dptrain.record.noise_states import NoiseStates
 from dptrain.record.pin import NOISE, found, sign_record
 from dptrain.record.recorder import Recorder, by_terms
 from dptrain.record.registry_watch import RegistryWatch
@@ -239,6 +240,8 @@ class PreparedRun(Parts[Planned]):
         self.start_step = self.step = self.released = self.saved = 0 if self._pin is None else self._pin.step
         carried = [self.recorder.ledger.state.isolation.told] if self.recorder.resuming else []
         self.isolation.carry(*carried, self._pin.isolation if self._pin is not None else HELD)
+        correlated = accountants.turns_under(policy, policy.classes[0].sampling_rate) is not None
+        self.noise_states = NoiseStates(self.recorder.place.side(NOISE), self.ranks, correlated=correlated)
         draws = policy.noise_microbatches or 1
         self.gradients = PrivateGradients(
             self.model, self.optimizer, self.router, policy.normalizer, draws, self.isolation, placement
@@ -297,7 +300,7 @@ class PreparedRun(Parts[Planned]):
         found = replace(self._header, unprobed=self.probe.unprobed, frozen_digest=self.weights.frozen_digest)
         self._agree(found)
         attempt = recorder.open(found, slots, opened.gate.now)
-        saved = self._noise_saved()
+        saved = self.noise_states.restored(self._pin)
         if attempt is None:
             attempt = recorder.resume(self.start_step, self._pin, self._other_threads, opened.now())
         self._take_ledger_order(slots)
@@ -428,8 +431,7 @@ class PreparedRun(Parts[Planned]):
         self.metrics.write()
         self.recorder.finish(self.step, self.weights.records, self.isolation.told, self.opened.now())
         self._going.streams.destroy()
-        if self.ranks.leads:
-            noise_states.destroy(self._noise_states)
+        self.noise_states.destroy()
         self._ended = True
         self.metrics.tell()
         refusals.refuse_written(self.sandbox)
@@ -502,29 +504,6 @@ class PreparedRun(Parts[Planned]):
         accelerator.save_state(str(folder))
         return checkpoints.pin_folder(folder, self.step, self._signer(self.step), self.states, self.ranks)
 
-    @property
-    def _noise_states(self) -> Path:
-        """Returns the directory beside the ledger where states of the noise lie."""
-        return self.recorder.place.side(NOISE)
-
-    def _noise_saved(self) -> dict[str, torch.Tensor] | None:
-        """Returns the state of the noise after the step that the run goes on from; None where there is none.
-
-        Raises:
-            PinRefused, ResumeRefused: as `noise_states.restored`.
-        """
-        if self._pin is None:
-            return None
-        if self._pin.noise_sha256 is None:
-            if accountants.turns_under(self.policy, self.policy.classes[0].sampling_rate) is None:
-                return None
-            raise ResumeRefused(
-                "NOISE_STATE",
-                f"the pin of the checkpoint of step {self._pin.step} names no state of the noise, and that of the next step is "
-                "made of it; go on from another checkpoint",
-            )
-        return noise_states.restored(self._noise_states, self._pin.step, self._pin.noise_sha256, self.ranks)
-
     def _signer(self, step: int) -> Callable[[int, bytes], bytes]:
         """Writes the state of the noise after a step, and returns what signs the pin of the other states, given their size and
         digest."""
@@ -533,7 +512,7 @@ class PreparedRun(Parts[Planned]):
             noise = None if self._pin is None else self._pin.noise_sha256
         elif self.gradients.keeps_noise:
             pinned = {number for number, _ in found(self.opened.checkpoints)}
-            noise = noise_states.save(self._noise_states, step, self.gradients.noise_kept(), self.ranks, pinned)
+            noise = self.noise_states.save(step, self.gradients.noise_kept(), pinned)
         return lambda size, sha256: sign_record(self.recorder.writer, step, told, size, sha256, noise)
 
     def _save(self, step: int) -> Path:

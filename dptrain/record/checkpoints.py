@@ -7,27 +7,25 @@ aside, flushed and renamed, so a crash leaves the previous one whole. It never h
 
 import hashlib
 import json
-import os
 import pickle
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 from torch import nn
 
-from attest.files import make_private_directory, sync_directory
+from attest.files import sync_directory
 from dptrain.errors import ResumeRefused
 from dptrain.parallel.ranks import ALONE, Ranks
 from dptrain.record import shard_files
+from dptrain.record.folders import Whole, not_written, private_file
 from dptrain.record.pin import (
     HOW_ON,
     PIN,
     STATE,
     PinRecord,
-    folder_name,
     found,
     open_record,
     opened_state,
@@ -35,7 +33,7 @@ from dptrain.record.pin import (
     table_in,
 )
 from dptrain.record.recorder import Recorder
-from ledger.errors import PinRefused, StorageFailed
+from ledger.errors import PinRefused
 from ledger.log import Ledger
 from ledger.log.pinned import Pin
 
@@ -66,86 +64,48 @@ def save(
         StorageFailed: the disk is full or fails; nothing half-written stays under a checkpoint's name.
         LedgerReplaced: the ledger that it would be pinned to is lost; no checkpoint is written.
     """
-    final = directory / folder_name(step)
+    whole = Whole(directory, step, "the checkpoint")
     registered_states = [item.state_dict() for item in registered]
     if not shard_files.lies_over_ranks(model):
         if ranks.leads:
-            aside = _begun(directory, final)
             states = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "registered": registered_states}
-            _ended(aside, final, lambda file: torch.save(states, file), sign)
-        return final
-    ranks.all(b"", "a checkpoint is written")
-    aside = Path(os.fsdecode(ranks.first(lambda: os.fsencode(_begun(directory, final)))))
-    failed = ""
-    try:
-        shard_files.write(aside, model, optimizer)
-    except (OSError, RuntimeError) as error:
-        failed = str(error) or type(error).__name__
-    first = next(filter(None, ranks.texts(failed)), None)
+            whole.begin()
+            with whole.named() as aside:
+                _sign_states(aside, lambda file: torch.save(states, file), sign)
+            _keep_newest(directory)
+        return whole.final
     beside = {"registered": registered_states, "settings": shard_files.settings_of(optimizer)}
 
-    def end() -> bytes:
-        if first is not None:
-            shutil.rmtree(aside, ignore_errors=True)
-            raise _not_written(final, OSError(first))
-        _write_beside(aside, final, beside)
-        _ended(aside, final, lambda file: file.write(shard_files.table_of(aside, final.name)), sign)
+    def end(aside: Path) -> bytes:
+        _write_beside(aside, beside)
+        _sign_states(aside, lambda file: file.write(shard_files.table_of(aside, whole.final.name)), sign)
         return b""
 
-    ranks.first(end)
-    return final
+    whole.together(ranks, lambda aside: shard_files.write(aside, model, optimizer), end)
+    if ranks.leads:
+        _keep_newest(directory)
+    return whole.final
 
 
-def _write_beside(folder: Path, final: Path, states: dict[str, Any]) -> None:
+def _write_beside(folder: Path, states: dict[str, Any]) -> None:
     """Writes what belongs beside shards, or beside what accelerate writes, into a folder."""
-    try:
-        (folder / shard_files.REGISTERED).unlink(missing_ok=True)
-        with _private_file(folder / shard_files.REGISTERED) as file:
-            torch.save(states, file)
-    except (OSError, RuntimeError) as error:
-        raise _not_written(final, error) from error
+    (folder / shard_files.REGISTERED).unlink(missing_ok=True)
+    with private_file(folder / shard_files.REGISTERED) as file:
+        torch.save(states, file)
 
 
-def _begun(directory: Path, final: Path) -> Path:
-    """Makes the folder in which a checkpoint is written aside."""
-    aside = directory / f".{final.name}.{os.getpid()}"
-    try:
-        if not directory.is_dir():
-            directory.parent.mkdir(parents=True, exist_ok=True)
-            make_private_directory(directory)
-        shutil.rmtree(aside, ignore_errors=True)
-        make_private_directory(aside)
-    except OSError as error:
-        raise _not_written(final, error) from error
-    return aside
+def _sign_states(folder: Path, write: Callable[[Any], object], sign: Callable[[int, bytes], bytes]) -> None:
+    """Writes ``state.pt``, digests it meanwhile, and writes its pin."""
+    with private_file(folder / STATE) as file:
+        written = _Digesting(file)
+        write(written)
+    with private_file(folder / PIN) as file:
+        file.write(sign(written.size, written.sha256.digest()))
 
 
-def _ended(aside: Path, final: Path, write: Callable[[Any], object], sign: Callable[[int, bytes], bytes]) -> None:
-    """Writes states and pin, gives a checkpoint its name, and removes old ones."""
-    directory = final.parent
-    try:
-        with _private_file(aside / STATE) as file:
-            written = _Digesting(file)
-            write(written)
-        with _private_file(aside / PIN) as file:
-            file.write(sign(written.size, written.sha256.digest()))
-        sync_directory(aside)
-        if final.exists():
-            shutil.rmtree(final)
-        os.rename(aside, final)
-        sync_directory(directory)
-    except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
-        raise _not_written(final, error) from error
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+def _keep_newest(directory: Path) -> None:
     for _, old in found(directory)[:-KEEP]:
         shutil.rmtree(old, ignore_errors=True)
-
-
-def _not_written(final: Path, error: Exception) -> StorageFailed:
-    return StorageFailed(
-        "STORAGE", f"could not write the checkpoint {final} ({error}); free space and resume from the previous checkpoint"
-    )
 
 
 class _Digesting:
@@ -164,17 +124,6 @@ class _Digesting:
 
     def flush(self) -> None:
         self._file.flush()
-
-
-@contextmanager
-def _private_file(path: Path) -> Iterator[BinaryIO]:
-    """Makes a file for its owner alone, whatever the umask, and flushes it to the disk."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o600)
-    with open(descriptor, "wb") as file:
-        os.fchmod(descriptor, 0o600)
-        yield file
-        file.flush()
-        os.fsync(descriptor)
 
 
 def restore(
@@ -283,15 +232,11 @@ def pin_folder(
         try:
             for name in (STATE, PIN):
                 (folder / name).unlink(missing_ok=True)
-            _write_beside(folder, folder, states)
-            with _private_file(folder / STATE) as file:
-                written = _Digesting(file)
-                written.write(shard_files.table_of(folder))
-            with _private_file(folder / PIN) as file:
-                file.write(sign(written.size, written.sha256.digest()))
+            _write_beside(folder, states)
+            _sign_states(folder, lambda file: file.write(shard_files.table_of(folder)), sign)
             sync_directory(folder)
         except (OSError, RuntimeError) as error:
-            raise _not_written(folder, error) from error
+            raise not_written("the state", folder, error) from error
         return b""
 
     ranks.first(pinned)

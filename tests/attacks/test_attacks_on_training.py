@@ -24,7 +24,7 @@ from ledger.note import NoteSigner
 from tests.attacks.scene import item_of, signed
 from tests.worlds.gate import BOB, CONTENT, MALLORY, NOW, RAW, make_registry
 from tests.worlds.trainer import Trainer
-from tests.worlds.training import CLASSES, DAY, make_world
+from tests.worlds.training import CLASSES, DAY, PUBLIC, make_world
 
 KEY_ID = keys.key_id(RAW["alice"])
 
@@ -68,7 +68,6 @@ SOFTER = {
     "EXAMPLES": {"max_examples": 2},
     "CLASS_UNKNOWN": {"admissibility_class": "secret"},
 }
-PUBLIC = '[[class]]\nname = "encyclopedia"\npublic = true\nsampling_rate = {q}\ndepth = {{ from = 0.0, to = 1.0 }}\n'
 
 
 def forged(admission, **changes):

@@ -59,18 +59,27 @@ def test_the_pin_has_size_and_digest_of_the_states_as_they_lie_on_the_disk(ledge
     assert (record.state_bytes, record.state_sha256) == (len(data), hashlib.sha256(data).digest())
 
 
-@pytest.mark.parametrize("where", ["torch.save", "os.rename", "os.fsync"])
+@pytest.mark.parametrize("where", ["checkpoints.torch.save", "folders.os.rename", "folders.os.fsync"])
 def test_a_full_disk_keeps_the_previous_checkpoint_and_leaves_nothing_half_written(ledger, folder, monkeypatch, where) -> None:
     save(ledger, folder, 1)
 
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(f"dptrain.record.checkpoints.{where}", full)
+    monkeypatch.setattr(f"dptrain.record.{where}", full)
     with pytest.raises(StorageFailed, match="free space"):
         save(ledger, folder, 2)
     monkeypatch.undo()
     assert [p.name for p in folder.iterdir()] == ["step-00000001"]
+
+
+def test_what_a_killed_process_left_half_written_goes_with_the_next_checkpoint(ledger, folder) -> None:
+    save(ledger, folder, 1)
+    left = folder / ".step-00000002.1"
+    left.mkdir()
+    (left / STATE).write_bytes(b"half")
+    save(ledger, folder, 3)
+    assert sorted(path.name for path in folder.iterdir()) == ["step-00000001", "step-00000003"]
 
 
 def test_no_checkpoint_is_written_of_a_ledger_that_is_lost(ledger, folder, tmp_path) -> None:

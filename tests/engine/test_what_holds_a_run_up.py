@@ -18,23 +18,7 @@ from ledger import accountants  # noqa: E402
 from ledger.errors import HorizonExceeded  # noqa: E402
 from ledger.leaves import Charge, decode_leaf  # noqa: E402
 from tests.worlds.trainer import Trainer  # noqa: E402
-from tests.worlds.training import make_world  # noqa: E402
-
-PUBLIC = """
-[[class]]
-name = "encyclopedia"
-public = true
-sampling_rate = {q}
-depth = {{ from = 0.0, to = 1.0 }}
-"""
-SENSITIVE = """
-[[class]]
-name = "sensitive"
-clip_norm = 0.5
-noise_multiplier = 1.5
-sampling_rate = {q}
-depth = {{ from = 0.67, to = 1.0 }}
-"""
+from tests.worlds.training import PUBLIC, SENSITIVE, make_world  # noqa: E402
 
 
 @pytest.mark.parametrize("generator", ["host", "device"])

@@ -26,7 +26,7 @@ from tests.reference.compare import random_schedule  # noqa: E402
 from tests.reference.families import FAMILIES  # noqa: E402
 from tests.worlds.bounds import bounds_of, signed  # noqa: E402
 from tests.worlds.trainer import Trainer  # noqa: E402
-from tests.worlds.training import CLASSES, make_world  # noqa: E402
+from tests.worlds.training import CLASSES, PUBLIC, make_world  # noqa: E402
 
 M = 10**6
 BUDGETS = "[noise.budgets]\nembeddings = 0.3\nlayers = 1.0\nhead = 2.0"
@@ -277,10 +277,7 @@ def test_a_run_records_shares_and_an_auditor_finds_the_same_multipliers(tmp_path
             replace(header, blocks=(replace(header.blocks[0], **wrong), *header.blocks[1:]))
 
 
-PUBLIC = (
-    '[[class]]\nname = "encyclopedia"\npublic = true\nsampling_rate = {q}\ndepth = {{ from = 0.0, to = 1.0 }}\n'
-    + CLASSES[: CLASSES.index('[[class]]\nname = "open"')]
-)
+BESIDE_PUBLIC = PUBLIC + CLASSES[: CLASSES.index('[[class]]\nname = "open"')]
 """A public class in the place of the one that may touch everything."""
 
 MODES = {
@@ -290,7 +287,7 @@ MODES = {
     "certified phases": {"policy_extra": 'exactness = "certified"\n', "noise": "[[noise.phase]]\nfrom_step = 1\nscale = 3.0\n"},
     "public occurrences": {"policy_extra": 'disclosure = "occurrences_public"\n'},
     "per microbatch": {"noise": '[noise]\ninjection = "per_microbatch"\nmicrobatches = 3\n'},
-    "public class": {"classes": PUBLIC},
+    "public class": {"classes": BESIDE_PUBLIC},
 }
 
 

@@ -18,9 +18,9 @@ from dptrain.errors import ResumeRefused, UnsupportedPolicy  # noqa: E402
 from dptrain.noise.correlated import CorrelatedGaussian  # noqa: E402
 from dptrain.parallel.ranks import ALONE  # noqa: E402
 from dptrain.planning.plan import spent  # noqa: E402
-from dptrain.record import noise_states  # noqa: E402
+from dptrain.record.noise_states import NoiseStates  # noqa: E402
+from dptrain.record.pin import PinRecord, read_record, require_files  # noqa: E402
 from dptrain.record.pin import found as checkpoint_folders  # noqa: E402
-from dptrain.record.pin import read_record, require_files  # noqa: E402
 from ledger import accountants  # noqa: E402
 from ledger.accountants import Phase  # noqa: E402
 from ledger.accountants.correlated import costs, strategy_of  # noqa: E402
@@ -28,10 +28,11 @@ from ledger.accountants.gaussian import epsilon_of_mu  # noqa: E402
 from ledger.errors import LeafRefused, PinRefused  # noqa: E402
 from ledger.leaves import Draw, decode_leaf  # noqa: E402
 from ledger.log import Ledger  # noqa: E402
+from ledger.log.pinned import Pin  # noqa: E402
 from ledger.replay.budgets import of_plan  # noqa: E402
 from ledger.views.summary import preset_epsilon  # noqa: E402
 from tests.worlds.trainer import Trainer, audited, interrupted  # noqa: E402
-from tests.worlds.training import make_world  # noqa: E402
+from tests.worlds.training import PUBLIC, SENSITIVE, make_world  # noqa: E402
 
 TURNS = 'disclosure = "occurrences_public"\nsampling = { order = "cyclic" }\n'
 ONE = 1 << 20
@@ -43,19 +44,7 @@ FAMILIES = {
     "buffers": f'family = "buffered_toeplitz", parameters = {{ decays = [{1 << 39}], scales = [{1 << 38}] }}',
 }
 STEPS = 8
-PUBLIC = """
-[[class]]
-name = "sensitive"
-clip_norm = 0.5
-noise_multiplier = 1.5
-sampling_rate = {q}
-depth = {{ from = 0.67, to = 1.0 }}
-[[class]]
-name = "encyclopedia"
-public = true
-sampling_rate = 0.5
-depth = {{ from = 0.0, to = 1.0 }}
-"""
+BESIDE_PUBLIC = SENSITIVE + PUBLIC.replace("{q}", "0.5")
 
 
 def world_of(path, family="bands", extra="", **changes):
@@ -226,12 +215,14 @@ def test_another_state_of_the_noise_is_refused_before_anything_is_charged(tmp_pa
 def test_a_state_that_was_just_written_stays_beside_those_of_later_steps(tmp_path) -> None:
     """As where a run went back behind two states that an earlier attempt had saved."""
     of = tmp_path / "ledger.noise"
-    digests = {step: noise_states.save(of, step, {"step 0 0": torch.tensor(step)}, ALONE) for step in (8, 10, 5)}
+    states = NoiseStates(of, ALONE, correlated=True)
+    pin = PinRecord(Pin("example.org", 1, bytes(32), bytes(32)), 5, 1, "held", 1, bytes(32))
+    digests = {step: states.save(step, {"step 0 0": torch.tensor(step)}) for step in (8, 10, 5)}
     assert [path.name for path in sorted(of.iterdir())] == ["step-00000005", "step-00000010"]
-    assert noise_states.restored(of, 5, digests[5], ALONE) == {"step 0 0": torch.tensor(5)}
+    assert states.restored(replace(pin, noise_sha256=digests[5])) == {"step 0 0": torch.tensor(5)}
     (of / ".step-00000006.1").mkdir()
     for step in (11, 12, 13):
-        noise_states.save(of, step, {"step 0 0": torch.tensor(step)}, ALONE, pinned=(5,))
+        states.save(step, {"step 0 0": torch.tensor(step)}, pinned=(5,))
     assert [path.name for path in sorted(of.iterdir())] == ["step-00000005", "step-00000012", "step-00000013"]
 
 
@@ -389,7 +380,7 @@ def test_plans_say_what_turns_and_steps_done_again_can_come_to(tmp_path) -> None
 
 
 def test_presets_bound_everybody_and_public_classes_pay_nothing(tmp_path) -> None:
-    world = world_of(tmp_path, "buffers", classes=PUBLIC, per_class=3)
+    world = world_of(tmp_path, "buffers", classes=BESIDE_PUBLIC, per_class=3)
     interrupted(world, saved=4, stopped=6)
     trainer = Trainer(world, resume=True)
     trainer.run()

@@ -15,7 +15,7 @@ from ledger import accountants  # noqa: E402
 from ledger.audit import verify_export  # noqa: E402
 from ledger.errors import HorizonExceeded  # noqa: E402
 from tests.worlds.trainer import Trainer  # noqa: E402
-from tests.worlds.training import World, make_world  # noqa: E402
+from tests.worlds.training import PUBLIC, World, make_world  # noqa: E402
 
 ALARM = 5.0
 """Standard errors; about 6e-7 false alarms per comparison."""
@@ -272,9 +272,7 @@ def test_public_occurrences_are_counted_at_the_phase_of_their_step(tmp_path) -> 
 
 
 def test_a_public_class_has_no_noise_in_any_phase(tmp_path) -> None:
-    classes = ONE_CLASS.replace("0.0, to", "0.67, to") + (
-        '[[class]]\nname = "encyclopedia"\npublic = true\nsampling_rate = {q}\ndepth = {{ from = 0.0, to = 1.0 }}\n'
-    )
+    classes = ONE_CLASS.replace("0.0, to", "0.67, to") + PUBLIC
     world = make_world(tmp_path, steps=8, rate="0.5", per_class=2, policy_extra=SCHEDULED, classes=classes)
     trainer = Trainer(world)
     trainer.run()

@@ -15,7 +15,7 @@ from ledger.audit import verify_export  # noqa: E402
 from ledger.leaves import Draw, decode_leaf  # noqa: E402
 from ledger.log import Ledger  # noqa: E402
 from tests.worlds.trainer import Trainer  # noqa: E402
-from tests.worlds.training import make_world  # noqa: E402
+from tests.worlds.training import PUBLIC, SENSITIVE, make_world  # noqa: E402
 
 ALARM = 5.0
 SCHEDULED = 'disclosure = "occurrences_public"'
@@ -110,20 +110,7 @@ def test_literal_noise_has_the_variance_of_those_drawn(tmp_path, rate) -> None:
 
 def test_public_contributions_bring_no_noise_and_need_none(tmp_path) -> None:
     """All modes at once: public draws, noise per sample, and a public class, whose sums are added after the noise."""
-    classes = """
-[[class]]
-name = "sensitive"
-clip_norm = 0.5
-noise_multiplier = 1.5
-sampling_rate = {q}
-depth = {{ from = 0.67, to = 1.0 }}
-[[class]]
-name = "encyclopedia"
-public = true
-sampling_rate = {q}
-depth = {{ from = 0.0, to = 1.0 }}
-"""
-    world = make_world(tmp_path, steps=3, rate="0.5", per_class=3, policy_extra=LITERAL, classes=classes)
+    world = make_world(tmp_path, steps=3, rate="0.5", per_class=3, policy_extra=LITERAL, classes=SENSITIVE + PUBLIC)
     trainer = Trainer(world)
     trainer.run()
     assert any(leaf.drawn for leaf in draws_of(trainer))

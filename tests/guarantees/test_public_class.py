@@ -27,24 +27,12 @@ from ledger.leaves import Epoch, EpochClass, Spend, decode_leaf  # noqa: E402
 from ledger.report import write_report  # noqa: E402
 from tests.worlds.bounds import signed  # noqa: E402
 from tests.worlds.trainer import Trainer, collate_tokens  # noqa: E402
-from tests.worlds.training import World, make_world, token_record  # noqa: E402
+from tests.worlds.training import PUBLIC, SENSITIVE, World, make_world, token_record  # noqa: E402
 
 KEY = b"\x07" * 32
 PRIVATE_SEEDS, PUBLIC_SEEDS = range(0, 100), range(1000, 1100)
 
-CLASSES = """
-[[class]]
-name = "sensitive"
-clip_norm = 0.5
-noise_multiplier = 1.5
-sampling_rate = {q}
-depth = {{ from = 0.67, to = 1.0 }}
-[[class]]
-name = "encyclopedia"
-public = true
-sampling_rate = {q}
-depth = {{ from = 0.0, to = 1.0 }}
-"""
+CLASSES = SENSITIVE + PUBLIC
 
 
 def world_of(root: Path, *, rate: str = "1", **options) -> World:

@@ -13,10 +13,10 @@ from ledger import accountants  # noqa: E402
 from ledger.errors import HorizonExceeded, LeafRefused  # noqa: E402
 from ledger.leaves import Draw, decode_leaf  # noqa: E402
 from tests.worlds.trainer import Trainer, audited  # noqa: E402
-from tests.worlds.training import make_world  # noqa: E402
+from tests.worlds.training import PUBLIC, SENSITIVE, make_world  # noqa: E402
 
 ORDERS = ("cyclic", "shuffled")
-PUBLIC = 'disclosure = "occurrences_public"\nsampling = {{ order = "{}" }}\n'
+TURNS = 'disclosure = "occurrences_public"\nsampling = {{ order = "{}" }}\n'
 PHASES = "noise = { phase = [{ from_step = 1, scale = 2 }, { from_step = 5, scale = 1 }] }\n"
 LITERAL = 'noise = { injection = "per_sample" }\n'
 CERTIFIED = 'exactness = "certified"\n'
@@ -25,7 +25,7 @@ THIRD = '"1/3"'
 
 def world_of(path, order, extra="", **changes):
     return make_world(
-        path, **{"steps": 8, "rate": THIRD, "per_class": 4, "policy_extra": PUBLIC.format(order) + extra} | changes
+        path, **{"steps": 8, "rate": THIRD, "per_class": 4, "policy_extra": TURNS.format(order) + extra} | changes
     )
 
 
@@ -203,19 +203,7 @@ def test_who_withdraws_leaves_the_turns_of_the_others(tmp_path, order) -> None:
 
 
 def test_classes_have_periods_of_their_own_and_public_ones_turns_too(tmp_path) -> None:
-    classes = """
-[[class]]
-name = "sensitive"
-clip_norm = 0.5
-noise_multiplier = 1.5
-sampling_rate = {q}
-depth = {{ from = 0.67, to = 1.0 }}
-[[class]]
-name = "encyclopedia"
-public = true
-sampling_rate = 0.5
-depth = {{ from = 0.0, to = 1.0 }}
-"""
+    classes = SENSITIVE + PUBLIC.replace("{q}", "0.5")
     world = world_of(tmp_path, "shuffled", classes=classes, per_class=3)
     trainer = Trainer(world)
     trainer.run()

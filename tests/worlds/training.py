@@ -24,14 +24,23 @@ from attest.registry import Registry, RegistryLog
 
 DAY = 86_400
 
-CLASSES = """
+SENSITIVE = """
 [[class]]
 name = "sensitive"
 clip_norm = 0.5
 noise_multiplier = 1.5
 sampling_rate = {q}
 depth = {{ from = 0.67, to = 1.0 }}
+"""
+PUBLIC = """
 [[class]]
+name = "encyclopedia"
+public = true
+sampling_rate = {q}
+depth = {{ from = 0.0, to = 1.0 }}
+"""
+"""A class of which nothing is promised."""
+CLASSES = SENSITIVE + """[[class]]
 name = "internal"
 clip_norm = 1.0
 noise_multiplier = 1.0
