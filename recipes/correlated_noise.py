@@ -90,7 +90,7 @@ def arm_of(name: str, setting: Setting) -> Arm:
         return Arm(words, "independent", alone.noise_multiplier, alone.rmse)
     found = {told: choice.at_epsilon(strategy, *target) for told, strategy in strategies(setting)}
     told = min(found, key=lambda key: found[key].rmse)
-    rule, _ = rule_of(found[told].strategy)
+    rule = rule_of(found[told].strategy)
     signed = choice.at_epsilon(strategy_of(rule, steps), *target)  # of the whole numbers that a policy has
     return Arm(words + noise_section(rule), told, signed.noise_multiplier, signed.rmse)
 

@@ -4,8 +4,9 @@ A law has parameters, and a digest of what these do not hold. A geometry is the 
 noised, other than that of the coordinates.
 """
 
+import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final
 
 from attest.descriptor import MAX_MICRO
@@ -28,6 +29,12 @@ BUFFER_BITS: Final = 40
 
 MAX_COEFFICIENTS: Final = 4096
 """Most coefficients that stand in the policy itself; of more it holds the digest."""
+
+COEFFICIENTS: Final = "COEFFICIENTS"
+"""Code of coefficients in a file that are missing, or not those of the digest."""
+
+MAX_FILE: Final = 1 << 24
+"""Most bytes of coefficients in a file: 2^22 numbers."""
 
 MAX_BANDS: Final = 10**9
 _ONE: Final = 1 << GRID_BITS
@@ -103,6 +110,7 @@ class MechanismRule:
         parameters: What the word takes; None where it takes none.
         digest: SHA-256 of coefficients that do not fit in: whole numbers of 2^-20, each in four bytes, big-endian, two's
             complement, row by row, of a lower triangle those up to the diagonal.
+        coefficients: These bytes where they are at hand (`with_coefficients`). They are not signed, what they hash to is.
 
     Raises:
         PolicyRefused: Code TYPE or RANGE.
@@ -141,6 +149,7 @@ class MechanismRule:
         default=None,
         nil=True,
     )
+    coefficients: bytes | None = field(default=None, repr=False, compare=False)
 
     _repr_html_ = card_of
 
@@ -156,6 +165,26 @@ class MechanismRule:
             found = "no digest" if self.digest is None else "a digest"
             expected = "one: its coefficients are not among its parameters" if wanted else "none: its parameters say all of it"
             raise PolicyRefused("RANGE", f"noise.family {self.name!r} has {found}, expected {expected}")
+        if self.coefficients is not None:
+            self._check_coefficients(self.coefficients)
+
+    def with_coefficients(self, data: bytes) -> "MechanismRule":
+        """Returns the rule with the coefficients that its digest stands for.
+
+        Raises:
+            PolicyRefused: Code `COEFFICIENTS`, it has no digest, or these are others.
+        """
+        return replace(self, coefficients=bytes(data))
+
+    def _check_coefficients(self, data: bytes) -> None:
+        if self.digest is None:
+            raise PolicyRefused(
+                COEFFICIENTS, f"noise.family {self.name!r} has no digest, and {len(data)} bytes of coefficients"
+            )
+        found = hashlib.sha256(data).digest()
+        if found != self.digest:
+            told = f"these {len(data)} bytes have {found.hex()}; take the file that was signed"
+            raise PolicyRefused(COEFFICIENTS, f"coefficients of noise.digest {self.digest.hex()} are wanted, {told}")
 
 
 def check_word(rule: Any, key: str) -> None:

@@ -506,7 +506,6 @@ class Policy(Payload):
     def _asked(self) -> list[tuple[str, str]]:
         return [
             ("noise.family", self.mechanism.name),
-            *([("noise.digest", self.mechanism.digest.hex())] if self.mechanism.digest else []),
             ("sampling.order", self.sampling.name),
             *(("geometry", rule.name) for rule in self.geometry),
             *(pair for rule in self.classes for pair in rule.asked()),

@@ -3,15 +3,22 @@
 import hashlib
 import os
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from attest import sign1, signed_file
 from attest.errors import AttestError, FileRefused, PolicyRefused
+from attest.files import read_limited
 from attest.keys.signers import Signer
+from attest.policy.mechanism import MAX_FILE
 from attest.policy.rules import Policy
 from attest.schema.cards import card_of
 from attest.schema.plain import check_bytes
+
+ENDING: Final = ".coefficients"
+"""Ending of the file with the coefficients of a policy's noise: policy.coefficients beside policy.toml or policy.cose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +76,31 @@ def open_policy(path: str | os.PathLike[str], owner_public_key: bytes) -> Signed
                 " and give the .cose file",
             ) from error
         raise PolicyRefused(error.code, error.sentence) from error
-    return verify_policy(payload, message, owner_public_key)
+    signed = verify_policy(payload, message, owner_public_key)
+    return replace(signed, policy=with_file(signed.policy, path))
+
+
+def coefficients_file(path: str | os.PathLike[str]) -> Path:
+    """Returns where the coefficients of a policy in this file lie."""
+    return Path(path).with_suffix(ENDING)
+
+
+def with_file(policy: Policy, path: str | os.PathLike[str]) -> Policy:
+    """Returns a policy with the coefficients of its noise, where it has their digest and they lie beside its file.
+
+    Raises:
+        PolicyRefused: Code `COEFFICIENTS`, others lie there; FILE or SIZE, what lies there cannot be read.
+    """
+    place = coefficients_file(path)
+    if policy.mechanism.digest is None or not place.exists():
+        return policy
+    try:
+        data = read_limited(place, MAX_FILE, "file of coefficients")
+        return replace(policy, mechanism=policy.mechanism.with_coefficients(data))
+    except FileRefused as error:
+        raise PolicyRefused(error.code, error.sentence) from error
+    except PolicyRefused as error:
+        raise PolicyRefused(error.code, f"{os.fspath(place)!r}: {error.sentence}") from error
 
 
 def _is_policy_text(path: str | os.PathLike[str]) -> bool:

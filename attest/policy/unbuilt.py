@@ -15,15 +15,9 @@ NOT_BUILT: Final = "NOT_BUILT"
 ANY: Final = "*"
 """Stands for every value of a field that is refused whatever it says."""
 
-_STRATEGY: Final = "noise of several steps by a strategy that a file holds"
 _SECRET: Final = "draws that stay secret, and are amplified by more than each contribution's own coin"
 
 UNBUILT: Final[Mapping[str, Mapping[str, str]]] = {
-    "noise.family": {
-        "banded": _STRATEGY,
-        "dense": _STRATEGY,
-    },
-    "noise.digest": {ANY: "coefficients that lie in a file beside the policy"},
     "sampling.order": {
         "truncated_poisson": _SECRET,
         "balls_in_bins": _SECRET,

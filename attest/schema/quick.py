@@ -67,14 +67,14 @@ class Truth(Tested):
 
 
 class Blob(Tested):
-    """A byte string, of one length where one is given."""
+    """A byte string: of any length, of one, or of a length from one to another."""
 
     type = bytes
 
-    def __init__(self, cddl: str, size: int | None = None) -> None:
-        super().__init__(
-            cddl, "bytes" if size is None else f"{size} bytes", "True" if size is None else f"len(value) == {size}"
-        )
+    def __init__(self, cddl: str, size: int | None = None, longest: int | None = None) -> None:
+        most = size if longest is None else longest
+        told = "bytes" if size is None else f"{size} bytes" if most == size else f"{size} to {most} bytes"
+        super().__init__(cddl, told, "True" if size is None else f"{size} <= len(value) <= {most}")
 
 
 class Text(Tested):

@@ -17,6 +17,7 @@ from attest.attestation import Attestation, read_sequence
 from attest.errors import KeyRefused, PolicyRefused
 from attest.keys.signers import AgentSigner, CheckedSigner, LocalSigner
 from attest.policy import Policy, SignedPolicy, open_policy
+from attest.policy.signed import with_file
 from attest.registry import Registry, open_registry
 from attest.schema.plain import visible
 from dptrain.cli.options import file_argument, file_option, option, wrong_if
@@ -196,7 +197,7 @@ def read_policy(path: Path, owner_key: Path | None) -> tuple[Policy, SignedPolic
     """
     if path.suffix == ".toml":
         try:
-            return Policy.from_toml(path.read_text(encoding="utf-8")), None
+            return with_file(Policy.from_toml(path.read_text(encoding="utf-8")), path), None
         except UnicodeDecodeError as error:
             raise PolicyRefused("TOML", f"{str(path)!r} is not UTF-8 text: {error.reason}") from error
     signed = read_signed_policy(path, owner_key)

@@ -11,8 +11,9 @@ from attest.errors import PolicyRefused
 from attest.files import atomic_write
 from attest.keys.signers import as_signer
 from attest.policy import Policy, SignedPolicy, sign_policy
-from attest.policy.mechanism import MechanismRule
+from attest.policy.mechanism import COEFFICIENTS, MechanismRule
 from attest.policy.sampling import CYCLIC, CYCLIC_POISSON, OCCURRENCES_PUBLIC, SECRET_DRAWS
+from attest.policy.signed import coefficients_file
 from attest.policy.unbuilt import NOT_BUILT
 from attest.registry import open_registry
 from attest.schema.rounding import rounded_up
@@ -101,8 +102,15 @@ def noise(
     policy: inputs.PolicyFile,
     family: Annotated[
         str | None,
-        option("Take this one: banded_toeplitz, banded_inverse or buffered_toeplitz; default: compare them.", metavar="WORD"),
+        option(
+            "Take this one: banded_toeplitz, banded_inverse, buffered_toeplitz or dense; default: compare them.", metavar="WORD"
+        ),
     ] = None,
+    matrix: Annotated[
+        Path | None,
+        file_option("FILE", "Take the strategy of this matrix C: .npy, or numbers with a row a line; a row for every step."),
+    ] = None,
+    inverse: Annotated[bool, option("The matrix is C^-1, by which noise is correlated.", "--inverse")] = False,
     bands: Annotated[int | None, option("Bands of the first two: diagonals that are not zero.", metavar="B", min=2)] = None,
     buffers: Annotated[int | None, option("Buffers of buffered_toeplitz.", metavar="M", min=1, max=8)] = None,
     groups: Annotated[
@@ -130,17 +138,20 @@ def noise(
     public turns; of independent noise and of bands secret draws too, which amplify. With `--best` or `--family` come the lines
     of [noise], with all coefficients, and what they cost each class.
 
-    Nothing is written but what `--plot` names, and POLICY.toml with `--write`, which must be signed anew then.
+    Nothing is written but what `--plot` names, and POLICY.toml with `--write`, which must be signed anew then; the coefficients
+    of a dense strategy, or of a matrix, go into POLICY.coefficients beside it, and the policy has their SHA-256.
 
     Example: `dptrain policy noise policy.toml --best`
     """
     size = _size_of_strategy(family, bands, buffers, best)
-    taken = best or family is not None
-    wrong_if(write and not taken, "--write needs the noise to write; give --best, or --family with its size")
+    wrong_if(matrix is not None and (best or family), "--matrix brings a strategy; leave out --best and --family")
+    wrong_if(inverse and matrix is None, "--inverse says what the file of --matrix holds; give that")
+    taken, own = best or family is not None or matrix is not None, family is not None or matrix is not None
+    wrong_if(write and not taken, "--write needs the noise to write; give --best, --matrix, or --family with its size")
     wrong_if(
         write and policy.suffix != ".toml", f"{policy} is not a .toml file; write into what a person can read, then sign it"
     )
-    wrong_if(plot is not None and family is not None, "--plot draws the comparison; leave out --family")
+    wrong_if(plot is not None and own, "--plot draws the comparison; leave out --family and --matrix")
     wrong_if(groups and family != "banded_toeplitz", "--groups goes with --family banded_toeplitz; a comparison tries its own")
     inputs.require_plot(plot)
     rules, signed = _under_independent_noise(policy, owner_key)
@@ -150,7 +161,7 @@ def noise(
     text: list[Shown] = []
     with counting("searching strategies"):
         aim = strategies.aim_of(rules, signed, goals, objective, momentum)
-        compared = None if family is not None else strategies.compare(aim)
+        compared = None if own else strategies.compare(aim)
         if compared is not None:
             data |= compared.as_json()
             text += _comparison_text(compared, strategies.cells)
@@ -159,7 +170,11 @@ def noise(
                 text.append(f"wrote {plot}")
         if taken:
             if compared is None:
-                strategy = strategies.searched(aim, family, size)
+                strategy = (
+                    strategies.given(matrix, aim.steps, inverse=inverse)
+                    if matrix is not None
+                    else strategies.searched(aim, family, size)
+                )
                 data |= strategies.told(aim)
             else:
                 strategy, groups = compared.best_here.strategy, compared.best_here.groups
@@ -170,7 +185,8 @@ def noise(
     if write:
         refused = _write_noise(policy, rule)
         data["refused"] = refused
-        text.append(f"wrote {policy}; sign it anew: dptrain policy sign {policy}")
+        beside = f" and {coefficients_file(policy)}" if rule.digest is not None else ""
+        text.append(f"wrote {policy}{beside}; sign it anew: dptrain policy sign {policy}")
         text += [] if refused is None else [styled("yellow", "!", f" {refused}")]
     return Told(data, text)
 
@@ -204,8 +220,11 @@ def sign(
     private_key, name = inputs.load_key(inputs.beside(policy, key, "owner.key", "--key"), passphrase_file, owner, "--owner")
     target = out or policy.with_suffix(".cose")
     inputs.refuse_to_overwrite(target)
+    beside = _coefficients(rules, policy, target)
     known = open_registry(inputs.beside(policy, registry, "registry.cbor", "--registry"), as_signer(private_key).public_key)
     payload, message = sign_policy(rules, private_key, owner=name, registry_root=known.root())
+    if beside is not None:
+        atomic_write(coefficients_file(target), beside)
     signed_file.write(target, payload, message)
     missing = sorted({c for item in known.contributors for c in item.classes} - {rule.name for rule in rules.classes})
     note = "note: the registry grants class {}, which the policy does not have"
@@ -232,15 +251,35 @@ def show(policy: inputs.PolicyFile, owner_key: inputs.OwnerKey = None) -> Told:
     )
 
 
+def _coefficients(rules: Policy, path: Path, target: Path) -> bytes | None:
+    """Returns what must be written beside a signed policy, None for nothing.
+
+    Raises:
+        PolicyRefused: code COEFFICIENTS, those that the policy has the digest of are not here, or others are in the way.
+    """
+    rule, wanted = rules.mechanism, coefficients_file(target)
+    if rule.digest is None:
+        return None
+    if rule.coefficients is None:
+        told = f"the policy has the digest of coefficients that are not here; put them into {coefficients_file(path)}"
+        raise PolicyRefused(COEFFICIENTS, f"{told}, so that you sign what you have")
+    if wanted == coefficients_file(path):
+        return None
+    inputs.refuse_to_overwrite(wanted)
+    return rule.coefficients
+
+
 def _size_of_strategy(family: str | None, bands: int | None, buffers: int | None, best: bool) -> int | None:
     """Returns the bands or buffers of a family. Raises typer.BadParameter: the options do not say one strategy."""
     wrong_if(best and family is not None, "--best takes the family that is best; leave out --family")
     if family is None:
         wrong_if(bands or buffers, "--bands and --buffers say the size of one --family; name it, or leave them out")
         return None
-    in_file = {"banded", "dense"} & {family}
-    wrong_if(in_file, f"the coefficients of {family!r} stand in a file with their digest, which this command does not write")
-    known = ("banded_toeplitz", "banded_inverse", "buffered_toeplitz")
+    wrong_if(family == "banded", "a banded strategy with columns of its own is brought by --matrix; there is no search for it")
+    if family == "dense":
+        wrong_if(bands or buffers, "dense has no size; leave out --bands and --buffers")
+        return 0
+    known = ("banded_toeplitz", "banded_inverse", "buffered_toeplitz", "dense")
     wrong_if(family not in known, f"there is no strategy {family!r} to search for; take {', '.join(known)}")
     own, other = (buffers, bands) if family == "buffered_toeplitz" else (bands, buffers)
     names = ("--buffers M", "--bands") if family == "buffered_toeplitz" else ("--bands B", "--buffers")
@@ -270,6 +309,8 @@ def _write_noise(path: Path, rule: MechanismRule) -> str | None:
         if error.code != NOT_BUILT:
             raise
         refused = str(error)
+    if rule.coefficients is not None:
+        atomic_write(coefficients_file(path), rule.coefficients)
     atomic_write(path, found.encode("utf-8"))
     return refused
 

@@ -11,6 +11,7 @@ import functools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -27,7 +28,9 @@ from dptrain.planning.figures import TABLES, Picture, curve_figure
 from dptrain.planning.plan import phases_at, spent
 from ledger import accountants
 from ledger.accountants.correlated import (
+    Banded,
     BandedInverse,
+    Dense,
     Participation,
     Strategy,
     Toeplitz,
@@ -48,6 +51,12 @@ MOST_STEPS: Final = 100_000
 MOST_STEPS_OF_MOMENTUM: Final = 20_000
 MOST_STEPS_OF_DENSE: Final = {"mean": 128, "max": 32}
 """Steps beyond which a search takes longer than some seconds."""
+
+MOST_STEPS_TO_SIGN: Final = {"mean": 512, "max": 64}
+"""Most steps of a dense strategy that is asked for by name: up to half a minute."""
+
+FEW_BANDS: Final = 64
+"""Most bands of a matrix that is signed as a banded strategy, which keeps as many numbers; others are signed as dense ones."""
 
 MOST_PRODUCTS: Final = 1 << 24
 """Most steps times bands of a strategy that is searched for."""
@@ -236,11 +245,6 @@ class Candidate:
         """Returns the largest ratio of a class."""
         return max(self.ratios.values())
 
-    @property
-    def fits(self) -> bool:
-        """Tells whether a policy can hold it: its coefficients, or that there are none."""
-        return self.family == GAUSSIAN or (self.family in SIGNED and self.size <= MAX_COEFFICIENTS)
-
 
 @dataclass(frozen=True)
 class Comparison:
@@ -257,8 +261,8 @@ class Comparison:
 
     @property
     def best_here(self) -> Candidate:
-        """Returns the best of those that the policy can hold; without secret draws where it has none."""
-        possible = (item for item in self.candidates if item.fits and (self.aim.secret or not item.secret))
+        """Returns the best of those that go with the policy: without secret draws where it has none."""
+        possible = (item for item in self.candidates if self.aim.secret or not item.secret)
         return min(possible, key=lambda item: item.worst)
 
     def as_json(self) -> dict[str, Any]:
@@ -274,7 +278,6 @@ class Comparison:
                     "draws": "secret" if item.secret else "turns",
                     "groups": item.groups or None,
                     "kept": item.kept,
-                    "fits_policy": item.fits,
                     "worst_ratio": item.worst,
                     "classes": {
                         name: {
@@ -397,9 +400,17 @@ def compare(aim: Aim) -> Comparison:
 def searched(aim: Aim, family: str, size: int) -> Strategy:
     """Returns the strategy of a family that has so many bands or buffers: the best over the steps of the run, or BISR.
 
+    ``size``: 0 of a dense strategy, which has none.
+
     Raises:
-        AccountantError: code STRATEGY, no such size.
+        AccountantError: code STRATEGY, no such size, or a search of more than some minutes.
     """
+    if family == DENSE:
+        most = MOST_STEPS_TO_SIGN[aim.objective]
+        if aim.steps > most:
+            told = f"a dense strategy is searched for over {most} steps at most, not over {aim.steps:,}"
+            raise AccountantError(CODE, f"{told}; bring one by --matrix, or take bands")
+        return _dense(aim)
     if family == INVERSE and not 2 <= size <= aim.steps:
         raise AccountantError(CODE, f"a banded inverse over {aim.steps} steps has 2 to {aim.steps} bands, got {size}")
     if family == TOEPLITZ and size * aim.steps > MOST_PRODUCTS:
@@ -413,19 +424,43 @@ def searched(aim: Aim, family: str, size: int) -> Strategy:
         return blt.optimize(aim.steps, size, aim.objective, aim.turns)
 
 
+def given(path: Path, steps: int, *, inverse: bool = False) -> Strategy:
+    """Returns the strategy of a matrix in a file: `.npy`, or a text of numbers, a row a line.
+
+    Args:
+        path: of C, lower triangular, with a row for every step. inverse: whether it is C^-1 that lies there.
+
+    Raises:
+        AccountantError: code STRATEGY, no matrix, or none of a strategy of so many steps.
+    """
+    try:
+        if path.suffix == ".npy":
+            matrix = np.load(path, allow_pickle=False)
+        else:
+            matrix = np.loadtxt(path, delimiter="," if path.suffix == ".csv" else None, ndmin=2)
+    except (OSError, ValueError) as error:
+        told = f"cannot read a matrix from {path} ({error}); bring a .npy file, or numbers with a row a line"
+        raise AccountantError(CODE, told) from error
+    found = Dense.of_inverse(matrix) if inverse else Dense(matrix)
+    if found.longest != steps:
+        raise AccountantError(CODE, f"the matrix in {path} is of {found.longest} steps, and the policy has {steps}")
+    if 1 < found.bands <= FEW_BANDS:
+        rows = found.rows
+        columns = [np.pad(rows[j : j + found.bands, j], (0, max(0, j + found.bands - steps))) for j in range(steps)]
+        return Banded(np.array(columns), normalized=False)
+    return found
+
+
 def to_sign(strategy: Strategy, steps: int) -> tuple[MechanismRule, Strategy]:
     """Returns the noise of a policy for a strategy, and the strategy that it says, of whole numbers.
 
     Raises:
-        AccountantError: code STRATEGY, independent noise, or coefficients that do not fit into a policy.
+        AccountantError: code STRATEGY, independent noise, or more coefficients than a ledger takes.
     """
     if strategy.bands == 1:
         told = "independent noise is best among what was compared, and has no strategy to write; keep noise.family = 'gaussian'"
         raise AccountantError(CODE, f"{told}, or take a strategy by --family")
-    rule, rest = rule_of(strategy)
-    if rest is not None:
-        told = f"a policy holds {MAX_COEFFICIENTS} coefficients at most, and more stand in a file with its digest"
-        raise AccountantError(CODE, f"{told}, which this does not write; take fewer bands")
+    rule = rule_of(strategy)
     return rule, strategy_of(rule, steps)
 
 

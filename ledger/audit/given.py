@@ -19,7 +19,7 @@ from attest.files import read_regular
 from ledger import layout, tiles
 from ledger.audit.findings import AuditReport, Report
 from ledger.errors import ExportChanged, LeafRefused, NoteError, ProofError
-from ledger.leaves import Header, Leaf, decode_leaf
+from ledger.leaves import Header, Leaf, decode_leaf, read_header
 from ledger.merkle import Frontier, leaf_hash
 from ledger.note import (
     SIGNATURE_ED25519,
@@ -435,9 +435,7 @@ def begin(leaves: Leaves, *, recompute: bool = True) -> RetainedReplay:
     Recorded epsilons are computed again unless an audit did that before. Raises LeafRefused: code HEADER, the first leaf is
     none; or a WITHDRAW leaf cannot be read.
     """
-    header = decode_leaf(next(iter(leaves)))
-    if not isinstance(header, Header):
-        raise LeafRefused("HEADER", "the first leaf is not a header", seq=0)
+    header = read_header(leaves)
     names = named_by_withdrawals(leaves) if leaves.retained else {}
     run = RetainedReplay(header, Roots(leaves).at, recompute=recompute, names=names)
     run.tally.pieces = leaves.between
@@ -515,7 +513,4 @@ def read_export(path: Path) -> Given:
     first = None if leaves is None else next(iter(leaves), None)
     if leaves is None or first is None:
         raise LeafRefused("EARLIER", f"{path} is no whole export: {faults[0] if faults else 'it has no leaf'}")
-    header = decode_leaf(first)
-    if not isinstance(header, Header):
-        raise LeafRefused("HEADER", f"the first leaf of {path} is not a header", seq=0)
-    return Given(path, leaves, header, hashlib.sha256(first).digest())
+    return Given(path, leaves, read_header(leaves), hashlib.sha256(first).digest())

@@ -38,7 +38,7 @@ from ledger.errors import (
     NoteError,
     ProofError,
 )
-from ledger.leaves import Header, Previous, decode_leaf
+from ledger.leaves import Header, Previous, read_header
 from ledger.leaves.header import SPENT
 from ledger.note import Checkpoint, checkpoint_text, parse_verifier_key
 from ledger.replay import Replay
@@ -172,7 +172,7 @@ def _verify(path: Path, asked: _Asked, findings: list[Finding], report: dict[str
     leaves = export.leaves(checkpoint) if export.check_names(checkpoint.size) else None
     if leaves is None:
         return "FAILED"
-    header = _header(next(iter(leaves)), fault)
+    header = _header(leaves, fault)
     if header is None:
         return "FAILED"
     _check_header(header, checkpoint, asked.owner_key, fault)
@@ -259,16 +259,12 @@ def _check_keys(keys: list[str], fault: Report) -> bool:
     return bool(keys)
 
 
-def _header(data: bytes, fault: Report) -> Header | None:
+def _header(leaves: Leaves, fault: Report) -> Header | None:
     try:
-        leaf = decode_leaf(data)
+        return read_header(leaves)
     except LeafRefused as error:
-        fault(error.code, "seq 0", error.sentence)
+        fault(error.code, f"seq {error.seq or 0}", error.sentence)
         return None
-    if isinstance(leaf, Header):
-        return leaf
-    fault("HEADER", "seq 0", "the first leaf is not a header")
-    return None
 
 
 def _check_header(header: Header, checkpoint: Checkpoint, owner_key: bytes | None, fault: Report) -> None:

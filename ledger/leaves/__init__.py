@@ -5,7 +5,16 @@ contributor or carries a contributor's free text. Unless the policy makes occurr
 step: the amplification by sampling that the accountant counts on assumes that the draw stays secret.
 """
 
-from ledger.leaves.codec import MAX_LEAF_SIZE, Leaf, decode_leaf, encode_leaf, peek_kind, spend_leaves
+from ledger.leaves.codec import (
+    MAX_LEAF_SIZE,
+    Leaf,
+    coefficient_leaves,
+    decode_leaf,
+    encode_leaf,
+    peek_kind,
+    read_header,
+    spend_leaves,
+)
 from ledger.leaves.header import HELD, AccountantInfo, Header, HeaderBlock, HeaderSpec, Previous, Profile
 from ledger.leaves.records import (
     Admit,
@@ -13,6 +22,7 @@ from ledger.leaves.records import (
     ChargeClass,
     Clock,
     Close,
+    Coefficients,
     Draw,
     Epoch,
     EpochClass,
@@ -32,10 +42,10 @@ from ledger.leaves.records import (
 )
 
 __all__ = [
-    "HELD", "MAX_LEAF_SIZE", "AccountantInfo", "Admit", "Charge", "ChargeClass", "Clock", "Close", "Draw", "Epoch",
-    "EpochClass", "Header", "HeaderBlock", "HeaderSpec", "Key", "Leaf", "Previous", "Profile", "Registry", "Release", "Resume",
-    "Settle", "Spend", "SpendFacts", "SpendKey", "SpendRow", "Summary", "SummaryClass", "SummaryKind", "Withdraw",
-    "decode_leaf", "encode_leaf", "peek_kind", "spend_leaves",
+    "HELD", "MAX_LEAF_SIZE", "AccountantInfo", "Admit", "Charge", "ChargeClass", "Clock", "Close", "Coefficients", "Draw",
+    "Epoch", "EpochClass", "Header", "HeaderBlock", "HeaderSpec", "Key", "Leaf", "Previous", "Profile", "Registry", "Release",
+    "Resume", "Settle", "Spend", "SpendFacts", "SpendKey", "SpendRow", "Summary", "SummaryClass", "SummaryKind", "Withdraw",
+    "coefficient_leaves", "decode_leaf", "encode_leaf", "peek_kind", "read_header", "spend_leaves",
 ]  # fmt: skip
 
 

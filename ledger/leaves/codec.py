@@ -33,6 +33,7 @@ Record = (
     | records.Release
     | records.Clock
     | records.Registry
+    | records.Coefficients
 )
 Leaf = Header | Record
 
@@ -124,6 +125,40 @@ def spend_leaves(seq: int, time: int, rows: Iterable[records.SpendRow]) -> Itera
         size += needed
     if taken:
         yield records.Spend(seq, time, tuple(taken))
+
+
+def coefficient_leaves(header: Header) -> Iterator[records.Coefficients]:
+    """Yields the leaves with the coefficients of the noise that a header is complete with; none where its policy has no digest
+    of them."""
+    data, most = header.policy.mechanism.coefficients or b"", records.MOST_PART
+    for place, begin in enumerate(range(0, len(data), most), start=1):
+        yield records.Coefficients(place, header.time, data[begin : begin + most])
+
+
+def read_header(entries: Iterable[bytes]) -> Header:
+    """Reads the header of a ledger, and behind it the coefficients of its noise where the policy has their digest.
+
+    Args:
+        entries: leaves from the first on; no more are taken than that needs.
+
+    Raises:
+        LeafRefused: code HEADER, the first leaf is none. COEFFICIENTS, those of the digest do not follow. As `decode_leaf`.
+    """
+    leaves = iter(entries)
+    header = decode_leaf(next(leaves, b""))
+    if not isinstance(header, Header):
+        raise LeafRefused("HEADER", "the first leaf is not a header", seq=0)
+    data = bytearray()
+    while not header.complete and len(data) < header.awaited:
+        part = next(leaves, b"")
+        leaf = decode_leaf(part) if peek_kind(part) == records.Coefficients.KIND else None
+        if not isinstance(leaf, records.Coefficients):
+            told = f"{header.awaited} bytes of coefficients follow the header, and these are {len(data)}"
+            raise LeafRefused("COEFFICIENTS", f"{told}; nothing behind can be judged without them", seq=1)
+        data += leaf.data
+    if not header.complete:
+        header.complete_with(bytes(data))
+    return header
 
 
 def peek_kind(data: bytes) -> int | None:

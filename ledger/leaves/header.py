@@ -21,6 +21,7 @@ from attest.schema.kinds import Told
 from attest.schema.quick import Array, Blob, Held, OneOf, Row
 from attest.schema.words import NOT_INSTALLED
 from ledger import accountants
+from ledger.accountants.correlated.signed import numbers_in_file
 from ledger.errors import LeafRefused
 from ledger.leaves.kinds import (
     ABOVE_0,
@@ -331,11 +332,8 @@ class Header(Checked):
         about, family = self.accountant, self.policy.mechanism.name
         with as_leaf():
             accountants.check_recorder(about.name, about.library, about.version, about.parameters, family)
-        with as_leaf():
-            expected_turns = turns_under(self.policy)
-        if self.turns != expected_turns:
-            sentence = f"the header says that turns add up to {self.turns}, policy and strategy give {expected_turns}"
-            raise LeafRefused("TURNS", sentence)
+        if self.complete:
+            self._check_turns()
         object.__setattr__(self, "derived", derive(self.policy.classes, self.stack))
         object.__setattr__(self, "profiles", self._check_schedule())
         numerics = told(self.policy, self.coordinates, self.exactness_note, self.clip_margin)
@@ -345,6 +343,46 @@ class Header(Checked):
     def seq(self) -> int:
         """Always 0."""
         return 0
+
+    @property
+    def complete(self) -> bool:
+        """Tells whether all of the policy is here: false where coefficients of its noise lie in the leaves behind the header,
+        and were not taken in (`complete_with`)."""
+        rule = self.policy.mechanism
+        return rule.digest is None or rule.coefficients is not None
+
+    @property
+    def awaited(self) -> int:
+        """Returns how many bytes of coefficients the leaves behind the header hold. Raises LeafRefused: more than a ledger
+        takes."""
+        with as_leaf("POLICY_UNSUPPORTED"):
+            return 4 * numbers_in_file(self.policy.mechanism, self.policy.steps)
+
+    def complete_with(self, coefficients: bytes) -> None:
+        """Takes in the coefficients whose digest the policy signs.
+
+        Guarantee: afterwards the header is what it would be if the policy held them: what they make of its turns is what the
+        header says, or it was refused.
+
+        Raises:
+            LeafRefused: code COEFFICIENTS, they are others. POLICY_UNSUPPORTED, nothing accounts for such noise. TURNS, the
+                header says that turns add up to something else.
+        """
+        with as_leaf():
+            mechanism = self.policy.mechanism.with_coefficients(coefficients)
+        policy = replace(self.policy, mechanism=mechanism)
+        refused = accountants.refusal_of(policy)
+        if refused is not None:
+            raise LeafRefused("POLICY_UNSUPPORTED", f"the policy asks for what has no accounting together: {refused}")
+        object.__setattr__(self, "policy", policy)
+        self._check_turns()
+
+    def _check_turns(self) -> None:
+        with as_leaf():
+            expected = turns_under(self.policy)
+        if self.turns != expected:
+            sentence = f"the header says that turns add up to {self.turns}, policy and strategy give {expected}"
+            raise LeafRefused("TURNS", sentence)
 
     @property
     def amplification(self) -> str:
@@ -517,7 +555,7 @@ class HeaderSpec:
             turns = turns_under(policy)
         with as_leaf():
             blocks, note = self.scheduled, self.exactness_note
-        return Header(
+        header = Header(
             time=time,
             origin=origin,
             policy_payload=self.policy.payload,
@@ -542,3 +580,6 @@ class HeaderSpec:
             previous=self.previous,
             turns=turns,
         )
+        if not header.complete:
+            header.complete_with(policy.mechanism.coefficients or b"")
+        return header

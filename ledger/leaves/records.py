@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from attest.descriptor import SignedBounds
 from attest.schema import check_fields, declared
-from attest.schema.quick import Array, Row
+from attest.schema.quick import Array, Blob, Row
 from ledger.errors import LeafRefused
 from ledger.leaves.kinds import (
     ABOVE_0,
@@ -466,3 +466,19 @@ class Registry(Entry):
         check_fields(self, LeafRefused)
         if self.before == self.after:
             raise LeafRefused("RANGE", "a REGISTRY leaf tells of another state: its two roots are equal")
+
+
+MOST_PART: Final = 64_000
+"""Bytes of coefficients in one leaf: 16,000 numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Coefficients(Entry):
+    """Holds a part of the coefficients whose digest the policy signs; these leaves come behind the header, in order."""
+
+    KIND: ClassVar = 15
+    data: bytes = declared(
+        3,
+        Blob(f"bstr .size (4..{MOST_PART})", 4, MOST_PART),
+        f"The next bytes of the coefficients: {MOST_PART} of them, or what is left.",
+    )

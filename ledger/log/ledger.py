@@ -37,12 +37,14 @@ from ledger.leaves import (
     Epoch,
     Header,
     HeaderSpec,
+    Leaf,
     Registry,
     Release,
     Resume,
     Settle,
     Summary,
     Withdraw,
+    coefficient_leaves,
     decode_leaf,
     encode_leaf,
     spend_leaves,
@@ -98,7 +100,7 @@ class Ledger:
         now: int,
         state: str | os.PathLike[str] | None = None,
     ) -> "Ledger":
-        """Creates a ledger with its header leaf.
+        """Creates a ledger with its header leaf, and those with the coefficients of its noise where the policy has a digest.
 
         Args:
             ledger: a new file on a local disk, or a ``postgresql://`` URL (`ledger.storage.place`).
@@ -111,7 +113,9 @@ class Ledger:
             LeafRefused: if the header contradicts itself or its policy cannot be accounted for.
         """
         leaf = header.header(origin=signer.name, log_vkey=signer.vkey, time=now)
-        body = encode_leaf(leaf)
+        leaves: list[Leaf] = [leaf, *coefficient_leaves(leaf)]
+        bodies = [encode_leaf(item) for item in leaves]
+        rows = [Row(item.seq, item.KIND, leaf_hash(body), body) for item, body in zip(leaves, bodies, strict=True)]
         place = Place.of(ledger, state)
         mark = highwater.path_of(place)
         if highwater.exists(place):
@@ -120,10 +124,11 @@ class Ledger:
         store = create_store(place)
         try:
             frontier = Frontier()
-            frontier.append(leaf_hash(body))
-            note = sign_note(checkpoint_text(leaf.origin, 1, frontier.root()), signer)
-            store.append([Row(0, Header.KIND, leaf_hash(body), body)], frontier, note)
-            highwater.write(place, signer, 1, frontier.root())
+            for row in rows:
+                frontier.append(row.leaf_hash)
+            note = sign_note(checkpoint_text(leaf.origin, len(rows), frontier.root()), signer)
+            store.append(rows, frontier, note)
+            highwater.write(place, signer, len(rows), frontier.root())
             return cls(Appender(store, signer))
         except BaseException:
             # Where even that fails, as on a lost connection, what is left is found unfinished at the next start.
@@ -616,8 +621,7 @@ class Ledger:
         return weights_of(self.place, digest)
 
     def sign_checkpoint(self) -> bytes:
-        """Returns a signed checkpoint over all leaves, the stored one if there is one of that size.
-        """
+        """Returns a signed checkpoint over all leaves, the stored one if there is one of that size."""
         if self.size not in self._file.checkpoints:
             with self._file.appending(self.state.last_time, checkpoint=True):
                 pass

@@ -16,6 +16,7 @@ from ledger.leaves import (
     ChargeClass,
     Clock,
     Close,
+    Coefficients,
     Draw,
     Epoch,
     EpochClass,
@@ -32,6 +33,7 @@ from ledger.leaves import (
     Summary,
     Withdraw,
 )
+from ledger.leaves.records import MOST_PART
 from ledger.replay.budgets import Plans, budget_problems
 from ledger.replay.contributions import Group, Moment, Standing, stand_in_name
 from ledger.replay.influence import Releases
@@ -97,6 +99,12 @@ class Replay(RunState):
         self._max_epsilon: list[int | None] = [None if rule.public else 0 for rule in header.policy.classes]
         self._spending: list[tuple[Group, SpendFacts]] | None = None  # what rows are still missing, the next one last
         self._places = {rule.name: index for index, rule in enumerate(header.policy.classes)}
+        self._coefficients, self._awaited = bytearray(), header.awaited
+
+    @property
+    def begins_with(self) -> int:
+        """Returns how many leaves a ledger has when it is made: the header, and those with coefficients of its noise."""
+        return 1 + -(-self._awaited // MOST_PART)
 
     @property
     def last_time(self) -> int:
@@ -154,7 +162,25 @@ class Replay(RunState):
         if self._spending is not None and not isinstance(leaf, Spend | Epoch):
             yield LeafRefused("EPOCH_ORDER", "SPEND leaves are followed by SPEND or EPOCH only")
             self._spending = None
+        if len(self._coefficients) < self._awaited and not isinstance(leaf, Coefficients):
+            told = f"{self._awaited} bytes of coefficients follow the header, and these are {len(self._coefficients)}"
+            raise LeafRefused("COEFFICIENTS", f"{told}; nothing behind can be judged without them", seq=self.size)
         yield from _RULES[type(leaf)](self, leaf)
+
+    def _take_coefficients(self, leaf: Coefficients) -> Iterable[LeafRefused]:
+        left = self._awaited - len(self._coefficients)
+        wanted = min(left, MOST_PART)
+        if len(leaf.data) != wanted:
+            told = f"expected the next {wanted} bytes of coefficients" if wanted else "all coefficients are there, or none are"
+            raise LeafRefused("COEFFICIENTS", f"{told}, the leaf has {len(leaf.data)}", seq=self.size)
+        self._coefficients += leaf.data
+        if len(self._coefficients) == self._awaited:
+            try:
+                self.header.complete_with(bytes(self._coefficients))
+            except LeafRefused as error:
+                error.seq = self.size
+                raise
+        return ()
 
     def _admit(self, leaf: Admit) -> Problems:
         place = self._places.get(leaf.class_name)
@@ -449,6 +475,7 @@ def _told(facts: SpendFacts) -> str:
 _RULES: Final[dict[type[Leaf], Callable[[Replay, Any], Iterable[LeafRefused]]]] = {
     Header: lambda run, leaf: (LeafRefused("KIND", "a second header"),),
     Clock: lambda run, leaf: (),  # the timeline takes it
+    Coefficients: Replay._take_coefficients,
     Admit: Replay._admit, Charge: Replay._charge, Draw: Replay._draw, Settle: Replay._settle, Spend: Replay._spend,
     Withdraw: Replay._withdraw, Epoch: Replay._epoch, Resume: Replay._resume, Close: Replay._close, Registry: Replay._registry,
     Key: lambda run, leaf: run.keys.take(leaf),

@@ -6,10 +6,12 @@ Rules read it, and `Replay` alone writes it.
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 
 from attest import schedule
 from attest.descriptor import SignedBounds
 from ledger import accountants
+from ledger.accountants.correlated.turns import Turns
 from ledger.errors import LeafRefused
 from ledger.leaves import Charge, Epoch, Header
 from ledger.replay.contributions import Contribution, Standing, Terms
@@ -101,10 +103,15 @@ class Expenditure:
         order = {rule.name: index for index, rule in enumerate(header.policy.classes)}
         self._touching = {tuple(order[name] for name in block.classes) for block in header.blocks if block.classes}
         self._rates = [float(rule.sampling_rate) for rule in header.policy.classes]
-        self._turns = [accountants.turns_under(header.policy, rule.sampling_rate) for rule in header.policy.classes]
         self._multipliers: dict[tuple[int, SignedBounds], tuple[float, ...]] = {}
         self._epsilons: dict[tuple[int, tuple[float, ...], tuple[int, ...], Levels, int], float] = {}
         self._of_losses: dict[float, float] = {}
+
+    @cached_property
+    def _turns(self) -> list[Turns | None]:
+        """Returns what occurrences add by class; not before the header is complete."""
+        policy = self._header.policy
+        return [accountants.turns_under(policy, rule.sampling_rate) for rule in policy.classes]
 
     def min_std(self, class_index: int, step: int) -> float:
         """Returns the smallest scheduled noise standard deviation of a step over the blocks of a class."""

@@ -383,7 +383,7 @@ class Appender:
                 raise LedgerBehind("BEHIND", f"{sentence}: an old copy, or its tail was lost; put back one with all of them")
             if self.root_at(mark.size) != mark.root:
                 raise self._forked(note, f"the signer committed to another history of {mark.size} leaves than this one")
-        elif self.signer is not None and self.size > 1:
+        elif self.signer is not None and self.size > self.replay.begins_with:
             missing = highwater.path_of(place)
             raise LedgerBehind("HIGHWATER_MISSING", f"{missing} is gone, so a lost tail could not be seen; restore it")
         if self.signer is not None:

@@ -136,8 +136,8 @@ def derived(contents: Contents, *, recompute: bool = False) -> Loaded:
 def set_unfinished_aside(place: Place) -> str | None:
     """Renames a ledger whose creation was interrupted, so that it can be created anew.
 
-    Only a ledger without the signer's high-water file, which creation writes last, and with at most its header counts: it
-    cannot hold a charge. Nothing is deleted.
+    Only a ledger without the signer's high-water file, which creation writes last, and with at most what it begins with counts:
+    it cannot hold a charge. Nothing is deleted.
 
     Returns:
         The new name, or None if the ledger is not an unfinished one.
@@ -169,7 +169,8 @@ def set_unused_aside(place: Place, signer: NoteSigner) -> str | None:
         store.close()
     run, size = found.replay, found.frontier.size
     seen = highwater.committed(mark, signer)
-    known = size < 2 or max(found.checkpoints, default=0) > 1  # an export signs the whole, of a header alone that one leaf
+    begun = run.begins_with  # an export signs the whole, of a ledger that was just begun these leaves
+    known = size <= begun or max(found.checkpoints, default=0) > begun
     if known or run.windows or run.withdrawals or seen is None or seen > size:
         return None
     highwater.set_aside(place, hashlib.sha256(found.frontier.root()).hexdigest()[:8])
@@ -180,7 +181,8 @@ def _unfinished(place: Place) -> bool:
     try:
         store = open_store(place, read_only=True)
         try:
-            return load(store, recompute=False).frontier.size == 1
+            found = load(store, recompute=False)
+            return found.frontier.size == found.replay.begins_with
         finally:
             store.close()
     except LedgerCorrupt as error:

@@ -1,5 +1,6 @@
 """`dptrain policy noise`: strategies at equal epsilon are those of the library; the one that is taken stands in the policy."""
 
+import hashlib
 import json
 import math
 
@@ -112,12 +113,11 @@ def test_bands_go_past_the_periods_and_the_best_has_the_least_of_the_largest_rat
         assert (found["noise_multiplier"], found["rmse"]) == pytest.approx((arm.noise_multiplier, arm.rmse), rel=1e-9)
     for item in answer["strategies"]:
         assert item["worst_ratio"] == max(row["ratio"] for row in item["classes"].values())
-        assert item["fits_policy"] == (item["family"] != "dense")
     ratios = [item["worst_ratio"] for item in answer["strategies"]]
     assert ratios[answer["best"]] == min(ratios)
     turns = noise(shell, PUBLIC, "--target-epsilon", "3")
     assert [item["worst_ratio"] for item in turns["strategies"]] == ratios
-    possible = [item for item in turns["strategies"] if item["draws"] == "turns" and item["fits_policy"]]
+    possible = [item for item in turns["strategies"] if item["draws"] == "turns"]
     assert turns["strategies"][turns["best_here"]] == min(possible, key=lambda item: item["worst_ratio"])
     assert turns["targets"]["often"] | {"epsilon": 0} == {
         "epsilon": 0, "preset_multiplier": 1.2, "sampling_rate": 0.125, "period": 8, "occurrences": 8
@@ -140,8 +140,8 @@ def test_targets_are_what_the_presets_give_under_the_policy_as_it_is_written(she
 def test_costs_are_those_of_the_coefficients_that_are_signed(shell, accountant):
     text = PUBLIC.replace("steps = 64", f'steps = 64\naccountant = "{accountant}"')
     answer = noise(shell, text, "--family", "banded_toeplitz", "--bands", "12", "--target-epsilon", "3")
-    rule, rest = rule_of(Toeplitz(tuple(toeplitz.optimal_coefficients(STEPS, 12))))
-    assert rest is None and answer["noise"]["family"] == "banded_toeplitz"
+    rule = rule_of(Toeplitz(tuple(toeplitz.optimal_coefficients(STEPS, 12))))
+    assert rule.digest is None and answer["noise"]["family"] == "banded_toeplitz"
     assert answer["noise"]["parameters"] == {
         "bands": 12,
         "coefficients": list(rule.parameters.coefficients),
@@ -201,7 +201,7 @@ def test_the_policy_has_the_strategy_and_every_other_byte_as_it_was(shell):
     noise(shell, WRITTEN, "--family", "buffered_toeplitz", "--buffers", "1", "--write")
     kept = (shell.directory / "policy.toml").read_text()
     assert with_noise(kept, INVERSE) == WRITTEN and with_noise(kept, MechanismRule()) == PUBLIC
-    rule, _ = rule_of(blt.optimize(STEPS, 1, "mean", TURNS["often"]))
+    rule = rule_of(blt.optimize(STEPS, 1, "mean", TURNS["often"]))
     assert noise_of(kept) == rule
 
 
@@ -301,7 +301,8 @@ def test_why_no_run_may_begin_yet_is_said_and_a_policy_that_would_be_none_is_not
 @pytest.mark.parametrize(
     ("change", "options", "code", "says"),
     [
-        (("steps = 64", "steps = 5000"), ("--family", "banded_inverse", "--bands", "4097"), "STRATEGY", "4096 coefficients"),
+        (("steps = 64", "steps = 600"), ("--family", "dense"), "STRATEGY", "512 steps at most"),
+        (("steps = 64", "steps = 65"), ("--family", "dense", "--objective", "max"), "STRATEGY", "64 steps at most"),
         (("steps = 64", "steps = 100001"), (), "STRATEGY", "100,000 at most"),
         (("steps = 64", "steps = 20001"), ("--momentum", "0.9"), "STRATEGY", "20,000 at most with momentum"),
         (("steps = 64", "steps = 100000"), ("--family", "banded_toeplitz", "--bands", "168"), "STRATEGY", "take 167 at most"),
@@ -324,8 +325,10 @@ def test_what_has_no_answer_is_refused_with_what_would_do(shell, change, options
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("--family", "dense"), "a file with their digest"),
-        (("--family", "banded"), "a file with their digest"),
+        (("--family", "dense", "--bands", "4"), "dense has no size"),
+        (("--family", "banded"), "brought by --matrix"),
+        (("--inverse",), "what the file of --matrix holds"),
+        (("--matrix", "policy.toml", "--best"), "leave out --best"),
         (("--family", "gaussian"), "there is no strategy 'gaussian'"),
         (("--family", "banded_toeplitz"), "give --bands B"),
         (("--family", "banded_inverse", "--bands", "4", "--buffers", "2"), "leave out --buffers"),
@@ -339,6 +342,67 @@ def test_what_has_no_answer_is_refused_with_what_would_do(shell, change, options
 def test_options_that_say_no_one_strategy_are_wrong_use(shell, options, says):
     error = noise(shell, SECRET, *options, code=2)["error"]
     assert error["code"] == "USAGE" and says in error["sentence"]
+
+
+def test_a_dense_strategy_is_written_with_its_coefficients_beside_the_policy_and_signed_with_them(shell, corpus):
+    answer = noise(shell, PUBLIC, "--family", "dense", "--write", "--target-epsilon", "3")
+    text, file = ((shell.directory / name) for name in ("policy.toml", "policy.coefficients"))
+    rule = noise_of(text.read_text())
+    assert rule.name == "dense" and rule.digest == hashlib.sha256(file.read_bytes()).digest()
+    signed = strategy_of(rule.with_coefficients(file.read_bytes()), STEPS)
+    for row in answer["costs"]:
+        assert row["rmse"] == choice.at_epsilon(signed, STEPS, 3.0, DELTA, TURNS[row["class"]]).rmse
+    found = shell.json("policy", "check", "policy.toml")
+    assert found["supported"]
+    (shell.directory / "other").mkdir()
+    shell.json("policy", "sign", "policy.toml", "--out", "other/policy.cose")
+    assert (shell.directory / "other" / "policy.coefficients").read_bytes() == file.read_bytes()
+    told = shell.json("policy", "sign", "policy.toml", "--out", "other/policy.cose", code=2)["error"]["sentence"]
+    assert "exists" in told
+    kept = file.read_bytes()
+    file.write_bytes(kept[:-4] + kept[:4])
+    error = shell.json("policy", "check", "policy.toml", code=1)["error"]
+    assert error["code"] == "COEFFICIENTS" and "policy.coefficients" in error["sentence"]
+    file.unlink()
+    error = shell.json("policy", "sign", "policy.toml", "--out", "third.cose", code=1)["error"]
+    assert error["code"] == "COEFFICIENTS" and "so that you sign what you have" in error["sentence"]
+    assert not (shell.directory / "third.cose").exists()
+    error = shell.json("policy", "check", "policy.toml", code=1)["error"]
+    assert error["code"] == "COEFFICIENTS" and "put it beside the policy" in error["sentence"]
+
+
+@pytest.mark.parametrize("name", ["own.npy", "own.csv", "inverse.txt"])
+def test_a_matrix_of_ones_own_is_signed_as_the_strategy_that_it_is(shell, name):
+    matrix = np.eye(STEPS) + np.diag(np.full(STEPS - 1, 0.5), -1) - np.diag(np.linspace(0.1, 0.3, STEPS - 2), -2)
+    path = shell.directory / name
+    if name == "own.npy":
+        np.save(path, matrix)
+    else:
+        written = np.linalg.inv(matrix) if name == "inverse.txt" else matrix
+        np.savetxt(path, written, delimiter="," if name == "own.csv" else " ")
+    options = ("--inverse",) if name == "inverse.txt" else ()
+    answer = noise(shell, PUBLIC, "--matrix", str(path), *options, "--write")
+    rule = noise_of((shell.directory / "policy.toml").read_text())
+    found = strategy_of(rule.with_coefficients((shell.directory / "policy.coefficients").read_bytes()), STEPS)
+    assert rule.name == answer["noise"]["family"] == "banded"
+    assert np.abs(found.matrix(STEPS) - matrix).max() < 2.0**-20
+    assert answer["costs"][0]["sensitivity"] > math.sqrt(8) * 0.9
+
+
+@pytest.mark.parametrize(
+    ("matrix", "says"),
+    [
+        (np.eye(5), "5 steps, and the policy has 64"),
+        (np.ones((STEPS, STEPS)), "lower triangular"),
+        (np.eye(STEPS), "has no strategy"),
+        (None, "cannot read a matrix"),
+    ],
+)
+def test_what_is_no_matrix_of_a_strategy_is_refused(shell, matrix, says):
+    path = shell.directory / "own.npy"
+    path.write_bytes(b"1 2\n3\n") if matrix is None else np.save(path, matrix)
+    error = refused(shell, PUBLIC, "--matrix", "own.npy")
+    assert error["code"] == "STRATEGY" and says in error["sentence"]
 
 
 def test_without_torch_is_said_what_to_install(shell, monkeypatch):

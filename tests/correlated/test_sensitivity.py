@@ -149,7 +149,7 @@ def test_the_matrix_of_the_noise_is_what_is_bounded_and_not_its_rounding(seed):
     rng = np.random.default_rng(seed)
     rows = np.tril(rng.standard_normal((8, 8)), -1) + np.eye(8)
     for strategy in (Dense(rows), Dense.of_inverse(rows), Dense(np.eye(8), np.eye(8) * (1 - 1e-10))):
-        true = exactly(strategy.inverse.tolist())
+        true = exactly(strategy.inverted.tolist())
         assert Fraction(sensitivity(strategy, 8, ONCE).value) ** 2 >= true
     cancelling = BandedInverse(tuple(np.poly([0.7] * 6)))
     true = exactly(Toeplitz(cancelling.coefficients).matrix(40).tolist())

@@ -73,6 +73,9 @@ class CorrelatedGaussian(LatticeGaussian):
         super().__init__(stream)
         require(strategy, steps)
         self.strategy, self.steps = strategy, steps
+        if isinstance(strategy, Dense) and not strategy.known_slack(steps) <= strategy.slack(steps):
+            told = f"its inverse in float64 is off by {strategy.known_slack(steps):.3g}, and {strategy.slack(steps):.3g} counts"
+            raise AccountantError(CODE, f"the strategy cannot be turned over so well as its sensitivity says: {told}")
         self.norm = math.sqrt(float(strategy.norms_squared(steps).max()))
         """Largest column norm: what C is divided by. Sensitivities are divided by this very number."""
         grown = self.norm * amplified(strategy, steps)
@@ -80,7 +83,7 @@ class CorrelatedGaussian(LatticeGaussian):
             told = f"a step's noise would have {grown:.3g} scheduled deviations, at most {MOST_AMPLIFIED:g}"
             raise AccountantError(CODE, f"{told}; take a strategy whose inverse has smaller rows")
         dense = isinstance(strategy, Dense)
-        self._rows: np.ndarray | None = strategy.inverse if isinstance(strategy, Dense) else None
+        self._rows: np.ndarray | None = strategy.inverted if isinstance(strategy, Dense) else None
         self._recurrence: Recurrence | None = None if dense else recurrence_of(strategy, steps)
         self._turn = threading.Lock()
         self._now: torch.Tensor | None = None
@@ -234,8 +237,7 @@ def _cut(saved: Mapping[tuple[int, int], torch.Tensor], place: tuple[int, int], 
 def amplified(strategy: Strategy, steps: int) -> float:
     """Returns the largest norm of a row of C^-1 over some steps, of columns that are scaled one by one a bound of it."""
     if isinstance(strategy, Dense):
-        assert strategy.inverse is not None
-        return float(np.sqrt(np.square(strategy.inverse[:steps, :steps]).sum(axis=1)).max())
+        return float(np.sqrt(np.square(strategy.inverted[:steps, :steps]).sum(axis=1)).max())
     if isinstance(strategy, BandedInverse):
         return float(np.linalg.norm(strategy.coefficients))
     column = strategy.common(steps)

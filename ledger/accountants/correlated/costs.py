@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from attest.policy import Policy
 from attest.policy.sampling import CYCLIC, CYCLIC_POISSON, period
-from ledger.accountants.correlated.signed import strategy_of
+from ledger.accountants.correlated.signed import at_hand, numbers_in_file, strategy_of
 from ledger.accountants.correlated.turns import MOST_STEPS, MOST_WORK, Turns, turns_of
 from ledger.accountants.gaussian import Gaussian
 from ledger.accountants.table import HOST, MOST_GROUPS
@@ -47,7 +47,7 @@ class Correlated(Gaussian):
             return f"{told} one level of noise, not with [[noise.phase]], whose sums have another lattice; leave them out"
         try:
             if order == CYCLIC_POISSON:
-                bands, groups = strategy_of(policy.mechanism, policy.steps).bands, policy.sampling.groups
+                bands, groups = self.bands(policy), policy.sampling.groups
                 if bands is None or bands > groups:
                     found = "all" if bands is None else str(bands)
                     return (
@@ -59,6 +59,11 @@ class Correlated(Gaussian):
                 if policy.redo_steps > MOST_GROUPS:
                     found = f"redo_steps of {MOST_GROUPS} at most, not with {policy.redo_steps}"
                     return f"{told} {found}: each could release the gradients of earlier steps once more; sign a smaller number"
+            numbers_in_file(policy.mechanism, policy.steps)
+            if not at_hand(policy.mechanism):
+                return None  # what is wrong with them is said where they are needed
+            if order == CYCLIC_POISSON:
+                strategy_of(policy.mechanism, policy.steps)
             else:
                 work = 0
                 for length in sorted({period(rule.sampling_rate) for rule in policy.classes}):
@@ -74,8 +79,12 @@ class Correlated(Gaussian):
 
     def memory(self, policy: Policy) -> int:
         """Returns how many steps behind its own the noise of a step is felt in; see `Cost.memory`."""
-        bands = strategy_of(policy.mechanism, policy.steps).bands
+        bands = self.bands(policy)
         return policy.steps if bands is None else bands - 1
+
+    def bands(self, policy: Policy) -> int | None:
+        """Returns the diagonals of the strategy of a policy, as it signs them; None where it has all."""
+        return policy.mechanism.parameters.bands
 
     def turns(self, policy: Policy, length: int) -> Turns:
         """Returns what occurrences add, for who takes part in every ``length``-th step; see `Turns`."""
@@ -97,6 +106,9 @@ class BandedInverseCost(Correlated):
     sentence: ClassVar[str] = "Gaussian, correlated between steps by a strategy with a banded inverse"
     noise: ClassVar[str] = "integer Gaussian noise on s*2^-32, correlated by a strategy with a banded inverse"
 
+    def bands(self, policy: Policy) -> None:
+        """Returns None: those of its inverse are few, and it has all."""
+
 
 class BufferedCost(Correlated):
     """Costs the noise of a buffered linear Toeplitz strategy."""
@@ -105,6 +117,28 @@ class BufferedCost(Correlated):
     sentence: ClassVar[str] = "Gaussian, correlated between steps by buffers"
     noise: ClassVar[str] = "integer Gaussian noise on s*2^-32, correlated by a buffered Toeplitz strategy"
 
+    def bands(self, policy: Policy) -> None:
+        """Returns None: it has all."""
 
-COSTS = (BandedToeplitzCost(), BandedInverseCost(), BufferedCost())
+
+class BandedCost(Correlated):
+    """Costs the noise of a banded strategy with a column of its own for every step."""
+
+    name: ClassVar[str] = "banded"
+    sentence: ClassVar[str] = "Gaussian, correlated between steps by a banded strategy, whose coefficients lie in a file"
+    noise: ClassVar[str] = "integer Gaussian noise on s*2^-32, correlated by a banded strategy"
+
+
+class DenseCost(Correlated):
+    """Costs the noise of any strategy of a number of steps."""
+
+    name: ClassVar[str] = "dense"
+    sentence: ClassVar[str] = "Gaussian, correlated between steps by a dense strategy, whose coefficients lie in a file"
+    noise: ClassVar[str] = "integer Gaussian noise on s*2^-32, correlated by a dense strategy"
+
+    def bands(self, policy: Policy) -> None:
+        """Returns None: it may have all."""
+
+
+COSTS = (BandedToeplitzCost(), BandedInverseCost(), BufferedCost(), BandedCost(), DenseCost())
 """Rows of the families, for `ledger.accountants.table`."""

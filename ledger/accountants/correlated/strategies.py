@@ -13,8 +13,8 @@ from __future__ import annotations
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, fields
-from functools import lru_cache
+from dataclasses import dataclass, fields
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from ledger.errors import AccountantError
@@ -210,13 +210,13 @@ class BandedInverse(OneColumn):
         return 2.0 * apart * total * math.sqrt(steps) / float(column[0])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Banded(Strategy):
     """Has columns of its own for every step: C[j + r, j] = rows[j][r].
 
     Attributes:
-        rows: for every column what stands from the diagonal down, the same number in each; what would lie below the matrix of
-            that many steps, which is the longest, counts as zero.
+        rows: for every column what stands from the diagonal down, the same number in each, shape (steps, bands); what would lie
+            below the matrix of that many steps, which is the longest, is zero.
         normalized: whether every column is scaled to norm 1.
 
     Raises:
@@ -224,34 +224,36 @@ class Banded(Strategy):
             positive.
     """
 
-    rows: tuple[tuple[float, ...], ...]
+    rows: Any
     normalized: bool = True
 
     def __post_init__(self) -> None:
-        columns = tuple(checked_column(row) for row in self.rows)
-        if not columns or len({len(column) for column in columns}) != 1:
-            raise AccountantError(CODE, "a banded strategy has a column for every step, all of one length")
-        object.__setattr__(self, "rows", columns)
+        object.__setattr__(self, "rows", _checked_columns(self.rows))
 
     @property
     def bands(self) -> int:
-        return len(self.rows[0])
+        return int(self.rows.shape[1])
 
     @property
     def longest(self) -> int:
         return len(self.rows)
+
+    @cached_property
+    def _factors(self) -> np.ndarray:
+        import numpy as np
+
+        total = np.zeros(len(self.rows))
+        for r in range(self.bands):  # from the diagonal down
+            total += self.rows[:, r] * self.rows[:, r]
+        return 1.0 / np.sqrt(total) if self.normalized else np.ones(len(total))
 
     def columns(self, steps: int) -> np.ndarray:
         """Returns the columns from the diagonal down, scaled, shape (steps, bands)."""
         import numpy as np
 
         require(self, steps)
-        held = np.array(self.rows)
-        inside = np.add.outer(np.arange(len(held)), np.arange(self.bands))
-        held = np.where(inside < len(held), held, 0.0)
-        if self.normalized:
-            held /= np.sqrt((held**2).sum(axis=1, keepdims=True))
-        return np.where(inside[:steps] < steps, held[:steps], 0.0)
+        below = np.add.outer(np.arange(steps), np.arange(self.bands))
+        return np.where(below < steps, self.rows[:steps] * self._factors[:steps, None], 0.0)
 
     def matrix(self, steps: int) -> np.ndarray:
         import numpy as np
@@ -263,13 +265,24 @@ class Banded(Strategy):
             held[place + r, place] = columns[: steps - r, r]
         return held
 
+    def row(self, step: int, steps: int) -> np.ndarray:
+        import numpy as np
+
+        require(self, steps)
+        held = np.zeros(step + 1)
+        for r in range(min(self.bands, step + 1)):
+            held[step - r] = self.rows[step - r, r] * self._factors[step - r]
+        return held
+
     def gram(self, steps: int, lag: int) -> np.ndarray:
         import numpy as np
 
-        columns = self.columns(steps)
-        if lag >= self.bands:
-            return np.zeros(steps - lag)
-        return np.asarray((columns[: steps - lag, lag:] * columns[lag:, : self.bands - lag]).sum(axis=1))
+        require(self, steps)
+        total, rows = np.zeros(steps - lag), self.rows
+        for r in range(min(self.bands, steps) - lag):  # rows j + lag + r of all columns j at once, in ascending order
+            count = min(steps - lag - r, steps - lag)
+            total[:count] += rows[:count, r + lag] * rows[lag : lag + count, r]
+        return np.asarray(total * self._factors[: steps - lag] * self._factors[lag:steps])
 
 
 @dataclass(frozen=True)
@@ -315,8 +328,9 @@ class Dense(Strategy):
     """Has any lower triangular matrix C of its number of steps, which is the longest.
 
     Attributes:
-        rows: C. inverse: C^-1, of which noise is made; computed where it is left out.
-        apart: a bound of the norm of C^-1 C - 1, which is not zero in float64.
+        rows: C. inverse: C^-1, of which noise is made; computed when it is asked for where it is left out.
+        share: the slack that is counted with, whatever the inverse is: who makes noise has to meet it. That of the inverse
+            where left out.
 
     Raises:
         AccountantError: code STRATEGY, not square, not finite, something above the diagonal, or a diagonal that is not
@@ -325,23 +339,14 @@ class Dense(Strategy):
 
     rows: np.ndarray
     inverse: np.ndarray | None = None
-    apart: float = field(init=False, repr=False, default=0.0)
+    share: float | None = None
 
     def __post_init__(self) -> None:
-        import numpy as np
-
-        rows = checked_matrix(self.rows)
-        inverse = checked_matrix(np.tril(np.linalg.inv(rows)) if self.inverse is None else self.inverse)
-        told = "the inverse of a strategy is not that of its matrix, or is not known to ten digits"
-        if inverse.shape != rows.shape:
-            raise AccountantError(CODE, told)
-        apart = np.linalg.norm(inverse @ rows - np.eye(len(rows)))
-        apart += len(rows) * 2.0**-52 * np.linalg.norm(np.abs(inverse) @ np.abs(rows))
-        if not apart <= 1e-9:
-            raise AccountantError(CODE, told)
-        object.__setattr__(self, "rows", rows)
-        object.__setattr__(self, "inverse", inverse)
-        object.__setattr__(self, "apart", float(apart))
+        object.__setattr__(self, "rows", checked_matrix(self.rows))
+        if self.inverse is not None:
+            object.__setattr__(self, "inverse", checked_matrix(self.inverse))
+        if self.share is None:
+            self.apart  # noqa: B018 - refuses two that are not inverse to each other
 
     @classmethod
     def of_inverse(cls, inverse: Any) -> Dense:
@@ -351,8 +356,40 @@ class Dense(Strategy):
         held = checked_matrix(inverse)
         return cls(np.tril(np.linalg.inv(held)), held)
 
+    @cached_property
+    def inverted(self) -> np.ndarray:
+        """Returns C^-1, of which noise is made."""
+        import numpy as np
+
+        if self.inverse is not None:
+            return self.inverse
+        return checked_matrix(np.tril(np.linalg.inv(self.rows)))
+
+    @cached_property
+    def apart(self) -> float:
+        """Returns a bound of the norm of C^-1 C - 1, which is not zero in float64.
+
+        Raises:
+            AccountantError: code STRATEGY, the two are not inverse to each other.
+        """
+        import numpy as np
+
+        rows, inverse = self.rows, self.inverted
+        told = "the inverse of a strategy is not that of its matrix, or is not known to ten digits"
+        if inverse.shape != rows.shape:
+            raise AccountantError(CODE, told)
+        apart = np.linalg.norm(inverse @ rows - np.eye(len(rows)))
+        apart += len(rows) * 2.0**-52 * np.linalg.norm(np.abs(inverse) @ np.abs(rows))
+        if not apart <= 1e-9:
+            raise AccountantError(CODE, told)
+        return float(apart)
+
     @property
     def bands(self) -> int:
+        return self._reach
+
+    @cached_property
+    def _reach(self) -> int:
         import numpy as np
 
         below, right = np.nonzero(self.rows)
@@ -369,14 +406,21 @@ class Dense(Strategy):
     def gram(self, steps: int, lag: int) -> np.ndarray:
         import numpy as np
 
-        held = self.matrix(steps)
-        return np.asarray(np.einsum("ij,ij->j", held[:, : steps - lag], held[:, lag:]))
+        held, total = self.matrix(steps), np.zeros(steps - lag)
+        for row in range(lag, steps):  # in ascending order, which no library chooses
+            total[: row - lag + 1] += held[row, lag : row + 1] * held[row, : row - lag + 1]
+        return total
 
     def slack(self, steps: int) -> float:
+        return self.known_slack(steps) if self.share is None else self.share
+
+    def known_slack(self, steps: int) -> float:
+        """Returns the slack that the inverse has."""
         import numpy as np
 
-        held = self.matrix(steps)  # C' = C (1 + E)^-1, and no column norm is below that of the smallest diagonal
-        return 2.0 * self.apart * float(np.linalg.norm(held)) * math.sqrt(steps) / float(np.diagonal(held).min())
+        # C' = C (1 + E)^-1, and what is counted of a set is no less than the norms of its columns.
+        least = math.sqrt(float(self.norms_squared(steps).min()))
+        return 2.0 * self.apart * float(np.linalg.norm(self.matrix(steps))) * math.sqrt(steps) / least
 
 
 @lru_cache(maxsize=8)
@@ -441,6 +485,31 @@ def checked_column(values: Any) -> tuple[float, ...]:
     if held[0] <= 0.0:
         raise AccountantError(CODE, f"the diagonal of a strategy is positive, got {held[0]!r}; else it has no inverse")
     _require_size(held[0], max(map(abs, held)))
+    return held
+
+
+def _checked_columns(values: Any) -> np.ndarray:
+    """Returns columns from the diagonal down, shape (steps, bands), not to be written to.
+
+    Raises:
+        AccountantError: code STRATEGY, they are of no banded strategy.
+    """
+    import numpy as np
+
+    try:
+        held = np.array(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        held = np.zeros(0)
+    if held.ndim != 2 or not held.size:
+        raise AccountantError(CODE, "a banded strategy has a column for every step, all of one length")
+    inside = np.add.outer(np.arange(len(held)), np.arange(held.shape[1])) < len(held)
+    if not np.isfinite(held).all():
+        raise AccountantError(CODE, "coefficients are a list of finite numbers, from the diagonal down")
+    if (held[:, 0] <= 0.0).any():
+        raise AccountantError(CODE, f"the diagonal of a strategy is positive, got {held[:, 0].min():g}; else it has no inverse")
+    _require_size(float(held[:, 0].min()), float(np.abs(held).max()))
+    held = np.where(inside, held, 0.0)
+    held.setflags(write=False)
     return held
 
 

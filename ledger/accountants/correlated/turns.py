@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final
 
 from attest.policy.mechanism import MechanismRule
 from ledger.accountants.correlated.sensitivity import magnitudes, rounded_up
-from ledger.accountants.correlated.signed import strategy_of
-from ledger.accountants.correlated.strategies import CODE, BandedInverse, Strategy, Toeplitz, require
+from ledger.accountants.correlated.signed import require_at_hand, strategy_of
+from ledger.accountants.correlated.strategies import CODE, Banded, BandedInverse, Dense, Strategy, Toeplitz, require
 from ledger.errors import AccountantError
 
 if TYPE_CHECKING:
@@ -52,10 +52,13 @@ class Turns:
             raise AccountantError(CODE, f"a period has 1 step or more, got {period!r}")
         reach = steps if strategy.bands is None else min(strategy.bands, steps)
         overlaps = 1 + (reach - 1) // period
-        self.work = steps * overlaps
+        # A product of two columns of their own is a sum anew; of a common column one sum has those of all steps.
+        each = strategy.bands if isinstance(strategy, Banded) else steps if isinstance(strategy, Dense) else 1
+        self.work = steps * overlaps * each
         """Products that were added up."""
         if self.work > MOST_WORK:
-            told = f"{steps} steps with {overlaps} turns whose noise is correlated are too many to add up"
+            anew = "" if each == 1 else f" and {each} coefficients a column"
+            told = f"{steps} steps with {overlaps} turns whose noise is correlated{anew} are too many to add up"
             raise AccountantError(CODE, f"{told}, expected {MOST_WORK} together at most; lower the rate, or take bands")
         beside = _beside(strategy, steps)
         if steps > MOST_STEPS or steps * beside > MOST_WORK:
@@ -143,10 +146,9 @@ def _beside(strategy: Strategy, steps: int) -> int:
     """Returns how often all steps are gone through for the columns, beside their products."""
     if isinstance(strategy, BandedInverse):
         return len(strategy.coefficients)
-    return 1 if strategy.common(1) is not None or strategy.bands is None else min(strategy.bands, steps)
+    return 1 if not isinstance(strategy, Toeplitz) or strategy.steps is None else min(strategy.bands, steps)
 
 
-@lru_cache(maxsize=256)
 def turns_of(rule: MechanismRule, steps: int, period: int) -> Turns:
     """Returns what occurrences add under the correlated noise of a policy.
 
@@ -154,6 +156,12 @@ def turns_of(rule: MechanismRule, steps: int, period: int) -> Turns:
         rule: the noise of the policy. steps: of the policy. period: steps from one turn of a contribution to the next.
 
     Raises:
-        AccountantError: code STRATEGY, no such noise, or nothing adds it up.
+        AccountantError: code STRATEGY, no such noise, or nothing adds it up. COEFFICIENTS, they lie in a file that is not here.
     """
+    require_at_hand(rule)  # what is kept is kept by their digest
+    return _turns(rule, steps, period)
+
+
+@lru_cache(maxsize=256)
+def _turns(rule: MechanismRule, steps: int, period: int) -> Turns:
     return Turns(strategy_of(rule, steps), steps, period)
