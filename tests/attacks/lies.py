@@ -31,7 +31,7 @@ from tests.attacks import test_ledger_attacks_spend as groups
 from tests.ledger.release_models import WEIGHTS, model, records, safetensors
 from tests.ledger.spends import three_epochs
 from tests.ledger.told_runs import Shown, Told, attest
-from tests.vectors.conformance import correlated, lies_of_noise
+from tests.vectors.conformance import correlated, lies_of_files, lies_of_noise
 from tests.vectors.conformance.lying import vouched_before_the_close
 from tests.vectors.conformance.several import RUNS as HONEST_RUNS
 from tests.vectors.conformance.several import files_of
@@ -412,10 +412,13 @@ PRUNED = [
 # --- Noise that is correlated between steps: whole exports, made for the conformance vectors ---------------------------------
 
 
+OF_NOISE = lies_of_noise.LIES | lies_of_files.LIES
+
+
 def _of_noise(name: str, lie: str, base: Path):
     files, run = files_of(name), HONEST_RUNS[name]
     if lie:
-        files = lies_of_noise.LIES[lie].change(dict(files))
+        files = OF_NOISE[lie].change(dict(files))
     return verify_export(put(files, base / "export"), run.pins.log, owner_key=OWNER, minimum_size=1, now=run.pins.now)
 
 
@@ -426,7 +429,7 @@ CORRELATED = [
     ),
     *(
         Lie("correlated noise", name, partial(_of_noise, lie.base, name), "FAILED", lie.code)
-        for name, lie in lies_of_noise.LIES.items()
+        for name, lie in OF_NOISE.items()
         if not HONEST_RUNS[lie.base].earlier
     ),
 ]

@@ -1,7 +1,7 @@
 """A small signed policy, ledgers over it, and a driver through their life, for all ledger tests."""
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -54,8 +54,10 @@ def signed_policy(**changes: object) -> SignedPolicy:
         ),
     }
     fields.update(changes)
-    payload, message = sign_policy(Policy(**fields), OWNER_KEY, owner="owner", registry_root=root)
-    return verify_policy(payload, message, public_bytes(OWNER_KEY))
+    policy = Policy(**fields)
+    payload, message = sign_policy(policy, OWNER_KEY, owner="owner", registry_root=root)
+    signed = verify_policy(payload, message, public_bytes(OWNER_KEY))
+    return replace(signed, policy=replace(signed.policy, mechanism=policy.mechanism))
 
 
 def parameter(name: str, coordinates: int = 10, *, trained: bool = True, adapter: str | None = None) -> StackTensor:

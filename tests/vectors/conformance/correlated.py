@@ -1,5 +1,6 @@
 """Honest exports of runs whose noise is correlated between steps, by each family, with rows that were released again."""
 
+import hashlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any, Final
 from attest.descriptor import PUBLIC_BOUNDS
 from attest.policy import MechanismRule
 from attest.policy.mechanism import Bands, Buffers
+from ledger.accountants.correlated import Banded, Dense, rule_of
 from ledger.log import Ledger
 from tests.vectors.conformance.honest import Life, PrunedRun, Run, due, ended, ordered, plain, rules
 from tests.worlds.attested_ledgers import AttestedDriver, attested_admission
@@ -23,6 +25,18 @@ INVERSE: Final = MechanismRule("banded_inverse", Bands(bands=3, coefficients=(ON
 BUFFERS: Final = MechanismRule(
     "buffered_toeplitz", Buffers(decays=(989_560_464_998, 549_755_813_889), scales=(3 << 37, 1 << 38))
 )
+COLUMNS: Final = rule_of(
+    Banded([[1.0, 0.5, 0.25 - 0.03 * j] if j % 2 else [0.75, -0.25, 0.1 * j / 12] for j in range(12)])
+)
+PLAIN_COLUMNS: Final = rule_of(Banded([[1.0, 0.5 + 0.01 * j] for j in range(12)], normalized=False))
+DENSE: Final = rule_of(
+    Dense([[(1.2 - 0.9 * (j % 2)) / (1 + max(i - j, 0)) if j <= i else 0.0 for j in range(12)] for i in range(12)], share=1.0)
+)
+NARROW: Final = rule_of(Dense([[1.0 if i == j else 0.25 * (j == i - 3) for j in range(12)] for i in range(12)], share=1.0))
+"""A dense matrix of which four diagonals hold something at most."""
+
+_BANDS = b"".join(value.to_bytes(4, "big") for value in BANDS.parameters.coefficients)
+BANDS_IN_FILE: Final = MechanismRule("banded_toeplitz", Bands(bands=4), hashlib.sha256(_BANDS).digest(), _BANDS)
 INDEPENDENT: Final = MechanismRule("banded_toeplitz", Bands(bands=2, coefficients=(ONE, 0)))
 
 
@@ -255,6 +269,14 @@ RUNS: Final[dict[str, Run]] = {
         under(BANDS, redo_steps=3),
     ),
     "bands, open": Run("a run that goes on", open_window, under(BANDS), like="bands, never drawn"),
+    "bands in a file": Run(
+        "coefficients that might stand in the policy lie in a leaf behind the header", resumed, under(BANDS_IN_FILE)
+    ),
+    "columns": Run("a column of its own for every step, scaled to norm 1", in_windows(4, 4, 4), under(COLUMNS)),
+    "columns, resumed": Run("two steps are done again under columns of their own", resumed, under(PLAIN_COLUMNS)),
+    "dense": Run("a dense strategy, some numbers of which are negative", in_windows(4, 4, 4), under(DENSE)),
+    "dense, resumed": Run("two steps are done again under a dense strategy", resumed, under(DENSE)),
+    "dense, narrow, some gone": Run("a dense strategy that ends before the matrix does", gone_before, under(NARROW)),
     "bands, pruned": PrunedRun(
         "who left and whose leaf is gone pays for steps that are done again",
         plain,

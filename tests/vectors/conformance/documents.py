@@ -165,8 +165,10 @@ def _policies() -> Iterator[tuple[str, Policy]]:
     public: dict[str, Any] = {"disclosure": "occurrences_public", "classes": turns}
     for order in ("cyclic", "shuffled"):
         yield f"{order} order", replace(policy, sampling=SamplingRule(order), **public)
-    for rule in (correlated.BANDS, correlated.NORMALIZED, correlated.INVERSE, correlated.BUFFERS):
+    in_files = (correlated.BANDS_IN_FILE, correlated.COLUMNS, correlated.DENSE)
+    for rule in (correlated.BANDS, correlated.NORMALIZED, correlated.INVERSE, correlated.BUFFERS, *in_files):
         name = f"{rule.name}{', normalized' * getattr(rule.parameters, 'normalized', False)}"
+        name += ", in a file" if rule is correlated.BANDS_IN_FILE else ""
         yield name, replace(policy, sampling=SamplingRule("cyclic"), mechanism=rule, **public)
     secret = replace(policy, disclosure="secret_draws", sampling=groups.turns_of(3))
     yield "groups", secret

@@ -14,7 +14,7 @@ from attest.schedule import allocation
 from attest.schedule.turns import Order, permutation
 from ledger import accountants
 from ledger.accountants import Phase
-from ledger.accountants.correlated import strategy_of
+from ledger.accountants.correlated import Banded, Dense, strategy_of
 from ledger.accountants.correlated.turns import Turns
 from ledger.accountants.gaussian import epsilon_of_mu
 from ledger.accountants.pld.composed import COARSE_BELOW, INTERVAL, UNSAMPLED_BELOW
@@ -122,6 +122,11 @@ STRATEGIES: list[tuple[MechanismRule, int, tuple[int, ...]]] = [
     (correlated.BUFFERS, 12, (4, 3)),
     (correlated.BUFFERS, 40, (1, 7)),
     (correlated.INDEPENDENT, 6, (2,)),
+    (correlated.BANDS_IN_FILE, 12, (4, 3)),
+    (correlated.COLUMNS, 12, (4, 3, 1)),
+    (correlated.PLAIN_COLUMNS, 12, (1, 5)),
+    (correlated.DENSE, 12, (4, 3, 1)),
+    (correlated.NARROW, 12, (4, 2)),
     (MechanismRule("banded_toeplitz", Bands(bands=3, coefficients=(1 << 20, -1_048_575, 3))), 30, (1, 2, 3)),
     (MechanismRule("banded_toeplitz", Bands(bands=3, coefficients=(1 << 20, -1_048_575, 3), normalized=True)), 30, (1, 2)),
     (MechanismRule("banded_inverse", Bands(bands=4, coefficients=(1 << 20, 900_001, 0, -77_777))), 20, (1, 3)),
@@ -136,7 +141,11 @@ def strategies() -> Iterator[Row]:
         found = strategy_of(rule, steps)
         signed = cbor.decode(signed_policy(**correlated.under(rule)).policy.to_cbor())
         row: Row = {"mechanism": told(signed[13]), "steps": steps}
-        row |= {"column": _floats(found.column(steps)), "largest": {"float": float(found.norms_squared(steps).max())}}
+        if rule.coefficients is not None:
+            row["file"] = rule.coefficients.hex()
+        if not isinstance(found, Banded | Dense):
+            row["column"] = _floats(found.column(steps))
+        row |= {"largest": {"float": float(found.norms_squared(steps).max())}}
         row |= {"slack": {"float": found.slack(steps)}, "classes": []}
         for period in periods:
             turns = Turns(found, steps, period)

@@ -45,6 +45,7 @@ KINDS: Final = {
     12: "DRAW",
     13: "CLOCK",
     14: "REGISTRY",
+    15: "COEFFICIENTS",
 }
 MAX: Final = 2**63 - 1
 
@@ -81,7 +82,7 @@ def _headers() -> Iterator[tuple[str, HeaderSpec]]:
     yield "adapters", header_spec(adapters, stack=ADAPTERS)
     yield "earlier ledgers", header_spec(stack=SMALL, previous=(cited, lost))
     weak = {"isolation": "one norm over all blocks", "randomness": "unaddressed", "unprobed": ("a.bias", "b")}
-    for rule in (correlated.BANDS, correlated.BUFFERS):
+    for rule in (correlated.BANDS, correlated.BUFFERS, correlated.DENSE):
         yield f"noise of {rule.name}", header_spec(signed_policy(**correlated.under(rule)), stack=SMALL)
     yield "draws from groups", header_spec(signed_policy(**groups.under(groups.THREE)), stack=SMALL)
     yield "what the trainer says", header_spec(stack=SMALL, frozen_digest=bytes(range(32)), **weak)
@@ -105,6 +106,7 @@ def valid() -> Iterator[dict[str, Any]]:
         "pruned",
         "a member withdrawn",
         "bands, some gone",
+        "dense",
     ):
         for path, data in (RUNS | correlated.RUNS)[run].files().items():
             if not path.startswith(("tile/entries/", "retained/0")):

@@ -458,4 +458,4 @@ def no_first_turn(pieces: Pieces) -> Pieces:
 def other_kind(pieces: Pieces) -> Pieces:
     """The last leaf says a kind that is none."""
     last = len(pieces.bodies) - 1
-    return pieces.saying(last, cbor.encode(cbor.decode(pieces.bodies[last]) | {1: 15}))
+    return pieces.saying(last, cbor.encode(cbor.decode(pieces.bodies[last]) | {1: 16}))
