@@ -10,9 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import nn
 
+from dptrain.planning.changes import noise_lines
+from ledger.accountants.correlated import Banded, Dense, rule_of
 from tests.distributed import table_models as models
 from tests.distributed import table_runs as runs
 from tests.distributed.table_runs import Subject, Told
@@ -217,6 +220,10 @@ def _noise() -> Iterator[Row]:
         words = f'{CYCLIC}noise = {{ family = "{family}", parameters = {parameters} }}\n'
         told = {"way": runs.with_a_break, "world": {"rate": '"1/2"', "steps": 4}}
         yield from both(NOISE, f"{family}, with resume", policy=words, **told)
+    for rule in (rule_of(Banded([[1.0, 0.5 + 0.1 * j] for j in range(4)])), rule_of(Dense(np.tril(np.full((4, 4), 0.5))))):
+        words = f"{CYCLIC}noise = {{ {', '.join(noise_lines(rule))} }}\n"
+        told = {"way": runs.with_a_break, "world": {"rate": '"1/2"', "steps": 4, "coefficients": rule.coefficients}}
+        yield from both(NOISE, f"{rule.name}, with resume", policy=words, **told)
     secret = 'disclosure = "secret_draws"\nsampling = { order = "cyclic_poisson", parameters = { groups = 3 } }\n'
     words = f'{secret}noise = {{ family = "banded_toeplitz", parameters = {CORRELATED["banded_toeplitz"]} }}\n'
     told = {"way": runs.with_a_break, "world": {"steps": 4, "rate": "0.9"}}

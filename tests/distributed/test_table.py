@@ -138,7 +138,12 @@ def test_the_comparison_sees(tmp_path: Path, fault: str) -> None:
 @pytest.mark.parametrize(("before", "behind"), [(1, 2), (2, 1), (2, 3)])
 @pytest.mark.parametrize(
     "key",
-    ["depth profiles: contiguous band", "budgets: max_occurrences, with resume", "noise: banded_toeplitz, with resume"],
+    [
+        "depth profiles: contiguous band",
+        "budgets: max_occurrences, with resume",
+        "noise: banded_toeplitz, with resume",
+        "noise: dense, with resume",
+    ],
 )
 def test_a_run_goes_on_on_another_number_of_processes(tmp_path: Path, key: str, before: int, behind: int) -> None:
     for level in ("certified", "fast"):

@@ -10,7 +10,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from attest.policy import Policy  # noqa: E402
-from attest.policy.signed import coefficients_file  # noqa: E402
 from attest.schema.rounding import at_most  # noqa: E402
 from dptrain.cli.attest import words  # noqa: E402
 from dptrain.clipping.own_noise import own_bounds, own_noise  # noqa: E402
@@ -58,10 +57,9 @@ BESIDE_PUBLIC = SENSITIVE + PUBLIC.replace("{q}", "0.5")
 
 def world_of(path, family="bands", extra="", **changes):
     said = TURNS + f"noise = {{ {FAMILIES[family]} }}\n" + extra
-    world = make_world(path, **{"steps": STEPS, "rate": '"1/3"', "per_class": 4, "policy_extra": said} | changes)
-    if family in IN_FILES:
-        coefficients_file(world.policy).write_bytes(IN_FILES[family].coefficients)
-    return world
+    beside = IN_FILES[family].coefficients if family in IN_FILES else None
+    told = {"steps": STEPS, "rate": '"1/3"', "per_class": 4, "policy_extra": said, "coefficients": beside}
+    return make_world(path, **told | changes)
 
 
 def draws_of(trainer) -> list[Draw]:

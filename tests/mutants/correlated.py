@@ -15,11 +15,15 @@ HEADER = "ledger/leaves/header.py"
 STATES = "dptrain/record/pin.py"
 PREPARED = "dptrain/engine/prepared.py"
 
+MECHANISM = "attest/policy/mechanism.py"
+SIGNED = "ledger/accountants/correlated/signed.py"
 COSTS = "ledger/accountants/correlated/costs.py"
 SAMPLING = "dptrain/data/sampling.py"
 
 T_SECRET = "tests/guarantees/test_cyclic_poisson.py::"
 T_RUNS = "tests/guarantees/test_correlated_runs.py::"
+T_SIGNED = "tests/correlated/test_signed_strategies.py::"
+T_LIES = "tests/vectors/conformance/test_conformance.py::"
 T_STRATEGIES = "tests/correlated/test_strategies.py::"
 T_SENSITIVITY = "tests/correlated/test_sensitivity.py::"
 T_NOISE = "tests/correlated/test_correlated_noise.py::"
@@ -170,8 +174,38 @@ CORRELATED = (
     ),
     Mutant(
         "a header says of its turns what it likes", HEADER,
-        "        if self.turns != expected_turns:", "        if len(self.turns) != len(expected_turns):",
+        "        if self.turns != expected:", "        if len(self.turns) != len(expected):",
         T_RUNS + "test_a_header_says_what_policy_and_strategy_give",
+    ),
+    Mutant(
+        "coefficients are taken whatever the policy has the digest of", MECHANISM,
+        "        if found != self.digest:", "        if False:",
+        T_SIGNED + "test_coefficients_are_those_of_the_digest_or_said_to_be_missing",
+    ),
+    Mutant(
+        "leaves are judged before the coefficients are there", REPLAY,
+        "        if len(self._coefficients) < self._awaited and not isinstance(leaf, Coefficients):", "        if False:",
+        T_LIES + "test_a_lie_is_judged_as_its_vector_says",
+    ),
+    Mutant(
+        "a leaf has as many coefficients as it likes", REPLAY,
+        "        if len(leaf.data) != wanted:", "        if not wanted:",
+        T_LIES + "test_a_lie_is_judged_as_its_vector_says",
+    ),
+    Mutant(
+        "an inverse that is known badly makes noise", GAUSSIAN,
+        "if isinstance(strategy, Dense) and not strategy.known_slack(steps) <= strategy.slack(steps):", "if False:",
+        T_SIGNED + "test_who_makes_noise_knows_the_inverse_as_well_as_readers_count_on",
+    ),
+    Mutant(
+        "what the inverse of a dense strategy lacks costs nothing", SIGNED,
+        "SHARE: Final = 2.0**-20", "SHARE: Final = 0.0",
+        T_SIGNED + "test_who_makes_noise_knows_the_inverse_as_well_as_readers_count_on",
+    ),
+    Mutant(
+        "a resumed dense run has the keys of this attempt alone", GAUSSIAN,
+        "            for begin, attempt, master in sorted(keys)", "            for begin, attempt, master in sorted(keys)[1:]",
+        T_RUNS + "test_a_resumed_run_goes_on_with_the_noise_that_it_had_and_pays_for_rows_done_again",
     ),
     Mutant(
         "rows that were released again show no draw before them", STATE,

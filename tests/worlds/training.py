@@ -20,6 +20,7 @@ from attest.corpus import SigningTemplate, sign_corpus
 from attest.fixed_point import to_micro
 from attest.keys import public_bytes, save_public_key
 from attest.policy import Policy, sign_policy
+from attest.policy.signed import coefficients_file
 from attest.registry import Registry, RegistryLog
 
 DAY = 86_400
@@ -93,6 +94,7 @@ def make_world(
     classes: str = CLASSES,
     record: Callable[[int], Any] = token_record,
     policy_extra: str = "",
+    coefficients: bytes | None = None,
     template_extra: dict | None = None,
     signed_bounds: Callable[[str], dict] | None = None,
     now: int | None = None,
@@ -136,6 +138,8 @@ def make_world(
     save_public_key(root / "owner.pub", public_bytes(owner), "owner")
     payload, message = sign_policy(policy, owner, owner="owner", registry_root=log.registry.root())
     signed_file.write(root / "policy.cose", payload, message)
+    if coefficients is not None:
+        coefficients_file(root / "policy.cose").write_bytes(coefficients)
     return World(root, root / "policy.cose", corpus, owner, keys, log.registry, now)
 
 
