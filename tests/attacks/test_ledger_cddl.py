@@ -145,8 +145,10 @@ BEYOND_RANGES = (
     r"^summary: field (3|4) is ",
     r"^header: field (18|13\.0\.1) is ",
     r"^header: turns that add up to less than nothing$",
+    r"^coefficients: field 3 is text$",
 )
-"""Names of leaves that are refused for how two of their fields go together, or for a float below 0."""
+"""Names of leaves that are refused for how two of their fields go together, or for a float below 0; `pycddl` 0.6 takes text for
+a byte string whose size has a range."""
 
 
 def test_leaves_that_are_none_are_no_instances_where_a_schema_can_say_it():

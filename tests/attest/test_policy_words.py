@@ -51,9 +51,6 @@ def draws(name: str, parameters: Any, disclosure: str = "secret_draws") -> dict[
 
 
 WORDS = {
-    ("noise.digest", "*"): noise("banded_inverse", Bands(bands=5000, normalized=True), DIGEST),
-    ("noise.family", "banded"): noise("banded", Bands(bands=2), DIGEST),
-    ("noise.family", "dense"): noise("dense", None, DIGEST),
     ("sampling.order", "truncated_poisson"): draws("truncated_poisson", Truncation(most=128, contributions=10_000)),
     ("sampling.order", "balls_in_bins"): draws("balls_in_bins", Bins(bins=5)),
     ("sampling.order", "b_min_sep"): draws("b_min_sep", Separation(separation=4, warm=True)),
@@ -132,10 +129,9 @@ def test_a_header_with_such_a_policy_is_refused_by_writer_and_auditor(monkeypatc
 
 
 def test_every_word_of_a_policy_is_accounted_for_or_refused_by_name():
-    assert set(MechanismRule.PARAMETERS) == set(accountants.TABLE) | set(UNBUILT["noise.family"])
+    assert set(MechanismRule.PARAMETERS) == set(accountants.TABLE)
     assert set(SamplingRule.PARAMETERS) == {"poisson", "cyclic", "shuffled", "cyclic_poisson"} | set(UNBUILT["sampling.order"])
     assert set(GeometryRule.PARAMETERS) == set(UNBUILT["geometry"])
-    assert not set(accountants.TABLE) & set(UNBUILT["noise.family"])
 
 
 def test_a_signer_refuses_before_anything_is_signed(monkeypatch):
