@@ -79,7 +79,8 @@ POLICIES = Scenario(
         Case(
             "noise: of a family, at a target", "policy noise orders.toml --family banded_inverse --bands 4 --target-epsilon 3"
         ),
-        Case("noise: a family that fits into no policy", "policy noise orders.toml --family dense", code=2),
+        Case("noise: more steps than a search takes", "policy noise orders.toml --family dense", code=1),
+        Case("noise: a family that is not searched for", "policy noise orders.toml --family banded", code=2),
         Case("noise: nothing to write", "policy noise orders.toml --write", code=2),
         Case("noise: a word that is not known", "policy noise later.toml --best", code=1),
         Case("sign: every kind of rule", "policy sign rich.toml --key owner.key --registry registry.cbor"),
