@@ -1,9 +1,9 @@
-"""Compare three ways to spend one epsilon: secret draws, turns with independent noise, and turns with correlated noise.
+"""Compare four ways to spend one epsilon: secret draws and turns, each with independent and with correlated noise.
 
     python -m recipes.correlated_noise run mnist --data DATA --epsilon 8 --results results.json
     python -m recipes.correlated_noise table results.json
 
-All three take as many steps over the same contributions, with equally many of them in a step on average, one clip norm and one
+All four take as many steps over the same contributions, with equally many of them in a step on average, one clip norm and one
 grid of learning rates. What differs is who is in a step, and the noise. A run that is in the results already is not done again.
 """
 
@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ ARMS = {
     "poisson": "secret draws, independent noise",
     "turns": "turns, independent noise",
     "correlated": "turns, correlated noise",
+    "groups": "secret draws from groups in turn, correlated noise",
 }
 Made = Callable[[dict[str, Any]], dict[str, Any]]
 """A run: from its learning rate and seed to what it came to."""
@@ -69,12 +71,14 @@ class Arm:
     Attributes:
         words: lines of the policy. noise: in a few words. multiplier: noise multiplier of one occurrence.
         rmse: root mean square, over all prefix sums, of the noise in a coordinate, in clip norms.
+        groups: from which steps draw in turn; each draws as many times as often from its own.
     """
 
     words: str
     noise: str
     multiplier: float
     rmse: float
+    groups: int = 1
 
 
 def arm_of(name: str, setting: Setting) -> Arm:
@@ -84,6 +88,8 @@ def arm_of(name: str, setting: Setting) -> Arm:
     if name == "poisson":
         multiplier = accountants.calibrate(setting.epsilon, 1 / setting.period, steps, DELTA)
         return Arm("", "independent", multiplier, multiplier * math.sqrt(choice.error(identity(), steps)))
+    if name == "groups":
+        return of_groups(setting)
     words = '\ndisclosure = "occurrences_public"\nsampling = { order = "cyclic" }'
     if name == "turns":
         alone = choice.at_epsilon(identity(), *target)
@@ -93,6 +99,19 @@ def arm_of(name: str, setting: Setting) -> Arm:
     rule = rule_of(found[told].strategy)
     signed = choice.at_epsilon(strategy_of(rule, steps), *target)  # of the whole numbers that a policy has
     return Arm(words + noise_section(rule), told, signed.noise_multiplier, signed.rmse)
+
+
+def of_groups(setting: Setting) -> Arm:
+    """Returns the arm of as many bands as groups whose noise in the sums is least: more of them leave less, fewer amplify more."""
+    steps, period = setting.steps, setting.period
+    bands = [count for count in sorted({period, *(1 << power for power in range(1, period.bit_length()))}) if count <= period]
+    found = choice.by_bands(steps, period, 1, setting.epsilon, DELTA, bands=bands)
+    groups = min(found, key=lambda count: found[count].rmse)
+    rule = rule_of(found[groups].strategy)
+    signed = choice.amplified(strategy_of(rule, steps), steps, setting.epsilon, DELTA, groups, groups / period)
+    order = f'sampling = {{ order = "cyclic_poisson", parameters = {{ groups = {groups} }} }}'
+    words = f'\ndisclosure = "secret_draws"\n{order}{noise_section(rule)}'
+    return Arm(words, f"{groups} bands and groups", signed.noise_multiplier, signed.rmse, groups)
 
 
 def strategies(setting: Setting) -> Iterator[tuple[str, Strategy]]:
@@ -129,7 +148,7 @@ contributor_cap = {contributions}
 name = "own"
 clip_norm = {CLIP_NORM!r}
 noise_multiplier = {multiplier:.6f}
-sampling_rate = "1/{setting.period}"
+sampling_rate = "{Fraction(arm.groups, setting.period)}"
 depth = {{ from = 0.0, to = 1.0 }}
 """
 

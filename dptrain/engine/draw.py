@@ -24,6 +24,7 @@ from dptrain.engine.options import Microbatches, NoiseSource
 from dptrain.errors import ResumeRefused, UnsupportedPolicy
 from dptrain.noise import KeyStream, Mechanism, Source, mechanism_of
 from dptrain.parallel.ranks import ALONE, Ranks, joined, parted
+from dptrain.record.pin import SEALED as KEYS
 from dptrain.record.recorder import Recorder
 from dptrain.routing import Bounds, bounds_of
 from ledger.errors import LedgerError
@@ -134,7 +135,7 @@ def open_streams(
     rates = [policy.class_rule(descriptor.admissibility_class).sampling_rate for descriptor in signed]
     caps, forms = [descriptor.max_occurrences for descriptor in signed], pool.slots.numbers
     leads, poisson = recorder.ranks.leads, not policy.sampling.turns
-    sealed = SealedStore(recorder.place.side(".sealed"), recorder.writer) if leads else None
+    sealed = SealedStore(recorder.place.side(KEYS), recorder.writer) if leads else None
     signed_alike = rates, caps, forms, _group_of(recorder, policy.sampling.groups)
 
     def begin() -> bytes:

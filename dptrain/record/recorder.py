@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -20,7 +21,7 @@ from dptrain.data.slots import Slot, Slots
 from dptrain.errors import NotPrivateUse, ResumeRefused
 from dptrain.parallel.ranks import ALONE, Ranks, error_of, joined, named, parted
 from dptrain.record.earlier_runs import Earlier
-from dptrain.record.pin import PinRecord
+from dptrain.record.pin import PinRecord, secrets_left
 from dptrain.record.registry_watch import RegistryWatch, cited_roots
 from ledger.accountants import to_micro_up
 from ledger.errors import BudgetExceeded
@@ -177,8 +178,12 @@ class Recorder:
         return Replay(header.header(origin=self.name, log_vkey=self.vkey, time=now), lambda size: b"")
 
     def require_open(self) -> None:
-        """Refuses a run that is over. Raises ResumeRefused: code FINISHED."""
+        """Refuses a run that is over, and deletes what a crash behind its close left of its secrets. Raises ResumeRefused: code
+        FINISHED."""
         if self.ledger.finished:
+            if self._writer is not None:
+                for path in secrets_left(self._writer):
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
             raise ResumeRefused(
                 "FINISHED",
                 f"the run of {self.place.shown} is over: its ledger was closed after {self.ledger.state.position} steps, and "

@@ -15,8 +15,8 @@ _WIDTH = 128
 """Columns of a golden file."""
 
 _RELATIVE, _NOTHING = 1e-8, 1e-15
-"""By how much numbers with a fraction may differ: how a processor rounds the last bits of a transform is no promise, and with it
-the search for an epsilon ends some 5e-11 elsewhere."""
+"""By how much numbers with a fraction may differ: how a processor rounds the last bits of a transform is no promise, and with
+it the search for an epsilon ends some 5e-11 elsewhere."""
 
 
 def path_of(name: str) -> Path:

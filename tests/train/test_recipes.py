@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,10 @@ def test_arms_of_the_comparison_have_equal_epsilon_and_equal_work() -> None:
     assert said["poisson"] == ("secret_poisson", "poisson", "gaussian")
     assert said["turns"] == ("occurrences_public", "cyclic", "gaussian")
     assert said["correlated"] == ("occurrences_public", "cyclic", "banded_toeplitz")
+    assert said["groups"] == ("secret_draws", "cyclic_poisson", "banded_toeplitz")
+    (own,) = policies["groups"].classes
+    assert own.sampling_rate == Fraction(arms["groups"].groups, PERIOD) and policies["groups"].mechanism.parameters.bands <= PERIOD
+    assert arms["groups"].rmse <= min(arms["correlated"].rmse, arms["poisson"].rmse)
     assert arms["correlated"].rmse < arms["turns"].rmse and arms["poisson"].multiplier < arms["turns"].multiplier
 
 
@@ -152,9 +157,9 @@ def test_the_comparison_trains_every_arm_and_does_no_run_twice(tmp_path: Path) -
     results = tmp_path / "results.json"
     numbers = f"--contributions 40 --period {PERIOD} --epochs {EPOCHS} --epsilon {TARGET} --rates 0.25 0.5 --seeds 2".split()
     recipe = ["-m", "recipes.correlated_noise", "run", "digits", *numbers, "--results", results]
-    assert len(run(*recipe).stdout.splitlines()) == 12
+    assert len(run(*recipe).stdout.splitlines()) == 16
     rows = json.loads(results.read_text())
-    assert [row["arm"] for row in rows] == ["poisson"] * 4 + ["turns"] * 4 + ["correlated"] * 4
+    assert [row["arm"] for row in rows] == ["poisson"] * 4 + ["turns"] * 4 + ["correlated"] * 4 + ["groups"] * 4
     for row in rows:
         assert row["verdict"] == "FULL" and TARGET - 1e-4 < row["planned"] <= TARGET
         assert row["seed"] == 0 or row["rate"] == max(
@@ -162,7 +167,7 @@ def test_the_comparison_trains_every_arm_and_does_no_run_twice(tmp_path: Path) -
         )["rate"]  # fmt: skip
     assert run(*recipe).stdout == ""
     (line,) = run("-m", "recipes.correlated_noise", "table", "--results", results).stdout.splitlines()[2:]
-    for arm in ("poisson", "turns", "correlated"):
+    for arm in ("poisson", "turns", "correlated", "groups"):
         first, second = (100 * row["accuracy"] for row in rows if row["arm"] == arm and row["seed"])
         assert f" {(first + second) / 2:.1f} ± {abs(first - second) / 2:.1f} of 2 (" in line
 

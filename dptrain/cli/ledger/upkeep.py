@@ -250,7 +250,8 @@ def fsck(
     index from the leaves; then compares with what remembers an earlier state: the signer's record beside the ledger, and the
     model checkpoints, whose states must be the bytes that their signed pins name. Makes every attestation again that is kept,
     and holds it against its ADMIT leaf. Has SQLite check its own pages, and checks the file of verifier keys and the weights
-    of the epochs beside the ledger. Changes nothing, and may run beside a training run.
+    of the epochs beside the ledger. Names secrets of a run that is over, which a crash at its end left. Changes nothing, and
+    may run beside a training run.
 
     Exit code 0 if all of it is whole, 1 if anything is wrong.
 
@@ -265,7 +266,7 @@ def fsck(
             pinning.open_record(log, path)
         held = len(pin or ()) + sum(_holds(log, folder, place) for folder in folders)
         examined = log.examine()
-        found = _examined(log, examined, place, held)
+        found = _examined(log, examined, place, held) | {"secrets_left": [str(path) for path in pinning.secrets_left(log)]}
     return Told(found, _examined_text(found, place), exit_code=bool(examined.findings))
 
 
@@ -317,6 +318,9 @@ def _examined_text(found: dict[str, Any], place: Place) -> Iterator[Shown]:
         else "no attestations are kept: no ADMIT leaf is there that quotes one"
     )
     yield _files(found, place)
+    for path in found["secrets_left"]:
+        told = "belongs to a run that is over, and with its releases tells noise or draws: delete it"
+        yield styled("bold yellow", "SECRET", f" {path} {told}")
     for note in found["notes"]:
         yield styled("yellow", "note", f": {note}")
     pins = f"compared with {counted(found['pins'], 'pin')} of model checkpoints"
@@ -347,7 +351,8 @@ def _files(found: dict[str, Any], place: Place) -> str:
 def _holds(log: Ledger, folder: Path, place: Place) -> bool:
     """Holds a checkpoint against its pin, and that against the ledger; False if the run beside removed it meanwhile."""
     try:
-        pinning.require_files(folder, pinning.read_record(log, folder), place.side(pinning.NOISE))
+        noise = None if log.finished else place.side(pinning.NOISE)
+        pinning.require_files(folder, pinning.read_record(log, folder), noise)
         return True
     except PinRefused:
         if folder.exists():
