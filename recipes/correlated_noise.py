@@ -15,7 +15,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -102,7 +101,7 @@ def arm_of(name: str, setting: Setting) -> Arm:
 
 
 def of_groups(setting: Setting) -> Arm:
-    """Returns the arm of as many bands as groups whose noise in the sums is least: more of them leave less, fewer amplify more."""
+    """Returns the arm of as many bands as groups that leaves least noise: more of them leave less, fewer amplify more."""
     steps, period = setting.steps, setting.period
     bands = [count for count in sorted({period, *(1 << power for power in range(1, period.bit_length()))}) if count <= period]
     found = choice.by_bands(steps, period, 1, setting.epsilon, DELTA, bands=bands)
@@ -148,7 +147,7 @@ contributor_cap = {contributions}
 name = "own"
 clip_norm = {CLIP_NORM!r}
 noise_multiplier = {multiplier:.6f}
-sampling_rate = "{Fraction(arm.groups, setting.period)}"
+sampling_rate = "{arm.groups}/{setting.period}"
 depth = {{ from = 0.0, to = 1.0 }}
 """
 

@@ -133,7 +133,8 @@ def test_arms_of_the_comparison_have_equal_epsilon_and_equal_work() -> None:
     assert said["correlated"] == ("occurrences_public", "cyclic", "banded_toeplitz")
     assert said["groups"] == ("secret_draws", "cyclic_poisson", "banded_toeplitz")
     (own,) = policies["groups"].classes
-    assert own.sampling_rate == Fraction(arms["groups"].groups, PERIOD) and policies["groups"].mechanism.parameters.bands <= PERIOD
+    assert own.sampling_rate == Fraction(arms["groups"].groups, PERIOD)
+    assert policies["groups"].mechanism.parameters.bands == arms["groups"].groups == policies["groups"].sampling.groups
     assert arms["groups"].rmse <= min(arms["correlated"].rmse, arms["poisson"].rmse)
     assert arms["correlated"].rmse < arms["turns"].rmse and arms["poisson"].multiplier < arms["turns"].multiplier
 
