@@ -31,7 +31,8 @@ from tests.attacks import test_ledger_attacks_spend as groups
 from tests.ledger.release_models import WEIGHTS, model, records, safetensors
 from tests.ledger.spends import three_epochs
 from tests.ledger.told_runs import Shown, Told, attest
-from tests.vectors.conformance import correlated, lies_of_files, lies_of_noise
+from tests.vectors.conformance import correlated, lies_of_files, lies_of_groups, lies_of_noise
+from tests.vectors.conformance import groups as secret
 from tests.vectors.conformance.lying import vouched_before_the_close
 from tests.vectors.conformance.several import RUNS as HONEST_RUNS
 from tests.vectors.conformance.several import files_of
@@ -412,7 +413,7 @@ PRUNED = [
 # --- Noise that is correlated between steps: whole exports, made for the conformance vectors ---------------------------------
 
 
-OF_NOISE = lies_of_noise.LIES | lies_of_files.LIES
+OF_NOISE = lies_of_noise.LIES | lies_of_files.LIES | lies_of_groups.LIES
 
 
 def _of_noise(name: str, lie: str, base: Path):
@@ -425,7 +426,7 @@ def _of_noise(name: str, lie: str, base: Path):
 CORRELATED = [
     *(
         Lie("correlated noise", f"honest, {name}", partial(_of_noise, name, ""), run.verdict)
-        for name, run in correlated.RUNS.items()
+        for name, run in (correlated.RUNS | secret.RUNS).items()
     ),
     *(
         Lie("correlated noise", name, partial(_of_noise, lie.base, name), "FAILED", lie.code)

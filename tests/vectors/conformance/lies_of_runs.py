@@ -11,7 +11,7 @@ from ledger.leaves import Charge, Header, Previous, Withdraw
 from ledger.leaves.header import SPENT
 from ledger.merkle import root
 from ledger.note import NoteSigner
-from tests.vectors.conformance import lies, lies_of_files, lies_of_noise, retained
+from tests.vectors.conformance import lies, lies_of_files, lies_of_groups, lies_of_noise, retained
 from tests.vectors.conformance.honest import Pins, ended, four
 from tests.vectors.conformance.lies import Lie
 from tests.vectors.conformance.lying import cut_back, flipped, header_says, on_leaves, say
@@ -379,6 +379,12 @@ OF_WITHDRAWALS: Final[dict[str, Lie]] = {
 """Lies about what was withdrawn, found by whoever has what was signed."""
 
 LIES: Final[dict[str, Lie]] = (
-    lies.LIES | retained.LIES | OF_RUNS | OF_WITHDRAWALS | lies_of_noise.LIES | lies_of_files.LIES
+    lies.LIES
+    | retained.LIES
+    | OF_RUNS
+    | OF_WITHDRAWALS
+    | lies_of_noise.LIES
+    | lies_of_files.LIES
+    | lies_of_groups.LIES
 )
 """All lies by name."""
