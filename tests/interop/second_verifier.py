@@ -703,17 +703,24 @@ def with_word(value, words_, rest):
 def mechanism(value):
     """Check the law of the noise."""
     if type(value) is list and len(value) == 3 and type(value[0]) is str and value[0] in CORRELATED:
+        in_file = value[0] in ("banded", "dense")
         if value[0] == "buffered_toeplitz":
             buffers(value[1])
+        elif value[0] == "dense":
+            shape(value[1], {})
+        elif in_file or value[2] is not None:
+            shape(value[1], {1: uint(2, 10**9)}, {3: only_true})
         else:
             bands(value[1])
-        need(value[2] is None, "NOT_BUILT", "coefficients in a file")
+        need(value[2] is not None or not in_file, "RANGE", "no digest")
+        need(value[2] is None or value[0] != "buffered_toeplitz", "RANGE", "a digest of buffers")
+        optional(hash32)(value[2])
     else:
         with_word(value, ("gaussian", "laplace", "discrete_gaussian", "skellam"), [None])
 
 
 def bands(value):
-    """Check the parameters of a strategy with bands; without its coefficients it would have a digest."""
+    """Check the parameters of a strategy whose coefficients are among them."""
     shape(value, {1: uint(2, 10**9), 2: rows(of_type(int))}, {3: only_true})
     need(len(value[2]) == value[1] <= 4096 and value[2][0] == 2**20, "RANGE", "as many as bands, the first 2^20")
     need(all(abs(number) <= 2**20 for number in value[2]), "RANGE", "coefficients")
@@ -740,7 +747,7 @@ def cosigner_keys(value):
     need(len({VerifierKey(line, COSIGNATURE).raw for line in value}) == len(value), "RANGE", "a key twice")
 
 
-CORRELATED = ("banded_toeplitz", "banded_inverse", "buffered_toeplitz")
+CORRELATED = ("banded_toeplitz", "banded_inverse", "buffered_toeplitz", "banded", "dense")
 POLICY = {
     1: word("dptrain.policy/2"), 2: identifier, 3: fraction, 4: word("pld", "rdp", "moments", "prv"), 5: word("zero-out"),
     6: word("secret_poisson", "occurrences_public", "secret_draws"), 7: word("fast", "certified"), 8: positive, 9: uint(),
@@ -1548,14 +1555,41 @@ def added(values):
     return total
 
 
+def in_a_file(mechanism_, steps):
+    """Return how many coefficients of a strategy lie behind the header."""
+    family, values, digest = mechanism_
+    if digest is None:
+        return 0
+    if family == "dense":
+        need(steps <= 2048, "UNSUPPORTED", "steps of a dense strategy")
+        return steps * (steps + 1) // 2
+    if family == "banded":
+        need(steps <= 2**14 and values[1] <= steps, "UNSUPPORTED", "steps or bands")
+        count = sum(min(values[1], i + 1) for i in range(steps))
+    else:
+        count = values[1]
+    need(count <= 2**22, "UNSUPPORTED", "coefficients")
+    return count
+
+
 class Strategy:
     """The strategy C of a policy, over its steps; rows and columns count from 0."""
 
-    def __init__(self, mechanism_, steps):
-        """Compute the first column, the factors of columns, the largest product N, the slack h, and the width b."""
-        family, values, _ = mechanism_
+    def __init__(self, mechanism_, steps, data=None):
+        """Compute the first column, the factors of columns, the largest product N, the slack h, and the width b. `data`: the
+        coefficients that lie behind the header."""
+        family, values, digest = mechanism_
         self.steps = n = steps
-        self.slack, self.width = 0.0, n
+        self.slack, self.width, self.matrix, self.column = 0.0, n, None, None
+        self.lags, self.factors, self.normalized = {}, [1.0] * n, values.get(3) is True
+        if digest is not None:
+            given = [number / 2.0**20 for (number,) in struct.iter_unpack(">i", data)]
+            need(len(given) == in_a_file(mechanism_, n), "UNSUPPORTED", "coefficients")
+            if family in ("banded", "dense"):
+                self.of_matrix(family, values, given)
+                return
+            values = values | {2: [number * 2.0**20 for number in given]}
+            need(given[0] > 0, "UNSUPPORTED", "a diagonal")
         if family == "buffered_toeplitz":
             need(sum(values[2]) <= 2**40, "UNSUPPORTED", "scales of more than 1 together")
             pairs = [(scale / 2.0**40, decay / 2.0**40) for decay, scale in zip(values[1], values[2], strict=True)]
@@ -1581,11 +1615,37 @@ class Strategy:
             error = (len(w) + 2) * 2.0**-52 * sums[1] * sums[0]
             self.slack = 2 * error * sums[0] * math.sqrt(n) / rest[0]
         need(self.slack < 1, "UNSUPPORTED", "a strategy that float64 loses")
-        self.lags, self.factors, self.normalized = {}, [1.0] * n, values.get(3) is True
+        self.each = 1
         self.beside = len(values[2]) if family == "banded_inverse" else self.width if self.normalized else 1
         if self.normalized:
             self.factors = [1 / math.sqrt(self.lag(0)[n - 1 - j]) for j in range(n)]
         self.largest = max(self.product(j, 0) for j in range(n))
+
+    def of_matrix(self, family, values, given):
+        """Take the rows of C, of a strategy whose columns are their own."""
+        n, self.beside = self.steps, 1
+        numbers_, self.matrix = iter(given), []
+        for i in range(n):
+            first = max(0, i - values[1] + 1) if family == "banded" else 0
+            self.matrix.append([0.0] * first + [next(numbers_) for _ in range(first, i + 1)])
+        need(all(row[-1] > 0 for row in self.matrix), "UNSUPPORTED", "a diagonal")
+        if family == "banded":
+            self.width = self.each = values[1]
+        else:
+            self.slack, self.each = 2.0**-20, n
+            self.width = 1 + max(i - j for i, row in enumerate(self.matrix) for j, number in enumerate(row) if number)
+        if self.normalized:
+            self.factors = [1 / math.sqrt(self.sum_of(j, 0)) for j in range(n)]
+        self.largest = max(self.product(j, 0) for j in range(n))
+
+    def sum_of(self, j, a):
+        """Return the sum of C_(i, j+a) C_(i, j), before they have factors."""
+        last = min(self.steps, j + self.width)
+        return added(self.matrix[i][j + a] * self.matrix[i][j] for i in range(j + a, last))
+
+    def entry(self, t, i):
+        """Return C_(t, i)."""
+        return (self.column[t - i] if self.matrix is None else self.matrix[t][i]) * self.factors[i]
 
     def lag(self, a):
         """Return the sums of c_(i+a) c_i up to every i."""
@@ -1596,6 +1656,8 @@ class Strategy:
 
     def product(self, j, a):
         """Return X_(j, j+a)."""
+        if self.matrix is not None:
+            return self.sum_of(j, a) * self.factors[j] * self.factors[j + a]
         return self.lag(a)[self.steps - 1 - j - a] * self.factors[j] * self.factors[j + a]
 
     def up(self, x):
@@ -1611,7 +1673,7 @@ class Strategy:
 
     def again(self, period, t, o):
         """Return what one more release of step t adds at z = 1 for whoever is due at place o, or 0."""
-        v = added(abs(self.column[t - i] * self.factors[i]) for i in range(o, t + 1, period))
+        v = added(abs(self.entry(t, i)) for i in range(o, t + 1, period))
         w = v + self.slack * math.sqrt(self.largest)
         return self.up(w * w) / self.largest if v else 0.0
 
@@ -1619,15 +1681,19 @@ class Strategy:
         """Return what a header says of a class."""
         n, places = self.steps, range(min(period, self.steps))
         need(n <= 2**22 and n * self.beside <= 2**29, "UNSUPPORTED", "more steps than anybody adds up")
-        need(n * (1 + (self.width - 1) // period) <= 2**29, "UNSUPPORTED", "more products than anybody adds up")
+        need(n * (1 + (self.width - 1) // period) * self.each <= 2**29, "UNSUPPORTED", "more products than anybody adds up")
         most = max(math.fsum(self.occurrence(period, t) for t in range(o, n, period)) for o in places)
         last = range(max(0, n - self.width - 1), n) if self.normalized else [n - 1]
+        last = last if self.matrix is None else range(n)
         return [period, most, max(self.again(period, t, o) for t in last for o in places)]
 
 
 # --- Leaves -----------------------------------------------------------------------------------------------------------
 
-HEADER, ADMIT, CHARGE, SETTLE, SPEND, WITHDRAW, SUMMARY, KEY, EPOCH, RESUME, RELEASE, CLOSE, DRAW, CLOCK, REGISTRY = range(15)
+(
+    HEADER, ADMIT, CHARGE, SETTLE, SPEND, WITHDRAW, SUMMARY, KEY, EPOCH, RESUME, RELEASE, CLOSE, DRAW, CLOCK, REGISTRY,
+    COEFFICIENTS,
+) = range(16)  # fmt: skip
 NOBODY_SIGNS = ("expired", "key-revoked", "class-not-granted")
 
 
@@ -1709,6 +1775,7 @@ LEAVES = {
     DRAW: (ABOVE0, ABOVE0, ascending(uint()), several(rows(real))),
     CLOCK: (uint(FIRST_MOMENT, LAST_MOMENT), words(200)),
     REGISTRY: (hash32, hash32),
+    COEFFICIENTS: (blob(),),
 }  # fmt: skip
 
 
@@ -1722,6 +1789,8 @@ def leaf_alone(kind, time, fields):
             need(row[9] is None or row[9] >= row[7], "RANGE", "window until")
     elif kind == WITHDRAW:
         need(fields[4] is None or (fields[1] is not None and len(fields[4]) <= 64), "RANGE", "what shows a member")
+    elif kind == COEFFICIENTS:
+        need(4 <= len(fields[0]) <= 64_000, "TYPE", f"{len(fields[0])} bytes")
     elif kind == REGISTRY:
         need(fields[0] != fields[1], "REGISTRY", "the same state")
     elif kind == SUMMARY:
@@ -1755,7 +1824,7 @@ def read_leaf(data, seq=None):
     value = decode(data)
     need(type(value) is dict and list(value) == list(range(len(value))) and len(value) >= 3, "TYPE", "leaf")
     uint()(value[0])
-    uint(0, REGISTRY)(value[1])
+    uint(0, COEFFICIENTS)(value[1])
     need(value[0] == seq or seq is None, "SEQ", str(value[0]))
     need((value[0] == 0) == (value[1] == HEADER), "SEQ", "a header stands at 0, and nothing else")
     uint(FIRST_MOMENT, LAST_MOMENT)(value[2])
@@ -1788,6 +1857,8 @@ NOISE = {
     "banded_toeplitz": INTEGERS + ", correlated by a banded Toeplitz strategy",
     "banded_inverse": INTEGERS + ", correlated by a strategy with a banded inverse",
     "buffered_toeplitz": INTEGERS + ", correlated by a buffered Toeplitz strategy",
+    "banded": INTEGERS + ", correlated by a banded strategy",
+    "dense": INTEGERS + ", correlated by a dense strategy",
     "discrete_gaussian": "discrete Gaussian noise on s*2^-%d, sigma = s, drawn exactly,",
     "skellam": "Skellam noise on s*2^-%d, of standard deviation s, drawn exactly,",
 }
@@ -1880,6 +1951,7 @@ class Run:
         self.stds, self.largest, self.key_leaves, self.clocks, self.pools, self.vkeys = {}, {}, [], [], {}, []
         self.plans, self.spent = {}, {}
         self.copies, self.behind, self.groups_, self.bands = {}, None, 1, 1
+        self.awaited, self.coefficients, self.turns_said = 0, b"", []
 
     # header
 
@@ -1938,16 +2010,31 @@ class Run:
             need(policy["order"] in ("cyclic", "cyclic_poisson"), "UNSUPPORTED", "order of correlated noise")
             need(policy[14] == "scheduled" and 24 not in policy, "UNSUPPORTED", "noise")
             if self.groups_ > 1:
-                self.bands = policy[13][1][1] if self.family == "banded_toeplitz" else math.inf
+                self.bands = policy[13][1][1] if self.family in ("banded_toeplitz", "banded") else math.inf
                 need(self.bands <= self.groups_, "UNSUPPORTED", "more bands than groups")
                 need(policy[8] <= 2**22 and policy[9] <= 4096, "UNSUPPORTED", "more steps than anybody counts")
+            self.awaited = 4 * in_a_file(policy[13], policy[8])
+            if len(self.coefficients) < self.awaited:
+                self.turns_said = said
+                return
+            if self.groups_ > 1:
+                Strategy(policy[13], policy[8], self.coefficients)
             else:
-                self.strategy = Strategy(policy[13], policy[8])
-                lengths = {rule["q"].denominator for rule in self.classes}
-                products = sum(self.strategy.steps * (1 + (self.strategy.width - 1) // length) for length in lengths)
+                self.strategy = Strategy(policy[13], policy[8], self.coefficients)
+                lengths, each = {rule["q"].denominator for rule in self.classes}, self.strategy.each
+                products = sum(self.strategy.steps * (1 + (self.strategy.width - 1) // length) * each for length in lengths)
                 need(products <= 2**29, "UNSUPPORTED", "more products than anybody adds up")
                 self.class_turns = [self.strategy.turns(rule["q"].denominator) for rule in self.classes]
         need(said == ([self.class_turns] if self.class_turns else []), "TURNS", str(said))
+
+    def more_coefficients(self, _seq, data):
+        """Take the next coefficients; behind the last of them, hold them against policy and header."""
+        left = self.awaited - len(self.coefficients)
+        need(left and len(data) == min(left, 64_000), "COEFFICIENTS", f"{len(data)} bytes, {left} are left")
+        self.coefficients += data
+        if len(self.coefficients) == self.awaited:
+            need(sha256(self.coefficients) == self.policy[13][2], "COEFFICIENTS", "not those of the digest")
+            self.check_strategy(self.turns_said)
 
     def check_numerics(self, note, margin):
         """Hold exactness note and clip margin against the tables of the page."""
@@ -2058,11 +2145,13 @@ class Run:
             need(kind in (WITHDRAW, KEY, SUMMARY, RELEASE, CLOCK), "CLOSED", f"kind {kind} behind CLOSE")
         if self.batch:
             need(kind in (SPEND, EPOCH), "EPOCH_ORDER", "SPEND leaves without their EPOCH")
+        if kind != HEADER:
+            need(len(self.coefficients) == self.awaited or kind == COEFFICIENTS, "COEFFICIENTS", "are not all there")
         actions = {
             HEADER: self.header, ADMIT: self.admit, CHARGE: self.charge, SETTLE: self.settle, SPEND: self.spend,
             WITHDRAW: self.withdraw, SUMMARY: self.summary, KEY: self.key, EPOCH: self.epoch, RESUME: self.resume,
             RELEASE: self.release, CLOSE: self.close, DRAW: self.draw, CLOCK: self.clock,
-            REGISTRY: self.later_state,
+            REGISTRY: self.later_state, COEFFICIENTS: self.more_coefficients,
         }  # fmt: skip
         actions[kind](seq, *fields)
 
@@ -3382,6 +3471,8 @@ def replay(report, export, size, entries, levels, signed, owner_key):
             run.snapshots[at] = [{key: person.get(key) for key in keys} for person in run.people]
     if run.batch:
         report.find(Refused("EPOCH_ORDER", "SPEND leaves without their EPOCH"), "end")
+    if len(run.coefficients) != run.awaited:
+        report.find(Refused("COEFFICIENTS", "are not all there"), "end")
     report.attempt("retained", run.check_aggregates)
     return run, registry
 
@@ -4138,9 +4229,11 @@ def number_cases(numbers):
             ))  # fmt: skip
         yield "turns", row["due"], due
     for row in numbers["strategies"]:
-        found, steps = Strategy(read(row["mechanism"]), row["steps"]), row["steps"]
+        data, steps = bytes.fromhex(row.get("file", "")), row["steps"]
+        found = Strategy(read(row["mechanism"]), steps, data)
         mechanism(read(row["mechanism"]))
-        yield "strategy", [read(row[k]) for k in ("column", "largest", "slack")], [found.column, found.largest, found.slack]
+        given = [found.column, found.largest, found.slack]
+        yield "strategy", [read(row.get("column")), *(read(row[k]) for k in ("largest", "slack"))], given
         for expected in row["classes"]:
             period = expected["period"]
             added_ = [found.occurrence(period, t) for t in range(steps)]
