@@ -137,10 +137,11 @@ def test_products_are_sums_in_the_order_of_rows_and_no_librarys():
 def test_who_makes_noise_knows_the_inverse_as_well_as_readers_count_on():
     known = strategy_of(rule_of(STRATEGIES["dense"]), N)
     assert known.known_slack(N) < 1e-9 < known.slack(N) == 2.0**-20
-    rough = np.tril(np.full((N, N), 1.0 - 2.0**-10))
-    np.fill_diagonal(rough, 1.0 / 32)
+    rough = np.eye(N) - np.tril(np.full((N, N), 0.12), -1)
+    rough[-1, -1] = 2.0**-6
     found = strategy_of(rule_of(Dense(rough, share=0.1)), N)
-    with pytest.raises(AccountantError) as refused:
+    assert found.apart < 1e-9 and 2.0**-20 < found.known_slack(N) < 1e-4  # ten digits, which are not enough here
+    with pytest.raises(AccountantError, match="cannot be turned over so well") as refused:
         CorrelatedGaussian(KeyStream("noise", b"alone", 0, bytes(32)), found, N)
     assert refused.value.code == "STRATEGY"
 

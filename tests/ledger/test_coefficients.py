@@ -7,10 +7,11 @@ import pytest
 
 from attest.policy.mechanism import COEFFICIENTS, Bands, MechanismRule
 from ledger.errors import LeafRefused
-from ledger.leaves import Coefficients, coefficient_leaves, decode_leaf, encode_leaf, read_header
+from ledger.leaves import Close, Coefficients, coefficient_leaves, decode_leaf, encode_leaf, read_header
 from ledger.leaves.records import MOST_PART
 from ledger.log import Ledger
 from ledger.log.followed import Followed, contents_of
+from ledger.replay import Replay
 from ledger.storage.fsck import set_unfinished_aside, set_unused_aside
 from ledger.storage.highwater import path_of
 from tests.vectors.conformance.correlated import BANDS, DENSE, drawn, seven, under
@@ -88,3 +89,23 @@ def test_a_ledger_that_was_just_begun_is_set_aside_like_one_of_a_header_alone(tm
         assert set_unused_aside(place, SIGNER) is None  # an export could hold all of it
         path_of(place).unlink()
         assert set_unfinished_aside(place) is not None and not path.exists()
+
+
+def test_leaves_are_judged_once_the_coefficients_are_there_in_parts_of_their_size() -> None:
+    whole = header_of(LARGE)
+    first, second = coefficient_leaves(whole)
+    close = Close(1, START, 0, 0)
+    for leaves, code in (
+        ((close,), COEFFICIENTS),
+        ((first, replace(close, seq=2)), COEFFICIENTS),
+        ((replace(first, data=first.data[:-4]),), COEFFICIENTS),
+        ((first, replace(second, data=second.data + bytes(4))), COEFFICIENTS),
+        ((first, replace(second, data=second.data[:-4] + bytes(4))), COEFFICIENTS),
+        ((first, second, replace(second, seq=3)), COEFFICIENTS),
+    ):
+        run = Replay(decode_leaf(encode_leaf(whole)), lambda size: bytes(32))
+        for leaf in leaves[:-1]:
+            assert run.apply(leaf) == []
+        with pytest.raises(LeafRefused) as refused:
+            run.apply(leaves[-1])
+        assert refused.value.code == code and refused.value.seq == len(leaves)

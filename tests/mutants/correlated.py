@@ -23,7 +23,7 @@ SAMPLING = "dptrain/data/sampling.py"
 T_SECRET = "tests/guarantees/test_cyclic_poisson.py::"
 T_RUNS = "tests/guarantees/test_correlated_runs.py::"
 T_SIGNED = "tests/correlated/test_signed_strategies.py::"
-T_LIES = "tests/vectors/conformance/test_conformance.py::"
+T_FILES = "tests/ledger/test_coefficients.py::"
 T_STRATEGIES = "tests/correlated/test_strategies.py::"
 T_SENSITIVITY = "tests/correlated/test_sensitivity.py::"
 T_NOISE = "tests/correlated/test_correlated_noise.py::"
@@ -185,12 +185,12 @@ CORRELATED = (
     Mutant(
         "leaves are judged before the coefficients are there", REPLAY,
         "        if len(self._coefficients) < self._awaited and not isinstance(leaf, Coefficients):", "        if False:",
-        T_LIES + "test_a_lie_is_judged_as_its_vector_says",
+        T_FILES + "test_leaves_are_judged_once_the_coefficients_are_there_in_parts_of_their_size",
     ),
     Mutant(
         "a leaf has as many coefficients as it likes", REPLAY,
         "        if len(leaf.data) != wanted:", "        if not wanted:",
-        T_LIES + "test_a_lie_is_judged_as_its_vector_says",
+        T_FILES + "test_leaves_are_judged_once_the_coefficients_are_there_in_parts_of_their_size",
     ),
     Mutant(
         "an inverse that is known badly makes noise", GAUSSIAN,
