@@ -17,7 +17,10 @@ from dptrain.noise import device
 from dptrain.parallel.wrapped import refuse_alone, refuse_engine
 from dptrain.sandbox.interception import Sandbox
 from dptrain.sandbox.isolation import Isolation, Reach, reach, refuse_unusable, weakness
+from ledger.accountants.correlated import strategy_of
+from ledger.accountants.correlated.costs import Correlated
 from ledger.accountants.table import DEVICE, TABLE
+from ledger.errors import AccountantError
 from ledger.leaves import HELD
 
 
@@ -25,6 +28,13 @@ def refuse_policy(policy: Policy) -> None:
     """Raises UnsupportedPolicy for the first setting that this build does not carry."""
     for sentence in unsupported(policy):
         raise UnsupportedPolicy("NOT_IN_THIS_BUILD", sentence)
+    if isinstance(TABLE[policy.mechanism.name], Correlated):
+        from dptrain.noise.correlated.gaussian import checked_norm  # loaded by runs that have it
+
+        try:
+            checked_norm(strategy_of(policy.mechanism, policy.steps), policy.steps)
+        except AccountantError as error:
+            raise UnsupportedPolicy(error.code, error.sentence) from error
 
 
 def refuse_accelerator(accelerator: Any | None) -> None:

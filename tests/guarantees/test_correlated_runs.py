@@ -444,3 +444,17 @@ def test_a_crash_behind_the_close_leaves_no_secret_for_long(tmp_path, monkeypatc
         Trainer(world, resume=True).begin()
     assert refused.value.code == "FINISHED" and not sealed.exists() and not states_of(world).exists()
     assert shell.json("ledger", "fsck", str(world.ledger))["secrets_left"] == []
+
+
+def test_a_strategy_that_no_noise_is_made_of_is_refused_before_there_is_a_ledger(tmp_path) -> None:
+    steep = np.where(np.eye(STEPS), 2.0**-4, np.tril(np.ones((STEPS, STEPS))))
+    for place, (matrix, code) in enumerate(((steep, "STRATEGY"), (np.tril(np.ones((STEPS, STEPS))), "COEFFICIENTS"))):
+        rule = rule_of(Dense(matrix, share=1.0))
+        said = TURNS + f"noise = {{ {', '.join(noise_lines(rule))} }}\n"
+        beside = rule.coefficients if code == "STRATEGY" else None
+        world = make_world(
+            tmp_path / str(place), steps=STEPS, rate='"1/3"', per_class=1, policy_extra=said, coefficients=beside
+        )
+        with pytest.raises(UnsupportedPolicy) as refused:
+            Trainer(world)
+        assert refused.value.code == code and not world.ledger.exists()

@@ -38,8 +38,8 @@ CORRELATED = (
     ),
     Mutant(
         "the scale of noise is the norm of the coefficients", GAUSSIAN,
-        "math.sqrt(float(strategy.norms_squared(steps).max()))",
-        "float(np.linalg.norm(getattr(strategy, 'coefficients', 1.0)))",
+        "    norm = math.sqrt(float(strategy.norms_squared(steps).max()))",
+        "    norm = float(np.linalg.norm(getattr(strategy, 'coefficients', 1.0)))",
         T_NOISE + "test_column_norms_are_those_of_the_matrix_and_not_of_its_coefficients",
     ),
     Mutant(
@@ -194,7 +194,7 @@ CORRELATED = (
     ),
     Mutant(
         "an inverse that is known badly makes noise", GAUSSIAN,
-        "if isinstance(strategy, Dense) and not strategy.known_slack(steps) <= strategy.slack(steps):", "if False:",
+        "    if isinstance(strategy, Dense) and not strategy.known_slack(steps) <= strategy.slack(steps):", "    if False:",
         T_SIGNED + "test_who_makes_noise_knows_the_inverse_as_well_as_readers_count_on",
     ),
     Mutant(

@@ -71,17 +71,9 @@ class CorrelatedGaussian(LatticeGaussian):
 
     def __init__(self, stream: KeyStream, strategy: Strategy, steps: int) -> None:
         super().__init__(stream)
-        require(strategy, steps)
         self.strategy, self.steps = strategy, steps
-        if isinstance(strategy, Dense) and not strategy.known_slack(steps) <= strategy.slack(steps):
-            told = f"its inverse in float64 is off by {strategy.known_slack(steps):.3g}, and {strategy.slack(steps):.3g} counts"
-            raise AccountantError(CODE, f"the strategy cannot be turned over so well as its sensitivity says: {told}")
-        self.norm = math.sqrt(float(strategy.norms_squared(steps).max()))
+        self.norm = checked_norm(strategy, steps)
         """Largest column norm: what C is divided by. Sensitivities are divided by this very number."""
-        grown = self.norm * amplified(strategy, steps)
-        if not grown <= MOST_AMPLIFIED:
-            told = f"a step's noise would have {grown:.3g} scheduled deviations, at most {MOST_AMPLIFIED:g}"
-            raise AccountantError(CODE, f"{told}; take a strategy whose inverse has smaller rows")
         dense = isinstance(strategy, Dense)
         self._rows: np.ndarray | None = strategy.inverted if isinstance(strategy, Dense) else None
         self._recurrence: Recurrence | None = None if dense else recurrence_of(strategy, steps)
@@ -232,6 +224,25 @@ def _cut(saved: Mapping[tuple[int, int], torch.Tensor], place: tuple[int, int], 
     if len(found) == 1 and found[0].is_contiguous():
         return found[0]
     return torch.cat(found, dim=1)
+
+
+def checked_norm(strategy: Strategy, steps: int) -> float:
+    """Returns the largest column norm of a strategy that noise of some steps can be made of.
+
+    Raises:
+        AccountantError: code STRATEGY, a strategy of fewer steps, one whose noise would leave the lattice, or a dense one whose
+            inverse is not known so well as its sensitivity says.
+    """
+    require(strategy, steps)
+    if isinstance(strategy, Dense) and not strategy.known_slack(steps) <= strategy.slack(steps):
+        told = f"its inverse in float64 is off by {strategy.known_slack(steps):.3g}, and {strategy.slack(steps):.3g} counts"
+        raise AccountantError(CODE, f"the strategy cannot be turned over so well as its sensitivity says: {told}")
+    norm = math.sqrt(float(strategy.norms_squared(steps).max()))
+    grown = norm * amplified(strategy, steps)
+    if not grown <= MOST_AMPLIFIED:
+        told = f"a step's noise would have {grown:.3g} scheduled deviations, at most {MOST_AMPLIFIED:g}"
+        raise AccountantError(CODE, f"{told}; take a strategy whose inverse has smaller rows")
+    return norm
 
 
 def amplified(strategy: Strategy, steps: int) -> float:
