@@ -305,7 +305,7 @@ def test_capacity_follows_the_widest_integer() -> None:
 
 DISCLOSURES = (SECRET_POISSON, OCCURRENCES_PUBLIC, SECRET_DRAWS)
 COUNTED = (SECRET_POISSON, OCCURRENCES_PUBLIC)
-CORRELATED = ("banded_toeplitz", "banded_inverse", "buffered_toeplitz")
+CORRELATED = ("banded_toeplitz", "banded_inverse", "buffered_toeplitz", "banded", "dense")
 VALID = {
     **{("gaussian", a, e, i, d): None for a in ACCOUNTANTS for e in EXACTNESS for i in NOISE_INJECTIONS for d in DISCLOSURES},
     ("laplace", "pld", "certified", "scheduled", "secret_poisson"): None,

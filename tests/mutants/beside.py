@@ -5,6 +5,7 @@ from tests.mutants.mutant import Mutant
 PINNED = "ledger/log/pinned.py"
 PIN = "dptrain/record/pin.py"
 CHECKPOINTS = "dptrain/record/checkpoints.py"
+FOLDERS = "dptrain/record/folders.py"
 RECORDING = "dptrain/record/recorder.py"
 ENGINE = "dptrain/engine/private_training.py"
 IN_PLACE = "ledger/storage/disks.py"
@@ -57,7 +58,7 @@ BESIDE = (
         T_BESIDE + "test_a_checkpoint_that_is_swapped_signed_anew_or_not_whole_is_refused",
     ),
     Mutant(
-        "a checkpoint's files are its owner's alone", CHECKPOINTS, "        os.fchmod(descriptor, 0o600)\n", "",
+        "a checkpoint's files are its owner's alone", FOLDERS, "        os.fchmod(descriptor, 0o600)\n", "",
         T_CHECKPOINTS + "test_a_checkpoint_is_for_its_owner_alone_whatever_the_umask",
     ),
     Mutant(
