@@ -1,10 +1,10 @@
-"""Compare four ways to spend one epsilon: secret draws and turns, each with independent and with correlated noise.
+"""Compare four ways to spend one epsilon: secret draws and public turns, each with independent and with correlated noise.
 
     python -m recipes.correlated_noise run mnist --data DATA --epsilon 8 --results results.json
     python -m recipes.correlated_noise table results.json
 
-All four take as many steps over the same contributions, with equally many of them in a step on average, one clip norm and one
-grid of learning rates. What differs is who is in a step, and the noise. A run that is in the results already is not done again.
+All take as many steps over the same contributions, with equally many of them in a step on average, one clip norm and one grid
+of learning rates. What differs is who is in a step, and the noise. A run that is in the results already is not done again.
 """
 
 import argparse
@@ -70,7 +70,7 @@ class Arm:
     Attributes:
         words: lines of the policy. noise: in a few words. multiplier: noise multiplier of one occurrence.
         rmse: root mean square, over all prefix sums, of the noise in a coordinate, in clip norms.
-        groups: from which steps draw in turn; each draws as many times as often from its own.
+        groups: how many take turns. A step draws `groups` times the rate from one, so equally many from any number of them.
     """
 
     words: str
@@ -88,7 +88,7 @@ def arm_of(name: str, setting: Setting) -> Arm:
         multiplier = accountants.calibrate(setting.epsilon, 1 / setting.period, steps, DELTA)
         return Arm("", "independent", multiplier, multiplier * math.sqrt(choice.error(identity(), steps)))
     if name == "groups":
-        return of_groups(setting)
+        return by_groups(setting)
     words = '\ndisclosure = "occurrences_public"\nsampling = { order = "cyclic" }'
     if name == "turns":
         alone = choice.at_epsilon(identity(), *target)
@@ -100,17 +100,20 @@ def arm_of(name: str, setting: Setting) -> Arm:
     return Arm(words + noise_section(rule), told, signed.noise_multiplier, signed.rmse)
 
 
-def of_groups(setting: Setting) -> Arm:
-    """Returns the arm of as many bands as groups that leaves least noise: more of them leave less, fewer amplify more."""
+def by_groups(setting: Setting) -> Arm:
+    """Returns secret draws from groups in turn, under as many bands as groups: so many that theory leaves the least noise.
+
+    Powers of two and divisors of the period are tried, below it: of as many groups as the period a step takes everybody, and
+    nothing is secret.
+    """
     steps, period = setting.steps, setting.period
-    bands = [count for count in sorted({period, *(1 << power for power in range(1, period.bit_length()))}) if count <= period]
-    found = choice.by_bands(steps, period, 1, setting.epsilon, DELTA, bands=bands)
+    tried = [groups for groups in range(2, period) if groups & (groups - 1) == 0 or period % groups == 0]
+    found = choice.by_bands(steps, period, 1, setting.epsilon, DELTA, bands=tried)
     groups = min(found, key=lambda count: found[count].rmse)
     rule = rule_of(found[groups].strategy)
     signed = choice.amplified(strategy_of(rule, steps), steps, setting.epsilon, DELTA, groups, groups / period)
-    order = f'sampling = {{ order = "cyclic_poisson", parameters = {{ groups = {groups} }} }}'
-    words = f'\ndisclosure = "secret_draws"\n{order}{noise_section(rule)}'
-    return Arm(words, f"{groups} bands and groups", signed.noise_multiplier, signed.rmse, groups)
+    order = f'\ndisclosure = "secret_draws"\nsampling = {{ order = "cyclic_poisson", parameters = {{ groups = {groups} }} }}'
+    return Arm(order + noise_section(rule), f"{groups} bands and groups", signed.noise_multiplier, signed.rmse, groups)
 
 
 def strategies(setting: Setting) -> Iterator[tuple[str, Strategy]]:
@@ -195,8 +198,8 @@ def accuracy(model: nn.Module, task: Task, examples: Sequence[Record]) -> float:
 def run(arguments: argparse.Namespace) -> None:
     """Trains every arm at every horizon: once at each learning rate that is tried, and with every seed at the best."""
     count, period = arguments.contributions, arguments.period
-    if period < 2 or count < period or count % period:
-        told = f"{count} contributions are not equally many, one at least, in each of {period} steps, 2 at least"
+    if period < 3 or count < period or count % period:
+        told = f"{count} contributions are not equally many, one at least, in each of {period} steps, 3 at least"
         raise ConfigError("PERIOD", f"{told}; give --contributions a multiple of --period")
     if arguments.rates != sorted(set(arguments.rates)):
         raise ConfigError("RATES", f"learning rates are {arguments.rates}, expected an ascending grid, each once")

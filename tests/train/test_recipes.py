@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import time
-from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -117,6 +116,7 @@ PERIOD, EPOCHS, TARGET = 5, 3, 4.0
 
 def test_arms_of_the_comparison_have_equal_epsilon_and_equal_work() -> None:
     pytest.importorskip("torch")
+    from dptrain.data.sampling import expected_draw
     from dptrain.planning.plan import make_plan
     from recipes.correlated_noise import ARMS, Setting, arm_of, policy_text
 
@@ -127,16 +127,28 @@ def test_arms_of_the_comparison_have_equal_epsilon_and_equal_work() -> None:
     assert len(work) == 1 and policies["poisson"].steps == PERIOD * EPOCHS and policies["poisson"].normalizer == 40 // PERIOD
     for policy in policies.values():
         assert TARGET - 1e-4 < make_plan(policy, 2).classes[0].preset.epsilon <= TARGET
+        assert expected_draw(policy, ["own"] * 40) == policy.normalizer
     said = {name: (p.disclosure, p.sampling.name, p.mechanism.name) for name, p in policies.items()}
     assert said["poisson"] == ("secret_poisson", "poisson", "gaussian")
     assert said["turns"] == ("occurrences_public", "cyclic", "gaussian")
     assert said["correlated"] == ("occurrences_public", "cyclic", "banded_toeplitz")
     assert said["groups"] == ("secret_draws", "cyclic_poisson", "banded_toeplitz")
-    (own,) = policies["groups"].classes
-    assert own.sampling_rate == Fraction(arms["groups"].groups, PERIOD)
-    assert policies["groups"].mechanism.parameters.bands == arms["groups"].groups == policies["groups"].sampling.groups
-    assert arms["groups"].rmse <= min(arms["correlated"].rmse, arms["poisson"].rmse)
     assert arms["correlated"].rmse < arms["turns"].rmse and arms["poisson"].multiplier < arms["turns"].multiplier
+
+
+def test_draws_from_groups_are_from_those_that_theory_finds_best() -> None:
+    pytest.importorskip("torch")
+    from dptrain.noise.correlated import choice
+    from recipes.correlated_noise import DELTA, Setting, arm_of, policy_text
+
+    for epsilon, expected in ((8.0, 6), (4.0, 3)):  # at 8, groups of 9 and 12 would leave less: no divisor, and no secret
+        setting = Setting(epsilon, 12, 3)
+        found = choice.by_bands(setting.steps, 120, 10, epsilon, DELTA, bands=[2, 3, 4, 6, 8])
+        best = min(found, key=lambda groups: found[groups].rmse)
+        arm = arm_of("groups", setting)
+        policy = Policy.from_toml(policy_text("corpus", arm, setting, 120))
+        assert policy.sampling.parameters.groups == policy.mechanism.parameters.bands == arm.groups == best == expected
+        assert arm.rmse == pytest.approx(found[best].rmse, rel=1e-4)
 
 
 def test_learning_rates_are_tried_until_those_next_to_the_best_are(tmp_path: Path) -> None:
@@ -160,7 +172,8 @@ def test_the_comparison_trains_every_arm_and_does_no_run_twice(tmp_path: Path) -
     recipe = ["-m", "recipes.correlated_noise", "run", "digits", *numbers, "--results", results]
     assert len(run(*recipe).stdout.splitlines()) == 16
     rows = json.loads(results.read_text())
-    assert [row["arm"] for row in rows] == ["poisson"] * 4 + ["turns"] * 4 + ["correlated"] * 4 + ["groups"] * 4
+    arms = ("poisson", "turns", "correlated", "groups")
+    assert [row["arm"] for row in rows] == [arm for arm in arms for _ in range(4)]
     for row in rows:
         assert row["verdict"] == "FULL" and TARGET - 1e-4 < row["planned"] <= TARGET
         assert row["seed"] == 0 or row["rate"] == max(
@@ -168,17 +181,18 @@ def test_the_comparison_trains_every_arm_and_does_no_run_twice(tmp_path: Path) -
         )["rate"]  # fmt: skip
     assert run(*recipe).stdout == ""
     (line,) = run("-m", "recipes.correlated_noise", "table", "--results", results).stdout.splitlines()[2:]
-    for arm in ("poisson", "turns", "correlated", "groups"):
+    for arm in arms:
         first, second = (100 * row["accuracy"] for row in rows if row["arm"] == arm and row["seed"])
         assert f" {(first + second) / 2:.1f} ± {abs(first - second) / 2:.1f} of 2 (" in line
 
 
 def test_a_comparison_over_numbers_that_do_not_fit_is_refused(tmp_path: Path) -> None:
     recipe = ["-m", "recipes.correlated_noise", "run", "digits", "--results", tmp_path / "results.json"]
-    wrong = {
-        "PERIOD": ["--contributions", 41, "--period", 5],
-        "ROWS": ["--contributions", 1500],
-        "RATES": ["--rates", 0.5, 0.25],
-    }
-    for code, options in wrong.items():
+    wrong = [
+        ("PERIOD", ["--contributions", 41, "--period", 5]),
+        ("PERIOD", ["--contributions", 40, "--period", 2]),
+        ("ROWS", ["--contributions", 1500]),
+        ("RATES", ["--rates", 0.5, 0.25]),
+    ]
+    for code, options in wrong:
         assert run(*recipe, *options, code=1).stderr.startswith(f"{code}: ")
