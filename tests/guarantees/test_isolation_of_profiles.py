@@ -224,8 +224,8 @@ def test_rows_sent_through_adapters_of_their_own_are_refused_before_anything_is_
 
 
 def test_an_adapter_that_mixes_examples_is_refused_though_it_starts_at_zero(tmp_path, monkeypatch) -> None:
-    """With B = 0 no loss depends on A; the gradient of B does, and P2 compares its norms. Probes move B a little, so that P0 may
-    see it before: the gradient of A, next to nothing, differs by more than what the processor at hand rounds off."""
+    """With B = 0 no loss depends on A; the gradient of B does, and P2 compares its norms. Probes move B a little, so that P0
+    may see it before: the gradient of A, next to nothing, differs by more than what the processor at hand rounds off."""
 
     def coupled() -> families.Family:
         family = two_adapters()

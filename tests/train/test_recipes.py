@@ -1,12 +1,15 @@
 """The recipes, as programs: corpus, training, and the comparison without privacy."""
 
 import importlib.util
+import io
 import json
 import math
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import redirect_stderr
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,7 @@ from attest.gate import run_gate
 from attest.keys import load_public_key
 from attest.policy import Policy, open_policy
 from attest.registry import open_registry
+from dptrain.programs import guarded
 from dptrain.tasks.runconfig import RunConfig
 from ledger.audit import verify_export
 
@@ -73,11 +77,24 @@ def test_a_corpus_is_made_from_any_file_of_that_form(tmp_path: Path) -> None:
     assert "DRAWS" in prepare_sst2(table, table, tmp_path / "other", "--min-words", 3, "--draws", 41, code=1)
 
 
-def test_another_table_is_refused_in_one_line(tmp_path: Path) -> None:
+def refusal(main: Callable[[], int], monkeypatch: pytest.MonkeyPatch, *arguments: object) -> str:
+    """Calls a program in this process, which is refused, and returns the code that it says."""
+    told = io.StringIO()
+    monkeypatch.setattr(sys, "argv", ["recipe", *map(str, arguments)])
+    with redirect_stderr(told):
+        assert guarded(main) == 1
+    (line,) = told.getvalue().splitlines()
+    return line.partition(":")[0]
+
+
+def test_another_table_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from recipes.prepare import main
+
     table = tmp_path / "wrong.tsv"
     table.write_text("a,b\n1,2\n")
-    assert prepare_sst2(table, table, tmp_path / "world", code=1).startswith("TSV: ")
-    assert prepare_sst2(tmp_path / "missing.tsv", table, tmp_path / "world", code=1).startswith("IO: ")
+    for train, code in ((table, "TSV"), (tmp_path / "missing.tsv", "IO")):
+        told = ("sst2", "--train", train, "--validation", table, "--out", tmp_path / "world")
+        assert refusal(main, monkeypatch, *told) == code
 
 
 @pytest.mark.slow
@@ -186,8 +203,10 @@ def test_the_comparison_trains_every_arm_and_does_no_run_twice(tmp_path: Path) -
         assert f" {(first + second) / 2:.1f} ± {abs(first - second) / 2:.1f} of 2 (" in line
 
 
-def test_a_comparison_over_numbers_that_do_not_fit_is_refused(tmp_path: Path) -> None:
-    recipe = ["-m", "recipes.correlated_noise", "run", "digits", "--results", tmp_path / "results.json"]
+def test_a_comparison_over_numbers_that_do_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from recipes.correlated_noise import main
+
+    recipe = ["run", "digits", "--results", tmp_path / "results.json"]
     wrong = [
         ("PERIOD", ["--contributions", 41, "--period", 5]),
         ("PERIOD", ["--contributions", 40, "--period", 2]),
@@ -195,4 +214,4 @@ def test_a_comparison_over_numbers_that_do_not_fit_is_refused(tmp_path: Path) ->
         ("RATES", ["--rates", 0.5, 0.25]),
     ]
     for code, options in wrong:
-        assert run(*recipe, *options, code=1).stderr.startswith(f"{code}: ")
+        assert refusal(main, monkeypatch, *recipe, *options) == code
