@@ -105,7 +105,7 @@ def _parameters(row: Row, alone: Told, first: Told) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("turn", [1, 2])
+@pytest.mark.parametrize("turn", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_settings_train_on_two_processes_as_on_one(tmp_path: Path, turn: int) -> None:
     """The most different ones, in one launch; the others are slow."""
     rows = [row for row in ROWS if row.quick == turn]

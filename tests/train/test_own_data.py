@@ -80,7 +80,8 @@ def test_data_sets_are_lists_torch_data_sets_and_tables(tmp_path: Path) -> None:
             list(items_of(wrong))
 
 
-@pytest.mark.parametrize("count", [3, 1000, 200_000, 7_000_001])
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("count", [1000, 3, 200_000, 7_000_001])
 def test_the_policy_keeps_the_target_and_no_less_noise_would(count: int) -> None:
     size = min(8, count)
     rules = Policy.from_toml(owners_policy(count, **NUMBERS | {"batch_size": size}))
