@@ -85,3 +85,9 @@ def test_the_accuracies_are_those_of_the_results_whose_runs_kept_their_epsilon()
     assert "\n".join(lines_of(results)) in PAGE
     for row in results.rows:
         assert row["verdict"] == "FULL" and row["epsilon"] - 1e-4 < row["planned"] <= row["epsilon"]
+    noise = {(row["arm"], row["epsilon"], row["epochs"]): row["noise"].split()[0] for row in results.rows}
+    said = r"by turns had (\d+) bands.*? groups was\s(\d+) at epsilon 8 over two epochs, (\d+) over eight, .*?(\d+) at"
+    found = re.search(said, PAGE, re.S)
+    assert found is not None
+    assert {value for (arm, *_), value in noise.items() if arm == "correlated"} == {found[1]}
+    assert [noise["groups", *key] for key in ((8.0, 2), (8.0, 8), (2.0, 2))] == list(found.groups()[1:])
