@@ -341,14 +341,15 @@ def _comparison_text(compared: Any, cells: Any) -> Iterator[Shown]:
         preset = number(goal.noise_multiplier)
         yield f"class {goal.name}: epsilon {rounded_up(goal.epsilon)}; {turns}; its preset multiplier is {preset}"
         rows = [(item, cells(item, goal.name)) for item in compared.candidates]
-        columns = ("kept", "multiplier", "sensitivity", "RMSE", "ratio")
+        columns = ("kept", "multiplier", "sensitivity", "in a step", "RMSE", "ratio")
         shown: dict[str, Any] = {"strategy": lambda row: row[0].name}
         shown |= {name: (lambda row, place=place: row[1][place]) for place, name in enumerate(columns)}
         yield table_of(rows, shown if several else shown | {"choice": lambda row: _mark(compared, row[0])})
     yield (
         "kept: numbers for each coordinate between steps; multiplier: noise of one occurrence over the clip norm, for that "
-        f"epsilon; RMSE: of the noise in the sums ({'mean over them' if aim.objective == 'mean' else 'the largest'}), in clip "
-        "norms; ratio: to the best independent noise"
+        "epsilon; in a step: noise of one step, which later ones take back in part; RMSE: of the noise in the sums "
+        f"({'mean over them' if aim.objective == 'mean' else 'the largest'}), both in clip norms; ratio: of the RMSE to that "
+        "of the best independent noise"
     )
     if several:
         yield "one strategy serves all classes: the best is that whose largest ratio is least; no class is worse off than that"

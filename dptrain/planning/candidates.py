@@ -284,6 +284,7 @@ class Comparison:
                             "noise_multiplier": arm.noise_multiplier,
                             "sensitivity": None if item.secret else arm.sensitivity,
                             "rmse": arm.rmse,
+                            "step_rmse": arm.step,
                             "ratio": item.ratios[name],
                         }
                         for name, arm in item.arms.items()
@@ -318,7 +319,7 @@ class Comparison:
 
     def tables(self) -> TABLES:
         """Returns the numbers of the figure, a table for every class."""
-        head = ["strategy", "kept", "noise multiplier", "sensitivity", "RMSE", "ratio"]
+        head = ["strategy", "kept", "noise multiplier", "sensitivity", "in a step", "RMSE", "ratio"]
         return [
             (
                 f"Class {goal.name}: epsilon {rounded_up(goal.epsilon)} at delta {self.aim.delta:g}, {self.aim.accountant}",
@@ -329,10 +330,12 @@ class Comparison:
 
 
 def cells(item: Candidate, name: str) -> list[str]:
-    """Returns what a table shows of a strategy in a class: numbers kept, multiplier, sensitivity, error, ratio."""
+    """Returns what a table shows of a strategy in a class: numbers kept, multiplier, sensitivity, noise in a step and in the
+    sums, ratio."""
     arm = item.arms[name]
     moves = "" if item.secret else f"{arm.sensitivity:.4g}"
-    return [str(item.kept), rounded_up(arm.noise_multiplier), moves, f"{arm.rmse:.4g}", f"{item.ratios[name]:.3f}"]
+    noise = f"{arm.step:.4g}", f"{arm.rmse:.4g}"
+    return [str(item.kept), rounded_up(arm.noise_multiplier), moves, *noise, f"{item.ratios[name]:.3f}"]
 
 
 def told(aim: Aim) -> dict[str, Any]:

@@ -85,6 +85,7 @@ def test_every_strategy_has_the_figures_of_the_library_in_every_class(shell, obj
         least = min(secret.rmse, plain.rmse)
         row = found["gaussian", None, "secret"]["classes"][name]
         assert row == {"noise_multiplier": secret.noise_multiplier, "sensitivity": None, "rmse": pytest.approx(secret.rmse)} | {
+            "step_rmse": pytest.approx(secret.step),
             "ratio": pytest.approx(secret.rmse / least)
         }
         for (family, size), strategy in best.items():
@@ -95,6 +96,7 @@ def test_every_strategy_has_the_figures_of_the_library_in_every_class(shell, obj
                 "noise_multiplier": pytest.approx(arm.noise_multiplier, rel=1e-9),
                 "sensitivity": pytest.approx(arm.sensitivity, rel=1e-9),
                 "rmse": pytest.approx(arm.rmse, rel=1e-9),
+                "step_rmse": pytest.approx(arm.step, rel=1e-9),
                 "ratio": pytest.approx(arm.rmse / least, rel=1e-9),
             }
 

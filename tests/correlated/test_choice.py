@@ -86,3 +86,15 @@ def test_the_accountant_and_the_sums_are_those_asked_for():
     drawn = choice.amplified(identity(), steps, 4.0, DELTA, 1, 0.25, workload=workload)
     weighed = [np.square(workload[: i + 1]).sum() for i in range(steps)]
     assert drawn.rmse == pytest.approx(drawn.noise_multiplier * math.sqrt(np.mean(weighed)))
+
+
+def test_the_noise_of_a_step_is_that_of_the_rows_of_the_inverse():
+    n, participation = 24, Participation(6, fixed=True)
+    column = tuple(toeplitz.optimal_coefficients(n, 6))
+    for strategy in (identity(), Toeplitz(column), Toeplitz(column, n), Dense(Toeplitz(column).matrix(n))):
+        arm = choice.at_epsilon(strategy, n, 3.0, 1e-6, participation)
+        rows = np.linalg.inv(strategy.matrix(n)) * math.sqrt(strategy.norms_squared(n).max())
+        expected = arm.noise_multiplier * math.sqrt((rows**2).sum() / n)
+        assert arm.step == pytest.approx(expected, rel=1e-9)
+    alone = choice.amplified(identity(), n, 3.0, 1e-6, 1, 0.1)
+    assert alone.step == pytest.approx(alone.noise_multiplier, rel=1e-12)

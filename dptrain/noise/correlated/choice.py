@@ -31,12 +31,15 @@ class Arm:
             most.
         sensitivity: by how many clip norms a contribution moves C G, in all its steps.
         rmse: root mean square (or the largest root mean square) of the noise in the sums, in clip norms.
+        step: root mean square of the noise in one step, in clip norms: what each step of training feels, before later ones
+            take it back.
     """
 
     strategy: Strategy
     noise_multiplier: float
     sensitivity: float
     rmse: float
+    step: float
 
 
 def error(strategy: Strategy, steps: int, objective: Objective = "mean", workload: np.ndarray | None = None) -> float:
@@ -81,7 +84,14 @@ def at_epsilon(
     largest = math.sqrt(float(strategy.norms_squared(steps).max()))
     moved = sensitivity(strategy, steps, participation).value / largest
     multiplier = accountants.calibrate(epsilon, 1.0, 1, delta, accountant) * moved
-    return Arm(strategy, multiplier, moved, multiplier * largest * math.sqrt(error(strategy, steps, objective, workload)))
+    return _arm(strategy, steps, multiplier, moved, error(strategy, steps, objective, workload))
+
+
+def _arm(strategy: Strategy, steps: int, multiplier: float, moved: float, squared: float) -> Arm:
+    """Returns an arm, with its noise in the sums and in a step. ``squared``: error of the sums."""
+    scale = multiplier * math.sqrt(float(strategy.norms_squared(steps).max()))
+    alone = error(strategy, steps, "mean", np.eye(1, steps)[0])
+    return Arm(strategy, multiplier, moved, scale * math.sqrt(squared), scale * math.sqrt(alone))
 
 
 def amplified(
@@ -114,11 +124,9 @@ def amplified(
         bands = "any number of" if strategy.bands is None else str(strategy.bands)
         told = f"the strategy has {bands} bands, and {groups} groups over {steps} steps amplify {min(groups, steps)} at most"
         raise AccountantError(CODE, f"{told}; take fewer bands")
-    largest = math.sqrt(float(strategy.norms_squared(steps).max()))
     occurrences = -(-steps // groups)
     multiplier = accountants.calibrate(epsilon, sampling_rate, occurrences, delta, accountant)
-    rmse = multiplier * largest * math.sqrt(error(strategy, steps, objective, workload))
-    return Arm(strategy, multiplier, math.sqrt(occurrences), rmse)
+    return _arm(strategy, steps, multiplier, math.sqrt(occurrences), error(strategy, steps, objective, workload))
 
 
 def by_bands(
