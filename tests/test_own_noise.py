@@ -12,10 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attest.descriptor import PUBLIC_BOUNDS, SignedBounds
-from dptrain.clipping.own_noise import OwnBounds, own_bounds, own_noise, strictest
+from attest.policy import MechanismRule, SamplingRule
+from attest.policy.mechanism import Bands
+from attest.policy.sampling import Groups
+from dptrain.clipping.own_noise import OwnBounds, multiplier_for, own_bounds, own_noise, strictest
 from ledger import accountants
 from ledger.errors import AccountantError
 from ledger.leaves import Admit
+from ledger.replay.budgets import of_plan
 from tests.test_layering import run_without_torch
 from tests.worlds.ledgers import START, signed_policy
 
@@ -145,6 +149,35 @@ def test_the_strictest_limits_imply_all_others_and_none_of_them_another(limits):
         assert any(e <= epsilon and d <= delta for e, d in found)
     for one in found:
         assert not any(o != one and o[0] <= one[0] and o[1] <= one[1] for o in found)
+
+
+TURNS = {"disclosure": "occurrences_public", "sampling": SamplingRule("cyclic")}
+BANDS = MechanismRule("banded_toeplitz", Bands(bands=2, coefficients=(1 << 20, 1 << 19)))
+GROUPS = {"disclosure": "secret_draws", "sampling": SamplingRule("cyclic_poisson", Groups(groups=2))}
+KINDS = {
+    "secret": {}, "turns": TURNS, "correlated turns": {**TURNS, "mechanism": BANDS}, "groups": GROUPS,
+    "correlated groups": {**GROUPS, "mechanism": BANDS},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("cap", [0, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_suffices_for_a_limit_suffices_if_all_steps_that_may_be_are_done_again(kind, cap):
+    """Who gets it keeps the limit by the rule that admits to a run, and who gets a millionth less does not."""
+    fields = KINDS[kind]
+    rules = tuple(replace(rule, sampling_rate=Fraction(1, 10)) for rule in signed_policy().policy.classes)
+    policy = signed_policy(**{"classes": rules} | fields).policy
+    own = own_bounds(policy, "open", SignedBounds(1_000_000, 1_000, cap), (1_000_000, 10**6))
+    found = own_noise(own).multiplier
+    if kind == "turns":  # four, and ten once more; where draws are public a cap holds over all attempts
+        assert found == multiplier_for(1.0, cap or 14, 1e-6)
+        return
+    kept, less = (of_plan(policy, 0, (z,)).epsilon(1e-6) for z in (found, found - 2e-6))
+    if kind == "correlated turns" and cap:  # the plan counts on no cap
+        turns = accountants.turns_under(policy, Fraction(1, 10))
+        loss = turns.most(cap=cap) + 10 * turns.dearest_again()
+        kept, less = (accountants.epsilon_occurrences(loss / z**2, 1e-6) for z in (found, found - 2e-6))
+    assert kept <= 1.0 < less
 
 
 def test_an_auditor_derives_it_from_the_admit_leaf_and_the_signed_policy():

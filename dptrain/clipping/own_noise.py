@@ -18,6 +18,7 @@ from attest.policy import Policy
 from attest.schedule import sufficient_variance
 from ledger import accountants
 from ledger.errors import AccountantError
+from ledger.replay.budgets import foreseen_loss, shows_later, with_copies
 
 _LARGEST = 1_000_000 * MICRO
 """Multipliers of record stay below 1e6."""
@@ -122,7 +123,10 @@ class OwnBounds:
         disclosure: of the policy.
         accountant: of the policy.
         family: of the policy's noise.
-        turns: with correlated noise what its turns add up to at a multiplier of 1; None where each counts by itself.
+        turns: under a signed order what its turns add up to at a multiplier of 1, with all steps done again that may be; None
+            where each step draws.
+        redo: steps that may be done again.
+        copies: whether secret draws show in rows behind their own, which are done again too (correlated noise).
     """
 
     bounds: SignedBounds
@@ -133,6 +137,8 @@ class OwnBounds:
     accountant: str
     family: str
     turns: float | None = None
+    redo: int = 0
+    copies: bool = False
 
     @property
     def expected(self) -> float:
@@ -175,8 +181,10 @@ def own_bounds(policy: Policy, class_name: str, bounds: SignedBounds, limit: tup
         return None
     steps = policy.sampling.most_steps(policy.steps)
     how = (rule.sampling_rate, steps, policy.disclosure, policy.accountant, policy.mechanism.name)
-    turns = accountants.turns_under(policy, rule.sampling_rate)
-    return OwnBounds(bounds, limit, *how, None if turns is None else turns.most(cap=bounds.max_occurrences))
+    redo, turns = policy.redo_steps, None
+    if policy.sampling.turns:
+        turns = foreseen_loss(policy, rule.sampling_rate, [policy.steps], [1.0], cap=bounds.max_occurrences, redo=redo)
+    return OwnBounds(bounds, limit, *how, turns, redo, shows_later(policy))
 
 
 @lru_cache(maxsize=4096)
@@ -184,13 +192,14 @@ def own_noise(own: OwnBounds) -> OwnNoise:
     """Returns the noise that suffices for what a contribution signed, whatever its class is given.
 
     Guarantee: noise of this variance in every step, on all blocks of the contribution, keeps its signed multiplier at full
-    clip; and its signed limit of epsilon at the delta of that limit, over the horizon of this run as if it were the only one.
-    With secret draws that holds however often it is really drawn; where occurrences are public, for as many as expected,
-    rounded up.
+    clip; and its signed limit of epsilon at the delta of that limit, over this run as if it were the only one, if all steps
+    that may be done again are. With secret draws that holds however often it is really drawn, and under a signed order for
+    everybody; where random draws are public, for as many as expected, rounded up.
 
     With secret draws and a cap the smaller of two multipliers suffices, each of which does by itself: that of draws at rate q
     without a cap, and that of as many occurrences as the cap without sampling (Lemma 2 of docs/mechanism). A rate of cap / T
-    would not: up to the cap draws come at rate q.
+    would not: up to the cap draws come at rate q. Where steps may be done again a cap counts anew in every attempt, and only
+    the first multiplier is taken.
 
     Args:
         own: what it signed, and how it is drawn.
@@ -219,15 +228,19 @@ def _for_limit(own: OwnBounds) -> float:
     target, delta = from_micro(own.limit[0]), own.limit[1] / PICO
     name, family, cap = own.accountant, own.family, own.bounds.max_occurrences
     if own.disclosure == "occurrences_public":
-        return _multiplier_for(target, own.turns or math.ceil(own.expected), delta, name, family)
-    capped = math.inf
-    if cap:
+        drawn = own.rate * (own.steps + own.redo)
+        count = own.turns or math.ceil(min(drawn, cap) if cap else drawn)
+        return _multiplier_for(target, count, delta, name, family)
+    capped, phases = math.inf, [accountants.Phase(1.0, float(own.rate), own.steps + own.redo)]
+    if own.copies:
+        phases = with_copies(phases, own.redo)
+    if cap and not own.redo:
         try:
             capped = multiplier_for(target, min(cap, own.steps), delta, name, family)
         except AccountantError:
             capped = math.inf  # what sampling makes of it may do
     try:
-        return min(capped, accountants.calibrate(target, float(own.rate), own.steps, delta, name, family=family))
+        return min(capped, accountants.calibrate_phases(target, phases, delta, name, family=family))
     except AccountantError:
         if capped == math.inf:
             raise

@@ -10,17 +10,16 @@ import numpy as np
 from torch import nn
 
 from attest.policy import ClassRule, Policy
-from attest.policy.sampling import period
 from attest.schedule import waste
 from attest.schedule.blocks import derive
-from attest.schedule.turns import dearest_turns
 from attest.schema.cards import by_name, card_of
 from attest.schema.rounding import at_most
 from dptrain.clipping.resolver import Schedule
 from dptrain.data.slots import Slots
 from dptrain.record.metrics import Line, by_group, flat
-from ledger.accountants import likely_occurrences, turns_under
 from ledger.leaves import HeaderBlock
+from ledger.replay.budgets import foreseen_loss
+from ledger.replay.influence import planned_steps
 from ledger.replay.state import RunState
 
 
@@ -54,14 +53,16 @@ class Epsilon:
     Attributes:
         spent: epsilon so far, under zero-out adjacency: the contribution is there, or adds nothing.
         spent_replaced: epsilon so far where the content of the contribution is replaced by another.
-        planned: epsilon at the end of the horizon, under zero-out adjacency, steps that were charged in vain included.
-        delta: of all three.
+        planned: epsilon at the end of the horizon, under zero-out adjacency, steps that were charged in vain so far included.
+        delta: of all four.
+        if_all_redone: the most that ``planned`` can come to: every step that the policy lets be done again is done again.
     """
 
     spent: float
     spent_replaced: float
     planned: float
     delta: float
+    if_all_redone: float
 
     def _repr_html_(self) -> str:
         return card_of(_upward(self))
@@ -76,10 +77,11 @@ class Epsilons(dict[str, Epsilon | None]):
 
 def _upward(found: Epsilon) -> Epsilon:
     """Returns figures of six digits, as a card shows them: none is below the one that it stands for."""
-    spent, replaced, planned = (
-        value if math.isinf(value) else float(at_most(value, 6)) for value in (found.spent, found.spent_replaced, found.planned)
+    spent, replaced, planned, redone = (
+        value if math.isinf(value) else float(at_most(value, 6))
+        for value in (found.spent, found.spent_replaced, found.planned, found.if_all_redone)
     )
-    return Epsilon(spent, replaced, planned, found.delta)
+    return Epsilon(spent, replaced, planned, found.delta, redone)
 
 
 def summary(
@@ -90,16 +92,18 @@ def summary(
     ``isolation`` says of the whole run whether statement A has held so far, or why not.
 
     Those of a public class about privacy are None: no number would be true. Where occurrences are public, epsilons so far are
-    those of the contribution that spent most, and the planned one is for as many draws as one in a million exceeds. Where noise
-    varies over the run, multipliers are the least of its phases, and epsilons count the steps of each at its own.
+    those of the contribution that spent most, and the planned one is for as many draws as one in a million exceeds, or for the
+    dearest turns of an order. Where noise varies over the run, multipliers are the least of its phases, and epsilons count the
+    steps of each at its own.
+
+    Guarantee: the planned epsilon counts the steps that were charged in vain so far, and is never below what was spent.
 
     Args:
         run: what the ledger says so far. charged: steps that it charged. slots: contributions of the run.
     """
     rows = []
     for place, rule in enumerate(policy.classes):
-        forms = [number for number, found in enumerate(slots.resolutions()) if found.class_name == rule.name]
-        members = slots.take(np.flatnonzero(np.isin(slots.numbers, forms)))
+        members = _members(rule, slots)
         row = {
             "class": rule.name,
             "public": rule.public,
@@ -162,33 +166,64 @@ PROMISES = (
 """Figures of :func:`summary` about the privacy of a class: None in a public one, which has none."""
 
 
+def _charged_to(run: RunState) -> int:
+    """Returns the last step that the running attempt has charged, or the one that it went on behind."""
+    window = run.open_window
+    return run.position if window is None else window.last_step
+
+
 def _to_the_end(run: RunState) -> tuple[int, ...]:
     """Returns the steps per phase that will have been charged at the horizon: those so far, and those to come."""
-    window, phases = run.open_window, run.header.phases
-    done = run.position if window is None else window.first_step + window.n_steps - 1
-    spent = run.expenditure
+    done, phases, spent = _charged_to(run), run.header.phases, run.expenditure
     to_come = spent.count_steps(done + 1, phases.steps - done)
     return spent.dearest_steps(map(int.__add__, run.charged_phases, to_come))
 
 
-def _promises(policy: Policy, run: RunState, place: int, rule: ClassRule, members: Slots) -> dict[str, float]:
+def if_all_redone(policy: Policy, run: RunState, slots: Slots) -> dict[str, float]:
+    """Returns per private class the most that a run of the policy can spend of a contribution, under zero-out adjacency.
+
+    Guarantee: an upper bound for whoever signed the preset bounds or stricter ones, whichever steps are done again, as many as
+    the policy allows. Where draws are random and public one contribution in a million exceeds it.
+
+    Args:
+        run: what the ledger says so far. slots: contributions of the run.
+    """
+    found, spent = {}, run.expenditure
+    for place, rule in enumerate(policy.classes):
+        if rule.public:
+            continue
+        weakest = _weakest(run, place, rule, _members(rule, slots))
+        if policy.disclosure == "occurrences_public":
+            found[rule.name] = spent.of_loss(_foreseen(policy, run, rule, weakest, policy.redo_steps))
+        else:
+            levels = spent.copies.most(policy.redo_steps)
+            found[rule.name] = spent.of_group(place, weakest, spent.dearest_steps(planned_steps(run)), levels=levels)
+    return found
+
+
+def _members(rule: ClassRule, slots: Slots) -> Slots:
+    forms = [number for number, found in enumerate(slots.resolutions()) if found.class_name == rule.name]
+    return slots.take(np.flatnonzero(np.isin(slots.numbers, forms)))
+
+
+def _weakest(run: RunState, place: int, rule: ClassRule, members: Slots) -> tuple[float, ...]:
+    """Returns per phase the weakest of all members, whose epsilon is at least that of any of them."""
     descriptors = [members.forms[number].descriptor for number in set(members.numbers.tolist())]
     signed = {found.bounds for found in descriptors} or {rule.bounds}
-    # Per phase the weakest of all members, whose epsilon is at least that of any of them.
-    weakest = tuple(map(min, zip(*(run.expenditure.multipliers(place, bounds) for bounds in signed), strict=True)))
-    phases = run.header.phases
+    return tuple(map(min, zip(*(run.expenditure.multipliers(place, bounds) for bounds in signed), strict=True)))
+
+
+def _foreseen(policy: Policy, run: RunState, rule: ClassRule, weakest: tuple[float, ...], redo: int) -> float:
+    return foreseen_loss(policy, rule.sampling_rate, run.header.phases.horizon, weakest, redo=redo)
+
+
+def _promises(policy: Policy, run: RunState, place: int, rule: ClassRule, members: Slots) -> dict[str, float]:
+    weakest = _weakest(run, place, rule, members)
     if policy.disclosure == "occurrences_public":
         named = map(members.descriptor_hash, range(len(members) if run.contributions else 0))  # none before the run begins
         loss = max((run.contributions[name].loss for name in named), default=0.0)
-        if not policy.sampling.turns:
-            planned = likely_occurrences(float(rule.sampling_rate), policy.steps) / min(weakest) ** 2
-        else:
-            turns = turns_under(policy, rule.sampling_rate)
-            if turns is None:
-                planned = dearest_turns(policy.sampling.name, period(rule.sampling_rate), phases.horizon, weakest).loss
-            else:
-                planned = turns.most() / min(weakest) ** 2
-        spent = [run.expenditure.of_loss(value) for value in (loss, 4 * loss, planned)]
+        planned = _foreseen(policy, run, rule, weakest, run.charged - _charged_to(run))
+        spent = [run.expenditure.of_loss(value) for value in (loss, 4 * loss, max(loss, planned))]
     else:
         charged = run.expenditure.dearest_steps(run.charged_phases)
         spent = [

@@ -572,6 +572,11 @@ class PreparedRun(Parts[Planned]):
         run = self.recorder.state(self._header, self.opened.now())
         return header.summary(self.policy, run, run.charged, self.schedule, self.pool.slots, self.isolation.told)
 
+    def if_all_redone(self) -> dict[str, float]:
+        """Returns per private class the most that a run of the policy can spend: see `dptrain.engine.header.if_all_redone`."""
+        run = self.recorder.state(self._header, self.opened.now())
+        return header.if_all_redone(self.policy, run, self.pool.slots)
+
     def detach(self, ended: tuple[str, str]) -> None:
         """Leaves the sandbox, gives the parameters back to autograd and removes every hook; no more steps are taken."""
         self.ended = ended

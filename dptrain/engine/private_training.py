@@ -497,16 +497,21 @@ class PrivateTraining:
         Each epsilon bounds what all released gradients, and so every released model, tell of one contribution of the class,
         at the policy's delta, for whoever signed the preset bounds or stricter ones. ``spent`` and ``planned`` hold under
         zero-out adjacency: the contribution adds what it adds, or zero. ``spent_replaced`` holds where its content is another
-        one. That the contribution exists is public (docs/guarantee.md). Steps count that were charged, done or not. Where the
-        policy makes occurrences public, ``spent`` is that of the contribution that was drawn most, and ``planned`` is exceeded
-        by one in a million. Runs before this one are not in it. A public class has None: nothing is promised to it.
+        one. That the contribution exists is public (docs/guarantee.md). Steps count that were charged, done or not. ``planned``
+        grows with every step that is charged in vain, and ``if_all_redone`` is what it can come to under the policy's
+        ``redo_steps``. Where the policy makes occurrences public, ``spent`` is that of the contribution that was drawn most.
+        Unless an order is signed, one in a million exceeds the other two then. Runs before this one are not in it. A public
+        class has None: nothing is promised to it.
 
         Raises:
             StepOrder: before `prepare`.
         """
         figures = ("epsilon", "epsilon_replace", "epsilon_planned", "delta")
-        rows = self.prepared.summary()
-        return Epsilons({row["class"]: None if row["public"] else Epsilon(*map(row.__getitem__, figures)) for row in rows})
+        redone, found = self.prepared.if_all_redone(), Epsilons()
+        for row in self.prepared.summary():
+            name = row["class"]
+            found[name] = None if row["public"] else Epsilon(*map(row.__getitem__, figures), redone[name])
+        return found
 
     def export(self, directory: str | os.PathLike[str]) -> Path:
         """Writes the public record of the run for an auditor: the ledger, what contributors signed, and the registry.

@@ -14,14 +14,13 @@ from attest.gate import GateReport
 from attest.policy import ClassRule, Policy
 from attest.policy.sampling import period
 from attest.schedule import allocation
-from attest.schedule.turns import dearest_turns
 from attest.schema.cards import card_of
 from dptrain.clipping.own_noise import OwnNoise, own_bounds, own_noise, strictest
 from dptrain.planning.layout import BlockPlan, lay_out, needs_model, sure_stds
 from ledger import accountants
 from ledger.accountants import Phase
 from ledger.errors import AccountantError
-from ledger.replay.budgets import Limit, of_plan, repetitions, with_redo
+from ledger.replay.budgets import Limit, foreseen_loss, of_plan, repetitions, with_redo
 
 TAIL = 0.025
 """Probability beyond either end of the range that is shown: 95 of 100 contributions lie within."""
@@ -244,22 +243,14 @@ def spent(policy: Policy, phases: Sequence[Phase], *, replace: bool = False, cap
         redo: Steps beyond these that are done again, with the least noise of all.
     """
     delta, name, family = float(policy.delta), policy.accountant, policy.mechanism.name
-    least = min(phase.noise_multiplier for phase in phases)
-    if policy.sampling.turns:
+    rate = phases[0].sampling_rate
+    if policy.disclosure == "occurrences_public":
+        exact = Fraction(1, round(1 / rate)) if policy.sampling.turns else Fraction(rate)
         steps, multipliers = zip(*((phase.steps, phase.noise_multiplier) for phase in phases), strict=True)
-        length = round(1 / phases[0].sampling_rate)
-        correlated = accountants.turns_under(policy, Fraction(1, length))
-        if correlated is None:
-            loss = dearest_turns(policy.sampling.name, length, steps, multipliers, cap).loss + redo / least**2
-        else:
-            loss = (correlated.most(sum(steps), cap) + redo * correlated.dearest_again()) / least**2
+        loss = foreseen_loss(policy, exact, steps, multipliers, cap=cap, redo=redo)
         return accountants.epsilon_occurrences(4.0 * loss if replace else loss, delta, name, family=family)
     if redo:
-        phases = with_redo(policy, [*phases, Phase(least, phases[0].sampling_rate, redo)])
-    if policy.disclosure == "occurrences_public":
-        draws = accountants.likely_occurrences(phases[0].sampling_rate, sum(phase.steps for phase in phases))
-        loss = (min(draws, cap) if cap else draws) / least**2
-        return accountants.epsilon_occurrences(4.0 * loss if replace else loss, delta, name, family=family)
+        phases = with_redo(policy, [*phases, Phase(min(phase.noise_multiplier for phase in phases), rate, redo)])
     if cap and not replace:
         return accountants.epsilon_of_phases_capped(phases, cap, delta, name, family=family)
     return accountants.epsilon_of_phases(phases, delta, name, family=family, replace=replace)

@@ -15,7 +15,9 @@ from typing import Literal
 
 from attest.fixed_point import MICRO, from_micro, from_pico
 from attest.policy import Policy
+from attest.policy.sampling import period
 from attest.schedule import Phases
+from attest.schedule.turns import dearest_turns
 from ledger import accountants
 from ledger.accountants import Phase, renyi
 from ledger.errors import LeafRefused
@@ -145,17 +147,57 @@ def of_plan(policy: Policy, place: int, multipliers: Sequence[float], steps: int
     return _spending(policy, with_redo(policy, [Phase(z, float(rate), count) for z, count in charged]))
 
 
+def foreseen_loss(
+    policy: Policy, rate: Fraction, steps: Sequence[int], multipliers: Sequence[float], *, cap: int = 0, redo: int = 0
+) -> float:
+    """Returns what public occurrences of a contribution are expected to add up to at most, before they are drawn.
+
+    Guarantee: under a signed order nobody with these multipliers or larger ones comes to more, if no more than ``redo`` steps
+    are done again, whichever they are. Under random draws one contribution in a million does.
+
+    Args:
+        policy: makes occurrences public.
+        rate: of the class.
+        steps: of each phase of the noise, without those that are done again.
+        multipliers: noise multiplier of the contribution in each phase.
+        cap: occurrences that it signed at most, 0 for any number; they count over all attempts together.
+        redo: steps that are done again. They count where noise is least.
+    """
+    least = min(multipliers)
+    if not policy.sampling.turns:
+        draws = accountants.likely_occurrences(float(rate), sum(steps) + redo)
+        return (min(draws, cap) if cap else draws) / least**2
+    turns = accountants.turns_under(policy, rate)
+    if turns is not None:  # a row that is done again has to do with those of before, so that a cap does not end what it costs
+        return (turns.most(sum(steps), cap) + redo * turns.dearest_again()) / least**2
+    loss = dearest_turns(policy.sampling.name, period(rate), steps, multipliers, cap).loss + redo / least**2
+    return min(loss, cap / least**2) if cap else loss
+
+
 def with_redo(policy: Policy, phases: Sequence[Phase]) -> list[Phase]:
     """Returns phases, steps done again among them, as noise that is correlated between steps has them under secret draws.
 
-    Guarantee: with R = `redo_steps`, no fewer draws than 2 R count behind the noise of R copies more. A copy more takes a step
+    Args:
+        phases: of one multiplier and rate, where it is correlated.
+    """
+    return with_copies(phases, policy.redo_steps) if shows_later(policy) else list(phases)
+
+
+def shows_later(policy: Policy) -> bool:
+    """Tells whether a draw shows in the rows behind its own, as with noise that is correlated between steps."""
+    return accountants.TABLE[policy.mechanism.name].memory(policy) > 0
+
+
+def with_copies(phases: Sequence[Phase], again: int) -> list[Phase]:
+    """Returns phases with the copies that draws have where ``again`` of these steps were done again, and draws show later.
+
+    Guarantee: with R = ``again``, no fewer draws than 2 R count behind the noise of R copies more. A copy more takes a step
     done again, and it is of the draws of one step: so at most R steps have one, and with those done again 2 R draws.
 
     Args:
         phases: of one multiplier and rate.
     """
-    again = policy.redo_steps
-    if not again or not accountants.TABLE[policy.mechanism.name].memory(policy):
+    if not again:
         return list(phases)
     total, one = sum(phase.steps for phase in phases), phases[0]
     dearer = min(2 * again, total)

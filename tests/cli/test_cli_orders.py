@@ -6,6 +6,7 @@ from fractions import Fraction
 import pytest
 
 from attest.policy import Policy
+from attest.schema.rounding import at_most
 from ledger import accountants
 
 POLICY = """
@@ -130,4 +131,5 @@ def test_an_attestation_under_an_order_is_told_its_turns(shell, order):
     shell.run("attest", "sign", "notes.jsonl", "--key", "alice.key", "--class", "sensitive", *bounds)
     told = flowing(shell.run("attest", "show", "notes.jsonl.attest", "--record", "1", *bounds).output)
     assert "Drawn 4 times (its turns in the order of the policy, if no step is done again)" in told
+    assert f"If every step that may be repeated after crashes is, it is at most {at_most(gaussian([9 / 1.2**2]))};" in told
     assert shell.json("policy", "show", "policy.cose")["policy"]["sampling_order"] == order

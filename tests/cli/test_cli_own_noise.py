@@ -37,8 +37,22 @@ def test_what_was_signed_alone_needs_the_square_of_its_bounds_and_the_count_is_t
         assert "variance 0.1406 per step and coordinate" in shell.run("ledger", "show", *door, *asked).stdout
 
 
+@pytest.mark.parametrize("cap", [0, 1])
+def test_a_limit_of_epsilon_needs_what_all_steps_cost_with_those_done_again(shell, corpus, cap):
+    """20 steps and 10 that may be done again, in attempts each of which counts a cap anew."""
+    options = ("--max-epsilon", "0.5", "--max-delta", "1e-6", *(("--max-occurrences", str(cap)) if cap else ()))
+    corpus("--policy", "policy.cose", "--owner-key", "owner.pub", *options)
+    found = shown(shell)["own_noise"]
+    assert found["multiplier"] == accountants.calibrate(0.5, 0.1, 30, 1e-6) > accountants.calibrate(0.5, 0.1, 20, 1e-6) > 1.2
+    assert found["expected_occurrences"] == min(2, cap or 2)
+
+
 @pytest.mark.parametrize("cap", [0, 1, 15])
 def test_a_limit_of_epsilon_needs_what_its_expected_draws_cost(shell, corpus, cap):
+    text = (shell.directory / "policy.toml").read_text().replace("redo_steps = 10", "redo_steps = 0")
+    (shell.directory / "policy.cose").unlink(missing_ok=True)
+    shell.write("policy.toml", text)
+    shell.run("policy", "sign", "policy.toml", "--key", "owner.key", "--registry", "registry.cbor")
     options = ("--max-epsilon", "0.5", "--max-delta", "1e-6", *(("--max-occurrences", str(cap)) if cap else ()))
     corpus("--policy", "policy.cose", "--owner-key", "owner.pub", *options)
     found = shown(shell)["own_noise"]

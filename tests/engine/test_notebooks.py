@@ -325,7 +325,7 @@ def leave_inside(run: tuple[PrivateTraining, nn.Module, Any, Any]) -> BaseExcept
 
 def test_no_epsilon_is_shown_below_what_it_is(world: World) -> None:
     """On the bar and on cards: a bound that is shown smaller is no bound."""
-    below = Epsilon(1.0000004, 2.5, math.inf, 1e-6)
+    below = Epsilon(1.0000004, 2.5, math.inf, 1e-6, math.inf)
     for text in (below._repr_html_(), Epsilons(own=below)._repr_html_()):
         assert "<td>1.00001</td>" in text and "<td>2.5</td>" in text and "<td>inf</td>" in text and "<td>1e-06</td>" in text
     run = prepared(world)

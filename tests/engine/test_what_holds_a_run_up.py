@@ -129,7 +129,8 @@ def test_what_was_signed_as_public_and_what_was_not_are_never_taken_for_each_oth
 
 
 def test_cap_and_limit_change_the_noise_of_own_bounds_and_nothing_that_the_schedule_gives(tmp_path) -> None:
-    trainer = Trainer(make_world(tmp_path, classes=SENSITIVE + PUBLIC, per_class=1, steps=40))
+    world = make_world(tmp_path, classes=SENSITIVE + PUBLIC, per_class=1, steps=40, policy_extra="redo_steps = 0")
+    trainer = Trainer(world)
     schedule, policy = trainer.private.prepared.schedule, trainer.private.policy
     admissions = {slot.resolution.class_name: slot.admitted.admission for slot in trainer.private.prepared.pool.slots}
     signed = admissions["sensitive"].descriptor

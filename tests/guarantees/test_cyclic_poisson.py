@@ -302,7 +302,11 @@ def test_the_plan_is_what_the_run_comes_to(tmp_path) -> None:
     assert planned == expected(trainer, (3, 0))
     own = own_bounds(policy, policy.classes[0].name, policy.classes[0].bounds, (2_000_000, 10**7))
     assert own is not None and own.expected == 1.5
-    assert accountants.epsilon(own_noise(own).multiplier, 0.5, 3, 1e-5) == pytest.approx(2.0, rel=1e-4)
+    assert of_plan(policy, 0, (own_noise(own).multiplier,)).epsilon(1e-5) == pytest.approx(2.0, rel=1e-4)
+    most = {name: one.if_all_redone for name, one in trainer.private.epsilon().items()}
+    for place, row in enumerate(trainer.private.prepared.summary()):
+        at_worst = of_plan(policy, place, (row["effective_multiplier"],)).epsilon(1e-5)
+        assert most[row["class"]] == at_worst > planned[row["class"]]
     assert spent_by(policy, 1.0, 0.5, policy.sampling.most_steps(policy.steps)) == accountants.epsilon(1.0, 0.5, 3, 1e-5)
     assert Toeplitz((1.0, 0.5, 0.375)).bands == policy.sampling.groups
     trainer.close()

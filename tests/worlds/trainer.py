@@ -3,10 +3,13 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from attest.keys import public_bytes
 from dptrain import Clock, Earlier, Microbatches, NoiseSource, PrivateTraining, RunLedger
+from dptrain.planning.plan import spent
+from ledger.accountants import Phase
 from ledger.audit import AuditReport, verify_export
 from tests.reference.families import FAMILIES, Family
 from tests.worlds.training import World
@@ -122,6 +125,20 @@ def audited(trainer: Trainer, world: World, path: Path) -> AuditReport:
     report = verify_export(export, keys, owner_key=public_bytes(world.owner_key))
     assert report.verdict == "FULL", report.findings
     return report
+
+
+def foreseen_holds(trainer: Trainer, *, redone: int) -> None:
+    """Holds what a run says that it will have spent, after so many of its steps were done again, of one level of noise."""
+    policy, over = trainer.private.policy, []
+    rows = {row["class"]: row for row in trainer.private.prepared.summary()}
+    for name, found in trainer.private.epsilon().items():
+        assert found is not None
+        phases = [Phase(rows[name]["effective_multiplier"], float(policy.class_rule(name).sampling_rate), policy.steps)]
+        without, planned, most = (spent(policy, phases, redo=count) for count in (0, redone, policy.redo_steps))
+        assert (found.planned, found.if_all_redone) == (pytest.approx(planned, rel=1e-12), pytest.approx(most, rel=1e-12))
+        assert found.spent <= found.planned * (1 + 1e-12) and without < found.planned < found.if_all_redone
+        over.append(found.spent > without)
+    assert any(over), "a step that was done again costs more than was planned without it"
 
 
 def interrupted(world: World, *, saved: int, stopped: int, resume: bool = False) -> None:

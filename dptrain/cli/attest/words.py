@@ -19,10 +19,10 @@ from attest.schema.rounding import at_most
 from dptrain.cli.advice.findings import rounded
 from dptrain.cli.output import counted
 from dptrain.clipping.own_noise import OwnNoise, own_bounds, own_noise
+from dptrain.planning.plan import spent
 from ledger import accountants
 from ledger.errors import AccountantError
 from ledger.leaves import Admit
-from ledger.replay.budgets import with_redo
 from ledger.views.attacker import attacker
 
 _DAY = 86400
@@ -154,16 +154,10 @@ def epsilon(signed: Terms, policy: Policy, signed_policy: bool) -> str:
     source = "the signed policy" if signed_policy else "this draft of a policy, which is not signed"
     if policy.disclosure == "occurrences_public":
         return _counted(signed, policy, source)
-    name, family = policy.accountant, policy.mechanism.name
-    steps = policy.sampling.most_steps(policy.steps)
-    if signed.max_occurrences:
-        phases = [accountants.Phase(z, q, steps)]
-        own = accountants.epsilon_of_phases_capped(phases, signed.max_occurrences, delta, name, family=family)
-    else:
-        own = accountants.epsilon(z, q, steps, delta, name, family=family)
-    all_phases = with_redo(policy, [accountants.Phase(z, q, steps + policy.redo_steps)])
-    redone = accountants.epsilon_of_phases(all_phases, delta, name, family=family)
-    replaced = accountants.epsilon(z, q, steps, delta, name, family=family, replace=True)
+    family, steps = policy.mechanism.name, policy.sampling.most_steps(policy.steps)
+    phases = [accountants.Phase(z, q, steps)]
+    own, replaced = spent(policy, phases, cap=signed.max_occurrences), spent(policy, phases, replace=True)
+    redone = spent(policy, phases, redo=policy.redo_steps)
     l1 = accountants.TABLE[family].norm == 1  # less than elsewhere, since no vector is longer than its L1 norm
     norm = " Under it the clip norm bounds the sum of the magnitudes of the gradient, and so its length too." if l1 else ""
     each = "each" if policy.sampling.groups == 1 else f"each of {steps:,} of them, those of its group"
@@ -198,16 +192,16 @@ def _counted(signed: Terms, policy: Policy, source: str) -> str:
         likely = dearest_turns(policy.sampling.name, period(rate), [policy.steps], [z]).count
         seldom = "its turns in the order of the policy, if no step is done again"
     draws = min(likely, signed.max_occurrences or likely)
-    name, family = policy.accountant, policy.mechanism.name
-    turns = accountants.turns_under(policy, rate)
-    loss = float(draws) if turns is None else turns.most(cap=signed.max_occurrences)
-    own, replaced = (accountants.epsilon_occurrences(k * loss / z**2, delta, name, family=family) for k in (1, 4))
+    phases, cap = [accountants.Phase(z, float(rate), policy.steps)], signed.max_occurrences
+    own, replaced = spent(policy, phases, cap=cap), spent(policy, phases, cap=cap, replace=True)
+    redone = spent(policy, phases, cap=cap, redo=policy.redo_steps)
     sure = "as it signed" if draws == signed.max_occurrences else seldom
     return (
         f"Under {source} the ledger tells everybody in which steps it was drawn, and each occurrence counts in full. Drawn "
-        f"{counted(draws, 'time')} ({sure}), epsilon is at most {at_most(own)} against the contribution being empty, and at "
-        f"most {at_most(replaced)} against other content in its place (delta {delta:g}). All this is of one contribution: for "
-        f"several of one person epsilon is larger.{_total(signed, policy)}"
+        f"{counted(draws, 'time')} ({sure}), epsilon is at most {at_most(own)} against the contribution being empty. If every "
+        f"step that may be repeated after crashes is, it is at most {at_most(redone)}; against other content in its place, "
+        f"without repeated steps, at most {at_most(replaced)} (delta {delta:g}). All this is of one contribution: for several "
+        f"of one person epsilon is larger.{_total(signed, policy)}"
     )
 
 
