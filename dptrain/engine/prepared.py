@@ -388,10 +388,18 @@ class PreparedRun(Parts[Planned]):
         """
         rates = refusals.rates_of(self.optimizer)
         blank = self.together.stand(number, self._drawn, self.gradients.stds, rates, self.isolation)
-        self.released = number
-        self._rates = refusals.public_rates(self.optimizer, self._first_rates, self.states)
-        public = self.folding.public if self.schedule.public else None
-        self.gradients.release(self._going.streams.noise, number, public, blank=blank, wide=self.together.wide)
+        interrupts = self.gradients.interrupts
+        if self.gradients.keeps_noise:
+            interrupts.put_off()  # `_end_attempt` could save nothing
+        try:
+            self.released = number
+            self._rates = refusals.public_rates(self.optimizer, self._first_rates, self.states)
+            public = self.folding.public if self.schedule.public else None
+            self.gradients.release(self._going.streams.noise, number, public, blank=blank, wide=self.together.wide)
+        except BaseException:
+            interrupts.let()
+            raise
+        interrupts.released()
 
     def settle(self, number: int) -> None:
         """Settles the window at its end, closes epochs, and checks that the optimizer took the step."""
@@ -441,7 +449,8 @@ class PreparedRun(Parts[Planned]):
 
         A step counts as released once its release began, whether or not the optimizer took it. What was charged stays charged.
         A resumed run goes on behind the step that is saved. Nothing is saved where an optimizer was halfway through a step,
-        where parameters are not finite, or where something was written that is not trained.
+        where parameters are not finite, or where something was written that is not trained; where noise is correlated between
+        steps, neither from the begin of a release until the optimizer has taken it, for which interrupts wait.
 
         Raises:
             LedgerError: the ledger or the disk refuses; what was charged is in the ledger all the same.

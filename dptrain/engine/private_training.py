@@ -565,6 +565,8 @@ class PrivateTraining:
             self._prepared.probe.tell_end()
         self.opened.recorder.close()
         self.opened.ranks.leave()
+        if self._prepared is not None:
+            self._prepared.gradients.interrupts.let()  # of a loop that was left between a release and the optimizer
 
     def _require_mine(self) -> None:
         """Refuses a run whose ledger was opened by a later one: what this one knows of it is old."""

@@ -13,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from dptrain.blocks.shards import local
 from dptrain.blocks.stack import Tensor
 from dptrain.clipping.fast import PublicSums
+from dptrain.engine.interrupts import Interrupts
 from dptrain.errors import ConfigError, NotPrivateUse, ResumeRefused, StepOrder, UnsupportedPolicy
 from dptrain.noise.mechanism import Independent, Mechanism, Step, initial, kept
 from dptrain.noise.normals import TAIL_LANE
@@ -51,6 +52,7 @@ class PrivateGradients:
 
     Attributes:
         stds: noise per block of the step under way, by default the schedule's; set by :meth:`use`.
+        interrupts: those that wait for the optimizer, where the noise of a step depends on that of others.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class PrivateGradients:
         placement: Placement | None = None,
     ) -> None:
         self.phase = Phase.IDLE
+        self.interrupts = Interrupts()
         self._placement = placement or Placement()
         self._noise: tuple[Mechanism, Any] | None = None
         self._model = model
@@ -347,6 +350,7 @@ class PrivateGradients:
         self._entered -= 1
         if not self._entered:
             self.phase = Phase.STEPPED
+            self.interrupts.let()
 
     def _require_released(self) -> None:
         if any(parameter.grad is not released for parameter, released in self._released):
