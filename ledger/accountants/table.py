@@ -31,7 +31,8 @@ LATTICE_BITS: Final = 32
 """b of the lattice ``s * 2^-b`` of Gaussian noise. Integers below 2^52 are exact in float64, which bounds |sum| by 2^20 * s."""
 
 MOST_GROUPS: Final = 4096
-"""Most groups that steps draw from in turn, and most steps that may be done again where draws show in rows behind their own."""
+"""Most groups that steps draw from in turn, times the phases of the noise that a policy has: a reader keeps as many counts for
+each moment at which somebody was admitted; and most steps that may be done again where draws show in rows behind their own."""
 
 HOST: Final = "host"
 DEVICE: Final = "device"
@@ -370,9 +371,11 @@ def refusal(
 
 def refusal_of(policy: Policy) -> str | None:
     """Says why the noise of a policy does not go with what else it says, and what would; None if it does."""
-    if policy.sampling.groups > MOST_GROUPS:
-        found = f"{policy.sampling.groups} groups, of each of which a reader of a ledger keeps a count"
-        return f"sampling.order {policy.sampling.name!r} has {found}; take {MOST_GROUPS} at most"
+    groups, phases = policy.sampling.groups, max(1, len(policy.noise_phases))
+    if groups > 1 and groups * phases > MOST_GROUPS:
+        found = f"{groups} groups" + (f" in {phases} phases of the noise" if phases > 1 else "")
+        found += ", of each of which a reader of a ledger keeps a count"
+        return f"sampling.order {policy.sampling.name!r} has {found}; take {MOST_GROUPS // phases} at most"
     if policy.sampling.groups > 1 and not policy.secret:
         return (
             f"sampling.order {policy.sampling.name!r} goes with disclosure 'secret_draws', not with {policy.disclosure!r}: "

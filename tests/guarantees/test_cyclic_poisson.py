@@ -36,6 +36,7 @@ GROUPS = 3
 DRAWS = 'disclosure = "secret_draws"\nsampling = {{ order = "cyclic_poisson", parameters = {{ groups = {} }} }}\n'
 BANDS = f'noise = {{ family = "banded_toeplitz", parameters = {{ bands = 3, coefficients = [{ONE}, 524288, 393216] }} }}\n'
 BUFFERS = f'noise = {{ family = "buffered_toeplitz", parameters = {{ decays = [{1 << 39}], scales = [{1 << 38}] }} }}\n'
+TWO_LEVELS = "noise = { phase = [{ from_step = 1, scale = 2 }, { from_step = 4, scale = 1 }] }\n"
 STEPS = 8
 
 
@@ -275,6 +276,7 @@ def test_the_last_row_of_everybody_says_what_its_draws_come_to_with_their_copies
         (2, BANDS, "it has 3, and there are 2"),
         (3, BUFFERS, "it has all"),
         (4097, "", "take 4096 at most"),
+        (2049, TWO_LEVELS, "2049 groups in 2 phases of the noise, .* take 2048 at most"),
         (3, BANDS.replace("noise =", "redo_steps = 5000\nnoise ="), "redo_steps of 4096 at most"),
         (3, 'exactness = "certified"\nnoise = { family = "laplace" }\n', "disclosure 'secret_poisson'"),
     ],

@@ -2005,7 +2005,7 @@ class Run:
         self.class_turns, self.groups_, self.bands = [], policy["groups"], 1
         if self.groups_ > 1:
             served = policy[6] == "secret_draws" and self.family not in LATTICE and policy[14] != "per_sample"
-            need(served and self.groups_ <= 4096, "UNSUPPORTED", "groups")
+            need(served and self.groups_ * max(1, len(policy.get(24, []))) <= 4096, "UNSUPPORTED", "groups")
         if self.family in CORRELATED:
             need(policy["order"] in ("cyclic", "cyclic_poisson"), "UNSUPPORTED", "order of correlated noise")
             need(policy[14] == "scheduled" and 24 not in policy, "UNSUPPORTED", "noise")
