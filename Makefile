@@ -61,12 +61,13 @@ endif
 demo: $(STAMP)
 	$(BIN)/dptrain demo --dir $(DIR)
 
-# One BLAS thread per test worker: the default of one pool per core in every worker is slower.
+# One BLAS thread per test worker: the default of one pool per core in every worker is slower. Compiled modules are kept, whatever the
+# environment says: else every worker compiles all tests, and each of the hundreds of programs that they start the whole project.
 test: $(STAMP)
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -q -n auto $(ARGS)
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -q -n auto $(ARGS)
 
 slow: $(STAMP)
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -q -m slow $(ARGS)
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -q -m slow $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

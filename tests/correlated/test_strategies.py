@@ -38,7 +38,10 @@ def test_banded_optima_reach_the_table(objective, bands):
         assert (np.diff(column) <= 0).all() and (column >= 0).all()
 
 
-@pytest.mark.parametrize(("objective", "buffers"), BUFFERED)
+@pytest.mark.parametrize(
+    ("objective", "buffers"),
+    [pytest.param(*case, marks=pytest.mark.slow) if case == ("mean", 3) else case for case in BUFFERED],
+)
 def test_buffered_optima_reach_the_table(objective, buffers):
     for n, told in zip(SIZES, BUFFERED[objective, buffers], strict=True):
         found = blt.optimize(n, buffers, objective)
@@ -73,7 +76,9 @@ def test_dense_optima_of_several_participations():
     assert sensitivity(banded, n, Participation(period)).value == pytest.approx(1.0, abs=1e-8)
 
 
-@pytest.mark.parametrize("rates", [[1.0, 0.55, 0.1], np.ones(32), 0.5 + 0.5 * np.cos(np.linspace(0, 3.0, 16))])
+@pytest.mark.parametrize(
+    "rates", [[1.0, 0.55, 0.1], pytest.param(np.ones(32), marks=pytest.mark.slow), 0.5 + 0.5 * np.cos(np.linspace(0, 3.0, 16))]
+)
 def test_the_largest_error_is_least_for_rates_and_momentum_too(rates):
     workload = dense.learning_rates(rates, 0.9)
     best = dense.optimize(len(workload), objective="max", workload=workload)

@@ -124,7 +124,7 @@ class Seen(TrainerCallback):
 # --- the same run as a loop --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("clip", [1.0, 0.0])
+@pytest.mark.parametrize("clip", [1.0, pytest.param(0.0, marks=pytest.mark.slow)])
 def test_weights_and_epsilon_are_those_of_a_plain_loop(tmp_path: Path, clip: float) -> None:
     weights, epsilon = plain_loop(tmp_path, "loop", clip=clip or None)
     private = trainer(tmp_path, max_grad_norm=clip)
@@ -300,7 +300,7 @@ def test_private_data_are_evaluated_under_a_name_that_says_so_and_told_to_the_ca
 # --- checkpoints and interruptions -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("save", ["no", "steps"])
+@pytest.mark.parametrize("save", ["no", pytest.param("steps", marks=pytest.mark.slow)])
 def test_an_exception_costs_one_step(tmp_path: Path, save: str) -> None:
     """Raised behind step 4, in the callbacks: that step is whole, and nothing is charged in vain."""
     options = {"save_strategy": save, "save_steps": 3}
@@ -414,7 +414,7 @@ def test_a_run_that_is_stopped_may_be_ended(tmp_path: Path) -> None:
     assert charged(tmp_path) == (2, True)
 
 
-@pytest.mark.parametrize("when", ["epoch", "steps"])
+@pytest.mark.parametrize("when", ["steps", pytest.param("epoch", marks=pytest.mark.slow)])
 def test_early_stopping_ends_the_run_before_the_best_weights_are_loaded(tmp_path: Path, when: str) -> None:
     """Else the ledger would say of weights that were loaded that something else than the optimizer wrote them."""
     best = {"load_best_model_at_end": True, "metric_for_best_model": "loss", "eval_steps": 2, "save_steps": 2}
@@ -432,7 +432,7 @@ def test_early_stopping_ends_the_run_before_the_best_weights_are_loaded(tmp_path
 # --- models ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("recompute", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_an_adapter_of_peft_is_trained_saved_and_resumed(tmp_path: Path, recompute: bool) -> None:
     peft = pytest.importorskip("peft")
 

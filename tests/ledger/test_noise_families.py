@@ -394,7 +394,9 @@ print(eval(sys.argv[1]))
 @pytest.mark.parametrize(
     ("asked", "least", "most"),
     [
-        ("epsilon_of_phases([Phase(50.0, 0.5, 10**6)], 1e-6, family='laplace')", 96.0, 98.0),
+        pytest.param(
+            "epsilon_of_phases([Phase(50.0, 0.5, 10**6)], 1e-6, family='laplace')", 96.0, 98.0, marks=pytest.mark.slow
+        ),
         ("epsilon_of_phases([Phase(50.0, 0.5, 10**7)], 1e-3, family='laplace')", 550.0, 1100.0),
         ("epsilon_of_phases([Phase(1e12, 1e-9, 10**11)], 1e-3, family='laplace')", 0.0, 0.0),
         ("epsilon_of_phases([Phase(0.001, 0.5, 10)], 1e-6, family='laplace')", 9990.0, 10000.0),
