@@ -24,12 +24,12 @@ from dptrain.engine.options import Microbatches, NoiseSource
 from dptrain.errors import ResumeRefused, UnsupportedPolicy
 from dptrain.noise import KeyStream, Mechanism, Source, mechanism_of
 from dptrain.parallel.ranks import ALONE, Ranks, joined, parted
-from dptrain.record.pin import SEALED as KEYS
 from dptrain.record.recorder import Recorder
 from dptrain.routing import Bounds, bounds_of
 from ledger.errors import LedgerError
 from ledger.log import Ledger
 from ledger.log.pinned import MAX_PINNED
+from ledger.storage.beside import DRAW_KEYS
 
 SEALED = "dptrain.draws/1"
 
@@ -42,8 +42,9 @@ class SealedStore:
 
     With a cap on occurrences, a resumed run must know how often each slot was already drawn. Draws are a function of the
     sampling key, so the keys of past attempts are kept (mode 0600) until the run ends, when the file is deleted. Other keys
-    would count other draws: the file is signed with the ledger's key and pinned to it. Noise keys are never written anywhere;
-    what correlated noise keeps from step to step has a place of its own (`dptrain.record.noise_states`).
+    would count other draws: the file is signed with the ledger's key and pinned to it. Noise keys are not
+    among them; what correlated noise keeps from step to step, of a dense strategy its keys, has a place of its own
+    (`dptrain.record.noise_states`).
 
     Guarantee: a key that is read is the one that this ledger's run wrote for that attempt. Where it is missing, or anybody
     changed the file, no draw is counted by another: the run is refused.
@@ -74,11 +75,6 @@ class SealedStore:
             raise self._refused(f"the sampling key of attempt {attempt} is not in {self._path}")
         return found
 
-    def destroy(self) -> None:
-        """Deletes the store at the end of the run."""
-        if self._path.exists():
-            os.remove(self._path)
-
     def _read(self) -> dict[int, bytes]:
         if not self._path.exists():
             return {}
@@ -103,12 +99,6 @@ class Streams:
     noise: Mechanism
     sampler: Sampler
     sealed: SealedStore | None
-
-    def destroy(self) -> None:
-        """Forgets the key of the noise, and deletes the keys that were kept for draws."""
-        if self.sealed is not None:
-            self.sealed.destroy()
-        self.noise.destroy()
 
 
 def open_streams(
@@ -135,7 +125,7 @@ def open_streams(
     rates = [policy.class_rule(descriptor.admissibility_class).sampling_rate for descriptor in signed]
     caps, forms = [descriptor.max_occurrences for descriptor in signed], pool.slots.numbers
     leads, poisson = recorder.ranks.leads, not policy.sampling.turns
-    sealed = SealedStore(recorder.place.side(KEYS), recorder.writer) if leads else None
+    sealed = SealedStore(recorder.place.side(DRAW_KEYS), recorder.writer) if leads else None
     signed_alike = rates, caps, forms, _group_of(recorder, policy.sampling.groups)
 
     def begin() -> bytes:

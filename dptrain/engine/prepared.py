@@ -41,7 +41,7 @@ from dptrain.progress import progress_bar
 from dptrain.record import checkpoints, weights
 from dptrain.record.metrics import Line, Metrics, MetricsLog
 from dptrain.record.noise_states import NoiseStates
-from dptrain.record.pin import NOISE, found, sign_record
+from dptrain.record.pin import found, sign_record
 from dptrain.record.recorder import Recorder, by_terms
 from dptrain.record.registry_watch import RegistryWatch
 from dptrain.record.settling import Inbox, settle_pool
@@ -56,6 +56,7 @@ from ledger import accountants
 from ledger.leaves import HELD, HeaderSpec
 from ledger.leaves.header import ADDRESSED
 from ledger.leaves.numerics import Numerics
+from ledger.storage.beside import NOISE
 
 if TYPE_CHECKING:
     from dptrain.routing.compiled import CompiledLoss
@@ -438,8 +439,8 @@ class PreparedRun(Parts[Planned]):
         self.together.share(self.isolation)
         self.metrics.write()
         self.recorder.finish(self.step, self.weights.records, self.isolation.told, self.opened.now())
-        self._going.streams.destroy()
-        self.noise_states.destroy()
+        self._going.streams.noise.destroy()
+        self.recorder.delete_secrets()
         self._ended = True
         self.metrics.tell()
         refusals.refuse_written(self.sandbox)

@@ -44,7 +44,7 @@ class Keyed:
 
     @staticmethod
     def fresh_master() -> bytes:
-        """Returns 32 bytes from the operating system; never written to disk for noise."""
+        """Returns 32 bytes from the operating system; for noise written to no disk, but in the state of a dense strategy."""
         return os.urandom(32)
 
     def _require_own_process(self) -> None:
@@ -52,7 +52,7 @@ class Keyed:
             raise RuntimeError("a key stream belongs to the process that made it; it is not read in a forked one")
 
     def __reduce__(self) -> NoReturn:
-        """Refuses: a key stream is never written anywhere."""
+        """Refuses: a key stream is pickled nowhere."""
         raise TypeError("a key stream cannot be pickled or copied: its key must not leave the process")
 
 

@@ -19,7 +19,6 @@ from dptrain.parallel.ranks import Ranks
 from dptrain.record.folders import Whole, private_file
 from dptrain.record.pin import STATE, PinRecord, folder_name, found, noise_table
 from dptrain.record.shard_files import table_of, verified
-from ledger.errors import StorageFailed
 
 KEEP: Final = 2
 """States kept, as many as checkpoints; older ones are removed after a newer one is durable."""
@@ -99,15 +98,6 @@ class NoiseStates:
             except (OSError, ValueError, RuntimeError) as error:
                 raise ResumeRefused("NOISE_STATE", f"cannot read the state of the noise in {folder} ({error})") from error
             return held
-
-    def destroy(self) -> None:
-        """Deletes all states, at the end of the run. Raises StorageFailed: they could not be deleted."""
-        try:
-            if self._ranks.leads and self._directory.exists():
-                shutil.rmtree(self._directory)
-        except OSError as error:
-            sentence = f"could not delete {self._directory} ({error}), which with the releases tells noise; delete it yourself"
-            raise StorageFailed("STORAGE", sentence) from error
 
     @property
     def _file(self) -> str:

@@ -28,12 +28,6 @@ STATE = "state.pt"
 
 KIND = "dptrain.checkpoint/1"
 
-NOISE = ".noise"
-"""Suffix of the directory beside the ledger in which states of the noise lie."""
-
-SEALED = ".sealed"
-"""Suffix of the file beside the ledger that keeps the sampling keys of a run with caps on occurrences."""
-
 _NAME = re.compile(r"step-([0-9]{8})")
 
 Table = dict[str, list[Any]]
@@ -206,17 +200,9 @@ def noise_table(folder: Path, digest: bytes) -> Table:
     return table_in(data, folder) or {}
 
 
-def secrets_left(ledger: Ledger) -> list[Path]:
-    """Returns secrets of a run that lie beside its ledger although it is over: a crash right behind the close left them."""
-    if not ledger.finished or ledger.place.beside is None:
-        return []
-    return [path for suffix in (SEALED, NOISE) if (path := ledger.place.side(suffix)).exists()]
-
-
 def require_files(folder: Path, record: PinRecord, noise: Path | None) -> None:
     """Holds the files of a checkpoint against its pin: ``state.pt``, and where that is a table, all files in it; and the state
-    of the noise after its step, in the directory ``noise``, where the pin names one. ``noise``: None for a run that is over,
-    whose states are gone.
+    of the noise after its step, in the directory ``noise``, where the pin names one; None does not ask for it.
 
     Raises:
         PinRefused: as `opened_state`, `opened_file` and `noise_table`; code CHECKPOINT_MOVED.
@@ -225,7 +211,7 @@ def require_files(folder: Path, record: PinRecord, noise: Path | None) -> None:
         head = file.read(1)
         table = table_in(head + file.read(), folder) if head == b"{" else None
     files = [(folder / name, *told) for name, told in (table or {}).items()]
-    if noise is not None and record.noise_sha256 is not None:
+    if record.noise_sha256 is not None and noise is not None:
         beside = noise / folder.name
         files += [(beside / name, *told) for name, told in noise_table(beside, record.noise_sha256).items()]
     for path, size, digest in files:

@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import shutil
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -21,7 +20,7 @@ from dptrain.data.slots import Slot, Slots
 from dptrain.errors import NotPrivateUse, ResumeRefused
 from dptrain.parallel.ranks import ALONE, Ranks, error_of, joined, named, parted
 from dptrain.record.earlier_runs import Earlier
-from dptrain.record.pin import PinRecord, secrets_left
+from dptrain.record.pin import PinRecord
 from dptrain.record.registry_watch import RegistryWatch, cited_roots
 from ledger.accountants import to_micro_up
 from ledger.errors import BudgetExceeded
@@ -31,7 +30,7 @@ from ledger.log.followed import Followed, contents_of, news_of
 from ledger.log.ledger import AdmitSpec, Ledger
 from ledger.note import NoteSigner
 from ledger.replay import Replay
-from ledger.storage.beside import read_public, write_public
+from ledger.storage.beside import delete_secrets, read_public, write_public
 from ledger.storage.fsck import set_unfinished_aside, set_unused_aside
 from ledger.storage.place import Place
 from ledger.storage.store import exists
@@ -96,6 +95,8 @@ class Recorder:
         self.signer = _signer(Path(key_path) if key_path else place.key, origin, place, make=not found)
         self._writer = Ledger.open(place, self.signer) if found else None
         try:
+            if self._writer is not None and self._writer.finished:
+                self._delete_left()
             self._publish()
             self._spent = earlier.registry(None if self._writer is None else self._writer.header.previous, self.owner_public)
             shared = contents_of(self._writer) if self._writer is not None and self.ranks.size > 1 else b""
@@ -178,12 +179,8 @@ class Recorder:
         return Replay(header.header(origin=self.name, log_vkey=self.vkey, time=now), lambda size: b"")
 
     def require_open(self) -> None:
-        """Refuses a run that is over, and deletes what a crash behind its close left of its secrets. Raises ResumeRefused: code
-        FINISHED."""
+        """Refuses a run that is over. Raises ResumeRefused: code FINISHED."""
         if self.ledger.finished:
-            if self._writer is not None:
-                for path in secrets_left(self._writer):
-                    shutil.rmtree(path) if path.is_dir() else path.unlink()
             raise ResumeRefused(
                 "FINISHED",
                 f"the run of {self.place.shown} is over: its ledger was closed after {self.ledger.state.position} steps, and "
@@ -424,6 +421,22 @@ class Recorder:
         """Refuses to end well if the ledger that was written is no longer the one under its name."""
         if self._writer is not None:
             self._writer.require_in_place()
+
+    def delete_secrets(self) -> None:
+        """Deletes what a run keeps secret beside its ledger until it is over; rank 0 does. Raises StorageFailed."""
+        if self.ranks.leads:
+            delete_secrets(self.place)
+
+    def _delete_left(self) -> None:
+        """Deletes what a run left that was killed between the last leaf of its ledger and the end, and says so."""
+        left = delete_secrets(self.place)
+        if left:
+            names = " and ".join(map(str, left))
+            warnings.warn(
+                f"deleted {names}: the run was over, and had ended before it did so itself. With the releases it tells what "
+                "nobody should know; if anybody could read it, or it is in a backup, see to that",
+                stacklevel=2,
+            )
 
     def export(self, directory: str | os.PathLike[str], registry: Path | None = None) -> Path:
         """Writes the record of the run with what contributors signed, and the registry, for an auditor; rank 0 does."""

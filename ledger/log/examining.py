@@ -71,7 +71,7 @@ def examine(file: Appender) -> Examination:
     wrong, where = store.examine(), store.place.shown
     pages = [Finding("INTEGRITY", where, f"{sentence}; put the last good copy back") for sentence in wrong or ()]
     lines, notes = _signature_lines(run, file.checkpoints, where)
-    beside = check_beside(store.place, run.keys, run.epochs, file.pruned_before)
+    beside = check_beside(store.place, run.keys, run.epochs, file.pruned_before, closed=run.closed)
     with store.snapshot() as snapshot:
         signed = check_attestations(snapshot)
     notes += [] if signed.remark is None else [signed.remark]

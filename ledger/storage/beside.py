@@ -12,6 +12,8 @@ of the member record alone, without which no path to the root can be made for th
     <n> <hex>                 of who left: position, leaf hash of the member record
 """
 
+import shlex
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +34,12 @@ from ledger.storage.place import Place
 
 WEIGHTS: Final = ".weights"
 """Directory beside the ledger with the records that the model digests of its epochs commit to, each under its digest."""
+
+DRAW_KEYS: Final = ".sealed"
+"""File beside the ledger with the keys of draws, while a run has caps."""
+
+NOISE: Final = ".noise"
+"""Directory beside the ledger with the states of the noise, while a run has noise that is correlated between steps."""
 
 _ENDING: Final = ".cbor"
 _MAX_KEYS: Final = 1 << 20
@@ -57,18 +65,20 @@ class Beside:
     unused: int = 0
 
 
-def check_beside(place: Place, chain: KeyChain, epochs: Sequence[Epoch], pruned_before: int) -> Beside:
+def check_beside(place: Place, chain: KeyChain, epochs: Sequence[Epoch], pruned_before: int, *, closed: bool = False) -> Beside:
     """Checks the public key file of a ledger and the weights of its epochs, one file in memory at a time.
 
     Guarantee: without a finding every line of the public file that is no comment is a key that signed this ledger, and none of
     these is left out; and every file of weights holds, byte for byte, the records that its name commits to. A ledger without
-    a public file or without a directory of weights was made so, and is whole.
+    a public file or without a directory of weights was made so, and is whole. Beside a closed one lies nothing that a run keeps
+    secret until it is over.
 
     Args:
         place: where the ledger lies; on a server without a state directory there is nothing to look at.
         chain: the keys that signed it, as its leaves say.
         epochs: its EPOCH leaves.
         pruned_before: position below which retention has let bodies go; the weights of epochs below may be gone too.
+        closed: whether the run is over.
 
     Raises:
         StorageFailed: the disk cannot tell what is there.
@@ -76,10 +86,39 @@ def check_beside(place: Place, chain: KeyChain, epochs: Sequence[Epoch], pruned_
     if place.beside is None:
         return Beside()
     wrong, keys = _public(place.public, chain)
+    for path in secrets_left(place) if closed else ():
+        sentence = "a run left it that was killed while it ended, and with the releases it tells what nobody should know"
+        wrong.append(Finding("SECRET_LEFT", str(path), f"{sentence}; delete it: rm -r {shlex.quote(str(path))}"))
     folder = place.side(WEIGHTS)
     if not is_there(folder):
         return Beside(tuple(wrong), keys)
     return _weights(folder, epochs, pruned_before, wrong, keys)
+
+
+def secrets_left(place: Place) -> list[Path]:
+    """Returns what lies beside a ledger and is a secret until its run is over, when the run deletes it. Raises StorageFailed:
+    the disk cannot tell what is there."""
+    paths = [] if place.beside is None else [place.side(suffix) for suffix in (DRAW_KEYS, NOISE)]
+    return [path for path in paths if is_there(path)]
+
+
+def delete_secrets(place: Place) -> list[Path]:
+    """Deletes `secrets_left`, and returns where they lay. For runs that are over: without them none goes on.
+
+    Raises:
+        StorageFailed: something could not be deleted.
+    """
+    found = secrets_left(place)
+    for path in found:
+        try:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        except OSError as error:
+            sentence = f"could not delete {path} ({error}), which with the releases tells what nobody should know"
+            raise StorageFailed("STORAGE", f"{sentence}; delete it yourself") from error
+    return found
 
 
 def weights_file(place: Place, digest: bytes) -> Path:

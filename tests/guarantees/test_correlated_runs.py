@@ -13,7 +13,6 @@ from attest.policy import Policy  # noqa: E402
 from attest.schema.rounding import at_most  # noqa: E402
 from dptrain.cli.attest import words  # noqa: E402
 from dptrain.clipping.own_noise import own_bounds, own_noise  # noqa: E402
-from dptrain.engine.draw import SealedStore  # noqa: E402
 from dptrain.engine.options import NoiseSource  # noqa: E402
 from dptrain.errors import ResumeRefused, UnsupportedPolicy  # noqa: E402
 from dptrain.noise.correlated import CorrelatedGaussian  # noqa: E402
@@ -33,7 +32,6 @@ from ledger.log import Ledger  # noqa: E402
 from ledger.log.pinned import Pin  # noqa: E402
 from ledger.replay.budgets import of_plan  # noqa: E402
 from ledger.views.summary import preset_epsilon  # noqa: E402
-from tests.worlds.commands import Shell  # noqa: E402
 from tests.worlds.trainer import Trainer, audited, foreseen_holds, interrupted  # noqa: E402
 from tests.worlds.training import PUBLIC, SENSITIVE, make_world  # noqa: E402
 
@@ -423,29 +421,6 @@ def test_a_strategy_without_memory_is_independent_noise_to_the_bit(tmp_path) -> 
         found.append([parameter.detach().clone() for parameter in trainer.model.parameters()])
         trainer.close()
     assert all(map(torch.equal, *found))
-
-
-def test_a_crash_behind_the_close_leaves_no_secret_for_long(tmp_path, monkeypatch) -> None:
-    shell = Shell(tmp_path)
-    world = world_of(tmp_path, per_class=1)
-    trainer = Trainer(world)
-    with monkeypatch.context() as crashed:
-        crashed.setattr(NoiseStates, "destroy", lambda self: None)
-        crashed.setattr(SealedStore, "destroy", lambda self: None)
-        for step in trainer.steps:
-            trainer.one(step)
-            if step.number == 2:
-                trainer.private.save()
-    trainer.close()
-    sealed = world.ledger.with_name(world.ledger.name + ".sealed")
-    sealed.write_bytes(b"keys")
-    found = shell.json("ledger", "fsck", str(world.ledger))
-    assert found["secrets_left"] == [str(sealed), str(states_of(world))]
-    assert f"SECRET {sealed} belongs to a run that is over" in shell.run("ledger", "fsck", str(world.ledger)).output
-    with pytest.raises(ResumeRefused) as refused:
-        Trainer(world, resume=True).begin()
-    assert refused.value.code == "FINISHED" and not sealed.exists() and not states_of(world).exists()
-    assert shell.json("ledger", "fsck", str(world.ledger))["secrets_left"] == []
 
 
 def test_a_strategy_that_no_noise_is_made_of_is_refused_before_there_is_a_ledger(tmp_path) -> None:

@@ -24,7 +24,7 @@ from ledger.log import Ledger
 from ledger.log.examining import Examination
 from ledger.note import NoteSigner, parse_verifier_key
 from ledger.storage import highwater
-from ledger.storage.beside import read_public, write_public
+from ledger.storage.beside import NOISE, read_public, write_public
 from ledger.storage.place import Place, store_of
 
 
@@ -250,8 +250,8 @@ def fsck(
     index from the leaves; then compares with what remembers an earlier state: the signer's record beside the ledger, and the
     model checkpoints, whose states must be the bytes that their signed pins name. Makes every attestation again that is kept,
     and holds it against its ADMIT leaf. Has SQLite check its own pages, and checks the file of verifier keys and the weights
-    of the epochs beside the ledger. Names secrets of a run that is over, which a crash at its end left. Changes nothing, and
-    may run beside a training run.
+    of the epochs beside the ledger, and that a run that is over left none of its secrets there. Changes nothing, and may run
+    beside a training run.
 
     Exit code 0 if all of it is whole, 1 if anything is wrong.
 
@@ -266,7 +266,7 @@ def fsck(
             pinning.open_record(log, path)
         held = len(pin or ()) + sum(_holds(log, folder, place) for folder in folders)
         examined = log.examine()
-        found = _examined(log, examined, place, held) | {"secrets_left": [str(path) for path in pinning.secrets_left(log)]}
+        found = _examined(log, examined, place, held)
     return Told(found, _examined_text(found, place), exit_code=bool(examined.findings))
 
 
@@ -318,9 +318,6 @@ def _examined_text(found: dict[str, Any], place: Place) -> Iterator[Shown]:
         else "no attestations are kept: no ADMIT leaf is there that quotes one"
     )
     yield _files(found, place)
-    for path in found["secrets_left"]:
-        told = "belongs to a run that is over, and with its releases tells noise or draws: delete it"
-        yield styled("bold yellow", "SECRET", f" {path} {told}")
     for note in found["notes"]:
         yield styled("yellow", "note", f": {note}")
     pins = f"compared with {counted(found['pins'], 'pin')} of model checkpoints"
@@ -351,7 +348,7 @@ def _files(found: dict[str, Any], place: Place) -> str:
 def _holds(log: Ledger, folder: Path, place: Place) -> bool:
     """Holds a checkpoint against its pin, and that against the ledger; False if the run beside removed it meanwhile."""
     try:
-        noise = None if log.finished else place.side(pinning.NOISE)
+        noise = None if log.finished else place.side(NOISE)  # a run that is over has deleted it
         pinning.require_files(folder, pinning.read_record(log, folder), noise)
         return True
     except PinRefused:
