@@ -345,44 +345,34 @@ class Dense(Strategy):
         object.__setattr__(self, "rows", checked_matrix(self.rows))
         if self.inverse is not None:
             object.__setattr__(self, "inverse", checked_matrix(self.inverse))
+            if self.inverse.shape != self.rows.shape:
+                raise AccountantError(CODE, f"a matrix of {len(self.rows)} steps has an inverse of {len(self.inverse)}")
         if self.share is None:
-            self.apart  # noqa: B018 - refuses two that are not inverse to each other
+            self._require_inverse()
 
     @classmethod
     def of_inverse(cls, inverse: Any) -> Dense:
         """Returns the strategy of which C^-1 is given: what noise is made of, row by row."""
-        import numpy as np
-
         held = checked_matrix(inverse)
-        return cls(np.tril(np.linalg.inv(held)), held)
+        return cls(_turned(held), held)
 
     @cached_property
     def inverted(self) -> np.ndarray:
-        """Returns C^-1, of which noise is made."""
-        import numpy as np
-
-        if self.inverse is not None:
-            return self.inverse
-        return checked_matrix(np.tril(np.linalg.inv(self.rows)))
+        """Returns C^-1, of which noise is made. Raises AccountantError: code STRATEGY, float64 has none."""
+        return _turned(self.rows) if self.inverse is None else self.inverse
 
     @cached_property
     def apart(self) -> float:
-        """Returns a bound of the norm of C^-1 C - 1, which is not zero in float64.
-
-        Raises:
-            AccountantError: code STRATEGY, the two are not inverse to each other.
-        """
+        """Returns a bound of the norm of C^-1 C - 1, which is not zero in float64."""
         import numpy as np
 
         rows, inverse = self.rows, self.inverted
-        told = "the inverse of a strategy is not that of its matrix, or is not known to ten digits"
-        if inverse.shape != rows.shape:
-            raise AccountantError(CODE, told)
         apart = np.linalg.norm(inverse @ rows - np.eye(len(rows)))
-        apart += len(rows) * 2.0**-52 * np.linalg.norm(np.abs(inverse) @ np.abs(rows))
-        if not apart <= 1e-9:
-            raise AccountantError(CODE, told)
-        return float(apart)
+        return float(apart + len(rows) * 2.0**-52 * np.linalg.norm(np.abs(inverse) @ np.abs(rows)))
+
+    def _require_inverse(self) -> None:
+        if not self.apart <= 1e-9:
+            raise AccountantError(CODE, "the inverse of a strategy is not that of its matrix, or is not known to ten digits")
 
     @property
     def bands(self) -> int:
@@ -415,10 +405,13 @@ class Dense(Strategy):
         return self.known_slack(steps) if self.share is None else self.share
 
     def known_slack(self, steps: int) -> float:
-        """Returns the slack that the inverse has."""
+        """Returns the slack that the inverse has. Raises AccountantError: code STRATEGY, it is not known to ten digits."""
         import numpy as np
 
-        # C' = C (1 + E)^-1, and what is counted of a set is no less than the norms of its columns.
+        self._require_inverse()
+        # C' = C (1 + E)^-1. Of a set of k columns C u moves by 2 |E| |C| sqrt(k) more at most, and what is counted of it is
+        # sqrt(k) times the least column norm or more. A row of C u moves by 2 |E| sqrt(k) times its norm more at most, which is
+        # sqrt(n) times its largest number or less; and |C| is sqrt(n) times the least column norm or more.
         least = math.sqrt(float(self.norms_squared(steps).min()))
         return 2.0 * self.apart * float(np.linalg.norm(self.matrix(steps))) * math.sqrt(steps) / least
 
@@ -536,6 +529,16 @@ def checked_matrix(values: Any) -> np.ndarray:
     _require_size(float(diagonal.min()), float(np.abs(held).max()))
     held.setflags(write=False)
     return held
+
+
+def _turned(matrix: np.ndarray) -> np.ndarray:
+    """Returns the inverse of a lower triangular matrix. Raises AccountantError: code STRATEGY, float64 has none."""
+    import numpy as np
+
+    try:
+        return checked_matrix(np.tril(np.linalg.inv(matrix)))
+    except np.linalg.LinAlgError as error:
+        raise AccountantError(CODE, "the matrix of a strategy is next to singular: float64 has no inverse of it") from error
 
 
 def _require_size(least: float, most: float) -> None:
