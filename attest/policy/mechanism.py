@@ -168,6 +168,11 @@ class MechanismRule:
         if self.coefficients is not None:
             self._check_coefficients(self.coefficients)
 
+    @property
+    def at_hand(self) -> bool:
+        """Tells whether nothing of it lies in a file that is missing."""
+        return self.digest is None or self.coefficients is not None
+
     def with_coefficients(self, data: bytes) -> "MechanismRule":
         """Returns the rule with the coefficients that its digest stands for.
 

@@ -153,8 +153,7 @@ def read_header(entries: Iterable[bytes]) -> Header:
         part = next(leaves, b"")
         leaf = decode_leaf(part) if peek_kind(part) == records.Coefficients.KIND else None
         if not isinstance(leaf, records.Coefficients):
-            told = f"{header.awaited} bytes of coefficients follow the header, and these are {len(data)}"
-            raise LeafRefused("COEFFICIENTS", f"{told}; nothing behind can be judged without them", seq=1)
+            raise header.lacking(len(data), 1)
         data += leaf.data
     if not header.complete:
         header.complete_with(bytes(data))

@@ -10,6 +10,7 @@ from attest import schedule
 from attest.errors import AttestError, Refused
 from attest.fixed_point import MICRO as ONE
 from attest.policy import Policy, SignedPolicy, verify_policy
+from attest.policy.mechanism import COEFFICIENTS
 from attest.policy.unbuilt import NOT_BUILT
 from attest.schedule import allocation
 from attest.schedule.blocks import StackBlock, check_blocks, clip_share, derive
@@ -348,8 +349,7 @@ class Header(Checked):
     def complete(self) -> bool:
         """Tells whether all of the policy is here: false where coefficients of its noise lie in the leaves behind the header,
         and were not taken in (`complete_with`)."""
-        rule = self.policy.mechanism
-        return rule.digest is None or rule.coefficients is not None
+        return self.policy.mechanism.at_hand
 
     @property
     def awaited(self) -> int:
@@ -357,6 +357,11 @@ class Header(Checked):
         takes."""
         with as_leaf("POLICY_UNSUPPORTED"):
             return 4 * numbers_in_file(self.policy.mechanism, self.policy.steps)
+
+    def lacking(self, have: int, seq: int) -> LeafRefused:
+        """Returns the refusal of a leaf at ``seq`` that stands where coefficients have to, of which so many bytes are there."""
+        told = f"{self.awaited} bytes of coefficients follow the header, and these are {have}"
+        return LeafRefused(COEFFICIENTS, f"{told}; nothing behind can be judged without them", seq=seq)
 
     def complete_with(self, coefficients: bytes) -> None:
         """Takes in the coefficients whose digest the policy signs.

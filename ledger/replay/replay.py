@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Final
 
+from attest.policy.mechanism import COEFFICIENTS
 from attest.withdrawal import PASSING, REGISTRY_REASONS
 from ledger.accountants import MICRO, leeway, to_micro_up
 from ledger.errors import LeafRefused, ProofError
@@ -163,8 +164,7 @@ class Replay(RunState):
             yield LeafRefused("EPOCH_ORDER", "SPEND leaves are followed by SPEND or EPOCH only")
             self._spending = None
         if len(self._coefficients) < self._awaited and not isinstance(leaf, Coefficients):
-            told = f"{self._awaited} bytes of coefficients follow the header, and these are {len(self._coefficients)}"
-            raise LeafRefused("COEFFICIENTS", f"{told}; nothing behind can be judged without them", seq=self.size)
+            raise self.header.lacking(len(self._coefficients), self.size)
         yield from _RULES[type(leaf)](self, leaf)
 
     def _take_coefficients(self, leaf: Coefficients) -> Iterable[LeafRefused]:
@@ -172,7 +172,7 @@ class Replay(RunState):
         wanted = min(left, MOST_PART)
         if len(leaf.data) != wanted:
             told = f"expected the next {wanted} bytes of coefficients" if wanted else "all coefficients are there, or none are"
-            raise LeafRefused("COEFFICIENTS", f"{told}, the leaf has {len(leaf.data)}", seq=self.size)
+            raise LeafRefused(COEFFICIENTS, f"{told}, the leaf has {len(leaf.data)}", seq=self.size)
         self._coefficients += leaf.data
         if len(self._coefficients) == self._awaited:
             try:

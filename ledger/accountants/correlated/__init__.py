@@ -1,7 +1,7 @@
 """Computes what correlated noise costs: strategies, and by how much a contribution moves what they release; without torch."""
 
 from ledger.accountants.correlated.sensitivity import ONCE, Participation, Sensitivity, redone, sensitivity
-from ledger.accountants.correlated.signed import at_hand, numbers_in_file, rule_of, strategy_of
+from ledger.accountants.correlated.signed import numbers_in_file, rule_of, strategy_of
 from ledger.accountants.correlated.strategies import (
     Banded,
     BandedInverse,
@@ -25,7 +25,6 @@ __all__ = [
     "Strategy",
     "Toeplitz",
     "Turns",
-    "at_hand",
     "digest",
     "identity",
     "numbers_in_file",

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from attest.policy import Policy
 from attest.policy.sampling import CYCLIC, CYCLIC_POISSON, period
-from ledger.accountants.correlated.signed import at_hand, numbers_in_file, strategy_of
+from ledger.accountants.correlated.signed import numbers_in_file, strategy_of
 from ledger.accountants.correlated.turns import MOST_STEPS, MOST_WORK, Turns, turns_of
 from ledger.accountants.gaussian import Gaussian
 from ledger.accountants.table import HOST, MOST_GROUPS
@@ -60,7 +60,7 @@ class Correlated(Gaussian):
                     found = f"redo_steps of {MOST_GROUPS} at most, not with {policy.redo_steps}"
                     return f"{told} {found}: each could release the gradients of earlier steps once more; sign a smaller number"
             numbers_in_file(policy.mechanism, policy.steps)
-            if not at_hand(policy.mechanism):
+            if not policy.mechanism.at_hand:
                 return None  # what is wrong with them is said where they are needed
             if order == CYCLIC_POISSON:
                 strategy_of(policy.mechanism, policy.steps)
@@ -89,6 +89,9 @@ class Correlated(Gaussian):
     def turns(self, policy: Policy, length: int) -> Turns:
         """Returns what occurrences add, for who takes part in every ``length``-th step; see `Turns`."""
         return turns_of(policy.mechanism, policy.steps, length)
+
+
+# The sentences of a row stand whole, letter for letter as reports and docs quote them.
 
 
 class BandedToeplitzCost(Correlated):

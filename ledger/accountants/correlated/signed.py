@@ -76,14 +76,10 @@ def numbers_in_file(rule: MechanismRule, steps: int) -> int:
     return found
 
 
-def at_hand(rule: MechanismRule) -> bool:
-    """Tells whether nothing of a policy's noise lies in a file that is missing."""
-    return rule.digest is None or rule.coefficients is not None
-
-
 def require_at_hand(rule: MechanismRule) -> None:
     """Raises AccountantError: code COEFFICIENTS, something of a policy's noise lies in a file that is missing."""
-    if rule.digest is not None and rule.coefficients is None:
+    if not rule.at_hand:
+        assert rule.digest is not None
         told = f"lie in a file of SHA-256 {rule.digest.hex()}, which is not here"
         raise AccountantError(COEFFICIENTS, f"the coefficients of noise.family {rule.name!r} {told}; put it beside the policy")
 
