@@ -447,7 +447,10 @@ def given(path: Path, steps: int, *, inverse: bool = False) -> Strategy:
     found = Dense.of_inverse(matrix) if inverse else Dense(matrix)
     if found.longest != steps:
         raise AccountantError(CODE, f"the matrix in {path} is of {found.longest} steps, and the policy has {steps}")
-    if 1 < found.bands <= FEW_BANDS:
+    if found.bands == 1:
+        told = f"the matrix in {path} is diagonal: noise of its steps is independent, and has no strategy to write"
+        raise AccountantError(CODE, f"{told}; keep noise.family = 'gaussian', or bring one with numbers below the diagonal")
+    if found.bands <= FEW_BANDS:
         rows = found.rows
         columns = [np.pad(rows[j : j + found.bands, j], (0, max(0, j + found.bands - steps))) for j in range(steps)]
         return Banded(np.array(columns), normalized=False)

@@ -396,7 +396,7 @@ def test_a_matrix_of_ones_own_is_signed_as_the_strategy_that_it_is(shell, name):
     [
         (np.eye(5), "5 steps, and the policy has 64"),
         (np.ones((STEPS, STEPS)), "lower triangular"),
-        (np.eye(STEPS), "has no strategy"),
+        (np.eye(STEPS), "is diagonal"),
         (None, "cannot read a matrix"),
     ],
 )
