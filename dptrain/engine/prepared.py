@@ -1,4 +1,8 @@
-"""A prepared run: a model, bound to what was opened, and the parts of its logical step in the order in which they run."""
+"""A prepared run: a model, bound to what was opened, and the parts of its logical step in the order in which they run.
+
+Over 600 lines: the guarantee lies in the order of the parts, and a reader must see it in one place. What a part does stands in
+its own room.
+"""
 
 import hashlib
 import os
@@ -52,10 +56,10 @@ from dptrain.routing.repeated import Loss, RepeatedLoss
 from dptrain.routing.synthetic_rows import ProbeRows
 from dptrain.sandbox import Sandbox, forward_seed
 from dptrain.sandbox.isolation import Isolation
-from ledger import accountants
 from ledger.leaves import HELD, HeaderSpec
 from ledger.leaves.header import ADDRESSED
 from ledger.leaves.numerics import Numerics
+from ledger.replay.budgets import shows_later
 from ledger.storage.beside import NOISE
 
 if TYPE_CHECKING:
@@ -241,8 +245,7 @@ class PreparedRun(Parts[Planned]):
         self.start_step = self.step = self.released = self.saved = 0 if self._pin is None else self._pin.step
         carried = [self.recorder.ledger.state.isolation.told] if self.recorder.resuming else []
         self.isolation.carry(*carried, self._pin.isolation if self._pin is not None else HELD)
-        correlated = accountants.turns_under(policy, policy.classes[0].sampling_rate) is not None
-        self.noise_states = NoiseStates(self.recorder.place.side(NOISE), self.ranks, correlated=correlated)
+        self.noise_states = NoiseStates(self.recorder.place.side(NOISE), self.ranks, correlated=shows_later(policy))
         draws = policy.noise_microbatches or 1
         self.gradients = PrivateGradients(
             self.model, self.optimizer, self.router, policy.normalizer, draws, self.isolation, placement

@@ -238,10 +238,14 @@ def test_a_state_that_was_just_written_stays_beside_those_of_later_steps(tmp_pat
     assert [path.name for path in sorted(of.iterdir())] == ["step-00000005", "step-00000012", "step-00000013"]
 
 
-def test_a_checkpoint_that_names_no_state_of_the_noise_is_refused(tmp_path, monkeypatch) -> None:
+GROUPS = 'disclosure = "secret_draws"\nsampling = { order = "cyclic_poisson", parameters = { groups = 4 } }\n'
+
+
+@pytest.mark.parametrize("order", [TURNS, GROUPS], ids=["turns", "groups"])
+def test_a_checkpoint_that_names_no_state_of_the_noise_is_refused(tmp_path, monkeypatch, order) -> None:
     from dptrain.engine.release import PrivateGradients
 
-    world = world_of(tmp_path)
+    world = world_of(tmp_path, policy_extra=order + f"noise = {{ {FAMILIES['bands']} }}\n")
     monkeypatch.setattr(PrivateGradients, "keeps_noise", property(lambda self: False))
     interrupted(world, saved=4, stopped=6)
     monkeypatch.undo()
