@@ -1,4 +1,7 @@
-"""PrivateTraining: what a training program holds, from the signed policy to the released gradient."""
+"""PrivateTraining: what a training program holds, from the signed policy to the released gradient.
+
+Over 600 lines, for every call of a training program stands here with its promise; what a call does stands in `prepared`.
+"""
 
 import atexit
 import difflib
@@ -560,13 +563,15 @@ class PrivateTraining:
         """Detaches and closes, and asks for nothing; says from here on why the run has ended."""
         _OPEN.discard(self)
         self._ended = self._ended or ended
-        if self._prepared is not None:
-            self._prepared.detach(self._ended)
-            self._prepared.probe.tell_end()
-        self.opened.recorder.close()
-        self.opened.ranks.leave()
-        if self._prepared is not None:
-            self._prepared.gradients.interrupts.let()  # of a loop that was left between a release and the optimizer
+        try:
+            if self._prepared is not None:
+                self._prepared.detach(self._ended)
+                self._prepared.probe.tell_end()
+            self.opened.recorder.close()
+            self.opened.ranks.leave()
+        finally:
+            if self._prepared is not None:
+                self._prepared.gradients.interrupts.let()  # of a loop that was left between a release and the optimizer
 
     def _require_mine(self) -> None:
         """Refuses a run whose ledger was opened by a later one: what this one knows of it is old."""
