@@ -163,7 +163,7 @@ KINDS = {
 @pytest.mark.parametrize("cap", [0, 3])
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_suffices_for_a_limit_suffices_if_all_steps_that_may_be_are_done_again(kind, cap):
-    """Who gets it keeps the limit by the rule that admits to a run, and who gets a millionth less does not."""
+    """Keeps the limit by the rule that admits to a run, where a millionth less does not."""
     fields = KINDS[kind]
     rules = tuple(replace(rule, sampling_rate=Fraction(1, 10)) for rule in signed_policy().policy.classes)
     policy = signed_policy(**{"classes": rules} | fields).policy

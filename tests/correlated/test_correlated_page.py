@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.worlds.commands import run_command
@@ -37,8 +38,6 @@ def test_every_strategy_has_a_row():
 
 
 def test_columns_run_past_their_steps_grow_as_the_theorem_says():
-    import numpy as np
-
     from dptrain.noise.correlated import toeplitz
     from ledger.accountants.correlated import Toeplitz
 
@@ -59,7 +58,7 @@ def test_the_commands_that_choose_run_and_find_what_the_page_says(tmp_path, monk
         for line in text.splitlines()
         if line.startswith("dptrain")
     ]
-    assert len(commands) == 5 and run_command(["policy", "init"]).exit_code == 0
+    assert len(commands) == 7 and run_command(["policy", "init"]).exit_code == 0
     secret = Path("policy.toml").read_text()
     rates = re.sub(r"(?m)^sampling_rate = \S+", "sampling_rate = 0.01", secret)
     Path("policy.toml").write_text(rates)
@@ -74,8 +73,15 @@ def test_the_commands_that_choose_run_and_find_what_the_page_says(tmp_path, monk
     assert turns[0]["worst_ratio"] == pytest.approx(float(by_turns), abs=5e-4)
     public = secret.replace('"secret_poisson" ', '"occurrences_public" ').replace("# [sampling]", "[sampling]")
     Path("policy.toml").write_text(public.replace('# order = "cyclic"', 'order = "cyclic"'))
-    assert [run_command(words).exit_code for words in commands] == [0] * 5
+    assert [run_command(words).exit_code for words in commands[:5]] == [0] * 5
     assert Path("noise.svg").exists() and 'family = "banded_toeplitz"\nparameters' in Path("policy.toml").read_text()
+    Path("policy.toml").write_text(re.sub(r"(?m)^steps = \d+", "steps = 64", Path("policy.toml").read_text()))
+    np.save("own.npy", np.tril(np.full((64, 64), 0.1)) + np.eye(64))
+    written = []
+    for words, family in zip(commands[5:], ["dense", "banded"], strict=True):
+        assert run_command(words).exit_code == 0 and f'family = "{family}"\n' in Path("policy.toml").read_text()
+        written.append(Path("policy.coefficients").read_bytes())
+    assert written[0] != written[1] and len(written[0]) == len(written[1]) > 0
 
 
 def test_the_accuracies_are_those_of_the_results_whose_runs_kept_their_epsilon():
