@@ -19,13 +19,14 @@ from dptrain.tasks.image_classification import build
 from dptrain.tasks.runconfig import ImageModel
 
 TIERS = (
-    Tier("sensitive", 4.0, "0.75"),
-    Tier("internal", 6.0, "0.5"),
-    Tier("open", 8.0, "0.0"),
+    Tier("sensitive", 1.0, "0.75", 0.5),
+    Tier("internal", 4.0, "0.5", 1.0),
+    Tier("open", 8.0, "0.0", 1.0),
 )
-"""Classes of contributions: the top quarter of the model, the top half, or all of it."""
+"""Classes of contributions: the top quarter of the model, the top half, or all of it. The louder noise of a stricter class stays
+in the blocks that the class may touch."""
 
-WEIGHTS = (0.3, 0.3, 0.4)
+WEIGHTS = (0.1, 0.3, 0.6)
 CONTRIBUTORS_PER_TIER = 4
 DELTA = 1e-5
 CORPUS = "handwritten-digits"

@@ -17,11 +17,13 @@ class Tier:
 
     Attributes:
         name: name of the class. epsilon: of one contribution, over the whole run. start: depth at which its band begins.
+        clip_norm: of the class; None for the one at which all such classes ask for equally much noise.
     """
 
     name: str
     epsilon: float
     start: str
+    clip_norm: float | None = None
 
 
 def policy_text(
@@ -37,17 +39,22 @@ def policy_text(
 ) -> str:
     """A policy whose classes spend the epsilons of their tiers.
 
-    All classes get the same product of clip norm and noise multiplier, so that one noise level on every block serves them
-    all and none of them is protected (and disturbed) more than it signed for. What a tier pays for its smaller epsilon is a
-    smaller clip norm.
+    Tiers without a clip norm get one product of clip norm and noise multiplier: one level of noise on every block serves them
+    all, and none of them is protected (and disturbed) more than it signed for. What such a tier pays for its smaller epsilon
+    is a smaller clip norm. A tier that names its clip norm pays with louder noise instead, in its band alone.
 
     Args:
         corpus: identifier of the corpus. tiers: its classes. steps: horizon. rate: probability that a contribution is drawn.
-        normalizer: public divisor of noised sums. clip_norm: of the tier with the largest epsilon. delta: of the guarantee.
+        normalizer: public divisor of noised sums. clip_norm: of the tier with the largest epsilon,
+            where tiers name none. delta: of the guarantee.
         epochs: signed checkpoints over the run.
     """
     multipliers = [calibrate(tier.epsilon, rate, steps, delta) for tier in tiers]
     least = min(multipliers)
+    norms = [
+        clip_norm * least / multiplier - 1e-6 if tier.clip_norm is None else tier.clip_norm
+        for tier, multiplier in zip(tiers, multipliers, strict=True)
+    ]
     lines = [
         f'corpus = "{corpus}"',
         f"delta = {delta:g}",
@@ -55,12 +62,12 @@ def policy_text(
         f"normalizer = {normalizer}",
         f"epoch_steps = {max(1, steps // epochs)}",
     ]
-    for tier, multiplier in zip(tiers, multipliers, strict=True):
+    for tier, multiplier, norm in zip(tiers, multipliers, norms, strict=True):
         lines += [
             "",
             f"[[class]]                      # epsilon {tier.epsilon:g} per contribution over the whole run",
             f'name = "{tier.name}"',
-            f"clip_norm = {clip_norm * least / multiplier - 1e-6:.6f}",
+            f"clip_norm = {norm:.6f}",
             f"noise_multiplier = {multiplier + 1e-6:.6f}",
             f"sampling_rate = {rate:g}",
             f"depth = {{ from = {tier.start}, to = 1.0 }}",

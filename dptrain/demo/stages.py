@@ -27,8 +27,9 @@ from attest.policy import open_policy
 from attest.registry import open_registry
 from dptrain.cli.ledger.show import COLOURS
 from dptrain.cli.output import console, number, styled, table
+from dptrain.demo import depth
 from dptrain.demo.public import CONTRIBUTORS_PER_TIER, CORPUS, DELTA, SIZES, TIERS, WEIGHTS, Digits, digits, public_model
-from dptrain.demo.rehearsal import policy_text, shares
+from dptrain.demo.rehearsal import Tier, policy_text, shares
 from dptrain.engine.one_owner import DAY, Contributor, Stage, stage, write_records
 from dptrain.errors import ConfigError
 from dptrain.programs import guarded, print_json, quiet_libraries
@@ -53,7 +54,7 @@ RUN = """\
 task = "image_classification"
 
 [model]
-path = "public-model"
+path = "{model}"
 labels = {labels}
 image_size = {size}
 pixel_max = {most}
@@ -145,13 +146,12 @@ def tell(directory: Path, scale: Scale, narrator: Narrator) -> dict[str, Any]:
     if earlier is not None:
         narrator.say("earlier", f"the run that lay in {directory} is now in {earlier}")
     data = digits()
-    made = _contribute(directory, data, scale, narrator)
+    contributors = shares(data.contributed, TIERS, WEIGHTS, CONTRIBUTORS_PER_TIER)
+    made = _contribute(directory, data, contributors, scale, narrator)
     gate = _judge(made, narrator)
     narrator.say("public", f"a small vision transformer learns from {scale.pictures} digits drawn by a program: nobody's data")
     public_model(directory / "public-model", pictures=scale.pictures, epochs=scale.epochs)
-    (directory / "run.toml").write_text(
-        RUN.format(labels=json.dumps(SIZES.labels), size=SIZES.image_size, most=SIZES.pixel_max, rate=scale.learning_rate)
-    )
+    (directory / "run.toml").write_text(_run(scale, "public-model"))
     config = RunConfig.load(directory / "run.toml")
     before = evaluate(*build(config.model), data.validation)
     steps = made.policy.steps
@@ -164,6 +164,7 @@ def tell(directory: Path, scale: Scale, narrator: Narrator) -> dict[str, Any]:
     outcome = train(config)
     narrator.say("compare", "the same model, data and steps once more without privacy, for comparison only")
     plain = train(config, privacy=False)
+    compared = _compare(directory, data, contributors, scale, outcome, narrator)
     narrator.say("audit", "the export is verified by a process that cannot import torch and has never seen the data")
     audited = audit(directory, "ledger", "verify", "export")
     entries = f"{Path(layout.entries_path(0)).parent}/**/*"
@@ -173,6 +174,7 @@ def tell(directory: Path, scale: Scale, narrator: Narrator) -> dict[str, Any]:
     results = _results(directory, made, gate, outcome, audited) | {
         "accuracy": {"public_only": before, "private": outcome.accuracy, "without_privacy": plain.accuracy},
         "tampered": {"file": changed, "verdict": refuted["verdict"], "findings": refuted["findings"]},
+        "depth": compared,
         "release": _release(directory, narrator),
     }
     _report(directory, made, results)
@@ -207,13 +209,37 @@ def _release(directory: Path, narrator: Narrator) -> dict[str, Any]:
     }
 
 
-def _contribute(directory: Path, data: Digits, scale: Scale, narrator: Narrator) -> Stage:
-    contributors = shares(data.contributed, TIERS, WEIGHTS, CONTRIBUTORS_PER_TIER)
-    text = policy_text(
-        CORPUS, TIERS, steps=scale.steps, rate=scale.sampling_rate, clip_norm=scale.clip_norm, delta=DELTA,
+def _policy(tiers: Sequence[Tier], data: Digits, scale: Scale) -> str:
+    return policy_text(
+        CORPUS, tiers, steps=scale.steps, rate=scale.sampling_rate, clip_norm=scale.clip_norm, delta=DELTA,
         normalizer=round(scale.sampling_rate * len(data.contributed)),
     )  # fmt: skip
-    made = stage(directory, text, contributors, now=int(time.time()))
+
+
+def _run(scale: Scale, model: str) -> str:
+    return RUN.format(
+        model=model, labels=json.dumps(SIZES.labels), size=SIZES.image_size, most=SIZES.pixel_max, rate=scale.learning_rate
+    )
+
+
+def _compare(
+    directory: Path, data: Digits, contributors: Sequence[Contributor], scale: Scale, outcome: Outcome, narrator: Narrator
+) -> dict[str, Any]:
+    """Trains under the policies beside which the demo's own stands, and says what each put on every block."""
+    *others, own = depth.arms(TIERS, scale.clip_norm)
+    runs = []
+    for arm in others:
+        narrator.say("depth", f"once more, with privacy, where {arm.sentence}: to see what depth buys")
+        text, folder = _policy(arm.tiers, data, scale), directory / "compared" / arm.name
+        run = _run(scale, "../../public-model")
+        runs.append((arm, folder, depth.rehearse(folder, text, contributors, data.validation, run)))
+    return depth.compared([*runs, (own, directory, outcome)])
+
+
+def _contribute(
+    directory: Path, data: Digits, contributors: Sequence[Contributor], scale: Scale, narrator: Narrator
+) -> Stage:
+    made = stage(directory, _policy(TIERS, data, scale), contributors, now=int(time.time()))
     bad = plant_refusals(made, contributors[-1], data.spare)
     write_records(directory / "validation.jsonl", data.validation)
     narrator.say(
@@ -287,7 +313,19 @@ def _report(directory: Path, made: Stage, results: dict[str, Any]) -> None:
             ("the same run without privacy, for comparison", "without_privacy"),
         )
     ]
-    write_report(export, directory / "report.html", report=audited, extras={"gate": results["gate"], "results": accuracy})
+    tables = {
+        "What depth buys: accuracy, and noise energy in a step, of the first policy's": [
+            {"policy": arm["sentence"], "accuracy": f"{arm['accuracy']:.1%}", "noise energy": f"{arm['energy']:.0%}"}
+            for arm in results["depth"]["arms"]
+        ],
+        "Noise energy of each block, of the first policy's": [
+            {"block": block["name"], "parameters": block["parameters"]}
+            | {arm["sentence"]: f"{arm['energy_by_block'][block['name']]:.0%}" for arm in results["depth"]["arms"]}
+            for block in results["depth"]["blocks"]
+        ],
+    }
+    extras = {"gate": results["gate"], "results": accuracy, "tables": tables}
+    write_report(export, directory / "report.html", report=audited, extras=extras)
 
 
 def _verdict(found: dict[str, Any], about: str) -> Text:
@@ -313,6 +351,12 @@ def _print(results: dict[str, Any]) -> None:
     for name, key in (("public data alone", "public_only"), ("private", "private"), ("without privacy", "without_privacy")):
         reached.add_row(name, f"{results['accuracy'][key]:.1%}")
     out.print(reached)
+    arms, blocks = results["depth"]["arms"], [block["name"] for block in results["depth"]["blocks"]]
+    depths = table("noise energy in", *blocks, "all", "accuracy")
+    for arm in arms:
+        energies = (f"{arm['energy_by_block'][block]:.0%}" for block in blocks)
+        depths.add_row(arm["sentence"], *energies, f"{arm['energy']:.0%}", f"{arm['accuracy']:.1%}")
+    out.print(depths)
     out.print(_verdict(results, "the export"))
     tampered = results["tampered"]
     finding = tampered["findings"][0] if tampered["findings"] else {"where": "", "sentence": "nothing found"}

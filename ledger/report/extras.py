@@ -8,6 +8,8 @@ from ledger.errors import LedgerError
 
 _MAX_COUNT: Final = 2**63
 
+MAX_TABLES: Final = 8
+
 
 class ExtrasRefused(LedgerError, ValueError):
     """Raised where an operator's extra for the report has not the form that the report takes."""
@@ -22,12 +24,14 @@ class Extras:
         refused: contributions that it refused, by reason code.
         examples: refusals one by one, each a row by column; at most `ledger.report.rows.MAX_EXAMPLES` are shown.
         results: rows of results, by column.
+        tables: further tables of results, rows by column, by caption; at most `MAX_TABLES`.
     """
 
     admitted: Mapping[str, int] = field(default_factory=dict)
     refused: Mapping[str, int] = field(default_factory=dict)
     examples: Sequence[Mapping[str, Any]] = ()
     results: Sequence[Mapping[str, Any]] = ()
+    tables: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
 
     @property
     def has_gate(self) -> bool:
@@ -36,7 +40,8 @@ class Extras:
 
 
 def read_extras(extras: Mapping[str, Any] | None) -> Extras:
-    """Reads ``{"gate": {"admitted": {class: n}, "refused": {code: n}, "examples": [...]}, "results": [...]}``, all optional.
+    """Reads ``{"gate": {"admitted": {class: n}, "refused": {code: n}, "examples": [...]}, "results": [...],
+    "tables": {caption: [...]}}``, all optional.
 
     The gate's own JSON may stand under ``gate``: its ``refusals`` are taken as examples. A single result may be a mapping.
 
@@ -56,7 +61,18 @@ def read_extras(extras: Mapping[str, Any] | None) -> Extras:
             _mapping(row, "a row of results")
             for row in ([results] if isinstance(results, Mapping) else _rows(results, "results"))
         ],
+        tables=_read_tables(given.get("tables")),
     )
+
+
+def _read_tables(value: Any) -> Mapping[str, Sequence[Mapping[str, Any]]]:
+    found = _mapping(value, "tables")
+    if len(found) > MAX_TABLES:
+        raise ExtrasRefused("EXTRAS", f"tables are {len(found)}, expected at most {MAX_TABLES}")
+    return {
+        caption: [_mapping(row, f"a row of tables[{caption!r:.80}]") for row in _rows(rows, f"tables[{caption!r:.80}]")]
+        for caption, rows in found.items()
+    }
 
 
 def _mapping(value: Any, what: str) -> Mapping[str, Any]:

@@ -235,6 +235,7 @@ def tables(report: AuditReport, extras: Extras) -> dict[str, Table]:
         tally("refused", "Refused, by reason", "reason", extras.refused),
         free("examples", "Refusals", extras.examples, MAX_EXAMPLES),
         free("results", "Results", extras.results, MAX_ROWS),
+        *told(extras),
         classes(report),
         signers(report),
     )
@@ -391,12 +392,18 @@ def _reason(label: str) -> Markup:
     return noted(code(label), known.meaning) if known else Markup(f"<code>{name(label)}</code>")
 
 
-def free(ident: str, caption: str, rows: Sequence[Mapping[str, Any]], most: int) -> Table:
+def free(ident: str, caption: str, rows: Sequence[Mapping[str, Any]], most: int, *, heard: bool = True) -> Table:
     """Returns a table of rows whose columns nobody knows beforehand."""
     found = rows[:most]
     columns = list(dict.fromkeys(key for row in found for key in row))[:MAX_COLUMNS]
     values = ([row.get(key) for key in columns] for row in found)
-    return Table(ident, caption, [name(column) for column in columns], values, heard=True)
+    return Table(ident, caption, [name(column) for column in columns], values, heard=heard)
+
+
+def told(extras: Extras) -> list[Table]:
+    """Returns the operator's further tables of results, with captions to be seen."""
+    found = enumerate(extras.tables.items(), start=1)
+    return [free(f"told-{place}", caption, rows, MAX_ROWS, heard=False) for place, (caption, rows) in found]
 
 
 def signers(report: AuditReport) -> Table:

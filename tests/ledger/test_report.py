@@ -388,6 +388,10 @@ def test_the_template_escapes_whatever_it_prints_and_takes_nothing_for_granted()
         {"gate": {"examples": [3]}},
         {"results": "good"},
         {"results": [[1]]},
+        {"tables": [[{"a": 1}]]},
+        {"tables": {"noise": {"a": 1}}},
+        {"tables": {"noise": [1]}},
+        {"tables": {f"table {n}": [] for n in range(9)}},
     ],
 )
 def test_extras_of_another_form_are_refused_and_nothing_is_written(export, tmp_path, extras):
@@ -403,6 +407,14 @@ def test_the_gates_own_json_serves_as_extras_and_is_marked_as_told(export, tmp_p
     found = page(export, tmp_path, extras={"gate": gate})
     assert "Told by the operator" in found and f"{MAX_EXAMPLES} of {len(refusals)} refusals" in found
     assert f"number {MAX_EXAMPLES - 1}" in found and f"number {MAX_EXAMPLES}<" not in found
+
+
+def test_further_tables_of_the_operator_stand_under_the_results_as_told(export, tmp_path):
+    rows = [{"block": "head", "this policy": "100 %"}] * 300
+    found = page(export, tmp_path, extras={"tables": {"noise of each block <b>": rows, "other": []}})
+    well_formed(found)
+    assert "Told by the operator" in found and "<span>noise of each block &lt;b&gt;</span>" in found
+    assert found.count("<th scope='row'>head</th>") == 200 and "100 more rows are left out" in found
 
 
 def test_long_names_of_the_extras_are_cut(export, tmp_path):

@@ -9,6 +9,7 @@ import pytest
 
 from attest.errors import ReasonCode
 from attest.keys import load_public_key
+from attest.policy import Policy
 from dptrain.demo.public import digits, draw_digits
 from dptrain.demo.stages import main
 from ledger.audit import verify_export
@@ -87,6 +88,25 @@ def test_three_classes_spend_at_most_what_is_stated(told: tuple[Path, dict]) -> 
     assert [row["class"] for row in result["classes"]] == ["sensitive", "internal", "open"]
     assert all(0 < row["epsilon"] <= 8.0 for row in result["classes"])
     assert [row["band"] for row in result["classes"]] == [[0.75, 1.0], [0.5, 1.0], [0.0, 1.0]]
+
+
+def test_depth_is_compared_by_the_noise_that_audits_derive(told: tuple[Path, dict]) -> None:
+    """Energies follow from the exports' signed policies: sums over blocks of parameters times the max rule's variance."""
+    directory, result = told
+    blocks = {block["name"]: block["parameters"] for block in result["depth"]["blocks"]}
+    strictest, unbanded, own = result["depth"]["arms"]
+    assert [arm["name"] for arm in (strictest, unbanded, own)] == ["strictest", "without_bands", "with_bands"]
+    assert set(strictest["energy_by_block"].values()) == {1.0} and len(set(unbanded["energy_by_block"].values())) == 1
+    assert own["energy"] <= 0.4 and own["energy"] < unbanded["energy"] <= 1.0
+    total = sum(blocks.values()) * strictest["noise_std"]["head"] ** 2
+    assert own["energy"] == pytest.approx(sum(blocks[name] * std**2 for name, std in own["noise_std"].items()) / total)
+    assert len(set(strictest["epsilon"].values())) == 1 and len(set(own["epsilon"].values())) == 3
+    assert own["accuracy"] == result["accuracy"]["private"]
+    policy = Policy.from_toml((directory / "policy.toml").read_text())
+    loudest = max(float(rule.clip_norm_micro * rule.noise_multiplier_micro) / 1e12 for rule in policy.classes)
+    assert own["noise_std"]["head"] == pytest.approx(loudest, rel=1e-6)
+    page = (directory / "report.html").read_text()
+    assert all(arm["sentence"] in page for arm in (strictest, unbanded, own))
 
 
 def test_a_directory_that_is_not_a_demo_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
