@@ -60,10 +60,10 @@ class Noise:
     coordinates: Mapping[str, int]
 
     @classmethod
-    def of(cls, folder: Path) -> "Noise":
-        """Reads the noise off the audited export of a run in its folder."""
+    def of(cls, folder: Path, owner_key: Path) -> "Noise":
+        """Reads the noise off the audited export of a run, in the folder of its ledger."""
         keys = (folder / "ledger.pub").read_text(encoding="utf-8").split()
-        report = verify_export(folder / "export", keys, owner_key=load_public_key(folder / "keys" / "owner.pub"))
+        report = verify_export(folder / "export", keys, owner_key=load_public_key(owner_key))
         return cls({row.name: row.std for row in report.blocks}, {row.name: row.coordinates for row in report.blocks})
 
     def energy(self, block: str | None = None) -> float:
@@ -89,7 +89,7 @@ def rehearse(
 
 def compared(runs: Sequence[tuple[Arm, Path, Outcome]]) -> dict[str, Any]:
     """Returns noise energy per block and accuracy of every arm, for one JSON object. Energies are shares of the first arm's."""
-    noises = [Noise.of(folder) for _, folder, _ in runs]
+    noises = [Noise.of(folder, folder / "keys" / "owner.pub") for _, folder, _ in runs]
     first = noises[0]
     return {
         "blocks": [{"name": name, "parameters": count} for name, count in first.coordinates.items()],
