@@ -26,11 +26,17 @@ class Arm:
     Attributes:
         name: in results and folders. sentence: for people.
         tiers: its classes. A contribution is signed for them as they stand here.
+        learning_rate: of its run.
     """
 
     name: str
     sentence: str
     tiers: tuple[Tier, ...]
+    learning_rate: float
+
+
+RATES = (0.0125, 0.025, 0.15)
+"""Learning rates of the three arms, the best of eight or fewer runs each at 0.00625 to 0.2: louder noise takes a smaller one."""
 
 
 def arms(tiers: Sequence[Tier], clip_norm: float) -> tuple[Arm, Arm, Arm]:
@@ -42,9 +48,9 @@ def arms(tiers: Sequence[Tier], clip_norm: float) -> tuple[Arm, Arm, Arm]:
     least = min(tier.epsilon for tier in tiers)
     strictest = tuple(replace(tier, epsilon=least, start="0.0", clip_norm=clip_norm) for tier in tiers)
     return (
-        Arm("strictest", "everybody at the epsilon of the strictest class", strictest),
-        Arm("without_bands", "this policy without bands", tuple(replace(tier, start="0.0") for tier in tiers)),
-        Arm("with_bands", "this policy", tuple(tiers)),
+        Arm("strictest", "everybody at the epsilon of the strictest class", strictest, RATES[0]),
+        Arm("without_bands", "this policy without bands", tuple(replace(tier, start="0.0") for tier in tiers), RATES[1]),
+        Arm("with_bands", "this policy", tuple(tiers), RATES[2]),
     )
 
 

@@ -19,12 +19,12 @@ from dptrain.tasks.image_classification import build
 from dptrain.tasks.runconfig import ImageModel
 
 TIERS = (
-    Tier("sensitive", 1.0, "0.75", 0.5),
+    Tier("sensitive", 0.5, "0.75", 0.5),
     Tier("internal", 4.0, "0.5", 1.0),
     Tier("open", 8.0, "0.0", 1.0),
 )
-"""Classes of contributions: the top quarter of the model, the top half, or all of it. The louder noise of a stricter class stays
-in the blocks that the class may touch."""
+"""Classes of contributions: the top quarter of the model, the top half, or all of it. What a stricter class asks for, louder
+noise, stays in the blocks that it may touch."""
 
 WEIGHTS = (0.1, 0.3, 0.6)
 CONTRIBUTORS_PER_TIER = 4

@@ -89,7 +89,6 @@ class Scale:
     epochs: int = 15
     steps: int = 80
     sampling_rate: float = 0.5
-    learning_rate: float = 0.15
     clip_norm: float = 1.0
 
 
@@ -151,7 +150,8 @@ def tell(directory: Path, scale: Scale, narrator: Narrator) -> dict[str, Any]:
     gate = _judge(made, narrator)
     narrator.say("public", f"a small vision transformer learns from {scale.pictures} digits drawn by a program: nobody's data")
     public_model(directory / "public-model", pictures=scale.pictures, epochs=scale.epochs)
-    (directory / "run.toml").write_text(_run(scale, "public-model"))
+    *others, own = depth.arms(TIERS, scale.clip_norm)
+    (directory / "run.toml").write_text(_run("public-model", own.learning_rate))
     config = RunConfig.load(directory / "run.toml")
     before = evaluate(*build(config.model), data.validation)
     steps = made.policy.steps
@@ -164,7 +164,8 @@ def tell(directory: Path, scale: Scale, narrator: Narrator) -> dict[str, Any]:
     outcome = train(config)
     narrator.say("compare", "the same model, data and steps once more without privacy, for comparison only")
     plain = train(config, privacy=False)
-    compared = _compare(directory, data, contributors, scale, outcome, narrator)
+    runs = [_rehearsed(directory, data, contributors, scale, arm, narrator) for arm in others]
+    compared = depth.compared([*runs, (own, directory, outcome)])
     narrator.say("audit", "the export is verified by a process that cannot import torch and has never seen the data")
     audited = audit(directory, "ledger", "verify", "export")
     entries = f"{Path(layout.entries_path(0)).parent}/**/*"
@@ -216,24 +217,18 @@ def _policy(tiers: Sequence[Tier], data: Digits, scale: Scale) -> str:
     )  # fmt: skip
 
 
-def _run(scale: Scale, model: str) -> str:
-    return RUN.format(
-        model=model, labels=json.dumps(SIZES.labels), size=SIZES.image_size, most=SIZES.pixel_max, rate=scale.learning_rate
-    )
+def _run(model: str, rate: float) -> str:
+    return RUN.format(model=model, labels=json.dumps(SIZES.labels), size=SIZES.image_size, most=SIZES.pixel_max, rate=rate)
 
 
-def _compare(
-    directory: Path, data: Digits, contributors: Sequence[Contributor], scale: Scale, outcome: Outcome, narrator: Narrator
-) -> dict[str, Any]:
-    """Trains under the policies beside which the demo's own stands, and says what each put on every block."""
-    *others, own = depth.arms(TIERS, scale.clip_norm)
-    runs = []
-    for arm in others:
-        narrator.say("depth", f"once more, with privacy, where {arm.sentence}: to see what depth buys")
-        text, folder = _policy(arm.tiers, data, scale), directory / "compared" / arm.name
-        run = _run(scale, "../../public-model")
-        runs.append((arm, folder, depth.rehearse(folder, text, contributors, data.validation, run)))
-    return depth.compared([*runs, (own, directory, outcome)])
+def _rehearsed(
+    directory: Path, data: Digits, contributors: Sequence[Contributor], scale: Scale, arm: depth.Arm, narrator: Narrator
+) -> tuple[depth.Arm, Path, Outcome]:
+    """Trains under a policy beside which the demo's own stands."""
+    narrator.say("depth", f"once more with privacy, {arm.sentence}: to see what depth buys")
+    text, folder = _policy(arm.tiers, data, scale), directory / "compared" / arm.name
+    run = _run("../../public-model", arm.learning_rate)
+    return arm, folder, depth.rehearse(folder, text, contributors, data.validation, run)
 
 
 def _contribute(
