@@ -36,7 +36,7 @@ class Arm:
 
 
 RATES = (0.0125, 0.025, 0.15)
-"""Learning rates of the three arms, the best of eight or fewer runs each at 0.00625 to 0.2: louder noise takes a smaller one."""
+"""Learning rates of the three arms: the best of three or four that were tried for each. Louder noise takes a smaller one."""
 
 
 def arms(tiers: Sequence[Tier], clip_norm: float) -> tuple[Arm, Arm, Arm]:
