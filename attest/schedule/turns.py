@@ -8,6 +8,15 @@ which the horizon may cut short. In every period each contribution of the class 
 
 The permutations are a function of the run id, 16 random bytes that the header of the ledger publishes: whoever reads the ledger
 knows who was due in every step. Nothing about privacy rests on their being secret (docs/mechanism, Theorem 12).
+
+Proof:
+    Fix the seed r of the turns. Then i has fixed occurrences, one per period, and Theorem 6 gives (a); (b) takes the dearest.
+    For (c) let the reader see (r, output). r has the same law in both worlds, so the divergence E_{e^ε} of the pair is the
+    mean over r of that given r. It is at most the largest, which (b) bounds. A secret r is post-processing, leaving it out.
+    For (d) count as in Theorem 6: the ledger has one DRAW leaf per execution of a step. When to go back may be decided by
+    looking at the model. Then the losses 1/z² of single Gaussian releases are chosen adaptively, but their sum never passes
+    the stated bound, and the composition is dominated by the Gaussian of that bound (Smith and Thakurta 2022). For (e), a turn
+    that is left out has equal worlds, for which the pair of any z is an upper bound. ∎
 """
 
 import hashlib

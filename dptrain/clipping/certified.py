@@ -2,6 +2,23 @@
 
 The lattice of block l has the step ``gamma_l = s_l * 2^-b``. Floating point decides which integers a contribution is turned
 into, and nothing else: from there on the certificate, the sums and the release are exact (docs/mechanism, Theorem 4).
+
+Proof:
+    The two worlds differ by h_il = gamma_l k_il, zero outside D_i. By (1) its whitened norm is 2^-b √(Σ S_l) ≤ 1 / z_i, and by
+    (2) its norm is at most C_i. Theorem 1 applies to integer sums. Rounding the noise after them is post-processing (Theorem
+    2). It remains to show where floating point could matter.
+
+    * **Squares.** S_l is a float64 sum of squares of integers. If the true sum of all terms is below 2^53, every partial
+      result is an integer below 2^53, and none is rounded, in any order of summation. If not, look at the first operation
+      whose exact result is 2^53 or more. Rounding is monotone and 2^53 is a double, so the result reads 2^53 or more. It stays
+      there, since nothing negative is added. What reads 2^53 or more, infinite or NaN fails.
+    * **Comparisons** are made in Python integers, with the s_l² brought to a common denominator.
+    * **Sums.** By (1) and the choice of b, |k| ≤ 2^26 in every coordinate. With at most 2^26 contributions all partial sums
+      stay below 2^53. Float64 adds them exactly, in every order.
+    * **Release.** A sum K is limited to |K| ≤ 2^(18+b), which is 2^18 standard deviations. The limit moves no two sums further
+      apart. K s_l 2^-b is rounded to float64 and divided by s_l 2^-32 with one more rounding. The result is off from the
+      integer K 2^(32-b), at most 2^50, by little more than 2^50 · 2^-52 = 1/4. So rounding recovers the integer. The noise is
+      rounded at s_l · 2^-32, and its radii are finer than that. ∎
 """
 
 import math

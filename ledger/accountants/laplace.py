@@ -1,6 +1,26 @@
 """Costs Laplace noise: its loss distributions amplified by sampling, and its Rényi divergence.
 
 The noise multiplier z is the scale of the noise over the L1 clip norm, on the sum, block by block.
+
+Proof:
+    Rounding after adding is post-processing (Theorem 2). So take real Laplace noise, in units of its scale: 2^-b k = h with
+    ‖h‖₁ ≤ 1/z_i. Write H_γ(h) = ∫ max(q_h - γ p, 0) for the product laws q_h around h and p around 0; h ≥ 0 by symmetry. With
+    u_j the noise of coordinate j, log q_h/p = Σ ℓ_j with ℓ_j = h_j if u_j ≥ 0, h_j + 2 u_j if -h_j < u_j < 0, and -h_j below.
+    As ∂q_h/∂h_j = sign(u_j) q_h, ∂H/∂h_j is half of P(S | u_j > 0) - P(S | u_j < 0), where S says that Σ ℓ_j > log γ.
+
+    *Longer is worse:* this is not negative, since ℓ_j is largest at u_j > 0.
+
+    *On one coordinate is worse:* take two of them, h_1 ≥ h_2, and the others given; let c be log γ less their ℓ. Moving shift
+    from h_2 to h_1 changes H by (∂_1 - ∂_2) H. That is the mean of (B - A)/2 with B = P(S | u_1 > 0 > u_2) = P(h_1 + max(h_2 -
+    2E, -h_2) > c) and A = P(h_2 + max(h_1 - 2E, -h_1) > c), E exponential; the terms of equal signs cancel. Where the maximum
+    is attained by its first argument both are P(h_1 + h_2 - 2E > c). B is 1 if c < h_1 - h_2, A only if c < h_2 - h_1, and A =
+    1 implies B = 1. So B ≥ A: H grows until all shift lies on one coordinate.
+
+    Domination for all γ passes to sampled pairs, in each direction (Zhu, Dong and Wang 2022, Theorem 11), and composes. ∎
+
+    For two coordinates with shifts a ≤ b, c = a + b, and ε = log γ: H = 1 - (1 + a/2) e^((ε-c)/2) for 0 ≤ ε ≤ b - a, 1 - (1 +
+    (c-ε)/4) e^((ε-c)/2) up to c, and 0 beyond, against 1 - e^((ε-c)/2) of one coordinate. The tests hold both to the integral
+    over the plane.
 """
 
 import math
@@ -94,7 +114,7 @@ class Laplace(Cost):
 def _laplace(phases: tuple[Phase, ...], delta: float, replace: bool) -> float:
     """Returns epsilon of Laplace releases, each dominated by the pair Laplace(0, z) and Laplace(1, z) sampled at rate q.
 
-    That is Theorem 9 of docs/mechanism.
+    That is Theorem 9 of docs/mechanism, proved at the top of this file.
 
     Under replacement two payloads are 2/z apart, and what sampling would add is not counted. Never above pure composition, nor
     above the Rényi bound without sampling. The library composes by a Fourier transform to the power of the number of steps,

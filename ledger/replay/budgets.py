@@ -4,6 +4,15 @@ A limit is a pair (epsilon, delta), and holds for all runs together, also where 
 of those before, as it mostly is. So several runs are added up by a Rényi filter, at an order that is fixed before the first of
 them, and not composed as if they had been planned together (docs/mechanism, Theorem 13). One run by itself is held against its
 accountant.
+
+Proof:
+    B is the largest divergence with eps(B; a, delta) <= eps. Whether P_1(a) <= B is settled before the first step, by what is
+    public. If not, no second run begins, and the first is (eps, delta)-DP by its accountant. That it may stop early is
+    post-processing. If so, regard the windows charged in all runs as one sequence of mechanisms, each chosen from the outputs
+    of those before. At order a the divergence of each, in both directions, is known when it is chosen (Theorems 1 to 12).
+    Their sum never passes B: within run j it is at most R_1(a) + ... + R_(j-1)(a) + P_j(a), for a ledger charges no more than
+    is planned (`HORIZON`). So the whole has divergence at most B at order a (Feldman and Zrnic 2021, Theorem 3.1), and is
+    (eps, delta)-DP (`least_of_order()`). ∎
 """
 
 import math

@@ -1,58 +1,98 @@
-"""Writes the tables of docs/mechanism: each theorem with its code and its tests, and every guarantee with its test.
+"""Writes the tables of docs/mechanism and of the guarantee: what each page rests on, and every guarantee with its test.
 
-A page of a theorem names in backticks what keeps it. Where such a name has a `Guarantee:` paragraph, the table of the theorems
-gets a row: the paragraph's room, and the tests that `held.toml` names for it. So the tables follow the code.
+A table stands between two comments, the first of which names what is made there. So the tables follow the code, `clauses.toml`
+and `limits.toml`, and a page cannot say of its code what is not so.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from tests.claims import tables
+from tests.claims.clauses import clauses, code_in_words, limits, tests_in_words
 from tests.claims.paragraphs import PACKAGES, ROOT, guarantees
 from tests.claims.tests_of import find, held
 
 FOLDER = Path("docs/mechanism")
 INDEX = FOLDER / "README.md"
 ALL = FOLDER / "guarantees.md"
-BEGIN, END = "<!-- made by `make pages`; do not edit -->", "<!-- end of what is made -->"
-_CODE = re.compile(r"`([^`\n]+)`")
-_KEPT = re.compile(r"^## Kept by\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
-_PAPERS = {"README.md", "guarantees.md"}
+BEGIN, END = "<!-- made by `make pages`: {}; do not edit -->", "<!-- end of what is made -->"
+_MADE = re.compile(rf"{re.escape(BEGIN).replace(re.escape('{}'), '(.+?)')}.*?{re.escape(END)}", re.DOTALL)
+
+GROUPS = {
+    "What a step releases": (
+        "theorem-1-signed-bound", "theorem-2-lattice", "theorem-3-noise-per-microbatch", "theorem-4-certified-integers",
+        "theorem-5-public-contributions", "one-clip", "theorem-6-public-occurrences", "proposition-3-noise-energy",
+        "theorem-7-divided-clip-norms", "stricter-bounds", "theorem-8-phases", "theorem-15-correlated-noise",
+    ),
+    "Noise of other laws": ("families", "theorem-9-laplace", "theorem-10-discrete-gaussian", "theorem-11-skellam"),
+    "Who takes part, and what it costs": (
+        "theorem-12-turns", "theorem-13-limits-over-runs", "theorem-14-addressed-randomness", "lemmas", "accounting",
+        "what-pld-computes", "charge-before-draw",
+    ),
+    "What the model may do": ("isolation", "separability", "modules", "compiled-form"),
+}  # fmt: skip
+"""The pages in the order of the index."""
 
 
 def pages(root: Path = ROOT) -> list[Path]:
-    """The pages of theorems, in the order in which the index links to them."""
-    index = (root / INDEX).read_text(encoding="utf-8").split(BEGIN)[0]
-    linked = [root / FOLDER / name for name in re.findall(r"\]\(([\w-]+\.md)", index) if name not in _PAPERS]
-    return list(dict.fromkeys(linked))
+    """The pages of theorems, in the order of the index."""
+    return [root / FOLDER / f"{name}.md" for names in GROUPS.values() for name in names]
 
 
-def keepers(page: str) -> list[str]:
-    """The names of guarantees that the section "Kept by" of a page has in backticks, in its order."""
-    section = _KEPT.search(page)
-    words = [] if section is None else [word.removesuffix("()") for word in _CODE.findall(section[1])]
-    known = guarantees()
-    return list(dict.fromkeys(word for word in words if word in known))
+def made(text: str, page: str) -> str:
+    """A page with everything made anew that is made.
+
+    Raises:
+        LookupError: a comment names nothing that can be made, or a clause names what is not there.
+    """
+    return _MADE.sub(lambda found: f"{BEGIN.format(found[1])}\n{_section(found[1], page)}\n{END}", text)
 
 
-def index(root: Path = ROOT) -> str:
-    """The index with its table made anew."""
-    text = (root / INDEX).read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    after = rest.partition(END)[2]
-    rows = "\n".join(_rows(root))
-    head = "| theorem | code that keeps it | test that fails without it |\n|---|---|---|"
-    return f"{before}{BEGIN}\n{head}\n{rows}\n{END}{after}"
+def _section(name: str, page: str) -> str:
+    kinds: dict[str, Callable[[], Iterator[str]]] = {
+        "clauses": lambda: _clauses(page), "index": _index, "assumptions": _assumptions, **tables.KINDS,
+        "payloads": lambda: _limits("payloads"), "loop": lambda: _limits("loop"),
+    }  # fmt: skip
+    if name in kinds:
+        return "\n".join(kinds[name]())
+    if name.startswith("proof of "):
+        return tables.proof(name.removeprefix("proof of "))
+    raise LookupError(f"{page}: nothing makes {name!r}; it can be {', '.join(sorted(kinds))} or 'proof of FILE'")
 
 
-def _rows(root: Path) -> Iterator[str]:
-    for page in pages(root):
-        text = page.read_text(encoding="utf-8")
-        title = text.partition("\n")[0].removeprefix("# ")
-        for number, name in enumerate(keepers(text)):
-            first = f"[{title}]({page.name})" if number == 0 else ""
-            one = guarantees()[name]
-            yield f"| {first} | `{name}`, {one.path} | {_tests(name)} |"
+def _clauses(page: str) -> Iterator[str]:
+    yield "| it needs | kept by | test that fails without it |"
+    yield "|---|---|---|"
+    for one in clauses()[page]:
+        kept = "**assumed**" if one.assumed else "; ".join(map(code_in_words, one.code))
+        yield f"| {one.needs} | {kept} | {tests_in_words(one.shown_by)} |"
+
+
+def _limits(table: str) -> Iterator[str]:
+    head = {"payloads": "as a function of payloads | test", "loop": "what happens | test that shows it"}[table]
+    yield f"| what | {head} |"
+    yield "|---|---|---|"
+    yield from (f"| {one.what} | {one.tells} | {tests_in_words(one.tests)} |" for one in limits()[table])
+
+
+def _title(page: str) -> str:
+    return (ROOT / FOLDER / f"{page}.md").read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+
+
+def _index() -> Iterator[str]:
+    yield "| | pages |"
+    yield "|---|---|"
+    for group, names in GROUPS.items():
+        yield f"| {group} | {'<br>'.join(f'[{_title(name)}]({name}.md)' for name in names)} |"
+
+
+def _assumptions() -> Iterator[str]:
+    yield "| assumed | by |"
+    yield "|---|---|"
+    for names in GROUPS.values():
+        for name in names:
+            yield from (f"| {one.needs} | [{_title(name)}]({name}.md) |" for one in clauses()[name] if one.assumed)
 
 
 def every() -> str:
@@ -76,6 +116,12 @@ def _tests(name: str) -> str:
     return ", ".join(f"`{find(test).name.rpartition('::')[2]}`" for test in held()[name])
 
 
+def made_pages(root: Path = ROOT) -> list[Path]:
+    """The pages of which something is made here."""
+    return [root / ALL, root / INDEX, root / "docs/guarantee.md", *pages(root)]
+
+
 def written(root: Path = ROOT) -> dict[Path, str]:
-    """What each page made here has to say."""
-    return {root / INDEX: index(root), root / ALL: every()}
+    """What each page made here, wholly or in part, has to say."""
+    parts = [path for path in made_pages(root) if path != root / ALL]
+    return {root / ALL: every()} | {path: made(path.read_text(encoding="utf-8"), path.stem) for path in parts}

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.claims import page
+from tests.claims import page, tables
+from tests.claims.clauses import clauses, code_in_words, tests_in_words
 from tests.claims.paragraphs import guarantees, paragraphs_of
 from tests.claims.reached import holds
 from tests.claims.tests_of import find, held
@@ -30,22 +31,47 @@ def test_a_test_of_no_name_or_of_two_files_is_refused() -> None:
     assert find("test_descriptor::test_round_trip").path == "tests/attest/test_descriptor.py"
 
 
-@pytest.mark.parametrize("path", [page.INDEX, page.ALL], ids=str)
-def test_a_table_of_the_docs_is_what_the_code_says(path: Path) -> None:
-    whole = page.ROOT / path
-    assert page.written()[whole] == whole.read_text(encoding="utf-8"), "write it again: make pages"
+@pytest.mark.parametrize("path", page.made_pages(), ids=lambda path: path.relative_to(page.ROOT).as_posix())
+def test_what_is_made_of_a_page_is_what_the_code_says(path: Path) -> None:
+    assert page.written()[path] == path.read_text(encoding="utf-8"), "write it again: make pages"
 
 
 @pytest.mark.parametrize("path", page.pages(), ids=lambda path: path.stem)
-def test_the_page_of_a_theorem_names_code_that_keeps_it(path: Path) -> None:
+def test_the_page_of_a_theorem_shows_its_clauses_and_the_code_that_keeps_them(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    assert text.startswith("# ") and "\n## Kept by\n" in text
-    assert page.keepers(text), "its section `Kept by` names nothing that has a `Guarantee:` paragraph"
+    assert text.startswith("# ") and "\n## It needs\n\n" + page.BEGIN.format("clauses") in text
+    mine = clauses()[path.stem]
+    assert {name for one in mine for name in one.code} & guarantees().keys(), "nothing of its code has a `Guarantee:` paragraph"
 
 
-def test_every_page_of_the_folder_is_linked_from_its_index() -> None:
-    there = {path.name for path in (page.ROOT / page.FOLDER).glob("*.md")} - {"README.md", "guarantees.md"}
-    assert {path.name for path in page.pages()} == there
+def test_every_page_of_the_folder_has_its_place_and_its_clauses() -> None:
+    there = {path.stem for path in (page.ROOT / page.FOLDER).glob("*.md")} - {"README", "guarantees"}
+    assert {path.stem for path in page.pages()} == there == clauses().keys()
+
+
+@pytest.mark.parametrize(("name", "number"), [(name, number) for name, rows in clauses().items() for number in range(len(rows))])
+def test_a_clause_has_code_and_a_test_that_always_runs_or_is_said_to_be_assumed(name: str, number: int) -> None:
+    one = clauses()[name][number]
+    assert one.assumed != bool(one.code), "either code keeps it, or it is assumed"
+    assert not one.code or one.shown_by, "no test fails without it"
+    assert not one.shown_by or any("/" in test or find(test).ordinary for test in one.shown_by)
+    assert all(map(code_in_words, one.code)) and bool(tests_in_words(one.shown_by)) == bool(one.shown_by)
+
+
+def test_names_of_clauses_that_lead_nowhere_are_refused() -> None:
+    for name in ("NoSuchGuarantee", "ledger/no_such_file.py", "ledger/merkle.py::no_such_function"):
+        with pytest.raises(LookupError):
+            code_in_words(name)
+    with pytest.raises(LookupError):
+        tests_in_words(["tests/no_such_file.py"])
+    with pytest.raises(LookupError, match="nothing makes"):
+        page.made(f"{page.BEGIN.format('nonsense')}\n{page.END}", "README")
+
+
+def test_a_proof_is_what_stands_behind_its_word_in_a_docstring() -> None:
+    assert tables.proof("ledger/accountants/laplace.py").rstrip().endswith("plane.")
+    with pytest.raises(LookupError, match="Proof"):
+        tables.proof("ledger/merkle.py")
 
 
 SOURCE = '''
@@ -75,11 +101,10 @@ def test_a_paragraph_is_found_with_its_name_and_its_words() -> None:
     assert found == [("Sampler", "nobody is drawn twice."), ("Sampler.take", "as `Sampler`.")]
 
 
-def test_code_of_a_guarantee_is_what_stands_behind_the_last_heading_of_its_page() -> None:
-    name = next(iter(guarantees()))
-    text = f"# Title\n\n`{name}` is named here too.\n\n## Kept by\n\n`nobody` and `{name}`.\n\n## Source\n\n`{name}`\n"
-    assert page.keepers(text) == [name]
-    assert page.keepers(text.replace("## Kept by", "## Code")) == []
+def test_what_is_made_is_made_anew_and_what_is_written_by_hand_stays() -> None:
+    text = f"# Title\n\nBy hand.\n\n{page.BEGIN.format('clauses')}\nold\n{page.END}\n\nBy hand.\n"
+    made = page.made(text, "one-clip")
+    assert made.count("By hand.") == 2 and "\nold\n" not in made and f"| {clauses()['one-clip'][0].needs} |" in made
 
 
 def test_code_that_ran_counts_for_the_guarantee_that_it_keeps_and_for_no_other() -> None:

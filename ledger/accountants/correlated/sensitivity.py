@@ -7,6 +7,25 @@ set are not negative (all vectors equal). Every value here is an upper bound: wh
 Source: Choquette-Choo et al., "Multi-Epoch Matrix Factorization Mechanisms for Private Machine Learning" (2023), theorem 2;
 "(Amplified) Banded Matrix Factorization" (2023), theorem 2; Kalinin and Lampert, "Banded Square Root Matrix Factorization for
 Differentially Private Model Training" (2024), theorem 2, for columns that do not increase.
+
+Proof:
+    Let G' have the rows γ rint(g_t / γ). As rint(x) + a = rint(x + a) for whole a, step t releases a rounding of row t of G' +
+    s ν C⁻¹ Z = C⁻¹ (C G' + s ν Z). So all releases are post-processing of the Gaussian mechanism C G' + s ν Z. In the two
+    worlds C G' differs by C U, where U has a row u_t for every t in π and zeros elsewhere. ‖C U‖² = Σ X_jk ⟨u_j, u_k⟩ ≤ Σ
+    |X_jk| ‖u_j‖ ‖u_k‖, which is (a); rounding the sums is paid for as in Theorem 2. For (b): C is lower triangular, so row t
+    of C G' is a function of g_0 .. g_t, and thus of earlier rows of the mechanism. A Gaussian mechanism whose rows are chosen
+    adaptively within a bound that is fixed beforehand is dominated by the Gaussian of that bound (Denisov et al. 2022, theorem
+    2.1). (c): the leading rows of C G' + s ν Z do not need the rest. For (d) stack the rows of the timeline that survives and
+    the rows c .. m - 1 of the lost one, each with noise of its own. The first part moves by (a); a row t of the second moves
+    by Σ over j ≤ t in π of |C_tj| / z_i at most, whatever gradients it was computed from. That bound depends on t alone: of a
+    tree of attempts take any path to the farthest step as the timeline; every other execution of a step t is one more row t,
+    wherever it branched off. (e): terms of a sum of magnitudes are left out. (f): a draw at t adds u_t, a function of earlier
+    releases, to the rows t .. t + b - 1 of C G', times column t of C, whose norm is at most ν; behind each fork that lies in
+    between, once more to those of these rows that were executed again, in all with a squared norm of at most (1 + k) ν². Since
+    b ≤ g, no row holds two draws of i. So the releases are an interactive composition of one sampled Gaussian for each draw,
+    each of which chooses its vector when it begins and answers in the rows that follow, while later ones begin: concurrent
+    composition costs what composition does (Vadhan and Zhang, "Concurrent Composition Theorems for Differential Privacy",
+    2023; for one timeline Choquette-Choo et al. 2023, theorem 4). ∎
 """
 
 from __future__ import annotations

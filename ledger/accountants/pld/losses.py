@@ -2,7 +2,7 @@
 
 Losses between two points of the grid are split between these so that both worlds keep their mass (Doroshenko, Ghazi, Kamath,
 Kumar and Manurangsi 2022, "connect the dots"), which dominates the step. Every mass is an integral of a positive function, so
-that none is a difference, and has a small *relative* error: proof in docs/mechanism, "What pld computes".
+that none is a difference, and has a small *relative* error: proof in `tilted`.
 """
 
 import math

@@ -1,0 +1,95 @@
+"""Makes the tables of docs/mechanism that say what tables of the code say, and takes proofs out of docstrings."""
+
+import ast
+import inspect
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from tests.claims.paragraphs import ROOT
+
+_PROOF = re.compile(r"^Proof:\n(.*)\Z", re.MULTILINE | re.DOTALL)
+
+
+def proof(path: str) -> str:
+    """The proof in the docstring of a module: all behind the line that says so.
+
+    Raises:
+        LookupError: the module has none.
+    """
+    docstring = ast.get_docstring(ast.parse((ROOT / path).read_text(encoding="utf-8"))) or ""
+    found = _PROOF.search(docstring)
+    if found is None:
+        raise LookupError(f"the docstring of {path} has no line 'Proof:'")
+    return inspect.cleandoc(found[1]).replace("``", "`")
+
+
+def optimizers() -> Iterator[str]:
+    """What is told of every optimizer of torch; a slow test holds each row to runs."""
+    import torch
+
+    from dptrain.sandbox import isolation
+
+    yield "| optimizer of `torch.optim` | as it is | with `clip_grad_norm_` | with `private.clip_blocks_` |"
+    yield "|---|---|---|---|"
+    for name, kind in sorted(vars(torch.optim).items()):
+        if not inspect.isclass(kind):
+            continue
+        if kind in isolation.KNOWN:
+            yield f"| {name} | held | weakened | held |"
+        elif kind in isolation._REFUSED:
+            yield f"| {name} | " + " | ".join([f"refused, `{isolation._REFUSED[kind][0]}`"] * 3) + " |"
+
+
+def families() -> Iterator[str]:
+    """What goes with what, of the families that come with dptrain."""
+    from attest.schema.words import is_foreign
+    from ledger.accountants.table import TABLE
+
+    yield "| family | accountant | exactness | injection | disclosure | clip norm | accounting counts on secret draws |"
+    yield "|---|---|---|---|---|---|---|"
+    rows: dict[str, list[str]] = {}
+    for name, cost in TABLE.items():
+        if not is_foreign(name):
+            words = (cost.accountants, cost.exactness, cost.injections, cost.disclosures)
+            row = " | ".join(", ".join(f"`{word}`" for word in each) for each in words)
+            rows.setdefault(f"{row} | L{cost.norm} | {'yes' if cost.amplified else 'no'}", []).append(f"`{name}`")
+    yield from (f"| {', '.join(names)} | {row} |" for row, names in rows.items())
+
+
+def rules() -> Iterator[str]:
+    """The gradient rules that come with dptrain, in the words of their docstrings."""
+    from dptrain.gradients import attention, generic, registry, rules, whole_modules
+
+    own = {room.__name__ for room in (attention, generic, rules, whole_modules)}
+    yield "| module | which | how its gradient is split |"
+    yield "|---|---|---|"
+    for entry in registry._entries:
+        rule: Any = getattr(entry.make, "args", (entry.make,))[0]
+        if rule.__module__ not in own:
+            continue
+        kinds = ", ".join(f"`{kind}`" if isinstance(kind, str) else f"`nn.{kind.__name__.lstrip('_')}`" for kind in entry.kinds)
+        when = getattr(entry.when, "func", entry.when)
+        which = "" if when is None else _first(when).removeprefix("Tells whether ").removesuffix(".")
+        yield f"| {'any' if kinds == '`nn.Module`' else kinds} | {which} | {_first(rule)} |"
+
+
+def adapters() -> Iterator[str]:
+    """The tuners of peft whose forward was shown to be exact and to keep rows apart."""
+    from dptrain.blocks.adapters import CHECKED, VARIANTS, WHOLE
+
+    called = sorted({source.removesuffix(".").rpartition(".")[2] for source in CHECKED.values()} - {"utils"})
+    whole = sorted(source.removesuffix(".").rpartition(".")[2] for source in WHOLE)
+    yield "| of `peft.tuners` | how |"
+    yield "|---|---|"
+    yield f"| {', '.join(f'`{name}`' for name in called)}, and `modules_to_save` | rules of the modules that they call |"
+    yield f"| {', '.join(f'`{name}`' for name in whole)} | generic path for the whole layer, where it uses bare tensors |"
+    yield f"| variants of LoRA: {', '.join(f'`{name}`' for name in sorted(VARIANTS))} | as those |"
+
+
+def _first(what: object) -> str:
+    sentence = " ".join((inspect.getdoc(what) or "").partition("\n\n")[0].split())
+    return re.sub(r":\w+:`~?([^`]*)`", r"`\1`", sentence).replace("``", "`").replace("|", r"\|")
+
+
+KINDS = {"optimizers": optimizers, "families": families, "rules": rules, "adapters": adapters}
