@@ -190,7 +190,7 @@ class IntegerNoise(OnHost):
     bit of a float64. The law is exact (:class:`ExactSampler`), and the noise integer of coordinate ``o`` of tensor ``lane`` at
     ``step`` is a function of (key, step, lane, o) alone and is used once, whatever the number of threads.
 
-    The time that a draw takes depends on the noise, by rejections; see docs/guarantee.md.
+    The time that a draw takes depends on the noise, by rejections; see docs/threat-model.md.
 
     Args:
         law: of one draw. bits: b of the lattice on which the sums are integers. draws: how many draws make up the noise of a

@@ -37,11 +37,12 @@ class Clause:
 
 @dataclass(frozen=True)
 class Limit:
-    """One row of what follows from payloads, or is not defended."""
+    """One row of what follows from payloads, of what is not defended, or of who may try what."""
 
     what: str
     tells: str
     tests: tuple[str, ...]
+    who: str = ""
 
 
 @cache
@@ -80,7 +81,7 @@ def code_in_words(name: str) -> str:
     return f"`{inside}`, {path}" if inside else path
 
 
-def tests_in_words(names: Sequence[str]) -> str:
+def names_of_tests(names: Sequence[str]) -> str:
     """Names tests, functions by their name alone.
 
     Raises:

@@ -6,10 +6,11 @@ and `limits.toml`, and a page cannot say of its code what is not so.
 
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from tests.claims import tables
-from tests.claims.clauses import clauses, code_in_words, limits, tests_in_words
+from tests.claims.clauses import clauses, code_in_words, limits, names_of_tests
 from tests.claims.paragraphs import PACKAGES, ROOT, guarantees
 from tests.claims.tests_of import find, held
 
@@ -52,7 +53,7 @@ def made(text: str, page: str) -> str:
 def _section(name: str, page: str) -> str:
     kinds: dict[str, Callable[[], Iterator[str]]] = {
         "clauses": lambda: _clauses(page), "index": _index, "assumptions": _assumptions, **tables.KINDS,
-        "payloads": lambda: _limits("payloads"), "loop": lambda: _limits("loop"),
+        **{table: partial(_limits, table) for table in limits()},
     }  # fmt: skip
     if name in kinds:
         return "\n".join(kinds[name]())
@@ -66,14 +67,19 @@ def _clauses(page: str) -> Iterator[str]:
     yield "|---|---|---|"
     for one in clauses()[page]:
         kept = "**assumed**" if one.assumed else "; ".join(map(code_in_words, one.code))
-        yield f"| {one.needs} | {kept} | {tests_in_words(one.shown_by)} |"
+        yield f"| {one.needs} | {kept} | {names_of_tests(one.shown_by)} |"
 
 
 def _limits(table: str) -> Iterator[str]:
-    head = {"payloads": "as a function of payloads | test", "loop": "what happens | test that shows it"}[table]
-    yield f"| what | {head} |"
-    yield "|---|---|---|"
-    yield from (f"| {one.what} | {one.tells} | {tests_in_words(one.tests)} |" for one in limits()[table])
+    columns = {
+        "payloads": "what | as a function of payloads | test",
+        "loop": "what | what happens | test that shows it",
+        "threats": "who | may try to | what stands against it | test",
+    }[table]
+    yield f"| {columns} |"
+    yield "|" + "---|" * (columns.count("|") + 1)
+    for one in limits()[table]:
+        yield "| " + " | ".join([*filter(None, [one.who]), one.what, one.tells, names_of_tests(one.tests)]) + " |"
 
 
 def _title(page: str) -> str:
@@ -100,6 +106,8 @@ def every() -> str:
     lines = [
         "# Every guarantee of the code, and the test that holds it",
         "",
+        BEGIN.format("the whole page"),
+        "",
         "A function or class that a promise rests on has a paragraph `Guarantee:` in its docstring. Each has a row here.",
         "`tests/claims/held.toml` names its test. `make pages` writes the page, and a test holds the page to the code.",
         "",
@@ -109,7 +117,7 @@ def every() -> str:
         lines += [f"## {package}: {len(mine)} guarantees", "", "| of | in | held by |", "|---|---|---|"]
         lines += [f"| `{name}` | {one.path} | {_tests(name)} |" for name, one in mine.items()]
         lines.append("")
-    return "\n".join(lines)
+    return "\n".join([*lines, END, ""])
 
 
 def _tests(name: str) -> str:
@@ -118,7 +126,7 @@ def _tests(name: str) -> str:
 
 def made_pages(root: Path = ROOT) -> list[Path]:
     """The pages of which something is made here."""
-    return [root / ALL, root / INDEX, root / "docs/guarantee.md", *pages(root)]
+    return [root / ALL, root / INDEX, root / "docs/guarantee.md", root / "docs/threat-model.md", *pages(root)]
 
 
 def written(root: Path = ROOT) -> dict[Path, str]:

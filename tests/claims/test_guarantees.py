@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.claims import page, tables
-from tests.claims.clauses import clauses, code_in_words, tests_in_words
+from tests.claims.clauses import Clause, clauses, code_in_words, names_of_tests
 from tests.claims.paragraphs import guarantees, paragraphs_of
 from tests.claims.reached import holds
 from tests.claims.tests_of import find, held
@@ -49,13 +49,12 @@ def test_every_page_of_the_folder_has_its_place_and_its_clauses() -> None:
     assert {path.stem for path in page.pages()} == there == clauses().keys()
 
 
-@pytest.mark.parametrize(("name", "number"), [(name, number) for name, rows in clauses().items() for number in range(len(rows))])
-def test_a_clause_has_code_and_a_test_that_always_runs_or_is_said_to_be_assumed(name: str, number: int) -> None:
-    one = clauses()[name][number]
+@pytest.mark.parametrize("one", [pytest.param(one, id=name) for name, rows in clauses().items() for one in rows])
+def test_a_clause_has_code_and_a_test_that_always_runs_or_is_said_to_be_assumed(one: Clause) -> None:
     assert one.assumed != bool(one.code), "either code keeps it, or it is assumed"
     assert not one.code or one.shown_by, "no test fails without it"
-    assert not one.shown_by or any("/" in test or find(test).ordinary for test in one.shown_by)
-    assert all(map(code_in_words, one.code)) and bool(tests_in_words(one.shown_by)) == bool(one.shown_by)
+    assert one.assumed or any("/" in test or find(test).ordinary for test in one.shown_by)
+    assert all(map(code_in_words, one.code)) and bool(names_of_tests(one.shown_by)) == bool(one.shown_by)
 
 
 def test_names_of_clauses_that_lead_nowhere_are_refused() -> None:
@@ -63,7 +62,7 @@ def test_names_of_clauses_that_lead_nowhere_are_refused() -> None:
         with pytest.raises(LookupError):
             code_in_words(name)
     with pytest.raises(LookupError):
-        tests_in_words(["tests/no_such_file.py"])
+        names_of_tests(["tests/no_such_file.py"])
     with pytest.raises(LookupError, match="nothing makes"):
         page.made(f"{page.BEGIN.format('nonsense')}\n{page.END}", "README")
 

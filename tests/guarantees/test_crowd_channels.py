@@ -236,7 +236,7 @@ class Channel:
 
     Attributes:
         refusable: whether the engine may decline it by name. late: whether it can do so only once the run has begun.
-        open: whether it tells who was drawn today, and docs/guarantee.md says so.
+        open: whether it tells who was drawn today, and docs/threat-model.md says so.
     """
 
     scene: Scene
