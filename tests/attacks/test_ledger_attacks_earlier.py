@@ -317,7 +317,7 @@ def test_who_was_withdrawn_in_an_earlier_run_takes_no_part_in_a_later_one(tmp_pa
 
 
 def test_signed_anew_a_contribution_is_another_one_and_begins_at_nothing(tmp_path):
-    """Not defended, and said so (docs/threat-model.md): only its contributor can sign anew, and then signs for another total."""
+    """Not defended, and said so (docs/threat-model.md): only its contributor can sign anew, and signs for another total."""
     first = finished(tmp_path, "one", SIGNER, admission(1))
     registry = counting(first)
     assert registry.carried(descriptor(2), 1e-6) == 0.0
