@@ -28,20 +28,20 @@ Proof:
       the other direction (Trefethen and Weideman 2014, Theorem 5.1); d makes that 4 e^-44. On the lines of (a) the strip is as
       wide as the line is far, and it adds 2 e^(a² - 2πa/d), times cos(a/z)^-λ. Points left out at the ends have less than
       their last one by g(x)/9.5.
-    * *(c) Rounding*, as in 3: e is the sum of what masses (where they are, and in what all are divided by), losses times |s|,
-      and sums of n terms (4 n u) are rounded by. Products are off by (|f| + e)^n - |f|^n at most. T times what log E e^(λ
-      loss) of one step is off by (`mass_error`) is added to K(λ). λ and R are free: where a drawn contribution outweighs all
-      else from one λ on, no R is found, and the transform is asked.
+    * *(c) Rounding*, as in part 3 of the proof in `tilted`: e is the sum of what masses (where they are, and in what all are
+      divided by), losses times |s|, and sums of n terms (4 n u) are rounded by. Products are off by (|f| + e)^n - |f|^n at
+      most. T times what log E e^(λ loss) of one step is off by (`mass_error`) is added to K(λ). λ and R are free: where a
+      drawn contribution outweighs all else from one λ on, no R is found, and the transform is asked.
 
     To every step a Gaussian of mu² = interval²/6 is added. What is composed with more is dominated by no less, so this costs
     nothing of the claim. It is what the grid adds in the mean: a loss at v in a cell, shared between its ends, has gained a
     variance of v (interval - v), interval²/6 over a cell. ∎
 
     The short sum is asked where q/z is at least an interval, and wide where noise is far below the mean, with a tilt of at
-    most 480. There 1 to 5 and the short sum mostly agree to 4e-7. They are further apart, by up to some 1e-5, where the losses
-    of a step are one or two intervals wide and steps are many, and at deltas above 1e-2. Epsilons from about 550 up, whose
-    sums went to a coarser grid, may be 4e-5 lower. All are bounds. The transform is asked otherwise; and where the sum is
-    longer than 2^23 terms (fewer than some 8 steps at z near 1), or one step's law would need more than 2^20 points.
+    most 480. There the transform and the short sum mostly agree to 4e-7. They are further apart, by up to some 1e-5, where the
+    losses of a step are one or two intervals wide and steps are many, and at deltas above 1e-2. Epsilons from about 550 up,
+    whose sums went to a coarser grid, may be 4e-5 lower. All are bounds. The transform is asked otherwise; and where the sum
+    is longer than 2^23 terms (fewer than some 8 steps at z near 1), or one step's law would need more than 2^20 points.
 
     No λ makes the claim fail. One with the mean of the tilted sum near epsilon makes the set-aside a share of about 1e-14 T of
     delta, *whatever delta is*: 3e-11 at z = 1, q = 0.01, T = 1000. Only where a contribution is hardly ever drawn and delta is

@@ -8,9 +8,9 @@ the machine: IEEE double arithmetic; exp, expm1, log, log1p and sinh of numpy to
 points is t stages of butterflies with twiddle factors to 1 ulp, the model of Higham (2002), Theorem 24.2.
 
 Proof:
-    1. *One step.* Let U = e^-loss under the world P that the divergence is taken from. The divergence of n steps is E (1 -
-       e^eps U_1…U_n)⁺, and x → (1 - c x)⁺ is convex and falling. So a step may be replaced by any with E f(U') ≥ E f(U) for
-       all such f, the others being kept.
+    1. *One step.* u is 2^-53. Let U = e^-loss under the world P that the divergence is taken from. The divergence of n steps
+       is E (1 - e^eps U_1…U_n)⁺, and x → (1 - c x)⁺ is convex and falling. So a step may be replaced by any with E f(U') ≥ E
+       f(U) for all such f, the others being kept.
         - Sharing what lies between two points of the grid between these, with P's mass and the other world's (E U) kept, is
           such a replacement (Jensen; Doroshenko et al. 2022, Theorem 3.3). So is moving mass to larger losses.
         - The mass at a point is the integral of a hat, linear in e^loss, against the Gaussian: no difference of large numbers.
