@@ -251,7 +251,7 @@ def test_caps_that_contributions_signed_are_accounted(shell, corpus):
 
 
 def test_a_cap_bounds_epsilon_by_that_of_so_many_draws(policy):
-    """Lemma 3: drawn in every one of 20 steps, at most 5 times."""
+    """Lemma 2: drawn in every one of 20 steps, at most 5 times."""
     rules = Policy.from_toml(policy.read_text())
     rule, blocks = rules.classes[1], class_blocks(make_plan(rules, 4), "public")
     capped = bound_plan(rules, rule, rule.bounds._replace(max_occurrences=5), blocks)

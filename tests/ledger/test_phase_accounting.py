@@ -148,7 +148,7 @@ def test_admission_and_withdrawal_within_a_phase_count_what_lies_between(driver)
 
 
 def test_a_cap_is_that_of_the_worst_steps(driver):
-    """Lemma 3 with multipliers that differ: as many of the least noised steps as the cap admits, of those charged."""
+    """Lemma 2 with multipliers that differ: as many of the least noised steps as the cap admits, of those charged."""
     driver.admit(admission(1, max_occurrences=1), admission(2, max_occurrences=12), admission(3))
     to_step(driver, 10)
     gaussian = accountants.gaussian.epsilon_of_mu
