@@ -1,6 +1,6 @@
 """Makes what a page's reader has already: files in the folder, names in the Python of the page.
 
-A page asks for a world in a comment above a block. Worlds of files are made once in a session and copied; names are made anew for
+A page asks for a world in a comment above a block. Worlds of files are made once in a session and copied; names anew for
 each page. Files that stand in the folder already are written over, so a page asks for a world where it begins with it.
 """
 
@@ -98,7 +98,7 @@ def _keys(shell: Shell) -> None:
 
 @files
 def letters(shell: Shell) -> None:
-    """Keys `owner` and `alice`, `registry.cbor`, `policy.toml`, `policy.cose`; `notes.jsonl` and `letters.jsonl`, not signed."""
+    """Keys `owner` and `alice`, `registry.cbor`, `policy.toml`, `policy.cose`; `notes.jsonl`, `letters.jsonl`, not signed."""
     _keys(shell)
     for name in ("notes", "letters"):
         shell.write(f"{name}.jsonl", "".join(f'{{"text": "{name} {index}"}}\n' for index in range(6)))
