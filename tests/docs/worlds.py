@@ -105,6 +105,17 @@ def letters(shell: Shell) -> None:
 
 
 @files
+def offered(shell: Shell) -> None:
+    """What an owner has before anybody was enrolled: `owner.key`, `owner.pub`, `registry.cbor`, `policy.toml`, `policy.cose`; and
+    `notes.jsonl` of somebody who has no key yet."""
+    shell.run("attest", "keygen", "owner")
+    shell.run("policy", "init", "policy.toml", "--corpus", "clinic-notes-2026")
+    shell.run("registry", "init", "registry.cbor")
+    shell.run("policy", "sign", "policy.toml")
+    shell.write("notes.jsonl", "".join(f'{{"text": "notes {index}"}}\n' for index in range(6)))
+
+
+@files
 def clinic(shell: Shell) -> None:
     """As `letters`, and `corpus/notes.jsonl` with alice's attestations for the class `sensitive`."""
     shutil.copytree(folder_of(letters), shell.directory, dirs_exist_ok=True)
@@ -154,7 +165,7 @@ def recorded(shell: Shell) -> None:
     shutil.copy("corpus/notes.jsonl", "letters.jsonl")
     shutil.copy("corpus/notes.jsonl.attest", "letters.attest")
     record(shell)
-    shell.run("ledger", "export", "ledger.db", "export")
+    shell.run("ledger", "export", "ledger.db", "export", "--registry", "registry.cbor")
 
 
 @files
