@@ -2,6 +2,7 @@
 
 import os
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,16 @@ def on_config(config: Any) -> Any:
     return config
 
 
+@cache
+def pages() -> dict[str, str]:
+    """Returns the pages that are made of the source, by their paths in the site."""
+    return commands.pages() | errors.pages() | api.pages()
+
+
 def on_files(files: Files, config: Any) -> Files:
     """Adds pages that are made of the source, and notebooks as pages; puts all into the navigation."""
-    for made in (api.pages(), errors.pages(), commands.pages()):
-        for path, text in made.items():
-            files.append(File.generated(config, path, content=text))
+    for path, text in pages().items():
+        files.append(File.generated(config, path, content=text))
     for path in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):
         book = notebooks.executed(path) if os.environ.get(RUN) != "no" else notebooks.nbformat.read(path, as_version=4)
         files.append(File.generated(config, f"notebooks/{path.stem}.md", content=notebooks.markdown(book, path.name)))
@@ -36,5 +42,8 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Rewrites links out of the docs."""
+    """Rewrites links out of the docs, and lists the pages that are made on the page that tells of them."""
+    if page.file.src_uri == "reference/README.md":
+        titles = {(name := path.removeprefix("reference/")): name.removesuffix(".md").replace("-", " ") for path in pages()}
+        markdown += "\n" + "\n".join(f"* [{title}]({name})" for name, title in titles.items()) + "\n"
     return links.outward(markdown, page.file.src_uri)

@@ -27,19 +27,15 @@ SECTIONS: Final[tuple[Section, ...]] = (
     (
         "Reference",
         (
-            ("Command line", "reference/commands*"), ("Errors", "reference/errors*"), ("API", "reference/api-*"),
+            "reference/README.md", ("Command line", "reference/commands*"), ("Errors", "reference/errors*"), ("API", "reference/api-*"),
             ("Formats", "formats/*"),
         ),
     ),
     ("Extending", ("extending/layers.md", "extending/noise.md", "extending/accountant.md", "extending/store.md", "extending/*")),
-    ("Project", ("architecture.md", "publishing.md", "performance.md", "*")),
+    ("Project", ("architecture.md", "publishing.md", "performance.md")),
 )  # fmt: skip
 """Sections with their pages in order. A pattern takes what no line before it has; one with a title is a section of its own.
 Pages that are not there yet are left out."""
-
-UNNAMED: Final = ("reference/",)
-"""Where pages may be that only patterns name."""
-
 
 class Unplaced(ValueError):
     """A page stands in no section."""
@@ -65,17 +61,12 @@ def navigation(pages: Iterable[str]) -> list[Any]:
 
 
 def _is_of(page: str, pattern: str) -> bool:
-    """Whether a page is named; a pattern of the top takes no page of a folder."""
-    if pattern == "*":
-        return False
+    """Whether a page is named; a pattern takes no page of a folder below its own."""
     return Path(page).match(pattern) and page.count("/") == pattern.count("/")
 
 
-def _order(page: str) -> tuple[str, bool, list[int | str]]:
+def _order(page: str) -> tuple[str, bool, list[str]]:
     """Orders an index first, then pages by name, numbers in names as numbers."""
     folder, _, name = page.rpartition("/")
-    parts: list[int | str] = []
-    for part in name.removesuffix(".md").replace(".ipynb", "").split("-"):
-        parts.append(int(part) if part.isdigit() else part)
-    # Two kinds do not compare: a number is written so that it sorts as text.
-    return folder, name not in ("README.md", "index.md", "commands.md", "errors.md"), [f"{p:05d}" if isinstance(p, int) else p for p in parts]
+    parts = [part.zfill(4) if part.isdigit() else part for part in name.removesuffix(".md").split("-")]
+    return folder, name not in ("README.md", "index.md", "commands.md", "errors.md"), parts
