@@ -12,7 +12,7 @@ DOORS: Final[dict[str, tuple[str, ...]]] = {
     "ledger": ("ledger.audit", "ledger.release", "ledger.accountants", "ledger.log", "ledger.leaves", "ledger.report"),
     "attest": ("attest.keys", "attest.corpus", "attest.policy", "attest.registry", "attest.gate", "attest.schedule"),
 }
-"""Doors that programs of others come in by; those of the machinery (`dptrain.routing`, `ledger.replay`) are left to its readers."""
+"""Doors that programs of others come in by; those of the machinery (`ledger.replay`) are left to its readers."""
 
 SMALL: Final[dict[str, tuple[str, ...]]] = {
     "dptrain": (
@@ -22,7 +22,8 @@ SMALL: Final[dict[str, tuple[str, ...]]] = {
     ),
     "ledger": ("ledger.merkle", "ledger.note", "ledger.errors"),
     "attest": (
-        "attest.cbor.encode", "attest.cbor.decode", "attest.sign1.sign", "attest.sign1.verify", "attest.descriptor", "attest.errors",
+        "attest.cbor.encode", "attest.cbor.decode", "attest.sign1.sign", "attest.sign1.verify", "attest.descriptor",
+        "attest.errors",
     ),
 }  # fmt: skip
 """Names beside the doors that programs of others use: modules, or single functions."""

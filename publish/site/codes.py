@@ -1,7 +1,7 @@
 """Reads every code of an error, a refusal or a finding from the source, with what is said beside it; nothing is executed.
 
-A code is a short upper-case word that a program hands on together with a sentence: to an exception, to a finding of an audit, to a
-member of an enumeration, or in a table of words. Sentences are read as they stand; what a program fills in becomes a placeholder.
+A code is a short upper-case word that a program hands on together with a sentence: to an exception, to a finding of an audit,
+to a member of an enumeration, or in a table of words. Sentences are read as they stand, with placeholders.
 """
 
 import ast
@@ -169,8 +169,8 @@ class Reader:
     def _in_row(self, row: list[ast.expr], kind: str, source: Source, node: ast.expr) -> Iterator[Place]:
         """Yields places of a code that has a sentence behind it.
 
-        Findings have their place between code and sentence. A sentence that no text of the source holds is a caller's: then what
-        the class of the error says stands for it.
+        Findings have their place between code and sentence. A sentence that no text of the source holds is a caller's: then
+        what the class of the error says stands for it.
         """
         for number, first in enumerate(row[:2]):
             for code in self.codes(first, source):

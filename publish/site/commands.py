@@ -17,7 +17,9 @@ def pages() -> dict[str, str]:
     groups = {name: group for name, group in root.commands.items() if hasattr(group, "commands")}
     alone = {name: command for name, command in root.commands.items() if name not in groups}
     made = {"reference/commands.md": _page("dptrain", root, alone, groups)}
-    return made | {f"reference/commands-{name}.md": _page(f"dptrain {name}", group, group.commands, {}) for name, group in groups.items()}
+    for name, group in groups.items():
+        made[f"reference/commands-{name}.md"] = _page(f"dptrain {name}", group, group.commands, {})
+    return made
 
 
 def _page(name: str, group: Any, commands: dict[str, Any], groups: dict[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """Writes the pages of errors: every code that the source can raise, with what is said beside it as cause and cure.
 
-They are made when the site is built and not kept in the repository. Messages change with the code, and a page that was written once
-would have to be written again with each of them.
+They are made when the site is built and not kept in the repository. Messages change with the code, and a page that was written
+once would have to be written again with each of them.
 """
 
 import re
@@ -97,8 +97,8 @@ def index(places: Iterable[Place]) -> str:
         "# Every error code",
         "",
         f"{len(codes)} codes in {len({place.room for place in every_place})} rooms, read from the source when this site was "
-        "built. A message has the code first, then cause and cure. Programs find it in `error.code`, and in `code` with `--json`. "
-        "Verdicts, their qualifiers and the reasons of the gate are below in full.",
+        "built. A message has the code first, then cause and cure. Programs find it in `error.code`, and "
+        "with `--json` in `code`. Verdicts, their qualifiers and the reasons of the gate are below in full.",
         "",
         *_in_full("Verdicts of an audit", "VERDICTS", every_place),
         *_in_full("What weakens a verdict", "QUALIFIERS", every_place),

@@ -11,15 +11,15 @@ SECTIONS: Final[tuple[Section, ...]] = (
     (
         "Guides",
         (
-            "models.md", "trainers.md", "opacus.md", "policy.md", "planning.md", "lengths.md", "ranks.md", "scaling.md", "large.md",
-            "operating.md", "storage.md", "keys.md",
+            "models.md", "trainers.md", "opacus.md", "policy.md", "planning.md", "lengths.md", "ranks.md", "scaling.md",
+            "large.md", "operating.md", "storage.md", "keys.md",
         ),
     ),
     (
         "Recipes",
         (
-            "recipes/README.md", "recipes/text-classification.md", "recipes/causal-lm.md", "recipes/images.md", "recipes/tabular.md",
-            "recipes/lora-per-class.md", "recipes/correlated.md", "recipes/*", "correlated.md", "utility.md",
+            "recipes/README.md", "recipes/text-classification.md", "recipes/causal-lm.md", "recipes/images.md",
+            "recipes/tabular.md", "recipes/lora-per-class.md", "recipes/correlated.md", "recipes/*", "correlated.md", "utility.md",
         ),
     ),
     ("Guarantee", ("guarantee.md", "threat-model.md", ("Theorems", "mechanism/*"), "glossary.md")),
@@ -27,11 +27,12 @@ SECTIONS: Final[tuple[Section, ...]] = (
     (
         "Reference",
         (
-            "reference/README.md", ("Command line", "reference/commands*"), ("Errors", "reference/errors*"), ("API", "reference/api-*"),
+            "reference/README.md", ("Command line", "reference/commands*"), ("Errors", "reference/errors*"),
+            ("API", "reference/api-*"),
             ("Formats", "formats/*"),
         ),
     ),
-    ("Extending", ("extending/layers.md", "extending/noise.md", "extending/accountant.md", "extending/store.md", "extending/*")),
+    ("Extending", ("extending/layers.md", "extending/noise.md", "extending/accountant.md", "extending/*")),
     ("Project", ("architecture.md", "publishing.md", "performance.md")),
 )  # fmt: skip
 """Sections with their pages in order. A pattern takes what no line before it has; one with a title is a section of its own.

@@ -6,6 +6,7 @@ code. What a reader of the site sees was printed when the site was built.
 
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Iterator
 from html import escape
@@ -16,6 +17,7 @@ import nbformat
 from nbclient import NotebookClient
 
 ROOT: Final = Path(__file__).resolve().parents[2]
+_SHELL: Final = re.compile(r"%%sh[^\n]*\n")
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 SECONDS: Final = 300
 """Longest that one cell may take."""
@@ -45,13 +47,13 @@ def executed(path: Path) -> Any:
 
 
 def _commands(folder: Path) -> Path:
-    """Makes the command `dptrain` for cells that begin with an exclamation mark."""
-    import sys
-
+    """Makes the commands `dptrain` and `python` for cells that begin with `%%sh`. A kernel tells programs that they write to a
+    terminal, where progress is drawn; a page is none."""
     place = folder / "bin"
     place.mkdir()
-    (place / "dptrain").write_text(f'#!/bin/sh\nexec {sys.executable} -m dptrain "$@"\n')
-    (place / "dptrain").chmod(0o755)
+    for name, words in {"dptrain": "-m dptrain", "python": ""}.items():
+        (place / name).write_text(f'#!/bin/sh\nunset FORCE_COLOR CLICOLOR_FORCE\nexec {sys.executable} {words} "$@"\n')
+        (place / name).chmod(0o755)
     return place
 
 
@@ -67,10 +69,25 @@ def _lines(book: Any, name: str) -> Iterator[str]:
             if number == 0:
                 yield from (f"[Download this notebook]({name}){{ download }}", "")
         elif cell.cell_type == "code":
-            language = "sh" if cell.source.startswith("!") else "python"
-            yield from (f"```{language}", cell.source, "```", "")
-            for output in cell.outputs:
+            shell = _SHELL.match(cell.source)
+            source = cell.source[shell.end() :] if shell else cell.source
+            yield from (f"```{'sh' if shell else 'python'}", source, "```", "")
+            for output in _joined(cell.outputs):
                 yield from (*_output(output), "")
+
+
+def _joined(outputs: list[Any]) -> Iterator[Any]:
+    """Yields outputs, with what one stream printed in pieces as one."""
+    last: Any = None
+    for output in outputs:
+        if last is not None and output.get("output_type") == "stream" == last.get("output_type") and output.name == last.name:
+            last = nbformat.NotebookNode({**last, "text": last["text"] + output.text})
+            continue
+        if last is not None:
+            yield last
+        last = output
+    if last is not None:
+        yield last
 
 
 def _output(output: Any) -> Iterator[str]:

@@ -1,8 +1,8 @@
-"""Draws the pictures of the docs, each from figures that the project's own functions compute: `python -m publish.site.pictures`.
+"""Draws the pictures of the docs, each from figures that the project computes: `python -m publish.site.pictures`.
 
 They are kept in docs/pictures/, so that they are seen without a site and without matplotlib. Each holds its figures in a `desc`
-element, and a test computes them again. Numbers that are typed here are settings (an epsilon that is asked for, the length of a run),
-never results. Pictures have a white ground, so that they are read on light and dark pages.
+element, and a test computes them again. Numbers that are typed here are settings (an epsilon that is asked for, the length of a
+run), never results. Pictures have a white ground, so that they are read on light and dark pages.
 """
 
 import base64
@@ -74,8 +74,8 @@ class Drawn:
     alt: str
     figures: Callable[[], Figures]
     draw: Callable[["Figure", Figures], None]
-    width: float = 6.4
-    height: float = 3.8
+    width: float = 5.6
+    height: float = 3.6
 
     def write(self, path: Path) -> None:
         """Writes the picture with its figures in it."""
@@ -94,7 +94,7 @@ class Drawn:
 PICTURES: Final[dict[str, Drawn]] = {}
 
 
-def picture(name: str, title: str, alt: str, *, size: tuple[float, float] = (6.4, 3.8)) -> Callable[[type], type]:
+def picture(name: str, title: str, alt: str, *, size: tuple[float, float] = (5.6, 3.6)) -> Callable[[type], type]:
     """Registers a class with `figures` and `draw` as a picture."""
 
     def registered(parts: Any) -> Any:
@@ -111,7 +111,7 @@ def _lines(axes: "Axes", x: Sequence[float], series: Mapping[str, Sequence[float
     axes.legend(frameon=False)
 
 
-def _box(axes: "Axes", x: float, y: float, text: str, *, color: str = PALETTE[0], width: float = 1.7, height: float = 0.9) -> None:
+def _box(axes: "Axes", x: float, y: float, text: str, *, color: str, width: float, height: float) -> None:
     from matplotlib.patches import FancyBboxPatch
 
     shape = FancyBboxPatch(
@@ -137,8 +137,8 @@ def _bare(figure: "Figure", width: float, height: float) -> "Axes":
 @picture(
     "epsilon-says",
     "What epsilon says: the best attacker there can be",
-    "Share of hits of the best possible attacker against its share of false alarms, for four values of epsilon: near the diagonal "
-    "of blind guessing at epsilon 0.5, near certainty at epsilon 8.",
+    "Share of hits of the best possible attacker against its share of false alarms, for four values of epsilon: near "
+    "the diagonal of blind guessing at epsilon 0.5, near certainty at epsilon 8.",
     size=(5.4, 4.6),
 )
 class EpsilonSays:
@@ -148,7 +148,8 @@ class EpsilonSays:
     def figures() -> Figures:
         alarms = [place / 200 for place in range(201)]
         curves = {f"ε = {e:g}": [detection_limit(e, DELTA, share) for share in alarms] for e in (8.0, 3.0, 1.0, 0.5)}
-        return {"alarms": alarms, "curves": curves, "at": FALSE_ALARMS, "hits": {e: hits(e, DELTA) for e in (0.5, 1.0, 3.0, 8.0)}}
+        told = {e: hits(e, DELTA) for e in (0.5, 1.0, 3.0, 8.0)}
+        return {"alarms": alarms, "curves": curves, "at": FALSE_ALARMS, "hits": told}
 
     @staticmethod
     def draw(figure: "Figure", found: Figures) -> None:
@@ -164,9 +165,9 @@ class EpsilonSays:
 
 @picture(
     "attacker-hits",
-    f"At {FALSE_ALARMS * CASES:g} false alarms in {CASES}, how many hits epsilon allows",
-    "Hits in 100 that the best attacker can have at 5 false alarms in 100, against epsilon: 5 at epsilon 0, rising to all near "
-    "epsilon 3 and beyond.",
+    f"Hits at {FALSE_ALARMS * CASES:g} false alarms in {CASES}, at most",
+    "Hits in 100 that the best attacker can have at 5 false alarms in 100, against epsilon: 5 at epsilon 0, rising to"
+    " all near epsilon 3 and beyond.",
 )
 class AttackerHits:
     """The figure that plans and reports say in words."""
@@ -190,8 +191,8 @@ class AttackerHits:
 @picture(
     "accountants",
     "Epsilon over the steps of a run, by accountant",
-    "Epsilon against steps up to 4,000 at noise multiplier 1 and sampling rate 0.01: moments above rdp above pld, and all three "
-    "grow ever more slowly.",
+    "Epsilon against steps up to 4,000 at noise multiplier 1 and sampling rate 0.01: moments above rdp above pld, and"
+    " all three grow ever more slowly.",
 )
 class Accountants:
     """One run, three accountants that need no torch."""
@@ -200,7 +201,8 @@ class Accountants:
     def figures() -> Figures:
         steps = [100, 250, 500, 1000, 1500, 2000, 3000, 4000]
         names = ("moments", "rdp", "pld")
-        return {"steps": steps, "curves": {n: [accountants.epsilon(1.0, 0.01, t, DELTA, n) for t in steps] for n in names}}
+        curves = {name: [accountants.epsilon(1.0, 0.01, t, DELTA, name) for t in steps] for name in names}
+        return {"steps": steps, "curves": curves}
 
     @staticmethod
     def draw(figure: "Figure", found: Figures) -> None:
@@ -213,9 +215,9 @@ class Accountants:
 
 @picture(
     "epsilon-noise",
-    "Epsilon over the noise multiplier, by sampling rate",
-    "Epsilon of 1,000 steps against the noise multiplier from 0.5 to 4, on a logarithmic scale, for the sampling rates 0.1, 0.01 "
-    "and 0.001: more noise and rarer draws both lower it.",
+    "Epsilon over noise, by sampling rate",
+    "Epsilon of 1,000 steps against the noise multiplier from 0.5 to 4, on a logarithmic scale, for the sampling "
+    "rates 0.1, 0.01 and 0.001: more noise and rarer draws both lower it.",
 )
 class EpsilonNoise:
     """What more noise buys."""
@@ -224,7 +226,8 @@ class EpsilonNoise:
     def figures() -> Figures:
         noise = [0.6, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0]
         rates = {"q = 0.1": 0.1, "q = 0.01": 0.01, "q = 0.001": 0.001}
-        return {"noise": noise, "curves": {k: [accountants.epsilon(z, q, 1000, DELTA) for z in noise] for k, q in rates.items()}}
+        curves = {name: [accountants.epsilon(z, q, 1000, DELTA) for z in noise] for name, q in rates.items()}
+        return {"noise": noise, "curves": curves}
 
     @staticmethod
     def draw(figure: "Figure", found: Figures) -> None:
@@ -243,9 +246,9 @@ def _planned() -> Any:
 @picture(
     "who-touches-what",
     "Which class may touch which block",
-    "A grid of three classes and fourteen blocks, from the embeddings to the head: sensitive touches the last quarter, internal the "
-    "upper half, open everything.",
-    size=(6.8, 2.2),
+    "A grid of three classes and fourteen blocks, from the embeddings to the head: sensitive touches the last "
+    "quarter, internal the upper half, open everything.",
+    size=(5.6, 2.2),
 )
 class WhoTouches:
     """The profile of each class of the example."""
@@ -279,9 +282,9 @@ def _short(blocks: Sequence[str]) -> list[str]:
 
 @picture(
     "noise-per-block",
-    "Noise of each block: this policy beside uniform noise",
-    "Standard deviation of the noise in each block, as bars: under the policy the lower blocks get less than half of the noise that "
-    "uniform training at the strictest class would put there; the top blocks get the same.",
+    "Noise of each block, beside uniform noise",
+    "Standard deviation of the noise in each block, as bars: under the policy the lower blocks get less than half of "
+    "the noise that uniform training at the strictest class would put there; the top blocks get the same.",
 )
 class NoisePerBlock:
     """The schedule of the example, and what everybody at the strictest class's bounds would get."""
@@ -309,9 +312,9 @@ class NoisePerBlock:
 @picture(
     "way-of-a-contribution",
     "The way of one contribution",
-    "Boxes from left to right: the contributor signs, the gate admits, the window is charged, the step clips, sums and adds noise, "
-    "the ledger is exported, the auditor gives a verdict. No arrow leads back.",
-    size=(7.2, 3.0),
+    "Boxes in order: the contributor signs, the gate admits, the window is charged, the step clips, sums "
+    "and adds noise, the ledger is exported, the auditor gives a verdict. No arrow leads back.",
+    size=(5.0, 3.9),
 )
 class WayOfAContribution:
     """The rooms that a contribution passes, in order. A test looks whether they are there."""
@@ -328,16 +331,18 @@ class WayOfAContribution:
 
     @staticmethod
     def draw(figure: "Figure", found: Figures) -> None:
-        axes = _bare(figure, 12.6, 4.2)
+        axes = _bare(figure, 6.6, 5.2)
         colours = {"contributor": PALETTE[2], "owner": PALETTE[3], "trainer": PALETTE[0], "auditor": PALETTE[1]}
         for place, (what, room, who) in enumerate(found["boxes"]):
-            x = 1.1 + 2.08 * place
-            _box(axes, x, 2.4, what, color=colours[who], width=1.75, height=1.2)
-            axes.text(x, 3.4, who, ha="center", fontsize=8.5, color=colours[who])
-            axes.text(x, 1.4, room, ha="center", fontsize=6.8, color=FAINT)
-            if place:
-                _arrow(axes, (x - 1.22, 2.4), (x - 0.86, 2.4))
-        axes.text(6.3, 0.5, "the charge reaches the disk before anything is drawn", ha="center", fontsize=8.5)
+            x, y = 1.1 + 2.2 * (place % 3), 4.0 - 2.5 * (place // 3)
+            _box(axes, x, y, what, color=colours[who], width=1.75, height=0.9)
+            axes.text(x, y + 0.62, who, ha="center", fontsize=8.5, color=colours[who])
+            axes.text(x, y - 0.75, room, ha="center", fontsize=6.6, color=FAINT)
+            if place % 3:
+                _arrow(axes, (x - 1.32, y), (x - 0.88, y))
+        axes.plot([5.5, 5.5, 1.1], [3.0, 2.6, 2.6], color=FAINT, linewidth=1.1)
+        _arrow(axes, (1.1, 2.6), (1.1, 2.35))
+        axes.text(3.3, 0.2, "the charge reaches the disk before anything is drawn", ha="center", fontsize=8)
 
 
 VECTORS: Final = ROOT / "tests" / "vectors" / "conformance" / "exports.json"
@@ -354,9 +359,9 @@ def _leaves() -> list[bytes]:
 @picture(
     "inclusion-proof",
     "Leaf 5 is in the ledger: three hashes show it",
-    "A binary tree over eight leaves. The leaf that is proven and its path to the root are blue, the three sibling hashes that the "
-    "proof consists of are orange.",
-    size=(6.8, 3.6),
+    "A binary tree over eight leaves. The leaf that is proven and its path to the root are blue, the three sibling "
+    "hashes that the proof consists of are orange.",
+    size=(5.6, 3.6),
 )
 class InclusionProof:
     """A proof over real leaves, verified before it is drawn."""
@@ -400,10 +405,10 @@ class InclusionProof:
 
 @picture(
     "charge-before-draw",
-    "A window is paid for before its first step is drawn",
-    "A line of time: CHARGE of steps 1 to 8 is written and durable, then eight steps are drawn and released, then SETTLE; then the "
-    "CHARGE of steps 9 to 16. A crash in the middle leaves steps charged that did not run.",
-    size=(7.2, 2.6),
+    "A window is paid for before it is drawn",
+    "A line of time: CHARGE of steps 1 to 8 is written and durable, then eight steps are drawn and released, then "
+    "SETTLE; then the CHARGE of steps 9 to 16. A crash in the middle leaves steps charged that did not run.",
+    size=(5.4, 2.4),
 )
 class ChargeBeforeDraw:
     """The leaves of the first two windows of the example, by its own window."""
@@ -412,31 +417,28 @@ class ChargeBeforeDraw:
     def figures() -> Figures:
         policy = Policy.from_toml(POLICY)
         kinds = {kind.__name__.upper(): kind.KIND for kind in (leaves.Charge, leaves.Settle, leaves.Epoch)}
-        return {"window": policy.window_steps, "windows": 2, "kinds": kinds}
+        return {"window": policy.window_steps, "kinds": kinds}
 
     @staticmethod
     def draw(figure: "Figure", found: Figures) -> None:
         length = found["window"]
-        whole = found["windows"] * (length + 3.2)
-        axes = _bare(figure, whole + 0.6, 3.2)
-        axes.annotate("", (whole + 0.4, 1.0), (0, 1.0), arrowprops={"arrowstyle": "-|>", "color": FAINT})
-        for window in range(found["windows"]):
-            at = window * (length + 3.2) + 0.3
-            first = window * length + 1
-            _box(axes, at + 0.75, 1.75, f"CHARGE\n{first}–{first + length - 1}", color=PALETTE[1], width=1.6, height=0.95)
-            for step in range(length):
-                axes.plot([at + 2.1 + step] * 2, [0.8, 1.25], color=PALETTE[0], linewidth=2.4)
-                axes.text(at + 2.1 + step, 0.45, str(first + step), ha="center", fontsize=7, color=FAINT)
-            _box(axes, at + length + 1.9, 1.75, "SETTLE", color=PALETTE[2], width=1.35, height=0.95)
-            _arrow(axes, (at + 0.75, 1.25), (at + 0.75, 1.02), color=PALETTE[1])
-        axes.text(0.3, 2.75, "on disk first; a crash can leave steps paid for that never ran, and none that ran unpaid", fontsize=8)
+        axes = _bare(figure, length + 5.6, 3.4)
+        axes.annotate("", (length + 5.5, 1.0), (0, 1.0), arrowprops={"arrowstyle": "-|>", "color": FAINT})
+        boxes = ((1.0, f"CHARGE\n1–{length}", 1), (length + 2.75, "SETTLE", 2), (length + 4.6, f"CHARGE\n{length + 1}–{2 * length}", 1))
+        for x, told, colour in boxes:
+            _box(axes, x, 1.8, told, color=PALETTE[colour], width=1.6, height=0.9)
+            _arrow(axes, (x, 1.32), (x, 1.02), color=PALETTE[colour])
+        for step in range(length):
+            axes.plot([2.4 + step * 0.95] * 2, [0.8, 1.25], color=PALETTE[0], linewidth=2.4)
+            axes.text(2.4 + step * 0.95, 0.4, str(1 + step), ha="center", fontsize=7, color=FAINT)
+        axes.text(0.2, 2.75, "A crash can leave steps that are paid for and never ran, and none that ran unpaid.", fontsize=7.4)
 
 
 @picture(
     "correlated-noise",
-    "Error of the running sum at equal epsilon: independent and correlated noise",
-    "Root mean square error of the sum of all steps so far against the step, for one participation in 512 steps: independent noise "
-    "grows to several times the error of noise with 16 bands and of the square root.",
+    "Error of the running sum at equal epsilon",
+    "Root mean square error of the sum of all steps so far against the step, for one participation in 512 steps: "
+    "independent noise grows to several times the error of noise with 16 bands and of the square root.",
 )
 class CorrelatedNoise:
     """Strategies of one sensitivity, so that their errors may be compared."""

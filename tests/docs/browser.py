@@ -77,7 +77,8 @@ class Browser:
         """Opens an address and waits until it is loaded."""
         width, height, mobile = SIZES[size]
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile)
-        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.call("Emulation.setEmulatedMedia", features=[scheme])
         self._events.clear()
         self.call("Page.navigate", url=address)
         while not any(event["method"] == "Page.loadEventFired" for event in self._events):
