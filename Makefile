@@ -25,7 +25,7 @@ STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test slow lint types pages bench bench-scaling bench-start bench-lengths bench-against bench-beside bench-quickstart bench-gate bench-ledger bench-corpora gpu fuzz faults lies mutations mutants interop zoo house clean
-.PHONY: dist lock
+.PHONY: dist lock docs docs-serve pictures
 
 help:
 	@echo "make demo    the whole way on real data, from keys to a verified export, into $(DIR)/"
@@ -36,6 +36,7 @@ help:
 	@echo "make faults  fail and kill every system call of a ledger's writers, and lose power after each"
 	@echo "make zoo     hundreds of model families through the start of a run, held to what is expected of each"
 	@echo "make house   count lines, import circles, upward arrows, folders too full and files too small"
+	@echo "make docs    the site of the docs into build/site; make docs-serve shows it while one writes; make pictures draws its pictures anew"
 	@echo "make pages   write the pages of the docs that are made from the code"
 	@echo "make dist    wheel and sdist of the commit, bills of materials and provenance, into dist/; make lock: requirements/*.lock"
 	@echo "make lies    tell every lie that the log's key can sign, and print the verdict that each gets"
@@ -187,6 +188,21 @@ pages: $(STAMP)
 	$(BIN)/python -m tests.claims
 	$(BIN)/python -m tests.pages
 	$(BIN)/python -m tests.zoo --docs
+
+# The site, into build/site; without a network once its tools are installed. Notebooks are run, which takes a minute or two:
+# DOCS_NOTEBOOKS=no leaves that out.
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m mkdocs build --strict
+
+docs-serve: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 DOCS_NOTEBOOKS=no $(BIN)/python -m mkdocs serve
+
+pictures: $(VENV)/.docs
+	$(BIN)/python -m publish.site.pictures
+
+$(VENV)/.docs: $(STAMP)
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	@touch $@
 
 # What is published, from the commit that is checked out alone. Its tools are locked, and in an environment of their own.
 # BUILDER=URI names who builds, for the provenance.

@@ -424,7 +424,8 @@ class ChargeBeforeDraw:
         length = found["window"]
         axes = _bare(figure, length + 5.6, 3.4)
         axes.annotate("", (length + 5.5, 1.0), (0, 1.0), arrowprops={"arrowstyle": "-|>", "color": FAINT})
-        boxes = ((1.0, f"CHARGE\n1–{length}", 1), (length + 2.75, "SETTLE", 2), (length + 4.6, f"CHARGE\n{length + 1}–{2 * length}", 1))
+        charges = [f"CHARGE\n{first}–{first + length - 1}" for first in (1, length + 1)]
+        boxes = ((1.0, charges[0], 1), (length + 2.75, "SETTLE", 2), (length + 4.6, charges[1], 1))
         for x, told, colour in boxes:
             _box(axes, x, 1.8, told, color=PALETTE[colour], width=1.6, height=0.9)
             _arrow(axes, (x, 1.32), (x, 1.02), color=PALETTE[colour])

@@ -103,8 +103,9 @@ def browser() -> Iterator[Browser]:
     with tempfile.TemporaryDirectory() as profile:
         # The pipe's ends have to be 3 and 4 in the child; ours are moved out of their way first.
         ends = [os.dup(end) for end in (to_read, from_write)]
+        moved = f'exec "$0" "$@" 3<&{ends[0]} 4>&{ends[1]}'
         process = subprocess.Popen(
-            ["bash", "-c", f'exec "$0" "$@" 3<&{ends[0]} 4>&{ends[1]}', str(chromium()), *_OPTIONS, f"--user-data-dir={profile}"],
+            ["bash", "-c", moved, str(chromium()), *_OPTIONS, f"--user-data-dir={profile}"],
             pass_fds=ends, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         for end in (*ends, to_read, from_write):

@@ -106,8 +106,10 @@ def letters(shell: Shell) -> None:
 
 @files
 def offered(shell: Shell) -> None:
-    """What an owner has before anybody was enrolled: `owner.key`, `owner.pub`, `registry.cbor`, `policy.toml`, `policy.cose`; and
-    `notes.jsonl` of somebody who has no key yet."""
+    """What an owner has before anybody was enrolled: `owner.key`, `owner.pub`, `registry.cbor`, `policy.toml`, `policy.cose`.
+
+    And `notes.jsonl` of somebody who has no key yet.
+    """
     shell.run("attest", "keygen", "owner")
     shell.run("policy", "init", "policy.toml", "--corpus", "clinic-notes-2026")
     shell.run("registry", "init", "registry.cbor")
