@@ -1,4 +1,4 @@
-"""The site has what the source has: every code, command, public name and picture; its links lead somewhere, and it asks no server.
+"""The site has what the source has: every code, command, public name and picture; links lead somewhere, and no server is asked.
 
 The slow tests build the whole site, run its notebooks, and look at pages in Chromium, as wide as a phone.
 """
@@ -73,7 +73,8 @@ def test_every_code_has_sentences_that_say_something() -> None:
 
 def test_a_sentence_is_read_with_its_placeholders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codes, "ROOT", tmp_path)
-    text = 'class Refused(Exception):\n    """Refuses."""\n\n\ndef f(size):\n    raise Refused("TOO_LONG", f"it has {size} bytes; cut it")\n'
+    text = 'class Refused(Exception):\n    """Refuses."""\n\n\ndef f(size):\n'
+    text += '    raise Refused("TOO_LONG", f"it has {size} bytes; cut it")\n'
     (tmp_path / "some.py").write_text(text)
     (place,) = codes.Reader([codes.Source(tmp_path / "some.py")]).places()
     assert (place.code, place.kind, place.line) == ("TOO_LONG", "Refused", 6)
@@ -218,8 +219,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site, built as `make docs` does; notebooks are not run, which a test of their own does."""
     pytest.importorskip("mkdocs", reason="pip install 'dptrain[docs]'")
     place = tmp_path_factory.mktemp("site") / "site"
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(place)]
     done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(place)], cwd=ROOT, text=True, capture_output=True,
+        command, cwd=ROOT, text=True, capture_output=True,
         env=os.environ | {"DOCS_NOTEBOOKS": "no", "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
