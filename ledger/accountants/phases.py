@@ -101,7 +101,7 @@ class Sampled:
     """Takes part in each step with the sampling rate of its phase, in secret.
 
     Attributes:
-        phases: in normal form.
+        phases: in normal form: equal ones merged, none empty, ascending in z, then in q.
     """
 
     phases: tuple[Phase, ...]
@@ -118,7 +118,8 @@ class Counted:
 
     Attributes:
         loss: the sum of 1/z^2 over them.
-        phases: the steps themselves, ascending in z, where they are known; a phase may have none.
+        phases: the steps themselves where they are known: ascending in z, each with q = 1, perhaps without steps. Empty where
+            they are not known; then ``loss`` alone counts.
     """
 
     loss: float

@@ -17,6 +17,7 @@ from attest.fixed_point import from_micro
 from attest.schema.plain import utc
 from attest.withdrawal import PASSING, Withdrawal
 from ledger.audit import AuditReport, verify_export
+from ledger.audit.findings import Word
 from ledger.audit.given import begin, follow, read_export
 from ledger.leaves import Admit, Withdraw
 from ledger.proofs.membership import Admitted, name_member
@@ -25,17 +26,39 @@ from ledger.proofs.prover import ExportReader
 from ledger.retention import RetainedReplay
 from ledger.views.trace import restored
 
-ALARMS: Final = {
-    "WITHDRAWAL_MISSING": 3,
-    "WITHDRAWAL_REASON": 3,
-    "BOUNDS": 4,
-    "MEMBER": 4,
-    "UNSIGNED": 5,
-    "BEHIND": 6,
-    "FORKED": 6,
-    "CITED": 6,
+ALARMS: Final[dict[str, Word]] = {
+    "WITHDRAWAL_MISSING": Word(
+        "you signed a withdrawal longer ago than --delay, and no leaf enters it",
+        "hand it in again, or ask for a newer export",
+        code=3,
+    ),
+    "WITHDRAWAL_REASON": Word(
+        "your withdrawal was entered after you signed it, for another reason; `expired` binds no later run",
+        "ask the operator to enter what you signed",
+        code=3,
+    ),
+    "BOUNDS": Word(
+        "it is recorded with another class, clip norm, noise multiplier, cap, limit, content, key or corpus than you signed",
+        "ask the corpus owner; proof files show what is recorded",
+        code=4,
+    ),
+    "MEMBER": Word(
+        "a member record that you gave shows you in none of these ledgers",
+        "give the export of its ledger, and your attestations; else ask the operator",
+        code=4,
+    ),
+    "UNSIGNED": Word(
+        "something was admitted under your key that is in none of the attestations given",
+        "look for a file that you left out; else revoke the key (dptrain attest revoke)",
+        code=5,
+    ),
+    "BEHIND": Word("the ledger is smaller than it was", "publish the evidence file that is named", code=6),
+    "FORKED": Word("the ledger has another history than it had", "publish the evidence file that is named", code=6),
+    "CITED": Word(
+        "a run cites the ledger as lost at fewer leaves than it had", "publish the evidence file that is named", code=6
+    ),
 }
-"""Exit code by the code of an alarm; of several alarms the highest counts. Whatever else fails an audit is 1."""
+"""Alarms, each with its exit code; of several the highest counts. Whatever else fails an audit is 1."""
 
 FAILED: Final = 1
 """Exit code where an export failed its audit, so that nothing can be said of it."""
@@ -129,7 +152,7 @@ class Alarm:
     @property
     def exit_code(self) -> int:
         """Returns the exit code that it asks for."""
-        return ALARMS.get(self.code, FAILED)
+        return ALARMS[self.code].code if self.code in ALARMS else FAILED
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,21 @@ from ledger.tiles import Subtree
 Fresh = Callable[[], Place]
 """Returns a place where nothing lies yet, another at every call."""
 
+PROMISE: Final = {
+    "CREATE": "a fresh place is empty; a ledger is created once, and never over another",
+    "ORDER": "leaves follow one another, one, some or thousands in a call; gaps, repetitions and a wrong size are refused",
+    "ATOMIC": "an append that is refused in its last part, or whose rows break off, leaves nothing",
+    "ONE_WRITER": "a second writer is refused, a reader cannot append, each writer has a larger fence, an old head is refused",
+    "PREFIX": "a snapshot stays at its moment while a writer goes on",
+    "DURABLE": "what was appended is there when the ledger is opened again: leaves, notes, terms, attestations",
+    "CRASH": "processes are killed while they append: what was reported is there, and beyond it nothing or one whole append",
+    "NOTE": "signature lines are appended to a checkpoint note, and nothing else happens to it",
+    "PRUNE": "bodies go where retention lets them, and nowhere else",
+    "DROP": "hashes go where retention lets them, and nowhere else",
+    "ASIDE": "an unfinished ledger is set aside or discarded, and another can be created in its place",
+}
+"""Parts of the promise, by the code of the `StoreUnfit` that says which was broken: what is tried."""
+
 _OTHER_KIND: Final = 2
 """Leaves that are never pruned, as CHARGE."""
 
@@ -68,7 +83,7 @@ def check_store(fresh: Fresh, *, kills: int = 5, seed: int = 0) -> None:
         seed: decides when they are killed.
 
     Raises:
-        StoreUnfit: the code names the part of the promise, the sentence what was found and what was expected.
+        StoreUnfit: the code, one of `PROMISE`, names the part that was broken; the sentence says what was found and expected.
     """
     for check in (_creates, _appends, _appends_whole, _one_writer, _readers, _reopens, _notes, _prunes, _drops, _gives_way):
         check(fresh)

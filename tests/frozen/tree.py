@@ -38,7 +38,7 @@ def exits() -> dict[str, Any]:
             }
             for verdict in VERDICTS
         },
-        "alarms": {"any other": FAILED, **ALARMS},
+        "alarms": {"any other": FAILED, **{code: word.code for code, word in ALARMS.items()}},
     }
 
 

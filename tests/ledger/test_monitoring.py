@@ -78,7 +78,7 @@ def look(*exports: Path, own=(ONE, TWO), sent=(), now: int = START + 50, **optio
 
 
 def codes(found) -> list[str]:
-    assert found.exit_code == max((ALARMS[alarm.code] for alarm in found.alarms), default=0)
+    assert found.exit_code == max((ALARMS[alarm.code].code for alarm in found.alarms), default=0)
     return [alarm.code for alarm in found.alarms]
 
 

@@ -9,10 +9,10 @@ Tests compare docs/ with what is written here, so that neither pages nor declara
 import sys
 from pathlib import Path
 
-from tests.pages import documents, leaves, scaling
+from tests.pages import documents, interfaces, leaves, rooms, scaling, words
 
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else "docs")
-for pages in (documents.PAGES, leaves.PAGES, scaling.PAGES):
+for pages in (documents.PAGES, interfaces.PAGES, leaves.PAGES, rooms.PAGES, scaling.PAGES, words.PAGES):
     for name, write in pages.items():
         page = folder / name
         page.write_text(write(page.read_text(encoding="utf-8")), encoding="utf-8")
