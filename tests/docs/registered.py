@@ -4,16 +4,17 @@ from typing import Final
 
 WALK, PAGES = "tests/cli/test_walkthrough.py", "tests/cli/test_walkthrough_pages.py"
 EXTENDING, CORRELATED = "tests/test_extending.py", "tests/correlated/test_correlated_page.py"
+RULES = "tests/guarantees/test_gradient_rules.py"
 
 ELSEWHERE: Final[dict[str, dict[str, str]]] = {
     "README.md": {"sh": PAGES, "diff": "tests/integrations/test_readme_diff.py"},
     "docs/auditors.md": {"sh": PAGES},
     "docs/contributors.md": {"sh": PAGES},
     "docs/correlated.md": {"python": CORRELATED, "sh": CORRELATED},
-    "docs/extending/accountant.md": {"python": EXTENDING, "py": EXTENDING, "sh": EXTENDING},
-    "docs/extending/layers.md": {"python": EXTENDING},
+    "docs/extending/accountant.md": {"python": EXTENDING},
+    "docs/extending/layers.md": {"python": RULES, "text": RULES},
     "docs/extending/noise.md": {"python": EXTENDING, "py": EXTENDING, "toml": EXTENDING},
-    "docs/extending/store.md": {"python": EXTENDING},
+    "docs/extending/store.md": {"python": "tests/ledger/test_store_check.py"},
     "docs/formats/attestation.md": {"hex": "tests/attacks/test_formats_page.py"},
     "docs/formats/figures.md": {"hex": "tests/attacks/test_formats_page.py"},
     "docs/keys.md": {"sh": PAGES, "python": PAGES},

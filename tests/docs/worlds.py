@@ -278,3 +278,6 @@ def small_llm(known: dict[str, Any]) -> None:
         model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-3), tokenizer=words, torch=torch, tokens=rows(),
         collator=padded, texts=[row["text"] for row in TEXTS],
     )  # fmt: skip
+
+
+from tests.docs import worlds_audit  # noqa: E402, F401  its worlds stand beside these
