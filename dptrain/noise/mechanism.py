@@ -53,8 +53,8 @@ class Mechanism(Protocol):
         """Returns what the mechanism must know of earlier steps, for tensors of these shapes; None if nothing."""
 
     def release(self, clipped_sum: torch.Tensor, state: Any, step: Step) -> torch.Tensor:
-        """Turns a clipped sum into its private release, in place, and returns that very tensor. Another one, or one that was not
-        written, is refused: code NOISE_LOST."""
+        """Turns a clipped sum into its private release, in place, and returns that very tensor. Another one, or one that was
+        not written, is refused: code NOISE_LOST."""
 
     def state_dict(self, state: Any) -> Mapping[str, torch.Tensor]:
         """Returns the state as tensors, which are kept as keys are; empty if there is none."""
@@ -88,9 +88,9 @@ class Independent:
         """Turns a clipped sum into its private release, in place, and returns it divided by ``normalizer``.
 
         Args:
-            clipped_sum: float64, contiguous, of any shape. Under ``certified``, divided by ``std * 2^-bits`` and rounded, it is the
-                integers exactly. Under ``fast`` it is on no lattice: round it to one before noise is added, as `LatticeGaussian`
-                does.
+            clipped_sum: float64, contiguous, of any shape. Under ``certified``, divided by ``std * 2^-bits`` and rounded, it is
+                the integers exactly. Under ``fast`` it is on no lattice: round it to one before noise is added, as
+                `LatticeGaussian` does.
             std, normalizer, step, lane, draws: of the `Step`. Each (step, lane) comes once in an attempt.
             where: offset and size of a step, where noise is addressed.
         """
@@ -106,7 +106,8 @@ class Source:
         bits: b of the lattice ``s * 2^-b`` on which certified sums are integers.
         draws: how many draws make up the noise of a release.
         generator: where noise is drawn, `host` or `device`; the row of the family says which are possible.
-        rule, steps: the noise that the policy signs, and the steps of the run, for a family whose noise is correlated between steps.
+        rule, steps: the noise that the policy signs, and the steps of the run, for a family whose noise is correlated between
+            steps.
     """
 
     run_id: bytes

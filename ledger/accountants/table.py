@@ -123,16 +123,16 @@ class Cost:
         name: the name that a policy signs.
         sentence: what is particular to the family, in a few words, for notes.
         consequence: what a policy with it should know of its epsilons, for `dptrain policy check`; empty for nothing.
-        own: accountants under which `epsilon` has a formula of its own, the usual one first. A family with none needs a ``law``,
-            or an accountant that was registered before and lists it in its ``families``.
+        own: accountants under which `epsilon` has a formula of its own, the usual one first. A family with none needs a
+            ``law``, or an accountant that was registered before and lists it in its ``families``.
         exactness, injections, disclosures: what else of a policy it goes with, the usual word first; the rest is refused.
         why: by ``accountant``, ``exactness``, ``injection`` and ``disclosure``, why nothing else goes with it.
         law: the family that its noise has the law of: accountants that list that family account for it as for that one.
         amplified: whether the accounting counts on draws that stay secret. False only where every formula counts every step in
             full.
         budgets: whether the clip norm may be divided among blocks.
-        groups: disclosures for which several contributions of one person have a bound together. Over secret draws it is computed
-            as for Gaussian noise: name ``secret_poisson`` for that law alone.
+        groups: disclosures for which several contributions of one person have a bound together. Over secret draws it is
+            computed as for Gaussian noise: name ``secret_poisson`` for that law alone.
         norm: 2 where contributions are clipped in the L2 norm, 1 for the L1 norm.
         deviation: standard deviation of noise whose scale is 1.
         generators: where its noise can be drawn, `HOST` and perhaps `DEVICE`.

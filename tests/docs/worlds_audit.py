@@ -1,4 +1,4 @@
-"""Makes what readers have of the pages for auditors, maintainers, and who extends: a version that was published, an accountant."""
+"""Makes what readers of the pages on publishing and extending have: a version that was published, an accountant."""
 
 import re
 import shutil
@@ -33,7 +33,7 @@ def world(make: "Callable[[Page], None]") -> "Callable[[Page], None]":
 @world
 def zcdp(page: "Page") -> None:
     """The package of docs/extending/accountant.md, installed; and a `policy.toml` that names its accountant."""
-    code = [block.text for block in blocks_of((ROOT / "docs/extending/accountant.md").read_text(encoding="utf-8"))][0]
+    code = next(block.text for block in blocks_of((ROOT / "docs/extending/accountant.md").read_text(encoding="utf-8")))
     folder = page.folder / "installed"
     told = folder / "example_zcdp-1.0.dist-info"
     told.mkdir(parents=True)

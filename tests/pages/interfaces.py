@@ -106,7 +106,7 @@ def promise_table() -> str:
 def accountant_page(page: str) -> str:
     """Returns extending/accountant.md with its tables as the classes have them."""
     own = attributes_table(_TABLE, "Accountant"), methods_table(_TABLE, "Accountant")
-    return filled(page, patterns_table(), "\n".join(own))
+    return filled(page, "\n".join((patterns_table(), *own)))
 
 
 def noise_page(page: str) -> str:
