@@ -10,7 +10,8 @@ from ledger.proofs.monitoring import ALARMS, FAILED
 from tests.pages.documents import Pages, table
 from tests.pages.marked import cell, filled
 
-_ANSWERS: Final = Path(__file__).resolve().parents[1] / "frozen" / "ledger-audit.json"
+_ANSWERS: Final = Path(__file__).resolve().parents[1] / "frozen"
+_GROUPS: Final = ("ledger-audit", "ledger-read", "release")
 _TRACE: Final = "dptrain ledger trace "
 
 
@@ -44,9 +45,9 @@ def _failed(word: Word) -> tuple[str, str, str, str]:
 
 def trace_keys() -> str:
     """Returns the keys of a trace as JSON, by the place where they stand, as the frozen answers have them."""
-    cases = json.loads(_ANSWERS.read_text(encoding="utf-8")).values()
+    groups = (json.loads((_ANSWERS / f"{group}.json").read_text(encoding="utf-8")) for group in _GROUPS)
     found: dict[str, dict[str, None]] = {}
-    for case in cases:
+    for case in (case for cases in groups for case in cases.values()):
         if case["command"].startswith(_TRACE) and case["exit"] == 0:
             _collect(case["answer"], "", found)
     rows = [(f"`{place}`" if place else "the answer", ", ".join(f"`{key}`" for key in keys)) for place, keys in found.items()]

@@ -134,6 +134,8 @@ AUDITING = Scenario(
             "trace: by attestation",
             f"ledger trace corpus/notes.jsonl export --attestations {_NOTES} --record 2 --key ledger.pub",
         ),
+        Case("its hash, who took it back", f"attest show {_NOTES} --record 3", keep={"left": "descriptor_hash"}),
+        Case("trace: who withdrew", "ledger trace {left} export --key ledger.pub"),
         Case("an anchor is signed", "attest anchor corpus/letter.json --key alice.key --with-nonce"),
         Case("trace: by anchor", f"ledger trace {_ANCHOR} export --pub alice.pub --key ledger.pub"),
         Case("show: by anchor", f"ledger show ledger.db --anchor {_ANCHOR} --registry registry.cbor"),
@@ -188,5 +190,8 @@ RELEASE = Scenario(
         Case("check: an export beside it", f"{_CHECK} --export elsewhere --require-full"),
         Case("neither released nor checked", "release model", code=2),
         Case("the ledger tells of it", "ledger show ledger.db"),
+        Case("a contribution's hash", f"attest show {_NOTES} --record 2", keep={"hash": "descriptor_hash"}),
+        Case("an export of it", "ledger export ledger.db export"),
+        Case("trace: of a release", "ledger trace {hash} export --key ledger.pub"),
     ],
 )
