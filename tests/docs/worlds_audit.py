@@ -32,7 +32,7 @@ def world(make: "Callable[[Page], None]") -> "Callable[[Page], None]":
 
 @world
 def zcdp(page: "Page") -> None:
-    """The package of docs/extending/accountant.md, installed; and a `policy.toml` that names its accountant."""
+    """The package of the page on accountants, installed; and a `policy.toml` that names its accountant."""
     code = next(block.text for block in blocks_of((ROOT / "docs/extending/accountant.md").read_text(encoding="utf-8")))
     folder = page.folder / "installed"
     told = folder / "example_zcdp-1.0.dist-info"
@@ -51,40 +51,43 @@ def zcdp(page: "Page") -> None:
 
 @world
 def published(page: "Page") -> None:
-    """A checkout with a commit and `dist/`, the maintainer's key in `~/.ssh`; its tag, signatures and `allowed_signers`.
+    """A checkout with a signed tag, `SHA256SUMS` and `SHA256SUMS.sig` of a version; `allowed_signers` has the maintainer's key.
 
     The address of the maintainer is the word that the page has in its place.
     """
-    if shutil.which("ssh-keygen") is None or shutil.which("git") is None:
-        pytest.skip("needs ssh-keygen and git")
-    _checkout(page)
-    key = Path(page.environment["HOME"]) / ".ssh" / "id_ed25519"
+    key = _checkout(page)
     _run(page, "git", "-c", "gpg.format=ssh", "-c", f"user.signingkey={key}.pub", "tag", "-s", "v0.1.0", "-m", "dptrain 0.1.0")
     _run(page, "ssh-keygen", "-q", "-Y", "sign", "-f", str(key), "-n", "dptrain-release", "SHA256SUMS")
 
 
 @world
 def unpublished(page: "Page") -> None:
-    """As `published`, before tag and signatures: what `make dist` has left."""
-    _run(page, "git", "tag", "-d", "v0.1.0")
-    (page.work / "SHA256SUMS.sig").unlink()
+    """A checkout without a tag, with the `dist/SHA256SUMS` that the build has left, in a folder of its own."""
+    page.work = page.folder / "unpublished"
+    page.work.mkdir()
+    _checkout(page)
     (page.work / "dist").mkdir()
-    shutil.copy(page.work / "SHA256SUMS", page.work / "dist")
+    shutil.move(page.work / "SHA256SUMS", page.work / "dist")
 
 
-def _checkout(page: "Page") -> None:
+def _checkout(page: "Page") -> Path:
+    """Makes a repository with a commit, and once the maintainer's key, whose path it returns."""
+    if shutil.which("ssh-keygen") is None or shutil.which("git") is None:
+        pytest.skip("needs ssh-keygen and git")
+    key = Path(page.environment["HOME"]) / ".ssh" / "id_ed25519"
+    if not key.exists():
+        key.parent.mkdir()
+        _run(page, "ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key))
     _run(page, "git", "init", "-q")
     for name, value in {"user.name": "M", "user.email": "m@publisher.example"}.items():
         _run(page, "git", "config", name, value)
-    key = Path(page.environment["HOME"]) / ".ssh" / "id_ed25519"
-    key.parent.mkdir()
-    _run(page, "ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key))
     (page.work / "allowed_signers").write_text(f"ADDRESS {Path(f'{key}.pub').read_text()}")
     (page.work / "dptrain-0.1.0-py3-none-any.whl").write_text("stands for a wheel")
     sums = subprocess.run(["sha256sum", "dptrain-0.1.0-py3-none-any.whl"], cwd=page.work, check=True, capture_output=True)
     (page.work / "SHA256SUMS").write_bytes(sums.stdout)
     _run(page, "git", "add", "--all")
     _run(page, "git", "commit", "-qm", "Begin")
+    return key
 
 
 def _run(page: "Page", *words: str) -> None:
