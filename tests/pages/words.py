@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from ledger.audit.earlier import INHERITED, UNSHOWN
 from ledger.audit.findings import BEYOND, QUALIFIERS, VERDICTS, Word
 from ledger.proofs.monitoring import ALARMS, FAILED
 from tests.pages.documents import Pages, table
@@ -22,9 +23,12 @@ def verdicts() -> str:
 
 
 def qualifiers() -> str:
-    """Returns the qualifiers in the order of the registry."""
+    """Returns the qualifiers in the order of the registry, and those that a run has from others."""
     rows = [(name, cell(word.sentence), cell(word.remedy)) for name, word in QUALIFIERS.items()]
-    return table(("qualifier", "it says", "what you can do"), rows)
+    counted, others = (", ".join(name for name in QUALIFIERS if name in words) for words in (INHERITED, UNSHOWN))
+    handed = f"* A run inherits of runs that it counts, given with `--earlier`: {counted}.\n"
+    handed += f"* Of earlier ones that it does not cite: {others}.\n"
+    return table(("qualifier", "it says", "what you can do"), rows) + f"\n{handed}"
 
 
 def beyond() -> str:
