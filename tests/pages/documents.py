@@ -263,6 +263,8 @@ _PLACES: Final = {
 
 _CLASSES: Final = "`[[class]]`, one per admissibility class"
 _UNBUILT: Final = "Specified, not built yet"
+_CORRELATED: Final = "Noise that is correlated between steps"
+_DEPTH: Final = "`depth`"
 
 
 def policy_page(page: str) -> str:
@@ -270,6 +272,8 @@ def policy_page(page: str) -> str:
     for heading, place in _PLACES.items():
         page = with_tables(page, heading, [settings_table(Policy, place)])
     page = with_tables(page, _CLASSES, [settings_table(ClassRule)])
+    page = with_tables(page, _CORRELATED, [table(("family", "parameters"), _families())])
+    page = with_tables(page, _DEPTH, [table(("key", "meaning"), _depth_rows())])
     refused = table(("setting", "word", "what it will be", "parameters"), _unbuilt_rows())
     return with_tables(page, _UNBUILT, [refused, settings_table(ReadRule), settings_table(DecodingRule)])
 
@@ -292,6 +296,25 @@ def policy_cddl() -> str:
             cddl_map(DecodingRule),
         ]
     )
+
+
+def _families() -> list[tuple[str, str]]:
+    """Returns the families of noise that take parameters, by what they take."""
+    (kind,) = (item.kind for item in declarations(Policy) if item.key == "noise" and isinstance(item.kind, Named))
+    by_class: dict[Any, list[str]] = {}
+    for word, cls in kind.cls.PARAMETERS.items():
+        if cls is not None:
+            by_class.setdefault(cls, []).append(f"`{word}`")
+    return [
+        (", ".join(words), " ".join(f"`{item.key}`: {item.sentence}" for item in declarations(cls)))
+        for cls, words in by_class.items()
+    ]
+
+
+def _depth_rows() -> list[tuple[str, str]]:
+    """Returns the keys of a depth, with what they say."""
+    keys = ((item, getattr(item.kind, "spread", ()) or (item.key,)) for item in declarations(DepthRule))
+    return [(", ".join(f"`{key}`" for key in named), item.sentence) for item, named in keys]
 
 
 def _unbuilt_rows() -> list[tuple[str, str, str, str]]:

@@ -53,19 +53,16 @@ def table(results: Sequence[Result]) -> str:
 INTRO = """\
 # Which models train
 
-{count} families of models were taken through the very start of a private run, by the door that a user takes: a signed corpus,
-`open`, `prepare`, and the loop of the [README](../README.md), with secret draws and contributions of one and two examples. Each
-was built small, once with the initial weights that its library gives it and once with every weight random, with the library's
-own dropout. {exact} of them train, {probe} of these with records given as `probe=`, since rows made up of zeros and ones say
-nothing to them (a picture has no place in such a text, say).
+{count} families of models were taken through the start of a private run as a user starts one: a signed corpus, `open`, `prepare`, and
+the loop of the [README](../README.md). Each was built small, once with the weights that its library gives it and once with all weights
+random, with the library's own dropout. {exact} train. {probe} of these need records given as `probe=`, since rows made up of zeros and ones
+say nothing to them (a picture has no place in such a text, say).
 
-*Trains* means that the start passed, that two steps ran, and that the gradient of every contribution equals, tensor by tensor,
-what autograd finds for that contribution alone, under the same masks: to 1e-9 in float64; to 2e-3, and in fact about 1e-6, for
-models that compute in float32 whatever their type. The others are refused before anything is charged, with the code that is
-shown.{unseen}
+*Trains* means that the gradient of every contribution equals what autograd finds for that contribution alone, tensor by tensor: to 1e-9 in
+float64, and to 2e-3 (in fact about 1e-6) for models that compute in float32 whatever their type. The others are refused before anything is
+charged, with the code that is shown.{unseen} *Slower* names classes without a rule of their own, which run once more per microbatch.
 
-A model that is not here is not refused for that: the start of its run decides, and says why. Most models since Llama differ
-from their neighbours in sizes alone. *Slower* names classes without a rule of their own, which run once more per microbatch.
+A model that is not here may well train: the start of its run decides, and says why.
 
 ## Check a model of yours
 
@@ -75,18 +72,19 @@ dptrain check net.py:make --inputs x=float32:3,32,32         # a callable that r
 dptrain check train.py                                       # a script: read, never run
 ```
 
-A model is taken through the start of a run with keys, policy and ledger of its own in a folder that is thrown away. So verdict,
-code and sentence are those of a run. What a refusal advises is tried on a copy: the lines that helped are shown, and how much
-of the model they leave to train. Rows and a loss are made up where they can be; else give `--inputs` or `--rows`, and `--loss`.
-In Python `print(dptrain.check(model))` does the same, and leaves the model as it is.
+A model is taken through the start of a run whose keys, policy and ledger are thrown away, so verdict, code and sentence are those of a
+run. Advice is tried on a copy: the lines that helped are shown, and how much of the model they leave to train. Where rows and a loss cannot
+be made up, give `--inputs` or `--rows`, and `--loss`. In Python: `print(dptrain.check(model))`.
 
-Of a script each line is named that a run refuses, that weakens what it promises, or that becomes another, with what to write:
-loops for Opacus and accelerate, Trainers of transformers and TRL. It is not run, so modules beside it, files that it reads and
-the model itself are not seen. Exit code 1 says that something is refused or weakened, 2 that there was nothing to check.
+In a script every line is named that a run refuses, that weakens its promise or that must change, with what to write. That serves loops for
+Opacus and accelerate, and Trainers of transformers and TRL. A script is not run, so modules beside it and the model itself are not seen. Exit
+code 1 says that something is refused or weakened, 2 that there was nothing to check.
 
-This page is made of `tests/zoo/expected.toml` (`python -m tests.zoo --docs`). `make zoo` holds the engine to that file, and a
+The rest of this page is made of `tests/zoo/expected.toml` (`python -m tests.zoo --docs`). `make zoo` holds the engine to that file, and a
 test holds this page to it.
 """
+
+BEGIN, END = "<!-- made by `python -m tests.zoo --docs`; do not edit -->", "<!-- end of what is made -->"
 
 
 def page(expected: Expectations) -> str:
@@ -97,6 +95,7 @@ def page(expected: Expectations) -> str:
     unseen = " What is\n*not seen by the start* is not exact, and must not be trained so." if missed else ""
     probe = sum(entry.exact and entry.probe for entry in families.values())
     lines = [INTRO.format(count=len(families), exact=exact, probe=probe, unseen=unseen)]
+    lines += [BEGIN, ""]
     used = [name for name in expected.reasons if any(e.reason == name for e in families.values())]
     for kind in dict.fromkeys(ZOO[name].kind for name in families):
         lines += [f"## {kind[0].upper()}{kind[1:]}", "", "| family | class | trains | remarks |", "|---|---|---|---|"]
@@ -110,7 +109,7 @@ def page(expected: Expectations) -> str:
         codes = ", ".join(f"`{code}`" for code in reason.codes if code not in FAULTS)
         lines += [f"### {name.replace('-', ' ')}", ""]
         lines += [f"{codes + ': ' if codes else ''}{reason.why} *What to do:* {reason.do}", ""]
-    return "\n".join(lines)
+    return "\n".join([*lines, END, ""])
 
 
 def _row(family: Family, entry: Expected) -> str:
