@@ -22,7 +22,7 @@ from tests.distributed.table_runs import Subject, Told
 from tests.worlds.training import CLASSES, World, make_world
 
 PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "ranks.md"
-HEADING, NEXT = "## What two processes train\n", "## When a process ends\n"
+HEADING, END = "## What two processes train\n", "<!-- end of what is made -->\n"
 
 CERTIFIED, FAST = LEVELS = ("certified", "fast")
 
@@ -347,9 +347,9 @@ def table() -> str:
 def page(text: str) -> str:
     """Returns the page with the table of these rows."""
     before, _, rest = text.partition(HEADING)
-    words, _, after = rest.partition(NEXT)
-    told = words.partition("| |")[0]
-    return before + HEADING + told + table() + "\n" + NEXT + after
+    told, _, rest = rest.partition("| |")
+    _, _, after = rest.partition(END)
+    return before + HEADING + told + table() + "\n" + END + after
 
 
 if __name__ == "__main__":
