@@ -22,7 +22,8 @@ from tests.distributed.table_runs import Subject, Told
 from tests.worlds.training import CLASSES, World, make_world
 
 PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "ranks.md"
-HEADING, END = "## What two processes train\n", "<!-- end of what is made -->\n"
+HEADING, NEXT = "## What two processes train\n", "## When a process ends\n"
+END: Final = "<!-- end of what is made -->"
 
 CERTIFIED, FAST = LEVELS = ("certified", "fast")
 
@@ -347,9 +348,9 @@ def table() -> str:
 def page(text: str) -> str:
     """Returns the page with the table of these rows."""
     before, _, rest = text.partition(HEADING)
-    told, _, rest = rest.partition("| |")
-    _, _, after = rest.partition(END)
-    return before + HEADING + told + table() + "\n" + END + after
+    section, _, after = rest.partition(NEXT)
+    told, _, made = section.partition("| |")
+    return before + HEADING + told + table() + "\n" + made[made.index(END) :] + NEXT + after
 
 
 if __name__ == "__main__":
