@@ -21,14 +21,13 @@ ELSEWHERE: Final[dict[str, dict[str, str]]] = {
     "docs/lengths.md": {"python": "tests/train/test_lengths_page.py"},
     "docs/opacus.md": {"python": "tests/integrations/test_opacus_page.py"},
     "docs/operating.md": {"sh": PAGES},
-    "docs/planning.md": {"sh": PAGES},
     "docs/tracing.md": {"sh": PAGES},
     "docs/trainers.md": {"python": "tests/integrations/test_trainers_page.py"},
     "docs/walkthrough.md": {"sh": WALK, "text": WALK},
 }
 """Pages with blocks that a test of their own runs: page, language, test. The other languages of the page are run here."""
 
-SLOW: Final[frozenset[str]] = frozenset({"docs/quickstart.md"})
+SLOW: Final[frozenset[str]] = frozenset({"docs/models.md", "docs/planning.md", "docs/quickstart.md", "docs/ranks.md", "docs/scaling.md"})
 """Pages that take more than ten seconds."""
 
 REASONS: Final[dict[str, str]] = {

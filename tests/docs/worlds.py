@@ -280,4 +280,4 @@ def small_llm(known: dict[str, Any]) -> None:
     )  # fmt: skip
 
 
-from tests.docs import worlds_audit  # noqa: E402, F401  its worlds stand beside these
+from tests.docs import worlds_audit, worlds_guides  # noqa: E402, F401  their worlds stand beside these

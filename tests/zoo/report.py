@@ -66,6 +66,7 @@ A model that is not here may well train: the start of its run decides, and says 
 
 ## Check a model of yours
 
+<!-- world: to_check -->
 ```sh
 dptrain check bert-base/                                     # a folder of transformers; weights may be missing
 dptrain check net.py:make --inputs x=float32:3,32,32         # a callable that returns a module
