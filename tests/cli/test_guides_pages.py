@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
-from tests.pages.guides import PAGES, RUN_FILE, attributes  # noqa: E402
+from tests.pages.guides import PAGES, RUN_FILE, attributes
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 

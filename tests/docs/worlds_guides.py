@@ -100,7 +100,7 @@ def planned(shell: Shell) -> None:
 
 @files
 def to_check(shell: Shell) -> None:
-    """A folder `bert-base/` with a small `bert-base/config.json`, `net.py` that makes a network, `train.py`, a private program."""
+    """A folder with the configuration of a small BERT, `net.py` that makes a network, `train.py`, a private program."""
     from transformers import BertConfig
 
     config = BertConfig(
@@ -110,8 +110,8 @@ def to_check(shell: Shell) -> None:
     config.save_pretrained("bert-base")
     shell.write(
         "net.py",
-        "from torch import nn\n\n\ndef make():\n    return nn.Sequential(\n        nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(),"
-        " nn.Flatten(), nn.Linear(7200, 4)\n    )\n",
+        "from torch import nn\n\n\ndef make():\n    body = nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(), nn.Flatten()\n"
+        "    return nn.Sequential(*body, nn.Linear(7200, 4))\n",
     )
     shell.write("train.py", PRIVATE)
 
