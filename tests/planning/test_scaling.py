@@ -134,7 +134,8 @@ def test_what_nobody_measured_is_open_and_has_to_be_given() -> None:
     open_ones = {item.name for item in fields(Inputs) if getattr(Inputs(), item.name) is None}
     assert open_ones == {item.name for item in fields(Inputs) if item.metadata["source"] is Source.GPU}
     performance = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
-    assert open_ones and "**It has not been run on a GPU yet**" in " ".join(performance.split()), "put what make gpu measured into Inputs"
+    told = " ".join(performance.split())
+    assert open_ones and "**It has not been run on a GPU yet**" in told, "put what make gpu measured into Inputs"
 
 
 def test_inputs_measured_here_stand_on_the_page_that_they_name() -> None:
