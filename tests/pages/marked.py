@@ -3,8 +3,9 @@
 import re
 from typing import Final
 
-from tests.claims.page import BEGIN, END
+from tests.claims.page import END
 
+BEGIN: Final = "<!-- made by `make pages`; do not edit -->"
 _PART: Final = re.compile(rf"{re.escape(BEGIN)}\n.*?{re.escape(END)}\n", re.DOTALL)
 
 
