@@ -8,7 +8,7 @@ import pytest
 
 from ledger.proofs.monitoring import ALARMS
 from ledger.storage import checking
-from tests.claims.page import BEGIN, END
+from tests.claims.page import END
 from tests.pages import interfaces, marked, rooms, words
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -23,8 +23,8 @@ def test_the_page_says_what_the_code_declares(name: str) -> None:
 
 
 def test_a_page_with_another_number_of_marks_is_refused() -> None:
-    page = f"a\n{BEGIN}\nold\n{END}\nb\n"
-    assert marked.filled(page, "new\n") == f"a\n{BEGIN}\n\nnew\n\n{END}\nb\n"
+    page = f"a\n{marked.BEGIN}\nold\n{END}\nb\n"
+    assert marked.filled(page, "new\n") == f"a\n{marked.BEGIN}\n\nnew\n\n{END}\nb\n"
     for parts in ((), ("one\n", "two\n")):
         with pytest.raises(ValueError, match="has 1 parts between marks, expected"):
             marked.filled(page, *parts)
