@@ -7,7 +7,10 @@ from typing import Any, Final
 Section = tuple[str, tuple[str | tuple[str, str], ...]]
 
 SECTIONS: Final[tuple[Section, ...]] = (
-    ("Start", ("index.md", "quickstart.md", "concepts.md", "demo.md", "walkthrough.md", "faq.md", ("Notebooks", "notebooks/*"))),
+    (
+        "Start",
+        ("index.md", "quickstart.md", "concepts.md", "demo.md", "walkthrough.md", "faq.md", ("Notebooks", "notebooks/*")),
+    ),
     (
         "Guides",
         (
