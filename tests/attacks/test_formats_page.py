@@ -13,24 +13,10 @@ from attest.registry.entries import MAX_ENTRY
 from attest.signed_file import MAX_PAYLOAD
 from ledger.leaves import Spend, SpendRow, decode_leaf, encode_leaf
 from ledger.merkle import root
-from tests.attacks import (
-    test_anchor_attacks,
-    test_attacks_on_training,
-    test_dictionary_attacks,
-    test_ledger_attacks_times,
-    test_opening_attacks,
-    test_printed_attacks,
-)
-from tests.attacks.attestation import (
-    test_envelopes,
-    test_numbers_and_sizes,
-    test_signed_for_something_else,
-    test_validity_and_clocks,
-    test_weak_keys_and_signatures,
-    test_who_and_how_often,
-)
+from tests.attacks.rows import ATTESTATION_ROWS
 from tests.attacks.scene import OPENING, descriptor, descriptor_fields, header_fields, opening_fields, signed
-from tests.engine import test_registry_during_training
+from tests.attacks.test_rows_of_the_attack_lists import ROWS, by_row
+from tests.pages.attacks import PAGES as ATTACK_PAGES
 from tests.worlds.gate import ALICE, BOB, CONTENT, MALLORY, MICRO, NOW, OTHER_CORPUS, RAW, make_registry
 
 PAGES = (Path(__file__).resolve().parents[2] / "docs" / "formats").glob("*.md")
@@ -182,41 +168,27 @@ def test_the_types_on_the_page_are_those_of_the_code():
 
 # --- the table of attacks --------------------------------------------------------------------------------------------------
 
-ATTACKS = rows(section("Attacks and defences"))[1:]
-MODULES = (
-    test_weak_keys_and_signatures,
-    test_signed_for_something_else,
-    test_envelopes,
-    test_who_and_how_often,
-    test_numbers_and_sizes,
-    test_validity_and_clocks,
-    test_attacks_on_training,
-    test_anchor_attacks,
-    test_opening_attacks,
-    test_dictionary_attacks,
-    test_registry_during_training,
-    test_ledger_attacks_times,
-    test_printed_attacks,
-)
+TESTS = Path(__file__).resolve().parents[1]
 
 
-def test_the_table_has_every_row():
-    assert [row[0] for row in ATTACKS] == [f"A{number}" for number in range(1, 29)]
+def test_the_table_is_written_from_the_rows_and_has_every_one():
+    ((name, write),) = ATTACK_PAGES.items()
+    page = (TESTS.parent / "docs" / name).read_text(encoding="utf-8")
+    assert write(page) == page, "write it again: python -m tests.pages"
+    assert list(ATTESTATION_ROWS) == [f"A{number}" for number in ROWS["A"]]
+    assert [row[0] for row in rows(section("Attacks and defences"))[1:]] == list(ATTESTATION_ROWS)
 
 
-@pytest.mark.parametrize("row", ATTACKS, ids=lambda row: row[0])
-def test_a_row_names_tests_that_are_there_and_codes_that_they_assert(row):
-    number, _, defence, codes, tests = row
-    functions = {
-        name: function for module in MODULES for name, function in vars(module).items() if name.startswith(f"test_{number}_")
-    }
-    prefixes = re.findall(r"`(test_\w+)`", tests)
-    assert defence and prefixes and all(prefix.startswith(f"test_{number}_") for prefix in prefixes)
-    for prefix in prefixes:
-        assert any(name.startswith(prefix) for name in functions), prefix
-    source = "".join(Path(module.__file__).read_text() for module in MODULES)
-    for code in codes_in(codes):
-        assert code in ReasonCode.__members__ and f'"{code}"' in source
+@pytest.mark.parametrize("number", ATTESTATION_ROWS)
+def test_a_row_has_tests_and_names_codes_that_their_files_assert(number):
+    row = ATTESTATION_ROWS[number]
+    places = by_row()[number]
+    assert row.attack and row.defence and places
+    source = "".join((TESTS / path).read_text() for path in {place.partition("::")[0] for place in places})
+    for code in row.codes:
+        assert code in ReasonCode.__members__ and f'"{code}"' in source, code
+    for path in re.findall(r"`(tests/[\w/]+\.py)`", row.defence):
+        assert (TESTS.parent / path).is_file()
 
 
 def test_the_example_is_refused_once_any_byte_of_it_is_changed(scene):
