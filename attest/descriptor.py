@@ -100,19 +100,24 @@ class Terms:
 
     schema: str = declared(1, Schema(SCHEMA), "Format of the descriptor.", default=SCHEMA)
     admissibility_class: str = declared(4, ID, "Class of the policy under which it asks to be admitted.")
-    clip_norm_micro: int = declared(5, _BOUND, "Signed clip norm C.")
+    clip_norm_micro: int = declared(5, _BOUND, "Signed clip norm C; whoever issues it rounds down.")
     noise_multiplier_micro: int = declared(
         6,
         _BOUND,
-        "Signed noise multiplier sigma. With clip norm 10^15 and noise multiplier 1 the contributor says that the contribution"
-        " is public.",
+        "Signed noise multiplier sigma; whoever issues it rounds up. With clip norm 10^15 and noise multiplier 1 the"
+        " contributor says that the contribution is public.",
     )
     not_before: int = declared(8, MOMENT, "First second of validity, since 1970.")
     not_after: int = declared(9, MOMENT, "First second after validity.", rule="larger than 8")
     corpus: str = declared(11, ID, "Corpus for which it is meant, the audience.")
     max_occurrences: int = declared(12, Whole(0, MAX_COUNT, f"0..{MAX_COUNT}"), "Cap on participations, 0 for none.", default=0)
     max_examples: int | None = declared(
-        13, _COUNT, "Largest number of examples that the content holds; left out it counts as 1.", default=None, optional=True
+        13,
+        _COUNT,
+        "Largest number of examples that the content holds; left out it counts as 1. Written out, 1 is another descriptor of"
+        " equal meaning.",
+        default=None,
+        optional=True,
     )
     max_epsilon_micro: int | None = declared(
         14, _BOUND, "Most epsilon that it may spend, over all runs of the corpus together.", default=None, optional=True
@@ -129,8 +134,8 @@ class Terms:
     purposes: tuple[str, ...] | None = declared(
         16,
         Many(_PURPOSE, 1, len(PURPOSES), "purposes", ascending=True, named="purposes", counted="RANGE"),
-        "What the contribution may be used for; left out it means `train` alone. The others are specified and not built:"
-        " whatever names them is refused (`PURPOSE`).",
+        "What the contribution may be used for; left out it means `train` alone, which may be written out too. The others are"
+        " specified and not built: whatever names them is refused (`PURPOSE`).",
         default=None,
         optional=True,
     )

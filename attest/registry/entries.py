@@ -215,7 +215,7 @@ class Rotate(_Act):
 
     CODE: ClassVar = 3
     statement: bytes = declared(1, _STATEMENT, "The signed bytes, a key statement of kind `rotate`.")
-    by_old: bytes = declared(2, _MESSAGE, "COSE_Sign1 message over them by the old key.")
+    by_old: bytes = declared(2, _MESSAGE, "COSE_Sign1 message over them by the old key, valid at the time of the entry.")
     by_new: bytes = declared(3, _MESSAGE, "The message by the new key: proof that the contributor holds it.")
     not_before: int = declared(4, MOMENT, "First second of the new key's validity.")
     not_after: int = declared(5, MOMENT, "First second after it.", rule="larger than not_before")
@@ -247,12 +247,13 @@ class Prove(_Act):
 
     CODE: ClassVar = 6
     statement: bytes = declared(1, _STATEMENT, "The signed bytes, a key statement of kind `prove`.")
-    message: bytes = declared(2, _MESSAGE, "COSE_Sign1 message by that very key.")
+    message: bytes = declared(2, _MESSAGE, "COSE_Sign1 message by that very key, which is enrolled by then.")
 
 
 @dataclass(frozen=True, slots=True)
 class SetClock(_Act):
-    """The owner's clock was ahead: this entry, whose first action it is, is dated earlier than the entry before it."""
+    """The owner's clock was ahead: this entry, whose first action it is, is dated earlier than the entry before it.
+    Nothing else is taken back: what was enrolled or revoked from a moment ahead on is enrolled or revoked again."""
 
     CODE: ClassVar = 7
     before: int = declared(1, MOMENT, "Time of the entry before, which is taken back.")
@@ -378,7 +379,7 @@ class KeyStatement(Payload):
         },
     )
     kind: str = declared(2, OneOf((ROTATE, REVOKE, PROVE), "SCHEMA"), "What it says of a key.")
-    registry_id: bytes = declared(3, octets(16), "The registry that may take it in, and no other.")
+    registry_id: bytes = declared(3, octets(16), "The registry that may take it in, once, and no other.")
     key: bytes | None = declared(
         4,
         RAW_KEY,

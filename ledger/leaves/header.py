@@ -229,7 +229,7 @@ class Header(Checked):
             "groups",
             "[1* group]",
             "What blocks have in common, in the order in which they first use it: `[[places of classes], std]`, with budgets"
-            " `[[places of classes], std, share in 1e-6]`.",
+            " `[[places of classes], std, share in 1e-6]`; of frozen blocks `[[], 0.0]`, and nothing else of them.",
         ),
         derived(25, "depth schema", f'"{DEPTH_SCHEMA}"', "The rule by which blocks follow from policy and stack."),
     )
@@ -248,11 +248,19 @@ class Header(Checked):
         14,
         Blocks(Row(HeaderBlock), 1),
         "The schedule, block by block: `[name, coordinates, place of its group]`. In a phase of the policy every standard"
-        " deviation has that factor.",
+        " deviation has that factor. Every class touches a block (`BLOCK`).",
     )
-    accountant: AccountantInfo = declared(15, Row(AccountantInfo), "The accountant of record.")
+    accountant: AccountantInfo = declared(
+        15,
+        Row(AccountantInfo),
+        "The accountant of record, a row of [Accountants and numerics](figures.md#accountants-and-numerics) (`ACCOUNTANT`,"
+        " `ACCOUNTANT_VERSION`).",
+    )
     exactness_note: str = declared(
-        16, words(1000), "What the numerics guarantee ([Accountants and numerics](figures.md#accountants-and-numerics))."
+        16,
+        words(1000),
+        "What the numerics guarantee ([Accountants and numerics](figures.md#accountants-and-numerics)); other words are refused"
+        " (`NUMERICS`). Which of those that fit is the trainer's word.",
     )
     private: bool = declared(17, TRUTH, "False for a run with a fixed test key: such a ledger is never exported.")
     clip_margin: float = declared(
@@ -274,19 +282,23 @@ class Header(Checked):
         " state of the same log, which only who has the registry can tell.",
     )
     previous: tuple[Previous, ...] = declared(
-        21, Array(Row(Previous), code="SCHEMA"), "Earlier ledgers that this one counts or continues.", default=()
+        21,
+        Array(Row(Previous), code="SCHEMA"),
+        "Earlier ledgers that this one counts or continues: none twice, and one `compromised` at most, whose origin and key its"
+        " own are not (`PREVIOUS`).",
+        default=(),
     )
     isolation: str = declared(22, WORDS, "`held`, or why the optimizer of the run weakens statement A: the trainer's word.")
     randomness: str = declared(
         23,
         OneOf(RANDOMNESS, "RANGE"),
         "Whose the random numbers of the forward passes are: `addressed`, a contribution's own; `unaddressed`, those of one"
-        " generator for everybody drawn in a step.",
+        " generator for everybody drawn in a step. The trainer's word.",
     )
     unprobed: tuple[str, ...] = declared(
         24,
         Array(words(400), ascending=True),
-        "Names of the trained tensors in whose gradient the start-up probes saw nothing.",
+        "Names of the trained tensors in whose gradient the start-up probes saw nothing: the trainer's word.",
         rule="ascending, each once",
     )
     stack: Stack = declared(

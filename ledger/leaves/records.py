@@ -79,16 +79,24 @@ class Admit(Entry, Quoted):
 
     KIND: ClassVar = 1
     descriptor_hash: bytes = declared(
-        3, SHA256, "SHA-256 of the signed descriptor; it holds salted commitments, so the hash cannot be guessed."
+        3,
+        SHA256,
+        "SHA-256 of the signed descriptor; it holds salted commitments, so the hash cannot be guessed. No ADMIT or WITHDRAW"
+        " leaf before has it.",
     )
     class_name: str = declared(4, ID, "Admissibility class, a name of the policy.")
     profile_id: int = declared(5, UINT, "Place of the class in the policy, and of its depth profile in the header.")
-    clip_micro: int = declared(6, MICRO_ABOVE_0, "Signed clip norm.")
-    sigma_micro: int = declared(7, MICRO_ABOVE_0, "Signed noise multiplier.")
+    clip_micro: int = declared(6, MICRO_ABOVE_0, "Signed clip norm, from the policy's floor to the class preset.")
+    sigma_micro: int = declared(7, MICRO_ABOVE_0, "Signed noise multiplier, from the class preset up.")
     max_occurrences: int = declared(8, UINT, "Most steps in which it may take part, 0 for no cap.")
-    attestation_hash: bytes = declared(9, SHA256, "SHA-256 of the array of descriptor and message.")
+    attestation_hash: bytes = declared(9, SHA256, "SHA-256 of the array of descriptor and message. No other ADMIT leaf has it.")
     key_id: bytes = declared(10, KEY_ID, "First 8 bytes of the SHA-256 of the contributor's key.")
-    anchor: bytes = declared(11, SHA256, "The signed commitment to its content, field 7 of the descriptor.")
+    anchor: bytes = declared(
+        11,
+        SHA256,
+        "The signed commitment to its content, field 7 of the descriptor. No other ADMIT leaf has it (`DUPLICATE_CONTENT`),"
+        " since a content has one nonce.",
+    )
     carried_micro: int = declared(
         12, MICRO, "What it spent in the earlier runs that the header counts, rounded up; 0 without any."
     )
@@ -110,17 +118,20 @@ class ChargeClass(Checked):
     class_name: str = declared(1, ID, "Name of the class.")
     q_num: int = declared(2, UINT, "Numerator of the sampling rate.")
     q_den: int = declared(3, ABOVE_0, "Its denominator.")
-    sigma_micro: int = declared(4, MICRO_ABOVE_0, "Preset noise multiplier.")
-    clip_micro: int = declared(5, MICRO_ABOVE_0, "Preset clip norm.")
+    sigma_micro: int = declared(4, MICRO_ABOVE_0, "Preset noise multiplier, of a public class too.")
+    clip_micro: int = declared(5, MICRO_ABOVE_0, "Preset clip norm, of a public class too.")
     min_std: float = declared(
         6,
         REAL,
         "Effective noise of the class in the phase of these steps: the smallest standard deviation over the blocks of its"
-        " profile, or with budgets S of Theorem 7.",
+        " profile, or of a private class with budgets S of Theorem 7.",
     )
     pool_count: int = declared(7, UINT, "Number of active contributions.")
     pool_root: bytes = declared(
-        8, SHA256, "RFC 6962 root over all ever admitted, in that order: the descriptor hash, or nothing once withdrawn."
+        8,
+        SHA256,
+        "RFC 6962 root over one leaf for everybody ever admitted to the class, in the order of ADMIT leaves: the descriptor"
+        " hash, or the empty string once withdrawn.",
     )
 
 
@@ -129,15 +140,28 @@ class Charge(Entry):
     """A window of steps is paid for, before the first of them runs."""
 
     KIND: ClassVar = 2
-    window: int = declared(3, ABOVE_0, "Number of the window, from 1.")
-    attempt: int = declared(4, UINT, "Number of the attempt, 0 until the first RESUME.")
-    first_step: int = declared(5, ABOVE_0, "First logical step of the window, from 1.")
-    n_steps: int = declared(6, ABOVE_0, "Number of steps.")
+    window: int = declared(
+        3, ABOVE_0, "Number of the window, from 1, over all attempts: one more than before. No other window is open."
+    )
+    attempt: int = declared(4, UINT, "Number of the running attempt, 0 until the first RESUME.")
+    first_step: int = declared(
+        5, ABOVE_0, "First logical step of the window: the position of the run ([Order of a run](#order-of-a-run)) plus 1."
+    )
+    n_steps: int = declared(
+        6,
+        ABOVE_0,
+        "Number of steps: at most the policy's window, in one phase of the noise, within the horizon. Over all attempts at most"
+        " steps plus redo steps are charged; where the policy signs an order (`cyclic_poisson` too) or noise has several"
+        " phases, at most redo steps of these were charged before.",
+    )
     classes: tuple[ChargeClass, ...] = declared(7, Array(Row(ChargeClass), 1), "One row per class of the policy, in its order.")
     noise_stream: bytes = declared(
-        8, RUN_ID, "Identifier of the noise stream of this window, used once in the life of the ledger."
+        8,
+        RUN_ID,
+        "Identifier of the noise stream of this window, used once in the life of the ledger (`NOISE_REUSED`). Keys are never"
+        " recorded.",
     )
-    fence: int = declared(9, UINT, "Number of the writer that holds the ledger.")
+    fence: int = declared(9, UINT, "Number of the writer that holds the ledger, no smaller than in the CHARGE before.")
 
     @property
     def last_step(self) -> int:
@@ -150,8 +174,13 @@ class Settle(Entry):
     """A window has run."""
 
     KIND: ClassVar = 3
-    window: int = declared(3, ABOVE_0, "Number of the window.")
-    steps_released: int = declared(4, UINT, "Steps whose noised result was used; the rest were charged and not run.")
+    window: int = declared(3, ABOVE_0, "Number of the open window.")
+    steps_released: int = declared(
+        4,
+        UINT,
+        "Steps whose noised result was used; the rest were charged and not run. Where any are left the attempt is over: no"
+        " CHARGE before a RESUME.",
+    )
     variances: tuple[float, ...] = declared(
         5,
         _VARIANCES,
@@ -176,7 +205,7 @@ class SpendRow(Checked, Quoted):
     max_epsilon_micro: int = declared(6, MICRO, "Most that a member may spend over all runs; 0 for no limit.")
     max_delta_pico: int = declared(7, PICO_BELOW_1, "The delta of that limit; 0 for no limit.", rule="0 exactly with the limit")
     window_before: int = declared(8, UINT, "Number of the last window charged before the members were admitted, 0 for none.")
-    attempt_before: int = declared(9, UINT, "Attempt that was running at their admission.")
+    attempt_before: int = declared(9, UINT, "Attempt that was running at their admission: that of the last RESUME leaf, or 0.")
     window_until: int | None = declared(
         10,
         UINT,
@@ -189,9 +218,21 @@ class SpendRow(Checked, Quoted):
         12, REAL, "Sum over these of 1/z^2, or of what correlated noise adds, where occurrences are public; else 0.0."
     )
     count: int = declared(13, ABOVE_0, "Number of members.")
-    members_root: bytes = declared(14, SHA256, "RFC 6962 root over the members.")
-    steps: int = declared(15, UINT, "Charged steps in whose pool a member was.")
-    variance: float = declared(16, REAL, "Smallest noise variance over the blocks of a member.")
+    members_root: bytes = declared(
+        14,
+        SHA256,
+        "RFC 6962 root over one leaf for everybody who ever joined, in that order: the descriptor hash, or the empty string"
+        " once the member left the group. Where draws are public and `window_until` is null, over the members alone, in the"
+        " order of their ADMIT leaves.",
+    )
+    steps: int = declared(
+        15,
+        UINT,
+        "Steps charged in windows after `window_before` and up to `window_until`, redone and unsettled ones included.",
+    )
+    variance: float = declared(
+        16, REAL, "Smallest noise variance over the blocks of a member in the phases of these steps; in all phases without any."
+    )
     epsilon_micro: int = declared(17, MICRO, "Cumulative epsilon of a member, rounded up.")
 
     def __post_init__(self) -> None:
@@ -235,8 +276,18 @@ class Withdraw(Entry):
         "Position of its ADMIT leaf; null where no such contribution was ever admitted, or none that can be shown.",
         nil=True,
     )
-    reason: str = declared(5, ID, "Reason code.")
-    evidence_hash: bytes = declared(6, SHA256, "SHA-256 of the signed withdrawal, or of the operator's record.")
+    reason: str = declared(
+        5,
+        ID,
+        "Reason code. One that nobody signs (`expired`, `key-revoked`, `class-not-granted`) is of a contribution in the pool,"
+        " before CLOSE (`WITHDRAW`).",
+    )
+    evidence_hash: bytes = declared(
+        6,
+        SHA256,
+        "SHA-256 of the COSE_Sign1 message of the signed withdrawal, or of the operator's record; with `expired` the"
+        " attestation hash; with `key-revoked` and `class-not-granted` the root of the registry in force.",
+    )
     member: tuple[bytes, ...] | None = declared(
         7,
         Array(SHA256, 1, MAX_MEMBER),
@@ -256,7 +307,11 @@ class EpochClass(Checked):
     active: int = declared(1, UINT, "Contributions in the pool.")
     withdrawn: int = declared(2, UINT, "Contributions withdrawn.")
     max_epsilon_micro: int | None = declared(
-        3, MICRO, "Largest epsilon so far; null in a public class, which promises none, and in no other.", nil=True
+        3,
+        MICRO,
+        "Largest epsilon that a SPEND row of the class has said so far, also of who left; 0 before the first; null in a public"
+        " class, which promises none, and in no other.",
+        nil=True,
     )
 
 
@@ -266,12 +321,15 @@ class Epoch(Entry):
 
     KIND: ClassVar = 8
     number: int = declared(3, ABOVE_0, "Number of the epoch, from 1.")
-    step: int = declared(4, UINT, "Last released step.")
-    charged: int = declared(5, UINT, "Steps charged so far, over all attempts.")
+    step: int = declared(4, UINT, "Last released step: the position. No window is open.")
+    charged: int = declared(5, UINT, "Steps charged so far, over all attempts, redone and unsettled ones included.")
     classes: tuple[EpochClass, ...] = declared(6, Array(Row(EpochClass), 1), "Totals per class of the policy, in its order.")
     model_digest: bytes = declared(7, SHA256, "Over the tensors of the model ([Weights](release.md#weights)).")
     isolation: str = declared(
-        8, WORDS, "`held` if statement A held in every step so far, else the first reason why it did not: the trainer's word."
+        8,
+        WORDS,
+        "`held` if statement A held in every step so far, else the first reason why it did not, which stays (`ISOLATION`): the"
+        " trainer's word.",
     )
     frozen_digest: bytes | None = declared(
         9, SHA256, "Over the frozen parameters ([Weights](release.md#weights)): that of the header.", nil=True
@@ -283,8 +341,15 @@ class Resume(Entry):
     """A new attempt starts from a model checkpoint; steps after it will be charged again, under fresh noise."""
 
     KIND: ClassVar = 9
-    attempt: int = declared(3, ABOVE_0, "Number of the new attempt.")
-    from_step: int = declared(4, UINT, "Last step that the model checkpoint contains.")
+    attempt: int = declared(
+        3, ABOVE_0, "Number of the new attempt, one more than before. An open window is never settled, and counts in full."
+    )
+    from_step: int = declared(
+        4,
+        UINT,
+        "Last step that the model checkpoint contains, the position from here on. Above 0 it takes a pin, and a leaf below the"
+        " pin charged it (where draws are public, drew it).",
+    )
     pinned_size: int | None = declared(
         5,
         ABOVE_0,
@@ -292,7 +357,9 @@ class Resume(Entry):
         nil=True,
         needs="pinned_root",
     )
-    pinned_root: bytes | None = declared(6, SHA256, "Ledger root that it pins, or null.", nil=True, needs="pinned_size")
+    pinned_root: bytes | None = declared(
+        6, SHA256, "Ledger root that it pins, that of this tree; or null.", nil=True, needs="pinned_size"
+    )
     threads: int | None = declared(
         7,
         ABOVE_0,
@@ -312,7 +379,8 @@ class Draw(Entry):
     drawn: tuple[int, ...] = declared(
         5,
         Array(UINT, ascending=True),
-        "Who was drawn, ascending: contributions by the number of their admission, counted from 0.",
+        "Who was drawn, ascending: contributions by the number of their admission, counted from 0. None was withdrawn, and"
+        " where caps are enforced none is beyond its own.",
         rule="ascending, each once",
     )
     variances: tuple[float, ...] = declared(
@@ -328,8 +396,8 @@ class Close(Entry):
     """The run is over: nothing more will be charged. Only withdrawals may follow."""
 
     KIND: ClassVar = 11
-    step: int = declared(3, UINT, "Last released step.")
-    charged: int = declared(4, UINT, "Steps charged over all attempts.")
+    step: int = declared(3, UINT, "Last released step: the position. No window is open.")
+    charged: int = declared(4, UINT, "Steps charged over all attempts, as in the EPOCH leaf that it follows.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,8 +453,13 @@ class Summary(Entry):
     """Says what a range of leaves held, so that bodies in it may be pruned once an auditor has vouched for it."""
 
     KIND: ClassVar = 6
-    first: int = declared(3, ABOVE_0, "First leaf of the range.")
-    end: int = declared(4, ABOVE_0, "First leaf after it.", rule="larger than 3")
+    first: int = declared(3, ABOVE_0, "First leaf of the range: 1, or the end of the range before.")
+    end: int = declared(
+        4,
+        ABOVE_0,
+        "First leaf after it, behind an EPOCH leaf that at least `retention_epochs` closed epochs follow.",
+        rule="larger than 3",
+    )
     kinds: tuple[SummaryKind, ...] = declared(
         5, Array(Row(SummaryKind), 1), "Leaves per kind.", rule="ascending by kind; counts add up to the range"
     )
@@ -415,7 +488,7 @@ class Key(Entry):
 
     KIND: ClassVar = 7
     old_vkey: str = declared(3, LOG_VKEY, "Verifier key that signed until now.")
-    new_vkey: str = declared(4, LOG_VKEY, "Verifier key that signs from now on, under the same name.")
+    new_vkey: str = declared(4, LOG_VKEY, "Verifier key that signs from now on, under the same name; used for nothing before.")
     old_signature: bytes = declared(5, SIGNATURE, "Ed25519 signature by the old key ([The ledger's key](#the-ledgers-key)).")
     new_signature: bytes = declared(6, SIGNATURE, "Ed25519 signature by the new key, which shows that it is held.")
 
@@ -425,7 +498,7 @@ class Release(Entry):
     """Weights leave the house: which, under which manifest, and how far the ledger was then."""
 
     KIND: ClassVar = 10
-    step: int = declared(3, UINT, "Last released step that the weights contain.")
+    step: int = declared(3, UINT, "Last released step that the weights contain: the position.")
     size: int = declared(4, ABOVE_0, "Size of the checkpoint that the manifest cites.")
     root: bytes = declared(5, SHA256, "Root of that checkpoint.")
     manifest_digest: bytes = declared(6, SHA256, "SHA-256 of the signed manifest.")
@@ -460,7 +533,9 @@ class Registry(Entry):
     before: bytes = declared(
         3, SHA256, "Root of the state by which it went until now: that of the header, or of the REGISTRY leaf before."
     )
-    after: bytes = declared(4, SHA256, "Root of the later state.", rule="not equal to 3")
+    after: bytes = declared(
+        4, SHA256, "Root of the later state, which was not in force before (`REGISTRY`).", rule="not equal to 3"
+    )
 
     def __post_init__(self) -> None:
         check_fields(self, LeafRefused)

@@ -19,6 +19,7 @@ from attest.schema.declare import Declared, declarations, derived
 from attest.schema.groups import Many, Named, Parts
 from attest.schema.kinds import Kind
 from attest.withdrawal import Withdrawal
+from tests.reference.second_gate import STEPS
 
 _TABLE: Final = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
 
@@ -337,7 +338,11 @@ def _unbuilt_rows() -> list[tuple[str, str, str, str]]:
 def attestation_page(page: str) -> str:
     """Returns formats/attestation.md with the tables that are declared."""
     tables = [fields_table("of the", {"descriptor": SignedDescriptor}), fields_table("of the", {"opening": Opening})]
-    return with_tables(page, "Attestation", tables)
+    page = with_tables(page, "Attestation", tables)
+    steps = [
+        (str(number), check, ", ".join(f"`{code}`" for code in codes)) for number, (check, codes) in enumerate(STEPS, start=1)
+    ]
+    return with_tables(page, "Judging an attestation", [table(("step", "check", "reason codes"), steps)])
 
 
 def corpus_page(page: str) -> str:

@@ -1,6 +1,7 @@
 """A second implementation of the gate, written along docs/formats: nothing of `attest` is imported.
 
-Straightforward and slow. It gives the reason code of one contribution by itself (steps 2 to 16), or ADMITTED.
+Straightforward and slow. It gives the reason code of one contribution by itself (steps 2 to 16), or ADMITTED. The page has its
+table of checks from `STEPS`, and every refusal here is held to be one of its step.
 """
 
 import hashlib
@@ -8,6 +9,8 @@ import itertools
 import math
 import re
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -18,6 +21,76 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 class Refused(Exception):
     """Carries a reason code."""
+
+
+STEPS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (
+        "the clock reads whole seconds before the year 10000, at most 60 s before the latest admission, and at most an hour"
+        " before the last entry of the registry",
+        ("CLOCK",),
+    ),
+    ("there is an attestation", ("UNATTESTED",)),
+    ("descriptor at most 16 384 bytes, message at most 1 024, opening at most 512", ("SIZE",)),
+    ("the descriptor is one item of the CBOR subset, nothing else", ("CBOR", "CBOR_NONCANONICAL", "RANGE")),
+    (
+        "it is a map with exactly the fields 1 to 12, perhaps 13 to 17, of the right types and ranges, for the one purpose"
+        " that is served, and encodes to the bytes received",
+        ("TYPE", "SCHEMA", "RANGE", "WINDOW", "PURPOSE", "CBOR_NONCANONICAL"),
+    ),
+    (
+        "there is an opening; it is one item of the CBOR subset, a map with exactly the fields 1 to 5, perhaps 6, of the right"
+        " types and lengths, and opens the four commitments of the descriptor",
+        ("OPENING", "CBOR", "CBOR_NONCANONICAL", "TYPE", "RANGE"),
+    ),
+    (
+        "the message is `d2` and one item of the CBOR subset, of the one form ([Signatures](encoding.md#signatures)); the"
+        " signature has 64 bytes",
+        ("CBOR", "CBOR_NONCANONICAL", "RANGE", "HEADER", "SIG_BAD"),
+    ),
+    ("the issuer is field 2 of the descriptor, in lower case hex", ("HEADER",)),
+    (
+        "the contributor that the opening names is in the registry, by the names beside it and has a key; the key id names one"
+        " of its keys, which is neither revoked nor outside its validity",
+        ("KEY_UNKNOWN", "SIG_BAD", "KEY_REVOKED", "KEY_NOT_VALID"),
+    ),
+    (
+        "type and subject of the header are those of this descriptor; the key is sound; the signature verifies",
+        ("HEADER", "KEY_WEAK", "SIG_BAD"),
+    ),
+    ("the corpus is the policy's", ("AUDIENCE",)),
+    ("the principal, if both registry and opening state one, is the same", ("PRINCIPAL",)),
+    ("the class is in the policy, and granted to the contributor", ("CLASS_UNKNOWN", "CLASS_NOT_GRANTED")),
+    (
+        "not before <= now < not after, and validity no longer than the class and the policy allow",
+        ("NOT_YET_VALID", "EXPIRED", "WINDOW"),
+    ),
+    (
+        "in a public class, clip norm 10^15 and noise multiplier 1 and no other; in any class, clip norm at most, noise"
+        " multiplier at least the class preset; except in a public class, both at least the corpus floors; examples at most"
+        " the policy's. Equality passes. A public length is one of those that the class offers",
+        (
+            "BOUNDS_NOT_PUBLIC", "CLIP_ABOVE_CLASS", "NOISE_BELOW_CLASS", "CLIP_BELOW_FLOOR", "NOISE_BELOW_FLOOR", "EXAMPLES",
+            "PUBLIC_LENGTH",
+        ),
+    ),
+    ("there is content, and its hash is that of the opening", ("CONTENT_MISSING", "CONTENT_MISMATCH")),
+    (
+        "the descriptor hash was not withdrawn; neither it nor the content hash was admitted before; the contributor, or the"
+        " person behind it, is below the cap",
+        ("WITHDRAWN", "REPLAYED", "DUPLICATE_CONTENT", "CONTRIBUTOR_CAP"),
+    ),
+)  # fmt: skip
+"""What is checked step by step, from 1, and the codes under which each step refuses."""
+
+
+@contextmanager
+def step(number: int) -> Iterator[None]:
+    """Holds what is refused inside against the codes of a step."""
+    try:
+        yield
+    except Refused as refused:
+        assert str(refused) in STEPS[number - 1][1], f"step {number} refuses as {refused}"
+        raise
 
 
 @dataclass(frozen=True)
@@ -204,8 +277,7 @@ def _purposes(words: Any) -> None:
     require(all(one < other for one, other in itertools.pairwise(words)), "RANGE")
 
 
-def _descriptor(data: bytes) -> dict[int, Any]:
-    fields = read(data)
+def _descriptor(fields: Any) -> dict[int, Any]:
     require(type(fields) is dict, "TYPE")
     require(set(range(1, 13)) <= set(fields) <= set(range(1, 18)), "SCHEMA")
     require(type(fields[1]) is str, "TYPE")
@@ -279,44 +351,59 @@ def _string(data: bytes) -> bytes:
 def _judge(
     descriptor: bytes, message: bytes, opening: bytes, content_hash: bytes | None, rules: Rules, now: int
 ) -> None:
-    require(rules.registry_time <= now + 3600, "CLOCK")
-    require(len(descriptor) <= 16384 and len(message) <= 1024 and len(opening) <= 512, "SIZE")
-    fields = _descriptor(descriptor)
-    opened = _opening(opening, fields)
-    header, protected, signature = _message(message)
-    name = opened[4]
-    require(header[15][1] == fields[2].hex(), "HEADER")
-    keys, granted, principal = rules.contributors.get(name, ([], [], None))
-    require(bool(keys), "KEY_UNKNOWN")
-    named = [key for key in keys if hashlib.sha256(key[0]).digest()[:8] == header[4]]
-    require(bool(named), "SIG_BAD")
-    raw, not_before, not_after, revoked_at = named[0]
-    require(revoked_at is None or now < revoked_at, "KEY_REVOKED")
-    require(not_before <= now < not_after, "KEY_NOT_VALID")
-    require(header[16] == "application/vnd.dptrain.attestation+cose", "HEADER")
-    require(header[15][2] == "sha-256:" + hashlib.sha256(descriptor).hexdigest(), "HEADER")
-    require(sound(raw), "KEY_WEAK")
-    require(int.from_bytes(signature[32:], "little") < L, "SIG_BAD")
-    signed = b"\x84\x6aSignature1" + _string(protected) + b"\x40" + _string(descriptor)
-    try:
-        Ed25519PublicKey.from_public_bytes(raw).verify(signature, signed)
-    except InvalidSignature as error:
-        raise Refused("SIG_BAD") from error
-    require(fields[11] == rules.corpus, "AUDIENCE")
-    require(principal is None or opened.get(6) in (None, principal), "PRINCIPAL")
-    require(fields[4] in rules.classes, "CLASS_UNKNOWN")
-    require(fields[4] in granted, "CLASS_NOT_GRANTED")
+    with step(1):
+        require(rules.registry_time <= now + 3600, "CLOCK")
+    with step(3):
+        require(len(descriptor) <= 16384 and len(message) <= 1024 and len(opening) <= 512, "SIZE")
+    with step(4):
+        item = read(descriptor)
+    with step(5):
+        fields = _descriptor(item)
+    with step(6):
+        opened = _opening(opening, fields)
+    with step(7):
+        header, protected, signature = _message(message)
+    with step(8):
+        require(header[15][1] == fields[2].hex(), "HEADER")
+    keys, granted, principal = rules.contributors.get(opened[4], ([], [], None))
+    with step(9):
+        require(bool(keys), "KEY_UNKNOWN")
+        named = [key for key in keys if hashlib.sha256(key[0]).digest()[:8] == header[4]]
+        require(bool(named), "SIG_BAD")
+        raw, not_before, not_after, revoked_at = named[0]
+        require(revoked_at is None or now < revoked_at, "KEY_REVOKED")
+        require(not_before <= now < not_after, "KEY_NOT_VALID")
+    with step(10):
+        require(header[16] == "application/vnd.dptrain.attestation+cose", "HEADER")
+        require(header[15][2] == "sha-256:" + hashlib.sha256(descriptor).hexdigest(), "HEADER")
+        require(sound(raw), "KEY_WEAK")
+        require(int.from_bytes(signature[32:], "little") < L, "SIG_BAD")
+        signed = b"\x84\x6aSignature1" + _string(protected) + b"\x40" + _string(descriptor)
+        try:
+            Ed25519PublicKey.from_public_bytes(raw).verify(signature, signed)
+        except InvalidSignature as error:
+            raise Refused("SIG_BAD") from error
+    with step(11):
+        require(fields[11] == rules.corpus, "AUDIENCE")
+    with step(12):
+        require(principal is None or opened.get(6) in (None, principal), "PRINCIPAL")
+    with step(13):
+        require(fields[4] in rules.classes, "CLASS_UNKNOWN")
+        require(fields[4] in granted, "CLASS_NOT_GRANTED")
     clip, noise, window = rules.classes[fields[4]]
-    require(fields[8] <= now, "NOT_YET_VALID")
-    require(now < fields[9], "EXPIRED")
-    require(fields[9] - fields[8] <= window, "WINDOW")
-    public = (clip, noise) == (10**15, 1)
-    require(not public or (fields[5], fields[6]) == (10**15, 1), "BOUNDS_NOT_PUBLIC")
-    require(fields[5] <= clip, "CLIP_ABOVE_CLASS")
-    require(fields[6] >= noise, "NOISE_BELOW_CLASS")
-    require(public or fields[5] >= rules.floors[0], "CLIP_BELOW_FLOOR")
-    require(public or fields[6] >= rules.floors[1], "NOISE_BELOW_FLOOR")
-    require(fields.get(13, 1) <= rules.max_examples, "EXAMPLES")
-    require(17 not in fields or fields[17] in rules.lengths.get(fields[4], ()), "PUBLIC_LENGTH")
-    require(content_hash is not None, "CONTENT_MISSING")
-    require(content_hash == opened[2], "CONTENT_MISMATCH")
+    with step(14):
+        require(fields[8] <= now, "NOT_YET_VALID")
+        require(now < fields[9], "EXPIRED")
+        require(fields[9] - fields[8] <= window, "WINDOW")
+    with step(15):
+        public = (clip, noise) == (10**15, 1)
+        require(not public or (fields[5], fields[6]) == (10**15, 1), "BOUNDS_NOT_PUBLIC")
+        require(fields[5] <= clip, "CLIP_ABOVE_CLASS")
+        require(fields[6] >= noise, "NOISE_BELOW_CLASS")
+        require(public or fields[5] >= rules.floors[0], "CLIP_BELOW_FLOOR")
+        require(public or fields[6] >= rules.floors[1], "NOISE_BELOW_FLOOR")
+        require(fields.get(13, 1) <= rules.max_examples, "EXAMPLES")
+        require(17 not in fields or fields[17] in rules.lengths.get(fields[4], ()), "PUBLIC_LENGTH")
+    with step(16):
+        require(content_hash is not None, "CONTENT_MISSING")
+        require(content_hash == opened[2], "CONTENT_MISMATCH")
