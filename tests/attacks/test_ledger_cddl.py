@@ -237,7 +237,8 @@ def test_pinned_files_are_instances():
         assert passes("protected-header", protected) and not valid_in_the_first("protected-header", protected)
     fields = item(item(PINNED[0])[0])
     checkpoint = {key: value for key, value in fields.items() if key < 6} | {1: "dptrain.checkpoint/1"}
-    assert valid("pinned", checkpoint | {6: 12, 7: 0, 8: "held", 9: 6, 10: bytes(32)})
+    taken = checkpoint | {6: 12, 7: 0, 8: "held", 9: 6, 10: bytes(32)}
+    assert valid("pinned", taken | {11: None}) and valid("pinned", taken | {11: bytes(32)}) and not valid("pinned", taken)
     draws = checkpoint | {1: "dptrain.draws/1"}
     assert valid("pinned", draws | {6: [0, bytes(32)], 7: [1, bytes(32)]})
     assert not valid("pinned", checkpoint | {6: 12}) and not valid("pinned", fields)

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from attest import cbor
 from attest.corpus import open_corpus
+from tests.attacks.test_cddl import valid
 
 PAGE = Path(__file__).parents[2] / "docs" / "large.md"
 
@@ -53,6 +55,10 @@ def test_a_merge_for_a_ledger_keeps_the_reading_of_its_run(shards):
     assert kept["spared"] == 0 and kept["told"] is None
     again = shards.json("gate", "policy.cose", "corpus", "--for", "ledger.db", code=1)["kept_reading"]
     assert again["spared"] == 11 and again["told"] is None
+    verdicts, reading = ((shards.directory / name).read_bytes() for name in ("verdicts/1", "ledger.db.reading"))
+    for rule, data, size, count in (("verdicts", verdicts, 17, 6), ("kept-reading", reading, 16, 11)):
+        head, at = cbor.decode_prefix(data, 0)
+        assert len(data) == at + size * count + 32 and valid(rule, data[:at]) and not valid(rule, cbor.encode(head[:-1]))
 
 
 def test_people_are_told_of_shard_and_merge(shards):
