@@ -69,8 +69,18 @@ def test_the_comments_of_the_example_are_right():
     assert f"byte string of {len(OPENING)}: the opening" in block
 
 
+def test_the_commitments_of_the_example_are_those_that_the_page_computes():
+    names = {}
+    exec(re.search(r"```python\n(import hashlib\n\n\ndef commitment.*?)```", PAGE, re.DOTALL)[1], names)
+    found = names["commitments"](opening_fields())
+    assert found == {label: descriptor_fields()[label] for label in (2, 3, 7, 10)}
+    with_principal = names["commitments"](opening_fields() | {6: "person-7"})
+    assert {label for label in found if found[label] != with_principal[label]} == {10}
+
+
 # --- the order of checks ---------------------------------------------------------------------------------------------------
 
+TESTS = Path(__file__).resolve().parents[1]
 STEPS = rows(section("Judging an attestation"))[1:]
 
 
@@ -159,17 +169,16 @@ def test_the_limits_on_the_page_are_those_of_the_code():
     assert MAX_PAYLOAD == 1 << 20 and MAX_ENTRY == 1 << 20 and document.MAX_MICRO == 10**15 and cbor.MAX_DEPTH == 8
 
 
-def test_the_types_on_the_page_are_those_of_the_code():
+def test_the_types_of_the_schemas_are_those_of_the_code():
     from attest import sign1
 
     known = {value for name, value in vars(sign1).items() if name.startswith("TYP_")}
-    assert {row[0].strip("`") for row in rows(section("Signatures"))[1:]} == known
+    text = "".join((TESTS.parent / "docs" / name).read_text() for name in ("attestation.cddl", "ledger.cddl"))
+    listed = re.findall(r'^(?:document-type /?=|  /) "(application/[a-z.+]+)" +; \w', text, re.MULTILINE)
+    assert len(listed) == len(known) and set(listed) == known
 
 
 # --- the table of attacks --------------------------------------------------------------------------------------------------
-
-TESTS = Path(__file__).resolve().parents[1]
-
 
 def test_the_table_is_written_from_the_rows_and_has_every_one():
     ((name, write),) = ATTACK_PAGES.items()

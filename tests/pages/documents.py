@@ -6,6 +6,7 @@ sign; `tests.pages.leaves` makes those of a ledger with the functions of this fi
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from attest.corpus.anchor import ContentAnchor
@@ -21,6 +22,7 @@ from attest.schema.kinds import Kind
 from attest.withdrawal import Withdrawal
 from tests.reference.second_gate import STEPS
 
+_PYTHON: Final = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _TABLE: Final = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
 
 Pages = Mapping[str, Callable[[str], str]]
@@ -40,6 +42,15 @@ def with_tables(page: str, heading: str, tables: Iterable[str]) -> str:
         page = page[: found.start()] + written + page[found.end() :]
         at = found.start() + len(written)
     return page
+
+
+def with_source(page: str, heading: str, path: Path) -> str:
+    """Returns a page with the source of a program in the place of the first block of Python under a heading."""
+    start = re.search(rf"^#+ {re.escape(heading)}\n", page, re.MULTILINE)
+    found = _PYTHON.search(page, start.end()) if start else None
+    if found is None:
+        raise ValueError(f"the page has no block of Python under {heading!r}")
+    return page[: found.start(1)] + path.read_text(encoding="utf-8") + page[found.end(1) :]
 
 
 def with_section(page: str, name: str, written: str) -> str:
@@ -292,7 +303,7 @@ def policy_cddl() -> str:
             "; In units of 1e-6; without them one clip norm binds over all blocks of a class.\n" + budgets,
             *(f"; A word, its parameters, and what else belongs to it.\n{cddl_named(kind)}" for kind in words),
             cddl_map(ClassRule),
-            "; Exactly one of the labels 1 to 4.\n" + cddl_map(DepthRule),
+            "; Exactly one of the labels 1 to 4. Numbers ascend strictly.\n" + cddl_map(DepthRule),
             cddl_map(ReadRule),
             cddl_map(DecodingRule),
         ]

@@ -1,6 +1,7 @@
 """Writes what the documentation says of the documents of a ledger from their declarations."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from attest.schema import declarations
@@ -10,7 +11,18 @@ from ledger.leaves.codec import RECORDS
 from ledger.release.contents import FORMS
 from ledger.release.manifest import ISSUER, Manifest
 from ledger.replay.summaries import MAX_AGGREGATE_SIZE, Aggregate, Member
-from tests.pages.documents import Pages, cddl_map, cddl_row, fields_table, said_of, table, with_section, with_tables
+from tests.pages.documents import (
+    Pages,
+    cddl_map,
+    cddl_row,
+    fields_table,
+    said_of,
+    table,
+    with_section,
+    with_source,
+    with_tables,
+)
+from tests.reference import second_blocks
 
 _WRITTEN: Final = "; Written from the declaration (python -m tests.pages).\n"
 _LEAVES: Final[tuple[type[Any], ...]] = (Header, *sorted(RECORDS.values(), key=lambda leaf: leaf.KIND))
@@ -21,7 +33,8 @@ def ledger_page(page: str) -> str:
     leaves = {f"{leaf.KIND} {leaf.__name__.upper()}": leaf for leaf in _LEAVES}
     kinds = [(*name.split(), said_of(leaf)) for name, leaf in leaves.items()]
     tables = [table(("kind", "name", "what it says"), kinds), fields_table("leaf", leaves, least=3), rows_table(leaves)]
-    return with_tables(page, "Leaves", tables)
+    page = with_tables(page, "Leaves", tables)
+    return with_source(page, "Blocks", Path(second_blocks.__file__))
 
 
 def runs_page(page: str) -> str:
