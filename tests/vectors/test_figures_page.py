@@ -45,6 +45,15 @@ def test_standard_deviations_and_multipliers(page):
         assert page["loss_per_sample"](row["clip"], square) == read(row["loss"])
 
 
+def test_clip_budgets_bind_where_the_sum_over_blocks_is_within_the_signed_noise(page):
+    stds, shares = [1.5, 1.0], [1_000_000, 500_000]
+    assert page["budgets_bind"](1_000_000, 1_000_000, stds, shares)  # 0.8 / 2.25 + 0.2 / 1 is 0.556
+    assert page["budgets_bind"](1_341_640, 1_000_000, stds, shares) and not page["budgets_bind"](1_341_641, 1_000_000, stds, shares)
+    effective = page["effective"](stds, shares)
+    assert effective**2 == pytest.approx(1 / (0.8 / 2.25 + 0.2))
+    assert page["variance"](effective) == effective * effective and page["loss_added"](2.0) == 0.25
+
+
 def test_turns(page):
     for row in NUMBERS["turns"]:
         members = [[n for n, place in enumerate(row["classes"]) if place == one] for one in range(len(row["periods"]))]
@@ -98,31 +107,30 @@ def test_copies(page):
         assert (page["copies"](row["groups"], bands, row["life"]) if bands > 1 else []) == row["at_least"]
 
 
+def test_plans_of_groups(page):
+    assert page["plan_of_groups"](10, 3, 2, 1.5, 1) == [(1.5, 6)]
+    assert page["plan_of_groups"](10, 3, 1, 1.5, 2) == [(1.5, 3), (1.5 / 2**0.5, 2)]
+    page["check_groups"](3, 1, "banded_toeplitz", 3, 100, 5, "secret_draws")
+    for wrong in ((3, 1, "banded_toeplitz", 4, 100, 5, "secret_draws"), (3, 1, "dense", 3, 9, 0, "secret_draws"),
+                  (4097, 1, "gaussian", 1, 9, 0, "secret_draws"), (3, 1, "gaussian", 1, 9, 0, "occurrences_public")):  # fmt: skip
+        with pytest.raises(ValueError, match="refused"):
+            page["check_groups"](*wrong)
+
+
 def agree(found: float, row: dict[str, Any]) -> bool:
     expected = read(row["epsilon"])
     return abs(found - expected) <= (read(row["within"]) if "within" in row else 1e-9 * expected)
 
 
 def pld(page: dict[str, Any], schedule: list[Any], delta: float) -> float:
-    """The figure that the page describes, with the grid of the second verifier."""
-    whole = page["gaussian"](sum(n / z**2 for z, _, n in schedule) ** 0.5, delta)
-    case = page["pld_case"](schedule, delta)
-    if case in ("U", "0"):
-        return whole if case == "U" else 0.0
-    if case == "rdp":
-        return min(whole, page["rdp"](schedule, delta))
-    m, steps, h = case
-    sampled = [(q, z, n) for z, q, n in schedule if (z, q, n) not in page["plain"](schedule)]
-    assert steps == sum(n for _, _, n in sampled)
-    return min(whole, second_verifier.grid_epsilon(sampled, m, delta, h))
+    """The figure that the page describes, with the grid of the second verifier, which adds the Gaussian step of a grid itself."""
 
+    def exact(sampled: list[Any], m: float, delta: float) -> float:
+        rest, steps, width = page["pld_case"](schedule, delta)
+        assert m == pytest.approx(rest + steps * width**2 / 6)
+        return second_verifier.grid_epsilon([(q, z, n) for z, q, n in sampled], rest, delta, width)
 
-def test_epsilons(page):
-    for row in NUMBERS["gaussian"]:
-        assert agree(page["gaussian"](read(row["mu"]), read(row["delta"])), row)
-    for name in ("rdp", "moments"):
-        for row in NUMBERS[name]:
-            assert agree(page[name](read(row["phases"]), read(row["delta"])), row)
+    return page["pld"](schedule, delta, exact)
 
 
 @pytest.mark.one_in(4)
@@ -136,7 +144,11 @@ def test_epsilons_of_privacy_loss_distributions(page, row):
     assert agree(found, row)
     case = page["pld_case"](schedule, delta)
     if type(case) is tuple:
-        assert page["small_error"](schedule, delta, read(row["epsilon"]), case[2]) is (read(row["within"]) == 1e-6)
+        small = read(row["within"]) == 1e-6
+        assert page["small_error"](schedule, delta, read(row["epsilon"]), case[2]) is small
+        recorded = row["recorded"] / 1e6
+        assert page["taken"](recorded, found, found if small else read(row["epsilon"]), delta, schedule, case[2], 4e-7)
+        assert not page["taken"](recorded - 2e-6, found, found if small else recorded, delta, schedule, case[2], 4e-7)
 
 
 RUNS = [
