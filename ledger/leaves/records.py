@@ -137,7 +137,7 @@ class ChargeClass(Checked):
 
 @dataclass(frozen=True, slots=True)
 class Charge(Entry):
-    """A window of steps is paid for, before the first of them runs."""
+    """A window of steps is paid for, before the first of them runs: the leaf is durable before that step is drawn."""
 
     KIND: ClassVar = 2
     window: int = declared(
@@ -256,7 +256,10 @@ class SpendRow(Checked, Quoted):
 
 @dataclass(frozen=True, slots=True)
 class Spend(Entry):
-    """States what contributions have spent, in groups, at the close of an epoch. Public contributions are in no group."""
+    """States what contributions have spent, in groups, at the close of an epoch. Public contributions are in no group. Right
+    before an EPOCH leaf stand the rows of all groups that have a member and whose last row does not say what is true now
+    (count, root, steps, variance), and no others. They ascend by key, null before 0, and lie in as many SPEND leaves as they
+    need."""
 
     KIND: ClassVar = 4
     rows: tuple[SpendRow, ...] = declared(
@@ -266,7 +269,8 @@ class Spend(Entry):
 
 @dataclass(frozen=True, slots=True)
 class Withdraw(Entry):
-    """A contribution leaves its pool; what it has spent stays spent."""
+    """A contribution leaves its pool; what it has spent stays spent. It has one such leaf; behind one with a reason that nobody
+    signs a second may follow that somebody signed, which names the same position and changes nothing else."""
 
     KIND: ClassVar = 5
     descriptor_hash: bytes = declared(3, SHA256, "The contribution.")
@@ -317,7 +321,7 @@ class EpochClass(Checked):
 
 @dataclass(frozen=True, slots=True)
 class Epoch(Entry):
-    """The close of an epoch, after the SPEND leaves of all groups that changed in it."""
+    """The close of an epoch, right after the SPEND leaves of all groups that changed in it. It may follow any window."""
 
     KIND: ClassVar = 8
     number: int = declared(3, ABOVE_0, "Number of the epoch, from 1.")
@@ -371,7 +375,8 @@ class Resume(Entry):
 
 @dataclass(frozen=True, slots=True)
 class Draw(Entry):
-    """Names who takes part in a step, before it runs; in ledgers whose policy makes occurrences public, and no other."""
+    """Names who takes part in a step, durable before it runs; in ledgers whose policy makes occurrences public, and no other.
+    There is one for every released step, and no RESUME after a step without one."""
 
     KIND: ClassVar = 12
     window: int = declared(3, ABOVE_0, "Number of the window that pays for the step.")
@@ -393,7 +398,7 @@ class Draw(Entry):
 
 @dataclass(frozen=True, slots=True)
 class Close(Entry):
-    """The run is over: nothing more will be charged. Only withdrawals may follow."""
+    """The run is over: nothing more will be charged. WITHDRAW, KEY, SUMMARY, RELEASE and CLOCK alone may follow."""
 
     KIND: ClassVar = 11
     step: int = declared(3, UINT, "Last released step: the position. No window is open.")
@@ -484,7 +489,9 @@ class Summary(Entry):
 
 @dataclass(frozen=True, slots=True)
 class Key(Entry):
-    """The signer of the ledger changes its key: from here on the new one signs; no larger checkpoint by the old one counts."""
+    """The signer of the ledger changes its key: from here on the new one signs; no larger checkpoint by the old one counts. Of
+    a leaf at position i, the old key signs checkpoints of up to i leaves, both that of i + 1, the new one larger ones. No key
+    comes back, or is an auditor's or a witness's."""
 
     KIND: ClassVar = 7
     old_vkey: str = declared(3, LOG_VKEY, "Verifier key that signed until now.")
@@ -510,7 +517,8 @@ class Release(Entry):
 
 @dataclass(frozen=True, slots=True)
 class Clock(Entry):
-    """The writer's clock was ahead and is set back: the only leaf whose time is earlier than that of the leaf before it.
+    """The writer's clock was ahead and is set back: the only leaf whose time is earlier than that of the leaf before it. What
+    lies more than an hour ahead of the auditor's clock, since the last such leaf, is found (`CLOCK`).
 
     Its own time is that of the clock that is right, from which the ledger goes on.
     """
@@ -527,7 +535,10 @@ class Clock(Entry):
 
 @dataclass(frozen=True, slots=True)
 class Registry(Entry):
-    """The run takes in a later state of the contributor registry, and goes by it from here on."""
+    """The run takes in a later state of the contributor registry, and goes by it from here on: the leaf is durable before that.
+    The state in force decides of keys, grants and caps of admissions, of who may be in the pool of a CHARGE (`BARRED`: not
+    whose key is revoked by then, or class not granted), and that a WITHDRAW says so of those alone (`NOT_BARRED`). The registry
+    of an export has all these states, in order (`REGISTRY_ROOT`)."""
 
     KIND: ClassVar = 14
     before: bytes = declared(

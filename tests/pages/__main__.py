@@ -9,10 +9,10 @@ Tests compare docs/ with what is written here, so that neither pages nor declara
 import sys
 from pathlib import Path
 
-from tests.pages import attacks, documents, guides, interfaces, leaves, rooms, scaling, words
+from tests.pages import attacks, documents, guides, interfaces, leaves, lies, rooms, scaling, words
 
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else "docs")
-for pages in (module.PAGES for module in (attacks, documents, guides, interfaces, leaves, rooms, scaling, words)):
+for pages in (module.PAGES for module in (attacks, documents, guides, interfaces, leaves, lies, rooms, scaling, words)):
     for name, write in pages.items():
         page = folder / name
         page.write_text(write(page.read_text(encoding="utf-8")), encoding="utf-8")

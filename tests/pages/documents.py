@@ -7,6 +7,7 @@ sign; `tests.pages.leaves` makes those of a ledger with the functions of this fi
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from textwrap import wrap
 from typing import Any, Final
 
 from attest.corpus.anchor import ContentAnchor
@@ -125,8 +126,13 @@ def fields_table(first: str, documents: Mapping[str, type], *, key: str = "key",
 
 
 def said_of(cls: type) -> str:
-    """Returns the first sentence that is said of a document, on one line."""
+    """Returns the first paragraph that is said of a document, on one line."""
     return " ".join(str(cls.__doc__).split("\n\n")[0].split())
+
+
+def commented(cls: type) -> str:
+    """Returns what is said of a document, as a comment of CDDL."""
+    return "".join(f"{line}\n" for line in wrap(said_of(cls), 128, initial_indent="; ", subsequent_indent="; "))
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -383,7 +389,7 @@ def registry_cddl() -> str:
         [
             f"; Written from the declaration (python -m tests.pages).\n{cddl_map(Entry)}",
             f"{ACTION.cddl} = {' / '.join(names)}\n",
-            *(f"; {said_of(act)}\n{cddl_row(act)}" for act in ACTIONS),
+            *(f"{commented(act)}{cddl_row(act)}" for act in ACTIONS),
             f"cap = 0..{MAX_COUNT}\n" + "".join(f"{name}-or-nil = {name} / nil\n" for name in nil),
             cddl_map(KeyStatement),
             "; registry.names, the owner's file beside registry.cbor and in no export, is a CBOR sequence of these, by name.\n"

@@ -15,6 +15,7 @@ from tests.pages.documents import (
     Pages,
     cddl_map,
     cddl_row,
+    commented,
     fields_table,
     said_of,
     table,
@@ -68,7 +69,7 @@ def cddl_page(page: str) -> str:
 def cddl_with_rows(cls: type) -> str:
     """Returns the rules of a document, with those of the rows in it."""
     return "\n".join(
-        [f"; {said_of(cls)}\n{cddl_map(cls)}", *(f"; {said_of(row)}\n{cddl_row(row)}" for row in rows_in(cls).values())]
+        [f"{commented(cls)}{cddl_map(cls)}", *(f"{commented(row)}{cddl_row(row)}" for row in rows_in(cls).values())]
     )
 
 

@@ -48,7 +48,8 @@ def test_standard_deviations_and_multipliers(page):
 def test_clip_budgets_bind_where_the_sum_over_blocks_is_within_the_signed_noise(page):
     stds, shares = [1.5, 1.0], [1_000_000, 500_000]
     assert page["budgets_bind"](1_000_000, 1_000_000, stds, shares)  # 0.8 / 2.25 + 0.2 / 1 is 0.556
-    assert page["budgets_bind"](1_341_640, 1_000_000, stds, shares) and not page["budgets_bind"](1_341_641, 1_000_000, stds, shares)
+    assert page["budgets_bind"](1_341_640, 1_000_000, stds, shares)
+    assert not page["budgets_bind"](1_341_641, 1_000_000, stds, shares)
     effective = page["effective"](stds, shares)
     assert effective**2 == pytest.approx(1 / (0.8 / 2.25 + 0.2))
     assert page["variance"](effective) == effective * effective and page["loss_added"](2.0) == 0.25
@@ -111,8 +112,12 @@ def test_plans_of_groups(page):
     assert page["plan_of_groups"](10, 3, 2, 1.5, 1) == [(1.5, 6)]
     assert page["plan_of_groups"](10, 3, 1, 1.5, 2) == [(1.5, 3), (1.5 / 2**0.5, 2)]
     page["check_groups"](3, 1, "banded_toeplitz", 3, 100, 5, "secret_draws")
-    for wrong in ((3, 1, "banded_toeplitz", 4, 100, 5, "secret_draws"), (3, 1, "dense", 3, 9, 0, "secret_draws"),
-                  (4097, 1, "gaussian", 1, 9, 0, "secret_draws"), (3, 1, "gaussian", 1, 9, 0, "occurrences_public")):  # fmt: skip
+    for wrong in (
+        (3, 1, "banded_toeplitz", 4, 100, 5, "secret_draws"),
+        (3, 1, "dense", 3, 9, 0, "secret_draws"),
+        (4097, 1, "gaussian", 1, 9, 0, "secret_draws"),
+        (3, 1, "gaussian", 1, 9, 0, "occurrences_public"),
+    ):
         with pytest.raises(ValueError, match="refused"):
             page["check_groups"](*wrong)
 
@@ -123,7 +128,7 @@ def agree(found: float, row: dict[str, Any]) -> bool:
 
 
 def pld(page: dict[str, Any], schedule: list[Any], delta: float) -> float:
-    """The figure that the page describes, with the grid of the second verifier, which adds the Gaussian step of a grid itself."""
+    """The figure that the page describes, with the grid of the second verifier, which adds T h^2 / 6 by itself."""
 
     def exact(sampled: list[Any], m: float, delta: float) -> float:
         rest, steps, width = page["pld_case"](schedule, delta)
