@@ -108,6 +108,12 @@ def test_copies(page):
         assert (page["copies"](row["groups"], bands, row["life"]) if bands > 1 else []) == row["at_least"]
 
 
+def test_plans_of_runs(page):
+    q, phases = Fraction(1, 4), [(2.0, 10), (1.0, 5)]
+    assert page["plan"](phases, q, 3, False) == [(2.0, q, 10), (1.0, q, 8)]
+    assert page["plan"](phases, q, 3, True) == [(2.0, q, 4), (1.0, q, 6)]
+
+
 def test_plans_of_groups(page):
     assert page["plan_of_groups"](10, 3, 2, 1.5, 1) == [(1.5, 6)]
     assert page["plan_of_groups"](10, 3, 1, 1.5, 2) == [(1.5, 3), (1.5 / 2**0.5, 2)]
