@@ -380,7 +380,7 @@ class Draw(Entry):
 
     KIND: ClassVar = 12
     window: int = declared(3, ABOVE_0, "Number of the window that pays for the step.")
-    step: int = declared(4, ABOVE_0, "The logical step.")
+    step: int = declared(4, ABOVE_0, "The logical step; those of a window follow one another from its first.")
     drawn: tuple[int, ...] = declared(
         5,
         Array(UINT, ascending=True),
@@ -536,8 +536,8 @@ class Clock(Entry):
 @dataclass(frozen=True, slots=True)
 class Registry(Entry):
     """The run takes in a later state of the contributor registry, and goes by it from here on: the leaf is durable before that.
-    The state in force decides of keys, grants and caps of admissions, of who may be in the pool of a CHARGE (`BARRED`:
-    nobody with a key revoked by then, or a class not granted), and that a WITHDRAW says so of those alone (`NOT_BARRED`). The registry
+    The state in force decides of keys, grants and caps of admissions, of who may be in the pool of a CHARGE (`BARRED`: nobody
+    with a key revoked by then, or a class not granted), and that a WITHDRAW says so of those alone (`NOT_BARRED`). The registry
     of an export has all these states, in order (`REGISTRY_ROOT`)."""
 
     KIND: ClassVar = 14
