@@ -1,6 +1,7 @@
 """Keys and signers: sound Ed25519 keys, their files and their names as text, and signing with a key that lies elsewhere.
 
 * `ed25519`: which public keys are sound, how keys lie on disk, how signatures are checked. Its names are exported here.
+* `p256`: keys of another curve, for tools that take no Ed25519.
 * `vkeys`: verifier keys as text, as notes and policies name them.
 * `signers`: a private key in this process, an SSH agent, or anything else that signs.
 """

@@ -221,7 +221,11 @@ def save_private_key(
     """Writes a private key, readable by its owner alone, never over an existing file nor through a symbolic link. `form`: `pem`
     for PKCS#8 (RFC 5958), `openssh` for what `ssh-add` of every OpenSSH reads. Raises KeyRefused: code EXISTS, FILE, PASSPHRASE
     (an empty one) or BCRYPT (missing for an encrypted OpenSSH file)."""
-    data = _private_bytes(key, _passphrase_bytes(passphrase), form)
+    write_private(path, _private_bytes(key, passphrase_bytes(passphrase), form))
+
+
+def write_private(path: str | os.PathLike[str], data: bytes) -> None:
+    """Writes the bytes of a private key, as `save_private_key` does."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
     try:
         descriptor = os.open(path, flags, 0o600)
@@ -250,11 +254,11 @@ def load_private_key(path: str | os.PathLike[str], passphrase: str | bytes | Non
         KeyRefused: Code FILE, MODE (others may read the file), PASSPHRASE (missing, needless or wrong), BCRYPT or FORMAT.
     """
     shown = repr(os.fspath(path))
-    data = _read_private(path, shown)
+    data = read_private(path, shown)
     openssh = data.startswith(_OPENSSH_HEAD)
     load = serialization.load_ssh_private_key if openssh else serialization.load_pem_private_key
     try:
-        key = load(data, _passphrase_bytes(passphrase))
+        key = load(data, passphrase_bytes(passphrase))
     except TypeError as error:
         wanted = "is encrypted; give its passphrase" if passphrase is None else "is not encrypted; give no passphrase"
         raise KeyRefused("PASSPHRASE", f"{shown} {wanted}") from error
@@ -290,7 +294,9 @@ def _private_bytes(key: Ed25519PrivateKey, secret: bytes | None, form: str) -> b
     return key.private_bytes(serialization.Encoding.PEM, forms[form], protection)
 
 
-def _read_private(path: str | os.PathLike[str], shown: str) -> bytes:
+def read_private(path: str | os.PathLike[str], shown: str) -> bytes:
+    """Reads the bytes of a private key from a file that its owner alone may read. Raises KeyRefused: code FILE, MODE or FORMAT.
+    """
     # O_NONBLOCK: opening a named pipe must not hang before its kind is known.
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_BINARY", 0)
     try:
@@ -370,7 +376,8 @@ def load_openssh_public_key(path: str | os.PathLike[str]) -> bytes:
     return raw
 
 
-def _passphrase_bytes(passphrase: str | bytes | None) -> bytes | None:
+def passphrase_bytes(passphrase: str | bytes | None) -> bytes | None:
+    """Returns a passphrase as bytes, None without one. Raises KeyRefused: code PASSPHRASE, it is empty."""
     if passphrase is None:
         return None
     secret = passphrase.encode("utf-8") if isinstance(passphrase, str) else passphrase

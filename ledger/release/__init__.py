@@ -1,12 +1,12 @@
 """Releasing weights: a signed manifest that says which files they are, from which ledger, and who may have influenced them."""
 
 from ledger.release.check import ReleaseReport, Rights, check_release, choose_artifact
-from ledger.release.create import Released, release
+from ledger.release.create import Publish, Released, release
 from ledger.release.manifest import EXPORT, MANIFEST, Manifest, ReleasedFile, open_manifest
 from ledger.release.tied import Commitment, Tie, tie
 
 __all__ = [
-    "EXPORT", "MANIFEST", "Commitment", "Manifest", "ReleaseReport", "Released", "ReleasedFile", "Rights", "Tie",
+    "EXPORT", "MANIFEST", "Commitment", "Manifest", "Publish", "ReleaseReport", "Released", "ReleasedFile", "Rights", "Tie",
     "check_release", "choose_artifact", "open_manifest", "release", "tie",
 ]  # fmt: skip
 

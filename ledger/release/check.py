@@ -5,9 +5,8 @@ not checked against its ledger admits nobody.
 """
 
 import hashlib
-import math
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -22,74 +21,17 @@ from ledger.audit.given import Given, Leaves, begin, follow, read_export
 from ledger.errors import LedgerError, ReleaseRefused
 from ledger.leaves import Header, Release, Withdraw, decode_leaf
 from ledger.leaves.header import COMPROMISED
-from ledger.leaves.weights import WeightRecord, frozen_digest, model_digest
+from ledger.leaves.weights import model_digest
+from ledger.published.bundles import STATEMENT
 from ledger.release.create import record_of
 from ledger.release.files import differences
 from ledger.release.manifest import EXPORT, MANIFEST, Manifest, open_manifest, read_manifest
+from ledger.release.publishing import audit_problem, bundle_problems, document_problems, unlisted
+from ledger.release.stack import frozen_note, stack_problems
 from ledger.release.tied import Tie, few, tie
 from ledger.replay.influence import class_costs
 from ledger.replay.replay import SPEND_TOLERANCE_MICRO, Replay
 from ledger.replay.state import of_record
-
-
-def stack_problems(header: Header, records: Sequence[WeightRecord]) -> Iterator[tuple[str, str]]:
-    """Finds where the tensors to which an epoch commits are not those of the header's stack.
-
-    Yields code and sentence: STACK, a tensor is not as the stack says; FROZEN, frozen parameters changed.
-
-    Guarantee: without a problem every tensor that the run trained is a parameter of the stack in a block that a class may
-    touch, and every parameter of such a block that has a record was trained; each has the adapter and the size that the stack
-    says; the parameters in blocks without classes, whole ones, are bit for bit those to which the header commits. That the
-    records are of the model that was trained is the operator's word.
-    """
-    stack, touched = header.stack, {piece.tensor for block in header.derived if block.classes for piece in block.pieces}
-    places = {name: place for place, tensor in enumerate(stack.tensors) for name in tensor.names}
-    unknown, sizes, wrong = [], [], []
-    for record in records:
-        if record.sources:
-            continue
-        place = places.get(record.names[0])
-        if place is None:
-            unknown += [record.names[0]] * record.trained
-            continue
-        if math.prod(record.shape) != stack.tensors[place].coordinates:
-            sizes.append(record.names[0])
-        adapter = stack.tensors[place].adapter
-        if record.trained != (place in touched) or (adapter is not None and record.adapter != adapter):
-            wrong.append(record.names[0])
-    if unknown:
-        yield "STACK", f"tensors were trained that the stack of the header does not have: {len(unknown)} ({few(unknown)})"
-    if sizes:
-        yield "STACK", f"tensors have other sizes than the stack of the header says: {len(sizes)} ({few(sizes)})"
-    if wrong:
-        told = "tensors were trained and are frozen in the header, or the reverse, or are of another adapter"
-        yield "STACK", f"{told}: {len(wrong)} ({few(wrong)})"
-    found = frozen_digest(records, places)
-    if header.frozen_digest is not None and found != header.frozen_digest:
-        there = found.hex() if found else "none"
-        yield "FROZEN", f"frozen parameters have the digest {there}, {header.frozen_digest.hex()} before the first step"
-
-
-def frozen_note(header: Header, records: Sequence[WeightRecord] | None) -> str | None:
-    """Says of frozen parameters what `stack_problems` cannot compare; None where there is nothing to say."""
-    own = [piece for block in header.derived if not block.classes for piece in block.pieces]
-    if not own:
-        return None
-    if records is None or header.frozen_digest is None:
-        which = "the release has no record of single tensors" if records is None else "the header does not commit to them"
-        return f"what is frozen is so as told: {which}"
-    parts = len({piece.tensor for piece in own if piece.owners is not None})
-    if parts:
-        return f"of {parts} tensors a part is frozen, by heads or experts, as told; the rest of each was trained"
-    frozen = {name: piece.tensor for piece in own for name in header.stack.tensors[piece.tensor].names}
-    left = set(frozen.values()) - {frozen.get(record.names[0]) for record in records if not record.sources}
-    if left:
-        names = [header.stack.tensors[place].names[0] for place in sorted(left)]
-        return f"{len(left)} frozen parameters have no record, so that nothing was compared ({few(names)})"
-    made = [record.names[0] for record in records if not frozen.keys().isdisjoint(record.sources)]
-    if made:
-        return f"{len(made)} tensors are computed from frozen ones, and are what these give as told ({few(made)})"
-    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +43,7 @@ class ReleaseReport:
             SIGNED when there was no export to check against, so that the numbers are the signer's word; FAILED otherwise.
         qualifiers: what weakens it, as words of `ledger.audit.findings.QUALIFIERS`, sorted: of the export, and of the release.
         newer_withdrawals: contributions whose withdrawal the export has and the manifest cannot know, None without an export.
+        documents: documents that were written again here, and are the same to the byte; without an export none is.
         weights: what the files that the manifest names have to do with the weights of the run, tensor by tensor; None unless
             its signature holds. Where the verdict is SIGNED or FAILED, what they were held against is the signer's word.
     """
@@ -112,6 +55,7 @@ class ReleaseReport:
     manifest: Manifest | None
     newer_withdrawals: int | None
     weights: Tie | None
+    documents: tuple[str, ...] = ()
 
     _repr_html_ = card_of
 
@@ -138,8 +82,9 @@ def check_release(
     those, or not, as ``weights`` tells: FULL does not mean that they are, and WEIGHTS_NOT_TIED says that they are not, or not
     all. CODE_BESIDE says that files can carry code. Names, sizes and which were trained are as the stack of the header says,
     and what was frozen is, tensor by tensor, what the header committed to before the first step (FROZEN_TOLD where that could
-    not be compared whole, with files that are TIED). TOLD and SUMMARISED mean the same of an export that is no more. Whether
-    the ledger's operator committed to what was trained, no check can tell.
+    not be compared whole, with files that are TIED). The documents that the manifest lists say what manifest and ledger give,
+    to the byte, and of the audit no more than this one finds; bundles verify under the key that it names. TOLD and SUMMARISED
+    mean the same of an export that is no more. Whether the ledger's operator committed to what was trained, no check can tell.
 
     Args:
         keys: verifier keys of the ledger, obtained from a place that the releaser does not control.
@@ -177,6 +122,7 @@ def check_release(
         manifest=manifest,
         newer_withdrawals=check.newer,
         weights=weights,
+        documents=check.documents,
     )
 
 
@@ -195,6 +141,7 @@ class _Check:
     notes: list[str] = field(default_factory=list)
     newer: int | None = None
     words: set[str] = field(default_factory=set)
+    documents: tuple[str, ...] = ()
 
     def fault(self, code: str, where: str, sentence: str) -> None:
         self.findings.append(Finding(code, where, sentence))
@@ -216,13 +163,18 @@ class _Check:
             sentence = f"the release is dated {utc(manifest.time)}, ahead of the clock here ({utc(self.now)})"
             self.fault("CLOCK", MANIFEST, f"{sentence}: one of the two is wrong")
         # Only a directory of that name is an export that was looked at; a link or a file is neither.
-        left_out = (MANIFEST, EXPORT) if own.is_dir() and not own.is_symlink() else (MANIFEST,)
+        left_out = [MANIFEST, *([EXPORT] if own.is_dir() and not own.is_symlink() else [])]
+        left_out += [STATEMENT] if manifest.signing_key is not None and not (self.directory / STATEMENT).is_symlink() else []
         self.findings += differences(self.directory, manifest.files, left_out)
+        self.findings += bundle_problems(self.directory, manifest, data)
         if place is None or audited is None:
             self.notes.append(
                 "no export to check against: that numbers and weights are those of the ledger is the signer's word, and "
                 "nothing shows that it records this release"
             )
+            if manifest.publication is not None:
+                named = ", ".join(manifest.publication.documents)
+                self.notes.append(f"without an export nothing was written again: what {named} say is the signer's word")
             if self.owner_key is not None or self.require_quorum:
                 asked = "the owner's key" if self.owner_key is not None else "cosignatures"
                 sentence = f"there is none, and without one {asked} cannot be looked for; get one from the ledger's operator"
@@ -241,7 +193,23 @@ class _Check:
         given = read_export(place)
         given.require(audited)
         self._check_ledger(given, manifest, hashlib.sha256(data).digest())
+        if given.digest == manifest.header_digest:
+            self._check_documents(given.header, manifest, audited if own.resolve() == place.resolve() else beside)
         return audited.verdict
+
+    def _check_documents(self, header: Header, manifest: Manifest, own: AuditReport | None) -> None:
+        """Holds documents against manifest and header, and what they tell of an audit against that of the own export."""
+        wrong = list(document_problems(self.directory, manifest, header))
+        self.findings += wrong
+        told = manifest.publication
+        if told is not None:
+            faulty = {finding.where for finding in wrong}
+            self.documents = tuple(path for path in told.documents if path not in faulty)
+        problem = None if own is None or own.origin != manifest.origin else audit_problem(manifest, own, header)
+        if problem is not None:
+            self.fault("AUDIT", MANIFEST, problem)
+        if told is not None and (others := unlisted(manifest)):
+            self.notes.append(f"not from the audit, and not checked: {', '.join(others)}")
 
     def _audited(self, place: Path, *, require_quorum: bool = False) -> AuditReport:
         return verify_export(place, self.keys, owner_key=self.owner_key, require_quorum=require_quorum, now=self.now)

@@ -1,20 +1,45 @@
 """Makes a release: digests the files, records it in the ledger, and writes the manifest with its true sentences."""
 
+import contextlib
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
+
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 from attest.files import atomic_write
+from attest.keys import p256
 from attest.schema.cards import card_of
 from ledger.errors import ReleaseRefused, StorageFailed
 from ledger.export import read_registry
 from ledger.leaves import Header
 from ledger.log import Ledger
+from ledger.published import ANSWERS, BOM, CARD, MARK, OTHER_CARD, PAGE, About, Publication, written
+from ledger.published.bundles import MODEL_KEY, MODEL_SIGNATURE, STATEMENT, sign_bundle
+from ledger.published.facts import FORM
 from ledger.release.files import digested, listed
-from ledger.release.manifest import EXPORT, MANIFEST, SCHEMA, BlockRow, Manifest, ReleasedFile, sign_manifest
+from ledger.release.manifest import (
+    BESIDE,
+    EXPORT,
+    MANIFEST,
+    SCHEMA,
+    BlockRow,
+    Manifest,
+    ReleasedFile,
+    sign_manifest,
+)
+from ledger.release.publishing import (
+    audited,
+    document_problems,
+    facts_of,
+    in_bom,
+    manifest_payload,
+    model_payload,
+    words_of,
+)
 from ledger.release.tied import Commitment, Tie, tie, told, told_beside
 from ledger.replay import Replay
 from ledger.replay.influence import Artifact, artifacts, class_figures, is_final, withdrawals_root
@@ -88,6 +113,31 @@ def direct(isolation: Isolation, step: int) -> str:
     return DIRECT.format(until="")
 
 
+Kind = Literal["card", "disclosure", "bom"]
+
+DOCUMENTS: Final[dict[Kind, tuple[str, ...]]] = {"card": (CARD,), "disclosure": (PAGE, ANSWERS), "bom": (BOM,)}
+"""Kinds of documents, each with its paths, in the order in which they are written; the last one lists the others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publish:
+    """Says what is written beside the weights before they are released.
+
+    Attributes:
+        kinds: documents to write, from an audit of the ledger as it is.
+        about: what the releaser types; None for the ledger's origin as the name, and nothing else.
+        key: what signs `model.sig` and `release.sigstore.json`; None for neither.
+        version: version of dptrain, which the documents tell.
+    """
+
+    version: str
+    kinds: Collection[Kind] = tuple(DOCUMENTS)
+    about: About | None = None
+    key: EllipticCurvePrivateKey | None = None
+
+    _repr_html_ = card_of
+
+
 STAMP: Final = "NOT_PRIVATE"
 """File that marks the model of a run without privacy, kept for comparison."""
 
@@ -106,7 +156,15 @@ class Released:
     _repr_html_ = card_of
 
 
-def release(log: Ledger, directory: Path, *, now: int, registry: Path | None = None, attestations: bool = True) -> Released:
+def release(
+    log: Ledger,
+    directory: Path,
+    *,
+    now: int,
+    registry: Path | None = None,
+    attestations: bool = True,
+    publish: Publish | None = None,
+) -> Released:
     """Releases the files of a directory as the model of a ledger.
 
     Guarantee: The ledger has a RELEASE leaf with the digest of the manifest, durably, before the manifest exists; the manifest
@@ -117,17 +175,19 @@ def release(log: Ledger, directory: Path, *, now: int, registry: Path | None = N
     Args:
         directory: where the weights lie, and nothing that is not to be released.
         registry, attestations: what goes into the export, as `ledger.log.ledger.Ledger.export` has them.
+        publish: documents and signatures to write into the directory first; None for none.
 
     Raises:
         ExportRefused: code REGISTRY, it is not the registry of the run; nothing is recorded then.
         ReleaseRefused: the run was not private, released no step or has an open window; something of an earlier release is in
-            the way; or the directory has what a release cannot have (`ledger.release.files`).
+            the way; the directory has what a release cannot have (`ledger.release.files`); or the ledger does not pass the
+            audit that documents are written from (code AUDIT).
         LedgerClosed, LedgerBusy, StorageFailed: as for appending.
     """
     _check_run(log)
     if registry is not None:
         read_registry(log.header, registry, log.state.registry_roots)
-    for name in (MANIFEST, EXPORT):
+    for name in BESIDE:
         if os.path.lexists(directory / name):
             raise ReleaseRefused("EXISTS", f"{directory / name} exists: it was released already; move it away to do so again")
     paths = listed(directory)
@@ -135,11 +195,19 @@ def release(log: Ledger, directory: Path, *, now: int, registry: Path | None = N
         raise ReleaseRefused("NOT_PRIVATE", f"{directory / STAMP} says that this model was trained without privacy")
     if not paths:
         raise ReleaseRefused("EMPTY", f"there is no file in {directory}; give the directory of a model")
-    manifest = describe(log, tuple(digested(directory, path) for path in paths), now=now)
-    data = sign_manifest(manifest, log.signer)
-    seq = log.record_release(hashlib.sha256(data).digest(), manifest.artifacts_digest, manifest.step, now=now)
+    files = tuple(digested(directory, path) for path in paths)
+    with contextlib.ExitStack() as undo:
+        if publish is None:
+            manifest = describe(log, files, now=now)
+        else:
+            manifest = _published(log, directory, files, publish, undo, now=now, registry=registry, attestations=attestations)
+        data = sign_manifest(manifest, log.signer)
+        seq = log.record_release(hashlib.sha256(data).digest(), manifest.artifacts_digest, manifest.step, now=now)
+        undo.pop_all()
     try:
         atomic_write(directory / MANIFEST, data)
+        if publish is not None and publish.key is not None:
+            atomic_write(directory / STATEMENT, sign_bundle(manifest_payload(manifest, data), publish.key))
     except OSError as error:
         sentence = f"cannot write {directory / MANIFEST}: {error.strerror or error}; leaf {seq} tells of a release without it"
         raise StorageFailed("STORAGE", sentence) from error
@@ -147,7 +215,80 @@ def release(log: Ledger, directory: Path, *, now: int, registry: Path | None = N
     return Released(directory / MANIFEST, export, seq, manifest, tie(manifest.weights, manifest.files))
 
 
-def describe(log: Ledger, files: tuple[ReleasedFile, ...], *, now: int) -> Manifest:
+def _published(
+    log: Ledger,
+    directory: Path,
+    files: tuple[ReleasedFile, ...],
+    publish: Publish,
+    undo: contextlib.ExitStack,
+    *,
+    now: int,
+    registry: Path | None,
+    attestations: bool,
+) -> Manifest:
+    """Writes documents and signature into the directory, and returns the manifest with them; ``undo`` takes them away again.
+
+    The order is that of who covers whom: documents say nothing of files but the ML-BOM, which lists all but itself; `model.sig`
+    signs all of them; the manifest has all of these.
+    """
+    paths = [path for kind, own in DOCUMENTS.items() if kind in publish.kinds for path in own]
+    if CARD in paths and any(file.path == CARD for file in files):
+        paths[paths.index(CARD)] = OTHER_CARD
+    _check_free(directory, [*paths, *((MODEL_KEY, MODEL_SIGNATURE) if publish.key is not None else ())])
+    draft, publication = describe(log, files, now=now), None
+
+    def add(path: str, data: bytes) -> None:
+        nonlocal files
+        undo.callback((directory / path).unlink, missing_ok=True)
+        atomic_write(directory / path, data)
+        files = tuple(sorted((*files, digested(directory, path)), key=lambda file: file.path))
+
+    try:
+        if paths:
+            found = audited(log, now=now, registry=registry, attestations=attestations)
+            publication = Publication(
+                form=FORM,
+                version=publish.version,
+                documents=tuple(sorted(paths)),
+                verdict=found.verdict,
+                qualifiers=tuple(sorted(words_of(found, log.header, draft))),
+                about=publish.about or About(name=log.header.origin[:96]),
+            )
+        if publish.key is not None:
+            add(MODEL_KEY, p256.public_pem(p256.point(publish.key)))
+        for path in paths:
+            assert publication is not None
+            facts = facts_of(draft, log.header, publication, signed=publish.key is not None)
+            add(path, written(path, facts, in_bom(files)))
+        if publish.key is not None:
+            add(MODEL_SIGNATURE, sign_bundle(model_payload(files), publish.key))
+    except OSError as error:
+        sentence = f"cannot write into {directory}: {error.strerror or error}; nothing was released"
+        raise StorageFailed("STORAGE", sentence) from error
+    key = None if publish.key is None else p256.point(publish.key)
+    manifest = describe(log, files, now=now, signing_key=key, publication=publication)
+    for finding in document_problems(directory, manifest, log.header):
+        raise ReleaseRefused("DOCUMENT", f"{finding.where}: {finding.sentence}")
+    return manifest
+
+
+def _check_free(directory: Path, paths: Sequence[str]) -> None:
+    """Refuses what lies where something is to be written, and the model card of an earlier release."""
+    for path in paths:
+        if os.path.lexists(directory / path):
+            raise ReleaseRefused("EXISTS", f"{directory / path} exists; move it away, or release without it")
+    if OTHER_CARD in paths and MARK.encode() in (directory / CARD).read_bytes():
+        raise ReleaseRefused("EXISTS", f"{directory / CARD} is the model card of an earlier release; move it away")
+
+
+def describe(
+    log: Ledger,
+    files: tuple[ReleasedFile, ...],
+    *,
+    now: int,
+    signing_key: bytes | None = None,
+    publication: Publication | None = None,
+) -> Manifest:
     """Returns the manifest of a release of these files now; signs a checkpoint for it to cite."""
     log.sign_checkpoint()
     header, run, weights = log.header, log.state, closest(log, files)
@@ -162,6 +303,8 @@ def describe(log: Ledger, files: tuple[ReleasedFile, ...], *, now: int) -> Manif
         files=files,
         classes=class_figures(run),
         weights=weights,
+        signing_key=signing_key,
+        publication=publication,
         **record_of(run, tie(weights, files)),
     )
 

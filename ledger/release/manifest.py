@@ -15,15 +15,17 @@ from typing import ClassVar, Final
 from attest import cbor, sign1, signed_file
 from attest.errors import AttestError, FileRefused
 from attest.files import read_limited
-from attest.keys import key_id
+from attest.keys import key_id, p256
 from attest.keys.vkeys import SIGNATURE_ED25519, VerifierKey
 from attest.schema import check_fields, declarations, declared, wire
 from attest.schema.cards import card_of
-from attest.schema.quick import Array, OneOf, Row, Spelled
+from attest.schema.quick import Array, Blob, OneOf, Row, Spelled
 from ledger.errors import LedgerError, ReleaseRefused
 from ledger.leaves.kinds import ABOVE_0, LOG_VKEY, MOMENT, ORIGIN, SHA256, TEXT, TRUTH, UINT, WORDS, Checked
 from ledger.leaves.weights import ordered
 from ledger.note import NoteSigner, parse_verifier_key
+from ledger.published.bundles import MODEL_KEY, MODEL_SIGNATURE, STATEMENT
+from ledger.published.facts import Publication
 from ledger.release.contents import MAX_NAMES, TENSORS
 from ledger.release.files import MAX_FILES, SUFFIX, Digested, check_distinct, check_path
 from ledger.release.tied import Commitment
@@ -31,7 +33,9 @@ from ledger.replay.influence import Artifact, ClassFigures
 
 MANIFEST: Final = "release.cose"
 EXPORT: Final = "export"
-"""Names directly in the directory of a release that are not among its files: the manifest, and the export of the ledger."""
+BESIDE: Final = (MANIFEST, EXPORT, STATEMENT)
+"""Names directly in the directory of a release that are not among its files: the manifest, the export of the ledger, and the
+bundle of the manifest."""
 
 SCHEMA: Final = "dptrain.release/1"
 ISSUER: Final = "ledger"
@@ -110,6 +114,20 @@ class Manifest:
         " epoch was closed, or the records of none were at hand ([Weights](#weights)).",
         nil=True,
     )
+    signing_key: bytes | None = declared(
+        19,
+        Blob("bstr .size 65", p256.POINT_SIZE),
+        "Point of P-256, uncompressed: the key under which `model.sig` and `release.sigstore.json` verify; null without them.",
+        default=None,
+        nil=True,
+    )
+    publication: Publication | None = declared(
+        20,
+        Row(Publication, "MANIFEST"),
+        "The documents among the files, and what they say beside ledger and manifest; null without any.",
+        default=None,
+        nil=True,
+    )
 
     _repr_html_ = card_of
 
@@ -119,6 +137,7 @@ class Manifest:
             raise ReleaseRefused("MANIFEST", f"delta is a fraction in lowest terms below 1, got {self.delta!a:.40}")
         self._check_files()
         self._check_places()
+        self._check_published()
         if self.weights is not None and ordered(self.weights.records) != self.weights.records:
             raise ReleaseRefused("MANIFEST", "the records of the weights are not in order of their names")
 
@@ -172,13 +191,28 @@ class Manifest:
                 raise ReleaseRefused("MANIFEST", f"the form of {file.path} is {file.form}, which its tensors contradict")
             if len(file.names) > MAX_NAMES:
                 raise ReleaseRefused("MANIFEST", f"{file.path} names {len(file.names)} things, at most {MAX_NAMES} are kept")
-            if file.path.split("/")[0].casefold() in (MANIFEST, EXPORT):
+            if file.path.split("/")[0].casefold() in BESIDE:
                 raise ReleaseRefused("MANIFEST", f"{file.path} is no file of a release: the name is taken")
             if (file.form == TENSORS) != file.path.endswith(SUFFIX) or (file.names and file.form == TENSORS):
                 raise ReleaseRefused("MANIFEST", f"{file.path}: {SUFFIX} files, and no others, are {TENSORS}, and name nothing")
             tensors = [tensor.name for tensor in file.tensors or ()]
             if tensors != sorted(set(tensors)):
                 raise ReleaseRefused("MANIFEST", f"the tensors of {file.path} are in order of their names, each once")
+
+    def _check_published(self) -> None:
+        paths = {file.path for file in self.files}
+        named = list(self.publication.documents) if self.publication is not None else []
+        if self.signing_key is not None:
+            try:
+                p256.public_key(self.signing_key)
+            except AttestError as error:
+                raise ReleaseRefused("SIGNING_KEY", f"the signing key of the manifest: {error.sentence}") from error
+            named += [MODEL_KEY, MODEL_SIGNATURE]
+        for path in named:
+            if path not in paths:
+                raise ReleaseRefused("MANIFEST", f"the manifest says that {path} was written, and has no such file")
+        if {"README.md", "MODEL_CARD.md"} <= set(named):
+            raise ReleaseRefused("MANIFEST", "the manifest has two model cards, expected one")
 
     def _check_places(self) -> None:
         for what, rows in (("class", self.classes), ("block", self.blocks), ("artifact", self.artifacts)):

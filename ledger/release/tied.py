@@ -36,7 +36,7 @@ Status = Literal["TIED", "PART", "CONVERTED", "UNTIED", "UNRECORDED"]
 COMPANIONS: Final = frozenset(
     (".json", ".jsonl", ".txt", ".md", ".rst", ".html", ".jinja", ".py", ".toml", ".yaml", ".yml", ".ini", ".cfg", ".csv",
      ".tsv", ".model", ".vocab", ".bpe", ".spm", ".merges", ".png", ".jpg", ".jpeg",
-     ".svg", ".gif", ".webp", ".css", ".js", ".pdf", ".cff", ".log", ".lock", ".sha256", ".sig")
+     ".svg", ".gif", ".webp", ".css", ".js", ".pdf", ".cff", ".log", ".lock", ".sha256", ".sig", ".pub")
 )  # fmt: skip
 """Endings of files that lie beside weights, and hold none if their bytes are of a form that holds none; others may."""
 
