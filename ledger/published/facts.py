@@ -22,10 +22,28 @@ PATHS: Final = ("DISCLOSURE.md", "MODEL_CARD.md", "README.md", "bom.cdx.json", "
 """Paths of documents, in order."""
 
 MAX_DESCRIPTION: Final = 4000
+MAX_LISTED: Final = 100
 
 
-def _spelled(pattern: str, expected: str) -> Spelled:
-    return Spelled(pattern, expected, f'tstr .regexp "{pattern}"', "ABOUT")
+PATTERNS: Final = {
+    "license": "[a-z0-9][a-z0-9.+-]{0,63}",
+    "language": "[a-z]{2,3}",
+    "base-model": "[A-Za-z0-9][A-Za-z0-9._/-]{0,191}",
+    "tag": "[A-Za-z0-9][A-Za-z0-9._:/ +-]{0,99}",
+}
+"""Texts of the front matter of a card, each by its name in CDDL; none is long, and none has a quote or a line feed."""
+
+AUDITED: Final = ("FULL", "SUMMARISED", "TOLD")
+"""Verdicts with which documents are written."""
+
+_DOCUMENT: Final = OneOf(PATHS, "MANIFEST", "document")
+
+
+_LICENSE: Final = Spelled(PATTERNS["license"], "a license as the Hub spells it", "license", "ABOUT")
+_LANGUAGE: Final = Spelled(PATTERNS["language"], "a code of ISO 639", "language", "ABOUT")
+_BASE_MODEL: Final = Spelled(PATTERNS["base-model"], "the name of a model of the Hub", "base-model", "ABOUT")
+_TAG: Final = Spelled(PATTERNS["tag"], "a tag", "tag", "ABOUT")
+_MOST: Final = f"at most {MAX_LISTED}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,24 +60,18 @@ class About(Checked):
         nil=True,
         rule=f"visible characters and line feeds, at most {MAX_DESCRIPTION}",
     )
-    license: str | None = declared(
-        3, _spelled("[a-z0-9][a-z0-9.+-]{0,63}", "a license as the Hub spells it"), "Its license.", default=None, nil=True
-    )
-    language: tuple[str, ...] = declared(
-        4, Array(_spelled("[a-z]{2,3}", "a code of ISO 639"), most=100, code="ABOUT"), "Its languages.", default=()
-    )
+    license: str | None = declared(3, _LICENSE, "Its license.", default=None, nil=True)
+    language: tuple[str, ...] = declared(4, Array(_LANGUAGE, code="ABOUT"), "Its languages.", default=(), rule=_MOST)
     base_model: tuple[str, ...] = declared(
-        5,
-        Array(_spelled("[A-Za-z0-9][A-Za-z0-9._/-]{0,191}", "the name of a model of the Hub"), most=20, code="ABOUT"),
-        "Models that it was trained from.",
-        default=(),
+        5, Array(_BASE_MODEL, code="ABOUT"), "Models that it was trained from.", default=(), rule=_MOST
     )
-    tags: tuple[str, ...] = declared(
-        6, Array(_spelled("[A-Za-z0-9][A-Za-z0-9._:/ +-]{0,99}", "a tag"), most=100, code="ABOUT"), "Tags.", default=()
-    )
+    tags: tuple[str, ...] = declared(6, Array(_TAG, code="ABOUT"), "Tags.", default=(), rule=_MOST)
 
     def __post_init__(self) -> None:
         check_fields(self, ReleaseRefused)
+        for name in ("language", "base_model", "tags"):
+            if len(getattr(self, name)) > MAX_LISTED:
+                raise ReleaseRefused("ABOUT", f"{name} has {len(getattr(self, name))} entries, at most {MAX_LISTED} are kept")
         if self.description is not None and visible(self.description, lines=True) != self.description:
             raise ReleaseRefused("ABOUT", "the description has characters that nobody sees; type it again without them")
 
@@ -72,11 +84,11 @@ class Publication(Checked):
     form: str = declared(1, OneOf((FORM,), "SCHEMA"), "Number of the wording.")
     version: str = declared(2, WORDS, "Version of dptrain that wrote them.")
     documents: tuple[str, ...] = declared(
-        3, Array(OneOf(PATHS, "MANIFEST"), 1, ascending=True, code="MANIFEST"), "Their paths.", rule="ascending, each once"
+        3, Array(_DOCUMENT, 1, ascending=True, code="MANIFEST"), "Their paths.", rule="ascending, each once"
     )
     verdict: Verdict = declared(
         4,
-        OneOf(("FULL", "SUMMARISED", "TOLD"), "MANIFEST"),
+        OneOf(AUDITED, "MANIFEST", "audit-verdict"),
         "What an audit of the cited leaves said to who has the ledger's key alone.",
     )
     qualifiers: tuple[str, ...] = declared(

@@ -39,6 +39,8 @@ ITEMS: dict[str, dict[int, str]] = {
     "manifest": {11: "released-file", 14: "released-class", 15: "released-block", 16: "artifact"},
     "released-file": {3: "tensor"},
     "weights": {3: "weight-record"},
+    "publication": {2: "document", 4: "qualifier"},
+    "about": {3: "language", 4: "base-model", 5: "tag"},
 }
 """Rules of the items of arrays, by the rule and the place of the array in it. `pycddl` 0.6 takes an array in which one item
 fits for one in which all do, and reads a choice in an item wrongly: arrays are held against `any`, and their items by

@@ -4100,6 +4100,68 @@ def weights_row(value):
     need(names == sorted(set(names)), "ORDER", "records")
 
 
+DOCUMENTS = ("DISCLOSURE.md", "MODEL_CARD.md", "README.md", "bom.cdx.json", "disclosure.json")
+QUALIFIERS = (
+    "CLOCK_SET", "CODE_BESIDE", "DRAWS_TOLD", "EARLIER_APART", "EARLIER_TOLD", "FROZEN_TOLD", "ISOLATION_WEAKENED", "KEY_LOST",
+    "KEY_REVOKED", "LIMITS_ALONE", "NO_AUDITORS", "NO_QUORUM", "NO_WITNESS_QUORUM", "ONE_PARTY", "OPEN", "PRUNED",
+    "RELEASE_OLDER", "UNADDRESSED", "UNCOMPARED", "UNPINNED", "UNPROBED", "WEIGHTS_NOT_TIED", "WITHDRAWAL_UNENTERED",
+    "WITHDRAWALS_TOLD",
+)  # fmt: skip
+
+
+def p256_point(value):
+    """Check an uncompressed point of the curve P-256 (FIPS 186-4, D.1.2.3)."""
+    need(type(value) is bytes and len(value) == 65 and value[0] == 4, "TYPE", "no point")
+    p = 2**256 - 2**224 + 2**192 + 2**96 - 1
+    b = 0x5AC635D8AA3A93E7B3EBBD55769886BC651D06B0CC53B0F63BCE3C3E27D2604B
+    x, y = int.from_bytes(value[1:33], "big"), int.from_bytes(value[33:], "big")
+    need(x < p and y < p and (y * y - x**3 + 3 * x - b) % p == 0, "KEY", "not on the curve")
+
+
+def spelled(pattern):
+    """Return a check of text that a pattern matches whole."""
+    return lambda value: (text(value), need(re.fullmatch(pattern, value) is not None, "RANGE", "spelling of a text"))
+
+
+def at_most(count, check):
+    """Return a check of a list of at most so many."""
+    return lambda value: (rows(check)(value), need(len(value) <= count, "RANGE", "too many"))
+
+
+def description(value):
+    """Check what a releaser says: lines of characters that are seen."""
+    text(value)
+    need(1 <= len(value) <= 4000, "RANGE", "length of a description")
+    need(all(char == "\n" or (char.isprintable() and not unseen(char)) for char in value), "RANGE", "unseen characters")
+
+
+def unseen(char):
+    """Tell whether fonts show nothing for a character (Default_Ignorable_Code_Point), or it is blank Braille."""
+    ranges = (
+        (0xAD, 0xAD), (0x34F, 0x34F), (0x61C, 0x61C), (0x115F, 0x1160), (0x17B4, 0x17B5), (0x180B, 0x180F), (0x200B, 0x200F),
+        (0x202A, 0x202E), (0x2060, 0x206F), (0x2800, 0x2800), (0x3164, 0x3164), (0xFE00, 0xFE0F), (0xFEFF, 0xFEFF),
+        (0xFFA0, 0xFFA0), (0xFFF0, 0xFFF8), (0x1BCA0, 0x1BCA3), (0x1D173, 0x1D17A), (0xE0000, 0xE0FFF),
+    )  # fmt: skip
+    return any(low <= ord(char) <= high for low, high in ranges)
+
+
+ABOUT = (
+    words(96), optional(description), optional(spelled("[a-z0-9][a-z0-9.+-]{0,63}")), at_most(100, spelled("[a-z]{2,3}")),
+    at_most(100, spelled("[A-Za-z0-9][A-Za-z0-9._/-]{0,191}")), at_most(100, spelled("[A-Za-z0-9][A-Za-z0-9._:/ +-]{0,99}")),
+)  # fmt: skip
+
+
+def publication_row(value):
+    """Check what a manifest says of documents."""
+    documents, verdict = several(ascending(word(*DOCUMENTS))), word("FULL", "SUMMARISED", "TOLD")
+    rows(word("1"), words(200), documents, verdict, ascending(word(*QUALIFIERS)), one(ABOUT))([value])
+
+
+def one(checks):
+    """Return a check of a row by those of its places."""
+    return lambda value: rows(*checks)([value])
+
+
 MANIFEST = {
     1: word("dptrain.release/1"), 2: words(200), 3: log_key, 4: uint(FIRST_MOMENT, LAST_MOMENT), 5: uint(), 6: ABOVE0,
     7: hash32, 8: hash32, 9: text, 10: boolean,
@@ -4109,7 +4171,7 @@ MANIFEST = {
     14: several(rows(variable_row((identifier, uint(), uint(), uint(), uint()), (identifier, uint(), uint(), null, null)))),
     15: several(rows(words(200), uint(), ascending(uint()))),
     16: several(rows(words(200), ascending(uint()), rows(boolean))),
-    17: several(rows(text)), 18: optional(weights_row),
+    17: several(rows(text)), 18: optional(weights_row), 19: optional(p256_point), 20: optional(publication_row),
 }  # fmt: skip
 
 
@@ -4123,7 +4185,7 @@ def check_path(path):
     for part in path.split("/"):
         plain = part not in ("", ".", "..") and part[-1] not in ". " and not set(part) & set('<>:"|?*\\')
         need(plain and part.partition(".")[0].casefold() not in DEVICES, "PATH", ascii(path))
-    need(path.split("/")[0].casefold() not in ("release.cose", "export"), "PATH", path)
+    need(path.split("/")[0].casefold() not in ("release.cose", "export", "release.sigstore.json"), "PATH", path)
 
 
 def check_case(paths):
@@ -4142,7 +4204,7 @@ def read_release(data, keys):
     payload, message = read_pair(data, 2**26)
     value = decode(payload)
     shape(value, MANIFEST)
-    need(list(value) == list(range(1, 19)), "TYPE", "keys")
+    need(list(value) == list(range(1, 21)), "TYPE", "keys")
     match = re.fullmatch(r"([1-9][0-9]{0,39})/([1-9][0-9]{0,39})", value[9])
     need(match and int(match[1]) < int(match[2]) and math.gcd(int(match[1]), int(match[2])) == 1, "RANGE", "delta")
     paths = [row[0] for row in value[11]]
@@ -4154,6 +4216,10 @@ def read_release(data, keys):
         names = [tensor[0] for tensor in found or []]
         need(names == sorted(set(names)) and len(named) <= 10000, "ORDER", "tensors")
         need((form == "tensors") == path.endswith(".safetensors") and not (found and named), "FORM", path)
+    documents = [] if value[20] is None else value[20][2]
+    written = documents + ([] if value[19] is None else ["model.pub", "model.sig"])
+    need(set(written) <= set(paths), "RANGE", "a document that is no file")
+    need(not {"README.md", "MODEL_CARD.md"} <= set(documents), "RANGE", "two cards")
     need(all(row[2] <= row[1] for row in value[14]), "RANGE", "more withdrawn than admitted")
     need(all(place < len(value[14]) for row in value[15] for place in row[2]), "RANGE", "class of a block")
     for row in value[16]:

@@ -1,13 +1,16 @@
 """Writes what the documentation says of the documents of a ledger from their declarations."""
 
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from attest.schema import declarations
 from attest.schema.quick import Array, Row
+from ledger.audit.findings import QUALIFIERS
 from ledger.leaves import Header
 from ledger.leaves.codec import RECORDS
+from ledger.published.facts import AUDITED, PATHS, PATTERNS
 from ledger.release.contents import FORMS
 from ledger.release.manifest import ISSUER, Manifest
 from ledger.replay.summaries import MAX_AGGREGATE_SIZE, Aggregate, Member
@@ -54,6 +57,11 @@ def cddl_page(page: str) -> str:
     """Returns ledger.cddl with the parts that are declared."""
     forms = [f'"{form}"' for form in FORMS]
     named = f"file-form = {' / '.join(forms[:8])}\n  / {' / '.join(forms[8:])}\nfile-tensors-or-nil = [* tensor] / nil\n"
+    named += "".join(f'{name} = tstr .regexp "{pattern}"\n' for name, pattern in PATTERNS.items())
+    named += "license-or-nil = license / nil\n"
+    for name, words in (("document", PATHS), ("audit-verdict", AUDITED), ("qualifier", QUALIFIERS)):
+        lines = textwrap.wrap(" / ".join(f'"{word}"' for word in words), 110)
+        named += f"{name} = " + "\n  ".join(lines) + "\n"
     aggregates = [
         "; What a SUMMARY leaf commits to by a root, in order. It stands at the first ADMIT leaf that is gone, in at most\n"
         f"; {MAX_AGGREGATE_SIZE} bytes.\n{cddl_row(Aggregate)}",

@@ -369,8 +369,55 @@ def _alone(fields: dict[int, Any]) -> Iterator[tuple[str, dict[int, Any]]]:
     yield "a record twice", whole | {18: [1, 3, 4, [records[0], records[0]]]}
     yield "no record", whole | {18: [1, 3, 4, []]}
     yield "epoch 0", whole | {18: [0, 3, 4, records]}
+    point = public_point()
+    about = ["a model", "two\nlines", "apache-2.0", ["en", "de"], ["owner/model"], ["a tag"]]
+    said = ["1", "0.1.0", ["README.md"], "TOLD", ["NO_AUDITORS", "UNPINNED"], about]
+    card, signature, pem = file("README.md"), file("model.sig"), file("model.pub")
+    yield "a card", of(card) | {20: said}
+    yield "a card and a signature", of(card, pem, signature) | {19: point, 20: said}
+    yield "a signature alone", of(pem, signature) | {19: point}
+    yield "a card that is no file", whole | {20: said}
+    yield "a signature that is no file", of(pem) | {19: point}
+    yield "a key of a signature that is no file", of(signature) | {19: point}
+    yield "a bundle of the manifest among the files", of(file("release.sigstore.json"))
+    yield "a point that is not on the curve", of(pem, signature) | {19: point[:-1] + bytes([point[-1] ^ 1])}
+    yield "a compressed point", of(pem, signature) | {19: b"\x02" + point[1:33]}
+    yield "a point behind another byte", of(pem, signature) | {19: b"\x06" + point[1:]}
+    yield "two cards", of(file("MODEL_CARD.md"), card) | {20: [*said[:2], ["MODEL_CARD.md", "README.md"], *said[3:]]}
+    for name, place, value in (
+        ("another wording", 0, "2"),
+        ("no document", 2, []),
+        ("a document twice", 2, ["README.md", "README.md"]),
+        ("a document of another name", 2, ["config.json"]),
+        ("an audit that failed", 3, "FAILED"),
+        ("an audit that was none", 3, "SIGNED"),
+        ("qualifiers in another order", 4, ["UNPINNED", "NO_AUDITORS"]),
+        ("a qualifier that is none", 4, ["FINE"]),
+    ):
+        yield name, of(card) | {20: [*said[:place], value, *said[place + 1 :]]}
+    for name, place, value in (
+        ("a name of 97 characters", 0, "a" * 97),
+        ("a name with a line feed", 0, "a\nb"),
+        ("no description", 1, None),
+        ("an empty description", 1, ""),
+        ("a description that turns text around", 1, "a\u202eb"),
+        ("a description with an invisible letter", 1, "a\u2063b"),
+        ("no license", 2, None),
+        ("a license with a quote", 2, 'mit"'),
+        ("a language that is none", 3, ["english"]),
+        ("a base model with a line feed", 4, ["a\nb"]),
+        ("a tag that begins a comment", 5, ["#a"]),
+        ("101 tags", 5, ["a"] * 101),
+    ):
+        yield name, of(card) | {20: [*said[:5], [*about[:place], value, *about[place + 1 :]]]}
     for delta in ("2/2000000", "1/1", "0/1", "1e-6", "01/1000000"):
         yield f"delta {delta}", whole | {9: delta}
+
+
+def public_point() -> bytes:
+    """Returns a point of P-256: the base point of the curve (FIPS 186-4, D.1.2.3)."""
+    x = "6b17d1f2e12c4247f8bce6e563a440f277037d812deb33a0f4a13945d898c296"
+    return bytes.fromhex("04" + x + "4fe342e2fe1a7f9b8ee7eb4a7c0f9e162bce33576b315ececbb6406837bf51f5")
 
 
 def parsed_signer(message: bytes) -> bytes:
