@@ -4,10 +4,10 @@ import getpass
 import importlib
 import math
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -23,6 +23,8 @@ from attest.schema.plain import visible
 from dptrain.cli.options import file_argument, file_option, option, wrong_if
 from dptrain.errors import ConfigError, how_to_install, is_missing_extra
 from dptrain.planning.figures import SUFFIXES, require_matplotlib
+
+Key = TypeVar("Key")
 
 MemberRecords = Annotated[
     list[Path] | None,
@@ -126,17 +128,23 @@ def new_passphrase(asked: bool, path: Path | None) -> str | None:
 def read_private_key(path: Path, passphrase_file: Path | None) -> Ed25519PrivateKey:
     """Returns a private key from its file; a missing passphrase is asked for where there is a terminal, up to three times.
     Raises KeyRefused: As `attest.keys.load_private_key`."""
+    return read_key_with(keys.load_private_key, path, passphrase_file)
+
+
+def read_key_with(load: Callable[[Path, str | None], Key], path: Path, passphrase_file: Path | None) -> Key:
+    """Returns what ``load`` makes of a key's file and its passphrase; a missing passphrase is asked for where there is a
+    terminal, up to three times. Raises KeyRefused: As ``load``."""
     passphrase = read_passphrase(passphrase_file)
     for _ in range(3):
         try:
-            return keys.load_private_key(path, passphrase)
+            return load(path, passphrase)
         except KeyRefused as error:
             if error.code != "PASSPHRASE" or passphrase_file is not None or not sys.stdin.isatty():
                 raise
             if passphrase is not None:
                 typer.echo(visible(error.sentence), err=True)
         passphrase = _ask(f"Passphrase of {visible(str(path))}: ")
-    return keys.load_private_key(path, passphrase)
+    return load(path, passphrase)
 
 
 def load_key(

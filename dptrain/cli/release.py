@@ -1,15 +1,20 @@
 """`dptrain release`: sign what a model is and whose influence may be in it, and check that of somebody else's."""
 
 import time
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from attest.errors import KeyRefused
+from attest.files import atomic_write
 from attest.fixed_point import MICRO
+from attest.keys import p256
 from attest.schema.plain import utc, visible
-from dptrain.cli.inputs import PassphraseFile
+from dptrain.cli.inputs import PassphraseFile, new_passphrase, read_key_with
 from dptrain.cli.ledger.place import (
     LedgerKey,
     RegistryAlong,
@@ -26,7 +31,10 @@ from dptrain.cli.results import Shown, Told, pick
 
 if TYPE_CHECKING:
     # Loaded in the functions that use them, as what opens a ledger is in `dptrain.cli.ledger.place`.
-    from ledger.release import Manifest, ReleaseReport, Tie
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+
+    from ledger.published import About
+    from ledger.release import Manifest, Publish, ReleaseReport, Tie
 
 
 def release(
@@ -40,6 +48,31 @@ def release(
     state: StateDirectory = None,
     ledger_key: LedgerKey = None,
     passphrase_file: PassphraseFile = None,
+    about: Annotated[
+        Path | None,
+        file_option(
+            "ABOUT.toml",
+            "What you say of the model in its card: name, description, license, language, base_model, tags.",
+        ),
+    ] = None,
+    signing_key: Annotated[
+        Path | None,
+        option(
+            "P-256 key that signs for sigstore's tools; made where there is none. Default: LEDGER.release.key.",
+            "--signing-key",
+            metavar="KEY",
+            dir_okay=False,
+        ),
+    ] = None,
+    without_card: Annotated[bool, option("Write no model card (README.md).", "--without-card")] = False,
+    without_disclosure: Annotated[
+        bool, option("Write no answers to NIST SP 800-226 (DISCLOSURE.md, disclosure.json).", "--without-disclosure")
+    ] = False,
+    without_bom: Annotated[bool, option("Write no CycloneDX ML-BOM (bom.cdx.json).", "--without-bom")] = False,
+    without_signature: Annotated[
+        bool,
+        option("Sign nothing for sigstore's tools (model.sig, model.pub, release.sigstore.json).", "--without-signature"),
+    ] = False,
     key: Annotated[
         list[str] | None, option("With --check: public key of the ledger, a file or the key itself; repeat.", metavar="PUB")
     ] = None,
@@ -69,10 +102,14 @@ def release(
     registry of their keys, and a leaf about it into the ledger. Says of every tensor whether it is the run's: weights TIED,
     PART, CONVERTED, UNTIED, or UNRECORDED.
 
+    Before that it audits the ledger, and writes what the audit found into the directory for others to read: a model card, a
+    disclosure that answers NIST SP 800-226, a CycloneDX ML-BOM, and signatures that OpenSSF's model_signing verifies.
+
     With --check, everything is held against each other, offline: FULL, SUMMARISED, TOLD, SIGNED (no export to check the numbers
     against; exit code 1, unless you say --signature-only) or FAILED (exit code 1). docs/auditors.md explains them, and the
-    words that weaken them. An export that does not show the leaf about the release fails: the release may be hidden from
-    auditors. That auditors are shown the same ledger, only cosignatures tell: --require-quorum.
+    words that weaken them. Card, disclosure and ML-BOM are written again, and must be the same bytes. An export that does not
+    show the leaf about the release fails: the release may be hidden from auditors. That auditors are shown the same ledger,
+    only cosignatures tell: --require-quorum.
 
     As the operator, once the model's directory is as it shall be published, with nothing else in it: before anybody gets the
     model. As whoever gets a model, with `--check`, before using it.
@@ -85,6 +122,7 @@ def release(
     from ledger.release import release as make
 
     signing = (ledger, registry, without_attestations or None, state, ledger_key, passphrase_file)
+    publishing = (about, signing_key, *(flag or None for flag in (without_card, without_disclosure, without_bom)))
     checking = (key or None, owner_key, export, require_quorum or None, require_full or None, signature_only or None, now)
     if check:
         if any(given is not None for given in signing):
@@ -92,6 +130,8 @@ def release(
                 "--ledger, --registry, --without-attestations, --state, --ledger-key and --passphrase-file do not go with "
                 "--check"
             )
+        given = without_signature or any(item is not None for item in publishing)
+        wrong_if(given, "--about, --signing-key and --without-... say what is written, and do not go with --check")
         wrong_if(not key, "give --key, the ledger's public key, got by another way than the model")
         owner, vkeys = trusted(key, owner_key)
         asked: dict[str, Any] = {"export": export, "owner_key": owner, "require_quorum": require_quorum, "now": now}
@@ -99,7 +139,7 @@ def release(
             report = check_release(model, vkeys, minimum_size=min_size, **asked)
         # Whoever takes the export out of a release must not get a pass by that.
         code = exit_code(report.verdict, require_full=require_full, signature_only=signature_only)
-        told = pick(report, "verdict qualifiers findings notes newer_withdrawals") | {
+        told = pick(report, "verdict qualifiers findings notes newer_withdrawals documents") | {
             "weights": None if report.weights is None else _weights(report.weights),
             "manifest": None if report.manifest is None else _told(report.manifest),
         }
@@ -111,19 +151,86 @@ def release(
         )
     wrong_if(ledger is None, "give --ledger, the ledger of the run that trained the model; or --check")
     place = place_of(ledger, state)
-    with opened_to_sign(place, ledger_key, passphrase_file) as log, counting(f"digesting {model}"):
-        made = make(log, model, now=int(time.time()), **taken_along(place, registry, without_attestations))
+    off = {"card": without_card, "disclosure": without_disclosure, "bom": without_bom}
+    kinds = [kind for kind, without in off.items() if not without]
+    with opened_to_sign(place, ledger_key, passphrase_file) as log, counting(f"auditing the ledger and digesting {model}"):
+        signer = None if without_signature else _signing_key(ledger_key or place.key, signing_key, passphrase_file)
+        publish = _publish(kinds, None if about is None else _about(about), signer)
+        along = taken_along(place, registry, without_attestations)
+        made = make(log, model, now=int(time.time()), publish=publish, **along)
     told = pick(made, "path export", leaf="seq") | {"key": made.manifest.log_vkey}
     told |= contained(made.export) | _told(made.manifest) | {"weights": _weights(made.weights)}
     return Told(
         told,
         [
             *_text(made.manifest, made.weights),
+            *_published(made.manifest),
             f"wrote {made.path} and {made.export}; leaf {made.seq} of the ledger tells of it",
             *contained_text(made.export, without=without_attestations),
             f"check with: dptrain release --check {model} --key {made.manifest.log_vkey}",
         ],
     )
+
+
+def _publish(kinds: Sequence[Any], about: "About | None", key: "EllipticCurvePrivateKey | None") -> "Publish | None":
+    from ledger.release import Publish
+
+    if not kinds and key is None:
+        return None
+    try:
+        version = metadata.version("dptrain")
+    except metadata.PackageNotFoundError:
+        version = "not installed"
+    return Publish(version=version, kinds=kinds, about=about, key=key)
+
+
+def _about(path: Path) -> "About":
+    """Returns what the releaser says of a model, from a TOML file. Raises typer.BadParameter: it is none, or has other keys."""
+    from ledger.errors import ReleaseRefused
+    from ledger.published import About
+
+    keys = ("name", "description", "license", "language", "base_model", "tags")
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise typer.BadParameter(f"{path} is no TOML: {error}") from error
+    wrong_if(unknown := sorted(found.keys() - set(keys)), f"{path} has {', '.join(unknown)}; it may have {', '.join(keys)}")
+    wrong_if("name" not in found, f"{path} has no name; give the model one")
+    for name in ("language", "base_model", "tags"):
+        value = found.get(name, [])
+        found[name] = (value,) if type(value) is str else tuple(value) if type(value) is list else value
+    try:
+        return About(**found)
+    except ReleaseRefused as error:
+        raise typer.BadParameter(f"{path}: {error.sentence}") from error
+
+
+def _signing_key(ledgers: Path, path: Path | None, passphrase_file: Path | None) -> "EllipticCurvePrivateKey":
+    """Returns the key that signs for sigstore's tools, from its file; a new one, beside the ledger's, where there is none.
+
+    It is encrypted where that of the ledger is. Raises KeyRefused: as for other keys; typer.BadParameter: nobody is there to
+    say its passphrase.
+    """
+    found = path or ledgers.with_suffix(".release.key")
+    wrong_if(str(passphrase_file) == "-", "standard input is read once; give --passphrase-file a file, or --without-signature")
+    if found.exists():
+        return read_key_with(p256.load_private_key, found, passphrase_file)
+    encrypted = b"ENCRYPTED" in ledgers.read_bytes()[:100]
+    made = p256.generate()
+    p256.save_private_key(found, made, new_passphrase(encrypted and passphrase_file is None, passphrase_file))
+    try:
+        atomic_write(found.with_suffix(".pub"), p256.public_pem(p256.point(made)))
+    except OSError as error:
+        raise KeyRefused("FILE", f"cannot write {found.with_suffix('.pub')}: {error.strerror or error}") from error
+    return made
+
+
+def _published(manifest: "Manifest") -> Iterator[Shown]:
+    """Yields what was written for others to read."""
+    if manifest.publication is not None:
+        yield f"wrote {', '.join(manifest.publication.documents)} from the audit, which --check writes again"
+    if manifest.signing_key is not None:
+        yield "signed model.sig and release.sigstore.json; model_signing verifies them by model.pub"
 
 
 def _weights(found: "Tie") -> dict[str, Any]:
@@ -144,7 +251,12 @@ def _told(manifest: "Manifest") -> dict[str, Any]:
     """Returns the manifest as JSON; epsilons as numbers, null for public classes."""
     classes = manifest.classes
     names = "origin time step size root header_digest delta withdrawn withdrawals_root statements"
+    publication, raw = manifest.publication, manifest.signing_key
     return pick(manifest, names, planned_horizon="horizon") | {
+        "signing_key": None if raw is None else p256.public_pem(raw).decode(),
+        "publication": publication and pick(publication, "form documents verdict qualifiers") | {
+            "about": pick(publication.about, "name description license language base_model tags")
+        },
         "files": [
             pick(file, "path size sha256 form names")
             | {"tensors": file.tensors and [pick(item, "name dtype shape sha256") for item in file.tensors]}
@@ -182,6 +294,10 @@ def _report_text(report: "ReleaseReport") -> Iterator[Shown]:
     yield from report_text(report, name)
     if report.manifest is not None and report.weights is not None:
         yield from _text(report.manifest, report.weights)
+        if report.documents:
+            yield f"documents say what this check found: {', '.join(report.documents)}"
+        if report.manifest.signing_key is not None and not report.findings:
+            yield "model.sig and release.sigstore.json: by the key that the manifest names, which is model.pub"
 
 
 def _weights_text(found: "Tie") -> Iterator[Shown]:

@@ -24,8 +24,11 @@ CHECK = ("release", "--check", "model", "--key", "ledger.pub")
 
 def test_a_model_is_released_and_whoever_gets_it_checks_it_offline(shell, model):
     made = shell.json("release", "model", "--ledger", "ledger.db")
-    assert sorted(path.name for path in model.iterdir()) == ["config.json", "export", "release.cose"]
-    assert made["files"][0]["path"] == "config.json" and made["leaf"] == made["size"]
+    assert sorted(path.name for path in model.iterdir()) == [
+        "DISCLOSURE.md", "README.md", "bom.cdx.json", "config.json", "disclosure.json", "export", "model.pub", "model.sig",
+        "release.cose", "release.sigstore.json",
+    ]  # fmt: skip
+    assert made["files"][3]["path"] == "config.json" and made["leaf"] == made["size"]
     shown = shell.json("ledger", "show", "ledger.db")["classes"][0]
     assert made["classes"][0]["epsilon"] == pytest.approx(shown["epsilon"], abs=2e-6)
     full = {part["name"]: part for part in made["artifacts"]}["full"]
