@@ -251,9 +251,9 @@ def _told(manifest: "Manifest") -> dict[str, Any]:
     """Returns the manifest as JSON; epsilons as numbers, null for public classes."""
     classes = manifest.classes
     names = "origin time step size root header_digest delta withdrawn withdrawals_root statements"
-    publication, raw = manifest.publication, manifest.signing_key
+    publication = manifest.publication
     return pick(manifest, names, planned_horizon="horizon") | {
-        "signing_key": None if raw is None else p256.public_pem(raw).decode(),
+        "signing_key": manifest.signing_key and manifest.signing_key.hex(),
         "publication": publication and pick(publication, "form documents verdict qualifiers") | {
             "about": pick(publication.about, "name description license language base_model tags")
         },

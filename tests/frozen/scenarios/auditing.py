@@ -168,26 +168,35 @@ def _restore(directory: Path) -> None:
 
 _CHECK = "release --check model --key ledger.pub"
 
+_SIZES = {"files.size": "<bytes>", "manifest.files.size": "<bytes>"}
+"""Bytes of files, among which are documents and signatures: they hang on the wording, and on the signature."""
+
 RELEASE = Scenario(
     "release",
     trained,
     [
-        Case("a model is released", "release model --ledger ledger.db --registry registry.cbor", before=_model),
+        Case(
+            "a model is released",
+            "release model --ledger ledger.db --registry registry.cbor",
+            before=_model,
+            measured=_SIZES,
+        ),
         Case("it is released already", "release model --ledger ledger.db", code=1),
-        Case("check", f"{_CHECK} --owner-key owner.pub --require-full"),
+        Case("check", f"{_CHECK} --owner-key owner.pub --require-full", measured=_SIZES),
         Case("check: an export that is not there", f"{_CHECK} --export nowhere", code=2),
-        Case("check: a quorum that nobody is of", f"{_CHECK} --require-quorum", code=1),
-        Case("check: an older one than is known", f"{_CHECK} --min-size 99", code=1),
-        Case("check: a weight was changed", _CHECK, code=1, before=_change),
+        Case("check: a quorum that nobody is of", f"{_CHECK} --require-quorum", code=1, measured=_SIZES),
+        Case("check: an older one than is known", f"{_CHECK} --min-size 99", code=1, measured=_SIZES),
+        Case("check: a weight was changed", _CHECK, code=1, before=_change, measured=_SIZES),
         Case("check: another key", "release --check model --key alice.pub", code=2, before=_restore),
         Case(
             "check: without an export",
             _CHECK,
             code=1,
             before=lambda place: (place / "model/export").rename(place / "elsewhere"),
+            measured=_SIZES,
         ),
-        Case("check: the signature alone", f"{_CHECK} --signature-only"),
-        Case("check: an export beside it", f"{_CHECK} --export elsewhere --require-full"),
+        Case("check: the signature alone", f"{_CHECK} --signature-only", measured=_SIZES),
+        Case("check: an export beside it", f"{_CHECK} --export elsewhere --require-full", measured=_SIZES),
         Case("neither released nor checked", "release model", code=2),
         Case("the ledger tells of it", "ledger show ledger.db"),
         Case("a contribution's hash", f"attest show {_NOTES} --record 2", keep={"hash": "descriptor_hash"}),
