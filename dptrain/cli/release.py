@@ -172,6 +172,14 @@ def release(
     )
 
 
+def publish_all(ledger_key: Path, name: str) -> "Publish | None":
+    """Returns what `dptrain release` writes where nothing is left out: documents under a name, signed by the key beside that of
+    the ledger."""
+    from ledger.published import About
+
+    return _publish(("card", "disclosure", "bom"), About(name), _signing_key(ledger_key, None, None))
+
+
 def _publish(kinds: Sequence[Any], about: "About | None", key: "EllipticCurvePrivateKey | None") -> "Publish | None":
     from ledger.release import Publish
 

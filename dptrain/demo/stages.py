@@ -27,6 +27,7 @@ from attest.policy import open_policy
 from attest.registry import open_registry
 from dptrain.cli.ledger.show import COLOURS
 from dptrain.cli.output import console, number, styled, table
+from dptrain.cli.release import publish_all
 from dptrain.demo import depth
 from dptrain.demo.public import CONTRIBUTORS_PER_TIER, CORPUS, DELTA, SIZES, TIERS, WEIGHTS, Digits, digits, public_model
 from dptrain.demo.rehearsal import Tier, policy_text, shares
@@ -190,7 +191,8 @@ def _release(directory: Path, narrator: Narrator) -> dict[str, Any]:
     signer = NoteSigner(parse_verifier_key(log_key[0]).name, load_private_key(directory / "ledger.key"))
     with Ledger.open(directory / "ledger.db", signer) as log:
         registry = registry_of_run(Place.of(directory / "ledger.db"))
-        release_model(log, directory / "model", now=int(time.time()), registry=registry)
+        publish = publish_all(directory / "ledger.key", "Digits of the demo")
+        release_model(log, directory / "model", now=int(time.time()), registry=registry, publish=publish)
     told = audit(directory, "release", "--check", "model")
     weights = told["weights"]
     narrator.say(
@@ -198,6 +200,7 @@ def _release(directory: Path, narrator: Narrator) -> dict[str, Any]:
         f"{weights['status']}: {weights['trained_in_files']} of {weights['trained']} trained tensors are those that the ledger "
         f"committed to after step {weights['step']} (leaf {weights['leaf']}), bit for bit; seen without torch",
     )
+    narrator.say("published", f"{', '.join(told['documents'])} say the same, to the byte; model.sig is for model_signing")
     changed = flipped_copy(directory / "model", directory / "model-tampered", "**/*.safetensors", middle=False)
     other = audit(directory, "release", "--check", "model-tampered")
     narrator.say("tamper", f"one bit flipped in {changed} of a copy: the check says {other['verdict']}")
@@ -206,6 +209,7 @@ def _release(directory: Path, narrator: Narrator) -> dict[str, Any]:
         "weights": weights["status"],
         **{key: weights[key] for key in ("epoch", "step", "leaf")},
         "tensors": weights["trained_in_files"],
+        "documents": told["documents"],
         "other": {"file": changed, "verdict": other["verdict"], "findings": other["findings"]},
     }
 
