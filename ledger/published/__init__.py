@@ -30,13 +30,26 @@ WRITERS: Final[dict[str, Callable[[Facts, Sequence[Listed]], str]]] = {
 """Documents by their path in a release, each with what writes it; the last one lists all other files."""
 
 
+SAID: Final = (
+    ("`README.md`, or `MODEL_CARD.md` beside one of the model's own", "model card of the Hugging Face Hub", "`bom.cdx.json`"),
+    ("`DISCLOSURE.md`, `disclosure.json`", "answers to NIST SP 800-226; each says whose word it is", "`bom.cdx.json`"),
+    ("`model.pub`", "field 19 in PEM", "`bom.cdx.json`"),
+    ("`bom.cdx.json`", "CycloneDX 1.6 ML-BOM of all files but itself and `model.sig`", "`model.sig`"),
+    ("`model.sig`", "bundle of OpenSSF model signing over all files but itself and git's", "`release.cose`"),
+    ("`release.cose`", "the manifest, with all files above", "`release.sigstore.json`"),
+    ("`release.sigstore.json`", "bundle of the manifest's statement (in-toto), about `release.cose` and all files", "nothing"),
+)
+"""What is written into a release, in this order: its path, what it is, and the first that has its digest."""
+
+
 def written(path: str, facts: Facts, files: Sequence[Listed]) -> bytes:
     """Returns the bytes of a document. `files`: what the ML-BOM lists; others say nothing of files."""
     return WRITERS[path](facts, files).encode()
 
 
 __all__ = [
-    "ANSWERS", "BOM", "CARD", "MARK", "OTHER_CARD", "PAGE", "WRITERS", "About", "Facts", "Listed", "Publication", "written",
+    "ANSWERS", "BOM", "CARD", "MARK", "OTHER_CARD", "PAGE", "SAID", "WRITERS", "About", "Facts", "Listed", "Publication",
+    "written",
 ]  # fmt: skip
 
 

@@ -194,6 +194,61 @@ FORMS: Final = {
 }
 """Forms of a file, each in words."""
 
+RECOGNISED: Final = {
+    PICKLE: (
+        "the first byte is `80` and the next below 32; or opcodes of any protocol from the first byte on",
+        "may hold weights, and runs code",
+    ),
+    CODE: (
+        "begins as ELF, PE, Mach-O, a Java class, WebAssembly or `#!`, or has the ending of source or machine "
+        "code",
+        "can carry code",
+    ),
+    ARCHIVE: (
+        "not text; begins as zip, gzip, bzip2, xz, zstd, lz4, 7z, rar, lzma, zlib or a compressed joblib "
+        "file, has `ustar` at 257, or the end of a zip file in its last 65 557 bytes: `torch.save`, joblib",
+        "may hold weights and pickles",
+    ),
+    WEIGHTS: (
+        "not text; begins as GGUF, HDF5, NumPy, TFLite, or ends in `.onnx`",
+        "may hold weights; these formats are data and are not compared",
+    ),
+    PICTURE: (
+        "begins as PNG, JPEG, GIF, WebP or PDF; what follows is not looked at",
+        "comes beside weights",
+    ),
+    PIECES: (
+        "a sentencepiece ModelProto to the last byte",
+        "comes beside weights",
+    ),
+    UNKNOWN: (
+        "none of these, and not text; an index of shards that no loader reads in one way",
+        "may hold weights",
+    ),
+    TEMPLATE: (
+        "text, `.jinja`; JSON with a key `chat_template`",
+        "is named: it shapes prompts",
+    ),
+    LONG: (
+        "text, `.json` or settings, more than 64 MiB",
+        "is named as code is, for it is not looked into",
+    ),
+    INDEX: (
+        "text, `.index.json`; names are the files to which it maps tensors",
+        "has to name safetensors files beside it, and all shards (`-of-`) among these",
+    ),
+    NAMES_CODE: (
+        "text, `.json`, `.yaml`, `.yml`, `.toml`, `.ini` or `.cfg` that names code (below; names are the "
+        "keys, `!` for a tag), or `modules.json`",
+        "can have a loader run code",
+    ),
+    TEXT: (
+        "UTF-8 without control characters but tab, line feed, form feed and carriage return",
+        "comes beside weights",
+    ),
+}
+"""Forms of what is no safetensors file in the order in which they are tried: the bytes of each, and what a file of it is."""
+
 CODE_FORMS: Final = frozenset((CODE, NAMES_CODE, PICKLE, ARCHIVE, LONG))
 """Forms of files that can carry code, or name some, for a loader to run."""
 

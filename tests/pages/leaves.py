@@ -10,8 +10,9 @@ from attest.schema.quick import Array, Row
 from ledger.audit.findings import QUALIFIERS
 from ledger.leaves import Header
 from ledger.leaves.codec import RECORDS
+from ledger.published import SAID
 from ledger.published.facts import AUDITED, PATHS, PATTERNS
-from ledger.release.contents import FORMS
+from ledger.release.contents import FORMS, RECOGNISED
 from ledger.release.manifest import ISSUER, Manifest
 from ledger.replay.summaries import MAX_AGGREGATE_SIZE, Aggregate, Member
 from tests.pages.documents import (
@@ -50,7 +51,10 @@ def runs_page(page: str) -> str:
 def release_page(page: str) -> str:
     """Returns formats/release.md with the tables that are declared."""
     manifest = {"manifest": Manifest}
-    return with_tables(page, "Release", [fields_table("of the", manifest), rows_table(manifest)])
+    page = with_tables(page, "Release", [fields_table("of the", manifest), rows_table(manifest)])
+    page = with_tables(page, "Documents and bundles", [table(("path", "what it is", "covered by"), SAID)])
+    forms = [(f"`{form}`", *said) for form, said in RECOGNISED.items()]
+    return with_tables(page, "Forms of files", [table(("form", "bytes", "a file of it"), forms)])
 
 
 def cddl_page(page: str) -> str:
