@@ -26,7 +26,7 @@ from ledger.published.bundles import STATEMENT
 from ledger.release.create import record_of
 from ledger.release.files import differences
 from ledger.release.manifest import EXPORT, MANIFEST, Manifest, open_manifest, read_manifest
-from ledger.release.publishing import audit_problem, bundle_problems, document_problems, unlisted
+from ledger.release.publishing import audit_problem, bundle_problems, document_problems, unlisted, weaker_since
 from ledger.release.stack import frozen_note, stack_problems
 from ledger.release.tied import Tie, few, tie
 from ledger.replay.influence import class_costs
@@ -194,10 +194,10 @@ class _Check:
         given.require(audited)
         self._check_ledger(given, manifest, hashlib.sha256(data).digest())
         if given.digest == manifest.header_digest:
-            self._check_documents(given.header, manifest, audited if own.resolve() == place.resolve() else beside)
+            self._check_documents(given.header, manifest, audited, audited if own.resolve() == place.resolve() else beside)
         return audited.verdict
 
-    def _check_documents(self, header: Header, manifest: Manifest, own: AuditReport | None) -> None:
+    def _check_documents(self, header: Header, manifest: Manifest, audited: AuditReport, own: AuditReport | None) -> None:
         """Holds documents against manifest and header, and what they tell of an audit against that of the own export."""
         wrong = list(document_problems(self.directory, manifest, header))
         self.findings += wrong
@@ -208,7 +208,9 @@ class _Check:
         problem = None if own is None or own.origin != manifest.origin else audit_problem(manifest, own, header)
         if problem is not None:
             self.fault("AUDIT", MANIFEST, problem)
-        if told is not None and (others := unlisted(manifest)):
+        elif told is not None and (since := weaker_since(told, audited, self.words)) is not None:
+            self.notes.append(since)
+        if others := unlisted(manifest):
             self.notes.append(f"not from the audit, and not checked: {', '.join(others)}")
 
     def _audited(self, place: Path, *, require_quorum: bool = False) -> AuditReport:

@@ -200,6 +200,20 @@ def audit_problem(manifest: Manifest, found: AuditReport, header: Header) -> str
     return f"documents tell of an audit that said {there}, that of the export says {here}: believe neither"
 
 
+def weaker_since(told: Publication, found: AuditReport, words: set[str]) -> str | None:
+    """Says where an audit finds less than documents tell of theirs, as it may where leaves came since; None where it does not.
+
+    Args:
+        words: qualifiers of the release by the export that is audited.
+    """
+    order = get_args(Verdict)
+    more = sorted(words - READERS - {"RELEASE_OLDER"} - set(told.qualifiers))
+    if not more and order.index(found.verdict) <= order.index(told.verdict):
+        return None
+    there = headline(told.verdict, told.qualifiers)
+    return f"documents tell of the audit at the release, {there}; this export gives {headline(found.verdict, sorted(words))}"
+
+
 def _first(found: bytes, expected: bytes) -> str:
     """Names the first line that differs, of both."""
     here, there = found.split(b"\n"), expected.split(b"\n")

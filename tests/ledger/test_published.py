@@ -21,7 +21,7 @@ from ledger.published import MARK, About, bundles, disclosure, written
 from ledger.published.facts import FORM, PATHS
 from ledger.release import MANIFEST, Publish, check_release, create, publishing, release
 from ledger.release.publishing import facts_of
-from tests.worlds.attested_ledgers import attested_run, put_registry
+from tests.worlds.attested_ledgers import attested_admission, attested_run, put_registry
 from tests.worlds.ledgers import SIGNER
 
 KEYS = [SIGNER.vkey]
@@ -93,6 +93,7 @@ def test_who_signed_the_bounds_is_the_contributors_only_where_the_audit_says_so(
     driver = attested_run(tmp_path / "ledger.db")
     with driver.ledger as ledger:
         vkey = ledger.signer.vkey
+        driver.admit(attested_admission(1), attested_admission(3, "sensitive"))
         driver.steps(4)
         registry = put_registry(tmp_path)
         made = release(ledger, model(tmp_path / "model"), now=driver.tick(), registry=registry, publish=PUBLISH)
@@ -268,6 +269,24 @@ def test_a_later_export_with_withdrawals_leaves_documents_true(copy, run, tmp_pa
     assert check_release(copy, KEYS).verdict == "TOLD"
 
 
+def test_what_weakened_since_is_noted_and_the_documents_stay_true(tmp_path):
+    driver = attested_run(tmp_path / "ledger.db")
+    with driver.ledger as ledger:
+        vkey = ledger.signer.vkey
+        driver.admit(attested_admission(1), attested_admission(3, "sensitive"))
+        driver.steps(4)
+        registry = put_registry(tmp_path)
+        release(ledger, model(tmp_path / "model"), now=driver.tick(), registry=registry, publish=PUBLISH)
+        driver.withdraw(1)
+        bare = ledger.export(tmp_path / "bare", attestations=False)
+    report = check_release(tmp_path / "model", [vkey], export=bare)
+    assert (report.verdict, report.findings, len(report.documents)) == ("TOLD", (), 4)
+    assert any(note.startswith("documents tell of the audit at the release, FULL") for note in report.notes)
+    shutil.rmtree(tmp_path / "model" / "export")
+    shutil.copytree(bare, tmp_path / "model" / "export")
+    assert {item.code for item in check_release(tmp_path / "model", [vkey]).findings} == {"AUDIT"}, "its own is to show it"
+
+
 def test_who_covers_whom(whole):
     manifest = check_release(whole, KEYS).manifest
     paths = {file.path: file.sha256.hex() for file in manifest.files}
@@ -343,4 +362,4 @@ def test_the_wording_stays_as_long_as_its_number_does(run, whole):
     facts = facts_of(manifest, run.ledger.header, manifest.publication, signed=True)
     facts = replace(facts, root=bytes(32), header_digest=bytes(32), size=7, time=1_800_000_000, log_vkey="a+b+c")
     digest = hashlib.sha256(b"\0".join(written(path, facts, []) for path in PATHS)).hexdigest()
-    assert (FORM, digest[:16]) == ("1", "0")
+    assert (FORM, digest[:16]) == ("1", "8904084de7d7c95b")
