@@ -200,7 +200,7 @@ def _release(directory: Path, narrator: Narrator) -> dict[str, Any]:
         f"{weights['status']}: {weights['trained_in_files']} of {weights['trained']} trained tensors are those that the ledger "
         f"committed to after step {weights['step']} (leaf {weights['leaf']}), bit for bit; seen without torch",
     )
-    narrator.say("published", f"{', '.join(told['documents'])} say the same, to the byte; model.sig is for model_signing")
+    narrator.say("published", f"{', '.join(told['documents'])} say what this check found, to the byte; model.sig is signed")
     changed = flipped_copy(directory / "model", directory / "model-tampered", "**/*.safetensors", middle=False)
     other = audit(directory, "release", "--check", "model-tampered")
     narrator.say("tamper", f"one bit flipped in {changed} of a copy: the check says {other['verdict']}")

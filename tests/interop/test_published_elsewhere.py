@@ -36,6 +36,7 @@ def whole(tmp_path_factory) -> Path:
         (directory / "tokenizer.json").write_text("{}")
         (directory / "tokenizer-x").mkdir()
         (directory / "tokenizer-x" / "a.txt").write_text("a")
+        (directory / "tokenizer" / "Größe 1.txt").write_text("a name beyond ASCII")
         release(ledger, directory, now=driver.tick(), publish=Publish(version="0.1.0", about=ABOUT, key=KEY))
     assert check_release(directory, [SIGNER.vkey]).findings == ()
     return directory

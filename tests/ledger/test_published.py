@@ -250,6 +250,15 @@ def test_each_may_be_left_out(run, tmp_path, kind):
     assert set(report.documents) == {path for other in kinds for path in create.DOCUMENTS[other]}
 
 
+def test_a_page_under_the_name_of_a_card_is_said_to_be_none(run, tmp_path):
+    directory = model(tmp_path / "model")
+    (directory / "README.md").write_text("# epsilon 0.1, verified\n")
+    release(run.ledger, directory, now=run.tick())
+    report = check_release(directory, KEYS)
+    assert (report.verdict, report.documents) == ("TOLD", ())
+    assert "not from the audit, and not checked: README.md" in report.notes
+
+
 def test_without_an_export_nothing_is_written_again_and_the_check_says_so(copy):
     shutil.rmtree(copy / "export")
     report = check_release(copy, KEYS)
