@@ -22,7 +22,8 @@ from ledger.published.facts import FORM, PATHS
 from ledger.release import MANIFEST, Publish, check_release, create, publishing, release
 from ledger.release.publishing import facts_of
 from tests.worlds.attested_ledgers import attested_admission, attested_run, put_registry
-from tests.worlds.ledgers import SIGNER
+from tests.worlds.ledgers import SIGNER, START, Driver, admission
+from tests.worlds.retained_ledgers import ANNA, BEN, is_pruned, retaining_spec, vouched_for
 
 KEYS = [SIGNER.vkey]
 KEY = ec.derive_private_key(11, ec.SECP256R1())
@@ -248,6 +249,46 @@ def test_each_may_be_left_out(run, tmp_path, kind):
     report = check_release(directory, KEYS)
     assert report.verdict == "TOLD" and not set(create.DOCUMENTS[kind]) & {path.name for path in directory.iterdir()}
     assert set(report.documents) == {path for other in kinds for path in create.DOCUMENTS[other]}
+
+
+def test_of_a_pruned_ledger_documents_say_so_and_those_from_before_stay_true(tmp_path):
+    driver = Driver(Ledger.create(tmp_path / "ledger.db", retaining_spec(), SIGNER, now=START))
+    with driver.ledger as ledger:
+        driver.admit(*map(admission, range(20)))
+        driver.steps(1)
+        for n in range(3, 19):
+            driver.withdraw(n)
+        driver.epoch()
+        before = published(driver, tmp_path / "before")
+        for _ in range(2):
+            driver.steps(1)
+            driver.epoch()
+        ledger.summarise(now=driver.tick())
+        vouched_for(driver, ANNA, BEN)
+        driver.steps(1)
+        driver.epoch()
+        ledger.prune()
+        after = published(driver, tmp_path / "after")
+    report = check_release(after, KEYS)
+    assert is_pruned(report) and report.findings == () and "PRUNED" in report.manifest.publication.qualifiers
+    assert "PRUNED" in (after / "README.md").read_text() and "PRUNED" not in (before / "README.md").read_text()
+    later = check_release(before, KEYS, export=after / "export")
+    assert is_pruned(later) and (later.findings, len(later.documents)) == ((), 4)
+    shutil.rmtree(before / "export")
+    shutil.copytree(after / "export", before / "export")
+    own = check_release(before, KEYS)
+    assert is_pruned(own) and own.findings == ()
+    assert any(note.startswith("documents tell of the audit at the release") for note in own.notes)
+
+
+def test_of_a_public_class_every_document_says_that_nothing_is_promised(run, whole):
+    manifest = check_release(whole, KEYS).manifest
+    rows = (replace(manifest.classes[0], epsilon_micro=None, replace_micro=None), *manifest.classes[1:])
+    facts = replace(facts_of(manifest, run.ledger.header, manifest.publication, signed=True), classes=rows)
+    assert "| `open` | 3 | 1 | no promise (public) | no promise (public) |" in written("README.md", facts, []).decode()
+    assert "- Class open: public, no promise." in written("DISCLOSURE.md", facts, []).decode()
+    data = json.loads(written("bom.cdx.json", facts, []))["components"][0]
+    assert data["name"] == "open" and {"name": "dptrain:privacy:promise", "value": "none (public class)"} in data["properties"]
 
 
 def test_a_page_under_the_name_of_a_card_is_said_to_be_none(run, tmp_path):
