@@ -227,9 +227,9 @@ def _signing_key(ledgers: Path, path: Path | None, passphrase_file: Path | None)
     made = p256.generate()
     p256.save_private_key(found, made, new_passphrase(encrypted and passphrase_file is None, passphrase_file))
     try:
-        atomic_write(found.with_suffix(".pub"), p256.public_pem(p256.point(made)))
+        atomic_write(found.with_suffix(".pem"), p256.public_pem(p256.point(made)))
     except OSError as error:
-        raise KeyRefused("FILE", f"cannot write {found.with_suffix('.pub')}: {error.strerror or error}") from error
+        raise KeyRefused("FILE", f"cannot write {found.with_suffix('.pem')}: {error.strerror or error}") from error
     return made
 
 

@@ -63,7 +63,7 @@ def test_every_block_of_the_page_does_what_it_says(shell, model):
     assert printed.getvalue() == "apache-2.0\n"
     listed = re.findall(r"`([A-Za-z.]+\.(?:md|json|sig|pub|cose)|export/)`", PAGE.read_text().split("## Check")[0])
     there = {path.name for path in model.iterdir()}
-    others = {"MODEL_CARD.md", "ledger.pub", "ledger.release.pub"}
+    others = {"MODEL_CARD.md", "ledger.pub", "ledger.release.pem"}
     assert there - {"model.safetensors"} == {name.strip("/") for name in listed} - others
     if left_out:
         pytest.skip("model-signing or pyopenssl is not installed: all blocks ran but that one")
@@ -110,7 +110,7 @@ def test_what_cannot_be_said_of_a_model_is_wrong_use_and_releases_nothing(shell,
 def test_the_signing_key_is_made_once_and_is_its_owners(shell, model):
     first = shell.json("release", "model", "--ledger", "ledger.db")
     assert Path("ledger.release.key").stat().st_mode & 0o777 == 0o600
-    assert Path("ledger.release.pub").read_bytes() == (model / "model.pub").read_bytes()
+    assert Path("ledger.release.pem").read_bytes() == (model / "model.pub").read_bytes()
     shutil.rmtree(model)
     model.mkdir()
     (model / "model.safetensors").write_bytes(weights())

@@ -4,6 +4,7 @@ from typing import Final
 
 WALK, PAGES = "tests/cli/test_walkthrough.py", "tests/cli/test_walkthrough_pages.py"
 EXTENDING, CORRELATED = "tests/test_extending.py", "tests/correlated/test_correlated_page.py"
+RELEASES = "tests/cli/test_releases_page.py"
 RULES = "tests/guarantees/test_gradient_rules.py"
 
 ELSEWHERE: Final[dict[str, dict[str, str]]] = {
@@ -18,9 +19,11 @@ ELSEWHERE: Final[dict[str, dict[str, str]]] = {
     "docs/formats/attestation.md": {"hex": "tests/attacks/test_formats_page.py"},
     "docs/formats/figures.md": {"hex": "tests/attacks/test_formats_page.py"},
     "docs/keys.md": {"sh": PAGES, "python": PAGES},
+    "docs/large.md": {"sh": "tests/cli/test_cli_shards.py", "python": "tests/cli/test_cli_shards.py"},
     "docs/lengths.md": {"python": "tests/train/test_lengths_page.py"},
     "docs/opacus.md": {"python": "tests/integrations/test_opacus_page.py"},
     "docs/operating.md": {"sh": PAGES},
+    "docs/releases.md": {"sh": RELEASES, "toml": RELEASES, "python": RELEASES},
     "docs/tracing.md": {"sh": PAGES},
     "docs/trainers.md": {"python": "tests/integrations/test_trainers_page.py"},
     "docs/walkthrough.md": {"sh": WALK, "text": WALK},
