@@ -6,6 +6,7 @@
 import base64
 import json
 import os
+import select
 import shutil
 import subprocess
 import sys
@@ -62,6 +63,8 @@ class Browser:
 
     def _read(self) -> dict[str, Any]:
         found = bytearray()
+        if not select.select([self._from], [], [], SECONDS)[0]:
+            raise TimeoutError(f"the browser said nothing for {SECONDS} seconds")
         while (byte := self._from.read(1)) != b"\0":
             if not byte:
                 raise RuntimeError("the browser ended")
@@ -80,9 +83,13 @@ class Browser:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self._events.clear()
-        self.call("Page.navigate", url=address)
+        # With its fragment a page that is open already would load nothing, and be waited for in vain.
+        page, _, fragment = address.partition("#")
+        self.call("Page.navigate", url=page)
         while not any(event["method"] == "Page.loadEventFired" for event in self._events):
             self._read()
+        if fragment:
+            self.value(f"location.hash = {json.dumps(fragment)}")
 
     def value(self, expression: str) -> Any:
         """Returns what an expression of JavaScript is on the page."""
