@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from html import escape
 
 from publish.site.codes import CLOSE, OPEN, PACKAGES, Place, every
+from publish.site.cures import CURES
 
 OF: Mapping[str, str] = {
     "attest": "Keys, attestations, policies, registries and the gate",
@@ -60,9 +61,10 @@ def shown(sentence: str) -> str:
 
 
 def said(place: Place) -> str:
-    """Returns cause and cure of a place, and where it is."""
-    cure = f' <span class="cure">{shown(_sentence(place.cure))}</span>' if place.cure else ""
-    return f"* {shown(_sentence(place.cause))}{cure} <small>{carried_by(place)}, {shown(place.file)}</small>"
+    """Returns cause and cure of a place, and where it is. Raises KeyError: its carrier has no cure in `CURES`."""
+    cure = shown(_sentence(place.cure or CURES[carried_by(place)]))
+    where = f"<small>{carried_by(place)}, {shown(place.file)}</small>"
+    return f'* {shown(_sentence(place.cause))} <span class="cure">{cure}</span> {where}'
 
 
 def _sentence(text: str) -> str:

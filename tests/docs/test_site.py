@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from publish.site import api, codes, errors, links, navigation
+from publish.site.cures import CURES
 from tests.docs.blocks import ROOT, pages
 from tests.docs.browser import browser, chromium
 
@@ -69,6 +70,15 @@ def test_every_code_has_sentences_that_say_something() -> None:
     assert all(errors.carried_by(place) for place in places)
     marks = (codes.OPEN, codes.CLOSE)
     assert all(not any(mark in errors.said(place) for mark in marks) for place in places)
+
+
+def test_every_code_has_a_cure_and_every_cure_a_code() -> None:
+    lacking = {errors.carried_by(place) for place in codes.every() if not place.cure} - CURES.keys()
+    assert not lacking, f"publish/site/cures.py says nothing of {sorted(lacking)}"
+    assert CURES.keys() <= {errors.carried_by(place) for place in codes.every()}
+    page = errors.page_of("ledger", codes.every())
+    items = [line for line in page.splitlines() if line.startswith("* ")]
+    assert len(items) > 500 and all('<span class="cure">' in line for line in items)
 
 
 def test_a_sentence_is_read_with_its_placeholders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,73 @@
+"""Says what to do about an error whose own sentence leaves it at cause and expectation, by what carries its code."""
+
+from collections.abc import Mapping
+from typing import Final
+
+_GET_AGAIN = "It was damaged or changed on the way: get it again from whoever made it, and ask who could write there."
+_EXPECTED = "Give what was expected."
+_GOOD_COPY = "Put the last good copy back, if it is not behind what was signed, and run 'dptrain ledger fsck'."
+_SIGN_ANEW = "Ask the contributor to sign anew with 'dptrain attest sign' under the policy as it is."
+
+CURES: Final[Mapping[str, str]] = {
+    "AccountantError": "Change the plan or the number that is named: no epsilon is known for it as it stands.",
+    "CborError": _GET_AGAIN,
+    "CompileRefused": "Install what is named, or leave out compiled=True: the form without it computes the same.",
+    "ConfigError": "Give what was expected; where nothing is named, the page on the run file or 'COMMAND --help' has it.",
+    "CorpusRefused": "Restore the folder of the corpus as its contributors handed it in.",
+    "CosignRefused": "Do not sign; ask the operator for an export that passes.",
+    "DescriptorRefused": _SIGN_ANEW,
+    "ExportRefused": "Nothing of this run may be exported so; train with fresh keys, or give the files that are named.",
+    "ExtrasRefused": "Give the report an object of the form on its page.",
+    "FileRefused": "Make the file readable, or give another one.",
+    "GateFailed": _EXPECTED,
+    "HorizonExceeded": "Make another run under another policy; this one has taken its signed steps.",
+    "KeyRefused": "Give a sound key of the kind that is named; 'dptrain attest keygen' makes one.",
+    "LeafRefused": "An auditor rejects the ledger; its operator puts the last good copy back, or asks who changed it.",
+    "LedgerBehind": "Find the newer copy of the ledger; nothing goes on from an older one.",
+    "LedgerBusy": "Wait for the other process, or end it; then start again with --resume.",
+    "LedgerClosed": "Start another ledger, which may count this one.",
+    "LedgerCorrupt": _GOOD_COPY,
+    "LedgerError": "Look at what lies there with 'dptrain ledger fsck', and give what was expected.",
+    "LedgerForked": "Publish nothing signed since; keep both histories as evidence, and ask who signed the other one.",
+    "LedgerReplaced": "Put the file that the run had open back under its name, and resume.",
+    "LedgerWrongRun": "Give the file, the key or the ledger of this run.",
+    "LossShape": "Compute one loss for each example, from the model that prepare() returned, with gradients enabled.",
+    "NotChecked": "Give a module, a callable, or a script that trains.",
+    "NotPrivateUse": "Change the line of the loop that the message names; until then nothing of this run is private.",
+    "NoteError": _GET_AGAIN,
+    "PinRefused": "Restore the file from a backup or remove it, as its page says; ask who could write there.",
+    "PolicyRefused": "Change the field of policy.toml that is named, and sign the policy again.",
+    "ProofError": _GET_AGAIN,
+    "RanksError": "Mend what the named process says, and start all processes again.",
+    "RegistryRefused": "Change the entry that is named, or get the registry again from its owner.",
+    "ReleaseRefused": "Give the directory of a model as it shall be published; a reader gets the release again.",
+    "ResumeRefused": "Give the model, optimizer and files of the run that was interrupted, or restore its newest checkpoint.",
+    "RetentionRefused": "Keep these leaves, or wait until the policy lets them go.",
+    "SignatureRefused": "Ask for a signature by the key that is expected; trust nothing under this one.",
+    "StepOrder": "Give every microbatch of a step to backward(), then call the optimizer once.",
+    "StorageFailed": "Make room, give the right to write there, or choose another place; then start again.",
+    "StoreUnfit": "Mend the store until 'check_store' finds nothing; no ledger is kept in it before.",
+    "TargetUnreachable": "Take a larger epsilon, fewer steps or a smaller rate.",
+    "TrustError": "Pin the keys that you got by another way, and ask the operator for a checkpoint that these signed.",
+    "UnsupportedModule": "Freeze the module, replace it, or give it a rule (docs/extending/layers.md).",
+    "UnsupportedPolicy": "Change the policy, or use a version that carries what it asks for.",
+    "ValueRefused": "Give a value in the range that is named.",
+    "VerdictsRefused": "Judge the shard again with 'dptrain gate'.",
+    "WitnessRefused": "Ask the witness again with a new request.",
+    "WrongGradientRule": "Mend the rule until check_gradient_rule() finds nothing; until then the generic path serves.",
+    "alarm of the monitor": "Keep the export as evidence and ask the operator.",
+    "error of the document that is read": _GET_AGAIN,
+    "finding": "Trust nothing of it; keep the file as evidence and ask whoever handed it to you.",
+    "finding of a release check": "Do not use the model; get the release again, and ask its releaser.",
+    "finding of an audit": "Trust no figure of it; keep the export as evidence and ask the operator.",
+    "finding of dptrain check": "Change the model or the line that is named; the page on models has ways out.",
+    "finding of fsck": _GOOD_COPY,
+    "finding of policy check": "Change the policy if you do not want this; nothing else follows.",
+    "qualifier of a verdict": "The page for auditors says what to do about each.",
+    "reason of the gate": _SIGN_ANEW,
+    "refusal of a leaf": "Give a value of the kind that is declared.",
+    "refusal of a proof or a cosignature": "Ask for the proof or the signature again.",
+    "refusal of the gate": _SIGN_ANEW,
+    "verdict": "The page for auditors says what each verdict permits.",
+}
+"""Cures by `publish.site.errors.carried_by`."""
