@@ -10,9 +10,10 @@ import math
 import tomllib
 import types
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from dptrain.errors import ConfigError
 from ledger.errors import LedgerError
@@ -116,6 +117,10 @@ class ImageModel(Classifier):
         for key, whole in (("patch_size", "image_size"), ("attention_heads", "hidden_size")):
             part = getattr(self, key)
             _check(f"model.{key}", part, getattr(self, whole) % part == 0, f"a divisor of model.{whole}")
+
+
+MODELS: Final[Mapping[str, type]] = {"text_classification": TextModel, "image_classification": ImageModel}
+"""What ``[model]`` says, by the task that `dptrain train` runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,17 +244,25 @@ class RunConfig:
 
     Guarantee: no value of a run file changes which bounds, rates, noise, depths or steps apply; those are read from the
     signed policy alone.
+
+    Attributes:
+        task: one of `MODELS`, which `dptrain train` runs, or what a program of your own calls its task.
+        model: what the table ``[model]`` says, as the task reads it. data, optimizer, run: the other tables.
     """
 
-    task: Literal["text_classification", "image_classification"]
-    model: TextModel | ImageModel
+    task: str
+    model: Any
     data: DataConfig
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     run: MachineConfig = field(default_factory=MachineConfig)
 
     @classmethod
-    def load(cls, path: str | Path) -> Self:
+    def load(cls, path: str | Path, *, models: Mapping[str, type] = MODELS) -> Self:
         """Reads a run file.
+
+        Args:
+            path: the file. models: by task, the frozen dataclass that ``[model]`` is read into; a program of your own names
+                its own. Fields are strings, numbers, booleans, paths, tuples of strings, or literals.
 
         Raises:
             ConfigError: unreadable, not TOML, an unknown or missing key, or a value that cannot be used.
@@ -260,11 +273,11 @@ class RunConfig:
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
             raise ConfigError("RUN_FILE", f"cannot read the run file {str(path)!r}: {reason}") from error
-        return cls.from_toml(text, base=path.parent)
+        return cls.from_toml(text, base=path.parent, models=models)
 
     @classmethod
-    def from_toml(cls, text: str, base: Path = Path()) -> Self:
-        """Reads the text of a run file; relative paths start at ``base``.
+    def from_toml(cls, text: str, base: Path = Path(), models: Mapping[str, type] = MODELS) -> Self:
+        """Reads the text of a run file; relative paths start at ``base``, and ``models`` are as for :meth:`load`.
 
         Raises:
             ConfigError: as :meth:`load`.
@@ -273,11 +286,11 @@ class RunConfig:
             table = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
             raise ConfigError("RUN_FILE", f"the run file is not TOML: {error}") from error
-        tables = {"data": DataConfig, "optimizer": OptimizerConfig, "run": MachineConfig}
+        tables: dict[str, type] = {"data": DataConfig, "optimizer": OptimizerConfig, "run": MachineConfig}
         task = table.get("task", "(none)")
-        if task not in ("text_classification", "image_classification"):
-            raise ConfigError("RUN_VALUE", f"task is {task!r}, expected 'text_classification' or 'image_classification'")
-        tables["model"] = TextModel if task == "text_classification" else ImageModel
+        if not isinstance(task, str) or task not in models:
+            raise ConfigError("RUN_VALUE", f"task is {task!r}, expected {' or '.join(map(repr, models))}")
+        tables["model"] = models[task]
         for key in table.keys() - tables.keys() - {"task"}:
             raise _unknown(key, "", {"task", *tables}, tables)
         missing = {"data"} - table.keys()

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from safetensors.torch import save_model
 from torch import nn
 
 from attest.corpus import open_corpus
@@ -204,34 +205,55 @@ class Outcome:
         return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in told.items()})
 
 
+Evaluate = Callable[[nn.Module, Any, Sequence[Any]], float]
+"""A model, a collate function and PUBLIC examples to an accuracy from 0 to 1."""
+
+
 def conclude(
-    run: PrivateTraining | WithoutPrivacy, model: nn.Module, collate: Any, validation: Sequence[Any], config: RunConfig
+    run: PrivateTraining | WithoutPrivacy,
+    model: nn.Module,
+    collate: Any,
+    validation: Sequence[Any],
+    config: RunConfig,
+    *,
+    evaluate: Evaluate = evaluate,
 ) -> Outcome:
     """Evaluates on public data, saves the model, and exports and verifies the record of a finished run.
 
-    Of several processes the first one does it, and all return what came of it.
+    A model without ``save_pretrained`` is saved as ``model.safetensors``. Of several processes the first one does it, and all
+    return what came of it.
 
     Args:
-        run: the finished run. model: its model. collate: as the task's ``build`` returned it.
-        validation: PUBLIC examples; none for no accuracy. config: the run file.
+        run: the finished run. model: its model. collate: prepares input; one that has ``for_evaluation`` evaluates by that,
+            and one that has ``save`` is saved beside the model.
+        validation: PUBLIC examples; none for no accuracy. config: the run file. evaluate: default: that of classifiers.
 
     Raises:
         LedgerError: the run is not finished, or its record cannot be written.
     """
     ranks = run.opened.ranks if isinstance(run, PrivateTraining) else run.ranks
-    made = ranks.first(lambda: json.dumps(_concluded(run, model, collate, validation, config).to_json()).encode())
+    made = ranks.first(lambda: json.dumps(_concluded(run, model, collate, validation, config, evaluate).to_json()).encode())
     return Outcome.of_json(json.loads(made))
 
 
 def _concluded(
-    run: PrivateTraining | WithoutPrivacy, model: nn.Module, collate: Any, validation: Sequence[Any], config: RunConfig
+    run: PrivateTraining | WithoutPrivacy,
+    model: nn.Module,
+    collate: Any,
+    validation: Sequence[Any],
+    config: RunConfig,
+    evaluate: Evaluate,
 ) -> Outcome:
-    accuracy = evaluate(model, collate.for_evaluation, validation) if validation else None
+    accuracy = evaluate(model, getattr(collate, "for_evaluation", collate), validation) if validation else None
     private = isinstance(run, PrivateTraining)
     folder = config.run.output / ("model" if private else "model-not-private")
     folder.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(folder)
-    collate.save(folder)
+    if hasattr(model, "save_pretrained"):
+        model.save_pretrained(folder)
+    else:
+        save_model(model, str(folder / "model.safetensors"))
+    if hasattr(collate, "save"):
+        collate.save(folder)
     gate = run.opened.gate if isinstance(run, PrivateTraining) else run.gate
     refused = gate.counts()["refused"]
     if not isinstance(run, PrivateTraining):
