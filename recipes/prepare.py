@@ -63,9 +63,11 @@ def mnist(data: Path, contributions: int = 12_000, *, validation: int = 2_000) -
     def part(name: str) -> list[dict[str, Any]]:
         import numpy as np
 
-        read = (gzip.decompress((data / "mnist" / f"{name}-{kind}.gz").read_bytes()) for kind in ("images-idx3-ubyte", "labels-idx1-ubyte"))
-        pixels, labels = (np.frombuffer(found, np.uint8, offset=skip) for found, skip in zip(read, (16, 8), strict=True))
-        return [{"pixels": x.tolist(), "label": int(y)} for x, y in zip(pixels.reshape(-1, 28, 28), labels, strict=True)]
+        def read(kind: str, skip: int) -> Any:
+            return np.frombuffer(gzip.decompress((data / "mnist" / f"{name}-{kind}.gz").read_bytes()), np.uint8, offset=skip)
+
+        pixels, labels = read("images-idx3-ubyte", 16).reshape(-1, 28, 28), read("labels-idx1-ubyte", 8)
+        return [{"pixels": x.tolist(), "label": int(y)} for x, y in zip(pixels, labels, strict=True)]
 
     return Corpus(some(part("train"), contributions), part("t10k")[:validation])
 
@@ -88,8 +90,8 @@ def adult(data: Path, contributions: int = 24_000, *, validation: int = 4_000) -
     def part(name: str) -> list[dict[str, Any]]:
         with open(data / "adult" / name, encoding="utf-8", newline="") as stream:
             rows = [{key.strip(): value.strip() for key, value in row.items()} for row in csv.DictReader(stream)]
-        people = [{key: value for key, value in row.items() if key not in ("Y", "fnlwgt")} | {"label": int(">" in row["Y"])} for row in rows]
-        return list({json.dumps(one): one for one in people}.values())
+        said = [key for key in rows[0] if key not in ("Y", "fnlwgt")]
+        return unique({key: row[key] for key in said} | {"label": int(">" in row["Y"])} for row in rows)
 
     return Corpus(some(part("adult.data"), contributions), some(part("adult.test"), validation))
 
@@ -237,7 +239,7 @@ READERS: Mapping[str, tuple[Callable[..., Corpus], str, int, int, str]] = {
     "mnist": (mnist, "mnist", 80, 512, "handwritten digits (four gzipped files in mnist/)"),
     "cifar10": (cifar10, "cifar10", 100, 500, "small colour pictures (cifar10/train_3k.npz, cifar10/test_1k.npz)"),
     "adult": (adult, "adult", 150, 512, "people of a census (adult/adult.data, adult/adult.test)"),
-    "e2e": (e2e, "venues", 60, 256, "facts and texts about venues (e2e/e2e_train.jsonl.gz, e2e/e2e_valid.jsonl.gz)"),
+    "e2e": (e2e, "venues", 40, 256, "facts and texts about venues (e2e/e2e_train.jsonl.gz, e2e/e2e_valid.jsonl.gz)"),
     "gsm8k": (gsm8k, "questions", 30, 256, "questions and worked answers (gsm8k/train.jsonl, gsm8k/test.jsonl)"),
 }
 """By name: what reads the files, the name of the corpus, steps, draws per step, and what it is."""
@@ -248,9 +250,7 @@ def prepare(arguments: argparse.Namespace) -> None:
     reader, name, *_ = READERS[arguments.command]
     how = {"steps": arguments.steps, "draws": arguments.draws}
     if arguments.command == "sst2":
-        here = arguments.data / "sst2" if arguments.data else Path()
-        train, validation = arguments.train or here / "train.tsv", arguments.validation or here / "dev.tsv"
-        corpus = tables(train, validation, arguments.contributions, min_words=arguments.min_words)
+        corpus = tables(*_tables(arguments), arguments.contributions, min_words=arguments.min_words)
     else:
         corpus = reader(arguments.data, arguments.contributions)
     if arguments.command == "e2e" and arguments.by_venue:
@@ -261,6 +261,14 @@ def prepare(arguments: argparse.Namespace) -> None:
         stage_tiers(arguments.out, name, corpus, **how)
 
 
+def _tables(arguments: argparse.Namespace) -> tuple[Path, Path]:
+    folder = None if arguments.data is None else arguments.data / "sst2"
+    found = arguments.train or (folder and folder / "train.tsv"), arguments.validation or (folder and folder / "dev.tsv")
+    if None in found:
+        raise ConfigError("DATA", "no files are named; give --data, or --train and --validation")
+    return found
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(required=True, dest="command", metavar="CORPUS")
@@ -269,14 +277,14 @@ def main() -> int:
         command.add_argument("--data", type=Path, required=name != "sst2", metavar="DIR", help=f"holds {name}/")
         command.add_argument("--contributions", type=int, default=reader.__defaults__[0], help="at most (default: %(default)s)")
         command.add_argument("--steps", type=int, default=steps, help="(default: %(default)s)")
-        command.add_argument("--draws", type=int, default=draws, help="contributions per step, on average (default: %(default)s)")
+        command.add_argument("--draws", type=int, default=draws, help="per step, on average (default: %(default)s)")
         command.add_argument("--epsilon", type=float, help="one for everybody, and all layers (default: a class for each tier)")
         if name == "sst2":
             command.add_argument("--train", type=Path, metavar="TSV", help="in the place of DIR/sst2/train.tsv")
-            command.add_argument("--validation", type=Path, metavar="TSV", help="public examples, in the place of DIR/sst2/dev.tsv")
-            command.add_argument("--min-words", type=int, default=10, help="contributors hand in phrases of at least so many words")
+            command.add_argument("--validation", type=Path, metavar="TSV", help="in the place of DIR/sst2/dev.tsv")
+            command.add_argument("--min-words", type=int, default=10, help="of a contribution (default: %(default)s)")
         if name == "e2e":
-            command.add_argument("--by-venue", action="store_true", help="an adapter for pubs, restaurants and coffee shops each")
+            command.add_argument("--by-venue", action="store_true", help="an adapter for each kind of venue")
     commands.add_parser("digits", help="the handwritten digits of scikit-learn, and a public model to start from")
     for command in commands.choices.values():
         command.add_argument("--out", type=Path, required=True, metavar="DIR")

@@ -1,7 +1,7 @@
 """Train a ResNet-20 on attested pictures, with privacy: from public weights, or from none.
 
     python -m recipes.prepare mnist --data DATA --out runs/mnist
-    accelerate launch -m recipes.images.resnet --config recipes/images/mnist.toml --weights DATA/resnet20_cifar10/resnet20-12fca82f.th
+    accelerate launch -m recipes.images.resnet --config recipes/images/mnist.toml --weights RESNET20.th
 
 Batch normalisation would couple contributions. Public weights bring their statistics, which are folded into the convolutions; a
 network without weights has group normalisation instead. `--no-privacy` trains the same without any protection.
@@ -10,6 +10,7 @@ network without weights has group normalisation instead. `--no-privacy` trains t
 import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -61,7 +62,7 @@ class ResNet20(nn.Module):
         super().__init__()
         self.stem, self.norm = _normed(3, 16, 1, folded)
         widths = [16] * 4 + [32] * 3 + [64] * 3
-        self.blocks = nn.ModuleList(Block(a, b, folded=folded) for a, b in zip(widths, widths[1:], strict=False))
+        self.blocks = nn.ModuleList(Block(a, b, folded=folded) for a, b in pairwise(widths))
         self.head = nn.Linear(64, classes)
         self.register_buffer("mean", torch.tensor(MEAN)[:, None, None], persistent=False)
         self.register_buffer("deviation", torch.tensor(DEVIATION)[:, None, None], persistent=False)

@@ -67,7 +67,7 @@ def tokenizer_of(path: Path) -> PreTrainedTokenizerFast:
 
 
 def _pieces(path: Path) -> Iterator[str]:
-    """Yields the pieces in the order of their numbers: after the length of the longest, a score, a length and bytes for each."""
+    """Yields the pieces in the order of their numbers; each has a score, a length and bytes."""
     data, place = path.read_bytes(), 4
     while place < len(data):
         _, length = struct.unpack_from("<fi", data, place)

@@ -15,7 +15,7 @@ from torch import nn
 
 from dptrain.engine.private_training import PrivateTraining
 from dptrain.errors import ConfigError
-from dptrain.integrations.losses import IGNORED, losses_of, of_tokens
+from dptrain.integrations.losses import IGNORED, losses_of
 from dptrain.tasks.classification import first_line, local_or_named, probe_records
 from dptrain.tasks.runconfig import RunConfig
 from dptrain.tasks.runs import Outcome, WithoutPrivacy, conclude
@@ -46,7 +46,7 @@ class LanguageModel:
         if (self.name is None) == (self.path is None):
             raise ConfigError("RUN_VALUE", "model has both name and path, or none; expected one: a hub id, or a directory")
         if min(self.max_length - 1, self.rank, self.alpha, len(self.targets), len(self.adapters)) < 1:
-            raise ConfigError("RUN_VALUE", "model.max_length, rank, alpha, targets and adapters have to be positive, or not empty")
+            raise ConfigError("RUN_VALUE", "[model] has a number below 1, max_length below 2, or no targets or adapters")
 
 
 MODELS = {"language": LanguageModel}
@@ -186,7 +186,12 @@ def probes(validation: Sequence[Any]) -> list[bytes] | None:
 
 
 def finish(
-    run: PrivateTraining | WithoutPrivacy, model: nn.Module, collate: Rows, validation: Sequence[Any], before: float, config: RunConfig
+    run: PrivateTraining | WithoutPrivacy,
+    model: nn.Module,
+    collate: Rows,
+    validation: Sequence[Any],
+    before: float,
+    config: RunConfig,
 ) -> int:
     """Saves the adapters, audits the record, and prints both, the loss on public texts, and one text; returns an exit code."""
     outcome: Outcome = conclude(run, model, collate, (), config)

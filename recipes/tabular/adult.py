@@ -3,8 +3,9 @@
     python -m recipes.prepare adult --data DATA --out runs/adult
     accelerate launch -m recipes.tabular.adult --config recipes/tabular/adult.toml
 
-A row becomes numbers by public constants alone: ranges and lists of words from the description of the census. A mean, a deviation
-or a vocabulary of the contributions would be a function of private data. `--no-privacy` trains the same without any protection.
+A row becomes numbers by public constants alone: ranges, and lists of words from the description of the census. A mean, a
+deviation or a vocabulary of the contributions would be a function of private data. `--no-privacy` trains the same without any
+protection.
 """
 
 import argparse
@@ -55,7 +56,7 @@ class TableModel:
 
     def __post_init__(self) -> None:
         if min(self.width, self.hidden_layers) < 1:
-            raise ConfigError("RUN_VALUE", f"model.width is {self.width} and hidden_layers {self.hidden_layers}, expected 1 or more")
+            raise ConfigError("RUN_VALUE", "model.width or model.hidden_layers is below 1, expected 1 or more of each")
 
 
 class Layer(nn.Module):
@@ -101,12 +102,14 @@ def collate(rows: Sequence[Any]) -> dict[str, torch.Tensor]:
         ConfigError: code EXAMPLE, a row lacks a column or has another label; the message repeats nothing of it.
     """
     try:
-        found = {"x": torch.tensor([features(row) for row in rows]), "labels": torch.tensor([int(row["label"]) for row in rows])}
+        found = torch.tensor([features(row) for row in rows]), torch.tensor([int(row["label"]) for row in rows])
     except (KeyError, TypeError, ValueError):
-        raise ConfigError("EXAMPLE", f"a row lacks a column; expected label and {', '.join((*RANGES, *AMOUNTS, *WORDS))}") from None
-    if not ((found["labels"] == 0) | (found["labels"] == 1)).all():
+        columns = ", ".join((*RANGES, *AMOUNTS, *WORDS))
+        raise ConfigError("EXAMPLE", f"a row lacks a column, or has no number in one; expected label, {columns}") from None
+    x, labels = found
+    if not ((labels == 0) | (labels == 1)).all():
         raise ConfigError("EXAMPLE", "a row has another label than 0 or 1")
-    return found
+    return {"x": x, "labels": labels}
 
 
 def per_example_loss(model: nn.Module, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
