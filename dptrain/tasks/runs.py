@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -258,10 +259,16 @@ def _concluded(
     refused = gate.counts()["refused"]
     if not isinstance(run, PrivateTraining):
         (folder / "NOT_PRIVATE").write_text(STAMP + "\n")
-        return Outcome(False, accuracy, (), refused, str(folder))
+        return Outcome(False, accuracy, (), refused, _named(folder))
     export = run.export(config.run.output / "export")
     recorder = run.opened.recorder
     audited = verify_export(export, [recorder.ledger.header.log_vkey], owner_key=recorder.owner_public)
     findings = tuple(f"{item.code} {item.where}: {item.sentence}" for item in audited.findings)
     words = (audited.verdict, audited.qualifiers)
-    return Outcome(True, accuracy, tuple(run.prepared.summary()), refused, str(folder), str(export), *words, findings)
+    return Outcome(True, accuracy, tuple(run.prepared.summary()), refused, _named(folder), _named(export), *words, findings)
+
+
+def _named(path: Path) -> str:
+    """Returns a path as a person writes it: below the working directory without the way up and down that a run file takes."""
+    here = path.resolve()
+    return str(here.relative_to(Path.cwd())) if ".." in path.parts and here.is_relative_to(Path.cwd()) else str(path)

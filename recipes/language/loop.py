@@ -19,7 +19,7 @@ from recipes.language.texts import arguments, build, finish, load, loss_per_toke
 def main() -> int:
     given = arguments(__doc__, no_privacy="compare: train the same without any protection")
     quiet_libraries()
-    return train(load(given.config, given.model), resume=given.resume, privacy=not given.no_privacy)
+    return train(load(given.config, given.model, given.out), resume=given.resume, privacy=not given.no_privacy)
 
 
 def train(config: RunConfig, *, resume: bool = False, privacy: bool = True) -> int:

@@ -17,7 +17,7 @@ from dptrain.engine.private_training import PrivateTraining
 from dptrain.errors import ConfigError
 from dptrain.integrations.losses import IGNORED, losses_of
 from dptrain.tasks.classification import first_line, local_or_named, probe_records
-from dptrain.tasks.runconfig import RunConfig
+from dptrain.tasks.runconfig import Location, RunConfig
 from dptrain.tasks.runs import Outcome, WithoutPrivacy, conclude
 from dptrain.train import print_outcome
 
@@ -61,16 +61,22 @@ def arguments(what: str, **options: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=what.splitlines()[0])
     parser.add_argument("--config", required=True, metavar="RUN.toml")
     parser.add_argument("--model", type=Path, metavar="DIR", help="a local model in the place of the run file's")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="for ledger, model and export, in the place of the run file's")
     parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint")
     for name, help_text in options.items():
         parser.add_argument(f"--{name.replace('_', '-')}", action="store_true", help=help_text)
     return parser.parse_args()
 
 
-def load(path: str | Path, model: Path | None = None) -> RunConfig:
-    """Reads a run file, whose model a local directory may replace."""
+def load(path: str | Path, model: Path | None = None, out: Path | None = None) -> RunConfig:
+    """Reads a run file; a local model, and another folder for what the run leaves, may take the place of those in it."""
     config = RunConfig.load(path, models=MODELS)
-    return config if model is None else replace(config, model=replace(config.model, name=None, path=model))
+    if model is not None:
+        config = replace(config, model=replace(config.model, name=None, path=model))
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        config = replace(config, run=replace(config.run, ledger=Location(str(out / "ledger.db")), output=out))
+    return config
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from recipes.language.texts import arguments, build, finish, load, loss_per_toke
 def main() -> int:
     given = arguments(__doc__)
     quiet_libraries()
-    return train(load(given.config, given.model), resume=given.resume)
+    return train(load(given.config, given.model, given.out), resume=given.resume)
 
 
 def train(config: RunConfig, *, resume: bool = False) -> int:

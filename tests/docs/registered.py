@@ -3,6 +3,7 @@
 from typing import Final
 
 WALK, PAGES = "tests/cli/test_walkthrough.py", "tests/cli/test_walkthrough_pages.py"
+RECIPES = "tests/train/test_recipe_pages.py"
 EXTENDING, CORRELATED = "tests/test_extending.py", "tests/correlated/test_correlated_page.py"
 RELEASES = "tests/cli/test_releases_page.py"
 RULES = "tests/guarantees/test_gradient_rules.py"
@@ -23,6 +24,12 @@ ELSEWHERE: Final[dict[str, dict[str, str]]] = {
     "docs/lengths.md": {"python": "tests/train/test_lengths_page.py"},
     "docs/opacus.md": {"python": "tests/integrations/test_opacus_page.py"},
     "docs/operating.md": {"sh": PAGES},
+    "docs/recipes/causal-lm.md": {"sh": RECIPES, "text": RECIPES},
+    "docs/recipes/correlated.md": {"sh": RECIPES, "text": RECIPES},
+    "docs/recipes/images.md": {"sh": RECIPES, "text": RECIPES},
+    "docs/recipes/lora-per-class.md": {"sh": RECIPES, "text": RECIPES},
+    "docs/recipes/tabular.md": {"sh": RECIPES, "text": RECIPES},
+    "docs/recipes/text-classification.md": {"sh": RECIPES, "text": RECIPES},
     "docs/releases.md": {"sh": RELEASES, "toml": RELEASES, "python": RELEASES},
     "docs/tracing.md": {"sh": PAGES},
     "docs/trainers.md": {"python": "tests/integrations/test_trainers_page.py"},
