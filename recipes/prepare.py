@@ -57,7 +57,7 @@ def tables(train: Path, validation: Path, contributions: int, *, min_words: int 
     return Corpus(some(phrases, contributions), read_tsv(validation))
 
 
-def mnist(data: Path, contributions: int = 12_000, *, validation: int = 2_000) -> Corpus:
+def mnist(data: Path, contributions: int = 12_000, *, validation: int = 1_000) -> Corpus:
     """Reads pictures of 28 by 28 pixels from the four gzipped files of MNIST."""
 
     def part(name: str) -> list[dict[str, Any]]:
@@ -138,7 +138,7 @@ def unique(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def read_tsv(path: Path) -> list[dict[str, Any]]:
-    """Records of a file with the header ``sentence<TAB>label``; a sentence that occurs twice is kept once."""
+    """Reads the records of a file with the header ``sentence<TAB>label``; a sentence that occurs twice is kept once."""
     header, *lines = path.read_text(encoding="utf-8").splitlines()
     if header.split("\t") != ["sentence", "label"]:
         raise ConfigError("TSV", f"{path} begins with {header[:60]!r}, expected the columns sentence and label")
@@ -222,7 +222,7 @@ def _stage(out: Path, policy: str, people: Sequence[Contributor], corpus: Corpus
 
 
 def prepare_digits(out: Path) -> None:
-    """The corpus of the demo, with the public model that it starts from."""
+    """Signs the corpus of the demo, and writes the public model that it starts from."""
     from dptrain.demo.public import CONTRIBUTORS_PER_TIER, CORPUS, DELTA, TIERS, WEIGHTS, digits, public_model
 
     data, rate = digits(), 0.5
@@ -236,11 +236,11 @@ def prepare_digits(out: Path) -> None:
 
 READERS: Mapping[str, tuple[Callable[..., Corpus], str, int, int, str]] = {
     "sst2": (sst2, "movie-phrases", 100, 512, "movie phrases, positive or negative (sst2/train.tsv, sst2/dev.tsv)"),
-    "mnist": (mnist, "mnist", 40, 256, "handwritten digits (four gzipped files in mnist/)"),
-    "cifar10": (cifar10, "cifar10", 30, 200, "small colour pictures (cifar10/train_3k.npz, cifar10/test_1k.npz)"),
+    "mnist": (mnist, "mnist", 25, 192, "handwritten digits (four gzipped files in mnist/)"),
+    "cifar10": (cifar10, "cifar10", 20, 150, "small colour pictures (cifar10/train_3k.npz, cifar10/test_1k.npz)"),
     "adult": (adult, "adult", 150, 512, "people of a census (adult/adult.data, adult/adult.test)"),
     "e2e": (e2e, "venues", 40, 256, "facts and texts about venues (e2e/e2e_train.jsonl.gz, e2e/e2e_valid.jsonl.gz)"),
-    "gsm8k": (gsm8k, "questions", 20, 128, "questions and worked answers (gsm8k/train.jsonl, gsm8k/test.jsonl)"),
+    "gsm8k": (gsm8k, "questions", 12, 128, "questions and worked answers (gsm8k/train.jsonl, gsm8k/test.jsonl)"),
 }
 """By name: what reads the files, the name of the corpus, steps, draws per step, and what it is."""
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from pickle import UnpicklingError
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,8 +21,16 @@ from torch import nn
 from torch.nn.functional import pad, relu
 
 from dptrain.errors import ConfigError
-from dptrain.programs import guarded, quiet_libraries
-from dptrain.tasks.classification import freeze, make_optimizer, make_scheduler, per_example_loss, probe_records, read_examples
+from dptrain.programs import guarded, launched_rank, quiet_libraries
+from dptrain.tasks.classification import (
+    first_line,
+    freeze,
+    make_optimizer,
+    make_scheduler,
+    per_example_loss,
+    probe_records,
+    read_examples,
+)
 from dptrain.tasks.image_classification import ImageCollate
 from dptrain.tasks.runconfig import ImageModel, RunConfig
 from dptrain.tasks.runs import Outcome, accelerator_of, conclude, open_run
@@ -89,13 +98,15 @@ def build(config: ResNetModel) -> tuple[nn.Module, ImageCollate]:
     Raises:
         ConfigError: code MODEL, the weights are not those of a ResNet-20.
     """
+    if config.weights is None and config.freeze:
+        raise ConfigError("MODEL", "model.freeze would keep new weights; name public ones by --weights, or freeze none")
     model = ResNet20(len(config.labels), folded=config.weights is not None)
     if config.weights is not None:
         try:
             read = torch.load(config.weights, weights_only=True, map_location="cpu")["state_dict"]
             model.load_state_dict(folded({name.removeprefix("module."): value for name, value in read.items()}), strict=False)
-        except (OSError, KeyError, RuntimeError, ValueError) as error:
-            raise ConfigError("MODEL", f"{config.weights} holds no weights of a ResNet-20 for CIFAR: {error}") from error
+        except (OSError, KeyError, RuntimeError, ValueError, UnpicklingError) as error:
+            raise ConfigError("MODEL", f"{config.weights} holds no weights of a ResNet-20: {first_line(error)}") from error
     freeze(model, config.freeze)
     return model.train(), ImageCollate(config)
 
@@ -125,11 +136,14 @@ def main() -> int:
     config = RunConfig.load(arguments.config, models={"resnet": ResNetModel})
     if arguments.weights is not None:
         config = replace(config, model=replace(config.model, weights=arguments.weights))
-    return train(config, resume=arguments.resume, privacy=not arguments.no_privacy)
+    outcome = train(config, resume=arguments.resume, privacy=not arguments.no_privacy)
+    if not launched_rank():
+        print_outcome(outcome)
+    return 0 if outcome.good else 1
 
 
-def train(config: RunConfig, *, resume: bool = False, privacy: bool = True) -> int:
-    """Trains to the end of the horizon; returns an exit code."""
+def train(config: RunConfig, *, resume: bool = False, privacy: bool = True) -> Outcome:
+    """Trains to the end of the horizon, evaluates, saves and audits."""
     torch.manual_seed(config.run.seed)  # weights that are new; noise and draws never come from a seed
     accelerator = accelerator_of(config)
     validation = read_examples(config.data.validation)
@@ -152,10 +166,7 @@ def train(config: RunConfig, *, resume: bool = False, privacy: bool = True) -> i
                 run.save()
 
         # Accuracy on public data, the weights, export of the ledger, and its audit.
-        outcome: Outcome = conclude(run, accelerator.unwrap_model(model), collate, validation, config)
-    if accelerator.is_main_process:
-        print_outcome(outcome)
-    return 0 if outcome.good else 1
+        return conclude(run, accelerator.unwrap_model(model), collate, validation, config)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ A record is ``{"prompt": ..., "completion": ...}``. The model learns the complet
 """
 
 import argparse
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +15,8 @@ from torch import nn
 from dptrain.engine.private_training import PrivateTraining
 from dptrain.errors import ConfigError
 from dptrain.integrations.losses import IGNORED, losses_of
-from dptrain.tasks.classification import first_line, local_or_named, probe_records
+from dptrain.programs import launched_rank
+from dptrain.tasks.classification import first_line, local_or_named
 from dptrain.tasks.runconfig import Location, RunConfig
 from dptrain.tasks.runs import Outcome, WithoutPrivacy, conclude
 from dptrain.train import print_outcome
@@ -139,8 +139,10 @@ def per_example_loss(model: nn.Module, rows: Mapping[str, torch.Tensor]) -> torc
 
 
 @torch.no_grad()
-def loss_per_token(model: nn.Module, collate: Rows, examples: Sequence[Any], batch: int = 32) -> float:
-    """Returns the mean over the completions of PUBLIC examples; over contributions it would need noise."""
+def loss_per_token(model: nn.Module, collate: Rows, examples: Sequence[Any], batch: int = 32) -> float | None:
+    """Returns the mean over the completions of PUBLIC examples, None without any; over contributions it would need noise."""
+    if not examples:
+        return None
     device, was_training = next(model.parameters()).device, model.training
     model.eval()
     found = [
@@ -160,7 +162,7 @@ def written(model: nn.Module, collate: Rows, prompt: str, tokens: int = 60) -> s
     ids = model.eval().generate(input_ids=rows["input_ids"], attention_mask=rows["attention_mask"], **how)
     model.train(was_training)
     text: str = collate.tokenizer.decode(ids[0, rows["input_ids"].shape[1] :], skip_special_tokens=True)
-    return text.strip()
+    return " ".join(text.split())
 
 
 def settings(config: RunConfig) -> dict[str, Any]:
@@ -186,9 +188,15 @@ def settings(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def probes(validation: Sequence[Any]) -> list[bytes] | None:
-    """Returns public records for the start-up probes."""
-    return probe_records(validation)
+@dataclass(frozen=True)
+class Learnt:
+    """Says what came of a run: its outcome, the loss on public texts before and after, and an answer to a public prompt."""
+
+    outcome: Outcome
+    before: float | None
+    after: float | None
+    prompt: str
+    answer: str
 
 
 def finish(
@@ -196,17 +204,22 @@ def finish(
     model: nn.Module,
     collate: Rows,
     validation: Sequence[Any],
-    before: float,
+    before: float | None,
     config: RunConfig,
-) -> int:
-    """Saves the adapters, audits the record, and prints both, the loss on public texts, and one text; returns an exit code."""
-    outcome: Outcome = conclude(run, model, collate, (), config)
-    ranks = run.opened.ranks if isinstance(run, PrivateTraining) else run.ranks
-    if ranks.leads:
-        print_outcome(outcome)
-        if validation:
-            after = loss_per_token(model, collate, validation)
-            print(f"loss per token on public validation texts: {before:.3f} before, {after:.3f} after")
-            print(f"to {validation[0]['prompt'].strip()!r} it writes {written(model, collate, validation[0]['prompt'])!r}")
-    sys.stdout.flush()
-    return 0 if outcome.good else 1
+) -> Learnt:
+    """Saves the adapters, audits the record, and asks the model for what public texts show."""
+    outcome = conclude(run, model, collate, (), config)
+    if not validation:
+        return Learnt(outcome, None, None, "", "")
+    after, prompt = loss_per_token(model, collate, validation), validation[0]["prompt"]
+    return Learnt(outcome, before, after, prompt.strip(), written(model, collate, prompt))
+
+
+def show(learnt: Learnt) -> int:
+    """Prints what came of a run, once if several processes trained; returns an exit code."""
+    if not launched_rank():
+        print_outcome(learnt.outcome)
+        if learnt.after is not None:
+            print(f"loss per token on public validation texts: {learnt.before:.3f} before, {learnt.after:.3f} after")
+            print(f"asked: {learnt.prompt}\nanswered: {learnt.answer}")
+    return 0 if learnt.outcome.good else 1

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from dptrain.errors import ConfigError
-from dptrain.programs import guarded, quiet_libraries
+from dptrain.programs import guarded, launched_rank, quiet_libraries
 from dptrain.tasks.classification import make_optimizer, make_scheduler, probe_records, read_examples
 from dptrain.tasks.runconfig import RunConfig
 from dptrain.tasks.runs import Outcome, accelerator_of, conclude, open_run
@@ -132,11 +132,14 @@ def main() -> int:
     arguments = parser.parse_args()
     quiet_libraries()
     config = RunConfig.load(arguments.config, models={"table": TableModel})
-    return train(config, resume=arguments.resume, privacy=not arguments.no_privacy)
+    outcome = train(config, resume=arguments.resume, privacy=not arguments.no_privacy)
+    if not launched_rank():
+        print_outcome(outcome)
+    return 0 if outcome.good else 1
 
 
-def train(config: RunConfig, *, resume: bool = False, privacy: bool = True) -> int:
-    """Trains to the end of the horizon; returns an exit code."""
+def train(config: RunConfig, *, resume: bool = False, privacy: bool = True) -> Outcome:
+    """Trains to the end of the horizon, evaluates, saves and audits."""
     torch.manual_seed(config.run.seed)  # the first weights; noise and draws never come from a seed
     accelerator = accelerator_of(config)
     validation = read_examples(config.data.validation)
@@ -159,10 +162,7 @@ def train(config: RunConfig, *, resume: bool = False, privacy: bool = True) -> i
                 run.save()
 
         # Accuracy on public data, the weights, export of the ledger, and its audit.
-        outcome: Outcome = conclude(run, accelerator.unwrap_model(model), collate, validation, config, evaluate=accuracy)
-    if accelerator.is_main_process:
-        print_outcome(outcome)
-    return 0 if outcome.good else 1
+        return conclude(run, accelerator.unwrap_model(model), collate, validation, config, evaluate=accuracy)
 
 
 if __name__ == "__main__":
