@@ -236,11 +236,11 @@ def prepare_digits(out: Path) -> None:
 
 READERS: Mapping[str, tuple[Callable[..., Corpus], str, int, int, str]] = {
     "sst2": (sst2, "movie-phrases", 100, 512, "movie phrases, positive or negative (sst2/train.tsv, sst2/dev.tsv)"),
-    "mnist": (mnist, "mnist", 25, 192, "handwritten digits (four gzipped files in mnist/)"),
-    "cifar10": (cifar10, "cifar10", 20, 150, "small colour pictures (cifar10/train_3k.npz, cifar10/test_1k.npz)"),
+    "mnist": (mnist, "mnist", 80, 512, "handwritten digits (four gzipped files in mnist/)"),
+    "cifar10": (cifar10, "cifar10", 100, 500, "small colour pictures (cifar10/train_3k.npz, cifar10/test_1k.npz)"),
     "adult": (adult, "adult", 150, 512, "people of a census (adult/adult.data, adult/adult.test)"),
-    "e2e": (e2e, "venues", 40, 256, "facts and texts about venues (e2e/e2e_train.jsonl.gz, e2e/e2e_valid.jsonl.gz)"),
-    "gsm8k": (gsm8k, "questions", 12, 128, "questions and worked answers (gsm8k/train.jsonl, gsm8k/test.jsonl)"),
+    "e2e": (e2e, "venues", 80, 256, "facts and texts about venues (e2e/e2e_train.jsonl.gz, e2e/e2e_valid.jsonl.gz)"),
+    "gsm8k": (gsm8k, "questions", 80, 256, "questions and worked answers (gsm8k/train.jsonl, gsm8k/test.jsonl)"),
 }
 """By name: what reads the files, the name of the corpus, steps, draws per step, and what it is."""
 
