@@ -1,4 +1,4 @@
-"""The pages of the recipes: every command runs, over small corpora, and prints lines of the form that the page shows."""
+"""The pages of the recipes: every command in a block of ```sh runs, over small corpora, and prints what ```text below it shows."""
 
 import os
 import re
