@@ -1,4 +1,4 @@
-"""The pages of the recipes: every command in a block of ```sh runs, over small corpora, and prints what ```text below it shows."""
+"""The pages of the recipes: every command in ```sh runs, over small corpora, and prints what ```text below it shows."""
 
 import os
 import re
