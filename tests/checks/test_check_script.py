@@ -132,7 +132,7 @@ def test_private_scripts_of_the_pages_and_recipes_have_nothing_to_change(tmp_pat
     blocks = [*python_of("README.md"), *python_of("docs/trainers.md")]
     private = [text for text in blocks if "PrivateTraining" in text or "dptrain.integrations" in text]
     assert len(private) >= 4
-    for text in [*private, *(path.read_text() for path in (ROOT / "recipes").glob("*.py"))]:
+    for text in [*private, *(path.read_text() for path in (ROOT / "recipes").rglob("*.py"))]:
         assert found(tmp_path, text) == {}, text
 
 

@@ -1,12 +1,18 @@
-"""Writes the tables of the guides for engineers and operators: the keys of a run file, and the trainers that are refused."""
+"""Writes the tables of the guides: keys of a run file, trainers that are refused, and what privacy cost in accuracy."""
 
 import inspect
+import json
 import re
+from pathlib import Path
 from typing import Final
 
+from benchmarks.utility import lines_of
 from dptrain.integrations.coupled import CAUSES
 from dptrain.tasks.runconfig import Classifier, DataConfig, ImageModel, MachineConfig, OptimizerConfig, TextModel
 from tests.pages.documents import Pages, table, with_tables
+from tests.pages.marked import filled
+
+UTILITY: Final = Path(__file__).resolve().parents[2] / "benchmarks" / "utility.json"
 
 RUN_FILE: Final = {
     "`[model]`": Classifier,
@@ -42,7 +48,14 @@ def refused_table() -> str:
     return table(("trainer", "cause"), [(", ".join(names), cause) for cause, names in causes.items()])
 
 
+def utility_page(page: str) -> str:
+    """Returns utility.md with the table of what was measured."""
+    rows = json.loads(UTILITY.read_text(encoding="utf-8"))
+    return filled(page, "".join(f"{line}\n" for line in lines_of(rows)))
+
+
 PAGES: Final[Pages] = {
     "operating.md": lambda page: with_tables(page, "The run file", [run_file_table()]),
     "trainers.md": lambda page: with_tables(page, "Other trainers of TRL", [refused_table()]),
+    "utility.md": utility_page,
 }
