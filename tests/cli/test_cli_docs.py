@@ -59,15 +59,18 @@ def test_shown_python_compiles(page, text):
     compile(text, page, "exec")
 
 
+FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+
+
 def test_links_between_pages_lead_somewhere():
     for page in PAGES:
-        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
+        for target in re.findall(r"\]\(([^)#:]+)\)", FENCED.sub("", page.read_text(encoding="utf-8"))):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
 def anchors(page: Path) -> set[str]:
     """The anchors that GitHub makes of a page's headings."""
-    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    text = FENCED.sub("", page.read_text(encoding="utf-8"))
     headings = re.findall(r"^#+ (.+?)\s*$", text, re.MULTILINE)
     return {re.sub(r"[^\w -]", "", re.sub(r"\]\([^)]*\)", "", heading).lower()).replace(" ", "-") for heading in headings}
 

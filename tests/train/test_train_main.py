@@ -18,6 +18,7 @@ import dptrain.engine.private_training
 from attest import signed_file
 from attest.registry import RegistryLog
 from attest.withdrawal import Withdrawal, sign_withdrawal
+from dptrain.demo.public import TIERS
 from dptrain.tasks.runconfig import RunConfig
 from dptrain.tasks.runs import STAMP
 from dptrain.train import main, print_outcome, train
@@ -36,7 +37,7 @@ def test_a_run_trains_saves_and_leaves_a_record_that_verifies(digits_world: Digi
     assert result["private"] is True
     assert 0.0 <= result["accuracy"] <= 1.0
     assert [row["class"] for row in result["classes"]] == ["sensitive", "internal", "open"]
-    assert [row["epsilon"] for row in result["classes"]] == pytest.approx([4.0, 6.0, 8.0], abs=1e-3)
+    assert [row["epsilon"] for row in result["classes"]] == pytest.approx([tier.epsilon for tier in TIERS], abs=1e-3)
     assert sum(row["admitted"] for row in result["classes"]) == 60
     key = (digits_world.root / "ledger.pub").read_text().split()
     assert verify_export(result["export"], key).verdict == "FULL"
