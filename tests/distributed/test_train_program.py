@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from dptrain.demo.public import TIERS  # noqa: E402
 from ledger.audit import verify_export  # noqa: E402
 from tests.distributed.launched import launched  # noqa: E402
 from tests.worlds.digits import Digits, make_digits  # noqa: E402
@@ -68,7 +69,7 @@ def test_the_first_process_prints_and_all_end_with_the_code_of_the_run(world: Di
     assert first[0] == second[0] == 0, first[2] + second[2]
     told = json.loads(first[1])
     assert (told["verdict"], told["findings"]) == ("FULL", []) and 0.0 <= told["accuracy"] <= 1.0
-    assert [row["epsilon"] for row in told["classes"]] == pytest.approx([4.0, 6.0, 8.0], abs=1e-3)
+    assert [row["epsilon"] for row in told["classes"]] == pytest.approx([tier.epsilon for tier in TIERS], abs=1e-3)
     assert second[1] == ""
     assert verify_export(told["export"], (world.root / "ledger.pub").read_text().split()).verdict == "FULL"
     assert (Path(told["model"]) / "model.safetensors").exists()

@@ -121,7 +121,7 @@ def test_every_name_of_opacus_on_the_page_is_one_of_the_installed_opacus() -> No
 
 def test_the_page_says_how_many_lines_the_programs_have_and_what_their_numbers_spend() -> None:
     for name in beside.MODELS:
-        for library in beside.LIBRARIES:
+        for library in ("opacus", "dptrain"):
             counted = beside.lines(name, library)
             told = rf"\| `{name}_{library}` \| {counted['lines']} \| {counted['new']} \| {counted['gone']} \|"
             assert re.search(told, TEXT), f"{name}_{library} has {counted}"
