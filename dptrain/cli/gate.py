@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -30,6 +30,9 @@ from dptrain.cli.output import counted, counting, styled, table
 from dptrain.cli.results import Result, Shown, pick
 from dptrain.progress import attestations_in, progress_bar
 from dptrain.record.registry_watch import cited_roots, memories_of, memory_of, reading_beside
+
+if TYPE_CHECKING:
+    from ledger.storage.place import Place
 
 ForLedger = Annotated[
     str | None,
@@ -226,6 +229,7 @@ def gate(
     if reading is not None:
         reading.keep()
     judged.seconds = time.monotonic() - started
+    _tell_waiting(None if made_for is None and ledger is None else place_of(made_for or ledger, state))
     return judged
 
 
@@ -361,6 +365,17 @@ def _withdrawn(ledger: str | None, registry: Registry) -> frozenset[bytes]:
                     " is another one, or was cut back: get the latest from the owner",
                 )
         return frozenset(log.state.withdrawals)
+
+
+def _tell_waiting(place: "Place | None") -> None:
+    """Says on standard error of signed withdrawals that lie beside a ledger, there or to come, and that no leaf enters yet."""
+    if place is None or place.beside is None:
+        return
+    folder = place.side(".withdrawals")
+    waiting = len(list(folder.glob("*.cose"))) if folder.is_dir() else 0
+    if waiting:
+        told = f"{counted(waiting, 'withdrawal')} in {folder} {'waits' if waiting == 1 else 'wait'} for the run"
+        typer.echo(f"note: {told}, which enters them before its next window; they are not among these refusals", err=True)
 
 
 def _remember(registry: Registry, corpus: Corpus, ledger: str | None) -> None:

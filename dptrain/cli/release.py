@@ -300,6 +300,9 @@ def _report_text(report: "ReleaseReport") -> Iterator[Shown]:
 
     name = "the manifest was refused" if report.manifest is None else report.manifest.origin
     yield from report_text(report, name)
+    if report.verdict == "FAILED":
+        yield "nothing more is said of a release that fails: do not use the model"
+        return
     if report.manifest is not None and report.weights is not None:
         yield from _text(report.manifest, report.weights)
         if report.documents:

@@ -211,7 +211,8 @@ def columns_of(data: Path, label: str | None, by: str | None = None) -> Columns:
         label = label or next((key for key in LABELS if key in row), None)
         if label not in row:
             named = label or ", ".join(LABELS)
-            raise ConfigError("COLUMNS", f"no column is called {named}; --label says which of {', '.join(row)} is predicted")
+            told = f"no column is called {named}; --label says which of {', '.join(row)} is predicted"
+            raise ConfigError("COLUMNS", f"{told}. For a language model on texts without labels see docs/trainers.md")
         if not isinstance(row[label], str | int):
             found, how = f"{label!r} holds a {type(row[label]).__name__}", "PrivateTraining.own takes other targets"
             raise ConfigError("COLUMNS", f"{found}, expected names or whole numbers of classes; {how}")

@@ -187,7 +187,8 @@ QUALIFIERS: Final[dict[str, Word]] = {
     ),
     "UNCOMPARED": Word(
         "nothing says how large the ledger is at least: an export that was cut back to an earlier size would look the same",
-        "give --min-size, or let --remember keep the checkpoint for the next time",
+        "ask for the ledger's size by another way than the export and give --min-size, or let "
+        "'dptrain ledger verify --remember' keep the checkpoint for the next time",
         brief="that this is the newest record: an older one would look the same",
     ),
     "UNPINNED": Word(

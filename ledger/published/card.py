@@ -3,14 +3,14 @@
 Source: Hugging Face Hub, "Model Cards" (metadata in YAML at the top of README.md).
 """
 
-import shlex
 from collections.abc import Iterator
 from typing import Final
 
 from attest.schema.plain import utc
 from ledger.audit.findings import QUALIFIERS, WHERE_BEYOND, headline
-from ledger.published.facts import About, Facts, decimal
+from ledger.published.facts import About, Facts, decimal, recognised
 from ledger.published.plain import code, scalar, text
+from ledger.views.attacker import CASES, WATCHER
 
 MARK: Final = "<!-- Written by dptrain release, from the audit of the ledger. dptrain release --check writes it again. -->"
 """Stands in every card; a README.md that has it and is not listed as a document is none."""
@@ -42,15 +42,20 @@ def _body(facts: Facts) -> Iterator[str]:
     publication, policy = facts.publication, facts.header.policy
     yield f"# {text(publication.about.name)}"
     yield ""
-    yield "## Verified privacy"
+    yield "## What the audit found"
     yield ""
     yield f"**{headline(publication.verdict, publication.qualifiers).replace('_', chr(92) + '_')}**: {text(facts.verdict)}."
     yield ""
-    yield "| what | verified |"
+    yield (
+        "The verdict says that the record is sound, and not that the privacy is strong. That epsilon says, and the last column "
+        f"below: in how many of {CASES} cases, at most, an attacker recognises a contribution who {WATCHER}."
+    )
+    yield ""
+    yield "| what | found |"
     yield "|---|---|"
     mechanism, accountant = policy.mechanism.name, facts.header.accountant
     for what, value in (
-        ("unit of privacy", "the contribution: one signed descriptor, and all examples under it"),
+        ("unit of privacy", "the contribution, not a person: one signed descriptor, and all examples under it"),
         ("adjacency", f"{code(policy.adjacency)}: the payload of one contribution against a null of its public shape"),
         ("delta", code(facts.delta)),
         ("epsilon counts", "the whole planned horizon" if facts.horizon else "what was charged up to the signed end"),
@@ -66,12 +71,14 @@ def _body(facts: Facts) -> Iterator[str]:
     ):
         yield f"| {what} | {value} |"
     yield ""
-    yield "| class | contributions | withdrawn | epsilon | epsilon if content is replaced |"
-    yield "|---|---|---|---|---|"
+    yield f"| class | contributions | withdrawn | epsilon | epsilon if content is replaced | recognised, of {CASES} |"
+    yield "|---|---|---|---|---|---|"
     for row in facts.classes:
-        figures = ("no promise (public)",) * 2
+        figures: tuple[str, ...] = ("no promise (public)",) * 3
         if row.epsilon_micro is not None and row.replace_micro is not None:
-            figures = (decimal(row.epsilon_micro), decimal(row.replace_micro))
+            hits = recognised(row.epsilon_micro, facts.delta)
+            told = f"{hits} (rules nothing out)" if hits == CASES else str(hits)
+            figures = (decimal(row.epsilon_micro), decimal(row.replace_micro), told)
         yield f"| {code(row.name)} | {row.contributions} | {row.withdrawn} | {' | '.join(figures)} |"
     yield ""
     for part in facts.artifacts:
@@ -89,12 +96,15 @@ def _body(facts: Facts) -> Iterator[str]:
     yield ""
     yield "### How to check"
     yield ""
-    yield "Take the key from a place that whoever gave you this model does not control: this page proves nothing by itself."
+    yield (
+        "This page proves nothing by itself. Take the keys from places that whoever gave you this model does not control: "
+        "LEDGER.pub, OWNER.pub of the corpus, and RELEASE.pem, which is model.pub then."
+    )
     yield ""
     yield "```sh"
-    yield f"dptrain release --check . --key {shlex.quote(facts.log_vkey)}"
+    yield "dptrain release --check . --key LEDGER.pub --owner-key OWNER.pub"
     if facts.signed:
-        yield "model_signing verify key --signature model.sig --public_key model.pub ."
+        yield "python -m model_signing verify key --signature model.sig --public_key RELEASE.pem ."
     yield "```"
     if publication.about.description is not None:
         yield ""

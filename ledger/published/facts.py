@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, Context, Decimal, localcontext
+from fractions import Fraction
 from typing import ClassVar, Final, NamedTuple
 
 from attest.fixed_point import MICRO
@@ -14,6 +16,7 @@ from ledger.errors import ReleaseRefused
 from ledger.leaves import Header
 from ledger.leaves.kinds import WORDS, Checked, words
 from ledger.replay.influence import Artifact, ClassFigures
+from ledger.views.attacker import CASES, FALSE_ALARMS
 
 FORM: Final = "1"
 """Number of the wording. Whoever changes one byte of what is written raises it: an older release is written as it was."""
@@ -149,6 +152,19 @@ class Facts:
     def verdict(self) -> str:
         """Returns what the verdict says, in full."""
         return VERDICTS[self.publication.verdict].sentence
+
+
+def recognised(epsilon_micro: int, delta: str) -> int:
+    """Returns in how many of `CASES` cases the best attacker recognises a contribution, as `ledger.views.attacker.hits` does.
+
+    It is computed in decimals of fixed precision, so that every machine writes one document.
+    """
+    fraction, alarms = Fraction(delta), Decimal(str(FALSE_ALARMS))
+    with localcontext(Context(prec=40)):
+        epsilon, part = Decimal(epsilon_micro) / MICRO, Decimal(fraction.numerator) / fraction.denominator
+        first = alarms * epsilon.exp() + part if epsilon < 100 else Decimal(1)
+        second = 1 - (-epsilon).exp() * (1 - part - alarms)
+        return int((CASES * min(Decimal(1), first, second)).to_integral_value(ROUND_CEILING))
 
 
 def decimal(micro: int) -> str:

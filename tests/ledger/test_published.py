@@ -18,9 +18,10 @@ from ledger.audit.findings import Finding
 from ledger.errors import LedgerBusy, ReleaseRefused
 from ledger.log import Ledger
 from ledger.published import MARK, About, bundles, disclosure, written
-from ledger.published.facts import FORM, PATHS
+from ledger.published.facts import FORM, PATHS, recognised
 from ledger.release import MANIFEST, Publish, check_release, create, publishing, release
 from ledger.release.publishing import facts_of
+from ledger.views.attacker import hits
 from tests.worlds.attested_ledgers import attested_admission, attested_run, put_registry
 from tests.worlds.ledgers import SIGNER, START, Driver, admission
 from tests.worlds.retained_ledgers import ANNA, BEN, is_pruned, retaining_spec, vouched_for
@@ -75,7 +76,7 @@ def test_the_card_has_the_figures_of_the_check_and_no_others(whole):
         assert word.replace("_", "\\_") in text
     for sentence in report.manifest.statements:
         assert sentence[:60] in text
-    assert f"dptrain release --check . --key {SIGNER.vkey}" in text
+    assert "dptrain release --check . --key LEDGER.pub --owner-key OWNER.pub" in text and SIGNER.vkey not in text
     answers = {item["topic"]: item for item in json.loads((whole / "disclosure.json").read_text())["answers"]}
     figures = {item["name"]: item["value"] for item in answers["Privacy parameters (epsilon and delta)"]["figures"]}
     assert [row["epsilon_micro"] for row in figures["classes"]] == [row.epsilon_micro for row in report.manifest.classes]
@@ -406,10 +407,15 @@ def test_a_bundle_beside_a_release_that_names_no_key_is_an_unknown_file(run, tmp
     assert found(directory) == {("UNKNOWN_FILE", "release.sigstore.json")}
 
 
+@pytest.mark.parametrize("micro", [0, 1, 10_000, 500_001, 1_000_000, 2_995_732, 3_999_998, 7_999_986, 40_000_000, 2**62])
+def test_the_card_says_of_an_attacker_what_reports_do(micro):
+    assert recognised(micro, "1/100000") == hits(micro / 1e6, 1e-5)
+
+
 def test_the_wording_stays_as_long_as_its_number_does(run, whole):
     """Whoever changes a word of a document raises FORM, once releases are out there, and keeps what writes the form before."""
     manifest = check_release(whole, KEYS).manifest
     facts = facts_of(manifest, run.ledger.header, manifest.publication, signed=True)
     facts = replace(facts, root=bytes(32), header_digest=bytes(32), size=7, time=1_800_000_000, log_vkey="a+b+c")
     digest = hashlib.sha256(b"\0".join(written(path, facts, []) for path in PATHS)).hexdigest()
-    assert (FORM, digest[:16]) == ("1", "8904084de7d7c95b")
+    assert (FORM, digest[:16]) == ("1", "9f3fd11b51132833")

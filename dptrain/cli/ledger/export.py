@@ -111,8 +111,8 @@ def withdraw(
 
     A contributor's signature is checked against the registry and against the attestation it withdraws; the owner's
     against the ledger's header. From the next charge on the contribution is drawn no more. What was spent stays spent.
-    While a run holds the ledger, put the files into LEDGER.db.withdrawals/ instead (with --state, into
-    DIR/ledger.withdrawals/): the run takes them in by itself.
+    While a run holds the ledger, and before the first run has made it, put the files into LEDGER.db.withdrawals/ instead
+    (with --state, into DIR/ledger.withdrawals/): the run takes them in by itself.
 
     Example: `dptrain ledger withdraw ledger.db withdrawals/*.cose --attestations notes.jsonl.attest --registry registry.cbor`
     """
