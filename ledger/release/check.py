@@ -45,7 +45,8 @@ class ReleaseReport:
         newer_withdrawals: contributions whose withdrawal the export has and the manifest cannot know, None without an export.
         documents: documents that were written again here, and are the same to the byte; without an export none is.
         weights: what the files that the manifest names have to do with the weights of the run, tensor by tensor; None unless
-            its signature holds. Where the verdict is SIGNED or FAILED, what they were held against is the signer's word.
+            its signature holds, and the files are those that it names. Where the verdict is SIGNED or FAILED, what they were
+            held against is the signer's word.
     """
 
     verdict: Verdict
@@ -107,7 +108,8 @@ def check_release(
     except Exception as error:  # an input that breaks the check must not pass it
         check.fault("INTERNAL", str(directory), f"the check broke off: {type(error).__name__}: {error}")
     manifest = check.manifest
-    weights = None if manifest is None else tie(manifest.weights, manifest.files)
+    other = any(finding.code in ("CHANGED_FILE", "MISSING_FILE") for finding in check.findings)
+    weights = None if manifest is None or other else tie(manifest.weights, manifest.files)
     if weights is not None and weights.status != "TIED":
         check.words.add("WEIGHTS_NOT_TIED")
     if weights is not None and weights.code:
