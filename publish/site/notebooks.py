@@ -19,7 +19,7 @@ from nbclient import NotebookClient
 ROOT: Final = Path(__file__).resolve().parents[2]
 _SHELL: Final = re.compile(r"%%sh[^\n]*\n")
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-SECONDS: Final = 300
+SECONDS: Final = 900
 """Longest that one cell may take."""
 
 
