@@ -8,7 +8,7 @@ import ast
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Final
 
@@ -333,6 +333,7 @@ def sources(root: Path = ROOT) -> Iterator[Source]:
             yield Source(path)
 
 
+@cache
 def every() -> tuple[Place, ...]:
-    """Returns every place that says a code, in the order of files and lines."""
+    """Returns every place that says a code, in the order of files and lines; the source is read once in a process."""
     return tuple(Reader(sources()).places())
