@@ -120,7 +120,7 @@ class ImageModel(Classifier):
 
 
 MODELS: Final[Mapping[str, type]] = {"text_classification": TextModel, "image_classification": ImageModel}
-"""What ``[model]`` says, by the task that `dptrain train` runs."""
+"""Classes that ``[model]`` is read into, by the task that `dptrain train` runs."""
 
 
 @dataclass(frozen=True, kw_only=True)

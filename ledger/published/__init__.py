@@ -39,7 +39,7 @@ SAID: Final = (
     ("`release.cose`", "the manifest, with all files above", "`release.sigstore.json`"),
     ("`release.sigstore.json`", "bundle of the manifest's statement (in-toto), about `release.cose` and all files", "nothing"),
 )
-"""What is written into a release, in this order: its path, what it is, and the first that has its digest."""
+"""Files that are written into a release, in this order: path, content, and the first file that has the digest."""
 
 
 def written(path: str, facts: Facts, files: Sequence[Listed]) -> bytes:

@@ -137,7 +137,8 @@ def answers(facts: Facts) -> Iterator[Answer]:
         OWNER,
         (
             f"Order {policy.sampling.name}, disclosure {policy.disclosure}.",
-            "Who was drawn is secret, and epsilon counts on it. That draws were made and kept so is the trainer's word."
+            "Who was drawn is secret, and epsilon counts on it where rates are below 1. That draws were made and kept so is "
+            "the trainer's word."
             if policy.secret
             else "Who was drawn is public: every occurrence counts in full, without amplification.",
         ),
@@ -207,7 +208,7 @@ def answers(facts: Facts) -> Iterator[Answer]:
         AUDIT,
         (
             *(f"{word}: {QUALIFIERS[word].sentence}." for word in publication.qualifiers),
-            *(f"No audit shows {item}." for item in BEYOND),
+            *(f"No export shows {item}." for item in BEYOND),
         ),
     )
 

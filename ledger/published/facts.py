@@ -39,6 +39,9 @@ PATTERNS: Final = {
 AUDITED: Final = ("FULL", "SUMMARISED", "TOLD")
 """Verdicts with which documents are written."""
 
+ALWAYS: Final = frozenset(("UNCOMPARED", "UNPINNED"))
+"""Qualifiers of an audit by whoever has pinned the ledger's key, and neither owner nor size."""
+
 _DOCUMENT: Final = OneOf(PATHS, "MANIFEST", "document")
 
 
@@ -98,12 +101,15 @@ class Publication(Checked):
         5,
         Array(OneOf(tuple(QUALIFIERS), "MANIFEST", "qualifier"), ascending=True, code="MANIFEST"),
         "What weakens it, with what weakens this release ([auditors](../auditors.md#what-an-audit-says)).",
-        rule="ascending, each once",
+        rule="ascending, each once; UNCOMPARED and UNPINNED among them",
     )
     about: About = declared(6, Row(About, "MANIFEST"), "What the releaser types.")
 
     def __post_init__(self) -> None:
         check_fields(self, ReleaseRefused)
+        if missing := sorted(ALWAYS - set(self.qualifiers)):
+            told = f"the recorded audit leaves out {', '.join(missing)}, which every audit by the ledger's key alone says"
+            raise ReleaseRefused("MANIFEST", f"{told}; believe no document of this release")
 
 
 class Listed(NamedTuple):

@@ -16,7 +16,7 @@ OF: Mapping[str, str] = {
     "ledger": "Accountants, ledgers, exports, audits and releases",
     "dptrain": "Planning, training and the command line",
 }
-"""What a page of errors is about, by its package."""
+"""Subjects of the pages of errors, by package."""
 
 BY_ROOM: tuple[tuple[str, str], ...] = (
     ("attest/schema", "error of the document that is read"),
@@ -35,7 +35,7 @@ BY_ROOM: tuple[tuple[str, str], ...] = (
     ("dptrain/cli/advice", "finding of policy check"),
     ("dptrain", "refusal of a run"),
 )
-"""What carries a code that no class names, by the beginning of the file."""
+"""Carriers of codes that no class names, by the beginning of the file."""
 
 NAMED: Mapping[str, str] = {
     "ReasonCode": "reason of the gate", "Refusal": "refusal of the gate", "Consequence": "finding of policy check",

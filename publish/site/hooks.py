@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(ROOT))  # mkdocs is started without the project's root; the imports below need it
 
 from mkdocs.structure.files import File, Files  # noqa: E402
 

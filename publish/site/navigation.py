@@ -66,7 +66,7 @@ def navigation(pages: Iterable[str]) -> list[Any]:
 
 
 def _is_of(page: str, pattern: str) -> bool:
-    """Whether a page is named; a pattern takes no page of a folder below its own."""
+    """Tells whether a page is named; a pattern takes no page of a folder below its own."""
     return Path(page).match(pattern) and page.count("/") == pattern.count("/")
 
 

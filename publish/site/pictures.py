@@ -220,7 +220,7 @@ class Accountants:
     "rates 0.1, 0.01 and 0.001: more noise and rarer draws both lower it.",
 )
 class EpsilonNoise:
-    """What more noise buys."""
+    """Shows what more noise buys."""
 
     @staticmethod
     def figures() -> Figures:

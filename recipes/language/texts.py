@@ -1,4 +1,4 @@
-"""What the recipes for language models share: the model with its adapters, rows of tokens, loss, and a look at the outcome.
+"""Holds what the recipes for language models share: the model, rows of tokens, loss, and a look at the outcome.
 
 A record is ``{"prompt": ..., "completion": ...}``. The model learns the completion.
 """

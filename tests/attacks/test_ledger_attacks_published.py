@@ -46,7 +46,7 @@ def facts(tmp_path_factory):
 
 
 def kinds(text: str) -> list[str]:
-    """What a text consists of, without what it says."""
+    """Returns what a text consists of, without what it says."""
     found = []
     for token in MARKDOWN.parse(text):
         found.append(token.type)

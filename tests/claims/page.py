@@ -130,6 +130,6 @@ def made_pages(root: Path = ROOT) -> list[Path]:
 
 
 def written(root: Path = ROOT) -> dict[Path, str]:
-    """What each page made here, wholly or in part, has to say."""
+    """Returns what each page made here, wholly or in part, has to say."""
     parts = [path for path in made_pages(root) if path != root / ALL]
     return {root / ALL: every()} | {path: made(path.read_text(encoding="utf-8"), path.stem) for path in parts}

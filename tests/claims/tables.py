@@ -25,7 +25,7 @@ def proof(path: str) -> str:
 
 
 def optimizers() -> Iterator[str]:
-    """What is told of every optimizer of torch; a slow test holds each row to runs."""
+    """Returns what is told of every optimizer of torch; a slow test holds each row to runs."""
     import torch
 
     from dptrain.sandbox import isolation
@@ -42,7 +42,7 @@ def optimizers() -> Iterator[str]:
 
 
 def families() -> Iterator[str]:
-    """What goes with what, of the families that come with dptrain."""
+    """Returns what goes with what, of the families that come with dptrain."""
     from attest.schema.words import is_foreign
     from ledger.accountants.table import TABLE
 

@@ -337,4 +337,4 @@ LANGUAGES: Final[dict[str, Callable[[Page, Block], None]]] = {
     "sh": _sh, "bash": _sh, "python": _python, "py": _python, "toml": _toml, "json": _json, "jsonl": _jsonl, "csv": _csv,
     "hex": _hex, "cddl": _cddl, "diff": _diff, "text": _text,
 }  # fmt: skip
-"""What is done with a block, by its language."""
+"""Ways to run a block, by its language."""

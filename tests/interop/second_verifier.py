@@ -4155,6 +4155,7 @@ def publication_row(value):
     """Check what a manifest says of documents."""
     documents, verdict = several(ascending(word(*DOCUMENTS))), word("FULL", "SUMMARISED", "TOLD")
     rows(word("1"), words(200), documents, verdict, ascending(word(*QUALIFIERS)), one(ABOUT))([value])
+    need({"UNCOMPARED", "UNPINNED"} <= set(value[4]), "RANGE", "an audit by the ledger's key alone says more")
 
 
 def one(checks):

