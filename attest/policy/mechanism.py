@@ -20,6 +20,8 @@ from attest.schema.kinds import Flag, Octets, Scaled, Whole
 from attest.schema.words import Words, check_among
 
 GAUSSIAN: Final = "gaussian"
+INTEGERS: Final = ("laplace", "discrete_gaussian", "skellam")
+"""Families whose noise is exact on integers of contributions; they take exactness `certified`."""
 
 GRID_BITS: Final = 20
 """Coefficients of a strategy are whole numbers of 2^-20, so that its sensitivity is computed from what was signed."""
@@ -206,15 +208,21 @@ def check_word(rule: Any, key: str) -> None:
         raise PolicyRefused("TYPE", f"parameters of {key} {rule.name!r} are {found}, expected {wanted.__name__}")
 
 
+GEOMETRY: Final = "GEOMETRY"
+"""Code of a geometry that does not go with what else a policy says."""
+
+
 @dataclass(frozen=True, slots=True)
 class GeometryRule:
-    """Says the geometry of the blocks of some adapters.
+    """Says the geometry of the pairs of LoRA factors of some adapters (`attest.schedule.geometry`).
 
-    Every other block is Euclidean: its coordinates are clipped and noised as they are.
+    Everything else is Euclidean: its coordinates are clipped and noised as they are.
 
     Args:
-        name: Word of `PARAMETERS`. `lora_tangent`: each pair of LoRA factors moves along the tangent space of their product, in
-            an orthonormal chart of it.
+        name: Word of `PARAMETERS`. `lora_tangent`: each pair of LoRA factors A and B moves along the tangent space of A B^T, in
+            orthonormal coordinates of it. Frames of them follow from the factors at the start of a step, which are public.
+            So the coordinates are a public linear map of a contribution, clipped by their Euclidean norm and noised as those
+            of any other tensor: what is proved of a bound on that norm holds of them as it stands.
         parameters: What the word takes; None where it takes none.
         adapters: Adapters whose pairs have it; None for all adapters.
 
@@ -238,6 +246,36 @@ class GeometryRule:
     def __post_init__(self) -> None:
         check_word(self, "geometry")
         check_fields(self, PolicyRefused)
+
+    def check_beside(self, mechanism: MechanismRule, exactness: str) -> None:
+        """Refuses what a geometry does not go with. Raises PolicyRefused: code GEOMETRY; says why, and what would do."""
+        family = mechanism.name
+        told = f"geometry {self.name!r} does not go with "
+        instead = f"; set noise.family = {GAUSSIAN!r}, or leave geometry out"
+        if family in INTEGERS:
+            raise PolicyRefused(
+                GEOMETRY,
+                f"{told}noise.family {family!r}, which takes exactness 'certified': the integers of a contribution would follow"
+                f" from frames that each machine computes in floating point{instead}",
+            )
+        if family != GAUSSIAN and mechanism.PARAMETERS.specifies(family):
+            raise PolicyRefused(
+                GEOMETRY,
+                f"{told}noise.family {family!r}: frames move every step, so there is no one space in which noise of two steps"
+                f" cancels{instead}",
+            )
+        if family != GAUSSIAN:
+            raise PolicyRefused(
+                GEOMETRY,
+                f"{told}noise.family {family!r}: coordinates of tangents are clipped by their Euclidean norm, and only of"
+                f" Gaussian noise it is known what that is worth{instead}",
+            )
+        if exactness == "certified":
+            raise PolicyRefused(
+                GEOMETRY,
+                f"{told}exactness 'certified': the integers of a contribution would follow from frames that each machine"
+                " computes in floating point; set exactness = 'fast', or leave geometry out",
+            )
 
 
 MAX_STEPS = 10**9

@@ -413,10 +413,13 @@ class Policy(Payload):
     geometry: tuple[GeometryRule, ...] = declared(
         34,
         Many(NamedTables(GeometryRule, "geometry-rule", "chart", "geometry"), 1, 64, "geometries", empty=True),
-        "The space in which blocks of adapters are clipped and noised. [Not built yet](#specified-not-built-yet).",
+        'The space in which adapters are clipped and noised; `geometry = "lora_tangent"` is short for one table with that '
+        "`chart`. `lora_tangent`: each pair of LoRA factors A and B takes part with its gradient's projection onto the tangent "
+        "space of A Bᵀ, in coordinates that keep its norm; after the noise, what left that space is dropped. `adapters` names "
+        "those meant, ascending; left out, all. Takes `gaussian` noise and `exactness = \"fast\"` (`GEOMETRY`).",
         default=(),
         optional=True,
-        rule="no adapter in two of them",
+        rule="no adapter in two of them; with gaussian noise, not certified",
     )
     classes: tuple[ClassRule, ...] = declared(
         22, Many(Tables(ClassRule, "class-rule", "class"), 1, 256, "classes"), key="class"
@@ -451,6 +454,8 @@ class Policy(Payload):
         for one, other in itertools.combinations(self.geometry, 2):
             if one.adapters is None or other.adapters is None or not set(one.adapters).isdisjoint(other.adapters):
                 raise PolicyRefused("RANGE", "two [[geometry]] tables speak of one adapter; name each in one of them")
+        for rule in self.geometry:
+            rule.check_beside(self.mechanism, self.exactness)
         refuse_unbuilt(self._asked())
 
     @property

@@ -26,7 +26,6 @@ UNBUILT: Final[Mapping[str, Mapping[str, str]]] = {
         "b_min_sep": _SAMPLED,
         "fixed_size_cyclic": "turns of a fixed number of contributions",
     },
-    "geometry": {"lora_tangent": "clipping and noise in the tangent space of a LoRA pair"},
     "reads": {ANY: "a forward that reads a part of the model alone"},
     "purposes": {"generate": "generation from contributions", "query": "queries that contributions answer"},
     "generation": {ANY: "generation from contributions"},

@@ -61,6 +61,10 @@ class Many(Several):
         return self.kind.tables
 
     @property
+    def short(self) -> str:  # type: ignore[override]  # computed here, see Kind
+        return self.kind.short
+
+    @property
     def faithful(self) -> bool:
         return self.kind.faithful
 
@@ -99,6 +103,8 @@ class Many(Several):
             if type(found) is not list:
                 raise reading.error("TYPE", f"{told} is {type(found).__name__}, expected a list in brackets")
             return tuple(self.kind.read(item, told, reading) for item in found)
+        if self.short and type(found) is str:
+            return (self.kind.read({self.short: found}, Told(f"[[{told}]]"), reading),)
         if type(found) is not list or not found:
             sentence = f"{told} is not an array of tables; write [[{told}]] with double brackets, or leave it out"
             raise reading.error("TYPE", sentence)
@@ -107,8 +113,17 @@ class Many(Several):
     def write(self, value: Any) -> str:
         return f"[{', '.join(map(self.kind.write, value))}]"
 
+    def pairs(self, key: str, value: Any) -> list[tuple[str, str]]:
+        return self.kind.pairs(key, value[0]) if self._in_short(value) else super().pairs(key, value)
+
     def sections(self, key: str, value: Any) -> Sections:
-        return [] if self.tables is None else [(f"[[{key}]]", self.kind.lines(item)) for item in value]
+        if self.tables is None or self._in_short(value):
+            return []
+        return [(f"[[{key}]]", self.kind.lines(item)) for item in value]
+
+    def _in_short(self, value: Any) -> bool:
+        """Tells whether one word behind the key says all."""
+        return bool(self.short) and len(value) == 1 and len(self.kind.lines(value[0])) == 1
 
     def json(self, value: Any) -> Any:
         return [self.kind.json(item) for item in value]
@@ -374,17 +389,26 @@ class Named(Kind):
 
 @dataclass(frozen=True)
 class NamedTables(Named):
-    """A `Named` value that is written as a table of its own under a head in double brackets."""
+    """A `Named` value that is written as a table of its own under a head in double brackets; one that is a word and nothing
+    else, as that word."""
 
     @property
     def tables(self) -> type | None:
         return self.cls
+
+    @property
+    def short(self) -> str:  # type: ignore[override]  # computed here, see Kind
+        return self.word
 
     def read(self, found: Any, told: Told, reading: Reading) -> Any:
         if type(found) is not dict:
             raise reading.error("TYPE", f"{told.key.strip('[]')} is not a table; write {told} followed by its keys")
         text.check_keys(found, self.spread, (self.word,), str(told), reading)
         return super().read(found, Told(told.key.strip("[]")), reading)
+
+    def pairs(self, key: str, value: Any) -> list[tuple[str, str]]:
+        found = super().pairs(key, value)
+        return [(key, written) for _, written in found] if key and len(found) == 1 else found
 
     def lines(self, value: Any) -> list[str]:
         return [f"{name} = {written}" for name, written in self.pairs("", value)]

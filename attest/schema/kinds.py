@@ -55,6 +55,8 @@ class Kind(ABC):
         unit: Unit of a number as it is signed; empty where it has none.
         spread: Keys of a table that make one value together; empty where a value has one key.
         tables: Class of the documents that are written as tables of their own; None where a value stands behind its key.
+        short: Key of such a table that may stand for it where it is all that it says: its value then stands behind the key of
+            the table. Empty where there is none.
         fits: Tells at once whether a value is of this kind, of documents that are many; None where `test` or `check` does.
         test: The same as an expression in `value`; empty where `fits` or `check` has to be called.
     """
@@ -62,6 +64,7 @@ class Kind(ABC):
     cddl: str
     unit: str = ""
     spread: tuple[str, ...] = ()
+    short: str = ""
     fits: Callable[[Any], bool] | None = None
     test: str = ""
 

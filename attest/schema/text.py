@@ -80,7 +80,7 @@ def tops(cls: type) -> tuple[str, ...]:
 def places(cls: type) -> dict[str, tuple[str, ...]]:
     """Returns the keys of a whole document by the place that they belong to."""
     items = [item for item in declarations(cls) if item.written and "." not in item.key]
-    plain = [item.key for item in items if item.kind.tables is None and not item.kind.spread]
+    plain = [item.key for item in items if (item.kind.tables is None and not item.kind.spread) or item.kind.short]
     found = {"above the first table": tuple(plain)}
     for name in subtables(cls):
         found[f"into [{name}]"] = tuple(_in(keys(cls), name))

@@ -15,7 +15,7 @@ from ledger.leaves.codec import (
     read_header,
     spend_leaves,
 )
-from ledger.leaves.header import HELD, AccountantInfo, Header, HeaderBlock, HeaderSpec, Previous, Profile
+from ledger.leaves.header import HELD, AccountantInfo, Header, HeaderBlock, Previous, Profile
 from ledger.leaves.records import (
     Admit,
     Charge,
@@ -40,6 +40,7 @@ from ledger.leaves.records import (
     SummaryKind,
     Withdraw,
 )
+from ledger.leaves.spec import HeaderSpec
 
 __all__ = [
     "HELD", "MAX_LEAF_SIZE", "AccountantInfo", "Admit", "Charge", "ChargeClass", "Clock", "Close", "Coefficients", "Draw",

@@ -223,6 +223,8 @@ def _header_map(header: Header) -> dict[int, Any]:
     for block in header.blocks:
         groups.setdefault((block.classes, block.std, block.share), len(groups))
     budgets = header.policy.noise_budgets is not None
+    # Fields are told by their places, so that an empty one stands before one that does not.
+    before: dict[int, Any] = {28: []} if header.geometry is not None and not header.turns else {}
     return wire.encode_map(header) | {
         0: 0,
         1: Header.KIND,
@@ -231,6 +233,7 @@ def _header_map(header: Header) -> dict[int, Any]:
         13: [[[order[name] for name in classes], std, *([share] if budgets else [])] for classes, std, share in groups],
         14: [[block.name, block.coordinates, groups[block.classes, block.std, block.share]] for block in header.blocks],
         25: DEPTH_SCHEMA,
+        **before,
     }
 
 
@@ -238,8 +241,9 @@ def _header(value: list[Any]) -> Header:
     schema = value[3] if len(value) > 3 else None
     if schema != SCHEMA:
         raise LeafRefused("SCHEMA", f"the ledger has the schema {schema!r:.40}, this version reads {SCHEMA}")
-    if len(value) not in (28, 29):
-        raise LeafRefused("SCHEMA", f"a header has 28 fields, or 29 with noise that is correlated, got {len(value)}")
+    if len(value) not in (28, 29, 30):
+        expected = "a header has 28 fields, or 29 with noise that is correlated, or 30 with a geometry"
+        raise LeafRefused("SCHEMA", f"{expected}, got {len(value)}")
     if value[25] != DEPTH_SCHEMA:
         sentence = f"blocks follow from the rule {value[25]!r:.40}, this version has {DEPTH_SCHEMA}"
         raise LeafRefused("DEPTH_SCHEMA", sentence)

@@ -1,6 +1,5 @@
 """Defines leaf 0: everything a guarantee rests on, fixed before the first step, earlier ledgers included."""
 
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
@@ -9,11 +8,12 @@ from typing import Any, ClassVar, Final
 from attest import schedule
 from attest.errors import AttestError, Refused
 from attest.fixed_point import MICRO as ONE
-from attest.policy import Policy, SignedPolicy, verify_policy
+from attest.policy import Policy, verify_policy
 from attest.policy.mechanism import COEFFICIENTS
 from attest.policy.unbuilt import NOT_BUILT
 from attest.schedule import allocation
 from attest.schedule.blocks import StackBlock, check_blocks, clip_share, derive
+from attest.schedule.geometry import GEOMETRY, Pair
 from attest.schedule.stack import SCHEMA as DEPTH_SCHEMA
 from attest.schedule.stack import Stack
 from attest.schema import check_fields, declared, derived
@@ -42,6 +42,7 @@ from ledger.leaves.kinds import (
     words,
 )
 from ledger.leaves.numerics import Numerics, told
+from ledger.leaves.pairs import Geometry, check_pairs
 from ledger.leaves.stack import read_stack, stack_row
 from ledger.note import SIGNATURE_ED25519, parse_verifier_key
 from ledger.trust import TrustPolicy, auditors_policy
@@ -319,13 +320,25 @@ class Header(Checked):
         " ([Noise that is correlated](figures.md#noise-that-is-correlated-between-steps)).",
         default=(),
         optional=True,
-        rule="absent where every step has noise of its own",
+        rule="absent where every step has noise of its own, but empty before 29",
+    )
+    geometry: Geometry | None = declared(
+        29,
+        Row(Geometry, code=GEOMETRY),
+        "Pairs of LoRA factors under the geometry of the policy: all trained tensors `P.lora_B.ADAPTER.weight` and"
+        " `P.lora_A.ADAPTER.weight` of its adapters, ascending. Each has one name, and lies whole in the block of its partner;"
+        " no other factor of these adapters is trained (`GEOMETRY`). Coordinates of a pair are as many as those of its factors:"
+        " blocks, lattice, capacity and clip margin are as without a geometry.",
+        default=None,
+        optional=True,
+        rule="exactly where the policy has a geometry",
     )
     policy: Policy = field(init=False, repr=False, compare=False)
     derived: tuple[StackBlock, ...] = field(init=False, repr=False, compare=False)
     phases: schedule.Phases = field(init=False, repr=False, compare=False)
     profiles: tuple[Profile, ...] = field(init=False, repr=False, compare=False)
     numerics: Numerics = field(init=False, repr=False, compare=False)
+    pairs: tuple[Pair, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_fields(self, LeafRefused)
@@ -349,6 +362,7 @@ class Header(Checked):
             self._check_turns()
         object.__setattr__(self, "derived", derive(self.policy.classes, self.stack))
         object.__setattr__(self, "profiles", self._check_schedule())
+        object.__setattr__(self, "pairs", check_pairs(self.geometry, self.policy, self.stack, self.derived))
         numerics = told(self.policy, self.coordinates, self.exactness_note, self.clip_margin)
         object.__setattr__(self, "numerics", numerics)
 
@@ -441,7 +455,7 @@ class Header(Checked):
     @property
     def coordinates(self) -> int:
         """Returns the number of scheduled coordinates: of all blocks that a class may touch."""
-        return _scheduled_coordinates(self.blocks)
+        return scheduled_coordinates(self.blocks)
 
     def _open_policy(self) -> Policy:
         try:
@@ -498,7 +512,8 @@ class Header(Checked):
                 raise LeafRefused("SCHEDULE", f"block {block.name} has {found}, the policy gives {expected}")
 
 
-def _scheduled_coordinates(blocks: Iterable[HeaderBlock]) -> int:
+def scheduled_coordinates(blocks: Iterable[HeaderBlock]) -> int:
+    """Returns the coordinates of blocks that a class may touch."""
     return sum(block.coordinates for block in blocks if block.classes)
 
 
@@ -524,79 +539,3 @@ def scheduled_blocks(policy: Policy, stack: Stack) -> tuple[HeaderBlock, ...]:
         stds = allocation.budget_stds(policy.classes, rows).stds
         rows = [replace(row, std=std) for row, std in zip(rows, stds, strict=True)]
     return tuple(rows)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeaderSpec:
-    """Brings what the engine knows when it creates a ledger; the ledger fills in the rest of the header.
-
-    Attributes: as in `Header`; ``policy`` is the opened signed policy, with the raw key it was opened under, ``unprobed`` comes
-    in any order, ``blocks`` are those of policy and stack where they are None, and ``numerics`` gives exactness note and clip
-    margin.
-    """
-
-    policy: SignedPolicy
-    owner_key: bytes
-    registry_root: bytes
-    model_fingerprint: bytes
-    stack: Stack
-    isolation: str
-    randomness: str
-    unprobed: tuple[str, ...]
-    blocks: tuple[HeaderBlock, ...] | None = None
-    frozen_digest: bytes | None = None
-    numerics: Numerics = field(default_factory=Numerics)
-    private: bool = True
-    caps_enforced: bool = False
-    previous: tuple[Previous, ...] = ()
-    run_id: bytes = field(default_factory=lambda: os.urandom(16))
-
-    _repr_html_ = card_of
-
-    @property
-    def scheduled(self) -> tuple[HeaderBlock, ...]:
-        """Returns the blocks: those given, or those of policy and stack. Raises ValueRefused: as `scheduled_blocks`."""
-        return scheduled_blocks(self.policy.policy, self.stack) if self.blocks is None else self.blocks
-
-    @property
-    def exactness_note(self) -> str:
-        """Says what the numerics guarantee."""
-        return self.numerics.note(self.policy.policy, _scheduled_coordinates(self.scheduled))
-
-    def header(self, *, origin: str, log_vkey: str, time: int) -> Header:
-        """Returns the header leaf. Raises LeafRefused: code POLICY_UNSUPPORTED, nothing accounts for the noise of the policy;
-        or as `Header`."""
-        policy = self.policy.policy
-        with as_leaf("POLICY_UNSUPPORTED"):
-            about = AccountantInfo(*accountants.describe(policy.accountant, policy.mechanism.name))
-            turns = turns_under(policy)
-        with as_leaf():
-            blocks, note = self.scheduled, self.exactness_note
-        header = Header(
-            time=time,
-            origin=origin,
-            policy_payload=self.policy.payload,
-            policy_sign1=self.policy.sign1,
-            owner=self.policy.owner,
-            owner_key=self.owner_key,
-            log_vkey=log_vkey,
-            run_id=self.run_id,
-            registry_root=self.registry_root,
-            model_fingerprint=self.model_fingerprint,
-            blocks=blocks,
-            accountant=about,
-            exactness_note=note,
-            private=self.private,
-            clip_margin=self.numerics.margin(policy),
-            caps_enforced=self.caps_enforced,
-            isolation=self.isolation,
-            randomness=self.randomness,
-            unprobed=tuple(sorted(set(self.unprobed))),
-            stack=self.stack,
-            frozen_digest=self.frozen_digest,
-            previous=self.previous,
-            turns=turns,
-        )
-        if not header.complete:
-            header.complete_with(policy.mechanism.coefficients or b"")
-        return header

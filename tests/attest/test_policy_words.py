@@ -55,7 +55,6 @@ WORDS = {
     ("sampling.order", "balls_in_bins"): draws("balls_in_bins", Bins(bins=5)),
     ("sampling.order", "b_min_sep"): draws("b_min_sep", Separation(separation=4, warm=True)),
     ("sampling.order", "fixed_size_cyclic"): draws("fixed_size_cyclic", Sizes(sizes=(16,)), "occurrences_public"),
-    ("geometry", "lora_tangent"): {"geometry": (GeometryRule("lora_tangent", None, ("a.b", "clinic")),)},
     ("reads", "*"): with_class(reads=ReadRule(adapters=("clinic",), patterns=("text_model.*",))),
     ("purposes", "generate"): with_class(purposes=("generate", "train"), generation=DECODING),
     ("purposes", "query"): with_class(purposes=("query",), query=replace(DECODING, top_k=None)),
@@ -120,23 +119,24 @@ def test_a_header_with_such_a_policy_is_refused_by_writer_and_auditor(monkeypatc
     sound = header_spec(policy=signed_policy()).header(origin=SIGNER.name, log_vkey=SIGNER.vkey, time=START)
     with monkeypatch.context() as later:
         later.setattr(unbuilt, "UNBUILT", {})
-        false = signed_policy(geometry=(GeometryRule("lora_tangent"),))
+        first, second = signed_policy().policy.classes
+        false = signed_policy(classes=(replace(first, reads=ReadRule(adapters=("clinic",))), second))
         changes = {"policy_payload": false.payload, "policy_sign1": false.sign1}
-        assert replace(sound, **changes).policy.geometry  # it is the word that is refused, and nothing else
+        assert replace(sound, **changes).policy.classes[0].reads  # it is the word that is refused, and nothing else
     with pytest.raises(LeafRefused) as caught:
         replace(sound, **changes)
-    assert caught.value.code == NOT_BUILT and "lora_tangent" in caught.value.sentence
+    assert caught.value.code == NOT_BUILT and "reads" in caught.value.sentence
 
 
 def test_every_word_of_a_policy_is_accounted_for_or_refused_by_name():
     assert set(MechanismRule.PARAMETERS) == set(accountants.TABLE)
     assert set(SamplingRule.PARAMETERS) == {"poisson", "cyclic", "shuffled", "cyclic_poisson"} | set(UNBUILT["sampling.order"])
-    assert set(GeometryRule.PARAMETERS) == set(UNBUILT["geometry"])
+    assert set(GeometryRule.PARAMETERS) == {"lora_tangent"} and "geometry" not in UNBUILT
 
 
 def test_a_signer_refuses_before_anything_is_signed(monkeypatch):
     with monkeypatch.context() as later:
-        policy = lifted(later, WORDS["geometry", "lora_tangent"])
+        policy = lifted(later, WORDS["reads", "*"])
     with pytest.raises(PolicyRefused) as caught:
         sign_policy(policy, keys.generate(), owner="owner", registry_root=bytes(32))
     assert caught.value.code == NOT_BUILT

@@ -52,9 +52,10 @@ def test_check_fails_for_a_policy_that_this_build_cannot_honour(shell, corpus):
 @pytest.mark.parametrize("verb", ["check", "sign"])
 def test_what_is_specified_and_not_built_is_refused_by_name_before_it_is_signed(shell, corpus, verb):
     policy = (shell.directory / "policy.toml").read_text()
-    shell.write("later.toml", policy.replace("steps = 20", 'steps = 20\ngeometry = [{ chart = "lora_tangent" }]'))
+    said = 'disclosure = "secret_draws"\nsampling = { order = "balls_in_bins", parameters = { bins = 5 } }'
+    shell.write("later.toml", policy.replace("steps = 20", f"steps = 20\n{said}"))
     error = shell.json("policy", verb, "later.toml", code=1)["error"]
-    assert error["code"] == "NOT_BUILT" and "lora_tangent" in error["sentence"]
+    assert error["code"] == "NOT_BUILT" and "balls_in_bins" in error["sentence"]
     assert "specified, not built yet" in error["sentence"] and not (shell.directory / "later.cose").exists()
 
 
