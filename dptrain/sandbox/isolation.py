@@ -3,6 +3,7 @@
 import enum
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -129,9 +130,25 @@ def refuse_unusable(optimizer: torch.optim.Optimizer) -> None:
         )
 
 
+_COMPOSED: Final[dict[type[torch.optim.Optimizer], Callable[[Any], torch.optim.Optimizer]]] = {}
+
+
+def compose(kind: type[torch.optim.Optimizer], others: Callable[[Any], torch.optim.Optimizer]) -> None:
+    """Lists an optimizer of ours that keeps the tensors of a block together, pair by pair, and has another one for the rest.
+
+    Args:
+        kind: its exact type. others: returns the other one.
+    """
+    _COMPOSED[kind] = others
+
+
 def reach(optimizer: torch.optim.Optimizer) -> Reach:
-    """Return how far one coordinate's gradient reaches in a step; ``UNKNOWN`` for an optimizer that is not on the list."""
-    return KNOWN.get(type(optimizer), Reach.UNKNOWN)
+    """Return how far one coordinate's gradient reaches in a step; ``UNKNOWN`` for an optimizer that is not on the list.
+
+    One that moves pairs reaches as far as the one that it has for all other tensors: both factors of a pair lie in one block.
+    """
+    others = _COMPOSED.get(type(optimizer))
+    return KNOWN.get(type(optimizer), Reach.UNKNOWN) if others is None else reach(others(optimizer))
 
 
 def weakness(given: Any, inner: torch.optim.Optimizer) -> str:
@@ -147,6 +164,7 @@ def weakness(given: Any, inner: torch.optim.Optimizer) -> str:
     if inner is not given and not _of_accelerate(given):
         return f"what wraps the optimizer ({_name(given)}) is not known to leave its step alone"
     if reach(inner) is Reach.UNKNOWN:
+        inner = _COMPOSED.get(type(inner), lambda own: own)(inner)
         return f"optimizer {_name(inner)} is not known to keep tensors apart"
     return HELD
 
