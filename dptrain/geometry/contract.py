@@ -53,8 +53,8 @@ def check_geometry(geometry: Geometry, *, limit: float | None = None, seed: int 
         if not distance <= most:
             raise ConfigError(
                 "GEOMETRY",
-                f"{type(geometry).__name__} is off by {distance:.2g} in clause {clause!r} of its contract, expected {most:.2g} at "
-                "most; correct its chart, or no sum, clip or noise over it means what it says",
+                f"{type(geometry).__name__} is off by {distance:.2g} in clause {clause!r} of its contract, expected at most "
+                f"{most:.2g}; correct its chart, or no sum, clip or noise over it means what it says",
             )
     return found
 
