@@ -12,6 +12,7 @@ from dptrain.clipping.certified import CertifiedSums
 from dptrain.clipping.fast import FastSums, Sums
 from dptrain.clipping.resolver import Schedule
 from dptrain.errors import UnsupportedPolicy
+from dptrain.geometry.charts import Charts
 from ledger.accountants.table import TABLE
 from ledger.leaves.numerics import least_multiplier
 
@@ -79,6 +80,7 @@ def sums_for(
     precision: torch.dtype,
     least_multiplier: float,
     noise_family: str = "gaussian",
+    charts: Charts | None = None,
 ) -> Sums:
     """Returns the sums of a level that a policy names.
 
@@ -88,7 +90,9 @@ def sums_for(
     if exactness == "fast":
         if "fast" not in TABLE[noise_family].exactness:
             raise ValueError(f"noise of family {noise_family!r} is added to integers, which sums at level 'fast' are not")
-        return FastSums(schedule, tensors, precision)
+        return FastSums(schedule, tensors, precision, charts)
+    if charts:
+        raise ValueError("coordinates of a tangent geometry are summed at level 'fast'")
     if exactness == "certified":
         return CertifiedSums(schedule, tensors, precision, least_multiplier, noise_family)
     raise ValueError(f"no exactness level {exactness!r}; there are 'fast' and 'certified'")

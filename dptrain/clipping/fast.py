@@ -15,6 +15,7 @@ from attest.descriptor import SignedBounds
 from dptrain.blocks.stack import Tensor
 from dptrain.clipping.resolver import Schedule
 from dptrain.errors import NotPrivateUse
+from dptrain.geometry.charts import Charts
 from dptrain.gradients.forms import Piece, add_weighted, merge, norm_sq, zero_rows
 from dptrain.noise.lattice import rounding_margin
 from ledger.accountants.table import LATTICE_BITS
@@ -180,12 +181,20 @@ class FastSums(Sums):
 
     Args:
         tensors: (block, tensor) of every index. precision: the lowest type among their parameters.
+        charts: what maps gradients to coordinates, whose norms are clipped and which are summed; default: nothing.
     """
 
     bits = LATTICE_BITS
 
-    def __init__(self, schedule: Schedule, tensors: Sequence[tuple[int, Tensor]], precision: torch.dtype) -> None:
+    def __init__(
+        self,
+        schedule: Schedule,
+        tensors: Sequence[tuple[int, Tensor]],
+        precision: torch.dtype,
+        charts: Charts | None = None,
+    ) -> None:
         super().__init__(tensors)
+        self._charts = charts
         self._pending: list[tuple[Pieces, torch.Tensor]] = []
         self.float_margin = MARGINS[FAST][precision_name(precision)]
         self._schedule = schedule
@@ -198,6 +207,9 @@ class FastSums(Sums):
         self._stds = torch.tensor([std or torch.inf for std in stds], dtype=torch.float64)
 
     def add(self, pieces: Pieces, bounds: Bounds) -> None:
+        if self._charts and pieces:
+            with full_precision(self._tensors[next(iter(pieces))][1].parameter.device):
+                pieces = self._charts.of(pieces)
         norms = self.norms_sq(pieces, len(bounds.signed))
         self.accumulate(pieces, self.coefficients(norms, bounds))
 

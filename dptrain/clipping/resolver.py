@@ -138,6 +138,8 @@ class Schedule:
     frozen: tuple[Tensor, ...]
     public: frozenset[str] = frozenset()
     policy: Policy | None = None
+    pairs: tuple[tuple[int, int], ...] = ()
+    """Places, among the tensors of all blocks in their order, of ``lora_B`` and ``lora_A`` of every pair that has a geometry."""
 
     @property
     def coordinates(self) -> int:
@@ -268,7 +270,19 @@ def bind(policy: Policy, stack: LayerStack) -> Schedule:
     if policy.noise_budgets is not None:
         made = _budgeted(policy, policy.noise_budgets, made, derived)
     frozen = cut(piece for block in derived if not block.classes for piece in block.pieces)
-    return Schedule(stack, tuple(made), profiles, frozen, public, policy)
+    return Schedule(stack, tuple(made), profiles, frozen, public, policy, _pairs(policy, made))
+
+
+def _pairs(policy: Policy, made: Sequence[Block]) -> tuple[tuple[int, int], ...]:
+    places = {}
+    for place, (block, tensor) in enumerate((b, t) for b, block in enumerate(made) for t in block.tensors):
+        places[tensor.name] = place
+    found = []
+    for rule in policy.geometry:
+        for name, place in places.items():
+            if ".lora_B." in name:
+                found.append((place, places[name.replace(".lora_B.", ".lora_A.")]))
+    return tuple(found)
 
 
 def _cut(tensor: Tensor, piece: Piece) -> Tensor:

@@ -358,6 +358,7 @@ class PreparedRun(Parts[Planned]):
         self.folding.begin(wide=self.together.wide)
         if self.recorder.ledger.header.occurrences_public:
             self.recorder.draw(number, drawn, self.opened.now())
+        self.together.chart(self.router.charts)
         stds, of_classes = drawing.noise(number, drawn)
         self.recorder.require_noise(number, of_classes)
         self.gradients.use(stds)

@@ -15,6 +15,9 @@ from dptrain.blocks.stack import Tensor
 from dptrain.clipping.fast import PublicSums
 from dptrain.engine.interrupts import Interrupts
 from dptrain.errors import ConfigError, NotPrivateUse, ResumeRefused, StepOrder, UnsupportedPolicy
+from dptrain.geometry.charts import Charts
+from dptrain.geometry.lora_tangent import Tangent
+from dptrain.geometry.optimizers import TangentOptimizer
 from dptrain.noise.mechanism import Independent, Mechanism, Step, initial, kept
 from dptrain.noise.normals import TAIL_LANE
 from dptrain.parallel.placement import Placement
@@ -81,6 +84,10 @@ class PrivateGradients:
         self._draws = draws
         self.stds: tuple[float, ...] = tuple(block.std for block in router.schedule.blocks)
         self._released: list[tuple[nn.Parameter, torch.Tensor]] = []
+        self._charts, self._optimizer = router.charts, optimizer
+        self._coordinates: dict[int, torch.Tensor] = {}
+        self._directions: dict[int, Tangent] = {}
+        self._places = _places_of(router.charts, optimizer)
         self._untouched = [(t.parameter, t.part) for t in router.schedule.frozen if t.part is not None]
         self._kept: list[torch.Tensor] = []
         self._bound = dict(model.named_parameters(remove_duplicate=False))
@@ -109,6 +116,9 @@ class PrivateGradients:
         for parameter, _ in self._released:
             parameter.grad = None
         self._released = []
+        for number in self._directions:
+            self._tangents.take(self._places[number], None)
+        self._directions = {}
         self._gradients.forget()
         self._versions = versions(self._scheduled)
 
@@ -150,9 +160,10 @@ class PrivateGradients:
             if share.public is not None and not blank:
                 total.add_(share.public, alpha=1.0 / self._normalizer)
             for lane, value in self._placement.released(share):
-                self._put(tensors[lane][1], value)
+                self._put(lane, value)
         for lane, value in self._placement.rest():
-            self._put(tensors[lane][1], value)
+            self._put(lane, value)
+        self._hand_over()
         self.phase, self._step = Phase.RELEASED, step
         self._remember()
         _order(self._before).move_to_end(self._before.id)
@@ -191,9 +202,16 @@ class PrivateGradients:
         assert self._noise is not None
         return self._noise[1]
 
-    def _put(self, tensor: Tensor, value: torch.Tensor) -> None:
-        """Puts what was released for a tensor into ``p.grad``; the parts of a parameter one after the other, zero elsewhere."""
+    def _put(self, lane: int, value: torch.Tensor) -> None:
+        """Puts what was released for a tensor into ``p.grad``; the parts of a parameter one after the other, zero elsewhere.
+
+        Coordinates of a pair wait for those of its other factor.
+        """
+        tensor = self._router.tensors[lane][1]
         parameter = tensor.parameter
+        if self._charts.moves(lane):
+            self._coordinates[lane] = self._placement.gradient(parameter, value)
+            return
         if tensor.part is None:
             parameter.grad = self._placement.gradient(parameter, value)
             self._released.append((parameter, parameter.grad))
@@ -203,6 +221,19 @@ class PrivateGradients:
             parameter.grad = grad = torch.zeros_like(parameter)
             self._released.append((parameter, grad))
         tensor.part.write(grad, value)
+
+    def _hand_over(self) -> None:
+        """Hands the directions of pairs to the optimizer, projected onto their tangent spaces; ``p.grad`` of them stays empty."""
+        self._directions = self._charts.directions(self._coordinates)
+        self._coordinates = {}
+        for number, direction in self._directions.items():
+            block = self._router.tensors[self._charts.pairs[number].up][0]
+            self._tangents.take(self._places[number], direction, self.stds[block] / self._normalizer)
+
+    @property
+    def _tangents(self) -> TangentOptimizer:
+        assert isinstance(self._optimizer, TangentOptimizer)  # else `refusals.refuse_optimizer` refused the pairs
+        return self._optimizer
 
     def clip_blocks_(self, max_norm: float) -> dict[str, float]:
         """Clips the released gradient of every block by itself, in place: see `PrivateTraining.clip_blocks_`."""
@@ -227,7 +258,12 @@ class PrivateGradients:
     def _pieces(self) -> dict[int, list[torch.Tensor]]:
         """Returns what was released and lies here, by block."""
         pieces: dict[int, list[torch.Tensor]] = {}
-        for block, tensor in self._router.tensors:
+        for number, direction in self._directions.items():
+            block = self._router.tensors[self._charts.pairs[number].up][0]
+            pieces.setdefault(block, []).extend([direction.X, direction.Y])
+        for lane, (block, tensor) in enumerate(self._router.tensors):
+            if self._charts.moves(lane):
+                continue
             grad = tensor.parameter.grad
             assert grad is not None  # it is what was released
             pieces.setdefault(block, []).extend([local(grad)] if tensor.part is None else tensor.part.pieces(grad))
@@ -277,7 +313,8 @@ class PrivateGradients:
     def _remember(self) -> None:
         """Remembers what was released, as long as there is something to find out."""
         if self._isolation.held:
-            self._gradients.take([local(grad) for _, grad in self._released])
+            moved = (value for direction in self._directions.values() for value in (direction.X, direction.Y))
+            self._gradients.take([*(local(grad) for _, grad in self._released), *moved])
 
     def require_detached(self) -> None:
         """Raises if a parameter was given back to autograd, which would fill ``p.grad`` with what is not private."""
@@ -346,6 +383,7 @@ class PrivateGradients:
         with torch.no_grad():
             for (parameter, part), kept in zip(self._untouched, self._kept, strict=True):
                 part.write(parameter, kept)
+            self._placement.share([factor for pair in self._charts.pairs for factor in (pair.A, pair.Bt)])
         self._versions = versions(self._scheduled)
         self._entered -= 1
         if not self._entered:
@@ -353,12 +391,23 @@ class PrivateGradients:
             self.interrupts.let()
 
     def _require_released(self) -> None:
-        if any(parameter.grad is not released for parameter, released in self._released):
+        moved = any(
+            self._tangents.released[self._places[number]] is not direction for number, direction in self._directions.items()
+        )
+        if moved or any(parameter.grad is not released for parameter, released in self._released):
             raise NotPrivateUse(
                 "GRADIENT_REPLACED",
                 "p.grad is not the tensor that was released for this step (zero_grad() before step(), or an assignment); "
                 "leave it where it is",
             )
+
+
+def _places_of(charts: Charts, optimizer: torch.optim.Optimizer) -> dict[int, int]:
+    """Returns, by number of a pair of the schedule, its place in the optimizer that moves pairs."""
+    if not isinstance(optimizer, TangentOptimizer):
+        return {}
+    held = {id(pair.A): place for place, pair in enumerate(optimizer.pairs)}
+    return {number: held[id(pair.A)] for number, pair in enumerate(charts.pairs)}
 
 
 def _order(handle: RemovableHandle) -> "OrderedDict[int, Any]":

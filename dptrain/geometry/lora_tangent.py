@@ -13,6 +13,7 @@ Y = (I - V V^T) (G^T A) P_A: nothing of m x n is ever formed.
 Frames are rank-revealing: a factor of rank k < r has a frame of k columns, and zeros behind them.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -137,6 +138,13 @@ class LoraTangent(Geometry):
         """Returns k_B m + k_A (n - k_B), summed over the pairs: r (m + n - r) of a pair at full rank."""
         m, n = self.A.shape[-2], self.B.shape[-2]
         return int((self.rank_B * m + self.rank_A * (n - self.rank_B)).sum())
+
+    def take(self, places: Sequence[int]) -> "LoraTangent":
+        """Returns the spaces of some pairs of a batch."""
+        found = LoraTangent(self.A[places], self.B[places], (self.U[places], self.V[places]))
+        for name in ("PA", "PB", "rank_A", "rank_B"):
+            setattr(found, name, getattr(self, name)[places])
+        return found
 
     @property
     def degenerate(self) -> torch.Tensor:

@@ -24,7 +24,7 @@ class Folding:
     """
 
     def __init__(self, router: Router) -> None:
-        self.public = PublicSums(router.schedule, router.tensors, router.precision)
+        self.public = PublicSums(router.schedule, router.tensors, router.precision, router.charts)
         self.compiled: list[CompiledLoss] = []
         self.repeated: list[RepeatedLoss] = []
         self._router = router

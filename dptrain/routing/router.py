@@ -22,6 +22,7 @@ from dptrain.clipping.fast import Bounds, Pieces, full_precision
 from dptrain.clipping.resolver import Schedule
 from dptrain.data.microbatch import Microbatch
 from dptrain.errors import CoupledModel, LossShape, UnsupportedModule
+from dptrain.geometry.charts import charted
 from dptrain.gradients.forms import Piece, narrow
 from dptrain.gradients.registry import Rule, described, rule_of, settled
 from dptrain.gradients.whole_modules import SpreadPrompts, prompt_models
@@ -116,7 +117,10 @@ class Router:
         self._shared = frozenset(index for index, count in owners.items() if count > 1)
         precisions = {tensor.parameter.dtype for _, tensor in self.tensors}
         self.precision = torch.float64 if precisions == {torch.float64} else torch.float32
-        self.sums: Sums = sums_for(exactness, schedule, self.tensors, self.precision, least_multiplier, noise_family)
+        noised = [block.std > 0.0 for block in schedule.blocks]
+        self.charts = charted(schedule.pairs, self.tensors, noised)
+        kept = (least_multiplier, noise_family, self.charts)
+        self.sums: Sums = sums_for(exactness, schedule, self.tensors, self.precision, *kept)
         self.leaf: Callable[[nn.Parameter], nn.Parameter] = lambda parameter: parameter
         """What stands in a graph for a parameter: that itself, but where it lies over several ranks."""
         self.verified: frozenset[str] | None = None

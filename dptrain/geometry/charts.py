@@ -1,0 +1,192 @@
+"""Carries the gradients of contributions to coordinates of a chart, and released coordinates to directions of pairs.
+
+Coordinates have the shapes of the two factors of a pair. So what clips, sums, rounds to the lattice, sends between ranks and
+adds noise takes them in the places of the gradients of these tensors, and knows nothing of geometry.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from dptrain.blocks.shards import is_shard
+from dptrain.blocks.stack import Tensor
+from dptrain.errors import UnsupportedModule
+from dptrain.geometry.lora_tangent import LoraTangent, Tangent
+from dptrain.geometry.pairs import FLOATS
+from dptrain.gradients.forms import Dense, Outer, Piece
+
+
+@dataclass(frozen=True, eq=False)
+class ChartedPair:
+    """A pair of the schedule: the places of its two tensors in it, and the tensors.
+
+    Attributes:
+        up, down: places of ``lora_B`` (m x r) and ``lora_A`` (r x n). noised: whether its block ever has noise.
+    """
+
+    up: int
+    down: int
+    A: torch.Tensor
+    Bt: torch.Tensor
+    noised: bool = True
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        return (*self.A.shape, self.Bt.shape[1], self.A.dtype, self.A.device)
+
+
+@dataclass(frozen=True)
+class _Frames:
+    """What maps gradients of one pair to coordinates in the step under way."""
+
+    PA: torch.Tensor
+    PB: torch.Tensor
+    V: torch.Tensor
+
+
+class Charts:
+    """Charts of the pairs of a run. Before the first :meth:`refresh`, and without pairs, every chart is the identity.
+
+    A chart is the identity too, so that the pair takes a plain step, where a factor has lost rank without being zero, and where
+    nothing is noised. Public numbers decide: the factors at the start of the step, and the schedule.
+
+    Guarantee: from one :meth:`refresh` to the next the chart of a tensor is one linear map of single contributions, made of
+    public factors before the draw. Norm and sum of a contribution are taken of the coordinates that it returns.
+
+    Proof: geometry.coordinates
+
+    Args:
+        pairs: of the schedule.
+    """
+
+    def __init__(self, pairs: Sequence[ChartedPair]) -> None:
+        self.pairs = tuple(pairs)
+        self._frames: dict[int, _Frames] = {}
+        self._at: list[tuple[list[int], LoraTangent]] = []
+        self._sides: dict[int, tuple[int, int]] = {}
+        for number, pair in enumerate(self.pairs):
+            self._sides |= {pair.up: (number, 0), pair.down: (number, 1)}
+
+    def __bool__(self) -> bool:
+        return bool(self.pairs)
+
+    def batches(self) -> list[list[int]]:
+        """Returns the numbers of pairs of one shape, type and device, batch by batch."""
+        found: dict[tuple[object, ...], list[int]] = {}
+        for number, pair in enumerate(self.pairs):
+            if pair.noised:
+                found.setdefault(pair.kind, []).append(number)
+        return list(found.values())
+
+    @torch.no_grad()
+    def computed(self) -> list[LoraTangent]:
+        """Returns the tangent spaces at the factors as they are now, batch by batch."""
+        return [
+            LoraTangent(
+                torch.stack([self.pairs[number].A for number in numbers]),
+                torch.stack([self.pairs[number].Bt.mT for number in numbers]),
+            )
+            for numbers in self.batches()
+        ]
+
+    def refresh(self, spaces: Iterable[LoraTangent]) -> None:
+        """Takes the charts of the step that begins: what :meth:`computed` returned, the same at every rank."""
+        self._frames, self._at = {}, []
+        for numbers, space in zip(self.batches(), spaces, strict=True):
+            plain = space.degenerate.tolist()
+            moving = [place for place, lost in enumerate(plain) if not lost]
+            if not moving:
+                continue
+            taken = space if len(moving) == len(numbers) else space.take(moving)
+            self._at.append(([numbers[place] for place in moving], taken))
+            for place in moving:
+                self._frames[numbers[place]] = _Frames(space.PA[place], space.PB[place], space.V[place])
+
+    def moves(self, place: int) -> bool:
+        """Tells whether the tensor at a place of the schedule has coordinates of a pair in this step."""
+        return place in self._sides and self._sides[place][0] in self._frames
+
+    def of(self, pieces: Mapping[int, list[Piece]]) -> dict[int, list[Piece]]:
+        """Maps the gradients of the contributions of a microbatch to coordinates; other tensors keep their gradients."""
+        found = dict(pieces)
+        for place in pieces:
+            number, side = self._sides.get(place, (-1, 0))
+            frames = self._frames.get(number)
+            if frames is not None:
+                found[place] = [_down(piece, frames) if side else _up(piece, frames) for piece in pieces[place]]
+        return found
+
+    @torch.no_grad()
+    def directions(self, released: Mapping[int, torch.Tensor]) -> dict[int, Tangent]:
+        """Returns the directions of the pairs that move in this step, by number, from what was released in their places.
+
+        Guarantee: what a direction holds is projected onto the tangent space; the rest of the noise goes no further.
+        """
+        found = {}
+        for numbers, space in self._at:
+            X = torch.stack([released[self.pairs[number].up] for number in numbers])
+            Y = torch.stack([released[self.pairs[number].down].mT for number in numbers])
+            X, Y = space.project(X, Y)
+            for place, number in enumerate(numbers):
+                found[number] = Tangent(X[place], Y[place], space.U[place], space.V[place])
+        return found
+
+
+def charted(pairs: Iterable[tuple[int, int]], tensors: Sequence[tuple[int, Tensor]], noised: Sequence[bool]) -> Charts:
+    """Returns the charts of a schedule.
+
+    Args:
+        pairs: places of ``lora_B`` and ``lora_A`` of every pair. noised: by block, whether it ever has noise.
+
+    Raises:
+        UnsupportedModule: code GEOMETRY_PAIR, factors that are no two matrices of one rank in float32 or float64; or
+            GEOMETRY_SHARDED, factors that lie over ranks.
+    """
+    found = []
+    for up, down in pairs:
+        (block, first), (_, second) = tensors[up], tensors[down]
+        A, Bt = first.parameter, second.parameter
+        if is_shard(A) or is_shard(Bt):
+            raise UnsupportedModule(
+                "GEOMETRY_SHARDED",
+                f"the pair of {first.name!r} lies over several ranks (fully_shard), and its frames need both factors whole; "
+                "wrap the model in DistributedDataParallel, or sign a policy without geometry",
+            )
+        if A.dim() != 2 or Bt.dim() != 2 or A.shape[1] != Bt.shape[0] or A.dtype not in FLOATS or A.dtype is not Bt.dtype:
+            raise UnsupportedModule(
+                "GEOMETRY_PAIR",
+                f"{first.name!r} and {second.name!r} have shapes {tuple(A.shape)} and {tuple(Bt.shape)} of {A.dtype}, expected "
+                "(m, r) and (r, n) in float32: pairs of linear layers have a tangent geometry, those of convolutions and "
+                "tables have not; adapt linear layers alone, and load adapters with autocast_adapter_dtype=True",
+            )
+        found.append(ChartedPair(up, down, A, Bt, noised[block]))
+    return Charts(found)
+
+
+def _up(piece: Piece, frames: _Frames) -> Piece:
+    """Maps gradients G B of A, m x r, to X = G V."""
+    if isinstance(piece, Outer):
+        return Outer(piece.a_NTD @ frames.PB.to(piece.a_NTD), piece.b_NTP)
+    g = _matrix(piece)
+    return Dense(g @ frames.PB.to(g))
+
+
+def _down(piece: Piece, frames: _Frames) -> Piece:
+    """Maps gradients A^T G of B^T, r x n, to Y^T = U^T G (I - V V^T).
+
+    The part along V is taken off the factor, or the gradient, itself, and not off its norm: a difference of two squares could
+    cancel below the norm of what is added to the sum.
+    """
+    if isinstance(piece, Outer):
+        a, V = piece.a_NTD, frames.V.to(piece.a_NTD)
+        return Outer(a - (a @ V) @ V.mT, piece.b_NTP @ frames.PA.to(piece.b_NTP))
+    g = _matrix(piece)
+    g, V = frames.PA.mT.to(g) @ g, frames.V.to(g)
+    return Dense(g - (g @ V) @ V.mT)
+
+
+def _matrix(piece: Piece) -> torch.Tensor:
+    """Returns the gradients of a linear map's weight, N x rows x columns; no rule of linear maps returns another form."""
+    assert isinstance(piece, Dense)
+    return piece.g
