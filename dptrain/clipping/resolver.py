@@ -8,7 +8,7 @@ needs all of them. The router of experts is open only to classes without a mask 
 import difflib
 import fnmatch
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -19,7 +19,8 @@ from attest.gate.checks import check_bounds
 from attest.policy import ClassRule, Policy
 from attest.schedule import allocation, blocks, effective_multiplier, realised_std, scheduled_std
 from attest.schedule.blocks import Piece, StackBlock, mask
-from attest.schedule.stack import Kind, numbers
+from attest.schedule.geometry import couples_of
+from attest.schedule.stack import Kind, Stack, numbers
 from dptrain.blocks.adapters import require_adapter
 from dptrain.blocks.slices import Part, owned
 from dptrain.blocks.stack import LayerStack, Tensor
@@ -139,7 +140,7 @@ class Schedule:
     public: frozenset[str] = frozenset()
     policy: Policy | None = None
     pairs: tuple[tuple[int, int], ...] = ()
-    """Places, among the tensors of all blocks in their order, of ``lora_B`` and ``lora_A`` of every pair that has a geometry."""
+    """Places among the tensors of all blocks, in their order, of ``lora_B`` and ``lora_A`` of every pair with a geometry."""
 
     @property
     def coordinates(self) -> int:
@@ -270,19 +271,26 @@ def bind(policy: Policy, stack: LayerStack) -> Schedule:
     if policy.noise_budgets is not None:
         made = _budgeted(policy, policy.noise_budgets, made, derived)
     frozen = cut(piece for block in derived if not block.classes for piece in block.pieces)
-    return Schedule(stack, tuple(made), profiles, frozen, public, policy, _pairs(policy, made))
+    scheduled = {tensor.name: lane for lane, tensor in enumerate(t for block in made for t in block.tensors)}
+    lanes = {place: scheduled.get(stack.tensors[own].name) for place, own in enumerate(places) if own is not None}
+    pairs = _pairs(policy, named, derived, lanes)
+    return Schedule(stack, tuple(made), profiles, frozen, public, policy, pairs)
 
 
-def _pairs(policy: Policy, made: Sequence[Block]) -> tuple[tuple[int, int], ...]:
-    places = {}
-    for place, (block, tensor) in enumerate((b, t) for b, block in enumerate(made) for t in block.tensors):
-        places[tensor.name] = place
-    found = []
-    for rule in policy.geometry:
-        for name, place in places.items():
-            if ".lora_B." in name:
-                found.append((place, places[name.replace(".lora_B.", ".lora_A.")]))
-    return tuple(found)
+def _pairs(
+    policy: Policy, stack: Stack, derived: Sequence[StackBlock], lanes: Mapping[int, int | None]
+) -> tuple[tuple[int, int], ...]:
+    """Returns the places among scheduled tensors of the factors of every pair that a class may touch.
+
+    Raises:
+        UnsupportedPolicy: code GEOMETRY, the geometry of the policy does not fit the model.
+    """
+    try:
+        couples = couples_of(policy, stack, derived)
+    except ValueRefused as error:
+        raise UnsupportedPolicy(error.code, error.sentence) from error
+    found = ((lanes.get(couple.a), lanes.get(couple.b)) for couple in couples)
+    return tuple((up, down) for up, down in found if up is not None and down is not None)
 
 
 def _cut(tensor: Tensor, piece: Piece) -> Tensor:

@@ -12,6 +12,7 @@ from torch import nn
 from attest.policy import ClassRule, Policy
 from attest.schedule import waste
 from attest.schedule.blocks import derive
+from attest.schedule.geometry import couples_of
 from attest.schema.cards import by_name, card_of
 from attest.schema.rounding import at_most
 from dptrain.clipping.resolver import Schedule
@@ -28,6 +29,16 @@ def block_rows(policy: Policy, schedule: Schedule) -> tuple[HeaderBlock, ...]:
     rows = [HeaderBlock(b.name, b.coordinates, b.classes, b.std, b.share) for b in schedule.blocks]
     untouched = (block for block in derive(policy.classes, schedule.stack.named()) if not block.classes)
     return (*rows, *(HeaderBlock(block.name, block.coordinates, (), 0.0) for block in untouched))
+
+
+def ranks_of(schedule: Schedule) -> dict[str, int]:
+    """Returns the rank of every pair of the stack that has a geometry, by the name of its factor ``lora_B``."""
+    policy, stack = schedule.policy, schedule.stack.named()
+    if policy is None or not policy.geometry:
+        return {}
+    shapes = {tensor.name: tensor.parameter.shape for tensor in schedule.stack.tensors}
+    names = [stack.tensors[couple.a].names for couple in couples_of(policy, stack)]
+    return {own[0]: next(shapes[name][1] for name in own if name in shapes) for own in names}
 
 
 def fingerprint(model: nn.Module, schedule: Schedule) -> bytes:

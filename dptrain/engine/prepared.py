@@ -224,6 +224,7 @@ class PreparedRun(Parts[Planned]):
             isolation=self.isolation.told,
             randomness=ADDRESSED,
             unprobed=(),
+            ranks=header.ranks_of(self.schedule),
             run_id=os.urandom(16) if test_key is None else hashlib.sha256(test_key).digest()[:16],
         )
         if self.recorder.resuming:

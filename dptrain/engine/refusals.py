@@ -13,6 +13,7 @@ from dptrain.accounting import unsupported
 from dptrain.clipping.resolver import Schedule
 from dptrain.data.sampling import expected_draw
 from dptrain.errors import ConfigError, NotPrivateUse, UnsupportedModule, UnsupportedPolicy
+from dptrain.geometry.optimizers import TangentOptimizer
 from dptrain.noise import device
 from dptrain.parallel.wrapped import refuse_alone, refuse_engine
 from dptrain.sandbox.interception import Sandbox
@@ -108,6 +109,7 @@ def refuse_optimizer(optimizer: torch.optim.Optimizer, schedule: Schedule, model
             "optimizer of torch that it was made of, without make_private()",
         )
     refuse_unusable(optimizer)
+    _refuse_without_tangents(optimizer, schedule)
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     missing = [t.name for block in schedule.blocks for t in block.tensors if id(t.parameter) not in held]
     if missing:
@@ -132,6 +134,35 @@ def refuse_optimizer(optimizer: torch.optim.Optimizer, schedule: Schedule, model
             f"the optimizer holds {len(foreign)} trainable parameters that are not of the model given to prepare() (first: "
             f"shape {tuple(foreign[0].shape)}); autograd would fill them with raw gradients. Make them part of the model, or "
             "leave them out",
+        )
+
+
+def _refuse_without_tangents(optimizer: torch.optim.Optimizer, schedule: Schedule) -> None:
+    """Refuses an optimizer that cannot take directions of pairs, and one that waits for them in vain."""
+    tensors = [tensor for block in schedule.blocks for tensor in block.tensors]
+    wanted = {id(tensors[up].parameter): tensors[up].name for up, _ in schedule.pairs}
+    kind = type(optimizer).__name__
+    if not isinstance(optimizer, TangentOptimizer):
+        if wanted:
+            raise NotPrivateUse(
+                "GEOMETRY_OPTIMIZER",
+                f"the policy gives {len(wanted)} LoRA pairs a tangent geometry, and {kind} steps on factors, which noise does "
+                f"not cover apart; use dptrain.geometry.TangentAdam(model, others=torch.optim.{kind}), or TangentSGD",
+            )
+        return
+    if schedule.policy is not None and not schedule.policy.geometry:
+        raise ConfigError(
+            "GEOMETRY_OPTIMIZER",
+            f"{kind} moves LoRA pairs along their tangent space, and the policy gives them no geometry; sign geometry = "
+            f'"lora_tangent", or use {type(optimizer.others).__name__} alone',
+        )
+    held = {id(pair.A) for pair in optimizer.pairs}
+    missing = [name for key, name in wanted.items() if key not in held]
+    if missing:
+        raise ConfigError(
+            "GEOMETRY_OPTIMIZER",
+            f"{kind} does not hold {len(missing)} pairs that the policy schedules (first: {missing[0]!r}); make it of this "
+            "model, after its adapters were added",
         )
 
 

@@ -11,7 +11,6 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from dptrain.blocks.shards import local
-from dptrain.blocks.stack import Tensor
 from dptrain.clipping.fast import PublicSums
 from dptrain.engine.interrupts import Interrupts
 from dptrain.errors import ConfigError, NotPrivateUse, ResumeRefused, StepOrder, UnsupportedPolicy
@@ -223,7 +222,7 @@ class PrivateGradients:
         tensor.part.write(grad, value)
 
     def _hand_over(self) -> None:
-        """Hands the directions of pairs to the optimizer, projected onto their tangent spaces; ``p.grad`` of them stays empty."""
+        """Hands the directions of pairs to the optimizer, projected onto their tangent spaces; their ``p.grad`` stays empty."""
         self._directions = self._charts.directions(self._coordinates)
         self._coordinates = {}
         for number, direction in self._directions.items():

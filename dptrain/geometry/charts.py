@@ -4,6 +4,7 @@ Coordinates have the shapes of the two factors of a pair. So what clips, sums, r
 adds noise takes them in the places of the gradients of these tensors, and knows nothing of geometry.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,10 @@ from dptrain.errors import UnsupportedModule
 from dptrain.geometry.lora_tangent import LoraTangent, Tangent
 from dptrain.geometry.pairs import FLOATS
 from dptrain.gradients.forms import Dense, Outer, Piece
+from dptrain.sandbox.untouched import checksums
+
+_SENT = ("U", "V", "PA", "PB", "rank_A", "rank_B")
+"""What one rank tells the others of a batch of pairs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +94,36 @@ class Charts:
             )
             for numbers in self.batches()
         ]
+
+    def digest(self) -> bytes:
+        """Returns a digest of all factors, by which ranks find out whether they hold the same."""
+        factors = [factor for pair in self.pairs for factor in (pair.A, pair.Bt)]
+        return checksums(factors).cpu().numpy().tobytes()
+
+    def written(self) -> bytes:
+        """Returns the spaces of :meth:`computed` as bytes, for other ranks."""
+        values = [getattr(space, name) for space in self.computed() for name in _SENT]
+        return b"".join(value.cpu().contiguous().numpy().tobytes() for value in values)
+
+    def read(self, data: bytes) -> list[LoraTangent]:
+        """Returns the spaces that the first rank has written, at the factors of this one."""
+        found, place = [], 0
+        for numbers in self.batches():
+            pairs = [self.pairs[number] for number in numbers]
+            A, B = torch.stack([pair.A for pair in pairs]).detach(), torch.stack([pair.Bt.mT for pair in pairs]).detach()
+            count, r = len(numbers), A.shape[-1]
+            shapes = (A.shape, B.shape, (count, r, r), (count, r, r), (count,), (count,))
+            values = []
+            for name, shape in zip(_SENT, shapes, strict=True):
+                kind = torch.int64 if name.startswith("rank") else A.dtype
+                size = math.prod(shape) * kind.itemsize
+                values.append(torch.frombuffer(bytearray(data[place : place + size]), dtype=kind).view(shape).to(A.device))
+                place += size
+            space = LoraTangent(A, B, (values[0], values[1]))
+            for name, value in zip(_SENT[2:], values[2:], strict=True):
+                setattr(space, name, value)
+            found.append(space)
+        return found
 
     def refresh(self, spaces: Iterable[LoraTangent]) -> None:
         """Takes the charts of the step that begins: what :meth:`computed` returned, the same at every rank."""

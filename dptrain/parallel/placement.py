@@ -83,6 +83,9 @@ class Placement:
         """Returns sums over what this rank has of gradients as sums over all of them."""
         return sums
 
+    def share(self, values: Sequence[torch.Tensor]) -> None:
+        """Makes tensors at every rank what they are at the first, to the bit."""
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -214,6 +217,13 @@ class Exchanged(Placement):
         for lane, (shape, parts) in enumerate(zip(self._shapes, found, strict=True)):
             flat = parts[0] if len(parts) == 1 else torch.cat(parts) if parts else self._empty()
             yield lane, flat.view(shape)
+
+    def share(self, values: Sequence[torch.Tensor]) -> None:
+        if values:
+            flat = torch.cat([value.detach().flatten() for value in values])
+            self._ranks.carry(lambda: dist.broadcast(flat, 0))
+            for value, part in zip(values, flat.split([value.numel() for value in values]), strict=True):
+                value.detach().copy_(part.view_as(value))
 
     def _empty(self) -> torch.Tensor:
         return torch.empty(0, dtype=self._gathered, device=self._device)

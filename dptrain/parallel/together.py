@@ -12,6 +12,7 @@ from dptrain.blocks.shards import local
 from dptrain.clipping.fast import FastSums, Sums
 from dptrain.data.sampling import most_drawn
 from dptrain.errors import NotPrivateUse, UnsupportedModule
+from dptrain.geometry.charts import Charts
 from dptrain.parallel.placement import Exchanged, Placement, Sharded, Shards
 from dptrain.parallel.ranks import Ranks, differs
 from dptrain.parallel.sharded import ShardedModel, is_sharded, shards_inside
@@ -138,6 +139,22 @@ class Together:
         """
         if self._shards is not None:
             self.ranks.all(b"", f"step {step} begins")
+
+    def chart(self, charts: Charts) -> None:
+        """Has the charts of the step that begins made of the factors of its pairs: by the first rank, which sends them.
+
+        Guarantee: every rank has the same charts, to the bit, of the same factors.
+
+        Raises:
+            RanksError: code RANKS_DIFFER, ranks hold other factors.
+        """
+        if not charts:
+            return
+        if self.ranks.size == 1:
+            charts.refresh(charts.computed())
+            return
+        self.ranks.agree({"the factors of the adapters": charts.digest()})
+        charts.refresh(charts.read(self.ranks.first(charts.written)))
 
     def draw(self, sums: Sums, drawn: int, microbatches: int) -> None:
         """Chooses how the sums of a step are sent and kept, for which so many contributions are drawn."""
