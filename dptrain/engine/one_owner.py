@@ -193,6 +193,7 @@ def owners_policy(
     max_examples: int = 1,
     public_lengths: Sequence[int] = (),
     noise_multiplier: float | None = None,
+    geometry: str | None = None,
 ) -> str:
     """Writes the policy of somebody who owns all data: one class that may touch everything, with noise for an epsilon.
 
@@ -203,6 +204,7 @@ def owners_policy(
         delta: default: at most 1e-6 and 1 / (10 count). clip_norm: of every contribution. corpus: identifier.
         noise_multiplier: standard deviation of the noise over the clip norm, in the place of a target.
         max_examples: the most that one contribution holds. public_lengths: those that contributions may sign, in tokens.
+        geometry: of LoRA pairs, a word of the policy.
 
     Returns:
         The text of a ``policy.toml``.
@@ -245,6 +247,7 @@ def owners_policy(
     multiplier = max(micro, 1) / MICRO
     each = max(1, math.ceil(count / batch_size))
     several = f"max_examples = {max_examples}\n" if max_examples > 1 else ""
+    charted = "" if geometry is None else f"geometry = {json.dumps(geometry)}\n"
     lengths = f"public_lengths = {sorted(set(public_lengths))}\n" if public_lengths else ""
     return f"""\
 # {told}, at delta {delta:g}, even if {again} steps are charged again after exceptions and crashes:
@@ -255,7 +258,7 @@ steps = {steps}
 normalizer = {batch_size}
 redo_steps = {again}
 epoch_steps = {min(each, steps)}
-
+{charted}
 [floors]
 clip_norm = {clip_norm!r}
 noise_multiplier = {multiplier!r}

@@ -275,6 +275,7 @@ class PrivateTraining:
         directory: Where = "run",
         delta: float | None = None,
         clip_norm: float = 1.0,
+        geometry: str | None = None,
         encode: Encode | None = None,
         by: str | Callable[[Any], Any] | None = None,
         public_lengths: Sequence[int] = (),
@@ -297,6 +298,8 @@ class PrivateTraining:
             directory: made if it is not there; for another policy than the one that is made in it there is `one_owner`.
             delta: default: at most 1e-6, and at most a tenth of one over the number of items.
             clip_norm: bounds the gradient of every item.
+            geometry: ``"lora_tangent"`` to clip and noise LoRA pairs along the tangent space of their product; the optimizer is
+                then `dptrain.geometry.TangentAdam` or `TangentSGD`.
             encode: an item to the bytes that are signed, where items are not numbers, strings, arrays, or lists, tuples and
                 dicts of them; where they are grouped, the list of them. Give `prepare` the `decode` that belongs to it.
             by: makes all items of one person one contribution, which epsilon then is for: the name of a column, or a function
@@ -330,7 +333,7 @@ class PrivateTraining:
         policy = owners_policy(
             len(tokens), target_epsilon=target_epsilon, epochs=epochs, batch_size=batch_size, delta=delta, clip_norm=clip_norm,
             corpus=corpus_name(folder), max_examples=max_examples or max((content.examples for content in every), default=1),
-            public_lengths=public_lengths, noise_multiplier=noise_multiplier,
+            public_lengths=public_lengths, noise_multiplier=noise_multiplier, geometry=geometry,
         )  # fmt: skip
         rule = Policy.from_toml(policy).classes[0]
         signed = (lambda line: rule.public_length_for(tokens[line] or 0)) if public_lengths else None

@@ -226,8 +226,11 @@ class PrivateGradients:
         self._directions = self._charts.directions(self._coordinates)
         self._coordinates = {}
         for number, direction in self._directions.items():
-            block = self._router.tensors[self._charts.pairs[number].up][0]
-            self._tangents.take(self._places[number], direction, self.stds[block] / self._normalizer)
+            self._tangents.take(self._places[number], direction, self.stds[self._block(number)] / self._normalizer)
+
+    def _block(self, number: int) -> int:
+        """Returns the block of a pair."""
+        return self._router.tensors[self._charts.pairs[number].up][0]
 
     @property
     def _tangents(self) -> TangentOptimizer:
@@ -245,7 +248,10 @@ class PrivateGradients:
         norms = {}
         with torch.no_grad():
             for norm, (block, own) in zip(self._norms(pieces), pieces.items(), strict=True):
-                torch._foreach_mul_(own, (max_norm / norm).clamp(max=1.0).to(own[0].dtype))
+                factor = (max_norm / norm).clamp(max=1.0)
+                torch._foreach_mul_(own, factor.to(own[0].dtype))
+                for number in (one for one in self._directions if self._block(one) == block):
+                    self._tangents.stds[self._places[number]] *= float(factor)
                 norms[self._router.schedule.blocks[block].name] = norm
         self._remember()
         return {name: float(norm) for name, norm in norms.items()}
@@ -258,8 +264,7 @@ class PrivateGradients:
         """Returns what was released and lies here, by block."""
         pieces: dict[int, list[torch.Tensor]] = {}
         for number, direction in self._directions.items():
-            block = self._router.tensors[self._charts.pairs[number].up][0]
-            pieces.setdefault(block, []).extend([direction.X, direction.Y])
+            pieces.setdefault(self._block(number), []).extend([direction.X, direction.Y])
         for lane, (block, tensor) in enumerate(self._router.tensors):
             if self._charts.moves(lane):
                 continue

@@ -24,6 +24,7 @@ from dptrain.engine.private_training import PrivateTraining
 from dptrain.engine.release import Phase
 from dptrain.engine.step import LogicalStep, Steps
 from dptrain.errors import ConfigError, CoupledModel, NotPrivateUse, ResumeRefused
+from dptrain.geometry.optimizers import TangentAdam
 from dptrain.integrations.coupled import hide_pace, refuse, refuse_arguments, require_steps, translated
 from dptrain.integrations.losses import base_of, losses_of
 from dptrain.integrations.rows import FixedLength, contributions_of
@@ -86,7 +87,7 @@ class PrivateRun:
             under ``output_dir``. Epochs and batch size are those of the arguments (``per_device_train_batch_size`` times
             ``gradient_accumulation_steps``).
         private: an opened run, in the place of `train_dataset`.
-        target_epsilon, noise_multiplier, delta, clip_norm: as `PrivateTraining.own`.
+        target_epsilon, noise_multiplier, delta, clip_norm, geometry: as `PrivateTraining.own`.
         max_length: tokens of every row; shorter examples are padded, longer ones cut.
         compiled: runs each microbatch as one compiled graph. layers, probe, metrics: as `PrivateTraining.prepare`.
         others: as the Trainer. ``compute_loss_func`` and an overridden ``compute_loss`` return one loss per example.
@@ -119,6 +120,7 @@ class PrivateRun:
         noise_multiplier: float | None = None,
         delta: float | None = None,
         clip_norm: float = 1.0,
+        geometry: str | None = None,
         max_length: int | None = None,
         compiled: bool = False,
         layers: str | Sequence[str] | None = None,
@@ -146,7 +148,7 @@ class PrivateRun:
         self._evaluated: list[Any] = []
         self._contents: set[bytes] | None = None
         if private is None:
-            private = _own(train_dataset, args, batch, delta=delta, clip_norm=clip_norm, **noise)
+            private = _own(train_dataset, args, batch, delta=delta, clip_norm=clip_norm, geometry=geometry, **noise)
         require_steps(args, private, signed=train_dataset is None)
         self.private = private
         if self._secret:
@@ -228,6 +230,17 @@ class PrivateRun:
     def get_train_dataloader(self) -> Any:
         """Returns the logical steps of the run in the place of batches."""
         return StepLoader(self._epoch_steps, self._epoch)
+
+    def create_optimizer(self, *others: Any, **options: Any) -> torch.optim.Optimizer:
+        """Makes the optimizer that the arguments name; where the policy gives LoRA pairs a geometry, `TangentAdam` around it.
+
+        Its learning rate is that of the arguments. For another one pass ``optimizers=(TangentAdam(model, ...), None)``.
+        """
+        given = self.optimizer is not None
+        made = super().create_optimizer(*others, **options)
+        if self.private.policy.geometry and not given:
+            self.optimizer = made = TangentAdam(self.model, others=made, lr=self.args.learning_rate)
+        return made
 
     def num_examples(self, dataloader: Any) -> int:
         """Returns how many contributions were admitted, which is public, or the examples of another loader."""
