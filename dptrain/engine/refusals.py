@@ -14,6 +14,7 @@ from dptrain.clipping.resolver import Schedule
 from dptrain.data.sampling import expected_draw
 from dptrain.errors import ConfigError, NotPrivateUse, UnsupportedModule, UnsupportedPolicy
 from dptrain.geometry.optimizers import TangentOptimizer
+from dptrain.geometry.pairs import refuse_sharded
 from dptrain.noise import device
 from dptrain.parallel.wrapped import refuse_alone, refuse_engine
 from dptrain.sandbox.interception import Sandbox
@@ -142,6 +143,8 @@ def _refuse_without_tangents(optimizer: torch.optim.Optimizer, schedule: Schedul
     tensors = [tensor for block in schedule.blocks for tensor in block.tensors]
     wanted = {id(tensors[up].parameter): tensors[up].name for up, _ in schedule.pairs}
     kind = type(optimizer).__name__
+    for up, _ in schedule.pairs:
+        refuse_sharded(tensors[up].name, tensors[up].parameter)
     if not isinstance(optimizer, TangentOptimizer):
         if wanted:
             raise NotPrivateUse(

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 
 import torch
 
-from dptrain.blocks.shards import is_shard
 from dptrain.blocks.stack import Tensor
 from dptrain.errors import UnsupportedModule
 from dptrain.geometry.lora_tangent import LoraTangent, Tangent
-from dptrain.geometry.pairs import FLOATS
+from dptrain.geometry.pairs import FLOATS, refuse_sharded
 from dptrain.gradients.forms import Dense, Outer, Piece
 from dptrain.sandbox.untouched import checksums
 
@@ -182,12 +181,7 @@ def charted(pairs: Iterable[tuple[int, int]], tensors: Sequence[tuple[int, Tenso
     for up, down in pairs:
         (block, first), (_, second) = tensors[up], tensors[down]
         A, Bt = first.parameter, second.parameter
-        if is_shard(A) or is_shard(Bt):
-            raise UnsupportedModule(
-                "GEOMETRY_SHARDED",
-                f"the pair of {first.name!r} lies over several ranks (fully_shard), and its frames need both factors whole; "
-                "wrap the model in DistributedDataParallel, or sign a policy without geometry",
-            )
+        refuse_sharded(first.name, A, Bt)
         if A.dim() != 2 or Bt.dim() != 2 or A.shape[1] != Bt.shape[0] or A.dtype not in FLOATS or A.dtype is not Bt.dtype:
             raise UnsupportedModule(
                 "GEOMETRY_PAIR",

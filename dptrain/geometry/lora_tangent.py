@@ -10,7 +10,8 @@ Y = (I - V V^T) G^T U (n x r). The direction that they stand for is X V^T + U Y^
 r m + r (n - r) dimensions (Vandereycken 2013, section 2.1). Autograd gives G B and G^T A, so X = (G B) P_B and
 Y = (I - V V^T) (G^T A) P_A: nothing of m x n is ever formed.
 
-Frames are rank-revealing: a factor of rank k < r has a frame of k columns, and zeros behind them.
+Frames are rank-revealing: the r columns of that of a factor of rank k < r span k directions, and U U^T is the projector onto
+them. They are polar factors, and a step turns the new factors towards the old ones, so that neither jumps with rounding.
 """
 
 from collections.abc import Sequence
@@ -28,26 +29,25 @@ TOLERANCE = 2.0**-20
 def frame(factor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Returns an orthonormal frame of the column space of a factor F, computed in float64.
 
-    Columns are brought to length one first, so that a gauge that scales them changes nothing.
+    Columns are brought to length one first, so that a gauge that scales them changes nothing. The frame is the polar factor of
+    what results: of all frames the nearest one, which follows small changes of the factor.
 
     Args:
         factor: (..., m, r).
 
     Returns:
-        The frame U = F P, (..., m, r), of orthonormal columns and zeros behind; P, (..., r, r); and the ranks k, (...), int64.
+        The frame U = F P, (..., m, r), with U U^T the projector onto the column space, and U^T U = I at full rank; the map P,
+        (..., r, r); and the ranks k, (...), int64.
     """
     wide = factor.detach().to(torch.float64)
-    m, r = wide.shape[-2:]
     lengths = torch.linalg.vector_norm(wide, dim=-2, keepdim=True)
     scale = torch.where(lengths > 0, 1.0 / lengths.clamp_min(torch.finfo(torch.float64).tiny), 1.0)
     orthonormal, triangular = torch.linalg.qr(wide * scale)
     left, sizes, right = torch.linalg.svd(triangular, full_matrices=False)
     kept = sizes > TOLERANCE * sizes[..., :1].clamp_min(torch.finfo(torch.float64).tiny)
     inverse = torch.where(kept, 1.0 / torch.where(kept, sizes, 1.0), 0.0)
-    u = (orthonormal @ left) * kept[..., None, :]
-    p = scale.mT * right.mT * inverse[..., None, :]
-    if r > m:  # no more than m columns can be independent
-        u, p = (torch.nn.functional.pad(value, (0, r - value.shape[-1])) for value in (u, p))
+    u = (orthonormal @ left) * kept[..., None, :] @ right
+    p = scale.mT * right.mT * inverse[..., None, :] @ right
     return u.to(factor.dtype), p.to(factor.dtype), kept.sum(-1)
 
 
@@ -160,9 +160,9 @@ class LoraTangent(Geometry):
         return gA @ self.PB, self._off_V(gB @ self.PA)
 
     def project(self, *coordinates: torch.Tensor) -> Coordinates:
-        """Takes from X what no column of V carries, and from Y that and its part along V."""
+        """Takes from the rows of X what V does not carry, and from Y what U does not, and its part along V."""
         X, Y = coordinates
-        return X * _kept(self.rank_B, X), self._off_V(Y * _kept(self.rank_A, Y))
+        return X @ _carried(self.V, self.rank_B), self._off_V(Y @ _carried(self.U, self.rank_A))
 
     def point(self, *tensors: torch.Tensor) -> torch.Tensor:
         """Returns A B^T, (..., m, n)."""
@@ -206,7 +206,7 @@ class LoraTangent(Geometry):
         return self.at(*self.project(*(_normal(own, rng) * std for own in (self.A, self.B))))
 
     def retract(self, step: Tangent, lr: float, *, decay: float = 0.0, exact: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns a balanced pair (A^T A = B^T B) of rank r near (1 - decay) Z - lr step.
+        """Returns a balanced pair (A^T A = B^T B) of rank r near (1 - decay) Z - lr step, turned towards the present one.
 
         Args:
             step: (..., ) a direction at these frames. lr: of the step. decay: part of Z that is taken away besides.
@@ -218,8 +218,9 @@ class LoraTangent(Geometry):
         K = U.mT @ X
         Xp = X - U @ K
         K = core - lr * K
-        found = _truncated(U, V, Xp, Y, K, lr) if exact else _polar(U, V, Xp, Y, K, lr)
-        return found[0].to(self.A.dtype), found[1].to(self.B.dtype)
+        A, B = _truncated(U, V, Xp, Y, K, lr) if exact else _polar(U, V, Xp, Y, K, lr)
+        turn = _turn(A.mT @ self.A.to(torch.float64) + B.mT @ self.B.to(torch.float64))
+        return (A @ turn).to(self.A.dtype), (B @ turn).to(self.B.dtype)
 
     def transport(self, step: Tangent, after: "LoraTangent") -> Tangent:
         """Carries a direction over to another point by projection onto its tangent space, in O((m + n) r^2)."""
@@ -234,10 +235,11 @@ class LoraTangent(Geometry):
         return Y
 
 
-def _kept(rank: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Returns ones in the columns that a frame has, zeros behind, to multiply coordinates with."""
-    places = torch.arange(like.shape[-1], device=rank.device)
-    return (places < rank[..., None]).to(like)[..., None, :]
+def _carried(frame: torch.Tensor, rank: torch.Tensor) -> torch.Tensor:
+    """Returns the projector F^T F onto what a frame carries, (..., r, r): the identity at full rank, to the bit."""
+    r = frame.shape[-1]
+    whole = torch.eye(r, dtype=frame.dtype, device=frame.device)
+    return torch.where((rank == r)[..., None, None], whole, frame.mT @ frame)
 
 
 def _normal(like: torch.Tensor, rng: Any) -> torch.Tensor:
@@ -272,6 +274,12 @@ def _polar(
     alive = sizes > TOLERANCE**2 * sizes.amax(-1, keepdim=True)
     root = sizes.sqrt()
     return Q @ turn * root, torch.where(alive, B @ turn / torch.where(alive, root, 1.0), 0.0)
+
+
+def _turn(overlap: torch.Tensor) -> torch.Tensor:
+    """Returns the rotation Q, (..., r, r), with the largest trace of Q^T M: the Procrustes problem (Schönemann 1966)."""
+    left, _, right = torch.linalg.svd(overlap)
+    return left @ right
 
 
 def _padded(value: torch.Tensor, r: int) -> torch.Tensor:

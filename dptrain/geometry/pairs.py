@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from dptrain.blocks.shards import is_shard
 from dptrain.errors import UnsupportedModule
 
 FLOATS = (torch.float32, torch.float64)
@@ -44,11 +45,22 @@ class LoraPair:
         return (*self.shape, self.A.dtype, self.A.device)
 
 
+def refuse_sharded(name: str, *factors: torch.Tensor) -> None:
+    """Raises UnsupportedModule, code GEOMETRY_SHARDED, for factors of which every rank has some rows."""
+    if any(is_shard(factor) for factor in factors):
+        raise UnsupportedModule(
+            "GEOMETRY_SHARDED",
+            f"the pair of {name!r} lies over several ranks (fully_shard), and its frames need both factors whole; wrap the "
+            "model in DistributedDataParallel, or sign a policy without geometry",
+        )
+
+
 def find_pairs(model: nn.Module) -> tuple[LoraPair, ...]:
     """Returns the pairs of a model both of whose factors are trainable, in the order of its modules.
 
     Raises:
-        UnsupportedModule: code GEOMETRY_PAIR, factors in half precision, whose retraction would be lost in rounding.
+        UnsupportedModule: code GEOMETRY_PAIR, factors in half precision, whose retraction would be lost in rounding;
+            GEOMETRY_SHARDED, factors that lie over ranks.
     """
     found = []
     for path, module in model.named_modules():
@@ -61,6 +73,7 @@ def find_pairs(model: nn.Module) -> tuple[LoraPair, ...]:
                 continue
             if not (up.weight.requires_grad and down.weight.requires_grad):
                 continue
+            refuse_sharded(path, up.weight, down.weight)
             prefix = f"{path}." if path else ""
             a, b = (f"{prefix}{side}.{adapter}.weight" for side in ("lora_B", "lora_A"))
             if up.weight.dtype not in FLOATS or down.weight.dtype is not up.weight.dtype:
