@@ -22,6 +22,7 @@ from benchmarks.bases import BANDS, BASES, Step, absent_bases, below_band, make_
 from benchmarks.configs import Config
 from dptrain import Microbatches, NoiseSource, PrivateTraining
 from dptrain.engine.step import Steps
+from dptrain.geometry import TangentAdam
 from dptrain.routing.compiled import CompileNotice
 from dptrain.routing.repeated import Loss
 
@@ -29,10 +30,10 @@ SIGMA = 0.5
 CLIP = 1.0
 
 
-def _policy(config: Config, exactness: str = "fast", window: int = 16) -> str:
+def _policy(config: Config, exactness: str = "fast", window: int = 16, tangent: bool = False) -> str:
     head = (
         f'corpus = "benchmark"\ndelta = 1e-6\nsteps = 100000\nnormalizer = {config.contributions}\n'
-        f'exactness = "{exactness}"\nwindow_steps = {window}\n'
+        f'exactness = "{exactness}"\nwindow_steps = {window}\n' + ('geometry = "lora_tangent"\n' if tangent else "")
     )
     return head + "".join(
         f'[[class]]\nname = "{tier.name}"\nclip_norm = {CLIP}\nnoise_multiplier = {SIGMA}\nsampling_rate = 1\n'
@@ -43,7 +44,7 @@ def _policy(config: Config, exactness: str = "fast", window: int = 16) -> str:
 
 @contextmanager
 def prepared(
-    config: Config, root: Path, *, exactness: str = "fast", window: int = 16, generator: str = "host"
+    config: Config, root: Path, *, exactness: str = "fast", window: int = 16, generator: str = "host", tangent: bool = False
 ) -> Iterator[tuple[PrivateTraining, nn.Module, Loss, torch.optim.Optimizer, Steps]]:
     """A run over a signed corpus, with its gate and a ledger on disk, right after `prepare`."""
     accelerator = None
@@ -51,9 +52,11 @@ def prepared(
         from accelerate import Accelerator
 
         accelerator = Accelerator(cpu=config.device == "cpu", mixed_precision="bf16" if config.half else "no")
-    _world(root, config, _policy(config, exactness, window))
+    _world(root, config, _policy(config, exactness, window, tangent))
     model = config.model().to(config.device).train()
     optimizer = make_optimizer(model)
+    if tangent:
+        optimizer = TangentAdam(model, others=optimizer)
 
     def collate(examples: list[dict]) -> dict[str, torch.Tensor]:
         return {"ids": torch.tensor([e["ids"] for e in examples]), "labels": torch.tensor([e["label"] for e in examples])}
@@ -74,12 +77,18 @@ def prepared(
 
 @contextmanager
 def ours(
-    config: Config, *, exactness: str = "fast", compiled: bool = False, window: int = 16, generator: str = "host"
+    config: Config,
+    *,
+    exactness: str = "fast",
+    compiled: bool = False,
+    window: int = 16,
+    generator: str = "host",
+    tangent: bool = False,
 ) -> Iterator[tuple[PrivateTraining, Step]]:
     """The product as a user runs it, lattice noise from the keyed stream included."""
     root = Path(tempfile.mkdtemp(prefix="dptrain-bench-"))
     try:
-        with prepared(config, root, exactness=exactness, window=window, generator=generator) as made:
+        with prepared(config, root, exactness=exactness, window=window, generator=generator, tangent=tangent) as made:
             private, model, losses, optimizer, steps = made
             loss = private.loss(losses, compiled=True) if compiled else losses
             iterator = iter(steps)
@@ -114,6 +123,20 @@ def ours_certified(config: Config) -> Iterator[Step]:
 def ours_compiled(config: Config) -> Iterator[Step]:
     """With the compiled form of the loss; compiling belongs to the warm-up."""
     with ours(config, compiled=True) as (_, step):
+        yield step
+
+
+@contextmanager
+def ours_tangent(config: Config) -> Iterator[Step]:
+    """With LoRA pairs clipped and noised along their tangent space, and moved along it."""
+    with ours(config, tangent=True) as (_, step):
+        yield step
+
+
+@contextmanager
+def ours_tangent_compiled(config: Config) -> Iterator[Step]:
+    """With both."""
+    with ours(config, tangent=True, compiled=True) as (_, step):
         yield step
 
 
@@ -171,6 +194,8 @@ VARIANTS: dict[str, Callable] = {
     "ours_fast": ours_fast,
     "ours_certified": ours_certified,
     "ours_compiled": ours_compiled,
+    "ours_tangent": ours_tangent,
+    "ours_tangent_compiled": ours_tangent_compiled,
     "ours_device_noise": ours_device_noise,
     "opacus_hooks": opacus_hooks,
     "opacus_ghost": opacus_ghost,
@@ -179,7 +204,9 @@ VARIANTS: dict[str, Callable] = {
 PEERS = ("opacus_hooks", "opacus_ghost")
 """Other libraries: they take a fifth of the time of all, and change least."""
 
-WARM_UP = {"ours_compiled": 9}
+TANGENT = ("ours_tangent", "ours_tangent_compiled")
+
+WARM_UP = {"ours_compiled": 9, "ours_tangent_compiled": 9}
 """Steps before the first round where one, which holds all compiling, is not enough. The private compiled form is compared with
 the hook form at every doubling of the runs of a kind of microbatch and of the steps that it met, and at every 128th run: three
 rounds after nine steps hold none, and a long run pays for one in 128."""
@@ -194,7 +221,9 @@ def absent_from(config: Config) -> dict[str, str]:
     """Variants that cannot run a configuration, each with its reason."""
     unbanded = {} if config.banded else dict.fromkeys(BANDS, "every contribution trains the whole model")
     on_host = {"ours_device_noise": "the gradients lie on the processor"} if config.device == "cpu" else {}
-    return absent_bases(config) | config.absent | unbanded | on_host
+    pairs = {} if "lora" in config.name else dict.fromkeys(TANGENT, "the model has no LoRA pairs")
+    compiled = {TANGENT[1]: config.absent["ours_compiled"]} if "ours_compiled" in config.absent else {}
+    return absent_bases(config) | config.absent | unbanded | on_host | compiled | pairs
 
 
 @contextmanager
