@@ -5,7 +5,19 @@ Loading a name here loads torch. `lora_tangent` holds the mathematics of one pai
 
 from dptrain.geometry.base import Euclidean, Geometry
 from dptrain.geometry.contract import check_geometry
+from dptrain.geometry.initial import balanced, spectral, stacked
 from dptrain.geometry.lora_tangent import LoraTangent, Tangent
 from dptrain.geometry.optimizers import TangentAdam, TangentSGD
 
-__all__ = ["Euclidean", "Geometry", "LoraTangent", "Tangent", "TangentAdam", "TangentSGD", "check_geometry"]
+__all__ = [
+    "Euclidean",
+    "Geometry",
+    "LoraTangent",
+    "Tangent",
+    "TangentAdam",
+    "TangentSGD",
+    "balanced",
+    "check_geometry",
+    "spectral",
+    "stacked",
+]

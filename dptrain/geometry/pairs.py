@@ -83,5 +83,6 @@ def find_pairs(model: nn.Module) -> tuple[LoraPair, ...]:
                     "tangent space would be lost in rounding; load it with autocast_adapter_dtype=True, peft's default",
                 )
             scaling = float(getattr(module, "scaling", {}).get(adapter, 1.0))
+            assert isinstance(up.weight, nn.Parameter) and isinstance(down.weight, nn.Parameter)
             found.append(LoraPair(path, adapter, a, b, up.weight, down.weight, scaling))
     return tuple(found)
