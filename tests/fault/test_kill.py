@@ -19,10 +19,10 @@ from tests.worlds.training import make_world
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def start(root: Path) -> subprocess.Popen:
+def start(root: Path, *how: str) -> subprocess.Popen:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.fault.kill_worker", str(root)],
+        [sys.executable, "-m", "tests.fault.kill_worker", str(root), *how],
         cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
@@ -47,7 +47,7 @@ def assert_nothing_is_undercharged(root: Path) -> None:
         assert len(set(streams)) == len(streams)
 
 
-def kill_at_random_moments(root: Path, kills: int, seed: int, longest: float) -> tuple[int, int]:
+def kill_at_random_moments(root: Path, kills: int, seed: int, longest: float, *how: str) -> tuple[int, int]:
     """Kills ``kills`` processes within ``longest`` seconds of their start, then lets one finish.
 
     Returns:
@@ -56,7 +56,7 @@ def kill_at_random_moments(root: Path, kills: int, seed: int, longest: float) ->
     rng = random.Random(seed)
     struck = 0
     for _ in range(kills):
-        process = start(root)
+        process = start(root, *how)
         assert process.stdout is not None
         process.stdout.readline()
         time.sleep(rng.uniform(0.0, longest))
@@ -69,7 +69,7 @@ def kill_at_random_moments(root: Path, kills: int, seed: int, longest: float) ->
         assert_nothing_is_undercharged(root)
         if process.returncode != -signal.SIGKILL:
             break
-    process = start(root)
+    process = start(root, *how)
     _, errors = process.communicate(timeout=300)
     with Ledger.open(root / "ledger.db", read_only=True) as ledger:
         assert ledger.finished, errors
@@ -91,3 +91,13 @@ def test_B13_B14_B15_thirty_kills_lose_no_charge_and_the_run_finishes(tmp_path) 
     struck, charged = kill_at_random_moments(tmp_path, 30, seed=2, longest=2.0)  # long before the end of the run
     print(f"struck {struck}, charged {charged} for 3000 steps")
     assert struck == 30
+
+
+@pytest.mark.slow
+def test_kills_lose_no_charge_where_pairs_move_along_their_tangent_space(tmp_path) -> None:
+    world = make_world(
+        tmp_path, per_class=5, steps=60, rate="0.5", policy_extra='redo_steps = 1000\ngeometry = "lora_tangent"'
+    )
+    struck, charged = kill_at_random_moments(tmp_path, 3, 3, 6.0, "tangent")
+    assert charged >= 60 and struck
+    assert world.ledger.exists()

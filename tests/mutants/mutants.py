@@ -7,6 +7,7 @@ from tests.mutants.clipped import CLIPPED
 from tests.mutants.correlated import CORRELATED
 from tests.mutants.mutant import Mutant
 from tests.mutants.ranks import ON_RANKS
+from tests.mutants.tangents import TANGENTS
 
 ADDRESSES = "dptrain/sandbox/addresses.py"
 INTERCEPTION = "dptrain/sandbox/interception.py"
@@ -852,6 +853,7 @@ NUMBERS = (
 
 GROUPS = {
     "noise that is correlated": CORRELATED,
+    "the geometry of pairs": TANGENTS,
     "gradient rules and masks": RULES,
     "clipped sums and their release": CLIPPED,
     "random numbers": RANDOMNESS,
