@@ -62,7 +62,7 @@ def test_the_sum_is_that_of_projected_contributions_clipped_once_over_pairs_and_
         torch.testing.assert_close(found[name], value, rtol=1e-6, atol=1e-7)
 
 
-def test_microbatches_of_any_size_and_the_compiled_form_release_the_same(tmp_path: Path) -> None:
+def test_microbatches_of_any_size_release_the_same(tmp_path: Path) -> None:
     world = tangent_world(tmp_path / "world", clip="0.5")
     whole = signal(world, net)
     for size in (1, 2, 3):
@@ -324,3 +324,30 @@ def test_weights_are_tied_to_the_ledger_and_plain_peft_reads_them(tmp_path: Path
     plain.get_base_model().load_state_dict(base, strict=False)
     ids = torch.tensor([token_record(seed)["ids"] for seed in range(4)])
     assert torch.equal(model.eval()(ids), plain.eval()(ids))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_compiled_form_releases_the_same_coordinates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph as it was traced; what maps gradients to coordinates stands behind both forms."""
+    monkeypatch.setattr("torch._inductor.compile", lambda graph, values: graph)
+    world = tangent_world(tmp_path / "world", clip="0.5")
+    plain = first(world, net())
+    with run_of(world, net(), microbatch=4) as run:
+        loss = run.private.loss(per_example, compiled=True)
+        compiled = released(run, run.gradients(next(iter(run.steps)), loss))
+        assert loss.graphs == 1
+    for name, value in plain.items():
+        torch.testing.assert_close(compiled[name], value, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_contribution_that_is_spread_over_microbatches_is_charted_and_clipped_once(tmp_path: Path, rows: int) -> None:
+    def several(seed: int) -> list[dict]:
+        return [token_record(seed + 3 * j) | {"seed": seed} for j in range(4)]
+
+    policy = LINE + "[gate]\nmax_examples = 4\n"
+    world = tangent_world(tmp_path / "world", policy=policy, record=several, clip="0.5")
+    whole, split = signal(world, net), signal(world, net, microbatch_rows=rows)
+    for name, value in whole.items():
+        torch.testing.assert_close(split[name], value, rtol=1e-6, atol=1e-8)
+    assert norm(signal(world, net, giant(1), microbatch_rows=rows)) <= 0.5
