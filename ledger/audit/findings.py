@@ -11,6 +11,7 @@ from attest.schema.cards import MOST, card, card_of
 from attest.schema.rounding import at_most
 from ledger.accountants.table import NOT_HERE
 from ledger.leaves import HeaderBlock, Leaf
+from ledger.views.geometry import GeometryFacts
 from ledger.views.summary import ClassSummary, ReleaseRow
 
 MAX_FINDINGS: Final = 200
@@ -229,7 +230,8 @@ BEYOND: Final = (
     "that the model has the parameters that the header names: their names, order and coordinates, and which head, expert or "
     "adapter has them, are the operator's word",
     "that times are right: they are the operator's clock",
-    "that randomness of the forward passes, isolation, probes, the generator of the noise and the precision are as recorded",
+    "that randomness of the forward passes, isolation, probes, the generator of the noise, the precision, and ranks and frames "
+    "of LoRA pairs are as recorded",
     "what contributions say, whose they are, and how many people stand behind them: no export has that",
     "that a file at hand is the model of this run: dptrain release --check compares it",
 )
@@ -469,6 +471,8 @@ class AuditReport:
         isolation: how statement A stands, in words: the trainer's word.
         randomness: whose the random numbers of a forward are, likewise (`ledger.leaves.header.RANDOMNESS`).
         unprobed: names of the trained tensors in whose gradient the start-up probes saw nothing, likewise.
+        geometry: pairs of LoRA factors that move along tangent spaces, None without: which they are was derived, their ranks
+            and frames are the trainer's word.
         multipliers: per block and class, the noise multiplier of the class's preset bounds on that block alone, as
             `ledger.views.summary.block_multipliers` defines it.
         noise_follows_draw: whether the noise of a step is what those drawn brought, rather than the schedule's.
@@ -519,6 +523,7 @@ class AuditReport:
     isolation: str | None = None
     randomness: str | None = None
     unprobed: tuple[str, ...] = ()
+    geometry: GeometryFacts | None = None
     multipliers: tuple[tuple[float | None, ...], ...] = ()
     noise_follows_draw: bool = False
     noise_phases: tuple[tuple[int, float, int], ...] = ()

@@ -15,6 +15,7 @@ from ledger.audit.findings import QUALIFIERS
 from ledger.leaves import Header
 from ledger.leaves.header import COMPROMISED, UNADDRESSED
 from ledger.replay import Replay
+from ledger.views.geometry import geometry_of
 
 MAX_CLOCK_NOTES: Final = 10
 """CLOCK leaves that notes tell of one by one; the report has all."""
@@ -76,6 +77,7 @@ def remark_run(run: Replay, remarks: Remarks) -> None:
         remarks.note(told)
     _remark_counting(run, remarks)
     _remark_blocks(run.header, remarks)
+    _remark_geometry(run.header, remarks)
     _remark_forward(run, remarks)
     _remark_noise(run, remarks)
     for told in _caveats(run):
@@ -129,6 +131,17 @@ def _remark_blocks(header: Header, remarks: Remarks) -> None:
             "FROZEN_TOLD",
             f"frozen, as told: {sum(block.coordinates for block in frozen):,} coordinates in blocks without noise "
             f"({len(frozen)}); {commits} to what they were before the first step, and only a release shows what they are now",
+        )
+
+
+def _remark_geometry(header: Header, remarks: Remarks) -> None:
+    """Says what of the geometry was derived, and what of it is the trainer's word."""
+    geometry = geometry_of(header)
+    if geometry is not None:
+        remarks.note(
+            f"{geometry.sentence}. Which pairs these are was derived from the signed policy and the names of the stack. Their "
+            "ranks, and that frames follow from the factors as they are at the start of a step by that rule, are the trainer's "
+            "word: what noise is left after the projection hangs on ranks, and no epsilon does"
         )
 
 

@@ -44,6 +44,7 @@ from ledger.note import Checkpoint, checkpoint_text, parse_verifier_key
 from ledger.replay import Replay
 from ledger.replay.earlier_runs import Earlier
 from ledger.retention import RetainedReplay
+from ledger.views.geometry import geometry_of
 from ledger.views.summary import block_multipliers, class_summaries, preset_epsilon, release_rows
 
 
@@ -338,6 +339,7 @@ def _describe(run: Replay, report: dict[str, Any]) -> None:
         isolation=run.isolation.sentence,
         randomness=header.randomness,
         unprobed=header.unprobed,
+        geometry=geometry_of(header),
         noise_follows_draw=header.per_sample,
         noise_phases=charged_noise_phases(run),
         owner=header.owner,

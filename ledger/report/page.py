@@ -77,6 +77,7 @@ def write_report(
         run_chart=run_chart,
         spreads=rows.spreads(report),
         layers=rows.layers(report),
+        tangents=len(rows.tangents(report)),
         releases=rows.releases(report),
         withdrawn_in_all=sum(row.count for row in report.withdrawal_counts),
         note=_note(Path(export_dir)),

@@ -17,6 +17,7 @@ from ledger.report.charts import bar, bin_edges, distribution, over_time
 from ledger.report.extras import Extras
 from ledger.report.shown import PUBLIC, bound, code, counted, is_numeric, name, noted, rounded_down, rounded_up, text, utc
 from ledger.views.attacker import hits
+from ledger.views.geometry import TangentBlock
 from ledger.views.summary import ClassSummary, ReleaseRow, Spread
 
 MAX_POINTS: Final = 200
@@ -125,6 +126,7 @@ def spent(report: AuditReport) -> list[tuple[str, Any]]:
         ("steps charged", at if report.steps else None),
         ("run", ("closed" if report.finished else "open: more may be charged") if report.steps else None),
         ("isolation (statement A)", report.isolation),
+        ("geometry", None if report.geometry is None else report.geometry.sentence),
     )
 
 
@@ -231,6 +233,16 @@ def tables(report: AuditReport, extras: Extras) -> dict[str, Table]:
             ("epoch", "leaf", "closed", "last step", "model digest"),
             [(row.number, row.seq, utc(row.time), row.step, code(row.model_digest)) for row in epochs],
         ),
+        Table(
+            "geometry",
+            "Energy of the noise of one step on blocks with pairs of LoRA factors, rounded down",
+            ("block", "pairs", "coordinates", "dimensions of tangents", "energy on the factors", "energy after the projection"),
+            [
+                (code(row.name), row.pairs, row.coordinates, row.dimensions, *map(rounded_down, energies))
+                for row in tangents(report)[:MAX_BLOCKS]
+                for energies in [(row.factor_energy, row.energy)]
+            ],
+        ),
         tally("admitted", "Admitted, by class", "class", extras.admitted),
         tally("refused", "Refused, by reason", "reason", extras.refused),
         free("examples", "Refusals", extras.examples, MAX_EXAMPLES),
@@ -240,6 +252,11 @@ def tables(report: AuditReport, extras: Extras) -> dict[str, Table]:
         signers(report),
     )
     return {table.ident: table for table in found}
+
+
+def tangents(report: AuditReport) -> tuple[TangentBlock, ...]:
+    """Returns the blocks whose noise is projected; none without a geometry."""
+    return () if report.geometry is None else report.geometry.blocks
 
 
 def classes(report: AuditReport) -> Table:

@@ -255,7 +255,7 @@ REFUSALS = {
         [replace(pair()[0], divisions=each()), replace(pair()[1], divisions=whole())],
         "cut by a mask",
     ),
-    "a depth that has one factor": (replace(POLICY, classes=(PATTERNS,)), pair(), "lies in layer.0, and its partner in layer.0 (fr"),
+    "a depth that has one factor": (replace(POLICY, classes=(PATTERNS,)), pair(), "and its partner in layer.0 (frozen)"),
 }
 
 

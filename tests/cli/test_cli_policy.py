@@ -127,3 +127,14 @@ def test_the_owners_key_must_be_found_or_given(shell, corpus):
     (shell.directory / "owner.pub").rename(shell.directory / "clinic.pub")
     assert "--owner-key" in shell.run("policy", "show", "policy.cose", code=2).stderr
     shell.run("policy", "show", "policy.cose", "--owner-key", "clinic.pub")
+
+
+def test_check_says_what_a_geometry_does_and_what_it_does_not_go_with(shell, corpus):
+    policy = (shell.directory / "policy.toml").read_text()
+    shell.write("tangent.toml", policy.replace("steps = 20", 'steps = 20\ngeometry = "lora_tangent"'))
+    answer = shell.json("policy", "check", "tangent.toml")
+    (told,) = [item["sentence"] for item in answer["consequences"] if item["code"] == "GEOMETRY"]
+    assert "of all adapters" in told and "every epsilon is the same" in told
+    shell.write("exact.toml", policy.replace("steps = 20", 'steps = 20\ngeometry = "lora_tangent"\nexactness = "certified"'))
+    error = shell.json("policy", "check", "exact.toml", code=1)["error"]
+    assert error["code"] == "GEOMETRY" and "'certified'" in error["sentence"]

@@ -39,6 +39,18 @@ def _unit(case: Case) -> Iterator[Consequence]:
     )
 
 
+def _geometry(case: Case) -> Iterator[Consequence]:
+    for rule in case.policy.geometry:
+        whose = "all adapters" if rule.adapters is None else f"the adapters {', '.join(rule.adapters)}"
+        yield fact(
+            "GEOMETRY",
+            f"pairs of LoRA factors of {whose} are clipped and noised in the tangent space of their product: r (m + n) "
+            "coordinates a pair as without a geometry, and every epsilon is the same; after the noise what left that space is "
+            "dropped, and the energy of r (m + n - r) is left. Masks of heads or experts that would split a pair are refused "
+            "with the model; ranks and frames are the trainer's word to an auditor",
+        )
+
+
 def _provided(case: Case) -> Iterator[Consequence]:
     accountant, family = case.policy.accountant, case.policy.mechanism.name
     for told in accountants.provided(accountant, family):
@@ -428,7 +440,7 @@ OF_PLANS = (_provided, _disclosure, _noise, _injection)
 """Checks whose facts `dptrain plan` tells too."""
 
 CHECKS = (
-    *(_unit, _provided, _isolation, _disclosure, _size, _noise, _injection, _horizon),
+    *(_unit, _provided, _isolation, _disclosure, _size, _noise, _geometry, _injection, _horizon),
     *(_auditors, _whole_quorum, _split_quorum, _partial_auditors, _idle_retention),
     *(_delta_against_size, _normalizer_off, _same_depth, _unknown_grants, _refused, _caps, _examples, _expiry, _tight_floor),
     _long_charges,

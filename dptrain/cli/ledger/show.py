@@ -21,6 +21,7 @@ from ledger.audit.findings import QUALIFIERS, WHERE_BEYOND, headline, word_of
 from ledger.note import parse_verifier_key
 from ledger.release import ReleaseReport
 from ledger.replay import Replay
+from ledger.views.geometry import geometry_of
 from ledger.views.summary import class_summaries, release_rows
 
 COLOURS: Final = {"FULL": "green", "SUMMARISED": "yellow", "TOLD": "yellow", "SIGNED": "yellow"}
@@ -33,11 +34,13 @@ def summary(state: Replay, root: bytes) -> dict[str, Any]:
     told = pick(header, "origin run_id time private owner registry_root delta randomness unprobed", exactness="exactness_note")
     told |= pick(policy, "corpus adjacency steps redo_steps") | {"accountant": header.accountant.name, "root": root.hex()}
     told |= pick(state, "size last_time attempt", finished="closed", charged_steps="charged", step="position")
+    geometry = geometry_of(header)
     return told | {
         "clock_sets": [pick(leaf, "before time", leaf="seq") for leaf in state.timeline.sets],
         "key": state.keys.current,
         "isolation": state.isolation.sentence,
         "isolation_held": state.isolation.held,
+        "geometry": None if geometry is None else asdict(geometry),
         "epochs": len(state.epochs),
         "classes": [asdict(item) for item in class_summaries(state)],
         "releases": [asdict(row) for row in release_rows(state)],
@@ -58,6 +61,8 @@ def summary_text(data: dict[str, Any]) -> Iterator[Shown]:
     for item in data["clock_sets"]:
         yield f"leaf {item['leaf']} sets the clock back from {utc(item['before'])} to {utc(item['time'])}"
     yield f"statement A (isolation): {data['isolation']}"
+    if data["geometry"] is not None:
+        yield f"geometry: {data['geometry']['sentence']}"
     if not data["private"]:
         yield styled("bold red", "NOT PRIVATE", ": this run used a fixed test key and cannot be exported")
     yield from classes_text(data["classes"])
@@ -74,6 +79,8 @@ def audit_text(audited: AuditReport) -> Iterator[Shown]:
             f"delta {audited.delta:g}, {audited.accountant}"
         )
         yield f"statement A (isolation): {audited.isolation}"
+        if audited.geometry is not None:
+            yield f"geometry: {audited.geometry.sentence}"
         yield from classes_text([asdict(item) for item in audited.classes])
         yield from releases_text([asdict(row) for row in audited.releases], [item.name for item in audited.classes])
     yield WHERE_BEYOND
