@@ -140,7 +140,7 @@ def couples_of(policy: Policy, stack: Stack, blocks: Sequence[StackBlock] | None
     present = dict.fromkeys(tensor.adapter for tensor in stack.tensors if tensor.adapter is not None)
     named = {name for rule in policy.geometry for name in rule.adapters or ()}
     adapters = set(present) if any(rule.adapters is None for rule in policy.geometry) else named
-    found: dict[tuple[str, str], dict[str, int]] = {}
+    found: dict[tuple[tuple[str, ...], str], dict[str, int]] = {}
     for place, tensor in enumerate(stack.tensors):
         factor = _factor(tensor, adapters) if tensor.trained else None
         if factor is not None:
@@ -191,9 +191,9 @@ def pairs_of(
 
 
 class _Factor(NamedTuple):
-    """Says of a tensor which factor of which pair it is, by the parts of its name."""
+    """Says of a tensor which factor of which pair it is; `outer`: the words of its name before that."""
 
-    outer: str
+    outer: tuple[str, ...]
     word: str
     adapter: str
 
@@ -227,20 +227,20 @@ def _factor(tensor: StackTensor, adapters: set[str]) -> _Factor | None:
     return None
 
 
-def _marked(name: str) -> tuple[str, str, str] | None:
-    """Parts a name at its last word that is LoRA's: what stands before it, the word, and what stands behind."""
+def _marked(name: str) -> tuple[tuple[str, ...], str, str] | None:
+    """Parts a name at its last word that is LoRA's: the words before it, the word, and what stands behind."""
     words = name.split(".")
     for at in range(len(words) - 1, -1, -1):
         if words[at] in (_A, _B) or words[at] in _APART:
-            return ".".join(words[:at]), words[at], ".".join(words[at + 1 :])
+            return tuple(words[:at]), words[at], ".".join(words[at + 1 :])
     return None
 
 
-def _check_partner(stack: Stack, outer: str, adapter: str, own: Mapping[str, int]) -> None:
+def _check_partner(stack: Stack, outer: tuple[str, ...], adapter: str, own: Mapping[str, int]) -> None:
     if len(own) == 2:
         return
     ((word, place),) = own.items()
-    other = f"{outer}.{_B if word == _A else _A}.{adapter}.weight".lstrip(".")
+    other = ".".join((*outer, _B if word == _A else _A, adapter, "weight"))
     name = stack.tensors[place].names[0]
     raise _refused(
         f"parameter {name} has no partner: {other} is not trained, or not there; train both factors, or leave adapter"

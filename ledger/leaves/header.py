@@ -13,7 +13,7 @@ from attest.policy.mechanism import COEFFICIENTS
 from attest.policy.unbuilt import NOT_BUILT
 from attest.schedule import allocation
 from attest.schedule.blocks import StackBlock, check_blocks, clip_share, derive
-from attest.schedule.geometry import GEOMETRY, Pair
+from attest.schedule.geometry import Pair
 from attest.schedule.stack import SCHEMA as DEPTH_SCHEMA
 from attest.schedule.stack import Stack
 from attest.schema import check_fields, declared, derived
@@ -324,11 +324,14 @@ class Header(Checked):
     )
     geometry: Geometry | None = declared(
         29,
-        Row(Geometry, code=GEOMETRY),
+        Row(Geometry),
         "Pairs of LoRA factors under the geometry of the policy: all trained tensors `P.lora_B.ADAPTER.weight` and"
-        " `P.lora_A.ADAPTER.weight` of its adapters, ascending. Each has one name, and lies whole in the block of its partner;"
-        " no other factor of these adapters is trained (`GEOMETRY`). Coordinates of a pair are as many as those of its factors:"
-        " blocks, lattice, capacity and clip margin are as without a geometry.",
+        " `P.lora_A.ADAPTER.weight` of its adapters, by the last such word of a name, ascending by the first. Each has one"
+        " name, is of that adapter in the stack, and lies whole in the block of its partner. Every adapter that the policy"
+        " names has a pair, and there is one. No other trained tensor of these adapters has a word `lora_A`, `lora_B`,"
+        " `lora_embedding_A`, `lora_embedding_B` or `lora_magnitude_vector` in a name, but for `P.lora_B.ADAPTER.bias`; no"
+        " trained one of another adapter, or of none, has the name of a factor of these (`GEOMETRY`). Coordinates of a pair are"
+        " as many as those of its factors: blocks, lattice, capacity and clip margin are as without a geometry.",
         default=None,
         optional=True,
         rule="exactly where the policy has a geometry",

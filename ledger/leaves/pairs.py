@@ -37,7 +37,7 @@ class Geometry(Checked):
         " pair, the pair keeps the coordinates of its factors. That the trainer does so is its word.",
     )
     pairs: tuple[PairRow, ...] = declared(
-        2, Array(Row(PairRow), 1, code=GEOMETRY), "The pairs: exactly those that follow from policy and stack, in their order."
+        2, Array(Row(PairRow), 1), "The pairs: exactly those that follow from policy and stack, in their order."
     )
 
     @classmethod

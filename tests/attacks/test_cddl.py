@@ -200,7 +200,7 @@ def test_a_bad_header_is_no_instance(name):
 NO_NOISE = [{24: [[1]]}, {24: [[0, MICRO]]}, {24: [[1, MICRO - 1]]}, {24: [[1, MICRO, 1]]}, {25: [1, 2]}, {25: [0, 1, 1]}]
 NO_NOISE += [{26: "poisson"}, {26: 1}, {26: ["cyclic"]}, {26: ["balls_in_bins", {}]}]
 NO_NOISE += [{13: "gaussian"}, {13: ["gaussian", {}]}, {13: ["gaussian", {}, bytes(32)]}, {13: ["dense", {}, None]}]
-NO_NOISE += [{34: 1}, {34: [["euclidean", {}, None]]}, {34: [["lora_tangent", {}]]}]
+NO_NOISE += [{34: 1}, {34: [["euclidean", {}, None]]}, {34: [["lora_tangent", {}]]}, {34: "lora_tangent"}]
 """Fields that are no phases, no budgets, no sampling, no mechanism and no geometry."""
 
 

@@ -28,6 +28,7 @@ PRELUDE = {"bool", "bstr", "false", "float", "float64", "int", "nil", "null", "t
 
 ITEMS: dict[str, dict[int, str]] = {
     "header": {13: "group", 14: "block", 21: "earlier"},
+    "geometry": {1: "pair"},
     "stack": {1: "tower", 2: "division", 3: "form", 4: "parameter"},
     "tower": {2: "name-in-parts"},
     "division": {2: "part"},
@@ -82,7 +83,7 @@ def valid(rule: str, value: Any) -> bool:
         rule = "plain-withdraw" if value.get(7) is None else "full-withdraw"
     if not passes(rule, cbor.encode(value)):
         return False
-    if rule == "header" and not valid("stack", value[26]):
+    if rule == "header" and not (valid("stack", value[26]) and (29 not in value or valid("geometry", value[29]))):
         return False
     inner = ((value[place], name) for place, name in ITEMS.get(rule, {}).items() if value[place] is not None)
     return all(valid(name, item) for items, name in inner for item in items)
@@ -135,6 +136,8 @@ BEYOND = {
     "ACCOUNTANT_VERSION": "which accountants there are",
     "SCHEDULE": "how much noise a block has",
     "NUMERICS": "the words on numerics",
+    "GEOMETRY": "which pairs follow, and whether there are any",
+    "TURNS": "what turns add up to",
 }
 """Codes of what no schema can say of a leaf."""
 
@@ -147,10 +150,11 @@ BEYOND_RANGES = (
     r"^summary: field (3|4) is ",
     r"^header: field (18|13\.0\.1) is ",
     r"^header: turns that add up to less than nothing$",
+    r"^header: pairs none of them$",
     r"^coefficients: field 3 is text$",
 )
 """Names of leaves that are refused for how two of their fields go together, or for a float below 0; `pycddl` 0.6 takes text for
-a byte string whose size has a range."""
+a byte string whose size has a range, and an array of nothing for one with an item at least."""
 
 
 def test_leaves_that_are_none_are_no_instances_where_a_schema_can_say_it():

@@ -39,7 +39,8 @@ def pair(path: str = "0.q", m: int = 6, n: int = 4, rank: int = 2, adapter: str 
 
 
 def ranks_of(stack: Stack, rank: int = 2) -> dict[str, int]:
-    return {t.names[0]: rank for t in stack.tensors if t.trained and "lora_B" in t.names[0] and t.names[0].endswith(".weight")}
+    found = (tensor.names[0] for tensor in stack.tensors if tensor.trained)
+    return {name: rank for name in found if name.split(".")[-3:][0] == "lora_B" and name.endswith(".weight")}
 
 
 def refused(policy: Policy, *tensors: StackTensor, ranks: dict[str, int] | None = None) -> str:
@@ -186,6 +187,14 @@ def test_a_model_that_is_one_lora_layer_has_a_pair():
     names = ("lora_B.clinic.weight", "lora_A.clinic.weight")
     stack = stack_of(1, *(factor("0.x", 8, names=(name,), places=(("", -1),)) for name in names))
     assert [(p.m, p.n) for p in pairs_of(POLICY, stack, {names[0]: 2})] == [(4, 4)]
+
+
+def test_pairs_ascend_by_the_first_factor_and_go_by_the_last_word_of_a_name():
+    stack = stack_of(4, *pair("0.q"), *pair("0.q.lora_AB"), *pair("1.lora_B.k"))
+    found = pairs_of(POLICY, stack, ranks_of(stack))
+    names = [tuple(stack.tensors[place].names[0] for place in (p.a, p.b)) for p in found]
+    paths = ["layers.0.q.lora_AB", "layers.0.q", "layers.1.lora_B.k"]
+    assert names == [(f"{path}.lora_B.clinic.weight", f"{path}.lora_A.clinic.weight") for path in paths]
 
 
 @pytest.mark.parametrize(

@@ -740,6 +740,22 @@ def sampling(value):
         with_word(value, ("cyclic", "shuffled"), [])
 
 
+def geometry(value):
+    """Check the geometry of adapters."""
+    rows(word("lora_tangent"), lambda item: shape(item, {}), optional(adapter_names))(value)
+    need(1 <= len(value) <= 64, "RANGE", "geometries")
+    need(len(value) == 1 or all(row[2] is not None for row in value), "RANGE", "all adapters, and others")
+    named = [name for row in value for name in row[2] or []]
+    need(len(set(named)) == len(named), "RANGE", "an adapter in two of them")
+
+
+def adapter_names(value):
+    """Check names of adapters, strictly ascending."""
+    rows(text)(value)
+    need(1 <= len(value) <= 256 and value == sorted(set(value)), "RANGE", "adapters")
+    need(all(re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name) for name in value), "RANGE", "name of an adapter")
+
+
 def cosigner_keys(value):
     """Check the verifier keys of auditors or witnesses."""
     rows(text)(value)
@@ -757,7 +773,7 @@ POLICY = {
 }  # fmt: skip
 POLICY_OPTIONAL = {
     23: uint(1, 65536), 24: rows(positive, uint(MICRO, MOST_MICRO)), 25: rows(uint(1, 10**9)), 26: sampling,
-    27: cosigner_keys, 28: uint(1, 32), 30: uint(1, 10**9), 31: only_true, 32: cosigner_keys, 33: uint(1, 32), 34: not_built,
+    27: cosigner_keys, 28: uint(1, 32), 30: uint(1, 10**9), 31: only_true, 32: cosigner_keys, 33: uint(1, 32), 34: geometry,
 }  # fmt: skip
 
 
@@ -779,6 +795,7 @@ def read_policy(data):
     need(policy.get(28, 0) <= len(auditors) and policy.get(33, 0) <= len(witnesses), "RANGE", "quorum")
     need(not set(auditors) & set(witnesses) and len(auditors) + len(witnesses) <= 32, "RANGE", "auditors and witnesses")
     need(30 not in policy or (27 in policy and 0 < policy[20] <= policy[30]), "RANGE", "second horizon")
+    need(34 not in policy or (policy[13][0], policy[7]) == ("gaussian", "fast"), "GEOMETRY", "with other noise, or certified")
     policy["order"], parameters = policy.get(26, ["poisson", {}])
     policy["turns"], policy["groups"] = policy["order"] in ("cyclic", "shuffled"), parameters.get(1, 1)
     kept = {"poisson": "secret_poisson", "cyclic_poisson": "secret_draws"}.get(policy["order"])
@@ -1202,6 +1219,55 @@ def derive_blocks(classes, stack):
                 name += f"#{seen[name]}" if seen[name] > 1 else ""
             blocks.append((name + suffix, size, allowed, key[0]))
     return blocks
+
+
+def factors(policy, parameters):
+    """Return the places of factors under the geometry of a policy, by what is around them and their adapter."""
+    chosen = [row[2] for row in policy[34]]
+    present = {parameter["adapter"] for parameter in parameters} - {None}
+    adapters = present if None in chosen else {name for names in chosen for name in names}
+    found = {}
+    for place, parameter in enumerate(parameters):
+        for name in parameter["names"] if parameter["trained"] else ():
+            match = re.fullmatch(r"(?:(.*)\.)?(lora_(?:embedding_)?[AB]|lora_magnitude_vector)(?:\.(.*))?", name, re.DOTALL)
+            if match is None:
+                continue
+            outer, mark, behind = match.groups("")
+            adapter = parameter["adapter"]
+            if adapter not in adapters:
+                lent = mark in ("lora_A", "lora_B") and behind in {f"{other}.weight" for other in adapters}
+                need(not lent, "GEOMETRY", f"{name} is of another adapter")
+            elif (mark, behind) != ("lora_B", f"{adapter}.bias"):
+                sound = mark in ("lora_A", "lora_B") and behind == f"{adapter}.weight"
+                need(sound, "GEOMETRY", f"{name} is no factor of a pair")
+                need(len(parameter["names"]) == 1, "GEOMETRY", f"{name} has other names")
+                found.setdefault((outer, adapter), {})[mark] = place
+    need(found and (None in chosen or adapters == {adapter for _, adapter in found}), "GEOMETRY", "an adapter without a pair")
+    return found
+
+
+def check_geometry(policy, classes, stack, said):
+    """Hold the pairs of a header against what follows from policy and stack."""
+    need((said is not None) == (34 in policy), "GEOMETRY", "pairs without a geometry, or none with one")
+    if said is None:
+        return
+    layers, parameters = read_stack(stack)
+    expected = []
+    for own in factors(policy, parameters).values():
+        need(len(own) == 2, "GEOMETRY", "a factor without its partner")
+        lying = []
+        for place in own.values():
+            parameter = parameters[place]
+            parts = pieces_of(parameter, classes, layers)
+            need(len(parts) == 1, "GEOMETRY", f"a mask cuts {parameter['names'][0]}")
+            allowed, _, label = parts[0]
+            lying.append((parameter["places"], list(allowed), label if allowed else None))
+        need(lying[0] == lying[1], "GEOMETRY", "a pair in two blocks")
+        expected.append([own["lora_B"], own["lora_A"]])
+    need([row[:2] for row in said[1]] == sorted(expected), "GEOMETRY", "other pairs than follow")
+    for first, second, rank in said[1]:
+        for size in (parameters[first]["size"], parameters[second]["size"]):
+            need(size and size % rank == 0, "GEOMETRY", f"rank {rank} of {size} coordinates")
 
 
 # --- Privacy loss -----------------------------------------------------------------------------------------------------
@@ -1734,6 +1800,13 @@ def group_row(value):
         check(item)
 
 
+def pairs(value):
+    """Check the form of the pairs of a header."""
+    need(type(value) is list and len(value) == 2, "TYPE", "geometry")
+    word("dptrain.frames/1")(value[0])
+    several(rows(uint(), uint(), uint(1)))(value[1])
+
+
 def log_key(line):
     """Check the verifier key of a ledger."""
     words(400)(line)
@@ -1747,7 +1820,7 @@ LEAVES = {
         word("dptrain.ledger/4"), words(200), blob(), blob(), identifier, hash32, log_key, blob(16), word("poisson", "none"),
         hash32, several(rows(group_row)), several(rows(words(200), ABOVE0, uint())), rows(words(200)), words(1000), boolean,
         real, boolean, hash32, rows(*EARLIER_ROW), words(200), word("addressed", "unaddressed"), ascending(words(400)),
-        word("dptrain.depth/1"), of_type(list), optional(hash32), rows(ABOVE0, real, real),
+        word("dptrain.depth/1"), of_type(list), optional(hash32), rows(ABOVE0, real, real), pairs,
     ),
     ADMIT: (hash32, identifier, uint(), ABOVE0, ABOVE0, uint(), hash32, blob(8), hash32, uint(), uint(), TERM),
     CHARGE: (
@@ -1829,7 +1902,7 @@ def read_leaf(data, seq=None):
     need((value[0] == 0) == (value[1] == HEADER), "SEQ", "a header stands at 0, and nothing else")
     uint(FIRST_MOMENT, LAST_MOMENT)(value[2])
     checks, fields = LEAVES[value[1]], list(value.values())[3:]
-    least = len(checks) - (value[1] == HEADER)  # without what turns add up to
+    least = len(checks) - 2 * (value[1] == HEADER)  # without what turns add up to, and without pairs
     need(least <= len(fields) <= len(checks), "TYPE", f"{len(fields)} fields")
     for place, (check, field) in enumerate(zip(checks, fields, strict=False)):
         try:
@@ -1985,6 +2058,9 @@ class Run:
         need(private, "NOT_PRIVATE", "fixed test key")
         family = self.family = policy[13][0]
         need(family in NOISE, "UNSUPPORTED", f"noise family {family}")
+        pairs_said = said.pop() if len(said) == 2 else None
+        if pairs_said is not None:
+            need(said.pop() == [], "TURNS", "turns and pairs")
         self.check_strategy(said)
         none = self.public_draws or family in LATTICE
         need(amplification == ("none" if none else "poisson"), "SCHEMA", "amplification")
@@ -1996,6 +2072,7 @@ class Run:
         self.accountant = accountant
         need(31 not in policy or self.isolation == "held", "ISOLATION_REQUIRED", self.isolation)
         self.derived = derive_blocks(self.classes, stack)
+        check_geometry(policy, self.classes, stack, pairs_said)
         self.check_blocks(groups, blocks)
         self.check_numerics(note, margin)
 

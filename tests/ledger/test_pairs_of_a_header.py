@@ -82,10 +82,10 @@ WRONG: dict[str, tuple[Any, str]] = {
     "a rank that is a float": ([FRAMES, [[1, 0, 2.0], SECOND]], "RANGE"),
     "a place below nothing": ([FRAMES, [[-1, 0, 2], SECOND]], "RANGE"),
     "a row with a field more": ([FRAMES, [[*FIRST, 1], SECOND]], "SCHEMA"),
-    "a field more": ([FRAMES, [FIRST, SECOND], 1], "GEOMETRY"),
-    "pairs that are no array": ([FRAMES, 2], "GEOMETRY"),
-    "null": (None, "GEOMETRY"),
-    "a map": ({1: FRAMES, 2: [FIRST, SECOND]}, "GEOMETRY"),
+    "a field more": ([FRAMES, [FIRST, SECOND], 1], "SCHEMA"),
+    "pairs that are no array": ([FRAMES, 2], "TYPE"),
+    "null": (None, "SCHEMA"),
+    "a map": ({1: FRAMES, 2: [FIRST, SECOND]}, "SCHEMA"),
 }
 
 

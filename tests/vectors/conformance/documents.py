@@ -27,7 +27,7 @@ from tests.attacks.attestation.test_validity_and_clocks import VALIDITY
 from tests.attacks.mutations import TRICKY
 from tests.attacks.scene import ISSUER, Scene, descriptor, envelope, header_fields, make_scene, signed, with_fields
 from tests.attest.test_policy_words import PLAIN, WORDS
-from tests.vectors.conformance import correlated, groups
+from tests.vectors.conformance import correlated, geometries, groups
 from tests.vectors.conformance.leaves import mutations
 from tests.vectors.conformance.values import told
 from tests.worlds.gate import (
@@ -175,6 +175,7 @@ def _policies() -> Iterator[tuple[str, Policy]]:
     yield "groups and bands", replace(secret, mechanism=groups.THREE)
     yield "most groups, in phases", replace(secret, sampling=groups.turns_of(10**9), noise_phases=(NoisePhase(1, 2 * MICRO),))
     yield "groups of public draws, which no header may have", replace(secret, disclosure="occurrences_public")
+    yield from geometries.policies(policy)
 
 
 def _written_out(fields: dict[Any, Any]) -> Iterator[tuple[str, bytes]]:
@@ -194,7 +195,8 @@ def _written_out(fields: dict[Any, Any]) -> Iterator[tuple[str, bytes]]:
     yield "a class that is said not to be public", class_of(_7=False)
     yield "statement A said not to be asked for", policy(_31=False)
     yield "no limit over runs written out", class_of(_8=None)
-    yield "no geometry written out", policy(_34=[])
+    for name, said in geometries.malformed():
+        yield f"a geometry: {name}", cbor.encode(dict(sorted((fields | said).items())))
     yield "one phase of the whole noise written out", policy(_24=[[1, MICRO]])
     yield "a parameter of Gaussian noise", policy(_13=["gaussian", {"scale": 1}, None])
     yield "a digest of Gaussian noise", policy(_13=["gaussian", {}, bytes(32)])

@@ -4,9 +4,11 @@ import hashlib
 import struct
 from collections.abc import Iterator
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any, Final
 
 from attest import cbor
+from attest.schedule.geometry import FRAMES
 from attest.schema.plain import EARLIEST, MAX_TIME
 from ledger import tiles
 from ledger.errors import LedgerError
@@ -14,7 +16,7 @@ from ledger.leaves import HeaderSpec, Release, decode_leaf, encode_leaf
 from ledger.leaves.header import Previous
 from ledger.merkle import leaf_hash
 from tests.attacks.test_ledger_attacks_depth import ADAPTERS, ATTENTION, BAND, policy
-from tests.vectors.conformance import correlated, groups
+from tests.vectors.conformance import correlated, geometries, groups
 from tests.vectors.conformance.honest import RUNS
 from tests.vectors.conformance.values import told
 from tests.worlds.ledgers import (
@@ -84,6 +86,7 @@ def _headers() -> Iterator[tuple[str, HeaderSpec]]:
     weak = {"isolation": "one norm over all blocks", "randomness": "unaddressed", "unprobed": ("a.bias", "b")}
     for rule in (correlated.BANDS, correlated.BUFFERS, correlated.DENSE):
         yield f"noise of {rule.name}", header_spec(signed_policy(**correlated.under(rule)), stack=SMALL)
+    yield from geometries.headers()
     yield "draws from groups", header_spec(signed_policy(**groups.under(groups.THREE)), stack=SMALL)
     yield "what the trainer says", header_spec(stack=SMALL, frozen_digest=bytes(range(32)), **weak)
 
@@ -301,6 +304,28 @@ def _other_bytes() -> Iterator[tuple[str, bytes]]:
     ):
         yield f"header: turns {name}", cbor.encode(header | {28: turns})
     yield "header: a field behind turns", cbor.encode(header | {29: []})
+    tangent = geometries.spec().header(origin=SIGNER.name, log_vkey=SIGNER.vkey, time=START)
+    for name, fields in geometries.false_headers(_item(encode_leaf(tangent))):
+        yield f"header: pairs {name}", cbor.encode(fields)
+    for name, bad in _unpaired():
+        yield f"header: {name}", bad
+
+
+def _unpaired() -> Iterator[tuple[str, bytes]]:
+    """Yields headers whose models have no such pairs as their geometry asks for: what is checked is not asked here."""
+    for name, tensors, changes in geometries.unpaired():
+        spec = geometries.spec(*tensors, **changes)
+        plain = replace(spec, ranks={}, policy=signed_policy(**({"geometry": ()} | _without_geometry(changes))))
+        fields = _item(encode_leaf(plain.header(origin=SIGNER.name, log_vkey=SIGNER.vkey, time=START)))
+        order = [tensor.names[0] for tensor in spec.stack.tensors]
+        first, second = (tensor.names[0] for tensor in (geometries.B, geometries.A))
+        rows = [[order.index(first), order.index(second), 2]] if {first, second} <= set(order) else geometries.ROWS[:1]
+        told = {5: spec.policy.payload, 6: spec.policy.sign1, 28: [], 29: [FRAMES, rows]}
+        yield name, cbor.encode(fields | told)
+
+
+def _without_geometry(changes: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in changes.items() if key != "geometry"}
 
 
 def _code(data: bytes) -> str | None:
