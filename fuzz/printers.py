@@ -29,6 +29,7 @@ from ledger.leaves import decode_leaf, encode_leaf
 from ledger.log import Ledger
 from ledger.note import Checkpoint, Signature
 from ledger.report import write_report
+from ledger.views.geometry import GeometryFacts, RankRow
 from ledger.views.summary import ReleasedPart, ReleaseRow
 from tests.attacks.scene import descriptor, opening
 from tests.worlds.gate import ALICE, NOW
@@ -146,6 +147,7 @@ def _filled(draws: Draws) -> AuditReport:
             for row in REPORT.epochs
         ),
         unprobed=(word(),),
+        geometry=GeometryFacts(word(), whole(), (RankRow(whole(), whole()),), (), word()),
         signers=(Signer(word(), word(), whole(), draws.small(2) == 1, draws.small(2) == 1),),
         ignored=(IgnoredLine(word(), word(), draws.small(9), None),),
         clock_sets=(ClockRow(whole(), whole(), whole(), word()),),
@@ -167,6 +169,7 @@ def run_audit_shown(data: bytes) -> None:
         **{name: draws.whole() for name in ("size", "time", "charged_steps", "steps", "redo_steps", "step", "attempt")},
         **{"finished": True, "private": draws.small(2) == 1, "delta": draws.share()},
         "clock_sets": [{name: draws.whole() for name in ("leaf", "before", "time")}],
+        "geometry": None if report.geometry is None else asdict(report.geometry),
         "classes": [asdict(row) for row in report.classes],
         "releases": [asdict(row) for row in report.releases],
     }

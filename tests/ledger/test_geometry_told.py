@@ -10,9 +10,11 @@ from attest import cbor
 from attest.descriptor import PUBLIC_BOUNDS
 from attest.policy import DepthRule
 from attest.schedule.geometry import FRAMES
+from dptrain.cli.ledger.show import audit_text, summary, summary_text
 from ledger.audit import verify_export
 from ledger.audit.findings import BEYOND
 from ledger.leaves import encode_leaf
+from ledger.replay import Replay
 from ledger.report import write_report
 from ledger.views.geometry import RankRow, geometry_of
 from tests.attacks.test_ledger_attacks_depth import exported, run_of
@@ -73,6 +75,16 @@ def test_an_audit_says_what_was_derived_and_what_is_the_trainers_word(export):
     assert any("ranks and frames of LoRA pairs" in sentence for sentence in BEYOND)
     told = json.loads(json.dumps(report.to_json()))["geometry"]
     assert told["ranks"] == [{"rank": 2, "pairs": 1}, {"rank": 4, "pairs": 1}] and told["blocks"][0]["dimensions"] == 16
+
+
+def test_the_command_says_it_in_one_line(export):
+    report = verify_export(export, KEYS)
+    line = f"geometry: {report.geometry.sentence}"
+    assert line in [*audit_text(report)] and line not in [*audit_text(replace(report, geometry=None))]
+    state = Replay(made(), bytes)
+    told = summary(state, bytes(32))
+    assert line in [*summary_text(told)] and told["geometry"]["pairs"] == 2
+    assert summary(Replay(made(geometry=(), ranks={}), bytes), bytes(32))["geometry"] is None
 
 
 def test_the_page_has_a_row_for_every_block_with_pairs(export, tmp_path):
