@@ -91,7 +91,7 @@ def train(
             for module in model.modules():
                 if hasattr(module, "set_attn_implementation"):
                     module.set_attn_implementation("eager")  # other kinds skip masks by content (dptrain.clipping.exactness)
-        optimizer = make_optimizer(model, config.optimizer, layers=config.model.layers, private=privacy)
+        optimizer = make_optimizer(model, config.optimizer, layers=config.model.layers, private=privacy, policy=run.policy)
         scheduler = make_scheduler(optimizer, config.optimizer, run.policy.steps)
         model, optimizer = accelerator.prepare(model, optimizer)
         model, optimizer, steps = run.prepare(

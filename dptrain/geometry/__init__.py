@@ -21,3 +21,8 @@ __all__ = [
     "spectral",
     "stacked",
 ]
+
+
+def __dir__() -> list[str]:
+    """Lists what is public."""
+    return sorted(__all__)

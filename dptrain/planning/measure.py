@@ -183,7 +183,7 @@ class _Run(Parts[_Timed]):
             for module in model.modules():
                 if hasattr(module, "set_attn_implementation"):
                     module.set_attn_implementation("eager")
-        optimizer = make_optimizer(model, config.optimizer, layers=config.model.layers)
+        optimizer = make_optimizer(model, config.optimizer, layers=config.model.layers, policy=policy)
         self._called, self._optimizer = accelerator.prepare(model, optimizer)
         self.model: nn.Module = accelerator.unwrap_model(self._called)
         refuse_coupled(self.model)

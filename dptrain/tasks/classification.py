@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from attest.policy import Policy
 from dptrain.blocks.stack import HEAD, layer_stack
 from dptrain.errors import ConfigError
+from dptrain.geometry import TangentAdam, TangentSGD
 from dptrain.tasks.runconfig import OptimizerConfig
 
 Collate = Callable[[list[Any]], Mapping[str, torch.Tensor]]
@@ -131,13 +133,20 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
 
 
 def make_optimizer(
-    model: nn.Module, config: OptimizerConfig, *, layers: str | None = None, private: bool = True
+    model: nn.Module,
+    config: OptimizerConfig,
+    *,
+    layers: str | None = None,
+    private: bool = True,
+    policy: Policy | None = None,
 ) -> torch.optim.Optimizer:
-    """The optimizer of a run, with a group of its own for everything above the layer stack.
+    """Makes the optimizer of a run, with a group of its own for everything above the layer stack.
+
+    Where the policy gives LoRA pairs a geometry, `TangentAdam` or `TangentSGD` moves them, at the same learning rate.
 
     Args:
         model: the model. config: see there. layers: name of the layer stack, if it is not found by structure.
-        private: False for the comparison run, which may need another optimizer and learning rate.
+        private: False for the comparison run, which may need another optimizer and learning rate. policy: of a private run.
     """
     stack = layer_stack(model, layers)
     above = [tensor.parameter for tensor in stack.tensors if tensor.positions == (HEAD,)]
@@ -147,9 +156,12 @@ def make_optimizer(
         rate = head_rate = config.learning_rate_without_privacy
     groups = [{"params": params, "lr": lr} for params, lr in ((body, rate), (above, head_rate)) if params]
     name = config.name if private or config.name_without_privacy == "same" else config.name_without_privacy
+    tangent = private and policy is not None and bool(policy.geometry)
     if name == "sgd":
-        return torch.optim.SGD(groups, lr=rate, momentum=0.9, weight_decay=config.weight_decay)
-    return torch.optim.AdamW(groups, lr=rate, weight_decay=config.weight_decay)
+        sgd = torch.optim.SGD(groups, lr=rate, momentum=0.9, weight_decay=config.weight_decay)
+        return TangentSGD(model, others=sgd, lr=rate, momentum=0.9, weight_decay=config.weight_decay) if tangent else sgd
+    adamw = torch.optim.AdamW(groups, lr=rate, weight_decay=config.weight_decay)
+    return TangentAdam(model, others=adamw, lr=rate, weight_decay=config.weight_decay) if tangent else adamw
 
 
 def make_scheduler(optimizer: torch.optim.Optimizer, config: OptimizerConfig, steps: int) -> torch.optim.lr_scheduler.LambdaLR:

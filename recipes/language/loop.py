@@ -32,7 +32,7 @@ def train(config: RunConfig, *, resume: bool = False, privacy: bool = True) -> L
 
     # PrivateTraining.open, or its stand-in without privacy.
     with open_run(config, accelerator, resume=resume, privacy=privacy) as run:
-        optimizer = make_optimizer(model, config.optimizer, private=privacy)
+        optimizer = make_optimizer(model, config.optimizer, private=privacy, policy=run.policy)
         scheduler = make_scheduler(optimizer, config.optimizer, run.policy.steps)
         model, optimizer = accelerator.prepare(model, optimizer)
         model, optimizer, steps = run.prepare(model, optimizer, collate, probe=probe_records(validation), states=[scheduler])
