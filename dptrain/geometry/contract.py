@@ -12,8 +12,13 @@ LIMITS = {torch.float64: 1e-9, torch.float32: 2e-5}
 
 _STEP = 1e-4
 
+_QUOTIENT = {torch.float64: 1e-6, torch.float32: 2e-3}
+"""The same for difference quotients, which lose half of the digits."""
 
-def check_geometry(geometry: Geometry, *, limit: float | None = None, seed: int = 0) -> dict[str, float]:
+
+def check_geometry(
+    geometry: Geometry, *, limit: float | None = None, seed: int = 0, step: float = _STEP
+) -> dict[str, float]:
     """Holds a geometry to its contract on random gradients, and returns how far it is off in each clause.
 
     * ``linear``: coordinates are a linear function of gradients.
@@ -27,6 +32,8 @@ def check_geometry(geometry: Geometry, *, limit: float | None = None, seed: int 
     Args:
         geometry: at some tensors, small ones: its space of coordinates is spanned vector by vector.
         limit: distance that is allowed, relative to what is compared; default: that of ``LIMITS`` for the type of the tensors.
+        seed: of the gradients. step: length of the small step, relative to `point`. It must be far below the radius at which a
+            geometry bends: for a product of rank r, below its least singular value.
 
     Raises:
         ConfigError: code GEOMETRY, with the clause that does not hold and by how much.
@@ -44,12 +51,10 @@ def check_geometry(geometry: Geometry, *, limit: float | None = None, seed: int 
         "linear": _linear(geometry.coordinates, draw(2)),
         "isolated": _isolated(geometry.coordinates, draw(5), draw()),
         **_isometry(geometry, target, gradients),
-        "retraction": _retraction(geometry, draw()),
+        "retraction": _retraction(geometry, draw(), step),
     }
     for clause, distance in found.items():
-        most = max(allowed, 1e-6) if clause == "retraction" else allowed
-        if kind is torch.float32 and clause == "retraction":
-            most = 2e-3  # a difference quotient loses half of the digits
+        most = max(allowed, _QUOTIENT[kind]) if clause == "retraction" else allowed
         if not distance <= most:
             raise ConfigError(
                 "GEOMETRY",
@@ -113,7 +118,7 @@ def _isometry(geometry: Geometry, target: torch.Tensor, gradients: Coordinates) 
     directions = torch.stack([_flat((geometry.ambient(*geometry.project(*spread(row))),)) for row in basis], 1)
     own = _flat((geometry.ambient(*coordinates),))
     squares = [flat.square().sum(), own.square().sum()]
-    norm = geometry.norm_sq(*gradients).double()
+    norm = geometry.norm_sq(*gradients).double().sum()  # of all pairs of a batch
     lengths = max(_relative(square, norm) for square in squares)
     rest = _flat((target,)) - own
     scale = torch.linalg.vector_norm(_flat((target,)))
@@ -124,9 +129,9 @@ def _isometry(geometry: Geometry, target: torch.Tensor, gradients: Coordinates) 
     }
 
 
-def _retraction(geometry: Geometry, drawn: Coordinates) -> float:
+def _retraction(geometry: Geometry, drawn: Coordinates, length: float) -> float:
     coordinates = geometry.project(*drawn)
-    size = _STEP / float(torch.linalg.vector_norm(_flat(coordinates)))
+    size = length / float(torch.linalg.vector_norm(_flat(coordinates)).clamp_min(1e-30))  # zero where there is no direction
     size *= float(torch.linalg.vector_norm(_flat((geometry.point(*geometry.tensors),))).clamp_min(1.0))
     if geometry.tensors[0].dtype is torch.float32:
         size *= 30.0
