@@ -11,6 +11,8 @@ from dptrain.geometry import LoraTangent  # noqa: E402
 from dptrain.geometry.charts import ChartedPair, Charts  # noqa: E402
 from dptrain.geometry.lora_tangent import TOLERANCE, frame  # noqa: E402
 from dptrain.gradients.forms import Dense, Outer, norm_sq  # noqa: E402
+from dptrain.parallel.ranks import Ranks  # noqa: E402
+from dptrain.parallel.together import Together  # noqa: E402
 from tests.geometry.points import KINDS, SHAPES, draw, point, ranks_of  # noqa: E402
 from tests.reference import tangent as naive  # noqa: E402
 
@@ -132,3 +134,58 @@ def test_the_chart_of_a_pair_that_lost_rank_is_the_identity(kind: str) -> None:
     found = charts.of(given)
     assert not charts.moves(0) and all(found[place][0] is given[place][0] for place in given)
     assert charts.directions({0: draw(7, 3), 1: draw(3, 6)}) == {}
+
+
+# Charts of several ranks.
+
+
+class Two(Ranks):
+    """Two ranks that speak through lists: what the first says first, and what each has to compare."""
+
+    size = 2
+
+    def __init__(self, said: list[bytes], compared: list[dict[str, bytes]], leads: bool) -> None:
+        self._said, self._compared, self._leads = said, compared, leads
+
+    def first(self, action):
+        if self._leads:
+            self._said.append(action())
+        return self._said[-1]
+
+    def agree(self, what):
+        self._compared.append(dict(what))
+
+
+def of_two_ranks(A: torch.Tensor, Bt: torch.Tensor, second: torch.Tensor) -> tuple[list[Charts], list[dict[str, bytes]]]:
+    """Returns the charts of two ranks, the second of which holds another factor A, and what they compared."""
+    said: list[bytes] = []
+    compared: list[dict[str, bytes]] = []
+    charts = []
+    for factor, leads in ((A, True), (second, False)):
+        together = Together(Two(said, compared, leads), torch.nn.Linear(1, 1), torch.nn.Linear(1, 1))
+        charts.append(Charts([ChartedPair(0, 1, torch.nn.Parameter(factor.clone()), torch.nn.Parameter(Bt.clone()))]))
+        together.chart(charts[-1])
+    return charts, compared
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_every_rank_has_the_charts_of_the_first_to_the_bit(dtype: torch.dtype) -> None:
+    A, B = point((7, 6, 3), dtype=dtype)
+    charts, _ = of_two_ranks(A, B.mT.contiguous(), A)
+    given = {0: [Dense(draw(N, 7, 3).to(dtype))], 1: [Dense(draw(N, 3, 6, seed=1).to(dtype))]}
+    first, second = (one.of(given) for one in charts)
+    assert all(torch.equal(first[place][0].g, second[place][0].g) for place in given)
+    noise = {0: draw(7, 3, seed=2).to(dtype), 1: draw(3, 6, seed=3).to(dtype)}
+    one, two = (chart.directions(noise)[0] for chart in charts)
+    assert all(torch.equal(getattr(one, name), getattr(two, name)) for name in ("X", "Y", "U", "V"))
+
+
+def test_ranks_with_other_factors_are_refused() -> None:
+    """They compare a digest of all factors, which one bit changes; ranks refuse where that differs."""
+    A, B = point((7, 6, 3))
+    other = A.clone()
+    other[3, 1] = torch.nextafter(other[3, 1], other[3, 1] + 1)
+    _, (one, two) = of_two_ranks(A, B.mT.contiguous(), other)
+    assert one.keys() == two.keys() == {"the factors of the adapters"} and one != two
+    _, (one, two) = of_two_ranks(A, B.mT.contiguous(), A)
+    assert one == two
