@@ -56,9 +56,8 @@ class Charts:
     nothing is noised. Public numbers decide: the factors at the start of the step, and the schedule.
 
     Guarantee: from one :meth:`refresh` to the next the chart of a tensor is one linear map of single contributions, made of
-    public factors before the draw. Norm and sum of a contribution are taken of the coordinates that it returns.
-
-    Proof: geometry.coordinates
+    public factors before the draw. Norm and sum of a contribution are taken of the coordinates that it returns (docs/mechanism,
+    Theorem 16).
 
     Args:
         pairs: of the schedule.

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/mechanism and of the guarantee: what each page rests on, and every guarantee with its test.
+"""Writes the tables of docs/mechanism, of the guarantee and of the geometry: what each page rests on, and every guarantee with its test.
 
 A table stands between two comments, the first of which names what is made there. So the tables follow the code, `clauses.toml`
 and `limits.toml`, and a page cannot say of its code what is not so.
@@ -25,6 +25,7 @@ GROUPS = {
         "theorem-1-signed-bound", "theorem-2-lattice", "theorem-3-noise-per-microbatch", "theorem-4-certified-integers",
         "theorem-5-public-contributions", "one-clip", "theorem-6-public-occurrences", "proposition-3-noise-energy",
         "theorem-7-divided-clip-norms", "stricter-bounds", "theorem-8-phases", "theorem-15-correlated-noise",
+        "theorem-16-coordinates",
     ),
     "Noise of other laws": ("families", "theorem-9-laplace", "theorem-10-discrete-gaussian", "theorem-11-skellam"),
     "Who takes part, and what it costs": (
@@ -75,6 +76,8 @@ def _limits(table: str) -> Iterator[str]:
         "payloads": "what | as a function of payloads | test",
         "loop": "what | what happens | test that shows it",
         "threats": "who | may try to | what stands against it | test",
+        "published": "published | what holds | test",
+        "geometry": "does not go with it | why, or what to do | test",
     }[table]
     yield f"| {columns} |"
     yield "|" + "---|" * (columns.count("|") + 1)
@@ -126,7 +129,8 @@ def _tests(name: str) -> str:
 
 def made_pages(root: Path = ROOT) -> list[Path]:
     """The pages of which something is made here."""
-    return [root / ALL, root / INDEX, root / "docs/guarantee.md", root / "docs/threat-model.md", *pages(root)]
+    others = (root / "docs" / name for name in ("guarantee.md", "threat-model.md", "geometry.md"))
+    return [root / ALL, root / INDEX, *others, *pages(root)]
 
 
 def written(root: Path = ROOT) -> dict[Path, str]:

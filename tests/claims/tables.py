@@ -92,4 +92,20 @@ def _first(what: object) -> str:
     return re.sub(r":\w+:`~?([^`]*)`", r"`\1`", sentence).replace("``", "`").replace("|", r"\|")
 
 
-KINDS = {"optimizers": optimizers, "families": families, "rules": rules, "adapters": adapters}
+def energies() -> Iterator[str]:
+    """Returns the noise on Z of three ways to train a pair, by rank and gauge, from closed forms that tests hold to draws."""
+    from dptrain.geometry.energy import DESIGNS, noise_on_product, pair_of
+
+    gauges, size = (1.0, 10.0, 100.0), 1024
+    columns = [("tangent", (1.0,)), ("factors", gauges), ("frozen", gauges)]
+    heads = [f"{name}{f', gauge {gauge:g}' if len(own) > 1 else ', any gauge'}" for name, own in columns for gauge in own]
+    yield f"| r | {' | '.join(heads)} | numbers trained: {', '.join(DESIGNS)} |"
+    yield "|---|" + "---|" * (len(heads) + 1)
+    for r in (2, 4, 8, 16, 32):
+        pairs = {gauge: pair_of(size, size, [1.0] * r, gauge) for gauge in gauges}
+        cells = [f"{noise_on_product(name, pairs[gauge]):,.0f}" for name, own in columns for gauge in own]
+        trained = ", ".join(f"{design.trained(pairs[1.0]):,}" for design in DESIGNS.values())
+        yield f"| {r} | {' | '.join(cells)} | {trained} |"
+
+
+KINDS = {"energies": energies, "optimizers": optimizers, "families": families, "rules": rules, "adapters": adapters}

@@ -3,12 +3,15 @@
 A state almost inside the frame, x = V c + 1e-6 e, is where a norm taken as a difference of two squares falls below the truth.
 """
 
+from types import SimpleNamespace
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from dptrain.errors import UnsupportedModule  # noqa: E402
 from dptrain.geometry import LoraTangent  # noqa: E402
-from dptrain.geometry.charts import ChartedPair, Charts  # noqa: E402
+from dptrain.geometry.charts import ChartedPair, Charts, charted  # noqa: E402
 from dptrain.geometry.lora_tangent import TOLERANCE, frame  # noqa: E402
 from dptrain.gradients.forms import Dense, Outer, norm_sq  # noqa: E402
 from dptrain.parallel.ranks import Ranks  # noqa: E402
@@ -23,8 +26,9 @@ def test_a_frame_is_orthonormal_spans_the_factor_and_is_made_of_it(shape: str, k
     for value, rank in zip(point(SHAPES[shape], kind), ranks_of(SHAPES[shape], kind), strict=True):
         U, P, found = frame(value)
         assert int(found) == rank and U.shape == value.shape
-        expected = torch.diag((torch.arange(U.shape[1]) < rank).double())
-        torch.testing.assert_close(U.mT @ U, expected, rtol=0, atol=1e-12)
+        inner = U.mT @ U  # the identity at full rank; else the projector onto what the columns span
+        torch.testing.assert_close(inner @ inner, inner, rtol=0, atol=1e-10)
+        assert abs(float(inner.trace()) - rank) < 1e-10
         torch.testing.assert_close(U @ U.mT, naive.span(value, rank), rtol=0, atol=1e-10)
         torch.testing.assert_close(value @ P, U, rtol=0, atol=1e-9)
 
@@ -42,6 +46,14 @@ def test_a_direction_counts_as_absent_from_single_rounding_on() -> None:
         moved = value.clone()
         moved[:, 2] += size * draw(7, seed=1)
         assert int(frame(moved)[2]) == rank
+
+
+def test_the_part_along_a_frame_is_taken_off_to_rounding_of_what_is_left() -> None:
+    """Once would leave rounding of what was large: the part along V here is ten thousand times as large as the rest."""
+    at = LoraTangent(*point((24, 20, 3), dtype=torch.float32))
+    small = draw(20, 3, seed=1).float()
+    X, Y = at.project(draw(24, 3).float(), small + 1e4 * at.V @ draw(3, 3, seed=2).float())
+    assert float((at.V.mT @ Y).norm() / Y.norm()) < 2e-6 and X.shape == (24, 3)
 
 
 @pytest.mark.parametrize(("kind", "lost"), [("full", False), ("zero A", False), ("zero B", False), ("A lost", True)])
@@ -134,6 +146,16 @@ def test_the_chart_of_a_pair_that_lost_rank_is_the_identity(kind: str) -> None:
     found = charts.of(given)
     assert not charts.moves(0) and all(found[place][0] is given[place][0] for place in given)
     assert charts.directions({0: draw(7, 3), 1: draw(3, 6)}) == {}
+
+
+@pytest.mark.parametrize(
+    "shapes", [((7, 3, 1, 1), (3, 6, 3, 3)), ((7, 3), (2, 6))], ids=["of a convolution", "of two ranks"]
+)
+def test_factors_that_are_no_two_matrices_of_one_rank_are_refused(shapes: tuple) -> None:
+    tensors = [(0, SimpleNamespace(name=f"m.{place}", parameter=draw(*shape))) for place, shape in enumerate(shapes)]
+    with pytest.raises(UnsupportedModule, match="adapt linear layers alone") as refused:
+        charted([(0, 1)], tensors, [True])
+    assert refused.value.code == "GEOMETRY_PAIR"
 
 
 # Charts of several ranks.

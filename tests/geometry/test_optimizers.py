@@ -11,6 +11,7 @@ from torch import nn  # noqa: E402
 from dptrain.errors import ConfigError, UnsupportedModule  # noqa: E402
 from dptrain.geometry import LoraTangent, TangentAdam, TangentSGD  # noqa: E402
 from tests.geometry.points import Adapted, draw, of_dense, point  # noqa: E402
+from tests.reference.tangent import Adaptive, truncated  # noqa: E402
 
 
 class Model(nn.Module):
@@ -74,6 +75,39 @@ def test_a_run_goes_on_from_its_saved_state_bit_for_bit(name: str, dtype: torch.
     assert all(torch.equal(one, two) for one, two in zip(bits(model), bits(again), strict=True))
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"floor": 0.0, "betas": (0.5, 0.6)}, {"floor": 4.0}, {"debias": True, "floor": 0.1}],
+    ids=["as it comes", "no floor", "high floor", "debiased"],
+)
+def test_adaptive_steps_are_those_of_dense_matrices(options: dict) -> None:
+    """Three steps against a transcription that has no frames and no factors: projectors and matrices of Z alone."""
+    model = Adapted(*point((9, 8, 3)))
+    optimizer = TangentAdam(model, lr=0.05, **options)
+    dense, Z, tau = Adaptive(rank=3, **options), model.Z.clone(), 0.5
+    for step in range(3):
+        G = draw(9, 8, seed=step)
+        optimizer.take(0, of_dense(LoraTangent(*model.factors), G), tau)
+        optimizer.step()
+        optimizer.zero_grad()
+        Z = truncated(Z - 0.05 * dense.direction(Z, G, tau), 3)
+        torch.testing.assert_close(model.Z, Z, rtol=1e-8, atol=1e-9)
+
+
+def test_momentum_is_that_of_dense_matrices() -> None:
+    model = Adapted(*point((9, 8, 3)))
+    optimizer = TangentSGD(model, lr=0.2, momentum=0.9)
+    dense, Z, mean = Adaptive(rank=3), model.Z.clone(), torch.zeros(9, 8, dtype=torch.float64)
+    for step in range(3):
+        G = draw(9, 8, seed=step)
+        optimizer.take(0, of_dense(LoraTangent(*model.factors), G), 0.0)
+        optimizer.step()
+        onto = dense.tangent(Z)
+        mean = 0.9 * onto(mean) + onto(G)
+        Z = truncated(Z - 0.2 * mean, 3)
+        torch.testing.assert_close(model.Z, Z, rtol=1e-8, atol=1e-9)
+
+
 def test_a_state_that_was_left_out_is_seen() -> None:
     """The control of the test above: without its state the run goes another way."""
     model = Model()
@@ -129,6 +163,11 @@ def test_a_scheduler_drives_pairs_and_the_rest() -> None:
     schedule.step()
     assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.2]
     assert optimizer.others.param_groups[0]["lr"] == 0.2
+    again = TangentAdam(model, others=lambda parameters: torch.optim.SGD(parameters, lr=0.4), lr=0.2)
+    again.load_state_dict(optimizer.state_dict())
+    assert [group["lr"] for group in again.param_groups] == [0.1, 0.2]
+    again.param_groups[1]["lr"] = 0.05
+    assert again.others.param_groups[0]["lr"] == 0.05, "behind a saved state too"
 
 
 def test_weight_decay_takes_a_part_of_the_product_away() -> None:

@@ -34,6 +34,46 @@ def truncated(Z: torch.Tensor, rank: int) -> torch.Tensor:
     return (left[:, :rank] * sizes[:rank]) @ right[:rank]
 
 
+class Adaptive:
+    """The adaptive direction in matrices of Z alone: no factors, no frames, and so nothing that a gauge could change.
+
+    D is the released direction, PiA and PiB are the projectors at Z. The mean of directions is carried along by projection. SB is
+    the mean of (D PiB)^T (D PiB) / m, n x n, and SA that of (PiA D)(PiA D)^T / n, m x m; projectors carry both along.
+    """
+
+    def __init__(
+        self, rank: int, betas: tuple[float, float] = (0.9, 0.99), floor: float = 0.5, debias: bool = False
+    ) -> None:
+        self.rank, self.betas, self.floor, self.debias = rank, betas, floor, debias
+        self.mean, self.SA, self.SB, self.age = 0.0, 0.0, 0.0, 0
+
+    def tangent(self, Z: torch.Tensor):
+        """Returns the projection onto the tangent space at Z."""
+        PiA, PiB = span(Z, self.rank), span(Z.mT, self.rank)
+        return lambda G: PiA @ G + G @ PiB - PiA @ G @ PiB
+
+    def direction(self, Z: torch.Tensor, G: torch.Tensor, tau: float) -> torch.Tensor:
+        """Returns the direction of a step at Z, of a release G under noise of deviation tau."""
+        first, second = self.betas
+        PiA, PiB, onto = span(Z, self.rank), span(Z.mT, self.rank), self.tangent(Z)
+        D = onto(G)
+        m, n = D.shape
+        self.age += 1
+        self.mean = first * onto(self.mean * torch.ones_like(D)) + (1 - first) * D
+        self.SB = second * (PiB @ (self.SB * torch.ones(n, n).double()) @ PiB) + (1 - second) * PiB @ D.mT @ D @ PiB / m
+        self.SA = second * (PiA @ (self.SA * torch.ones(m, m).double()) @ PiA) + (1 - second) * PiA @ D @ D.mT @ PiA / n
+        mean, seen = self.mean / (1 - first**self.age), 1 - second**self.age
+        HA = mean @ PiB @ self._root(self.SB / seen, tau)
+        HB = self._root(self.SA / seen, tau) @ PiA @ mean
+        return HA @ PiB - PiA @ HA @ PiB + PiA @ HB - PiA @ HB @ PiB + PiA @ (HA + HB) @ PiB / 2
+
+    def _root(self, S: torch.Tensor, tau: float) -> torch.Tensor:
+        values, turn = torch.linalg.eigh(S)
+        values, turn = values[-self.rank :], turn[:, -self.rank :]  # those of the space that it lives on
+        raised = torch.maximum(values - tau**2 * self.debias, torch.tensor(self.floor * tau**2, dtype=torch.float64))
+        return (turn / (raised.clamp_min(0.0).sqrt() + 1e-8)) @ turn.mT
+
+
 def worst(signal: torch.Tensor, noise: torch.Tensor, norm: torch.Tensor) -> float:
     """Returns the most that a signal of norm one shows over noise of unit deviation: 1 for a Gaussian mechanism as accounted.
 
