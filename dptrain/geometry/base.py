@@ -3,26 +3,29 @@
 Clip, sum, noise and accounting see coordinates of the chart and nothing else, so they are the same for every geometry.
 
 Proof:
-(a) Theorem 1 and those that follow it use three properties of g_i: it is a function of contribution i and of public numbers, it
-is zero outside D_i, and its norms are clipped. L g_i has them. L is fixed by the policy and by earlier releases before anybody
-is drawn, so given the past it is a constant. It maps a block to that block. Both norms, rounding and lattice are those of the
-coordinates that are added, as many as before. So the shift by i has a whitened length of at most 1/z_i, whatever L is, and steps
-compose adaptively. That L is linear serves the sum: means over examples, parts of a contribution and microbatches add up as
-gradients do. (b) What follows the noise is post-processing; it reads public factors, public deviations and noisy coordinates.
+(a) Theorem 1 and those that follow it use three properties of g_i: it is a function of contribution i and of public
+numbers, it is zero outside D_i, and its norms are clipped. L g_i has them. L is fixed by the policy and by earlier releases
+before anybody is drawn, so given the past it is a constant. It maps a block to that block. Both norms, rounding and lattice
+are those of the coordinates that are added, as many as before. So the shift by i has a whitened length of at most 1/z_i,
+whatever L is, and steps compose adaptively. That L is linear serves the sum: means over examples, parts of a contribution
+and microbatches add up as gradients do. (b) What follows the noise is post-processing; it reads public factors, public
+deviations and noisy coordinates.
 
-(c) Let U and V be orthonormal frames of the k_A and k_B dimensions of the column spaces of A and B, G = dl/dZ for Z = A B^T, X =
-G V and Yp = (I - V V^T) G^T U. Then X V^T + U Yp^T = G V V^T + U U^T G (I - V V^T) = P(G), the orthogonal projection onto {dA
-B^T + A dB^T} (Koch and Lubich 2007). Both terms are orthogonal, as V^T Yp = 0, and U and V preserve norms: |X|^2 + |Yp|^2 =
-|P(G)|^2. The map (X, Yp) to X V^T + U Yp^T is an isometry from the coordinates with V^T Yp = 0, zero in columns that no frame has,
-onto the tangent space. So noise s N(0, I) in all coordinates, projected onto these, has the covariance s^2 P, and the energy s^2
-(k_B m + k_A (n - k_B)), which is s^2 r (m + n - r) at full rank. Autograd gives G B and G^T A. With U = A P_A and V = B P_B
-these give X = (G B) P_B and Yp = (I - V V^T)(G^T A) P_A. No m x n matrix is formed. The map is linear, and keeps each factor's
-gradient in that factor's place. ∎
+(c) Let U U^T and V V^T be the projectors onto the column spaces of A and B, of k_A and k_B dimensions; frames U and V are
+partial isometries, and orthonormal at full rank. Let G = dl/dZ for Z = A B^T, X = G V and Yp = (I - V V^T) G^T U. Then X
+V^T + U Yp^T = G V V^T + U U^T G (I - V V^T) = P(G), the orthogonal projection onto {dA B^T + A dB^T} (Koch and Lubich
+2007). Its terms are orthogonal, as V^T Yp = 0, and rows of X and Yp are carried by V and U: |X|^2 + |Yp|^2 = |P(G)|^2. So
+the map (X, Yp) to X V^T + U Yp^T is an isometry onto the tangent space from the coordinates with X V^T V = X, Yp U^T U = Yp
+and V^T Yp = 0. Noise s N(0, I) in all coordinates, projected onto these, has the covariance s^2 P, and the energy s^2 (k_B
+m + k_A (n - k_B)), which is s^2 r (m + n - r) at full rank. Autograd gives G B and G^T A. With U = A P_A and V = B P_B, X =
+(G B) P_B and Yp = (I - V V^T)(G^T A) P_A. No m x n matrix is formed. The map is linear, and keeps each factor's gradient in
+that factor's place. ∎
 
-The published design clips |P(G)| too. It then releases a pair of factors, (dA, dB), with noise drawn in a metric of the factors,
-and that has to be the right one at every point. A^T dA goes without noise to an adaptive step that reads the pair, and where a
-factor loses rank, or a root is damped, less noise is added than is accounted. Here clip and noise are of one set of numbers, so
-neither can be written down. The price is noise in r^2 more coordinates, which the projection takes away again.
+The published design clips |P(G)| too. It then releases a pair of factors, (dA, dB), with noise drawn in a metric of the
+factors, and that has to be the right one at every point. A^T dA goes without noise to an adaptive step that reads the pair,
+and where a factor loses rank, or a root is damped, less noise is added than is accounted. Here clip and noise are of one
+set of numbers, so neither can be written down. Noise is drawn in r^2 more coordinates, and the projection takes it away
+again.
 """
 
 from abc import ABC, abstractmethod

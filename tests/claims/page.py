@@ -1,4 +1,4 @@
-"""Writes the tables of docs/mechanism, of the guarantee and of the geometry: what each page rests on, and every guarantee with its test.
+"""Writes the tables of docs/mechanism, guarantee and geometry: what each page rests on, and every guarantee with its test.
 
 A table stands between two comments, the first of which names what is made there. So the tables follow the code, `clauses.toml`
 and `limits.toml`, and a page cannot say of its code what is not so.

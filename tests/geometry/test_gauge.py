@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from dptrain.geometry import LoraTangent, Tangent, TangentAdam, TangentSGD  # noqa: E402
 from dptrain.geometry.optimizers import _inverse_root, _keep  # noqa: E402
 from tests.geometry.points import Adapted, draw, of_dense, point  # noqa: E402
-from tests.reference.published_tangent import Adaptive, lift, product  # noqa: E402
+from tests.reference.published_tangent import Adaptive, horizontal, lift, product  # noqa: E402
 from tests.reference.tangent import truncated  # noqa: E402
 
 SHAPE, STEPS, TAU = (9, 8, 3), 3, 0.2
@@ -122,17 +122,6 @@ def published(gauge: torch.Tensor, *, adaptive: bool, relift: bool) -> torch.Ten
     if adaptive:
         dA, dB = Adaptive(floor=None)(dA, dB)
     return truncated(A @ B.mT - 0.05 * product(dA, dB, A, B), SHAPE[2])
-
-
-def horizontal(D: torch.Tensor, A: torch.Tensor, B: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the pair with A^T dA = dB^T B that stands for a tangent direction D: the re-lift of the published trainer."""
-    M, N = A.mT @ A, B.mT @ B
-    one = torch.eye(len(M), dtype=torch.float64)
-    # S = A^T dA = dB^T B solves S N + M S = A^T D B
-    S = torch.linalg.solve(torch.kron(one, N) + torch.kron(M, one), (A.mT @ D @ B).flatten()).view(M.shape)
-    dA = torch.linalg.solve(N, (D @ B - A @ S).mT).mT
-    dB = torch.linalg.solve(M, (D.mT @ A - B @ S.mT).mT).mT
-    return dA, dB
 
 
 @pytest.mark.parametrize("relift", [False, True])

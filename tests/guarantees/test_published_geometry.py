@@ -81,6 +81,14 @@ def test_the_product_alone_of_the_published_pair_costs_what_is_accounted_at_full
     assert_costs_what_is_accounted(on_product(*point(SHAPE), damping=0.0))
 
 
+def test_a_pair_that_is_lifted_anew_from_its_product_costs_what_is_accounted() -> None:
+    """What the published trainer does before its adaptive step, and the class by itself does not."""
+    A, B = point(SHAPE)
+    signal, noise, clipped = on_product(A, B, damping=0.0)
+    again = matrix_of(lambda D: published.horizontal(D, A, B), (6, 5))
+    assert_costs_what_is_accounted((again @ signal, again @ noise, clipped))
+
+
 RUNS, WIDE, TAU = 400, 256, 0.5
 
 

@@ -57,6 +57,17 @@ def product(dA: torch.Tensor, dB: torch.Tensor, A: torch.Tensor, B: torch.Tensor
     return dA @ B.mT + A @ dB.mT
 
 
+def horizontal(D: torch.Tensor, A: torch.Tensor, B: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the pair with A^T dA = dB^T B that stands for a tangent direction D: the re-lift of the published trainer."""
+    M, N = A.mT @ A, B.mT @ B
+    one = torch.eye(len(M), dtype=torch.float64)
+    # S = A^T dA = dB^T B solves S N + M S = A^T D B
+    S = torch.linalg.solve(torch.kron(one, N) + torch.kron(M, one), (A.mT @ D @ B).flatten()).view(M.shape)
+    dA = torch.linalg.solve(N, (D @ B - A @ S).mT).mT
+    dB = torch.linalg.solve(M, (D.mT @ A - B @ S.mT).mT).mT
+    return dA, dB
+
+
 @dataclass
 class Adaptive:
     """The published adaptive step, on a pair of factors.

@@ -37,8 +37,8 @@ def truncated(Z: torch.Tensor, rank: int) -> torch.Tensor:
 class Adaptive:
     """The adaptive direction in matrices of Z alone: no factors, no frames, and so nothing that a gauge could change.
 
-    D is the released direction, PiA and PiB are the projectors at Z. The mean of directions is carried along by projection. SB is
-    the mean of (D PiB)^T (D PiB) / m, n x n, and SA that of (PiA D)(PiA D)^T / n, m x m; projectors carry both along.
+    D is the released direction, PiA and PiB are the projectors at Z. The mean of directions is carried along by projection. SB
+    is the mean of (D PiB)^T (D PiB) / m, n x n, and SA that of (PiA D)(PiA D)^T / n, m x m; projectors carry both along.
     """
 
     def __init__(
