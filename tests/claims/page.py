@@ -36,6 +36,9 @@ GROUPS = {
 }  # fmt: skip
 """The pages in the order of the index."""
 
+MEASURED = ("performance.md", "opacus.md", "scaling.md", "demo.md")
+"""Pages with figures of `benchmarks/measured.json`."""
+
 
 def pages(root: Path = ROOT) -> list[Path]:
     """The pages of theorems, in the order of the index."""
@@ -60,7 +63,10 @@ def _section(name: str, page: str) -> str:
         return "\n".join(kinds[name]())
     if name.startswith("proof of "):
         return tables.proof(name.removeprefix("proof of "))
-    raise LookupError(f"{page}: nothing makes {name!r}; it can be {', '.join(sorted(kinds))} or 'proof of FILE'")
+    if name.startswith("measured "):
+        return "\n".join(tables.measured(name.removeprefix("measured ")))
+    known = f"{', '.join(sorted(kinds))}, 'proof of FILE' or 'measured TABLE'"
+    raise LookupError(f"{page}: nothing makes {name!r}; it can be {known}")
 
 
 def _clauses(page: str) -> Iterator[str]:
@@ -129,7 +135,7 @@ def _tests(name: str) -> str:
 
 def made_pages(root: Path = ROOT) -> list[Path]:
     """The pages of which something is made here."""
-    others = (root / "docs" / name for name in ("guarantee.md", "threat-model.md", "geometry.md"))
+    others = (root / "docs" / name for name in ("guarantee.md", "threat-model.md", "geometry.md", *MEASURED))
     return [root / ALL, root / INDEX, *others, *pages(root)]
 
 

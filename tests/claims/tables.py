@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import json
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -90,6 +91,22 @@ def adapters() -> Iterator[str]:
 def _first(what: object) -> str:
     sentence = " ".join((inspect.getdoc(what) or "").partition("\n\n")[0].split())
     return re.sub(r":\w+:`~?([^`]*)`", r"`\1`", sentence).replace("``", "`").replace("|", r"\|")
+
+
+def measured(name: str) -> Iterator[str]:
+    """Returns a table of figures that benchmarks measured, from `benchmarks/measured.json`.
+
+    Raises:
+        LookupError: there is no table of this name.
+    """
+    tables = json.loads((ROOT / "benchmarks" / "measured.json").read_text(encoding="utf-8"))
+    if name not in tables:
+        raise LookupError(f"benchmarks/measured.json has no table {name!r}; it has {', '.join(tables)}")
+    own = tables[name]
+    for cells in (own["columns"], ["---"] * len(own["columns"]), *own["rows"]):
+        if len(cells) != len(own["columns"]):
+            raise LookupError(f"a row of table {name!r} of benchmarks/measured.json has {len(cells)} cells: {cells}")
+        yield f"|{'|'.join(cells)}|" if cells[0] == "---" else f"| {' | '.join(cells)} |".replace("|  |", "| |")
 
 
 def energies() -> Iterator[str]:
