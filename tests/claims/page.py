@@ -64,7 +64,7 @@ def _section(name: str, page: str) -> str:
     if name.startswith("proof of "):
         return tables.proof(name.removeprefix("proof of "))
     if name.startswith("measured "):
-        return "\n".join(tables.measured(name.removeprefix("measured ")))
+        return "\n".join(["", *tables.measured(name.removeprefix("measured ")), ""])
     known = f"{', '.join(sorted(kinds))}, 'proof of FILE' or 'measured TABLE'"
     raise LookupError(f"{page}: nothing makes {name!r}; it can be {known}")
 
