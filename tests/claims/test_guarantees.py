@@ -73,6 +73,17 @@ def test_a_proof_is_what_stands_behind_its_word_in_a_docstring() -> None:
         tables.proof("ledger/merkle.py")
 
 
+def test_a_table_of_measured_figures_has_one_width_and_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert list(tables.measured("bytes"))[1] == "|---|---|---|---|---|"
+    with pytest.raises(LookupError, match="has no table 'nowhere'"):
+        list(tables.measured("nowhere"))
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "measured.json").write_text('{"short": {"columns": ["a", "b"], "rows": [["1"]]}}')
+    monkeypatch.setattr(tables, "ROOT", tmp_path)
+    with pytest.raises(LookupError, match="has 1 cells"):
+        list(tables.measured("short"))
+
+
 SOURCE = '''
 class Sampler:
     """Draws.
