@@ -3,6 +3,7 @@
 A state almost inside the frame, x = V c + 1e-6 e, is where a norm taken as a difference of two squares falls below the truth.
 """
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -135,6 +136,9 @@ def test_a_chart_maps_factors_and_gradients_to_one_thing() -> None:
     for made in (charts.of(outer), charts.of(dense)):
         torch.testing.assert_close(made[0][0].dense(A.shape), X, rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(made[1][0].dense(B.mT.shape), Y.mT, rtol=1e-9, atol=1e-9)
+    noisy = draw(24, 3, seed=8), draw(20, 3, seed=9)
+    direction, expected = charts.directions({0: noisy[0], 1: noisy[1].mT})[0], LoraTangent(A, B).project(*noisy)
+    torch.testing.assert_close((direction.X, direction.Y), expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", ["A lost", "B lost", "both lost"])
@@ -178,6 +182,13 @@ class Two(Ranks):
         self._compared.append(dict(what))
 
 
+def turned(A: torch.Tensor, Bt: torch.Tensor) -> list[LoraTangent]:
+    """Returns other frames of a pair, as another processor might find them."""
+    space = LoraTangent(A[None], Bt.mT[None])
+    space.V, space.PB = -space.V, -space.PB
+    return [space]
+
+
 def of_two_ranks(A: torch.Tensor, Bt: torch.Tensor, second: torch.Tensor) -> tuple[list[Charts], list[dict[str, bytes]]]:
     """Returns the charts of two ranks, the second of which holds another factor A, and what they compared."""
     said: list[bytes] = []
@@ -186,6 +197,8 @@ def of_two_ranks(A: torch.Tensor, Bt: torch.Tensor, second: torch.Tensor) -> tup
     for factor, leads in ((A, True), (second, False)):
         together = Together(Two(said, compared, leads), torch.nn.Linear(1, 1), torch.nn.Linear(1, 1))
         charts.append(Charts([ChartedPair(0, 1, torch.nn.Parameter(factor.clone()), torch.nn.Parameter(Bt.clone()))]))
+        if not leads:  # its processor would find other frames
+            charts[-1].computed = partial(turned, factor, Bt)
         together.chart(charts[-1])
     return charts, compared
 
@@ -197,6 +210,8 @@ def test_every_rank_has_the_charts_of_the_first_to_the_bit(dtype: torch.dtype) -
     given = {0: [Dense(draw(N, 7, 3).to(dtype))], 1: [Dense(draw(N, 3, 6, seed=1).to(dtype))]}
     first, second = (one.of(given) for one in charts)
     assert all(torch.equal(first[place][0].g, second[place][0].g) for place in given)
+    other = charts[1].computed()[0].coordinates(given[0][0].g[:, None], given[1][0].g.mT[:, None])[0]
+    assert not torch.allclose(other[:, 0], second[0][0].g), "its own frames would give others"
     noise = {0: draw(7, 3, seed=2).to(dtype), 1: draw(3, 6, seed=3).to(dtype)}
     one, two = (chart.directions(noise)[0] for chart in charts)
     assert all(torch.equal(getattr(one, name), getattr(two, name)) for name in ("X", "Y", "U", "V"))

@@ -32,6 +32,17 @@ def test_a_step_is_the_dense_truncation_and_balanced(shape: str, kind: str, lr: 
         assert float((A.mT @ A - B.mT @ B).abs().max()) < 1e-9 * size
 
 
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_small_step_moves_balanced_factors_a_little_and_does_not_turn_them(exact: bool) -> None:
+    at = LoraTangent(*point((7, 6, 3)))
+    balanced = LoraTangent(*at.retract(a_direction(at), 0.0))
+    step = a_direction(balanced)
+    for found, own in zip(balanced.retract(step, 1e-6, exact=exact), balanced.tensors, strict=True):
+        assert float(torch.linalg.matrix_norm(found - own)) < 1e-4
+    U = LoraTangent(*balanced.retract(step, 1e-6, exact=exact)).U
+    assert float(torch.linalg.matrix_norm(U - balanced.U)) < 1e-4, "and frames follow"
+
+
 def test_a_batch_steps_as_its_pairs_do() -> None:
     pairs = [point((7, 6, 3), seed=seed) for seed in range(3)]
     batch = LoraTangent(*(torch.stack(factors) for factors in zip(*pairs, strict=True)))
