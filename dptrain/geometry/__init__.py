@@ -1,7 +1,7 @@
 """Geometry of adapters: the space in which contributions are clipped and noised, and the optimizers that move along it.
 
-Loading a name here loads torch; `energy` alone goes without. `lora_tangent` holds the mathematics of one pair, `charts` carries
-it to gradients of a run.
+Loading a name here loads torch; `energy`, `shapes` and `over_rank` go without. `lora_tangent` holds the mathematics of one
+pair, `charts` carries it to gradients of a run.
 """
 
 from importlib import import_module
