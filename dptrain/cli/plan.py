@@ -30,7 +30,7 @@ from dptrain.cli.options import argument, file_option, moment, option, parse_cou
 from dptrain.cli.output import amount, counted, counting, duration, number, size, styled, table, table_of
 from dptrain.cli.results import Shown, Told, pick
 from dptrain.planning import changes, figures, scaling, targets
-from dptrain.planning.layout import BlockPlan
+from dptrain.planning.layout import BlockPlan, kind, span
 from dptrain.planning.per_rank import STATES, PerRank, Ranks, per_rank, rest_of
 from dptrain.planning.picture import phase_picture, plan_picture
 from dptrain.planning.plan import GroupPlan, Plan, make_plan, signed_groups, totals
@@ -186,7 +186,7 @@ def plan(
         data["ranks"] = scaling.as_json(ranks, per, step)
     if compared:
         data["what_if"] = [
-            {"change": text, **_as_json(other, then), "differences": _differences(rules, planned, other, then)}
+            {"change": text, **_as_json(other, then), "differences": changes.differences(rules, planned, other, then)}
             for text, other, then in compared
         ]
 
@@ -310,12 +310,12 @@ def corpus_text(policy: Policy, report: GateReport, groups: Mapping[str, Sequenc
 
 def signals_text(planned: Plan, found: Sequence[Signal]) -> Iterator[Shown]:
     """Yields signal against noise, neighbouring layers with like figures as one row."""
-    alike = groupby(found, key=lambda item: (item.name, _kind(item.block), item.norm, item.std))
+    alike = groupby(found, key=lambda item: (item.name, kind(item.block), item.norm, item.std))
     yield table_of(
         [list(part) for _, part in alike],
         {
             "class": lambda part: part[0].name,
-            "block": lambda part: _span([item.block for item in part]),
+            "block": lambda part: span([item.block for item in part]),
             "gradient": lambda part: number(part[0].norm),
             "after clip": lambda part: number(part[0].clipped),
             "noise": lambda part: number(part[0].std),
@@ -464,7 +464,7 @@ def comparison_text(policy: Policy, planned: Plan, others: Sequence[tuple[str, P
     names = ["as it is", *(f"what if {index}" if len(others) > 1 else "what if" for index in range(1, len(others) + 1))]
     for name, (text, _, _) in zip(names[1:], others, strict=True):
         yield f"{name}: {text}"
-    base, *columns = [_figures(policy, planned), *(_figures(other, plan) for _, other, plan in others)]
+    base, *columns = [changes.figures(policy, planned), *(changes.figures(other, plan) for _, other, plan in others)]
     rows = table("", *names)
     section = None
     for key in dict.fromkeys(key for column in (base, *columns) for key in column):
@@ -475,20 +475,10 @@ def comparison_text(policy: Policy, planned: Plan, others: Sequence[tuple[str, P
         for column in columns:
             new = column.get(key)
             text = _shown(key[1], new) + _change(old, new)
-            cells.append(styled("bold yellow", text) if _differs(old, new) else text)
+            cells.append(styled("bold yellow", text) if changes.differs(old, new) else text)
         rows.add_row(f"  {key[1]}", _shown(key[1], old), *cells)
     yield rows
     yield "*: differs. Nothing was written; a policy that differs must be signed anew"
-
-
-def _differences(policy: Policy, planned: Plan, other: Policy, plan: Plan) -> list[dict[str, Any]]:
-    """Returns what differs between two plans, as JSON."""
-    before, after = _figures(policy, planned), _figures(other, plan)
-    return [
-        {"class": key[0].removeprefix("class ") or None, "what": key[1], "before": before.get(key), "after": after.get(key)}
-        for key in dict.fromkeys([*before, *after])
-        if _differs(before.get(key), after.get(key))
-    ]
 
 
 def _variance(value: float | None) -> str:
@@ -502,40 +492,6 @@ def expected_per_step(policy: Policy, counts: Mapping[str, int]) -> float:
     return float(sum(mean(policy.class_rule(name).sampling_rate) * count for name, count in counts.items()))
 
 
-def _figures(policy: Policy, plan: Plan) -> dict[tuple[str, str], float | str]:
-    """Returns what a comparison compares, by section and name."""
-    found: dict[tuple[str, str], float | str] = {
-        ("", "steps"): policy.steps,
-        ("", "steps that may be redone"): policy.redo_steps,
-        ("", "delta"): float(policy.delta),
-        ("", "accountant"): policy.accountant,
-        ("", "disclosure"): policy.disclosure,
-        ("", "noise"): f"{policy.mechanism.name}, {policy.noise_injection}",
-        ("", "phases of noise"): len(plan.phases),
-        ("", "normalizer"): policy.normalizer,
-        ("", "noise energy of uniform"): plan.noise_energy_ratio,
-    }
-    for item in plan.classes:
-        preset = item.preset
-        own = {
-            "clip norm": preset.clip_norm,
-            "noise multiplier": preset.noise_multiplier,
-            "sampling rate": item.sampling_rate,
-            "blocks": _span_of(item.blocks),
-            "z": preset.effective_multiplier,
-            "waste": preset.waste,
-            "epsilon": preset.epsilon,
-            "epsilon if content replaced": preset.epsilon_replace,
-            "epsilon if all redone": preset.epsilon_with_redo,
-            "draws of each": item.expected_draws,
-        }
-        found |= {(f"class {item.name}", name): value for name, value in own.items()}
-    for public in plan.public:
-        found[f"class {public.name}", "public, sampling rate"] = public.sampling_rate
-        found[f"class {public.name}", "blocks"] = _span_of(public.blocks)
-    return found
-
-
 def _shown(name: str, value: float | str | None) -> str:
     if value is None:
         return "-"
@@ -545,50 +501,23 @@ def _shown(name: str, value: float | str | None) -> str:
 
 
 def _change(base: float | str | None, value: float | str | None) -> str:
-    if not _differs(base, value):
+    if not changes.differs(base, value):
         return ""
     numbers = isinstance(base, int | float) and isinstance(value, int | float) and math.isfinite(base) and math.isfinite(value)
     return f" * ({value / base - 1:+.0%})" if numbers and base else " *"
-
-
-def _differs(base: float | str | None, value: float | str | None) -> bool:
-    """Tells whether two figures differ by more than the last bits of a product of noise and scale."""
-    if isinstance(base, float) and isinstance(value, float):
-        return not math.isclose(base, value, rel_tol=1e-12)
-    return base != value
 
 
 def _blocks_text(planned: Plan) -> Iterator[Shown]:
     """Yields noise per block, neighbouring layers with the same classes and noise as one row."""
     divided = any(block.share for block in planned.blocks)
     rows = table("block", "noise std on the sum", *(["weight in clips"] if divided else []), "classes")
-    for _, same in groupby(planned.blocks, key=lambda block: (_kind(block.name), block.std, block.share, block.classes)):
+    for _, same in groupby(planned.blocks, key=lambda block: (kind(block.name), block.std, block.share, block.classes)):
         part: list[BlockPlan] = list(same)
         first = part[0]
         rows.add_row(
-            _span([block.name for block in part]),
+            span([block.name for block in part]),
             number(first.std) if first.std else "none: public",
             *([f"{first.share / 1e6:g}"] if divided else []),
             ", ".join(first.classes),
         )
     yield rows
-
-
-def _kind(block: str) -> str:
-    """Tells of what kind a block is: whole layers are of one kind, anything else stands for itself."""
-    return "layer" if block.startswith("layer.") and block[6:].isdigit() else block
-
-
-def _span(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} to {names[-1].removeprefix('layer.')}"
-
-
-def _span_of(blocks: Sequence[str]) -> str:
-    """Names the blocks of a class in few words: runs of layers, and everything else by name."""
-    parts: list[list[str]] = []
-    for block in blocks:
-        if parts and _kind(block) == "layer" == _kind(parts[-1][-1]) and int(block[6:]) == int(parts[-1][-1][6:]) + 1:
-            parts[-1].append(block)
-        else:
-            parts.append([block])
-    return ", ".join(_span(part) for part in parts)

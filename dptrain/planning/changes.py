@@ -2,6 +2,7 @@
 text that a person keeps."""
 
 import difflib
+import math
 import re
 import tomllib
 from decimal import Decimal
@@ -15,6 +16,8 @@ from attest.schema.groups import Parts
 from attest.schema.kinds import Reading
 from attest.schema.text import keys, places, read_table, write_inline
 from dptrain.errors import ConfigError
+from dptrain.planning.layout import span_of
+from dptrain.planning.plan import Plan
 
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _OPENING, _CLOSING = "[{", "]}"
@@ -235,3 +238,54 @@ def _loaded(text: str) -> dict[str, Any]:
         return tomllib.loads(text, parse_float=Decimal)
     except (ValueError, RecursionError) as error:
         raise PolicyRefused("TOML", f"the policy is not TOML: {error}") from error
+
+
+def figures(policy: Policy, plan: Plan) -> dict[tuple[str, str], float | str]:
+    """Returns what a comparison compares, by section and name."""
+    found: dict[tuple[str, str], float | str] = {
+        ("", "steps"): policy.steps,
+        ("", "steps that may be redone"): policy.redo_steps,
+        ("", "delta"): float(policy.delta),
+        ("", "accountant"): policy.accountant,
+        ("", "disclosure"): policy.disclosure,
+        ("", "noise"): f"{policy.mechanism.name}, {policy.noise_injection}",
+        ("", "phases of noise"): len(plan.phases),
+        ("", "normalizer"): policy.normalizer,
+        ("", "noise energy of uniform"): plan.noise_energy_ratio,
+    }
+    for item in plan.classes:
+        preset = item.preset
+        own = {
+            "clip norm": preset.clip_norm,
+            "noise multiplier": preset.noise_multiplier,
+            "sampling rate": item.sampling_rate,
+            "blocks": span_of(item.blocks),
+            "z": preset.effective_multiplier,
+            "waste": preset.waste,
+            "epsilon": preset.epsilon,
+            "epsilon if content replaced": preset.epsilon_replace,
+            "epsilon if all redone": preset.epsilon_with_redo,
+            "draws of each": item.expected_draws,
+        }
+        found |= {(f"class {item.name}", name): value for name, value in own.items()}
+    for public in plan.public:
+        found[f"class {public.name}", "public, sampling rate"] = public.sampling_rate
+        found[f"class {public.name}", "blocks"] = span_of(public.blocks)
+    return found
+
+
+def differences(policy: Policy, planned: Plan, other: Policy, plan: Plan) -> list[dict[str, Any]]:
+    """Returns what differs between two plans, as JSON."""
+    before, after = figures(policy, planned), figures(other, plan)
+    return [
+        {"class": key[0].removeprefix("class ") or None, "what": key[1], "before": before.get(key), "after": after.get(key)}
+        for key in dict.fromkeys([*before, *after])
+        if differs(before.get(key), after.get(key))
+    ]
+
+
+def differs(base: float | str | None, value: float | str | None) -> bool:
+    """Tells whether two figures differ by more than the last bits of a product of noise and scale."""
+    if isinstance(base, float) and isinstance(value, float):
+        return not math.isclose(base, value, rel_tol=1e-12)
+    return base != value

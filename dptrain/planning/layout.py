@@ -135,3 +135,24 @@ def sure_stds(policy: Policy, rule: ClassRule, blocks: Sequence[BlockPlan]) -> l
     if policy.noise_budgets is not None:
         least = schedule.block_std([rule.bounds])
     return [schedule.phase_std(least, scale) for scale in schedule.Phases.of(policy).scales]
+
+
+def kind(block: str) -> str:
+    """Tells of what kind a block is: whole layers are of one kind, anything else stands for itself."""
+    return "layer" if block.startswith("layer.") and block[6:].isdigit() else block
+
+
+def span(names: Sequence[str]) -> str:
+    """Names neighbouring layers in few words."""
+    return names[0] if len(names) == 1 else f"{names[0]} to {names[-1].removeprefix('layer.')}"
+
+
+def span_of(blocks: Sequence[str]) -> str:
+    """Names the blocks of a class in few words: runs of layers, and everything else by name."""
+    parts: list[list[str]] = []
+    for block in blocks:
+        if parts and kind(block) == "layer" == kind(parts[-1][-1]) and int(block[6:]) == int(parts[-1][-1][6:]) + 1:
+            parts[-1].append(block)
+        else:
+            parts.append([block])
+    return ", ".join(span(part) for part in parts)
