@@ -5,7 +5,7 @@ import math
 import shlex
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from decimal import Decimal
 from enum import StrEnum
 from itertools import groupby
@@ -16,6 +16,7 @@ import typer
 
 from attest.gate import GateReport
 from attest.policy import Policy
+from attest.policy.mechanism import GAUSSIAN
 from attest.schema.rounding import rounded_up
 from dptrain.accounting import unsupported
 from dptrain.cli import inputs
@@ -26,13 +27,15 @@ from dptrain.cli.advice.policies import OF_PLANS
 from dptrain.cli.complete import class_counts, models
 from dptrain.cli.gate import ForLedger, Keeping, NoKeptReading, as_json, judge, sentences
 from dptrain.cli.ledger.place import LedgerKey, StateDirectory
-from dptrain.cli.options import argument, file_option, moment, option, parse_count, wrong_if
+from dptrain.cli.options import argument, file_option, folder_option, moment, option, parse_count, wrong_if
 from dptrain.cli.output import amount, counted, counting, duration, number, size, styled, table, table_of
 from dptrain.cli.results import Shown, Told, pick
+from dptrain.geometry.over_rank import DESIGNS, BlockNoise, NoiseOverRank, noise_over_rank, sentences_of
+from dptrain.geometry.shapes import Shape, parse_shapes, read_adapter
 from dptrain.planning import changes, figures, scaling, targets
 from dptrain.planning.layout import BlockPlan, kind, span
 from dptrain.planning.per_rank import STATES, PerRank, Ranks, per_rank, rest_of
-from dptrain.planning.picture import phase_picture, plan_picture
+from dptrain.planning.picture import phase_picture, plan_picture, rank_picture
 from dptrain.planning.plan import GroupPlan, Plan, make_plan, signed_groups, totals
 from dptrain.planning.scaling import ASSUMED, MODELS, TOKENS, Step, seconds
 from dptrain.planning.signal import Signal, read_norms, signals
@@ -84,6 +87,15 @@ def plan(
     microbatch: Annotated[
         int | None, option("With --parameters: contributions of a microbatch; default: 16.", metavar="N", min=1)
     ] = None,
+    adapter: Annotated[
+        Path | None, folder_option("ADAPTER", "Draw noise over rank for the LoRA pairs of this adapter, which peft saved.")
+    ] = None,
+    shapes: Annotated[
+        str | None,
+        option(
+            "Draw noise over rank for LoRA pairs of layers of these shapes, outputs first.", metavar="MxN[xCOUNT],..."
+        ),
+    ] = None,
     target_epsilon: Annotated[
         list[str] | None,
         option(
@@ -117,6 +129,9 @@ def plan(
     be signed for that. Layers are counted without loading a model: blocks are embeddings, layer.0 ..., head.
     Strategies of noise that is correlated between steps are compared by `dptrain policy noise`.
 
+    For LoRA pairs, of `--adapter`, of `--shapes`, or of a model with them, it draws over rank how much noise reaches their
+    product in a step: with both factors noised, with `lora_A` frozen, and with `geometry = "lora_tangent"`.
+
     Nothing is charged, and nothing written but what `--plot` names, the reading that is kept with `--for` and, beside a corpus,
     which state of the registry was used.
 
@@ -135,6 +150,8 @@ def plan(
     given = {"--measure": measure, "--model": model, "--parameters": parameters, "--trained": trained}
     given |= {"--microbatch": microbatch}
     _require_sizes(processes, sharded, given)
+    wrong_if(adapter is not None and shapes is not None, "--adapter and --shapes both say what pairs there are; leave one out")
+    given_pairs, left_out = read_adapter(adapter) if adapter is not None else (parse_shapes(shapes) if shapes else (), 0)
     run = None if measure is None else RunConfig.load(measure)
     norms = None if gradient_norms is None else read_norms(gradient_norms)
     by_hand = dict(inputs.count_of(text, rules) for text in contributions or [])
@@ -167,6 +184,9 @@ def plan(
         terms = f"delta {float(rules.delta):g}, {rules.accountant}, {rules.adjacency}"
         drawn = figures.plan_figure(planned, f"{rules.corpus}: {rules.steps:,} steps", terms)
         drawn.write(plot, figures.plan_tables(planned, terms))
+    pairs = given_pairs or (cost.pairs if cost is not None else MODELS[model].pairs if model else ())
+    over = noise_over_rank(_with_noise(rules, planned, pairs)) if pairs else None
+    pair_blocks = cost.pair_blocks if cost is not None and not given_pairs else ()
     data = _as_json(rules, planned) | as_json(kept)
     if counts is not None:
         data["expected_contributions_per_step"] = expected_per_step(rules, counts)
@@ -181,9 +201,12 @@ def plan(
     if solution is not None:
         data["solution"] = solution.as_json()
     if cost is not None:
-        data["measured"] = asdict(cost)
+        data["measured"] = {key: value for key, value in asdict(cost).items() if key not in ("pairs", "pair_blocks")}
     if ranks is not None and per is not None:
         data["ranks"] = scaling.as_json(ranks, per, step)
+    if over is not None:
+        told = {"policy": design_of(rules), "left_out": left_out, "blocks": [asdict(block) for block in pair_blocks]}
+        data["noise_over_rank"] = over.as_json() | told
     if compared:
         data["what_if"] = [
             {"change": text, **_as_json(other, then), "differences": changes.differences(rules, planned, other, then)}
@@ -206,6 +229,8 @@ def plan(
             yield from cost_text(rules, planned, cost)
         if ranks is not None and per is not None:
             yield from ranks_text(ranks, per, step)
+        if over is not None:
+            yield from over_rank_text(over, design_of(rules), pair_blocks, left_out)
         if plot is not None:
             yield f"wrote {plot}"
         yield from (styled("red", "✗", f" {sentence}") for sentence in unsupported(rules))
@@ -422,6 +447,45 @@ def ranks_text(ranks: Ranks, per: PerRank, step: Step | None) -> Iterator[Shown]
             f"together {duration(step.seconds)}, {number(step.ratio, 2)} times one without privacy, at {TOKENS} tokens a "
             "contribution. Nobody has measured it; docs/scaling.md has the inputs"
         )
+
+
+def _with_noise(policy: Policy, planned: Plan, pairs: Sequence[Shape]) -> list[Shape]:
+    """Returns pairs with the noise of a release, at scale 1, where one figure is that of all of them; else without any.
+
+    Noise that is drawn per sample differs from step to step, and that of other families is no Gaussian of the schedule's size.
+    """
+    stds = {block.std for block in planned.blocks if block.std}
+    plain = policy.mechanism.name == GAUSSIAN and policy.noise_injection == "scheduled"
+    std = stds.pop() / policy.normalizer if len(stds) == 1 and plain else None
+    return [replace(pair, std=pair.std if plain and pair.std is not None else std) for pair in pairs]
+
+
+def design_of(policy: Policy) -> str:
+    """Names the line of the picture that a policy draws."""
+    return "tangent" if policy.geometry else "factors"
+
+
+def over_rank_text(over: NoiseOverRank, design: str, blocks: Sequence[BlockNoise], left_out: int) -> Iterator[Shown]:
+    """Yields noise on the product of LoRA pairs over ranks, by design, and what stands for the norms of their factors."""
+    unit = ", in tau" if over.relative else ""
+    yield f"noise over rank, on Z = A B^T of {counted(over.pairs, 'LoRA pair')} in one step{unit}"
+    yield lambda glyphs: rank_picture(over, glyphs)
+    columns = {one: lambda at, one=one: number(getattr(at.noise, one)) for one in DESIGNS}
+    yield table_of(over.at, {"rank": lambda at: at.label, **columns})
+    yield from sentences_of(over, design)
+    if blocks:
+        yield table_of(
+            blocks,
+            {
+                "block": lambda one: one.name,
+                "pairs": lambda one: str(one.pairs),
+                "noise std on the sum": lambda one: number(one.std),
+                "coordinates": lambda one: f"{one.coordinates:,}",
+                "noise energy after projection": lambda one: f"{one.energy:,} std^2",
+            },
+        )
+    if left_out:
+        yield f"left out: {counted(left_out, 'tensor')} of no pair of linear layers, or beside a magnitude (DoRA)"
 
 
 def solution_text(solution: Solution, path: Path) -> Iterator[Shown]:

@@ -5,14 +5,14 @@ The closed forms of one pair are those of `dptrain.geometry.energy`; over pairs 
 * where factors are at hand, their norms as they are now. At another rank the factors have as many columns more or fewer, of
   the same mean square. That is the law by which peft begins, under which entries of ``lora_A`` have variance 1 / (3 n) at every
   rank: |B|^2 is r / 3, and A zero (`kaiming_uniform_` with a = sqrt(5); He et al. 2015, section 2.2).
-* where only shapes are known, orthonormal columns: |A|^2 = |B|^2 = r. Gradients of factors are then as long as what they are
-  coordinates of, so that one clip norm means the same in every design.
+* where only shapes are known, orthonormal columns: |A|^2 = |B|^2 = r. Gradients of factors are then as long as coordinates of
+  the tangent, but for the part U^T G V, which counts twice. So one clip norm means about the same in every design.
 
 Figures are of Z. A layer adds alpha / r times Z, and gradients by Z hold this factor.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final
 
@@ -47,7 +47,7 @@ class AtRank:
     """Noise at one rank.
 
     Attributes:
-        rank: Of all pairs, or as many as the smaller side of a layer allows; None where every pair has its own, and they differ.
+        rank: Of all pairs, at most the smaller side of a layer; None where every pair has its own, and they differ.
         own: Whether it is that of the model.
     """
 
@@ -59,6 +59,23 @@ class AtRank:
     def label(self) -> str:
         """Returns the rank as pictures and tables show it: that of the model has a star."""
         return f"{'own' if self.rank is None else self.rank}{'*' if self.own else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class BlockNoise:
+    """A block in which pairs with a geometry lie.
+
+    Attributes:
+        pairs: How many. std: Noise on the sum, in each of its coordinates.
+        coordinates: What is clipped and noised: the energy of noise of unit variance. energy: What is left of that after
+            projection (`attest.schedule.geometry.energies_of`); tensors in no pair keep all of theirs.
+    """
+
+    name: str
+    pairs: int
+    std: float
+    coordinates: int
+    energy: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +144,43 @@ def noise_over_rank(shapes: Sequence[Shape]) -> NoiseOverRank:
         energy=sum(shape.count * k * (shape.m + shape.n - k) for shape, k in each) if ranked else None,
         zero=sum(shape.count for shape in taken if 0.0 in (shape.A_sq, shape.B_sq)),
     )
+
+
+def sentences_of(found: NoiseOverRank, design: str) -> Iterator[str]:
+    """Yields what figures of noise over rank are of, and what they do not tell.
+
+    Args:
+        design: That of the policy, one of `DESIGNS`.
+    """
+    yield (
+        "factors: both are noised; frozen: lora_A stays as it is, lora_B is noised; tangent: directions of Z are, under "
+        f'geometry = "lora_tangent". This policy: {design}'
+    )
+    if found.relative:
+        yield "tau: noise of a coordinate of a release, the std of its block over the normalizer"
+    star = "" if found.own is None else "*: rank of the model. "
+    if not found.known:
+        yield (
+            f"{star}How long factors are is not known: columns of A (lora_B) and B (lora_A^T) count as orthonormal, where "
+            "gradients of factors are about as long as coordinates of the tangent. Another gauge changes noise and signal of the "
+            "first two designs, and nothing of tangent"
+        )
+    elif found.orthonormal is not None:
+        bare = ", ".join(f"{name} {getattr(found.orthonormal, name):.4g}" for name in DESIGNS)
+        yield (
+            f"{star}There A (lora_B) and B (lora_A^T) are as they are now; at other ranks columns count as long as now on "
+            "average, which is the law by which peft begins"
+        )
+        yield (
+            "the gauge changes the noise of the first two designs, and their signal with it, and nothing of tangent. With "
+            f"orthonormal columns, where signals are about as long, noise at the rank of the model is: {bare}"
+        )
+    if found.zero:
+        pairs = "1 pair has" if found.zero == 1 else f"{found.zero} pairs have"
+        yield f"{pairs} a factor of zero: a first step moves the other one alone, and tangent is for the full rank that follows"
+    if design == "tangent" and found.energy is not None and found.coordinates:
+        told = f"projection leaves {found.energy:,} of {found.coordinates:,} noised coordinates of pairs"
+        yield f"{told}: {found.energy / found.coordinates:.1%} of the energy"
 
 
 def _kept(shape: Shape, rank: int) -> int:

@@ -91,7 +91,7 @@ def read_adapter(folder: Path) -> tuple[tuple[Shape, ...], int]:
         told = f"cannot read {path}: {error.strerror}; give the folder that save_pretrained of peft wrote"
         raise ConfigError("ADAPTER", told) from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        told = f"{path} is no file of an adapter ({str(error):.100}); give the folder that save_pretrained of peft wrote"
+        told = f"{path} is no file of an adapter ({error!s:.100}); give the folder that save_pretrained of peft wrote"
         raise ConfigError("ADAPTER", told) from error
     found = []
     pairs: dict[str, dict[str, str]] = {}

@@ -23,6 +23,8 @@ from torch import nn
 
 from attest.policy import ClassRule, Policy
 from attest.schedule import allocation, effective_multiplier
+from attest.schedule.blocks import derive
+from attest.schedule.geometry import energies_of, pairs_of
 from dptrain.blocks.stack import layer_stack
 from dptrain.clipping.exactness import level_of, refuse_uncertifiable
 from dptrain.clipping.resolver import Schedule, bind
@@ -30,9 +32,14 @@ from dptrain.data.microbatch import Collate, Microbatch, build, row_names
 from dptrain.data.packing import Drawn, Planned, plan
 from dptrain.engine import refusals
 from dptrain.engine.draw import NOTHING, microbatches_of, noise_of
+from dptrain.engine.header import ranks_of
 from dptrain.engine.options import Microbatches
 from dptrain.engine.release import Phase, PrivateGradients
 from dptrain.engine.step import Parts, Steps, UnderWay
+from dptrain.errors import UnsupportedModule
+from dptrain.geometry.over_rank import BlockNoise
+from dptrain.geometry.pairs import find_pairs
+from dptrain.geometry.shapes import Shape
 from dptrain.noise import KeyStream
 from dptrain.programs import quiet_libraries
 from dptrain.routing import Router, bounds_of
@@ -87,6 +94,8 @@ class Measured:
         fixed_seconds: Noise, release and optimizer of a step, whatever is drawn.
         peak_bytes: Of the process, its libraries included; on a GPU of what torch holds there.
         noise_energy_ratio: Of the schedule of this model, against uniform noise in the same blocks.
+        pairs: LoRA pairs that train in blocks of the schedule, with their factors as they are, and noise as at scale 1.
+        pair_blocks: Blocks in which pairs with a geometry lie.
     """
 
     device: str
@@ -102,6 +111,8 @@ class Measured:
     seconds_per_run: float
     peak_bytes: int
     noise_energy_ratio: float
+    pairs: tuple[Shape, ...] = ()
+    pair_blocks: tuple[BlockNoise, ...] = ()
 
 
 def measure(policy: Policy, config: RunConfig, counts: Mapping[str, int] | None, rounds: int = ROUNDS) -> Measured:
@@ -125,6 +136,7 @@ def measure(policy: Policy, config: RunConfig, counts: Mapping[str, int] | None,
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         run = _Run(policy, config, accelerator, expected)
+        pairs = pair_shapes(run.model, run.schedule, policy.normalizer)  # before the factors move
         try:
             taken, fixed = run.timed(rounds)
         finally:
@@ -159,6 +171,45 @@ def measure(policy: Policy, config: RunConfig, counts: Mapping[str, int] | None,
         seconds_per_run=total * policy.steps,
         peak_bytes=peak_bytes(accelerator.device),
         noise_energy_ratio=allocation.energies(policy.classes, schedule.blocks).of_uniform,
+        pairs=pairs,
+        pair_blocks=block_noise(schedule),
+    )
+
+
+@torch.no_grad()
+def pair_shapes(model: nn.Module, schedule: Schedule, normalizer: int) -> tuple[Shape, ...]:
+    """Returns the LoRA pairs of a model that a class may touch, with their norms and the noise of their blocks.
+
+    Left out are pairs of which blocks part the factors. There is none where a factor is in half precision or lies over ranks.
+    """
+    stds = {alias: block.std for block in schedule.blocks for tensor in block.tensors for alias in tensor.aliases}
+    try:
+        found = find_pairs(model)
+    except UnsupportedModule:
+        return ()
+    return tuple(
+        Shape(
+            *(pair.shape[0], pair.shape[1], 1, pair.rank),
+            A_sq=float(pair.A.double().square().sum()),
+            B_sq=float(pair.Bt.double().square().sum()),
+            std=stds[pair.a] / normalizer,
+        )
+        for pair in found
+        if pair.a in stds and stds.get(pair.b) == stds[pair.a]
+    )
+
+
+def block_noise(schedule: Schedule) -> tuple[BlockNoise, ...]:
+    """Returns what is left of the noise of every block in which pairs with a geometry lie, once a release is projected."""
+    policy, stack = schedule.policy, schedule.stack.named()
+    if policy is None or not policy.geometry:
+        return ()
+    blocks = derive(policy.classes, stack)
+    found = energies_of(pairs_of(policy, stack, ranks_of(schedule), blocks), blocks)
+    stds = {block.name: block.std for block in schedule.blocks}
+    return tuple(
+        BlockNoise(blocks[one.block].name, one.pairs, stds.get(blocks[one.block].name, 0.0), one.coordinates, one.energy)
+        for one in found
     )
 
 

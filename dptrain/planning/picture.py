@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from attest.schema.rounding import rounded_up
+from dptrain.geometry.over_rank import DESIGNS, NoiseOverRank
 from dptrain.planning.layout import BlockPlan, stack
 from dptrain.planning.plan import PhasePlan, Plan
 
@@ -82,6 +83,23 @@ def phase_picture(phases: Sequence[PhasePlan], glyphs: Glyphs) -> list[Line]:
         [("noise over steps  ", "bold"), (glyphs.wall + "".join(heights) + glyphs.wall, "yellow"), (f"  1 to {steps:,}", "")],
         [(f"  {told}{', ...' if len(phases) > 6 else ''}", "dim")],
     ]
+
+
+def rank_picture(found: NoiseOverRank, glyphs: Glyphs) -> list[Line]:
+    """Draws the noise on the product of LoRA pairs over ranks: a line per design, heights relative to the largest of all."""
+    labels = [one.label for one in found.at]
+    most = max(getattr(one.noise, design) for one in found.at for design in DESIGNS)
+    shown = found.own or found.at[-1]
+    width = max(map(len, DESIGNS))
+    unit = " tau" if found.relative else ""
+    lines: list[Line] = [[(f"{'rank':{width}}   {' '.join(labels)}", "dim")]]
+    for design in DESIGNS:
+        heights = [getattr(one.noise, design) for one in found.at]
+        cells = [_level(height / most, glyphs) if height else glyphs.outside for height in heights]
+        drawn = " ".join(f"{cell:>{len(label)}}" for cell, label in zip(cells, labels, strict=True))
+        told = f"  {getattr(shown.noise, design):.4g}{unit} at rank {shown.label}"
+        lines.append([(f"{design:{width}}  ", "bold"), (f"{glyphs.wall}{drawn}{glyphs.wall}", "yellow"), (told, "")])
+    return lines
 
 
 def _columns(layers: int) -> list[set[str]]:

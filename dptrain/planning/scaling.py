@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from dptrain.errors import ConfigError
+from dptrain.geometry.shapes import Shape
 from dptrain.planning.per_rank import PerRank, Ranks, per_rank
 
 TOKENS: Final = 512
@@ -62,6 +63,11 @@ class Model:
             return self.maps
         inner = self.maps[:-1]
         return tuple(one for count, rows, columns in inner for one in ((count, rows, RANK), (count, RANK, columns)))
+
+    @property
+    def pairs(self) -> tuple[Shape, ...]:
+        """Shapes of the LoRA pairs that train, none where weights do; how long their factors are nobody knows."""
+        return tuple(Shape(out, into, count, RANK) for count, into, out in self.maps[:-1]) if self.adapters else ()
 
     @property
     def trained(self) -> int:
