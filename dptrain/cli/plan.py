@@ -474,14 +474,15 @@ def over_rank_text(over: NoiseOverRank, design: str, blocks: Sequence[BlockNoise
     yield table_of(over.at, {"rank": lambda at: at.label, **columns})
     yield from sentences_of(over, design)
     if blocks:
+        alike = groupby(blocks, key=lambda one: (kind(one.name), replace(one, name="")))
         yield table_of(
-            blocks,
+            [list(part) for _, part in alike],
             {
-                "block": lambda one: one.name,
-                "pairs": lambda one: str(one.pairs),
-                "noise std on the sum": lambda one: number(one.std),
-                "coordinates": lambda one: f"{one.coordinates:,}",
-                "noise energy after projection": lambda one: f"{one.energy:,} std^2",
+                "block": lambda part: span([one.name for one in part]),
+                "pairs in each": lambda part: str(part[0].pairs),
+                "noise std on the sum": lambda part: number(part[0].std),
+                "coordinates": lambda part: f"{part[0].coordinates:,}",
+                "noise energy after projection": lambda part: f"{part[0].energy:,} std^2",
             },
         )
     if left_out:

@@ -162,8 +162,8 @@ def sentences_of(found: NoiseOverRank, design: str) -> Iterator[str]:
     if not found.known:
         yield (
             f"{star}How long factors are is not known: columns of A (lora_B) and B (lora_A^T) count as orthonormal, where "
-            "gradients of factors are about as long as coordinates of the tangent. Another gauge changes noise and signal of the "
-            "first two designs, and nothing of tangent"
+            "gradients of factors are about as long as coordinates of the tangent. Another gauge changes noise and signal of "
+            "the first two designs, and nothing of tangent"
         )
     elif found.orthonormal is not None:
         bare = ", ".join(f"{name} {getattr(found.orthonormal, name):.4g}" for name in DESIGNS)

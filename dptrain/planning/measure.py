@@ -136,7 +136,6 @@ def measure(policy: Policy, config: RunConfig, counts: Mapping[str, int] | None,
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         run = _Run(policy, config, accelerator, expected)
-        pairs = pair_shapes(run.model, run.schedule, policy.normalizer)  # before the factors move
         try:
             taken, fixed = run.timed(rounds)
         finally:
@@ -171,7 +170,7 @@ def measure(policy: Policy, config: RunConfig, counts: Mapping[str, int] | None,
         seconds_per_run=total * policy.steps,
         peak_bytes=peak_bytes(accelerator.device),
         noise_energy_ratio=allocation.energies(policy.classes, schedule.blocks).of_uniform,
-        pairs=pairs,
+        pairs=run.pairs,
         pair_blocks=block_noise(schedule),
     )
 
@@ -239,6 +238,7 @@ class _Run(Parts[_Timed]):
         self.model: nn.Module = accelerator.unwrap_model(self._called)
         refuse_coupled(self.model)
         self.schedule: Schedule = bind(policy, layer_stack(self.model, config.model.layers))
+        self.pairs = pair_shapes(self.model, self.schedule, policy.normalizer)  # before factors move, or give up gradients
         refuse_uncertifiable(policy.exactness, self.schedule.stack)
         trained = frozenset(id(parameter) for parameter in self.model.parameters() if parameter.requires_grad)
         self._sandbox = Sandbox(self.model, trained, forward_seed(), secret=False)
