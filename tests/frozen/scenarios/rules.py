@@ -1,5 +1,7 @@
 """`dptrain policy`, `gate` and `plan`: the rules, who is admitted under them, and what they will cost."""
 
+import json
+import struct
 from pathlib import Path
 
 from ledger.note import Cosigner
@@ -143,6 +145,16 @@ def _norms(directory: Path) -> None:
     (directory / "norms.json").write_text('{"*": 0.3}\n')
 
 
+def _adapter(directory: Path) -> None:
+    """Writes a pair of 4 x 2 and 2 x 3, as peft saves it: zeros, and ones."""
+    names = (("q.lora_B.weight", [4, 2], [0, 32]), ("q.lora_A.weight", [2, 3], [32, 56]))
+    header = {name: {"dtype": "F32", "shape": shape, "data_offsets": place} for name, shape, place in names}
+    text = json.dumps(header).encode()
+    (directory / "lora").mkdir()
+    data = len(text).to_bytes(8, "little") + text + bytes(32) + struct.pack("<6f", *[1.0] * 6)
+    (directory / "lora" / "adapter_model.safetensors").write_bytes(data)
+
+
 _PLAN = "plan policy.toml --layers 4"
 
 PLAN = Scenario(
@@ -165,6 +177,11 @@ PLAN = Scenario(
         Case("drawn", f"{_PLAN} --plot plan.svg"),
         Case("ranks of a known model", f"{_PLAN} --processes 8 --model llama-8b --contributions sensitive=50"),
         Case("ranks by figures, in shards", f"{_PLAN} --processes 64 --parameters 8B --trained 42M --sharded"),
+        Case("ranks of a model with adapters", f"{_PLAN} --processes 8 --model llama-8b-lora"),
+        Case("noise over rank, of shapes", f"{_PLAN} --shapes 64x32x3,16x64"),
+        Case("noise over rank, of an adapter", f"{_PLAN} --adapter lora", before=_adapter),
+        Case("shapes that are none", f"{_PLAN} --shapes 64by32", code=1),
+        Case("an adapter and shapes", f"{_PLAN} --adapter lora --shapes 64x32", code=2),
         Case("more that train than there are", f"{_PLAN} --processes 8 --parameters 10 --trained 11", code=1),
         Case("ranks of no model", f"{_PLAN} --processes 8", code=2),
         Case("every kind of rule", "plan rich.toml --layers 4", before=_richer),
