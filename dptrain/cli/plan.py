@@ -30,7 +30,8 @@ from dptrain.cli.ledger.place import LedgerKey, StateDirectory
 from dptrain.cli.options import argument, file_option, folder_option, moment, option, parse_count, wrong_if
 from dptrain.cli.output import amount, counted, counting, duration, number, size, styled, table, table_of
 from dptrain.cli.results import Shown, Told, pick
-from dptrain.geometry.over_rank import DESIGNS, BlockNoise, NoiseOverRank, noise_over_rank, sentences_of
+from dptrain.geometry.energy import DESIGNS
+from dptrain.geometry.over_rank import BlockNoise, NoiseOverRank, noise_over_rank, sentences_of
 from dptrain.geometry.shapes import Shape, parse_shapes, read_adapter
 from dptrain.planning import changes, figures, scaling, targets
 from dptrain.planning.layout import BlockPlan, kind, span

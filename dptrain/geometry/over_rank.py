@@ -13,10 +13,10 @@ Figures are of Z. A layer adds alpha / r times Z, and gradients by Z hold this f
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
-from dptrain.geometry.energy import Pair, noise_on_product
+from dptrain.geometry.energy import DESIGNS, Pair, noise_on_product
 from dptrain.geometry.shapes import Shape
 
 RANKS: Final = (1, 2, 4, 8, 16, 32, 64)
@@ -30,16 +30,13 @@ class OnProduct:
     Attributes:
         factors: Both factors are trained and noised: tau sqrt(m |B|^2 + n |A|^2) of one pair, to the first order.
         frozen: B, peft's ``lora_A``, is frozen as it is, and A is trained and noised (FFA-LoRA; Sun et al. 2024,
-            arXiv:2403.12313): tau sqrt(m) |B|.
+            arXiv:2403.12313): tau sqrt(m) |B|. `dptrain.geometry.energy` freezes the other factor, so it is given Z^T.
         tangent: Directions of Z are noised: tau sqrt(r (m + n - r)), at full rank.
     """
 
     factors: float
     frozen: float
     tangent: float
-
-
-DESIGNS: Final = tuple(field.name for field in fields(OnProduct))
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +147,7 @@ def sentences_of(found: NoiseOverRank, design: str) -> Iterator[str]:
     """Yields what figures of noise over rank are of, and what they do not tell.
 
     Args:
-        design: That of the policy, one of `DESIGNS`.
+        design: That of the policy, one of `dptrain.geometry.energy.DESIGNS`.
     """
     yield (
         "factors: both are noised; frozen: lora_A stays as it is, lora_B is noised; tangent: directions of Z are, under "
@@ -205,7 +202,7 @@ def _noise(shapes: Sequence[Shape]) -> OnProduct:
         assert shape.rank is not None and shape.A_sq is not None and shape.B_sq is not None and shape.std is not None
         rank = _kept(shape, shape.rank)
         pair = Pair(shape.m, shape.n, rank, shape.A_sq, shape.B_sq)
-        turned = Pair(shape.n, shape.m, rank, shape.B_sq, shape.A_sq)  # as energy.py freezes its first factor
+        turned = Pair(shape.n, shape.m, rank, shape.B_sq, shape.A_sq)  # of Z^T, where B stands first
         for design, one in (("factors", pair), ("frozen", turned), ("tangent", pair)):
             found[design] += shape.count * noise_on_product(design, one, shape.std) ** 2
     return OnProduct(**{design: math.sqrt(energy) for design, energy in found.items()})

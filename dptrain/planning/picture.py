@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from attest.schema.rounding import rounded_up
-from dptrain.geometry.over_rank import DESIGNS, NoiseOverRank
+from dptrain.geometry.energy import DESIGNS
+from dptrain.geometry.over_rank import NoiseOverRank
 from dptrain.planning.layout import BlockPlan, stack
 from dptrain.planning.plan import PhasePlan, Plan
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dptrain.geometry.over_rank import DESIGNS, noise_over_rank
+from dptrain.geometry.energy import DESIGNS
+from dptrain.geometry.over_rank import noise_over_rank
 from dptrain.geometry.shapes import FILE, parse_shapes
 from tests.cli.test_cli_plan_measure import RUN
 
@@ -32,7 +33,7 @@ def test_shapes_by_hand_are_drawn_and_told(shell, one_noise):
     assert (found["pairs"], found["known"], found["relative"], found["policy"]) == (4, False, False, "factors")
     shown = shell.run("plan", "policy.toml", *SHAPES).stdout
     assert "noise over rank, on Z = A B^T of 4 LoRA pairs in one step\n" in shown
-    lines = [line for line in shown.splitlines() if line.startswith(DESIGNS) and "│" in line]
+    lines = [line for line in shown.splitlines() if line.startswith(tuple(DESIGNS)) and "│" in line]
     assert len(lines) == 3 and all("at rank 32" in line for line in lines) and "count as orthonormal" in shown
 
 
@@ -81,23 +82,24 @@ def test_pairs_are_drawn_without_torch(shell, policy):
 
 @pytest.fixture
 def with_pairs(shell, policy, monkeypatch):
-    """A run file whose model comes with a LoRA adapter that trains: returns the function that makes it."""
+    """A run file whose model comes with a LoRA adapter that trains: returns squares of |B|, by name of ``lora_A``."""
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
     peft = pytest.importorskip("peft")
     from dptrain.tasks import image_classification as images
 
-    plain, made = images.build, []
+    plain, squares = images.build, {}
 
     def build(config):
         model, collate = plain(config)
         adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"]))
-        made.append(adapted)
+        named = adapted.named_parameters()
+        squares.update((name, float(one.detach().square().sum())) for name, one in named if ".lora_A." in name)
         return adapted.train(), collate
 
     monkeypatch.setattr(images, "build", build)
     shell.write("run.toml", RUN)
-    return made
+    return squares
 
 
 def test_a_model_that_is_measured_has_its_own_noise_in_every_block(shell, policy, with_pairs):
@@ -108,8 +110,9 @@ def test_a_model_that_is_measured_has_its_own_noise_in_every_block(shell, policy
     (own,) = (one for one in found["at"] if one["own"])
     energy = 2 * 2 * (8 + 8 - 2) * (3 * 0.4**2 + 0.6**2) / 4**2
     assert own["rank"] == 2 and own["noise"]["tangent"] == pytest.approx(energy**0.5) and not found["relative"]
-    factors = {name: parameter for name, parameter in with_pairs[0].named_parameters() if "lora_A" in name}
-    assert len(factors) == found["pairs"] == found["zero"] == 8 and found["blocks"] == []
+    frozen = 8 * sum(square * (0.6 if "layers.3." in name else 0.4) ** 2 for name, square in with_pairs.items()) / 4**2
+    assert own["noise"]["frozen"] == own["noise"]["factors"] == pytest.approx(frozen**0.5)
+    assert len(with_pairs) == found["pairs"] == found["zero"] == 8 and found["blocks"] == []
 
 
 def test_under_a_geometry_every_block_is_told_after_projection(shell, policy, with_pairs):

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from dptrain.errors import ConfigError
-from dptrain.geometry.over_rank import DESIGNS, RANKS, noise_over_rank, sentences_of
+from dptrain.geometry.energy import DESIGNS
+from dptrain.geometry.over_rank import RANKS, noise_over_rank, sentences_of
 from dptrain.geometry.shapes import FILE, Shape, parse_shapes, read_adapter
 from dptrain.planning.picture import ASCII, UNICODE, rank_picture
 from dptrain.planning.scaling import MODELS, RANK
