@@ -265,7 +265,10 @@ def _placed(stack: Stack, blocks: Sequence[StackBlock], couples: Iterable[tuple[
         (block,), (other,) = lying[a], lying[b]
         if block != other:
             names = f"{stack.tensors[a].names[0]} lies in {blocks[block].name}, and its partner in {blocks[other].name}"
-            raise _refused(f"parameter {names}; a depth permits both factors of a pair, or neither")
+            raise _refused(
+                f"parameter {names}; a depth permits both factors of a pair, or neither. If what was found are no layers, name"
+                " them (layers=)"
+            )
         yield Couple(a, b, block)
 
 

@@ -5,7 +5,8 @@ one norm; the question is what reaches Z, which is all that the model sees.
 
 * ``factors``: both factors are noised as plain tensors. With xA and xB the noise of each, Z moves by xA B^T + A xB^T, of energy
   tau^2 (m |B|^2 + n |A|^2), and by xA xB^T, of energy tau^4 m n r (the bilinear noise of Sun et al. 2024, arXiv:2403.12313).
-* ``frozen``: A is frozen and B alone trained (FFA-LoRA, in the same paper). Z moves by A xB^T, of energy tau^2 n |A|^2.
+* ``frozen``: A is frozen and B alone trained. Z moves by A xB^T, of energy tau^2 n |A|^2. FFA-LoRA (Sun et al. 2024,
+  arXiv:2403.12313) freezes peft's ``lora_A``, which is B here; its energy is that of the transposed product, tau^2 m |B|^2.
 * ``tangent``: noise in an orthonormal chart of the tangent space (`dptrain.geometry.lora_tangent`) has energy
   tau^2 r (m + n - r). Moving back to rank r adds the curvature, tau^4 (m - r)(n - r) sum_j s_j^-2 to the leading order.
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dptrain.errors import ConfigError
+from dptrain.errors import ConfigError, NotPrivateUse
 from dptrain.geometry.lora_tangent import LoraTangent, Tangent
 from dptrain.geometry.pairs import find_pairs
 from dptrain.sandbox.isolation import compose
@@ -68,7 +68,17 @@ class TangentOptimizer(torch.optim.Optimizer):
         self.param_groups = [own, *self.others.param_groups]
 
     def take(self, place: int, direction: Tangent | None, std: float = 0.0) -> None:
-        """Takes the direction of a pair for the next step, with the standard deviation of its noise; None for none."""
+        """Takes the direction of a pair for the next step, with the standard deviation of its noise; None for none.
+
+        Raises:
+            NotPrivateUse: code GEOMETRY_DIRECTION, it is something else, as a pair of factors, which no noise on Z covers.
+        """
+        if direction is not None and type(direction) is not Tangent:
+            raise NotPrivateUse(
+                "GEOMETRY_DIRECTION",
+                f"found a {type(direction).__name__} for pair {self.pairs[place].a!r}, expected a Tangent: changes of two "
+                "factors show more than noise on their product covers; leave release and step to the run",
+            )
         self.released[place], self.stds[place] = direction, std
 
     @abstractmethod

@@ -219,6 +219,11 @@ class TestRefusals:
             with pytest.raises(NotPrivateUse, match="GRADIENT_REPLACED"):
                 run.optimizer.step()
 
+    def test_a_pair_of_factors_in_the_place_of_a_direction(self, tmp_path: Path) -> None:
+        optimizer = adam(net())
+        with pytest.raises(NotPrivateUse, match=r"GEOMETRY_DIRECTION: found a tuple"):
+            optimizer.take(0, (torch.zeros(8, 2), torch.zeros(8, 2)))
+
     def test_a_gradient_put_on_a_factor(self, tmp_path: Path) -> None:
         with run_of(tangent_world(tmp_path / "world"), net()) as run:
             run.gradients(next(iter(run.steps)))
