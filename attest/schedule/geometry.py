@@ -139,10 +139,11 @@ def couples_of(policy: Policy, stack: Stack, blocks: Sequence[StackBlock] | None
         return ()
     present = dict.fromkeys(tensor.adapter for tensor in stack.tensors if tensor.adapter is not None)
     named = {name for rule in policy.geometry for name in rule.adapters or ()}
-    adapters = set(present) if any(rule.adapters is None for rule in policy.geometry) else named
+    every = any(rule.adapters is None for rule in policy.geometry)
+    adapters = set(present) if every else named
     found: dict[tuple[tuple[str, ...], str], dict[str, int]] = {}
     for place, tensor in enumerate(stack.tensors):
-        factor = _factor(tensor, adapters) if tensor.trained else None
+        factor = _factor(tensor, adapters, every=every) if tensor.trained else None
         if factor is not None:
             found.setdefault((factor.outer, factor.adapter), {})[factor.word] = place
     for (outer, adapter), own in found.items():
@@ -198,13 +199,17 @@ class _Factor(NamedTuple):
     adapter: str
 
 
-def _factor(tensor: StackTensor, adapters: set[str]) -> _Factor | None:
-    """Returns which factor a trained tensor is; None for one that keeps its own coordinates."""
+def _factor(tensor: StackTensor, adapters: set[str], *, every: bool) -> _Factor | None:
+    """Returns which factor a trained tensor is; None for one that keeps its own coordinates.
+
+    Args:
+        adapters: those that have the geometry. every: all adapters have it, whatever they are named.
+    """
     marked = [(name, *found) for name in tensor.names if (found := _marked(name)) is not None]
     if tensor.adapter not in adapters:
         for name, _, word, rest in marked:
             adapter = rest.removesuffix(".weight")
-            if word in (_A, _B) and rest != adapter and adapter in adapters:
+            if word in (_A, _B) and rest != adapter and (adapter in adapters or (every and tensor.adapter is None)):
                 owner = "the model itself" if tensor.adapter is None else f"adapter {tensor.adapter!r}"
                 raise _refused(f"parameter {name} is of adapter {adapter!r} by its name, and of {owner} in the stack")
         return None

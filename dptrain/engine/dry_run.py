@@ -58,6 +58,7 @@ class DryRun(Parts[Planned]):
         run.gradients.clear()
         run.gradients.phase = Phase.DRAWING
         run.folding.begin()
+        run.together.chart(run.router.charts)
         return [Planned(tuple(range(run.opened.microbatches.full)), 1)]
 
     @contextmanager

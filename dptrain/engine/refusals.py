@@ -14,7 +14,7 @@ from dptrain.clipping.resolver import Schedule
 from dptrain.data.sampling import expected_draw
 from dptrain.errors import ConfigError, NotPrivateUse, UnsupportedModule, UnsupportedPolicy
 from dptrain.geometry.optimizers import TangentOptimizer
-from dptrain.geometry.pairs import refuse_sharded
+from dptrain.geometry.pairs import refuse_sharded, require_matrices
 from dptrain.noise import device
 from dptrain.parallel.wrapped import refuse_alone, refuse_engine
 from dptrain.sandbox.interception import Sandbox
@@ -143,8 +143,9 @@ def _refuse_without_tangents(optimizer: torch.optim.Optimizer, schedule: Schedul
     tensors = [tensor for block in schedule.blocks for tensor in block.tensors]
     wanted = {id(tensors[up].parameter): tensors[up].name for up, _ in schedule.pairs}
     kind = type(optimizer).__name__
-    for up, _ in schedule.pairs:
+    for up, down in schedule.pairs:
         refuse_sharded(tensors[up].name, tensors[up].parameter)
+        require_matrices(tensors[up].name, tensors[down].name, tensors[up].parameter, tensors[down].parameter)
     if not isinstance(optimizer, TangentOptimizer):
         if wanted:
             raise NotPrivateUse(

@@ -21,8 +21,9 @@ from dptrain.noise.mechanism import Independent, Mechanism, Step, initial, kept
 from dptrain.noise.normals import TAIL_LANE
 from dptrain.parallel.placement import Placement
 from dptrain.routing import Router
-from dptrain.sandbox.isolation import Isolation
+from dptrain.sandbox.isolation import Isolation, weakness
 from dptrain.sandbox.untouched import Remembered, versions
+from ledger.leaves import HELD
 
 
 class Phase(enum.Enum):
@@ -42,6 +43,9 @@ class PrivateGradients:
     here alone; what is written is the output of the mechanism's ``release``, and sums of public gradients added to it. The
     optimizer is refused before a release, twice after one, or when it would see any other gradient. Of a tensor that is split,
     the coordinates that no class may touch have gradient zero, and no step of the optimizer moves them (weight decay would).
+
+    Of a LoRA pair that moves along its tangent space ``p.grad`` stays empty, and what was released is a direction that the
+    optimizer holds; no other direction lies there.
 
     What was released is watched until the optimizer takes it, and parameters are watched from the first release on: whatever
     else writes them, but for `clip_blocks_`, weakens statement A (docs/guarantee.md) by name, or is refused where the policy
@@ -86,7 +90,10 @@ class PrivateGradients:
         self._charts, self._optimizer = router.charts, optimizer
         self._coordinates: dict[int, torch.Tensor] = {}
         self._directions: dict[int, Tangent] = {}
+        self._stds_told: dict[int, float] = {}
         self._places = _places_of(router.charts, optimizer)
+        self._inside = _inside(optimizer)
+        self._drop_directions()
         self._untouched = [(t.parameter, t.part) for t in router.schedule.frozen if t.part is not None]
         self._kept: list[torch.Tensor] = []
         self._bound = dict(model.named_parameters(remove_duplicate=False))
@@ -115,9 +122,7 @@ class PrivateGradients:
         for parameter, _ in self._released:
             parameter.grad = None
         self._released = []
-        for number in self._directions:
-            self._tangents.take(self._places[number], None)
-        self._directions = {}
+        self._drop_directions()
         self._gradients.forget()
         self._versions = versions(self._scheduled)
 
@@ -221,12 +226,25 @@ class PrivateGradients:
             self._released.append((parameter, grad))
         tensor.part.write(grad, value)
 
+    def _drop_directions(self) -> None:
+        """Leaves no direction at any pair of the optimizer, also of those that no class may touch."""
+        self._directions, self._stds_told = {}, {}
+        if isinstance(self._optimizer, TangentOptimizer):
+            for place in range(len(self._optimizer.pairs)):
+                self._optimizer.take(place, None)
+
+    def _expected(self) -> dict[int, Tangent]:
+        """Returns the directions that were released, by their place in the optimizer."""
+        return {self._places[number]: direction for number, direction in self._directions.items()}
+
     def _hand_over(self) -> None:
         """Hands the directions of pairs to the optimizer, projected onto their tangent spaces; their ``p.grad`` stays empty."""
         self._directions = self._charts.directions(self._coordinates)
         self._coordinates = {}
         for number, direction in self._directions.items():
-            self._tangents.take(self._places[number], direction, self.stds[self._block(number)] / self._normalizer)
+            place, std = self._places[number], self.stds[self._block(number)] / self._normalizer
+            self._tangents.take(place, direction, std)
+            self._stds_told[place] = std
 
     def _block(self, number: int) -> int:
         """Returns the block of a pair."""
@@ -251,7 +269,8 @@ class PrivateGradients:
                 factor = (max_norm / norm).clamp(max=1.0)
                 torch._foreach_mul_(own, factor.to(own[0].dtype))
                 for number in (one for one in self._directions if self._block(one) == block):
-                    self._tangents.stds[self._places[number]] *= float(factor)
+                    place = self._places[number]
+                    self._stds_told[place] = self._tangents.stds[place] = self._stds_told[place] * float(factor)
                 norms[self._router.schedule.blocks[block].name] = norm
         self._remember()
         return {name: float(norm) for name, norm in norms.items()}
@@ -295,7 +314,9 @@ class PrivateGradients:
 
     def _require_own_gradients(self) -> None:
         """The same for what was released."""
-        if self._isolation.held and self._gradients.changed():
+        stds = self._tangents.stds if self._directions else ()
+        told = all(stds[place] == std for place, std in self._stds_told.items())
+        if self._isolation.held and (not told or self._gradients.changed()):
             self._isolation.weaken(
                 f"step {self._step}: gradients were changed after their release",
                 "leave p.grad as it is, and clip with private.clip_blocks_(max_norm) if at all",
@@ -308,6 +329,11 @@ class PrivateGradients:
                 f"step {self._step}: a hook that was registered after the release runs behind the check of gradients",
                 "register step hooks before the last microbatch of a step",
             )
+        reason = weakness(optimizer, optimizer)
+        if reason == HELD and _inside(optimizer) != self._inside:
+            reason = f"step {self._step}: what moves pairs and the rest inside the optimizer was replaced"
+        if reason != HELD:
+            self._isolation.weaken(reason, "leave the optimizer as it was given to prepare()")
         if any(getattr(optimizer, name, None) is not None for name in ("grad_scale", "found_inf")):
             self._isolation.weaken(
                 f"step {self._step}: a loss scaler decides over the gradients of all blocks together",
@@ -317,7 +343,7 @@ class PrivateGradients:
     def _remember(self) -> None:
         """Remembers what was released, as long as there is something to find out."""
         if self._isolation.held:
-            moved = (value for direction in self._directions.values() for value in (direction.X, direction.Y))
+            moved = (value for one in self._directions.values() for value in (one.X, one.Y, one.U, one.V))
             self._gradients.take([*(local(grad) for _, grad in self._released), *moved])
 
     def require_detached(self) -> None:
@@ -395,15 +421,22 @@ class PrivateGradients:
             self.interrupts.let()
 
     def _require_released(self) -> None:
-        moved = any(
-            self._tangents.released[self._places[number]] is not direction for number, direction in self._directions.items()
-        )
+        expected = self._expected()
+        held = enumerate(self._optimizer.released if isinstance(self._optimizer, TangentOptimizer) else ())
+        moved = any(direction is not expected.get(place) for place, direction in held)
         if moved or any(parameter.grad is not released for parameter, released in self._released):
             raise NotPrivateUse(
                 "GRADIENT_REPLACED",
                 "p.grad is not the tensor that was released for this step (zero_grad() before step(), or an assignment); "
                 "leave it where it is",
             )
+
+
+def _inside(optimizer: torch.optim.Optimizer) -> tuple[object, ...]:
+    """Returns what an optimizer of pairs is made of, to find out whether that was replaced."""
+    if not isinstance(optimizer, TangentOptimizer):
+        return ()
+    return id(optimizer.others), type(optimizer.others), tuple(id(pair) for pair in optimizer.pairs)
 
 
 def _places_of(charts: Charts, optimizer: torch.optim.Optimizer) -> dict[int, int]:

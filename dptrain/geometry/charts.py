@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 
 from dptrain.blocks.stack import Tensor
-from dptrain.errors import UnsupportedModule
+from dptrain.errors import NonFinite
 from dptrain.geometry.lora_tangent import LoraTangent, Tangent
-from dptrain.geometry.pairs import FLOATS, refuse_sharded
+from dptrain.geometry.pairs import refuse_sharded, require_matrices
 from dptrain.gradients.forms import Dense, Outer, Piece
 from dptrain.sandbox.untouched import checksums
 
@@ -84,7 +84,18 @@ class Charts:
 
     @torch.no_grad()
     def computed(self) -> list[LoraTangent]:
-        """Returns the tangent spaces at the factors as they are now, batch by batch."""
+        """Returns the tangent spaces at the factors as they are now, batch by batch.
+
+        Raises:
+            NonFinite: code PARAMETER_NOT_FINITE, a factor has NaN or infinite entries.
+        """
+        for pair in self.pairs:
+            if not bool(torch.isfinite(pair.A).all() & torch.isfinite(pair.Bt).all()):
+                raise NonFinite(
+                    "PARAMETER_NOT_FINITE",
+                    f"factors of the LoRA pair of shapes {tuple(pair.A.shape)} and {tuple(pair.Bt.shape)} are not finite "
+                    "before a step: an update diverged; lower the learning rate, and resume from the last checkpoint",
+                )
         return [
             LoraTangent(
                 torch.stack([self.pairs[number].A for number in numbers]),
@@ -181,13 +192,7 @@ def charted(pairs: Iterable[tuple[int, int]], tensors: Sequence[tuple[int, Tenso
         (block, first), (_, second) = tensors[up], tensors[down]
         A, Bt = first.parameter, second.parameter
         refuse_sharded(first.name, A, Bt)
-        if A.dim() != 2 or Bt.dim() != 2 or A.shape[1] != Bt.shape[0] or A.dtype not in FLOATS or A.dtype is not Bt.dtype:
-            raise UnsupportedModule(
-                "GEOMETRY_PAIR",
-                f"{first.name!r} and {second.name!r} have shapes {tuple(A.shape)} and {tuple(Bt.shape)} of {A.dtype}, expected "
-                "(m, r) and (r, n) in float32: pairs of linear layers have a tangent geometry, those of convolutions and "
-                "tables have not; adapt linear layers alone, and load adapters with autocast_adapter_dtype=True",
-            )
+        require_matrices(first.name, second.name, A, Bt)
         found.append(ChartedPair(up, down, A, Bt, noised[block]))
     return Charts(found)
 

@@ -26,6 +26,14 @@ TOLERANCE = 2.0**-20
 """Relative size below which a direction of a factor, with columns of length one, counts as absent: that of float32 rounding."""
 
 
+def small(decompose: Any, matrices: torch.Tensor, **options: Any) -> tuple[torch.Tensor, ...]:
+    """Decomposes small matrices on the processor, one after the other, and returns the parts where the matrices lie.
+
+    Kernels of devices may work on a batch until all of it has converged, so that bits of one matrix would follow another's.
+    """
+    return tuple(part.to(matrices.device) for part in decompose(matrices.cpu(), **options))
+
+
 def frame(factor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Returns an orthonormal frame of the column space of a factor F, computed in float64.
 
@@ -43,7 +51,7 @@ def frame(factor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
     lengths = torch.linalg.vector_norm(wide, dim=-2, keepdim=True)
     scale = torch.where(lengths > 0, 1.0 / lengths.clamp_min(torch.finfo(torch.float64).tiny), 1.0)
     orthonormal, triangular = torch.linalg.qr(wide * scale)
-    left, sizes, right = torch.linalg.svd(triangular, full_matrices=False)
+    left, sizes, right = small(torch.linalg.svd, triangular, full_matrices=False)
     kept = sizes > TOLERANCE * sizes[..., :1].clamp_min(torch.finfo(torch.float64).tiny)
     inverse = torch.where(kept, 1.0 / torch.where(kept, sizes, 1.0), 0.0)
     u = (orthonormal @ left) * kept[..., None, :] @ right
@@ -152,7 +160,8 @@ class LoraTangent(Geometry):
         found = []
         for factor, rank in ((self.A, self.rank_A), (self.B, self.rank_B)):
             found.append((rank > 0) & (rank < min(factor.shape[-2:])))
-        return found[0] | found[1]
+        beyond = [~torch.isfinite(P).flatten(-2).all(-1) for P in (self.PA, self.PB)]  # of factors too small for their type
+        return found[0] | found[1] | beyond[0] | beyond[1]
 
     def coordinates(self, *gradients: torch.Tensor) -> Coordinates:
         """Returns X and Y of gradients of the factors: gA = G B, (..., m, r), and gB = G^T A, (..., n, r)."""
@@ -257,7 +266,7 @@ def _truncated(
     right, lower = torch.linalg.qr(torch.cat([V, Yp], -1))
     off = -lr * torch.eye(r, dtype=K.dtype, device=K.device).expand_as(K)
     middle = torch.cat([torch.cat([K, off], -1), torch.cat([off, torch.zeros_like(K)], -1)], -2)
-    p, sizes, q = torch.linalg.svd(upper @ middle @ lower.mT, full_matrices=False)
+    p, sizes, q = small(torch.linalg.svd, upper @ middle @ lower.mT, full_matrices=False)
     root = sizes[..., None, :r].sqrt()
     return _padded(left @ p[..., :r] * root, r), _padded(right @ q.mT[..., :r] * root, r)
 
@@ -269,7 +278,7 @@ def _polar(
     Q, _, _ = frame(U @ K - lr * Xp)
     inner = U.mT @ Q
     B = V @ (K.mT @ inner - lr * (Xp.mT @ Q)) - lr * (Yp @ inner)
-    squares, turn = torch.linalg.eigh(B.mT @ B)
+    squares, turn = small(torch.linalg.eigh, B.mT @ B)
     sizes = squares.clamp_min(0.0).sqrt()[..., None, :]
     alive = sizes > TOLERANCE**2 * sizes.amax(-1, keepdim=True)
     root = sizes.sqrt()
@@ -278,7 +287,7 @@ def _polar(
 
 def _turn(overlap: torch.Tensor) -> torch.Tensor:
     """Returns the rotation Q, (..., r, r), with the largest trace of Q^T M: the Procrustes problem (Schönemann 1966)."""
-    left, _, right = torch.linalg.svd(overlap)
+    left, _, right = small(torch.linalg.svd, overlap)
     return left @ right
 
 

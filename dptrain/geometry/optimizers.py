@@ -12,9 +12,11 @@ import torch
 from torch import nn
 
 from dptrain.errors import ConfigError, NotPrivateUse
-from dptrain.geometry.lora_tangent import LoraTangent, Tangent
+from dptrain.geometry.lora_tangent import LoraTangent, Tangent, small
 from dptrain.geometry.pairs import find_pairs
 from dptrain.sandbox.isolation import compose
+
+_MOST = 1e30
 
 Others = torch.optim.Optimizer | Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
@@ -26,7 +28,8 @@ class TangentOptimizer(torch.optim.Optimizer):
     factors themselves in steps in which a pair takes plain ones, as where its rank has fallen or nothing is noised.
 
     ``param_groups`` begins with the group of the pairs and goes on with those of the other optimizer, so that a scheduler
-    drives both. State and checkpoints have the form of every optimizer of torch.
+    drives both. State and checkpoints have the form of every optimizer of torch. Step hooks are this optimizer's: the other one
+    is stepped without any, so that nothing acts between the check of what was released and its use.
 
     Args:
         model: the pairs are found in it; see `dptrain.geometry.pairs.find_pairs`.
@@ -39,7 +42,8 @@ class TangentOptimizer(torch.optim.Optimizer):
         stds: the standard deviation of noise in each of these directions.
 
     Raises:
-        ConfigError: code GEOMETRY, the model has no pair that can be trained, or options are out of range.
+        ConfigError: code GEOMETRY, the model has no pair that can be trained, options are out of range, or the other optimizer
+            lacks a trainable parameter, or moves pairs too.
     """
 
     def __init__(
@@ -55,17 +59,36 @@ class TangentOptimizer(torch.optim.Optimizer):
         for name, value in (("lr", lr), ("weight_decay", weight_decay)):
             if not 0.0 <= value < float("inf"):
                 raise ConfigError("GEOMETRY", f"{name} is {value!r}, expected a finite number from 0 on")
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.others = others if isinstance(others, torch.optim.Optimizer) else others(trained)
+        self.others = _others(model, others)
+        self._own: list[dict[str, Any]] = []
+        self._alone = False
         self.released: list[Tangent | None] = [None] * len(self.pairs)
         self.stds = [0.0] * len(self.pairs)
         factors = [factor for pair in self.pairs for factor in (pair.A, pair.Bt)]
         defaults = {"lr": lr, "weight_decay": weight_decay, "exact": exact, **options}
         super().__init__([{"params": factors}], defaults)
-        self._share_groups(self.param_groups[0])
 
-    def _share_groups(self, own: dict[str, Any]) -> None:
-        self.param_groups = [own, *self.others.param_groups]
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Returns the group of the pairs, and behind it those of the other optimizer as they are now."""
+        return list(self._own) if self._alone else [*self._own, *self.others.param_groups]
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self._own = groups[:1]
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group to the other optimizer; that of the pairs is made once."""
+        if self._own:
+            self.others.add_param_group(param_group)
+            return
+        self._own = [{**self.defaults, **param_group}]
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Takes state and the group of the pairs."""
+        groups = state.get("param_groups", [])
+        super().__setstate__({name: value for name, value in state.items() if name != "param_groups"})
+        self._own = list(groups)[:1] or self._own
 
     def take(self, place: int, direction: Tangent | None, std: float = 0.0) -> None:
         """Takes the direction of a pair for the next step, with the standard deviation of its noise; None for none.
@@ -94,7 +117,17 @@ class TangentOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Moves every pair that was given a direction, and every parameter that has a gradient."""
+        """Moves every pair that was given a direction, and every parameter that has a gradient.
+
+        Raises:
+            NotPrivateUse: code OPTIMIZER_HOOK, the other optimizer has step hooks, which would never run.
+        """
+        if self.others._optimizer_step_pre_hooks or self.others._optimizer_step_post_hooks:
+            raise NotPrivateUse(
+                "OPTIMIZER_HOOK",
+                f"step hooks were registered on the {type(self.others).__name__} inside {type(self).__name__}, which runs "
+                f"none: what they change was checked before; register them on the {type(self).__name__}",
+            )
         own = self.param_groups[0]
         for places in self._batches():
             pairs = [self.pairs[place] for place in places]
@@ -108,7 +141,8 @@ class TangentOptimizer(torch.optim.Optimizer):
             for pair, a, b in zip(pairs, A, B, strict=True):
                 pair.A.copy_(a)
                 pair.Bt.copy_(b.mT)
-        self.others.step()
+        step_of = type(self.others).step
+        getattr(step_of, "__wrapped__", step_of)(self.others)  # without hooks, which torch's wrapper calls
 
     def _batches(self) -> Iterator[list[int]]:
         """Yields places of pairs that move as one batch."""
@@ -126,11 +160,11 @@ class TangentOptimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns state and groups in torch's form: those of the pairs, and behind them those of the other optimizer."""
-        groups, self.param_groups = self.param_groups, self.param_groups[:1]
+        self._alone = True
         try:
             own, rest = super().state_dict(), self.others.state_dict()
         finally:
-            self.param_groups = groups
+            self._alone = False
         first = 2 * len(self.pairs)
         shifted = [{**group, "params": [first + index for index in group["params"]]} for group in rest["param_groups"]]
         state = {**own["state"], **{first + index: kept for index, kept in rest["state"].items()}}
@@ -144,12 +178,33 @@ class TangentOptimizer(torch.optim.Optimizer):
         own = {index: kept for index, kept in state_dict["state"].items() if index < first}
         others = {index - first: kept for index, kept in state_dict["state"].items() if index >= first}
         self.others.load_state_dict({"state": others, "param_groups": unshifted})
-        self.param_groups = self.param_groups[:1]
-        super().load_state_dict({"state": own, "param_groups": [own_group]})
-        self._share_groups(self.param_groups[0])
+        self._alone = True
+        try:
+            super().load_state_dict({"state": own, "param_groups": [own_group]})
+        finally:
+            self._alone = False
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self.pairs)} pairs, others={type(self.others).__name__})"
+
+
+def _others(model: nn.Module, others: Others) -> torch.optim.Optimizer:
+    """Returns the optimizer of all trainable parameters of a model."""
+    trained = {id(parameter): name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    made = others if isinstance(others, torch.optim.Optimizer) else others(parameters)
+    if isinstance(made, TangentOptimizer):
+        told = f"others is a {type(made).__name__}, which moves pairs itself; give an optimizer of torch.optim"
+        raise ConfigError("GEOMETRY", told)
+    held = {id(parameter) for group in made.param_groups for parameter in group["params"]}
+    missing = [name for key, name in trained.items() if key not in held]
+    if missing:
+        raise ConfigError(
+            "GEOMETRY",
+            f"the {type(made).__name__} in others= lacks {len(missing)} trainable parameters (first: {missing[0]!r}); make "
+            "it of all, factors of pairs too, which it moves in plain steps",
+        )
+    return made
 
 
 def _batched(kept: Sequence[Mapping[str, Any]], name: str) -> torch.Tensor:
@@ -246,7 +301,8 @@ class TangentAdam(TangentOptimizer):
 
 def _inverse_root(C: torch.Tensor, stds: torch.Tensor, group: Mapping[str, Any]) -> torch.Tensor:
     """Returns max(C - d tau^2 I, f tau^2 I)^(-1/2) of symmetric matrices, (L, r, r), by eigenvalues in float64."""
-    values, turn = torch.linalg.eigh(C.to(torch.float64))
+    wide = torch.nan_to_num(C.to(torch.float64), posinf=_MOST, neginf=-_MOST)  # one pair stops no other
+    values, turn = small(torch.linalg.eigh, wide)
     noise = stds.to(torch.float64).square()[:, None]
     raised = torch.maximum(values - noise if group["debias"] else values, group["floor"] * noise).clamp_min(0.0)
     return (turn * (1.0 / (raised.sqrt() + group["eps"]))[:, None, :] @ turn.mT).to(C.dtype)

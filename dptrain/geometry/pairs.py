@@ -55,6 +55,17 @@ def refuse_sharded(name: str, *factors: torch.Tensor) -> None:
         )
 
 
+def require_matrices(first: str, second: str, A: torch.Tensor, Bt: torch.Tensor) -> None:
+    """Raises UnsupportedModule, code GEOMETRY_PAIR, for factors that are no two matrices of one rank in one wide type."""
+    if A.dim() != 2 or Bt.dim() != 2 or A.shape[1] != Bt.shape[0] or A.dtype not in FLOATS or A.dtype is not Bt.dtype:
+        raise UnsupportedModule(
+            "GEOMETRY_PAIR",
+            f"{first!r} and {second!r} have shapes {tuple(A.shape)} and {tuple(Bt.shape)} of {A.dtype}, expected (m, r) and "
+            "(r, n) in float32: pairs of linear layers have a tangent geometry, those of convolutions and tables have not; "
+            "adapt linear layers alone, and load adapters with autocast_adapter_dtype=True",
+        )
+
+
 def find_pairs(model: nn.Module) -> tuple[LoraPair, ...]:
     """Returns the pairs of a model both of whose factors are trainable, in the order of its modules.
 
@@ -83,6 +94,11 @@ def find_pairs(model: nn.Module) -> tuple[LoraPair, ...]:
                     "tangent space would be lost in rounding; load it with autocast_adapter_dtype=True, peft's default",
                 )
             scaling = float(getattr(module, "scaling", {}).get(adapter, 1.0))
-            assert isinstance(up.weight, nn.Parameter) and isinstance(down.weight, nn.Parameter)
+            if not isinstance(up.weight, nn.Parameter) or not isinstance(down.weight, nn.Parameter):
+                raise UnsupportedModule(
+                    "GEOMETRY_PAIR",
+                    f"factors of {path!r} are computed from other tensors (weight_norm, a parametrization), and a step along "
+                    "the tangent space writes them; remove the parametrization",
+                )
             found.append(LoraPair(path, adapter, a, b, up.weight, down.weight, scaling))
     return tuple(found)

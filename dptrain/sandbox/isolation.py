@@ -151,6 +151,12 @@ def reach(optimizer: torch.optim.Optimizer) -> Reach:
     return KNOWN.get(type(optimizer), Reach.UNKNOWN) if others is None else reach(others(optimizer))
 
 
+def shadowed(optimizer: torch.optim.Optimizer) -> str:
+    """Returns the name of a method that an instance replaces, but for ``step``, which schedulers wrap; else ""."""
+    methods = (name for name in vars(optimizer) if name != "step" and callable(getattr(type(optimizer), name, None)))
+    return next(methods, "")
+
+
 def weakness(given: Any, inner: torch.optim.Optimizer) -> str:
     """Return what the choice of an optimizer means for statement A: ``HELD``, or why it is weaker.
 
@@ -166,6 +172,9 @@ def weakness(given: Any, inner: torch.optim.Optimizer) -> str:
     if reach(inner) is Reach.UNKNOWN:
         inner = _COMPOSED.get(type(inner), lambda own: own)(inner)
         return f"optimizer {_name(inner)} is not known to keep tensors apart"
+    for own in (inner, _COMPOSED.get(type(inner), lambda own: own)(inner)):
+        if name := shadowed(own):
+            return f"method {name} of optimizer {_name(own)} was replaced"
     return HELD
 
 

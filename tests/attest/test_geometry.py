@@ -249,6 +249,11 @@ REFUSALS = {
         "has 2 names",
     ),
     "an adapter by name alone": (POLICY, [*pair("1.q"), factor("0.q.lora_B.clinic", 12, None)], "of the model itself in the"),
+    "a pair of no adapter": (
+        POLICY,
+        [*pair("1.q"), factor("0.q.lora_B.ward", 12, None), factor("0.q.lora_A.ward", 8, None)],
+        "is of adapter 'ward' by its name, and of the model itself in the stack",
+    ),
     "another adapter than by name": (
         only("clinic"),
         [*pair("1.q"), factor("0.q.lora_A.clinic", 8, "lab")],

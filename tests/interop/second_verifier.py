@@ -1235,7 +1235,8 @@ def factors(policy, parameters):
             outer, mark, behind = match.groups("")
             adapter = parameter["adapter"]
             if adapter not in adapters:
-                lent = mark in ("lora_A", "lora_B") and behind in {f"{other}.weight" for other in adapters}
+                of_model = None in chosen and adapter is None and behind.endswith(".weight")
+                lent = mark in ("lora_A", "lora_B") and (of_model or behind in {f"{other}.weight" for other in adapters})
                 need(not lent, "GEOMETRY", f"{name} is of another adapter")
             elif (mark, behind) != ("lora_B", f"{adapter}.bias"):
                 sound = mark in ("lora_A", "lora_B") and behind == f"{adapter}.weight"

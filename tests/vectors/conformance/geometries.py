@@ -131,6 +131,8 @@ def unpaired() -> Iterator[tuple[str, tuple[StackTensor, ...], dict[str, Any]]]:
     tied = replace(OTHER[1], names=("layers.0.v.lora_B.lab.weight", "layers.0.w.lora_B.lab.weight"))
     yield "a factor with two names", (*PAIR, OTHER[0], tied), {}
     yield "a factor of the model itself, by name of an adapter", (*PAIR, factor("0.k.lora_B.clinic.weight", 6, None)), {}
+    hidden = (factor("0.k.lora_B.ward.weight", 6, None), factor("0.k.lora_A.ward.weight", 6, None))
+    yield "a pair that is said to be of no adapter", (*PAIR, *hidden), {}
     yield "an adapter that the policy names and nobody trains", PAIR, of(("clinic", "lab"))
     yield "no pair in the adapter that the policy names", (*OTHER, BIAS), named
     split = (
