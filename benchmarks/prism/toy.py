@@ -38,7 +38,7 @@ class Setting:
     n: int = 64
     rank: int = 4
     contributions: int = 2000
-    rate: float = 0.032
+    q: float = 0.032
     steps: int = 300
     sigma: float = 1.10
 
@@ -120,7 +120,7 @@ def train(
         rates, clips: as long as there are trials; clips None trains without clipping and without noise.
     """
     data, S, K = problem(setting, seeds), len(seeds), len(rates)
-    L, expected = S * K, setting.rate * setting.contributions
+    L, expected = S * K, setting.q * setting.contributions
 
     def each(values: Sequence[float]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.float32).repeat(S)[:, None, None]
@@ -161,7 +161,7 @@ def train(
 
 def _drawn(data: Problem, setting: Setting, draws: Sequence[torch.Generator]) -> tuple[torch.Tensor, ...]:
     """Draws each contribution with the sampling rate, for each seed; pads with rows that count 0."""
-    masks = [torch.rand(setting.contributions, generator=generator) < setting.rate for generator in draws]
+    masks = [torch.rand(setting.contributions, generator=generator) < setting.q for generator in draws]
     places = [mask.nonzero()[:, 0] for mask in masks]
     longest = max(len(found) for found in places)
     index = torch.zeros(len(places), max(longest, 1), dtype=torch.int64)
