@@ -2,13 +2,14 @@
 
 The base of every ratio is the fastest step without privacy of the same run, named in the table (:mod:`benchmarks.bases`). The
 last table has one line per configuration. ``--dropout 0 0.1`` measures every configuration at both. Saved as JSON after every
-table, with the versions it was measured with.
+table, with the versions it was measured with. ``python -m benchmarks prism`` compares ways to train LoRA (`benchmarks.prism`).
 """
 
 import argparse
 import json
 import os
 import platform
+import sys
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -82,4 +83,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["prism"]:
+        from benchmarks.prism import main as prism
+
+        raise SystemExit(prism(sys.argv[2:]))
     main()

@@ -24,14 +24,15 @@ def main(given: Sequence[str] | None = None) -> int:
     from recipes.correlated_noise import Results
 
     parser = argparse.ArgumentParser(prog="benchmarks prism", description=__doc__.splitlines()[0])
-    parser.add_argument("--task", nargs="+", default=[], choices=("toy", "shapes", *tasks.TASKS), help="what to measure")
+    known = ("toy", "shapes", *tasks.TASKS)
+    parser.add_argument("--task", nargs="+", default=[], choices=known, metavar="TASK", help=", ".join(known))
     parser.add_argument("--table", action="store_true", help="print what was measured")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="JSON")
     parser.add_argument("--data", type=Path, default=Path("data"), metavar="DIR", help="as recipes.prepare takes it")
     parser.add_argument("--model", metavar="PATH", help="a folder or a hub name; default: the small model at hand")
     parser.add_argument("--targets", nargs="+", default=[], metavar="NAME", help="modules that have LoRA")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=[], metavar="ARM", help=", ".join(ARMS))
     parser.add_argument("--epsilons", nargs="+", type=float, default=list(compare.EPSILONS), help="arms choose at the first")
     parser.add_argument("--without", action="store_true", help="train without privacy too")
     parser.add_argument("--starts", nargs="+", choices=("zero", "balanced", "spectral"), default=list(compare.STARTS))
@@ -42,7 +43,7 @@ def main(given: Sequence[str] | None = None) -> int:
     results = Results(options.results)
     for name in options.task:
         if name == "toy":
-            toy.run(results, options.arms)
+            toy.run(results, options.arms or tuple(toy.ALL))
         elif name == "shapes":
             shapes.run(results)
         else:
@@ -51,7 +52,7 @@ def main(given: Sequence[str] | None = None) -> int:
             tasks.TASKS[name] = replace(tasks.TASKS[name], **sizes)
             ready = tasks.ready(name, options.data, options.model, targets=options.targets, device=options.device)
             epsilons = [*options.epsilons, *([None] if options.without else [])]
-            compare.run(results, ready, options.arms, epsilons, options.seeds, options.starts)
+            compare.run(results, ready, options.arms or tuple(ARMS), epsilons, options.seeds, options.starts)
     if options.table:
         print("\n".join(toy.lines_of(results.rows)), "\n".join(toy.lines_of(results.rows, False)), sep="\n\n")
         for name in dict.fromkeys(row["task"] for row in results.rows if row["part"] == "task"):

@@ -52,7 +52,7 @@ def run(
     results: Results, ready: Ready, arms: Sequence[str], epsilons: Sequence[float | None], seeds: Sequence[int],
     starts: Sequence[str] = STARTS, measure: Callable[[Ready, Mapping[str, Any]], dict[str, Any]] = measured,
 ) -> None:  # fmt: skip
-    """Measures what is not in the results yet; the epsilon None stands for training without privacy, which chooses for itself."""
+    """Measures what is not in the results yet; epsilon None is training without privacy, which chooses for itself."""
     for epsilon in epsilons:
         tuned = epsilon if epsilon is None else next(e for e in epsilons if e is not None)
         for name in arms:
@@ -77,8 +77,9 @@ def lines_of(rows: Sequence[Mapping[str, Any]], task: str) -> Iterator[str]:
     own = [row for row in rows if row["part"] == "task" and row["task"] == task]
     last = own[-1]
     percent = bool(TASKS[task].labels)
-    title = f"{TASKS[task].title}: {last['model']}, {last['contributions']:,} contributions, {last['steps']} steps of {last['draws']}"
-    epsilons = sorted({row["epsilon"] for row in own if row["epsilon"] is not None}) + [None]
+    sizes = f"{last['contributions']:,} contributions, {last['steps']} steps of {last['draws']}"
+    title = f"{TASKS[task].title}: {last['model']}, {sizes}"
+    epsilons = [*sorted({row["epsilon"] for row in own if row["epsilon"] is not None}), None]
     yield f"| {title} | trials | " + " | ".join("no privacy" if e is None else f"ε = {e:g}" for e in epsilons) + " |"
     yield "|---" * (len(epsilons) + 2) + "|"
     means: dict[tuple[bool, float | None], list[float]] = {}
@@ -120,4 +121,5 @@ def tasks_lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         task = TASKS[name]
         count = sum(row["part"] == "task" and row["task"] == name for row in rows)
         source = "files" if task.read is not None else "hub " + " ".join(task.hub)
-        yield f"| {task.title} | {source} | {'accuracy' if task.labels else 'loss'} | {f'{count} runs' if count else 'not run'} |"
+        measure, ran = "accuracy" if task.labels else "loss", f"{count} runs" if count else "not run"
+        yield f"| {task.title} | {source} | {measure} | {ran} |"

@@ -91,6 +91,7 @@ class Recorder:
         if left:
             raise ValueError(f"{left[0]} is trainable and belongs to no LoRA pair and no linear head; freeze it")
         self._seen: dict[object, list[torch.Tensor]] = {}
+        self._recording = False
         for pair in self.pairs:
             module = model.get_submodule(pair.module)
             for side in ("lora_A", "lora_B"):
@@ -100,7 +101,7 @@ class Recorder:
 
     def _keeper(self, key: object) -> Callable[..., None]:
         def keep(module: nn.Module, given: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
-            if not torch.is_grad_enabled():
+            if not self._recording:
                 return
             if key in self._seen:
                 raise ValueError(f"{key} was called twice in one pass; its gradients are not those of one call")
@@ -115,12 +116,17 @@ class Recorder:
             For each stack gA, (b, L, m, r), and gB, (b, L, n, r); for each head (b, out, in + 1), the bias in the last column.
         """
         self._seen.clear()
-        total = loss(self.model, rows).sum()
-        outs = [self._seen[pair.a, "lora_B"][1] for pair in self.pairs] + [self._seen[n][1] for n in range(len(self.heads))]
-        found = dict(zip([pair.a for pair in self.pairs] + list(range(len(self.heads))), torch.autograd.grad(total, outs), strict=True))
+        self._recording = True
+        try:
+            total = loss(self.model, rows).sum()
+        finally:
+            self._recording = False
+        keys: list[object] = [(pair.a, "lora_B") for pair in self.pairs]
+        keys += range(len(self.heads))
+        found = dict(zip(keys, torch.autograd.grad(total, [self._seen[key][1] for key in keys]), strict=True))
         stacks = []
         for stack in self.stacks:
-            sides = [self._pair(pair, found[pair.a]) for pair in stack.pairs]
+            sides = [self._pair(pair, found[pair.a, "lora_B"]) for pair in stack.pairs]
             stacks.append((torch.stack([a for a, _ in sides], 1), torch.stack([b for _, b in sides], 1)))
         heads = []
         for number, head in enumerate(self.heads):
@@ -252,4 +258,5 @@ def mean_of(model: nn.Module, measure: Callable[[nn.Module, Rows], torch.Tensor]
     """Returns the mean of a measure over public examples."""
     device = next(model.parameters()).device
     everything = torch.ones(len(next(iter(rows.values()))), dtype=torch.bool)
-    return float(torch.cat([measure(model, part).float().cpu() for part in _microbatches(rows, everything, batch, device)]).mean())
+    parts = _microbatches(rows, everything, batch, device)
+    return float(torch.cat([measure(model, part).float().cpu() for part in parts]).mean())

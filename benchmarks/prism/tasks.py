@@ -36,7 +36,8 @@ class Task:
         hub: names of the data set and its configuration. validation: its split.
         row: makes ``{"text", "label"}`` or ``{"prompt", "completion"}`` of a record of the hub.
         read: reads contributions and public examples from the data folder; None where no files are known.
-        contributions, choosing, reporting: how many examples at the most; half of ``choosing`` is public. length: tokens of a row.
+        contributions, choosing, reporting: how many examples at the most; half of ``choosing`` is public. length: tokens of
+            a row.
         rank, targets: of LoRA. layers: how many of the last layers have it, None for all; of the model at hand.
         steps, draws: of a run; draws are of a step, on average.
     """
@@ -120,7 +121,9 @@ def _svamp(data: Path) -> prepare.Corpus:
 
 _SVAMP = _completion("{Body} {Question}", "{Equation} = {Answer}")
 _NO, _THREE = ("no", "yes"), ("entailment", "neutral", "contradiction")
-_TEXT: Mapping[str, Any] = {"targets": ("q_proj", "v_proj"), "contributions": 6_000, "choosing": 100, "reporting": 300, "steps": 30, "draws": 64}
+_TEXT: Mapping[str, Any] = {
+    "targets": ("q_proj", "v_proj"), "contributions": 6_000, "choosing": 200, "reporting": 200, "steps": 30, "draws": 64,
+}  # fmt: skip
 
 
 def _glue(title: str, name: str, labels: tuple[str, ...], *columns: str, **options: Any) -> Task:
@@ -338,7 +341,7 @@ def _completions(task: Task, name: str, model: str | None, targets: Sequence[str
     def fresh() -> nn.Module:
         return adapted(copy.deepcopy(whole), task, targets)
 
-    prompt = parts[3][0]["prompt"]
-    return Ready(
-        "stories260K", fresh, *rows, loss, lambda model, rows: -loss(model, rows), lambda model: texts.written(model, collate, prompt)
-    )  # fmt: skip
+    def sample(model: nn.Module) -> str:
+        return texts.written(model, collate, parts[3][0]["prompt"])
+
+    return Ready("stories260K", fresh, *rows, loss, lambda model, rows: -loss(model, rows), sample)

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.prism.arms import ARMS, OURS, Arm, Frozen, Kept, starts
+from benchmarks.prism.arms import ARMS, OURS, SHORT, Arm, Frozen, Kept, starts
 from dptrain.geometry import Geometry, LoraTangent
 from recipes.correlated_noise import Results
 
@@ -25,6 +25,8 @@ CLIPS = tuple(0.01 * 10.0 ** (k / 2) for k in range(7))
 RATES = {True: tuple(2.0**k for k in range(-12, 0)), False: tuple(2.0**k for k in range(-8, 4))}
 """Learning rates of adaptive arms, and rates of the others, whose learning rate is the rate over the clip norm."""
 LARGE = 1e3
+"""Size of a factor at which a trial counts as failed."""
+ALL = ARMS | SHORT
 
 
 @dataclass(frozen=True)
@@ -79,13 +81,14 @@ def problem(setting: Setting, seeds: Sequence[int]) -> Problem:
         sizes = torch.linspace(2.0, 0.5, r, dtype=torch.float64)
         change = torch.linalg.qr(draw(m, r))[0] * sizes @ torch.linalg.qr(draw(n, r))[0].mT
         spectrum = 2.0 * torch.arange(1, min(m, n) + 1, dtype=torch.float64) ** -0.5
-        base = torch.linalg.qr(draw(m, m))[0][:, : len(spectrum)] * spectrum @ torch.linalg.qr(draw(n, n))[0][:, : len(spectrum)].mT
+        left, right = (torch.linalg.qr(draw(size, size))[0][:, : len(spectrum)] for size in (m, n))
+        base = left * spectrum @ right.mT
         A, B = starts(setting.start, m, n, r, generator, scale=setting.scale, gauge=setting.gauge, base=base)
         target = change + A @ B.mT if setting.start == "spectral" else change
         x = draw(setting.contributions, n)
         y = x @ target.mT + 0.1 * draw(setting.contributions, m)
-        left = torch.linalg.svdvals(target)[r:].square().sum()
-        parts.append([value.float() for value in (x, y, target, A, B, change.square().sum(), left)])
+        floor = torch.linalg.svdvals(target)[r:].square().sum()
+        parts.append([value.float() for value in (x, y, target, A, B, change.square().sum(), floor)])
     return Problem(*(torch.stack(values) for values in zip(*parts, strict=True)))
 
 
@@ -183,7 +186,7 @@ def trials(arm: Arm, private: bool) -> tuple[list[float], list[float] | None]:
 
 def measured(name: str, setting: Setting, private: bool) -> dict[str, Any]:
     """Chooses rate and clip norm of an arm on some seeds, and returns the errors of others."""
-    arm = ARMS[name]
+    arm = ALL[name]
     rates, clips = trials(arm, private)
     chosen = train(arm, setting, CHOOSING, rates, clips).mean(0)
     best = int(chosen.argmin())
@@ -198,7 +201,7 @@ def measured(name: str, setting: Setting, private: bool) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def run(results: Results, arms: Sequence[str] = tuple(ARMS), settings: Sequence[Setting] = SETTINGS) -> None:
+def run(results: Results, arms: Sequence[str] = tuple(ALL), settings: Sequence[Setting] = SETTINGS) -> None:
     """Measures what is not in the results yet."""
     for private in (True, False):
         for setting in settings:
@@ -222,12 +225,13 @@ def lines_of(rows: Sequence[Mapping[str, Any]], private: bool = True) -> Iterato
     yield f"| {'private' if private else 'without privacy'} | " + " | ".join(labels) + " |"
     yield "|---" * (len(labels) + 1) + "|"
     means: dict[tuple[str, str], float] = {}
-    for name, arm in ARMS.items():
+    for name, arm in ALL.items():
         found = {Setting(row["start"], row["scale"], row["gauge"]).label: row for row in own if row["arm"] == name}
         means |= {(name, at): statistics.mean(row["errors"]) for at, row in found.items() if None not in row["errors"]}
         yield f"| {arm.title} | " + " | ".join(cell(found[label]) if label in found else "not run" for label in labels) + " |"
     ratios = []
     for label in labels:
-        ours, others = ([v for (name, at), v in means.items() if at == label and (name in OURS) is own] for own in (True, False))
+        here = {name: mean for (name, at), mean in means.items() if at == label}
+        ours, others = ([mean for name, mean in here.items() if (name in OURS) is mine] for mine in (True, False))
         ratios.append(f"{min(others) / min(ours):.2f}" if ours and others else "not run")
     yield "| best other / best of ours | " + " | ".join(ratios) + " |"
