@@ -22,7 +22,7 @@ DELTA = 1e-5
 EPSILONS = (3.0, 1.0, 6.0)
 """Arms choose at the first."""
 STARTS = ("zero", "spectral")
-RATES = {True: (1e-3, 4e-3, 1.6e-2, 6.4e-2), False: (0.02, 0.1, 0.5, 2.5)}
+RATES = {True: (4e-3, 1.6e-2, 6.4e-2), False: (0.1, 0.5, 2.5)}
 """Learning rates of adaptive arms, and rates of the others: learning rates times the clip norm."""
 CLIP = 0.5
 

@@ -158,7 +158,8 @@ class Recorder:
 
 
 def _tokens(value: torch.Tensor) -> torch.Tensor:
-    """Returns (b, t, width), with one token where there is none."""
+    """Returns (b, t, width), with one token where there is none; half precision becomes float32."""
+    value = value if value.dtype is torch.float64 else value.float()
     return value[:, None] if value.dim() == 2 else value.flatten(1, -2)
 
 

@@ -1,7 +1,7 @@
 """Measures the geometry at the LoRA shapes of large models, without weights: a step of every pair, one after another.
 
 Each pair is measured in turn: frames of both factors, lift of a summed gradient, noise in every
-coordinate with its projection, and retraction, exact and by one step of subspace iteration. Peak memory is that of the process,
+coordinate with its projection, and retraction, exact and by one step of subspace iteration. Seconds are of one processor. Peak memory is that of the process,
 less what it has when its libraries are loaded.
 """
 
@@ -61,19 +61,19 @@ def measured(name: str) -> dict[str, Any]:
         for m, n in shapes.modules:
             drawn = [torch.randn(rows, shapes.rank, generator=generator) for rows in (m, n, m, n)]
             (A, B), (gA, gB) = (value * 0.02 for value in drawn[:2]), drawn[2:]
-            began = time.perf_counter()
+            began = time.process_time()
             at = LoraTangent(A, B)
-            seconds["frames"] += time.perf_counter() - began
-            began = time.perf_counter()
+            seconds["frames"] += time.process_time() - began
+            began = time.process_time()
             direction = at.lift(gA, gB)
-            seconds["lift"] += time.perf_counter() - began
-            began = time.perf_counter()
+            seconds["lift"] += time.process_time() - began
+            began = time.process_time()
             direction = direction + at.noise(0.1, generator)
-            seconds["noise"] += time.perf_counter() - began
+            seconds["noise"] += time.process_time() - began
             for part, exact in (("retraction", True), ("retraction_fast", False)):
-                began = time.perf_counter()
+                began = time.process_time()
                 at.retract(direction, 1e-3, exact=exact)
-                seconds[part] += time.perf_counter() - began
+                seconds[part] += time.process_time() - began
     rounded = {part: round(value, 3) for part, value in seconds.items()}
     return {**rounded, "mebibytes": round(_mebibytes() - loaded, 1), "loaded_mebibytes": round(loaded, 1)}
 

@@ -39,7 +39,7 @@ class Task:
         contributions, choosing, reporting: how many examples at the most; half of ``choosing`` is public. length: tokens of
             a row.
         rank, targets: of LoRA. layers: how many of the last layers have it, None for all; of the model at hand.
-        steps, draws: of a run; draws are of a step, on average.
+        steps, draws: of a run; draws are of a step, on average. bf16: products of passes in bfloat16, under autocast.
     """
 
     title: str
@@ -57,6 +57,7 @@ class Task:
     layers: int | None = None
     steps: int = 40
     draws: int = 128
+    bf16: bool = False
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ TASKS: dict[str, Task] = {
     "cola": _glue("CoLA", "cola", _NO, "sentence"),
     "sst2": _glue(
         "SST-2", "sst2", ("negative", "positive"), "sentence", read=_phrases, length=20, layers=1,
-        targets=("query", "value", "dense"), steps=30, draws=128,
+        targets=("query", "value", "dense"), steps=30, draws=128, bf16=True,
     ),
     "mrpc": _glue("MRPC", "mrpc", _NO, "sentence1", "sentence2"),
     "stsb": _glue("STS-B, whole scores", "stsb", tuple("012345"), "sentence1", "sentence2"),
@@ -198,16 +199,26 @@ def ready(name: str, data: Path, model: str | None = None, *, targets: Sequence[
     parts = (records, public[:half], public[half : task.choosing], reporting)
     kind = _completions if not task.labels else _digits if name == "digits" else _tail if model is None else _classifier
     made = kind(task, name, model, targets or task.targets, parts, data)
-    fresh = made.model
+    fresh, loss, measure = made.model, made.loss, made.measure
+    if task.bf16:
+        loss, measure = (_in_half(function, device) for function in (loss, measure))
 
     def on_device() -> nn.Module:
         return fresh().to(device)
 
     sizes = {"contributions": len(records), "steps": task.steps, "draws": task.draws, "rank": task.rank}
     return Ready(
-        name, on_device, made.rows, made.public, made.choosing, made.reporting, made.loss, made.measure, made.sample,
+        name, on_device, made.rows, made.public, made.choosing, made.reporting, loss, measure, made.sample,
         {"model": str(model or made.name), **sizes},
     )  # fmt: skip
+
+
+def _in_half(function: Loss, device: str) -> Loss:
+    def under(model: nn.Module, rows: Rows) -> torch.Tensor:
+        with torch.autocast(torch.device(device).type, torch.bfloat16):
+            return function(model, rows).float()
+
+    return under
 
 
 def adapted(model: nn.Module, task: Task, targets: Sequence[str], *, head: bool = False) -> nn.Module:
@@ -278,6 +289,7 @@ def _tail(task: Task, name: str, model: str | None, targets: Sequence[str], part
 
     whole, collate = text_classification.build(TextModel(labels=task.labels, max_length=task.length, pooling="mean"))
     whole.eval()
+    whole.encoder.set_attn_implementation("eager")  # on a CPU the fused one is slow backward in half precision
     layers = task.layers or len(whole.encoder.encoder.layer)
     below = copy.deepcopy(whole.encoder)
     below.encoder.layer = below.encoder.layer[: len(below.encoder.layer) - layers]
