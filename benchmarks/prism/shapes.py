@@ -1,8 +1,8 @@
 """Measures the geometry at the LoRA shapes of large models, without weights: a step of every pair, one after another.
 
 Each pair is measured in turn: frames of both factors, lift of a summed gradient, noise in every
-coordinate with its projection, and retraction, exact and by one step of subspace iteration. Seconds are of one processor. Peak memory is that of the process,
-less what it has when its libraries are loaded.
+coordinate with its projection, and retraction, exact and by one step of subspace iteration. Seconds are of one processor. Peak
+memory is that of the process, less what it has when its libraries are loaded.
 """
 
 import json
