@@ -14,7 +14,7 @@ from torch import nn  # noqa: E402
 
 from benchmarks import prism  # noqa: E402
 from benchmarks.prism import arms, compare, harness, shapes, tasks, toy  # noqa: E402
-from benchmarks.prism.arms import ARMS, SHORT, balanced, starts  # noqa: E402
+from benchmarks.prism.arms import ARMS, CONTROLS, balanced, starts  # noqa: E402
 from dptrain.geometry import TangentAdam, TangentSGD  # noqa: E402
 from recipes.correlated_noise import SELECTING, Results  # noqa: E402
 
@@ -123,7 +123,7 @@ def test_lora_rite_is_what_its_algorithm_says_with_frames_of_another_kind(beta) 
             fresh.append(factor - LR * m / (1 - 0.9**t) @ np.linalg.inv(S).T)
         A, B = fresh
         expected.append((A, B))
-    arm = ARMS["rite"] if beta == 0.999 else SHORT["rite_99"]
+    arm = ARMS["rite"] if beta == 0.999 else CONTROLS["rite_99"]
     for found, wanted in zip(walk("rite", arm=arm), expected, strict=True):
         for one, other in zip(found, wanted, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-7, atol=1e-9)

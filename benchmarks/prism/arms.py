@@ -196,11 +196,15 @@ ARMS: dict[str, Arm] = {
     "tangent_adam": Arm("tangent Adam (ours)", LoraTangent, tangent_adam),
 }
 OURS = ("tangent_sgd", "tangent_adam")
-SHORT = {
+CONTROLS = {
     "balanced_adam_99": Arm("rebalanced DP-Adam, β2 = 0.99", Euclidean, partial(adam, betas=(0.9, 0.99)), rebalance=True),
     "rite_99": Arm("LoRA-RITE, β2 = 0.99", Euclidean, partial(rite, betas=(0.9, 0.99))),
+    "balanced_rite": Arm("rebalanced LoRA-RITE", Euclidean, rite, rebalance=True),
+    "balanced_rite_99": Arm(
+        "rebalanced LoRA-RITE, β2 = 0.99", Euclidean, partial(rite, betas=(0.9, 0.99)), rebalance=True
+    ),
 }
-"""The memory of second moments that ours has by default, given to others: controls, on the toy alone."""
+"""Combinations that no paper has, which give to others what ours has by default; on the toy alone."""
 
 
 def starts(

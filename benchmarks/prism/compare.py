@@ -42,7 +42,9 @@ def measured(ready: Ready, key: Mapping[str, Any], head_rate: float = 1e-2) -> d
     for name, rows in (("choosing", ready.choosing), ("reporting", ready.reporting)):
         value = mean_of(model, ready.measure, rows) if found["finite"] else float("nan")
         found[name] = round(value, 5) if value == value else -1e9
-    found["loss"] = round(mean_of(model, ready.loss, ready.reporting), 5) if found["finite"] else -1e9
+    for name, rows in (("choosing_loss", ready.choosing), ("loss", ready.reporting)):
+        value = mean_of(model, ready.loss, rows) if found["finite"] else float("nan")
+        found[name] = round(value, 5) if value == value else 1e9
     if ready.sample is not None and key["seed"] == 1:
         found["sample"] = ready.sample(model)
     return found | {"seconds": round(time.perf_counter() - began, 1)}
@@ -67,9 +69,9 @@ def run(
 
 
 def chosen(rows: Sequence[Mapping[str, Any]], common: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the trial with the best measure on the examples to choose with."""
+    """Returns the trial with the best measure on the examples to choose with; the least loss on them decides between equals."""
     found = [row for row in rows if (common | {"seed": SELECTING}).items() <= row.items()]
-    return max(found, key=lambda row: row["choosing"])
+    return max(found, key=lambda row: (row["choosing"], -row.get("choosing_loss", 0.0)))
 
 
 def lines_of(rows: Sequence[Mapping[str, Any]], task: str) -> Iterator[str]:
