@@ -123,7 +123,7 @@ def _svamp(data: Path) -> prepare.Corpus:
 _SVAMP = _completion("{Body} {Question}", "{Equation} = {Answer}")
 _NO, _THREE = ("no", "yes"), ("entailment", "neutral", "contradiction")
 _TEXT: Mapping[str, Any] = {
-    "targets": ("q_proj", "v_proj"), "contributions": 6_000, "choosing": 200, "reporting": 200, "steps": 30, "draws": 64,
+    "targets": ("q_proj", "v_proj"), "contributions": 6_000, "choosing": 200, "reporting": 200, "steps": 20, "draws": 64,
 }  # fmt: skip
 
 
@@ -156,7 +156,7 @@ TASKS: dict[str, Task] = {
     ),
     "e2e": Task(
         "E2E NLG", (), ("GEM/e2e_nlg",), "validation", _completion("{meaning_representation}", "{target}"),
-        lambda data: prepare.e2e(data, validation=400), length=96, **_TEXT,
+        lambda data: prepare.e2e(data, validation=400), length=128, **_TEXT,
     ),
     "digits": Task(
         "written digits", tuple("0123456789"), read=lambda data: prepare.Corpus(*_written()), contributions=1_000, choosing=360,
