@@ -401,3 +401,13 @@ def test_shapes_of_a_small_model_are_measured_in_every_part(monkeypatch) -> None
     monkeypatch.setattr(shapes, "MODELS", {"tiny": shapes.llama("tiny", 2, 16, 8, 24, 4)})
     found = shapes.measured("tiny")
     assert set(shapes.PARTS) < set(found) and shapes.MODELS["tiny"].pairs == 14
+
+
+def test_records_of_word_problems_become_prompts_and_completions() -> None:
+    row = {"Question": "Cups number0 and number1 ?", "Numbers": "8.0 2.5", "Equation": "- number0 number1", "Answer": "5.5"}
+    assert tasks._numbered(row) == {"prompt": "Cups 8 and 2.5 ?\n", "completion": "- 8 2.5 = 5.5"}
+    svamp = {"Body": "A pack costs 7.", "Question": "How much?", "Equation": "( 7.0 )", "Answer": 7.0}
+    assert tasks.TASKS["svamp"].row(svamp) == {"prompt": "A pack costs 7. How much?\n", "completion": "( 7.0 ) = 7.0"}
+    pair = tasks.TASKS["mnli"].row({"premise": "It rains.", "hypothesis": "It is wet.", "label": 0})
+    assert pair == {"text": "It rains.\nIt is wet.", "label": 0}
+    assert tasks.TASKS["stsb"].row({"sentence1": "a", "sentence2": "b", "label": 3.8})["label"] == 4

@@ -317,6 +317,7 @@ def _classifier(task: Task, name: str, model: str | None, targets: Sequence[str]
     named = {"path": Path(str(model))} if Path(str(model)).is_dir() else {"name": str(model)}
     whole, collate = text_classification.build(TextModel(labels=task.labels, max_length=task.length, **named))
     rows = [dict(collate(part)) for part in parts]
+    whole = whole.float()
     return Ready(str(model), lambda: adapted(copy.deepcopy(whole), task, targets, head=True), *rows, _entropies, _hits)
 
 
