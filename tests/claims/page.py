@@ -65,7 +65,9 @@ def _section(name: str, page: str) -> str:
         return tables.proof(name.removeprefix("proof of "))
     if name.startswith("measured "):
         return "\n".join(["", *tables.measured(name.removeprefix("measured ")), ""])
-    known = f"{', '.join(sorted(kinds))}, 'proof of FILE' or 'measured TABLE'"
+    if name.startswith("prism "):
+        return "\n".join(["", *tables.prism(name.removeprefix("prism ")), ""])
+    known = f"{', '.join(sorted(kinds))}, 'proof of FILE', 'measured TABLE' or 'prism TABLE'"
     raise LookupError(f"{page}: nothing makes {name!r}; it can be {known}")
 
 

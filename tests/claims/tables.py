@@ -109,6 +109,15 @@ def measured(name: str) -> Iterator[str]:
         yield f"|{'|'.join(cells)}|" if cells[0] == "---" else f"| {' | '.join(cells)} |".replace("|  |", "| |")
 
 
+def prism(name: str) -> Iterator[str]:
+    """Returns a table of `benchmarks/prism.json`: of the toy, the shapes of large models, the list of tasks, or of one task."""
+    from benchmarks.prism import compare, shapes, toy
+
+    rows = json.loads((ROOT / "benchmarks" / "prism.json").read_text(encoding="utf-8"))
+    kinds = {"toy": toy.lines_of, "shapes": shapes.lines_of, "tasks": compare.tasks_lines}
+    yield from kinds[name](rows) if name in kinds else compare.lines_of(rows, name)
+
+
 def energies() -> Iterator[str]:
     """Returns the noise on Z of three ways to train a pair, by rank and gauge, from closed forms that tests hold to draws."""
     from dptrain.geometry.energy import DESIGNS, noise_on_product, pair_of
