@@ -8,6 +8,7 @@ run), never results. Pictures have a white ground, so that they are read on ligh
 import base64
 import json
 import math
+import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -472,6 +473,53 @@ class CorrelatedNoise:
         axes.set_xlabel("step")
         axes.set_ylabel("error of the sum so far, in noise multipliers")
         axes.set_ylim(bottom=0)
+
+
+@picture(
+    "geometry-lead",
+    "Lead of the tangent geometry over the best other arm",
+    "Lead of the better tangent arm over the best other against epsilon, on two tasks.",
+)
+class GeometryLead:
+    """Means over seeds, tuned alike (`benchmarks/prism.json`), with the spread of the two arms together."""
+
+    @staticmethod
+    def figures() -> Figures:
+        from benchmarks.prism.arms import OURS
+        from recipes.correlated_noise import SELECTING
+
+        rows = json.loads((ROOT / "benchmarks" / "prism.json").read_text(encoding="utf-8"))
+        found: dict[str, Any] = {}
+        for task in ("digits", "sst2"):
+            own = [row for row in rows if row["part"] == "task" and row["task"] == task and row["seed"] != SELECTING]
+            for epsilon in sorted({row["epsilon"] for row in own if row["epsilon"] is not None}):
+                arms: dict[str, list[float]] = {}
+                for row in own:
+                    if row["epsilon"] == epsilon:
+                        arms.setdefault(row["arm"], []).append(100.0 * row["reporting"])
+                several = {name: values for name, values in arms.items() if len(values) > 1}
+                best = [
+                    max((values for name, values in several.items() if (name in OURS) is ours), key=statistics.mean)
+                    for ours in (True, False)
+                ]
+                lead = statistics.mean(best[0]) - statistics.mean(best[1])
+                found.setdefault(task, []).append([epsilon, lead, math.hypot(*map(statistics.stdev, best))])
+        return found
+
+    @staticmethod
+    def draw(figure: "Figure", found: Figures) -> None:
+        axes = figure.add_subplot()
+        for place, (task, points) in enumerate(found.items()):
+            epsilons, leads, spreads = zip(*points, strict=True)
+            moved = [epsilon * (1.0 + 0.02 * place) for epsilon in epsilons]
+            axes.errorbar(moved, leads, spreads, color=PALETTE[place], marker="o", capsize=3, linewidth=1.4, label=task)
+        axes.axhline(0.0, color=FAINT, linewidth=0.8)
+        axes.set_xscale("log")
+        axes.set_xticks([1, 3, 6], ["1", "3", "6"])
+        axes.set_xlabel("epsilon, delta 1e-5")
+        axes.set_ylabel("points of accuracy")
+        axes.grid(color=GRID, linewidth=0.6)
+        axes.legend(frameon=False)
 
 
 def figures_in(path: Path) -> Figures:
