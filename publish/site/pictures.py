@@ -516,6 +516,7 @@ class GeometryLead:
         axes.axhline(0.0, color=FAINT, linewidth=0.8)
         axes.set_xscale("log")
         axes.set_xticks([1, 3, 6], ["1", "3", "6"])
+        axes.set_xticks([], minor=True)
         axes.set_xlabel("epsilon, delta 1e-5")
         axes.set_ylabel("points of accuracy")
         axes.grid(color=GRID, linewidth=0.6)
