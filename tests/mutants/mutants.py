@@ -576,7 +576,7 @@ STATEMENT_A = (
     ),
     Mutant(
         "gradients that were changed after their release are seen", RELEASE,
-        "if self._isolation.held and self._gradients.changed():", "if False:",
+        "if self._isolation.held and (not told or self._gradients.changed()):", "if False:",
         T_WATCH + "test_whatever_writes_a_gradient_after_its_release_weakens_a",
     ),
     Mutant(

@@ -5,6 +5,7 @@ from tests.mutants.mutant import Mutant
 CHARTS = "dptrain/geometry/charts.py"
 PAIR = "dptrain/geometry/lora_tangent.py"
 RELEASE = "dptrain/engine/release.py"
+OPTIMIZERS = "dptrain/geometry/optimizers.py"
 REFUSALS = "dptrain/engine/refusals.py"
 TOGETHER = "dptrain/parallel/together.py"
 SUMS = "dptrain/clipping/fast.py"
@@ -13,6 +14,7 @@ T_RUNS = "tests/geometry/test_in_runs.py::"
 T_SUM = T_RUNS + "test_the_sum_is_that_of_projected_contributions_clipped_once_over_pairs_and_the_rest"
 T_RANKS = "tests/geometry/test_on_ranks.py::"
 T_PLAIN = T_RUNS + "test_a_pair_that_has_lost_rank_takes_a_plain_step_and_one_with_a_factor_of_zero_does_not"
+AROUND = "tests/geometry/test_around_the_optimizer.py::"
 T_REFUSED = T_RUNS + "TestRefusals::"
 
 TANGENTS = (
@@ -42,9 +44,26 @@ TANGENTS = (
         "*(local(grad) for _, grad in self._released)]", T_RUNS + "test_a_direction_that_was_changed_weakens_statement_a",
     ),
     Mutant(
-        "the optimizer hears that noise was scaled", RELEASE, "stds[self._places[number]] *= float(factor)",
-        "stds[self._places[number]] *= 1.0",
+        "the optimizer hears that noise was scaled", RELEASE, "self._stds_told[place] * float(factor)",
+        "self._stds_told[place]",
         T_RUNS + "test_blocks_are_clipped_over_directions_and_the_noise_that_the_optimizer_knows_with_them",
+    ),
+    Mutant(
+        "step hooks of the other optimizer are refused", OPTIMIZERS, "if self.others._optimizer_step_pre_hooks or", "if False and",
+        AROUND + "test_step_hooks_of_the_other_optimizer_are_refused",
+    ),
+    Mutant(
+        "it is stepped without hooks", OPTIMIZERS, 'getattr(step_of, "__wrapped__", step_of)(self.others)',
+        "self.others.step()",
+        AROUND + "test_hooks_of_all_optimizers_do_not_reach_the_other_one",
+    ),
+    Mutant(
+        "an optimizer is judged at every step", RELEASE, "reason = weakness(optimizer, optimizer)", "reason = HELD",
+        AROUND + "test_an_optimizer_that_is_changed_behind_prepare_is_judged_again",
+    ),
+    Mutant(
+        "no pair holds a direction that was not released", RELEASE, "direction is not expected.get(place) for", "False for",
+        AROUND + "test_a_direction_for_a_pair_that_no_class_may_touch_is_refused_and_an_earlier_one_forgotten",
     ),
     Mutant(
         "frames are those of the first rank", TOGETHER, "charts.read(self.ranks.first(charts.written))", "charts.computed()",
