@@ -49,7 +49,8 @@ TANGENTS = (
         T_RUNS + "test_blocks_are_clipped_over_directions_and_the_noise_that_the_optimizer_knows_with_them",
     ),
     Mutant(
-        "step hooks of the other optimizer are refused", OPTIMIZERS, "if self.others._optimizer_step_pre_hooks or", "if False and",
+        "step hooks of the other optimizer are refused", OPTIMIZERS, "if self.others._optimizer_step_pre_hooks or",
+        "if False and",
         AROUND + "test_step_hooks_of_the_other_optimizer_are_refused",
     ),
     Mutant(
