@@ -59,7 +59,10 @@ def _turned(space: Any) -> Any:
     return space
 
 
-@pytest.mark.parametrize("shift", [False, True], ids=["as they are", "of the first though others would find others"])
+@pytest.mark.parametrize(
+    "shift",
+    [pytest.param(False, id="as they are", marks=pytest.mark.slow), pytest.param(True, id="others would find others")],
+)
 def test_two_processes_release_what_one_does_and_hold_the_same_bits(tmp_path: Path, shift: bool) -> None:
     world = made(tmp_path / "world")
     alone = launched(trained, 1, world.root, "one", None)[0]
@@ -72,6 +75,7 @@ def test_two_processes_release_what_one_does_and_hold_the_same_bits(tmp_path: Pa
         assert torch.equal(one, other)
 
 
+@pytest.mark.slow
 def test_a_run_of_two_processes_goes_on_alone_and_the_reverse(tmp_path: Path) -> None:
     world = made(tmp_path / "world")
     for name, (before, after) in {"fewer": (2, 1), "more": (1, 2)}.items():
