@@ -98,7 +98,7 @@ def trained(gauge: float, *, rebalanced: bool, lr: float, clip: float = 1.0, sig
 
 def best(gauge: float, *, rebalanced: bool) -> float:
     """Returns the least error over a grid of learning rates."""
-    return min(trained(gauge, rebalanced=rebalanced, lr=lr) for lr in (0.1, 0.3, 1.0))
+    return min(trained(gauge, rebalanced=rebalanced, lr=lr) for lr in (0.03, 0.1, 0.3, 1.0, 3.0))
 
 
 def test_a_public_change_of_gauge_before_each_step_removes_most_of_what_a_gauge_costs() -> None:
