@@ -60,7 +60,7 @@ def revision(root: Path, name: str) -> Iterator[Path]:
         if done.returncode:
             raise ValueError(f"git has no tree of {name}: {done.stderr.decode().strip()}; name a revision of {root}")
         with tarfile.open(fileobj=io.BytesIO(done.stdout)) as files:
-            files.extractall(folder, filter="data")
+            files.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))  # from 3.11.4 on
         yield Path(folder)
 
 
