@@ -76,6 +76,10 @@ class ContentChanged(DptrainError):
     """The bytes of a contribution are no longer those that were attested and admitted."""
 
 
+class NotPaid(DptrainError):
+    """A private answer for which no budget is reserved, or of which all that was reserved has been released."""
+
+
 class RanksError(DptrainError):
     """The processes of a run do not agree, or cannot reach each other."""
 

@@ -55,23 +55,23 @@ def epsilon_of_mu(mu: float, delta: float) -> float:
     if math.isinf(mu) or mu * mu > 1e300:
         return math.inf
     low, high = 0.0, 1.0
-    if _delta(mu, low) <= delta:
+    if delta_of_mu(mu, low) <= delta:
         return 0.0
-    while _delta(mu, high) > delta:
+    while delta_of_mu(mu, high) > delta:
         low, high = high, 2.0 * high
     while high - low > 1e-13 * high:
         middle = 0.5 * (low + high)
         if not low < middle < high:
             break
-        if _delta(mu, middle) > delta:
+        if delta_of_mu(mu, middle) > delta:
             low = middle
         else:
             high = middle
     return high
 
 
-def _delta(mu: float, epsilon: float) -> float:
-    """Returns delta(eps) = Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu).
+def delta_of_mu(mu: float, epsilon: float) -> float:
+    """Returns delta of the pair N(0, 1) versus N(mu, 1): Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu).
 
     With a = eps/mu - mu/2 and b = eps/mu + mu/2, e^eps = exp((b^2 - a^2)/2), so the second term is
     exp(-a^2/2) erfcx(b/sqrt 2)/2, which neither overflows nor underflows where it matters.
