@@ -131,7 +131,6 @@ def distance(sigma: float, sensitivity: float, releases: int = 1) -> float:
     return math.sqrt(_count(releases)) * _positive(sensitivity, "SENSITIVITY", "a sensitivity") / sigma
 
 
-@lru_cache(maxsize=1024)
 def mu_of(epsilon: float, delta: float) -> float:
     """Returns the largest distance of neighbours, in standard deviations, that is (epsilon, delta)-DP; from below.
 
@@ -143,8 +142,11 @@ def mu_of(epsilon: float, delta: float) -> float:
     Raises:
         AccountantError: code EPSILON or DELTA, out of range.
     """
-    epsilon, delta = check_epsilon(epsilon), check_delta(delta)
+    return _mu_of(check_epsilon(epsilon), check_delta(delta))
 
+
+@lru_cache(maxsize=1024)
+def _mu_of(epsilon: float, delta: float) -> float:
     def safe(mu: float) -> bool:
         tail = 0.5 * math.erfc((epsilon / mu - 0.5 * mu) / math.sqrt(2.0))
         return delta_of_mu(mu, epsilon) + _DOUBT * tail <= delta

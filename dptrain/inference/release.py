@@ -105,7 +105,6 @@ class GaussianRelease:
             assert epsilon is not None
             sigma = sigma_analytic(epsilon, delta, sensitivity_of(clip, adjacency), tokens)
         self.worth = Worth(clip, sigma, delta, tokens, adjacency)
-        self._one = Worth(clip, sigma, delta, 1, adjacency)
         if not 2.0**-900 <= sigma <= 2.0**900:
             raise ConfigError("SIGMA", f"sigma must leave room for its lattice, between 2^-900 and 2^900, got {sigma}")
         LOG.info("%s", self.worth.sentence)
@@ -125,19 +124,11 @@ class GaussianRelease:
         Raises:
             NotPaid: code RECEIPT, the meter gave none, or one of fewer releases. What the meter raises passes through.
         """
-        asked = self.worth.releases
-        receipt = meter.reserve(asked, mechanism=self._one.mechanism, nano_rho=self._one.nano_rho)
-        paid = receipt.releases if isinstance(receipt, Receipt) else None
-        if isinstance(paid, bool) or not isinstance(paid, int) or paid < asked:
-            raise NotPaid(
-                "RECEIPT",
-                f"the meter gave {receipt!r}, expected a receipt of {asked} releases; nothing is released before a budget holds it",
-            )
-        return Answer(self.worth, receipt)
+        return Answer(self.worth, meter)
 
 
 class Answer:
-    """Makes the releases of one answer, which is paid for; `GaussianRelease.answer` makes it.
+    """Reserves and makes the releases of one answer; `GaussianRelease.answer` makes it.
 
     Guarantee: At most as many states leave as were reserved, each clipped in whole numbers and with noise that nothing else
     has; an attempt counts even where it fails. Threads may share it.
@@ -146,7 +137,16 @@ class Answer:
         worth: of the whole answer. receipt: what the meter gave.
     """
 
-    def __init__(self, worth: Worth, receipt: Receipt) -> None:
+    def __init__(self, worth: Worth, meter: Meter) -> None:
+        asked = worth.releases
+        receipt = meter.reserve(asked, mechanism=worth.mechanism, nano_rho=worth.nano_rho)
+        paid = receipt.releases if isinstance(receipt, Receipt) else None
+        if isinstance(paid, bool) or not isinstance(paid, int) or paid < asked:
+            raise NotPaid(
+                "RECEIPT",
+                f"the meter gave {receipt!r}, expected a receipt of {asked} releases; nothing is released before a budget "
+                "holds it",
+            )
         self.worth = worth
         self.receipt = receipt
         self._made = 0
@@ -174,7 +174,8 @@ class Answer:
             if self._made >= self.worth.releases:
                 raise NotPaid(
                     "NOT_RESERVED",
-                    f"all {self.worth.releases} releases of this answer are made, and no more are paid for; reserve another answer",
+                    f"all {self.worth.releases} releases of this answer are made, and no more are paid for; reserve another "
+                    "answer",
                 )
             self._made += 1
             number = self._made
