@@ -7,6 +7,7 @@ from tests.mutants.clipped import CLIPPED
 from tests.mutants.correlated import CORRELATED
 from tests.mutants.mutant import Mutant
 from tests.mutants.ranks import ON_RANKS
+from tests.mutants.served import SERVED
 from tests.mutants.tangents import TANGENTS
 
 ADDRESSES = "dptrain/sandbox/addresses.py"
@@ -874,5 +875,6 @@ GROUPS = {
     "figures of an audit": FIGURES,
     "releases": RELEASES,
     "several processes": ON_RANKS,
+    "what a served model releases": SERVED,
 }
 """Mutants by what they break."""
