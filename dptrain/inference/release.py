@@ -131,7 +131,10 @@ class Answer:
     """Reserves and makes the releases of one answer; `GaussianRelease.answer` makes it.
 
     Guarantee: At most as many states leave as were reserved, each clipped in whole numbers and with noise that nothing else
-    has; an attempt counts even where it fails. Threads may share it.
+    has. Threads may share it.
+
+    Its worth is that of all releases. That fewer are made may follow from what was released or from what is public, and from
+    nothing else; their shapes are public too.
 
     Attributes:
         worth: of the whole answer. receipt: what the meter gave.
@@ -154,7 +157,7 @@ class Answer:
 
     @property
     def made(self) -> int:
-        """Number of releases that were made or attempted; what a meter settles."""
+        """Number of releases that were begun; what a meter settles."""
         return self._made
 
     def release(self, state: Any) -> Released:
