@@ -41,7 +41,9 @@ def sensitivity_of(clip: float, adjacency: str) -> float:
     """
     if adjacency not in ADJACENCIES:
         raise AccountantError("ADJACENCY", f"an adjacency is one of {', '.join(ADJACENCIES)}, got {adjacency!r}")
-    return ADJACENCIES[adjacency] * _positive(clip, "CLIP_NORM", "a clip norm")
+    if not _positive(clip):
+        raise AccountantError("CLIP_NORM", f"a clip norm is a positive finite number, got {clip!r}; give one above 0")
+    return ADJACENCIES[adjacency] * float(clip)
 
 
 def sigma_classical(epsilon: float, delta: float, sensitivity: float) -> float:
@@ -54,7 +56,7 @@ def sigma_classical(epsilon: float, delta: float, sensitivity: float) -> float:
         AccountantError: code CLASSICAL_EPSILON, epsilon is 1 or more; EPSILON, DELTA, SENSITIVITY, out of range.
     """
     epsilon, delta = check_epsilon(epsilon), check_delta(delta)
-    sensitivity = _positive(sensitivity, "SENSITIVITY", "a sensitivity")
+    sensitivity = _sensitivity(sensitivity)
     if epsilon >= 1.0:
         raise AccountantError(
             "CLASSICAL_EPSILON",
@@ -78,7 +80,7 @@ def sigma_analytic(epsilon: float, delta: float, sensitivity: float, releases: i
     Raises:
         AccountantError: code EPSILON, DELTA, SENSITIVITY or RELEASES, out of range; NOTHING_HIDDEN, the noise would be nominal.
     """
-    sensitivity = _positive(sensitivity, "SENSITIVITY", "a sensitivity")
+    sensitivity = _sensitivity(sensitivity)
     mu = mu_of(epsilon, delta) / math.sqrt(_count(releases))
     if mu > MOST_MU:
         raise _nominal(mu)
@@ -127,8 +129,11 @@ def distance(sigma: float, sensitivity: float, releases: int = 1) -> float:
     Raises:
         AccountantError: code SIGMA, SENSITIVITY or RELEASES, out of range.
     """
-    sigma = _positive(sigma, "SIGMA", "the standard deviation of noise")
-    return math.sqrt(_count(releases)) * _positive(sensitivity, "SENSITIVITY", "a sensitivity") / sigma
+    if not _positive(sigma):
+        raise AccountantError(
+            "SIGMA", f"the standard deviation of noise is a positive number, got {sigma!r}; no state leaves without noise"
+        )
+    return math.sqrt(_count(releases)) * _sensitivity(sensitivity) / float(sigma)
 
 
 def mu_of(epsilon: float, delta: float) -> float:
@@ -226,9 +231,13 @@ def _above(value: float) -> float:
     return math.nextafter(value, math.inf)
 
 
-def _positive(value: float, code: str, what: str) -> float:
-    if not (is_real(value) and 0.0 < value < math.inf):
-        raise AccountantError(code, f"{what} is a positive finite number, got {value!r}")
+def _positive(value: object) -> bool:
+    return is_real(value) and 0.0 < value < math.inf
+
+
+def _sensitivity(value: float) -> float:
+    if not _positive(value):
+        raise AccountantError("SENSITIVITY", f"a sensitivity is a positive finite number, got {value!r}; give one above 0")
     return float(value)
 
 

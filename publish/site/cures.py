@@ -33,6 +33,7 @@ CURES: Final[Mapping[str, str]] = {
     "LedgerWrongRun": "Give the file, the key or the ledger of this run.",
     "LossShape": "Compute one loss for each example, from the model that prepare() returned, with gradients enabled.",
     "NotChecked": "Give a module, a callable, or a script that trains.",
+    "NotPaid": "Reserve the releases of an answer from the budget of its unit before the model is run.",
     "NotPrivateUse": "Change the line of the loop that the message names; until then nothing of this run is private.",
     "NoteError": _GET_AGAIN,
     "PinRefused": "Restore the file from a backup or remove it, as its page says; ask who could write there.",

