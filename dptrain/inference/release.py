@@ -15,7 +15,7 @@ import os
 import threading
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -154,6 +154,7 @@ class Answer:
         self.receipt = receipt
         self._made = 0
         self._lock = threading.Lock()
+        self._process = os.getpid()
 
     @property
     def made(self) -> int:
@@ -170,9 +171,12 @@ class Answer:
 
         Raises:
             ConfigError: code STATE, it is neither, or has no numbers.
-            NotPaid: code NOT_RESERVED, all releases of this answer are made.
+            NotPaid: code NOT_RESERVED, all releases of this answer are made; OTHER_PROCESS, it was reserved in another process,
+                which counts them.
         """
         values = _flat(state)
+        if os.getpid() != self._process:
+            raise NotPaid("OTHER_PROCESS", "this answer was reserved in another process, which counts it; reserve one here")
         with self._lock:
             if self._made >= self.worth.releases:
                 raise NotPaid(
@@ -184,6 +188,10 @@ class Answer:
             number = self._made
         noised = _noised(values, self.worth.clip, self.worth.sigma)
         return Released(_like(state, noised), self.worth, number)
+
+    def __reduce__(self) -> NoReturn:
+        """Refuses: two copies would count apart."""
+        raise TypeError("an answer cannot be pickled or copied: what is reserved would be released twice")
 
 
 def clipped_steps(values: np.ndarray, clip: float, step: float) -> np.ndarray:

@@ -1,11 +1,13 @@
 """What leaves of a state: clipped in whole numbers, noised with fresh normals on the lattice, and paid for before."""
 
+import copy
 import math
 import os
+import pickle
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -50,6 +52,20 @@ class Meter:
 
 def answer(sigma: float = 2.0, clip: float = 1.0, tokens: int = MANY) -> Answer:
     return GaussianRelease(clip, adjacency="replace_null", delta=1e-5, sigma=sigma, tokens=tokens).answer(Meter())
+
+
+def forked(work: Callable[[], bytes]) -> bytes:
+    """What a forked child says, at most 1000 bytes."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(writer, work())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(writer)
+    return os.read(reader, 1000)
 
 
 def within(steps: np.ndarray, clip: float, step: float) -> bool:
@@ -178,18 +194,9 @@ def test_processes_that_start_alike_and_those_that_are_forked_draw_different_noi
     program = "from dptrain.inference.release import normal_steps; print(normal_steps(3).tolist())"
     apart = [subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120) for _ in range(2)]
     assert all(one.returncode == 0 for one in apart) and apart[0].stdout != apart[1].stdout
-    paid = answer()
-    paid.release(np.zeros(3))
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.write(writer, paid.release(np.zeros(3)).state.tobytes())
-        finally:
-            os._exit(0)
-    os.waitpid(child, 0)
-    theirs = os.read(reader, 1000)
-    assert len(theirs) == 24 and theirs != paid.release(np.zeros(3)).state.tobytes()
+    normal_steps(3)
+    theirs = forked(lambda: normal_steps(3).tobytes())
+    assert len(theirs) == 24 and theirs != normal_steps(3).tobytes()
 
 
 def test_a_state_longer_than_a_chunk_repeats_nothing() -> None:
@@ -268,6 +275,22 @@ def test_no_more_states_leave_than_were_reserved_however_many_threads_ask() -> N
     with ThreadPoolExecutor(8) as pool:
         assert sum(pool.map(ask, range(60))) == 20
     assert paid.made == 20
+
+
+def test_an_answer_is_counted_in_one_place_and_not_in_copies_of_it() -> None:
+    paid = answer(tokens=3)
+
+    def ask() -> bytes:
+        try:
+            paid.release(np.zeros(3))
+        except NotPaid as refused:
+            return refused.code.encode()
+        return b"released"
+
+    assert forked(ask) == b"OTHER_PROCESS" and ask() == b"released"
+    for duplicate in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="pickled or copied"):
+            duplicate(paid)
 
 
 @pytest.mark.parametrize("receipt", [None, True, 1, object(), Paid(2), Paid(True), Paid("3")])  # type: ignore[arg-type]

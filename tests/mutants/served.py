@@ -95,6 +95,10 @@ SERVED = (
         T_STATES + "test_no_more_states_leave_than_were_reserved_however_many_threads_ask",
     ),
     Mutant(
+        "a forked process has no part in an answer", STATES, "if os.getpid() != self._process:", "if False:",
+        T_STATES + "test_an_answer_is_counted_in_one_place_and_not_in_copies_of_it",
+    ),
+    Mutant(
         "an answer is charged whole", STATES, "meter.reserve(asked,", "meter.reserve(1,",
         T_STATES + "test_an_answer_is_reserved_whole_before_anything_is_released",
     ),
