@@ -1,0 +1,50 @@
+"""Keeps one value for each of a few sessions: the public keys of a client."""
+
+import threading
+from typing import Generic, TypeVar
+
+from dptrain.inference.he.scheme import EncryptionRefused
+
+Keys = TypeVar("Keys")
+
+
+class Sessions(Generic[Keys]):
+    """Holds the keys of at most so many sessions; those of one are never exchanged for others unseen."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._held: dict[str, Keys] = {}
+        self._lock = threading.Lock()
+
+    def refuse(self, session: str) -> None:
+        """Refuses a session that cannot be added, before its keys are read.
+
+        Raises:
+            EncryptionRefused: `SESSION_TAKEN` or `SESSIONS_FULL`.
+        """
+        if session in self._held:
+            raise EncryptionRefused("SESSION_TAKEN", "this session has keys; forget it first, or take another name")
+        if len(self._held) >= self._most:
+            raise EncryptionRefused("SESSIONS_FULL", f"{self._most} sessions have keys, which is the most; forget one, or ask later")
+
+    def add(self, session: str, keys: Keys) -> None:
+        """Takes the keys of a session; raises as `refuse`."""
+        with self._lock:
+            self.refuse(session)
+            self._held[session] = keys
+
+    def of(self, session: str) -> Keys:
+        """Returns the keys of a session.
+
+        Raises:
+            EncryptionRefused: `NO_KEYS`.
+        """
+        try:
+            return self._held[session]
+        except KeyError:
+            raise EncryptionRefused("NO_KEYS", "no keys are registered for this session; register HEKeys.public first") from None
+
+    def forget(self, session: str) -> None:
+        """Lets the keys of a session go; it may register others."""
+        with self._lock:
+            self._held.pop(session, None)
