@@ -7,8 +7,8 @@ two are loaded by their own names, so that a server does not load the client: ``
 HEKeys`` and ``from dptrain.inference.he.server import AdapterServer``. Both need ``pip install 'dptrain[he]'``.
 
 What it protects: the state, and what the adapter answers, from a server that does its work and looks (semi-honest). It learns
-the sizes, the times, and which adapter is asked. Security is that of ring-LWE with N = 8192 and a modulus of 200 bits, under the
-218 bits that the HomomorphicEncryption.org standard allows for 128 bits of security.
+the sizes, the times, and which adapter is asked. Security is that of ring-LWE with N = 8192 and a modulus of 200 bits, under
+the 218 bits that the HomomorphicEncryption.org standard allows for 128 bits of security.
 
 What it does not protect:
 

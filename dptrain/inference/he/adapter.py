@@ -85,7 +85,9 @@ class Adapter:
             ) from error
         more = getattr(layer, "lora_variant", {}).get(name) or getattr(layer, "use_dora", {}).get(name)
         if more or getattr(outer, "bias", None) is not None:
-            raise ConfigError("ADAPTER_SHAPE", f"adapter {name!r} is more than a pair (DoRA, or a bias); a product is B A alone")
+            raise ConfigError(
+                "ADAPTER_SHAPE", f"adapter {name!r} is more than a pair (DoRA, or a bias), the product is B A; merge it elsewhere"
+            )
         return cls(inner.weight, outer.weight, float(scaling))
 
     @property

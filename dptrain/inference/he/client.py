@@ -68,13 +68,13 @@ class HEKeys:
         values = as_array(state)
         if values.ndim != 1 or not 0 < len(values) <= self.width:
             raise EncryptionRefused(
-                "WRONG_LENGTH", f"a state of shape {values.shape}; one vector of at most {self.width} numbers is encrypted at a time"
+                "WRONG_LENGTH", f"a state of shape {values.shape}; one vector of at most {self.width} numbers is taken"
             )
         norm = float(np.linalg.norm(values))
         if not np.isfinite(norm):
             raise EncryptionRefused("NOT_FINITE", "the state, or its norm, is not finite; give finite numbers")
         if norm > NORM:
-            raise EncryptionRefused("TOO_LARGE", f"the state is {norm:.4g} long, at most {NORM:g} is taken; scale it, and the answer")
+            raise EncryptionRefused("TOO_LARGE", f"the state is {norm:.4g} long, at most {NORM:g} is taken; scale it and the answer")
         slots, plain, vector = packing.periodic(values, self.width), sealapi().Plaintext(), sealapi().Ciphertext()
         self._encoder.encode(slots.tolist(), SCALE, plain)
         self._encryptor.encrypt_symmetric(plain, vector)
@@ -94,7 +94,7 @@ class HEKeys:
         self._refuse_closed()
         came = wire.unpack_vector(wire.DELTA, answer)
         if (came.keys, came.width) != (self._name, self.width):
-            raise EncryptionRefused("WRONG_KEYS", "the answer is under other keys than these; decrypt it with those of the request")
+            raise EncryptionRefused("WRONG_KEYS", "the answer is under other keys; decrypt it with those of the request")
         plain = sealapi().Plaintext()
         self._decryptor.decrypt(came.vector, plain)
         values = np.array(self._encoder.decode_double(plain)[: came.length])
@@ -115,7 +115,7 @@ class HEKeys:
         return f"HEKeys(width={self.width}, {'closed' if self._decryptor is None else 'open'})"
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
-        raise EncryptionRefused("SECRET_STAYS", "a secret key is neither pickled nor copied; make keys in the process that uses them")
+        raise EncryptionRefused("SECRET_STAYS", "a secret key is neither pickled nor copied; make keys where they are used")
 
     def _refuse_closed(self) -> None:
         if self._decryptor is None:

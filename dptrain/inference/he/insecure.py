@@ -84,7 +84,7 @@ def _opened(data: object, name: bytes) -> bytes:
     if not isinstance(data, bytes):
         raise EncryptionRefused("STATE_IN_CLEAR", f"a {type(data).__name__} came; send what encrypt gives")
     if not data.startswith(MARK) or (len(data) - len(MARK)) % 8:
-        raise EncryptionRefused("NOT_A_CIPHERTEXT", "these bytes are none of the insecure test; send what InsecureKeys.encrypt gave")
+        raise EncryptionRefused("NOT_A_CIPHERTEXT", "these bytes are of no insecure test; send what encrypt gave")
     if data[len(MARK) :][:_NAME] != name:
         raise EncryptionRefused("WRONG_KEYS", "the bytes are under other keys; use those of the session")
     return data[len(MARK) + 2 * _NAME :]

@@ -2,14 +2,14 @@
 
 The state stands in all slots with period P, the width. With r the rank, a power of two, and k a slot:
 
-* z: sum over i < r of A[k mod r, (k + i) mod P] · h[(k + i) mod P] has a part of z[k mod r]; turning by r, 2r, ..., P/2 and adding
-  gives all of it, with period r.
+* z: sum over i < r of A[k mod r, (k + i) mod P] · h[(k + i) mod P] has a part of z[k mod r]; turning by r, 2r, ..., P/2 and
+  adding gives all of it, with period r.
 * delta: sum over i < r of B[k, (k + i) mod r] · z[(k + i) mod r], with period P.
 
 Each of these sums is the product of a matrix by its diagonals (Halevi and Shoup 2014, "Algorithms in HElib", section 4). With
-i = b j + i', the copies turned by i' < b are made one from the other, and the sums over i' of each j are turned by Horner's rule:
-sum_j turn^(bj)(inner_j) = inner_0 + turn^b(inner_1 + turn^b(...)). So one product turns by 1, b and powers of two alone: 11 keys for
-a width of 2048 serve every rank.
+i = b j + i', the copies turned by i' < b are made one from the other, and the sums over i' of each j are turned by Horner's
+rule: sum_j turn^(bj)(inner_j) = inner_0 + turn^b(inner_1 + turn^b(...)). So all turns are by powers of two, and 11 keys for a
+width of 2048 serve every rank.
 """
 
 from collections.abc import Iterator

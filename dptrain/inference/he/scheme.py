@@ -59,7 +59,8 @@ def context() -> Any:
     parameters.set_coeff_modulus(seal.CoeffModulus.Create(DEGREE, list(MODULI)))
     made = seal.SEALContext(parameters, True, seal.SEC_LEVEL_TYPE.TC128)
     if not made.parameters_set():
-        raise ConfigError("HE_PARAMETERS", f"SEAL refuses the parameters: {made.parameters_error_message()}; use tenseal 0.3.18")
+        why = made.parameters_error_message()
+        raise ConfigError("HE_PARAMETERS", f"SEAL refuses the parameters ({why}); use tenseal 0.3.18")
     return made
 
 

@@ -100,11 +100,11 @@ class AdapterServer:
         came = wire.unpack_vector(wire.STATE, state)
         if (came.keys, came.width) != (keys.name, keys.width):
             raise EncryptionRefused(
-                "WRONG_KEYS", "the state is encrypted under keys that are not those of this session; encrypt it with the session's"
+                "WRONG_KEYS", "the state is under keys that are not the session's; encrypt it with those"
             )
         outputs, inputs = adapter.B.shape[0], adapter.A.shape[1]
         if came.length != inputs:
-            raise EncryptionRefused("WRONG_LENGTH", f"the state is {came.length} long, the adapter takes {inputs}; ask another one")
+            raise EncryptionRefused("WRONG_LENGTH", f"the state is {came.length} long, the adapter takes {inputs}; ask another")
         encoded = self._encode(adapter, keys.width)
         delta = self._product(came.vector, encoded, keys)
         return wire.pack_vector(wire.DELTA, keys.name, outputs, keys.width, delta)
@@ -134,7 +134,7 @@ class AdapterServer:
             self._encoder.encode(diagonal.tolist(), levels()[level].parms_id(), dropped(level), plain)
             made.append(None if plain.is_zero() else plain)
         if all(plain is None for plain in made):
-            raise EncryptionRefused("ADAPTER_ZERO", "a factor of the adapter vanishes at a scale of 2^40; serve the base without it")
+            raise EncryptionRefused("ADAPTER_ZERO", "a factor of the adapter vanishes at scale 2^40; serve the base without it")
         return made
 
     def _product(self, state: Any, encoded: _Encoded, keys: _Session) -> Any:
@@ -162,6 +162,7 @@ class AdapterServer:
                     total = part
                 else:
                     self._evaluator.add_inplace(total, part)
+        assert total is not None  # some diagonal is not zero
         self._evaluator.rescale_to_next_inplace(total)
         total.scale = SCALE  # exact but for rounding of doubles: the plaintext's scale is the prime that went
         return total

@@ -25,7 +25,7 @@ class Sessions(Generic[Keys]):
         if session in self._held:
             raise EncryptionRefused("SESSION_TAKEN", "this session has keys; forget it first, or take another name")
         if len(self._held) >= self._most:
-            raise EncryptionRefused("SESSIONS_FULL", f"{self._most} sessions have keys, which is the most; forget one, or ask later")
+            raise EncryptionRefused("SESSIONS_FULL", f"{self._most} sessions have keys, the most there may be; ask later")
 
     def add(self, session: str, keys: Keys) -> None:
         """Takes the keys of a session; raises as `refuse`."""
@@ -42,7 +42,7 @@ class Sessions(Generic[Keys]):
         try:
             return self._held[session]
         except KeyError:
-            raise EncryptionRefused("NO_KEYS", "no keys are registered for this session; register HEKeys.public first") from None
+            raise EncryptionRefused("NO_KEYS", "this session has no keys; register HEKeys.public first") from None
 
     def forget(self, session: str) -> None:
         """Lets the keys of a session go; it may register others."""

@@ -18,7 +18,19 @@ import numpy as np
 
 from dptrain.errors import ConfigError
 from dptrain.inference.he.scheme import (
-    DEGREE, HOW, MODULI, SCALE, WIDTHS, EncryptionRefused, context, element, levels, loaded, rotations, saved, sealapi,
+    DEGREE,
+    HOW,
+    MODULI,
+    SCALE,
+    WIDTHS,
+    EncryptionRefused,
+    context,
+    element,
+    levels,
+    loaded,
+    rotations,
+    saved,
+    sealapi,
 )  # fmt: skip
 
 KEYS, STATE, DELTA = b"dptrain-he-keys\n", b"dptrain-he-stat\n", b"dptrain-he-delt\n"
@@ -80,8 +92,8 @@ def unpack_keys(bundle: bytes) -> tuple[int, Any]:
     if (degree, tuple(moduli), scale) != (DEGREE, MODULI, math.log2(SCALE)) or width not in WIDTHS:
         raise EncryptionRefused(
             "WRONG_PARAMETERS",
-            f"keys are of N = {degree}, primes of {moduli} bits, scale 2^{scale} and width {width}; this server takes N = {DEGREE}, "
-            f"{list(MODULI)}, 2^{round(math.log2(SCALE))} and a width of {', '.join(map(str, WIDTHS))}; make keys by HEKeys.generate",
+            f"keys are of N = {degree}, primes of {moduli} bits, scale 2^{scale} and width {width}; taken are N = {DEGREE}, "
+            f"{list(MODULI)}, 2^{math.log2(SCALE):.0f} and one of {list(WIDTHS)}; make keys by HEKeys.generate",
         )
     skeleton = list(_keys_skeleton(width))
     whole = _checked(bundle[_BUNDLE.size :], skeleton, "MALFORMED_KEYS", "a bundle of keys")
@@ -107,7 +119,7 @@ def unpack_vector(kind: bytes, data: object) -> Envelope:
     if not isinstance(data, bytes):
         raise _in_clear(f"a {type(data).__name__} came in the place of an encrypted state")
     if len(data) > MOST_STATE:
-        raise EncryptionRefused("TOO_LONG", f"{what} has {len(data)} bytes, at most {MOST_STATE} are read; send what encrypt gave")
+        raise EncryptionRefused("TOO_LONG", f"{what} has {len(data)} bytes, at most {MOST_STATE} are read; send it as made")
     if not data.startswith(kind) or len(data) < _ENVELOPE.size:
         if _looks_clear(data):
             raise _in_clear("bytes that read as numbers came in the place of an encrypted state")
@@ -125,12 +137,12 @@ def unpack_vector(kind: bytes, data: object) -> Envelope:
 
 def _secret(why: str) -> EncryptionRefused:
     return EncryptionRefused(
-        "SECRET_IN_BUNDLE", f"a secret key came with the public ones ({why}), and is not read; make new keys, and send HEKeys.public"
+        "SECRET_IN_BUNDLE", f"a secret key came with the keys ({why}), and is not read; make new ones, and send HEKeys.public"
     )
 
 
 def _in_clear(why: str) -> EncryptionRefused:
-    return EncryptionRefused("STATE_IN_CLEAR", f"{why}; this server takes encrypted states alone: send what HEKeys.encrypt gives")
+    return EncryptionRefused("STATE_IN_CLEAR", f"{why}; only encrypted states are taken: send what HEKeys.encrypt gives")
 
 
 def _looks_clear(data: bytes) -> bool:
@@ -186,8 +198,8 @@ def _checked(data: bytes, skeleton: list[tuple[int, bytes]], code: str, what: st
     if (magic, own, reserved) != (_MAGIC, _HEADER.size, 0) or (major, minor) != _version() or length != len(data):
         raise EncryptionRefused(
             code,
-            f"{what} says {length} bytes of SEAL {major}.{minor} and has {len(data)}; SEAL {'.'.join(map(str, _version()))} was "
-            "expected, with nothing after it; use the same tenseal on both sides",
+            f"{what} says {length} bytes of SEAL {major}.{minor} and has {len(data)}; an object of SEAL {_version()[0]}.{_version()[1]} "
+            "was expected, with nothing after it; use the same tenseal on both sides",
         )
     if compression == _ZSTD:
         whole = _inflated(data[_HEADER.size :], size, code, what)
@@ -199,7 +211,7 @@ def _checked(data: bytes, skeleton: list[tuple[int, bytes]], code: str, what: st
         raise _secret("it stands where keys of rotations are expected")
     if len(whole) != size or any(whole[place : place + len(part)] != part for place, part in skeleton):
         raise EncryptionRefused(
-            code, f"{what} is not of the form and the parameters that were expected ({len(whole)} bytes, not {size}); make it anew"
+            code, f"{what} is not of the form or the parameters expected ({len(whole)} bytes of {size} read); make it anew"
         )
     return _HEADER.pack(_MAGIC, _HEADER.size, major, minor, _NONE, 0, _HEADER.size + len(whole)) + whole
 
@@ -209,7 +221,7 @@ def _inflated(data: bytes, size: int, code: str, what: str) -> bytes:
     try:
         import zstandard
     except ImportError as error:
-        raise ConfigError("NO_ZSTANDARD", f"encrypted adapters need zstandard, which is not installed ({error}); {HOW}") from error
+        raise ConfigError("NO_ZSTANDARD", f"encrypted adapters need zstandard, not installed ({error}); {HOW}") from error
     try:
         with zstandard.ZstdDecompressor(max_window_size=1 << 23).stream_reader(data) as reader:
             return reader.read(size + 1)
@@ -249,7 +261,7 @@ def _ciphertext_size(level: int) -> int:
 
 
 def _keys_skeleton(width: int) -> Iterator[tuple[int, bytes]]:
-    """Yields all of the keys of a width but their coefficients: a list of N places, and three ciphertexts at each that is used."""
+    """Yields all of the keys of a width but coefficients: N places, and three ciphertexts at each that is used."""
     level = context().key_context_data()
     coefficients = 2 * len(MODULI) * DEGREE * 8
     inner = _ciphertext(level, len(MODULI), 1.0)
