@@ -74,7 +74,7 @@ class HEKeys:
         if not np.isfinite(norm):
             raise EncryptionRefused("NOT_FINITE", "the state, or its norm, is not finite; give finite numbers")
         if norm > NORM:
-            raise EncryptionRefused("TOO_LARGE", f"the state is {norm:.4g} long, at most {NORM:g} is taken; scale it and the answer")
+            raise EncryptionRefused("TOO_LARGE", f"the state is {norm:.4g} long, more than {NORM:g}; scale it and the answer")
         slots, plain, vector = packing.periodic(values, self.width), sealapi().Plaintext(), sealapi().Ciphertext()
         self._encoder.encode(slots.tolist(), SCALE, plain)
         self._encryptor.encrypt_symmetric(plain, vector)

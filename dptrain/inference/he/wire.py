@@ -198,8 +198,8 @@ def _checked(data: bytes, skeleton: list[tuple[int, bytes]], code: str, what: st
     if (magic, own, reserved) != (_MAGIC, _HEADER.size, 0) or (major, minor) != _version() or length != len(data):
         raise EncryptionRefused(
             code,
-            f"{what} says {length} bytes of SEAL {major}.{minor} and has {len(data)}; an object of SEAL {_version()[0]}.{_version()[1]} "
-            "was expected, with nothing after it; use the same tenseal on both sides",
+            f"{what} has {len(data)} bytes and says it is {length} of SEAL {major}.{minor}; one object of SEAL "
+            f"{_version()[0]}.{_version()[1]} was expected, and nothing after it; use the same tenseal on both sides",
         )
     if compression == _ZSTD:
         whole = _inflated(data[_HEADER.size :], size, code, what)

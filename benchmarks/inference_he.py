@@ -1,0 +1,161 @@
+"""What an adapter under encryption costs, in one process with TenSEAL's own products: ``python -m benchmarks.inference_he``.
+
+Each round runs every row once, so that a busy moment falls on all of them; times are the best of the rounds, and the load of
+the machine stands beside. The first row is of the size at which the target is stated (80 ms of the server for a token, error
+1e-6), others are of small models. TenSEAL's ``.mm`` runs under the same parameters at a small size, where ours runs too; at
+the large one it takes some 15 s, asked for by ``--mm-large``. Needs ``pip install 'dptrain[he]'``.
+"""
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.__main__ import versions
+from dptrain.inference.he import wire
+from dptrain.inference.he.adapter import Adapter
+from dptrain.inference.he.client import HEKeys
+from dptrain.inference.he.scheme import DEGREE, MODULI, SCALE
+from dptrain.inference.he.server import AdapterServer
+
+SIZES = {"target": (1536, 32), "20M": (512, 16), "stories260K": (64, 8)}
+"""Width of the state and rank; a Llama of 20 M parameters is 512 wide."""
+SMALL = (64, 8)
+NORM = 177.5
+"""Length of the states, that of the published figures."""
+
+
+def world(width: int, rank: int) -> tuple[Adapter, np.ndarray, np.ndarray]:
+    """Returns an adapter of random factors, a state, and what the adapter gives in double precision."""
+    rng = np.random.default_rng(0)
+    adapter = Adapter(rng.normal(size=(rank, width)) / width**0.5, rng.normal(size=(width, rank)) / rank**0.5, 0.1)
+    state = rng.normal(size=width)
+    state *= NORM / np.linalg.norm(state)
+    return adapter, state, adapter.scaling * (adapter.B @ (adapter.A @ state))
+
+
+class Ours:
+    """One client and one server, in one process for the clock alone."""
+
+    def __init__(self, width: int, rank: int) -> None:
+        self.adapter, self.state, self.expected = world(width, rank)
+        self.once: dict[str, float] = {}
+        self.keys = self._timed("keys_ms", lambda: HEKeys.generate(self.adapter.width))
+        self.server = self._timed("server_ms", AdapterServer)
+        self._timed("register_ms", lambda: self.server.register_keys("s", self.keys.public))
+        self._timed("encode_adapter_ms", lambda: self.server.prepare(self.adapter))
+        self.sizes = {"keys": len(self.keys.public)}
+
+    def _timed(self, name: str, make: Callable[[], Any]) -> Any:
+        began = time.perf_counter()
+        made = make()
+        self.once[name] = (time.perf_counter() - began) * 1e3
+        return made
+
+    def round(self) -> tuple[dict[str, float], float]:
+        times: dict[str, float] = {}
+        at = time.perf_counter()
+        sent = self.keys.encrypt(self.state)
+        times["encrypt_ms"], at = time.perf_counter() - at, time.perf_counter()
+        answer = self.server.apply("s", self.adapter, sent)
+        times["server_ms"], at = time.perf_counter() - at, time.perf_counter()
+        delta = self.keys.decrypt(answer)
+        times["decrypt_ms"], at = time.perf_counter() - at, time.perf_counter()
+        wire.unpack_vector(wire.STATE, sent)  # what the server does before its product, by itself
+        times["of_server_reading_ms"] = time.perf_counter() - at
+        self.sizes |= {"up": len(sent), "down": len(answer)}
+        return times, float(np.abs(delta - self.expected).max())
+
+
+class Theirs:
+    """TenSEAL's `CKKSVector.mm`, twice, on one thread."""
+
+    def __init__(self, width: int, rank: int) -> None:
+        import tenseal
+
+        self.adapter, self.state, self.expected = world(width, rank)
+        began = time.perf_counter()
+        self.context = tenseal.context(tenseal.SCHEME_TYPE.CKKS, DEGREE, coeff_mod_bit_sizes=list(MODULI), n_threads=1)
+        self.context.global_scale = SCALE
+        self.context.generate_galois_keys()
+        self.once = {"keys_ms": (time.perf_counter() - began) * 1e3}
+        self.inner, self.outer = self.adapter.A.T.tolist(), (self.adapter.scaling * self.adapter.B).T.tolist()
+        self.sizes = {"keys": len(self.context.serialize(save_public_key=True, save_secret_key=False, save_relin_keys=False))}
+
+    def round(self) -> tuple[dict[str, float], float]:
+        import tenseal
+
+        times: dict[str, float] = {}
+        at = time.perf_counter()
+        sent = tenseal.ckks_vector(self.context, self.state.tolist()).serialize()
+        times["encrypt_ms"], at = time.perf_counter() - at, time.perf_counter()
+        answer = tenseal.ckks_vector_from(self.context, sent).mm(self.inner).mm(self.outer).serialize()
+        times["server_ms"], at = time.perf_counter() - at, time.perf_counter()
+        delta = np.array(tenseal.ckks_vector_from(self.context, answer).decrypt())
+        times["decrypt_ms"] = time.perf_counter() - at
+        self.sizes |= {"up": len(sent), "down": len(answer)}
+        return times, float(np.abs(delta[: len(self.expected)] - self.expected).max())
+
+
+def run(rounds: int, large: bool) -> dict[str, Any]:
+    """Returns every row: sizes in bytes, times in ms, the largest error of delta over the rounds, and delta's largest entry."""
+    rows: dict[str, Ours | Theirs] = {f"dptrain {name}": Ours(*size) for name, size in SIZES.items()}
+    rows["tenseal mm small"] = Theirs(*SMALL)
+    if large:
+        rows["tenseal mm target"] = Theirs(*SIZES["target"])
+    best: dict[str, dict[str, float]] = {name: {} for name in rows}
+    errors = dict.fromkeys(rows, 0.0)
+    for _ in range(rounds):
+        for name, row in rows.items():
+            times, error = row.round()
+            errors[name] = max(errors[name], error)
+            best[name] = {key: min(best[name].get(key, np.inf), value * 1e3) for key, value in times.items()}
+    return {
+        name: {
+            "width": len(row.state),
+            "rank": row.adapter.A.shape[0],
+            "once": row.once,
+            "times": best[name],
+            "bytes": row.sizes,
+            "largest_error": errors[name],
+            "largest_delta": float(np.abs(row.expected).max()),
+        }
+        for name, row in rows.items()
+    }
+
+
+def render(found: dict[str, Any]) -> str:
+    """Returns a table, a row for each."""
+    lines = [f"best of {found['rounds']}, load {found['load']:.1f}; ms, and kB"]
+    lines.append(f"{'':22}{'encrypt':>9}{'server':>9}{'decrypt':>9}{'up':>7}{'down':>7}{'keys':>8}{'error':>10}")
+    for name, row in found["rows"].items():
+        times, sizes = row["times"], row["bytes"]
+        lines.append(
+            f"{name:22}{times['encrypt_ms']:>9.2f}{times['server_ms']:>9.1f}{times['decrypt_ms']:>9.2f}{sizes['up'] / 1e3:>7.0f}"
+            f"{sizes['down'] / 1e3:>7.0f}{sizes['keys'] / 1e3:>8.0f}{row['largest_error']:>10.1e}"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--mm-large", action="store_true", help="TenSEAL's product at the size of the target too: 15 s a round")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--out", type=Path, help="save the JSON here too")
+    options = parser.parse_args()
+    found = versions() | {"rounds": options.rounds, "tenseal": version("tenseal"), "load": os.getloadavg()[0]}
+    found["rows"] = run(options.rounds, options.mm_large)
+    if options.out:
+        options.out.write_text(json.dumps(found, indent=1) + "\n")
+    print(json.dumps(found) if options.json else render(found))
+
+
+if __name__ == "__main__":
+    main()
