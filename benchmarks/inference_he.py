@@ -86,7 +86,8 @@ class Theirs:
         self.context.generate_galois_keys()
         self.once = {"keys_ms": (time.perf_counter() - began) * 1e3}
         self.inner, self.outer = self.adapter.A.T.tolist(), (self.adapter.scaling * self.adapter.B).T.tolist()
-        self.sizes = {"keys": len(self.context.serialize(save_public_key=True, save_secret_key=False, save_relin_keys=False))}
+        public = self.context.serialize(save_public_key=True, save_secret_key=False, save_relin_keys=False)
+        self.sizes = {"keys": len(public)}
 
     def round(self) -> tuple[dict[str, float], float]:
         import tenseal
@@ -104,7 +105,7 @@ class Theirs:
 
 
 def run(rounds: int, large: bool) -> dict[str, Any]:
-    """Returns every row: sizes in bytes, times in ms, the largest error of delta over the rounds, and delta's largest entry."""
+    """Returns every row: sizes in bytes, times in ms, the largest error of delta over all rounds, delta's largest entry."""
     rows: dict[str, Ours | Theirs] = {f"dptrain {name}": Ours(*size) for name, size in SIZES.items()}
     rows["tenseal mm small"] = Theirs(*SMALL)
     if large:
@@ -135,10 +136,10 @@ def render(found: dict[str, Any]) -> str:
     lines = [f"best of {found['rounds']}, load {found['load']:.1f}; ms, and kB"]
     lines.append(f"{'':22}{'encrypt':>9}{'server':>9}{'decrypt':>9}{'up':>7}{'down':>7}{'keys':>8}{'error':>10}")
     for name, row in found["rows"].items():
-        times, sizes = row["times"], row["bytes"]
+        encrypt, server, decrypt = (row["times"][f"{part}_ms"] for part in ("encrypt", "server", "decrypt"))
+        up, down, keys = (row["bytes"][part] / 1e3 for part in ("up", "down", "keys"))
         lines.append(
-            f"{name:22}{times['encrypt_ms']:>9.2f}{times['server_ms']:>9.1f}{times['decrypt_ms']:>9.2f}{sizes['up'] / 1e3:>7.0f}"
-            f"{sizes['down'] / 1e3:>7.0f}{sizes['keys'] / 1e3:>8.0f}{row['largest_error']:>10.1e}"
+            f"{name:22}{encrypt:>9.2f}{server:>9.1f}{decrypt:>9.2f}{up:>7.0f}{down:>7.0f}{keys:>8.0f}{row['largest_error']:>10.1e}"
         )
     return "\n".join(lines)
 

@@ -12,8 +12,8 @@ from dptrain.inference.he.scheme import GAIN, NORM, RANK, WIDTHS
 Array = npt.NDArray[np.float64]
 
 _LONGER = 4.0
-"""How much longer A is than B after balancing, by row and column. Noise of turning z comes into the answer times B,
-the rounding of B times z: of 1, 4, 16, ..., 1024 this one gave the least error at ranks of 2, 8, 32 and 64, or near it."""
+"""By how much A is made longer and B shorter than equally long ones. Noise of turning z comes into the answer times B, the
+rounding of B times z: of 1, 4, 16, ..., 1024 this one gave the least error at ranks of 2, 8, 32 and 64, or near it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,8 +35,8 @@ class Adapter:
     scaling: float
     gain: float = field(init=False)
     balanced: tuple[Array, Array] = field(init=False, repr=False)
-    """A and scaling · B with zero columns up to a power of two, and scaled against each other by powers of two in each rank: the
-    error then does not hang on how the pair shares its product."""
+    """A and scaling · B with zeros up to a rank that is a power of two, and scaled against each other by powers of two in each
+    rank: the error then does not hang on how the pair shares its product."""
 
     def __post_init__(self) -> None:
         A, B = as_array(self.A), as_array(self.B)

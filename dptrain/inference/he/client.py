@@ -70,7 +70,8 @@ class HEKeys:
             raise EncryptionRefused(
                 "WRONG_LENGTH", f"a state of shape {values.shape}; one vector of at most {self.width} numbers is taken"
             )
-        norm = float(np.linalg.norm(values))
+        with np.errstate(over="ignore"):
+            norm = float(np.linalg.norm(values))
         if not np.isfinite(norm):
             raise EncryptionRefused("NOT_FINITE", "the state, or its norm, is not finite; give finite numbers")
         if norm > NORM:

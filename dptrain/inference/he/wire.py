@@ -149,11 +149,12 @@ def _looks_clear(data: bytes) -> bool:
     """Tells whether bytes are JSON, an array of numpy, or numbers of two, four or eight bytes of the size that states have."""
     if data[:1] in (b"[", b"{") or data.startswith(b"\x93NUMPY") or data[:4] == b"PK\x03\x04":
         return True
-    if data.isascii():
+    if data.isascii() or len(data) < 64:
         return False
     for kind in ("<f8", "<f4", "<f2"):
         if len(data) % np.dtype(kind).itemsize == 0:
-            numbers = np.abs(np.frombuffer(data, kind).astype(np.float64))
+            with np.errstate(invalid="ignore"):
+                numbers = np.abs(np.frombuffer(data, kind).astype(np.float64))
             if np.isfinite(numbers).all() and np.mean((numbers < 1e5) & ((numbers > 1e-8) | (numbers == 0))) > 0.99:
                 return True
     return False

@@ -1,0 +1,151 @@
+"""Encrypted adapters without TenSEAL: the error names the extra, packing is right in numpy, and the stand-in is marked."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from dptrain.errors import ConfigError
+from dptrain.inference.he import insecure, packing
+from dptrain.inference.he.adapter import Adapter
+from dptrain.inference.he.scheme import GAIN, SLOTS, WIDTHS, EncryptionRefused, rotations
+
+RNG = np.random.default_rng(5)
+
+
+def pair(m: int, n: int, r: int) -> tuple[np.ndarray, np.ndarray]:
+    return RNG.normal(size=(r, n)) / n**0.5, RNG.normal(size=(m, r)) / r**0.5
+
+
+def turned_sum(vector: np.ndarray, diagonals: list[np.ndarray]) -> np.ndarray:
+    """Does in the clear what the server does under encryption, and turns by powers of two alone."""
+    baby = packing.baby_steps(len(diagonals))
+    total = np.zeros(SLOTS)
+    for start in range(len(diagonals) - baby, -1, -baby):
+        total = np.roll(total, -baby)
+        for steps, diagonal in enumerate(diagonals[start : start + baby]):
+            total = total + np.roll(vector, -steps) * diagonal
+    return total
+
+
+@pytest.mark.parametrize("blocked", ["tenseal", "zstandard"])
+def test_without_a_library_of_the_extra_the_error_is_typed_and_names_the_extra(blocked: str) -> None:
+    """The insecure stand-in, packing and adapters need neither."""
+    script = f"""
+import sys
+sys.modules[{blocked!r}] = None
+from dptrain.errors import ConfigError
+from dptrain.inference.he import adapter, client, insecure, packing, server, wire
+try:
+    server.AdapterServer() if {blocked!r} == "tenseal" else wire._inflated(b"", 1, "code", "what")
+except ConfigError as error:
+    print(error)
+if {blocked!r} == "tenseal":
+    try:
+        client.HEKeys.generate()
+    except ConfigError as error:
+        print(error)
+"""
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert len(told) == (2 if blocked == "tenseal" else 1)
+    for line in told:
+        assert line.startswith(f"NO_{blocked.upper()}: ") and line.endswith("run: pip install 'dptrain[he]'")
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("rank", [1, 2, 4, 8, 16, 32, 64])
+def test_sums_of_turned_diagonals_are_the_product_for_every_rank_and_width(width: int, rank: int) -> None:
+    a_RP, b_PR, h = RNG.normal(size=(rank, width)), RNG.normal(size=(width, rank)), RNG.normal(size=width)
+    z = turned_sum(packing.periodic(h, width), list(packing.inward(a_RP)))
+    for steps in packing.folds(rank, width):
+        assert steps in rotations(width)
+        z = z + np.roll(z, -steps)
+    assert np.allclose(z, np.tile(a_RP @ h, SLOTS // rank))
+    assert np.allclose(turned_sum(z, list(packing.outward(b_PR))), np.tile(b_PR @ a_RP @ h, SLOTS // width))
+    assert packing.baby_steps(rank) == rank or packing.baby_steps(rank) in rotations(width)
+
+
+@pytest.mark.parametrize("lopsided", [1e-6, 1.0, 1e6])
+def test_balanced_factors_have_the_same_product_and_lengths_that_do_not_hang_on_the_pair(lopsided: float) -> None:
+    A, B = pair(40, 70, 3)
+    A[1] = 0
+    adapter = Adapter(A * lopsided, B / lopsided, 0.5)
+    inner, outer = adapter.balanced
+    assert inner.shape == (4, 70) and outer.shape == (40, 4)
+    assert np.allclose(outer @ inner, 0.5 * B @ A, rtol=1e-12)
+    lengths = np.linalg.norm(inner, axis=1)[[0, 2]] / np.linalg.norm(outer, axis=0)[[0, 2]]
+    assert ((lengths > 7.9) & (lengths < 32.1)).all()  # 16, and half a power of two on each side
+
+
+def test_the_gain_bounds_every_entry_of_every_answer() -> None:
+    A, B = pair(40, 70, 8)
+    adapter = Adapter(A, B, -2.0)
+    rows = 2.0 * np.linalg.norm(B @ A, axis=1)  # the largest entry over states of length one
+    assert rows.max() <= adapter.gain <= GAIN
+
+
+def test_adapters_that_cannot_be_served_are_refused_by_name() -> None:
+    A, B = pair(40, 70, 8)
+    for code, factors in {
+        "ADAPTER_SHAPE": (A, B[:, :4], 1.0),
+        "ADAPTER_ZERO": (A, np.zeros_like(B), 1.0),
+        "ADAPTER_NOT_FINITE": (A, B, float("nan")),
+        "ADAPTER_GAIN": (A, B, 1e3),
+    }.items():
+        with pytest.raises(ConfigError) as refused:
+            Adapter(*factors)
+        assert refused.value.code == code
+    for shape in ((40, 2049, 8), (2049, 40, 8), (80, 80, 65)):
+        with pytest.raises(ConfigError, match="ADAPTER_SHAPE"):
+            Adapter(*pair(*shape), 0.01)
+
+
+@pytest.mark.parametrize("rslora", [False, True])
+def test_an_adapter_of_peft_gives_what_the_layer_adds(rslora: bool) -> None:
+    torch, peft = pytest.importorskip("torch"), pytest.importorskip("peft")
+    model = torch.nn.Sequential(torch.nn.Linear(48, 32, bias=False))
+    made = peft.get_peft_model(model, peft.LoraConfig(r=6, lora_alpha=9, target_modules=["0"], use_rslora=rslora))
+    layer = made.base_model.model[0]
+    torch.nn.init.normal_(layer.lora_B["default"].weight, std=0.05)
+    adapter = Adapter.of_layer(layer)
+    assert adapter.scaling == pytest.approx(9 / (6**0.5 if rslora else 6))
+    h = torch.randn(48)
+    added = (layer(h) - layer.base_layer(h)).detach().numpy()
+    inner, outer = adapter.balanced
+    assert np.allclose(outer @ (inner @ h.numpy()), added, atol=1e-6)
+
+
+def test_an_adapter_of_peft_that_is_more_than_a_pair_is_refused() -> None:
+    torch, peft = pytest.importorskip("torch"), pytest.importorskip("peft")
+    model = torch.nn.Sequential(torch.nn.Linear(48, 32, bias=False))
+    made = peft.get_peft_model(model, peft.LoraConfig(r=6, target_modules=["0"], use_dora=True))
+    with pytest.raises(ConfigError, match="DoRA"):
+        Adapter.of_layer(made.base_model.model[0])
+    with pytest.raises(ConfigError, match="no LoRA pair named 'other'"):
+        Adapter.of_layer(made.base_model.model[0], "other")
+
+
+def test_the_stand_in_has_the_interface_says_that_it_is_insecure_and_warns() -> None:
+    with pytest.warns(insecure.InsecureWarning):
+        keys = insecure.InsecureKeys.generate()
+    with pytest.warns(insecure.InsecureWarning):
+        server = insecure.InsecureServer(sessions=1)
+    adapter = Adapter(*pair(40, 70, 8), 0.5)
+    h = RNG.normal(size=70)
+    server.register_keys("s", keys.public)
+    sent = keys.encrypt(h)
+    assert sent.startswith(b"insecure-test-only\n") and keys.public.startswith(b"insecure-test-only\n")
+    assert server.insecure_test_only and keys.insecure_test_only
+    assert np.allclose(keys.decrypt(server.apply("s", adapter, sent)), 0.5 * adapter.B @ adapter.A @ h, rtol=1e-12)
+    for code, wrong in {
+        "STATE_IN_CLEAR": lambda: server.apply("s", adapter, h),
+        "NO_KEYS": lambda: server.apply("t", adapter, sent),
+        "SESSION_TAKEN": lambda: server.register_keys("s", keys.public),
+        "SESSIONS_FULL": lambda: server.register_keys("t", keys.public),
+        "WRONG_LENGTH": lambda: server.apply("s", adapter, keys.encrypt(h[:5])),
+        "NOT_A_CIPHERTEXT": lambda: server.apply("s", adapter, b"dptrain"),
+    }.items():
+        with pytest.raises(EncryptionRefused) as refused:
+            wrong()
+        assert refused.value.code == code
