@@ -9,7 +9,7 @@ import pytest
 from dptrain.errors import ConfigError
 from dptrain.inference.he import insecure, packing
 from dptrain.inference.he.adapter import Adapter
-from dptrain.inference.he.scheme import GAIN, SLOTS, WIDTHS, EncryptionRefused, rotations
+from dptrain.inference.he.scheme import GAIN, SLOTS, WIDTHS, EncryptionRefused, copies, rotations
 
 RNG = np.random.default_rng(5)
 
@@ -18,14 +18,16 @@ def pair(m: int, n: int, r: int) -> tuple[np.ndarray, np.ndarray]:
     return RNG.normal(size=(r, n)) / n**0.5, RNG.normal(size=(m, r)) / r**0.5
 
 
-def turned_sum(vector: np.ndarray, diagonals: list[np.ndarray]) -> np.ndarray:
+def turned_sum(vector: np.ndarray, diagonals: list[np.ndarray], stride: int, width: int) -> np.ndarray:
     """Does in the clear what the server does under encryption, and turns by powers of two alone."""
     baby = packing.baby_steps(len(diagonals))
+    assert {stride} <= set(rotations(width)) or baby == 1
+    assert {stride * baby} <= set(rotations(width)) or baby == len(diagonals)
     total = np.zeros(SLOTS)
     for start in range(len(diagonals) - baby, -1, -baby):
-        total = np.roll(total, -baby)
+        total = np.roll(total, -baby * stride)
         for steps, diagonal in enumerate(diagonals[start : start + baby]):
-            total = total + np.roll(vector, -steps) * diagonal
+            total = total + np.roll(vector, -steps * stride) * diagonal
     return total
 
 
@@ -57,13 +59,14 @@ if {blocked!r} == "tenseal":
 @pytest.mark.parametrize("rank", [1, 2, 4, 8, 16, 32, 64])
 def test_sums_of_turned_diagonals_are_the_product_for_every_rank_and_width(width: int, rank: int) -> None:
     a_RP, b_PR, h = RNG.normal(size=(rank, width)), RNG.normal(size=(width, rank)), RNG.normal(size=width)
-    z = turned_sum(packing.periodic(h, width), list(packing.inward(a_RP)))
+    inward = list(packing.inward(a_RP))
+    assert len(inward) == max(1, rank // copies(width))
+    z = turned_sum(packing.repeated(h, width), inward, copies(width), width)
     for steps in packing.folds(rank, width):
         assert steps in rotations(width)
         z = z + np.roll(z, -steps)
     assert np.allclose(z, np.tile(a_RP @ h, SLOTS // rank))
-    assert np.allclose(turned_sum(z, list(packing.outward(b_PR))), np.tile(b_PR @ a_RP @ h, SLOTS // width))
-    assert packing.baby_steps(rank) == rank or packing.baby_steps(rank) in rotations(width)
+    assert np.allclose(turned_sum(z, list(packing.outward(b_PR)), 1, width), np.tile(b_PR @ a_RP @ h, SLOTS // width))
 
 
 @pytest.mark.parametrize("lopsided", [1e-6, 1.0, 1e6])

@@ -23,7 +23,7 @@ class HEKeys:
     What `decrypt` gives must not go back to the server, nor what follows from it (`dptrain.inference.he` says why).
 
     Attributes:
-        width: With what period states are packed. public: Bytes for `register_keys`, 15 MB at a width of 2048.
+        width: Of states, zeros included. public: Bytes for `register_keys`, 17 MB at a width of 2048.
     """
 
     insecure_test_only: Final = False
@@ -76,7 +76,7 @@ class HEKeys:
             raise EncryptionRefused("NOT_FINITE", "the state, or its norm, is not finite; give finite numbers")
         if norm > NORM:
             raise EncryptionRefused("TOO_LARGE", f"the state is {norm:.4g} long, more than {NORM:g}; scale it and the answer")
-        slots, plain, vector = packing.periodic(values, self.width), sealapi().Plaintext(), sealapi().Ciphertext()
+        slots, plain, vector = packing.repeated(values, self.width), sealapi().Plaintext(), sealapi().Ciphertext()
         self._encoder.encode(slots.tolist(), SCALE, plain)
         self._encryptor.encrypt_symmetric(plain, vector)
         for each in (values, slots):

@@ -77,9 +77,14 @@ def dropped(level: int) -> float:
     return float(levels()[level].parms().coeff_modulus()[-1].value())
 
 
+def copies(width: int) -> int:
+    """Returns how many turned copies of a state stand in the slots: as many as fit, at most 8."""
+    return min(SLOTS // width, 8)
+
+
 def rotations(width: int) -> tuple[int, ...]:
-    """Returns by how many slots a state of this width is turned: powers of two below it, whatever the rank."""
-    return tuple(1 << power for power in range(width.bit_length() - 1))
+    """Returns by how many slots a state of this width is turned: powers of two below that of its copies, whatever the rank."""
+    return tuple(1 << power for power in range((copies(width) * width).bit_length() - 1))
 
 
 def element(steps: int) -> int:

@@ -36,8 +36,8 @@ from dptrain.inference.he.scheme import (
 KEYS, STATE, DELTA = b"dptrain-he-keys\n", b"dptrain-he-stat\n", b"dptrain-he-delt\n"
 MOST_STATE: Final = 420_000
 """Bytes of an encrypted state at most; an answer has a third of its coefficients. Uncompressed ones have 393,313."""
-MOST_KEYS: Final = 18_000_000
-"""Bytes of a public bundle at most. Uncompressed ones have 17,370,841 at a width of 2048."""
+MOST_KEYS: Final = 20_000_000
+"""Bytes of a public bundle at most. Uncompressed ones have 18,944,053 at a width of 2048."""
 
 _BUNDLE = struct.Struct("<16sHH4Bb")  # kind, width, N, bits of the primes, bits of the scale
 _ENVELOPE = struct.Struct("<16s16sHH")  # kind, name of the keys, length of the vector, width
@@ -52,7 +52,7 @@ class Envelope:
     """An encrypted vector.
 
     Attributes:
-        keys: Name of the keys under which it is. length: Of the vector. width: With what period it is packed.
+        keys: Name of the keys under which it is. length: Of the vector. width: That of its keys.
         vector: The ciphertext, as SEAL has it.
     """
 
