@@ -1,9 +1,9 @@
 """What an adapter under encryption costs, in one process with TenSEAL's own products: ``python -m benchmarks.inference_he``.
 
 Each round runs every row once, so that a busy moment falls on all of them; times are the best of the rounds, by the wall and
-by the processor, and the load of the machine stands beside. The first row is of the size at which the target is stated (80 ms of the server for a token, error
-1e-6), others are of small models. TenSEAL's ``.mm`` runs under the same parameters at a small size, where ours runs too; at
-the large one it takes some 15 s, asked for by ``--mm-large``. Needs ``pip install 'dptrain[he]'``.
+by the processor, and the load of the machine stands beside. The first row is of the size at which the target is stated (80 ms
+of the server for a token, error 1e-6), others are of small models. TenSEAL's ``.mm`` runs under the same parameters at a small
+size, where ours runs too; at the large one it takes some 15 s, with ``--mm-large``. Needs ``pip install 'dptrain[he]'``.
 """
 
 import argparse
@@ -132,9 +132,8 @@ def render(found: dict[str, Any]) -> str:
     for name, row in found["rows"].items():
         times = [row["times"][f"{part}_ms"] for part in ("encrypt", "server", "server_cpu", "decrypt")]
         up, down, keys = (row["bytes"][part] / 1e3 for part in ("up", "down", "keys"))
-        lines.append(
-            f"{name:22}{''.join(f'{each:>9.2f}' for each in times)}{up:>7.0f}{down:>7.0f}{keys:>8.0f}{row['largest_error']:>10.1e}"
-        )
+        cells = "".join(f"{each:>9.2f}" for each in times)
+        lines.append(f"{name:22}{cells}{up:>7.0f}{down:>7.0f}{keys:>8.0f}{row['largest_error']:>10.1e}")
     return "\n".join(lines)
 
 

@@ -1,15 +1,20 @@
 """Encrypted adapters without TenSEAL: the error names the extra, packing is right in numpy, and the stand-in is marked."""
 
-import subprocess
+import importlib
+import inspect
+import re
 import sys
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from dptrain.errors import ConfigError
-from dptrain.inference.he import insecure, packing
+from dptrain.inference.he import insecure, packing, server, wire
 from dptrain.inference.he.adapter import Adapter
-from dptrain.inference.he.scheme import GAIN, SLOTS, WIDTHS, EncryptionRefused, copies, rotations
+from dptrain.inference.he.client import HEKeys
+from dptrain.inference.he.scheme import GAIN, SLOTS, WIDTHS, EncryptionRefused, context, copies, levels, rotations, sealapi
+from dptrain.inference.he.server import AdapterServer
 
 RNG = np.random.default_rng(5)
 
@@ -31,28 +36,41 @@ def turned_sum(vector: np.ndarray, diagonals: list[np.ndarray], stride: int, wid
     return total
 
 
-@pytest.mark.parametrize("blocked", ["tenseal", "zstandard"])
-def test_without_a_library_of_the_extra_the_error_is_typed_and_names_the_extra(blocked: str) -> None:
-    """The insecure stand-in, packing and adapters need neither."""
-    script = f"""
-import sys
-sys.modules[{blocked!r}] = None
-from dptrain.errors import ConfigError
-from dptrain.inference.he import adapter, client, insecure, packing, server, wire
-try:
-    server.AdapterServer() if {blocked!r} == "tenseal" else wire._inflated(b"", 1, "code", "what")
-except ConfigError as error:
-    print(error)
-if {blocked!r} == "tenseal":
-    try:
-        client.HEKeys.generate()
-    except ConfigError as error:
-        print(error)
-"""
-    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.splitlines()
-    assert len(told) == (2 if blocked == "tenseal" else 1)
-    for line in told:
-        assert line.startswith(f"NO_{blocked.upper()}: ") and line.endswith("run: pip install 'dptrain[he]'")
+@pytest.mark.parametrize(
+    ("blocked", "needs"),
+    [("tenseal", AdapterServer), ("tenseal", HEKeys.generate), ("zstandard", lambda: wire._inflated(b"", 1, "code", "what"))],
+    ids=["server", "client", "unpacking"],
+)
+def test_without_a_library_of_the_extra_the_error_is_typed_and_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, blocked: str, needs: Callable[[], object]
+) -> None:
+    """All modules are imported by then: they need neither library before it is used."""
+    monkeypatch.setitem(sys.modules, blocked, None)
+    for made in (sealapi, context, levels):
+        made.cache_clear()
+    with pytest.raises(ConfigError) as refused:
+        needs()
+    assert refused.value.code == f"NO_{blocked.upper()}"
+    assert refused.value.sentence.endswith("run: pip install 'dptrain[he]'")
+
+
+ROOMS = ("server", "wire", "scheme", "packing", "adapter", "sessions")
+
+
+def test_no_name_that_decrypts_or_holds_a_secret_can_be_imported_from_the_server() -> None:
+    """By import, through every room that it takes names from, and by source."""
+    names = vars(server).values()
+    came_from = {each.__name__ if inspect.ismodule(each) else str(getattr(each, "__module__", "")) for each in names}
+    reached = {each for each in came_from if each.startswith("dptrain")}
+    assert len(reached) > 4 and {each.rpartition(".")[2] for each in reached} <= set(ROOMS)
+    for room in ROOMS:
+        module = importlib.import_module(f"dptrain.inference.he.{room}")
+        assert not [name for name in dir(module) if re.search("decrypt|keygen|secret_key|SecretKey|HEKeys", name, re.I)]
+        assert not any(name in ("client", "HEKeys") for name in dir(module))
+        source = inspect.getsource(module)
+        code = re.sub(r'""".*?"""|"[^"\n]*"|#[^\n]*', "", source, flags=re.S)  # sentences may speak of it
+        assert not re.search(r"decrypt|\bDecryptor|KeyGenerator|SecretKey|\.client\b", code, re.I), room
+    assert not [name for name in dir(AdapterServer) if re.search("decrypt|secret", name, re.I)]
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -133,21 +151,21 @@ def test_the_stand_in_has_the_interface_says_that_it_is_insecure_and_warns() -> 
     with pytest.warns(insecure.InsecureWarning):
         keys = insecure.InsecureKeys.generate()
     with pytest.warns(insecure.InsecureWarning):
-        server = insecure.InsecureServer(sessions=1)
+        false = insecure.InsecureServer(sessions=1)
     adapter = Adapter(*pair(40, 70, 8), 0.5)
     h = RNG.normal(size=70)
-    server.register_keys("s", keys.public)
+    false.register_keys("s", keys.public)
     sent = keys.encrypt(h)
     assert sent.startswith(b"insecure-test-only\n") and keys.public.startswith(b"insecure-test-only\n")
-    assert server.insecure_test_only and keys.insecure_test_only
-    assert np.allclose(keys.decrypt(server.apply("s", adapter, sent)), 0.5 * adapter.B @ adapter.A @ h, rtol=1e-12)
+    assert false.insecure_test_only and keys.insecure_test_only
+    assert np.allclose(keys.decrypt(false.apply("s", adapter, sent)), 0.5 * adapter.B @ adapter.A @ h, rtol=1e-12)
     for code, wrong in {
-        "STATE_IN_CLEAR": lambda: server.apply("s", adapter, h),
-        "NO_KEYS": lambda: server.apply("t", adapter, sent),
-        "SESSION_TAKEN": lambda: server.register_keys("s", keys.public),
-        "SESSIONS_FULL": lambda: server.register_keys("t", keys.public),
-        "WRONG_LENGTH": lambda: server.apply("s", adapter, keys.encrypt(h[:5])),
-        "NOT_A_CIPHERTEXT": lambda: server.apply("s", adapter, b"dptrain"),
+        "STATE_IN_CLEAR": lambda: false.apply("s", adapter, h),
+        "NO_KEYS": lambda: false.apply("t", adapter, sent),
+        "SESSION_TAKEN": lambda: false.register_keys("s", keys.public),
+        "SESSIONS_FULL": lambda: false.register_keys("t", keys.public),
+        "WRONG_LENGTH": lambda: false.apply("s", adapter, keys.encrypt(h[:5])),
+        "NOT_A_CIPHERTEXT": lambda: false.apply("s", adapter, b"dptrain"),
     }.items():
         with pytest.raises(EncryptionRefused) as refused:
             wrong()

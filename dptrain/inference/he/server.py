@@ -1,8 +1,6 @@
 """Applies an adapter to encrypted states, with public keys alone.
 
-Guarantee: nothing in this module, or in what it takes from others of this project, has a secret key or reads a ciphertext; the
-format of keys has no field for a secret one, and bytes that bring one are refused unread. See `dptrain.inference.he` for what
-that protects, and what it does not.
+`dptrain.inference.he` says what that protects, and what it does not.
 """
 
 import threading
@@ -39,6 +37,10 @@ class _Session:
 
 class AdapterServer:
     """Keeps public keys by session, and adapters encoded once.
+
+    Guarantee: nothing here, or in what this module takes from others of the project, has a secret key or reads a ciphertext.
+    The format of keys has no field for a secret one, and bytes that bring one are refused unread. A state is taken under
+    encryption alone. It holds of a server that is handed nothing but `public` and `encrypt` of a client that keeps its key.
 
     Keys of a session take 19 MB at a width of 2048, and an encoded adapter up to 230 kB for each rank there.
     """
