@@ -299,6 +299,36 @@ def test_malformed_states_are_refused_and_nothing_of_another_kind_comes_out(
             assert code_of(lambda each=each: server.apply("s", adapter, each)) == code
 
 
+def test_an_object_that_is_too_long_or_short_by_a_byte_does_not_come_to_seal(
+    keys: HEKeys, server: AdapterServer, adapter: Adapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = keys.encrypt(state_of(48))
+    raw, bundle = members(sent[ENVELOPE:]), members(keys.public[HEAD:])
+    monkeypatch.setattr(wire, "loaded", lambda *given: pytest.fail("SEAL was asked"))
+    for compression in (0, 2):
+        for wrong in (raw + b"\0", raw[:-1]):
+            body = sent[:ENVELOPE] + sealed(wrong, compression)
+            assert code_of(lambda body=body: server.apply("s", adapter, body)) == "MALFORMED_CIPHERTEXT"
+        for wrong in (bundle + b"\0", bundle[:-1]):
+            body = keys.public[:HEAD] + sealed(wrong, compression)
+            assert code_of(lambda body=body: server.register_keys("t", body)) == "MALFORMED_KEYS"
+
+
+def test_keys_that_would_make_an_answer_readable_to_anybody_give_none(keys: HEKeys, adapter: Adapter) -> None:
+    """Keys whose coefficients are all zero are in form; a product by them has a second polynomial of zero."""
+    server, empty = AdapterServer(), bytearray(members(keys.public[HEAD:]))
+    mark, place = HEADER.pack(0xA15E, 16, *wire._version(), 0, 0, 524_401), 0
+    while (place := empty.find(mark, place)) >= 0:
+        start = place + 16 + 97
+        empty[start : start + 2 * 4 * 8192 * 8] = bytes(2 * 4 * 8192 * 8)
+        place = start
+    bundle = keys.public[:HEAD] + sealed(bytes(empty), 2)
+    server.register_keys("s", bundle)
+    sent = keys.encrypt(state_of(48))
+    renamed = sent[:16] + wire.key_name(bundle) + sent[32:]
+    assert code_of(lambda: server.apply("s", adapter, renamed)) == "NO_ANSWER"
+
+
 def test_bytes_changed_at_random_are_refused_or_answered_and_never_break_the_server(
     keys: HEKeys, server: AdapterServer, adapter: Adapter
 ) -> None:

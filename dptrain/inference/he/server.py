@@ -95,8 +95,8 @@ class AdapterServer:
             state: what `HEKeys.encrypt` gave.
 
         Raises:
-            EncryptionRefused: `NO_KEYS`, `WRONG_KEYS`, `WRONG_LENGTH`, `WRONG_WIDTH`, and as `wire.unpack_vector`:
-                `STATE_IN_CLEAR` among them.
+            EncryptionRefused: `NO_KEYS`, `WRONG_KEYS`, `WRONG_LENGTH`, `WRONG_WIDTH`, `NO_ANSWER`, and as
+                `wire.unpack_vector`: `STATE_IN_CLEAR` among them.
         """
         keys = self._sessions.of(session)
         came = wire.unpack_vector(wire.STATE, state)
@@ -108,7 +108,10 @@ class AdapterServer:
         if came.length != inputs:
             raise EncryptionRefused("WRONG_LENGTH", f"the state is {came.length} long, the adapter takes {inputs}; ask another")
         encoded = self._encode(adapter, keys.width)
-        delta = self._product(came.vector, encoded, keys)
+        try:
+            delta = self._product(came.vector, encoded, keys)
+        except (RuntimeError, ValueError) as error:  # a product that shows its content to anybody, by keys made for that
+            raise EncryptionRefused("NO_ANSWER", f"SEAL refuses the product ({error}); make new keys, and send them") from error
         return wire.pack_vector(wire.DELTA, keys.name, outputs, keys.width, delta)
 
     def _encode(self, adapter: Adapter, width: int) -> _Encoded:
