@@ -7,22 +7,23 @@ import pickle
 import struct
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-pytest.importorskip("tenseal", reason="pip install 'dptrain[he]'")
-pytest.importorskip("zstandard", reason="pip install 'dptrain[he]'")
-
-import zstandard
-
 from dptrain.inference.he import insecure, scheme, wire
 from dptrain.inference.he.adapter import Adapter
 from dptrain.inference.he.client import HEKeys
 from dptrain.inference.he.scheme import SCALE, EncryptionRefused, context, sealapi
 from dptrain.inference.he.server import AdapterServer
+
+INSTALLED = all(find_spec(name) for name in ("tenseal", "zstandard"))
+pytestmark = pytest.mark.skipif(not INSTALLED, reason="pip install 'dptrain[he]'")
+if INSTALLED:
+    import zstandard
 
 HEADER = struct.Struct("<HBBBBHQ")
 HEAD = 25  # bytes before the keys in a bundle
