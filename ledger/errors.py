@@ -143,6 +143,21 @@ class HorizonExceeded(LeafRefused):
     """A charge would pass the number of steps that the signed policy allows."""
 
 
+class BudgetExhausted(LedgerError):
+    """A request would take a unit above the cap of its budget; nothing may be computed for it.
+
+    Attributes:
+        unit: kind of the unit whose budget it is: that of the request, or the one above its session.
+        spent: what the unit has spent, open reservations included, in 1e-9 of rho.
+        cap: its cap, likewise.
+        asked: what the request would cost, likewise.
+    """
+
+    def __init__(self, code: str, sentence: str, *, unit: str, spent: int, cap: int, asked: int) -> None:
+        super().__init__(code, sentence)
+        self.unit, self.spent, self.cap, self.asked = unit, spent, cap, asked
+
+
 class BudgetExceeded(LedgerError):
     """A run could spend more of a contribution than it signed for all runs together.
 

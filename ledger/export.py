@@ -11,6 +11,7 @@ import secrets
 import shutil
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice, takewhile, tee
 from pathlib import Path
@@ -119,12 +120,7 @@ def write_export(
     keys = KeyChain(header) if keys is None else keys
     if not header.private:
         raise ExportRefused("NOT_PRIVATE", "this run used a fixed test key, so its noise protects nobody")
-    if os.path.lexists(directory):
-        raise ExportRefused("EXISTS", f"{directory} exists; choose another place")
-    temporary = directory.with_name(f".{directory.name}.{secrets.token_hex(8)}.tmp")
-    try:
-        above = [directory, *takewhile(lambda parent: not parent.exists(), directory.parents)]
-        temporary.mkdir(parents=True)
+    with building(directory) as temporary:
         _put(temporary, layout.CHECKPOINT, checkpoint)
         _put(temporary, layout.POLICY, keys.trust_policy().text())
         if registry is not None:
@@ -162,6 +158,24 @@ def write_export(
             _put(temporary, path, data)
         if attestations is not None:
             attestations.write_terms()
+    return directory
+
+
+@contextmanager
+def building(directory: Path) -> Iterator[Path]:
+    """Gives a directory to fill, which appears under its name when it is complete and on disk, or never.
+
+    Raises:
+        ExportRefused: code EXISTS, something is in the way.
+        StorageFailed: code EXPORT, the disk refused.
+    """
+    if os.path.lexists(directory):
+        raise ExportRefused("EXISTS", f"{directory} exists; choose another place")
+    temporary = directory.with_name(f".{directory.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        above = [directory, *takewhile(lambda parent: not parent.exists(), directory.parents)]
+        temporary.mkdir(parents=True)
+        yield temporary
         sync_tree(temporary)
         temporary.rename(directory)
         for made in above:
@@ -170,7 +184,20 @@ def write_export(
         raise StorageFailed("EXPORT", f"cannot write the export {directory}: {error.strerror or error}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    return directory
+
+
+def write_tree(base: Path, bodies: Iterable[bytes]) -> bytes | None:
+    """Writes bundles and tiles of leaves that are all there into a directory; returns their root, None for none."""
+    roots, stream, n, size = Subtrees(), iter(bodies), 0, 0
+    while batch := list(islice(stream, layout.TILE_WIDTH)):
+        pieces = [Subtree(seq, 0, leaf_hash(body)) for seq, body in enumerate(batch, size)]
+        _put(base, layout.entries_path(n, len(batch)), tiles.entry_bundle(batch))
+        _put(base, layout.tile_path(0, n, len(batch)), b"".join(piece.hash for piece in pieces))
+        tiles.add_tile(roots, n, pieces)
+        n, size = n + 1, size + len(batch)
+    for path, data in tiles.upper_tiles(roots, size):
+        _put(base, path, data)
+    return roots.root(n) if n else None
 
 
 class _Attestations:

@@ -16,13 +16,14 @@ from dptrain.cli.inputs import MemberRecords, read_attestations, refuse_to_overw
 from dptrain.cli.ledger import show as ledger_show
 from dptrain.cli.ledger.place import ExportDirectory, Now, OwnersKey, VerifierKeys, trusted
 from dptrain.cli.ledger.show import verdict_line
-from dptrain.cli.options import argument, file_option, folder_argument, folder_option, option, parse_age
+from dptrain.cli.options import argument, file_option, folder_argument, folder_option, option, parse_age, wrong_if
 from dptrain.cli.output import counted, counting, number, spent, styled
 from dptrain.cli.results import Shown, Told
 from dptrain.errors import ConfigError
 from ledger.audit import verify_export
 from ledger.audit.findings import exit_code, headline
 from ledger.audit.withdrawals import read_withdrawals
+from ledger.budget.audit import holds_budget, verify_budget
 from ledger.proofs.membership import read_admitted
 from ledger.proofs.memory import hold_against_memory
 from ledger.proofs.monitoring import Bounds, Mine, Watched, WatchedRow, watch
@@ -84,6 +85,12 @@ def verify(
     Example: `dptrain ledger verify export/ --key ledger.pub --owner-key owner.pub --remember seen/`
     """
     owner, vkeys = trusted(key, owner_key)
+    if holds_budget(export):
+        given = owner_key or require_quorum or earlier or withdrawals or registry
+        wrong_if(bool(given), "this is an export of a budget: it takes --key, --min-size, --max-age, --now and --remember")
+        budget = verify_budget(export, vkeys, now=now, minimum_size=min_size, max_age=max_age)
+        told = budget if remember is None else hold_against_memory(budget, export, remember, vkeys)
+        return Told(told.to_json(), ledger_show.budget_text(told), exit_code(told.verdict, require_full=require_full))
     asked: dict[str, Any] = {"require_quorum": require_quorum, "minimum_size": min_size, "max_age": max_age, "now": now}
     asked |= {"withdrawals": withdrawals, "registry": registry, "owner_key": owner}
     with counting(f"auditing {export}"):

@@ -18,6 +18,7 @@ from dptrain.cli.results import Shown, Told, pick
 from ledger import layout
 from ledger.audit import AuditReport, Verdict
 from ledger.audit.findings import QUALIFIERS, WHERE_BEYOND, headline, word_of
+from ledger.budget.audit import BudgetReport
 from ledger.note import parse_verifier_key
 from ledger.release import ReleaseReport
 from ledger.replay import Replay
@@ -84,6 +85,28 @@ def audit_text(audited: AuditReport) -> Iterator[Shown]:
         yield from classes_text([asdict(item) for item in audited.classes])
         yield from releases_text([asdict(row) for row in audited.releases], [item.name for item in audited.classes])
     yield WHERE_BEYOND
+
+
+def budget_text(audited: BudgetReport) -> Iterator[Shown]:
+    """Yields the verdict on a budget log, what is wrong, what a reader should know, and what units of each kind have spent."""
+    yield verdict_line(audited.verdict, audited.qualifiers, audited.origin or "the checkpoint was refused")
+    if audited.origin is not None:
+        yield f"budget log of {audited.size} leaves, root {audited.root_hex}"
+    for finding in audited.findings:
+        yield styled("red", finding.code, f" {visible(finding.where, plain=True)}: {finding.sentence}")
+    for word in audited.qualifiers:
+        yield styled("yellow", word, f" {QUALIFIERS[word].sentence}; {QUALIFIERS[word].remedy}")
+    for note in audited.notes:
+        yield f"note: {note}"
+    for cap in audited.caps:
+        yield (
+            f"{cap.unit}: cap epsilon {cap.epsilon:g} at delta {cap.delta:g} ({cap.cap_nano} of 1e-9 rho); {cap.units} paid, "
+            f"the most {cap.most_nano}, epsilon {spent(cap.most_epsilon)}"
+        )
+    yield (
+        f"{audited.reserves} reservations of {audited.reserved_nano} in all, {audited.freed_nano} freed, {audited.open} open; "
+        f"{audited.budget_epochs} epochs closed"
+    )
 
 
 def report_text(report: AuditReport | ReleaseReport, about: str, of: str | None = None) -> Iterator[Shown]:

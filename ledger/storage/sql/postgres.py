@@ -32,7 +32,7 @@ from psycopg.conninfo import conninfo_to_dict
 from ledger.errors import LedgerBusy, LedgerCorrupt, LedgerError, LedgerReplaced, StorageFailed
 from ledger.storage.place import Place
 from ledger.storage.sql.schema import FUNCTIONS, TABLES, postgres_statements, tables, writer_grants
-from ledger.storage.sql.statements import SqlSnapshot, SqlStore, translating
+from ledger.storage.sql.statements import SqlSnapshot, SqlStore, Turn, translating
 from ledger.storage.store import LOCK_TIMEOUT_SECONDS, Head, Row, check_head, locked
 
 _COPY: Final = "COPY {schema}.entry (seq, kind, leaf, body) FROM STDIN (FORMAT BINARY)"
@@ -57,6 +57,7 @@ class PostgresStore(SqlStore):
         super().__init__(place, engine, tables(place.schema))
         self._made_tables = False
         self._identity: tuple[int | None, ...] = ()
+        self._locks_turns = False
 
     @classmethod
     def create(cls, place: Place) -> "PostgresStore":
@@ -95,6 +96,45 @@ class PostgresStore(SqlStore):
             store.close()
             raise
         return store
+
+    @classmethod
+    def open_shared(cls, place: Place, *, read_only: bool) -> "PostgresStore":
+        """Opens a schema for turns: a lock on the row of the head keeps out all others while one lasts."""
+        store = cls(place, engine_of(place, read_only=read_only))
+        try:
+            with store._transaction("opening the log") as connection:
+                if _found(connection, place.schema) == "nothing":
+                    raise LedgerError("MISSING", f"there is no log at {place.shown}")
+                store._check_version(connection)
+                store._identity = tuple(connection.execute(sa.select(*store._identities())).one())
+                store._locks_turns = not read_only
+        except BaseException:
+            store.close()
+            raise
+        return store
+
+    @contextmanager
+    def turn(self, doing: str) -> Iterator[Turn]:
+        query = sa.select(self._tables.head.c.id, *self._identities())
+        isolation: Literal["READ COMMITTED", "REPEATABLE READ"] = "READ COMMITTED" if self._locks_turns else "REPEATABLE READ"
+        with self._transaction(doing, isolation) as connection:
+            try:
+                found = connection.execute(query.with_for_update() if self._locks_turns else query).one_or_none()
+            except sa.exc.ProgrammingError as error:
+                if getattr(error.orig, "sqlstate", None) in _MISSING:
+                    raise self._unlinked("head") from error
+                raise
+            if found is None:
+                raise LedgerCorrupt("HEAD", "the stored head is gone")
+            if tuple(found[1:]) != self._identity:
+                sentence = f"the tables of {self.place.shown} are others than those that were opened"
+                raise LedgerReplaced("REPLACED", f"{sentence}: a copy was put in their place")
+            yield Turn(connection, self._tables, self._insert_rows)
+
+    @property
+    def identity(self) -> str:
+        """The object identifiers of the tables, which a copy does not have."""
+        return "oids:" + ",".join(map(str, self._identity))
 
     @staticmethod
     def exists(place: Place) -> bool:
@@ -241,9 +281,11 @@ class PostgresStore(SqlStore):
         return LedgerReplaced("UNLINKED", sentence)
 
     @contextmanager
-    def _transaction(self, doing: str) -> Iterator[sa.Connection]:
+    def _transaction(
+        self, doing: str, isolation: Literal["READ COMMITTED", "REPEATABLE READ"] = "READ COMMITTED"
+    ) -> Iterator[sa.Connection]:
         with translated(doing), self._engine.connect() as connection:
-            connection.execution_options(isolation_level="READ COMMITTED")
+            connection.execution_options(isolation_level=isolation)
             yield connection
             with translated(doing, committing=True):
                 connection.commit()

@@ -29,7 +29,7 @@ from ledger.storage import fsck
 from ledger.storage.disks import FILES, OpenFiles, is_there, require_local
 from ledger.storage.place import Place
 from ledger.storage.sql.schema import METADATA, SQLITE, tables
-from ledger.storage.sql.statements import READ_BATCH, SqlSnapshot, SqlStore, translating
+from ledger.storage.sql.statements import READ_BATCH, SqlSnapshot, SqlStore, Turn, translating
 from ledger.storage.store import LOCK_TIMEOUT_SECONDS, MAX_WRONG, Head, Row, check_head, locked
 
 _INSERT_ENTRY: Final = "INSERT INTO entry (seq, kind, leaf, body) VALUES (?, ?, ?, ?)"
@@ -96,6 +96,44 @@ class SqliteStore(SqlStore):
             store.close()
             raise
         return store
+
+    @classmethod
+    def open_shared(cls, place: Place, *, read_only: bool) -> "SqliteStore":
+        """Opens a file for turns: ``BEGIN IMMEDIATE`` keeps out all others while one lasts."""
+        path = Path(place.target)
+        with _translated("opening the log"):
+            there = path.is_file()
+        if not there:
+            raise LedgerError("MISSING", f"there is no log at {path}")
+        require_local(path)
+        store = cls(place, _engine(path, read_only=read_only), None)
+        try:
+            with store._transaction("opening the log") as connection:
+                store._check_version(connection)
+            if not read_only:
+                store._watch(None)
+        except BaseException:
+            store.close()
+            raise
+        return store
+
+    @contextmanager
+    def turn(self, doing: str) -> Iterator[Turn]:
+        self._require_open_files()
+        with self._transaction(doing) as connection:
+            yield Turn(connection, self._tables, self._insert_rows)
+            self._require_open_files()
+        self._require_open_files()
+
+    @property
+    def identity(self) -> str:
+        """The number of the file on its disk, which a copy does not have."""
+        with _translated("looking at the file of the log"):
+            return f"inode:{Path(self.place.target).stat().st_ino}"
+
+    def _require_open_files(self) -> None:
+        if self._files is not None:
+            self._files.require()
 
     @staticmethod
     def exists(place: Place) -> bool:

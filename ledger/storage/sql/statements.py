@@ -9,7 +9,7 @@ import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 import sqlalchemy as sa
 
@@ -112,6 +112,48 @@ class SqlSnapshot(Snapshot):
         return self._connection.execute(query, execution_options=_STREAMED)
 
 
+class Turn(SqlSnapshot):
+    """Reads and appends as the only one of many writers until its end; valid inside `SqlStore.turn`."""
+
+    def __init__(
+        self, connection: sa.Connection, known: Tables, insert: Callable[[sa.Connection, Sequence[Row]], None]
+    ) -> None:
+        """Takes a connection inside a transaction that holds the head, and what inserts leaves."""
+        super().__init__(connection, known)
+        self._insert = insert
+
+    def rows_from(self, first: int) -> Iterator[Row]:
+        """Yields the leaves from a position on, in order."""
+        entry = self._tables.entry
+        query = sa.select(entry.c.seq, entry.c.kind, entry.c.leaf, entry.c.body).where(entry.c.seq >= first)
+        for seq, kind, leaf, body in self._connection.execute(query.order_by(entry.c.seq), execution_options=_STREAMED):
+            yield Row(_stored(int, seq), _stored(int, kind), _stored(bytes, leaf), _stored(bytes, body))
+
+    def append(self, rows: Sequence[Row], frontier: Frontier, note: bytes | None = None) -> None:
+        """Appends leaves, and a checkpoint of the tree behind them; durable when the turn has ended without an error.
+
+        Raises:
+            LedgerCorrupt: code HEAD, the head did not move with the rows.
+        """
+        known = self._tables
+        self._insert(self._connection, rows)
+        moved = sa.update(known.head).where(known.head.c.size == frontier.size).values(frontier=frontier.to_bytes())
+        if self._connection.execute(moved).rowcount != 1:
+            raise LedgerCorrupt("HEAD", "the head did not move with the rows; the insert trigger is missing")
+        if note is not None:
+            self._connection.execute(sa.insert(known.checkpoint), [{"size": frontier.size, "note": note}])
+
+    def kept(self, key: str) -> str | None:
+        """Returns what is kept beside the leaves under a key; None for nothing."""
+        meta = self._tables.meta
+        value = self._connection.scalar(sa.select(meta.c.value).where(meta.c.key == key))
+        return None if value is None else _stored(str, value)
+
+    def keep(self, key: str, value: str) -> None:
+        """Keeps something beside the leaves, once and for all: it is never changed or removed."""
+        self._connection.execute(sa.insert(self._tables.meta), [{"key": key, "value": value}])
+
+
 class SqlStore(Store, ABC):
     """An open database with SQL."""
 
@@ -126,6 +168,37 @@ class SqlStore(Store, ABC):
     @abstractmethod
     def _transaction(self, doing: str) -> AbstractContextManager[sa.Connection]:
         """Opens a transaction, committed durably at its end, with the errors of the database as the ledger's."""
+
+    @classmethod
+    @abstractmethod
+    def open_shared(cls, place: Place, *, read_only: bool) -> Self:
+        """Opens a database that many processes write, each in turns; none of them holds it between two turns.
+
+        Raises:
+            LedgerError: code MISSING if there is none.
+            LedgerCorrupt: it was written by another version, or is no ledger.
+            StorageFailed: it cannot be reached, or not relied on to keep what it commits.
+        """
+
+    @abstractmethod
+    def turn(self, doing: str) -> AbstractContextManager[Turn]:
+        """Opens one transaction in which nobody else writes, of a database opened by `open_shared`.
+
+        Guarantee: what the body reads is all that was ever committed before, and nothing else is committed until it ends. When
+        it ends without an error, what it appended is durable, in the database that has the name of this one. When it raises,
+        nothing of it is there, unless the failure came with the commit itself (codes COMMIT_UNKNOWN, STORAGE, IO, UNLINKED
+        and REPLACED).
+
+        Raises:
+            LedgerReplaced: the database under the name is another one, or none.
+            LedgerBusy: others did not end their turns in time.
+            StorageFailed: the database refused, or the connection is lost.
+        """
+
+    @property
+    @abstractmethod
+    def identity(self) -> str:
+        """Tells this database from every copy of it, in printable ASCII without blanks."""
 
     def _writing(self, doing: str) -> AbstractContextManager[sa.Connection]:
         """Opens a transaction that changes the record."""

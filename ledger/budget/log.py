@@ -1,0 +1,555 @@
+"""Keeps a budget log: reserves before anything is computed, commits what was computed, and closes epochs.
+
+Life of a reservation: (1) the process takes the turn on its machine (`ledger.budget.mark`) and a transaction in which nobody
+writes; (2) it reads what others appended since it last looked, and adds it up under the same rules as an auditor; (3) it
+compares the tree and the mark with what it has; (4) the charge is held against the caps, and refused above one; (5) the
+RESERVE leaf, and notices of thresholds, are committed durably, and the mark moves; (6) only then does `reserve` return, and
+only then may a model be called. Every failure on the way is an error: nothing is computed then.
+"""
+
+import hashlib
+import os
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Final
+
+from attest.files import atomic_write
+from attest.schema.cards import card
+from attest.schema.plain import BACK_SECONDS, machine_time, utc
+from ledger.budget import mark
+from ledger.budget.leaves import (
+    ACCOUNTANT,
+    SESSION,
+    Beside,
+    Cap,
+    Commit,
+    Delivered,
+    Epoch,
+    Header,
+    Leaf,
+    Mechanism,
+    Notice,
+    Reserve,
+    decode_leaf,
+    encode_leaf,
+)
+from ledger.budget.mark import Reached
+from ledger.budget.rho import cap_nano
+from ledger.budget.state import BudgetState
+from ledger.budget.units import SECRET_SIZE, Unit
+from ledger.errors import (
+    BudgetExhausted,
+    LeafRefused,
+    LedgerBehind,
+    LedgerBusy,
+    LedgerClosed,
+    LedgerCorrupt,
+    LedgerError,
+    LedgerForked,
+    LedgerWrongRun,
+    StorageFailed,
+)
+from ledger.merkle import Frontier, leaf_hash
+from ledger.note import NoteSigner, checkpoint_text, open_note, parse_checkpoint, sign_note
+from ledger.storage.place import Place, store_of
+from ledger.storage.sql.statements import SqlStore, Turn
+from ledger.storage.store import Row
+
+THRESHOLDS: Final = (50, 80, 100)
+"""Percentages of a cap that the privacy officer is told of, unless a spec says others."""
+
+_SECRET: Final = "budget"
+"""Key under which the secret of the units is kept beside the leaves; it goes into no export."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetSpec:
+    """Says what a new budget log rests on.
+
+    Attributes:
+        caps: (epsilon in 1e-6, delta in 1e-12) by kind of unit: ``user``, ``corpus``, and ``session`` only beside one of these.
+        mechanisms: what releases cost (`ledger.budget.rho`).
+        thresholds: percentages at which the privacy officer is told.
+        beside: training ledgers that the budget stands beside.
+    """
+
+    caps: dict[str, tuple[int, int]]
+    mechanisms: Sequence[Mechanism]
+    thresholds: Sequence[int] = THRESHOLDS
+    beside: Sequence[Beside] = ()
+    log_id: bytes = field(default_factory=lambda: secrets.token_bytes(16))
+    secret: bytes = field(default_factory=lambda: secrets.token_bytes(SECRET_SIZE), repr=False)
+
+    def header(self, origin: str, vkey: str, now: int) -> Header:
+        """Returns leaf 0. Raises LeafRefused: something in it is out of range; AccountantError: a cap is worth nothing."""
+        caps = tuple(Cap(unit, *pair, cap_nano(*pair)) for unit, pair in sorted(self.caps.items()))
+        mechanisms = tuple(sorted(self.mechanisms, key=lambda item: item.name))
+        units_hash = hashlib.sha256(self.secret).digest()
+        thresholds = tuple(sorted(self.thresholds))
+        return Header(
+            now, origin, vkey, self.log_id, ACCOUNTANT, caps, mechanisms, thresholds, units_hash, tuple(self.beside)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Shows that releases were paid for: what a mechanism asks for before it computes.
+
+    Attributes:
+        seq: position of the RESERVE leaf.
+        releases: how many may be computed.
+        rho_nano: of each, in 1e-9 of rho.
+        request: identifier of the request, 16 bytes.
+    """
+
+    seq: int
+    releases: int
+    rho_nano: int
+    request: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """Says what a unit has spent of its cap, open reservations included, in 1e-9 of rho; None where its kind has no cap."""
+
+    spent: int
+    cap: int | None
+
+
+class BudgetLog:
+    """An open budget log. Any number of processes may have it open and reserve; threads of one take turns. Not for use across
+    a fork: open it in each process.
+
+    Guarantee: the sum of what any unit has reserved and not got back never passes its cap, over all processes, restarts and
+    sessions, as long as the database and the mark keep what they synced. A RESERVE leaf is durable when `reserve` returns.
+    Nothing but a COMMIT leaf frees anything, and that no more than was never computed.
+
+    Everywhere ``now`` is POSIX seconds, that of this machine without. A call may raise besides what it says LedgerBehind,
+    LedgerForked, LedgerCorrupt, LedgerReplaced, LedgerBusy or StorageFailed: the log is not what it was, or cannot be written;
+    then nothing may be computed. After all of these but LedgerBusy the handle refuses everything: open the log again.
+    """
+
+    def __init__(self, store: SqlStore, place: Place, header: Header, secret: bytes, *, read_only: bool) -> None:
+        """Use `create` or `open`."""
+        self.place, self.header, self.read_only = place, header, read_only
+        self._store, self._secret = store, secret
+        self._process, self._lock, self._broken = os.getpid(), threading.RLock(), False
+        self._state = BudgetState(header)
+        self._frontier = Frontier()
+        self._frontier.append(leaf_hash(encode_leaf(header)))
+
+    @classmethod
+    def create(
+        cls,
+        ledger: str | os.PathLike[str] | Place,
+        spec: BudgetSpec,
+        signer: NoteSigner,
+        *,
+        now: int | None = None,
+        state: str | os.PathLike[str] | None = None,
+    ) -> "BudgetLog":
+        """Creates a log with its header and a first checkpoint, and opens it.
+
+        Args:
+            ledger: a new file on a local disk, or a ``postgresql://`` URL. state: a local directory for the mark of one on a
+                server.
+            signer: the log's key; its name is the log's origin.
+
+        Raises:
+            LedgerError: code EXISTS. LeafRefused, AccountantError: as `BudgetSpec.header`.
+        """
+        place = Place.of(ledger, state)
+        header = spec.header(signer.name, signer.vkey, machine_time() if now is None else now)
+        body, frontier = encode_leaf(header), Frontier()
+        frontier.append(leaf_hash(body))
+        note = sign_note(checkpoint_text(header.origin, 1, frontier.root()), signer)
+        if mark.path_of(place).exists():
+            raise LedgerError("EXISTS", f"{mark.path_of(place)} exists: it belongs to a log that is not here")
+        place.make_state_directory()
+        kind = _shared(place)
+        made = kind.create(place)
+        try:
+            made.close()
+            store = kind.open_shared(place, read_only=False)
+            try:
+                with mark.taken_over(place) as held:
+                    with store.turn("creating the log") as turn:
+                        turn.keep(_SECRET, spec.secret.hex())
+                        turn.append([Row(0, Header.KIND, leaf_hash(body), body)], frontier, note)
+                    held.write(Reached(1, frontier.root(), store.identity))
+                _keep_note(place, note)
+            finally:
+                store.close()
+        except BaseException:
+            with suppress(LedgerError):
+                made.discard()
+            mark.path_of(place).unlink(missing_ok=True)
+            raise
+        return cls.open(place)
+
+    @classmethod
+    def open(
+        cls,
+        ledger: str | os.PathLike[str] | Place,
+        *,
+        state: str | os.PathLike[str] | None = None,
+        log_key: str | None = None,
+        read_only: bool = False,
+    ) -> "BudgetLog":
+        """Opens a log and adds up all its leaves.
+
+        Args:
+            log_key: verifier key that the header must have, where the caller knows it.
+            read_only: for looking and exporting alone.
+
+        Raises:
+            LedgerError: code MISSING. LedgerWrongRun: it is another log. LedgerBehind: code MARK_MISSING, COPIED or BEHIND.
+            LedgerForked: its history is not the one that was marked. LedgerCorrupt: it is no budget log, or damaged.
+        """
+        place = Place.of(ledger, state)
+        store = _shared(place).open_shared(place, read_only=read_only)
+        try:
+            header, secret = _begun(store)
+            if log_key is not None and header.log_vkey != log_key:
+                raise LedgerWrongRun("WRONG_KEY", f"the log is signed by {header.log_vkey}, {log_key} was pinned")
+            log = cls(store, place, header, secret, read_only=read_only)
+            log.refresh()
+        except BaseException:
+            store.close()
+            raise
+        return log
+
+    @property
+    def state(self) -> BudgetState:
+        """What the leaves add up to, as far as this process has read them."""
+        return self._state
+
+    @property
+    def size(self) -> int:
+        """Number of leaves, likewise."""
+        return self._frontier.size
+
+    @property
+    def root(self) -> bytes:
+        """Root over these."""
+        return self._frontier.root()
+
+    def account(self, unit: Unit) -> bytes:
+        """Returns the hash of a unit in leaves and notices."""
+        return unit.hashed(self._secret)
+
+    def refresh(self) -> None:
+        """Reads what was appended since this process last looked."""
+        with self._guarded():
+            if self.read_only:
+                reached = mark.read(self.place)
+                with self._store.turn("reading the log") as turn:
+                    head = turn.head()
+                    mark.Held(-1, reached, str(mark.path_of(self.place))).require(self._store.identity, head.size)
+                    self._catch_up(turn, reached, head)
+            else:
+                with self._turn("reading the log"):
+                    pass
+
+    def balance(self, unit: Unit) -> Balance:
+        """Returns what a unit has spent, as the log stands now."""
+        self.refresh()
+        return Balance(self._state.spent(self.account(unit)), self.header.cap(unit.kind))
+
+    def reserve(
+        self,
+        unit: Unit,
+        mechanism: str,
+        releases: int,
+        *,
+        rho_nano: int | None = None,
+        request: bytes | None = None,
+        now: int | None = None,
+    ) -> Reservation:
+        """Pays for releases before any of them is computed; call it before the model, and the model only when it returns.
+
+        Args:
+            unit: who pays; of a session the unit above it pays too.
+            mechanism: its name in the header.
+            releases: 1 or more: an answer of T tokens is T releases.
+            rho_nano: of each, in 1e-9 of rho, where the mechanism lets the request set it; else that of the header.
+            request: 16 bytes; random without.
+
+        Raises:
+            BudgetExhausted: a cap would be passed; nothing is charged. LeafRefused: no such mechanism, or a wrong value.
+        """
+        known = self.header.mechanism(mechanism)
+        each = (known.rho_nano if known is not None else 1) if rho_nano is None else rho_nano
+        name = secrets.token_bytes(16) if request is None else request
+        above = unit.parent
+        above_kind, above_account = (None, None) if above is None else (above.kind, self.account(above))
+        account = self.account(unit)
+        refused: BudgetExhausted | None = None
+        with self._guarded(), self._turn("reserving") as append:
+            time = self._time(now)
+            seq = self._state.size
+            leaf = Reserve(
+                seq, time, unit.kind, account, above_kind, above_account, mechanism, releases, each, name
+            )
+            try:
+                self._state.check_reserve(leaf)
+            except BudgetExhausted as error:
+                refused = error
+                self._tell_refused(unit, error, time, append)
+            else:
+                append(leaf)
+                while due := next(self._state.due(), None):
+                    append(Notice(self._state.size, time, *due))
+        if refused is not None:
+            raise refused
+        return Reservation(leaf.seq, releases, each, name)
+
+    def commit(self, reservation: Reservation | int, computed: int, *, now: int | None = None) -> None:
+        """Ends a reservation, and frees what was never computed.
+
+        What was computed counts, whether it was sent or not. A reservation whose process died stays whole: whoever finds it in
+        ``state.open`` may commit it, knowing what was computed.
+
+        Args:
+            reservation: or the position of its leaf.
+            computed: releases computed, at most those reserved.
+
+        Raises:
+            LeafRefused: code COMMITTED or COMPUTED.
+        """
+        seq = reservation.seq if isinstance(reservation, Reservation) else reservation
+        with self._guarded(), self._turn("committing") as append:
+            append(Commit(self._state.size, self._time(now), seq, computed))
+
+    def close_epoch(self, signer: NoteSigner, *, now: int | None = None) -> Epoch:
+        """Appends the totals, signs the tree behind them, and keeps the checkpoint for its signer beside the log.
+
+        Raises:
+            LedgerWrongRun: code WRONG_KEY, the key is not the log's.
+            LedgerForked: the log does not extend the last checkpoint that was kept.
+        """
+        if signer.vkey != self.header.log_vkey:
+            raise LedgerWrongRun("WRONG_KEY", f"the key given is {signer.vkey}, the log is signed by {self.header.log_vkey}")
+        with self._guarded():
+            with self._turn("closing an epoch", signer) as append:
+                leaf = self._state.epoch(self._state.size, self._time(now))
+                append(leaf)
+            note = sign_note(checkpoint_text(self.header.origin, self.size, self.root), signer)
+            _keep_note(self.place, note)
+        return leaf
+
+    def deliver(self, send: Callable[[Notice], None], *, now: int | None = None) -> int:
+        """Hands every notice that was not delivered to the privacy officer, in order, and records that it was.
+
+        Guarantee: each notice is in the log once, and is handed over until `send` has returned for it. A process that dies
+        between the two hands it over again: its position in the log is the key by which a receiver drops the second. One
+        process of a machine delivers at a time; call it on one machine.
+
+        Args:
+            send: takes a notice to its reader, and raises if it did not arrive; `ledger.budget.notices.webhook` makes one.
+
+        Returns:
+            How many were delivered; 0 too where another process delivers.
+        """
+        delivered = 0
+        with mark.only_one(self.place.side(".notices")) as alone:
+            if not alone:
+                return 0
+            self.refresh()
+            for seq, notice in sorted(self._state.undelivered.items()):
+                send(notice)
+                with self._guarded(), self._turn("recording a delivery") as append:
+                    append(Delivered(self._state.size, self._time(now), seq))
+                delivered += 1
+        return delivered
+
+    def checkpoint(self) -> bytes:
+        """Returns the last signed checkpoint."""
+        with self._guarded(), self._store.turn("reading the checkpoints") as turn:
+            return max(turn.checkpoints().items())[1]
+
+    def rows(self, size: int) -> list[Row]:
+        """Returns the first leaves as they are stored."""
+        with self._guarded(), self._store.turn("reading the leaves") as turn:
+            return [row for row in turn.rows_from(0) if row.seq < size]
+
+    def close(self) -> None:
+        """Gives up the database; what is reserved stays reserved."""
+        self._broken = True
+        self._store.close()
+
+    def __enter__(self) -> "BudgetLog":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _repr_html_(self) -> str:
+        return card("Budget log", [("origin", self.header.origin), ("leaves", self.size), ("units", len(self._state.accounts))])
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Keeps out other threads, and a handle that failed or was forked."""
+        if os.getpid() != self._process:
+            raise LedgerClosed("FORKED", "this log was opened before the process was forked; open it in each process")
+        with self._lock:
+            if self._broken:
+                raise LedgerClosed("HANDLE", "this handle was closed, or failed; open the log again")
+            yield
+
+    @contextmanager
+    def _turn(self, doing: str, signer: NoteSigner | None = None) -> Iterator[Callable[[Leaf], None]]:
+        """Gives a function that appends leaves; they are durable, all of them, when the turn has ended without an error."""
+        if self.read_only:
+            raise LedgerClosed("READ_ONLY", "this log was opened for reading; open it for writing")
+        rows: list[Row] = []
+
+        def append(leaf: Leaf) -> None:
+            self._state.apply(leaf)
+            body = encode_leaf(leaf)
+            rows.append(Row(leaf.seq, leaf.KIND, leaf_hash(body), body))
+
+        ready = False
+        with mark.turn(self.place) as held:
+            reached = held.reached
+            assert reached is not None
+            try:
+                with self._store.turn(doing) as turn:
+                    head = turn.head()
+                    held.require(self._store.identity, head.size)
+                    self._catch_up(turn, reached, head)
+                    ready = True
+                    yield append
+                    ready = False
+                    if rows:
+                        self._frontier.extend([row.leaf_hash for row in rows])
+                        text = checkpoint_text(self.header.origin, self.size, self.root)
+                        turn.append(rows, self._frontier, None if signer is None else sign_note(text, signer))
+                if rows or reached.size < self.size:
+                    held.write(Reached(self.size, self.root, self._store.identity))
+            except BaseException as error:
+                # A leaf that was refused before anything was taken in leaves the handle as it was, as does a busy database.
+                self._broken = bool(rows) or not (ready or isinstance(error, LedgerBusy))
+                raise
+
+    def _catch_up(self, turn: Turn, reached: Reached, head: Frontier) -> None:
+        """Takes in what others appended, and holds the tree against the stored head and the mark."""
+        if head.size < self.size:
+            sentence = f"{self.place.shown} has {head.size} leaves, this process has read {self.size}"
+            raise LedgerBehind("BEHIND", f"{sentence}: an older copy was put in its place")
+        for row in turn.rows_from(self.size) if head.size > self.size else ():
+            self._check_mark(reached)
+            if row.seq != self.size or leaf_hash(row.body) != row.leaf_hash:
+                raise LedgerCorrupt("LEAF", f"leaf {self.size} is gone, or does not hash to what is stored", seq=self.size)
+            try:
+                leaf = decode_leaf(row.body)
+                if row.kind != leaf.KIND:
+                    raise LeafRefused("KIND", f"the leaf has kind {leaf.KIND}, stored is {row.kind}")
+                self._state.apply(leaf, totals=False)
+            except (LeafRefused, BudgetExhausted) as error:
+                raise LedgerCorrupt(error.code, f"leaf {row.seq} cannot stand there: {error.sentence}", seq=row.seq) from error
+            self._frontier.append(row.leaf_hash)
+        self._check_mark(reached)
+        if head.to_bytes() != self._frontier.to_bytes() or head.size != self.size:
+            raise LedgerCorrupt("HEAD", "the leaves do not give the stored head; a leaf is missing or was changed")
+
+    def _check_mark(self, reached: Reached) -> None:
+        if reached.size == self.size and reached.root != self.root:
+            sentence = f"the log has another history of {reached.size} leaves than {mark.path_of(self.place)} says"
+            raise LedgerForked("FORKED", f"{sentence}; put back the one that was marked")
+
+    def _time(self, now: int | None) -> int:
+        """Returns the time of leaves appended now; raises LeafRefused, code CLOCK, for a clock behind the last one."""
+        clock, last = machine_time() if now is None else now, self._state.last_time
+        if clock < last - BACK_SECONDS:
+            sentence = f"the clock says {utc(clock)}, the last leaf {utc(last)}"
+            raise LeafRefused("CLOCK", f"{sentence}; set the clock right: nothing is paid for before")
+        return max(clock, last)
+
+    def _tell_refused(self, unit: Unit, error: BudgetExhausted, time: int, append: Callable[[Leaf], None]) -> None:
+        """Appends the notice of the first refusal of a unit. A session has none: whoever makes up names would fill the log."""
+        refused = unit if unit.kind == error.unit or unit.parent is None else unit.parent
+        account = self.account(refused)
+        found = self._state.accounts.get(account)
+        if refused.kind != SESSION and (found is None or 0 not in found.told):
+            append(Notice(self._state.size, time, refused.kind, account, 0, error.spent))
+
+
+def adopt(
+    ledger: str | os.PathLike[str] | Place, checkpoint: bytes, log_key: str, *, state: str | os.PathLike[str] | None = None
+) -> BudgetLog:
+    """Makes a mark for a log that has none here: one that was moved, or one on a server that a further machine writes.
+
+    What was spent stays spent: nothing in the log changes. But a mark is what tells a log that was put back from an old copy,
+    so give the newest checkpoint that the signer has, which lies beside its log (``.highwater``), and see that no other copy of
+    the log goes on.
+
+    Args:
+        checkpoint: signed note; the log must extend it. log_key: verifier key that signed it.
+
+    Raises:
+        NoteError: the note does not verify. LedgerBehind: the log has fewer leaves than the note, or than the mark that is
+            there. LedgerForked: it has another history. LedgerCorrupt: it is damaged.
+    """
+    place = Place.of(ledger, state)
+    found = parse_checkpoint(open_note(checkpoint, [log_key]).text)
+    place.make_state_directory()
+    store = _shared(place).open_shared(place, read_only=False)
+    try:
+        header, secret = _begun(store)
+        if (header.origin, header.log_vkey) != (found.origin, log_key):
+            raise LedgerWrongRun("WRONG_RUN", f"the checkpoint is of {found.origin!r}, the log is {header.origin!r}")
+        log = BudgetLog(store, place, header, secret, read_only=False)
+        with mark.taken_over(place) as held, store.turn("adopting the log") as turn:
+            told, head = Reached(found.size, found.root, store.identity), turn.head()
+            for reached in (told, *([held.reached] if held.reached else [])):
+                if reached.size > head.size:
+                    sentence = f"{reached.size} leaves were signed or marked, the log has {head.size}"
+                    raise LedgerBehind("BEHIND", f"{sentence}: an old copy, or its tail was lost; put back the one with all")
+            log._catch_up(turn, told, head)
+            if held.reached is not None:
+                again = BudgetLog(store, place, header, secret, read_only=False)
+                again._catch_up(turn, held.reached, head)
+            held.write(Reached(log.size, log.root, store.identity))
+    except BaseException:
+        store.close()
+        raise
+    return log
+
+
+def _shared(place: Place) -> type[SqlStore]:
+    """Returns the store of a place; raises StorageFailed, code SHARED, for one that has a single writer."""
+    found = store_of(place)
+    if not issubclass(found, SqlStore):
+        raise StorageFailed("SHARED", f"the store of {place.kind}:// takes one writer; keep a budget in SQLite or PostgreSQL")
+    return found
+
+
+def _begun(store: SqlStore) -> tuple[Header, bytes]:
+    """Returns the header of a log, and the secret of its units."""
+    with store.turn("reading the header") as turn:
+        first = next(iter(turn.rows_from(0)), None)
+        kept = turn.kept(_SECRET)
+    try:
+        header = None if first is None else decode_leaf(first.body)
+    except LeafRefused as error:
+        raise LedgerCorrupt("HEADER", f"this is no budget log: {error.sentence}", seq=0) from error
+    if not isinstance(header, Header):
+        raise LedgerCorrupt("HEADER", "this is no budget log: it has no header; its creation may have ended too early", seq=0)
+    secret = bytes.fromhex(kept) if kept is not None and len(kept) == 2 * SECRET_SIZE else b""
+    if hashlib.sha256(secret).digest() != header.units_hash:
+        raise LedgerCorrupt("SECRET", "the secret of the units is not the one that the header has; restore the database whole")
+    return header, secret
+
+
+def _keep_note(place: Place, note: bytes) -> None:
+    """Keeps the newest checkpoint beside the log, for its signer."""
+    path = place.side(".highwater")
+    try:
+        atomic_write(path, note)
+    except OSError as error:
+        raise StorageFailed("HIGHWATER", f"cannot write {path}: {error.strerror or error}; mend the disk") from error

@@ -1,0 +1,43 @@
+"""Names the units that pay, and makes the hashes by which leaves name them."""
+
+import hashlib
+import hmac
+from dataclasses import dataclass
+from typing import Final
+
+from attest.schema.plain import check_id
+from ledger.budget.leaves import SESSION, UNITS
+from ledger.errors import LeafRefused
+
+SECRET_SIZE: Final = 32
+"""Bytes of the secret of a log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Names who pays: a user, a corpus, or a session under one of these.
+
+    Attributes:
+        kind: ``user``, ``corpus`` or ``session``.
+        name: identifier of 1 to 64 of the characters a-z 0-9 . _ / -, so that no second spelling is a second unit. Who asks
+            must have been authenticated under it: a budget cannot tell one person under two names.
+        parent: the user or corpus of a session; None for these.
+    """
+
+    kind: str
+    name: str
+    parent: "Unit | None" = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in UNITS:
+            raise LeafRefused("UNIT", f"{self.kind!r:.40} is no kind of unit; expected {' or '.join(UNITS)}")
+        check_id(self.name, f"name of a {self.kind}", error=LeafRefused)
+        if (self.kind == SESSION) is not (self.parent is not None) or (self.parent and self.parent.kind == SESSION):
+            sentence = f"a {self.kind} under {self.parent.kind if self.parent else 'nothing'}"
+            raise LeafRefused("PARENT", f"{sentence}: a session stands under a user or a corpus, and nothing else under any")
+
+    def hashed(self, secret: bytes) -> bytes:
+        """Returns the hash of this unit in leaves: HMAC-SHA-256 under the secret of the log, over the kinds and names from the
+        unit up, each with a zero byte behind it. `secret`: 32 bytes."""
+        names = [self.kind, self.name, *([self.parent.kind, self.parent.name] if self.parent else [])]
+        return hmac.new(secret, b"".join(f"{name}\0".encode() for name in names), hashlib.sha256).digest()
