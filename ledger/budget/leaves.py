@@ -49,7 +49,8 @@ PICO_BELOW_1: Final = Count(1, 10**12 - 1, "1..999999999999", "1e-12")
 PERCENT: Final = Count(1, 100, "1..100")
 EVENT: Final = Count(0, 100, "0..100")
 REQUEST: Final = Blob("bstr .size 16", 16)
-UNIT: Final = OneOf(UNITS, "UNIT")
+UNIT: Final = OneOf(UNITS, "UNIT", "budget-unit")
+ACCOUNT: Final = Blob("budget-account", 32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +142,11 @@ class Reserve(Entry):
     KIND: ClassVar = 32
     CDDL: ClassVar = "budget-reserve"
     unit: str = declared(3, UNIT, "Kind of the unit that pays.")
-    account: bytes = declared(4, SHA256, "The unit, as a keyed hash.")
+    account: bytes = declared(4, ACCOUNT, "The unit, as a keyed hash.")
     parent_unit: str | None = declared(
         5, UNIT, "Kind of the unit of a session, which pays too; else null.", nil=True, needs="parent"
     )
-    parent: bytes | None = declared(6, SHA256, "That unit, as a keyed hash.", nil=True, needs="parent_unit")
+    parent: bytes | None = declared(6, ACCOUNT, "That unit, as a keyed hash.", nil=True, needs="parent_unit")
     mechanism: str = declared(7, ID, "Name of the mechanism.")
     releases: int = declared(8, ABOVE_0, "Releases that are paid for: an answer of T tokens is T of them.")
     rho_nano: int = declared(9, NANO_ABOVE_0, "Rho of each.")
@@ -200,7 +201,7 @@ class Notice(Entry):
     KIND: ClassVar = 35
     CDDL: ClassVar = "budget-notice"
     unit: str = declared(3, UNIT, "Kind of the unit.")
-    account: bytes = declared(4, SHA256, "The unit, as a keyed hash.")
+    account: bytes = declared(4, ACCOUNT, "The unit, as a keyed hash.")
     percent: int = declared(5, EVENT, "The threshold; 0 for the first refusal.")
     spent_nano: int = declared(6, NANO, "What it has spent, reservations included.")
 

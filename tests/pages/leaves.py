@@ -8,6 +8,7 @@ from typing import Any, Final
 from attest.schema import declarations
 from attest.schema.quick import Array, Row
 from ledger.audit.findings import QUALIFIERS
+from ledger.budget import leaves as budget
 from ledger.leaves import Header
 from ledger.leaves.codec import RECORDS
 from ledger.published import SAID
@@ -78,6 +79,12 @@ def cddl_page(page: str) -> str:
     return with_section(page, "releases", _WRITTEN + "\n".join([signed, cddl_with_rows(Manifest), named]))
 
 
+def budget_page(page: str) -> str:
+    """Returns budget.cddl with the leaves that are declared."""
+    kinds = (budget.Header, *sorted(budget.RECORDS.values(), key=lambda leaf: leaf.KIND))
+    return with_section(page, "leaves", _WRITTEN + "\n".join(map(cddl_with_rows, kinds)))
+
+
 def cddl_with_rows(cls: type) -> str:
     """Returns the rules of a document, with those of the rows in it."""
     return "\n".join(
@@ -106,4 +113,5 @@ PAGES: Final[Pages] = {
     "formats/runs.md": runs_page,
     "formats/release.md": release_page,
     "ledger.cddl": cddl_page,
+    "budget.cddl": budget_page,
 }

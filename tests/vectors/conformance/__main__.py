@@ -8,10 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from tests.vectors.conformance import documents, exports, figures, leaves, proofs
+from tests.vectors.conformance import budgets, documents, exports, figures, leaves, proofs
 from tests.vectors.conformance.text import text_of
 
 FILES: Final[dict[str, Callable[[], Any]]] = {
+    "budgets": budgets.vectors,
     "documents": documents.vectors,
     "exports": exports.vectors,
     "leaves": leaves.vectors,

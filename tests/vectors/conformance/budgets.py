@@ -1,0 +1,135 @@
+"""Vectors of budget logs: leaves, whole logs that hold and that lie, hashes of units, and what caps are worth."""
+
+import tempfile
+from collections.abc import Iterator
+from functools import cache
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, Final
+
+from attest import cbor
+from ledger.budget import Unit
+from ledger.budget.leaves import Header, Leaf, Reserve, decode_leaf, encode_leaf
+from ledger.budget.rho import cap_nano
+from ledger.budget.state import BudgetState
+from ledger.errors import BudgetExhausted, LeafRefused
+from ledger.merkle import leaf_hash, root
+from tests.vectors.conformance.values import told
+from tests.worlds.budget_lies import LIES, lived
+
+NOT_BY_LEAVES: Final = ("a cap worth more than it says", "another origin", "another key", "two headers", "no header")
+"""Lies that the replay of the leaves behind a header does not find, or that are not of such a leaf."""
+
+
+@cache
+def honest() -> tuple[Leaf, ...]:
+    """Returns the leaves of the honest log."""
+    with tempfile.TemporaryDirectory() as folder, lived(Path(folder) / "b.db") as log:
+        return tuple(decode_leaf(row.body) for row in log.rows(log.size))
+
+
+def leaves() -> Iterator[dict[str, Any]]:
+    """Yields every leaf of the honest log with its fields."""
+    for leaf in honest():
+        body = encode_leaf(leaf)
+        values = list(cbor.decode(body, max_size=1 << 16).values())
+        name = f"{leaf.seq} {type(leaf).__name__.upper()}"
+        yield {"name": name, "cbor": body.hex(), "hash": leaf_hash(body).hex(), "fields": [told(value) for value in values]}
+
+
+def invalid() -> Iterator[dict[str, Any]]:
+    """Yields bytes that are no leaf, each by itself."""
+    header, reserve = (next(leaf for leaf in honest() if isinstance(leaf, kind)) for kind in (Header, Reserve))
+    changes: dict[str, tuple[Leaf, dict[int, Any]]] = {
+        "position 0 behind a header": (reserve, {0: 0}),
+        "a kind of a run": (reserve, {1: 2}),
+        "a unit of another kind": (reserve, {3: "team"}),
+        "a user under a corpus": (reserve, {5: "corpus", 6: bytes(32)}),
+        "a parent without its kind": (reserve, {6: bytes(32)}),
+        "a session under nothing": (reserve, {3: "session"}),
+        "a session under a session": (reserve, {3: "session", 5: "session", 6: bytes(32)}),
+        "no release": (reserve, {8: 0}),
+        "a release for nothing": (reserve, {9: 0}),
+        "a release for true": (reserve, {9: True}),
+        "a cost beyond 2^63": (reserve, {8: 1 << 40, 9: 1 << 40}),
+        "a short request": (reserve, {10: bytes(15)}),
+        "a field more": (reserve, {11: 0}),
+        "another schema": (header, {3: "dptrain.budget/2"}),
+        "another accountant": (header, {7: "pld"}),
+        "no caps": (header, {8: []}),
+        "sessions alone": (header, {8: [["session", 1, 1, 1]]}),
+        "caps that descend": (header, {8: [["user", 1, 1, 1], ["corpus", 1, 1, 1]]}),
+        "a cap of delta 1": (header, {8: [["user", 1, 10**12, 1]]}),
+        "a mechanism for nothing": (header, {9: [["token", 0, False, "a token"]]}),
+        "two mechanisms of a name": (header, {9: [["token", 1, False, "a"], ["token", 2, False, "a"]]}),
+        "thresholds that descend": (header, {10: [80, 50]}),
+        "a threshold of 0": (header, {10: [0]}),
+        "a threshold above all": (header, {10: [101]}),
+        "a key of another name": (header, {4: "another"}),
+    }
+    for name, (leaf, change) in changes.items():
+        value = cbor.decode(encode_leaf(leaf), max_size=1 << 16) | change
+        yield {"name": name, "cbor": cbor.encode(value).hex(), "code": refused(cbor.encode(value))}
+    body = encode_leaf(reserve)
+    for name, data in {"a byte more": body + b"\0", "a byte less": body[:-1], "a field less": _shorter(body)}.items():
+        yield {"name": name, "cbor": data.hex(), "code": refused(data)}
+
+
+def _shorter(body: bytes) -> bytes:
+    value = cbor.decode(body, max_size=1 << 16)
+    return cbor.encode({key: item for key, item in value.items() if key < 10})
+
+
+def refused(data: bytes) -> str:
+    """Returns the code under which bytes are refused as a leaf."""
+    try:
+        decode_leaf(data)
+    except LeafRefused as error:
+        return error.code
+    raise ValueError("the leaf is accepted")
+
+
+def logs() -> Iterator[dict[str, Any]]:
+    """Yields the honest log, and of each lie how it goes on behind leaves of that, up to where it is found."""
+    yield {"name": "honest", **log_row([encode_leaf(leaf) for leaf in honest()], 0)}
+    for name, (change, _) in LIES.items():
+        if name not in NOT_BY_LEAVES:
+            found = change(list(honest()))
+            kept = next(at for at, pair in enumerate(zip_longest(found, honest())) if pair[0] != pair[1])
+            yield {"name": name, **log_row([encode_leaf(leaf) for leaf in found], kept)}
+
+
+def log_row(bodies: list[bytes], kept: int) -> dict[str, Any]:
+    """Returns what becomes of a log. `kept`: how many leaves it has of the honest one."""
+    header = decode_leaf(bodies[0])
+    assert isinstance(header, Header)
+    state = BudgetState(header)
+    for at, body in enumerate(bodies[1:], start=1):
+        try:
+            state.apply(decode_leaf(body))
+        except (LeafRefused, BudgetExhausted) as error:
+            shown = [body.hex() for body in bodies[kept : at + 1]]
+            return {"kept": kept, "leaves": shown, "answer": "refused", "at": at, "code": error.code}
+    spent = {account.hex(): found.spent for account, found in sorted(state.accounts.items())}
+    told = {"root": root(bodies).hex(), "spent": spent, "accounts_root": state.accounts_root().hex()}
+    return {"kept": kept, "leaves": [body.hex() for body in bodies[kept:]], "answer": "accepted", **told}
+
+
+def units() -> Iterator[dict[str, Any]]:
+    """Yields units with the hashes that they have in leaves."""
+    secret, anna, letters = bytes(range(32)), Unit("user", "anna"), Unit("corpus", "letters")
+    for unit in (anna, letters, Unit("session", "1", anna), Unit("session", "1", letters), Unit("user", "letters")):
+        names = [unit.kind, unit.name, *([unit.parent.kind, unit.parent.name] if unit.parent else [])]
+        yield {"secret": secret.hex(), "names": names, "hash": unit.hashed(secret).hex()}
+
+
+def caps() -> Iterator[dict[str, Any]]:
+    """Yields epsilons and deltas with the most rho that they are worth."""
+    for epsilon, delta in ((1_000_000, 10**7), (10_000_000, 10**6), (123, 10**9), (8_000_000, 10**7), (100_000, 10**4)):
+        yield {"epsilon_micro": epsilon, "delta_pico": delta, "rho_nano": cap_nano(epsilon, delta)}
+
+
+def vectors() -> dict[str, Any]:
+    """Returns the file."""
+    made = {"leaves": leaves, "invalid": invalid, "logs": logs, "units": units, "caps": caps}
+    return {name: list(make()) for name, make in made.items()}
