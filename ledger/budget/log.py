@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final
 
-from attest.files import atomic_write
+from attest.errors import FileRefused
+from attest.files import atomic_write, read_limited
 from attest.schema.cards import card
 from attest.schema.plain import BACK_SECONDS, machine_time, utc
 from ledger.budget import mark
@@ -51,10 +52,11 @@ from ledger.errors import (
     LedgerError,
     LedgerForked,
     LedgerWrongRun,
+    NoteError,
     StorageFailed,
 )
 from ledger.merkle import Frontier, leaf_hash
-from ledger.note import NoteSigner, checkpoint_text, open_note, parse_checkpoint, sign_note
+from ledger.note import MAX_NOTE_SIZE, NoteSigner, checkpoint_text, open_note, parse_checkpoint, sign_note
 from ledger.storage.place import Place, store_of
 from ledger.storage.sql.statements import SqlStore, Turn
 from ledger.storage.store import Row
@@ -141,6 +143,7 @@ class BudgetLog:
         self._state = BudgetState(header)
         self._frontier = Frontier()
         self._frontier.append(leaf_hash(encode_leaf(header)))
+        self._roots = {1: self._frontier.root()}  # of the sizes that were signed
 
     @classmethod
     def create(
@@ -330,14 +333,16 @@ class BudgetLog:
 
         Raises:
             LedgerWrongRun: code WRONG_KEY, the key is not the log's.
-            LedgerForked: the log does not extend the last checkpoint that was kept.
+            LedgerBehind, LedgerForked: the log does not extend the last checkpoint that was kept, or that is gone.
         """
         if signer.vkey != self.header.log_vkey:
             raise LedgerWrongRun("WRONG_KEY", f"the key given is {signer.vkey}, the log is signed by {self.header.log_vkey}")
         with self._guarded():
             with self._turn("closing an epoch", signer) as append:
+                self._check_kept()
                 leaf = self._state.epoch(self._state.size, self._time(now))
                 append(leaf)
+            self._roots[self.size] = self.root
             note = sign_note(checkpoint_text(self.header.origin, self.size, self.root), signer)
             _keep_note(self.place, note)
         return leaf
@@ -453,6 +458,8 @@ class BudgetLog:
             except (LeafRefused, BudgetExhausted) as error:
                 raise LedgerCorrupt(error.code, f"leaf {row.seq} cannot stand there: {error.sentence}", seq=row.seq) from error
             self._frontier.append(row.leaf_hash)
+            if isinstance(leaf, Epoch):
+                self._roots[self.size] = self.root
         self._check_mark(reached)
         if head.to_bytes() != self._frontier.to_bytes() or head.size != self.size:
             raise LedgerCorrupt("HEAD", "the leaves do not give the stored head; a leaf is missing or was changed")
@@ -461,6 +468,21 @@ class BudgetLog:
         if reached.size == self.size and reached.root != self.root:
             sentence = f"the log has another history of {reached.size} leaves than {mark.path_of(self.place)} says"
             raise LedgerForked("FORKED", f"{sentence}; put back the one that was marked")
+
+    def _check_kept(self) -> None:
+        """Holds the log against the newest checkpoint that its signer kept, before that signs again."""
+        path = self.place.side(".highwater")
+        try:
+            kept = read_limited(path, MAX_NOTE_SIZE, "high-water file")
+            found = parse_checkpoint(open_note(kept, [self.header.log_vkey]).text)
+        except (FileRefused, NoteError) as error:
+            sentence = f"{path} is no checkpoint that the log's key signed: {error.sentence}"
+            raise LedgerBehind("HIGHWATER", f"{sentence}; restore it, for without it a fork would not be seen") from error
+        if found.size > self.size:
+            sentence = f"the signer signed {found.size} leaves, the log has {self.size}"
+            raise LedgerBehind("BEHIND", f"{sentence}: an old copy, or its tail was lost; put back the one with all of them")
+        if found.origin != self.header.origin or self._roots.get(found.size) != found.root:
+            raise LedgerForked("FORKED", f"the signer signed another history of {found.size} leaves; {path} has it")
 
     def _time(self, now: int | None) -> int:
         """Returns the time of leaves appended now; raises LeafRefused, code CLOCK, for a clock behind the last one."""
@@ -515,6 +537,8 @@ def adopt(
                 again = BudgetLog(store, place, header, secret, read_only=False)
                 again._catch_up(turn, held.reached, head)
             held.write(Reached(log.size, log.root, store.identity))
+        if not place.side(".highwater").exists():
+            _keep_note(place, checkpoint)
     except BaseException:
         store.close()
         raise

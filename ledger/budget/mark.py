@@ -3,7 +3,8 @@
 A database can be put back from a copy, whole and valid, and a budget with it. The mark is one record of a fixed size that is
 overwritten in place after every commit and synced: it says the size and the root that the log has reached, and which database
 it lies in. A log that is shorter, has another history, or lies in another file than the mark says is refused. What a database
-committed right before its process was killed may be missing from the mark; that makes it weaker for a moment, never wrong.
+committed right before its process was killed may be missing from the mark; that makes it weaker for a moment, never wrong. Who
+puts the mark back together with the database goes unseen here, and is found by whoever remembers a checkpoint.
 
 The lock on the file of the mark is the turn: the kernel drops it with the process that held it.
 """
@@ -156,7 +157,10 @@ def _locked(path: Path, flags: int) -> Iterator[int]:
             except OSError as error:
                 raise StorageFailed("MARK", f"cannot lock {path}: {error.strerror or error}; mend the disk") from error
             else:
-                yield descriptor
+                try:
+                    yield descriptor
+                finally:
+                    fcntl.flock(descriptor, fcntl.LOCK_UN)  # a process forked meanwhile has the descriptor too
                 return
         if time.monotonic() > deadline:
             raise LedgerBusy("LOCKED", f"others held {path} for {TURN_SECONDS} s; end what hangs, and ask again")

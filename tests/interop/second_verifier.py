@@ -3701,6 +3701,173 @@ def verify(folder, keys=(), owner_key=None, earlier=(), withdrawals=None, requir
     }
 
 
+# --- Budgets ----------------------------------------------------------------------------------------------------------
+
+UNIT = word("corpus", "session", "user")
+BUDGET_LEAVES = {
+    0: (
+        word("dptrain.budget/1"), words(200), words(400), blob(16), word("zcdp-filter/1"),
+        several(rows(UNIT, uint(1), uint(1, 10**12 - 1), uint(1))), several(rows(identifier, uint(1), boolean, words(200))),
+        ascending(uint(1, 100)), blob(32), rows(words(200), uint(1), blob(32)),
+    ),
+    32: (UNIT, blob(32), optional(UNIT), optional(blob(32)), identifier, uint(1), uint(1), blob(16)),
+    33: (uint(1), uint()),
+    34: (uint(1), uint(), uint(), uint(), uint(), uint(), blob(32)),
+    35: (UNIT, blob(32), uint(0, 100), uint()),
+    36: (uint(1),),
+}  # fmt: skip
+
+
+def read_budget_leaf(data):
+    """Return position, kind, time and fields of a leaf of a budget log, by itself."""
+    need(len(data) <= 65535, "SIZE", "leaf")
+    value = decode(data)
+    need(type(value) is dict and list(value) == list(range(len(value))) and len(value) >= 3, "TYPE", "leaf")
+    seq, kind, moment, *fields = value.values()
+    uint()(seq)
+    need(type(kind) is int and kind in BUDGET_LEAVES, "KIND", "leaf")
+    need((seq == 0) == (kind == 0), "SEQ", "a header stands at 0, and nothing else")
+    uint(FIRST_MOMENT, LAST_MOMENT)(moment)
+    need(len(fields) == len(BUDGET_LEAVES[kind]), "TYPE", f"{len(fields)} fields")
+    for check, field in zip(BUDGET_LEAVES[kind], fields, strict=True):
+        check(field)
+    if kind == 0:
+        caps, mechanisms = fields[5], fields[6]
+        for named in ([row[0] for row in caps], [row[0] for row in mechanisms]):
+            need(named == sorted(set(named)), "ORDER", "rows do not ascend")
+        need(len(mechanisms) <= 200 and len(fields[9]) <= 100, "RANGE", "too many rows")
+        need([row[0] for row in caps] != ["session"], "SESSION_ALONE", "caps")
+        need(VerifierKey(fields[2], 1).name == fields[1], "LOG_KEY", "another name")
+    if kind == 32:
+        unit, _, above, parent, _, releases, rho, _ = fields
+        need((above is None) == (parent is None) == (unit != "session") and above != "session", "PARENT", unit)
+        need(releases * rho < 2**63, "RANGE", "cost")
+    return seq, kind, moment, fields
+
+
+def budget_spent(leaves):
+    """Add up the leaves of a budget log, from the first on; return what each unit has spent. Refused names the place."""
+    spent, kinds, open_, told, pending, delivered, requests = {}, {}, {}, set(), [], set(), {}
+    totals, last, epochs, at = [0, 0, 0], 0, 0, 0
+    caps = mechanisms = thresholds = None
+    for at, data in enumerate(leaves):
+        seq, kind, moment, fields = read_budget_leaf(data)
+        need(seq == at and (kind == 0) == (at == 0), "SEQ", at)
+        need(moment >= last, "CLOCK", at)
+        last = moment
+        need(not pending or kind == 35, "NOTICE", at)
+        if kind == 0:
+            caps, mechanisms = ({row[0]: row for row in rows_} for rows_ in fields[5:7])
+            thresholds = fields[7]
+        elif kind == 32:
+            unit, account, above, parent, name, releases, rho, request = fields
+            payers = [(unit, account, parent)] + ([(above, parent, None)] if parent else [])
+            need(name in mechanisms, "MECHANISM", at)
+            need(rho == mechanisms[name][1] or (mechanisms[name][2] and rho > mechanisms[name][1]), "RHO", at)
+            need(request not in requests, "REQUEST", at)
+            need(any(payer[0] in caps and payer[0] != "session" for payer in payers), "NO_CAP", at)
+            for payer in payers:
+                need(kinds.get(payer[1], payer[::2]) == payer[::2], "ACCOUNT", at)
+                after = spent.get(payer[1], 0) + releases * rho
+                need(payer[0] not in caps or after <= caps[payer[0]][3], "EXHAUSTED", at)
+            for payer in reversed(payers):
+                kinds[payer[1]] = payer[::2]
+                spent[payer[1]] = spent.get(payer[1], 0) + releases * rho
+                for percent in thresholds if payer[0] in caps else ():
+                    reached = 100 * spent[payer[1]] >= percent * caps[payer[0]][3]
+                    if reached and (payer[1], percent) not in told:
+                        pending.append((payer[0], payer[1], percent))
+            open_[seq], requests[request] = (releases, rho, [payer[1] for payer in payers], request), seq
+            totals[0], totals[1] = totals[0] + 1, totals[1] + releases * rho
+        elif kind == 33:
+            need(fields[0] in open_, "COMMITTED", at)
+            releases, rho, accounts, request = open_[fields[0]]
+            need(fields[1] <= releases, "COMPUTED", at)
+            del open_[fields[0]], requests[request]
+            for account in accounts:
+                spent[account] -= (releases - fields[1]) * rho
+            totals[2] += (releases - fields[1]) * rho
+        elif kind == 35:
+            unit, account, percent, said = fields
+            need(unit in caps and said == spent.get(account, 0) and (account, percent) not in told, "NOTICE", at)
+            need(kinds.get(account, (unit,))[0] == unit, "NOTICE", at)
+            if pending:
+                need((unit, account, percent) == pending.pop(0), "NOTICE", at)
+            else:
+                need(percent == 0 and unit != "session", "NOTICE", at)
+            told.add((account, percent))
+            kinds.setdefault(account, (unit, None))
+            spent.setdefault(account, 0)
+            delivered.add(seq)
+        elif kind == 36:
+            need(fields[0] in delivered, "DELIVERED", at)
+            delivered.remove(fields[0])
+        else:
+            epochs += 1
+            true = [epochs, totals[0], len(open_), totals[1], totals[2], len(spent), balances_root(spent)]
+            need(fields == true, "TOTALS", at)
+    need(not pending, "NOTICE", at)
+    return spent
+
+
+def balances_root(spent):
+    """Return the root over what units have spent."""
+    return merkle_root([account + amount.to_bytes(8, "big") for account, amount in sorted(spent.items())])
+
+
+def budget_unit(secret, names):
+    """Return the hash of a unit: HMAC by RFC 2104, written out."""
+    key = secret.ljust(64, b"\0")
+    inner = sha256(bytes(byte ^ 0x36 for byte in key), *(name.encode() + b"\0" for name in names))
+    return sha256(bytes(byte ^ 0x5C for byte in key), inner)
+
+
+def zcdp_worth(rho, delta):
+    """Return the epsilon of rho-zCDP at delta, minimised over the order by scipy."""
+
+    def bound(log_above):
+        above = math.exp(log_above)
+        return (1 + above) * rho - math.log((1 + above) * delta) / above + math.log(above / (1 + above))
+
+    found = optimize.minimize_scalar(bound, bounds=(-30, 30), method="bounded", options={"xatol": 1e-12, "maxiter": 2000})
+    return max(0.0, found.fun)
+
+
+def budget_cases(table):
+    """Yield the cases of budgets."""
+    for row in table["leaves"]:
+        data = bytes.fromhex(row["cbor"])
+        seq, kind, moment, fields = read_budget_leaf(data)
+        same = encode(dict(enumerate([seq, kind, moment, *fields]))) == data and leaf_hash(data).hex() == row["hash"]
+        yield f"budget leaf {row['name']}", True, same and [seq, kind, moment, *fields] == from_json(row["fields"])
+    for row in table["invalid"]:
+        yield f"no budget leaf: {row['name']}", "refused", verdict_of(read_budget_leaf, bytes.fromhex(row["cbor"]))
+    honest = table["logs"][0]["leaves"]
+    for row in table["logs"]:
+        leaves = [bytes.fromhex(leaf) for leaf in honest[: row["kept"]] + row["leaves"]]
+        yield f"budget log {row['name']}", row["answer"], verdict_of(budget_spent, leaves)
+        if row["answer"] == "accepted":
+            spent = budget_spent(leaves)
+            yield "its root", row["root"], merkle_root(leaves).hex()
+            yield "its sums", row["spent"], {account.hex(): amount for account, amount in spent.items()}
+            yield "their root", row["accounts_root"], balances_root(spent).hex()
+    for row in table["units"]:
+        yield f"unit {row['names']}", row["hash"], budget_unit(bytes.fromhex(row["secret"]), row["names"]).hex()
+    for row in table["caps"]:
+        epsilon, delta = row["epsilon_micro"] / 1e6, row["delta_pico"] / 1e12
+        worth, more = (zcdp_worth(rho / 1e9, delta) for rho in (row["rho_nano"], row["rho_nano"] + 3))
+        yield f"cap {epsilon} at {delta}", True, worth <= epsilon * (1 + 1e-9) and more > epsilon * (1 - 1e-9)
+
+
+def verdict_of(read, given):
+    """Return whether something is accepted or refused."""
+    try:
+        read(given)
+    except Refused:
+        return "refused"
+    return "accepted"
+
+
 # --- Command line -----------------------------------------------------------------------------------------------------
 
 
@@ -4430,6 +4597,7 @@ def vector_cases(folder):
     table = {path.stem: json.loads(path.read_text()) for path in files}
     yield from block_cases(table["blocks"])
     yield from leaf_cases(table["leaves"])
+    yield from budget_cases(table["budgets"])
     yield from worded_cases(table)
     yield from number_cases(table["numbers"])
     yield from export_cases(table["exports"])

@@ -38,6 +38,11 @@ def test_it_gives_every_export_of_the_vectors_its_verdict(row: dict, tmp_path: P
         assert sorted(found["qualifiers"]) == sorted(row["qualifiers"])
 
 
+def test_it_judges_every_budget_alike() -> None:
+    cases = list(second_verifier.budget_cases(json.loads((VECTORS / "budgets.json").read_text())))
+    assert len(cases) > 60 and [case for case in cases if case[1] != case[2]] == []
+
+
 @pytest.mark.slow
 def test_it_judges_every_vector_alike() -> None:
     assert second_verifier.count(second_verifier.vector_cases(VECTORS))

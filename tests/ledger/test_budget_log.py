@@ -34,7 +34,7 @@ from ledger.errors import (
     StorageFailed,
 )
 from ledger.merkle import root as root_of
-from ledger.note import NoteSigner, open_note, parse_checkpoint
+from ledger.note import NoteSigner, checkpoint_text, open_note, parse_checkpoint, sign_note
 from ledger.storage.place import Place
 from tests.worlds.budgets import ANNA, UNIT_COST, cap_of, copied, created, spec
 from tests.worlds.ledgers import LOG_KEY, SIGNER, START
@@ -426,6 +426,26 @@ def test_epochs_sign_totals_that_are_those_of_the_leaves(place: Place) -> None:
         assert log.close_epoch(SIGNER, now=START + 5).number == 2
         with pytest.raises(LedgerWrongRun):
             log.close_epoch(NoteSigner("another", LOG_KEY), now=START + 5)
+
+
+def test_a_signer_signs_no_second_history_and_nothing_without_its_own_memory(path: Path) -> None:
+    kept = Place.of(path).side(".highwater")
+    with created(path) as log:
+        log.reserve(ANNA, "token", 1, now=START)
+        log.close_epoch(SIGNER, now=START)
+        note, size = kept.read_bytes(), log.size
+        for told in (checkpoint_text(SIGNER.name, size, bytes(32)), checkpoint_text(SIGNER.name, size + 5, bytes(32))):
+            kept.write_bytes(sign_note(told, SIGNER))
+            with pytest.raises((LedgerForked, LedgerBehind)):
+                log.close_epoch(SIGNER, now=START)
+        kept.write_bytes(sign_note(checkpoint_text(SIGNER.name, size, log.root), NoteSigner("another", LOG_KEY)))
+        with pytest.raises(LedgerBehind, match="HIGHWATER"):
+            log.close_epoch(SIGNER, now=START)
+        kept.unlink()
+        with pytest.raises(LedgerBehind, match="HIGHWATER"):
+            log.close_epoch(SIGNER, now=START)
+        kept.write_bytes(note)
+        assert log.size == size and log.close_epoch(SIGNER, now=START).number == 2
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
