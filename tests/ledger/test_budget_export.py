@@ -143,6 +143,14 @@ def test_every_lie_of_a_holder_of_the_key_is_found(name: str, leaves: list[Leaf]
     assert found and found <= expected, found
 
 
+def test_the_key_of_the_header_must_have_signed_whatever_the_policy_says(leaves: list[Leaf], tmp_path: Path) -> None:
+    change, _ = LIES["another key"]
+    lie = change(list(leaves))
+    written(tmp_path / "lie", lie)
+    (tmp_path / "lie" / layout.POLICY).write_text(f"log {lie[0].log_vkey}\nquorum none\n")
+    assert codes(tmp_path / "lie") == {"ORIGIN"}
+
+
 def test_the_last_reservation_does_not_hide_its_threshold(leaves: list[Leaf], tmp_path: Path) -> None:
     at = next(place for place, leaf in enumerate(leaves) if isinstance(leaf, Reserve))
     assert codes(written(tmp_path / "lie", leaves[: at + 1])) == {"NOTICE"}

@@ -227,6 +227,14 @@ def test_a_row_that_was_edited_is_refused(backend) -> None:
         BudgetLog.open(backend.place)
 
 
+def test_a_head_that_is_not_that_of_the_leaves_is_refused(backend) -> None:
+    with created(backend.place, 3) as log:
+        log.reserve(ANNA, "token", 3, now=START)
+    backend.edit(f"UPDATE head SET frontier = x'{bytes(32).hex()}'")
+    with pytest.raises(LedgerCorrupt, match="HEAD"):
+        BudgetLog.open(backend.place)
+
+
 def test_a_last_row_that_was_removed_is_refused_by_who_opens_and_by_who_has_it_open(backend) -> None:
     with created(backend.place, 3) as log:
         log.reserve(ANNA, "token", 3, now=START)
