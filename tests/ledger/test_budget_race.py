@@ -12,12 +12,15 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+import pytest
+
 from ledger.budget import Unit
-from ledger.budget.log import BudgetLog
-from ledger.errors import BudgetExhausted
+from ledger.budget.log import BudgetLog, adopt
+from ledger.errors import BudgetExhausted, LedgerBehind
 from ledger.storage.place import Place
-from tests.worlds.budgets import ANNA, UNIT_COST, ReadThenWrite, created, granted, wait_for
+from tests.worlds.budgets import ANNA, UNIT_COST, ReadThenWrite, WithoutTurns, created, granted, wait_for
 from tests.worlds.ledgers import SIGNER, START
+from tests.worlds.postgres import Cluster
 
 PROCESSES = 6
 
@@ -35,6 +38,25 @@ def test_six_processes_of_forty_are_granted_exactly_the_cap_of_a_hundred(place: 
     assert raced(place, 40, [ANNA] * PROCESSES) == 100
     with BudgetLog.open(place) as log:
         assert log.balance(ANNA).spent == 100 * UNIT_COST and log.state.reserves == 100
+
+
+def test_the_database_alone_grants_exactly_the_cap_to_machines_that_share_no_lock(place: Place) -> None:
+    created(place, 100).close()
+    assert raced(place, 40, [ANNA] * PROCESSES, WithoutTurns) == 100
+
+
+def test_machines_with_marks_of_their_own_are_granted_exactly_the_cap_of_one_server(cluster: Cluster, tmp_path: Path) -> None:
+    url = f"{cluster.url()}?schema=machines"
+    first = Place.of(url, tmp_path / "first")
+    with created(first, 50) as log:
+        note = log.checkpoint()
+    places = [first, *(Place.of(url, tmp_path / f"machine{n}") for n in range(2))]
+    with pytest.raises(LedgerBehind, match="MARK_MISSING"):
+        BudgetLog.open(places[1])
+    for other in places[1:]:
+        adopt(other, note, SIGNER.vkey).close()
+    with ProcessPoolExecutor(3, mp_context=multiprocessing.get_context("fork")) as pool:
+        assert sum(pool.map(partial(granted, asked=30), places)) == 50
 
 
 def test_sessions_of_one_user_in_six_processes_are_granted_exactly_the_cap_of_the_user(path: Path) -> None:
