@@ -23,7 +23,7 @@ SECTIONS: Final[tuple[Section, ...]] = (
         (
             "recipes/README.md", "recipes/text-classification.md", "recipes/causal-lm.md", "recipes/images.md",
             "recipes/tabular.md", "recipes/lora-per-class.md", "recipes/correlated.md", "recipes/*", "correlated.md",
-            "geometry.md", "utility.md",
+            "geometry.md", "inference.md", "utility.md",
         ),
     ),
     ("Guarantee", ("guarantee.md", "threat-model.md", ("Theorems", "mechanism/*"), "glossary.md")),

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/mechanism, guarantee and geometry: what each page rests on, and every guarantee with its test.
+"""Writes tables of docs/mechanism, guarantee, geometry and inference: what each page rests on, every guarantee with its test.
 
 A table stands between two comments, the first of which names what is made there. So the tables follow the code, `clauses.toml`
 and `limits.toml`, and a page cannot say of its code what is not so.
@@ -86,6 +86,7 @@ def _limits(table: str) -> Iterator[str]:
         "threats": "who | may try to | what stands against it | test",
         "published": "published | what holds | test",
         "geometry": "does not go with it | why, or what to do | test",
+        "states": "published | what holds | test",
     }[table]
     yield f"| {columns} |"
     yield "|" + "---|" * (columns.count("|") + 1)
@@ -137,7 +138,7 @@ def _tests(name: str) -> str:
 
 def made_pages(root: Path = ROOT) -> list[Path]:
     """The pages of which something is made here."""
-    others = (root / "docs" / name for name in ("guarantee.md", "threat-model.md", "geometry.md", *MEASURED))
+    others = (root / "docs" / name for name in ("guarantee.md", "threat-model.md", "geometry.md", "inference.md", *MEASURED))
     return [root / ALL, root / INDEX, *others, *pages(root)]
 
 
