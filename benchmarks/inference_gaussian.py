@@ -9,7 +9,7 @@ public factor. NLL is that of held-out plays, in nats a token. The base path kee
 is what feeds the adapter.
 
 Clip norms and factors are chosen on training text, which is public here. Noise has no seed: a second run differs by what
-``spread`` says. A second table injects the published noise after every layer, where the page has its figures from.
+``spread`` says. A second table, `benchmarks.inference_places`, injects the published noise after every layer.
 """
 
 import argparse
@@ -25,6 +25,7 @@ from torch.nn import functional
 from transformers import LlamaForCausalLM
 
 from benchmarks.__main__ import versions
+from benchmarks.inference_places import places, released
 from dptrain.inference import GaussianRelease, RankSpace
 from dptrain.inference.preset import parameters_of
 from dptrain.inference.rank_space import shrinkage
@@ -35,16 +36,6 @@ EPSILONS = (1.0, 8.0, 32.0, 128.0, 512.0)
 DELTA = 1e-5
 ANSWER = 64
 """Tokens of an answer whose epsilon is asked for as a whole, in one more row."""
-
-
-class Free:
-    """Grants everything: a benchmark measures utility, and its text is public."""
-
-    def __init__(self, releases: int) -> None:
-        self.releases = releases
-
-    def reserve(self, releases: int, *, mechanism: str, nano_rho: int) -> "Free":
-        return self
 
 
 class Setting:
@@ -91,12 +82,6 @@ class Setting:
             loss.backward()
             optimizer.step()
         return A.detach(), B.detach()
-
-
-def released(release: GaussianRelease, states: torch.Tensor) -> torch.Tensor:
-    """Returns one release of every row."""
-    paid = release.answer(Free(release.worth.releases))
-    return torch.stack([paid.release(row).state for row in states])
 
 
 def measured(setting: Setting, kind: str, release: GaussianRelease, tokens: int, repeats: int) -> dict[str, Any]:
@@ -151,49 +136,6 @@ def of_adapter(setting: Setting, repeats: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def of_places(setting: Setting, sequences: int) -> list[dict[str, Any]]:
-    """Returns norms, ratios of signal to noise and NLL where the published noise is injected, after the embeddings and each
-    layer.
-
-    The NLL is that of the model itself, all of whose later layers read the released states: an experiment, and no mode of use.
-    """
-    rows = setting.held_out[:sequences]
-    preset = parameters_of({"preset": "published"})
-    inner = setting.model.model
-    layers = [(f"layer {number}", one) for number, one in enumerate(inner.layers, 1)]
-    found = []
-
-    def nll() -> float:
-        logits = setting.model(rows).logits[:, :-1]
-        return float(functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), rows[:, 1:].reshape(-1)))
-
-    clear = nll()
-    for name, module in [("embeddings", inner.embed_tokens), *layers, ("norm", inner.norm)]:
-        seen: list[torch.Tensor] = []
-
-        def inject(_: Any, __: Any, out: Any, seen: list[torch.Tensor] = seen) -> Any:
-            states = out[0] if isinstance(out, tuple) else out
-            seen.append(states)
-            release = GaussianRelease.of(preset, tokens=states.shape[0] * states.shape[1])
-            noised = released(release, states.reshape(-1, states.shape[-1])).view_as(states)
-            return (noised, *out[1:]) if isinstance(out, tuple) else noised
-
-        handle = module.register_forward_hook(inject)
-        try:
-            noised = nll()
-        finally:
-            handle.remove()
-        norm = float(seen[0].norm(dim=-1).median())
-        noise = preset.sigma * math.sqrt(seen[0].shape[-1])
-        row = {
-            "after": name, "median_norm": norm, "noise_norm": noise, "snr_before_clip": norm / noise,
-            "snr_after_clip": min(norm, preset.clip) / noise, "nll": noised, "nll_clear": clear,
-        }  # fmt: skip
-        print(row, flush=True)
-        found.append(row)
-    return found
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, metavar="DIR")
@@ -206,7 +148,8 @@ def main() -> None:
     began = time.perf_counter()
     setting = Setting(options.data, options.train, options.held_out)
     with torch.no_grad():
-        found = versions() | {"adapter": of_adapter(setting, options.repeats), "places": of_places(setting, 8)}
+        adapter = of_adapter(setting, options.repeats)
+        found = versions() | {"adapter": adapter, "places": places(setting.model, setting.held_out[:8])}
     found["seconds"] = time.perf_counter() - began
     options.out.write_text(json.dumps(found, indent=1) + "\n")
     print(f"saved to {options.out}, {found['seconds']:.0f} s")

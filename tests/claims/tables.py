@@ -118,6 +118,20 @@ def prism(name: str) -> Iterator[str]:
     yield from kinds[name](rows) if name in kinds else compare.lines_of(rows, name)
 
 
+def readers() -> Iterator[str]:
+    """Returns how often readers of released states were right, from `benchmarks/inference_readers.json`."""
+    from benchmarks.inference_readers import lines_of
+
+    yield from lines_of(json.loads((ROOT / "benchmarks" / "inference_readers.json").read_text(encoding="utf-8"))["rows"])
+
+
+def places() -> Iterator[str]:
+    """Returns what the published noise does at every place of a model, from `benchmarks/inference_gaussian.json`."""
+    from benchmarks.inference_places import lines_of
+
+    yield from lines_of(json.loads((ROOT / "benchmarks" / "inference_gaussian.json").read_text(encoding="utf-8"))["places"])
+
+
 def energies() -> Iterator[str]:
     """Returns the noise on Z of three ways to train a pair, by rank and gauge, from closed forms that tests hold to draws."""
     from dptrain.geometry.energy import DESIGNS, noise_on_product, pair_of
@@ -134,4 +148,7 @@ def energies() -> Iterator[str]:
         yield f"| {r} | {' | '.join(cells)} | {trained} |"
 
 
-KINDS = {"energies": energies, "optimizers": optimizers, "families": families, "rules": rules, "adapters": adapters}
+KINDS = {
+    "energies": energies, "optimizers": optimizers, "families": families, "rules": rules, "adapters": adapters,
+    "readers": readers, "places": places,
+}  # fmt: skip
