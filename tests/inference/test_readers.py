@@ -94,6 +94,10 @@ def test_measuring_gives_a_row_for_every_reader_setting_and_number_of_tokens() -
     assert [(one["reader"], one["setting"], one["tokens"]) for one in rows] == [
         (reader, setting, tokens) for tokens in TOKENS for setting in SETTINGS for reader in READERS
     ]
+    for one in rows:
+        token, all_of_them = (epsilon_of(SIGMA, DELTA, 2.0, count) for count in (1, one["tokens"]))
+        worth = {"clear": None, "published": all_of_them, "equal": all_of_them, "answer": token}[one["setting"]]
+        assert one["epsilon"] == (worth and pytest.approx(worth))
     assert all(one["right"] == one["asked"] for one in rows if one["setting"] == "clear" and one["tokens"] == 64)
     assert len(list(inference_readers.lines_of(rows))) == 2 + len(READERS) * len(TOKENS)
 
