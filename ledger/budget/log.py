@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from attest.errors import FileRefused
 from attest.files import atomic_write, read_limited
@@ -58,8 +58,10 @@ from ledger.errors import (
 from ledger.merkle import Frontier, leaf_hash
 from ledger.note import MAX_NOTE_SIZE, NoteSigner, checkpoint_text, open_note, parse_checkpoint, sign_note
 from ledger.storage.place import Place, store_of
-from ledger.storage.sql.statements import SqlStore, Turn
 from ledger.storage.store import Row
+
+if TYPE_CHECKING:
+    from ledger.storage.sql.statements import SqlStore, Turn
 
 THRESHOLDS: Final = (50, 80, 100)
 """Percentages of a cap that the privacy officer is told of, unless a spec says others."""
@@ -135,7 +137,7 @@ class BudgetLog:
     then nothing may be computed. After all of these but LedgerBusy the handle refuses everything: open the log again.
     """
 
-    def __init__(self, store: SqlStore, place: Place, header: Header, secret: bytes, *, read_only: bool) -> None:
+    def __init__(self, store: "SqlStore", place: Place, header: Header, secret: bytes, *, read_only: bool) -> None:
         """Use `create` or `open`."""
         self.place, self.header, self.read_only = place, header, read_only
         self._store, self._secret = store, secret
@@ -441,7 +443,7 @@ class BudgetLog:
                 self._broken = bool(rows) or not (ready or isinstance(error, LedgerBusy))
                 raise
 
-    def _catch_up(self, turn: Turn, reached: Reached, head: Frontier) -> None:
+    def _catch_up(self, turn: "Turn", reached: Reached, head: Frontier) -> None:
         """Takes in what others appended, and holds the tree against the stored head and the mark."""
         if head.size < self.size:
             sentence = f"{self.place.shown} has {head.size} leaves, this process has read {self.size}"
@@ -545,15 +547,17 @@ def adopt(
     return log
 
 
-def _shared(place: Place) -> type[SqlStore]:
+def _shared(place: Place) -> "type[SqlStore]":
     """Returns the store of a place; raises StorageFailed, code SHARED, for one that has a single writer."""
     found = store_of(place)
+    from ledger.storage.sql.statements import SqlStore  # of the store extra, which who verifies an export goes without
+
     if not issubclass(found, SqlStore):
         raise StorageFailed("SHARED", f"the store of {place.kind}:// takes one writer; keep a budget in SQLite or PostgreSQL")
     return found
 
 
-def _begun(store: SqlStore) -> tuple[Header, bytes]:
+def _begun(store: "SqlStore") -> tuple[Header, bytes]:
     """Returns the header of a log, and the secret of its units."""
     with store.turn("reading the header") as turn:
         first = next(iter(turn.rows_from(0)), None)

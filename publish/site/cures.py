@@ -16,6 +16,7 @@ CURES: Final[Mapping[str, str]] = {
     "CorpusRefused": "Restore the folder of the corpus as its contributors handed it in.",
     "CosignRefused": "Do not sign; ask the operator for an export that passes.",
     "DescriptorRefused": _SIGN_ANEW,
+    "EncryptionRefused": "Give keys, ciphertext or adapter of the form that is named; what was sent is used for nothing.",
     "ExportRefused": "Nothing of this run may be exported so; train with fresh keys, or give the files that are named.",
     "ExtrasRefused": "Give the report an object of the form on its page.",
     "FileRefused": "Make the file readable, or give another one.",
