@@ -190,6 +190,7 @@ def test_every_release_has_a_key_of_its_own_from_the_operating_system(monkeypatc
     assert len(set(given_out)) == len(given_out)
 
 
+@pytest.mark.slow
 def test_processes_that_start_alike_and_those_that_are_forked_draw_different_noise() -> None:
     program = "from dptrain.inference.release import normal_steps; print(normal_steps(3).tolist())"
     apart = [subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120) for _ in range(2)]
@@ -337,6 +338,7 @@ def pairs() -> Iterator[tuple[np.ndarray, np.ndarray]]:
     yield np.array([5.0, 5.0, 5.0]), -np.array([5.0, 5.0, 5.0])
 
 
+@pytest.mark.slow
 def test_opposite_states_are_told_apart_no_better_than_two_inputs_allow() -> None:
     """The likelihood ratio at 4000 answers a side: more power than mu = 2C/sigma has would show a fault, as less would."""
     sigma, n = 2.0, 4000

@@ -102,6 +102,7 @@ def test_a_signer_closes_epochs_while_others_reserve(path: Path) -> None:
         assert log.balance(ANNA).spent == 120 * UNIT_COST
 
 
+@pytest.mark.slow
 def test_nothing_that_was_granted_is_lost_when_processes_are_killed(place: Place) -> None:
     """Four processes are killed while they reserve: what they heard is there, and at most one more of each."""
     created(place, 1_000_000, caps={"user": (10**9, 10_000_000)}).close()
