@@ -1,4 +1,4 @@
-"""What private releases of hidden states leave of an adapter's use, on a small pretrained model: a JSON of honest figures.
+"""Measures what private releases of hidden states leave of an adapter's use, on a small pretrained model.
 
     python -m benchmarks.inference_gaussian --data DATA --out benchmarks/inference_gaussian.json
 

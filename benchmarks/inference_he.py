@@ -1,4 +1,4 @@
-"""What an adapter under encryption costs, in one process with TenSEAL's own products: ``python -m benchmarks.inference_he``.
+"""Measures an adapter under encryption beside TenSEAL's own products, in one process: ``python -m benchmarks.inference_he``.
 
 Each round runs every row once, so that a busy moment falls on all of them; times are the best of the rounds, by the wall and
 by the processor, and the load of the machine stands beside. The first row is of the size at which the target is stated (80 ms

@@ -18,9 +18,9 @@ from dptrain.geometry.lora_tangent import frame
 
 Factors = tuple[torch.Tensor, torch.Tensor]
 Kept = dict[str, Any]
-"""What a step keeps from one call to the next; empty before the first."""
+"""Holds what a step keeps from one call to the next; empty before the first."""
 Step = Callable[[Kept, Geometry, Coordinates, Any, Any], Factors]
-"""From state, geometry, released coordinates, learning rate and standard deviation of their noise to new factors.
+"""Makes new factors of state, geometry, released coordinates, learning rate and the standard deviation of their noise.
 
 Rate and deviation are numbers, or tensors that broadcast over the factors, as (L, 1, 1)."""
 

@@ -22,7 +22,7 @@ from dptrain.geometry.pairs import LoraPair, find_pairs
 Rows = Mapping[str, torch.Tensor]
 """Examples as tensors, each with one row for an example."""
 Loss = Callable[[nn.Module, Rows], torch.Tensor]
-"""From model and rows to one loss for each row, which depends on that row alone."""
+"""Maps model and rows to one loss for each row, which depends on that row alone."""
 
 
 @dataclass(frozen=True)

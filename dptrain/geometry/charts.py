@@ -18,7 +18,7 @@ from dptrain.gradients.forms import Dense, Outer, Piece
 from dptrain.sandbox.untouched import checksums
 
 _SENT = ("U", "V", "PA", "PB", "rank_A", "rank_B")
-"""What one rank tells the others of a batch of pairs."""
+"""Names what one rank tells the others of a batch of pairs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +42,7 @@ class ChartedPair:
 
 @dataclass(frozen=True)
 class _Frames:
-    """What maps gradients of one pair to coordinates in the step under way."""
+    """Maps gradients of one pair to coordinates in the step under way."""
 
     PA: torch.Tensor
     PB: torch.Tensor

@@ -13,7 +13,7 @@ LIMITS = {torch.float64: 1e-9, torch.float32: 2e-5}
 _STEP = 1e-4
 
 _QUOTIENT = {torch.float64: 1e-6, torch.float32: 2e-3}
-"""The same for difference quotients, which lose half of the digits."""
+"""Limits the distance of difference quotients, which lose half of the digits."""
 
 
 def check_geometry(

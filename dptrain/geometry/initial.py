@@ -15,7 +15,7 @@ from dptrain.errors import ConfigError, UnsupportedModule
 from dptrain.geometry.pairs import LoraPair, find_pairs
 
 ORIGIN: Final = "_origin"
-"""What is added to the name of an adapter for that of the frozen one that takes its initial product away."""
+"""Ends the name of the frozen adapter that takes the initial product of another one away."""
 
 SCALE: Final = 0.02
 _OVERSAMPLED = 8
@@ -148,4 +148,5 @@ def _leading(pair: LoraPair, layer: Any, seed: int) -> tuple[torch.Tensor, torch
     kept = min(pair.rank, most)
     root = sizes[:kept].sqrt()
     padding = (0, pair.rank - kept)
-    return tuple(nn.functional.pad(value[:, :kept] * root, padding) for value in (left, right))  # type: ignore[return-value]
+    first, second = (nn.functional.pad(value[:, :kept] * root, padding) for value in (left, right))
+    return first, second

@@ -116,7 +116,7 @@ class TangentOptimizer(torch.optim.Optimizer):
         """
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # none: it would replace what was released
         """Moves every pair that was given a direction, and every parameter that has a gradient.
 
         Raises:

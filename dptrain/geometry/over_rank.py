@@ -77,7 +77,7 @@ class BlockNoise:
 
 @dataclass(frozen=True, slots=True)
 class NoiseOverRank:
-    """What a plan says of LoRA pairs.
+    """Holds what a plan says of LoRA pairs.
 
     Attributes:
         pairs: How many. known: Whether the norms of their factors are; else columns are orthonormal.

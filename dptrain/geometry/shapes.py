@@ -17,7 +17,7 @@ import numpy as np
 from dptrain.errors import ConfigError
 
 FILE: Final = "adapter_model.safetensors"
-"""What ``save_pretrained`` of peft writes the factors to."""
+"""Names the file to which ``save_pretrained`` of peft writes the factors."""
 
 _MOST_HEADER = 100 << 20
 _MOST_SIDE = 1 << 32

@@ -213,7 +213,7 @@ class Worth:
 
     @cached_property
     def sentence(self) -> str:
-        """What is said of an answer, with epsilon rounded up to four digits."""
+        """Says what an answer is worth, with epsilon rounded up to four digits."""
         said = [f"{_rounded_up(self.of(name)):.4f} for {IN_WORDS[name]} ({name})" for name in ("replace_one", "replace_null")]
         times = "1 release" if self.releases == 1 else f"{self.releases} releases together"
         delta = f"{self.delta:g}".replace("e-0", "e-")

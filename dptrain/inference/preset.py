@@ -62,7 +62,7 @@ class Parameters:
 
     @cached_property
     def worth(self) -> Worth:
-        """What one release is worth."""
+        """Returns what one release is worth."""
         return Worth(self.clip, self.sigma, self.delta, 1, self.adjacency)
 
     def within(self, adjacency: str | None = None) -> int | None:
@@ -76,7 +76,7 @@ class Parameters:
 
     @cached_property
     def statement(self) -> str:
-        """What is said at start: the guarantee of one release, beside what was asked for."""
+        """Says at start what one release guarantees, beside what was asked for."""
         name = f"preset {self.preset}: " if self.preset else ""
         asked = f"; asked for: epsilon {self.epsilon:g}" if self.epsilon is not None else ""
         if self.cap is None:

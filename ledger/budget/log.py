@@ -230,7 +230,7 @@ class BudgetLog:
 
     @property
     def state(self) -> BudgetState:
-        """What the leaves add up to, as far as this process has read them."""
+        """Returns what the leaves add up to, as far as this process has read them."""
         return self._state
 
     @property
