@@ -56,6 +56,19 @@ class TileRoots:
         return None if self.missing is not None else self.roots.root(self.roots.size)
 
 
+def check_keys(keys: list[str], report: Report) -> bool:
+    """Tells whether there are keys to hold an export against, each in form; reports what is wrong with them."""
+    if not keys:
+        report("KEYS", "keys", "no verifier key was given; get the log's key from a trusted place")
+    for key in keys:
+        try:
+            parse_verifier_key(key)
+        except NoteError as error:
+            report(error.code, "keys", error.sentence)
+            return False
+    return bool(keys)
+
+
 MAX_NAMED: Final = 50
 """Missing, unknown or wrong files are named up to this many of each."""
 

@@ -25,7 +25,7 @@ from ledger.audit.findings import (
     Signer,
     Verdict,
 )
-from ledger.audit.given import Export, Given, Leaves, begin, follow, lookup, read_export
+from ledger.audit.given import Export, Given, Leaves, begin, check_keys, follow, lookup, read_export
 from ledger.audit.histories import Followed
 from ledger.audit.remarks import Remarks, charged_noise_phases, remark_header, remark_run
 from ledger.audit.withdrawals import SignedWithdrawals, Withdrawals
@@ -35,12 +35,11 @@ from ledger.errors import (
     LeafRefused,
     LedgerBehind,
     LedgerForked,
-    NoteError,
     ProofError,
 )
 from ledger.leaves import Header, Previous, read_header
 from ledger.leaves.header import SPENT
-from ledger.note import Checkpoint, checkpoint_text, parse_verifier_key
+from ledger.note import Checkpoint, checkpoint_text
 from ledger.replay import Replay
 from ledger.replay.earlier_runs import Earlier
 from ledger.retention import RetainedReplay
@@ -154,7 +153,7 @@ def _verify(path: Path, asked: _Asked, findings: list[Finding], report: dict[str
         findings.append(Finding(code, where, sentence))
 
     keys, export = asked.keys, Export(path, fault)
-    if not _check_keys(keys, fault) or not export.scan():
+    if not check_keys(keys, fault) or not export.scan():
         return "FAILED"
     opened = export.checkpoint(keys)
     if opened is None:
@@ -246,18 +245,6 @@ def _check_size(checkpoint: Checkpoint, minimum: int | None, fault: Report, rema
     elif checkpoint.size < minimum:
         sentence = f"the checkpoint has {checkpoint.size} leaves, at least {minimum} are asked for"
         fault("OLD", layout.CHECKPOINT, f"{sentence}: an old copy, or the tail was cut; ask the operator for the newest export")
-
-
-def _check_keys(keys: list[str], fault: Report) -> bool:
-    if not keys:
-        fault("KEYS", "keys", "no verifier key was given; get the log's key from a trusted place")
-    for key in keys:
-        try:
-            parse_verifier_key(key)
-        except NoteError as error:
-            fault(error.code, "keys", error.sentence)
-            return False
-    return bool(keys)
 
 
 def _header(leaves: Leaves, fault: Report) -> Header | None:

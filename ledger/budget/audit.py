@@ -9,12 +9,11 @@ from attest.fixed_point import MICRO, PICO
 from attest.schema.plain import is_ahead, machine_time, utc
 from ledger import layout
 from ledger.audit.findings import MAX_FINDINGS, AuditReport, Finding
-from ledger.audit.given import Export, Leaves
+from ledger.audit.given import Export, Leaves, check_keys
 from ledger.budget.leaves import Epoch, Header, decode_leaf, is_budget
 from ledger.budget.rho import NANO, epsilon_of_rho
 from ledger.budget.state import BudgetState
-from ledger.errors import BudgetExhausted, ExportChanged, LeafRefused, NoteError, ProofError
-from ledger.note import parse_verifier_key
+from ledger.errors import BudgetExhausted, ExportChanged, LeafRefused, ProofError
 from ledger.trust import auditors_policy
 
 _ROUNDED: Final = 1e-9
@@ -128,15 +127,8 @@ def _verify(
     def fault(code: str, where: str, sentence: str) -> None:
         findings.append(Finding(code, where, sentence))
 
-    if not keys:
-        fault("KEYS", "keys", "no verifier key was given; get the log's key from a trusted place")
-    for key in keys:
-        try:
-            parse_verifier_key(key)
-        except NoteError as error:
-            fault(error.code, "keys", error.sentence)
     export = Export(path, fault)
-    opened = None if findings or not export.scan() else export.checkpoint(keys)
+    opened = None if not check_keys(keys, fault) or not export.scan() else export.checkpoint(keys)
     if opened is None:
         return
     note, checkpoint = opened

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 from dptrain.errors import ConfigError  # noqa: E402
 from dptrain.inference import GaussianRelease, RankSpace, Worth  # noqa: E402
 from dptrain.inference.rank_space import shrinkage  # noqa: E402
-from tests.inference.test_release import Meter  # noqa: E402
+from tests.inference.test_states import Meter  # noqa: E402
 
 D, R = 1536, 32
 

@@ -8,7 +8,7 @@ STATES = "dptrain/inference/release.py"
 RANK = "dptrain/inference/rank_space.py"
 
 T_FIGURES = "tests/inference/test_calibration.py::"
-T_STATES = "tests/inference/test_release.py::"
+T_STATES = "tests/inference/test_states.py::"
 T_RANK = "tests/inference/test_rank_space.py::"
 
 _STEPS = (
