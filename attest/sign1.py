@@ -26,6 +26,7 @@ TYP_KEY = "application/vnd.dptrain.key+cose"
 TYP_RELEASE = "application/vnd.dptrain.release+cose"
 TYP_PINNED = "application/vnd.dptrain.pinned+cose"
 TYP_ANCHOR = "application/vnd.dptrain.anchor+cose"
+TYP_RIGHTS = "application/vnd.dptrain.rights+cose"
 
 MAX_SIZE = 1024
 """Bytes of a message; a real one takes about 330."""

@@ -110,6 +110,10 @@ class ReleaseRefused(LedgerError):
     """Weights may not be released, or what was released is not what its manifest says."""
 
 
+class RightsRefused(LedgerError):
+    """What a query may be answered from is not stated, not signed by who may grant it, or not granted to who asks."""
+
+
 class ExportChanged(LedgerError):
     """A file of an export is no longer what it was when it was authenticated: somebody writes it."""
 

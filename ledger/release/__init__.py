@@ -1,8 +1,9 @@
 """Releasing weights: a signed manifest that says which files they are, from which ledger, and who may have influenced them."""
 
-from ledger.release.check import ReleaseReport, Rights, check_release, choose_artifact
+from ledger.release.check import ReleaseReport, check_release
 from ledger.release.create import Publish, Released, release
 from ledger.release.manifest import EXPORT, MANIFEST, Manifest, ReleasedFile, open_manifest
+from ledger.release.rights import Rights, choose_artifact
 from ledger.release.tied import Commitment, Tie, tie
 
 __all__ = [

@@ -1,12 +1,8 @@
-"""Checks a release against manifest, pinned keys and ledger, and says which artifact may answer a query.
-
-Nothing is assumed where nothing is known: a class that the query's rights do not name is not allowed, and a release that was
-not checked against its ledger admits nobody.
-"""
+"""Checks a release against manifest, pinned keys and ledger: what `ledger.release.rights` and the inference gate rest on."""
 
 import hashlib
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -16,9 +12,9 @@ from attest.schema.cards import card_of
 from attest.schema.plain import is_ahead, machine_time, utc
 from ledger.accountants import leeway
 from ledger.audit import AuditReport, verify_export
-from ledger.audit.findings import Finding, Verdict, headline
+from ledger.audit.findings import Finding, Verdict
 from ledger.audit.given import Given, Leaves, begin, follow, read_export
-from ledger.errors import LedgerError, ReleaseRefused
+from ledger.errors import LedgerError
 from ledger.leaves import Header, Release, Withdraw, decode_leaf
 from ledger.leaves.header import COMPROMISED
 from ledger.leaves.weights import model_digest
@@ -28,7 +24,7 @@ from ledger.release.files import differences
 from ledger.release.manifest import EXPORT, MANIFEST, Manifest, open_manifest, read_manifest
 from ledger.release.publishing import audit_problem, bundle_problems, document_problems, unlisted, weaker_since
 from ledger.release.stack import frozen_note, stack_problems
-from ledger.release.tied import Tie, few, tie
+from ledger.release.tied import Tie, tie
 from ledger.replay.influence import class_costs
 from ledger.replay.replay import SPEND_TOLERANCE_MICRO, Replay
 from ledger.replay.state import of_record
@@ -43,6 +39,10 @@ class ReleaseReport:
             SIGNED when there was no export to check against, so that the numbers are the signer's word; FAILED otherwise.
         qualifiers: what weakens it, as words of `ledger.audit.findings.QUALIFIERS`, sorted: of the export, and of the release.
         newer_withdrawals: contributions whose withdrawal the export has and the manifest cannot know, None without an export.
+        withdrawn_classes: classes of those of them that the release may have learned from (`_classes_gone`), in the policy's
+            order; None without an export.
+        ledger_size, ledger_root: number of leaves of the export that it was checked against, and the root over them; None
+            where none passed its audit.
         documents: documents that were written again here, and are the same to the byte; without an export none is.
         weights: what the files that the manifest names have to do with the weights of the run, tensor by tensor; None unless
             its signature holds, and the files are those that it names. Where the verdict is SIGNED or FAILED, what they were
@@ -57,6 +57,9 @@ class ReleaseReport:
     newer_withdrawals: int | None
     weights: Tie | None
     documents: tuple[str, ...] = ()
+    withdrawn_classes: tuple[str, ...] | None = None
+    ledger_size: int | None = None
+    ledger_root: bytes | None = None
 
     _repr_html_ = card_of
 
@@ -125,6 +128,9 @@ def check_release(
         newer_withdrawals=check.newer,
         weights=weights,
         documents=check.documents,
+        withdrawn_classes=check.gone,
+        ledger_size=None if check.seen is None else check.seen[0],
+        ledger_root=None if check.seen is None else check.seen[1],
     )
 
 
@@ -142,6 +148,8 @@ class _Check:
     findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     newer: int | None = None
+    gone: tuple[str, ...] | None = None
+    seen: tuple[int, bytes] | None = None
     words: set[str] = field(default_factory=set)
     documents: tuple[str, ...] = ()
 
@@ -194,6 +202,7 @@ class _Check:
         self.words.update(audited.qualifiers)
         given = read_export(place)
         given.require(audited)
+        self.seen = (given.leaves.size, bytes.fromhex(audited.root_hex or ""))  # which `require` has compared
         self._check_ledger(given, manifest, hashlib.sha256(data).digest())
         if given.digest == manifest.header_digest:
             self._check_documents(given.header, manifest, audited, audited if own.resolve() == place.resolve() else beside)
@@ -294,7 +303,8 @@ class _Check:
         self._compare_weights(run, manifest)
         self._compare_costs(run, manifest)
         # Also who had expired before, and withdrew since.
-        self.newer = len({leaf.descriptor_hash for leaf, _ in stream if isinstance(leaf, Withdraw)})
+        gone = {leaf.descriptor_hash for leaf, _ in stream if isinstance(leaf, Withdraw)}
+        self.newer, self.gone = len(gone), _classes_gone(run, gone, manifest.size)
         if self.newer:
             self.words.add("RELEASE_OLDER")
             self.notes.append(f"{self.newer} withdrawals are newer than the release, which cannot take them into account")
@@ -364,97 +374,23 @@ class _Check:
             self.fault("RECORD", MANIFEST, f"the manifest has {len(manifest.classes)} classes, the policy {len(counts)}")
 
 
+def _classes_gone(run: Replay, withdrawn: Collection[bytes], size: int) -> tuple[str, ...]:
+    """Returns the classes of contributions, by the descriptor hashes of later WITHDRAW leaves, from which a release that cites
+    so many leaves may have learned.
+
+    Who was admitted behind the RELEASE leaf is none of them: the files of the release were fixed before. A withdrawal of whom
+    no leaf admits by name counts for every class: a pruned leaf, or an earlier run, may have held the contribution.
+    """
+    names = [rule.name for rule in run.header.policy.classes]
+    found = set()
+    for descriptor_hash in withdrawn:
+        contribution = run.contributions.get(descriptor_hash)
+        if contribution is None:
+            return tuple(names)
+        if contribution.seq < size:
+            found.add(contribution.class_index)
+    return tuple(name for place, name in enumerate(names) if place in found)
+
+
 def _more(manifest: Manifest) -> str:
     return f"get one of at least {manifest.size + 1} leaves from the ledger's operator, and give it with --export"
-
-
-@dataclass(frozen=True, slots=True)
-class Rights:
-    """Says what may have influenced the artifact that answers.
-
-    Attributes:
-        classes: by name the largest epsilon allowed, None for any, of a public class too. Classes that are not named may have
-            no influence at all.
-        untied: whether weights may answer that are not, bit for bit, those that the run committed to: they have no epsilon.
-        told: whether a release may answer whose verdict is TOLD: every epsilon in it rests on the bounds that the ledger's
-            operator wrote.
-        code: whether files may lie beside the weights that can carry code, or name some, for a loader to run.
-    """
-
-    classes: Mapping[str, float | None] = field(default_factory=dict)
-    withdrawn: bool = False
-    untied: bool = False
-    told: bool = False
-    code: bool = False
-
-    _repr_html_ = card_of
-
-
-def choose_artifact(
-    report: ReleaseReport | None,
-    rights: Rights,
-    artifacts: Collection[str],
-    *,
-    withdrawn_classes: Collection[str] | None = None,
-) -> str:
-    """Returns the artifact that may answer, of those that can be served: the first that the rights admit.
-
-    Guarantee: fails closed. An artifact is returned only if the release was checked in full against its ledger, of which no
-    leaf was pruned (with bounds that are TOLD only where the rights say so), its weights are those that the run committed to,
-    all of them or all of the adapter, without code beside them (unless the rights say otherwise), and every class from which a
-    path leads to the artifact is allowed, at no less than the epsilon that the manifest states.
-
-    Args:
-        artifacts: names of what can be served, the most wanted first.
-        withdrawn_classes: classes of the contributions withdrawn since the release; None where that is not known.
-
-    Raises:
-        ReleaseRefused: code NO_RELEASE, NOT_CHECKED, or of the last artifact NOT_TIED, CODE, CLASS, EPSILON or WITHDRAWN.
-    """
-    if report is None or report.manifest is None:
-        raise ReleaseRefused("NO_RELEASE", "there is no manifest that a pinned key signed; nothing is served without one")
-    enough = ("FULL", "TOLD") if rights.told else ("FULL",)
-    if report.verdict not in enough or "PRUNED" in report.qualifiers:
-        said = headline(report.verdict, report.qualifiers)
-        sentence = f"the release is {said}, not {' or '.join(enough)}; check it with a whole export of its ledger, and its key"
-        if report.verdict == "TOLD":
-            sentence += "; rights with told=True take the operator's word for the bounds"
-        raise ReleaseRefused("NOT_CHECKED", sentence)
-    refusal = ReleaseRefused("ARTIFACT", "no artifact was offered")
-    for name in artifacts:
-        found = _refusal(report, report.manifest, rights, name, withdrawn_classes)
-        if found is None:
-            return name
-        refusal = found
-    raise refusal
-
-
-def _refusal(
-    report: ReleaseReport, manifest: Manifest, rights: Rights, artifact: str, withdrawn: Collection[str] | None
-) -> ReleaseRefused | None:
-    """Returns why an artifact may not answer, None if it may."""
-    if not rights.untied and (report.weights is None or not report.weights.serves(artifact)):
-        status = "not judged" if report.weights is None else report.weights.status
-        sentence = f"the weights are {status}, not TIED: what these files learned from is not what the ledger counts"
-        return ReleaseRefused("NOT_TIED", f"{sentence}; serve the files as the run saved them")
-    if not rights.code and report.weights is not None and report.weights.code:
-        named = few(report.weights.code)
-        sentence = f"files beside the weights can carry code, or name some ({named}), to which the ledger does not commit"
-        return ReleaseRefused("CODE", f"{sentence}; read them, and give rights with code=True, or serve without them")
-    part = next((part for part in manifest.artifacts if part.name == artifact), None)
-    if part is None:
-        return ReleaseRefused("ARTIFACT", f"the release has no artifact {artifact!a:.80}")
-    for place, row in enumerate(manifest.classes):
-        if not part.influenced_by[place]:
-            continue
-        most, spent = rights.classes.get(row.name), manifest.epsilon_micro(artifact, place)
-        if row.name not in rights.classes:
-            return ReleaseRefused("CLASS", f"class {row.name} may have influenced {artifact}, and the rights do not allow it")
-        if most is not None and (spent is None or not spent <= most * MICRO):
-            told = "public: nothing is promised" if spent is None else f"{spent / MICRO:g}"
-            return ReleaseRefused("EPSILON", f"class {row.name} has epsilon {told} in {artifact}, at most {most:g} is allowed")
-        gone = bool(report.newer_withdrawals) if withdrawn is None else row.name in withdrawn
-        if gone and not rights.withdrawn:
-            sentence = f"a contribution that may have influenced {artifact} was withdrawn since; release again, or retrain"
-            return ReleaseRefused("WITHDRAWN", sentence)
-    return None

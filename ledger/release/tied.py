@@ -107,6 +107,8 @@ class FileTie:
         converted: those of another dtype than in the run, whose bytes cannot be compared.
         changed: those of the run's name with other bytes or another shape.
         foreign: those of no name that the run's model had.
+        adapters: adapters of which it has tensors, by the names that these have in the run, whatever their bytes; None among
+            them stands for the model without adapters.
     """
 
     path: str
@@ -115,6 +117,7 @@ class FileTie:
     converted: tuple[str, ...]
     changed: tuple[str, ...]
     foreign: tuple[str, ...]
+    adapters: frozenset[str | None] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,14 +358,17 @@ def few(names: Sequence[str]) -> str:
 def _against(path: str, tensors: Iterable[Tensor], view: View, index: "_Index") -> tuple[FileTie, set[int]]:
     """Judges every tensor of a file; returns with it the places of the records that are in the file, converted ones too."""
     lists: dict[str, list[str]] = {"tied": [], "converted": [], "changed": [], "foreign": []}
-    seen = set()
+    seen, adapters = set(), set()
     for tensor in tensors:
         place = index.place(tensor.name, view)
         verdict = "foreign" if place is None else _verdict(tensor, index.records[place])
         lists[verdict].append(tensor.name)
+        if place is not None:
+            adapters.add(index.records[place].adapter)
         if place is not None and verdict in ("tied", "converted"):
             seen.add(place)
-    return FileTie(path, view, **{name: tuple(names) for name, names in lists.items()}), seen
+    named = {name: tuple(names) for name, names in lists.items()}
+    return FileTie(path, view, **named, adapters=frozenset(adapters)), seen
 
 
 def _verdict(tensor: Tensor, record: WeightRecord) -> str:
