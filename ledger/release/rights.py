@@ -86,8 +86,10 @@ def _epsilon(name: str, found: object) -> float | None:
         sentence = f"epsilon of class {name} is {found!a:.40}, expected a number of at least 0, or {ANY!r}"
         raise RightsRefused("TYPE", sentence)
     assert isinstance(found, int | float | Decimal)
-    if not math.isfinite(found) or not 0 <= found <= MOST_EPSILON:
-        raise RightsRefused("RANGE", f"epsilon of class {name} is {found}, expected 0 to {MOST_EPSILON:g}, or {ANY!r}")
+    # An integer is compared as one: it may be too large for a float, and for its digits to be written out.
+    if (not isinstance(found, int) and not math.isfinite(found)) or not 0 <= found <= MOST_EPSILON:
+        sentence = f"epsilon of class {name} is negative, no number or too large, expected 0 to {MOST_EPSILON:g}, or {ANY!r}"
+        raise RightsRefused("RANGE", sentence)
     return float(found)
 
 
