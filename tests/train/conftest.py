@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.worlds.digits import Digits, make_digits
+from tests.worlds.served import served_world  # noqa: F401 - a fixture
 
 
 @pytest.fixture(scope="session")
