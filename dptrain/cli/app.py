@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dptrain.cli import policy
+from dptrain.cli import policy, rights
 from dptrain.cli.account import account, calibrate
 from dptrain.cli.attest import commands as contributor
 from dptrain.cli.attest.anchor import anchor
@@ -176,6 +176,14 @@ _group(
     cls=LedgerGroup,
 )
 _add(app, (release,), KEEPERS)
+_group(
+    "rights",
+    KEEPERS,
+    "What a client of a service may be answered from: signed for one client of one gate, until a time.\n\n`sign` as whoever "
+    "grants rights, with a key of `dptrain attest keygen` that the service pins; `show` and `verify` for everybody. The gate "
+    "of the service admits a query only to what these rights and the release allow.",
+    (rights.sign, rights.show, rights.verify),
+)
 _add(app, (quickstart,), "For who owns all the data")
 _add(app, (demo,), "To try it")
 
