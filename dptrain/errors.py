@@ -117,15 +117,18 @@ def without_text(error: BaseException) -> str:
     return f"{type(error).__name__} at {own[-1][0]}:{own[-1][1]}" if own else type(error).__name__
 
 
-# The packages of the `train` extra; any of them missing means that the extra is not installed.
+# The packages of an extra; any of them missing means that the extra is not installed.
 _TRAIN = frozenset({"torch", "transformers", "accelerate", "peft", "opacus", "safetensors", "sklearn"})
+_SERVE = frozenset({"fastapi", "starlette", "pydantic", "uvicorn", "websockets", "prometheus_client", "httpx"})
 
 
 def is_missing_extra(error: ModuleNotFoundError) -> bool:
-    """True if the module that was not found belongs to the `train` extra."""
-    return (error.name or "").partition(".")[0] in _TRAIN
+    """True if the module that was not found belongs to the `train` or the `serve` extra."""
+    return (error.name or "").partition(".")[0] in _TRAIN | _SERVE
 
 
 def how_to_install(error: ModuleNotFoundError) -> str:
     """The sentence that says what is missing and what to run."""
+    if (error.name or "").partition(".")[0] in _SERVE:
+        return f"serving needs {error.name}, which is not installed; run: pip install 'dptrain[serve]'"
     return f"training needs {error.name}, which is not installed; run: pip install 'dptrain[train]'"

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dptrain.cli import policy
+from dptrain.cli import policy, rights
 from dptrain.cli.account import account, calibrate
 from dptrain.cli.attest import commands as contributor
 from dptrain.cli.attest.anchor import anchor
@@ -16,12 +16,13 @@ from dptrain.cli.attest.verify import verify as verify_attestations
 from dptrain.cli.check import check
 from dptrain.cli.gate import NoKeptReading, gate
 from dptrain.cli.inputs import load_training
-from dptrain.cli.options import file_argument, option
+from dptrain.cli.options import file_argument, option, wrong_if
 from dptrain.cli.plan import plan
 from dptrain.cli.registry import commands as registry
 from dptrain.cli.registry import show as registry_show
 from dptrain.cli.release import release
 from dptrain.cli.results import JsonFlag, LedgerGroup, RootGroup
+from dptrain.programs import guarded
 
 
 def train(
@@ -85,6 +86,41 @@ def quickstart(
     arguments = [str(data), "--dir", str(directory), *(["--json"] if json else [])]
     arguments += [f"{name}={value}" for name, value in given.items() if value is not None]
     raise typer.Exit(load_training("dptrain.demo.quickstart").main(arguments))
+
+
+def serve(
+    config: Annotated[Path, file_argument("SERVE.toml", "The server's file.")],
+    init: Annotated[bool, option("Make the budget log and its key that the file names, and end.", "--init")] = False,
+    he: Annotated[
+        bool, option("Serve adapters to encrypted states alone: no base model, no text, no state in clear.", "--he")
+    ] = False,
+    add_token: Annotated[
+        str | None, option("Add a client to the file of tokens, print its token once, and end.", metavar="CLIENT")
+    ] = None,
+    operator: Annotated[
+        bool, option("With --add-token: one that sees budgets and posture, and asks for no text.", "--operator")
+    ] = False,
+    allow: Annotated[
+        list[str] | None,
+        option("With --add-token: class that may have influence, and its largest epsilon; repeat.", metavar="CLASS=EPSILON"),
+    ] = None,
+    port: Annotated[int | None, option("In place of that of the file; 0 for any that is free.", min=0, max=65535)] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Serve a release: an artifact answers only where rights admit it, and private answers are paid from a budget.
+
+    The file says which release, by whose keys, which classes of answers, how they are released and how much each user may
+    spend. Requests have the shape of OpenAI's. Nothing is served before release, ledger and budget were checked.
+
+    First `--init` and `--add-token`, once; then without either. A signal ends it: running answers end, the budget is signed.
+
+    Example: `dptrain serve serve.toml`
+    """
+    loaded = load_training("dptrain.serve.program")
+    wrong_if((operator or allow is not None) and add_token is None, "--operator and --allow go with --add-token")
+    wrong_if(sum((init, he, add_token is not None)) > 1, "give one of --init, --he and --add-token")
+    how = {"init": init, "encrypted_only": he, "token": add_token, "operator": operator, "allow": allow, "port": port}
+    raise typer.Exit(guarded(lambda: int(loaded.main(config, **how, as_json=json)), as_json=json))
 
 
 CONTRIBUTORS = "For contributors"
@@ -175,7 +211,15 @@ _group(
     "the descriptor hash that `dptrain attest show` prints. None of them needs torch.",
     cls=LedgerGroup,
 )
-_add(app, (release,), KEEPERS)
+_add(app, (release, serve), KEEPERS)
+_group(
+    "rights",
+    KEEPERS,
+    "What a client of a service may be answered from: signed for one client of one gate, until a time.\n\n`sign` as whoever "
+    "grants rights, with a key of `dptrain attest keygen` that the service pins; `show` and `verify` for everybody. The gate "
+    "of the service admits a query only to what these rights and the release allow.",
+    (rights.sign, rights.show, rights.verify),
+)
 _add(app, (quickstart,), "For who owns all the data")
 _add(app, (demo,), "To try it")
 

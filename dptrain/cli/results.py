@@ -109,7 +109,7 @@ class Told(Result):
 
 _ORDER = [
     "quickstart", "attest", "policy", "registry", "calibrate", "account", "check", "gate", "plan", "train", "ledger", "release",
-    "demo",
+    "rights", "demo",
 ]  # fmt: skip
 
 _JSON = "dptrain.json"
@@ -220,6 +220,7 @@ WRITTEN_BY = {
     "LEDGER.db": "training writes it",
     "EXPORT": "'dptrain ledger export' writes it",
     "MODEL": "training writes it",
+    "RIGHTS": "'dptrain rights sign' writes it",
     "PROOF": "'dptrain ledger prove' writes it",
     "NOTE": "'dptrain ledger cosign' writes it",
     "RUN.toml": "recipes/ has examples",

@@ -237,14 +237,7 @@ def read_rights(data: bytes, keys: Sequence[bytes], audience: str) -> Granted:
     Raises:
         RightsRefused: code MALFORMED, KEY, SIGNATURE, LIFETIME or AUDIENCE.
     """
-    if type(data) is not bytes or len(data) > MAX_ENVELOPE:
-        found = f"{len(data)} bytes" if type(data) is bytes else type(data).__name__
-        raise RightsRefused("MALFORMED", f"a rights envelope has at most {MAX_ENVELOPE} bytes, got {found}")
-    try:
-        payload, message = signed_file.split(data, "the envelope", max_size=MAX_ENVELOPE)
-        read = sign1.read(message)
-    except AttestError as error:
-        raise RightsRefused("MALFORMED", f"the rights are no signed envelope: {error.sentence}") from error
+    payload, read = _split(data)
     raw = next((key for key in keys if key_id(key) == read.headers.key_id), None)
     if raw is None:
         sentence = f"the rights are signed by key {read.headers.key_id.hex()}, which may not grant any here"
@@ -253,14 +246,17 @@ def read_rights(data: bytes, keys: Sequence[bytes], audience: str) -> Granted:
         headers = read.verify(payload, raw, typ=sign1.TYP_RIGHTS)
     except AttestError as error:
         raise RightsRefused("SIGNATURE", f"the rights are not signed as rights by the key named: {error.sentence}") from error
-    try:
-        envelope = RightsEnvelope.from_cbor(payload)
-    except LedgerError as error:
-        code = "LIFETIME" if error.code == "LIFETIME" else "MALFORMED"
-        raise RightsRefused(code, f"the rights are signed, and no rights: {error.sentence}") from error
+    envelope = _envelope(payload)
     if envelope.audience != audience:
         raise RightsRefused("AUDIENCE", f"the rights are for the gate {envelope.audience}, this one is {audience}")
     return Granted(envelope, envelope.rights, headers.issuer, headers.key_id, hashlib.sha256(data).digest())
+
+
+def peek_rights(data: bytes) -> tuple[RightsEnvelope, sign1.Headers]:
+    """Reads what an envelope claims, and who it says signed it, without verifying anything: good for showing it, for nothing
+    else. Raises RightsRefused: code MALFORMED or LIFETIME."""
+    payload, message = _split(data)
+    return _envelope(payload), message.headers
 
 
 def open_rights(
@@ -289,6 +285,26 @@ def open_rights(
         require_holder(granted, holder)
     granted.require(now, revoked)
     return granted
+
+
+def _split(data: bytes) -> tuple[bytes, sign1.Message]:
+    """Cuts an envelope into its payload and the message over it; nothing is verified."""
+    if type(data) is not bytes or len(data) > MAX_ENVELOPE:
+        found = f"{len(data)} bytes" if type(data) is bytes else type(data).__name__
+        raise RightsRefused("MALFORMED", f"a rights envelope has at most {MAX_ENVELOPE} bytes, got {found}")
+    try:
+        payload, message = signed_file.split(data, "the envelope", max_size=MAX_ENVELOPE)
+        return payload, sign1.read(message)
+    except AttestError as error:
+        raise RightsRefused("MALFORMED", f"these are no signed rights: {error.sentence}") from error
+
+
+def _envelope(payload: bytes) -> RightsEnvelope:
+    try:
+        return RightsEnvelope.from_cbor(payload)
+    except LedgerError as error:
+        code = "LIFETIME" if error.code == "LIFETIME" else "MALFORMED"
+        raise RightsRefused(code, f"what was signed is no rights: {error.sentence}") from error
 
 
 def require_holder(granted: Granted, holder: str | None) -> None:

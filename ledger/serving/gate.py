@@ -22,6 +22,7 @@ from attest.schema.plain import check_id, machine_time
 from ledger.audit.findings import headline
 from ledger.audit.given import read_export
 from ledger.errors import LedgerError, ReleaseRefused, RightsRefused
+from ledger.leaves.weights import WeightRecord
 from ledger.release.check import ReleaseReport, check_release
 from ledger.release.files import CHUNK, opened
 from ledger.release.manifest import Manifest
@@ -196,6 +197,22 @@ class InferenceGate:
         """Returns how many leaves the ledger had that queries are judged by."""
         return self._standing.size
 
+    @property
+    def artifacts(self) -> tuple[str, ...]:
+        """Returns the names of all artifacts that a generation class names."""
+        return tuple(self._standing.files)
+
+    @property
+    def weights(self) -> tuple[WeightRecord, ...]:
+        """Returns the tensors of the run to which its ledger commits, frozen ones too; none where it has no epoch."""
+        found = self._standing.manifest.weights
+        return () if found is None else found.records
+
+    def withdrawn(self, artifact: str) -> bool:
+        """Tells whether a contribution that may have influenced an artifact was withdrawn since the release."""
+        found = self._standing.postures.get(artifact)
+        return found is not None and bool(found.withdrawn_classes)
+
     def admit(self, generation_class: str, rights: Rights | bytes, *, holder: str | None = None) -> Admission:
         """Admits a query to the first artifact of its generation class that its rights allow.
 
@@ -301,6 +318,21 @@ class InferenceGate:
                 pass
         return {file.path: self._asked.directory / file.path for file in admission.files}
 
+    def files(self, artifact: str) -> tuple[ServedFile, ...]:
+        """Returns the released files from which an artifact is loaded. Raises ReleaseRefused: code ARTIFACT or FILES."""
+        standing = self._standing
+        return standing.files.get(artifact) or files_of(standing.manifest, standing.report.weights, artifact)
+
+    def fetch(self, artifact: str, into: Path) -> Path:
+        """Copies the files of an artifact as `copy` does, ahead of the first query that it answers; admits nobody to it.
+
+        Raises:
+            ReleaseRefused: code GATE_CLOSED, or as `files` and `copy`.
+        """
+        if self.closed is not None:
+            raise ReleaseRefused("GATE_CLOSED", "the gate was closed when a newer export was refused; nothing is loaded")
+        return self._copied(self.files(artifact), into)
+
     def copy(self, admission: Admission, into: Path) -> Path:
         """Copies the files of an admission into a new directory that its owner alone may enter, for loaders that take a path.
 
@@ -310,13 +342,16 @@ class InferenceGate:
             ReleaseRefused: as `load`; the directory is left as far as it came, without the file that differs.
             OSError: the directory exists, or cannot be written.
         """
+        return self._copied([self._file(admission, file.path) for file in admission.files], into)
+
+    def _copied(self, files: Iterable[ServedFile], into: Path) -> Path:
         make_private_directory(into)
-        for file in admission.files:
+        for file in files:
             target = into / file.path
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
                 with open(target, "xb") as stream:
-                    for chunk in self._chunks(self._file(admission, file.path)):
+                    for chunk in self._chunks(file):
                         stream.write(chunk)
             except ReleaseRefused:
                 with suppress(FileNotFoundError):

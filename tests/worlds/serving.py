@@ -14,6 +14,7 @@ from attest.keys import public_bytes
 from attest.policy import ClassRule, DepthRule
 from ledger.leaves.weights import WeightRecord
 from ledger.log import Ledger
+from ledger.note import NoteSigner
 from ledger.release import Rights, release
 from ledger.serving import InferenceGate, RightsEnvelope, sign_rights
 from tests.worlds.ledgers import SIGNER, START, Driver, admission, header_spec, parameter, signed_policy, stack_of
@@ -67,7 +68,7 @@ def model(directory: Path, *, base: bool = False) -> Path:
     return directory
 
 
-def driver_of(path: Path) -> Driver:
+def driver_of(path: Path, signer: NoteSigner = SIGNER) -> Driver:
     """A ledger whose run ended with these adapters: two contributions of each class."""
     bounds = {"clip_norm_micro": 10**6, "noise_multiplier_micro": 10**6, "sampling_rate": Fraction(1, 50)}
     bound = {"open": "one", "sensitive": "two"}
@@ -80,7 +81,7 @@ def driver_of(path: Path) -> Driver:
         parameter("layers.0.one", 2, adapter="one"),
         parameter("layers.0.two", 2, adapter="two"),
     )
-    driver = Driver(Ledger.create(path, header_spec(policy, stack=stack), SIGNER, now=START))
+    driver = Driver(Ledger.create(path, header_spec(policy, stack=stack), signer, now=START))
     driver.digest = driver.ledger.keep_weights(RECORDS)
     same = {"clip_micro": 10**6, "sigma_micro": 10**6}
     driver.admit(admission(1), admission(2), admission(3, "sensitive", **same), admission(4, "sensitive", **same))

@@ -6,6 +6,7 @@ from tests.frozen.scenarios.auditing import AUDITING, RELEASE
 from tests.frozen.scenarios.operating import DROPPING, OPERATING, RETAINING, SERVED
 from tests.frozen.scenarios.reading import READING
 from tests.frozen.scenarios.registry import REGISTRY
+from tests.frozen.scenarios.rights import RIGHTS
 from tests.frozen.scenarios.root import ROOT
 from tests.frozen.scenarios.rules import GATE, PLAN, POLICIES
 from tests.frozen.scenarios.training import CHECK, DEMO, QUICKSTART, TRAINING
@@ -28,6 +29,7 @@ SCENARIOS = {
         AUDITING,
         READING,
         RELEASE,
+        RIGHTS,
         TRAINING,
         QUICKSTART,
         CHECK,

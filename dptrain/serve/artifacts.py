@@ -1,0 +1,208 @@
+"""Opens the gate of a server, and loads what it admits from copies that were compared byte for byte.
+
+A base model that is not in the release is taken only if its tensors are, name by name and bit for bit, those that the run had
+frozen, to which the ledger's header committed before the first step.
+"""
+
+import copy
+import itertools
+import json
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from attest.files import read_limited
+from attest.keys import load_public_key
+from dptrain.errors import ConfigError
+from dptrain.serve.adapters import LastAdapter
+from dptrain.serve.config import Generation, ServeConfig
+from dptrain.serve.decoding import Served
+from ledger.errors import ReleaseRefused
+from ledger.leaves.weights import WeightRecord
+from ledger.note import parse_verifier_key
+from ledger.release.contents import CODE_FORMS
+from ledger.release.files import CHUNK, digested, listed, opened
+from ledger.serving import InferenceGate
+
+BASE: Final = "base"
+ADAPTER: Final = "adapter:"
+
+_MOST_KEY: Final = 4096
+
+
+def open_gate(config: ServeConfig, classes: Mapping[str, Generation]) -> InferenceGate:
+    """Opens the gate that a server's file describes.
+
+    Raises:
+        ReleaseRefused, RightsRefused, KeyRefused: as `InferenceGate.open`. FileRefused, NoteError: a key cannot be read.
+    """
+    table = config.gate
+    return InferenceGate.open(
+        table.release,
+        [key for path in table.keys for key in _verifier_keys(path)],
+        name=config.server.name,
+        classes={name: each.artifacts for name, each in classes.items()},
+        export=table.export,
+        minimum_size=table.minimum_size,
+        owner_key=None if table.owner_key is None else load_public_key(table.owner_key),
+        require_quorum=table.require_quorum,
+        granters=[load_public_key(path) for path in table.granters],
+        revoked=[bytes.fromhex(serial) for serial in table.revoked],
+    )
+
+
+def _verifier_keys(path: Path) -> list[str]:
+    found = read_limited(path, _MOST_KEY, "file of verifier keys").decode("utf-8", "replace").split()
+    for key in found:
+        parse_verifier_key(key)
+    if not found:
+        raise ConfigError("SERVE_VALUE", f"{path} holds no verifier key; give the ledger's public key")
+    return found
+
+
+class Artifacts:
+    """Loads artifacts once, and keeps them until they are withdrawn.
+
+    Guarantee: what is loaded was copied into a directory of this process alone while it was hashed, and the hash is that of the
+    manifest, or of the tensors to which the ledger commits.
+    """
+
+    def __init__(self, gate: InferenceGate, base: Path | None) -> None:
+        """``base``: directory of the base model, where the release does not have it."""
+        self._gate, self._base = gate, base
+        self._models: dict[str, Served] = {}
+        self._last: dict[str, LastAdapter] = {}
+        self._lock = threading.RLock()
+
+    def model(self, name: str) -> Served:
+        """Returns a model that generates: ``full``, ``base``, or the base with one adapter.
+
+        Raises:
+            ReleaseRefused: code CHANGED_FILE, as the gate; BASE_NOT_TIED, the base is not what the run trained from; CODE.
+            ConfigError: code BASE, there is no base model; MODEL, it cannot be loaded.
+        """
+        with self._lock:
+            if name not in self._models:
+                self._models[name] = self._load(name)
+            return self._models[name]
+
+    def last(self, name: str) -> LastAdapter:
+        """Returns an adapter of the head alone.
+
+        Raises:
+            ConfigError: code LAST_ADAPTER, it reads more than the last state.
+        """
+        with self._lock:
+            if name not in self._last:
+                self._last[name] = self._read_last(name)
+            return self._last[name]
+
+    def drop(self, names: set[str]) -> set[str]:
+        """Lets artifacts go that were withdrawn, and returns those that were held."""
+        with self._lock:
+            gone = {name for name in names if self._models.pop(name, None) is not None}
+            return gone | {name for name in names if self._last.pop(name, None) is not None}
+
+    def _load(self, name: str) -> Served:
+        from peft import PeftModel
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        with tempfile.TemporaryDirectory(prefix="dptrain-serve-") as scratch:
+            place = Path(scratch) / "artifact"
+            try:
+                if name.startswith(ADAPTER):
+                    base = self.model(BASE)
+                    folder = self._gate.fetch(name, place) / self._folder(name)
+                    model = PeftModel.from_pretrained(_twin(base.model), folder, adapter_name="served", local_files_only=True)
+                    return Served.of(model, base.tokenizer)
+                self._whole(name, place)
+                settings = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
+                model = AutoModelForCausalLM.from_pretrained(place, **settings)
+                return Served.of(model, AutoTokenizer.from_pretrained(place, local_files_only=True, trust_remote_code=False))
+            except (OSError, ValueError, KeyError, AttributeError) as error:
+                first = str(error).strip().split("\n")[0]
+                sentence = f"{name} cannot be loaded: {first:.300}"
+                raise ConfigError("MODEL", f"{sentence}; release what from_pretrained reads") from error
+
+    def _whole(self, name: str, place: Path) -> None:
+        """Copies a model that is no adapter."""
+        if self._gate.files(name):
+            self._gate.fetch(name, place)
+        elif self._base is None:
+            raise ConfigError("BASE", "the release has adapters alone; set gate.base to the model that they were trained on")
+        else:
+            copy_base(self._base, place, self._gate.weights)
+
+    def _folder(self, name: str) -> str:
+        """Returns the folder of the release in which an adapter lies."""
+        found = [file.path for file in self._gate.files(name) if file.path.rpartition("/")[2] == "adapter_config.json"]
+        if len(found) != 1:
+            raise ConfigError("MODEL", f"{name} has {len(found)} files adapter_config.json, expected one; save it as peft does")
+        return found[0].rpartition("/")[0]
+
+    def _read_last(self, name: str) -> LastAdapter:
+        from safetensors.numpy import load_file
+
+        with tempfile.TemporaryDirectory(prefix="dptrain-serve-") as scratch:
+            folder = self._gate.fetch(name, Path(scratch) / "artifact") / self._folder(name)
+            settings = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+            tensors = load_file(folder / "adapter_model.safetensors")
+        # peft saves the head beside its pair; the base has that already.
+        tensors = {key: value for key, value in tensors.items() if not key.endswith(".base_layer.weight")}
+        pair = {key.rpartition(".lora_")[2].partition(".")[0]: value for key, value in tensors.items() if ".lora_" in key}
+        plain = not settings.get("use_dora") and settings.get("bias", "none") == "none" and not settings.get("rank_pattern")
+        heads = all(".lm_head." in f".{key}" or ".embed_out." in f".{key}" for key in tensors)
+        if set(pair) != {"A", "B"} or len(tensors) != 2 or not plain or not heads:
+            sentence = f"{name} has {len(tensors)} tensors, not one LoRA pair of lm_head"
+            raise ConfigError("LAST_ADAPTER", f"{sentence}; train it with target_modules=['lm_head']")
+        rank = pair["A"].shape[0]
+        alpha = float(settings["lora_alpha"])
+        scaling = alpha / rank**0.5 if settings.get("use_rslora") else alpha / rank
+        return LastAdapter(name, pair["A"].astype("f8"), pair["B"].astype("f8"), scaling)
+
+
+def copy_base(source: Path, place: Path, records: tuple[WeightRecord, ...]) -> None:
+    """Copies a base model, if its tensors are those that the run had frozen.
+
+    Args:
+        records: the tensors of the run, to which the ledger commits.
+
+    Raises:
+        ReleaseRefused: code BASE_NOT_TIED, a tensor is another, or the run had none of that name; CODE, a file could carry code
+            that a loader runs; or as `ledger.release.files`.
+    """
+    frozen = {_plain(name): record for record in records if not record.trained for name in record.names}
+    place.mkdir(mode=0o700)
+    for path in listed(source):
+        target = place / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with opened(source, path) as stream, target.open("xb") as out:
+            while data := stream.read(CHUNK):
+                out.write(data)
+        found = digested(place, path)
+        if found.tensors is None:
+            if found.form in CODE_FORMS:
+                target.unlink()  # no loader here runs code, so it is left out
+            continue
+        for tensor in found.tensors:
+            record = frozen.get(_plain(tensor.name))
+            if record is None or (record.dtype, record.shape, record.sha256) != (tensor.dtype, tensor.shape, tensor.sha256):
+                told = "the run had none of that name frozen" if record is None else "it is another than the run's"
+                sentence = f"tensor {tensor.name!a:.120} of {path!a:.120} of the base: {told}"
+                raise ReleaseRefused("BASE_NOT_TIED", f"{sentence}; give the model that the adapters were trained on")
+
+
+def _plain(name: str) -> str:
+    """Returns the name of a tensor without what peft puts around a base model."""
+    return name.removeprefix("base_model.model.").replace(".base_layer.", ".")
+
+
+def _twin(model: Any) -> Any:
+    """Returns a model of its own with the same tensors in memory."""
+    tensors: Iterator[Any] = itertools.chain(model.parameters(), model.buffers())
+    twin = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
+    head = twin.get_output_embeddings()
+    head._forward_hooks.clear()
+    return twin

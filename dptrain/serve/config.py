@@ -1,0 +1,239 @@
+"""Reads the file of a server: `serve.toml`, strict, with relative paths from its directory.
+
+Nothing in it can make an answer cheaper than it is: what a release costs follows from its noise, and caps stand in the budget
+log, which never changes them.
+"""
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo
+
+from dptrain.errors import ConfigError
+from dptrain.inference.preset import Parameters, parameters_of
+
+PLAIN: Final = "plain"
+RELEASED: Final = "released"
+SPLIT: Final = "split"
+ENCRYPTED: Final = "encrypted"
+
+
+def _from_base(value: Any, info: ValidationInfo) -> Any:
+    base = (info.context or {}).get("base", Path())
+    return base / value if isinstance(value, str) and value else value
+
+
+def _place(value: Any, info: ValidationInfo) -> Any:
+    return value if isinstance(value, str) and "://" in value else str(_from_base(value, info))
+
+
+File = Annotated[Path, BeforeValidator(_from_base)]
+Location = Annotated[str, BeforeValidator(_place)]
+Name = Annotated[str, Field(pattern=r"^[a-z0-9._/-]{1,64}$")]
+Share = Annotated[float, Field(gt=0, lt=1)]
+Epsilon = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Table(BaseModel):
+    """Is the base of all tables: no key that is not known, no number from a string, no value that changes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Listening(Table):
+    """Says where the server listens, and how much it takes on: ``[server]``.
+
+    Attributes:
+        name: of the server; rights envelopes are for it, and for no other.
+        threads: that compute tokens. streams: answers that are computed in turns. waiting: requests that wait for a turn.
+        max_tokens: of an answer. max_prompt: tokens of a prompt. body_bytes: of a request's body.
+        request_seconds: longest time of an answer. drain_seconds: how long running answers may end in when the server stops.
+    """
+
+    name: Name
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    threads: Annotated[int, Field(ge=1, le=64)] = 1
+    streams: Annotated[int, Field(ge=1, le=4096)] = 32
+    waiting: Annotated[int, Field(ge=0, le=4096)] = 64
+    max_tokens: Annotated[int, Field(ge=1, le=1 << 20)] = 256
+    max_prompt: Annotated[int, Field(ge=1, le=1 << 20)] = 1024
+    body_bytes: Annotated[int, Field(ge=1024, le=1 << 24)] = 65536
+    request_seconds: Annotated[float, Field(gt=0, le=3600)] = 120.0
+    drain_seconds: Annotated[float, Field(ge=0, le=3600)] = 20.0
+
+
+class Gated(Table):
+    """Says what is served, and whose word is taken for it: ``[gate]``.
+
+    Attributes:
+        release: directory of the release. keys: public keys of its ledger, got by another way than the release.
+        base: directory of the base model below the adapters, where the release has adapters alone.
+        export: a newer export of the ledger; read again every ``refresh_seconds``, 0 for never.
+        minimum_size: of the ledger that the release cites. owner_key, require_quorum: as of ``dptrain release --check``.
+        granters: public keys of who signs rights. revoked: serials of rights that count no more, in hex.
+    """
+
+    release: File
+    keys: Annotated[list[File], Field(min_length=1)]
+    base: File | None = None
+    export: File | None = None
+    refresh_seconds: Annotated[float, Field(ge=0)] = 0.0
+    minimum_size: Annotated[int, Field(ge=1)] = 1
+    owner_key: File | None = None
+    require_quorum: bool = False
+    granters: list[File] = []
+    revoked: list[Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]] = []
+
+
+class Generation(Table):
+    """Says how a generation class is answered: ``[classes.NAME]``.
+
+    Attributes:
+        artifacts: of the release, the most wanted first: the first that the rights admit answers.
+        mode: ``plain``, the artifact generates; ``released``, the server runs the base model, and the adapter reads noised
+            states; ``split``, the client runs the base model and sends noised states; ``encrypted``, it sends encrypted ones.
+        encrypt: with ``released``, the noised state goes to the adapter under encryption too.
+    """
+
+    artifacts: Annotated[list[str], Field(min_length=1)]
+    mode: Literal["plain", "released", "split", "encrypted"] = PLAIN
+    encrypt: bool = False
+
+
+class CapTable(Table):
+    """Caps a kind of unit."""
+
+    epsilon: Epsilon
+    delta: Share
+
+
+class Budgeted(Table):
+    """Says where the budget is kept: ``[budget]``.
+
+    Attributes:
+        log: file on a local disk, or a ``postgresql://`` URL; state: directory of the mark of the latter.
+        key: private key that signs the log. caps: by kind of unit, ``user``, ``corpus``, ``session``; for a new log alone.
+        thresholds: percentages of a cap that the privacy officer is told of; for a new log alone.
+        webhook: URL that takes the notices; without it they are events of the log ``dptrain.serve``.
+        epoch_seconds: how often the log is signed.
+    """
+
+    log: Location
+    key: File
+    state: File | None = None
+    caps: dict[Literal["user", "corpus", "session"], CapTable]
+    thresholds: list[Annotated[int, Field(ge=1, le=100)]] = [50, 80, 100]
+    webhook: str | None = None
+    epoch_seconds: Annotated[float, Field(gt=0)] = 600.0
+
+
+class Limits(Table):
+    """Limits what one client may ask: ``[limits]``.
+
+    Attributes:
+        requests_per_minute: of all kinds. adapter_states_per_hour: states that an adapter is applied to for a client by
+            ``split`` and ``encrypted``; as many as the state is wide tell the adapter exactly.
+        key_sessions: clients that have keys for encryption registered at a time.
+    """
+
+    requests_per_minute: Annotated[int, Field(ge=1)] = 600
+    adapter_states_per_hour: Annotated[int, Field(ge=1)] = 4096
+    key_sessions: Annotated[int, Field(ge=1, le=1024)] = 16
+
+
+class ServeConfig(Table):
+    """Holds the whole file.
+
+    Attributes:
+        tokens: file of those who may ask (`dptrain.serve.access`).
+        release: parameters of the Gaussian release (`dptrain.inference.preset.parameters_of`), and beside them ``space``,
+            ``state`` (default) or ``rank``, ``shrink``, a public factor, and ``max_epsilon`` of one answer.
+    """
+
+    server: Listening
+    gate: Gated
+    classes: Annotated[dict[Name, Generation], Field(min_length=1)]
+    tokens: File
+    budget: Budgeted | None = None
+    release: dict[str, Any] = {}
+    limits: Limits = Limits()
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Reads a file.
+
+        Raises:
+            ConfigError: code SERVE_FILE, it cannot be read or is no TOML; SERVE_KEY or SERVE_VALUE, what stands in it.
+        """
+        path = Path(path)
+        try:
+            table = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError("SERVE_FILE", f"cannot read {path}: {error.strerror or error}; name the server's file") from error
+        except ValueError as error:
+            raise ConfigError("SERVE_FILE", f"{path} is no TOML: {error}; mend the file") from error
+        return cls.of(table, path.parent)
+
+    @classmethod
+    def of(cls, table: Mapping[str, Any], base: Path = Path()) -> Self:
+        """Reads a table; relative paths start at ``base``. Raises ConfigError: code SERVE_KEY or SERVE_VALUE."""
+        try:
+            found = cls.model_validate(dict(table), context={"base": base})
+        except ValidationError as error:
+            raise _first(error) from error
+        found.check()
+        return found
+
+    @property
+    def modes(self) -> set[str]:
+        """Modes of the classes."""
+        return {each.mode for each in self.classes.values()}
+
+    @property
+    def parameters(self) -> Parameters:
+        """Returns the parameters of releases, for whom a class needs them."""
+        return parameters_of({key: value for key, value in self.release.items() if key not in OURS})
+
+    def check(self) -> None:
+        """Raises ConfigError: code SERVE_VALUE, tables do not fit together."""
+        for name, each in self.classes.items():
+            if each.encrypt and each.mode != RELEASED:
+                raise ConfigError("SERVE_VALUE", f"classes.{name}.encrypt goes with mode = 'released', got {each.mode!r}")
+        if {RELEASED, SPLIT} & self.modes:
+            if self.budget is None:
+                sentence = "a class releases states and there is no table [budget]: no state is released that nothing paid for"
+                raise ConfigError("SERVE_KEY", f"{sentence}; add [budget] with log, key and caps")
+            if not self.release:
+                sentence = "a class releases states and there is no table [release]"
+                raise ConfigError("SERVE_KEY", f"{sentence}; give epsilon, or preset")
+            self.parameters  # noqa: B018 - refuses what is out of range
+            for problem in _problems(self.release):
+                raise ConfigError("SERVE_VALUE", problem)
+
+
+OURS: Final = ("space", "shrink", "max_epsilon")
+"""Keys of ``[release]`` that are the server's."""
+
+
+def _problems(release: Mapping[str, Any]) -> Iterator[str]:
+    if release.get("space", "state") not in ("state", "rank"):
+        yield f"release.space is {release['space']!r}, expected 'state' or 'rank'"
+    for key, least in (("shrink", 0.0), ("max_epsilon", 0.0)):
+        value = release.get(key, 1.0)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < float("inf"):
+            yield f"release.{key} is {value!r}, expected a finite number of at least {least:g}"
+
+
+def _first(error: ValidationError) -> ConfigError:
+    """Returns the first thing that pydantic found, as this project says it."""
+    found = error.errors(include_url=False)[0]
+    where = ".".join(map(str, found["loc"]))
+    more = f"; {error.error_count() - 1} more" if error.error_count() > 1 else ""
+    if found["type"] == "extra_forbidden":
+        return ConfigError("SERVE_KEY", f"the server's file has no key {where}; docs/serving.md lists them{more}")
+    if found["type"] == "missing":
+        return ConfigError("SERVE_KEY", f"the server's file does not set {where}, which has no default{more}")
+    return ConfigError("SERVE_VALUE", f"{where} is {found['input']!r:.80}: {found['msg']}{more}")

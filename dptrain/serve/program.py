@@ -1,0 +1,149 @@
+"""Runs a server: `dptrain serve SERVE.toml`.
+
+It ends gracefully: no new requests, running answers to their end, then the budget.
+"""
+
+import asyncio
+import logging
+import threading
+from pathlib import Path
+from typing import Any, Final
+
+import uvicorn
+
+from dptrain.errors import ConfigError
+from dptrain.programs import print_json, quiet_libraries
+from dptrain.serve.access import CLIENT, OPERATOR, add_token
+from dptrain.serve.app import make_app
+from dptrain.serve.config import ENCRYPTED, ServeConfig
+from dptrain.serve.paying import create_log
+from dptrain.serve.service import Service
+from ledger.errors import LedgerError
+from ledger.release import Rights
+
+LOG = logging.getLogger("dptrain.serve")
+
+_WAIT: Final = 0.05
+
+
+class Server(uvicorn.Server):
+    """Is uvicorn's server, which first lets running answers end."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+        self._ending: asyncio.Task[None] | None = None
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        """Begins the end at the first signal; the second one ends at once."""
+        if self._service.draining:
+            super().handle_exit(sig, frame)
+            return
+        self._service.draining = True
+        LOG.warning("ending: no more requests, %d answers run", self._service.scheduler.running)
+        self._ending = asyncio.get_event_loop().create_task(self._drain())
+
+    async def _drain(self) -> None:
+        left = self._service.config.server.drain_seconds
+        while self._service.scheduler.busy and left > 0:
+            await asyncio.sleep(_WAIT)
+            left -= _WAIT
+        self.should_exit = True
+
+
+def serve(config: ServeConfig, *, encrypted_only: bool = False, port: int | None = None, as_json: bool = False) -> int:
+    """Serves until a signal comes. Returns 0.
+
+    Raises:
+        ConfigError, ReleaseRefused, LedgerError: before anything is served.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("dptrain.inference").setLevel(logging.WARNING)  # one line for each answer otherwise
+    quiet_libraries()
+    if encrypted_only and ENCRYPTED not in config.modes:
+        raise ConfigError("SERVE_VALUE", "--he serves classes of mode = 'encrypted', and the file has none; add one")
+    service = Service(config, encrypted_only=encrypted_only)
+    stop = threading.Event()
+    try:
+        settings = uvicorn.Config(
+            make_app(service), config.server.host, config.server.port if port is None else port, access_log=False,
+            log_config=None, ws_max_size=1 << 19, ws_max_queue=4, server_header=False, date_header=False, lifespan="off",
+            timeout_keep_alive=10, limit_concurrency=4 * (config.server.streams + config.server.waiting) + 64,
+            timeout_graceful_shutdown=10,
+        )  # fmt: skip
+        again = threading.Thread(target=_refresh, args=(service, stop), name="refresh", daemon=True)
+        again.start()
+        server = Server(settings, service)
+        told = {"listening": f"http://{settings.host}:{settings.port}", "classes": sorted(service.classes)}
+        if as_json:
+            print_json(told)
+        LOG.info("%s serves %s at %s", config.server.name, ", ".join(told["classes"]), told["listening"])
+        server.run()
+    finally:
+        stop.set()
+        service.close()
+    return 0
+
+
+def _refresh(service: Service, stop: threading.Event) -> None:
+    """Reads the export again when it is time, or when SIGHUP came."""
+    every = service.config.gate.refresh_seconds
+    if service.config.gate.export is None or not every:
+        return
+    while not stop.wait(every):
+        try:
+            service.refresh()
+        except LedgerError as error:
+            LOG.error("the gate is closed: %s", error)
+
+
+def main(
+    path: Path,
+    *,
+    init: bool = False,
+    encrypted_only: bool = False,
+    token: str | None = None,
+    operator: bool = False,
+    allow: list[str] | None = None,
+    port: int | None = None,
+    as_json: bool = False,
+) -> int:
+    """Does what `dptrain serve` was asked: makes the budget log, adds a token, or serves.
+
+    Raises:
+        ConfigError, LedgerError, AttestError: with what to do.
+    """
+    config = ServeConfig.load(path)
+    if token is not None:
+        rights = None if allow is None else Rights(allowed(allow))
+        made = add_token(config.tokens, token, role=OPERATOR if operator else CLIENT, rights=rights)
+        told = {"client": token, "role": OPERATOR if operator else CLIENT, "token": made, "file": str(config.tokens)}
+        if as_json:
+            print_json(told)
+        else:
+            print(f"token of {token}, shown once and kept nowhere (its hash is in {config.tokens}):\n{made}")
+        return 0
+    if init:
+        with create_log(config) as log:
+            told = {"origin": log.header.origin, "key": log.header.log_vkey, "log": log.place.shown}
+        if as_json:
+            print_json(told)
+        else:
+            print(f"budget log {told['log']} of {told['origin']}; hand out its public key to auditors:\n{told['key']}")
+        return 0
+    return serve(config, encrypted_only=encrypted_only, port=port, as_json=as_json)
+
+
+def allowed(given: list[str]) -> dict[str, float | None]:
+    """Reads rights of the command line, ``CLASS=EPSILON`` or ``CLASS`` for any.
+
+    Raises:
+        ConfigError: code ALLOW.
+    """
+    try:
+        return {name: float(most) if most else None for name, _, most in (each.partition("=") for each in given)}
+    except ValueError:
+        sentence = f"--allow is {' '.join(given)}, expected a class, or a class and an epsilon, as pub=4"
+        raise ConfigError("ALLOW", sentence) from None
+
+

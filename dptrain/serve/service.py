@@ -1,0 +1,516 @@
+"""Answers requests: rights, limits, budget, and only then the model. What HTTP and WebSockets have in common.
+
+Order of a request: (1) its client was authenticated; (2) its rate is within the limit; (3) the gate names an artifact that its
+rights admit; (4) its prompt fits; (5) a place is free; (6) the budget holds all releases of the answer, durably; (7) the model
+is called. Whatever is refused is refused before (7), and whatever fails in (1) to (5) before anything is charged.
+"""
+
+import asyncio
+import base64
+import binascii
+import itertools
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from dptrain.inference.release import Answer
+from dptrain.serve.access import Access, Client, RateLimit
+from dptrain.serve.adapters import Encrypted, LastAdapter, Splits, numbers_of, terms
+from dptrain.serve.artifacts import ADAPTER, BASE, Artifacts, open_gate
+from dptrain.serve.config import ENCRYPTED, PLAIN, RELEASED, SPLIT, Generation, ServeConfig
+from dptrain.serve.decoding import Decoding
+from dptrain.serve.metrics import Metrics
+from dptrain.serve.paying import Meter, Releases, Till, filled, privacy_of
+from dptrain.serve.scheduler import Piece, Scheduler, Stream
+from dptrain.serve.wire import Asking, Refused
+from ledger.budget import Unit
+from ledger.errors import LedgerError, ReleaseRefused
+from ledger.serving import Admission
+
+if TYPE_CHECKING:
+    from dptrain.inference.he.client import HEKeys
+
+LOG = logging.getLogger("dptrain.serve")
+
+
+@dataclass(eq=False)
+class Running:
+    """Is one answer that is under way.
+
+    Attributes:
+        identity: of the answer. privacy: what it says of rights, release and charge. asked: by whom, of which class, by which
+            rights. times: of encryption, product and decryption, where states are encrypted. withdrawn: whether it was ended
+            because its rights do not admit the artifact any more.
+    """
+
+    identity: str
+    stream: Stream
+    privacy: dict[str, Any]
+    began: float
+    asked: tuple[Client, str, str | None]
+    times: "Times | None" = None
+    withdrawn: bool = False
+
+    @property
+    def usage(self) -> dict[str, int]:
+        """Counts tokens as OpenAI's answers do."""
+        decoding = self.stream.decoding
+        return {
+            "prompt_tokens": decoding.prompt,
+            "completion_tokens": decoding.computed,
+            "total_tokens": decoding.prompt + decoding.computed,
+        }
+
+    def told(self) -> dict[str, Any]:
+        """Returns what the answer says of privacy at its end."""
+        return self.privacy if self.times is None else {**self.privacy, "times_ms": self.times.median}
+
+
+class Times:
+    """Collects the times of the three steps of encryption."""
+
+    def __init__(self) -> None:
+        self.encrypt: list[float] = []
+        self.product: list[float] = []
+        self.decrypt: list[float] = []
+
+    @property
+    def median(self) -> dict[str, float]:
+        """Returns the median of each step in milliseconds."""
+        steps = {"encrypt": self.encrypt, "product": self.product, "decrypt": self.decrypt}
+        return {name: round(1e3 * float(np.median(found)), 3) for name, found in steps.items() if found}
+
+
+class Service:
+    """Is a server without its wire.
+
+    Attributes:
+        draining: whether it takes no more requests.
+    """
+
+    def __init__(self, config: ServeConfig, *, encrypted_only: bool = False) -> None:
+        """Opens gate, models and budget; closed by `close`.
+
+        Args:
+            encrypted_only: serve adapters to encrypted states alone; no base model is loaded, and no state in clear taken.
+
+        Raises:
+            ConfigError, ReleaseRefused, LedgerError: something is not as it must be; then nothing is served.
+        """
+        self.config, self.encrypted_only, self.draining = config, encrypted_only, False
+        self.metrics, self.access = Metrics(), Access.load(config.tokens)
+        self.rate = RateLimit(config.limits.requests_per_minute, 60.0)
+        self.states = RateLimit(config.limits.adapter_states_per_hour, 3600.0)
+        kept = {name: each for name, each in config.classes.items() if each.mode == ENCRYPTED or not encrypted_only}
+        self.classes: Mapping[str, Generation] = kept
+        self.gate = open_gate(config, kept)
+        self.artifacts = Artifacts(self.gate, config.gate.base)
+        releasing = {RELEASED, SPLIT} & {each.mode for each in kept.values()}
+        self.releases = Releases(config) if releasing else None
+        self.till = Till(config.budget) if config.budget is not None and not encrypted_only else None
+        self.splits = Splits(self.till.log) if self.till is not None else None
+        encrypting = [each for each in kept.values() if each.mode == ENCRYPTED or each.encrypt]
+        threads = config.server.threads
+        self.encrypted = Encrypted(config.limits.key_sessions, threads) if encrypting else None
+        self._own_keys: dict[int, HEKeys] = {}
+        self._running: set[Running] = set()
+        self._lock = threading.Lock()
+        self.scheduler = Scheduler(0 if encrypted_only else threads, config.server.streams, config.server.waiting)
+        self._load()
+        if self.releases is not None:
+            LOG.warning("%s", self.releases.statement)
+
+    def _load(self) -> None:
+        """Loads what the classes name and the gate would serve to anybody, so that the first request waits for nothing."""
+        for each in self.classes.values():
+            for name in each.artifacts:
+                if name not in self.gate.artifacts:
+                    continue
+                if each.mode == PLAIN:
+                    self.artifacts.model(name)
+                elif name.startswith(ADAPTER):
+                    self.artifacts.last(name)
+            if each.mode == RELEASED:
+                self.artifacts.model(BASE)
+
+    # --------------------------------------------------------------------------------------------------------- requests
+
+    def begin(
+        self, client: Client, model: str, rights: str | None, *modes: str, counted: bool = True
+    ) -> tuple[Generation, Admission]:
+        """Judges who asks for what: steps 2 and 3. Returns the class and what the gate admits.
+
+        Args:
+            counted: whether it counts as a request of the client.
+
+        Raises:
+            Refused: 503, 429, 404 or 400. ReleaseRefused: by the gate.
+        """
+        if self.draining:
+            raise Refused(503, "server_busy", "DRAINING", "this server ends; ask another one", after=1)
+        if client.role != "client":
+            raise Refused(403, "permission_error", "ROLE", "an operator's token asks for no text; use a client's")
+        if counted:
+            self.rate.take(client.name, "requests")
+        kind = self.classes.get(model)
+        if kind is None:
+            sentence = f"there is no generation class {model!r}; GET /v1/models lists them"
+            raise Refused(404, "invalid_request_error", "MODEL", sentence)
+        if kind.mode not in modes:
+            ways = {PLAIN: "/v1/completions", RELEASED: "/v1/completions", SPLIT: "/v1/split", ENCRYPTED: "/v1/he/lora"}
+            sentence = f"class {model} is of mode {kind.mode}, which is asked by {ways[kind.mode]}"
+            raise Refused(400, "invalid_request_error", "MODE", sentence)
+        return kind, self._admitted(client, model, rights)
+
+    def _admitted(self, client: Client, model: str, rights: str | None) -> Admission:
+        if rights is None and client.rights is None:
+            sentence = "this client has no rights of its own, and the request brings none"
+            raise Refused(403, "rights_refused", "NO_RIGHTS", f"{sentence}; send the envelope in the header Dptrain-Rights")
+        if rights is None:
+            assert client.rights is not None
+            return self.gate.admit(model, client.rights)
+        try:
+            envelope = base64.urlsafe_b64decode(rights.encode("ascii") + b"=" * (-len(rights) % 4))
+        except (UnicodeEncodeError, binascii.Error, ValueError) as error:
+            sentence = "the rights are not base64url; send the bytes of the file so"
+            raise Refused(400, "invalid_request_error", "RIGHTS", sentence) from error
+        return self.gate.admit(model, envelope, holder=client.name)
+
+    async def answer(self, client: Client, request: Asking, rights: str | None) -> Running:
+        """Begins an answer: all seven steps.
+
+        Raises:
+            Refused, ReleaseRefused, BudgetExhausted, and what the budget log raises.
+        """
+        began = time.monotonic()
+        kind, admission = self.begin(client, request.model, request.rights or rights, PLAIN, RELEASED)
+        if request.max_tokens > self.config.server.max_tokens:
+            sentence = f"max_tokens is {request.max_tokens}, an answer has at most {self.config.server.max_tokens} here"
+            raise Refused(400, "invalid_request_error", "MAX_TOKENS", f"{sentence}; ask for less")
+        released = kind.mode == RELEASED and admission.artifact != BASE
+        if not released and (request.epsilon is not None or request.session is not None):
+            sentence = "nothing is released in this answer, so it has no epsilon and no session"
+            raise Refused(400, "invalid_request_error", "EPSILON", f"{sentence}; leave both out")
+        served = self.artifacts.model(BASE if released else admission.artifact)
+        ids = served.ids(request, self.config.server.max_prompt)
+        self.scheduler.hold()
+        try:
+            privacy = admission_told(admission, kind)
+            paid, reader, times = None, None, None
+            if released:
+                paid, one = await asyncio.to_thread(self._pay, client, request.max_tokens, request.epsilon, request.session)
+                privacy |= {"release": privacy_of(paid, one)}
+                times = Times() if kind.encrypt else None
+                reader = _Reading(self, paid, self.artifacts.last(admission.artifact), times)
+            self.metrics.before.observe(time.monotonic() - began)
+            decoding = Decoding(served, ids, request, reader)
+        except BaseException:
+            self.scheduler.release()
+            raise
+        settle = self._settle(request.model, reader, began)
+        stream = self.scheduler.start(decoding, settle, self.config.server.request_seconds)
+        asked = (client, request.model, request.rights or rights)
+        running = Running(f"cmpl-{secrets.token_hex(12)}", stream, privacy, began, asked, times)
+        self._running.add(running)
+        return running
+
+    def _pay(self, client: Client, tokens: int, epsilon: float | None, session: str | None) -> tuple[Answer, Any]:
+        """Reserves the releases of an answer: step 6."""
+        assert self.releases is not None and self.till is not None
+        release = self.releases.of(tokens, epsilon)
+        paid = release.answer(self.till.meter(client.unit, session))
+        return paid, self.releases.one(release)
+
+    def _settle(self, model: str, reader: "_Reading | None", began: float) -> Any:
+        def settle(decoding: Decoding) -> None:
+            self.metrics.tokens.labels(model).inc(decoding.computed)
+            self.metrics.whole.observe(time.monotonic() - began)
+            if reader is not None and self.till is not None:
+                reader.end()
+                self.metrics.releases.labels(model).inc(reader.answer.made)
+                self.till.settle(reader.answer)
+
+        return settle
+
+    async def pieces(self, running: Running) -> Any:
+        """Yields the pieces of an answer to its end. Raises Refused: it failed, or what it rests on was withdrawn."""
+        try:
+            while True:
+                piece: Piece = await running.stream.next()
+                if running.stream.first is not None and piece.text:
+                    self.metrics.first.observe(running.stream.first - running.began)
+                    running.stream.first = None
+                if running.withdrawn:
+                    sentence = "what this answer was computed from was withdrawn while it was computed"
+                    raise Refused(403, "rights_refused", "WITHDRAWN", f"{sentence}; ask again for what is left")
+                if piece.error is not None:
+                    raise piece.error
+                yield piece
+                if piece.finish is not None:
+                    return
+        finally:
+            self._running.discard(running)
+            running.stream.cancel()
+
+    # ------------------------------------------------------------------------------------------------ adapters elsewhere
+
+    async def split(self, client: Client, model: str, releases: int, epsilon: float | None, session: str | None,
+                    rights: str | None) -> dict[str, Any]:
+        """Pays for the states of an answer whose client runs the base model. Raises as `answer`."""
+        _, admission = self.begin(client, model, rights, SPLIT)
+        adapter = self._adapter(admission)
+        if self.splits is None or self.releases is None or self.till is None:
+            raise Refused(404, "invalid_request_error", "MODE", "this server takes no states; it has no budget")
+        self.splits.require_room()
+        kind = self.classes[model]
+        release = self.releases.of(releases, epsilon)
+        meter: Meter = self.till.meter(client.unit, session)
+        paid = await asyncio.to_thread(release.answer, meter)
+        identity = self.splits.start(client, model, adapter, paid.receipt)  # type: ignore[arg-type]
+        told = admission_told(admission, kind) | {"release": privacy_of(paid, self.releases.one(release))}
+        rank, shrink = self.releases.rank_space, self.releases.shrink
+        return {"id": identity, **terms(release, adapter, rank_space=rank, shrink=shrink), "privacy": told}
+
+    def state(self, client: Client, identity: str, body: bytes) -> bytes:
+        """Applies the adapter of a split answer to a released state. Raises Refused."""
+        assert self.splits is not None and self.releases is not None
+        held = self.splits.of(identity, client)
+        rank = self.releases.rank_space
+        A = held.adapter.A
+        state = numbers_of(body, A.shape[0] if rank else A.shape[1])
+        self.states.take(client.name, "states")
+        held = self.splits.take(identity, client)
+        found = held.adapter.expand(state) if rank else held.adapter.delta(state)
+        self.metrics.releases.labels(held.model).inc()
+        return (self.releases.shrink * found).astype("<f4").tobytes()
+
+    def inner(self, client: Client, identity: str) -> bytes:
+        """Returns A of the adapter of a split answer, where its coordinates are what is released. Raises Refused."""
+        if self.splits is None or self.releases is None or not self.releases.rank_space:
+            sentence = "states are released here and not coordinates, so A stays with the server"
+            raise Refused(400, "invalid_request_error", "SPACE", sentence)
+        return self.splits.of(identity, client).adapter.A.astype("<f4").tobytes()
+
+    def encrypted_state(self, client: Client, model: str, rights: str | None, body: bytes) -> bytes:
+        """Applies an adapter to an encrypted state. Raises Refused, EncryptionRefused."""
+        _, admission = self.begin(client, model, rights, ENCRYPTED, counted=False)
+        adapter = self._adapter(admission)
+        assert self.encrypted is not None
+        self.states.take(client.name, "states")
+        began = time.monotonic()
+        found = self.encrypted.apply(client.name, adapter, body)
+        self.metrics.encrypted.observe(time.monotonic() - began)
+        return found
+
+    def _adapter(self, admission: Admission) -> LastAdapter:
+        if not admission.artifact.startswith(ADAPTER):
+            sentence = f"your rights admit {admission.artifact} alone, which has no adapter: run the base model as it is"
+            raise ReleaseRefused("NO_ADAPTER", sentence)
+        return self.artifacts.last(admission.artifact)
+
+    # ------------------------------------------------------------------------------------------------------- what is told
+
+    def budget(self, client: Client, unit: str) -> dict[str, Any]:
+        """Returns what a unit has spent: ``self``, or ``KIND:NAME``, another's for an operator alone. Raises Refused."""
+        if self.till is None:
+            raise Refused(404, "invalid_request_error", "BUDGET", "this server keeps no budget")
+        kind, _, name = unit.partition(":")
+        try:
+            asked = client.unit if unit == "self" else Unit(kind, name)
+        except LedgerError as error:
+            raise Refused(400, "invalid_request_error", error.code, error.sentence) from error
+        if asked != client.unit and client.role != "operator":
+            raise Refused(403, "permission_error", "UNIT", "this is another's budget; yours is /v1/budgets/self")
+        found = self.till.balance(asked)
+        return {
+            "unit": f"{asked.kind}:{asked.name}",
+            "spent_nano_rho": found.spent,
+            "cap_nano_rho": found.cap,
+            **self._caps(asked.kind, found.spent),
+        }
+
+    def _caps(self, kind: str, spent: int) -> dict[str, Any]:
+        assert self.till is not None
+        from ledger.budget.rho import NANO, epsilon_of_rho
+
+        cap = next((each for each in self.till.log.header.caps if each.unit == kind), None)
+        if cap is None:
+            return {"epsilon_spent": None, "epsilon_cap": None, "delta": None}
+        delta = cap.delta_pico / 10**12
+        return {"epsilon_spent": epsilon_of_rho(spent / NANO, delta), "epsilon_cap": cap.epsilon_micro / 10**6, "delta": delta}
+
+    def overview(self) -> dict[str, Any]:
+        """Returns what the operator's page shows."""
+        kinds: list[dict[str, Any]] = []
+        units: list[dict[str, Any]] = []
+        if self.till is not None:
+            log = self.till.log
+            known = {log.account(client.unit): client.name for client in self.access.clients if client.role == "client"}
+            for cap in log.header.caps:
+                found = {key: each for key, each in list(log.state.accounts.items()) if each.unit == cap.unit}
+                spent = sum(each.spent for each in found.values())
+                used = sum(each.spent >= cap.rho_nano for each in found.values())
+                row = {"kind": cap.unit, "units": len(found), "spent": spent, "used_up": used}
+                kinds.append(row | self._caps(cap.unit, 0))
+                for key, each in sorted(found.items(), key=lambda item: -item[1].spent)[:50]:
+                    share = each.spent / cap.rho_nano
+                    name = known.get(key, f"{key.hex()[:16]}…")
+                    told = self._caps(cap.unit, each.spent)
+                    units.append({"name": name, "kind": cap.unit, "share": share, "refused": 0 in each.told, **told})
+        refusals = [
+            (sample.labels["reason"], int(sample.value))
+            for metric in self.metrics.refusals.collect()
+            for sample in metric.samples
+            if sample.name.endswith("_total")
+        ]
+        return {
+            "name": self.config.server.name,
+            "problems": self.ready(),
+            "running": self.scheduler.running,
+            "waiting": self.scheduler.waiting,
+            "places": self.config.server.streams,
+            "kinds": kinds,
+            "units": units,
+            "refusals": sorted(refusals, key=lambda item: -item[1]),
+            "classes": self.classes,
+            "posture": self.gate.posture(),
+            "log": None if self.till is None else {"size": self.till.log.size, "origin": self.till.log.header.origin},
+            "statement": None if self.releases is None else self.releases.statement,
+        }
+
+    def measure(self) -> bytes:
+        """Returns the metrics, with what the log adds up to by kinds of units."""
+        self.metrics.running.set(self.scheduler.running)
+        self.metrics.waiting.set(self.scheduler.waiting)
+        if self.till is not None:
+            for cap in self.till.log.header.caps:
+                accounts = self.till.log.state.accounts.values()
+                total = sum(each.spent for each in list(accounts) if each.unit == cap.unit)
+                self.metrics.spent.labels(cap.unit).set(total / 1e9)
+                self.metrics.cap.labels(cap.unit).set(cap.rho_nano / 1e9)
+        return self.metrics.text()
+
+    def ready(self) -> list[str]:
+        """Returns why the server should be sent nothing now; empty if it should."""
+        problems = ["it is draining"] if self.draining else []
+        if self.till is not None:
+            try:
+                self.till.log.refresh()
+            except LedgerError as error:
+                problems.append(f"the budget log: {error.code}")
+        if self.gate.closed is not None:
+            problems.append(f"the gate: {self.gate.closed}")
+        return problems
+
+    def refresh(self) -> None:
+        """Judges by the newest export from now on, and lets go of what was withdrawn by it.
+
+        Guarantee: once it returns or raises, no answer runs of an artifact that the rights of its request do not admit any
+        more, and such an artifact is no longer in memory. A refresh that is refused closes the gate, and ends every answer.
+
+        Raises:
+            ReleaseRefused: as `InferenceGate.refresh`.
+        """
+        assert self.config.gate.export is not None
+        try:
+            self.gate.refresh(self.config.gate.export)
+        finally:
+            gone = {name for name in self.gate.artifacts if self.gate.closed is not None or self.gate.withdrawn(name)}
+            self.artifacts.drop(gone)
+            if self.encrypted is not None:
+                for name in gone:
+                    self.encrypted.drop(name)
+            for running in list(self._running):
+                self._judge_again(running)
+            if self.splits is not None:
+                self.splits.drop(gone)
+
+    def _judge_again(self, running: Running) -> None:
+        client, model, rights = running.asked
+        try:
+            kept = self._admitted(client, model, rights).artifact == running.privacy["artifact"]
+        except LedgerError:
+            kept = False
+        if not kept:
+            running.withdrawn = True
+            running.stream.cancel()
+
+    def own_keys(self, width: int) -> "HEKeys":
+        """Returns keys of this server's own for states that it encrypts before an adapter reads them."""
+        from dptrain.inference.he.client import HEKeys
+
+        with self._lock:
+            if width not in self._own_keys:
+                made = HEKeys.generate(width)
+                assert self.encrypted is not None
+                self.encrypted.server.register_keys(f"/{width}", made.public)
+                self._own_keys[width] = made
+            return self._own_keys[width]
+
+    def close(self) -> None:
+        """Ends what runs, settles it, and closes the budget."""
+        self.draining = True
+        self.scheduler.close()
+        if self.splits is not None:
+            self.splits.sweep(0)
+        if self.till is not None:
+            self.till.close()
+
+
+def admission_told(admission: Admission, kind: Generation) -> dict[str, Any]:
+    """Returns what an answer says of the artifact that gave it."""
+    return {
+        "mode": kind.mode,
+        "artifact": admission.artifact,
+        "influenced_by": {
+            each.name: None if each.epsilon_micro is None else each.epsilon_micro / 10**6 for each in admission.certificate
+        },
+        "training_delta": admission.posture.delta,
+        "verdict": admission.posture.verdict,
+        "ledger_size": admission.ledger_size,
+    }
+
+
+class _Reading:
+    """Reads the last state of an answer through what was paid for, and gives what the adapter adds to the scores."""
+
+    def __init__(self, service: Service, answer: Answer, adapter: LastAdapter, times: Times | None) -> None:
+        assert service.releases is not None
+        self._service, self.answer, self._adapter, self._times = service, answer, adapter, times
+        self._rank, self._shrink = service.releases.rank_space, service.releases.shrink
+        self._keys = service.own_keys(adapter.encryptable().width) if times is not None else None
+
+    def __call__(self, state: torch.Tensor) -> torch.Tensor:
+        clear = state.detach().float().cpu().numpy()
+        if self._rank:
+            found = self._adapter.expand(self.answer.release(self._adapter.A @ clear).state)
+        else:
+            noised = self.answer.release(clear).state
+            found = self._adapter.delta(noised) if self._keys is None else self._under_encryption(noised)
+        return torch.from_numpy(np.asarray(self._shrink * found, dtype=np.float32))
+
+    def end(self) -> None:
+        """Fills the answer up, so that the number of its releases tells nothing."""
+        filled(self.answer, self._adapter.A.shape[0 if self._rank else 1])
+
+    def _under_encryption(self, noised: np.ndarray) -> np.ndarray:
+        assert self._keys is not None and self._times is not None and self._service.encrypted is not None
+        marks = [time.perf_counter()]
+        sent = self._keys.encrypt(noised)
+        marks.append(time.perf_counter())
+        came = self._service.encrypted.apply(f"/{self._keys.width}", self._adapter, sent)
+        marks.append(time.perf_counter())
+        found = self._keys.decrypt(came)
+        marks.append(time.perf_counter())
+        for kept, (before, after) in zip(
+            (self._times.encrypt, self._times.product, self._times.decrypt), itertools.pairwise(marks), strict=True
+        ):
+            kept.append(after - before)
+        return found

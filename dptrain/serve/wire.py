@@ -1,0 +1,172 @@
+"""Defines what goes over the wire: requests, answers in OpenAI's shape, and refusals.
+
+Source of the shape: the OpenAI API reference, "Completions", "Chat" and "Errors". Besides it an answer has ``privacy``: which
+artifact answered, who may have influenced it, what was released of the query and what that cost.
+"""
+
+import time
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from attest.errors import AttestError
+from dptrain.errors import ConfigError, DptrainError, NotPaid
+from dptrain.inference.he.scheme import EncryptionRefused
+from ledger.errors import AccountantError, BudgetExhausted, LedgerBusy, LedgerError, ReleaseRefused
+
+POLICY_CLOSE: Final = 4403
+"""WebSocket close code of a refusal by gate or budget; 4400 + n stands for HTTP 400 + n elsewhere."""
+
+MOST_TEXT: Final = 1 << 20
+"""Characters of one prompt or message; the limit on the body is usually met first."""
+
+SESSION: Final = r"^[a-z0-9._/-]{1,64}$"
+
+
+class Refused(DptrainError):
+    """A request that is not answered.
+
+    Attributes:
+        status: HTTP status. kind: ``type`` of the error in JSON. more: what else stands in it.
+        after: seconds after which asking again may help; None where it does not.
+    """
+
+    def __init__(self, status: int, kind: str, code: str, sentence: str, *, after: int | None = None, **more: Any) -> None:
+        super().__init__(code, sentence)
+        self.status, self.kind, self.after, self.more = status, kind, after, more
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The error as JSON."""
+        return {"error": {"type": self.kind, "code": self.code, "message": self.sentence, **self.more}}
+
+    @property
+    def close_code(self) -> int:
+        """Close code of a WebSocket."""
+        return 1013 if self.status == 503 else 4000 + self.status
+
+
+def refused(error: Exception) -> Refused:
+    """Returns an expected error as a refusal, and any other as a fault of the server that says nothing of what it was.
+
+    What is wrong with the server itself, its budget or its release, is 503: who asks cannot mend it.
+    """
+    if isinstance(error, Refused):
+        return error
+    if isinstance(error, BudgetExhausted):
+        amounts = {"unit": error.unit, "spent": error.spent, "cap": error.cap, "asked": error.asked, "scale": "1e-9 rho"}
+        return Refused(403, "privacy_budget_exhausted", error.code, error.sentence, **amounts)
+    if isinstance(error, ReleaseRefused):
+        return Refused(403, "rights_refused", error.code, error.sentence)
+    if isinstance(error, LedgerBusy):
+        return Refused(503, "server_busy", error.code, error.sentence, after=1)
+    if isinstance(error, EncryptionRefused | ConfigError | AccountantError):
+        return Refused(400, "invalid_request_error", error.code, error.sentence)
+    if isinstance(error, NotPaid):
+        return Refused(403, "not_paid", error.code, error.sentence)
+    if isinstance(error, LedgerError | AttestError | DptrainError | OSError):
+        code = getattr(error, "code", "IO")
+        sentence = "gate or budget cannot be used, and nothing is answered without them; the operator's log says why"
+        return Refused(503, "server_refuses", code, sentence)
+    return Refused(500, "server_error", "INTERNAL", "the server failed; its log has more")
+
+
+class Asked(BaseModel):
+    """Is the base of requests: what is not known is refused, so that nobody believes that it was heeded."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Asking(Asked):
+    """Is common to all requests for text."""
+
+    model: Annotated[str, Field(pattern=SESSION, description="Generation class, as GET /v1/models lists them.")]
+    max_tokens: Annotated[int, Field(ge=1, le=1 << 20, description="Most tokens of the answer; all are paid beforehand.")] = 64
+    temperature: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    seed: Annotated[int | None, Field(ge=0, lt=1 << 63, description="Of the sampling; noise of releases has none.")] = None
+    stop: Annotated[list[Annotated[str, Field(min_length=1, max_length=200)]], Field(max_length=4)] = []
+    n: Literal[1] = 1
+    stream: bool = False
+    user: Annotated[str | None, Field(max_length=200, description="Ignored: who asks is whose token it is.")] = None
+    session: Annotated[
+        str | None, Field(pattern=SESSION, description="Session under your own budget, where sessions have a cap.")
+    ] = None
+    epsilon: Annotated[
+        float | None, Field(gt=0, le=1000, allow_inf_nan=False, description="Of this whole answer, where states are released.")
+    ] = None
+    rights: Annotated[
+        str | None, Field(max_length=20_000, description="Signed rights envelope, base64url; else the header Dptrain-Rights.")
+    ] = None
+
+
+class Completion(Asking):
+    """Is the body of ``POST /v1/completions``."""
+
+    prompt: Annotated[str, Field(max_length=MOST_TEXT)]
+
+
+class Message(Asked):
+    """Is one message of a chat."""
+
+    role: Literal["system", "user", "assistant"]
+    content: Annotated[str, Field(max_length=MOST_TEXT)]
+
+
+class Chat(Asking):
+    """Is the body of ``POST /v1/chat/completions``."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=1000)]
+
+
+class SplitStart(Asked):
+    """Is the body of ``POST /v1/split``: pays for the states of one answer."""
+
+    model: Annotated[str, Field(pattern=SESSION)]
+    releases: Annotated[int, Field(ge=1, le=1 << 20, description="States of the answer; each is one release.")]
+    epsilon: Annotated[float | None, Field(gt=0, le=1000, allow_inf_nan=False)] = None
+    session: Annotated[str | None, Field(pattern=SESSION)] = None
+    rights: Annotated[str | None, Field(max_length=20_000)] = None
+
+
+class Opening(Asked):
+    """Is the first message on a WebSocket of text: who asks, where no header says it, and the request."""
+
+    token: Annotated[str | None, Field(max_length=200)] = None
+    completion: Completion | None = None
+    chat: Chat | None = None
+
+
+def stamp() -> int:
+    """Returns the time of an answer, POSIX seconds."""
+    return int(time.time())
+
+
+def whole(request: Asking, identity: str, text: str, finish: str, usage: Mapping[str, int], privacy: Mapping[str, Any]) -> dict:
+    """Returns a whole answer."""
+    chat = isinstance(request, Chat)
+    content: dict[str, Any] = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
+    return {
+        "id": identity,
+        "object": "chat.completion" if chat else "text_completion",
+        "created": stamp(),
+        "model": request.model,
+        "choices": [{"index": 0, **content, "finish_reason": finish, "logprobs": None}],
+        "usage": dict(usage),
+        "privacy": dict(privacy),
+    }
+
+
+def chunk(request: Asking, identity: str, text: str, finish: str | None = None, **more: Any) -> dict[str, Any]:
+    """Returns one piece of a streamed answer. ``more``: ``privacy`` with the first piece, ``usage`` with the last."""
+    chat = isinstance(request, Chat)
+    content: dict[str, Any] = {"delta": {"content": text} if text else {}} if chat else {"text": text}
+    return {
+        "id": identity,
+        "object": "chat.completion.chunk" if chat else "text_completion",
+        "created": stamp(),
+        "model": request.model,
+        "choices": [{"index": 0, **content, "finish_reason": finish, "logprobs": None}],
+        **more,
+    }
