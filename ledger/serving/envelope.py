@@ -41,7 +41,7 @@ MAX_ENVELOPE: Final = 12_288
 SERIAL_SIZE: Final = 16
 
 _MOST_MICRO: Final = int(MOST_EPSILON) * MICRO
-_EPSILON: Final = Count(0, _MOST_MICRO, f"0..{_MOST_MICRO}", "1e-6")
+_EPSILON: Final = Count(0, _MOST_MICRO, "rights-epsilon", "1e-6")
 _TIME: Final = Count(0, MAX_TIME - 1, "moment")
 
 

@@ -173,7 +173,7 @@ def test_the_types_of_the_schemas_are_those_of_the_code():
     from attest import sign1
 
     known = {value for name, value in vars(sign1).items() if name.startswith("TYP_")}
-    text = "".join((TESTS.parent / "docs" / name).read_text() for name in ("attestation.cddl", "ledger.cddl"))
+    text = "".join((TESTS.parent / "docs" / name).read_text() for name in ("attestation.cddl", "ledger.cddl", "serving.cddl"))
     listed = re.findall(r'^(?:document-type /?=|  /) "(application/[a-z.+]+)" +; \w', text, re.MULTILINE)
     assert len(listed) == len(known) and set(listed) == known
 

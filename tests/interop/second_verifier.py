@@ -4082,6 +4082,33 @@ def read_anchor(payload):
     shape(value, {1: word("dptrain.anchor/1"), 2: hash32, 3: hash32, 4: moment}, {5: blob(16)})
 
 
+def rights_case(row):
+    """Read a rights envelope as a gate does."""
+    data = bytes.fromhex(row["envelope"])
+    need(len(data) <= 12288, "SIZE")
+    payload, message = read_pair(data)
+    check_message(message, "rights", payload, bytes.fromhex(row["key"]), read_message(message)[1])
+    value = decode(payload)
+    flag, number = of_type(bool), optional(uint(0, MOST_MICRO))
+    moments = {5: moment, 6: moment}
+    flags = dict.fromkeys(range(8, 12), flag)
+    named = {2: identifier, 3: identifier, 4: blob(16), 7: rows(identifier, number), 12: rows(identifier)}
+    shape(value, {1: word("dptrain.rights/1")} | named | moments | flags)
+    for names in ([name for name, _ in value[7]], value[12]):
+        need(names == sorted(set(names)) and len(names) <= 64, "ORDER")
+    need(0 < value[6] - value[5] <= 90 * 86400, "LIFETIME")
+    need(value[2] == row["audience"] and value[3] == row["holder"], "AUDIENCE")
+    need(value[4].hex() not in row["revoked"], "REVOKED")
+    need(value[5] <= row["now"] < value[6], "EXPIRED")
+    need("fields" not in row or value == from_json(row["fields"]), "FIELDS")
+
+
+def serving_cases(table):
+    """Yield (name, expected, given) of rights."""
+    for row in table["rights"]:
+        yield f"rights {row['name']}", row["answer"], answer(rights_case, table["gate"] | row)[0]
+
+
 def registry_case(row):
     """Read a registry alone, and compare roots, time and contributors."""
     data = bytes.fromhex(row["registry"])
@@ -4598,6 +4625,7 @@ def vector_cases(folder):
     yield from block_cases(table["blocks"])
     yield from leaf_cases(table["leaves"])
     yield from budget_cases(table["budgets"])
+    yield from serving_cases(table["serving"])
     yield from worded_cases(table)
     yield from number_cases(table["numbers"])
     yield from export_cases(table["exports"])

@@ -43,6 +43,11 @@ def test_it_judges_every_budget_alike() -> None:
     assert len(cases) > 60 and [case for case in cases if case[1] != case[2]] == []
 
 
+def test_it_judges_rights_alike() -> None:
+    cases = list(second_verifier.serving_cases(json.loads((VECTORS / "serving.json").read_text())))
+    assert len(cases) >= 30 and [case for case in cases if case[1] != case[2]] == []
+
+
 @pytest.mark.slow
 def test_it_judges_every_vector_alike() -> None:
     assert second_verifier.count(second_verifier.vector_cases(VECTORS))

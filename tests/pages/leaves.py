@@ -16,6 +16,7 @@ from ledger.published.facts import AUDITED, PATHS, PATTERNS
 from ledger.release.contents import FORMS, RECOGNISED
 from ledger.release.manifest import ISSUER, Manifest
 from ledger.replay.summaries import MAX_AGGREGATE_SIZE, Aggregate, Member
+from ledger.serving.envelope import MAX_ENVELOPE, RightsEnvelope
 from tests.pages.documents import (
     Pages,
     cddl_map,
@@ -55,7 +56,9 @@ def release_page(page: str) -> str:
     page = with_tables(page, "Release", [fields_table("of the", manifest), rows_table(manifest)])
     page = with_tables(page, "Documents and bundles", [table(("path", "what it is", "covered by"), SAID)])
     forms = [(f"`{form}`", *said) for form, said in RECOGNISED.items()]
-    return with_tables(page, "Forms of files", [table(("form", "bytes", "a file of it"), forms)])
+    page = with_tables(page, "Forms of files", [table(("form", "bytes", "a file of it"), forms)])
+    rights = {"rights": RightsEnvelope}
+    return with_tables(page, "Rights envelope", [fields_table("of the", rights), rows_table(rights)])
 
 
 def cddl_page(page: str) -> str:
@@ -83,6 +86,12 @@ def budget_page(page: str) -> str:
     """Returns budget.cddl with the leaves that are declared."""
     kinds = (budget.Header, *sorted(budget.RECORDS.values(), key=lambda leaf: leaf.KIND))
     return with_section(page, "leaves", _WRITTEN + "\n".join(map(cddl_with_rows, kinds)))
+
+
+def serving_page(page: str) -> str:
+    """Returns serving.cddl with the rights that are declared."""
+    signed = f"; A .rights file, at most {MAX_ENVELOPE} bytes.\nsigned-rights = [bstr .cbor rights, message]\n"
+    return with_section(page, "rights", _WRITTEN + signed + "\n" + cddl_with_rows(RightsEnvelope))
 
 
 def cddl_with_rows(cls: type) -> str:
@@ -114,4 +123,5 @@ PAGES: Final[Pages] = {
     "formats/release.md": release_page,
     "ledger.cddl": cddl_page,
     "budget.cddl": budget_page,
+    "serving.cddl": serving_page,
 }

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from tests.vectors.conformance import budgets, documents, exports, figures, leaves, proofs
+from tests.vectors.conformance import budgets, documents, exports, figures, leaves, proofs, serving
 from tests.vectors.conformance.text import text_of
 
 FILES: Final[dict[str, Callable[[], Any]]] = {
@@ -18,6 +18,7 @@ FILES: Final[dict[str, Callable[[], Any]]] = {
     "leaves": leaves.vectors,
     "numbers": figures.vectors,
     "proofs": proofs.vectors,
+    "serving": serving.vectors,
 }
 
 

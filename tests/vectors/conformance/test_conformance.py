@@ -19,7 +19,7 @@ from attest.registry.names import Names
 from ledger.errors import LedgerError
 from ledger.leaves import decode_leaf, encode_leaf
 from ledger.merkle import leaf_hash
-from tests.vectors.conformance import budgets, documents, exports, figures, leaves, proofs
+from tests.vectors.conformance import budgets, documents, exports, figures, leaves, proofs, serving
 from tests.vectors.conformance.honest import Pins
 from tests.vectors.conformance.judged import judged
 from tests.vectors.conformance.lies_of_runs import LIES
@@ -28,7 +28,7 @@ from tests.vectors.conformance.text import text_of
 from tests.vectors.conformance.values import read, told
 
 HERE = Path(__file__).parent
-NAMES = ("budgets", "documents", "exports", "leaves", "numbers", "proofs")
+NAMES = ("budgets", "documents", "exports", "leaves", "numbers", "proofs", "serving")
 
 
 @cache
@@ -75,6 +75,11 @@ def test_values_are_read_back_as_they_were_told():
 def test_budgets_are_those_that_the_code_writes():
     assert json.loads(json.dumps(budgets.vectors())) == vectors("budgets")
     assert {row["answer"] for row in vectors("budgets")["logs"]} == {"accepted", "refused"}
+
+
+def test_rights_are_those_that_the_code_writes_and_judges_so():
+    assert json.loads(json.dumps(serving.vectors())) == vectors("serving")
+    assert {row["answer"] for row in vectors("serving")["rights"]} == {"accepted", "refused"}
 
 
 def test_leaves_are_those_that_the_code_writes():
