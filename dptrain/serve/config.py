@@ -209,7 +209,11 @@ class ServeConfig(Table):
             if not self.release:
                 sentence = "a class releases states and there is no table [release]"
                 raise ConfigError("SERVE_KEY", f"{sentence}; give epsilon, or preset")
-            self.parameters  # noqa: B018 - refuses what is out of range
+            asked, stated = self.parameters, self.budget.caps.get("user")
+            if asked.cap is not None and (stated is None or (stated.epsilon, stated.delta) != (asked.cap, asked.delta)):
+                told = "none" if stated is None else f"epsilon {stated.epsilon:g}, delta {stated.delta:g}"
+                sentence = f"[release] has a cap of epsilon {asked.cap:g} at delta {asked.delta:g}, budget.caps.user is {told}"
+                raise ConfigError("SERVE_VALUE", f"{sentence}; what is enforced is the budget's: give both the same")
             for problem in _problems(self.release):
                 raise ConfigError("SERVE_VALUE", problem)
 
