@@ -140,6 +140,15 @@ class _Asked:
 
 
 @dataclass(frozen=True, slots=True)
+class _Ended:
+    """What `BudgetLog.commit` was asked for."""
+
+    reserved: int
+    computed: int
+    now: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Balance:
     """Says what a unit has spent of its cap, open reservations included, in 1e-9 of rho; None where its kind has no cap."""
 
@@ -171,7 +180,7 @@ class BudgetLog:
         self._root = (1, self._frontier.root())
         self._roots = dict([self._root])  # of the sizes that were signed
         self._later: dict[int, Commit] = {}
-        self._together: GroupCommit[_Asked, Reservation] = GroupCommit(self._reserve_all)
+        self._together: GroupCommit[_Asked | _Ended, Reservation | Commit] = GroupCommit(self._serve_all)
 
     @classmethod
     def create(
@@ -319,7 +328,9 @@ class BudgetLog:
         each = (known.rho_nano if known is not None else 1) if rho_nano is None else rho_nano
         name = secrets.token_bytes(16) if request is None else request
         self._require_own_process()
-        return self._together.ask(_Asked(unit, mechanism, releases, each, name, now))
+        paid = self._together.ask(_Asked(unit, mechanism, releases, each, name, now))
+        assert isinstance(paid, Reservation)
+        return paid
 
     def commit(self, reservation: Reservation | int, computed: int, *, now: int | None = None) -> None:
         """Ends a reservation, and frees what was never computed.
@@ -335,8 +346,8 @@ class BudgetLog:
             LeafRefused: code COMMITTED or COMPUTED.
         """
         seq = reservation.seq if isinstance(reservation, Reservation) else reservation
-        with self._guarded(), self._turn("committing") as append:
-            append(Commit(self._state.size, self._time(now), seq, computed))
+        self._require_own_process()
+        self._together.ask(_Ended(seq, computed, now))
 
     def settle_later(self, reservation: Reservation, computed: int, *, now: int | None = None) -> None:
         """Ends a reservation as `commit` does, with the next turn of this handle, or when it is closed, without a sync now.
@@ -374,7 +385,11 @@ class BudgetLog:
                 leaf = self._state.epoch(self._state.size, self._time(now))
                 append(leaf)
             self._roots[self.size] = self.root
-            _keep_note(self.place, self._signed(signer))
+            try:
+                _keep_note(self.place, self._signed(signer))
+            except StorageFailed:
+                self._broken = True
+                raise
         return leaf
 
     def deliver(self, send: Callable[[Notice], None], *, now: int | None = None) -> int:
@@ -435,25 +450,35 @@ class BudgetLog:
         if os.getpid() != self._process:
             raise LedgerClosed("FORKED", "this log was opened before the process was forked; open it in each process")
 
-    def _reserve_all(self, group: list[_Asked]) -> "list[Reservation | LedgerError]":
-        """Judges reservations in order, in one turn; returns what each is told, once all of it is durable."""
-        answers: list[Reservation | LedgerError] = []
+    def _serve_all(self, group: "list[_Asked | _Ended]") -> "list[Reservation | Commit | LedgerError]":
+        """Judges what threads asked for in order, in one turn; returns what each is told, once all of it is durable."""
+        answers: list[Reservation | Commit | LedgerError] = []
         with self._guarded(), self._turn("reserving") as append:
             for asked in group:
-                try:
-                    leaf = self._leaf_of(asked)
-                    self._state.check_reserve(leaf)
-                except LeafRefused as error:
-                    answers.append(error)
-                except BudgetExhausted as error:
-                    answers.append(error)
-                    self._tell_refused(asked.unit, error, leaf.time, append)
-                else:
-                    append(leaf)
-                    while due := next(self._state.due(), None):
-                        append(Notice(self._state.size, leaf.time, *due))
-                    answers.append(Reservation(leaf.seq, leaf.releases, leaf.rho_nano, leaf.request))
+                answers.append(self._end(asked, append) if isinstance(asked, _Ended) else self._reserve(asked, append))
         return answers
+
+    def _end(self, asked: _Ended, append: Callable[[Leaf], None]) -> Commit | LeafRefused:
+        try:
+            leaf = Commit(self._state.size, self._time(asked.now), asked.reserved, asked.computed)
+            append(leaf)  # a leaf that is refused changes nothing
+        except LeafRefused as error:
+            return error
+        return leaf
+
+    def _reserve(self, asked: _Asked, append: Callable[[Leaf], None]) -> Reservation | LedgerError:
+        try:
+            leaf = self._leaf_of(asked)
+            self._state.check_reserve(leaf)
+        except LeafRefused as error:
+            return error
+        except BudgetExhausted as error:
+            self._tell_refused(asked.unit, error, leaf.time, append)
+            return error
+        append(leaf)
+        while due := next(self._state.due(), None):
+            append(Notice(self._state.size, leaf.time, *due))
+        return Reservation(leaf.seq, leaf.releases, leaf.rho_nano, leaf.request)
 
     def _leaf_of(self, asked: _Asked) -> Reserve:
         unit, above, time = asked.unit, asked.unit.parent, self._time(asked.now)
@@ -485,7 +510,7 @@ class BudgetLog:
     def _turn(self, doing: str, signer: NoteSigner | None = None) -> Iterator[Callable[[Leaf], None]]:
         """Gives a function that appends leaves; they are durable, all of them, when the turn has ended without an error.
 
-        Settlements that wait are appended first.
+        Settlements that wait are appended first, and stay where the body is refused before it appends anything.
         """
         if self.read_only:
             raise LedgerClosed("READ_ONLY", "this log was opened for reading; open it for writing")
@@ -497,29 +522,38 @@ class BudgetLog:
             rows.append(Row(leaf.seq, leaf.KIND, leaf_hash(body), body))
 
         ready = False
-        with mark.turn(self.place) as held:
-            reached = held.reached
-            assert reached is not None
-            try:
+        refused: LedgerError | None = None
+        try:
+            with mark.turn(self.place) as held:
+                reached = held.reached
+                assert reached is not None
                 with self._store.turn(doing) as turn:
                     head = turn.head()
                     held.require(self._store.identity, head.size)
                     self._catch_up(turn, reached, head)
                     ready = True
                     settled = self._settle(append)
-                    yield append
+                    ridden = len(rows)
+                    try:
+                        yield append
+                    except LedgerError as error:
+                        if not ridden or len(rows) > ridden:
+                            raise
+                        refused = error
                     ready = False
                     if rows:
                         self._frontier.extend([row.leaf_hash for row in rows])
-                        turn.append(rows, self._frontier, None if signer is None else self._signed(signer))
+                        turn.append(rows, self._frontier, None if signer is None or refused else self._signed(signer))
                 if rows or reached.size < self.size:
                     held.write(Reached(self.size, self.root, self._store.identity))
                 for seq in settled:
                     self._later.pop(seq, None)
-            except BaseException as error:
-                # A leaf that was refused before anything was taken in leaves the handle as it was, as does a busy database.
-                self._broken = bool(rows) or not (ready or isinstance(error, LedgerBusy))
-                raise
+        except BaseException as error:
+            # A leaf that was refused before anything was taken in leaves the handle as it was, as does a busy database.
+            self._broken = bool(rows) or not (ready or isinstance(error, LedgerBusy))
+            raise
+        if refused is not None:
+            raise refused
 
     def _signed(self, signer: NoteSigner) -> bytes:
         """Returns the checkpoint of the tree as it stands, signed."""
