@@ -143,7 +143,7 @@ fuzz: $(STAMP)
 faults: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -s -m "slow or not slow" tests/fault/test_syscall_faults.py \
 		tests/fault/test_prune_faults.py tests/fault/test_power_loss.py tests/fault/test_postgres_faults.py \
-		tests/fault/test_server_silence.py $(ARGS)
+		tests/fault/test_server_silence.py tests/fault/test_budget_faults.py $(ARGS)
 
 lies: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "slow or not slow" tests/attacks -k lies $(ARGS)

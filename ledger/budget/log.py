@@ -5,6 +5,13 @@ writes; (2) it reads what others appended since it last looked, and adds it up u
 compares the tree and the mark with what it has; (4) the charge is held against the caps, and refused above one; (5) the
 RESERVE leaf, and notices of thresholds, are committed durably, and the mark moves; (6) only then does `reserve` return, and
 only then may a model be called. Every failure on the way is an error: nothing is computed then.
+
+What is durable when `reserve` returns, should the power fail right then: the RESERVE leaf and its notices, by the sync of the
+database's own log that ended the transaction; and after it the mark, by a sync of its own, so that an older copy of the
+database is told. That log is made large ahead and overwritten, which changes neither of these syncs: only the file system has
+no new size to write down. Threads that ask at once share a turn (`ledger.budget.group_commit`): their leaves stand in one
+transaction, each judged behind those before it, and none hears anything before both syncs. A settlement given to
+`settle_later` is in memory alone until the next turn: whoever loses it frees nothing.
 """
 
 import hashlib
@@ -13,7 +20,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
@@ -22,6 +29,7 @@ from attest.files import atomic_write, read_limited
 from attest.schema.cards import card
 from attest.schema.plain import BACK_SECONDS, machine_time, utc
 from ledger.budget import mark
+from ledger.budget.group_commit import GroupCommit
 from ledger.budget.leaves import (
     ACCOUNTANT,
     SESSION,
@@ -65,6 +73,9 @@ if TYPE_CHECKING:
 
 THRESHOLDS: Final = (50, 80, 100)
 """Percentages of a cap that the privacy officer is told of, unless a spec says others."""
+
+LATER: Final = 1024
+"""Most settlements that wait for a turn; the next one takes a turn of its own."""
 
 _SECRET: Final = "budget"
 """Key under which the secret of the units is kept beside the leaves; it goes into no export."""
@@ -117,6 +128,27 @@ class Reservation:
 
 
 @dataclass(frozen=True, slots=True)
+class _Asked:
+    """What `BudgetLog.reserve` was asked for, by one thread."""
+
+    unit: Unit
+    mechanism: str
+    releases: int
+    rho_nano: int
+    request: bytes
+    now: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """What `BudgetLog.commit` was asked for."""
+
+    reserved: int
+    computed: int
+    now: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Balance:
     """Says what a unit has spent of its cap, open reservations included, in 1e-9 of rho; None where its kind has no cap."""
 
@@ -125,8 +157,8 @@ class Balance:
 
 
 class BudgetLog:
-    """An open budget log. Any number of processes may have it open and reserve; threads of one take turns. Not for use across
-    a fork: open it in each process.
+    """An open budget log. Any number of processes may have it open and reserve; threads of one that reserve at once share a
+    turn. Not for use across a fork: open it in each process.
 
     Guarantee: the sum of what any unit has reserved and not got back never passes its cap, over all processes, restarts and
     sessions, as long as the database and the mark keep what they synced. A RESERVE leaf is durable when `reserve` returns.
@@ -145,7 +177,10 @@ class BudgetLog:
         self._state = BudgetState(header)
         self._frontier = Frontier()
         self._frontier.append(leaf_hash(encode_leaf(header)))
-        self._roots = {1: self._frontier.root()}  # of the sizes that were signed
+        self._root = (1, self._frontier.root())
+        self._roots = dict([self._root])  # of the sizes that were signed
+        self._later: dict[int, Commit] = {}
+        self._together: GroupCommit[_Asked | _Ended, Reservation | Commit] = GroupCommit(self._serve_all)
 
     @classmethod
     def create(
@@ -241,7 +276,9 @@ class BudgetLog:
     @property
     def root(self) -> bytes:
         """Root over these."""
-        return self._frontier.root()
+        if self._root[0] != self.size:
+            self._root = (self.size, self._frontier.root())
+        return self._root[1]
 
     def account(self, unit: Unit) -> bytes:
         """Returns the hash of a unit in leaves and notices."""
@@ -290,28 +327,10 @@ class BudgetLog:
         known = self.header.mechanism(mechanism)
         each = (known.rho_nano if known is not None else 1) if rho_nano is None else rho_nano
         name = secrets.token_bytes(16) if request is None else request
-        above = unit.parent
-        above_kind, above_account = (None, None) if above is None else (above.kind, self.account(above))
-        account = self.account(unit)
-        refused: BudgetExhausted | None = None
-        with self._guarded(), self._turn("reserving") as append:
-            time = self._time(now)
-            seq = self._state.size
-            leaf = Reserve(
-                seq, time, unit.kind, account, above_kind, above_account, mechanism, releases, each, name
-            )
-            try:
-                self._state.check_reserve(leaf)
-            except BudgetExhausted as error:
-                refused = error
-                self._tell_refused(unit, error, time, append)
-            else:
-                append(leaf)
-                while due := next(self._state.due(), None):
-                    append(Notice(self._state.size, time, *due))
-        if refused is not None:
-            raise refused
-        return Reservation(leaf.seq, releases, each, name)
+        self._require_own_process()
+        paid = self._together.ask(_Asked(unit, mechanism, releases, each, name, now))
+        assert isinstance(paid, Reservation)
+        return paid
 
     def commit(self, reservation: Reservation | int, computed: int, *, now: int | None = None) -> None:
         """Ends a reservation, and frees what was never computed.
@@ -327,8 +346,29 @@ class BudgetLog:
             LeafRefused: code COMMITTED or COMPUTED.
         """
         seq = reservation.seq if isinstance(reservation, Reservation) else reservation
-        with self._guarded(), self._turn("committing") as append:
-            append(Commit(self._state.size, self._time(now), seq, computed))
+        self._require_own_process()
+        self._together.ask(_Ended(seq, computed, now))
+
+    def settle_later(self, reservation: Reservation, computed: int, *, now: int | None = None) -> None:
+        """Ends a reservation as `commit` does, with the next turn of this handle, or when it is closed, without a sync now.
+
+        Guarantee: until then the reservation counts whole, and where the process dies first it does for good: nothing is freed
+        that is not in the log. Any call that looks at the log as it stands takes a turn, `balance` and `refresh` among them. A
+        reservation that another process ended meanwhile stays as that one said.
+
+        Raises:
+            LeafRefused: code COMMITTED or COMPUTED, as far as this process knows.
+        """
+        self._require_own_process()
+        seq, time = reservation.seq, machine_time() if now is None else now
+        leaf = Commit(seq + 1, time, seq, computed)
+        if computed > reservation.releases:
+            sentence = f"{computed} releases were computed, {reservation.releases} were paid for"
+            raise LeafRefused("COMPUTED", f"{sentence}; reserve before computing", seq=seq)
+        if (seq < self._state.size and seq not in self._state.open) or self._later.setdefault(seq, leaf) is not leaf:
+            raise LeafRefused("COMMITTED", f"leaf {seq} is no open reservation; it was committed before, or is none", seq=seq)
+        if len(self._later) >= LATER:
+            self.refresh()
 
     def close_epoch(self, signer: NoteSigner, *, now: int | None = None) -> Epoch:
         """Appends the totals, signs the tree behind them, and keeps the checkpoint for its signer beside the log.
@@ -345,8 +385,11 @@ class BudgetLog:
                 leaf = self._state.epoch(self._state.size, self._time(now))
                 append(leaf)
             self._roots[self.size] = self.root
-            note = sign_note(checkpoint_text(self.header.origin, self.size, self.root), signer)
-            _keep_note(self.place, note)
+            try:
+                _keep_note(self.place, self._signed(signer))
+            except StorageFailed:
+                self._broken = True
+                raise
         return leaf
 
     def deliver(self, send: Callable[[Notice], None], *, now: int | None = None) -> int:
@@ -385,7 +428,12 @@ class BudgetLog:
             return [row for row in turn.rows_from(0) if row.seq < size]
 
     def close(self) -> None:
-        """Gives up the database; what is reserved stays reserved."""
+        """Gives up the database. What is reserved stays reserved; what waits to be settled is, if it can be written."""
+        if os.getpid() == self._process:
+            with suppress(LedgerError), self._guarded():
+                if self._later:
+                    with self._turn("settling"):
+                        pass
         self._broken = True
         self._store.close()
 
@@ -398,11 +446,61 @@ class BudgetLog:
     def _repr_html_(self) -> str:
         return card("Budget log", [("origin", self.header.origin), ("leaves", self.size), ("units", len(self._state.accounts))])
 
+    def _require_own_process(self) -> None:
+        if os.getpid() != self._process:
+            raise LedgerClosed("FORKED", "this log was opened before the process was forked; open it in each process")
+
+    def _serve_all(self, group: "list[_Asked | _Ended]") -> "list[Reservation | Commit | LedgerError]":
+        """Judges what threads asked for in order, in one turn; returns what each is told, once all of it is durable."""
+        answers: list[Reservation | Commit | LedgerError] = []
+        with self._guarded(), self._turn("reserving") as append:
+            for asked in group:
+                answers.append(self._end(asked, append) if isinstance(asked, _Ended) else self._reserve(asked, append))
+        return answers
+
+    def _end(self, asked: _Ended, append: Callable[[Leaf], None]) -> Commit | LeafRefused:
+        try:
+            leaf = Commit(self._state.size, self._time(asked.now), asked.reserved, asked.computed)
+            append(leaf)  # a leaf that is refused changes nothing
+        except LeafRefused as error:
+            return error
+        return leaf
+
+    def _reserve(self, asked: _Asked, append: Callable[[Leaf], None]) -> Reservation | LedgerError:
+        try:
+            leaf = self._leaf_of(asked)
+            self._state.check_reserve(leaf)
+        except LeafRefused as error:
+            return error
+        except BudgetExhausted as error:
+            self._tell_refused(asked.unit, error, leaf.time, append)
+            return error
+        append(leaf)
+        while due := next(self._state.due(), None):
+            append(Notice(self._state.size, leaf.time, *due))
+        return Reservation(leaf.seq, leaf.releases, leaf.rho_nano, leaf.request)
+
+    def _leaf_of(self, asked: _Asked) -> Reserve:
+        unit, above, time = asked.unit, asked.unit.parent, self._time(asked.now)
+        above_kind, above_account = (above.kind, self.account(above)) if above else (None, None)
+        paying = unit.kind, self.account(unit), above_kind, above_account
+        return Reserve(
+            self._state.size, time, *paying, asked.mechanism, asked.releases, asked.rho_nano, asked.request
+        )
+
+    def _settle(self, append: Callable[[Leaf], None]) -> list[int]:
+        """Appends the settlements that wait; returns what need not wait any longer once they are durable."""
+        settled = list(self._later.items())
+        for seq, leaf in settled:
+            paid = self._state.open.get(seq)
+            if paid is not None and leaf.computed <= paid.releases:
+                append(replace(leaf, seq=self._state.size, time=max(leaf.time, self._state.last_time)))
+        return [seq for seq, _ in settled]
+
     @contextmanager
     def _guarded(self) -> Iterator[None]:
         """Keeps out other threads, and a handle that failed or was forked."""
-        if os.getpid() != self._process:
-            raise LedgerClosed("FORKED", "this log was opened before the process was forked; open it in each process")
+        self._require_own_process()
         with self._lock:
             if self._broken:
                 raise LedgerClosed("HANDLE", "this handle was closed, or failed; open the log again")
@@ -410,38 +508,56 @@ class BudgetLog:
 
     @contextmanager
     def _turn(self, doing: str, signer: NoteSigner | None = None) -> Iterator[Callable[[Leaf], None]]:
-        """Gives a function that appends leaves; they are durable, all of them, when the turn has ended without an error."""
+        """Gives a function that appends leaves; they are durable, all of them, when the turn has ended without an error.
+
+        Settlements that wait are appended first, and stay where the body is refused before it appends anything.
+        """
         if self.read_only:
             raise LedgerClosed("READ_ONLY", "this log was opened for reading; open it for writing")
         rows: list[Row] = []
 
         def append(leaf: Leaf) -> None:
-            self._state.apply(leaf)
             body = encode_leaf(leaf)
+            self._state.apply(leaf)
             rows.append(Row(leaf.seq, leaf.KIND, leaf_hash(body), body))
 
         ready = False
-        with mark.turn(self.place) as held:
-            reached = held.reached
-            assert reached is not None
-            try:
+        refused: LedgerError | None = None
+        try:
+            with mark.turn(self.place) as held:
+                reached = held.reached
+                assert reached is not None
                 with self._store.turn(doing) as turn:
                     head = turn.head()
                     held.require(self._store.identity, head.size)
                     self._catch_up(turn, reached, head)
                     ready = True
-                    yield append
+                    settled = self._settle(append)
+                    ridden = len(rows)
+                    try:
+                        yield append
+                    except LedgerError as error:
+                        if not ridden or len(rows) > ridden:
+                            raise
+                        refused = error
                     ready = False
                     if rows:
                         self._frontier.extend([row.leaf_hash for row in rows])
-                        text = checkpoint_text(self.header.origin, self.size, self.root)
-                        turn.append(rows, self._frontier, None if signer is None else sign_note(text, signer))
+                        turn.append(rows, self._frontier, None if signer is None or refused else self._signed(signer))
                 if rows or reached.size < self.size:
                     held.write(Reached(self.size, self.root, self._store.identity))
-            except BaseException as error:
-                # A leaf that was refused before anything was taken in leaves the handle as it was, as does a busy database.
-                self._broken = bool(rows) or not (ready or isinstance(error, LedgerBusy))
-                raise
+                for seq in settled:
+                    self._later.pop(seq, None)
+        except BaseException as error:
+            # A leaf that was refused before anything was taken in leaves the handle as it was, as does a busy database.
+            self._broken = bool(rows) or not (ready or isinstance(error, LedgerBusy))
+            raise
+        if refused is not None:
+            raise refused
+
+    def _signed(self, signer: NoteSigner) -> bytes:
+        """Returns the checkpoint of the tree as it stands, signed."""
+        return sign_note(checkpoint_text(self.header.origin, self.size, self.root), signer)
 
     def _catch_up(self, turn: "Turn", reached: Reached, head: Frontier) -> None:
         """Takes in what others appended, and holds the tree against the stored head and the mark."""

@@ -15,7 +15,7 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -29,7 +29,9 @@ TURN_SECONDS: Final = 10
 _SIZE: Final = 512
 """Bytes of the record: no more than a disk writes whole."""
 
-_PAUSE: Final = 0.0005
+_PAUSE: Final = 0.0001
+"""Seconds between two looks whether the turn is free: less than a turn takes, so that those who wait come in between."""
+
 _RECORD: Final = re.compile(rb"dptrain\.mark/1 ([1-9][0-9]{0,18}) ([0-9a-f]{64}) ([!-~]{1,250}) ([0-9a-f]{64})\n +\n")
 
 
@@ -142,7 +144,8 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
     try:
         yield descriptor
     finally:
-        os.close(descriptor)
+        with suppress(OSError):  # what counts was synced, and says whether it failed
+            os.close(descriptor)
 
 
 @contextmanager
@@ -160,7 +163,9 @@ def _locked(path: Path, flags: int) -> Iterator[int]:
                 try:
                     yield descriptor
                 finally:
-                    fcntl.flock(descriptor, fcntl.LOCK_UN)  # a process forked meanwhile has the descriptor too
+                    # A process forked meanwhile has the descriptor too. Where this fails, closing gives up the lock.
+                    with suppress(OSError):
+                        fcntl.flock(descriptor, fcntl.LOCK_UN)
                 return
         if time.monotonic() > deadline:
             raise LedgerBusy("LOCKED", f"others held {path} for {TURN_SECONDS} s; end what hangs, and ask again")

@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, Final, cast
+from typing import IO, Any, Final
 
 import sqlalchemy as sa
 
@@ -30,6 +30,7 @@ from ledger.storage.disks import FILES, OpenFiles, is_there, require_local
 from ledger.storage.place import Place
 from ledger.storage.sql.schema import METADATA, SQLITE, tables
 from ledger.storage.sql.statements import READ_BATCH, SqlSnapshot, SqlStore, Turn, translating
+from ledger.storage.sql.turns import SqliteTurn, driver_of, make_room
 from ledger.storage.store import LOCK_TIMEOUT_SECONDS, MAX_WRONG, Head, Row, check_head, locked
 
 _INSERT_ENTRY: Final = "INSERT INTO entry (seq, kind, leaf, body) VALUES (?, ?, ?, ?)"
@@ -112,6 +113,8 @@ class SqliteStore(SqlStore):
                 store._check_version(connection)
             if not read_only:
                 store._watch(None)
+                with _translated("making room in the write-ahead log"):
+                    make_room(store._driver(), path)
         except BaseException:
             store.close()
             raise
@@ -121,7 +124,7 @@ class SqliteStore(SqlStore):
     def turn(self, doing: str) -> Iterator[Turn]:
         self._require_open_files()
         with self._transaction(doing) as connection:
-            yield Turn(connection, self._tables, self._insert_rows)
+            yield SqliteTurn(connection, self._tables, self._insert_rows)
             self._require_open_files()
         self._require_open_files()
 
@@ -129,7 +132,7 @@ class SqliteStore(SqlStore):
     def identity(self) -> str:
         """The number of the file on its disk, which a copy does not have."""
         with _translated("looking at the file of the log"):
-            return f"inode:{Path(self.place.target).stat().st_ino}"
+            return f"inode:{os.stat(self.place.target).st_ino}"
 
     def _require_open_files(self) -> None:
         if self._files is not None:
@@ -236,7 +239,7 @@ class SqliteStore(SqlStore):
     def _driver(self) -> sqlite3.Connection:
         """Returns the one connection itself, for what SQLAlchemy has no words for."""
         with self._engine.connect() as connection:
-            return cast(sqlite3.Connection, connection.connection.driver_connection)
+            return driver_of(connection)
 
     def _copy(self) -> Path | None:
         """Copies the database as this connection sees it; returns None, and leaves nothing, unless the copy is whole."""

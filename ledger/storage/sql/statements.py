@@ -31,7 +31,7 @@ _BLOBS: Final = (bytes, type(None))
 _Value = TypeVar("_Value")
 
 
-def _stored(kind: type[_Value], value: object) -> _Value:
+def stored(kind: type[_Value], value: object) -> _Value:
     """Returns a value of the type that its column has in a ledger; a table of SQLite made again without STRICT holds any."""
     if type(value) is not kind:
         raise LedgerCorrupt("DATABASE", f"the file has {value!r:.40} where a ledger has a value of another type")
@@ -67,7 +67,7 @@ class SqlSnapshot(Snapshot):
         if row is None:
             raise LedgerCorrupt("HEAD", "the stored head is gone")
         try:
-            return Frontier.from_bytes(_stored(int, row.size), _stored(bytes, row.frontier))
+            return Frontier.from_bytes(stored(int, row.size), stored(bytes, row.frontier))
         except ProofError as error:
             raise LedgerCorrupt("HEAD", f"the stored head is not one of a tree: {error.sentence}") from error
 
@@ -81,30 +81,30 @@ class SqlSnapshot(Snapshot):
     def checkpoints(self) -> dict[int, bytes]:
         checkpoint = self._tables.checkpoint
         query = sa.select(checkpoint.c.size, checkpoint.c.note).order_by(checkpoint.c.size)
-        return {_stored(int, row.size): _stored(bytes, row.note) for row in self._connection.execute(query)}
+        return {stored(int, row.size): stored(bytes, row.note) for row in self._connection.execute(query)}
 
     def pruned_before(self) -> int:
-        return _stored(int, self._connection.scalar(sa.select(self._tables.head.c.pruned_before)) or 0)
+        return stored(int, self._connection.scalar(sa.select(self._tables.head.c.pruned_before)) or 0)
 
     def hashes_before(self) -> int:
-        return _stored(int, self._connection.scalar(sa.select(self._tables.head.c.hashes_before)) or 0)
+        return stored(int, self._connection.scalar(sa.select(self._tables.head.c.hashes_before)) or 0)
 
     def aggregates(self) -> Iterator[Aggregated]:
         for first, past, seq, record in self._streamed(self._tables.aggregate, "first", "past", "summary_seq", "record"):
-            yield Aggregated(_stored(int, first), _stored(int, past), _stored(int, seq), _stored(bytes, record))
+            yield Aggregated(stored(int, first), stored(int, past), stored(int, seq), stored(bytes, record))
 
     def terms(self) -> Iterator[tuple[int, bytes]]:
         for number, data in self._streamed(self._tables.terms, "number", "data"):
-            yield number, b"" if data is None else _stored(bytes, data)
+            yield number, b"" if data is None else stored(bytes, data)
 
     def terms_at(self, numbers: Sequence[int]) -> list[bytes]:
         terms = self._tables.terms
         rows = self._connection.execute(sa.select(terms.c.number, terms.c.data).where(terms.c.number.in_(numbers)))
-        return found_terms(numbers, {row.number: row.data and _stored(bytes, row.data) for row in rows})
+        return found_terms(numbers, {row.number: row.data and stored(bytes, row.data) for row in rows})
 
     def attestations(self) -> Iterator[tuple[int, bytes]]:
         for seq, data in self._streamed(self._tables.attestation, "seq", "data"):
-            yield seq, _stored(bytes, data)
+            yield seq, stored(bytes, data)
 
     def _streamed(self, table: sa.Table, *names: str) -> Iterable[Any]:
         """Returns the rows of a table in order of its first column, a batch in memory at a time."""
@@ -127,7 +127,7 @@ class Turn(SqlSnapshot):
         entry = self._tables.entry
         query = sa.select(entry.c.seq, entry.c.kind, entry.c.leaf, entry.c.body).where(entry.c.seq >= first)
         for seq, kind, leaf, body in self._connection.execute(query.order_by(entry.c.seq), execution_options=_STREAMED):
-            yield Row(_stored(int, seq), _stored(int, kind), _stored(bytes, leaf), _stored(bytes, body))
+            yield Row(stored(int, seq), stored(int, kind), stored(bytes, leaf), stored(bytes, body))
 
     def append(self, rows: Sequence[Row], frontier: Frontier, note: bytes | None = None) -> None:
         """Appends leaves, and a checkpoint of the tree behind them; durable when the turn has ended without an error.
@@ -137,17 +137,22 @@ class Turn(SqlSnapshot):
         """
         known = self._tables
         self._insert(self._connection, rows)
-        moved = sa.update(known.head).where(known.head.c.size == frontier.size).values(frontier=frontier.to_bytes())
-        if self._connection.execute(moved).rowcount != 1:
+        if self._move(frontier) != 1:
             raise LedgerCorrupt("HEAD", "the head did not move with the rows; the insert trigger is missing")
         if note is not None:
             self._connection.execute(sa.insert(known.checkpoint), [{"size": frontier.size, "note": note}])
+
+    def _move(self, frontier: Frontier) -> int:
+        """Stores the frontier beside a head that has its size already; returns how many rows that changed."""
+        head = self._tables.head
+        moved = sa.update(head).where(head.c.size == frontier.size).values(frontier=frontier.to_bytes())
+        return self._connection.execute(moved).rowcount
 
     def kept(self, key: str) -> str | None:
         """Returns what is kept beside the leaves under a key; None for nothing."""
         meta = self._tables.meta
         value = self._connection.scalar(sa.select(meta.c.value).where(meta.c.key == key))
-        return None if value is None else _stored(str, value)
+        return None if value is None else stored(str, value)
 
     def keep(self, key: str, value: str) -> None:
         """Keeps something beside the leaves, once and for all: it is never changed or removed."""
