@@ -176,7 +176,7 @@ class Till:
         """
         receipt = answer.receipt
         assert isinstance(receipt, Reservation)
-        self.log.commit(receipt, answer.worth.releases if answer.made else 0)
+        self.log.settle_later(receipt, answer.worth.releases if answer.made else 0)
         self._wake.set()
 
     def balance(self, unit: Unit) -> Balance:
