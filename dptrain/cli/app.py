@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dptrain.cli import policy, rights
+from dptrain.cli import policy
 from dptrain.cli.account import account, calibrate
 from dptrain.cli.attest import commands as contributor
 from dptrain.cli.attest.anchor import anchor
@@ -22,6 +22,7 @@ from dptrain.cli.registry import commands as registry
 from dptrain.cli.registry import show as registry_show
 from dptrain.cli.release import release
 from dptrain.cli.results import JsonFlag, LedgerGroup, RootGroup
+from dptrain.cli.rights import commands as rights
 from dptrain.programs import guarded
 
 
