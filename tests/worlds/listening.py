@@ -1,6 +1,7 @@
 """A server of the tests behind a real socket, a model that computes when it is let, and pieces of answers put together."""
 
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -83,3 +84,12 @@ def spoken(world: Running, body: dict[str, Any], client: str = "anna", kind: str
 def asking(world: Running, url: str, client: str = "anna") -> httpx.Client:
     """Returns a client of a listening server."""
     return httpx.Client(base_url=url, headers=world.headers(client), timeout=30)
+
+
+def exact_delta(mu: float, epsilon: float) -> float:
+    """Returns Balle and Wang's delta, written down apart from the program."""
+
+    def below(x: float) -> float:
+        return 0.5 * math.erfc(-x / math.sqrt(2))
+
+    return below(mu / 2 - epsilon / mu) - math.exp(epsilon) * below(-mu / 2 - epsilon / mu)
