@@ -407,9 +407,9 @@ async def _socket(service: Service, socket: WebSocket, work: Callable[[], Awaita
             await socket.close(found.close_code, found.code)
 
 
-async def _opening(socket: WebSocket) -> Opening:
+async def _opening(coming: "asyncio.Task[Any]") -> Opening:
     try:
-        message = await asyncio.wait_for(socket.receive(), BODY_SECONDS)
+        message = await asyncio.wait_for(coming, BODY_SECONDS)
     except TimeoutError:
         raise Refused(408, "invalid_request_error", "SLOW", "no request came; send one as JSON") from None
     if message["type"] == "websocket.disconnect":
@@ -424,29 +424,37 @@ async def _converse(service: Service, socket: WebSocket) -> None:
     header = socket.headers.get("authorization")
     client = None if header is None else service.access.client(header)
     rights = socket.headers.get("dptrain-rights")
-    while True:
-        opening = await _opening(socket)
-        if client is None:
-            client = service.access.client(f"Bearer {opening.token or ''}")
-        asked: Asking | None = opening.completion or opening.chat
-        if asked is None:
-            if opening.token is None:
-                raise Refused(400, "invalid_request_error", "REQUEST", "send {'completion': ...} or {'chat': ...}")
-            continue
-        running = await service.answer(client, asked, rights)
-        went = asyncio.ensure_future(socket.receive())
-        try:
-            async for each in _chunks(service, asked, running):
-                if went.done():
-                    raise WebSocketDisconnect(1000)  # it went, or spoke out of turn: the answer ends
-                await socket.send_json(each)
-            await socket.send_json({"done": True})
-        finally:
-            running.stream.cancel()
-            if not went.done():
-                went.cancel()
-                with suppress(asyncio.CancelledError):
-                    await went
+    coming = asyncio.ensure_future(socket.receive())
+    try:
+        while True:
+            opening = await _opening(coming)
+            coming = asyncio.ensure_future(socket.receive())
+            if client is None:
+                client = service.access.client(f"Bearer {opening.token or ''}")
+            asked: Asking | None = opening.completion or opening.chat
+            if asked is None:
+                if opening.token is None:
+                    raise Refused(400, "invalid_request_error", "REQUEST", "send {'completion': ...} or {'chat': ...}")
+                continue
+            await _spoken(service, socket, asked, await service.answer(client, asked, rights), coming)
+    finally:
+        coming.cancel()
+        await asyncio.gather(coming, return_exceptions=True)
+
+
+async def _spoken(
+    service: Service, socket: WebSocket, asked: Asking, running: Running, coming: "asyncio.Task[Any]"
+) -> None:
+    """Sends one answer. It ends, at once, when its reader goes, or speaks before it is done."""
+    coming.add_done_callback(lambda _: running.stream.cancel())
+    try:
+        async for each in _chunks(service, asked, running):
+            if coming.done():
+                raise WebSocketDisconnect(1000)
+            await socket.send_json(each)
+        await socket.send_json({"done": True})
+    finally:
+        running.stream.cancel()
 
 
 async def _states(socket: WebSocket, apply: Callable[[bytes], bytes]) -> None:

@@ -191,7 +191,7 @@ class Scheduler:
     def _turn(self, stream: Stream) -> None:
         """Computes one token of an answer."""
         if stream._cancelled:
-            self._end(stream, None)
+            self._end(stream, Piece("", "cancelled"))
             return
         if time.monotonic() > stream.deadline:
             self._end(stream, Piece("", "timeout"))
@@ -218,15 +218,14 @@ class Scheduler:
             else:
                 self._ready.append(stream)
 
-    def _end(self, stream: Stream, piece: Piece | None) -> None:
+    def _end(self, stream: Stream, piece: Piece) -> None:
         stream.decoding.forget()
         try:
             stream.settle(stream.decoding)
         except Exception as error:  # what is reserved stays reserved: nothing is lost but room in the budget
             told = getattr(error, "code", type(error).__name__)
             LOG.error("an answer could not be settled, its reservation stays whole: %s", told)
-        if piece is not None:
-            stream._post(piece)
+        stream._post(piece)  # whoever still waits hears of the end, whatever it was
         with self._change:
             self._running.discard(stream)
             if stream in self._waiting:
