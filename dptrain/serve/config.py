@@ -223,6 +223,9 @@ class ServeConfig(Table):
                 told = "none" if stated is None else f"epsilon {stated.epsilon:g}, delta {stated.delta:g}"
                 sentence = f"[release] has a cap of epsilon {asked.cap:g} at delta {asked.delta:g}, budget.caps.user is {told}"
                 raise ConfigError("SERVE_VALUE", f"{sentence}; what is enforced is the budget's: give both the same")
+            if any(each.encrypt for each in self.classes.values()) and self.release.get("space") == "rank":
+                sentence = "encrypt takes whole states, and release.space is 'rank'"
+                raise ConfigError("SERVE_VALUE", f"{sentence}; leave one of them out")
             for problem in _problems(self.release, asked.epsilon):
                 raise ConfigError("SERVE_VALUE", problem)
 

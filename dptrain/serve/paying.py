@@ -214,7 +214,7 @@ class Till:
 
     def _keep(self) -> None:
         """Brings notices at once, and closes epochs when it is time."""
-        waited = 0.0
+        waited, signed = 0.0, 0
         while not self._stop.is_set():
             self._wake.wait(timeout=min(1.0, self._table.epoch_seconds))
             self._wake.clear()
@@ -222,9 +222,10 @@ class Till:
             try:
                 if self.log.state.undelivered:
                     self.log.deliver(self._send)
-                if waited >= self._table.epoch_seconds:
+                if waited >= self._table.epoch_seconds and self.log.size > signed:
                     waited = 0.0
                     self.log.close_epoch(self._signer)
+                    signed = self.log.size
             except LedgerError as error:  # tried again; nothing is lost, since notices lie in the log
                 LOG.warning("budget: %s", error)
 

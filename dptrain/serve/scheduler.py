@@ -15,6 +15,7 @@ from typing import Final
 
 import torch
 
+from dptrain.errors import without_text
 from dptrain.serve.decoding import Decoding
 from dptrain.serve.wire import Refused, refused
 
@@ -201,7 +202,7 @@ class Scheduler:
         except Exception as error:
             told = refused(error)
             if told.status >= 500:
-                LOG.error("an answer failed: %s", type(error).__name__)
+                LOG.error("an answer failed: %s", without_text(error))
             self._end(stream, Piece("", error=told))
             return
         if stream.first is None:
