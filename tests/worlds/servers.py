@@ -25,9 +25,9 @@ from ledger.release import Rights
 from ledger.serving import Admission, Certified, Posture
 
 WORDS = [
-    "<unk>", "<s>", "</s>", "the", "a", "of", "and", "to", "in", "harbour", "boat", "tide", "net", "gull", "rope", "mast", "sail",
-    "crew", "storm", "calm", "dawn", "dusk", "fish", "salt", "orchard", "apple", "pear", "plum", "bee", "tree", "leaf", "root",
-    "fruit", "crate", ".", ",", "!", "?", "is", "was", "has", "sees", "takes", "brings", "keeps",
+    "<unk>", "<s>", "</s>", "the", "a", "of", "and", "to", "in", "harbour", "boat", "tide", "net", "gull", "rope", "mast",
+    "sail", "crew", "storm", "calm", "dawn", "dusk", "fish", "salt", "orchard", "apple", "pear", "plum", "bee", "tree", "leaf",
+    "root", "fruit", "crate", ".", ",", "!", "?", "is", "was", "has", "sees", "takes", "brings", "keeps",
 ]  # fmt: skip
 WIDTH = 32
 
