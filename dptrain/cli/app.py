@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dptrain.cli import policy, rights
+from dptrain.cli import policy
 from dptrain.cli.account import account, calibrate
 from dptrain.cli.attest import commands as contributor
 from dptrain.cli.attest.anchor import anchor
@@ -22,6 +22,7 @@ from dptrain.cli.registry import commands as registry
 from dptrain.cli.registry import show as registry_show
 from dptrain.cli.release import release
 from dptrain.cli.results import JsonFlag, LedgerGroup, RootGroup
+from dptrain.cli.rights import commands as rights
 from dptrain.programs import guarded
 
 
@@ -96,6 +97,9 @@ def quickstart(
 def serve(
     config: Annotated[Path, file_argument("SERVE.toml", "The server's file.")],
     init: Annotated[bool, option("Make the budget log and its key that the file names, and end.", "--init")] = False,
+    export: Annotated[
+        Path | None, option("Sign the budget log, write an export of it for auditors, and end.", metavar="DIR")
+    ] = None,
     he: Annotated[
         bool, option("Serve adapters to encrypted states alone: no base model, no text, no state in clear.", "--he")
     ] = False,
@@ -123,8 +127,10 @@ def serve(
     """
     loaded = load_training("dptrain.serve.program")
     wrong_if((operator or allow is not None) and add_token is None, "--operator and --allow go with --add-token")
-    wrong_if(sum((init, he, add_token is not None)) > 1, "give one of --init, --he and --add-token")
-    how = {"init": init, "encrypted_only": he, "token": add_token, "operator": operator, "allow": allow, "port": port}
+    chosen = sum((init, he, add_token is not None, export is not None))
+    wrong_if(chosen > 1, "give one of --init, --export, --he and --add-token")
+    how = {"init": init, "export": export, "encrypted_only": he, "token": add_token, "operator": operator, "allow": allow}
+    how["port"] = port
     raise typer.Exit(guarded(lambda: int(loaded.main(config, **how, as_json=json)), as_json=json))
 
 

@@ -131,7 +131,7 @@ class Splits:
                 raise Refused(404, "invalid_request_error", "ANSWER", "there is no such answer of yours")
             del self._held[identity]
         came = found.reservation.releases - found.left
-        self._log.commit(found.reservation, found.reservation.releases if came else 0)
+        self._log.settle_later(found.reservation, found.reservation.releases if came else 0)
         return came
 
     def drop(self, artifacts: set[str]) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from attest.files import atomic_write
 from attest.fixed_point import MICRO, PICO
 from attest.keys import generate, load_private_key, save_private_key
 from dptrain.errors import ConfigError
@@ -22,6 +23,7 @@ from dptrain.inference.release import Answer, GaussianRelease
 from dptrain.serve.config import Budgeted, ServeConfig
 from dptrain.serve.wire import Refused
 from ledger.budget import Beside, Mechanism, Notice, Unit
+from ledger.budget.export import export_budget
 from ledger.budget.log import Balance, BudgetLog, BudgetSpec, Reservation
 from ledger.budget.notices import told, webhook
 from ledger.errors import LedgerError
@@ -176,7 +178,7 @@ class Till:
         """
         receipt = answer.receipt
         assert isinstance(receipt, Reservation)
-        self.log.commit(receipt, answer.worth.releases if answer.made else 0)
+        self.log.settle_later(receipt, answer.worth.releases if answer.made else 0)
         self._wake.set()
 
     def balance(self, unit: Unit) -> Balance:
@@ -229,8 +231,30 @@ def _pair(epsilon: float, delta: float) -> tuple[int, int]:
     return round(epsilon * MICRO), round(delta * PICO)
 
 
+def export_log(config: ServeConfig, directory: Path) -> tuple[int, str]:
+    """Closes an epoch, signs it, and writes an export of the budget log, which `dptrain ledger verify` reads; a server may run.
+
+    Returns:
+        Number of leaves, and the verifier key.
+
+    Raises:
+        ConfigError: code SERVE_KEY. ExportRefused: code EXISTS. LedgerError: as `BudgetLog.open`.
+    """
+    table = _table_of(config)
+    with BudgetLog.open(Place.of(table.log, table.state)) as log:
+        log.close_epoch(_signer(table.key, log.header.origin))
+        export_budget(log, directory)
+        return log.size, log.header.log_vkey
+
+
+def _table_of(config: ServeConfig) -> Budgeted:
+    if config.budget is None:
+        raise ConfigError("SERVE_KEY", "the server's file has no table [budget]; add one with log, key and caps")
+    return config.budget
+
+
 def create_log(config: ServeConfig, beside: Beside | None = None) -> BudgetLog:
-    """Creates the budget log of a server's file, and its key where there is none.
+    """Creates the budget log of a server's file, and its key where there is none; the public one lies beside it (.pub).
 
     Args:
         beside: checkpoint of the training ledger.
@@ -238,9 +262,7 @@ def create_log(config: ServeConfig, beside: Beside | None = None) -> BudgetLog:
     Raises:
         ConfigError: code SERVE_KEY, the file has no [budget]. LedgerError: code EXISTS. AccountantError: a cap is too small.
     """
-    table = config.budget
-    if table is None:
-        raise ConfigError("SERVE_KEY", "the server's file has no table [budget]; add one with log, key and caps")
+    table = _table_of(config)
     if not table.key.exists():
         save_private_key(table.key, generate(), None)
     words = "Gaussian noise on clipped states, rounded to a lattice; clip norm and noise of a request are in its charge"
@@ -250,7 +272,9 @@ def create_log(config: ServeConfig, beside: Beside | None = None) -> BudgetLog:
         thresholds=sorted(table.thresholds),
         beside=() if beside is None else (beside,),
     )
-    origin = f"{config.server.name}/budget"
-    return BudgetLog.create(Place.of(table.log, table.state), spec, _signer(table.key, origin))
+    signer = _signer(table.key, f"{config.server.name}/budget")
+    made = BudgetLog.create(Place.of(table.log, table.state), spec, signer)
+    atomic_write(table.key.with_suffix(".pub"), f"{signer.vkey}\n".encode())
+    return made
 
 

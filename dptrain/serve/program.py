@@ -16,7 +16,7 @@ from dptrain.programs import print_json, quiet_libraries
 from dptrain.serve.access import CLIENT, OPERATOR, add_token
 from dptrain.serve.app import make_app
 from dptrain.serve.config import ENCRYPTED, ServeConfig
-from dptrain.serve.paying import create_log
+from dptrain.serve.paying import create_log, export_log
 from dptrain.serve.service import Service
 from ledger.errors import LedgerError
 from ledger.release import Rights
@@ -101,6 +101,7 @@ def main(
     path: Path,
     *,
     init: bool = False,
+    export: Path | None = None,
     encrypted_only: bool = False,
     token: str | None = None,
     operator: bool = False,
@@ -108,7 +109,7 @@ def main(
     port: int | None = None,
     as_json: bool = False,
 ) -> int:
-    """Does what `dptrain serve` was asked: makes the budget log, adds a token, or serves.
+    """Does what `dptrain serve` was asked: makes or exports the budget log, adds a token, or serves.
 
     Raises:
         ConfigError, LedgerError, AttestError: with what to do.
@@ -122,6 +123,13 @@ def main(
             print_json(told)
         else:
             print(f"token of {token}, shown once and kept nowhere (its hash is in {config.tokens}):\n{made}")
+        return 0
+    if export is not None:
+        size, vkey = export_log(config, export)
+        if as_json:
+            print_json({"export": str(export), "leaves": size, "key": vkey})
+        else:
+            print(f"{export}: {size} leaves of the budget log; verify it: dptrain ledger verify {export} --key {vkey}")
         return 0
     if init:
         with create_log(config) as log:

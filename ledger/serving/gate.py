@@ -410,7 +410,7 @@ class InferenceGate:
         standing = self._standing
         known = standing.files.get(admission.artifact, ()) if admission.artifacts_digest == standing.digest else ()
         for file in known:
-            if file.path == path and file in admission.files:
+            if file.path == path:
                 return file
         raise ReleaseRefused("NOT_ADMITTED", f"{path!a:.100} is no file of {admission.artifact!a:.80} in this release")
 

@@ -7,7 +7,7 @@ from tests.mutants.clipped import CLIPPED
 from tests.mutants.correlated import CORRELATED
 from tests.mutants.mutant import Mutant
 from tests.mutants.ranks import ON_RANKS
-from tests.mutants.served import SERVED
+from tests.mutants.served import GATED, SERVED
 from tests.mutants.tangents import TANGENTS
 
 ADDRESSES = "dptrain/sandbox/addresses.py"
@@ -876,5 +876,6 @@ GROUPS = {
     "releases": RELEASES,
     "several processes": ON_RANKS,
     "what a served model releases": SERVED,
+    "the gate before a model": GATED,
 }
 """Mutants by what they break."""
