@@ -356,8 +356,8 @@ class Service:
             for cap in log.header.caps:
                 found = {key: each for key, each in list(log.state.accounts.items()) if each.unit == cap.unit}
                 spent = sum(each.spent for each in found.values())
-                used = sum(each.spent >= cap.rho_nano for each in found.values())
-                row = {"kind": cap.unit, "units": len(found), "spent": spent, "used_up": used}
+                refusals_of = sum(0 in each.told for each in found.values())
+                row = {"kind": cap.unit, "units": len(found), "spent": spent, "refused": refusals_of}
                 kinds.append(row | self._caps(cap.unit, 0))
                 for key, each in sorted(found.items(), key=lambda item: -item[1].spent)[:50]:
                     share = each.spent / cap.rho_nano
