@@ -54,14 +54,19 @@ def train(
 
 def demo(
     directory: Annotated[Path, option("Where everything is written.", "--dir", metavar="DIR")] = Path("demo"),
+    serve: Annotated[
+        bool, option("Train private adapters of a small language model instead, serve them, and ask until refused.", "--serve")
+    ] = False,
     json: JsonFlag = False,
 ) -> None:
     """Go the whole way on real data that comes with the package: keys, policy, gate, training, export, audit, report.
 
+    With `--serve` the data are generated texts, and the way goes on: a server with rights and budgets, and clients that ask it.
+
     Example: `dptrain demo --dir demo`
     """
     arguments = ["--dir", str(directory), *(["--json"] if json else [])]
-    raise typer.Exit(load_training("dptrain.demo.stages").main(arguments))
+    raise typer.Exit(load_training("dptrain.demo.serving" if serve else "dptrain.demo.stages").main(arguments))
 
 
 def quickstart(
