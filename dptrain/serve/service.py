@@ -121,6 +121,7 @@ class Service:
         self.encrypted = Encrypted(config.limits.key_sessions, threads) if encrypting else None
         self._own_keys: dict[int, HEKeys] = {}
         self._running: set[Running] = set()
+        self._rounds = 0
         self._lock = threading.Lock()
         self.scheduler = Scheduler(0 if encrypted_only else threads, config.server.streams, config.server.waiting)
         self._load()
@@ -189,7 +190,7 @@ class Service:
         Raises:
             Refused, ReleaseRefused, BudgetExhausted, and what the budget log raises.
         """
-        began = time.monotonic()
+        began, rounds = time.monotonic(), self._rounds
         kind, admission = self.begin(client, request.model, request.rights or rights, PLAIN, RELEASED)
         if request.max_tokens > self.config.server.max_tokens:
             sentence = f"max_tokens is {request.max_tokens}, an answer has at most {self.config.server.max_tokens} here"
@@ -205,10 +206,12 @@ class Service:
             privacy = admission_told(admission, kind)
             paid, reader, times = None, None, None
             if released:
+                adapter = self.artifacts.last(admission.artifact)  # whatever may fail does so before anything is paid
+                times = Times() if kind.encrypt else None
+                keys = await asyncio.to_thread(self.own_keys, adapter.encryptable().width) if kind.encrypt else None
                 paid, one = await asyncio.to_thread(self._pay, client, request.max_tokens, request.epsilon, request.session)
                 privacy |= {"release": privacy_of(paid, one)}
-                times = Times() if kind.encrypt else None
-                reader = _Reading(self, paid, self.artifacts.last(admission.artifact), times)
+                reader = _Reading(self, paid, adapter, keys, times)
             self.metrics.before.observe(time.monotonic() - began)
             decoding = Decoding(served, ids, request, reader)
         except BaseException:
@@ -218,7 +221,11 @@ class Service:
         stream = self.scheduler.start(decoding, settle, self.config.server.request_seconds)
         asked = (client, request.model, request.rights or rights)
         running = Running(f"cmpl-{secrets.token_hex(12)}", stream, privacy, began, asked, times)
+        self._running.difference_update([each for each in self._running if each.stream.ended])
         self._running.add(running)
+        if rounds != self._rounds:  # the gate was refreshed after it had admitted this, perhaps before this was seen to run
+            self._let_go()
+            self._judge_again(running)
         return running
 
     def _pay(self, client: Client, tokens: int, epsilon: float | None, session: str | None) -> tuple[Answer, Any]:
@@ -264,6 +271,7 @@ class Service:
     async def split(self, client: Client, model: str, releases: int, epsilon: float | None, session: str | None,
                     rights: str | None) -> dict[str, Any]:
         """Pays for the states of an answer whose client runs the base model. Raises as `answer`."""
+        rounds = self._rounds
         _, admission = self.begin(client, model, rights, SPLIT)
         adapter = self._adapter(admission)
         if self.splits is None or self.releases is None or self.till is None:
@@ -274,6 +282,8 @@ class Service:
         meter: Meter = self.till.meter(client.unit, session)
         paid = await asyncio.to_thread(release.answer, meter)
         identity = self.splits.start(client, model, adapter, paid.receipt)  # type: ignore[arg-type]
+        if rounds != self._rounds:
+            await asyncio.to_thread(self._let_go)
         told = admission_told(admission, kind) | {"release": privacy_of(paid, self.releases.one(release))}
         rank, shrink = self.releases.rank_space, self.releases.shrink
         return {"id": identity, **terms(release, adapter, rank_space=rank, shrink=shrink), "privacy": told}
@@ -422,21 +432,26 @@ class Service:
         try:
             self.gate.refresh(self.config.gate.export)
         finally:
-            gone = {name for name in self.gate.artifacts if self.gate.closed is not None or self.gate.withdrawn(name)}
-            self.artifacts.drop(gone)
-            if self.encrypted is not None:
-                for name in gone:
-                    self.encrypted.drop(name)
+            self._rounds += 1
+            self._let_go()
             for running in list(self._running):
                 self._judge_again(running)
-            if self.splits is not None:
-                self.splits.drop(gone)
+
+    def _let_go(self) -> None:
+        """Drops what the gate does not stand behind any more."""
+        gone = {name for name in self.gate.artifacts if self.gate.closed is not None or self.gate.withdrawn(name)}
+        self.artifacts.drop(gone)
+        if self.encrypted is not None:
+            for name in gone:
+                self.encrypted.drop(name)
+        if self.splits is not None:
+            self.splits.drop(gone)
 
     def _judge_again(self, running: Running) -> None:
         client, model, rights = running.asked
         try:
             kept = self._admitted(client, model, rights).artifact == running.privacy["artifact"]
-        except LedgerError:
+        except Exception:  # whatever it is, nobody has said that the answer may go on
             kept = False
         if not kept:
             running.withdrawn = True
@@ -450,7 +465,7 @@ class Service:
             if width not in self._own_keys:
                 made = HEKeys.generate(width)
                 assert self.encrypted is not None
-                self.encrypted.server.register_keys(f"/{width}", made.public)
+                self.encrypted.server.register_keys(_own(width), made.public)
                 self._own_keys[width] = made
             return self._own_keys[width]
 
@@ -462,6 +477,11 @@ class Service:
             self.splits.sweep(0)
         if self.till is not None:
             self.till.close()
+
+
+def _own(width: int) -> str:
+    """Returns the session of this server's own keys; no client can be called so."""
+    return f"={width}"
 
 
 def admission_told(admission: Admission, kind: Generation) -> dict[str, Any]:
@@ -481,11 +501,13 @@ def admission_told(admission: Admission, kind: Generation) -> dict[str, Any]:
 class _Reading:
     """Reads the last state of an answer through what was paid for, and gives what the adapter adds to the scores."""
 
-    def __init__(self, service: Service, answer: Answer, adapter: LastAdapter, times: Times | None) -> None:
+    def __init__(
+        self, service: Service, answer: Answer, adapter: LastAdapter, keys: "HEKeys | None", times: Times | None
+    ) -> None:
         assert service.releases is not None
         self._service, self.answer, self._adapter, self._times = service, answer, adapter, times
         self._rank, self._shrink = service.releases.rank_space, service.releases.shrink
-        self._keys = service.own_keys(adapter.encryptable().width) if times is not None else None
+        self._keys = keys
 
     def __call__(self, state: torch.Tensor) -> torch.Tensor:
         clear = state.detach().float().cpu().numpy()
@@ -505,7 +527,7 @@ class _Reading:
         marks = [time.perf_counter()]
         sent = self._keys.encrypt(noised)
         marks.append(time.perf_counter())
-        came = self._service.encrypted.apply(f"/{self._keys.width}", self._adapter, sent)
+        came = self._service.encrypted.apply(_own(self._keys.width), self._adapter, sent)
         marks.append(time.perf_counter())
         found = self._keys.decrypt(came)
         marks.append(time.perf_counter())
