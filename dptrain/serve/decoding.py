@@ -105,7 +105,8 @@ class Decoding:
         self, served: Served, ids: Sequence[int], request: Asking, tokens: int, reader: Reader | None = None
     ) -> None:
         """``tokens``: most of the answer."""
-        self._served, self._request, self._reader, self._most = served, request, reader, tokens
+        self._served: Served | None = served
+        self._request, self._reader, self._most = request, reader, tokens
         self._given, self._cache = torch.tensor([list(ids)]), None
         self._text = Text(served.tokenizer, request.stop)
         self._numbers = torch.Generator()
@@ -120,6 +121,7 @@ class Decoding:
     def step(self) -> str:
         """Computes the next token, and returns the text that it completes, which may be empty. Sets `finish` at the end."""
         served = self._served
+        assert served is not None, "an answer that ended goes on"
         served.head.reading(self._reader)
         try:
             found = served.model(
@@ -143,7 +145,8 @@ class Decoding:
         return piece
 
     def forget(self) -> None:
-        """Lets the cache and the prompt go."""
+        """Lets the model, the cache and the prompt go."""
+        self._served = self._reader = None
         self._cache, self._given = None, torch.empty((1, 0), dtype=torch.long)
 
 

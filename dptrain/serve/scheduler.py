@@ -39,7 +39,7 @@ class Stream:
     """Is one answer on its way to its reader.
 
     Attributes:
-        settle: is called once, in a thread of the scheduler, when nothing more will be computed.
+        settle: is called once, in a thread of the scheduler, when nothing more will be computed. ended: whether that is so.
     """
 
     decoding: Decoding
@@ -52,6 +52,7 @@ class Stream:
     _parked: bool = False
     _cancelled: bool = False
     first: float | None = None
+    ended: bool = False
 
     async def next(self) -> Piece:
         """Waits for the next piece."""
@@ -177,6 +178,7 @@ class Scheduler:
                     return
                 stream = self._ready.popleft()
             self._turn(stream)
+            del stream  # a thread that waits keeps no model in memory
 
     def _overdue(self) -> None:
         """Brings back answers whose time is over while they wait for their readers, or for a place."""
@@ -221,6 +223,7 @@ class Scheduler:
 
     def _end(self, stream: Stream, piece: Piece) -> None:
         stream.decoding.forget()
+        stream.ended = True
         try:
             stream.settle(stream.decoding)
         except Exception as error:  # what is reserved stays reserved: nothing is lost but room in the budget

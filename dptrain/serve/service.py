@@ -135,6 +135,7 @@ class Service:
         self.encrypted = Encrypted(config.limits.key_sessions, threads) if encrypting else None
         self._own_keys: dict[int, HEKeys] = {}
         self._running: set[Running] = set()
+        self._rounds = 0
         self._lock = threading.Lock()
         self.scheduler = Scheduler(0 if encrypted_only else threads, config.server.streams, config.server.waiting)
         if self.releases is not None:
@@ -202,7 +203,7 @@ class Service:
         Raises:
             Refused, ReleaseRefused, BudgetExhausted, and what the budget log raises.
         """
-        began = time.monotonic()
+        began, rounds = time.monotonic(), self._rounds
         prepared = await asyncio.to_thread(self._prepared, client, request, request.rights or rights)
         self.metrics.before.observe(time.monotonic() - began)
         reader = prepared.reader
@@ -218,6 +219,9 @@ class Service:
                 self._settled(request.model, reader)
 
         running.stream = self.scheduler.start(prepared.decoding, settle, self.config.server.request_seconds)
+        if rounds != self._rounds:  # the gate was refreshed after it had admitted this, perhaps before this was seen to run
+            self._let_go()
+            self._judge_again(running)
         return running
 
     def _prepared(self, client: Client, request: Asking, rights: str | None) -> "_Prepared":
@@ -238,11 +242,12 @@ class Service:
         try:
             privacy, reader, times = admission_told(admission, kind), None, None
             if released:
-                adapter = self.artifacts.last(admission.artifact)
+                adapter = self.artifacts.last(admission.artifact)  # whatever may fail does so before anything is paid
+                times = Times() if kind.encrypt else None
+                keys = self.own_keys(adapter.encryptable().width) if kind.encrypt else None
                 paid, one = self._pay(client, tokens, request.epsilon, request.session)
                 privacy |= {"release": privacy_of(paid, one)}
-                times = Times() if kind.encrypt else None
-                reader = _Reading(self, paid, adapter, times)
+                reader = _Reading(self, paid, adapter, keys, times)
             return _Prepared(Decoding(served, ids, request, tokens, reader), privacy, reader, times)
         except BaseException:
             self.scheduler.release()
@@ -285,6 +290,7 @@ class Service:
     async def split(self, client: Client, model: str, releases: int, epsilon: float | None, session: str | None,
                     rights: str | None) -> dict[str, Any]:
         """Pays for the states of an answer whose client runs the base model. Raises as `answer`."""
+        rounds = self._rounds
         _, admission = self.begin(client, model, rights, SPLIT)
         adapter = self._adapter(admission)
         if self.splits is None or self.releases is None or self.till is None:
@@ -295,6 +301,8 @@ class Service:
         meter: Meter = self.till.meter(client.unit, session)
         paid = await asyncio.to_thread(release.answer, meter)
         identity = self.splits.start(client, model, adapter, paid.receipt)  # type: ignore[arg-type]
+        if rounds != self._rounds:
+            await asyncio.to_thread(self._let_go)
         told = admission_told(admission, kind) | {"release": privacy_of(paid, self.releases.one(release))}
         rank, shrink = self.releases.rank_space, self.releases.shrink
         return {"id": identity, **terms(release, adapter, rank_space=rank, shrink=shrink), "privacy": told}
@@ -443,21 +451,26 @@ class Service:
         try:
             self.gate.refresh(self.config.gate.export)
         finally:
-            gone = {name for name in self.gate.artifacts if self.gate.closed is not None or self.gate.withdrawn(name)}
-            self.artifacts.drop(gone)
-            if self.encrypted is not None:
-                for name in gone:
-                    self.encrypted.drop(name)
+            self._rounds += 1
+            self._let_go()
             for running in list(self._running):
                 self._judge_again(running)
-            if self.splits is not None:
-                self.splits.drop(gone)
+
+    def _let_go(self) -> None:
+        """Drops what the gate does not stand behind any more."""
+        gone = {name for name in self.gate.artifacts if self.gate.closed is not None or self.gate.withdrawn(name)}
+        self.artifacts.drop(gone)
+        if self.encrypted is not None:
+            for name in gone:
+                self.encrypted.drop(name)
+        if self.splits is not None:
+            self.splits.drop(gone)
 
     def _judge_again(self, running: Running) -> None:
         client, model, rights = running.asked
         try:
             kept = self._admitted(client, model, rights).artifact == running.privacy["artifact"]
-        except LedgerError:
+        except Exception:  # whatever it is, nobody has said that the answer may go on
             kept = False
         if not kept and hasattr(running, "stream"):
             running.withdrawn = True
@@ -486,8 +499,8 @@ class Service:
 
 
 def _own(width: int) -> str:
-    """Returns the session of the server's own keys, which has the name of no client."""
-    return f"\0{width}"
+    """Returns the session of this server's own keys; no client can be called so."""
+    return f"={width}"
 
 
 def admission_told(admission: Admission, kind: Generation) -> dict[str, Any]:
@@ -507,11 +520,13 @@ def admission_told(admission: Admission, kind: Generation) -> dict[str, Any]:
 class _Reading:
     """Reads the last state of an answer through what was paid for, and gives what the adapter adds to the scores."""
 
-    def __init__(self, service: Service, answer: Answer, adapter: LastAdapter, times: Times | None) -> None:
+    def __init__(
+        self, service: Service, answer: Answer, adapter: LastAdapter, keys: "HEKeys | None", times: Times | None
+    ) -> None:
         assert service.releases is not None
         self._service, self.answer, self._adapter, self._times = service, answer, adapter, times
         self._rank, self._shrink = service.releases.rank_space, service.releases.shrink
-        self._keys = service.own_keys(adapter.encryptable().width) if times is not None else None
+        self._keys = keys
 
     def __call__(self, state: torch.Tensor) -> torch.Tensor:
         clear = state.detach().float().cpu().numpy()

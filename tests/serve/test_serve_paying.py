@@ -2,7 +2,6 @@
 
 import json
 import math
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +15,6 @@ from unittest import mock
 import numpy as np
 import pytest
 from starlette.websockets import WebSocketDisconnect
-from websockets.sync.client import connect
 
 from dptrain.errors import ConfigError
 from dptrain.inference import release as releases
@@ -26,7 +24,7 @@ from ledger.budget import Unit
 from ledger.budget.log import BudgetLog
 from ledger.budget.rho import epsilon_of_rho
 from ledger.release import Rights
-from tests.worlds.listening import asking, events, exact_delta, held, listening, spoken, until
+from tests.worlds.listening import asking, begun, events, exact_delta, held, listening, spoken, until
 from tests.worlds.servers import Running, running
 
 SIGMA = 4.0
@@ -286,21 +284,6 @@ def test_an_answer_whose_reader_goes_away_before_its_turn_is_freed(rich: Running
         assert len(made) == 2
         stays()
     assert (spent(rich, "bob"), spent(rich)) == (before, first + 2)
-
-
-def begun(world: Running, url: str, door: str, *, tokens: int, client: str = "anna") -> Any:
-    """Asks over a socket, and returns what breaks the connection off."""
-    body = {"model": "released", "prompt": "the boat", "max_tokens": tokens}
-    if door == "websocket":
-        line = connect(url.replace("http", "ws") + "/v1/stream", additional_headers=world.headers(client)).__enter__()
-        line.send(json.dumps({"completion": body}))
-        return line.close
-    sent = json.dumps({**body, "stream": door == "events"}).encode()
-    host, port = url.removeprefix("http://").split(":")
-    raw = socket.create_connection((host, int(port)))
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: {world.headers(client)['Authorization']}\r\n"
-    raw.sendall(f"{head}Content-Type: application/json\r\nContent-Length: {len(sent)}\r\n\r\n".encode() + sent)
-    return raw.close
 
 
 # --- and never anew -----------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import json
 import math
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from typing import Any
 
 import httpx
 import uvicorn
+from websockets.sync.client import connect
 
 from dptrain.serve.app import make_app
 from dptrain.serve.program import settings
@@ -32,21 +34,24 @@ def listening(world: Running) -> Iterator[str]:
 
 
 @contextmanager
-def held(world: Running, artifact: str = "base") -> Iterator[threading.Semaphore]:
-    """Keeps a model from computing; each release of what is given lets one forward pass go, and the end lets all go."""
+def held(world: Running, *artifacts: str) -> Iterator[threading.Semaphore]:
+    """Keeps models from computing, the base by default; each release of what is given lets one forward pass go, and the end
+    lets all go."""
     turns, open_now = threading.Semaphore(0), threading.Event()
 
     def wait(module: Any, inputs: Any) -> None:
         while not open_now.is_set() and not turns.acquire(timeout=0.01):
             pass
 
-    hook = world.service.artifacts.model(artifact).model.register_forward_pre_hook(wait)
+    models = [world.service.artifacts.model(name).model for name in artifacts or ("base",)]
+    hooks = [model.register_forward_pre_hook(wait) for model in models]
     try:
         yield turns
     finally:
         open_now.set()
         until(lambda: not world.service.scheduler.busy)
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
 
 
 def until(happened: Callable[[], Any], seconds: float = 10.0) -> None:
@@ -84,6 +89,21 @@ def spoken(world: Running, body: dict[str, Any], client: str = "anna", kind: str
 def asking(world: Running, url: str, client: str = "anna") -> httpx.Client:
     """Returns a client of a listening server."""
     return httpx.Client(base_url=url, headers=world.headers(client), timeout=30)
+
+
+def begun(world: Running, url: str, door: str, *, tokens: int, client: str = "anna") -> Any:
+    """Asks over a socket, and returns what breaks the connection off."""
+    body = {"model": "released", "prompt": "the boat", "max_tokens": tokens}
+    if door == "websocket":
+        line = connect(url.replace("http", "ws") + "/v1/stream", additional_headers=world.headers(client)).__enter__()
+        line.send(json.dumps({"completion": body}))
+        return line.close
+    sent = json.dumps({**body, "stream": door == "events"}).encode()
+    host, port = url.removeprefix("http://").split(":")
+    raw = socket.create_connection((host, int(port)))
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: {world.headers(client)['Authorization']}\r\n"
+    raw.sendall(f"{head}Content-Type: application/json\r\nContent-Length: {len(sent)}\r\n\r\n".encode() + sent)
+    return raw.close
 
 
 def exact_delta(mu: float, epsilon: float) -> float:

@@ -176,8 +176,9 @@ def running(folder: Path, *, encrypted_only: bool = False, **changes: Any) -> It
     with mock.patch.object(services, "open_gate", OpenGate):
         service = Service(config, encrypted_only=encrypted_only)
     calls: list[int] = []
-    for served in service.artifacts._models.values():
-        served.model.register_forward_pre_hook(lambda module, inputs: calls.append(1))
+    models = [served.model for served in service.artifacts._models.values()]
+    while models:  # none is kept here: some tests ask whether a model has left memory
+        models.pop().register_forward_pre_hook(lambda module, inputs: calls.append(1))
     try:
         with TestClient(make_app(service), raise_server_exceptions=False) as http:
             yield Running(service, http, tokens, config, calls)
