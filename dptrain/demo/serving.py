@@ -215,7 +215,7 @@ def _spent(server: DemoServer, narrator: Narrator) -> dict[str, Any]:
     while came.status == 200 and len(answers) < PATIENCE:
         released = came.body["privacy"]["release"]
         balance = server.ask("GET", "/v1/budgets/self", client=ALL).body
-        row = {key: released[key] for key in ("epsilon", "delta", "releases", "sigma", "nano_rho")}
+        row = {key: released[key] for key in ("epsilon", "delta", "releases", "clip", "sigma", "nano_rho")}
         answers.append(row | {"epsilon_spent": balance["epsilon_spent"], "words": came.text})
         narrator.say(
             "private",
@@ -226,8 +226,10 @@ def _spent(server: DemoServer, narrator: Narrator) -> dict[str, Any]:
     balance = server.ask("GET", "/v1/budgets/self", client=ALL).body
     narrator.say("refused", _refusal(came))
     share = topics.share([f"{topics.BEGINNINGS[0]} {row['words']}" for row in answers], topics.PRIVATE[ASKED])
-    about = f"{share:.0%} of the topic words of the private answers are about {ASKED}"
-    narrator.say("noise", f"{about}: most of what the adapter read was noise")
+    if answers:
+        noise = answers[0]["sigma"] * language.WIDTH**0.5
+        read = f"the adapter read states clipped to norm {answers[0]['clip']:g} under noise of norm {noise:.0f}"
+        narrator.say("noise", f"{read}; {share:.0%} of the topic words of the private answers are about {ASKED}")
     return {
         "answers": answers,
         "share": share,
