@@ -10,7 +10,6 @@ import argparse
 import asyncio
 import json
 import multiprocessing
-import os
 import resource
 import threading
 import time
@@ -57,8 +56,8 @@ def small_llama() -> Any:
 @contextmanager
 def server(folder: Path, model: str, data: Path | None) -> Iterator[tuple[Service, str, str]]:
     """Runs a server in a thread over the demo's release; yields it, its address and a client's token."""
-    world = make_world(folder / "world", quick=True) if not (folder / "world").exists() else None
-    base = folder / "world"
+    if not (folder / "world").exists():
+        make_world(folder / "world", quick=True)
     table = {
         "server": {"name": "bench.example", "port": 0, "streams": STREAMS, "waiting": STREAMS, "request_seconds": 3000.0},
         "gate": {"release": "world/model", "base": "world/base", "keys": ["world/ledger.pub"]},
@@ -72,11 +71,11 @@ def server(folder: Path, model: str, data: Path | None) -> Iterator[tuple[Servic
         "release": {"sigma": 4.8448, "delta": 1e-5},
         "limits": {"requests_per_minute": 10**7},
     }
-    del world, base
     config = ServeConfig.of(table, folder)
     if not (folder / "budget.db").exists():
         create_log(config).close()
-    token = add_token(config.tokens, f"load-{os.getpid()}-{time.monotonic_ns() % 10**6}", rights=Rights(dict.fromkeys(("harbour", "orchard", "workshop")), told=True))
+    rights = Rights(dict.fromkeys(("harbour", "orchard", "workshop")), told=True)
+    token = add_token(config.tokens, f"load-{time.time_ns()}", rights=rights)
     service = Service(config)
     if model != "demo":
         _exchange(service, model, data)
@@ -213,10 +212,10 @@ def soak(folder: Path, model: str, data: Path | None, minutes: float) -> dict[st
         left = {"running": service.scheduler.running, "open": len(service.till.log.state.open) if service.till else 0}
     warm = [size for when, size in sizes if when > 60 * minutes * 0.2]
     half = len(warm) // 2
-    return {
-        "minutes": minutes, "tokens": came, "rounds": len(sizes), "left": left, "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        "first_half_mib": median(warm[:half]) / 2**20, "second_half_mib": median(warm[half:]) / 2**20,
-    }  # fmt: skip
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    first, second = median(warm[:half]) / 2**20, median(warm[half:]) / 2**20
+    told = {"minutes": minutes, "tokens": came, "rounds": len(sizes), "left": left}
+    return told | {"peak_mib": peak, "first_half_mib": first, "second_half_mib": second}
 
 
 def _resident() -> int:
@@ -226,8 +225,8 @@ def _resident() -> int:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Prints what was measured as JSON, one object a part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", default=["latency", "streams"], help="latency, streams, soak; default the first two")
-    parser.add_argument("--directory", type=Path, required=True, help="where release and budget lie: on the disk to be measured")
+    parser.add_argument("parts", nargs="*", default=["latency", "streams"], help="latency, streams, soak; default: first two")
+    parser.add_argument("--directory", type=Path, required=True, help="where release and budget lie: the disk to be measured")
     parser.add_argument("--data", type=Path, help="holds stories260K/")
     parser.add_argument("--models", nargs="*", default=["20M"], help="20M, stories260K, demo")
     parser.add_argument("--requests", type=int, default=300)

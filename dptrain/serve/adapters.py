@@ -5,6 +5,7 @@ it is its own noise; the server counts, and cannot see whether noise was added. 
 and nothing is released, so nothing is paid.
 """
 
+import logging
 import secrets
 import threading
 import time
@@ -18,9 +19,12 @@ from dptrain.inference.release import GaussianRelease
 from dptrain.serve.access import Client
 from dptrain.serve.wire import Refused
 from ledger.budget.log import BudgetLog, Reservation
+from ledger.errors import LedgerError
 
 if TYPE_CHECKING:
     from dptrain.inference.he.adapter import Adapter
+
+LOG = logging.getLogger("dptrain.serve")
 
 IDLE_SECONDS: Final = 600.0
 """An answer in split mode that gets no state for so long is ended."""
@@ -135,10 +139,14 @@ class Splits:
         return came
 
     def drop(self, artifacts: set[str]) -> None:
-        """Ends answers whose adapters were withdrawn."""
+        """Ends answers whose adapters were withdrawn, whatever the budget does."""
         for identity in [identity for identity, each in list(self._held.items()) if each.adapter.name in artifacts]:
-            with suppress(Refused):
+            try:
                 self.end(identity)
+            except Refused:
+                continue
+            except LedgerError as error:
+                LOG.error("a split answer could not be settled, its reservation stays whole: %s", error.code)
 
     def sweep(self, idle: float = IDLE_SECONDS) -> None:
         """Ends answers whose clients were silent for so many seconds; 0 ends all."""

@@ -24,6 +24,7 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.websockets import WebSocketDisconnect
 
+from dptrain.errors import without_text
 from dptrain.serve.access import Client
 from dptrain.serve.adapters import MOST_KEYS
 from dptrain.serve.config import ENCRYPTED
@@ -87,11 +88,12 @@ class Border:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        began, status = time.monotonic(), 500
+        began, status, begun = time.monotonic(), 500, False
 
         async def sending(message: dict[str, Any]) -> None:
-            nonlocal status
+            nonlocal status, begun
             if message["type"] == "http.response.start":
+                begun = True
                 status = message["status"]
                 named = {name.lower() for name, _ in message["headers"]}
                 message["headers"] = [*message["headers"], *(pair for pair in _SECURE if pair[0] not in named)]
@@ -111,6 +113,10 @@ class Border:
                 await _answer(late)(scope, receive, sending)
             else:
                 await self._app(scope, _again(body, receive), sending)
+        except Exception as error:  # handlers have answered what is expected; the text of any other may be private
+            LOG.error("a request failed: %s", without_text(error))
+            if not begun:
+                await _answer(refused(error))(scope, receive, sending)
         finally:
             route = getattr(scope.get("route"), "path", "other")
             self._service.metrics.requests.labels(route, str(status)).inc()
@@ -204,7 +210,7 @@ def _handle_errors(app: FastAPI, service: Service) -> None:
         found = refused(error)
         service.metrics.refused(found.code)
         if found.status >= 500 and not isinstance(error, Refused):
-            LOG.error("refused: %s", getattr(error, "code", type(error).__name__), exc_info=found.status == 500)
+            LOG.error("refused: %s", getattr(error, "code", None) or without_text(error))
         return _answer(found)
 
     async def invalid(request: Request, error: Exception) -> Response:
@@ -220,7 +226,6 @@ def _handle_errors(app: FastAPI, service: Service) -> None:
             Refused(error.status_code, "invalid_request_error", "ROUTE", sentence).body, error.status_code, error.headers
         )
 
-    app.add_exception_handler(Exception, told)
     from attest.errors import AttestError
     from dptrain.errors import DptrainError
     from ledger.errors import LedgerError
@@ -401,15 +406,15 @@ async def _socket(service: Service, socket: WebSocket, work: Callable[[], Awaita
         found = _unfit(error.errors()) if isinstance(error, ValidationError) else refused(error)
         service.metrics.refused(found.code)
         if found.status == 500:
-            LOG.error("a conversation failed: %s", type(error).__name__, exc_info=True)
+            LOG.error("a conversation failed: %s", without_text(error))
         with suppress(RuntimeError, WebSocketDisconnect):
             await socket.send_json(found.body)
             await socket.close(found.close_code, found.code)
 
 
-async def _opening(socket: WebSocket) -> Opening:
+async def _opening(coming: "asyncio.Task[Any]") -> Opening:
     try:
-        message = await asyncio.wait_for(socket.receive(), BODY_SECONDS)
+        message = await asyncio.wait_for(coming, BODY_SECONDS)
     except TimeoutError:
         raise Refused(408, "invalid_request_error", "SLOW", "no request came; send one as JSON") from None
     if message["type"] == "websocket.disconnect":
@@ -424,29 +429,37 @@ async def _converse(service: Service, socket: WebSocket) -> None:
     header = socket.headers.get("authorization")
     client = None if header is None else service.access.client(header)
     rights = socket.headers.get("dptrain-rights")
-    while True:
-        opening = await _opening(socket)
-        if client is None:
-            client = service.access.client(f"Bearer {opening.token or ''}")
-        asked: Asking | None = opening.completion or opening.chat
-        if asked is None:
-            if opening.token is None:
-                raise Refused(400, "invalid_request_error", "REQUEST", "send {'completion': ...} or {'chat': ...}")
-            continue
-        running = await service.answer(client, asked, rights)
-        went = asyncio.ensure_future(socket.receive())
-        try:
-            async for each in _chunks(service, asked, running):
-                if went.done():
-                    raise WebSocketDisconnect(1000)  # it went, or spoke out of turn: the answer ends
-                await socket.send_json(each)
-            await socket.send_json({"done": True})
-        finally:
-            running.stream.cancel()
-            if not went.done():
-                went.cancel()
-                with suppress(asyncio.CancelledError):
-                    await went
+    coming = asyncio.ensure_future(socket.receive())
+    try:
+        while True:
+            opening = await _opening(coming)
+            coming = asyncio.ensure_future(socket.receive())
+            if client is None:
+                client = service.access.client(f"Bearer {opening.token or ''}")
+            asked: Asking | None = opening.completion or opening.chat
+            if asked is None:
+                if opening.token is None:
+                    raise Refused(400, "invalid_request_error", "REQUEST", "send {'completion': ...} or {'chat': ...}")
+                continue
+            await _spoken(service, socket, asked, await service.answer(client, asked, rights), coming)
+    finally:
+        coming.cancel()
+        await asyncio.gather(coming, return_exceptions=True)
+
+
+async def _spoken(
+    service: Service, socket: WebSocket, asked: Asking, running: Running, coming: "asyncio.Task[Any]"
+) -> None:
+    """Sends one answer. It ends, at once, when its reader goes, or speaks before it is done."""
+    coming.add_done_callback(lambda _: running.stream.cancel())
+    try:
+        async for each in _chunks(service, asked, running):
+            if coming.done():
+                raise WebSocketDisconnect(1000)
+            await socket.send_json(each)
+        await socket.send_json({"done": True})
+    finally:
+        running.stream.cancel()
 
 
 async def _states(socket: WebSocket, apply: Callable[[bytes], bytes]) -> None:

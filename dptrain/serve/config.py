@@ -150,7 +150,7 @@ class ServeConfig(Table):
     Attributes:
         tokens: file of those who may ask (`dptrain.serve.access`).
         release: parameters of the Gaussian release (`dptrain.inference.preset.parameters_of`), and beside them ``space``,
-            ``state`` (default) or ``rank``, ``shrink``, a public factor, and ``max_epsilon`` of one answer.
+            ``state`` (default) or ``rank``, ``shrink``, a public factor, and ``max_epsilon`` that an answer may ask for.
     """
 
     server: Listening
@@ -194,8 +194,17 @@ class ServeConfig(Table):
 
     @property
     def parameters(self) -> Parameters:
-        """Returns the parameters of releases, for whom a class needs them."""
-        return parameters_of({key: value for key, value in self.release.items() if key not in OURS})
+        """Returns the parameters of releases, for whom a class needs them.
+
+        Where noise is fixed no request has an epsilon, and ``max_epsilon`` is the published page's name of the cap.
+        """
+        ours = [key for key in OURS if not (self.fixed and key == "max_epsilon")]
+        return parameters_of({key: value for key, value in self.release.items() if key not in ours})
+
+    @property
+    def fixed(self) -> bool:
+        """Whether each release has the same noise, in every answer."""
+        return not {"sigma", "dp_sigma", "preset"}.isdisjoint(self.release)
 
     def check(self) -> None:
         """Raises ConfigError: code SERVE_VALUE, tables do not fit together."""
@@ -214,7 +223,10 @@ class ServeConfig(Table):
                 told = "none" if stated is None else f"epsilon {stated.epsilon:g}, delta {stated.delta:g}"
                 sentence = f"[release] has a cap of epsilon {asked.cap:g} at delta {asked.delta:g}, budget.caps.user is {told}"
                 raise ConfigError("SERVE_VALUE", f"{sentence}; what is enforced is the budget's: give both the same")
-            for problem in _problems(self.release):
+            if any(each.encrypt for each in self.classes.values()) and self.release.get("space") == "rank":
+                sentence = "encrypt takes whole states, and release.space is 'rank'"
+                raise ConfigError("SERVE_VALUE", f"{sentence}; leave one of them out")
+            for problem in _problems(self.release, asked.epsilon):
                 raise ConfigError("SERVE_VALUE", problem)
 
 
@@ -222,13 +234,17 @@ OURS: Final = ("space", "shrink", "max_epsilon")
 """Keys of ``[release]`` that are the server's."""
 
 
-def _problems(release: Mapping[str, Any]) -> Iterator[str]:
+def _problems(release: Mapping[str, Any], epsilon: float | None) -> Iterator[str]:
+    if release.get("calibration", "analytic") != "analytic":
+        yield f"release.calibration is {release['calibration']!r}; a server calibrates each answer analytically: leave it out"
     if release.get("space", "state") not in ("state", "rank"):
         yield f"release.space is {release['space']!r}, expected 'state' or 'rank'"
     for key, least in (("shrink", 0.0), ("max_epsilon", 0.0)):
         value = release.get(key, 1.0)
         if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < float("inf"):
             yield f"release.{key} is {value!r}, expected a finite number of at least {least:g}"
+        elif key in release and key == "max_epsilon" and epsilon is not None and epsilon > value:
+            yield f"release.max_epsilon is {value:g}, below the epsilon {epsilon:g} of an answer that asks for none"
 
 
 def _first(error: ValidationError) -> ConfigError:

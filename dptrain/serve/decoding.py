@@ -68,8 +68,11 @@ class Served:
             ends.append(tokenizer.eos_token_id)
         return cls(model.eval(), tokenizer, Head(model), int(model.config.get_text_config().vocab_size), frozenset(ends))
 
-    def ids(self, request: Any, most: int) -> list[int]:
+    def ids(self, request: Any, most: int, tokens: int) -> list[int]:
         """Returns the ids of a prompt.
+
+        Args:
+            most: ids of a prompt. tokens: of the answer.
 
         Raises:
             Refused: 400, code PROMPT, too long or empty; CHAT, the model has no chat template.
@@ -83,9 +86,9 @@ class Served:
             found = self.tokenizer.apply_chat_template(messages, **how)["input_ids"]
         else:
             found = self.tokenizer(request.prompt)["input_ids"]
-        room = getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or most + request.max_tokens
-        if not 0 < len(found) <= most or len(found) + request.max_tokens > room:
-            sentence = f"the prompt has {len(found)} tokens and the answer {request.max_tokens}"
+        room = getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or most + tokens
+        if not 0 < len(found) <= most or len(found) + tokens > room:
+            sentence = f"the prompt has {len(found)} tokens and the answer {tokens}"
             most_told = f"at most {most} of a prompt, and {room} of both together, are taken"
             raise Refused(400, "invalid_request_error", "PROMPT", f"{sentence}; {most_told}")
         return list(found)
@@ -98,8 +101,12 @@ class Decoding:
         computed: tokens so far. prompt: number of tokens of the prompt. finish: why it ended, None before.
     """
 
-    def __init__(self, served: Served, ids: Sequence[int], request: Asking, reader: Reader | None = None) -> None:
-        self._served, self._request, self._reader = served, request, reader
+    def __init__(
+        self, served: Served, ids: Sequence[int], request: Asking, tokens: int, reader: Reader | None = None
+    ) -> None:
+        """``tokens``: most of the answer."""
+        self._served: Served | None = served
+        self._request, self._reader, self._most = request, reader, tokens
         self._given, self._cache = torch.tensor([list(ids)]), None
         self._text = Text(served.tokenizer, request.stop)
         self._numbers = torch.Generator()
@@ -114,6 +121,7 @@ class Decoding:
     def step(self) -> str:
         """Computes the next token, and returns the text that it completes, which may be empty. Sets `finish` at the end."""
         served = self._served
+        assert served is not None, "an answer that ended goes on"
         served.head.reading(self._reader)
         try:
             found = served.model(
@@ -131,13 +139,14 @@ class Decoding:
         piece, stopped = self._text.add(token)
         if stopped:
             self.finish = "stop"
-        elif self.computed >= self._request.max_tokens:
+        elif self.computed >= self._most:
             self.finish = "length"
             piece += self._text.rest()
         return piece
 
     def forget(self) -> None:
-        """Lets the cache and the prompt go."""
+        """Lets the model, the cache and the prompt go."""
+        self._served = self._reader = None
         self._cache, self._given = None, torch.empty((1, 0), dtype=torch.long)
 
 

@@ -22,11 +22,11 @@ from dptrain.inference.gaussian import Worth, sensitivity_of, sigma_analytic
 from dptrain.inference.release import Answer, GaussianRelease
 from dptrain.serve.config import Budgeted, ServeConfig
 from dptrain.serve.wire import Refused
-from ledger.budget import Beside, Mechanism, Notice, Unit
+from ledger.budget import Beside, Header, Mechanism, Notice, Unit
 from ledger.budget.export import export_budget
 from ledger.budget.log import Balance, BudgetLog, BudgetSpec, Reservation
 from ledger.budget.notices import told, webhook
-from ledger.errors import LedgerError
+from ledger.errors import LedgerError, LedgerWrongRun
 from ledger.note import NoteSigner
 from ledger.storage.place import Place
 
@@ -62,7 +62,7 @@ class Releases:
     def __init__(self, config: ServeConfig) -> None:
         """Raises ConfigError or AccountantError: as `parameters_of`."""
         self.parameters = config.parameters
-        self.fixed = "sigma" in config.release or "dp_sigma" in config.release or "preset" in config.release
+        self.fixed = config.fixed
         self.rank_space = config.release.get("space", "state") == "rank"
         self.shrink = float(config.release.get("shrink", 1.0))
         self.most = float(config.release.get("max_epsilon", math.inf))
@@ -147,14 +147,23 @@ class Till:
     """Keeps the budget log open for a server: pays, settles, closes epochs and brings notices to the privacy officer."""
 
     def __init__(self, table: Budgeted) -> None:
-        """Opens the log. Raises LedgerError, KeyRefused: as `BudgetLog.open`; ConfigError: code CAPS, the file has others."""
+        """Opens the log.
+
+        Raises:
+            LedgerError, KeyRefused: as `BudgetLog.open`; code WRONG_KEY, the key of the file is not that of the log.
+            ConfigError: code CAPS, the file has others.
+        """
         self.log = BudgetLog.open(Place.of(table.log, table.state))
         self._table = table
-        self._signer = _signer(table.key, self.log.header.origin)
-        self._send = webhook(self.log.header, table.webhook) if table.webhook else self._say
+        try:
+            self._signer = _signer(table.key, self.log.header)
+            self._send = webhook(self.log.header, table.webhook) if table.webhook else self._say
+            self._check_caps()
+        except BaseException:
+            self.log.close()
+            raise
         self._stop = threading.Event()
         self._wake = threading.Event()
-        self._check_caps()
         self._thread = threading.Thread(target=self._keep, name="budget", daemon=True)
         self._thread.start()
 
@@ -205,7 +214,7 @@ class Till:
 
     def _keep(self) -> None:
         """Brings notices at once, and closes epochs when it is time."""
-        waited = 0.0
+        waited, signed = 0.0, 0
         while not self._stop.is_set():
             self._wake.wait(timeout=min(1.0, self._table.epoch_seconds))
             self._wake.clear()
@@ -213,9 +222,10 @@ class Till:
             try:
                 if self.log.state.undelivered:
                     self.log.deliver(self._send)
-                if waited >= self._table.epoch_seconds:
+                if waited >= self._table.epoch_seconds and self.log.size > signed:
                     waited = 0.0
                     self.log.close_epoch(self._signer)
+                    signed = self.log.size
             except LedgerError as error:  # tried again; nothing is lost, since notices lie in the log
                 LOG.warning("budget: %s", error)
 
@@ -223,8 +233,12 @@ class Till:
         LOG.warning("budget notice: %s", told(self.log.header, notice)["sentence"])
 
 
-def _signer(path: Path, origin: str) -> NoteSigner:
-    return NoteSigner(origin, load_private_key(path))
+def _signer(path: Path, header: Header) -> NoteSigner:
+    found = NoteSigner(header.origin, load_private_key(path))
+    if found.vkey != header.log_vkey:
+        sentence = f"{path} is another key than that of the log: {header.log_vkey}"
+        raise LedgerWrongRun("WRONG_KEY", f"{sentence}; give that one, for with no other can the log be signed")
+    return found
 
 
 def _pair(epsilon: float, delta: float) -> tuple[int, int]:
@@ -242,7 +256,7 @@ def export_log(config: ServeConfig, directory: Path) -> tuple[int, str]:
     """
     table = _table_of(config)
     with BudgetLog.open(Place.of(table.log, table.state)) as log:
-        log.close_epoch(_signer(table.key, log.header.origin))
+        log.close_epoch(_signer(table.key, log.header))
         export_budget(log, directory)
         return log.size, log.header.log_vkey
 
@@ -272,7 +286,7 @@ def create_log(config: ServeConfig, beside: Beside | None = None) -> BudgetLog:
         thresholds=sorted(table.thresholds),
         beside=() if beside is None else (beside,),
     )
-    signer = _signer(table.key, f"{config.server.name}/budget")
+    signer = NoteSigner(f"{config.server.name}/budget", load_private_key(table.key))
     made = BudgetLog.create(Place.of(table.log, table.state), spec, signer)
     atomic_write(table.key.with_suffix(".pub"), f"{signer.vkey}\n".encode())
     return made

@@ -51,6 +51,15 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
+def settings(app: Any, config: ServeConfig, port: int) -> uvicorn.Config:
+    """Returns how uvicorn serves an application: with limits on what it takes, and no log of who asked for what."""
+    return uvicorn.Config(
+        app, config.server.host, port, access_log=False, log_config=None, ws_max_size=1 << 19, ws_max_queue=4,
+        server_header=False, date_header=False, lifespan="off", timeout_keep_alive=10,
+        limit_concurrency=4 * (config.server.streams + config.server.waiting) + 64, timeout_graceful_shutdown=10,
+    )  # fmt: skip
+
+
 def serve(config: ServeConfig, *, encrypted_only: bool = False, port: int | None = None, as_json: bool = False) -> int:
     """Serves until a signal comes. Returns 0.
 
@@ -65,16 +74,11 @@ def serve(config: ServeConfig, *, encrypted_only: bool = False, port: int | None
     service = Service(config, encrypted_only=encrypted_only)
     stop = threading.Event()
     try:
-        settings = uvicorn.Config(
-            make_app(service), config.server.host, config.server.port if port is None else port, access_log=False,
-            log_config=None, ws_max_size=1 << 19, ws_max_queue=4, server_header=False, date_header=False, lifespan="off",
-            timeout_keep_alive=10, limit_concurrency=4 * (config.server.streams + config.server.waiting) + 64,
-            timeout_graceful_shutdown=10,
-        )  # fmt: skip
+        found = settings(make_app(service), config, config.server.port if port is None else port)
         again = threading.Thread(target=_refresh, args=(service, stop), name="refresh", daemon=True)
         again.start()
-        server = Server(settings, service)
-        told = {"listening": f"http://{settings.host}:{settings.port}", "classes": sorted(service.classes)}
+        server = Server(found, service)
+        told = {"listening": f"http://{found.host}:{found.port}", "classes": sorted(service.classes)}
         if as_json:
             print_json(told)
         LOG.info("%s serves %s at %s", config.server.name, ", ".join(told["classes"]), told["listening"])

@@ -15,6 +15,7 @@ from typing import Final
 
 import torch
 
+from dptrain.errors import without_text
 from dptrain.serve.decoding import Decoding
 from dptrain.serve.wire import Refused, refused
 
@@ -38,7 +39,7 @@ class Stream:
     """Is one answer on its way to its reader.
 
     Attributes:
-        settle: is called once, in a thread of the scheduler, when nothing more will be computed.
+        settle: is called once, in a thread of the scheduler, when nothing more will be computed. ended: whether that is so.
     """
 
     decoding: Decoding
@@ -51,6 +52,7 @@ class Stream:
     _parked: bool = False
     _cancelled: bool = False
     first: float | None = None
+    ended: bool = False
 
     async def next(self) -> Piece:
         """Waits for the next piece."""
@@ -176,6 +178,7 @@ class Scheduler:
                     return
                 stream = self._ready.popleft()
             self._turn(stream)
+            del stream  # a thread that waits keeps no model in memory
 
     def _overdue(self) -> None:
         """Brings back answers whose time is over while they wait for their readers, or for a place."""
@@ -191,7 +194,7 @@ class Scheduler:
     def _turn(self, stream: Stream) -> None:
         """Computes one token of an answer."""
         if stream._cancelled:
-            self._end(stream, None)
+            self._end(stream, Piece("", "cancelled"))
             return
         if time.monotonic() > stream.deadline:
             self._end(stream, Piece("", "timeout"))
@@ -201,7 +204,7 @@ class Scheduler:
         except Exception as error:
             told = refused(error)
             if told.status >= 500:
-                LOG.error("an answer failed: %s", type(error).__name__)
+                LOG.error("an answer failed: %s", without_text(error))
             self._end(stream, Piece("", error=told))
             return
         if stream.first is None:
@@ -218,15 +221,15 @@ class Scheduler:
             else:
                 self._ready.append(stream)
 
-    def _end(self, stream: Stream, piece: Piece | None) -> None:
+    def _end(self, stream: Stream, piece: Piece) -> None:
         stream.decoding.forget()
+        stream.ended = True
         try:
             stream.settle(stream.decoding)
         except Exception as error:  # what is reserved stays reserved: nothing is lost but room in the budget
             told = getattr(error, "code", type(error).__name__)
             LOG.error("an answer could not be settled, its reservation stays whole: %s", told)
-        if piece is not None:
-            stream._post(piece)
+        stream._post(piece)  # whoever still waits hears of the end, whatever it was
         with self._change:
             self._running.discard(stream)
             if stream in self._waiting:

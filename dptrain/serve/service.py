@@ -14,8 +14,8 @@ import secrets
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("dptrain.serve")
 
+DEFAULT_TOKENS: Final = 64
+"""Tokens of an answer whose request names no number, where the server's file allows as many."""
+
 
 @dataclass(eq=False)
 class Running:
@@ -51,12 +54,12 @@ class Running:
     """
 
     identity: str
-    stream: Stream
     privacy: dict[str, Any]
     began: float
     asked: tuple[Client, str, str | None]
     times: "Times | None" = None
     withdrawn: bool = False
+    stream: Stream = field(init=False)
 
     @property
     def usage(self) -> dict[str, int]:
@@ -88,6 +91,16 @@ class Times:
         return {name: round(1e3 * float(np.median(found)), 3) for name, found in steps.items() if found}
 
 
+@dataclass
+class _Prepared:
+    """Holds an answer that is paid for and not begun."""
+
+    decoding: Decoding
+    privacy: dict[str, Any]
+    reader: "_Reading | None"
+    times: Times | None
+
+
 class Service:
     """Is a server without its wire.
 
@@ -114,6 +127,7 @@ class Service:
         self.artifacts = Artifacts(self.gate, config.gate.base)
         releasing = {RELEASED, SPLIT} & {each.mode for each in kept.values()}
         self.releases = Releases(config) if releasing else None
+        self._load()
         self.till = Till(config.budget) if config.budget is not None and not encrypted_only else None
         self.splits = Splits(self.till.log) if self.till is not None else None
         encrypting = [each for each in kept.values() if each.mode == ENCRYPTED or each.encrypt]
@@ -121,9 +135,9 @@ class Service:
         self.encrypted = Encrypted(config.limits.key_sessions, threads) if encrypting else None
         self._own_keys: dict[int, HEKeys] = {}
         self._running: set[Running] = set()
+        self._rounds = 0
         self._lock = threading.Lock()
         self.scheduler = Scheduler(0 if encrypted_only else threads, config.server.streams, config.server.waiting)
-        self._load()
         if self.releases is not None:
             LOG.warning("%s", self.releases.statement)
 
@@ -189,37 +203,61 @@ class Service:
         Raises:
             Refused, ReleaseRefused, BudgetExhausted, and what the budget log raises.
         """
-        began = time.monotonic()
-        kind, admission = self.begin(client, request.model, request.rights or rights, PLAIN, RELEASED)
-        if request.max_tokens > self.config.server.max_tokens:
-            sentence = f"max_tokens is {request.max_tokens}, an answer has at most {self.config.server.max_tokens} here"
+        began, rounds = time.monotonic(), self._rounds
+        prepared = await asyncio.to_thread(self._prepared, client, request, request.rights or rights)
+        self.metrics.before.observe(time.monotonic() - began)
+        reader = prepared.reader
+        asked = (client, request.model, request.rights or rights)
+        running = Running(f"cmpl-{secrets.token_hex(12)}", prepared.privacy, began, asked, prepared.times)
+        self._running.add(running)
+
+        def settle(decoding: Decoding) -> None:
+            self._running.discard(running)
+            self.metrics.tokens.labels(request.model).inc(decoding.computed)
+            self.metrics.whole.observe(time.monotonic() - began)
+            if reader is not None:
+                self._settled(request.model, reader)
+
+        running.stream = self.scheduler.start(prepared.decoding, settle, self.config.server.request_seconds)
+        if rounds != self._rounds:  # the gate was refreshed after it had admitted this, perhaps before this was seen to run
+            self._let_go()
+            self._judge_again(running)
+        return running
+
+    def _prepared(self, client: Client, request: Asking, rights: str | None) -> "_Prepared":
+        """Does steps 2 to 6 in a thread, and holds the place of the answer. Raises as `answer`."""
+        kind, admission = self.begin(client, request.model, rights, PLAIN, RELEASED)
+        most = self.config.server.max_tokens
+        if request.max_tokens is not None and request.max_tokens > most:
+            sentence = f"max_tokens is {request.max_tokens}, an answer has at most {most} here"
             raise Refused(400, "invalid_request_error", "MAX_TOKENS", f"{sentence}; ask for less")
+        tokens = min(DEFAULT_TOKENS, most) if request.max_tokens is None else request.max_tokens
         released = kind.mode == RELEASED and admission.artifact != BASE
         if not released and (request.epsilon is not None or request.session is not None):
             sentence = "nothing is released in this answer, so it has no epsilon and no session"
             raise Refused(400, "invalid_request_error", "EPSILON", f"{sentence}; leave both out")
         served = self.artifacts.model(BASE if released else admission.artifact)
-        ids = served.ids(request, self.config.server.max_prompt)
+        ids = served.ids(request, self.config.server.max_prompt, tokens)
         self.scheduler.hold()
         try:
-            privacy = admission_told(admission, kind)
-            paid, reader, times = None, None, None
+            privacy, reader, times = admission_told(admission, kind), None, None
             if released:
-                paid, one = await asyncio.to_thread(self._pay, client, request.max_tokens, request.epsilon, request.session)
-                privacy |= {"release": privacy_of(paid, one)}
+                adapter = self.artifacts.last(admission.artifact)  # whatever may fail does so before anything is paid
                 times = Times() if kind.encrypt else None
-                reader = _Reading(self, paid, self.artifacts.last(admission.artifact), times)
-            self.metrics.before.observe(time.monotonic() - began)
-            decoding = Decoding(served, ids, request, reader)
+                keys = self.own_keys(adapter.encryptable().width) if kind.encrypt else None
+                paid, one = self._pay(client, tokens, request.epsilon, request.session)
+                privacy |= {"release": privacy_of(paid, one)}
+                reader = _Reading(self, paid, adapter, keys, times)
+            return _Prepared(Decoding(served, ids, request, tokens, reader), privacy, reader, times)
         except BaseException:
             self.scheduler.release()
             raise
-        settle = self._settle(request.model, reader, began)
-        stream = self.scheduler.start(decoding, settle, self.config.server.request_seconds)
-        asked = (client, request.model, request.rights or rights)
-        running = Running(f"cmpl-{secrets.token_hex(12)}", stream, privacy, began, asked, times)
-        self._running.add(running)
-        return running
+
+    def _settled(self, model: str, reader: "_Reading") -> None:
+        reader.end()
+        self.metrics.releases.labels(model).inc(reader.answer.made)
+        if self.till is not None:
+            self.till.settle(reader.answer)
 
     def _pay(self, client: Client, tokens: int, epsilon: float | None, session: str | None) -> tuple[Answer, Any]:
         """Reserves the releases of an answer: step 6."""
@@ -227,17 +265,6 @@ class Service:
         release = self.releases.of(tokens, epsilon)
         paid = release.answer(self.till.meter(client.unit, session))
         return paid, self.releases.one(release)
-
-    def _settle(self, model: str, reader: "_Reading | None", began: float) -> Any:
-        def settle(decoding: Decoding) -> None:
-            self.metrics.tokens.labels(model).inc(decoding.computed)
-            self.metrics.whole.observe(time.monotonic() - began)
-            if reader is not None and self.till is not None:
-                reader.end()
-                self.metrics.releases.labels(model).inc(reader.answer.made)
-                self.till.settle(reader.answer)
-
-        return settle
 
     async def pieces(self, running: Running) -> Any:
         """Yields the pieces of an answer to its end. Raises Refused: it failed, or what it rests on was withdrawn."""
@@ -256,7 +283,6 @@ class Service:
                 if piece.finish is not None:
                     return
         finally:
-            self._running.discard(running)
             running.stream.cancel()
 
     # ------------------------------------------------------------------------------------------------ adapters elsewhere
@@ -264,6 +290,7 @@ class Service:
     async def split(self, client: Client, model: str, releases: int, epsilon: float | None, session: str | None,
                     rights: str | None) -> dict[str, Any]:
         """Pays for the states of an answer whose client runs the base model. Raises as `answer`."""
+        rounds = self._rounds
         _, admission = self.begin(client, model, rights, SPLIT)
         adapter = self._adapter(admission)
         if self.splits is None or self.releases is None or self.till is None:
@@ -274,6 +301,8 @@ class Service:
         meter: Meter = self.till.meter(client.unit, session)
         paid = await asyncio.to_thread(release.answer, meter)
         identity = self.splits.start(client, model, adapter, paid.receipt)  # type: ignore[arg-type]
+        if rounds != self._rounds:
+            await asyncio.to_thread(self._let_go)
         told = admission_told(admission, kind) | {"release": privacy_of(paid, self.releases.one(release))}
         rank, shrink = self.releases.rank_space, self.releases.shrink
         return {"id": identity, **terms(release, adapter, rank_space=rank, shrink=shrink), "privacy": told}
@@ -422,23 +451,28 @@ class Service:
         try:
             self.gate.refresh(self.config.gate.export)
         finally:
-            gone = {name for name in self.gate.artifacts if self.gate.closed is not None or self.gate.withdrawn(name)}
-            self.artifacts.drop(gone)
-            if self.encrypted is not None:
-                for name in gone:
-                    self.encrypted.drop(name)
+            self._rounds += 1
+            self._let_go()
             for running in list(self._running):
                 self._judge_again(running)
-            if self.splits is not None:
-                self.splits.drop(gone)
+
+    def _let_go(self) -> None:
+        """Drops what the gate does not stand behind any more."""
+        gone = {name for name in self.gate.artifacts if self.gate.closed is not None or self.gate.withdrawn(name)}
+        self.artifacts.drop(gone)
+        if self.encrypted is not None:
+            for name in gone:
+                self.encrypted.drop(name)
+        if self.splits is not None:
+            self.splits.drop(gone)
 
     def _judge_again(self, running: Running) -> None:
         client, model, rights = running.asked
         try:
             kept = self._admitted(client, model, rights).artifact == running.privacy["artifact"]
-        except LedgerError:
+        except Exception:  # whatever it is, nobody has said that the answer may go on
             kept = False
-        if not kept:
+        if not kept and hasattr(running, "stream"):
             running.withdrawn = True
             running.stream.cancel()
 
@@ -450,7 +484,7 @@ class Service:
             if width not in self._own_keys:
                 made = HEKeys.generate(width)
                 assert self.encrypted is not None
-                self.encrypted.server.register_keys(f"/{width}", made.public)
+                self.encrypted.server.register_keys(_own(width), made.public)
                 self._own_keys[width] = made
             return self._own_keys[width]
 
@@ -462,6 +496,11 @@ class Service:
             self.splits.sweep(0)
         if self.till is not None:
             self.till.close()
+
+
+def _own(width: int) -> str:
+    """Returns the session of this server's own keys; no client can be called so."""
+    return f"={width}"
 
 
 def admission_told(admission: Admission, kind: Generation) -> dict[str, Any]:
@@ -481,11 +520,13 @@ def admission_told(admission: Admission, kind: Generation) -> dict[str, Any]:
 class _Reading:
     """Reads the last state of an answer through what was paid for, and gives what the adapter adds to the scores."""
 
-    def __init__(self, service: Service, answer: Answer, adapter: LastAdapter, times: Times | None) -> None:
+    def __init__(
+        self, service: Service, answer: Answer, adapter: LastAdapter, keys: "HEKeys | None", times: Times | None
+    ) -> None:
         assert service.releases is not None
         self._service, self.answer, self._adapter, self._times = service, answer, adapter, times
         self._rank, self._shrink = service.releases.rank_space, service.releases.shrink
-        self._keys = service.own_keys(adapter.encryptable().width) if times is not None else None
+        self._keys = keys
 
     def __call__(self, state: torch.Tensor) -> torch.Tensor:
         clear = state.detach().float().cpu().numpy()
@@ -505,7 +546,7 @@ class _Reading:
         marks = [time.perf_counter()]
         sent = self._keys.encrypt(noised)
         marks.append(time.perf_counter())
-        came = self._service.encrypted.apply(f"/{self._keys.width}", self._adapter, sent)
+        came = self._service.encrypted.apply(_own(self._keys.width), self._adapter, sent)
         marks.append(time.perf_counter())
         found = self._keys.decrypt(came)
         marks.append(time.perf_counter())

@@ -82,7 +82,9 @@ class Asking(Asked):
     """Is common to all requests for text."""
 
     model: Annotated[str, Field(pattern=SESSION, description="Generation class, as GET /v1/models lists them.")]
-    max_tokens: Annotated[int, Field(ge=1, le=1 << 20, description="Most tokens of the answer; all are paid beforehand.")] = 64
+    max_tokens: Annotated[
+        int | None, Field(ge=1, le=1 << 20, description="Most tokens of the answer, paid beforehand; 64 without, or fewer.")
+    ] = None
     temperature: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     seed: Annotated[int | None, Field(ge=0, lt=1 << 63, description="Of the sampling; noise of releases has none.")] = None

@@ -1,0 +1,217 @@
+"""What is withdrawn while it is served: its answers end, its weights leave memory, and everything else goes on."""
+
+import gc
+import threading
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from dptrain.serve.service import Service
+from ledger.errors import LedgerBusy, ReleaseRefused
+from tests.worlds.listening import asking, begun, held, listening, spoken, until
+from tests.worlds.servers import Running, running
+
+ADAPTER = "adapter:pub"
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Running]:
+    with running(tmp_path, gate={"export": "export"}, server={"streams": 4}) as world:
+        yield world
+
+
+def withdraw(world: Running) -> None:
+    world.service.gate.gone.add(ADAPTER)  # type: ignore[attr-defined]
+    world.service.refresh()
+
+
+def stream(world: Running, url: str, model: str, client: str, into: list[str], tokens: int = 12) -> threading.Thread:
+    """Reads an answer by events in a thread; its text, or the code of its error, and at the end a full stop."""
+
+    def read() -> None:
+        body = {"model": model, "prompt": "the boat", "max_tokens": tokens, "stream": True}
+        with asking(world, url, client) as http, http.stream("POST", "/v1/completions", json=body) as answer:
+            for line in answer.iter_lines():
+                if line.startswith("data: {"):
+                    into.append(line)
+        into.append(".")
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_running_answers_of_what_was_withdrawn_end_and_those_of_others_go_on(served: Running) -> None:
+    with listening(served) as url, held(served, ADAPTER, "base") as turns:
+        gone: list[str] = []
+        stays: list[str] = []
+        threads = [stream(served, url, "plain", "anna", gone), stream(served, url, "plain", "eve", stays)]
+        until(lambda: served.service.scheduler.running == 2)
+        turns.release(4)
+        until(lambda: len(gone) >= 2 and len(stays) >= 2)
+        withdraw(served)
+        turns.release(50)
+        for thread in threads:
+            thread.join(10)
+        assert '"WITHDRAWN"' in gone[-2] and gone[-1] == "." and not any('"finish_reason": "length"' in line for line in gone)
+        assert '"finish_reason": "length"' in stays[-2] and stays[-1] == "."
+    answer = served.complete("plain", temperature=0)
+    assert answer.json()["privacy"]["artifact"] == "base"  # who may hear of it hears of what is left
+
+
+@pytest.mark.parametrize("door", ["whole", "websocket"])
+def test_who_waits_for_the_whole_or_at_a_websocket_hears_of_it_too(served: Running, door: str) -> None:
+    """Also a reader who has everything that was computed, and waits for more."""
+    with held(served) as base:
+        found: list[Any] = []
+
+        def ask() -> None:
+            if door == "whole":
+                found.append(served.complete("released", max_tokens=20))
+            else:
+                found.append(spoken(served, {"model": "released", "prompt": "the boat", "max_tokens": 20}))
+
+        thread = threading.Thread(target=ask, daemon=True)
+        thread.start()
+        until(lambda: served.service.scheduler.running == 1)
+        base.release(3)
+        until(lambda: any(each.stream.decoding.computed == 3 for each in list(served.service._running)))
+        withdraw(served)
+        base.release(1)
+        thread.join(5)
+        assert found, "the reader still waits"
+        error = found[0].json()["error"] if door == "whole" else found[0][-1]["error"]
+        assert error["code"] == "WITHDRAWN" and (door == "websocket" or found[0].status_code == 403)
+    told = served.http.get("/v1/budgets/self", headers=served.headers()).json()["spent_nano_rho"]
+    assert told > 0  # what began is spent, whoever ended it
+
+
+def test_what_was_withdrawn_leaves_memory(served: Running) -> None:
+    served.complete("plain")
+    model = weakref.ref(served.service.artifacts.model(ADAPTER).model)
+    last = weakref.ref(served.service.artifacts.last(ADAPTER))
+    served.calls.clear()
+    withdraw(served)
+    gc.collect()
+    assert model() is None and last() is None
+    assert "base" in served.service.artifacts._models
+    assert served.complete("released").json()["error"]["type"] == "rights_refused" and not served.calls
+
+
+def test_split_answers_of_what_was_withdrawn_end(served: Running) -> None:
+    paid = served.post("/v1/split", {"model": "split", "releases": 3}).json()
+    path, state = f"/v1/split/{paid['id']}", bytes(4 * paid["numbers"])
+    assert served.http.post(path, headers=served.headers(), content=state).status_code == 200
+    other = served.post("/v1/split", {"model": "split", "releases": 2}, "bob").json()
+    with mock.patch.object(type(served.service.till.log), "commit", side_effect=LedgerBusy("BUSY", "busy")):  # type: ignore[union-attr]
+        withdraw(served)  # whatever the budget does
+    for client, answer in (("anna", paid), ("bob", other)):
+        found = served.http.post(f"/v1/split/{answer['id']}", headers=served.headers(client), content=state)
+        assert (found.status_code, found.json()["error"]["code"]) == (404, "ANSWER")
+    assert served.post("/v1/split", {"model": "split", "releases": 1}).status_code == 403
+
+
+def test_a_refused_refresh_closes_the_gate_and_ends_every_answer(served: Running) -> None:
+    paid = served.post("/v1/split", {"model": "split", "releases": 3}).json()
+    with listening(served) as url, held(served, ADAPTER, "base") as base:
+        seen: list[str] = []
+        thread = stream(served, url, "plain", "eve", seen)
+        base.release(2)
+        until(lambda: len(seen) >= 2)
+        served.service.gate.refuses = ReleaseRefused("BEHIND", "the export has fewer leaves")  # type: ignore[attr-defined]
+        with pytest.raises(ReleaseRefused, match="BEHIND"):
+            served.service.refresh()
+        base.release(2)
+        thread.join(10)
+        assert '"WITHDRAWN"' in seen[-2]
+    assert not served.service.artifacts._models and not served.service.artifacts._last
+    served.calls.clear()
+    for model in ("plain", "released"):
+        assert served.complete(model).status_code == 403
+    found = served.http.post(f"/v1/split/{paid['id']}", headers=served.headers(), content=bytes(4 * paid["numbers"]))
+    assert found.status_code == 404 and not served.calls
+    ready = served.http.get("/readyz")
+    assert ready.status_code == 503 and "BEHIND" in ready.text
+    with served.http.websocket_connect("/v1/stream", headers=served.headers()) as socket:
+        socket.send_json({"completion": {"model": "plain", "prompt": "the boat"}})
+        assert socket.receive_json()["error"]["type"] == "rights_refused"
+
+
+@pytest.mark.parametrize("model", ["released", "plain"])
+def test_an_answer_that_was_admitted_just_before_a_withdrawal_does_not_outlive_it(served: Running, model: str) -> None:
+    """Between the gate and the first token an export may be read again: such an answer is none."""
+    plain = Service._prepared
+
+    def late(self: Service, *given: Any) -> Any:
+        found = plain(self, *given)
+        withdraw(served)
+        return found
+
+    with mock.patch.object(Service, "_prepared", late):
+        answer = served.complete(model, max_tokens=30)
+    assert answer.status_code == 403 and answer.json()["error"]["code"] == "WITHDRAWN", answer.text
+
+
+def test_a_split_answer_that_was_admitted_just_before_a_withdrawal_does_not_outlive_it(served: Running) -> None:
+    log = type(served.service.till.log)  # type: ignore[union-attr]
+    plain = log.reserve
+
+    def late(self: Any, *given: Any, **more: Any) -> Any:
+        paid = plain(self, *given, **more)
+        withdraw(served)
+        return paid
+
+    with mock.patch.object(log, "reserve", late):
+        answer = served.post("/v1/split", {"model": "split", "releases": 2})
+    if answer.status_code == 200:
+        found = answer.json()
+        state = bytes(4 * found["numbers"])
+        assert served.http.post(f"/v1/split/{found['id']}", headers=served.headers(), content=state).status_code == 404
+    assert not served.service.splits._held  # type: ignore[union-attr]
+
+
+def test_one_answer_that_cannot_be_judged_does_not_keep_another_running(served: Running) -> None:
+    with listening(served) as url, held(served, ADAPTER) as adapted:
+        first: list[str] = []
+        second: list[str] = []
+        threads = [stream(served, url, "plain", "anna", first), stream(served, url, "plain", "bob", second)]
+        until(lambda: served.service.scheduler.running == 2)
+        served.service.gate.gone.add(ADAPTER)  # type: ignore[attr-defined]
+        plain, failed = served.service.gate.admit, []
+
+        def broken(*given: Any, **more: Any) -> Any:
+            if not failed:
+                failed.append(1)
+                raise OSError("a key cannot be read")
+            return plain(*given, **more)
+
+        with mock.patch.object(served.service.gate, "admit", broken):
+            served.service.refresh()
+        adapted.release(50)
+        for thread in threads:
+            thread.join(10)
+        assert '"WITHDRAWN"' in first[-2] and '"WITHDRAWN"' in second[-2]
+
+
+def test_answers_that_ended_are_not_kept(served: Running) -> None:
+    with listening(served) as url:
+        for door in ("events", "websocket", "whole"):
+            begun(served, url, door, tokens=5)()
+            served.complete("plain", stream=door == "events")
+        until(lambda: not served.service.scheduler.busy)
+    served.complete("plain")
+    assert not served.service._running
+
+
+def test_the_rest_of_a_class_is_served_again_when_an_export_passes(served: Running) -> None:
+    gate: Any = served.service.gate
+    gate.refuses = ReleaseRefused("BEHIND", "the export has fewer leaves")
+    with pytest.raises(ReleaseRefused):
+        served.service.refresh()
+    gate.refuses, gate.closed = None, None
+    served.service.refresh()
+    assert served.complete("plain").status_code == served.complete("released").status_code == 200

@@ -1,0 +1,115 @@
+"""A server of the tests behind a real socket, a model that computes when it is let, and pieces of answers put together."""
+
+import json
+import math
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import uvicorn
+from websockets.sync.client import connect
+
+from dptrain.serve.app import make_app
+from dptrain.serve.program import settings
+from tests.worlds.servers import Running
+
+
+@contextmanager
+def listening(world: Running) -> Iterator[str]:
+    """Serves over a socket of this machine, with the settings of the program; gives the URL."""
+    server = uvicorn.Server(settings(make_app(world.service), world.config, 0))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    until(lambda: server.started)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = server.force_exit = True
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+@contextmanager
+def held(world: Running, *artifacts: str) -> Iterator[threading.Semaphore]:
+    """Keeps models from computing, the base by default; each release of what is given lets one forward pass go, and the end
+    lets all go."""
+    turns, open_now = threading.Semaphore(0), threading.Event()
+
+    def wait(module: Any, inputs: Any) -> None:
+        while not open_now.is_set() and not turns.acquire(timeout=0.01):
+            pass
+
+    models = [world.service.artifacts.model(name).model for name in artifacts or ("base",)]
+    hooks = [model.register_forward_pre_hook(wait) for model in models]
+    try:
+        yield turns
+    finally:
+        open_now.set()
+        until(lambda: not world.service.scheduler.busy)
+        for hook in hooks:
+            hook.remove()
+
+
+def until(happened: Callable[[], Any], seconds: float = 10.0) -> None:
+    """Waits for something, and fails if it does not come."""
+    end = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.003)
+
+
+def events(text: str) -> list[dict[str, Any]]:
+    """Returns the pieces of an answer by server-sent events, which must end as OpenAI's do."""
+    blocks = [block for block in text.split("\n\n") if block]
+    assert all(block.startswith("data: ") and "\n" not in block for block in blocks)
+    assert blocks[-1] == "data: [DONE]"
+    return [json.loads(block[6:]) for block in blocks[:-1]]
+
+
+def said(pieces: list[dict[str, Any]]) -> str:
+    """Returns the text of pieces together."""
+    choices = [piece["choices"][0] for piece in pieces]
+    return "".join(each["text"] if "text" in each else each["delta"].get("content", "") for each in choices)
+
+
+def spoken(world: Running, body: dict[str, Any], client: str = "anna", kind: str = "completion") -> list[dict[str, Any]]:
+    """Returns the messages of one answer over a WebSocket, without the one that says that it is done."""
+    with world.http.websocket_connect("/v1/stream", headers=world.headers(client)) as socket:
+        socket.send_json({kind: body})
+        found = [socket.receive_json()]
+        while "error" not in found[-1] and found[-1] != {"done": True}:
+            found.append(socket.receive_json())
+    return found if "error" in found[-1] else found[:-1]
+
+
+def asking(world: Running, url: str, client: str = "anna") -> httpx.Client:
+    """Returns a client of a listening server."""
+    return httpx.Client(base_url=url, headers=world.headers(client), timeout=30)
+
+
+def begun(world: Running, url: str, door: str, *, tokens: int, client: str = "anna") -> Any:
+    """Asks over a socket, and returns what breaks the connection off."""
+    body = {"model": "released", "prompt": "the boat", "max_tokens": tokens}
+    if door == "websocket":
+        line = connect(url.replace("http", "ws") + "/v1/stream", additional_headers=world.headers(client)).__enter__()
+        line.send(json.dumps({"completion": body}))
+        return line.close
+    sent = json.dumps({**body, "stream": door == "events"}).encode()
+    host, port = url.removeprefix("http://").split(":")
+    raw = socket.create_connection((host, int(port)))
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: {world.headers(client)['Authorization']}\r\n"
+    raw.sendall(f"{head}Content-Type: application/json\r\nContent-Length: {len(sent)}\r\n\r\n".encode() + sent)
+    return raw.close
+
+
+def exact_delta(mu: float, epsilon: float) -> float:
+    """Returns Balle and Wang's delta, written down apart from the program."""
+
+    def below(x: float) -> float:
+        return 0.5 * math.erfc(-x / math.sqrt(2))
+
+    return below(mu / 2 - epsilon / mu) - math.exp(epsilon) * below(-mu / 2 - epsilon / mu)
