@@ -41,6 +41,9 @@ TIERS: Final = (Tier("harbour", 2.0, "0.0", 1.0), Tier("orchard", 4.0, "0.0", 1.
 RANK: Final = 4
 """Of each adapter."""
 
+WIDTH: Final = 64
+"""Of the states of the model."""
+
 _PROBES: Final = 8
 _BATCH: Final = 32
 
@@ -142,7 +145,7 @@ def base_model(directory: Path, size: Size, *, seed: int = 0) -> Path:
     torch.manual_seed(seed)
     model = LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=len(words), hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+            vocab_size=len(words), hidden_size=WIDTH, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
             num_key_value_heads=4, max_position_embeddings=256, tie_word_embeddings=False, bos_token_id=words.bos_token_id,
             eos_token_id=words.eos_token_id, pad_token_id=words.pad_token_id,
         )

@@ -41,7 +41,7 @@ base = "base"                     # the release has adapters alone
 [release]                         # of states, in the classes that say so
 epsilon = 4.0                     # of a whole answer
 delta = 1e-5
-clip = 8.0                        # the norm of the states of this model
+clip = 8.0                        # the states of this model have norms of about 10
 shrink = 0.02                     # of what the adapter adds: most of what it reads is noise
 
 [budget]

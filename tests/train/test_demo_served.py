@@ -54,7 +54,7 @@ def test_the_budget_pays_for_answers_up_to_its_cap_and_a_restart_resets_nothing(
     assert sum(charges) + charges[-1] > private["balance"]["cap_nano_rho"], "one more would have passed the cap"
     assert spent[-1] == pytest.approx(epsilon_of_rho(sum(charges) / 1e9, 1e-5))
     assert private["refusal"]["code"] == again["refusal"]["code"] == "EXHAUSTED"
-    assert private["refusal"]["asked"] == charges[-1] and 0.0 <= private["share"] <= 1.0
+    assert private["refusal"]["asked"] == charges[-1]
     assert (again["status"], again["balance"], again["ended"]) == (403, private["balance"], 0)
 
 

@@ -99,7 +99,7 @@ def _quick() -> Iterator[dict[str, str]]:
 
 
 _ACCURACIES = {f"accuracy.{name}": "<fraction>" for name in ("public_only", "private", "without_privacy")}
-_SHARES = {f"topics.{artifact}": "<fraction>" for artifact in ("base", "adapter")} | {"private.share": "<fraction>"}
+_SHARES = {f"topics.{artifact}": "<fraction>" for artifact in ("base", "adapter")}
 
 DEMO = Scenario(
     "demo",
