@@ -18,6 +18,7 @@ import numpy as np
 from dptrain.errors import DptrainError
 from dptrain.inference.gaussian import Worth
 from dptrain.inference.release import Answer
+from ledger.errors import LedgerError
 
 if TYPE_CHECKING:
     from dptrain.inference.he.client import HEKeys
@@ -89,16 +90,30 @@ class Client:
         found: list[dict[str, Any]] = self._json("GET", "/v1/models")["data"]
         return found
 
-    def split(self, model: str, releases: int, **asked: Any) -> "Split":
+    def split(
+        self,
+        model: str,
+        releases: int,
+        *,
+        epsilon: float | None = None,
+        at_most: float | None = None,
+        delta: float = 1e-5,
+        adjacency: str = "replace_one",
+        **asked: Any,
+    ) -> "Split":
         """Pays for the states of one answer that is generated here.
 
         Args:
-            releases: most tokens of the answer; all are paid. asked: ``epsilon`` of the answer, ``session``.
+            releases: most tokens of the answer; all are paid. epsilon: of the answer, where the server lets a request choose.
+            at_most: largest epsilon that is taken, by default ``epsilon``; where that is not given either, what the server says
+                that the answer is worth. delta, adjacency: at which it is judged. asked: ``session``.
 
         Raises:
-            ServerRefused: code EXHAUSTED, and others.
+            ServerRefused: code EXHAUSTED, and others; TERMS, the noise of the server is worth less than was asked for.
         """
-        return Split(self, self._json("POST", "/v1/split", json={"model": model, "releases": releases, **asked}))
+        body = {"model": model, "releases": releases, **({} if epsilon is None else {"epsilon": epsilon}), **asked}
+        terms = self._json("POST", "/v1/split", json=body)
+        return Split(self, terms, _judged(terms, releases, epsilon if at_most is None else at_most, delta, adjacency))
 
     @contextmanager
     def encrypted(self, model: str, keys: "HEKeys") -> Iterator["Encrypted"]:
@@ -140,6 +155,29 @@ def _refusal(answer: Any) -> ServerRefused:
     return ServerRefused(answer.status_code, error)
 
 
+def _judged(terms: dict[str, Any], releases: int, most: float | None, delta: float, adjacency: str) -> Worth:
+    """Returns what the releases of an answer are worth, by this package's own figures.
+
+    Guarantee: the noise that a server chooses is used only if it is worth what was asked for, or else what the server says: who
+    reads the states is the server.
+
+    Raises:
+        ServerRefused: code TERMS.
+    """
+    try:
+        clip, sigma, chance = (float(terms[name]) for name in ("clip", "sigma", "delta"))
+        worth = Worth(clip, sigma, chance, int(terms["releases"]), str(terms["adjacency"]))
+        said, found = float(terms["epsilon"]), worth.of(adjacency)
+    except (LedgerError, KeyError, TypeError, ValueError) as error:
+        raise ServerRefused(200, {"code": "TERMS", "message": f"the server's terms are no release: {error}"}) from error
+    limit = (said if most is None else most) * (1.0 + 1e-6)
+    if worth.releases != releases or chance > delta or not (found <= limit and worth.epsilon <= said * (1.0 + 1e-6)):
+        asked = f"{releases} releases, at most epsilon {limit:.6g} at delta {delta:g} ({adjacency})"
+        sentence = f"the server's terms are: {worth.sentence}; they say epsilon {said:.6g}, and {asked} was asked for"
+        raise ServerRefused(200, {"code": "TERMS", "message": f"{sentence}; nothing is released"})
+    return worth
+
+
 @dataclass
 class _Paid:
     """Says that the server holds the reservation; each is for one answer."""
@@ -158,11 +196,9 @@ class Split:
     zeros, so that their number tells nothing.
     """
 
-    def __init__(self, client: Client, terms: dict[str, Any]) -> None:
-        """``terms``: what the server answered; only noise that is worth what it says is taken."""
+    def __init__(self, client: Client, terms: dict[str, Any], worth: Worth) -> None:
+        """``terms``: what the server answered. ``worth``: what their noise was found to be worth; `Client.split` judges it."""
         self._client, self.terms, self.privacy = client, terms, terms["privacy"]
-        clip, sigma, chance = (float(terms[name]) for name in ("clip", "sigma", "delta"))
-        worth = Worth(clip, sigma, chance, int(terms["releases"]), terms["adjacency"])
         self.answer = Answer(worth, _Paid(worth.releases))
         self._inner = None
         if terms["space"] == "rank":

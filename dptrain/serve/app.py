@@ -9,6 +9,7 @@ import binascii
 import json
 import logging
 import time
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -42,6 +43,9 @@ BODY_SECONDS: Final = 20.0
 
 MOST_STATE: Final = 440_000
 """Bytes of a state, in clear or encrypted."""
+
+_DIGITS: Final = 18
+"""Longest length of a body that is read as a number."""
 
 _SECURE: Final = (
     (b"x-content-type-options", b"nosniff"),
@@ -88,6 +92,7 @@ class Border:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+<<<<<<< HEAD
         began, status, begun = time.monotonic(), 500, False
 
         async def sending(message: dict[str, Any]) -> None:
@@ -95,6 +100,14 @@ class Border:
             if message["type"] == "http.response.start":
                 begun = True
                 status = message["status"]
+=======
+        began, status, started = time.monotonic(), 500, False
+
+        async def sending(message: dict[str, Any]) -> None:
+            nonlocal status, started
+            if message["type"] == "http.response.start":
+                status, started = message["status"], True
+>>>>>>> room-servetests
                 named = {name.lower() for name, _ in message["headers"]}
                 message["headers"] = [*message["headers"], *(pair for pair in _SECURE if pair[0] not in named)]
             await send(message)
@@ -113,10 +126,19 @@ class Border:
                 await _answer(late)(scope, receive, sending)
             else:
                 await self._app(scope, _again(body, receive), sending)
+<<<<<<< HEAD
         except Exception as error:  # handlers have answered what is expected; the text of any other may be private
             LOG.error("a request failed: %s", without_text(error))
             if not begun:
                 await _answer(refused(error))(scope, receive, sending)
+=======
+        except Exception as error:
+            _log_fault("a request failed", error)
+            if started:
+                raise RuntimeError("an answer broke off") from None
+            self._service.metrics.refused("INTERNAL")
+            await _answer(refused(error))(scope, receive, sending)
+>>>>>>> room-servetests
         finally:
             route = getattr(scope.get("route"), "path", "other")
             self._service.metrics.requests.labels(route, str(status)).inc()
@@ -137,7 +159,7 @@ class Border:
             most = max(most, MOST_STATE)
         long = Refused(413, "invalid_request_error", "BODY", f"the body has more than {most} bytes; send less")
         told = dict(scope["headers"]).get(b"content-length", b"0")
-        if not told.isdigit() or int(told) > most:
+        if not told.isdigit() or len(told) > _DIGITS or int(told) > most:
             raise long
         body = bytearray()
         while True:
@@ -163,6 +185,13 @@ def _again(body: bytes, receive: Receive) -> Receive:
         return {"type": "http.request", "body": body, "more_body": False}
 
     return giving
+
+
+def _log_fault(what: str, error: BaseException) -> None:
+    """Logs where a fault is, and not what it says: that may be a prompt, or a state."""
+    frames = traceback.extract_tb(error.__traceback__)[-8:]
+    places = " < ".join(f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in reversed(frames))
+    LOG.error("%s: %s at %s", what, type(error).__name__, places)
 
 
 def _answer(error: Refused, *, basic: bool = False) -> Response:
@@ -210,7 +239,11 @@ def _handle_errors(app: FastAPI, service: Service) -> None:
         found = refused(error)
         service.metrics.refused(found.code)
         if found.status >= 500 and not isinstance(error, Refused):
+<<<<<<< HEAD
             LOG.error("refused: %s", getattr(error, "code", None) or without_text(error))
+=======
+            LOG.error("refused: %s", getattr(error, "code", type(error).__name__))
+>>>>>>> room-servetests
         return _answer(found)
 
     async def invalid(request: Request, error: Exception) -> Response:
@@ -313,6 +346,13 @@ def _require_operator(request: Request) -> None:
         raise Refused(403, "permission_error", "ROLE", "this is for an operator; use an operator's token")
 
 
+def _require_client(request: Request) -> Client:
+    found = _client(request)
+    if found.role != "client":
+        raise Refused(403, "permission_error", "ROLE", "an operator has no keys and no answers here; use a client's token")
+    return found
+
+
 def _answer_text(app: FastAPI, service: Service) -> None:
     """Adds what generates text."""
     both = {200: {"content": {"application/json": {}, "text/event-stream": {}}}, **ERRORS}
@@ -406,7 +446,11 @@ async def _socket(service: Service, socket: WebSocket, work: Callable[[], Awaita
         found = _unfit(error.errors()) if isinstance(error, ValidationError) else refused(error)
         service.metrics.refused(found.code)
         if found.status == 500:
+<<<<<<< HEAD
             LOG.error("a conversation failed: %s", without_text(error))
+=======
+            _log_fault("a conversation failed", error)
+>>>>>>> room-servetests
         with suppress(RuntimeError, WebSocketDisconnect):
             await socket.send_json(found.body)
             await socket.close(found.close_code, found.code)
@@ -536,14 +580,15 @@ def _encrypted(app: FastAPI, service: Service) -> None:
     @app.post("/v1/he/keys", responses=ERRORS, openapi_extra=_OCTETS, dependencies=[Bearer])
     async def keys(request: Request) -> Response:
         """Takes the public keys of a client in place of those it had; a bundle with a secret key is refused unread."""
-        service.rate.take(_client(request).name, "requests")
-        await asyncio.to_thread(encrypted.register, _client(request), await request.body())
+        client = _require_client(request)
+        service.rate.take(client.name, "requests")
+        await asyncio.to_thread(encrypted.register, client, await request.body())
         return JSONResponse({"registered": True})
 
-    @app.delete("/v1/he/keys", responses=_only(401), dependencies=[Bearer])
+    @app.delete("/v1/he/keys", responses=_only(401, 403), dependencies=[Bearer])
     async def forget(request: Request) -> Response:
         """Lets the keys of a client go."""
-        encrypted.forget(_client(request))
+        encrypted.forget(_require_client(request))
         return JSONResponse({"registered": False})
 
     @app.post("/v1/he/lora", responses={**_OCTETS_BACK, **ERRORS}, openapi_extra=_OCTETS, dependencies=[Bearer])

@@ -309,7 +309,8 @@ class Service:
 
     def state(self, client: Client, identity: str, body: bytes) -> bytes:
         """Applies the adapter of a split answer to a released state. Raises Refused."""
-        assert self.splits is not None and self.releases is not None
+        if self.splits is None or self.releases is None:
+            raise Refused(404, "invalid_request_error", "ANSWER", "there is no such answer; this server takes no states")
         held = self.splits.of(identity, client)
         rank = self.releases.rank_space
         A = held.adapter.A
