@@ -25,7 +25,6 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.websockets import WebSocketDisconnect
 
-from dptrain.errors import without_text
 from dptrain.serve.access import Client
 from dptrain.serve.adapters import MOST_KEYS
 from dptrain.serve.config import ENCRYPTED
@@ -92,22 +91,12 @@ class Border:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-<<<<<<< HEAD
-        began, status, begun = time.monotonic(), 500, False
-
-        async def sending(message: dict[str, Any]) -> None:
-            nonlocal status, begun
-            if message["type"] == "http.response.start":
-                begun = True
-                status = message["status"]
-=======
         began, status, started = time.monotonic(), 500, False
 
         async def sending(message: dict[str, Any]) -> None:
             nonlocal status, started
             if message["type"] == "http.response.start":
                 status, started = message["status"], True
->>>>>>> room-servetests
                 named = {name.lower() for name, _ in message["headers"]}
                 message["headers"] = [*message["headers"], *(pair for pair in _SECURE if pair[0] not in named)]
             await send(message)
@@ -126,19 +115,12 @@ class Border:
                 await _answer(late)(scope, receive, sending)
             else:
                 await self._app(scope, _again(body, receive), sending)
-<<<<<<< HEAD
-        except Exception as error:  # handlers have answered what is expected; the text of any other may be private
-            LOG.error("a request failed: %s", without_text(error))
-            if not begun:
-                await _answer(refused(error))(scope, receive, sending)
-=======
         except Exception as error:
             _log_fault("a request failed", error)
             if started:
                 raise RuntimeError("an answer broke off") from None
             self._service.metrics.refused("INTERNAL")
             await _answer(refused(error))(scope, receive, sending)
->>>>>>> room-servetests
         finally:
             route = getattr(scope.get("route"), "path", "other")
             self._service.metrics.requests.labels(route, str(status)).inc()
@@ -239,11 +221,7 @@ def _handle_errors(app: FastAPI, service: Service) -> None:
         found = refused(error)
         service.metrics.refused(found.code)
         if found.status >= 500 and not isinstance(error, Refused):
-<<<<<<< HEAD
-            LOG.error("refused: %s", getattr(error, "code", None) or without_text(error))
-=======
             LOG.error("refused: %s", getattr(error, "code", type(error).__name__))
->>>>>>> room-servetests
         return _answer(found)
 
     async def invalid(request: Request, error: Exception) -> Response:
@@ -446,11 +424,7 @@ async def _socket(service: Service, socket: WebSocket, work: Callable[[], Awaita
         found = _unfit(error.errors()) if isinstance(error, ValidationError) else refused(error)
         service.metrics.refused(found.code)
         if found.status == 500:
-<<<<<<< HEAD
-            LOG.error("a conversation failed: %s", without_text(error))
-=======
             _log_fault("a conversation failed", error)
->>>>>>> room-servetests
         with suppress(RuntimeError, WebSocketDisconnect):
             await socket.send_json(found.body)
             await socket.close(found.close_code, found.code)
