@@ -129,10 +129,12 @@ bench-ledger: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.ledger_proofs
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.ledger_retain
 
-# What a request pays beside its model: a budget's reservation and settlement, by threads and processes. Some minutes, on the disk
-# of ARGS="--directory DIR"; ARGS="budget --requests 200 --json" for less of it.
+# What a request pays beside its model: a budget's reservation and settlement, by threads and processes; then gate and budget of a
+# whole server, and 32 streams with and without them. Some minutes, on the disk of ARGS="--directory DIR"; DATA=DIR for stories260K;
+# `python -m benchmarks.serve_http soak --directory DIR` for ten minutes of 32 streams.
 bench-serve: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.serve $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.serve_http --directory build/bench-serve $(if $(DATA),--data $(DATA) --models 20M stories260K)
 
 # Contributions from signing to the audit, in shards: ARGS="--size 1000000", a quarter of an hour; two minutes without.
 bench-corpora: $(STAMP)
