@@ -202,8 +202,7 @@ class Encrypted:
 
     def register(self, client: Client, bundle: bytes) -> None:
         """Takes the public keys of a client, in place of those it had. Raises EncryptionRefused: as `register_keys`."""
-        self.server.forget(client.name)
-        self.server.register_keys(client.name, bundle)
+        self.server.register_keys(client.name, bundle, replace=True)
 
     def forget(self, client: Client) -> None:
         """Lets the keys of a client go."""

@@ -24,6 +24,9 @@ LOG = logging.getLogger("dptrain.serve")
 AHEAD: Final = 32
 """Pieces of an answer that may wait for its reader."""
 
+_LOOKS: Final = 0.5
+"""Seconds between two looks at answers whose time may be over."""
+
 
 @dataclass
 class Piece:
@@ -81,6 +84,7 @@ class Scheduler:
         self._waiting: deque[Stream] = deque()
         self._running: set[Stream] = set()
         self._held = 0
+        self._looked = 0.0
         self._change = threading.Condition()
         self._stopped = False
         self._threads = [threading.Thread(target=self._work, name=f"decode-{n}", daemon=True) for n in range(threads)]
@@ -171,8 +175,9 @@ class Scheduler:
         torch.set_num_threads(1)
         while True:
             with self._change:
+                self._overdue()
                 while not self._ready and not self._stopped:
-                    self._change.wait(timeout=1.0)
+                    self._change.wait(timeout=_LOOKS)
                     self._overdue()
                 if self._stopped:
                     return
@@ -181,8 +186,11 @@ class Scheduler:
             del stream  # a thread that waits keeps no model in memory
 
     def _overdue(self) -> None:
-        """Brings back answers whose time is over while they wait for their readers, or for a place."""
+        """Brings back answers whose time is over while they wait for their readers, or for a place; looks now and then."""
         now = time.monotonic()
+        if now < self._looked + _LOOKS:
+            return
+        self._looked = now
         for stream in [each for each in self._running if each._parked and each.deadline < now]:
             stream._parked = False
             self._ready.append(stream)

@@ -13,9 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dptrain.serve import decoding
-from dptrain.serve.decoding import Text
+from dptrain.serve.decoding import Served, Text
 from tests.worlds.listening import events, said, spoken
 from tests.worlds.servers import Running, model_folders
+
+OF = Served.of
+"""As the program has it; the tests' own answers do not end at a token."""
 
 PROMPT = "the boat of the harbour"
 
@@ -139,6 +142,16 @@ def test_an_answer_ends_at_the_end_of_text_token_as_that_of_transformers(world: 
     kept = served.tokenizer.decode(served.tokenizer(whole)["input_ids"][: ids.index(ids[3])])
     assert answer["choices"][0]["text"] == kept and answer["choices"][0]["finish_reason"] == "stop"
     assert answer["usage"]["completion_tokens"] == ids.index(ids[3]) + 1
+
+
+def test_an_answer_ends_at_the_tokens_that_model_and_tokenizer_name() -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = model_folders()[0]
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    assert OF(model, tokenizer).stops == {2}
+    model.generation_config.eos_token_id = [7, 9]
+    assert OF(model, tokenizer).stops == {2, 7, 9}
 
 
 class Bytes:

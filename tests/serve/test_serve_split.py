@@ -1,6 +1,5 @@
 """Clients that run the base model: what is taken from them, by whom, how often; and what their own side checks and adds."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,23 +9,14 @@ from unittest import mock
 import httpx
 import numpy as np
 import pytest
-import torch
-from safetensors.numpy import load_file
 
 from dptrain.errors import DptrainError, NotPaid
 from dptrain.inference import release as releases
 from dptrain.inference import remote
-from dptrain.inference.remote import Client, ServerRefused, generate
+from dptrain.inference.remote import ServerRefused, generate
 from dptrain.serve import adapters
-from tests.worlds.servers import Running, model_folders, running
-
-
-def client(world: Running, name: str = "anna") -> Client:
-    """Returns the package's own client, over the server of a test."""
-    made = Client("http://testserver", world.tokens[name])
-    made._http = world.http  # type: ignore[assignment]
-    made._http.headers = {**world.headers(name)}  # type: ignore[assignment]
-    return made
+from tests.worlds.elsewhere import adapted, base, client, pair
+from tests.worlds.servers import Running, running
 
 
 @contextmanager
@@ -34,33 +24,6 @@ def without_noise() -> Iterator[None]:
     """Takes clip and noise away on the client's side: what is left must be the adapter, to the last digit of float32."""
     with mock.patch.object(releases, "_noised", lambda values, clip, sigma: values):
         yield
-
-
-def base() -> tuple[Any, Any]:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    folder = model_folders()[0]
-    return AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
-
-
-def adapted(prompt: str, tokens: int) -> str:
-    from peft import PeftModel
-
-    model, tokenizer = base()
-    made: Any = PeftModel.from_pretrained(model, model_folders()[1] / "pub").eval()
-    ids = torch.tensor([tokenizer(prompt)["input_ids"]])
-    found = made.generate(input_ids=ids, max_new_tokens=tokens, do_sample=False, pad_token_id=0)
-    return tokenizer.decode(found[0, ids.shape[1] :], skip_special_tokens=True)
-
-
-def pair() -> tuple[np.ndarray, np.ndarray, float]:
-    """Returns A, B and the scaling as they lie in the release."""
-    folder = model_folders()[1] / "pub"
-    found = load_file(folder / "adapter_model.safetensors")
-    A = next(value for key, value in found.items() if "lora_A" in key)
-    B = next(value for key, value in found.items() if "lora_B" in key)
-    config = json.loads((folder / "adapter_config.json").read_text())
-    return A.astype("f8"), B.astype("f8"), config["lora_alpha"] / config["r"]
 
 
 @pytest.fixture(scope="module")

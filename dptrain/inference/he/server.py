@@ -63,16 +63,20 @@ class AdapterServer:
         self._encoder = seal.CKKSEncoder(context())
         self._evaluator = seal.Evaluator(context())
 
-    def register_keys(self, session: str, bundle: bytes) -> None:
+    def register_keys(self, session: str, bundle: bytes, *, replace: bool = False) -> None:
         """Takes the public keys of a session.
+
+        Args:
+            replace: take them in place of those that the session has; a bundle that is refused changes nothing.
 
         Raises:
             EncryptionRefused: as `wire.unpack_keys` (`SECRET_IN_BUNDLE` among them), `SESSION_TAKEN` where the session has
                 keys, and `SESSIONS_FULL`.
         """
-        self._sessions.refuse(session)
+        if not (replace and self._sessions.has(session)):
+            self._sessions.refuse(session)
         width, galois = wire.unpack_keys(bundle)
-        self._sessions.add(session, _Session(wire.key_name(bundle), width, galois))
+        self._sessions.add(session, _Session(wire.key_name(bundle), width, galois), replace=replace)
 
     def forget(self, session: str) -> None:
         """Lets the keys of a session go; it may register others."""

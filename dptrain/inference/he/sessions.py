@@ -27,10 +27,15 @@ class Sessions(Generic[Keys]):
         if len(self._held) >= self._most:
             raise EncryptionRefused("SESSIONS_FULL", f"{self._most} sessions have keys, the most there may be; ask later")
 
-    def add(self, session: str, keys: Keys) -> None:
-        """Takes the keys of a session; raises as `refuse`."""
+    def has(self, session: str) -> bool:
+        """Tells whether a session has keys."""
+        return session in self._held
+
+    def add(self, session: str, keys: Keys, *, replace: bool = False) -> None:
+        """Takes the keys of a session, in place of its own if they are to be replaced; raises as `refuse`."""
         with self._lock:
-            self.refuse(session)
+            if not (replace and session in self._held):
+                self.refuse(session)
             self._held[session] = keys
 
     def of(self, session: str) -> Keys:
