@@ -109,6 +109,9 @@ def serve(
     operator: Annotated[
         bool, option("With --add-token: one that sees budgets and posture, and asks for no text.", "--operator")
     ] = False,
+    corpus: Annotated[
+        bool, option("With --add-token: the budget of a corpus of this name pays, in place of a user's.", "--corpus")
+    ] = False,
     allow: Annotated[
         list[str] | None,
         option("With --add-token: class that may have influence, and its largest epsilon; repeat.", metavar="CLASS=EPSILON"),
@@ -126,11 +129,12 @@ def serve(
     Example: `dptrain serve serve.toml`
     """
     loaded = load_training("dptrain.serve.program")
-    wrong_if((operator or allow is not None) and add_token is None, "--operator and --allow go with --add-token")
+    about = operator or corpus or allow is not None
+    wrong_if(about and add_token is None, "--operator, --corpus and --allow go with --add-token")
     chosen = sum((init, he, add_token is not None, export is not None))
     wrong_if(chosen > 1, "give one of --init, --export, --he and --add-token")
     how = {"init": init, "export": export, "encrypted_only": he, "token": add_token, "operator": operator, "allow": allow}
-    how["port"] = port
+    how |= {"corpus": corpus, "port": port}
     raise typer.Exit(guarded(lambda: int(loaded.main(config, **how, as_json=json)), as_json=json))
 
 

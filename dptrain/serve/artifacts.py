@@ -19,11 +19,13 @@ from dptrain.errors import ConfigError
 from dptrain.serve.adapters import LastAdapter
 from dptrain.serve.config import Generation, ServeConfig
 from dptrain.serve.decoding import Served
+from ledger.budget import Beside
 from ledger.errors import ReleaseRefused
 from ledger.leaves.weights import WeightRecord
 from ledger.note import parse_verifier_key
 from ledger.release.contents import CODE_FORMS
 from ledger.release.files import CHUNK, digested, listed, opened
+from ledger.release.manifest import open_manifest, read_manifest
 from ledger.serving import InferenceGate
 
 BASE: Final = "base"
@@ -51,6 +53,17 @@ def open_gate(config: ServeConfig, classes: Mapping[str, Generation]) -> Inferen
         granters=[load_public_key(path) for path in table.granters],
         revoked=[bytes.fromhex(serial) for serial in table.revoked],
     )
+
+
+def beside(config: ServeConfig) -> Beside:
+    """Returns the checkpoint of the training ledger that the release cites, for the header of a budget log beside it.
+
+    Raises:
+        ReleaseRefused: there is no manifest that one of the keys signed.
+    """
+    keys = [key for path in config.gate.keys for key in _verifier_keys(path)]
+    manifest = open_manifest(read_manifest(config.gate.release), keys)
+    return Beside(manifest.origin, manifest.size, manifest.root)
 
 
 def _verifier_keys(path: Path) -> list[str]:

@@ -15,6 +15,7 @@ from dptrain.errors import ConfigError
 from dptrain.programs import print_json, quiet_libraries
 from dptrain.serve.access import CLIENT, OPERATOR, add_token
 from dptrain.serve.app import make_app
+from dptrain.serve.artifacts import beside
 from dptrain.serve.config import ENCRYPTED, ServeConfig
 from dptrain.serve.paying import create_log, export_log
 from dptrain.serve.service import Service
@@ -109,6 +110,7 @@ def main(
     encrypted_only: bool = False,
     token: str | None = None,
     operator: bool = False,
+    corpus: bool = False,
     allow: list[str] | None = None,
     port: int | None = None,
     as_json: bool = False,
@@ -121,8 +123,9 @@ def main(
     config = ServeConfig.load(path)
     if token is not None:
         rights = None if allow is None else Rights(allowed(allow))
-        made = add_token(config.tokens, token, role=OPERATOR if operator else CLIENT, rights=rights)
-        told = {"client": token, "role": OPERATOR if operator else CLIENT, "token": made, "file": str(config.tokens)}
+        role = OPERATOR if operator else CLIENT
+        made = add_token(config.tokens, token, role=role, unit="corpus" if corpus else "user", rights=rights)
+        told = {"client": token, "role": role, "token": made, "file": str(config.tokens)}
         if as_json:
             print_json(told)
         else:
@@ -136,7 +139,7 @@ def main(
             print(f"{export}: {size} leaves of the budget log; verify it: dptrain ledger verify {export} --key {vkey}")
         return 0
     if init:
-        with create_log(config) as log:
+        with create_log(config, beside(config)) as log:
             told = {"origin": log.header.origin, "key": log.header.log_vkey, "log": log.place.shown}
         if as_json:
             print_json(told)
