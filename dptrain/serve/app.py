@@ -23,7 +23,7 @@ from fastapi.security import HTTPBearer
 from jinja2 import Environment, select_autoescape
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
-from starlette.websockets import WebSocketDisconnect
+from starlette.websockets import WebSocketDisconnect, WebSocketState
 
 from dptrain.serve.access import Client
 from dptrain.serve.adapters import MOST_KEYS
@@ -418,9 +418,11 @@ async def _socket(service: Service, socket: WebSocket, work: Callable[[], Awaita
     try:
         await work()
         await socket.close()
-    except (WebSocketDisconnect, RuntimeError):
+    except WebSocketDisconnect:
         return
     except Exception as error:
+        if WebSocketState.DISCONNECTED in (socket.client_state, socket.application_state):
+            return  # it went while something was sent
         found = _unfit(error.errors()) if isinstance(error, ValidationError) else refused(error)
         service.metrics.refused(found.code)
         if found.status == 500:

@@ -52,6 +52,13 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
+def quiet_logs() -> None:
+    """Keeps what others would log of a request out of the log, whatever its level: paths with ids, frames, bodies."""
+    logging.getLogger("dptrain.inference").setLevel(logging.WARNING)  # one line for each answer otherwise
+    for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "websockets", "websockets.server", "asyncio"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
 def settings(app: Any, config: ServeConfig, port: int) -> uvicorn.Config:
     """Returns how uvicorn serves an application: with limits on what it takes, and no log of who asked for what."""
     return uvicorn.Config(
@@ -68,7 +75,7 @@ def serve(config: ServeConfig, *, encrypted_only: bool = False, port: int | None
         ConfigError, ReleaseRefused, LedgerError: before anything is served.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("dptrain.inference").setLevel(logging.WARNING)  # one line for each answer otherwise
+    quiet_logs()
     quiet_libraries()
     if encrypted_only and ENCRYPTED not in config.modes:
         raise ConfigError("SERVE_VALUE", "--he serves classes of mode = 'encrypted', and the file has none; add one")
