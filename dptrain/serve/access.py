@@ -125,11 +125,13 @@ def add_token(path: Path, client: str, *, role: str = CLIENT, unit: str = "user"
     """
     token = PREFIX + secrets.token_urlsafe(32)
     digest = hashlib.sha256(token.encode()).hexdigest()
-    lines = ["[[token]]", f'sha256 = "{digest}"', f'client = "{client}"', f'role = "{role}"', f'unit = "{unit}"']
+    said = {"sha256": digest, "client": client, "role": role, "unit": unit}
+    lines = ["[[token]]", *(f"{key} = {json.dumps(value)}" for key, value in said.items())]
     if rights is not None:
         table = rights.as_table()
         lines += ["[token.rights]", *(f"{key} = {str(value).lower()}" for key, value in table.items() if key != "classes")]
-        lines += ["[token.rights.classes]", *(f'"{name}" = {json.dumps(most)}' for name, most in table["classes"].items())]
+        lines.append("[token.rights.classes]")
+        lines += [f"{json.dumps(name)} = {json.dumps(most)}" for name, most in table["classes"].items()]
     try:
         before = path.read_text(encoding="utf-8") if path.exists() else ""
         whole = before + ("\n" if before else "") + "\n".join(lines) + "\n"
