@@ -136,11 +136,13 @@ class Limits(Table):
     Attributes:
         requests_per_minute: of all kinds. adapter_states_per_hour: states that an adapter is applied to for a client by
             ``split`` and ``encrypted``; as many as the state is wide tell the adapter exactly.
+        streams_per_client: answers of one client that run or wait at a time.
         key_sessions: clients that have keys for encryption registered at a time.
     """
 
     requests_per_minute: Annotated[int, Field(ge=1)] = 600
     adapter_states_per_hour: Annotated[int, Field(ge=1)] = 4096
+    streams_per_client: Annotated[int, Field(ge=1)] = 8
     key_sessions: Annotated[int, Field(ge=1, le=1024)] = 16
 
 

@@ -12,8 +12,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
 from attest.files import atomic_write
 from attest.fixed_point import MICRO, PICO
 from attest.keys import generate, load_private_key, save_private_key
@@ -116,16 +114,6 @@ def _single(clip: float, sigma: float, delta: float, adjacency: str) -> Worth:
     return Worth(clip, sigma, delta, 1, adjacency)
 
 
-def filled(answer: Answer, numbers: int) -> None:
-    """Makes the releases of an answer that are left, each of a state of zeros, so that their number tells nothing.
-
-    Args:
-        numbers: of a state.
-    """
-    while answer.made and answer.made < answer.worth.releases:
-        answer.release(np.zeros(numbers))
-
-
 def privacy_of(answer: Answer, one: Worth) -> dict[str, Any]:
     """Returns what an answer says of its releases, as JSON. ``one``: what one release is worth."""
     worth, receipt = answer.worth, answer.receipt
@@ -182,8 +170,8 @@ class Till:
     def settle(self, answer: Answer) -> None:
         """Ends a reservation: at nothing if no state was released, and else at all that was reserved.
 
-        Guarantee: what is freed tells nothing of a state. When an answer ends follows from states in clear, which choose the
-        tokens; so an answer that began is spent whole, and its releases are filled up (`filled`).
+        Guarantee: what is freed tells nothing of a state. Where a text ends follows from states in clear, which choose the
+        tokens; so an answer that began is spent whole.
         """
         receipt = answer.receipt
         assert isinstance(receipt, Reservation)

@@ -54,7 +54,8 @@ class Server(uvicorn.Server):
 
 def quiet_logs() -> None:
     """Keeps what others would log of a request out of the log, whatever its level: paths with ids, frames, bodies."""
-    logging.getLogger("dptrain.inference").setLevel(logging.WARNING)  # one line for each answer otherwise
+    for name in ("dptrain.inference", "uvicorn.error"):  # else a line for each answer, and for each WebSocket with its address
+        logging.getLogger(name).setLevel(logging.WARNING)
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "websockets", "websockets.server", "asyncio"):
         logging.getLogger(name).setLevel(logging.WARNING)
 

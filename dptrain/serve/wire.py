@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from attest.errors import AttestError
 from dptrain.errors import ConfigError, DptrainError, NotPaid
 from dptrain.inference.he.scheme import EncryptionRefused
-from ledger.errors import AccountantError, BudgetExhausted, LedgerBusy, LedgerError, ReleaseRefused
+from ledger.errors import AccountantError, BudgetExhausted, LedgerBusy, LedgerError, ReleaseRefused, RightsRefused
 
 POLICY_CLOSE: Final = 4403
 """WebSocket close code of a refusal by gate or budget; 4400 + n stands for HTTP 400 + n elsewhere."""
@@ -57,7 +57,7 @@ def refused(error: Exception) -> Refused:
     if isinstance(error, BudgetExhausted):
         amounts = {"unit": error.unit, "spent": error.spent, "cap": error.cap, "asked": error.asked, "scale": "1e-9 rho"}
         return Refused(403, "privacy_budget_exhausted", error.code, error.sentence, **amounts)
-    if isinstance(error, ReleaseRefused):
+    if isinstance(error, ReleaseRefused | RightsRefused):
         return Refused(403, "rights_refused", error.code, error.sentence)
     if isinstance(error, LedgerBusy):
         return Refused(503, "server_busy", error.code, error.sentence, after=1)
