@@ -67,6 +67,9 @@ ERRORS: Final[dict[int | str, dict[str, Any]]] = {
     }.items()
 }  # fmt: skip
 
+BY_THE_BORDER: Final = (400, 408, 413)
+"""Statuses of any route: what was sent is not in form, too late or too long."""
+
 _ERROR_SCHEMA: Final = {
     "type": "object",
     "required": ["error"],
@@ -208,6 +211,8 @@ def make_app(service: Service) -> FastAPI:
         for path in document["paths"].values():
             for operation in path.values():
                 operation["responses"].pop("422", None)
+                for status in BY_THE_BORDER:
+                    operation["responses"].setdefault(str(status), ERRORS[status])
         for name in ("HTTPValidationError", "ValidationError"):
             document["components"]["schemas"].pop(name, None)
         return document

@@ -8,6 +8,7 @@ from tests.mutants.correlated import CORRELATED
 from tests.mutants.mutant import Mutant
 from tests.mutants.ranks import ON_RANKS
 from tests.mutants.served import GATED, SERVED
+from tests.mutants.serving import SERVING
 from tests.mutants.tangents import TANGENTS
 
 ADDRESSES = "dptrain/sandbox/addresses.py"
@@ -877,5 +878,6 @@ GROUPS = {
     "several processes": ON_RANKS,
     "what a served model releases": SERVED,
     "the gate before a model": GATED,
+    "the server": SERVING,
 }
 """Mutants by what they break."""

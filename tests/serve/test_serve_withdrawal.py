@@ -65,29 +65,34 @@ def test_running_answers_of_what_was_withdrawn_end_and_those_of_others_go_on(ser
 
 @pytest.mark.parametrize("door", ["whole", "websocket"])
 def test_who_waits_for_the_whole_or_at_a_websocket_hears_of_it_too(served: Running, door: str) -> None:
-    """Also a reader who has everything that was computed, and waits for more."""
-    with held(served) as base:
-        found: list[Any] = []
+    """Also a reader who has everything that was computed, and waits for a turn of the one thread that computes."""
+    found: list[Any] = []
+    body = {"model": "released", "prompt": "the boat", "max_tokens": 20}
 
-        def ask() -> None:
-            if door == "whole":
-                found.append(served.complete("released", max_tokens=20))
-            else:
-                found.append(spoken(served, {"model": "released", "prompt": "the boat", "max_tokens": 20}))
+    def ask() -> None:
+        found.append(served.post("/v1/completions", body) if door == "whole" else spoken(served, body))
 
+    with held(served) as turns:
+        other = threading.Thread(target=lambda: served.complete("plain", "eve", max_tokens=40), daemon=True)
+        other.start()
+        until(lambda: len(served.service._running) == 1)
         thread = threading.Thread(target=ask, daemon=True)
         thread.start()
-        until(lambda: served.service.scheduler.running == 1)
-        base.release(3)
-        until(lambda: any(each.stream.decoding.computed == 3 for each in list(served.service._running)))
-        withdraw(served)
-        base.release(1)
+        until(lambda: len(served.service._running) == 2)
+        (asked,) = [each for each in served.service._running if each.asked[0].name == "anna"]
+        computed = [each.stream.decoding for each in served.service._running]
+        while asked.stream.decoding.computed < 3:
+            before = sum(each.computed for each in computed)
+            turns.release(1)
+            until(lambda before=before: sum(each.computed for each in computed) > before)
+        withdraw(served)  # while the other has the turn
+        turns.release(2)
         thread.join(5)
         assert found, "the reader still waits"
-        error = found[0].json()["error"] if door == "whole" else found[0][-1]["error"]
-        assert error["code"] == "WITHDRAWN" and (door == "websocket" or found[0].status_code == 403)
+    error = found[0].json()["error"] if door == "whole" else found[0][-1]["error"]
+    assert error["code"] == "WITHDRAWN" and (door == "websocket" or found[0].status_code == 403)
     told = served.http.get("/v1/budgets/self", headers=served.headers()).json()["spent_nano_rho"]
-    assert told > 0  # what began is spent, whoever ended it
+    assert told == asked.privacy["release"]["nano_rho"]  # what began is spent, whoever ended it
 
 
 def test_what_was_withdrawn_leaves_memory(served: Running) -> None:
