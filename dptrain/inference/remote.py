@@ -113,7 +113,8 @@ class Client:
             ServerRefused: code EXHAUSTED, and others; TERMS, the noise of the server is worth less than was asked for.
         """
         if epsilon is None and at_most is None:
-            raise ConfigError("EPSILON", "the server would choose its own noise; give epsilon, or at_most, the most that you take")
+            sentence = "the server would choose its own noise"
+            raise ConfigError("EPSILON", f"{sentence}; give epsilon, or at_most, the most that you take")
         body = {"model": model, "releases": releases, **({} if epsilon is None else {"epsilon": epsilon}), **asked}
         terms = self._json("POST", "/v1/split", json=body)
         most = epsilon if at_most is None else at_most
@@ -163,7 +164,8 @@ def _refusal(answer: Any) -> ServerRefused:
 def _judged(terms: dict[str, Any], releases: int, most: float, delta: float, adjacency: str) -> Worth:
     """Returns what the releases of an answer are worth, by this package's own figures.
 
-    Guarantee: the noise that a server chooses is used only if it is worth what was asked for: who reads the states is the server.
+    Guarantee: the noise that a server chooses is used only if it is worth what was asked for: who reads the states is the
+    server.
 
     Raises:
         ServerRefused: code TERMS.

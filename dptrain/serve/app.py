@@ -353,8 +353,11 @@ def _answer_text(app: FastAPI, service: Service) -> None:
     async def answered(request: Request, asked: Asking, rights: str | None) -> Response:
         running = await service.answer(_client(request), asked, rights)
         if asked.stream:
-            return StreamingResponse(_events(service, asked, running), media_type="text/event-stream")
-        told = await _unless_gone(request, _whole(service, asked, running))
+            return _Events(service, asked, running)
+        try:
+            told = await _unless_gone(request, _whole(service, asked, running))
+        finally:
+            service.left(running)
         return Response(status_code=499) if told is None else JSONResponse(told)
 
     @app.websocket("/v1/stream")
@@ -369,6 +372,21 @@ async def _whole(service: Service, asked: Asking, running: Running) -> dict[str,
         text += piece.text
         finish = piece.finish or finish
     return whole(asked, running.identity, text, finish, running.usage, running.told())
+
+
+class _Events(StreamingResponse):
+    """Sends an answer as server-sent events, and lets it go whatever becomes of its reader."""
+
+    def __init__(self, service: Service, asked: Asking, running: Running) -> None:
+        super().__init__(_events(service, asked, running), media_type="text/event-stream")
+        self._let_go = lambda: service.left(running)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Sends it; it is let go also where no piece was asked for."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._let_go()
 
 
 async def _unless_gone(request: Request, work: Any) -> Any:
@@ -484,7 +502,7 @@ async def _spoken(
             await socket.send_json(each)
         await socket.send_json({"done": True})
     finally:
-        running.stream.cancel()
+        service.left(running)
 
 
 async def _states(socket: WebSocket, apply: Callable[[bytes], bytes]) -> None:

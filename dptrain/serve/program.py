@@ -147,7 +147,7 @@ def main(
             print(f"{export}: {size} leaves of the budget log; verify it: dptrain ledger verify {export} --key {vkey}")
         return 0
     if init:
-        with create_log(config, beside(config)) as log:
+        with create_log(config, beside(config) if config.gate.release.exists() else None) as log:
             told = {"origin": log.header.origin, "key": log.header.log_vkey, "log": log.place.shown}
         if as_json:
             print_json(told)

@@ -287,8 +287,12 @@ class Service:
                 if piece.finish is not None:
                     return
         finally:
-            self._running.discard(running)
-            running.stream.cancel()
+            self.left(running)
+
+    def left(self, running: Running) -> None:
+        """Notes that nobody reads an answer any more."""
+        self._running.discard(running)
+        running.stream.cancel()
 
     # ------------------------------------------------------------------------------------------------ adapters elsewhere
 

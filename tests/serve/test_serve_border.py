@@ -30,7 +30,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"json": {"model": "plain", "messages": [{"role": "user", "content": "the boat"}]}},
     "/v1/split": {"json": {"model": "split", "releases": 1}},
     "/v1/he/lora": {"params": {"model": "he"}, "content": b"state"},
-    "/v1/he/keys": {"content": b"keys"},
+    "/v1/he/keys": {"params": {"model": "he"}, "content": b"keys"},
 }
 
 

@@ -168,10 +168,11 @@ def test_a_busy_database_says_when_to_come_again_and_a_later_request_is_answered
 def test_a_settlement_that_fails_leaves_the_answer_spent_whole(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with running(tmp_path) as world:
         with mock.patch.object(type(world.service.till.log), "settle_later", side_effect=OSError("disk")):  # type: ignore[union-attr]
-            answer = world.complete("released").json()
+            answer = world.complete("released")
+        assert answer.status_code == 503 and "disk" not in answer.text
         told = world.http.get("/v1/budgets/self", headers=world.headers()).json()
-        assert told["spent_nano_rho"] == answer["privacy"]["release"]["nano_rho"]
-        assert len(world.service.till.log.state.open) == 1 and "stays whole" in caplog.text  # type: ignore[union-attr]
+        assert told["spent_nano_rho"] > 0
+        assert len(world.service.till.log.state.open) == 1  # type: ignore[union-attr]
 
 
 def test_a_server_with_another_key_than_its_log_does_not_start(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 
 def register(world: Running, bundle: bytes, who: str = "anna") -> Any:
-    return world.http.post("/v1/he/keys", headers=world.headers(who), content=bundle)
+    return world.http.post("/v1/he/keys?model=he", headers=world.headers(who), content=bundle)
 
 
 def ask(world: Running, body: bytes, who: str = "anna", model: str = "he") -> Any:

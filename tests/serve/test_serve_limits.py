@@ -163,6 +163,7 @@ def test_an_answer_that_nobody_reads_ends_at_its_deadline_also_on_a_server_that_
 
     class Endless:
         finish, computed, prompt = None, 0, 1
+        over = property(lambda self: self.finish is not None)
 
         def step(self) -> str:
             time.sleep(0.002)
@@ -172,14 +173,17 @@ def test_an_answer_that_nobody_reads_ends_at_its_deadline_also_on_a_server_that_
         def forget(self) -> None:
             pass
 
+        def silently(self) -> bool:
+            return False
+
     class Wordy(Endless):
         def step(self) -> str:
             return "word "
 
     async def work() -> None:
         for made, seconds in ((Endless(), 60.0), (Wordy(), 0.3)):
-            scheduler.hold()
-            scheduler.start(made, ended.append, seconds)  # type: ignore[arg-type]
+            scheduler.hold("anna", 8)
+            scheduler.start(made, ended.append, seconds, "anna")  # type: ignore[arg-type]
         for _ in range(300):
             await asyncio.sleep(0.01)
             if ended:

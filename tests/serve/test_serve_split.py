@@ -79,12 +79,16 @@ def test_an_answer_is_taken_by_who_paid_and_nobody_else(world: Running) -> None:
     assert [send(world, answer, state).status_code for _ in range(3)] == [200, 200, 403]  # none of that took one
 
 
-def test_a_state_of_another_form_is_refused_and_counts_as_none(world: Running) -> None:
-    answer = paid(world, 1)
+def test_a_state_of_another_form_is_refused_and_counts_as_one(world: Running) -> None:
+    """Who reads the states has it all the same."""
+    answer, before = paid(world, 8), spent(world)
     n = answer["numbers"]
     for state in (b"", bytes(4 * n - 1), bytes(4 * n + 4), bytes(8 * n), np.full(n, np.nan), np.full(n, np.inf), b"[1.0, 2.0]"):
         assert send(world, answer, state).json()["error"]["code"] == "STATE"
     assert send(world, answer, np.zeros(n)).status_code == 200
+    assert send(world, answer, np.zeros(n)).json()["error"]["code"] == "NOT_RESERVED"
+    world.http.delete(f"/v1/split/{answer['id']}", headers=world.headers())
+    assert spent(world) == before  # of what was reserved nothing came back
 
 
 def test_a_websocket_takes_the_states_of_an_answer_and_no_more(world: Running) -> None:
@@ -136,7 +140,8 @@ def test_states_are_limited_by_the_hour_because_so_many_as_are_wide_tell_the_ada
         statuses = [send(world, answer, np.zeros(answer["numbers"])) for _ in range(5)]
         assert [each.status_code for each in statuses] == [200, 200, 200, 429, 429]
         assert 3500 < int(statuses[3].headers["retry-after"]) <= 3601
-        assert world.service.splits.of(answer["id"], world.service.access.client(f"Bearer {world.tokens['anna']}")).left == 2  # type: ignore[union-attr]
+        world.http.delete(f"/v1/split/{answer['id']}", headers=world.headers())
+        assert spent(world) == answer["privacy"]["release"]["nano_rho"]
 
 
 def test_in_rank_space_coordinates_are_taken_and_A_is_given_to_who_paid(ranked: Running, world: Running) -> None:
@@ -160,7 +165,7 @@ def test_in_rank_space_coordinates_are_taken_and_A_is_given_to_who_paid(ranked: 
 def test_base_here_and_adapter_there_say_what_the_adapted_model_says(world: Running, ranked: Running, space: str) -> None:
     served = world if space == "state" else ranked
     model, tokenizer = base()
-    with without_noise(), client(served).split("split", 12) as split:
+    with without_noise(), client(served).split("split", 12, at_most=1e6) as split:
         split.terms["shrink"] = 1.0
         factor = 2.0 if space == "rank" else 1.0  # the server's public factor is a half there
         text = generate(model, tokenizer, "the boat of", lambda state: factor * split.delta(state), max_tokens=12)
@@ -193,7 +198,7 @@ def test_the_noise_of_the_client_is_that_of_the_terms_and_of_no_two_states_the_s
 
 def test_an_answer_that_ends_early_is_filled_up_with_released_zeros(world: Running) -> None:
     before = len(world.service.splits._held)  # type: ignore[union-attr]
-    with client(world).split("split", 9) as split:
+    with client(world).split("split", 9, at_most=4.0) as split:
         split.delta(np.ones(32))
         split.delta(np.ones(32))
         identity = split.terms["id"]
@@ -221,13 +226,15 @@ def test_a_client_takes_no_terms_that_are_worth_less_than_it_asked_for(world: Ru
         made.split("split", 5, epsilon=2.0).delta(np.ones(32))
 
 
-def test_a_client_that_asks_for_no_epsilon_takes_terms_that_are_worth_what_they_say(world: Running) -> None:
+def test_a_client_says_the_most_that_it_takes_and_no_server_chooses_it(world: Running) -> None:
     made = client(world)
-    assert made.split("split", 5).answer.worth.epsilon == pytest.approx(4.0, rel=1e-6)
-    plain = made._json
-    lying = lambda method, path, **asked: {**plain(method, path, **asked), "sigma": 1.0}  # noqa: E731
-    with mock.patch.object(made, "_json", lying), pytest.raises(ServerRefused, match="TERMS"):
+    before = spent(world)
+    with pytest.raises(DptrainError, match="EPSILON"):
         made.split("split", 5)
+    assert spent(world) == before
+    assert made.split("split", 5, at_most=4.0).answer.worth.epsilon == pytest.approx(4.0, rel=1e-6)
+    with pytest.raises(ServerRefused, match="TERMS"):
+        made.split("split", 5, at_most=3.9)
 
 
 def test_a_client_hears_why_it_was_refused(world: Running) -> None:
