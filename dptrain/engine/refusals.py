@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from attest.policy import Policy
+from attest.schedule.reads import narrows
 from dptrain.accounting import unsupported
 from dptrain.clipping.resolver import Schedule
 from dptrain.data.sampling import expected_draw
@@ -30,6 +31,8 @@ def refuse_policy(policy: Policy) -> None:
     """Raises UnsupportedPolicy for the first setting that this build does not carry."""
     for sentence in unsupported(policy):
         raise UnsupportedPolicy("NOT_IN_THIS_BUILD", sentence)
+    if narrows(policy.classes):
+        raise UnsupportedPolicy("NOT_IN_THIS_BUILD", "a class of the policy has reads, and forwards are not narrowed yet")
     if isinstance(TABLE[policy.mechanism.name], Correlated):
         from dptrain.noise.correlated.gaussian import checked_norm  # loaded by runs that have it
 

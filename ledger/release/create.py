@@ -75,6 +75,17 @@ NO_PATH: Final = (
     "holds parameters as they were before the first step, and is exactly independent of every contribution. It is said of "
     "these parameters, not of a file that claims to hold them."
 )
+NO_PATH_FROM: Final = (
+    "D (no path): no path leads from class {classes} to artifact {name}, by the blocks that classes may touch and those that "
+    "their forwards read, as the ledger's header says: it is exactly independent of what these classes contributed. That "
+    "rests on what the trainer recorded and no ledger can show: that A holds, that every forward had the adapters switched "
+    "off that it does not read, and that the run was neither stopped nor chosen among others by what they contributed. Of the "
+    "time that steps took nothing is said."
+)
+NARROWED: Final = (
+    "Forwards are narrowed by the policy: a class reads the blocks that the ledger's header names, and no other. A path leads "
+    "from a class to every block that it may touch, and from a block to every class that reads it."
+)
 PATHS: Final = (
     "All adapters are active in every forward, so every class reads every block: where a class may have trained any block of "
     "an artifact, a path is counted from every class that trained anything."
@@ -87,11 +98,19 @@ NOT_SAID: Final = (
 
 
 def statements(
-    artifacts: Sequence[Artifact], delta: str, weights: Tie, isolation: Isolation, *, step: int, horizon: bool
+    artifacts: Sequence[Artifact],
+    delta: str,
+    weights: Tie,
+    isolation: Isolation,
+    *,
+    step: int,
+    horizon: bool,
+    narrowed: Sequence[str] = (),
 ) -> tuple[str, ...]:
     """Returns what holds of a release with these artifacts at this delta.
 
     Args:
+        narrowed: the classes of the policy where it narrows what forwards read, else none.
         isolation: how statement A stands at the end of the leaves that the manifest cites.
         horizon: whether epsilons are those of the planned horizon.
     """
@@ -99,7 +118,11 @@ def statements(
     said = [direct(isolation, step), INDIRECT.format(delta=delta)]
     said += [HORIZON] if horizon else []
     said += [NO_PATH.format(name=name) for name in free]
-    return (*said, PATHS, told(weights), *told_beside(weights), NOT_SAID)
+    for part in artifacts if narrowed else ():
+        out = [name for name, path in zip(narrowed, part.influenced_by, strict=True) if not path]
+        if out and any(part.influenced_by):
+            said.append(NO_PATH_FROM.format(name=part.name, classes=", ".join(out)))
+    return (*said, NARROWED if narrowed else PATHS, told(weights), *told_beside(weights), NOT_SAID)
 
 
 def direct(isolation: Isolation, step: int) -> str:
@@ -321,7 +344,10 @@ def record_of(run: Replay, weights: Tie) -> dict[str, Any]:
         "withdrawals_root": gone,
         "blocks": block_rows(header),
         "artifacts": parts,
-        "statements": statements(parts, delta, weights, run.isolation, step=run.position, horizon=horizon),
+        "statements": statements(
+            parts, delta, weights, run.isolation, step=run.position, horizon=horizon,
+            narrowed=[rule.name for rule in run.header.policy.classes] if run.header.reads is not None else (),
+        ),
     }
 
 

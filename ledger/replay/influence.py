@@ -77,14 +77,14 @@ def influenced(
 def artifacts(header: Header) -> tuple[Artifact, ...]:
     """Returns the full model, its base without the adapters that classes are bound to, and each of these adapters.
 
-    Guarantee: Computed from the header alone, for the forward that the engine has: all adapters are active, so that every
-    contribution reads every block. A part is free of the influence of a class only if no class may touch any of its blocks: it
-    is then what it was before the first step.
+    Guarantee: Computed from the header alone, by the blocks that it says each class to read: all of them where the policy does
+    not narrow forwards, since all adapters are active then. A part is free of the influence of a class only if no path leads to
+    it. Of one that some class may touch this takes statement A, which a policy that narrows forwards requires.
     """
     classes = header.policy.classes
     writes = {profile.class_name: frozenset(profile.blocks) for profile in header.profiles}
     everything = frozenset(range(len(header.blocks)))
-    reads = dict.fromkeys(writes, everything)
+    reads = header.reading
     adapters: dict[str, frozenset[int]] = {}
     for rule in classes:
         if rule.depth.adapter is not None:

@@ -119,7 +119,7 @@ def fields_table(first: str, documents: Mapping[str, type], *, key: str = "key",
     for name, cls in documents.items():
         for item in (item for item in labelled(cls) if item.label >= least):
             value = f"`{item.kind.cddl}`" + (f" in {item.kind.unit}" if item.kind.unit else "")
-            value += " or null" if item.nil else ", optional" if item.optional else ""
+            value += (" or null" if item.nil else "") + (", optional" if item.optional else "")
             rule = f" {item.rule[0].upper()}{item.rule[1:]}." if item.rule else ""
             rows.append((name, str(item.label), f"`{item.name}`", value, item.sentence + rule))
     return table((first, key, "field", "value", "meaning"), rows)
