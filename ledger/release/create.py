@@ -86,6 +86,10 @@ NARROWED: Final = (
     "Forwards are narrowed by the policy: a class reads the blocks that the ledger's header names, and no other. A path leads "
     "from a class to every block that it may touch, and from a block to every class that reads it."
 )
+STOPPED: Final = (
+    "Forwards are narrowed by the policy, and the run did not go to its signed end: when to stop may have followed from any "
+    "class, so a path is counted from every class that trained anything to every artifact that a class may have trained."
+)
 PATHS: Final = (
     "All adapters are active in every forward, so every class reads every block: where a class may have trained any block of "
     "an artifact, a path is counted from every class that trained anything."
@@ -105,12 +109,12 @@ def statements(
     *,
     step: int,
     horizon: bool,
-    narrowed: Sequence[str] = (),
+    narrowed: Sequence[str] | None = None,
 ) -> tuple[str, ...]:
     """Returns what holds of a release with these artifacts at this delta.
 
     Args:
-        narrowed: the classes of the policy where it narrows what forwards read, else none.
+        narrowed: the classes of the policy where it narrows what forwards read, else None.
         isolation: how statement A stands at the end of the leaves that the manifest cites.
         horizon: whether epsilons are those of the planned horizon.
     """
@@ -118,11 +122,12 @@ def statements(
     said = [direct(isolation, step), INDIRECT.format(delta=delta)]
     said += [HORIZON] if horizon else []
     said += [NO_PATH.format(name=name) for name in free]
-    for part in artifacts if narrowed else ():
-        out = [name for name, path in zip(narrowed, part.influenced_by, strict=True) if not path]
+    for part in artifacts if narrowed is not None and not horizon else ():
+        out = [name for name, path in zip(narrowed or (), part.influenced_by, strict=True) if not path]
         if out and any(part.influenced_by):
             said.append(NO_PATH_FROM.format(name=part.name, classes=", ".join(out)))
-    return (*said, NARROWED if narrowed else PATHS, told(weights), *told_beside(weights), NOT_SAID)
+    paths = PATHS if narrowed is None else STOPPED if horizon else NARROWED
+    return (*said, paths, told(weights), *told_beside(weights), NOT_SAID)
 
 
 def direct(isolation: Isolation, step: int) -> str:
@@ -334,7 +339,8 @@ def describe(
 
 def record_of(run: Replay, weights: Tie) -> dict[str, Any]:
     """Returns what a manifest must say of a run that has the leaves that it cites, and no more: its fields by name."""
-    header, horizon, parts = run.header, not is_final(run), artifacts(run.header)
+    header, horizon = run.header, not is_final(run)
+    parts = artifacts(header, final=not horizon)
     delta, (withdrawn, gone) = str(header.policy.delta), withdrawals_root(run.withdrawals, run.size)
     return {
         "step": run.position,
@@ -346,7 +352,7 @@ def record_of(run: Replay, weights: Tie) -> dict[str, Any]:
         "artifacts": parts,
         "statements": statements(
             parts, delta, weights, run.isolation, step=run.position, horizon=horizon,
-            narrowed=[rule.name for rule in run.header.policy.classes] if run.header.reads is not None else (),
+            narrowed=None if header.reads is None else [rule.name for rule in header.policy.classes],
         ),
     }
 

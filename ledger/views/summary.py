@@ -105,13 +105,13 @@ class ReleaseRow:
 def release_rows(run: Replay) -> tuple[ReleaseRow, ...]:
     """Returns the last releases of a run, at most `MAX_LISTED`, in the order of their leaves."""
     known: dict[tuple[int, bool], Costs] = {}
-    parts = artifacts(run.header) if run.releases.recorded else ()
+    parts = {final: artifacts(run.header, final=final) for final in {item.final for item in run.releases.recorded}}
     rows = []
     for item in run.releases.recorded[-MAX_LISTED:]:
         moment = (item.admitted, item.final)
         if moment not in known:
             known[moment] = _costs(run, item)
-        rows.append(_row(run, item, parts, known[moment]))
+        rows.append(_row(run, item, parts[item.final], known[moment]))
     return tuple(rows)
 
 

@@ -187,12 +187,14 @@ def _trace(run: Replay, admit: Admit, left: Sequence[Withdraw], pruned: bool) ->
 
 
 def _touched(run: Replay, windows: Collection[Charge], place: int) -> tuple[TouchedRelease, ...]:
-    recorded = [item.leaf for item in run.releases.recorded]
-    parts = tuple(part.name for part in artifacts(run.header) if part.influenced_by[place]) if recorded else ()
+    reached = {
+        final: tuple(part.name for part in artifacts(run.header, final=final) if part.influenced_by[place])
+        for final in {item.final for item in run.releases.recorded}
+    }
     return tuple(
-        TouchedRelease(leaf.seq, leaf.time, leaf.step, leaf.manifest_digest, parts)
-        for leaf in recorded
-        if parts and any(window.seq < leaf.seq for window in windows)
+        TouchedRelease(item.leaf.seq, item.leaf.time, item.leaf.step, item.leaf.manifest_digest, reached[item.final])
+        for item in run.releases.recorded
+        if reached[item.final] and any(window.seq < item.leaf.seq for window in windows)
     )
 
 
