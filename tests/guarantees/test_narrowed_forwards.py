@@ -295,6 +295,7 @@ def test_adapter_names_of_peft_are_refused_by_what_they_run(world):
 KINDS = {
     "DoRA": {"use_dora": True},
     "modules_to_save": {"modules_to_save": ["lm_head"]},
+    "an embedding": {"target_modules": ["wte"], "fan_in_fan_out": False},
 }
 
 
@@ -302,7 +303,7 @@ KINDS = {
 def test_adapters_that_are_not_known_to_be_switched_off_are_refused(world, kind: str):
     def made(*names: str) -> nn.Module:
         model = adapted(*names)
-        config = peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True, **KINDS[kind])
+        config = peft.LoraConfig(**{"r": 2, "target_modules": ["c_attn"], "fan_in_fan_out": True} | KINDS[kind])
         model.add_adapter("extra", config)
         model.base_model.set_adapter([*names, "extra"] if kind == "DoRA" else list(names))
         return model
