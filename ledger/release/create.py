@@ -76,11 +76,11 @@ NO_PATH: Final = (
     "these parameters, not of a file that claims to hold them."
 )
 NO_PATH_FROM: Final = (
-    "D (no path): no path leads from class {classes} to artifact {name}, by the blocks that classes may touch and those that "
-    "their forwards read, as the ledger's header says: it is exactly independent of what these classes contributed. That "
-    "rests on what the trainer recorded and no ledger can show: that A holds, that every forward had the adapters switched "
-    "off that it does not read, and that the run was neither stopped nor chosen among others by what they contributed. Of the "
-    "time that steps took nothing is said."
+    "D (no path): no path leads from {classes} to artifact {name}, by the blocks that classes may touch and those that their "
+    "forwards read, as the ledger's header says: it is exactly independent of the payloads that these contributed. That rests "
+    "on what the trainer recorded and no ledger can show: that A holds, that every forward had the adapters switched off that "
+    "it does not read, and that no run was broken off, gone on with or chosen among others by these payloads. Of the time "
+    "that steps took nothing is said."
 )
 NARROWED: Final = (
     "Forwards are narrowed by the policy: a class reads the blocks that the ledger's header names, and no other. A path leads "
@@ -125,7 +125,8 @@ def statements(
     for part in artifacts if narrowed is not None and not horizon else ():
         out = [name for name, path in zip(narrowed or (), part.influenced_by, strict=True) if not path]
         if out and any(part.influenced_by):
-            said.append(NO_PATH_FROM.format(name=part.name, classes=", ".join(out)))
+            classes = f"class{'es' if len(out) > 1 else ''} {', '.join(out)}"
+            said.append(NO_PATH_FROM.format(name=part.name, classes=classes))
     paths = PATHS if narrowed is None else STOPPED if horizon else NARROWED
     return (*said, paths, told(weights), *told_beside(weights), NOT_SAID)
 

@@ -184,7 +184,7 @@ def test_a_release_certifies_an_epsilon_of_0_where_no_path_leads(released):
     cost = {row.name: row.epsilon_micro for row in manifest.classes}
     assert manifest.epsilon_micro("adapter:one", 0) == cost["open"] > 0 == manifest.epsilon_micro("adapter:one", 1)
     assert manifest.epsilon_micro("adapter:two", 1) == cost["sensitive"] > 0 == manifest.epsilon_micro("adapter:two", 0)
-    told = [sentence for sentence in manifest.statements if "no path leads from class" in sentence]
+    told = [sentence for sentence in manifest.statements if "no path leads from class " in sentence]
     assert [("sensitive" in one, "adapter:one" in one) for one in told] == [(True, True), (False, False)]
     assert not any("All adapters are active" in sentence for sentence in manifest.statements)
     report = check_release(released.path.parent, [SIGNER.vkey])

@@ -283,6 +283,7 @@ _CLASSES: Final = "`[[class]]`, one per admissibility class"
 _UNBUILT: Final = "Specified, not built yet"
 _CORRELATED: Final = "Noise that is correlated between steps"
 _DEPTH: Final = "`depth`"
+_READS: Final = "`reads`"
 
 
 def policy_page(page: str) -> str:
@@ -293,7 +294,8 @@ def policy_page(page: str) -> str:
     page = with_tables(page, _CORRELATED, [table(("family", "parameters"), _families())])
     page = with_tables(page, _DEPTH, [table(("key", "meaning"), _depth_rows())])
     refused = table(("setting", "word", "what it will be", "parameters"), _unbuilt_rows())
-    return with_tables(page, _UNBUILT, [refused, settings_table(ReadRule), settings_table(DecodingRule)])
+    page = with_tables(page, _READS, [settings_table(ReadRule)])
+    return with_tables(page, _UNBUILT, [refused, settings_table(DecodingRule)])
 
 
 def policy_cddl() -> str:

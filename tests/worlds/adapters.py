@@ -10,6 +10,7 @@ from torch import nn
 
 from dptrain import Microbatches, NoiseSource, PrivateTraining
 from dptrain.integrations.losses import losses_of
+from tests.worlds.trainer import wrapped
 from tests.worlds.training import World, make_world
 
 KEY = b"\x37" * 32
@@ -79,7 +80,7 @@ def collated(swapped: int | None = None) -> Callable[[list[dict[str, Any]]], dic
 
 
 def per_text(model: nn.Module, rows: Any) -> torch.Tensor:
-    return losses_of(model, model(input_ids=rows["input_ids"]), rows["labels"])
+    return losses_of(getattr(model, "module", model), model(input_ids=rows["input_ids"]), rows["labels"])
 
 
 class AdapterRun:
@@ -87,10 +88,12 @@ class AdapterRun:
 
     def __init__(
         self, world: World, model: nn.Module, ledger: str, *, swapped: int | None = None, key: bytes | None = KEY,
-        resume: bool = False, microbatch: int = 3, rows: int | None = None, losses: Any = per_text, **options: Any,
+        resume: bool = False, microbatch: int = 3, rows: int | None = None, losses: Any = per_text, ranks: bool = False,
+        **options: Any,
     ) -> None:  # fmt: skip
         torch.manual_seed(11)
         self.model, self._losses = model, losses
+        self.net = wrapped(model) if ranks else model
         self.optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.05)
         self.schedule = torch.optim.lr_scheduler.LinearLR(self.optimizer, 1.0, 0.2, 6)
         self.private = PrivateTraining.open(
@@ -100,7 +103,7 @@ class AdapterRun:
         )  # fmt: skip
         try:
             _, _, self.steps = self.private.prepare(
-                model, self.optimizer, collated(swapped), states=[self.schedule], **options
+                self.net, self.optimizer, collated(swapped), states=[self.schedule], **options
             )
         except BaseException:
             self.private.close()
@@ -116,7 +119,7 @@ class AdapterRun:
         """Trains to a step, whose state it saves, or to the end."""
         for step in self.steps:
             for rows in step:
-                self.private.backward(self._losses(self.model, rows), rows)
+                self.private.backward(self._losses(self.net, rows), rows)
             self.private.clip_blocks_(0.05)
             self.optimizer.step()
             self.schedule.step()
