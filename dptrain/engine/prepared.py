@@ -21,6 +21,7 @@ from attest.corpus import Corpus
 from attest.gate import GateReport
 from attest.gate.reading import KeptReading
 from attest.policy import Policy, SignedPolicy
+from attest.schedule.reads import narrows
 from attest.schema.rounding import at_most
 from dptrain.blocks.forwards import Forwards
 from dptrain.blocks.stack import Ran, layer_stack, order_of
@@ -670,7 +671,8 @@ class PreparedRun(Parts[Planned]):
                     f"eight, each with one",
                 )
         else:
-            public = {rule.name for rule in self.policy.classes if rule.public}
+            # What probes saw decides how everybody's forward goes: no class may show in that where forwards are kept apart.
+            public = {rule.name for rule in self.policy.classes if rule.public and not narrows(self.policy.classes)}
             forms = [
                 number for number, form in enumerate(pool.slots.forms)
                 if form.descriptor.admissibility_class in public

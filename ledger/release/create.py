@@ -87,8 +87,9 @@ NARROWED: Final = (
     "from a class to every block that it may touch, and from a block to every class that reads it."
 )
 STOPPED: Final = (
-    "Forwards are narrowed by the policy, and the run did not go to its signed end: when to stop may have followed from any "
-    "class, so a path is counted from every class that trained anything to every artifact that a class may have trained."
+    "Forwards are narrowed by the policy, and these are not known to be the weights with which the run went to its signed end: "
+    "which step they are of may have followed from any class, so a path is counted from every class that trained anything to "
+    "every artifact that a class may have trained."
 )
 PATHS: Final = (
     "All adapters are active in every forward, so every class reads every block: where a class may have trained any block of "
@@ -114,7 +115,8 @@ def statements(
     """Returns what holds of a release with these artifacts at this delta.
 
     Args:
-        narrowed: the classes of the policy where it narrows what forwards read, else None.
+        narrowed: the classes of the policy where it narrows what forwards read; none of them where these are not the weights at
+            the signed end; None for a policy that does not narrow it.
         isolation: how statement A stands at the end of the leaves that the manifest cites.
         horizon: whether epsilons are those of the planned horizon.
     """
@@ -122,12 +124,12 @@ def statements(
     said = [direct(isolation, step), INDIRECT.format(delta=delta)]
     said += [HORIZON] if horizon else []
     said += [NO_PATH.format(name=name) for name in free]
-    for part in artifacts if narrowed is not None and not horizon else ():
+    for part in artifacts if narrowed else ():
         out = [name for name, path in zip(narrowed or (), part.influenced_by, strict=True) if not path]
         if out and any(part.influenced_by):
             classes = f"class{'es' if len(out) > 1 else ''} {', '.join(out)}"
             said.append(NO_PATH_FROM.format(name=part.name, classes=classes))
-    paths = PATHS if narrowed is None else STOPPED if horizon else NARROWED
+    paths = PATHS if narrowed is None else NARROWED if narrowed else STOPPED
     return (*said, paths, told(weights), *told_beside(weights), NOT_SAID)
 
 
@@ -341,7 +343,8 @@ def describe(
 def record_of(run: Replay, weights: Tie) -> dict[str, Any]:
     """Returns what a manifest must say of a run that has the leaves that it cites, and no more: its fields by name."""
     header, horizon = run.header, not is_final(run)
-    parts = artifacts(header, final=not horizon)
+    final = not horizon and weights.commitment is not None and weights.commitment.step == run.position
+    parts = artifacts(header, final=final)
     delta, (withdrawn, gone) = str(header.policy.delta), withdrawals_root(run.withdrawals, run.size)
     return {
         "step": run.position,
@@ -353,7 +356,7 @@ def record_of(run: Replay, weights: Tie) -> dict[str, Any]:
         "artifacts": parts,
         "statements": statements(
             parts, delta, weights, run.isolation, step=run.position, horizon=horizon,
-            narrowed=None if header.reads is None else [rule.name for rule in header.policy.classes],
+            narrowed=None if header.reads is None else [rule.name for rule in header.policy.classes] if final else (),
         ),
     }
 

@@ -74,16 +74,17 @@ def influenced(
     return frozenset(reached)
 
 
-def artifacts(header: Header, *, final: bool = True) -> tuple[Artifact, ...]:
+def artifacts(header: Header, *, final: bool) -> tuple[Artifact, ...]:
     """Returns the full model, its base without the adapters that classes are bound to, and each of these adapters.
 
     Guarantee: Computed from the header alone, by the blocks that it says each class to read: all of them where the policy does
     not narrow forwards, since all adapters are active then. A part is free of the influence of a class only if no path leads to
-    it. Of one that some class may touch this takes statement A, which a policy that narrows forwards requires, and a run that
-    went to its signed end: when to stop may have been decided by looking at all of the model.
+    it. Of one that some class may touch this takes statement A, which a policy that narrows forwards requires, and weights with
+    which the run went to its signed end: which step is taken may have been decided by looking at all of the model.
 
     Args:
-        final: whether the run had gone to its signed end. Else every class counts as one that reads every block.
+        final: whether the weights are known to be those at the signed end. Else every class counts as one that reads every
+            block.
     """
     classes = header.policy.classes
     writes = {profile.class_name: frozenset(profile.blocks) for profile in header.profiles}

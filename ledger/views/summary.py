@@ -105,13 +105,13 @@ class ReleaseRow:
 def release_rows(run: Replay) -> tuple[ReleaseRow, ...]:
     """Returns the last releases of a run, at most `MAX_LISTED`, in the order of their leaves."""
     known: dict[tuple[int, bool], Costs] = {}
-    parts = {final: artifacts(run.header, final=final) for final in {item.final for item in run.releases.recorded}}
+    parts = artifacts(run.header, final=False) if run.releases.recorded else ()  # of which step the weights are, no leaf says
     rows = []
     for item in run.releases.recorded[-MAX_LISTED:]:
         moment = (item.admitted, item.final)
         if moment not in known:
             known[moment] = _costs(run, item)
-        rows.append(_row(run, item, parts[item.final], known[moment]))
+        rows.append(_row(run, item, parts, known[moment]))
     return tuple(rows)
 
 

@@ -187,14 +187,14 @@ def _trace(run: Replay, admit: Admit, left: Sequence[Withdraw], pruned: bool) ->
 
 
 def _touched(run: Replay, windows: Collection[Charge], place: int) -> tuple[TouchedRelease, ...]:
-    reached = {
-        final: tuple(part.name for part in artifacts(run.header, final=final) if part.influenced_by[place])
-        for final in {item.final for item in run.releases.recorded}
-    }
+    recorded = [item.leaf for item in run.releases.recorded]
+    # Of which step the weights are, no leaf says: every class counts as one that reads every block.
+    reached = [part.name for part in artifacts(run.header, final=False) if part.influenced_by[place]] if recorded else []
+    parts = tuple(reached)
     return tuple(
-        TouchedRelease(item.leaf.seq, item.leaf.time, item.leaf.step, item.leaf.manifest_digest, reached[item.final])
-        for item in run.releases.recorded
-        if reached[item.final] and any(window.seq < item.leaf.seq for window in windows)
+        TouchedRelease(leaf.seq, leaf.time, leaf.step, leaf.manifest_digest, parts)
+        for leaf in recorded
+        if parts and any(window.seq < leaf.seq for window in windows)
     )
 
 

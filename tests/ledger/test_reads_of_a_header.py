@@ -55,7 +55,7 @@ def refused(value: dict[int, Any]) -> LeafRefused:
 
 
 def reached(header: Header) -> dict[str, tuple[bool, ...]]:
-    return {part.name: part.influenced_by for part in artifacts(header)}
+    return {part.name: part.influenced_by for part in artifacts(header, final=True)}
 
 
 def test_a_header_says_what_each_class_reads_and_is_read_back():
@@ -163,17 +163,20 @@ def test_a_base_that_a_class_trains_leads_to_every_adapter():
     assert reached(header)["base"] == (False, True), "the class of the base reads no adapter"
 
 
-@pytest.fixture
-def released(path, tmp_path, monkeypatch):
-    """A release of a base and two adapters, one folder each, of a run in which nobody reads the adapter of another."""
-    (shape,) = {("F32", (6,))}
-    weights = {tensor.names[0]: (shape[0], [6], bytes(24)) for tensor in (ONE, TWO)}
-    plain_records = release_models.records
+def patched(monkeypatch: pytest.MonkeyPatch, weights: release_models.Tensors) -> None:
+    """Lets the runs of `release_models` train the tensors of two adapters."""
+    records = release_models.records
     monkeypatch.setattr(release_models, "WEIGHTS", weights)
     monkeypatch.setattr(
         release_models, "records",
-        lambda tensors: tuple(replace(record, adapter=record.names[0].split(".")[3]) for record in plain_records(tensors)),
+        lambda tensors: tuple(replace(record, adapter=record.names[0].split(".")[3]) for record in records(tensors)),
     )  # fmt: skip
+
+
+@pytest.fixture
+def released(path, tmp_path, monkeypatch):
+    """A release of a base and two adapters, one folder each, of a run in which nobody reads the adapter of another."""
+    patched(monkeypatch, {tensor.names[0]: ("F32", [6], bytes(24)) for tensor in (ONE, TWO)})
     driver = release_models.run_to_the_end(path, spec())
     with driver.ledger:
         yield release(driver.ledger, release_models.model(tmp_path / "model"), now=driver.tick())
@@ -189,6 +192,19 @@ def test_a_release_certifies_an_epsilon_of_0_where_no_path_leads(released):
     assert not any("All adapters are active" in sentence for sentence in manifest.statements)
     report = check_release(released.path.parent, [SIGNER.vkey])
     assert report.verdict == "TOLD", report.findings
+
+
+def test_the_weights_of_an_earlier_epoch_certify_no_adapter_free(path, tmp_path, monkeypatch):
+    """Which epoch is released may have followed from what another class released."""
+    weights = {tensor.names[0]: ("F32", [6], bytes(24)) for tensor in (ONE, TWO)}
+    patched(monkeypatch, weights)
+    driver = release_models.run_to_the_end(path, spec())
+    with driver.ledger:
+        monkeypatch.setattr(release_models, "WEIGHTS", release_models.weights_of_epoch(3))
+        made = release(driver.ledger, release_models.model(tmp_path / "model"), now=driver.tick())
+    assert made.manifest.weights.step == 24 < made.manifest.step
+    assert [part.influenced_by for part in made.manifest.artifacts if part.name == "adapter:one"] == [(True, True)]
+    assert check_release(tmp_path / "model", [SIGNER.vkey]).verdict == "TOLD"
 
 
 def test_rights_that_name_its_own_class_alone_open_an_adapter_and_no_other(released):

@@ -59,6 +59,15 @@ NARROWED = (
         "if False:", T_RUNS + "test_learning_rates_that_no_scheduler_set_are_refused_since_a_loss_may_have",
     ),
     Mutant(
+        "no class shows in the probes", ENGINE, "if rule.public and not narrows(self.policy.classes)}", "if rule.public}",
+        T_RUNS + "test_so_it_is_beside_a_public_class_that_reads_no_adapter_of_theirs",
+    ),
+    Mutant(
+        "weights of an earlier epoch certify nothing free", "ledger/release/create.py",
+        "weights.commitment.step == run.position", "True",
+        T_HEADER + "test_the_weights_of_an_earlier_epoch_certify_no_adapter_free",
+    ),
+    Mutant(
         "one graph for all is refused", REFUSALS, "    if compiled:\n", "    if False:\n",
         T_RUNS + "test_one_graph_for_all_and_parameters_over_ranks_are_refused_by_name",
     ),
