@@ -343,7 +343,8 @@ class Header(Checked):
         Row(Reads),
         "What the forward of each class reads, where the policy narrows it (`READS`): all blocks, but those that hold nothing"
         " but parameters of adapters that its `reads` leave out. A class touches no block that it does not read. Every adapter"
-        " in them is in the stack, and there the names of a parameter have that of its adapter as a word.",
+        " in them is in the stack, and there the names of a parameter have that of its adapter as a word. Field 23 is"
+        " `addressed`.",
         default=None,
         optional=True,
         rule="exactly where a class of the policy has reads",
@@ -379,6 +380,9 @@ class Header(Checked):
         object.__setattr__(self, "derived", derive(self.policy.classes, self.stack))
         object.__setattr__(self, "profiles", self._check_schedule())
         object.__setattr__(self, "pairs", check_pairs(self.geometry, self.policy, self.stack, self.derived))
+        if self.reads is not None and self.randomness != ADDRESSED:
+            sentence = "the header says reads, and that random numbers of a forward are those of everybody drawn in a step"
+            raise LeafRefused("READS", f"{sentence}; whoever reads apart has numbers of its own")
         object.__setattr__(self, "reading", check_reads(self.reads, self.policy, self.stack, self.derived))
         numerics = told(self.policy, self.coordinates, self.exactness_note, self.clip_margin)
         object.__setattr__(self, "numerics", numerics)

@@ -2123,6 +2123,7 @@ class Run:
         self.derived = derive_blocks(self.classes, stack)
         check_geometry(policy, self.classes, stack, pairs_said)
         check_reads(self.classes, stack, self.derived, reads_said)
+        need(reads_said is None or self.randomness == "addressed", "READS", "one generator for all")
         self.check_blocks(groups, blocks)
         self.check_numerics(note, margin)
 

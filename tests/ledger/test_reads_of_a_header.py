@@ -127,6 +127,12 @@ def test_a_header_of_reads_made_by_hand_is_held_to_the_same_rule():
         assert caught.value.code == "READS"
 
 
+def test_where_one_generator_serves_everybody_nobody_reads_apart():
+    with pytest.raises(LeafRefused, match="random numbers") as caught:
+        made(randomness="unaddressed")
+    assert caught.value.code == "READS"
+
+
 def test_what_reads_cannot_be_of_is_refused_where_the_stack_is_known():
     loose = parameter("layers.0.q.weight", 6, adapter="two")
     for rules, tensors, told in (

@@ -104,6 +104,7 @@ def false_headers(fields: dict[int, Any]) -> Iterator[tuple[str, dict[int, Any]]
         yield name, fields | {30: said}
     for last in (27, 29):
         yield f"left out, with {last} fields", {key: value for key, value in fields.items() if key <= last}
+    yield "with one generator for all", fields | {23: "unaddressed"}
     yield "behind pairs that there are none of", fields | {29: []}
     yield "behind turns", fields | {28: [[4, 1.0, 1.0], [4, 1.0, 1.0]]}
 
