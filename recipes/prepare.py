@@ -182,7 +182,7 @@ def stage_adapters(
     tiers: Sequence[Tier] = VENUES,
     now: int | None = None,
 ) -> None:
-    """Signs a corpus under a policy whose classes train an adapter of their own each; records of no class are left out.
+    """Signs a corpus under a policy whose classes train and read an adapter of their own; records of no class are left out.
 
     Args:
         class_of: a record to the name of its tier. tiers: names, and epsilons; an adapter has the name of its class.
@@ -195,6 +195,7 @@ def stage_adapters(
     count, rate = _rate(kept, draws)
     delta = min(DELTA, 0.1 / count)
     lines = [f'corpus = "{name}"', f"delta = {delta:g}", f"steps = {steps}", f"normalizer = {draws}"]
+    lines += ["", "[isolation]", "required = true"]
     for tier in tiers:
         lines += [
             "",
@@ -204,6 +205,7 @@ def stage_adapters(
             f"noise_multiplier = {calibrate(tier.epsilon, rate, steps, delta) + 1e-6:.6f}",
             f"sampling_rate = {rate:g}",
             f'depth = {{ adapter = "{tier.name}" }}',
+            f'reads = {{ adapters = ["{tier.name}"] }}',
         ]
     people = [Contributor(f"{tier}-{place + 1}", tier, own[place::4]) for tier, own in dealt.items() for place in range(4)]
     _stage(out, "\n".join(lines) + "\n", [one for one in people if one.records], kept, now)

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from dptrain.data.packing import Drawn, Planned, plan
+from dptrain.data.packing import Drawn, Planned, by_reads, in_order, plan
 
 
 def test_whole_contributions_are_taken_in_order_of_depth() -> None:
@@ -116,3 +116,27 @@ def test_no_room_is_an_error() -> None:
     for contributions, rows in ((0, None), (1, 0)):
         with pytest.raises(ValueError, match="holds nothing"):
             plan([], contributions, rows)
+
+
+@pytest.mark.parametrize("fill", [False, True])
+@pytest.mark.parametrize("seed", range(20))
+def test_how_those_who_read_alike_are_split_does_not_follow_from_who_else_was_drawn(seed: int, fill: bool) -> None:
+    chance = random.Random(seed)
+
+    def drawn(reads: int, count: int) -> list[Drawn]:
+        return [
+            Drawn(1000 * reads + slot, chance.randrange(4), chance.randrange(1, 9), chance.choice([None, 8]), reads)
+            for slot in range(count)
+        ]
+
+    own, others = drawn(1, 1 + chance.randrange(12)), drawn(0, chance.randrange(12)) + drawn(2, chance.randrange(12))
+    everybody, rows = chance.sample(own + others, len(own + others)), chance.choice([None, 6])
+    together = plan(everybody, 4, rows, fill=fill)
+    assert all({slot // 1000 for slot in one.slots} == {one.reads} for one in together), "nobody shares with another"
+    assert [one for one in together if one.reads == 1] == plan(own, 4, rows, fill=fill)
+    for rank in range(2):
+        mine, alone = (
+            [made for alike in by_reads(some) for made in plan(sorted(alike, key=in_order)[rank::2], 4, rows)]
+            for some in (everybody, own)
+        )
+        assert [one for one in mine if one.reads == 1] == alone

@@ -150,7 +150,8 @@ class ReadRule(Section):
     patterns: tuple[str, ...] | None = declared(
         2,
         Many(PATTERN, 1, 4096, "name patterns"),
-        "Shell-style patterns of the parameters outside of adapters that are read; left out for all of them.",
+        "Shell-style patterns of the parameters outside of adapters that are read; left out for all of them. [Not built"
+        " yet](#specified-not-built-yet).",
         key="set",
         default=None,
         optional=True,
@@ -256,11 +257,13 @@ class ClassRule:
     reads: ReadRule | None = declared(
         9,
         Inline(ReadRule, "read-rule", "reads", '{ adapters = ["clinic"] }'),
-        "What of the model the forward of the class reads, beside what it may touch. Left out, all of it. [Not built"
-        " yet](#specified-not-built-yet).",
+        "Adapters that are active in the forwards of the class: `{ adapters = [] }` is the model without any. Left out, all"
+        " are. A release certifies epsilon 0 where no path of blocks that classes touch and read leads. Needs `[isolation]"
+        " required = true`.",
         default=None,
         optional=True,
         shown="the whole model",
+        rule="with 31 of the policy",
     )
     purposes: tuple[str, ...] = declared(
         10,
@@ -345,7 +348,7 @@ class ClassRule:
     def asked(self) -> list[tuple[str, str]]:
         """Returns the words of the class that a version may not serve, with their keys."""
         stated = {
-            "reads": self.reads,
+            "reads.set": self.reads and self.reads.patterns,
             "generation": self.generation,
             "query": self.query,
         }

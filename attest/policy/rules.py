@@ -534,6 +534,13 @@ class Policy(Payload):
                         f"{what} of class {rule.name} is {from_micro(preset):g}, below {from_micro(floor):g} in [floors];"
                         " lower the floor or raise the preset",
                     )
+        narrowed = next((rule.name for rule in self.classes if rule.reads is not None), None)
+        if narrowed is not None and not self.isolation_required:
+            raise PolicyRefused(
+                "RANGE",
+                f"class {narrowed} has reads, which keep others out only as long as no optimizer carries their updates over;"
+                " set [isolation] required = true, or leave reads out",
+            )
         if all(rule.public for rule in self.classes):
             sentence = "every class of the policy is public, so that it protects nobody; add a class that is not"
             raise PolicyRefused("RANGE", sentence)

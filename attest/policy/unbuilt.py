@@ -26,7 +26,7 @@ UNBUILT: Final[Mapping[str, Mapping[str, str]]] = {
         "b_min_sep": _SAMPLED,
         "fixed_size_cyclic": "turns of a fixed number of contributions",
     },
-    "reads": {ANY: "a forward that reads a part of the model alone"},
+    "reads.set": {ANY: "a forward that reads a part of the model outside of adapters alone"},
     "purposes": {"generate": "generation from contributions", "query": "queries that contributions answer"},
     "generation": {ANY: "generation from contributions"},
     "query": {ANY: "queries that contributions answer"},

@@ -3,7 +3,7 @@
 * `allocation`: from signed bounds to the noise of every block. The arithmetic of single levels is exported here.
 * `convex`: the least noise energy under budgets. `turns`: the steps in which a contribution takes part under an order.
 * `stack`: a model's layers and parameters by name. `blocks`: the blocks that a policy makes of them. `geometry`: the pairs of
-  LoRA factors that move along the tangent space of their product.
+  LoRA factors that move along the tangent space of their product. `reads`: what the forward of each class reads.
 """
 
 from attest.schedule.allocation import (

@@ -95,7 +95,7 @@ def find_adapters(model: nn.Module) -> dict[str, Adapter]:
     every_layer: dict[str, set[str]] = {}
     below: dict[str, set[str]] = {}
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    for entry in _entries(model):
+    for entry in entries_of(model):
         own = entry.tensors()
         tensors.setdefault(entry.adapter, set()).update(own)
         if entry.kind == "PREFIX_TUNING":
@@ -237,12 +237,13 @@ def tuner_runs_whole(module: nn.Module) -> bool:
 def unchecked(model: nn.Module) -> Iterator[Obstacle]:
     """Obstacles of adapters that train somewhere in the model and were not checked, whoever is to train them."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    for entry in _entries(model):
+    for entry in entries_of(model):
         if any(parameters[name].requires_grad for name in entry.tensors()):
             yield from (obstacle for obstacle in entry.obstacles(parameters) if obstacle.unchecked)
 
 
-def _entries(model: nn.Module) -> Iterator[_Entry]:
+def entries_of(model: nn.Module) -> Iterator[_Entry]:
+    """Yields what each module of a model holds for each adapter."""
     for path, module in model.named_modules(remove_duplicate=False):
         if hasattr(type(module), "adapter_layer_names") and hasattr(type(module), "active_adapters"):
             for attribute in module.adapter_layer_names:

@@ -9,7 +9,7 @@ import difflib
 import fnmatch
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from attest.descriptor import ContributionDescriptor, SignedBounds
@@ -20,6 +20,7 @@ from attest.policy import ClassRule, Policy
 from attest.schedule import allocation, blocks, effective_multiplier, realised_std, scheduled_std
 from attest.schedule.blocks import Piece, StackBlock, mask
 from attest.schedule.geometry import couples_of
+from attest.schedule.reads import read_blocks
 from attest.schedule.stack import Kind, Stack, numbers
 from dptrain.blocks.adapters import require_adapter
 from dptrain.blocks.slices import Part, owned
@@ -139,12 +140,24 @@ class Schedule:
     frozen: tuple[Tensor, ...]
     public: frozenset[str] = frozenset()
     policy: Policy | None = None
+    reads: Mapping[str, frozenset[str] | None] = field(default_factory=dict)
+    """By class, the adapters that its forward reads beside the base; None, and no entry, for the whole model."""
+
     pairs: tuple[tuple[int, int], ...] = ()
     """Places among the tensors of all blocks, in their order, of ``lora_B`` and ``lora_A`` of every pair with a geometry."""
 
     @property
     def coordinates(self) -> int:
         return sum(block.coordinates for block in self.blocks)
+
+    @cached_property
+    def read_sets(self) -> tuple[frozenset[str] | None, ...]:
+        """Returns what forwards of classes read, each set once, in the policy's order of classes; None is the whole model."""
+        return tuple(dict.fromkeys(self.reads.get(name) for name in self.profiles))
+
+    def read_by(self, class_name: str) -> int:
+        """Returns the place among `read_sets` of what the forward of a class reads."""
+        return self.read_sets.index(self.reads.get(class_name))
 
     def lowest_position(self, class_name: str) -> int:
         """Depth of the lowest position that a class may touch: what its backward pass costs."""
@@ -274,7 +287,20 @@ def bind(policy: Policy, stack: LayerStack) -> Schedule:
     scheduled = {tensor.name: lane for lane, tensor in enumerate(t for block in made for t in block.tensors)}
     lanes = {place: scheduled.get(stack.tensors[own].name) for place, own in enumerate(places) if own is not None}
     pairs = _pairs(policy, named, derived, lanes)
-    return Schedule(stack, tuple(made), profiles, frozen, public, policy, pairs)
+    return Schedule(stack, tuple(made), profiles, frozen, public, policy, _reads(policy, named, derived), pairs)
+
+
+def _reads(policy: Policy, stack: Stack, derived: Sequence[StackBlock]) -> dict[str, frozenset[str] | None]:
+    """Returns the adapters that the forward of each class reads, None for the whole model.
+
+    Raises:
+        UnsupportedPolicy: code READS, what the policy says does not fit the model.
+    """
+    try:
+        read_blocks(policy.classes, stack, derived)
+    except ValueRefused as error:
+        raise UnsupportedPolicy(error.code, error.sentence) from error
+    return {rule.name: None if rule.reads is None else frozenset(rule.reads.adapters) for rule in policy.classes}
 
 
 def _pairs(

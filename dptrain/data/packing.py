@@ -9,13 +9,14 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Drawn:
-    """One drawn contribution: its slot, the lowest depth that it may touch, the number of its examples, and its public length;
-    all public."""
+    """One drawn contribution: its slot, the lowest depth that it may touch, the number of its examples, its public length, and
+    the number of what its class reads; all public."""
 
     slot: int
     depth: int
     examples: int
     length: int | None = None
+    reads: int = 0
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Planned:
             one of theirs.
         reach: blocks that a contribution of this microbatch, or of that of another rank at the same place, may touch; None
             where ranks go different ways.
+        reads: number of what the classes of its contributions read, one for all of them.
     """
 
     slots: tuple[int, ...]
@@ -43,6 +45,7 @@ class Planned:
     length: int | None = None
     idle: bool = False
     reach: frozenset[int] | None = None
+    reads: int = 0
 
     @property
     def rows(self) -> int:
@@ -51,13 +54,14 @@ class Planned:
 
 
 def plan(drawn: Sequence[Drawn], contributions: int, rows: int | None = None, *, fill: bool = False) -> list[Planned]:
-    """Splits a draw into microbatches: the longest contributions first, and those of one length in the order of the lowest
-    depth that they may touch.
+    """Splits a draw into microbatches: those that read alike, the longest contributions first, and those of one length in the
+    order of the lowest depth that they may touch.
 
     Guarantee: every contribution is in exactly one microbatch, whole, or in consecutive ones of its own that hold each of its
     examples once; no microbatch has more rows than ``rows`` nor more contributions than ``contributions``. Contributions of
-    different public lengths never share a microbatch, so that the length of a row is its own. Which shapes there are follows
-    from public numbers of who was drawn.
+    different public lengths never share a microbatch, so that the length of a row is its own; nor do those whose classes read
+    different parts of the model, and how these are split does not follow from one another. Which shapes there are follows from
+    public numbers of who was drawn.
 
     Args:
         drawn: in any order; the order of equals is that of their slots. contributions: the most in one microbatch.
@@ -87,11 +91,11 @@ def plan(drawn: Sequence[Drawn], contributions: int, rows: int | None = None, *,
         if waiting:
             missing = room(largest) - len(waiting) if fill else 0
             slots = tuple(item.slot for item in waiting)
-            planned.append(Planned(slots, largest, missing, length=waiting[0].length))
+            planned.append(Planned(slots, largest, missing, length=waiting[0].length, reads=waiting[0].reads))
             waiting.clear()
 
     for item in order:
-        if waiting and item.length != waiting[0].length:
+        if waiting and (item.reads, item.length) != (waiting[0].reads, waiting[0].length):
             close()
         if rows is not None and item.examples > rows:
             close()
@@ -106,9 +110,18 @@ def plan(drawn: Sequence[Drawn], contributions: int, rows: int | None = None, *,
     return planned
 
 
-def in_order(item: Drawn) -> tuple[int, int, int, int]:
-    """Sorts contributions as :func:`plan` takes them: the longest first, then by the lowest depth that they may touch."""
-    return -(item.length or 0), item.depth, item.examples, item.slot
+def in_order(item: Drawn) -> tuple[int, int, int, int, int]:
+    """Sorts contributions as :func:`plan` takes them: those that read alike together, the longest first, then by the lowest
+    depth that they may touch."""
+    return item.reads, -(item.length or 0), item.depth, item.examples, item.slot
+
+
+def by_reads(drawn: Sequence[Drawn]) -> list[list[Drawn]]:
+    """Returns those drawn by what their classes read; which of them stand together follows from no other."""
+    found: dict[int, list[Drawn]] = {}
+    for item in drawn:
+        found.setdefault(item.reads, []).append(item)
+    return [found[reads] for reads in sorted(found)]
 
 
 def dealt(planned: Sequence[Planned], rank: int, ranks: int) -> list[Planned]:
@@ -150,4 +163,5 @@ def _spread(item: Drawn, rows: int) -> Iterator[Planned]:
     size = -(-item.examples // count)
     for start in range(0, item.examples, size):
         stop = min(start + size, item.examples)
-        yield Planned((item.slot,), size, part=(start, stop), last=stop == item.examples, length=item.length)
+        own = {"length": item.length, "reads": item.reads}
+        yield Planned((item.slot,), size, part=(start, stop), last=stop == item.examples, **own)

@@ -18,7 +18,7 @@ from attest.schedule import Phases, phase_std
 from attest.schedule.turns import Order
 from dptrain.clipping.resolver import Resolution, Schedule
 from dptrain.data.contributions import Pool
-from dptrain.data.packing import Drawn, Planned, dealt, in_order, in_step, plan
+from dptrain.data.packing import Drawn, Planned, by_reads, dealt, in_order, in_step, plan
 from dptrain.data.sampling import OrderedSampler, PoissonSampler, Sampler, any_capped, groups
 from dptrain.engine.options import Microbatches, NoiseSource
 from dptrain.errors import ResumeRefused, UnsupportedPolicy
@@ -236,6 +236,7 @@ class Drawing:
         self._phases = Phases.of(policy)
         self._scheduled: dict[int, tuple[tuple[float, ...], tuple[float, ...]]] = {}
         self._lowest = {name: schedule.lowest_position(name) for name in schedule.profiles}
+        self._reads = {name: schedule.read_by(name) for name in schedule.profiles}
 
     def close(self, indices: Iterable[int]) -> None:
         """Draws these slots no more."""
@@ -251,7 +252,10 @@ class Drawing:
         Public contributions come last, in microbatches of their own; how the others are split does not depend on them.
         """
         pool, ranks = self._pool, self._ranks
-        found = [Drawn(slot, self._depth(slot), pool.size(slot), pool.length(slot)) for slot in drawn]
+        found = [
+            Drawn(slot, self._depth(slot), pool.size(slot), pool.length(slot), self._reads[self._resolution(slot).class_name])
+            for slot in drawn
+        ]
         public = {slot: self._resolution(slot).public for slot in drawn}
         plans = [microbatches_of(found, public, self._policy, self._size, rank, ranks.size) for rank in range(ranks.size)]
         return in_step(plans, ranks.rank, self._blocks if self._together else None)
@@ -298,9 +302,10 @@ def microbatches_of(
     """Plans the microbatches of one rank, of a draw; public contributions last, in microbatches of their own.
 
     How private contributions are split does not depend on public ones. They are dealt whole, in turns by their length and
-    depth, so that ranks have nearly the same to do. At ``certified`` microbatches are those of one process, and are dealt
-    whole: rounding may follow from the place of a row in it, and so it is the same on any number of ranks. Where noise is
-    injected per microbatch, the policy's groups of a draw are dealt, so that they are counted over all ranks.
+    depth, so that ranks have nearly the same to do; those whose classes read other parts of the model, by themselves. At
+    ``certified`` microbatches are those of one process, and are dealt whole: rounding may follow from the place of a row in it,
+    and so it is the same on any number of ranks. Where noise is injected per microbatch, the policy's groups of a draw are
+    dealt, so that they are counted over all ranks.
 
     Args:
         drawn: those that may reach lowest first. public: by slot, whether it is of a public class; these never fill up.
@@ -310,7 +315,8 @@ def microbatches_of(
     of_all = [one for one in drawn if public[one.slot]]
 
     def mine(some: Sequence[Drawn]) -> list[Planned]:
-        return plan(sorted(some, key=in_order)[rank::ranks], size.contributions, size.rows)
+        alike = (sorted(own, key=in_order)[rank::ranks] for own in by_reads(some))
+        return [made for own in alike for made in plan(own, size.contributions, size.rows)]
 
     shared = plan(of_all, size.contributions, size.rows) if fill else mine(of_all)
     if policy.noise_microbatches is not None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from attest.descriptor import SignedBounds
 from dptrain.data.microbatch import Microbatch
 from dptrain.data.packing import Planned
 from dptrain.engine.draw import NOTHING, noise_of
@@ -40,7 +41,10 @@ class DryRun(Parts[Planned]):
         self._kept = [(owner, copy.deepcopy(owner.state_dict())) for owner in (run.model, run.optimizer, *run.states)]
         self._started = time.monotonic()
         rules = [rule for rule in policy.classes if not rule.public] or list(policy.classes)
-        self._signed = [(rule.bounds, run.schedule.profiles[rule.name]) for rule in rules]
+        self._signed: list[list[tuple[SignedBounds, tuple[int, ...]]]] = [[] for _ in run.schedule.read_sets]
+        for rule in rules:
+            self._signed[run.schedule.read_by(rule.name)].append((rule.bounds, run.schedule.profiles[rule.name]))
+        self._reads = [number for number, signed in enumerate(self._signed) if signed]
 
     def ready(self, number: int) -> Iterator[Microbatch]:
         """Yields the probes of the start, before the first step."""
@@ -59,19 +63,21 @@ class DryRun(Parts[Planned]):
         run.gradients.phase = Phase.DRAWING
         run.folding.begin()
         run.together.chart(run.router.charts)
-        return [Planned(tuple(range(run.opened.microbatches.full)), 1)]
+        reads = self._reads[(number - 1) % len(self._reads)]
+        return [Planned(tuple(range(run.opened.microbatches.full)), 1, reads=reads)]
 
     @contextmanager
     def load(self, planned: Planned, number: int) -> Iterator[Microbatch]:
-        """Arms a microbatch of probe rows; the private classes take turns among them."""
+        """Arms a microbatch of probe rows; the private classes that read alike take turns among them."""
         run, count = self._run, len(planned.slots)
         names = [b"dry" + number.to_bytes(4, "big") + slot.to_bytes(4, "big") for slot in planned.slots]
         contents, lengths = [number * count + slot for slot in planned.slots], run.probe_rows.lengths
         rows = run.probe_rows.microbatch(contents, names, lengths[(number - 1) % len(lengths)])
-        signed = [self._signed[slot % len(self._signed)] for slot in planned.slots]
+        own = self._signed[planned.reads]
+        signed = [own[slot % len(own)] for slot in planned.slots]
         bounds = bounds_of(signed + [NOTHING] * planned.fill, len(run.schedule.blocks))
         run.folding.expect(planned, bounds)
-        with run.under_way.enter(rows, number, bounds.permitted_NG):
+        with run.under_way.enter(rows, number, bounds.permitted_NG, reads=run.schedule.read_sets[planned.reads]):
             yield rows
 
     def release(self, number: int) -> None:

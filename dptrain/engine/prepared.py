@@ -21,7 +21,9 @@ from attest.corpus import Corpus
 from attest.gate import GateReport
 from attest.gate.reading import KeptReading
 from attest.policy import Policy, SignedPolicy
+from attest.schedule.reads import narrows
 from attest.schema.rounding import at_most
+from dptrain.blocks.forwards import Forwards
 from dptrain.blocks.stack import Ran, layer_stack, order_of
 from dptrain.clipping.exactness import level_of, refuse_skipped_masks, refuse_uncertifiable
 from dptrain.clipping.fast import precision_name
@@ -189,6 +191,8 @@ class PreparedRun(Parts[Planned]):
         self.probe_rows = self._probe_rows(pool, decode, probe)
         free = all(rule.depth.everything for rule in policy.classes)
         self.schedule: Schedule = bind(policy, layer_stack(self.model, layers, self._order(), any_order=free))
+        self.forwards = Forwards(self.model, self.schedule.read_sets)
+        refusals.refuse_narrowed(self.forwards, sharded=self.together.sharded)
         refusals.refuse_optimizer(self.optimizer, self.schedule, self.model)
         self.isolation = Isolation(required=policy.isolation_required)
         refusals.judge_optimizer(optimizer, self.optimizer, self.isolation)
@@ -251,7 +255,8 @@ class PreparedRun(Parts[Planned]):
         self.gradients = PrivateGradients(
             self.model, self.optimizer, self.router, policy.normalizer, draws, self.isolation, placement
         )
-        self.under_way = UnderWay(self.sandbox, self.router, self.together.rest)
+        self.forwards.attach()
+        self.under_way = UnderWay(self.sandbox, self.router, self.forwards, self.together.rest)
         self.probe = Start(
             self.model,
             self.router,
@@ -262,6 +267,7 @@ class PreparedRun(Parts[Planned]):
             full=opened.microbatches.full,
             exact=policy.exactness == "certified" and self.device.type == "cpu",
             truth=self.together.truth(self.router),
+            sets=self.forwards.sets,
         )
         self._rates: list[float] = []
         self._drawn: list[int] = []
@@ -372,7 +378,8 @@ class PreparedRun(Parts[Planned]):
         bounds = self._going.drawing.bounds(planned)
         self.folding.expect(planned, bounds)
         rows = self.feeder.planned(planned, number)
-        with self.under_way.enter(rows, number, bounds.permitted_NG, planned.reach):
+        reads = self.schedule.read_sets[planned.reads]
+        with self.under_way.enter(rows, number, bounds.permitted_NG, planned.reach, reads):
             yield rows
 
     def backward(self, losses: torch.Tensor, rows: Microbatch) -> None:
@@ -400,6 +407,8 @@ class PreparedRun(Parts[Planned]):
         try:
             self.released = number
             self._rates = refusals.public_rates(self.optimizer, self._first_rates, self.states)
+            if self.forwards.narrows and self._rates != rates:
+                refusals.refuse_private_rates(number)
             public = self.folding.public if self.schedule.public else None
             self.gradients.release(self._going.streams.noise, number, public, blank=blank, wide=self.together.wide)
         except BaseException:
@@ -553,8 +562,9 @@ class PreparedRun(Parts[Planned]):
         """Returns a loss whose forward and backward pass of a microbatch is one compiled graph.
 
         Raises:
-            UnsupportedModule: code COMPILED_SHARDED, parameters lie over ranks.
+            UnsupportedModule: code COMPILED_SHARDED, parameters lie over ranks; READS_COMPILED, classes read other adapters.
         """
+        refusals.refuse_narrowed(self.forwards, compiled=True)
         if self.together.sharded:
             raise UnsupportedModule(
                 "COMPILED_SHARDED",
@@ -596,6 +606,7 @@ class PreparedRun(Parts[Planned]):
         """Leaves the sandbox, gives the parameters back to autograd and removes every hook; no more steps are taken."""
         self.ended = ended
         self.under_way.leave()
+        self.forwards.detach()
         self.gradients.close()
         self.together.close()
 
@@ -660,7 +671,8 @@ class PreparedRun(Parts[Planned]):
                     f"eight, each with one",
                 )
         else:
-            public = {rule.name for rule in self.policy.classes if rule.public}
+            # What probes saw decides how everybody's forward goes: no class may show in that where forwards are kept apart.
+            public = {rule.name for rule in self.policy.classes if rule.public and not narrows(self.policy.classes)}
             forms = [
                 number for number, form in enumerate(pool.slots.forms)
                 if form.descriptor.admissibility_class in public

@@ -10,6 +10,7 @@ from torch import nn
 
 from attest.policy import Policy
 from dptrain.accounting import unsupported
+from dptrain.blocks.forwards import Forwards
 from dptrain.clipping.resolver import Schedule
 from dptrain.data.sampling import expected_draw
 from dptrain.errors import ConfigError, NotPrivateUse, UnsupportedModule, UnsupportedPolicy
@@ -170,6 +171,28 @@ def _refuse_without_tangents(optimizer: torch.optim.Optimizer, schedule: Schedul
         )
 
 
+def refuse_narrowed(forwards: Forwards, *, sharded: bool = False, compiled: bool = False) -> None:
+    """Raises UnsupportedModule for what forwards that read a part of the adapters do not go with.
+
+    Args:
+        sharded: parameters lie over ranks, which gather those of every layer together. compiled: one graph runs all.
+    """
+    if not forwards.narrows:
+        return
+    if sharded:
+        raise UnsupportedModule(
+            "READS_SHARDED",
+            "classes of the policy read different adapters, and under fully_shard all ranks gather the same parameters at the "
+            "same time, whatever their rows read; train under DistributedDataParallel, or sign a policy without reads",
+        )
+    if compiled:
+        raise UnsupportedModule(
+            "READS_COMPILED",
+            "classes of the policy read different adapters, and compiled=True makes one graph of the model for all of them; "
+            "leave it out, or sign a policy without reads",
+        )
+
+
 def judge_optimizer(given: Any, optimizer: torch.optim.Optimizer, isolation: Isolation) -> None:
     """Takes note of an optimizer under which statement A does not hold; raises NotPrivateUse where the policy requires A."""
     reason = weakness(given, optimizer)
@@ -280,6 +303,16 @@ def public_rates(optimizer: torch.optim.Optimizer, first: Sequence[float], state
     )  # fmt: skip
     set_last = [[float(rate) for rate in scheduler.get_last_lr()] for scheduler in counting]
     return found if found in (list(first), *set_last) else []
+
+
+def refuse_private_rates(step: int) -> None:
+    """Raises NotPrivateUse: a learning rate may carry what one class released over to an adapter that it may not reach."""
+    raise NotPrivateUse(
+        "READS_RATE",
+        f"the learning rates of step {step} are not those that a scheduler among the states of the run set last, so that they "
+        "may follow from the loss of any class, and the policy keeps classes apart by what they read; let a scheduler that "
+        "counts steps set them, and give it to prepare(states=[scheduler])",
+    )
 
 
 def warn_schedule(optimizer: torch.optim.Optimizer, states: Sequence[Any]) -> None:

@@ -11,6 +11,7 @@ from itertools import islice
 import torch
 from torch import nn
 
+from dptrain.blocks.forwards import Reads
 from dptrain.clipping.fast import FastSums
 from dptrain.data.microbatch import Microbatch
 from dptrain.engine.step import UnderWay
@@ -26,8 +27,10 @@ from dptrain.routing.probes import (
     check_company,
     check_exact,
     check_order,
+    check_unread,
     norms_of,
     opened_gates,
+    spoiled,
     stretched,
 )
 from dptrain.routing.repeated import RepeatedLoss
@@ -79,7 +82,8 @@ class Start:
     Args:
         made: rows that are nobody's. under_way: enters microbatches. repeated: losses that the user asked for, as they come.
         full: rows of a full microbatch. exact: whether a contribution has bit for bit one loss in any company.
-        truth: takes autograd's own gradients, to compare ours with; default: whole.
+        truth: takes autograd's own gradients, to compare ours with; default: whole. sets: what forwards of classes read; all is
+            proved and compared under each.
 
     Attributes:
         active: whether a probe is under way, so that ``backward`` belongs to it.
@@ -98,7 +102,9 @@ class Start:
         full: int,
         exact: bool,
         truth: Truth | None = None,
+        sets: Sequence[Reads] = (None,),
     ) -> None:
+        self._sets, self._reads = sets, sets[0]
         self._truth = truth or Truth(router)
         self._model = model
         self._router = router
@@ -154,6 +160,10 @@ class Start:
                     yield from self._change_company(rows, left, norms=False)
             for self._length in lengths[1:]:
                 yield from self._at_length(rows, seed)
+            sets = self._sets[1:]
+            for self._reads in sets:
+                for self._length in lengths:
+                    yield from self._at_length(rows, seed)
         except GeneratorExit:
             if self._made.made_up:
                 self._left = f"PROBE_NEEDED: {hint(f'the loop ended{_place_of_loop()}')}"
@@ -184,7 +194,8 @@ class Start:
         """
         sandbox = self._sandbox
         rows = 4 if self._full >= 12 else min(self._full, 3)
-        self._length = self._made.lengths[self._times % len(self._made.lengths)]
+        lengths, turn = self._made.lengths, self._times
+        self._length, self._reads = lengths[turn % len(lengths)], self._sets[turn // len(lengths) % len(self._sets)]
         self._times += 1
         before, sandbox.kept.written = sandbox.kept.written, None
         sandbox.coin = "low" if sandbox.coins and self._times % 2 == 0 else "high"
@@ -257,7 +268,8 @@ class Start:
         return cost
 
     def _at_length(self, rows: int, seed: int | None) -> Iterator[Microbatch]:
-        """The proofs, and the changes of company that are always made, in rows of another public length."""
+        """The proofs, and the changes of company that are always made, in rows of another public length, or under reads of
+        another class."""
         before = self._exact
         with opened_gates(self._router, seed) if seed is not None else nullcontext():
             yield from self._once(rows)
@@ -331,7 +343,18 @@ class Start:
                 'draw with torch, or sign disclosure = "occurrences_public", which claims nothing from secret draws',
             )
         # Backward passes: P1, the gradient itself, the same under another weight, the router's.
-        return self._cost(rows, backward=4, sums=2)
+        return self._cost(rows, backward=4, sums=2) + (yield from self._look_away(rows))
+
+    def _look_away(self, rows: int) -> Iterator[Microbatch]:
+        """Spoils what the forward is not to read, and compares losses with those of the proof. Returns its cost."""
+        with spoiled(self._router, self._reads) as adapters:
+            if not adapters:
+                return 0.0
+            before = self._seen
+            yield from self._one(range(rows), self._look_at_losses)
+        check_unread(before, self._seen, self._tolerance(same_shape=True), adapters)
+        self._seen = before
+        return self._cost(rows)
 
     def _drop_grad(self, parameter: torch.Tensor) -> None:
         """Should the loop run a backward pass of its own on a probe microbatch, its gradient is gone before anyone sees it."""
@@ -379,9 +402,12 @@ class Start:
 
     def _check_company(self, base: Mapping[bytes, Seen], *, same_shape: bool) -> None:
         assert self._exact is not None
-        exact = self._same_bits and same_shape
-        tolerance = 0.0 if exact else HALF_TOLERANCE if self._half else P2_TOLERANCE[self._router.precision]
-        check_company(base, self._seen, tolerance, self._exact.rounding)
+        check_company(base, self._seen, self._tolerance(same_shape=same_shape), self._exact.rounding)
+
+    def _tolerance(self, *, same_shape: bool) -> float:
+        if self._same_bits and same_shape:
+            return 0.0
+        return HALF_TOLERANCE if self._half else P2_TOLERANCE[self._router.precision]
 
     def _always(self, rows: int) -> float:
         """Counts what the changes of company that are always made cost."""
@@ -408,7 +434,7 @@ class Start:
         self._then, self.active = then, True
         try:
             how = {"learning": learning, "probing": not learning, "inputs": inputs}
-            with self._under_way.enter(rows, 0, everything, **how):
+            with self._under_way.enter(rows, 0, everything, reads=self._reads, **how):
                 yield rows
         finally:
             self.active, self._then = False, None

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from attest.schema.cards import card
+from dptrain.blocks.forwards import Forwards, Reads
 from dptrain.blocks.shards import local
 from dptrain.data.microbatch import Microbatch
 from dptrain.errors import NonFinite, StepOrder
@@ -186,10 +187,13 @@ class Steps(Generic[Planned]):
 class UnderWay:
     """Holds the microbatch that is under way: armed, and in the sandbox until its backward pass is over."""
 
-    def __init__(self, sandbox: Sandbox, router: Router, rest: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, sandbox: Sandbox, router: Router, forwards: Forwards, rest: Callable[[], None] = lambda: None
+    ) -> None:
         """`rest`: brings the parameters back to where they lie between microbatches, where a wrapper moves them."""
         self._sandbox = sandbox
         self._router = router
+        self._forwards = forwards
         self._rest = rest
         self._entered = ExitStack()
         self.rows: Microbatch | None = None
@@ -201,12 +205,17 @@ class UnderWay:
         step: int,
         permitted_NG: torch.Tensor,
         reach: frozenset[int] | None = None,
+        reads: Reads = None,
         **options: Any,
     ) -> Iterator[Microbatch]:
         """Arms a microbatch and runs it in the sandbox.
 
+        Guarantee: from here until its backward pass is over, recomputation included, no module of an adapter runs that is not
+        among `reads`.
+
         Args:
-            step: its number; 0 in the probes. permitted_NG, reach: as for `Router.arm`. options: of `Sandbox.enter`.
+            step: its number; 0 in the probes. permitted_NG, reach: as for `Router.arm`. reads: adapters that its forward reads;
+                None for the whole model. options: of `Sandbox.enter`.
 
         Raises:
             StepOrder: code BACKWARD_MISSING, the loop moved on without a backward pass.
@@ -214,6 +223,7 @@ class UnderWay:
         loop = Loop.around(LogicalStep.__iter__.__code__)
         self._rest()
         with ExitStack() as self._entered:
+            self._entered.enter_context(self._forwards.reading(reads))
             self._entered.enter_context(self._sandbox.enter(step, rows.names, loop=loop, length=rows.length, **options))
             self._router.arm(rows.contributions, rows.examples, permitted_NG, reach)
             self.rows = rows

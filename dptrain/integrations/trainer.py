@@ -242,6 +242,15 @@ class PrivateRun:
             self.optimizer = made = TangentAdam(self.model, others=made, lr=self.args.learning_rate)
         return made
 
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """Loads the weights of a checkpoint; of several active adapters nothing, for a Trainer would leave one of them active.
+
+        `_begin` has all of them restored from the checkpoint of the run.
+        """
+        active = getattr(self.model if model is None else model, "active_adapters", None)
+        if not isinstance(active, list) or len(active) < 2:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
     def num_examples(self, dataloader: Any) -> int:
         """Returns how many contributions were admitted, which is public, or the examples of another loader."""
         if isinstance(dataloader, StepLoader):

@@ -25,6 +25,7 @@ from attest.policy import ClassRule, Policy
 from attest.schedule import allocation, effective_multiplier
 from attest.schedule.blocks import derive
 from attest.schedule.geometry import energies_of, pairs_of
+from dptrain.blocks.forwards import Forwards
 from dptrain.blocks.stack import layer_stack
 from dptrain.clipping.exactness import level_of, refuse_uncertifiable
 from dptrain.clipping.resolver import Schedule, bind
@@ -244,7 +245,9 @@ class _Run(Parts[_Timed]):
         self._sandbox = Sandbox(self.model, trained, forward_seed(), secret=False)
         self._router = Router(self.model, self.schedule, **level_of(policy), sandbox=self._sandbox)
         self._folding = Folding(self._router)
-        self._under_way = UnderWay(self._sandbox, self._router)
+        forwards = Forwards(self.model, self.schedule.read_sets)
+        refusals.refuse_narrowed(forwards, compiled=config.run.compile)
+        self._under_way = UnderWay(self._sandbox, self._router, forwards)
         self._plain_loss: Any = tools.per_example_loss
         self._loss = self._compiled(self._plain_loss) if config.run.compile else self._plain_loss
         draws = policy.noise_microbatches or 1
@@ -299,7 +302,8 @@ class _Run(Parts[_Timed]):
         signed = [(rule.bounds, self.schedule.profiles[rule.name]) for rule in found]
         bounds = bounds_of(signed + [NOTHING] * microbatch.fill, len(self.schedule.blocks))
         self._folding.expect(microbatch, bounds)
-        with self._under_way.enter(rows, number, bounds.permitted_NG):
+        reads = self.schedule.reads.get(found[0].name)
+        with self._under_way.enter(rows, number, bounds.permitted_NG, reads=reads):
             yield rows
 
     def backward(self, losses: torch.Tensor, rows: Microbatch) -> None:
@@ -330,7 +334,9 @@ class _Run(Parts[_Timed]):
             found += [(rule.name, planned, [rule] * len(slots)) for planned in alone]
         public = [rule.public for rule in self._drawn]
         depths = [self.schedule.lowest_position(rule.name) for rule in self._drawn]
-        drawn = sorted((Drawn(slot, depth, 1) for slot, depth in enumerate(depths)), key=lambda one: (one.depth, one.slot))
+        reads = [self.schedule.read_by(rule.name) for rule in self._drawn]
+        found_drawn = (Drawn(slot, depth, 1, reads=reads[slot]) for slot, depth in enumerate(depths))
+        drawn = sorted(found_drawn, key=lambda one: (one.depth, one.slot))
         mixed = microbatches_of(drawn, public, self._policy, size)
         return found + [(None, planned, self._drawn) for planned in mixed]
 

@@ -336,6 +336,46 @@ def check_company(
         _require_same("gradient", *(torch.stack(side) for side in zip(*norms, strict=True)), tolerance, slack)
 
 
+@contextmanager
+def spoiled(router: Router, reads: frozenset[str] | None) -> Iterator[tuple[str, ...]]:
+    """Fills the trained tensors of adapters that are not read with NaN, yields their names, and puts all back bit for bit.
+
+    Whatever uses one of these tensors then, in any way, is NaN too.
+    """
+    unread = () if reads is None else (t for _, t in router.tensors if t.adapter is not None and t.adapter not in reads)
+    own = {id(tensor.parameter): tensor for tensor in unread}
+    kept = [(local(tensor.parameter), local(tensor.parameter).detach().clone()) for tensor in own.values()]
+    try:
+        with torch.no_grad():
+            for parameter, _ in kept:
+                parameter.fill_(torch.nan)
+        yield tuple(sorted({str(tensor.adapter) for tensor in own.values()}))
+    finally:
+        with torch.no_grad():
+            for parameter, before in kept:
+                parameter.copy_(before)
+
+
+def check_unread(before: Mapping[bytes, Seen], after: Mapping[bytes, Seen], tolerance: float, adapters: Sequence[str]) -> None:
+    """P3: what a forward is not to read does not show in its losses.
+
+    Args:
+        before, after: by name of the contribution, with those adapters as they are and spoiled. tolerance: relative.
+
+    Raises:
+        UnsupportedModule: code READS.
+    """
+    for name, seen in before.items():
+        if abs(seen.loss - after[name].loss) <= tolerance * max(1.0, abs(seen.loss)):
+            continue
+        raise UnsupportedModule(
+            "READS",
+            f"the loss of a class follows from adapters that its reads leave out ({', '.join(adapters)}), though their modules "
+            "did not run: the loop, the loss or a hook uses their tensors; use no parameter of the model beside its forward, "
+            "or sign a policy whose reads name them",
+        )
+
+
 def _require_same(what: str, a: torch.Tensor, b: torch.Tensor, tolerance: float, slack: torch.Tensor) -> None:
     finite = torch.isfinite(a) & torch.isfinite(b)
     gap = torch.where(finite, (a - b).abs(), 0.0)

@@ -25,6 +25,7 @@ from attest.policy import open_policy
 from attest.registry import open_registry
 from attest.schema.plain import visible
 from dptrain import parallel
+from dptrain.blocks.forwards import Forwards
 from dptrain.data.microbatch import Collate, Decode, Microbatch, build, json_examples
 from dptrain.engine.private_training import PrivateTraining
 from dptrain.engine.step import Parts, Steps
@@ -77,8 +78,11 @@ class WithoutPrivacy:
         """
         if self._accelerator is not None:
             model = self._accelerator.unwrap_model(model)
-        rules = {rule.name: float(rule.sampling_rate) for rule in self.policy.classes}
-        rates = torch.tensor([rules[item.admission.descriptor.admissibility_class] for item in self.gate.admitted])
+        rules = {rule.name: rule for rule in self.policy.classes}
+        owners = [rules[item.admission.descriptor.admissibility_class] for item in self.gate.admitted]
+        rates = torch.tensor([float(rule.sampling_rate) for rule in owners])
+        reads = [None if rule.reads is None else frozenset(rule.reads.adapters) for rule in owners]
+        forwards = Forwards(model, reads)
 
         run = self
 
@@ -89,12 +93,15 @@ class WithoutPrivacy:
                 optimizer.zero_grad()
                 drawn = torch.nonzero(torch.rand(len(rates), generator=run._generator) < rates).flatten().tolist()
                 run._share = 1.0 / max(1, len(drawn))
-                return [drawn[start : start + run._microbatch] for start in range(0, len(drawn), run._microbatch)]
+                alike = [[slot for slot in drawn if reads[slot] == own] for own in forwards.sets]
+                size = run._microbatch
+                return [own[start : start + size] for own in alike for start in range(0, len(own), size)]
 
             @contextmanager
             def load(self, planned: list[int], number: int) -> Iterator[Microbatch]:
                 contents = [decode(run._corpus.read(run.gate.admitted[slot].locator)) for slot in planned]
-                yield build(contents, collate, run._device)
+                with forwards.reading(reads[planned[0]]):
+                    yield build(contents, collate, run._device)
 
             def release(self, number: int) -> None:
                 """Leaves the gradients as they are: a null mechanism."""

@@ -224,7 +224,9 @@ def _header_map(header: Header) -> dict[int, Any]:
         groups.setdefault((block.classes, block.std, block.share), len(groups))
     budgets = header.policy.noise_budgets is not None
     # Fields are told by their places, so that an empty one stands before one that does not.
-    before: dict[int, Any] = {28: []} if header.geometry is not None and not header.turns else {}
+    last = 30 if header.reads is not None else 29 if header.geometry is not None else 28
+    before: dict[int, Any] = {28: []} if last > 28 and not header.turns else {}
+    before |= {29: None} if last > 29 and header.geometry is None else {}
     return wire.encode_map(header) | {
         0: 0,
         1: Header.KIND,
@@ -241,13 +243,15 @@ def _header(value: list[Any]) -> Header:
     schema = value[3] if len(value) > 3 else None
     if schema != SCHEMA:
         raise LeafRefused("SCHEMA", f"the ledger has the schema {schema!r:.40}, this version reads {SCHEMA}")
-    if len(value) not in (28, 29, 30):
-        expected = "a header has 28 fields, or 29 with noise that is correlated, or 30 with a geometry"
+    if len(value) not in (28, 29, 30, 31):
+        expected = "a header has 28 fields, or 29 with noise that is correlated, or 30 with a geometry, or 31 with reads"
         raise LeafRefused("SCHEMA", f"{expected}, got {len(value)}")
     if value[25] != DEPTH_SCHEMA:
         sentence = f"blocks follow from the rule {value[25]!r:.40}, this version has {DEPTH_SCHEMA}"
         raise LeafRefused("DEPTH_SCHEMA", sentence)
     fields = dict(enumerate(value))
+    if len(value) > 30 and value[29] is None:
+        del fields[29]
     fields[14] = _blocks(value[13], value[14], _policy(value[5], value[15]))
     header: Header = wire.decode_fields(Header, fields, LeafRefused)
     return header

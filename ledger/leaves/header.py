@@ -43,6 +43,7 @@ from ledger.leaves.kinds import (
 )
 from ledger.leaves.numerics import Numerics, told
 from ledger.leaves.pairs import Geometry, check_pairs
+from ledger.leaves.reads import Reads, check_reads
 from ledger.leaves.stack import read_stack, stack_row
 from ledger.note import SIGNATURE_ED25519, parse_verifier_key
 from ledger.trust import TrustPolicy, auditors_policy
@@ -334,7 +335,19 @@ class Header(Checked):
         " as many as those of its factors: blocks, lattice, capacity and clip margin are as without a geometry.",
         default=None,
         optional=True,
-        rule="exactly where the policy has a geometry",
+        nil=True,
+        rule="exactly where the policy has a geometry, but null before 30",
+    )
+    reads: Reads | None = declared(
+        30,
+        Row(Reads),
+        "What the forward of each class reads, where the policy narrows it (`READS`): all blocks, but those that hold nothing"
+        " but parameters of adapters that its `reads` leave out. A class touches no block that it does not read. Every adapter"
+        " in them is in the stack, and there the names of a parameter have that of its adapter as a word. Field 23 is"
+        " `addressed`.",
+        default=None,
+        optional=True,
+        rule="exactly where a class of the policy has reads",
     )
     policy: Policy = field(init=False, repr=False, compare=False)
     derived: tuple[StackBlock, ...] = field(init=False, repr=False, compare=False)
@@ -342,6 +355,7 @@ class Header(Checked):
     profiles: tuple[Profile, ...] = field(init=False, repr=False, compare=False)
     numerics: Numerics = field(init=False, repr=False, compare=False)
     pairs: tuple[Pair, ...] = field(init=False, repr=False, compare=False)
+    reading: dict[str, frozenset[int]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_fields(self, LeafRefused)
@@ -366,6 +380,10 @@ class Header(Checked):
         object.__setattr__(self, "derived", derive(self.policy.classes, self.stack))
         object.__setattr__(self, "profiles", self._check_schedule())
         object.__setattr__(self, "pairs", check_pairs(self.geometry, self.policy, self.stack, self.derived))
+        if self.reads is not None and self.randomness != ADDRESSED:
+            sentence = "the header says reads, and that random numbers of a forward are those of everybody drawn in a step"
+            raise LeafRefused("READS", f"{sentence}; whoever reads apart has numbers of its own")
+        object.__setattr__(self, "reading", check_reads(self.reads, self.policy, self.stack, self.derived))
         numerics = told(self.policy, self.coordinates, self.exactness_note, self.clip_margin)
         object.__setattr__(self, "numerics", numerics)
 

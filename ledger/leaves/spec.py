@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from attest.policy import SignedPolicy
+from attest.schedule.blocks import derive
 from attest.schedule.geometry import Pair, pairs_of
 from attest.schedule.stack import Stack
 from attest.schema.cards import card_of
@@ -21,6 +22,7 @@ from ledger.leaves.header import (
 from ledger.leaves.kinds import as_leaf
 from ledger.leaves.numerics import Numerics
 from ledger.leaves.pairs import Geometry
+from ledger.leaves.reads import Reads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +78,7 @@ class HeaderSpec:
         with as_leaf():
             blocks, note = self.scheduled, self.exactness_note
             geometry = Geometry.of(self.pairs)
+            reads = Reads.of(policy, self.stack, derive(policy.classes, self.stack))
         header = Header(
             time=time,
             origin=origin,
@@ -101,6 +104,7 @@ class HeaderSpec:
             previous=self.previous,
             turns=turns,
             geometry=geometry,
+            reads=reads,
         )
         if not header.complete:
             header.complete_with(policy.mechanism.coefficients or b"")

@@ -75,6 +75,22 @@ NO_PATH: Final = (
     "holds parameters as they were before the first step, and is exactly independent of every contribution. It is said of "
     "these parameters, not of a file that claims to hold them."
 )
+NO_PATH_FROM: Final = (
+    "D (no path): no path leads from {classes} to artifact {name}, by the blocks that classes may touch and those that their "
+    "forwards read, as the ledger's header says: it is exactly independent of the payloads that these contributed. That rests "
+    "on what the trainer recorded and no ledger can show: that A holds, that every forward had the adapters switched off that "
+    "it does not read, and that no run was broken off, gone on with or chosen among others by these payloads. Of the time "
+    "that steps took nothing is said."
+)
+NARROWED: Final = (
+    "Forwards are narrowed by the policy: a class reads the blocks that the ledger's header names, and no other. A path leads "
+    "from a class to every block that it may touch, and from a block to every class that reads it."
+)
+STOPPED: Final = (
+    "Forwards are narrowed by the policy, and these are not known to be the weights with which the run went to its signed end: "
+    "which step they are of may have followed from any class, so a path is counted from every class that trained anything to "
+    "every artifact that a class may have trained."
+)
 PATHS: Final = (
     "All adapters are active in every forward, so every class reads every block: where a class may have trained any block of "
     "an artifact, a path is counted from every class that trained anything."
@@ -87,11 +103,20 @@ NOT_SAID: Final = (
 
 
 def statements(
-    artifacts: Sequence[Artifact], delta: str, weights: Tie, isolation: Isolation, *, step: int, horizon: bool
+    artifacts: Sequence[Artifact],
+    delta: str,
+    weights: Tie,
+    isolation: Isolation,
+    *,
+    step: int,
+    horizon: bool,
+    narrowed: Sequence[str] | None = None,
 ) -> tuple[str, ...]:
     """Returns what holds of a release with these artifacts at this delta.
 
     Args:
+        narrowed: the classes of the policy where it narrows what forwards read; none of them where these are not the weights at
+            the signed end; None for a policy that does not narrow it.
         isolation: how statement A stands at the end of the leaves that the manifest cites.
         horizon: whether epsilons are those of the planned horizon.
     """
@@ -99,7 +124,13 @@ def statements(
     said = [direct(isolation, step), INDIRECT.format(delta=delta)]
     said += [HORIZON] if horizon else []
     said += [NO_PATH.format(name=name) for name in free]
-    return (*said, PATHS, told(weights), *told_beside(weights), NOT_SAID)
+    for part in artifacts if narrowed else ():
+        out = [name for name, path in zip(narrowed or (), part.influenced_by, strict=True) if not path]
+        if out and any(part.influenced_by):
+            classes = f"class{'es' if len(out) > 1 else ''} {', '.join(out)}"
+            said.append(NO_PATH_FROM.format(name=part.name, classes=classes))
+    paths = PATHS if narrowed is None else NARROWED if narrowed else STOPPED
+    return (*said, paths, told(weights), *told_beside(weights), NOT_SAID)
 
 
 def direct(isolation: Isolation, step: int) -> str:
@@ -311,7 +342,9 @@ def describe(
 
 def record_of(run: Replay, weights: Tie) -> dict[str, Any]:
     """Returns what a manifest must say of a run that has the leaves that it cites, and no more: its fields by name."""
-    header, horizon, parts = run.header, not is_final(run), artifacts(run.header)
+    header, horizon = run.header, not is_final(run)
+    final = not horizon and weights.commitment is not None and weights.commitment.step == run.position
+    parts = artifacts(header, final=final)
     delta, (withdrawn, gone) = str(header.policy.delta), withdrawals_root(run.withdrawals, run.size)
     return {
         "step": run.position,
@@ -321,7 +354,10 @@ def record_of(run: Replay, weights: Tie) -> dict[str, Any]:
         "withdrawals_root": gone,
         "blocks": block_rows(header),
         "artifacts": parts,
-        "statements": statements(parts, delta, weights, run.isolation, step=run.position, horizon=horizon),
+        "statements": statements(
+            parts, delta, weights, run.isolation, step=run.position, horizon=horizon,
+            narrowed=None if header.reads is None else [rule.name for rule in header.policy.classes] if final else (),
+        ),
     }
 
 

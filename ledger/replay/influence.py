@@ -74,17 +74,22 @@ def influenced(
     return frozenset(reached)
 
 
-def artifacts(header: Header) -> tuple[Artifact, ...]:
+def artifacts(header: Header, *, final: bool) -> tuple[Artifact, ...]:
     """Returns the full model, its base without the adapters that classes are bound to, and each of these adapters.
 
-    Guarantee: Computed from the header alone, for the forward that the engine has: all adapters are active, so that every
-    contribution reads every block. A part is free of the influence of a class only if no class may touch any of its blocks: it
-    is then what it was before the first step.
+    Guarantee: Computed from the header alone, by the blocks that it says each class to read: all of them where the policy does
+    not narrow forwards, since all adapters are active then. A part is free of the influence of a class only if no path leads to
+    it. Of one that some class may touch this takes statement A, which a policy that narrows forwards requires, and weights with
+    which the run went to its signed end: which step is taken may have been decided by looking at all of the model.
+
+    Args:
+        final: whether the weights are known to be those at the signed end. Else every class counts as one that reads every
+            block.
     """
     classes = header.policy.classes
     writes = {profile.class_name: frozenset(profile.blocks) for profile in header.profiles}
     everything = frozenset(range(len(header.blocks)))
-    reads = dict.fromkeys(writes, everything)
+    reads = header.reading if final else dict.fromkeys(writes, everything)
     adapters: dict[str, frozenset[int]] = {}
     for rule in classes:
         if rule.depth.adapter is not None:

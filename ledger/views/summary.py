@@ -105,7 +105,7 @@ class ReleaseRow:
 def release_rows(run: Replay) -> tuple[ReleaseRow, ...]:
     """Returns the last releases of a run, at most `MAX_LISTED`, in the order of their leaves."""
     known: dict[tuple[int, bool], Costs] = {}
-    parts = artifacts(run.header) if run.releases.recorded else ()
+    parts = artifacts(run.header, final=False) if run.releases.recorded else ()  # of which step the weights are, no leaf says
     rows = []
     for item in run.releases.recorded[-MAX_LISTED:]:
         moment = (item.admitted, item.final)

@@ -188,7 +188,9 @@ def _trace(run: Replay, admit: Admit, left: Sequence[Withdraw], pruned: bool) ->
 
 def _touched(run: Replay, windows: Collection[Charge], place: int) -> tuple[TouchedRelease, ...]:
     recorded = [item.leaf for item in run.releases.recorded]
-    parts = tuple(part.name for part in artifacts(run.header) if part.influenced_by[place]) if recorded else ()
+    # Of which step the weights are, no leaf says: every class counts as one that reads every block.
+    reached = [part.name for part in artifacts(run.header, final=False) if part.influenced_by[place]] if recorded else []
+    parts = tuple(reached)
     return tuple(
         TouchedRelease(leaf.seq, leaf.time, leaf.step, leaf.manifest_digest, parts)
         for leaf in recorded

@@ -2,10 +2,10 @@
 
     dptrain release runs/adapters/model --ledger runs/adapters/ledger.db
     python -m recipes.language.answer runs/adapters/model --key runs/adapters/ledger.pub --base MODEL --adapter pub \\
-        --allow pub=4 restaurant=6 coffee=8 --prompt 'name[The Eagle], eatType[pub], near[Burger King]'
+        --allow pub=4 --prompt 'name[The Eagle], eatType[pub], near[Burger King]'
 
 The release is checked against the export in it first. Every class that may have influenced the adapter has to be allowed, at no
-less than its epsilon. All adapters are active in training, so each is influenced by all classes. Where a class is not allowed,
+less than its epsilon. Under a policy whose classes read their own adapters alone that is one class. Where it is not allowed,
 the base answers.
 """
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from dptrain.blocks.forwards import Forwards
 from dptrain.engine.private_training import PrivateTraining
 from dptrain.errors import ConfigError
 from dptrain.integrations.losses import IGNORED, losses_of
@@ -207,12 +208,21 @@ def finish(
     before: float | None,
     config: RunConfig,
 ) -> Learnt:
-    """Saves the adapters, audits the record, and asks the model for what public texts show."""
+    """Saves the adapters, audits the record, and asks the model for what public texts show.
+
+    Where classes read other adapters the loss is the mean over these, and the first class's answer.
+    """
     outcome = conclude(run, model, collate, (), config)
     if not validation:
         return Learnt(outcome, None, None, "", "")
-    after, prompt = loss_per_token(model, collate, validation), validation[0]["prompt"]
-    return Learnt(outcome, before, after, prompt.strip(), written(model, collate, prompt))
+    prompt, losses = validation[0]["prompt"], []
+    forwards = Forwards(model, [None if rule.reads is None else frozenset(rule.reads.adapters) for rule in run.policy.classes])
+    for reads in forwards.sets:
+        with forwards.reading(reads):
+            losses.append(loss_per_token(model, collate, validation))
+    with forwards.reading(forwards.sets[0]):
+        answer = written(model, collate, prompt)
+    return Learnt(outcome, before, sum(losses) / len(losses), prompt.strip(), answer)
 
 
 def show(learnt: Learnt) -> int:

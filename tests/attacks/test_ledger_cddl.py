@@ -29,6 +29,7 @@ PRELUDE = {"bool", "bstr", "false", "float", "float64", "int", "nil", "null", "t
 ITEMS: dict[str, dict[int, str]] = {
     "header": {13: "group", 14: "block", 21: "earlier"},
     "geometry": {1: "pair"},
+    "reads": {1: "class-reads"},
     "stack": {1: "tower", 2: "division", 3: "form", 4: "parameter"},
     "tower": {2: "name-in-parts"},
     "division": {2: "part"},
@@ -83,8 +84,10 @@ def valid(rule: str, value: Any) -> bool:
         rule = "plain-withdraw" if value.get(7) is None else "full-withdraw"
     if not passes(rule, cbor.encode(value)):
         return False
-    if rule == "header" and not (valid("stack", value[26]) and (29 not in value or valid("geometry", value[29]))):
-        return False
+    if rule == "header":
+        held = {26: "stack", 29: "geometry", 30: "reads"}
+        if not all(valid(name, value[place]) for place, name in held.items() if value.get(place) is not None):
+            return False
     inner = ((value[place], name) for place, name in ITEMS.get(rule, {}).items() if value[place] is not None)
     return all(valid(name, item) for items, name in inner for item in items)
 
@@ -137,6 +140,7 @@ BEYOND = {
     "SCHEDULE": "how much noise a block has",
     "NUMERICS": "the words on numerics",
     "GEOMETRY": "which pairs follow, and whether there are any",
+    "READS": "what classes read, and whether the policy says so",
     "TURNS": "what turns add up to",
 }
 """Codes of what no schema can say of a leaf."""
@@ -150,7 +154,8 @@ BEYOND_RANGES = (
     r"^summary: field (3|4) is ",
     r"^header: field (18|13\.0\.1) is ",
     r"^header: turns that add up to less than nothing$",
-    r"^header: pairs none of them$",
+    r"^header: pairs (none of them|that are null)$",
+    r"^header: reads (of no block|left out, with 29 fields)$",
     r"^coefficients: field 3 is text$",
 )
 """Names of leaves that are refused for how two of their fields go together, or for a float below 0; `pycddl` 0.6 takes text for

@@ -55,7 +55,8 @@ WORDS = {
     ("sampling.order", "balls_in_bins"): draws("balls_in_bins", Bins(bins=5)),
     ("sampling.order", "b_min_sep"): draws("b_min_sep", Separation(separation=4, warm=True)),
     ("sampling.order", "fixed_size_cyclic"): draws("fixed_size_cyclic", Sizes(sizes=(16,)), "occurrences_public"),
-    ("reads", "*"): with_class(reads=ReadRule(adapters=("clinic",), patterns=("text_model.*",))),
+    ("reads.set", "*"): with_class(reads=ReadRule(adapters=("clinic",), patterns=("text_model.*",)))
+    | {"isolation_required": True},
     ("purposes", "generate"): with_class(purposes=("generate", "train"), generation=DECODING),
     ("purposes", "query"): with_class(purposes=("query",), query=replace(DECODING, top_k=None)),
     ("generation", "*"): with_class(purposes=("generate",), generation=DECODING),
@@ -120,12 +121,13 @@ def test_a_header_with_such_a_policy_is_refused_by_writer_and_auditor(monkeypatc
     with monkeypatch.context() as later:
         later.setattr(unbuilt, "UNBUILT", {})
         first, second = signed_policy().policy.classes
-        false = signed_policy(classes=(replace(first, reads=ReadRule(adapters=("clinic",))), second))
+        asked = replace(first, purposes=("query", "train"), query=DECODING)
+        false = signed_policy(classes=(asked, second))
         changes = {"policy_payload": false.payload, "policy_sign1": false.sign1}
-        assert replace(sound, **changes).policy.classes[0].reads  # it is the word that is refused, and nothing else
+        assert replace(sound, **changes).policy.classes[0].query  # it is the word that is refused, and nothing else
     with pytest.raises(LeafRefused) as caught:
         replace(sound, **changes)
-    assert caught.value.code == NOT_BUILT and "reads" in caught.value.sentence
+    assert caught.value.code == NOT_BUILT and "query" in caught.value.sentence
 
 
 def test_every_word_of_a_policy_is_accounted_for_or_refused_by_name():
@@ -136,7 +138,7 @@ def test_every_word_of_a_policy_is_accounted_for_or_refused_by_name():
 
 def test_a_signer_refuses_before_anything_is_signed(monkeypatch):
     with monkeypatch.context() as later:
-        policy = lifted(later, WORDS["reads", "*"])
+        policy = lifted(later, WORDS["reads.set", "*"])
     with pytest.raises(PolicyRefused) as caught:
         sign_policy(policy, keys.generate(), owner="owner", registry_root=bytes(32))
     assert caught.value.code == NOT_BUILT
@@ -182,6 +184,7 @@ WRONG = {
     "two geometries of one adapter": lambda: replace(
         PLAIN, geometry=(GeometryRule("lora_tangent", None, ("a",)), GeometryRule("lora_tangent"))
     ),
+    "reads without statement A": lambda: replace(PLAIN, **with_class(reads=ReadRule(adapters=("clinic",)))),
     "a class that moves what it does not read": lambda: replace(
         PLAIN.classes[0],
         depth=replace(PLAIN.classes[0].depth, band=None, adapter="clinic"),

@@ -673,7 +673,9 @@ def depth_rule(value):
 def class_rule(value):
     """Check a class of the policy."""
     required = {1: identifier, 2: micro, 3: micro, 4: fraction, 5: depth_rule, 6: optional(seconds)}
-    shape(value, required, {7: only_true, 8: micro, 9: not_built, 10: purposes, 11: not_built, 12: not_built, 13: lengths})
+    shape(value, required, {7: only_true, 8: micro, 9: reads, 10: purposes, 11: not_built, 12: not_built, 13: lengths})
+    own = value[5].get(4)
+    need(9 not in value or own is None or own in value[9][1], "RANGE", "an adapter that is touched and not read")
     need(10 not in value, "CBOR_NONCANONICAL", "a default written out")
     need(0 < fraction(value[4]) <= 1, "RANGE", "sampling rate")
     if 7 in value:
@@ -684,6 +686,12 @@ def lengths(value):
     """Check the public lengths of a class."""
     rows(count32)(value)
     need(1 <= len(value) <= 64 and value == sorted(set(value)), "RANGE", "lengths")
+
+
+def reads(value):
+    """Check what the forward of a class reads."""
+    shape(value, {1: lambda names: names == [] or adapter_names(names)}, {2: lambda item: patterns(item) or not_built(item)})
+    need(type(value[1]) is list, "TYPE", "no adapters")
 
 
 def not_built(value):
@@ -805,9 +813,11 @@ def read_policy(data):
     need(len(set(names)) == len(names), "RANGE", "a class twice")
     policy["classes"] = [
         {"name": rule[1], "clip": rule[2], "sigma": rule[3], "q": fraction(rule[4]), "depth": rule[5],
-         "validity": rule[6], "public": 7 in rule, "limit": rule.get(8), "lengths": rule.get(13, [])}
+         "validity": rule[6], "public": 7 in rule, "limit": rule.get(8), "lengths": rule.get(13, []),
+         "reads": rule[9][1] if 9 in rule else None}
         for rule in policy[22]
     ]  # fmt: skip
+    need(31 in policy or all(rule["reads"] is None for rule in policy["classes"]), "RANGE", "reads without statement A")
     need(not policy["turns"] or all(rule["q"].numerator == 1 for rule in policy["classes"]), "RANGE", "order")
     return policy
 
@@ -1204,10 +1214,12 @@ def derive_blocks(classes, stack):
                 chosen, value = live, (adapter, label, allowed)
             else:
                 key, chosen, value = (*where, not parameter["trained"]), frozen, (None, ("", []), [])
-            chosen.setdefault(repr(key), [key, value, 0])[2] += size
+            entry = chosen.setdefault(repr(key), [key, value, 0, set()])
+            entry[2] += size
+            entry[3].add(parameter["adapter"])
     blocks, seen = [], {}
     for table, is_frozen in ((live, False), (frozen, True)):
-        for key, (adapter, label, allowed), size in sorted(table.values(), key=lambda x: x[0]):
+        for key, (adapter, label, allowed), size, within in sorted(table.values(), key=lambda x: x[0]):
             name = block_name(key[1], adapter, label)
             suffix = ""
             if is_frozen:
@@ -1217,8 +1229,32 @@ def derive_blocks(classes, stack):
             if not is_frozen:
                 seen[name] = seen.get(name, 0) + 1
                 name += f"#{seen[name]}" if seen[name] > 1 else ""
-            blocks.append((name + suffix, size, allowed, key[0]))
+            blocks.append((name + suffix, size, allowed, key[0], within))
     return blocks
+
+
+def check_reads(classes, stack, blocks, said):
+    """Hold the blocks that classes are said to read against policy and stack, and return what influences what."""
+    narrowed = any(rule["reads"] is not None for rule in classes)
+    need((said is not None) == narrowed, "READS", "reads that no class has, or none where one has them")
+    if not narrowed:
+        return
+    parameters = read_stack(stack)[1]
+    there = {parameter["adapter"] for parameter in parameters} - {None}
+    for parameter in parameters:
+        own = parameter["adapter"]
+        need(own is None or all(own in name.split(".") for name in parameter["names"]), "READS", parameter["names"][0])
+    expected = []
+    for number, rule in enumerate(classes):
+        need(set(rule["reads"] or ()) <= there, "READS", "an adapter that the model does not have")
+        seen = []
+        for place, (name, _, allowed, _, within) in enumerate(blocks):
+            if rule["reads"] is None or within & {None, *rule["reads"]}:
+                seen.append(place)
+            else:
+                need(number not in allowed, "READS", f"{rule['name']} touches {name}, which it does not read")
+        expected.append([rule["name"], seen])
+    need(said[1] == expected, "READS", "other reads than follow")
 
 
 def factors(policy, parameters):
@@ -1808,6 +1844,13 @@ def pairs(value):
     several(rows(uint(), uint(), uint(1)))(value[1])
 
 
+def forwards(value):
+    """Check the form of the reads of a header."""
+    need(type(value) is list and len(value) == 2, "TYPE", "reads")
+    word("dptrain.forwards/1")(value[0])
+    several(rows(identifier, several(rows(uint()))))(value[1])
+
+
 def log_key(line):
     """Check the verifier key of a ledger."""
     words(400)(line)
@@ -1821,7 +1864,8 @@ LEAVES = {
         word("dptrain.ledger/4"), words(200), blob(), blob(), identifier, hash32, log_key, blob(16), word("poisson", "none"),
         hash32, several(rows(group_row)), several(rows(words(200), ABOVE0, uint())), rows(words(200)), words(1000), boolean,
         real, boolean, hash32, rows(*EARLIER_ROW), words(200), word("addressed", "unaddressed"), ascending(words(400)),
-        word("dptrain.depth/1"), of_type(list), optional(hash32), rows(ABOVE0, real, real), pairs,
+        word("dptrain.depth/1"), of_type(list), optional(hash32), rows(ABOVE0, real, real), optional(pairs),
+        forwards,
     ),
     ADMIT: (hash32, identifier, uint(), ABOVE0, ABOVE0, uint(), hash32, blob(8), hash32, uint(), uint(), TERM),
     CHARGE: (
@@ -1903,7 +1947,7 @@ def read_leaf(data, seq=None):
     need((value[0] == 0) == (value[1] == HEADER), "SEQ", "a header stands at 0, and nothing else")
     uint(FIRST_MOMENT, LAST_MOMENT)(value[2])
     checks, fields = LEAVES[value[1]], list(value.values())[3:]
-    least = len(checks) - 2 * (value[1] == HEADER)  # without what turns add up to, and without pairs
+    least = len(checks) - 3 * (value[1] == HEADER)  # without what turns add up to, without pairs, and without reads
     need(least <= len(fields) <= len(checks), "TYPE", f"{len(fields)} fields")
     for place, (check, field) in enumerate(zip(checks, fields, strict=False)):
         try:
@@ -2059,9 +2103,13 @@ class Run:
         need(private, "NOT_PRIVATE", "fixed test key")
         family = self.family = policy[13][0]
         need(family in NOISE, "UNSUPPORTED", f"noise family {family}")
+        reads_said = said.pop() if len(said) == 3 else None
+        need(reads_said is not None or said[1:] != [None], "SCHEMA", "null in the place of pairs, and nothing behind it")
         pairs_said = said.pop() if len(said) == 2 else None
         if pairs_said is not None:
-            need(said.pop() == [], "TURNS", "turns and pairs")
+            need(said == [[]], "TURNS", "turns and pairs")
+        if pairs_said is not None or reads_said is not None:
+            said = [] if said == [[]] else said
         self.check_strategy(said)
         none = self.public_draws or family in LATTICE
         need(amplification == ("none" if none else "poisson"), "SCHEMA", "amplification")
@@ -2074,6 +2122,8 @@ class Run:
         need(31 not in policy or self.isolation == "held", "ISOLATION_REQUIRED", self.isolation)
         self.derived = derive_blocks(self.classes, stack)
         check_geometry(policy, self.classes, stack, pairs_said)
+        check_reads(self.classes, stack, self.derived, reads_said)
+        need(reads_said is None or self.randomness == "addressed", "READS", "one generator for all")
         self.check_blocks(groups, blocks)
         self.check_numerics(note, margin)
 
@@ -2152,7 +2202,7 @@ class Run:
         need(len(blocks) == len(self.derived), "DEPTH_DROPPED", f"{len(blocks)} blocks, {len(self.derived)} follow")
         self.blocks = []
         for given, block in zip(blocks, self.derived, strict=True):
-            name, size, allowed, _ = block
+            name, size, allowed, *_ = block
             need(given[0] == name, "DEPTH_UNKNOWN", f"{given[0]}, not {name}")
             need(given[1] == size, "COORDINATES", name)
             need(given[2] < len(groups), "BLOCK", "group")
@@ -3910,7 +3960,7 @@ def block_cases(table):
         classes = [{**rule, "depth": depth} for rule, depth in zip(row["classes"], depths, strict=True)]
         report = Report()
         blocks = report.attempt("", derive_blocks, classes, row["stack"]) or []
-        given = [[name, size, [classes[i]["name"] for i in allowed]] for name, size, allowed, _ in blocks]
+        given = [[name, size, [classes[i]["name"] for i in allowed]] for name, size, allowed, *_ in blocks]
         yield f"blocks {row['about']}", row["blocks"], given or report.findings
 
 

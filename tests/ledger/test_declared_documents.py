@@ -50,7 +50,7 @@ def test_every_field_is_declared_and_explained_in_the_order_of_its_bytes(cls):
 
 
 def test_the_header_has_a_field_or_what_follows_from_others_for_every_key():
-    assert [item.label for item in labelled(Header)] == list(range(30))
+    assert [item.label for item in labelled(Header)] == list(range(31))
     assert {item.name for item in declarations(Header)} == {item.name for item in fields(Header) if item.init}
     assert all(item.sentence.endswith(".") for item in labelled(Header))
 

@@ -142,7 +142,7 @@ def test_influence_is_a_closure_over_reads_and_writes():
 
 
 def test_in_an_ordinary_stack_every_class_may_have_influenced_everything(run):
-    full, base = artifacts(run.ledger.header)
+    full, base = artifacts(run.ledger.header, final=True)
     assert (full.name, base.name) == ("full", "base")
     assert full.influenced_by == base.influenced_by == (True, True)
 
@@ -166,7 +166,7 @@ def test_a_base_that_no_class_may_touch_is_exactly_independent_and_an_adapter_ne
         ),
     )
     with Ledger.create(path, spec, SIGNER, now=START) as ledger:
-        found = {part.name: part for part in artifacts(ledger.header)}
+        found = {part.name: part for part in artifacts(ledger.header, final=True)}
     assert set(found) == {"full", "base", "adapter:lab-b", "adapter:one"}
     assert found["base"].blocks == (2,) and found["base"].influenced_by == (False, False)
     assert found["adapter:lab-b"].blocks == (0,) and found["adapter:lab-b"].influenced_by == (True, True)
@@ -178,7 +178,7 @@ def test_a_band_beside_an_adapter_reaches_every_part(path):
         policy, stack=stack_of(1, parameter("layers.0.lab-b", adapter="lab-b"), parameter("layers.0.weight"))
     )
     with Ledger.create(path, spec, SIGNER, now=START) as ledger:
-        assert {part.influenced_by for part in artifacts(ledger.header)} == {(True, True)}
+        assert {part.influenced_by for part in artifacts(ledger.header, final=True)} == {(True, True)}
 
 
 def test_what_cannot_be_released_is_refused_and_leaves_no_leaf(run, path, tmp_path):

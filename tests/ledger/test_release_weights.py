@@ -331,7 +331,7 @@ def forged(finished, tmp_path, **changes):
 def said(finished, commitment, files):
     header, run = finished.ledger.header, finished.ledger.state
     told = str(header.policy.delta), tie(commitment, files), run.isolation
-    return statements(artifacts(header), *told, step=run.position, horizon=False)
+    return statements(artifacts(header, final=True), *told, step=run.position, horizon=False)
 
 
 def test_an_operator_cannot_release_weights_that_were_not_committed_to(finished, tmp_path):

@@ -6,6 +6,7 @@ from tests.mutants.beside import BESIDE, IN_THEIR_PLACE
 from tests.mutants.clipped import CLIPPED
 from tests.mutants.correlated import CORRELATED
 from tests.mutants.mutant import Mutant
+from tests.mutants.narrowed import NARROWED
 from tests.mutants.ranks import ON_RANKS
 from tests.mutants.served import GATED, SERVED
 from tests.mutants.serving import SERVING
@@ -806,7 +807,8 @@ RULES = (
 
 LENGTHS = (
     Mutant(
-        "a microbatch holds one length", PACKING, "if waiting and item.length != waiting[0].length:", "if False:",
+        "a microbatch holds one length", PACKING,
+        "if waiting and (item.reads, item.length) != (waiting[0].reads, waiting[0].length):", "if False:",
         T_LENGTHS + "test_what_a_contribution_gives_is_the_same_whoever_is_drawn_with_it",
     ),
     Mutant(
@@ -856,6 +858,7 @@ NUMBERS = (
 GROUPS = {
     "noise that is correlated": CORRELATED,
     "the geometry of pairs": TANGENTS,
+    "narrowed forwards": NARROWED,
     "gradient rules and masks": RULES,
     "clipped sums and their release": CLIPPED,
     "random numbers": RANDOMNESS,

@@ -98,8 +98,8 @@ ON_RANKS = (
         T_NOISE + "test_without_a_test_key_runs_have_noise_of_their_own",
     ),
     Mutant(
-        "a contribution counts on one rank", DRAW, "plan(sorted(some, key=in_order)[rank::ranks], ",
-        "plan(sorted(some, key=in_order), ",
+        "a contribution counts on one rank", DRAW, "sorted(own, key=in_order)[rank::ranks]",
+        "sorted(own, key=in_order)",
         T_SUMS + "test_ranks_run_as_many_microbatches_and_every_contribution_counts_on_one_of_them",
     ),
     Mutant(

@@ -119,7 +119,7 @@ def fields_table(first: str, documents: Mapping[str, type], *, key: str = "key",
     for name, cls in documents.items():
         for item in (item for item in labelled(cls) if item.label >= least):
             value = f"`{item.kind.cddl}`" + (f" in {item.kind.unit}" if item.kind.unit else "")
-            value += " or null" if item.nil else ", optional" if item.optional else ""
+            value += (" or null" if item.nil else "") + (", optional" if item.optional else "")
             rule = f" {item.rule[0].upper()}{item.rule[1:]}." if item.rule else ""
             rows.append((name, str(item.label), f"`{item.name}`", value, item.sentence + rule))
     return table((first, key, "field", "value", "meaning"), rows)
@@ -283,6 +283,7 @@ _CLASSES: Final = "`[[class]]`, one per admissibility class"
 _UNBUILT: Final = "Specified, not built yet"
 _CORRELATED: Final = "Noise that is correlated between steps"
 _DEPTH: Final = "`depth`"
+_READS: Final = "`reads`"
 
 
 def policy_page(page: str) -> str:
@@ -293,7 +294,8 @@ def policy_page(page: str) -> str:
     page = with_tables(page, _CORRELATED, [table(("family", "parameters"), _families())])
     page = with_tables(page, _DEPTH, [table(("key", "meaning"), _depth_rows())])
     refused = table(("setting", "word", "what it will be", "parameters"), _unbuilt_rows())
-    return with_tables(page, _UNBUILT, [refused, settings_table(ReadRule), settings_table(DecodingRule)])
+    page = with_tables(page, _READS, [settings_table(ReadRule)])
+    return with_tables(page, _UNBUILT, [refused, settings_table(DecodingRule)])
 
 
 def policy_cddl() -> str:

@@ -9,14 +9,16 @@ from unittest import mock
 import httpx
 import numpy as np
 import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dptrain.errors import DptrainError, NotPaid
 from dptrain.inference import release as releases
 from dptrain.inference import remote
 from dptrain.inference.remote import ServerRefused, generate
 from dptrain.serve import adapters
+from ledger.errors import RightsRefused
 from tests.worlds.elsewhere import adapted, base, client, pair
-from tests.worlds.servers import Running, running
+from tests.worlds.servers import Running, model_folders, running
 
 
 @contextmanager
@@ -261,3 +263,33 @@ def test_a_client_sends_its_token_to_no_other_server() -> None:
     with pytest.raises(ServerRefused):
         made.models()
     assert [request.url.host for request in asked] == ["here.example"]
+
+
+def test_a_state_is_answered_only_while_rights_admit_its_adapter(tmp_path: Path) -> None:
+    with running(tmp_path) as world:
+        answer, gate = paid(world, 3), world.service.gate
+        state = np.zeros(answer["numbers"])
+        assert send(world, answer, state).status_code == 200
+        with mock.patch.object(gate, "admit", side_effect=RightsRefused("REVOKED", "the rights were revoked")):
+            late = send(world, answer, state)
+        assert (late.status_code, late.json()["error"]["code"]) == (403, "REVOKED")
+        assert send(world, answer, state).status_code == 200
+        assert send(world, answer, state).json()["error"]["code"] == "NOT_RESERVED"  # the late one came all the same
+
+
+@pytest.mark.parametrize("ends", [None, 1, 3])
+def test_as_many_states_leave_a_client_wherever_its_text_ends(ends: int | None) -> None:
+    """One after each run of the model, so that times tell nothing either."""
+    base = model_folders()[0]
+    model, words = AutoModelForCausalLM.from_pretrained(base), AutoTokenizer.from_pretrained(base)
+    order: list[str] = []
+    model.register_forward_pre_hook(lambda *given: order.append("run"))
+
+    def delta(state: np.ndarray) -> np.ndarray:
+        order.append("state")
+        found = np.zeros(model.config.vocab_size)
+        found[words.eos_token_id if ends is not None and order.count("state") >= ends else 5] = 1e6
+        return found
+
+    text = generate(model, words, "the boat", delta, max_tokens=6)
+    assert order == ["run", "state"] * 6 and len(text.split()) == (6 if ends is None else ends - 1)

@@ -27,7 +27,7 @@ from tests.attacks.attestation.test_validity_and_clocks import VALIDITY
 from tests.attacks.mutations import TRICKY
 from tests.attacks.scene import ISSUER, Scene, descriptor, envelope, header_fields, make_scene, signed, with_fields
 from tests.attest.test_policy_words import PLAIN, WORDS
-from tests.vectors.conformance import correlated, geometries, groups
+from tests.vectors.conformance import correlated, geometries, groups, narrowed
 from tests.vectors.conformance.leaves import mutations
 from tests.vectors.conformance.values import told
 from tests.worlds.gate import (
@@ -176,6 +176,7 @@ def _policies() -> Iterator[tuple[str, Policy]]:
     yield "most groups, in phases", replace(secret, sampling=groups.turns_of(10**9), noise_phases=(NoisePhase(1, 2 * MICRO),))
     yield "groups of public draws, which no header may have", replace(secret, disclosure="occurrences_public")
     yield from geometries.policies(policy)
+    yield from narrowed.policies(policy)
 
 
 def _written_out(fields: dict[Any, Any]) -> Iterator[tuple[str, bytes]]:
@@ -184,9 +185,9 @@ def _written_out(fields: dict[Any, Any]) -> Iterator[tuple[str, bytes]]:
     def policy(**changes: Any) -> bytes:
         return cbor.encode(dict(sorted((fields | {int(key[1:]): value for key, value in changes.items()}).items())))
 
-    def class_of(**changes: Any) -> bytes:
+    def class_of(beside: dict[int, Any] | None = None, **changes: Any) -> bytes:
         own = dict(sorted((fields[22][0] | {int(key[1:]): value for key, value in changes.items()}).items()))
-        return policy(_22=[own, *fields[22][1:]])
+        return policy(_22=[own, *fields[22][1:]], **{f"_{key}": value for key, value in (beside or {}).items()})
 
     public: dict[str, Any] = {"_6": "occurrences_public"}
     yield "the purpose train written out", class_of(_10=["train"])
@@ -197,6 +198,9 @@ def _written_out(fields: dict[Any, Any]) -> Iterator[tuple[str, bytes]]:
     yield "no limit over runs written out", class_of(_8=None)
     for name, said in geometries.malformed():
         yield f"a geometry: {name}", cbor.encode(dict(sorted((fields | said).items())))
+    for name, own in narrowed.malformed():
+        yield f"reads: {name}", class_of({31: True}, **{f"_{key}": value for key, value in own.items()})
+    yield "reads without statement A", class_of(_9={1: ["clinic"]})
     yield "one phase of the whole noise written out", policy(_24=[[1, MICRO]])
     yield "a parameter of Gaussian noise", policy(_13=["gaussian", {"scale": 1}, None])
     yield "a digest of Gaussian noise", policy(_13=["gaussian", {}, bytes(32)])

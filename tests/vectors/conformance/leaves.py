@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from attest import cbor
 from attest.schedule.geometry import FRAMES
+from attest.schedule.reads import FORWARDS
 from attest.schema.plain import EARLIEST, MAX_TIME
 from ledger import tiles
 from ledger.errors import LedgerError
@@ -16,7 +17,7 @@ from ledger.leaves import HeaderSpec, Release, decode_leaf, encode_leaf
 from ledger.leaves.header import Previous
 from ledger.merkle import leaf_hash
 from tests.attacks.test_ledger_attacks_depth import ADAPTERS, ATTENTION, BAND, policy
-from tests.vectors.conformance import correlated, geometries, groups
+from tests.vectors.conformance import correlated, geometries, groups, narrowed
 from tests.vectors.conformance.honest import RUNS
 from tests.vectors.conformance.values import told
 from tests.worlds.ledgers import (
@@ -87,6 +88,7 @@ def _headers() -> Iterator[tuple[str, HeaderSpec]]:
     for rule in (correlated.BANDS, correlated.BUFFERS, correlated.DENSE):
         yield f"noise of {rule.name}", header_spec(signed_policy(**correlated.under(rule)), stack=SMALL)
     yield from geometries.headers()
+    yield from narrowed.headers()
     yield "draws from groups", header_spec(signed_policy(**groups.under(groups.THREE)), stack=SMALL)
     yield "what the trainer says", header_spec(stack=SMALL, frozen_digest=bytes(range(32)), **weak)
 
@@ -309,6 +311,11 @@ def _other_bytes() -> Iterator[tuple[str, bytes]]:
         yield f"header: pairs {name}", cbor.encode(fields)
     for name, bad in _unpaired():
         yield f"header: {name}", bad
+    apart = narrowed.spec().header(origin=SIGNER.name, log_vkey=SIGNER.vkey, time=START)
+    for name, fields in narrowed.false_headers(_item(encode_leaf(apart))):
+        yield f"header: reads {name}", cbor.encode(fields)
+    for name, bad in _unread():
+        yield f"header: reads and {name}", bad
 
 
 def _unpaired() -> Iterator[tuple[str, bytes]]:
@@ -321,6 +328,17 @@ def _unpaired() -> Iterator[tuple[str, bytes]]:
         first, second = (tensor.names[0] for tensor in (geometries.B, geometries.A))
         rows = [[order.index(first), order.index(second), 2]] if {first, second} <= set(order) else geometries.ROWS[:1]
         told = {5: spec.policy.payload, 6: spec.policy.sign1, 28: [], 29: [FRAMES, rows]}
+        yield name, cbor.encode(fields | told)
+
+
+def _unread() -> Iterator[tuple[str, bytes]]:
+    """Yields headers whose models do not fit the reads of their policy: what is checked is not asked here."""
+    for name, tensors, changes in narrowed.unread():
+        free = tuple(replace(rule, reads=None) for rule in changes["classes"])
+        plain = narrowed.spec(*tensors, classes=free)
+        fields = _item(encode_leaf(plain.header(origin=SIGNER.name, log_vkey=SIGNER.vkey, time=START)))
+        said = signed_policy(**changes)
+        told = {5: said.payload, 6: said.sign1, 28: [], 29: None, 30: [FORWARDS, narrowed.ROWS]}
         yield name, cbor.encode(fields | told)
 
 

@@ -11,7 +11,15 @@ from ledger.leaves import Charge, Header, Previous, Withdraw
 from ledger.leaves.header import SPENT
 from ledger.merkle import root
 from ledger.note import NoteSigner
-from tests.vectors.conformance import lies, lies_of_files, lies_of_geometry, lies_of_groups, lies_of_noise, retained
+from tests.vectors.conformance import (
+    lies,
+    lies_of_files,
+    lies_of_geometry,
+    lies_of_groups,
+    lies_of_noise,
+    lies_of_reads,
+    retained,
+)
 from tests.vectors.conformance.honest import Pins, ended, four
 from tests.vectors.conformance.lies import Lie
 from tests.vectors.conformance.lying import cut_back, flipped, header_says, on_leaves, say
@@ -387,5 +395,6 @@ LIES: Final[dict[str, Lie]] = (
     | lies_of_files.LIES
     | lies_of_groups.LIES
     | lies_of_geometry.LIES
+    | lies_of_reads.LIES
 )
 """All lies by name."""
