@@ -24,14 +24,14 @@ BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test slow lint types pages bench bench-scaling bench-start bench-lengths bench-against bench-beside bench-prism bench-quickstart bench-gate bench-ledger bench-corpora gpu fuzz faults lies mutations mutants interop zoo house clean
+.PHONY: help install demo test slow lint types pages bench bench-scaling bench-start bench-lengths bench-against bench-beside bench-prism bench-quickstart bench-gate bench-ledger bench-serve bench-corpora gpu fuzz faults lies mutations mutants interop zoo house clean
 .PHONY: dist lock docs docs-serve pictures
 
 help:
 	@echo "make demo    the whole way on real data, from keys to a verified export, into $(DIR)/"
 	@echo "make test    the test suite (make slow: the long tests)"
 	@echo "make lint    ruff; make types: mypy; make bench: a step against the fastest without privacy; make clean: remove what make made"
-	@echo "make bench-scaling   cost against sizes; bench-start: the probes; bench-lengths: public lengths; bench-against: beside a revision; bench-beside: whole programs beside Opacus; bench-prism: ways to train LoRA; bench-quickstart; bench-gate, bench-ledger: these rooms; bench-corpora: large corpora; make gpu: the step on a CUDA device"
+	@echo "make bench-scaling   cost against sizes; bench-start: the probes; bench-lengths: public lengths; bench-against: beside a revision; bench-beside: whole programs beside Opacus; bench-prism: ways to train LoRA; bench-quickstart; bench-gate, bench-ledger: these rooms; bench-serve: what a request pays; bench-corpora: large corpora; make gpu: the step on a CUDA device"
 	@echo "make fuzz    fuzz every reader of bytes from outside for FUZZ_SECONDS (600)"
 	@echo "make faults  fail and kill every system call of a ledger's writers, and lose power after each"
 	@echo "make zoo     hundreds of model families through the start of a run, held to what is expected of each"
@@ -128,6 +128,13 @@ bench-ledger: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.ledger_append
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.ledger_proofs
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.ledger_retain
+
+# What a request pays beside its model: a budget's reservation and settlement, by threads and processes; then gate and budget of a
+# whole server, and 32 streams with and without them. Some minutes, on the disk of ARGS="--directory DIR"; DATA=DIR for stories260K;
+# `python -m benchmarks.serve_http soak --directory DIR` for ten minutes of 32 streams.
+bench-serve: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.serve $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.serve_http --directory build/bench-serve $(if $(DATA),--data $(DATA) --models 20M stories260K)
 
 # Contributions from signing to the audit, in shards: ARGS="--size 1000000", a quarter of an hour; two minutes without.
 bench-corpora: $(STAMP)

@@ -1,7 +1,7 @@
-"""Fuzz targets of what auditors, recipients of models and resumed runs read: leaves, bundles, manifests, weights, pinned files.
+"""Fuzz targets of what auditors, recipients of models, gates and resumed runs read: leaves, bundles, manifests, rights.
 
 Beside what every target holds: nothing comes out of a reader but a typed `LedgerError`, what is accepted is written in no other
-way, and no manifest and no pinned file is accepted that the key here did not sign.
+way, and no manifest, no pinned file and no rights are accepted that the key here did not sign.
 """
 
 import hashlib
@@ -10,6 +10,7 @@ import itertools
 import tempfile
 from pathlib import Path
 
+from attest.keys import public_bytes
 from fuzz.invariants import Target, require
 from ledger import tiles
 from ledger.errors import LedgerError
@@ -22,9 +23,11 @@ from ledger.release.files import digest_tensors
 from ledger.release.manifest import Manifest, open_manifest
 from ledger.replay.signer import KeyChain
 from ledger.replay.summaries import Aggregate
+from ledger.serving import RightsEnvelope, open_rights
 from ledger.tiles import KeptNodes, Subtree, nodes_file
 from tests.worlds.ledgers import OTHER_KEY, SIGNER, START, Driver
 from tests.worlds.retained_ledgers import grown
+from tests.worlds.serving import GRANTER, HOLDER, NAME, NOW, envelope, signed
 
 NEXT = NoteSigner(SIGNER.name, OTHER_KEY)
 SIZE = 1_000
@@ -128,6 +131,20 @@ def run_pinned(data: bytes) -> None:
     require(data in PINNED, "a pinned file is accepted that nobody signed")
 
 
+def run_rights(data: bytes) -> None:
+    """Reads a rights envelope, signed and not."""
+    try:
+        open_rights(data, [public_bytes(GRANTER)], NAME, NOW, holder=HOLDER)
+        require(data in RIGHTS, "rights are accepted that nobody signed")
+    except LedgerError:
+        pass
+    try:
+        found = RightsEnvelope.from_cbor(data)
+    except LedgerError:
+        return
+    require(found.to_cbor() == data, "accepted rights are written otherwise")
+
+
 def run_safetensors(data: bytes) -> None:
     """A file of weights."""
     try:
@@ -141,6 +158,7 @@ def _safetensors(header: bytes, data: bytes) -> bytes:
     return len(header).to_bytes(8, "little") + header + data
 
 
+RIGHTS = [signed(), signed({"open": 4_000_000, "sensitive": None}, withdrawn=True), signed({}, generation=())]
 _NODES = [Subtree(first, level, bytes([first]) * HASH_SIZE) for first, level in ((0, 7), (128, 6), (192, 6))]
 _WEIGHTS = b'{"__metadata__":{"format":"pt"},"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},'
 _WEIGHTS += b'"b":{"dtype":"BOOL","shape":[],"data_offsets":[8,9]}}'
@@ -152,6 +170,7 @@ EXPORT_TARGETS: dict[str, Target] = {
     "nodes": Target(run_nodes, [b"".join(nodes_file([node])[:-HASH_SIZE] for node in _NODES)]),
     "manifest": Target(run_manifest, [MANIFEST, _PAYLOAD]),
     "pinned": Target(run_pinned, PINNED, 1_000),
+    "rights": Target(run_rights, [*RIGHTS, envelope({"open": 4_000_000}).to_cbor(), envelope({}).to_cbor()], 1_200),
     "safetensors": Target(run_safetensors, [_safetensors(_WEIGHTS, bytes(9)), _safetensors(b"{}", b"")], 600),
 }
 """The readers of exports, releases and pinned files, by name."""

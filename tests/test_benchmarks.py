@@ -21,7 +21,7 @@ from attest.corpus import Extent, Shard, ShardNumber  # noqa: E402
 from attest.errors import CorpusRefused  # noqa: E402
 from attest.policy import Policy  # noqa: E402
 from benchmarks import __main__ as bench  # noqa: E402
-from benchmarks import against, bases, corpora, gpu, noise, overheads, plan, quickstart, start  # noqa: E402
+from benchmarks import against, bases, corpora, gpu, noise, overheads, plan, quickstart, serve, start  # noqa: E402
 from benchmarks import made as corpora_made  # noqa: E402
 from benchmarks import step as steps  # noqa: E402
 from benchmarks.bases import BANDS, BASES, KINDS, onednn_products, without_privacy  # noqa: E402
@@ -31,6 +31,7 @@ from benchmarks.variants import VARIANTS, WARM_UP, _policy, absent_from, names_f
 from dptrain.clipping import fast as sums  # noqa: E402
 from dptrain.gradients import matmul  # noqa: E402
 from dptrain.planning import measure  # noqa: E402
+from ledger.storage.place import Place  # noqa: E402
 
 ALWAYS = {*BASES, "ours_fast", "ours_certified", "ours_compiled", "opacus_hooks", "opacus_ghost"}
 
@@ -582,3 +583,19 @@ def test_a_corpus_goes_from_signing_to_a_full_audit_whole_and_in_shards() -> Non
     text = "\n".join(corpora.render(found, small))
     assert text.startswith("60 contributions, 2 shards, signatures verified in 1\n")
     assert "us more" in text and all(name in text for name in found["parts"])
+
+
+def test_what_a_request_pays_is_measured_and_printed_for_every_way_to_settle(tmp_path, monkeypatch, capsys) -> None:
+    @contextmanager
+    def alone(directory):
+        yield lambda name: {"SQLite": Place.of(directory / f"{name}.db")}
+
+    monkeypatch.setattr(serve, "places", alone)
+    monkeypatch.setattr(serve, "ASKERS", ((1, 1), (1, 3), (2, 1)))
+    serve.main(["budget", "--requests", "12", "--directory", str(tmp_path), "--json"])
+    rows = json.loads(capsys.readouterr().out)["budget"]
+    assert [(row["processes"], row["threads"], row["settles"], row["requests"]) for row in rows] == [
+        (processes, threads, settles, 12) for processes, threads in serve.ASKERS for settles in ("at once", "later")
+    ]
+    assert all(0 < row["reserve_ms"]["p50"] <= row["reserve_ms"]["p99"] and row["per_second"] > 0 for row in rows)
+    assert len(serve.render_budget(rows).splitlines()) == 7 and not list(tmp_path.iterdir())

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dptrain.cli import policy, rights
+from dptrain.cli import policy
 from dptrain.cli.account import account, calibrate
 from dptrain.cli.attest import commands as contributor
 from dptrain.cli.attest.anchor import anchor
@@ -22,6 +22,7 @@ from dptrain.cli.registry import commands as registry
 from dptrain.cli.registry import show as registry_show
 from dptrain.cli.release import release
 from dptrain.cli.results import JsonFlag, LedgerGroup, RootGroup
+from dptrain.cli.rights import commands as rights
 from dptrain.programs import guarded
 
 
@@ -53,14 +54,19 @@ def train(
 
 def demo(
     directory: Annotated[Path, option("Where everything is written.", "--dir", metavar="DIR")] = Path("demo"),
+    serve: Annotated[
+        bool, option("Train private adapters of a small language model instead, serve them, and ask until refused.", "--serve")
+    ] = False,
     json: JsonFlag = False,
 ) -> None:
     """Go the whole way on real data that comes with the package: keys, policy, gate, training, export, audit, report.
 
+    With `--serve` the data are generated texts, and the way goes on: a server with rights and budgets, and clients that ask it.
+
     Example: `dptrain demo --dir demo`
     """
     arguments = ["--dir", str(directory), *(["--json"] if json else [])]
-    raise typer.Exit(load_training("dptrain.demo.stages").main(arguments))
+    raise typer.Exit(load_training("dptrain.demo.serving" if serve else "dptrain.demo.stages").main(arguments))
 
 
 def quickstart(
@@ -91,6 +97,9 @@ def quickstart(
 def serve(
     config: Annotated[Path, file_argument("SERVE.toml", "The server's file.")],
     init: Annotated[bool, option("Make the budget log and its key that the file names, and end.", "--init")] = False,
+    export: Annotated[
+        Path | None, option("Sign the budget log, write an export of it for auditors, and end.", metavar="DIR")
+    ] = None,
     he: Annotated[
         bool, option("Serve adapters to encrypted states alone: no base model, no text, no state in clear.", "--he")
     ] = False,
@@ -99,6 +108,9 @@ def serve(
     ] = None,
     operator: Annotated[
         bool, option("With --add-token: one that sees budgets and posture, and asks for no text.", "--operator")
+    ] = False,
+    corpus: Annotated[
+        bool, option("With --add-token: the budget of a corpus of this name pays, in place of a user's.", "--corpus")
     ] = False,
     allow: Annotated[
         list[str] | None,
@@ -117,9 +129,12 @@ def serve(
     Example: `dptrain serve serve.toml`
     """
     loaded = load_training("dptrain.serve.program")
-    wrong_if((operator or allow is not None) and add_token is None, "--operator and --allow go with --add-token")
-    wrong_if(sum((init, he, add_token is not None)) > 1, "give one of --init, --he and --add-token")
-    how = {"init": init, "encrypted_only": he, "token": add_token, "operator": operator, "allow": allow, "port": port}
+    about = operator or corpus or allow is not None
+    wrong_if(about and add_token is None, "--operator, --corpus and --allow go with --add-token")
+    chosen = sum((init, he, add_token is not None, export is not None))
+    wrong_if(chosen > 1, "give one of --init, --export, --he and --add-token")
+    how = {"init": init, "export": export, "encrypted_only": he, "token": add_token, "operator": operator, "allow": allow}
+    how |= {"corpus": corpus, "port": port}
     raise typer.Exit(guarded(lambda: int(loaded.main(config, **how, as_json=json)), as_json=json))
 
 

@@ -109,7 +109,7 @@ class Told(Result):
 
 _ORDER = [
     "quickstart", "attest", "policy", "registry", "calibrate", "account", "check", "gate", "plan", "train", "ledger", "release",
-    "rights", "demo",
+    "rights", "serve", "demo",
 ]  # fmt: skip
 
 _JSON = "dptrain.json"

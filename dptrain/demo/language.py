@@ -41,8 +41,11 @@ TIERS: Final = (Tier("harbour", 2.0, "0.0", 1.0), Tier("orchard", 4.0, "0.0", 1.
 RANK: Final = 4
 """Of each adapter."""
 
+WIDTH: Final = 64
+"""Of the states of the model."""
+
 _PROBES: Final = 8
-_BATCH: Final = 64
+_BATCH: Final = 32
 
 
 @dataclass(frozen=True)
@@ -53,18 +56,20 @@ class Size:
         public_texts, public_steps: what the base learns from, and for how long.
         contributions: of each class. contributors: of each class.
         steps, rate: horizon of the policy, and the probability that a contribution is drawn. learning_rate: of the adapters.
+        repeats: answers to each beginning of a text, to see what an adapter has learnt.
     """
 
     public_texts: int = 6000
     public_steps: int = 1200
-    contributions: int = 400
+    contributions: int = 800
     contributors: int = 4
     steps: int = 40
     rate: float = 0.25
-    learning_rate: float = 0.02
+    learning_rate: float = 0.012
+    repeats: int = 6
 
 
-QUICK: Final = Size(public_texts=1000, public_steps=80, contributions=24, contributors=2, steps=3, rate=0.5)
+QUICK: Final = Size(public_texts=1000, public_steps=80, contributions=24, contributors=2, steps=3, rate=0.5, repeats=1)
 
 
 @dataclass(frozen=True)
@@ -140,7 +145,7 @@ def base_model(directory: Path, size: Size, *, seed: int = 0) -> Path:
     torch.manual_seed(seed)
     model = LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=len(words), hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+            vocab_size=len(words), hidden_size=WIDTH, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
             num_key_value_heads=4, max_position_embeddings=256, tie_word_embeddings=False, bos_token_id=words.bos_token_id,
             eos_token_id=words.eos_token_id, pad_token_id=words.pad_token_id,
         )
@@ -211,8 +216,8 @@ def policy_text(size: Size) -> str:
     return "\n".join(lines) + "\n"
 
 
-def contribute(directory: Path, size: Size) -> Stage:
-    """Lets the contributors of each class sign texts about its topic, under a policy that its owner signed."""
+def contributors_of(size: Size) -> list[Contributor]:
+    """Returns who contributes: texts about the topic of one class each."""
     contributors = []
     for seed, tier in enumerate(TIERS):
         found = [{"text": line} for line in texts(PRIVATE[tier.name], size.contributions, seed=1000 + seed)]
@@ -220,8 +225,13 @@ def contribute(directory: Path, size: Size) -> Stage:
             Contributor(f"{tier.name}-{place + 1}", tier.name, found[place :: size.contributors])
             for place in range(size.contributors)
         ]
+    return contributors
+
+
+def contribute(directory: Path, size: Size) -> Stage:
+    """Lets all contributors sign their texts, under a policy that their owner signed."""
     directory.mkdir(parents=True, exist_ok=True)
-    return stage(directory, policy_text(size), contributors, now=int(time.time()))
+    return stage(directory, policy_text(size), contributors_of(size), now=int(time.time()))
 
 
 @dataclass(frozen=True)
@@ -264,7 +274,7 @@ def trained(directory: Path, made: Stage, size: Size) -> Trained:
     probe = [{"text": line} for line in public_texts(_PROBES, seed=1)]
     with PrivateTraining.open(
         policy=made.signed_policy, corpus=made.corpus, owner_key=made.owner_key, registry=made.registry,
-        ledger=RunLedger(str(directory / "ledger.db")), microbatches=Microbatches(_BATCH),
+        ledger=RunLedger(str(directory / "ledger.db")), microbatches=Microbatches(64),
     ) as run:  # fmt: skip
         model, optimizer, steps = run.prepare(model, optimizer, Rows(words), probe=_records(probe))
         loss = run.loss(per_example_loss)

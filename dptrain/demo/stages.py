@@ -142,13 +142,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def tell(directory: Path, scale: Scale, narrator: Narrator) -> dict[str, Any]:
     """Plays all parts and returns the public results."""
-    earlier = _make_room(directory)
+    earlier = make_room(directory)
     if earlier is not None:
         narrator.say("earlier", f"the run that lay in {directory} is now in {earlier}")
     data = digits()
     contributors = shares(data.contributed, TIERS, WEIGHTS, CONTRIBUTORS_PER_TIER)
     made = _contribute(directory, data, contributors, scale, narrator)
-    gate = _judge(made, narrator)
+    gate = judge(made, narrator)
     narrator.say("public", f"a small vision transformer learns from {scale.pictures} digits drawn by a program: nobody's data")
     public_model(directory / "public-model", pictures=scale.pictures, epochs=scale.epochs)
     *others, own = depth.arms(TIERS, scale.clip_norm)
@@ -249,7 +249,8 @@ def _contribute(
     return made
 
 
-def _judge(made: Stage, narrator: Narrator) -> GateReport:
+def judge(made: Stage, narrator: Narrator) -> GateReport:
+    """Runs the gate over a corpus, and says what it refused."""
     owner = load_public_key(made.owner_key)
     signed = open_policy(made.signed_policy, owner)
     report = run_gate(open_corpus(made.corpus), signed.policy, open_registry(made.registry, owner), now=made.now)
@@ -258,7 +259,7 @@ def _judge(made: Stage, narrator: Narrator) -> GateReport:
     return report
 
 
-def _make_room(directory: Path) -> Path | None:
+def make_room(directory: Path) -> Path | None:
     """Moves an earlier demo aside; it holds keys and a ledger, so it is never deleted or written into."""
     if not directory.exists() or not any(directory.iterdir()):
         directory.mkdir(parents=True, exist_ok=True)
@@ -327,7 +328,7 @@ def _report(directory: Path, made: Stage, results: dict[str, Any]) -> None:
     write_report(export, directory / "report.html", report=audited, extras=extras)
 
 
-def _verdict(found: dict[str, Any], about: str) -> Text:
+def verdict_of(found: dict[str, Any], about: str) -> Text:
     """Returns a verdict and what weakens it, in one line."""
     colour = COLOURS.get(found["verdict"], "red")
     return styled(f"bold {colour}", headline(found["verdict"], found["qualifiers"]), f"  {about}")
@@ -356,14 +357,14 @@ def _print(results: dict[str, Any]) -> None:
         energies = (f"{arm['energy_by_block'][block]:.0%}" for block in blocks)
         depths.add_row(arm["sentence"], *energies, f"{arm['energy']:.0%}", f"{arm['accuracy']:.1%}")
     out.print(depths)
-    out.print(_verdict(results, "the export"))
+    out.print(verdict_of(results, "the export"))
     tampered = results["tampered"]
     finding = tampered["findings"][0] if tampered["findings"] else {"where": "", "sentence": "nothing found"}
     out.print(styled("bold red", tampered["verdict"], f"  its tampered copy: {finding['where']}: {finding['sentence']}"))
     release = results["release"]
     at = f"epoch {release['epoch']}, leaf {release['leaf']}"
     tied = f"the release: {release['tensors']} tensors {release['weights']} to {at}"
-    out.print(_verdict(release, tied))
+    out.print(verdict_of(release, tied))
     for finding in release["other"]["findings"]:
         sentence = f"  a copy with one weight changed: {finding['where']}: {finding['sentence'].rpartition('; ')[2]}"
         out.print(styled("bold red", release["other"]["verdict"], sentence))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from dptrain.errors import DptrainError
+from dptrain.errors import ConfigError, DptrainError
 from dptrain.inference.gaussian import Worth
 from dptrain.inference.release import Answer
 from ledger.errors import LedgerError
@@ -105,20 +105,25 @@ class Client:
 
         Args:
             releases: most tokens of the answer; all are paid. epsilon: of the answer, where the server lets a request choose.
-            at_most: largest epsilon that is taken, by default ``epsilon``; where that is not given either, what the server says
-                that the answer is worth. delta, adjacency: at which it is judged. asked: ``session``.
+            at_most: largest epsilon that is taken, by default ``epsilon``. One of the two is given: who reads the states is the
+                server, so its word for their noise does not do. delta, adjacency: at which it is judged. asked: ``session``.
 
         Raises:
+            ConfigError: code EPSILON, neither is given.
             ServerRefused: code EXHAUSTED, and others; TERMS, the noise of the server is worth less than was asked for.
         """
+        if epsilon is None and at_most is None:
+            raise ConfigError("EPSILON", "the server would choose its own noise; give epsilon, or at_most, the most that you take")
         body = {"model": model, "releases": releases, **({} if epsilon is None else {"epsilon": epsilon}), **asked}
         terms = self._json("POST", "/v1/split", json=body)
-        return Split(self, terms, _judged(terms, releases, epsilon if at_most is None else at_most, delta, adjacency))
+        most = epsilon if at_most is None else at_most
+        assert most is not None
+        return Split(self, terms, _judged(terms, releases, most, delta, adjacency))
 
     @contextmanager
     def encrypted(self, model: str, keys: "HEKeys") -> Iterator["Encrypted"]:
         """Registers the public keys of a client, and lets them go at the end. Raises ServerRefused."""
-        self._octets("POST", "/v1/he/keys", keys.public)
+        self._octets("POST", f"/v1/he/keys?model={model}", keys.public)
         try:
             yield Encrypted(self, model, keys)
         finally:
@@ -155,11 +160,10 @@ def _refusal(answer: Any) -> ServerRefused:
     return ServerRefused(answer.status_code, error)
 
 
-def _judged(terms: dict[str, Any], releases: int, most: float | None, delta: float, adjacency: str) -> Worth:
+def _judged(terms: dict[str, Any], releases: int, most: float, delta: float, adjacency: str) -> Worth:
     """Returns what the releases of an answer are worth, by this package's own figures.
 
-    Guarantee: the noise that a server chooses is used only if it is worth what was asked for, or else what the server says: who
-    reads the states is the server.
+    Guarantee: the noise that a server chooses is used only if it is worth what was asked for: who reads the states is the server.
 
     Raises:
         ServerRefused: code TERMS.
@@ -170,7 +174,7 @@ def _judged(terms: dict[str, Any], releases: int, most: float | None, delta: flo
         said, found = float(terms["epsilon"]), worth.of(adjacency)
     except (LedgerError, KeyError, TypeError, ValueError) as error:
         raise ServerRefused(200, {"code": "TERMS", "message": f"the server's terms are no release: {error}"}) from error
-    limit = (said if most is None else most) * (1.0 + 1e-6)
+    limit = most * (1.0 + 1e-6)
     if worth.releases != releases or chance > delta or not (found <= limit and worth.epsilon <= said * (1.0 + 1e-6)):
         asked = f"{releases} releases, at most epsilon {limit:.6g} at delta {delta:g} ({adjacency})"
         sentence = f"the server's terms are: {worth.sentence}; they say epsilon {said:.6g}, and {asked} was asked for"
@@ -269,6 +273,9 @@ def generate(
 ) -> str:
     """Generates with a model of this process, and an adapter that is elsewhere.
 
+    Guarantee: exactly ``max_tokens`` states are given to ``delta``, one after each run of the model, wherever the text ends: so
+    neither their number nor their times tell whoever applies the adapter of it.
+
     Args:
         model: causal language model of transformers, the base below the adapter. delta: `Split.delta` or `Encrypted.delta`.
 
@@ -298,10 +305,10 @@ def generate(
                     ids.append(int(torch.multinomial(torch.softmax(scores / temperature, -1), 1, generator=numbers)))
                 else:
                     ids.append(int(scores.argmax()))
-                if ids[-1] == tokenizer.eos_token_id:
-                    break
                 given = torch.tensor([[ids[-1]]])
     finally:
         hook.remove()
+    if tokenizer.eos_token_id in ids:
+        ids = ids[: ids.index(tokenizer.eos_token_id)]
     text: str = tokenizer.decode(ids, skip_special_tokens=True)
     return text

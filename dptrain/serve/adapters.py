@@ -29,6 +29,9 @@ LOG = logging.getLogger("dptrain.serve")
 IDLE_SECONDS: Final = 600.0
 """An answer in split mode that gets no state for so long is ended."""
 
+KEYS_SECONDS: Final = 3600.0
+"""Keys of a client that sends no state for so long make room for those of another."""
+
 MOST_KEYS: Final = 20_000_000
 """Bytes of a body that brings keys."""
 
@@ -67,11 +70,10 @@ class SplitAnswer:
     """Is one answer of a client that adds the noise itself.
 
     Attributes:
-        left: states that are paid for and not sent.
+        asked: by whom, of which class, by which rights. left: states that are paid for and not sent.
     """
 
-    client: str
-    model: str
+    asked: tuple[Client, str, str | None]
     adapter: LastAdapter
     reservation: Reservation
     left: int
@@ -90,13 +92,11 @@ class Splits:
         self._held: dict[str, SplitAnswer] = {}
         self._lock = threading.Lock()
 
-    def start(self, client: Client, model: str, adapter: LastAdapter, reservation: Reservation) -> str:
+    def start(self, asked: tuple[Client, str, str | None], adapter: LastAdapter, reservation: Reservation) -> str:
         """Begins an answer that is paid for, and returns its id."""
         identity = secrets.token_hex(16)
         with self._lock:
-            self._held[identity] = SplitAnswer(
-                client.name, model, adapter, reservation, reservation.releases, time.monotonic()
-            )
+            self._held[identity] = SplitAnswer(asked, adapter, reservation, reservation.releases, time.monotonic())
         return identity
 
     def require_room(self) -> None:
@@ -108,7 +108,7 @@ class Splits:
     def of(self, identity: str, client: Client) -> SplitAnswer:
         """Returns an answer of a client. Raises Refused: 404, code ANSWER."""
         found = self._held.get(identity)
-        if found is None or found.client != client.name:
+        if found is None or found.asked[0].name != client.name:
             sentence = "there is no such answer of yours; pay for one by POST /v1/split"
             raise Refused(404, "invalid_request_error", "ANSWER", sentence)
         return found
@@ -120,6 +120,8 @@ class Splits:
             if found.left < 1:
                 sentence = f"all {found.reservation.releases} states of this answer came, and no more are paid for"
                 raise Refused(403, "not_paid", "NOT_RESERVED", f"{sentence}; pay for another answer")
+            if found.left == found.reservation.releases:  # it began, and is spent whole; its end tells nothing more
+                self._log.settle_later(found.reservation, found.reservation.releases)
             found.left -= 1
             found.seen = time.monotonic()
             return found
@@ -131,11 +133,12 @@ class Splits:
         """
         with self._lock:
             found = self._held.get(identity)
-            if found is None or (client is not None and found.client != client.name):
+            if found is None or (client is not None and found.asked[0].name != client.name):
                 raise Refused(404, "invalid_request_error", "ANSWER", "there is no such answer of yours")
             del self._held[identity]
         came = found.reservation.releases - found.left
-        self._log.commit(found.reservation, found.reservation.releases if came else 0)
+        if not came:
+            self._log.settle_later(found.reservation, 0)
         return came
 
     def drop(self, artifacts: set[str]) -> None:
@@ -154,6 +157,22 @@ class Splits:
         for identity in [identity for identity, each in list(self._held.items()) if now - each.seen >= idle]:
             with suppress(Refused):
                 self.end(identity)
+
+
+def require_encryptable(release: GaussianRelease, numbers: int) -> None:
+    """Refuses noise under which a state could be too long to be encrypted, before it is paid.
+
+    The norm of the noise is above ``sigma (sqrt(numbers) + 9)`` with a probability below 1e-17.
+
+    Raises:
+        Refused: 400, code TOO_LARGE.
+    """
+    from dptrain.inference.he.scheme import NORM
+
+    longest = release.worth.clip + release.worth.sigma * (numbers**0.5 + 9.0)
+    if longest > NORM:
+        sentence = f"a state with noise may be {longest:.4g} long, at most {NORM:g} is encrypted"
+        raise Refused(400, "invalid_request_error", "TOO_LARGE", f"{sentence}; ask for a larger epsilon, or fewer tokens")
 
 
 def terms(release: GaussianRelease, adapter: LastAdapter, *, rank_space: bool, shrink: float) -> dict[str, Any]:
@@ -197,24 +216,46 @@ class Encrypted:
         from dptrain.inference.he.server import AdapterServer
 
         self.server: AdapterServer = AdapterServer(sessions)
+        self.own: AdapterServer = AdapterServer()  # for keys of this process, which no client takes the place of
+        self._most, self._seen = sessions, dict[str, float]()
         self._made: dict[str, Adapter] = {}
         self._turns = threading.BoundedSemaphore(threads)
 
     def register(self, client: Client, bundle: bytes) -> None:
-        """Takes the public keys of a client, in place of those it had. Raises EncryptionRefused: as `register_keys`."""
+        """Takes the public keys of a client, in place of those it had, and of clients that were silent for an hour.
+
+        Raises:
+            EncryptionRefused: as `register_keys`.
+        """
+        now = time.monotonic()
+        for name, seen in list(self._seen.items()):
+            if now - seen >= KEYS_SECONDS and len(self._seen) >= self._most:
+                self._forget(name)
         self.server.register_keys(client.name, bundle, replace=True)
+        self._seen[client.name] = now
 
     def forget(self, client: Client) -> None:
         """Lets the keys of a client go."""
-        self.server.forget(client.name)
+        self._forget(client.name)
 
-    def apply(self, session: str, adapter: LastAdapter, state: bytes) -> bytes:
-        """Returns the encrypted answer under the keys of a session. Raises EncryptionRefused: as `AdapterServer.apply`."""
+    def _forget(self, name: str) -> None:
+        self.server.forget(name)
+        self._seen.pop(name, None)
+
+    def apply(self, session: str, adapter: LastAdapter, state: bytes, *, own: bool = False) -> bytes:
+        """Returns the encrypted answer under the keys of a session. Raises EncryptionRefused: as `AdapterServer.apply`.
+
+        Args:
+            own: the session is one of this process.
+        """
         made = self._made.get(adapter.name)
         if made is None:
             made = self._made.setdefault(adapter.name, adapter.encryptable())
         with self._turns:
-            return self.server.apply(session, made, state)
+            found = (self.own if own else self.server).apply(session, made, state)
+        if not own:
+            self._seen[session] = time.monotonic()
+        return found
 
     def drop(self, artifact: str) -> None:
         """Lets an adapter go that is served no more."""

@@ -559,11 +559,11 @@ def _encrypted(app: FastAPI, service: Service) -> None:
     assert encrypted is not None
 
     @app.post("/v1/he/keys", responses=ERRORS, openapi_extra=_OCTETS, dependencies=[Bearer])
-    async def keys(request: Request) -> Response:
+    async def keys(
+        request: Request, model: Annotated[str, Query(max_length=64)], rights: RightsHeader = None
+    ) -> Response:
         """Takes the public keys of a client in place of those it had; a bundle with a secret key is refused unread."""
-        client = _require_client(request)
-        service.rate.take(client.name, "requests")
-        await asyncio.to_thread(encrypted.register, client, await request.body())
+        await asyncio.to_thread(service.register, _require_client(request), model, rights, await request.body())
         return JSONResponse({"registered": True})
 
     @app.delete("/v1/he/keys", responses=_only(401, 403), dependencies=[Bearer])
@@ -578,8 +578,8 @@ def _encrypted(app: FastAPI, service: Service) -> None:
     ) -> Response:
         """Applies an adapter to an encrypted state; a state in clear is refused."""
         body = await request.body()
-        found = await asyncio.to_thread(service.encrypted_state, _client(request), model, rights, body)
-        return Response(found, media_type="application/octet-stream")
+        found, name = await asyncio.to_thread(service.encrypted_state, _client(request), model, rights, body)
+        return Response(found, media_type="application/octet-stream", headers={"Dptrain-Artifact": name})
 
     @app.websocket("/v1/he/stream")
     async def stream(socket: WebSocket, model: str) -> None:
@@ -588,6 +588,6 @@ def _encrypted(app: FastAPI, service: Service) -> None:
         async def work() -> None:
             client = service.access.client(socket.headers.get("authorization"))
             rights = socket.headers.get("dptrain-rights")
-            await _states(socket, lambda data: service.encrypted_state(client, model, rights, data))
+            await _states(socket, lambda data: service.encrypted_state(client, model, rights, data)[0])
 
         await _socket(service, socket, work)

@@ -7,6 +7,7 @@ frozen, to which the ledger's header committed before the first step.
 import copy
 import itertools
 import json
+import re
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
@@ -19,11 +20,14 @@ from dptrain.errors import ConfigError
 from dptrain.serve.adapters import LastAdapter
 from dptrain.serve.config import Generation, ServeConfig
 from dptrain.serve.decoding import Served
+from ledger.budget import Beside
 from ledger.errors import ReleaseRefused
 from ledger.leaves.weights import WeightRecord
 from ledger.note import parse_verifier_key
-from ledger.release.contents import CODE_FORMS
+from ledger.release.contents import shards_of
 from ledger.release.files import CHUNK, digested, listed, opened
+from ledger.release.manifest import open_manifest, read_manifest
+from ledger.release.tied import few
 from ledger.serving import InferenceGate
 
 BASE: Final = "base"
@@ -51,6 +55,17 @@ def open_gate(config: ServeConfig, classes: Mapping[str, Generation]) -> Inferen
         granters=[load_public_key(path) for path in table.granters],
         revoked=[bytes.fromhex(serial) for serial in table.revoked],
     )
+
+
+def beside(config: ServeConfig) -> Beside:
+    """Returns the checkpoint of the training ledger that the release cites, for the header of a budget log beside it.
+
+    Raises:
+        ReleaseRefused: there is no manifest that one of the keys signed.
+    """
+    keys = [key for path in config.gate.keys for key in _verifier_keys(path)]
+    manifest = open_manifest(read_manifest(config.gate.release), keys)
+    return Beside(manifest.origin, manifest.size, manifest.root)
 
 
 def _verifier_keys(path: Path) -> list[str]:
@@ -119,7 +134,10 @@ class Artifacts:
                     return Served.of(model, base.tokenizer)
                 self._whole(name, place)
                 settings = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
-                model = AutoModelForCausalLM.from_pretrained(place, **settings)
+                model, found = AutoModelForCausalLM.from_pretrained(place, output_loading_info=True, **settings)
+                if wrong := sorted(name for kind in ("missing_keys", "mismatched_keys") for name in map(str, found[kind])):
+                    sentence = f"{name} lacks {few(wrong)}, which its settings ask for"
+                    raise ConfigError("MODEL", f"{sentence}; serve it as it was saved")
                 return Served.of(model, AutoTokenizer.from_pretrained(place, local_files_only=True, trust_remote_code=False))
             except (OSError, ValueError, KeyError, AttributeError) as error:
                 first = str(error).strip().split("\n")[0]
@@ -163,35 +181,48 @@ class Artifacts:
         return LastAdapter(name, pair["A"].astype("f8"), pair["B"].astype("f8"), scaling)
 
 
+BASE_FILES: Final = re.compile(
+    r"(config|generation_config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|model\.safetensors\.index)\.json"
+    r"|merges\.txt|vocab\.txt|(tokenizer|spiece|sentencepiece\.bpe)\.model|chat_template\.(jinja|json)|[\w.-]+\.safetensors"
+)
+"""Files that a base model is made of; what else lies beside them is neither copied nor read."""
+
+
 def copy_base(source: Path, place: Path, records: tuple[WeightRecord, ...]) -> None:
-    """Copies a base model, if its tensors are those that the run had frozen.
+    """Copies a base model, if its tensors are those that the run had frozen: all of them, and no others.
+
+    Its settings and tokenizer are no tensors: nothing says that they are those of the run.
 
     Args:
         records: the tensors of the run, to which the ledger commits.
 
     Raises:
-        ReleaseRefused: code BASE_NOT_TIED, a tensor is another, or the run had none of that name; CODE, a file could carry code
-            that a loader runs; or as `ledger.release.files`.
+        ReleaseRefused: code BASE_NOT_TIED, a tensor is another, is missing, or the run had none of that name; or an index names
+            files that do not lie there; or as `ledger.release.files`.
     """
-    frozen = {_plain(name): record for record in records if not record.trained for name in record.names}
+    kept = [record for record in records if not record.trained and record.adapter is None]
+    frozen, left = {_plain(name): record for record in kept for name in record.names}, {record.names[0] for record in kept}
     place.mkdir(mode=0o700)
-    for path in listed(source):
-        target = place / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with opened(source, path) as stream, target.open("xb") as out:
+    paths = [path for path in listed(source) if BASE_FILES.fullmatch(path)]
+    for path in paths:
+        with opened(source, path) as stream, (place / path).open("xb") as out:
             while data := stream.read(CHUNK):
                 out.write(data)
-        found = digested(place, path)
-        if found.tensors is None:
-            if found.form in CODE_FORMS:
-                target.unlink()  # no loader here runs code, so it is left out
-            continue
-        for tensor in found.tensors:
+        if path.endswith(".index.json"):
+            shards = shards_of((place / path).read_bytes())
+            if shards is None or not set(shards) <= set(paths):
+                told = f"{path} names files that are not beside it"
+                raise ReleaseRefused("BASE_NOT_TIED", f"{told}; give the model that the adapters were trained on")
+        for tensor in digested(place, path).tensors or ():
             record = frozen.get(_plain(tensor.name))
             if record is None or (record.dtype, record.shape, record.sha256) != (tensor.dtype, tensor.shape, tensor.sha256):
                 told = "the run had none of that name frozen" if record is None else "it is another than the run's"
                 sentence = f"tensor {tensor.name!a:.120} of {path!a:.120} of the base: {told}"
                 raise ReleaseRefused("BASE_NOT_TIED", f"{sentence}; give the model that the adapters were trained on")
+            left.discard(record.names[0])
+    if left:
+        sentence = f"the base lacks {len(left)} tensors that the run had frozen: {few(sorted(left))}"
+        raise ReleaseRefused("BASE_NOT_TIED", f"{sentence}; give the model that the adapters were trained on")
 
 
 def _plain(name: str) -> str:

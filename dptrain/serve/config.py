@@ -136,11 +136,13 @@ class Limits(Table):
     Attributes:
         requests_per_minute: of all kinds. adapter_states_per_hour: states that an adapter is applied to for a client by
             ``split`` and ``encrypted``; as many as the state is wide tell the adapter exactly.
+        streams_per_client: answers of one client that run or wait at a time.
         key_sessions: clients that have keys for encryption registered at a time.
     """
 
     requests_per_minute: Annotated[int, Field(ge=1)] = 600
     adapter_states_per_hour: Annotated[int, Field(ge=1)] = 4096
+    streams_per_client: Annotated[int, Field(ge=1)] = 8
     key_sessions: Annotated[int, Field(ge=1, le=1024)] = 16
 
 
@@ -223,6 +225,9 @@ class ServeConfig(Table):
                 told = "none" if stated is None else f"epsilon {stated.epsilon:g}, delta {stated.delta:g}"
                 sentence = f"[release] has a cap of epsilon {asked.cap:g} at delta {asked.delta:g}, budget.caps.user is {told}"
                 raise ConfigError("SERVE_VALUE", f"{sentence}; what is enforced is the budget's: give both the same")
+            if any(each.encrypt for each in self.classes.values()) and self.release.get("space") == "rank":
+                sentence = "encrypt takes whole states, and release.space is 'rank'"
+                raise ConfigError("SERVE_VALUE", f"{sentence}; leave one of them out")
             for problem in _problems(self.release, asked.epsilon):
                 raise ConfigError("SERVE_VALUE", problem)
 

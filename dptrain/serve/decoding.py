@@ -68,8 +68,11 @@ class Served:
             ends.append(tokenizer.eos_token_id)
         return cls(model.eval(), tokenizer, Head(model), int(model.config.get_text_config().vocab_size), frozenset(ends))
 
-    def ids(self, request: Any, most: int) -> list[int]:
+    def ids(self, request: Any, most: int, tokens: int) -> list[int]:
         """Returns the ids of a prompt.
+
+        Args:
+            most: ids of a prompt. tokens: of the answer.
 
         Raises:
             Refused: 400, code PROMPT, too long or empty; CHAT, the model has no chat template.
@@ -83,9 +86,9 @@ class Served:
             found = self.tokenizer.apply_chat_template(messages, **how)["input_ids"]
         else:
             found = self.tokenizer(request.prompt)["input_ids"]
-        room = getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or most + request.max_tokens
-        if not 0 < len(found) <= most or len(found) + request.max_tokens > room:
-            sentence = f"the prompt has {len(found)} tokens and the answer {request.max_tokens}"
+        room = getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or most + tokens
+        if not 0 < len(found) <= most or len(found) + tokens > room:
+            sentence = f"the prompt has {len(found)} tokens and the answer {tokens}"
             most_told = f"at most {most} of a prompt, and {room} of both together, are taken"
             raise Refused(400, "invalid_request_error", "PROMPT", f"{sentence}; {most_told}")
         return list(found)
@@ -94,13 +97,20 @@ class Served:
 class Decoding:
     """Computes one answer, a token at a time; of one thread at a time.
 
+    An answer with a reader is computed to its last token, wherever its text ends: how many states are released, and when, then
+    follows from nothing that a state in clear decides.
+
     Attributes:
-        computed: tokens so far. prompt: number of tokens of the prompt. finish: why it ended, None before.
+        computed: tokens so far. text_tokens: those of them that its text has. prompt: number of tokens of the prompt.
+        finish: why its text ended, None before.
     """
 
-    def __init__(self, served: Served, ids: Sequence[int], request: Asking, reader: Reader | None = None) -> None:
+    def __init__(
+        self, served: Served, ids: Sequence[int], request: Asking, tokens: int, reader: Reader | None = None
+    ) -> None:
+        """``tokens``: most of the answer. ``reader``: reads the state behind each token."""
         self._served: Served | None = served
-        self._request, self._reader = request, reader
+        self._request, self._reader, self._most = request, reader, tokens
         self._given, self._cache = torch.tensor([list(ids)]), None
         self._text = Text(served.tokenizer, request.stop)
         self._numbers = torch.Generator()
@@ -108,8 +118,13 @@ class Decoding:
             self._numbers.seed()
         else:
             self._numbers.manual_seed(request.seed)
-        self.prompt, self.computed = len(ids), 0
+        self.prompt, self.computed, self.text_tokens = len(ids), 0, 0
         self.finish: str | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more is computed."""
+        return self.finish is not None and (self._reader is None or self.computed >= self._most)
 
     @torch.inference_mode()
     def step(self) -> str:
@@ -127,16 +142,26 @@ class Decoding:
         token = sample(found.logits[0, -1].float(), self._request.temperature, self._request.top_p, self._numbers)
         self.computed += 1
         self._given = torch.tensor([[token]])
+        if self.finish is not None:
+            return ""
+        self.text_tokens = self.computed
         if token in served.stops:
             self.finish = "stop"
             return self._text.rest()
         piece, stopped = self._text.add(token)
         if stopped:
             self.finish = "stop"
-        elif self.computed >= self._request.max_tokens:
+        elif self.computed >= self._most:
             self.finish = "length"
             piece += self._text.rest()
         return piece
+
+    def silently(self) -> bool:
+        """Lets the text end here, as nobody reads it. Returns whether the rest is computed all the same."""
+        if self._reader is None or not self.computed:
+            return False
+        self.finish = self.finish or "cancelled"
+        return not self.over
 
     def forget(self) -> None:
         """Lets the model, the cache and the prompt go."""

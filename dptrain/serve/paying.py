@@ -12,8 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
+from attest.files import atomic_write
 from attest.fixed_point import MICRO, PICO
 from attest.keys import generate, load_private_key, save_private_key
 from dptrain.errors import ConfigError
@@ -22,6 +21,7 @@ from dptrain.inference.release import Answer, GaussianRelease
 from dptrain.serve.config import Budgeted, ServeConfig
 from dptrain.serve.wire import Refused
 from ledger.budget import Beside, Header, Mechanism, Notice, Unit
+from ledger.budget.export import export_budget
 from ledger.budget.log import Balance, BudgetLog, BudgetSpec, Reservation
 from ledger.budget.notices import told, webhook
 from ledger.errors import LedgerError, LedgerWrongRun
@@ -114,16 +114,6 @@ def _single(clip: float, sigma: float, delta: float, adjacency: str) -> Worth:
     return Worth(clip, sigma, delta, 1, adjacency)
 
 
-def filled(answer: Answer, numbers: int) -> None:
-    """Makes the releases of an answer that are left, each of a state of zeros, so that their number tells nothing.
-
-    Args:
-        numbers: of a state.
-    """
-    while answer.made and answer.made < answer.worth.releases:
-        answer.release(np.zeros(numbers))
-
-
 def privacy_of(answer: Answer, one: Worth) -> dict[str, Any]:
     """Returns what an answer says of its releases, as JSON. ``one``: what one release is worth."""
     worth, receipt = answer.worth, answer.receipt
@@ -180,12 +170,12 @@ class Till:
     def settle(self, answer: Answer) -> None:
         """Ends a reservation: at nothing if no state was released, and else at all that was reserved.
 
-        Guarantee: what is freed tells nothing of a state. When an answer ends follows from states in clear, which choose the
-        tokens; so an answer that began is spent whole, and its releases are filled up (`filled`).
+        Guarantee: what is freed tells nothing of a state. Where a text ends follows from states in clear, which choose the
+        tokens; so an answer that began is spent whole.
         """
         receipt = answer.receipt
         assert isinstance(receipt, Reservation)
-        self.log.commit(receipt, answer.worth.releases if answer.made else 0)
+        self.log.settle_later(receipt, answer.worth.releases if answer.made else 0)
         self._wake.set()
 
     def balance(self, unit: Unit) -> Balance:
@@ -212,7 +202,7 @@ class Till:
 
     def _keep(self) -> None:
         """Brings notices at once, and closes epochs when it is time."""
-        waited = 0.0
+        waited, signed = 0.0, 0
         while not self._stop.is_set():
             self._wake.wait(timeout=min(1.0, self._table.epoch_seconds))
             self._wake.clear()
@@ -220,9 +210,10 @@ class Till:
             try:
                 if self.log.state.undelivered:
                     self.log.deliver(self._send)
-                if waited >= self._table.epoch_seconds:
+                if waited >= self._table.epoch_seconds and self.log.size > signed:
                     waited = 0.0
                     self.log.close_epoch(self._signer)
+                    signed = self.log.size
             except LedgerError as error:  # tried again; nothing is lost, since notices lie in the log
                 LOG.warning("budget: %s", error)
 
@@ -242,8 +233,30 @@ def _pair(epsilon: float, delta: float) -> tuple[int, int]:
     return round(epsilon * MICRO), round(delta * PICO)
 
 
+def export_log(config: ServeConfig, directory: Path) -> tuple[int, str]:
+    """Closes an epoch, signs it, and writes an export of the budget log, which `dptrain ledger verify` reads; a server may run.
+
+    Returns:
+        Number of leaves, and the verifier key.
+
+    Raises:
+        ConfigError: code SERVE_KEY. ExportRefused: code EXISTS. LedgerError: as `BudgetLog.open`.
+    """
+    table = _table_of(config)
+    with BudgetLog.open(Place.of(table.log, table.state)) as log:
+        log.close_epoch(_signer(table.key, log.header))
+        export_budget(log, directory)
+        return log.size, log.header.log_vkey
+
+
+def _table_of(config: ServeConfig) -> Budgeted:
+    if config.budget is None:
+        raise ConfigError("SERVE_KEY", "the server's file has no table [budget]; add one with log, key and caps")
+    return config.budget
+
+
 def create_log(config: ServeConfig, beside: Beside | None = None) -> BudgetLog:
-    """Creates the budget log of a server's file, and its key where there is none.
+    """Creates the budget log of a server's file, and its key where there is none; the public one lies beside it (.pub).
 
     Args:
         beside: checkpoint of the training ledger.
@@ -251,9 +264,7 @@ def create_log(config: ServeConfig, beside: Beside | None = None) -> BudgetLog:
     Raises:
         ConfigError: code SERVE_KEY, the file has no [budget]. LedgerError: code EXISTS. AccountantError: a cap is too small.
     """
-    table = config.budget
-    if table is None:
-        raise ConfigError("SERVE_KEY", "the server's file has no table [budget]; add one with log, key and caps")
+    table = _table_of(config)
     if not table.key.exists():
         save_private_key(table.key, generate(), None)
     words = "Gaussian noise on clipped states, rounded to a lattice; clip norm and noise of a request are in its charge"
@@ -263,7 +274,9 @@ def create_log(config: ServeConfig, beside: Beside | None = None) -> BudgetLog:
         thresholds=sorted(table.thresholds),
         beside=() if beside is None else (beside,),
     )
-    origin = f"{config.server.name}/budget"
-    return BudgetLog.create(Place.of(table.log, table.state), spec, NoteSigner(origin, load_private_key(table.key)))
+    signer = NoteSigner(f"{config.server.name}/budget", load_private_key(table.key))
+    made = BudgetLog.create(Place.of(table.log, table.state), spec, signer)
+    atomic_write(table.key.with_suffix(".pub"), f"{signer.vkey}\n".encode())
+    return made
 
 

@@ -15,8 +15,9 @@ from dptrain.errors import ConfigError
 from dptrain.programs import print_json, quiet_libraries
 from dptrain.serve.access import CLIENT, OPERATOR, add_token
 from dptrain.serve.app import make_app
+from dptrain.serve.artifacts import beside
 from dptrain.serve.config import ENCRYPTED, ServeConfig
-from dptrain.serve.paying import create_log
+from dptrain.serve.paying import create_log, export_log
 from dptrain.serve.service import Service
 from ledger.errors import LedgerError
 from ledger.release import Rights
@@ -53,7 +54,8 @@ class Server(uvicorn.Server):
 
 def quiet_logs() -> None:
     """Keeps what others would log of a request out of the log, whatever its level: paths with ids, frames, bodies."""
-    logging.getLogger("dptrain.inference").setLevel(logging.WARNING)  # one line for each answer otherwise
+    for name in ("dptrain.inference", "uvicorn.error"):  # else a line for each answer, and for each WebSocket with its address
+        logging.getLogger(name).setLevel(logging.WARNING)
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "websockets", "websockets.server", "asyncio"):
         logging.getLogger(name).setLevel(logging.WARNING)
 
@@ -112,14 +114,16 @@ def main(
     path: Path,
     *,
     init: bool = False,
+    export: Path | None = None,
     encrypted_only: bool = False,
     token: str | None = None,
     operator: bool = False,
+    corpus: bool = False,
     allow: list[str] | None = None,
     port: int | None = None,
     as_json: bool = False,
 ) -> int:
-    """Does what `dptrain serve` was asked: makes the budget log, adds a token, or serves.
+    """Does what `dptrain serve` was asked: makes or exports the budget log, adds a token, or serves.
 
     Raises:
         ConfigError, LedgerError, AttestError: with what to do.
@@ -127,15 +131,23 @@ def main(
     config = ServeConfig.load(path)
     if token is not None:
         rights = None if allow is None else Rights(allowed(allow))
-        made = add_token(config.tokens, token, role=OPERATOR if operator else CLIENT, rights=rights)
-        told = {"client": token, "role": OPERATOR if operator else CLIENT, "token": made, "file": str(config.tokens)}
+        role = OPERATOR if operator else CLIENT
+        made = add_token(config.tokens, token, role=role, unit="corpus" if corpus else "user", rights=rights)
+        told = {"client": token, "role": role, "token": made, "file": str(config.tokens)}
         if as_json:
             print_json(told)
         else:
             print(f"token of {token}, shown once and kept nowhere (its hash is in {config.tokens}):\n{made}")
         return 0
+    if export is not None:
+        size, vkey = export_log(config, export)
+        if as_json:
+            print_json({"export": str(export), "leaves": size, "key": vkey})
+        else:
+            print(f"{export}: {size} leaves of the budget log; verify it: dptrain ledger verify {export} --key {vkey}")
+        return 0
     if init:
-        with create_log(config) as log:
+        with create_log(config, beside(config)) as log:
             told = {"origin": log.header.origin, "key": log.header.log_vkey, "log": log.place.shown}
         if as_json:
             print_json(told)

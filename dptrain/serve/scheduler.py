@@ -15,6 +15,7 @@ from typing import Final
 
 import torch
 
+from dptrain.errors import without_text
 from dptrain.serve.decoding import Decoding
 from dptrain.serve.wire import Refused, refused
 
@@ -42,17 +43,20 @@ class Stream:
 
     Attributes:
         settle: is called once, in a thread of the scheduler, when nothing more will be computed. ended: whether that is so.
+        owner: whose answer it is.
     """
 
     decoding: Decoding
     settle: Callable[[Decoding], None]
     deadline: float
+    owner: str
     _scheduler: "Scheduler"
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     _box: "asyncio.Queue[Piece]" = field(default_factory=asyncio.Queue)
     _ahead: int = 0
     _parked: bool = False
     _cancelled: bool = False
+    _at_once: bool = False
     first: float | None = None
     ended: bool = False
 
@@ -62,9 +66,13 @@ class Stream:
         self._scheduler.taken(self)
         return piece
 
-    def cancel(self) -> None:
-        """Ends the answer: nobody reads it any more."""
-        self._scheduler.cancelled(self)
+    def cancel(self, *, at_once: bool = False) -> None:
+        """Ends the answer: nobody reads it any more.
+
+        Args:
+            at_once: though it has a reader of states, whose number then tells when this was.
+        """
+        self._scheduler.cancelled(self, at_once=at_once)
 
     def _post(self, piece: Piece) -> None:
         try:
@@ -82,7 +90,7 @@ class Scheduler:
         self._ready: deque[Stream] = deque()
         self._waiting: deque[Stream] = deque()
         self._running: set[Stream] = set()
-        self._held = 0
+        self._held, self._owned = 0, dict[str, int]()
         self._looked = 0.0
         self._change = threading.Condition()
         self._stopped = False
@@ -105,27 +113,40 @@ class Scheduler:
         """Whether any answer is not at its end."""
         return self._held > 0
 
-    def hold(self) -> None:
+    def hold(self, owner: str, most: int) -> None:
         """Takes a place for an answer, before anything is paid for it; `start` or `release` ends that.
 
+        Args:
+            owner: whose answer it is, who may have ``most`` at a time.
+
         Raises:
-            Refused: 503, code BUSY, as many as may run and wait do.
+            Refused: 503, code BUSY, as many as may run and wait do; 429, code STREAMS, as many of this owner.
         """
         with self._change:
+            if self._owned.get(owner, 0) >= most:
+                sentence = f"{most} answers of yours run or wait, the most of one client"
+                raise Refused(429, "rate_limit_exceeded", "STREAMS", f"{sentence}; ask again when one has ended", after=1)
             if self._stopped or self._held >= self._all:
                 sentence = f"{self._most} answers run and {self._all - self._most} wait, the most this server takes"
                 raise Refused(503, "server_busy", "BUSY", f"{sentence}; ask again in a second", after=1)
             self._held += 1
+            self._owned[owner] = self._owned.get(owner, 0) + 1
 
-    def release(self) -> None:
+    def release(self, owner: str) -> None:
         """Gives a place back that no answer took."""
         with self._change:
-            self._held -= 1
+            self._let(owner)
             self._change.notify_all()
 
-    def start(self, decoding: Decoding, settle: Callable[[Decoding], None], seconds: float) -> Stream:
-        """Begins an answer in a place that is held; ``seconds``: its longest time. Call it in the event loop."""
-        stream = Stream(decoding, settle, time.monotonic() + seconds, self)
+    def _let(self, owner: str) -> None:
+        self._held -= 1
+        self._owned[owner] -= 1
+        if not self._owned[owner]:
+            del self._owned[owner]
+
+    def start(self, decoding: Decoding, settle: Callable[[Decoding], None], seconds: float, owner: str) -> Stream:
+        """Begins an answer in a place that its owner holds; ``seconds``: its longest time. Call it in the event loop."""
+        stream = Stream(decoding, settle, time.monotonic() + seconds, owner, self)
         with self._change:
             if len(self._running) < self._most:
                 self._running.add(stream)
@@ -144,10 +165,11 @@ class Scheduler:
                 self._ready.append(stream)
                 self._change.notify()
 
-    def cancelled(self, stream: Stream) -> None:
+    def cancelled(self, stream: Stream, *, at_once: bool = False) -> None:
         """Notes that nobody reads an answer any more."""
         with self._change:
             stream._cancelled = True
+            stream._at_once |= at_once
             if stream in self._waiting:
                 self._waiting.remove(stream)
                 self._running.add(stream)
@@ -200,35 +222,40 @@ class Scheduler:
 
     def _turn(self, stream: Stream) -> None:
         """Computes one token of an answer."""
-        if stream._cancelled:
-            self._end(stream, Piece("", "cancelled"))
+        decoding = stream.decoding
+        told = decoding.finish is not None
+        if stream._cancelled and (stream._at_once or not decoding.silently()):
+            self._end(stream, None if told else Piece("", "cancelled"))
             return
         if time.monotonic() > stream.deadline:
-            self._end(stream, Piece("", "timeout"))
+            self._end(stream, None if told else Piece("", "timeout"))
             return
         try:
-            text = stream.decoding.step()
+            text = decoding.step()
         except Exception as error:
-            told = refused(error)
-            if told.status >= 500:
-                LOG.error("an answer failed: %s", type(error).__name__)
-            self._end(stream, Piece("", error=told))
+            found = refused(error)
+            if found.status >= 500:
+                LOG.error("an answer failed: %s", without_text(error))
+            self._end(stream, None if told else Piece("", error=found))
             return
         if stream.first is None:
             stream.first = time.monotonic()
-        if stream.decoding.finish is not None:
-            self._end(stream, Piece(text, stream.decoding.finish))
+        last = None if told or decoding.finish is None else Piece(text, decoding.finish)
+        if decoding.over:
+            self._end(stream, last)
             return
-        if text:
+        if last is not None:  # the text has ended, and is computed on without it
+            stream._post(last)
+        elif text:
             stream._post(Piece(text))
         with self._change:
             stream._ahead += bool(text)
-            if stream._ahead >= AHEAD and not stream._cancelled:
+            if stream._ahead >= AHEAD and not stream._cancelled and decoding.finish is None:
                 stream._parked = True
             else:
                 self._ready.append(stream)
 
-    def _end(self, stream: Stream, piece: Piece) -> None:
+    def _end(self, stream: Stream, piece: Piece | None) -> None:
         stream.decoding.forget()
         stream.ended = True
         try:
@@ -236,12 +263,13 @@ class Scheduler:
         except Exception as error:  # what is reserved stays reserved: nothing is lost but room in the budget
             told = getattr(error, "code", type(error).__name__)
             LOG.error("an answer could not be settled, its reservation stays whole: %s", told)
-        stream._post(piece)  # whoever still waits hears of the end, whatever it was
+        if piece is not None:
+            stream._post(piece)  # whoever still waits hears of the end, whatever it was
         with self._change:
             self._running.discard(stream)
             if stream in self._waiting:
                 self._waiting.remove(stream)
-            self._held -= 1
+            self._let(stream.owner)
             if self._waiting and len(self._running) < self._most:
                 following = self._waiting.popleft()
                 self._running.add(following)

@@ -14,20 +14,20 @@ import secrets
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
 
 from dptrain.inference.release import Answer
 from dptrain.serve.access import Access, Client, RateLimit
-from dptrain.serve.adapters import Encrypted, LastAdapter, Splits, numbers_of, terms
+from dptrain.serve.adapters import Encrypted, LastAdapter, Splits, numbers_of, require_encryptable, terms
 from dptrain.serve.artifacts import ADAPTER, BASE, Artifacts, open_gate
 from dptrain.serve.config import ENCRYPTED, PLAIN, RELEASED, SPLIT, Generation, ServeConfig
 from dptrain.serve.decoding import Decoding
 from dptrain.serve.metrics import Metrics
-from dptrain.serve.paying import Meter, Releases, Till, filled, privacy_of
+from dptrain.serve.paying import Meter, Releases, Till, privacy_of
 from dptrain.serve.scheduler import Piece, Scheduler, Stream
 from dptrain.serve.wire import Asking, Refused
 from ledger.budget import Unit
@@ -39,6 +39,13 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("dptrain.serve")
 
+DEFAULT_TOKENS: Final = 64
+"""Tokens of an answer whose request names no number, where the server's file allows as many."""
+
+
+UNREAD_SECONDS: Final = 600.0
+"""An answer that nobody has read to its end is judged by newer exports for so long after it was computed."""
+
 
 @dataclass(eq=False)
 class Running:
@@ -47,16 +54,22 @@ class Running:
     Attributes:
         identity: of the answer. privacy: what it says of rights, release and charge. asked: by whom, of which class, by which
             rights. times: of encryption, product and decryption, where states are encrypted. withdrawn: whether it was ended
-            because its rights do not admit the artifact any more.
+            because its rights do not admit the artifact any more. ended: when all of it was computed, None before.
     """
 
     identity: str
-    stream: Stream
     privacy: dict[str, Any]
     began: float
     asked: tuple[Client, str, str | None]
     times: "Times | None" = None
     withdrawn: bool = False
+    ended: float | None = None
+    stream: Stream = field(init=False)
+
+    @property
+    def forgotten(self) -> bool:
+        """Whether it ended long ago and nobody read it to its end."""
+        return self.ended is not None and time.monotonic() - self.ended > UNREAD_SECONDS
 
     @property
     def usage(self) -> dict[str, int]:
@@ -64,8 +77,8 @@ class Running:
         decoding = self.stream.decoding
         return {
             "prompt_tokens": decoding.prompt,
-            "completion_tokens": decoding.computed,
-            "total_tokens": decoding.prompt + decoding.computed,
+            "completion_tokens": decoding.text_tokens,
+            "total_tokens": decoding.prompt + decoding.text_tokens,
         }
 
     def told(self) -> dict[str, Any]:
@@ -86,6 +99,16 @@ class Times:
         """Returns the median of each step in milliseconds."""
         steps = {"encrypt": self.encrypt, "product": self.product, "decrypt": self.decrypt}
         return {name: round(1e3 * float(np.median(found)), 3) for name, found in steps.items() if found}
+
+
+@dataclass
+class _Prepared:
+    """Holds an answer that is paid for and not begun."""
+
+    decoding: Decoding
+    privacy: dict[str, Any]
+    reader: "_Reading | None"
+    times: Times | None
 
 
 class Service:
@@ -114,6 +137,7 @@ class Service:
         self.artifacts = Artifacts(self.gate, config.gate.base)
         releasing = {RELEASED, SPLIT} & {each.mode for each in kept.values()}
         self.releases = Releases(config) if releasing else None
+        self._load()
         self.till = Till(config.budget) if config.budget is not None and not encrypted_only else None
         self.splits = Splits(self.till.log) if self.till is not None else None
         encrypting = [each for each in kept.values() if each.mode == ENCRYPTED or each.encrypt]
@@ -124,7 +148,6 @@ class Service:
         self._rounds = 0
         self._lock = threading.Lock()
         self.scheduler = Scheduler(0 if encrypted_only else threads, config.server.streams, config.server.waiting)
-        self._load()
         if self.releases is not None:
             LOG.warning("%s", self.releases.statement)
 
@@ -191,60 +214,61 @@ class Service:
             Refused, ReleaseRefused, BudgetExhausted, and what the budget log raises.
         """
         began, rounds = time.monotonic(), self._rounds
-        kind, admission = self.begin(client, request.model, request.rights or rights, PLAIN, RELEASED)
-        if request.max_tokens > self.config.server.max_tokens:
-            sentence = f"max_tokens is {request.max_tokens}, an answer has at most {self.config.server.max_tokens} here"
-            raise Refused(400, "invalid_request_error", "MAX_TOKENS", f"{sentence}; ask for less")
-        released = kind.mode == RELEASED and admission.artifact != BASE
-        if not released and (request.epsilon is not None or request.session is not None):
-            sentence = "nothing is released in this answer, so it has no epsilon and no session"
-            raise Refused(400, "invalid_request_error", "EPSILON", f"{sentence}; leave both out")
-        served = self.artifacts.model(BASE if released else admission.artifact)
-        ids = served.ids(request, self.config.server.max_prompt)
-        self.scheduler.hold()
-        try:
-            privacy = admission_told(admission, kind)
-            paid, reader, times = None, None, None
-            if released:
-                adapter = self.artifacts.last(admission.artifact)  # whatever may fail does so before anything is paid
-                times = Times() if kind.encrypt else None
-                keys = await asyncio.to_thread(self.own_keys, adapter.encryptable().width) if kind.encrypt else None
-                paid, one = await asyncio.to_thread(self._pay, client, request.max_tokens, request.epsilon, request.session)
-                privacy |= {"release": privacy_of(paid, one)}
-                reader = _Reading(self, paid, adapter, keys, times)
-            self.metrics.before.observe(time.monotonic() - began)
-            decoding = Decoding(served, ids, request, reader)
-        except BaseException:
-            self.scheduler.release()
-            raise
-        settle = self._settle(request.model, reader, began)
-        stream = self.scheduler.start(decoding, settle, self.config.server.request_seconds)
+        prepared = await asyncio.to_thread(self._prepared, client, request, request.rights or rights)
+        self.metrics.before.observe(time.monotonic() - began)
+        reader = prepared.reader
         asked = (client, request.model, request.rights or rights)
-        running = Running(f"cmpl-{secrets.token_hex(12)}", stream, privacy, began, asked, times)
-        self._running.difference_update([each for each in self._running if each.stream.ended])
+        running = Running(f"cmpl-{secrets.token_hex(12)}", prepared.privacy, began, asked, prepared.times)
+        self._running.difference_update([each for each in self._running if each.forgotten])
         self._running.add(running)
+
+        def settle(decoding: Decoding) -> None:
+            running.ended = time.monotonic()
+            if reader is not None:
+                reader.settle()
+            else:
+                self.metrics.tokens.labels(request.model).inc(decoding.computed)
+                self.metrics.whole.observe(running.ended - began)
+
+        seconds = self.config.server.request_seconds
+        running.stream = self.scheduler.start(prepared.decoding, settle, seconds, client.name)
         if rounds != self._rounds:  # the gate was refreshed after it had admitted this, perhaps before this was seen to run
             self._let_go()
             self._judge_again(running)
         return running
 
-    def _pay(self, client: Client, tokens: int, epsilon: float | None, session: str | None) -> tuple[Answer, Any]:
-        """Reserves the releases of an answer: step 6."""
-        assert self.releases is not None and self.till is not None
-        release = self.releases.of(tokens, epsilon)
-        paid = release.answer(self.till.meter(client.unit, session))
-        return paid, self.releases.one(release)
-
-    def _settle(self, model: str, reader: "_Reading | None", began: float) -> Any:
-        def settle(decoding: Decoding) -> None:
-            self.metrics.tokens.labels(model).inc(decoding.computed)
-            self.metrics.whole.observe(time.monotonic() - began)
-            if reader is not None and self.till is not None:
-                reader.end()
-                self.metrics.releases.labels(model).inc(reader.answer.made)
-                self.till.settle(reader.answer)
-
-        return settle
+    def _prepared(self, client: Client, request: Asking, rights: str | None) -> "_Prepared":
+        """Does steps 2 to 6 in a thread, and holds the place of the answer. Raises as `answer`."""
+        kind, admission = self.begin(client, request.model, rights, PLAIN, RELEASED)
+        most = self.config.server.max_tokens
+        if request.max_tokens is not None and request.max_tokens > most:
+            sentence = f"max_tokens is {request.max_tokens}, an answer has at most {most} here"
+            raise Refused(400, "invalid_request_error", "MAX_TOKENS", f"{sentence}; ask for less")
+        tokens = min(DEFAULT_TOKENS, most) if request.max_tokens is None else request.max_tokens
+        released = kind.mode == RELEASED and admission.artifact != BASE
+        if not released and (request.epsilon is not None or request.session is not None):
+            sentence = "nothing is released in this answer, so it has no epsilon and no session"
+            raise Refused(400, "invalid_request_error", "EPSILON", f"{sentence}; leave both out")
+        served = self.artifacts.model(BASE if released else admission.artifact)
+        ids = served.ids(request, self.config.server.max_prompt, tokens)
+        self.scheduler.hold(client.name, self.config.limits.streams_per_client)
+        try:
+            privacy, reader, times = admission_told(admission, kind), None, None
+            if released:
+                assert self.releases is not None and self.till is not None
+                adapter = self.artifacts.last(admission.artifact)  # whatever may fail does so before anything is paid
+                times = Times() if kind.encrypt else None
+                keys = self.own_keys(adapter.encryptable().width) if kind.encrypt else None
+                release = self.releases.of(tokens, request.epsilon)
+                if keys is not None:
+                    require_encryptable(release, adapter.A.shape[1])
+                paid = release.answer(self.till.meter(client.unit, request.session))
+                privacy |= {"release": privacy_of(paid, self.releases.one(release))}
+                reader = _Reading(self, request.model, paid, adapter, keys, times)
+            return _Prepared(Decoding(served, ids, request, tokens, reader), privacy, reader, times)
+        except BaseException:
+            self.scheduler.release(client.name)
+            raise
 
     async def pieces(self, running: Running) -> Any:
         """Yields the pieces of an answer to its end. Raises Refused: it failed, or what it rests on was withdrawn."""
@@ -281,7 +305,8 @@ class Service:
         release = self.releases.of(releases, epsilon)
         meter: Meter = self.till.meter(client.unit, session)
         paid = await asyncio.to_thread(release.answer, meter)
-        identity = self.splits.start(client, model, adapter, paid.receipt)  # type: ignore[arg-type]
+        asked = (client, model, rights)
+        identity = self.splits.start(asked, adapter, paid.receipt)  # type: ignore[arg-type]
         if rounds != self._rounds:
             await asyncio.to_thread(self._let_go)
         told = admission_told(admission, kind) | {"release": privacy_of(paid, self.releases.one(release))}
@@ -292,14 +317,14 @@ class Service:
         """Applies the adapter of a split answer to a released state. Raises Refused."""
         if self.splits is None or self.releases is None:
             raise Refused(404, "invalid_request_error", "ANSWER", "there is no such answer; this server takes no states")
-        held = self.splits.of(identity, client)
-        rank = self.releases.rank_space
-        A = held.adapter.A
+        held = self.splits.take(identity, client)  # it came: whatever is refused from here on was released all the same
+        rank, A = self.releases.rank_space, held.adapter.A
         state = numbers_of(body, A.shape[0] if rank else A.shape[1])
         self.states.take(client.name, "states")
-        held = self.splits.take(identity, client)
+        if self._admitted(*held.asked).artifact != held.adapter.name:
+            raise ReleaseRefused("WITHDRAWN", "your rights do not admit the adapter of this answer any more; begin another one")
         found = held.adapter.expand(state) if rank else held.adapter.delta(state)
-        self.metrics.releases.labels(held.model).inc()
+        self.metrics.releases.labels(held.asked[1]).inc()
         return (self.releases.shrink * found).astype("<f4").tobytes()
 
     def inner(self, client: Client, identity: str) -> bytes:
@@ -309,8 +334,16 @@ class Service:
             raise Refused(400, "invalid_request_error", "SPACE", sentence)
         return self.splits.of(identity, client).adapter.A.astype("<f4").tobytes()
 
-    def encrypted_state(self, client: Client, model: str, rights: str | None, body: bytes) -> bytes:
-        """Applies an adapter to an encrypted state. Raises Refused, EncryptionRefused."""
+    def register(self, client: Client, model: str, rights: str | None, bundle: bytes) -> None:
+        """Takes the public keys of a client that may ask for an adapter. Raises Refused, EncryptionRefused."""
+        _, admission = self.begin(client, model, rights, ENCRYPTED)
+        self._adapter(admission)
+        assert self.encrypted is not None
+        self.encrypted.register(client, bundle)
+
+    def encrypted_state(self, client: Client, model: str, rights: str | None, body: bytes) -> tuple[bytes, str]:
+        """Applies an adapter to an encrypted state, and names it. Raises Refused, EncryptionRefused."""
+        rounds = self._rounds
         _, admission = self.begin(client, model, rights, ENCRYPTED, counted=False)
         adapter = self._adapter(admission)
         assert self.encrypted is not None
@@ -318,7 +351,11 @@ class Service:
         began = time.monotonic()
         found = self.encrypted.apply(client.name, adapter, body)
         self.metrics.encrypted.observe(time.monotonic() - began)
-        return found
+        if rounds != self._rounds:  # the gate was refreshed meanwhile
+            self._let_go()
+            if self._admitted(client, model, rights).artifact != adapter.name:
+                raise ReleaseRefused("WITHDRAWN", "your rights do not admit this adapter any more; ask again for what is left")
+        return found, adapter.name
 
     def _adapter(self, admission: Admission) -> LastAdapter:
         if not admission.artifact.startswith(ADAPTER):
@@ -367,8 +404,8 @@ class Service:
             for cap in log.header.caps:
                 found = {key: each for key, each in list(log.state.accounts.items()) if each.unit == cap.unit}
                 spent = sum(each.spent for each in found.values())
-                used = sum(each.spent >= cap.rho_nano for each in found.values())
-                row = {"kind": cap.unit, "units": len(found), "spent": spent, "used_up": used}
+                refusals_of = sum(0 in each.told for each in found.values())
+                row = {"kind": cap.unit, "units": len(found), "spent": spent, "refused": refusals_of}
                 kinds.append(row | self._caps(cap.unit, 0))
                 for key, each in sorted(found.items(), key=lambda item: -item[1].spent)[:50]:
                     share = each.spent / cap.rho_nano
@@ -454,9 +491,9 @@ class Service:
             kept = self._admitted(client, model, rights).artifact == running.privacy["artifact"]
         except Exception:  # whatever it is, nobody has said that the answer may go on
             kept = False
-        if not kept:
+        if not kept and hasattr(running, "stream"):
             running.withdrawn = True
-            running.stream.cancel()
+            running.stream.cancel(at_once=True)
 
     def own_keys(self, width: int) -> "HEKeys":
         """Returns keys of this server's own for states that it encrypts before an adapter reads them."""
@@ -466,7 +503,7 @@ class Service:
             if width not in self._own_keys:
                 made = HEKeys.generate(width)
                 assert self.encrypted is not None
-                self.encrypted.server.register_keys(_own(width), made.public)
+                self.encrypted.own.register_keys(_own(width), made.public)
                 self._own_keys[width] = made
             return self._own_keys[width]
 
@@ -503,12 +540,13 @@ class _Reading:
     """Reads the last state of an answer through what was paid for, and gives what the adapter adds to the scores."""
 
     def __init__(
-        self, service: Service, answer: Answer, adapter: LastAdapter, keys: "HEKeys | None", times: Times | None
+        self, service: Service, model: str, answer: Answer, adapter: LastAdapter, keys: "HEKeys | None", times: Times | None
     ) -> None:
         assert service.releases is not None
-        self._service, self.answer, self._adapter, self._times = service, answer, adapter, times
+        self._service, self._model, self.answer, self._adapter, self._times = service, model, answer, adapter, times
         self._rank, self._shrink = service.releases.rank_space, service.releases.shrink
         self._keys = keys
+        self._settled = False
 
     def __call__(self, state: torch.Tensor) -> torch.Tensor:
         clear = state.detach().float().cpu().numpy()
@@ -517,18 +555,27 @@ class _Reading:
         else:
             noised = self.answer.release(clear).state
             found = self._adapter.delta(noised) if self._keys is None else self._under_encryption(noised)
+        self.settle()
         return torch.from_numpy(np.asarray(self._shrink * found, dtype=np.float32))
 
-    def end(self) -> None:
-        """Fills the answer up, so that the number of its releases tells nothing."""
-        filled(self.answer, self._adapter.A.shape[0 if self._rank else 1])
+    def settle(self) -> None:
+        """Ends the reservation once: whole, as soon as a state was released, so that its time tells nothing of the answer's
+        length; and at nothing, if none was when the answer ends."""
+        if self._settled:
+            return
+        self._settled = True
+        if self.answer.made:
+            self._service.metrics.tokens.labels(self._model).inc(self.answer.worth.releases)
+            self._service.metrics.releases.labels(self._model).inc(self.answer.worth.releases)
+        if self._service.till is not None:
+            self._service.till.settle(self.answer)
 
     def _under_encryption(self, noised: np.ndarray) -> np.ndarray:
         assert self._keys is not None and self._times is not None and self._service.encrypted is not None
         marks = [time.perf_counter()]
         sent = self._keys.encrypt(noised)
         marks.append(time.perf_counter())
-        came = self._service.encrypted.apply(_own(self._keys.width), self._adapter, sent)
+        came = self._service.encrypted.apply(_own(self._keys.width), self._adapter, sent, own=True)
         marks.append(time.perf_counter())
         found = self._keys.decrypt(came)
         marks.append(time.perf_counter())

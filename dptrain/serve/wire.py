@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from attest.errors import AttestError
 from dptrain.errors import ConfigError, DptrainError, NotPaid
 from dptrain.inference.he.scheme import EncryptionRefused
-from ledger.errors import AccountantError, BudgetExhausted, LedgerBusy, LedgerError, ReleaseRefused
+from ledger.errors import AccountantError, BudgetExhausted, LedgerBusy, LedgerError, ReleaseRefused, RightsRefused
 
 POLICY_CLOSE: Final = 4403
 """WebSocket close code of a refusal by gate or budget; 4400 + n stands for HTTP 400 + n elsewhere."""
@@ -57,7 +57,7 @@ def refused(error: Exception) -> Refused:
     if isinstance(error, BudgetExhausted):
         amounts = {"unit": error.unit, "spent": error.spent, "cap": error.cap, "asked": error.asked, "scale": "1e-9 rho"}
         return Refused(403, "privacy_budget_exhausted", error.code, error.sentence, **amounts)
-    if isinstance(error, ReleaseRefused):
+    if isinstance(error, ReleaseRefused | RightsRefused):
         return Refused(403, "rights_refused", error.code, error.sentence)
     if isinstance(error, LedgerBusy):
         return Refused(503, "server_busy", error.code, error.sentence, after=1)
@@ -82,7 +82,9 @@ class Asking(Asked):
     """Is common to all requests for text."""
 
     model: Annotated[str, Field(pattern=SESSION, description="Generation class, as GET /v1/models lists them.")]
-    max_tokens: Annotated[int, Field(ge=1, le=1 << 20, description="Most tokens of the answer; all are paid beforehand.")] = 64
+    max_tokens: Annotated[
+        int | None, Field(ge=1, le=1 << 20, description="Most tokens of the answer, paid beforehand; 64 without, or fewer.")
+    ] = None
     temperature: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     seed: Annotated[int | None, Field(ge=0, lt=1 << 63, description="Of the sampling; noise of releases has none.")] = None

@@ -39,6 +39,7 @@ class BudgetReport(AuditReport):
     """Holds the result of an audit of a budget log. Fields of `AuditReport` that speak of a run keep their defaults.
 
     Attributes:
+        beside: the training ledgers that the header names, as (origin, size, root in hex): what the log's operator said.
         caps: by kind of unit.
         reserves: RESERVE leaves; open: those without a COMMIT leaf.
         reserved_nano: sum over reservations, each counted once; freed_nano: of that, what was never computed.
@@ -47,6 +48,7 @@ class BudgetReport(AuditReport):
         undelivered: notices that nobody is recorded to have had.
     """
 
+    beside: tuple[tuple[str, int, str], ...] = ()
     caps: tuple[CapRow, ...] = ()
     reserves: int = 0
     open: int = 0
@@ -59,7 +61,8 @@ class BudgetReport(AuditReport):
     def to_json(self) -> dict[str, Any]:
         """Returns a form that ``json.dumps`` takes: what is said of a budget, and nothing of runs."""
         whole = asdict(self)
-        own = ("caps", "reserves", "open", "reserved_nano", "freed_nano", "budget_epochs", "behind_epoch", "undelivered")
+        own = ("beside", "caps", "reserves", "open", "reserved_nano", "freed_nano", "budget_epochs", "behind_epoch")
+        own += ("undelivered",)
         common = ("verdict", "findings", "qualifiers", "notes", "origin", "size", "root_hex", "now", "began", "last_time")
         return {"schema": "dptrain.budget/1", **{name: whole[name] for name in (*common, "log_keys", *own)}}
 
@@ -168,6 +171,7 @@ def _verify(
         began=header.time,
         last_time=state.last_time,
         log_keys=(header.log_vkey,),
+        beside=tuple((item.origin, item.size, item.root.hex()) for item in header.beside),
         caps=tuple(_cap_rows(state)),
         reserves=state.reserves,
         open=len(state.open),

@@ -53,14 +53,14 @@ class GroupCommit(Generic[Asked, Answer]):
         with self._mutex:
             self._waiting.append(own)
             own.leads, self._busy = not self._busy, True
-        if not own.leads:
-            try:
+        try:
+            if not own.leads:
                 own.woken.acquire()
-            except BaseException:
-                self._leave(own)
-                raise
-        if not own.served:
-            self._lead()
+            if not own.served:
+                self._lead()
+        except BaseException:
+            self._leave(own)
+            raise
         if own.failure is not None:
             if isinstance(own.failure, LedgerError):
                 raise copy.copy(own.failure) from own.failure
@@ -73,9 +73,10 @@ class GroupCommit(Generic[Asked, Answer]):
 
     def _lead(self) -> None:
         """Serves those who wait, the leader among them, and gives the lead to the first who came since."""
-        with self._mutex:
-            group = [self._waiting.popleft() for _ in range(min(len(self._waiting), MOST))]
+        group: list[_Waiting[Asked, Answer]] = []
         try:
+            with self._mutex:
+                group += [self._waiting.popleft() for _ in range(min(len(self._waiting), MOST))]
             for item, answer in zip(group, self._serve([item.asked for item in group]), strict=True):
                 item.answer = answer
         except BaseException as error:

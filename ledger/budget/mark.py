@@ -110,7 +110,7 @@ def turn(place: Place) -> Iterator[Held]:
     """
     path = path_of(place)
     with _locked(path, os.O_RDWR) as descriptor:
-        yield Held(descriptor, Reached.from_bytes(os.pread(descriptor, _SIZE + 1, 0), str(path)), str(path))
+        yield Held(descriptor, _record(descriptor, path), str(path))
 
 
 @contextmanager
@@ -119,7 +119,7 @@ def taken_over(place: Place) -> Iterator[Held]:
     path = path_of(place)
     with _locked(path, os.O_RDWR | os.O_CREAT) as descriptor:
         try:
-            found = Reached.from_bytes(os.pread(descriptor, _SIZE + 1, 0), str(path))
+            found = _record(descriptor, path)
         except LedgerCorrupt:
             found = None
         yield Held(descriptor, found, str(path))
@@ -129,7 +129,15 @@ def read(place: Place) -> Reached:
     """Reads the mark without a turn; raises as `turn`."""
     path = path_of(place)
     with _opened(path, os.O_RDONLY) as descriptor:
-        return Reached.from_bytes(os.pread(descriptor, _SIZE + 1, 0), str(path))
+        return _record(descriptor, path)
+
+
+def _record(descriptor: int, path: Path) -> Reached:
+    try:
+        data = os.pread(descriptor, _SIZE + 1, 0)
+    except OSError as error:
+        raise StorageFailed("MARK", f"cannot read {path}: {error.strerror or error}; mend the disk") from error
+    return Reached.from_bytes(data, str(path))
 
 
 @contextmanager

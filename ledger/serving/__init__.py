@@ -11,11 +11,11 @@ from ledger.errors import ReleaseRefused, RightsRefused
 from ledger.release.rights import Rights
 from ledger.serving.envelope import AllowedClass, Granted, RightsEnvelope, open_rights, sign_rights
 from ledger.serving.gate import Admission, InferenceGate
-from ledger.serving.posture import Certified, Posture
+from ledger.serving.posture import Certified, Posture, ServedFile
 
 __all__ = [
     "Admission", "AllowedClass", "Certified", "Granted", "InferenceGate", "Posture", "ReleaseRefused", "Rights",
-    "RightsEnvelope", "RightsRefused", "open_rights", "sign_rights",
+    "RightsEnvelope", "RightsRefused", "ServedFile", "open_rights", "sign_rights",
 ]  # fmt: skip
 
 

@@ -182,7 +182,8 @@ class Granted:
     """Holds an envelope whose signature was verified.
 
     Attributes:
-        granter: name under which its signer signed. key_id: id of the key. digest: SHA-256 of the envelope's bytes.
+        granter: name under which its signer signed; the key counts, the name is told. key_id: of the key.
+        digest: SHA-256 of the envelope's bytes.
         rights: what it allows.
     """
 

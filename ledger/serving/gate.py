@@ -28,7 +28,7 @@ from ledger.release.files import CHUNK, opened
 from ledger.release.manifest import Manifest
 from ledger.release.rights import Rights, choose_artifact
 from ledger.serving.envelope import MAX_ENVELOPE, SERIAL_SIZE, Granted, read_rights, require_holder
-from ledger.serving.posture import Certified, Posture, ServedFile, files_of, posture_of, told
+from ledger.serving.posture import Certified, Posture, ServedFile, epsilons, files_of, posture_of, told
 
 KEPT_ENVELOPES: Final = 4096
 """Verified envelopes that a gate remembers, a few megabytes; of more it verifies those again that were not used for longest."""
@@ -67,6 +67,24 @@ class Admission:
     def certificate(self) -> tuple[Certified, ...]:
         """Returns the classes that may have influenced the artifact, each with its epsilon; it is free of every other one."""
         return self.posture.certificate
+
+    def told(self) -> dict[str, Any]:
+        """Returns what a client may be told, as JSON has it: the artifact, its certificate, and what it was judged by."""
+        posture = self.posture
+        return {
+            "artifact": self.artifact,
+            "generation_class": self.generation_class,
+            "epsilon": epsilons(posture.certificate),
+            "delta": posture.delta,
+            "verdict": posture.verdict,
+            "qualifiers": list(posture.qualifiers),
+            "weights": posture.weights,
+            "withdrawn_classes": list(posture.withdrawn_classes),
+            "artifacts_digest": self.artifacts_digest.hex(),
+            "ledger_size": self.ledger_size,
+            "serial": None if self.serial is None else self.serial.hex(),
+            "time": self.time,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,7 +428,7 @@ class InferenceGate:
         standing = self._standing
         known = standing.files.get(admission.artifact, ()) if admission.artifacts_digest == standing.digest else ()
         for file in known:
-            if file.path == path and file in admission.files:
+            if file.path == path:
                 return file
         raise ReleaseRefused("NOT_ADMITTED", f"{path!a:.100} is no file of {admission.artifact!a:.80} in this release")
 

@@ -1,6 +1,6 @@
 """Says of each artifact of a checked release who may have influenced it, at which epsilon, and which files hold it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -190,10 +190,15 @@ def _artifacts(report: ReleaseReport, manifest: Manifest) -> Iterator[dict[str, 
             "name": part.name,
             "blocks": list(found.blocks),
             "influenced_by": list(found.influenced_by),
-            "epsilon": {one.name: _number(one.epsilon_micro) for one in found.certificate},
+            "epsilon": epsilons(found.certificate),
             "withdrawn_classes": list(found.withdrawn_classes),
             "served": report.weights is not None and report.weights.serves(part.name),
         }
+
+
+def epsilons(certificate: Iterable[Certified]) -> dict[str, float | None]:
+    """Returns epsilons by class, as JSON has them: null for public classes."""
+    return {one.name: _number(one.epsilon_micro) for one in certificate}
 
 
 def _number(micro: int | None) -> float | None:

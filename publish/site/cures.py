@@ -45,6 +45,7 @@ CURES: Final[Mapping[str, str]] = {
     "ReleaseRefused": "Give the directory of a model as it shall be published; a reader gets the release again.",
     "ResumeRefused": "Give the model, optimizer and files of the run that was interrupted, or restore its newest checkpoint.",
     "RetentionRefused": "Keep these leaves, or wait until the policy lets them go.",
+    "RightsRefused": "Ask who grants rights for new ones: for this gate and client, for now, with what is to be asked.",
     "SignatureRefused": "Ask for a signature by the key that is expected; trust nothing under this one.",
     "StepOrder": "Give every microbatch of a step to backward(), then call the optimizer once.",
     "StorageFailed": "Make room, give the right to write there, or choose another place; then start again.",

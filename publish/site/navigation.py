@@ -23,7 +23,7 @@ SECTIONS: Final[tuple[Section, ...]] = (
         (
             "recipes/README.md", "recipes/text-classification.md", "recipes/causal-lm.md", "recipes/images.md",
             "recipes/tabular.md", "recipes/lora-per-class.md", "recipes/correlated.md", "recipes/*", "correlated.md",
-            "geometry.md", "inference.md", "utility.md",
+            "geometry.md", "utility.md",
         ),
     ),
     ("Guarantee", ("guarantee.md", "threat-model.md", ("Theorems", "mechanism/*"), "glossary.md")),
@@ -37,6 +37,7 @@ SECTIONS: Final[tuple[Section, ...]] = (
         ),
     ),
     ("Extending", ("extending/layers.md", "extending/noise.md", "extending/accountant.md", "extending/*")),
+    ("Serve", ("serving.md", "inference.md")),
     ("Project", ("architecture.md", "publishing.md", "performance.md")),
 )  # fmt: skip
 """Sections with their pages in order. A pattern takes what no line before it has; one with a title is a section of its own.

@@ -77,6 +77,9 @@ def test_a_gate_opens_over_a_release_that_its_ledger_covers_and_says_what_it_adm
     admission = gate.admit("chat", signed(), holder=HOLDER)
     assert (admission.artifact, admission.generation_class, admission.holder) == ("adapter:one", "chat", HOLDER)
     assert (admission.serial, admission.granter, admission.time) == (bytes(range(16)), "data-office", NOW)
+    told = json.loads(json.dumps(admission.told()))
+    assert (told["artifact"], told["serial"], told["ledger_size"]) == ("adapter:one", bytes(range(16)).hex(), gate.ledger_size)
+    assert told["epsilon"] == {one.name: one.epsilon_micro / 1e6 for one in admission.certificate}
     assert [one.name for one in admission.certificate] == ["open", "sensitive"]
     assert all(one.epsilon_micro for one in admission.certificate), "all adapters are active in every forward"
     assert [file.path for file in admission.files] == [

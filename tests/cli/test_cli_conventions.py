@@ -28,6 +28,7 @@ def test_the_command_tree_is_complete():
         *(f"attest {verb}" for verb in ("keygen", "sign", "verify", "show", "anchor", "withdraw", "prove", "rotate", "revoke")),
         *(f"registry {verb}" for verb in ("init", "add", "prove", "grant", "rotate", "revoke", "set-clock", "show", "verify")),
         *(f"policy {verb}" for verb in ("init", "check", "noise", "sign", "show")),
+        *(f"rights {verb}" for verb in ("sign", "show", "verify")),
         *(f"ledger {verb}" for verb in ("show", "trace", "export", "verify", "prove", "verify-proof", "withdraw", "report")),
         *(f"ledger {verb}" for verb in ("cosign", "merge", "auditor-key", "init", "fsck", "rotate-key", "retain", "set-clock")),
         *(f"ledger {verb}" for verb in ("witness-request", "witness-answer", "monitor")),

@@ -38,7 +38,8 @@ ELSEWHERE: Final[dict[str, dict[str, str]]] = {
 """Pages with blocks that a test of their own runs: page, language, test. The other languages of the page are run here."""
 
 SLOW: Final[frozenset[str]] = frozenset(
-    {"docs/models.md", "docs/planning.md", "docs/quickstart.md", "docs/ranks.md", "docs/scaling.md"}
+    {"docs/models.md", "docs/planning.md", "docs/quickstart.md", "docs/ranks.md", "docs/scaling.md",
+     "docs/serving.md"}
 )
 """Pages that take more than ten seconds."""
 

@@ -229,6 +229,11 @@ def check_settings(told: dict[str, Any]) -> None:
         kind = str(told.get("task", "image_classification" if "image_size" in told.get("model", {}) else "text_classification"))
         RunConfig.from_toml(written(merged({"task": kind, **_RUN, "model": _MODELS[kind]}, told)))
         return
+    if told.keys() & {"server", "gate", "classes"}:
+        from dptrain.serve.config import ServeConfig
+
+        ServeConfig.of(_plain(told))
+        return
     of_a_class = {item.key.partition(".")[0] for item in declarations(ClassRule)}
     plain = {key: value for key, value in told.items() if key not in of_a_class or key == "class"}
     if len(plain) < len(told):
@@ -265,6 +270,15 @@ def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         both = isinstance(value, dict) and isinstance(made.get(key), dict) and key not in ("depth",)
         made[key] = merged(made[key], value) if both else value
     return made
+
+
+def _plain(value: Any) -> Any:
+    """Returns settings with numbers as TOML has them for others."""
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return float(value) if isinstance(value, Decimal) else value
 
 
 def written(table: Mapping[str, Any]) -> str:

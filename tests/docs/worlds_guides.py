@@ -91,6 +91,14 @@ class _Folder:
 
 
 @files
+def served_release(shell: Shell) -> None:
+    """`runs/`: a release `model` with an adapter for each of three classes, the model `base` below them, and `ledger.pub`."""
+    from dptrain.demo.language import make_world
+
+    make_world(shell.directory / "runs", quick=True)
+
+
+@files
 def planned(shell: Shell) -> None:
     """`policy.toml` as the command writes it; `policy.cose`, `corpus/` and `run.toml` of a tiny image model."""
     for world in ("digits", "policy"):

@@ -102,7 +102,8 @@ def pay(directory: Path, report: Report) -> None:
             try:
                 act()
             except LedgerError as error:
-                if (type(error), error.code) != (LedgerBehind, "HIGHWATER"):  # the signer's own memory was not to be read: no epoch, and no more
+                # Where the signer's own memory cannot be read, no epoch is closed, and no more.
+                if (type(error), error.code) != (LedgerBehind, "HIGHWATER"):
                     _must_refuse(log)
                 raise
             report({"size": log.size, "root": log.root.hex()})

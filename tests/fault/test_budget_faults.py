@@ -145,8 +145,14 @@ def sweep(payers: Payers, wanted: Callable[[str], bool], every: int = 1) -> None
         if wanted(call) and (fault == "KILL" or call not in CANNOT_FAIL)
         for n in range(1, count + 1)
     ][::every]
+    ends, failed = Counter[str](), []
     with ThreadPoolExecutor(JOBS) as pool:
-        ends = Counter(pool.map(lambda one: strike(payers, *one), struck))
+        for future in [pool.submit(strike, payers, *one) for one in struck]:
+            try:
+                ends[future.result()] += 1
+            except AssertionError as error:
+                failed.append(str(error))
+    assert not failed, "\n".join(failed)
     print(f"pay: {len(struck)} injections, {dict(ends)}, under-counts 0")
     assert len(struck) > 30 and ends["killed"] and sum(ends.values()) > ends["killed"] + ends["done"]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ledger.budget import Unit
+from ledger.budget import Unit, group_commit
 from ledger.budget import log as room
 from ledger.budget.group_commit import MOST, GroupCommit
 from ledger.budget.leaves import Commit, Reserve, decode_leaf
@@ -143,6 +143,54 @@ def test_a_leader_that_is_interrupted_leaves_nobody_waiting() -> None:
         ends = [future.exception(WAIT) for future in rest]
         assert isinstance(ends[0], KeyboardInterrupt) and all(isinstance(end, LedgerClosed) for end in ends[1:])
         assert together.ask(7) == 7
+
+
+def test_one_that_is_interrupted_while_it_waits_is_not_served_and_hands_on_the_lead() -> None:
+    going, go, served = threading.Event(), threading.Event(), []
+
+    def serve(group: list[int]) -> list:
+        served.extend(group)
+        going.set()
+        assert go.wait(WAIT)
+        return list(group)
+
+    together: GroupCommit[int, int] = GroupCommit(serve)
+
+    class Interrupted:
+        def acquire(self) -> None:
+            waited.set()
+            assert go.wait(WAIT)
+            while not together._waiting[0].leads:  # it is woken to lead, and interrupted right then
+                time.sleep(0.0005)
+            raise KeyboardInterrupt
+
+        def release(self) -> None:
+            """Wakes nobody."""
+
+    waited = threading.Event()
+    with ThreadPoolExecutor(3) as pool, pytest.MonkeyPatch.context() as patched:
+        first = pool.submit(together.ask, 1)
+        assert going.wait(WAIT)
+        patched.setattr(group_commit._Waiting, "__init__", _with_lock(Interrupted))
+        second = pool.submit(together.ask, 2)
+        assert waited.wait(WAIT)
+        patched.undo()
+        third = pool.submit(together.ask, 3)
+        while len(together._waiting) < 2:
+            time.sleep(0.0005)
+        go.set()
+        assert first.result(WAIT) == 1 and third.result(WAIT) == 3
+        assert isinstance(second.exception(WAIT), KeyboardInterrupt) and served == [1, 3]
+
+
+def _with_lock(kind: type) -> Callable[..., None]:
+    made = group_commit._Waiting.__init__
+
+    def init(self: Any, asked: Any) -> None:
+        made(self, asked)
+        self.woken = kind()
+
+    return init
 
 
 def test_a_group_is_never_larger_than_it_may_be() -> None:

@@ -7,7 +7,7 @@ from tests.mutants.clipped import CLIPPED
 from tests.mutants.correlated import CORRELATED
 from tests.mutants.mutant import Mutant
 from tests.mutants.ranks import ON_RANKS
-from tests.mutants.served import SERVED
+from tests.mutants.served import GATED, SERVED
 from tests.mutants.serving import SERVING
 from tests.mutants.tangents import TANGENTS
 
@@ -877,6 +877,7 @@ GROUPS = {
     "releases": RELEASES,
     "several processes": ON_RANKS,
     "what a served model releases": SERVED,
+    "the gate before a model": GATED,
     "the server": SERVING,
 }
 """Mutants by what they break."""

@@ -1,4 +1,4 @@
-"""Mutants of what a served model releases: sensitivity, clip, noise, figures, and what is paid."""
+"""Mutants of what a served model releases (sensitivity, clip, noise, figures, what is paid), and of the gate before it."""
 
 from tests.mutants.mutant import Mutant
 
@@ -7,6 +7,13 @@ PRESET = "dptrain/inference/preset.py"
 STATES = "dptrain/inference/release.py"
 RANK = "dptrain/inference/rank_space.py"
 
+ENVELOPE = "ledger/serving/envelope.py"
+QUERIES = "ledger/serving/gate.py"
+CHOICE = "ledger/release/rights.py"
+GONE = "ledger/release/check.py"
+
+T_RIGHTS = "tests/ledger/test_serving_rights.py::"
+T_QUERIES = "tests/attacks/test_serving_gate.py::"
 T_FIGURES = "tests/inference/test_calibration.py::"
 T_STATES = "tests/inference/test_states.py::"
 T_RANK = "tests/inference/test_rank_space.py::"
@@ -110,5 +117,78 @@ SERVED = (
     Mutant(
         "the factor knows the noise of all coordinates", RANK, "z.shape[1] * worth.sigma**2", "worth.sigma**2",
         T_RANK + "test_the_factor_is_the_best_there_is_and_goes_to_zero_with_the_budget",
+    ),
+)  # fmt: skip
+
+GATED = (
+    Mutant(
+        "rights are signed as rights", ENVELOPE, "read.verify(payload, raw, typ=sign1.TYP_RIGHTS)",
+        "read.verify(payload, raw, typ=read.headers.typ)",
+        T_RIGHTS + "test_rights_signed_for_another_purpose_are_none_and_serve_no_other_purpose",
+    ),
+    Mutant(
+        "rights are for one gate", ENVELOPE, "    if envelope.audience != audience:\n", "    if not audience:\n",
+        T_RIGHTS + "test_rights_are_for_one_gate_and_one_client",
+    ),
+    Mutant(
+        "rights are for one client", ENVELOPE, "if holder is None or granted.envelope.holder != holder:", "if holder is None:",
+        T_RIGHTS + "test_rights_are_for_one_gate_and_one_client",
+    ),
+    Mutant(
+        "the second of expiry is no second of the rights", ENVELOPE, ">= envelope.expires:", "> envelope.expires:",
+        T_RIGHTS + "test_rights_hold_from_their_first_second_up_to_the_one_before_they_expire",
+    ),
+    Mutant(
+        "nothing lasts for ever", ENVELOPE, "if not 0 < lasts <= MAX_LIFETIME:", "if not 0 < lasts:",
+        T_RIGHTS + "test_nothing_lasts_longer_than_the_limit_or_not_at_all",
+    ),
+    Mutant(
+        "what is remembered is judged again", QUERIES, "granted.require(now, self._revoked, latest=latest)", "pass",
+        T_QUERIES + "test_rights_are_judged_at_every_query_though_their_signature_is_remembered",
+    ),
+    Mutant(
+        "a clock that was put back revives nothing", QUERIES, "self._latest = max(self._latest, now)", "self._latest = now",
+        T_QUERIES + "test_rights_are_judged_at_every_query_though_their_signature_is_remembered",
+    ),
+    Mutant(
+        "rights name what may be asked", QUERIES, "if generation_class not in granted.envelope.generation:", "if False:",
+        T_QUERIES + "test_rights_that_do_not_hold_admit_nobody",
+    ),
+    Mutant(
+        "a refused refresh closes the gate", QUERIES, "                self._standing = _closed(self._standing, refused)\n", "",
+        T_QUERIES + "test_a_refresh_that_fails_for_any_reason_closes_the_gate",
+    ),
+    Mutant(
+        "a ledger only grows", QUERIES, "if found.size < before.size:", "if False:",
+        T_QUERIES + "test_an_older_export_is_refused_and_closes_the_gate_until_a_newer_one_passes",
+    ),
+    Mutant(
+        "a newer export has the history that was seen", QUERIES, "if leaves.root_at(before.size) != before.root:", "if False:",
+        T_QUERIES + "test_a_fork_closes_the_gate_for_good",
+    ),
+    Mutant(
+        "a fork is for good", QUERIES, "if before.closed is not None and before.closed[0] == FORKED:", "if False:",
+        T_QUERIES + "test_a_fork_closes_the_gate_for_good",
+    ),
+    Mutant(
+        "a file is compared when it is loaded", QUERIES, "if left or digest.digest() != file.sha256:", "if left:",
+        T_QUERIES + "test_a_file_that_was_swapped_after_the_check_is_not_loaded",
+    ),
+    Mutant(
+        "an admission names files, and does not choose them", QUERIES, "for file in known:", "for file in admission.files:",
+        T_QUERIES + "test_nothing_is_loaded_that_was_not_admitted",
+    ),
+    Mutant(
+        "epsilons are compared to the millionth", CHOICE, "not spent / MICRO <= most", "not spent <= most * MICRO",
+        T_RIGHTS + "test_an_epsilon_is_allowed_up_to_the_very_millionth_that_was_signed",
+    ),
+    Mutant(
+        "a withdrawal counts for its class", GONE, "            found.add(contribution.class_index)\n", "            pass\n",
+        T_QUERIES + "test_a_withdrawal_refuses_what_its_class_may_have_influenced_from_the_refresh_on",
+    ),
+    Mutant(
+        "of whom nothing is known may have been anybody", GONE, "            return tuple(names)\n        if contribution.seq",
+        "            continue\n        if contribution.seq",
+        T_QUERIES + "test_who_was_admitted_after_a_release_and_withdrew_is_not_in_it",
     ),
 )  # fmt: skip

@@ -71,11 +71,12 @@ def test_an_answer_has_the_fields_of_openai_and_says_what_it_rests_on(world: Run
     found = world.complete(model, user="somebody").json()
     assert set(found) == {"id", "object", "created", "model", "choices", "usage", "privacy"}
     assert (found["object"], found["model"]) == ("text_completion", model) and found["id"].startswith("cmpl-")
-    assert isinstance(found["created"], int) and found["usage"] == {
-        "prompt_tokens": 2, "completion_tokens": 8, "total_tokens": 10,
-    }  # fmt: skip
     (choice,) = found["choices"]
-    assert set(choice) == {"index", "text", "finish_reason", "logprobs"} and choice["finish_reason"] == "length"
+    assert set(choice) == {"index", "text", "finish_reason", "logprobs"} and choice["finish_reason"] in ("length", "stop")
+    computed = found["usage"]["completion_tokens"]  # 8, or fewer where the end is drawn
+    assert computed == 8 if choice["finish_reason"] == "length" else 1 <= computed <= 8
+    assert isinstance(found["created"], int)
+    assert found["usage"] == {"prompt_tokens": 2, "completion_tokens": computed, "total_tokens": 2 + computed}
     assert found["privacy"]["influenced_by"] == {"pub": 4.0} and found["privacy"]["ledger_size"] == 7
 
 

@@ -167,7 +167,7 @@ def test_a_busy_database_says_when_to_come_again_and_a_later_request_is_answered
 
 def test_a_settlement_that_fails_leaves_the_answer_spent_whole(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with running(tmp_path) as world:
-        with mock.patch.object(type(world.service.till.log), "commit", side_effect=OSError("disk")):  # type: ignore[union-attr]
+        with mock.patch.object(type(world.service.till.log), "settle_later", side_effect=OSError("disk")):  # type: ignore[union-attr]
             answer = world.complete("released").json()
         told = world.http.get("/v1/budgets/self", headers=world.headers()).json()
         assert told["spent_nano_rho"] == answer["privacy"]["release"]["nano_rho"]

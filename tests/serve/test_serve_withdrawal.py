@@ -57,8 +57,8 @@ def test_running_answers_of_what_was_withdrawn_end_and_those_of_others_go_on(ser
         turns.release(50)
         for thread in threads:
             thread.join(10)
-        assert '"WITHDRAWN"' in gone[-2] and gone[-1] == "." and not any('"finish_reason": "length"' in line for line in gone)
-        assert '"finish_reason": "length"' in stays[-2] and stays[-1] == "."
+        assert '"WITHDRAWN"' in gone[-2] and gone[-1] == "." and not any('"usage"' in line for line in gone)
+        assert '"usage"' in stays[-2] and stays[-1] == "."  # a whole answer, also where its end was drawn
     answer = served.complete("plain", temperature=0)
     assert answer.json()["privacy"]["artifact"] == "base"  # who may hear of it hears of what is left
 
@@ -149,13 +149,14 @@ def test_a_refused_refresh_closes_the_gate_and_ends_every_answer(served: Running
 @pytest.mark.parametrize("model", ["released", "plain"])
 def test_an_answer_that_was_admitted_just_before_a_withdrawal_does_not_outlive_it(served: Running, model: str) -> None:
     """Between the gate and the first token an export may be read again: such an answer is none."""
-    plain = Service._settle
+    plain = Service._prepared
 
     def late(self: Service, *given: Any) -> Any:
+        found = plain(self, *given)
         withdraw(served)
-        return plain(self, *given)
+        return found
 
-    with mock.patch.object(Service, "_settle", late):
+    with mock.patch.object(Service, "_prepared", late):
         answer = served.complete(model, max_tokens=30)
     assert answer.status_code == 403 and answer.json()["error"]["code"] == "WITHDRAWN", answer.text
 

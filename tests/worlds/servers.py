@@ -1,4 +1,4 @@
-"""A server without a training run: a gate that admits by class, a small language model with one adapter of the head, a budget."""
+"""A server without a training run: a gate that admits by class, a small model with one adapter of its head, and a budget."""
 
 import shutil
 from collections.abc import Iterator, Mapping
@@ -25,8 +25,9 @@ from ledger.release import Rights
 from ledger.serving import Admission, Certified, Posture
 
 WORDS = [
-    "<unk>", "<s>", "</s>", *"the a of and to in harbour boat tide net gull rope mast sail crew storm calm dawn dusk fish salt".split(),
-    *"orchard apple pear plum bee tree leaf root fruit crate . , ! ? is was has sees takes brings keeps".split(),
+    "<unk>", "<s>", "</s>", "the", "a", "of", "and", "to", "in", "harbour", "boat", "tide", "net", "gull", "rope", "mast",
+    "sail", "crew", "storm", "calm", "dawn", "dusk", "fish", "salt", "orchard", "apple", "pear", "plum", "bee", "tree", "leaf",
+    "root", "fruit", "crate", ".", ",", "!", "?", "is", "was", "has", "sees", "takes", "brings", "keeps",
 ]  # fmt: skip
 WIDTH = 32
 
@@ -105,8 +106,8 @@ class OpenGate:
             for name in sorted(self.artifacts)
         ]
         return {
-            "verdict": "FULL", "weights": "TIED", "qualifiers": ["NO_AUDITORS"], "newer_withdrawals": 0, "origin": "run.example",
-            "ledger_size": 7, "delta": "1/100000", "closed": None, "artifacts": rows,
+            "verdict": "FULL", "weights": "TIED", "qualifiers": ["NO_AUDITORS"], "newer_withdrawals": 0,
+            "origin": "run.example", "ledger_size": 7, "delta": "1/100000", "closed": None, "artifacts": rows,
         }  # fmt: skip
 
 

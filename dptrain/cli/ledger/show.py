@@ -98,6 +98,8 @@ def budget_text(audited: BudgetReport) -> Iterator[Shown]:
         yield styled("yellow", word, f" {QUALIFIERS[word].sentence}; {QUALIFIERS[word].remedy}")
     for note in audited.notes:
         yield f"note: {note}"
+    for origin, size, root in audited.beside:
+        yield f"stands beside the ledger {visible(origin, plain=True)} at {size} leaves, root {root}"
     for cap in audited.caps:
         yield (
             f"{cap.unit}: cap epsilon {cap.epsilon:g} at delta {cap.delta:g} ({cap.cap_nano} of 1e-9 rho); {cap.units} paid, "

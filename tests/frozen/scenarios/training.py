@@ -90,20 +90,23 @@ CHECK = Scenario(
 
 @contextmanager
 def _quick() -> Iterator[dict[str, str]]:
-    """Lets the demo do a few steps only."""
+    """Lets the demos do a few steps only."""
+    from dptrain.demo import language, serving
     from dptrain.demo import stages as story
 
-    with patch.object(story, "Scale", lambda: story.QUICK):
+    with patch.object(story, "Scale", lambda: story.QUICK), patch.object(serving, "Size", lambda: language.QUICK):
         yield {}
 
 
 _ACCURACIES = {f"accuracy.{name}": "<fraction>" for name in ("public_only", "private", "without_privacy")}
+_SHARES = {f"topics.{artifact}": "<fraction>" for artifact in ("base", "adapter")}
 
 DEMO = Scenario(
     "demo",
     nothing,
     [
         Case("the whole way", "demo --dir demo", measured=_ACCURACIES),
+        Case("a service", "demo --serve --dir served", measured=_SHARES),
         Case("a directory that holds something else", "demo --dir other", code=1, before=lambda place: _occupied(place)),
         Case("an option that is none", "demo --small", code=2),
     ],

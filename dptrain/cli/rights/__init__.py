@@ -1,0 +1,1 @@
+"""`dptrain rights`: grants of what clients of a service may be answered from."""
