@@ -288,7 +288,7 @@ def test_an_answer_whose_reader_goes_away_before_its_turn_is_freed(rich: Running
 # --- and never anew -----------------------------------------------------------------------------------------------------
 
 
-def test_a_restart_resets_nothing(tmp_path: Path) -> None:
+def test_a_restart_of_the_server_resets_nothing(tmp_path: Path) -> None:
     with paid_for(tmp_path, 5) as world:
         assert ask(world, 4).status_code == 200
     with paid_for(tmp_path, 5) as world:
