@@ -92,7 +92,7 @@ class _Folder:
 
 @files
 def served_release(shell: Shell) -> None:
-    """`runs/`: a release `model` with an adapter for each of three classes, the model `base` below them, and `ledger.pub`."""
+    """`runs/`: a release with an adapter for each of three classes, the base below them, and the public key of its ledger."""
     from dptrain.demo.language import make_world
 
     make_world(shell.directory / "runs", quick=True)

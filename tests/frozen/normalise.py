@@ -14,12 +14,13 @@ EXPLAINED = frozenset({"exactness"})
 
 _FRESH: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = (
     (re.compile(r"\+([0-9a-f]{8})\+([0-9A-Za-z+/]{40,}={0,2})"), lambda found: f"+<hex 8>+<base64 {len(found[2])}>"),
+    (re.compile(r"dpt_[0-9A-Za-z_-]{43}"), lambda found: "dpt_<base64 43>"),
     (re.compile(r"127\.0\.0\.1:[0-9]+"), lambda found: "127.0.0.1:<port>"),
     (re.compile(r"(?<![0-9A-Za-z])[0-9a-f]{8,}(?![0-9A-Za-z])"), lambda found: f"<hex {len(found[0])}>"),
     (re.compile(r"(?<![0-9A-Za-z+/])[0-9A-Za-z+/]{43}=(?![0-9A-Za-z+/=])"), lambda found: "<base64 44>"),
     (re.compile(r"(?<=opacus )[0-9]+(\.[0-9]+)+"), lambda found: "<version>"),
 )
-"""Patterns of verifier keys, ports, hashes and identifiers, other digests, and versions of other libraries."""
+"""Patterns of verifier keys, tokens, ports, hashes and identifiers, other digests, and versions of other libraries."""
 
 
 @dataclass(frozen=True)

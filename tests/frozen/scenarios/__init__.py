@@ -9,6 +9,7 @@ from tests.frozen.scenarios.registry import REGISTRY
 from tests.frozen.scenarios.rights import RIGHTS
 from tests.frozen.scenarios.root import ROOT
 from tests.frozen.scenarios.rules import GATE, PLAN, POLICIES
+from tests.frozen.scenarios.serving import SERVING
 from tests.frozen.scenarios.training import CHECK, DEMO, QUICKSTART, TRAINING
 
 SCENARIOS = {
@@ -30,6 +31,7 @@ SCENARIOS = {
         READING,
         RELEASE,
         RIGHTS,
+        SERVING,
         TRAINING,
         QUICKSTART,
         CHECK,
