@@ -5,13 +5,14 @@ It ends gracefully: no new requests, running answers to their end, then the budg
 
 import asyncio
 import logging
+import signal
 import threading
 from pathlib import Path
 from typing import Any, Final
 
 import uvicorn
 
-from dptrain.errors import ConfigError
+from dptrain.errors import ConfigError, DptrainError
 from dptrain.programs import print_json, quiet_libraries
 from dptrain.serve.access import CLIENT, OPERATOR, add_token
 from dptrain.serve.app import make_app
@@ -25,6 +26,7 @@ from ledger.release import Rights
 LOG = logging.getLogger("dptrain.serve")
 
 _WAIT: Final = 0.05
+_LOOKS: Final = 0.25
 
 
 class Server(uvicorn.Server):
@@ -69,8 +71,13 @@ def settings(app: Any, config: ServeConfig, port: int) -> uvicorn.Config:
     )  # fmt: skip
 
 
-def serve(config: ServeConfig, *, encrypted_only: bool = False, port: int | None = None, as_json: bool = False) -> int:
-    """Serves until a signal comes. Returns 0.
+def serve(
+    config: ServeConfig, path: Path, *, encrypted_only: bool = False, port: int | None = None, as_json: bool = False
+) -> int:
+    """Serves until SIGTERM or SIGINT comes; at SIGHUP tokens, revoked rights and the export are read again. Returns 0.
+
+    Args:
+        path: of the file, for SIGHUP.
 
     Raises:
         ConfigError, ReleaseRefused, LedgerError: before anything is served.
@@ -84,8 +91,10 @@ def serve(config: ServeConfig, *, encrypted_only: bool = False, port: int | None
     stop = threading.Event()
     try:
         found = settings(make_app(service), config, config.server.port if port is None else port)
-        again = threading.Thread(target=_refresh, args=(service, stop), name="refresh", daemon=True)
+        asked = threading.Event()
+        again = threading.Thread(target=_refresh, args=(service, stop, asked, path), name="refresh", daemon=True)
         again.start()
+        signal.signal(signal.SIGHUP, lambda number, frame: asked.set())
         server = Server(found, service)
         told = {"listening": f"http://{found.host}:{found.port}", "classes": sorted(service.classes)}
         if as_json:
@@ -98,14 +107,23 @@ def serve(config: ServeConfig, *, encrypted_only: bool = False, port: int | None
     return 0
 
 
-def _refresh(service: Service, stop: threading.Event) -> None:
-    """Reads the export again when it is time, or when SIGHUP came."""
+def _refresh(service: Service, stop: threading.Event, asked: threading.Event, path: Path) -> None:
+    """Reads the export again when it is time; and at SIGHUP tokens and revoked rights too."""
     every = service.config.gate.refresh_seconds
-    if service.config.gate.export is None or not every:
-        return
-    while not stop.wait(every):
+    left = every
+    while not stop.wait(_LOOKS):
+        left -= _LOOKS
+        hung_up = asked.is_set()
         try:
-            service.refresh()
+            if hung_up:
+                asked.clear()
+                service.reload(ServeConfig.load(path))
+                LOG.warning("tokens and revoked rights were read again")
+            if service.config.gate.export is not None and (hung_up or (every and left <= 0)):
+                left = every
+                service.refresh()
+        except DptrainError as error:
+            LOG.error("nothing was read again: %s", error)
         except LedgerError as error:
             LOG.error("the gate is closed: %s", error)
 
@@ -154,7 +172,7 @@ def main(
         else:
             print(f"budget log {told['log']} of {told['origin']}; hand out its public key to auditors:\n{told['key']}")
         return 0
-    return serve(config, encrypted_only=encrypted_only, port=port, as_json=as_json)
+    return serve(config, path, encrypted_only=encrypted_only, port=port, as_json=as_json)
 
 
 def allowed(given: list[str]) -> dict[str, float | None]:

@@ -461,6 +461,20 @@ class Service:
             problems.append(f"the gate: {self.gate.closed}")
         return problems
 
+    def reload(self, config: ServeConfig) -> None:
+        """Takes the tokens and the revoked rights of a file that was changed; all else needs a new server.
+
+        Guarantee: once it returns, no request is answered by a token that is gone or by rights that were revoked.
+
+        Raises:
+            ConfigError: code TOKENS; then nothing changed.
+        """
+        access = Access.load(config.tokens)
+        self.gate.revoke(bytes.fromhex(serial) for serial in config.gate.revoked)
+        self.access = access
+        for running in list(self._running):
+            self._judge_again(running)
+
     def refresh(self) -> None:
         """Judges by the newest export from now on, and lets go of what was withdrawn by it.
 

@@ -40,19 +40,24 @@ caps = {{ user = {{ epsilon = 6.0, delta = 1e-5 }} }}
 PORT = 8391
 
 
+def ready(url: str, process: "subprocess.Popen[bytes]") -> None:
+    """Waits until a server takes requests."""
+    for _ in range(600):
+        try:
+            if httpx.get(f"{url}/readyz").status_code == 200:
+                return
+        except httpx.TransportError:
+            assert process.poll() is None, "the server did not start"
+            time.sleep(0.1)
+
+
 @contextmanager
 def served(folder: Path) -> Iterator[str]:
     """Runs `dptrain serve` in a process of its own until it is ready, and ends it as an operator does."""
     process = subprocess.Popen([sys.executable, "-m", "dptrain", "serve", "serve.toml"], cwd=folder, stderr=subprocess.DEVNULL)
     url = f"http://127.0.0.1:{PORT}"
     try:
-        for _ in range(600):
-            try:
-                if httpx.get(f"{url}/readyz").status_code == 200:
-                    break
-            except httpx.TransportError:
-                assert process.poll() is None, "the server did not start"
-                time.sleep(0.1)
+        ready(url, process)
         yield url
     finally:
         process.send_signal(signal.SIGTERM)
@@ -111,3 +116,40 @@ def test_a_base_of_which_one_number_was_changed_is_not_served(
     shell.json("serve", "serve.toml", "--init")
     shell.json("serve", "serve.toml", "--add-token", "bob")
     assert shell.json("serve", "serve.toml", code=1)["error"]["code"] == "BASE_NOT_TIED"
+
+
+@pytest.mark.slow
+def test_at_sighup_a_revoked_client_is_refused_and_a_new_token_answered(
+    served_world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    base = tmp_path / "runs"
+    shutil.copytree(served_world.base.parent, base)
+    (tmp_path / "serve.toml").write_text(FILE.format(port=PORT, base=base))
+    shell = Shell(tmp_path)
+    shell.run("attest", "keygen", "office")
+    shell.json("serve", "serve.toml", "--init")
+    token = shell.json("serve", "serve.toml", "--add-token", "bob")["token"]
+    signing = ("rights", "sign", "--key", "office.key", "--audience", "gate.example", "--holder", "bob", "--generation", "chat")
+    serial = shell.json(*signing, "--out", "bob.rights")["serial"]
+    rights = (tmp_path / "bob.rights").read_bytes()
+    command = [sys.executable, "-m", "dptrain", "serve", "serve.toml"]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL)
+    url = f"http://127.0.0.1:{PORT}"
+    try:
+        ready(url, process)
+        assert asked(url, token, rights).status_code == 200
+        text = FILE.format(port=PORT, base=base).replace("[classes.chat]", f'revoked = ["{serial}"]\n[classes.chat]')
+        (tmp_path / "serve.toml").write_text(text)
+        other = shell.json("serve", "serve.toml", "--add-token", "carl", "--allow", "harbour")["token"]
+        assert asked(url, other).status_code == 401
+        process.send_signal(signal.SIGHUP)
+        for _ in range(100):
+            if asked(url, other).status_code == 200:
+                break
+            time.sleep(0.1)
+        assert asked(url, token, rights).json()["error"]["code"] == "REVOKED"
+        assert asked(url, other).status_code == 200
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
