@@ -195,13 +195,16 @@ def per_example_loss(model: nn.Module, rows: Mapping[str, torch.Tensor]) -> torc
 
 
 def policy_text(size: Size) -> str:
-    """Returns the policy: each class trains the adapter of its name, with noise for its epsilon."""
+    """Returns the policy: each class trains and reads the adapter of its name alone, with noise for its epsilon."""
     lines = [
         f'corpus = "{CORPUS}"',
         f"delta = {DELTA:g}",
         f"steps = {size.steps}",
         f"normalizer = {round(size.rate * size.contributions)}",
         f"epoch_steps = {max(1, size.steps // 4)}",
+        "",
+        "[isolation]",
+        "required = true",
     ]
     for tier in TIERS:
         lines += [
@@ -212,6 +215,7 @@ def policy_text(size: Size) -> str:
             f"noise_multiplier = {calibrate(tier.epsilon, size.rate, size.steps, DELTA) + 1e-6:.6f}",
             f"sampling_rate = {size.rate:g}",
             f'depth = {{ adapter = "{tier.name}" }}',
+            f'reads = {{ adapters = ["{tier.name}"] }}',
         ]
     return "\n".join(lines) + "\n"
 
