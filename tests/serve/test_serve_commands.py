@@ -12,10 +12,12 @@ import pytest
 from attest.keys import load_private_key
 from dptrain.errors import ConfigError
 from dptrain.serve.access import PREFIX, Access, add_token
+from dptrain.serve.config import ServeConfig
 from ledger.budget import Unit
 from ledger.budget.log import BudgetLog
 from ledger.release import Rights
 from tests.worlds.commands import run_command
+from tests.worlds.servers import running, table
 
 FILE = """
 tokens = "tokens.toml"
@@ -171,3 +173,21 @@ def test_what_cannot_be_served_is_said_in_one_line_and_as_json(file: Path) -> No
 def test_a_server_without_a_budget_has_no_log_to_make(file: Path) -> None:
     file.write_text(FILE.partition("[classes")[0] + '[classes.plain]\nartifacts = ["base"]\n')
     assert "SERVE_KEY" in run(file, "--init", code=1).output
+
+
+def test_a_token_that_is_gone_and_rights_that_were_revoked_answer_nothing_once_the_file_was_read_again(tmp_path: Path) -> None:
+    with running(tmp_path) as world:
+        gate: Any = world.service.gate
+        revoked: list[bytes] = []
+        gate.revoke = revoked.extend
+        rows = world.config.tokens.read_text().split("[[token]]\n")
+        world.config.tokens.write_text("[[token]]\n".join(row for row in rows if 'client = "bob"' not in row))
+        assert world.complete("plain", "bob").status_code == 200  # until then it holds
+        changed = ServeConfig.of(table(gate={"revoked": ["ab" * 16]}), tmp_path)
+        world.service.reload(changed)
+        assert revoked == [b"\xab" * 16]
+        assert world.complete("plain", "bob").status_code == 401 and world.complete("plain").status_code == 200
+        world.config.tokens.write_text("no table")
+        with pytest.raises(ConfigError, match="TOKENS"):
+            world.service.reload(changed)
+        assert world.complete("plain").status_code == 200
