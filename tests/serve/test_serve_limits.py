@@ -140,7 +140,7 @@ def test_a_reader_who_does_not_read_holds_up_nobody_else_and_only_so_much_is_kep
         return sent
 
     async def work() -> None:
-        stuck = asyncio.ensure_future(ask("anna", {**BODY, "max_tokens": 200, "stream": True}, True))
+        stuck = asyncio.ensure_future(ask("anna", {**BODY, "max_tokens": 200, "temperature": 0, "stream": True}, True))
         while not any(each._parked for each in list(narrow.service.scheduler._running)):
             await asyncio.sleep(0.01)
         (parked,) = list(narrow.service.scheduler._running)
