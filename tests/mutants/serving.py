@@ -85,7 +85,8 @@ SERVING = (
         T_SILENCE + "test_no_log_has_a_prompt_an_answer_a_session_a_client_a_token_or_an_id",
     ),
     Mutant(
-        "an answer is taken by who paid", ADAPTERS, "if found is None or found.asked[0].name != client.name:", "if found is None:",
+        "an answer is taken by who paid", ADAPTERS,
+        "if found is None or found.asked[0].name != client.name:", "if found is None:",
         T_SPLIT + "test_an_answer_is_taken_by_who_paid_and_nobody_else",
     ),
     Mutant(
