@@ -72,12 +72,17 @@ def settings(app: Any, config: ServeConfig, port: int) -> uvicorn.Config:
 
 
 def serve(
-    config: ServeConfig, path: Path, *, encrypted_only: bool = False, port: int | None = None, as_json: bool = False
+    config: ServeConfig,
+    *,
+    path: Path | None = None,
+    encrypted_only: bool = False,
+    port: int | None = None,
+    as_json: bool = False,
 ) -> int:
     """Serves until SIGTERM or SIGINT comes; at SIGHUP tokens, revoked rights and the export are read again. Returns 0.
 
     Args:
-        path: of the file, for SIGHUP.
+        path: of the file, which SIGHUP has read again; without it the export alone is.
 
     Raises:
         ConfigError, ReleaseRefused, LedgerError: before anything is served.
@@ -107,7 +112,7 @@ def serve(
     return 0
 
 
-def _refresh(service: Service, stop: threading.Event, asked: threading.Event, path: Path) -> None:
+def _refresh(service: Service, stop: threading.Event, asked: threading.Event, path: Path | None) -> None:
     """Reads the export again when it is time; and at SIGHUP tokens and revoked rights too."""
     every = service.config.gate.refresh_seconds
     left = every
@@ -117,6 +122,7 @@ def _refresh(service: Service, stop: threading.Event, asked: threading.Event, pa
         try:
             if hung_up:
                 asked.clear()
+            if hung_up and path is not None:
                 service.reload(ServeConfig.load(path))
                 LOG.warning("tokens and revoked rights were read again")
             if service.config.gate.export is not None and (hung_up or (every and left <= 0)):
@@ -172,7 +178,7 @@ def main(
         else:
             print(f"budget log {told['log']} of {told['origin']}; hand out its public key to auditors:\n{told['key']}")
         return 0
-    return serve(config, path, encrypted_only=encrypted_only, port=port, as_json=as_json)
+    return serve(config, path=path, encrypted_only=encrypted_only, port=port, as_json=as_json)
 
 
 def allowed(given: list[str]) -> dict[str, float | None]:
