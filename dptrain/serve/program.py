@@ -56,9 +56,8 @@ class Server(uvicorn.Server):
 
 def quiet_logs() -> None:
     """Keeps what others would log of a request out of the log, whatever its level: paths with ids, frames, bodies."""
-    for name in ("dptrain.inference", "uvicorn.error"):  # else a line for each answer, and for each WebSocket with its address
-        logging.getLogger(name).setLevel(logging.WARNING)
-    for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "websockets", "websockets.server", "asyncio"):
+    servers = ("uvicorn", "uvicorn.error", "uvicorn.access", "websockets", "websockets.server", "asyncio")
+    for name in ("dptrain.inference", *servers):  # else a line for each answer, and for each WebSocket with its address
         logging.getLogger(name).setLevel(logging.WARNING)
 
 

@@ -10,6 +10,7 @@ from unittest import mock
 
 import pytest
 
+from dptrain.serve.scheduler import Piece
 from dptrain.serve.service import Service
 from ledger.errors import LedgerBusy, ReleaseRefused
 from tests.worlds.listening import asking, begun, held, listening, spoken, until
@@ -88,7 +89,10 @@ def test_who_waits_for_the_whole_or_at_a_websocket_hears_of_it_too(served: Runni
         withdraw(served)  # while the other has the turn
         turns.release(2)
         thread.join(5)
-        assert found, "the reader still waits"
+        heard = bool(found)
+        asked.stream._post(Piece("", "cancelled"))  # a test that fails ends, too
+        thread.join(5)
+    assert heard, "the reader still waits"
     error = found[0].json()["error"] if door == "whole" else found[0][-1]["error"]
     assert error["code"] == "WITHDRAWN" and (door == "websocket" or found[0].status_code == 403)
     told = served.http.get("/v1/budgets/self", headers=served.headers()).json()["spent_nano_rho"]
