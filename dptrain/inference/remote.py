@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from dptrain.errors import ConfigError, DptrainError
+from dptrain.errors import ConfigError, DptrainError, NotPaid
 from dptrain.inference.gaussian import Worth
 from dptrain.inference.release import Answer
 from ledger.errors import LedgerError
@@ -49,7 +49,7 @@ class Client:
     ) -> None:
         import httpx
 
-        headers = {"Authorization": f"Bearer {token}"}
+        headers = {"Authorization": f"Bearer {token.strip()}"}
         if rights is not None:
             headers["Dptrain-Rights"] = base64.urlsafe_b64encode(rights).decode().rstrip("=")
         self._http: httpx.Client = httpx.Client(base_url=url, headers=headers, timeout=timeout, transport=transport)
@@ -211,6 +211,11 @@ class Split:
             found = np.frombuffer(client._octets("GET", f"/v1/split/{terms['id']}/A"), "<f4").astype(np.float64)
             self._inner = found.reshape(int(terms["numbers"]), -1)
 
+    @property
+    def left(self) -> int:
+        """States that are paid for and not released."""
+        return self.answer.worth.releases - self.answer.made
+
     def delta(self, state: np.ndarray) -> np.ndarray:
         """Returns what the adapter adds to the scores, of a state of shape (D,). Raises ServerRefused, NotPaid."""
         clear = np.asarray(state, dtype=np.float64)
@@ -283,9 +288,16 @@ def generate(
 
     Returns:
         The text behind the prompt.
+
+    Raises:
+        NotPaid: code NOT_RESERVED, fewer states are paid for than tokens asked.
     """
     import torch
 
+    paid = getattr(getattr(delta, "__self__", None), "left", max_tokens)
+    if max_tokens > paid:
+        sentence = f"max_tokens is {max_tokens}, and {paid} states are paid for"
+        raise NotPaid("NOT_RESERVED", f"{sentence}; ask for fewer tokens, or pay for as many by Client.split(releases=)")
     numbers = torch.Generator()
     if seed is None:
         numbers.seed()
@@ -312,5 +324,6 @@ def generate(
         hook.remove()
     if tokenizer.eos_token_id in ids:
         ids = ids[: ids.index(tokenizer.eos_token_id)]
-    text: str = tokenizer.decode(ids, skip_special_tokens=True)
-    return text
+    before = tokenizer(prompt)["input_ids"]  # by itself a text is written without its leading space
+    whole: str = tokenizer.decode([*before, *ids], skip_special_tokens=True)
+    return whole[len(tokenizer.decode(before, skip_special_tokens=True)) :]

@@ -113,7 +113,11 @@ class Access:
             if hmac.compare_digest(known, digest):
                 found = client
         if found is None or scheme.lower() != "bearer":
-            raise Refused(401, "authentication_error", "TOKEN", "send a token of this server: Authorization: Bearer dpt_...")
+            if not token or scheme.lower() != "bearer":
+                sentence = "no token came; send one of this server: Authorization: Bearer dpt_..."
+            else:
+                sentence = "the token is none that this server knows; a new one counts after SIGHUP or a restart"
+            raise Refused(401, "authentication_error", "TOKEN", sentence)
         return found
 
 

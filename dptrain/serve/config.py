@@ -47,9 +47,16 @@ class Listening(Table):
 
     Attributes:
         name: of the server; rights envelopes are for it, and for no other.
-        threads: that compute tokens. streams: answers that are computed in turns. waiting: requests that wait for a turn.
-        max_tokens: of an answer. max_prompt: tokens of a prompt. body_bytes: of a request's body.
-        request_seconds: longest time of an answer. drain_seconds: how long running answers may end in when the server stops.
+        host: address to listen at; put a proxy that speaks TLS before it.
+        port: 0 for any that is free.
+        threads: threads that compute tokens.
+        streams: answers that are computed in turns.
+        waiting: requests that wait for a turn; more are refused.
+        max_tokens: most tokens of an answer.
+        max_prompt: most tokens of a prompt.
+        body_bytes: most bytes of a request's body.
+        request_seconds: longest time of an answer.
+        drain_seconds: how long running answers may take to end when the server stops.
     """
 
     name: Name
@@ -69,11 +76,16 @@ class Gated(Table):
     """Says what is served, and whose word is taken for it: ``[gate]``.
 
     Attributes:
-        release: directory of the release. keys: public keys of its ledger, got by another way than the release.
+        release: directory of the release.
+        keys: public keys of its ledger, got by another way than the release.
         base: directory of the base model below the adapters, where the release has adapters alone.
-        export: a newer export of the ledger; read again every ``refresh_seconds``, 0 for never.
-        minimum_size: of the ledger that the release cites. owner_key, require_quorum: as of ``dptrain release --check``.
-        granters: public keys of who signs rights. revoked: serials of rights that count no more, in hex.
+        export: a newer export of the ledger than that in the release.
+        refresh_seconds: how often the export is read again; 0 for at SIGHUP alone.
+        minimum_size: least leaves of the ledger that the release cites.
+        owner_key: public key of the corpus owner whose policy is required.
+        require_quorum: ask for cosignatures, as `dptrain release --check --require-quorum`.
+        granters: public keys of who signs rights.
+        revoked: serials of rights that count no more, in hex; what was revoked stays so until a restart.
     """
 
     release: File
@@ -93,9 +105,9 @@ class Generation(Table):
 
     Attributes:
         artifacts: of the release, the most wanted first: the first that the rights admit answers.
-        mode: ``plain``, the artifact generates; ``released``, the server runs the base model, and the adapter reads noised
-            states; ``split``, the client runs the base model and sends noised states; ``encrypted``, it sends encrypted ones.
-        encrypt: with ``released``, the noised state goes to the adapter under encryption too.
+        mode: `plain`, the artifact generates; `released`, the server runs the base model, and the adapter reads noised states;
+            `split`, the client runs the base model and sends noised states; `encrypted`, it sends encrypted ones.
+        encrypt: with `released`, the noised state goes to the adapter under encryption too.
     """
 
     artifacts: Annotated[list[str], Field(min_length=1)]
@@ -114,10 +126,12 @@ class Budgeted(Table):
     """Says where the budget is kept: ``[budget]``.
 
     Attributes:
-        log: file on a local disk, or a ``postgresql://`` URL; state: directory of the mark of the latter.
-        key: private key that signs the log. caps: by kind of unit, ``user``, ``corpus``, ``session``; for a new log alone.
-        thresholds: percentages of a cap that the privacy officer is told of; for a new log alone.
-        webhook: URL that takes the notices; without it they are events of the log ``dptrain.serve``.
+        log: file on a local disk, or a `postgresql://` URL.
+        key: private key that signs the log; `--init` makes it, and its public half beside it.
+        state: directory of the mark of a log on a server.
+        caps: by kind of unit, `user`, `corpus`, `session`, an epsilon and a delta; they stay those of `--init`.
+        thresholds: percentages of a cap (of its rho) that the privacy officer is told of; likewise.
+        webhook: URL that takes the notices; without it they are warnings of the log `dptrain.serve`.
         epoch_seconds: how often the log is signed.
     """
 
@@ -134,8 +148,8 @@ class Limits(Table):
     """Limits what one client may ask: ``[limits]``.
 
     Attributes:
-        requests_per_minute: of all kinds. adapter_states_per_hour: states that an adapter is applied to for a client by
-            ``split`` and ``encrypted``; as many as the state is wide tell the adapter exactly.
+        requests_per_minute: most requests of one client.
+        adapter_states_per_hour: states that an adapter is applied to for one client by `split` and `encrypted`.
         streams_per_client: answers of one client that run or wait at a time.
         key_sessions: clients that have keys for encryption registered at a time.
     """
@@ -150,9 +164,10 @@ class ServeConfig(Table):
     """Holds the whole file.
 
     Attributes:
-        tokens: file of those who may ask (`dptrain.serve.access`).
-        release: parameters of the Gaussian release (`dptrain.inference.preset.parameters_of`), and beside them ``space``,
-            ``state`` (default) or ``rank``, ``shrink``, a public factor, and ``max_epsilon`` that an answer may ask for.
+        tokens: file of those who may ask; `--add-token` writes it, and it has hashes alone.
+        release: parameters of releases, a table: `epsilon` of one answer, or `sigma` of each state, or `preset = "published"`;
+            `delta`, `clip`, `adjacency`, `calibration`; `space`, `state` or `rank`; `shrink`, a public factor; `max_epsilon`
+            that an answer may ask for.
     """
 
     server: Listening

@@ -17,6 +17,8 @@ from dptrain.serve.wire import Asking, Refused
 Reader = Callable[[torch.Tensor], torch.Tensor]
 """Takes the last state, shape (D,), and returns what is added to the scores, shape (V,)."""
 
+_BEFORE: Final = 4
+
 _LOST: Final = "\ufffd"
 """Stands for bytes that are no whole character yet."""
 
@@ -112,7 +114,7 @@ class Decoding:
         self._served: Served | None = served
         self._request, self._reader, self._most = request, reader, tokens
         self._given, self._cache = torch.tensor([list(ids)]), None
-        self._text = Text(served.tokenizer, request.stop)
+        self._text = Text(served.tokenizer, request.stop, list(ids[-_BEFORE:]))
         self._numbers = torch.Generator()
         if request.seed is None:
             self._numbers.seed()
@@ -187,6 +189,8 @@ class Text:
 
     tokenizer: Any
     stops: Sequence[str]
+    before: Sequence[int] = ()
+    """The last ids of the prompt: tokenizers write a text by itself without its leading space."""
     _ids: list[int] = field(default_factory=list)
     _sent: int = 0
     _ended: bool = False
@@ -211,6 +215,10 @@ class Text:
         return "" if self._ended else self._upto(text, len(text))
 
     def _decoded(self) -> str:
+        whole = str(self.tokenizer.decode([*self.before, *self._ids], skip_special_tokens=True))
+        known = str(self.tokenizer.decode(list(self.before), skip_special_tokens=True)) if self.before else ""
+        if whole.startswith(known):
+            return whole[len(known) :]
         return str(self.tokenizer.decode(self._ids, skip_special_tokens=True))
 
     def _upto(self, text: str, end: int) -> str:

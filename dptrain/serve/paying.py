@@ -16,10 +16,11 @@ from attest.files import atomic_write
 from attest.fixed_point import MICRO, PICO
 from attest.keys import generate, load_private_key, save_private_key
 from dptrain.errors import ConfigError
-from dptrain.inference.gaussian import Worth, sensitivity_of, sigma_analytic
+from dptrain.inference.gaussian import MOST_MU, Worth, sensitivity_of, sigma_analytic
 from dptrain.inference.release import Answer, GaussianRelease
 from dptrain.serve.config import Budgeted, ServeConfig
 from dptrain.serve.wire import Refused
+from ledger.accountants.gaussian import epsilon_of_mu
 from ledger.budget import Beside, Header, Mechanism, Notice, Unit
 from ledger.budget.export import export_budget
 from ledger.budget.log import Balance, BudgetLog, BudgetSpec, Reservation
@@ -91,6 +92,12 @@ class Releases:
             sentence = f"epsilon is {epsilon:g}, an answer has at most {self.most:g} here"
             raise Refused(400, "invalid_request_error", "EPSILON", f"{sentence}; ask for less")
         return self._made(tokens, epsilon)
+
+    def largest(self, nano_rho: int) -> float:
+        """Returns the epsilon of one answer that costs so much: the largest that is still paid for; 0 for none."""
+        mu = math.sqrt(2 * max(0, nano_rho) / 1e9)
+        worth = 0.0 if mu == 0.0 else epsilon_of_mu(min(mu, MOST_MU), self.parameters.delta)
+        return min(self.most, math.floor(worth * 1e4) / 1e4)
 
     def one(self, release: GaussianRelease) -> Worth:
         """Returns what one of the releases of an answer is worth by itself."""
@@ -274,6 +281,9 @@ def create_log(config: ServeConfig, beside: Beside | None = None) -> BudgetLog:
         thresholds=sorted(table.thresholds),
         beside=() if beside is None else (beside,),
     )
+    place = Place.of(table.log, table.state)
+    if place.file is not None and Path(place.file).exists():
+        raise LedgerError("EXISTS", f"{table.log} is there already; a budget is made once, and keeps what was spent")
     signer = NoteSigner(f"{config.server.name}/budget", load_private_key(table.key))
     made = BudgetLog.create(Place.of(table.log, table.state), spec, signer)
     atomic_write(table.key.with_suffix(".pub"), f"{signer.vkey}\n".encode())

@@ -6,6 +6,7 @@ It ends gracefully: no new requests, running answers to their end, then the budg
 import asyncio
 import logging
 import signal
+import socket
 import threading
 from pathlib import Path
 from typing import Any, Final
@@ -70,6 +71,10 @@ def settings(app: Any, config: ServeConfig, port: int) -> uvicorn.Config:
     )  # fmt: skip
 
 
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
 def serve(
     config: ServeConfig,
     *,
@@ -94,7 +99,10 @@ def serve(
     service = Service(config, encrypted_only=encrypted_only)
     stop = threading.Event()
     try:
-        found = settings(make_app(service), config, config.server.port if port is None else port)
+        wanted = config.server.port if port is None else port
+        line = socket.create_server((config.server.host, wanted), family=_family(config.server.host), backlog=1024)
+        port = line.getsockname()[1]
+        found = settings(make_app(service), config, port)
         asked = threading.Event()
         again = threading.Thread(target=_refresh, args=(service, stop, asked, path), name="refresh", daemon=True)
         again.start()
@@ -104,7 +112,7 @@ def serve(
         if as_json:
             print_json(told)
         LOG.info("%s serves %s at %s", config.server.name, ", ".join(told["classes"]), told["listening"])
-        server.run()
+        server.run(sockets=[line])
     finally:
         stop.set()
         service.close()
@@ -122,14 +130,20 @@ def _refresh(service: Service, stop: threading.Event, asked: threading.Event, pa
             if hung_up:
                 asked.clear()
             if hung_up and path is not None:
-                service.reload(ServeConfig.load(path))
-                LOG.warning("tokens and revoked rights were read again")
+                changed = ServeConfig.load(path)
+                service.reload(changed)
+                told = len(service.access.clients), len(changed.gate.revoked)
+                LOG.warning("read again: %d tokens, %d revoked rights; all else in the file counts after a restart", *told)
+            if hung_up:
+                service.unread = None
             if service.config.gate.export is not None and (hung_up or (every and left <= 0)):
                 left = every
                 service.refresh()
         except DptrainError as error:
+            service.unread = error.code
             LOG.error("nothing was read again: %s", error)
         except LedgerError as error:
+            service.unread = error.code
             LOG.error("the gate is closed: %s", error)
 
 

@@ -115,7 +115,7 @@ class Service:
     """Is a server without its wire.
 
     Attributes:
-        draining: whether it takes no more requests.
+        draining: whether it takes no more requests. unread: why files were not read again when that was asked for last.
     """
 
     def __init__(self, config: ServeConfig, *, encrypted_only: bool = False) -> None:
@@ -146,6 +146,7 @@ class Service:
         self._own_keys: dict[int, HEKeys] = {}
         self._running: set[Running] = set()
         self._rounds = 0
+        self.unread: str | None = None
         self._lock = threading.Lock()
         self.scheduler = Scheduler(0 if encrypted_only else threads, config.server.streams, config.server.waiting)
         if self.releases is not None:
@@ -185,8 +186,7 @@ class Service:
             self.rate.take(client.name, "requests")
         kind = self.classes.get(model)
         if kind is None:
-            sentence = f"there is no generation class {model!r}; GET /v1/models lists them"
-            raise Refused(404, "invalid_request_error", "MODEL", sentence)
+            raise Refused(404, "invalid_request_error", "MODEL", "there is no such generation class; GET /v1/models lists them")
         if kind.mode not in modes:
             ways = {PLAIN: "/v1/completions", RELEASED: "/v1/completions", SPLIT: "/v1/split", ENCRYPTED: "/v1/he/lora"}
             sentence = f"class {model} is of mode {kind.mode}, which is asked by {ways[kind.mode]}"
@@ -386,7 +386,14 @@ class Service:
             "spent_nano_rho": found.spent,
             "cap_nano_rho": found.cap,
             **self._caps(asked.kind, found.spent),
+            "largest_answer": self._largest(found.cap, found.spent),
         }
+
+    def _largest(self, cap: int | None, spent: int) -> float | None:
+        """Returns the largest epsilon that one more answer may have; epsilons of answers do not add up."""
+        if self.releases is None or cap is None:
+            return None
+        return self.releases.largest(cap - spent)
 
     def _caps(self, kind: str, spent: int) -> dict[str, Any]:
         assert self.till is not None
@@ -425,6 +432,7 @@ class Service:
         return {
             "name": self.config.server.name,
             "problems": self.ready(),
+            "unread": self.unread,
             "running": self.scheduler.running,
             "waiting": self.scheduler.waiting,
             "places": self.config.server.streams,

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from attest.errors import AttestError
 from dptrain.errors import ConfigError, DptrainError, NotPaid
@@ -55,7 +55,10 @@ def refused(error: Exception) -> Refused:
     if isinstance(error, Refused):
         return error
     if isinstance(error, BudgetExhausted):
-        amounts = {"unit": error.unit, "spent": error.spent, "cap": error.cap, "asked": error.asked, "scale": "1e-9 rho"}
+        left = max(0, error.cap - error.spent)
+        amounts: dict[str, Any] = {"unit": error.unit, "spent": error.spent, "cap": error.cap, "left": left}
+        amounts["asked"] = error.asked
+        amounts["scale"] = "1e-9 rho"
         return Refused(403, "privacy_budget_exhausted", error.code, error.sentence, **amounts)
     if isinstance(error, ReleaseRefused | RightsRefused):
         return Refused(403, "rights_refused", error.code, error.sentence)
@@ -78,18 +81,35 @@ class Asked(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+Stop = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+def _as_list(value: Any) -> Any:
+    """Returns a lone text as a list of one, and none as an empty list."""
+    return [value] if isinstance(value, str) else [] if value is None else value
+
+
+def _alone(value: Any) -> Any:
+    """Returns the one text of a list of one."""
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
+
+
 class Asking(Asked):
     """Is common to all requests for text."""
 
-    model: Annotated[str, Field(pattern=SESSION, description="Generation class, as GET /v1/models lists them.")]
+    model: Annotated[str, Field(max_length=200, description="Generation class, as GET /v1/models lists them.")]
     max_tokens: Annotated[
         int | None, Field(ge=1, le=1 << 20, description="Most tokens of the answer, paid beforehand; 64 without, or fewer.")
     ] = None
     temperature: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     seed: Annotated[int | None, Field(ge=0, lt=1 << 63, description="Of the sampling; noise of releases has none.")] = None
-    stop: Annotated[list[Annotated[str, Field(min_length=1, max_length=200)]], Field(max_length=4)] = []
+    stop: Annotated[list[Stop], Field(max_length=4), BeforeValidator(_as_list)] = []
     n: Literal[1] = 1
+    max_completion_tokens: Annotated[int | None, Field(ge=1, le=1 << 20, description="Another name of max_tokens.")] = None
+    presence_penalty: Annotated[Literal[0] | None, Field(description="None but 0 is taken.")] = None
+    frequency_penalty: Annotated[Literal[0] | None, Field(description="None but 0 is taken.")] = None
+    stream_options: Annotated[dict[str, bool] | None, Field(description="Ignored: the last chunk has the usage.")] = None
     stream: bool = False
     user: Annotated[str | None, Field(max_length=200, description="Ignored: who asks is whose token it is.")] = None
     session: Annotated[
@@ -102,11 +122,21 @@ class Asking(Asked):
         str | None, Field(max_length=20_000, description="Signed rights envelope, base64url; else the header Dptrain-Rights.")
     ] = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _one_name(cls, values: Any) -> Any:
+        """Takes the newer name of ``max_tokens``; both together are refused."""
+        if isinstance(values, dict) and values.get("max_completion_tokens") is not None:
+            if values.get("max_tokens") is not None:
+                raise ValueError("max_tokens and max_completion_tokens are one; give one of them")
+            return {**values, "max_tokens": values["max_completion_tokens"]}
+        return values
+
 
 class Completion(Asking):
     """Is the body of ``POST /v1/completions``."""
 
-    prompt: Annotated[str, Field(max_length=MOST_TEXT)]
+    prompt: Annotated[str, Field(max_length=MOST_TEXT), BeforeValidator(_alone)]
 
 
 class Message(Asked):

@@ -8,6 +8,7 @@ from typing import Final
 
 from benchmarks.utility import lines_of
 from dptrain.integrations.coupled import CAUSES
+from dptrain.serve.config import Budgeted, Gated, Generation, Limits, Listening, ServeConfig, Table
 from dptrain.tasks.runconfig import Classifier, DataConfig, ImageModel, MachineConfig, OptimizerConfig, TextModel
 from tests.pages.documents import Pages, table, with_tables
 from tests.pages.marked import filled
@@ -24,6 +25,16 @@ RUN_FILE: Final = {
 }
 """Tables of a run file, by the class that declares their keys."""
 
+SERVER: Final = {
+    "": ServeConfig,
+    "`[server]`": Listening,
+    "`[gate]`": Gated,
+    "`[classes.NAME]`": Generation,
+    "`[budget]`": Budgeted,
+    "`[limits]`": Limits,
+}
+"""Tables of the file of a server, likewise."""
+
 _ATTRIBUTE: Final = re.compile(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
 
 
@@ -38,6 +49,21 @@ def run_file_table() -> str:
     """Returns the table of the keys of a run file."""
     rows = [(place, f"`{name}`", text) for place, cls in RUN_FILE.items() for name, text in attributes(cls).items()]
     return table(("table", "key", "meaning"), rows)
+
+
+def server_table() -> str:
+    """Returns the table of the keys of a server's file, with the default of each."""
+    rows = []
+    for place, cls in SERVER.items():
+        for name, text in attributes(cls).items():
+            field = cls.model_fields[name]
+            default = "required" if field.is_required() else _plain(field.get_default(call_default_factory=True))
+            rows.append((place, f"`{name}`", default, text))
+    return table(("table", "key", "default", "meaning"), rows)
+
+
+def _plain(value: object) -> str:
+    return "" if value is None or value == {} or isinstance(value, Table) else f"`{json.dumps(value)}`"
 
 
 def refused_table() -> str:
@@ -56,6 +82,7 @@ def utility_page(page: str) -> str:
 
 PAGES: Final[Pages] = {
     "operating.md": lambda page: with_tables(page, "The run file", [run_file_table()]),
+    "serving.md": lambda page: filled(page, server_table()),
     "trainers.md": lambda page: with_tables(page, "Other trainers of TRL", [refused_table()]),
     "utility.md": utility_page,
 }

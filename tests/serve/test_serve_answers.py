@@ -35,7 +35,7 @@ def reference(prompt: str = PROMPT, tokens: int = 12, *, adapted: bool = True, *
         model = PeftModel.from_pretrained(model, release / "pub").eval()
     ids = torch.tensor([tokenizer(prompt)["input_ids"]])
     found = model.generate(input_ids=ids, max_new_tokens=tokens, do_sample=False, pad_token_id=0, **how)
-    return tokenizer.decode(found[0, ids.shape[1] :], skip_special_tokens=True)
+    return tokenizer.decode(found[0], skip_special_tokens=True)[len(tokenizer.decode(ids[0], skip_special_tokens=True)) :]
 
 
 def text_of(answer: Any) -> str:
@@ -139,7 +139,7 @@ def test_an_answer_ends_at_the_end_of_text_token_as_that_of_transformers(world: 
     with mock.patch.dict(world.service.artifacts._models, {"adapter:pub": changed}):
         answer = greedy(world).json()
     whole = reference(tokens=12, eos_token_id=ids[3])
-    kept = served.tokenizer.decode(served.tokenizer(whole)["input_ids"][: ids.index(ids[3])])
+    kept = " " + served.tokenizer.decode(served.tokenizer(whole)["input_ids"][: ids.index(ids[3])])
     assert answer["choices"][0]["text"] == kept and answer["choices"][0]["finish_reason"] == "stop"
     assert answer["usage"]["completion_tokens"] == ids.index(ids[3]) + 1
 
@@ -209,7 +209,7 @@ UNFIT: list[dict[str, Any]] = [
     {"presence_penalty": 1.0}, {"use_beam_search": True}, {"prompt_logprobs": 1}, {"temperature": -0.1}, {"temperature": 101},
     {"top_p": 0}, {"top_p": 1.01}, {"max_tokens": 0}, {"max_tokens": -1}, {"max_tokens": 65}, {"max_tokens": "many"},
     {"seed": -1}, {"seed": 1 << 63}, {"stop": [""]}, {"stop": ["a"] * 5}, {"stop": ["a" * 201]}, {"prompt": ["the", "boat"]},
-    {"prompt": [1, 2]}, {"prompt": None}, {"prompt": ""}, {"prompt": "the " * 65}, {"model": "PLAIN"}, {"session": "A b"},
+    {"prompt": [1, 2]}, {"prompt": None}, {"prompt": ""}, {"prompt": "the " * 65}, {"model": "p" * 201}, {"session": "A b"},
     {"epsilon": 1.0}, {"session": "s"}, {"stream": "perhaps"}, {"messages": []}, {"artifact": "adapter:pub"},
 ]  # fmt: skip
 
@@ -291,3 +291,16 @@ def test_answers_in_a_crowd_are_those_alone_to_the_last_bit_of_every_score(world
         with ThreadPoolExecutor(4) as pool:
             crowd = list(pool.map(ask, asked))
         assert crowd == alone and sorted(b"".join(kept[key]) for key in order) == scores_alone
+
+
+def test_clients_of_openai_are_understood_where_they_say_nothing_else(world: Running) -> None:
+    plain = greedy(world).json()["choices"][0]["text"]
+    for more in (
+        {"prompt": [PROMPT]}, {"stop": None}, {"stop": "never"}, {"presence_penalty": 0, "frequency_penalty": 0},
+        {"stream_options": {"include_usage": True}}, {"user": "somebody"},
+    ):  # fmt: skip
+        assert greedy(world, **more).json()["choices"][0]["text"] == plain, more
+    body = {"model": "plain", "prompt": PROMPT, "temperature": 0}
+    short = world.post("/v1/completions", {**body, "max_completion_tokens": 3}).json()
+    assert short["usage"]["completion_tokens"] == 3
+    assert world.post("/v1/completions", {**body, "max_completion_tokens": 3, "max_tokens": 4}).status_code == 400

@@ -33,7 +33,7 @@ def adapted(prompt: str, tokens: int) -> str:
     made: Any = PeftModel.from_pretrained(model, model_folders()[1] / "pub").eval()
     ids = torch.tensor([tokenizer(prompt)["input_ids"]])
     found = made.generate(input_ids=ids, max_new_tokens=tokens, do_sample=False, pad_token_id=0)
-    return tokenizer.decode(found[0, ids.shape[1] :], skip_special_tokens=True)
+    return tokenizer.decode(found[0], skip_special_tokens=True)[len(tokenizer.decode(ids[0], skip_special_tokens=True)) :]
 
 
 def pair() -> tuple[np.ndarray, np.ndarray, float]:
