@@ -53,16 +53,13 @@ def table(results: Sequence[Result]) -> str:
 INTRO = """\
 # Which models train
 
-{count} families of models were taken through the start of a private run: a signed corpus, `open`, `prepare`, and the loop of
-the [README](../README.md). Each was built small, once with the weights that its library gives it and once with all weights
-random, with the library's own dropout. {exact} train. {probe} of these need records given as `probe=`, since rows made up of
-zeros and ones say nothing to them.
+{count} families of models were taken through the start of a private run, each built small, with the library's own dropout, once
+with the weights that its library gives it and once with all weights random. {exact} train. {probe} of these need records given as
+`probe=`, since rows made up of zeros and ones say nothing to them.
 
 *Trains* means that the gradient of every contribution equals what autograd finds for it alone, tensor by tensor: to 1e-9 in
 float64, and to 2e-3 for models that compute in float32 whatever their type. The others are refused before anything is charged,
 with the code that is shown.{unseen} *Slower* names classes without a rule of their own, which run once more per microbatch.
-
-A model that is not here may well train: the start of its run decides.
 
 ## Check a model of yours
 
@@ -73,9 +70,9 @@ dptrain check net.py:make --inputs x=float32:3,32,32         # a callable that r
 dptrain check train.py                                       # a script: read, never run
 ```
 
-The start of a run is tried under keys, policy and ledger that are thrown away. Verdict, code and sentence are those of a run.
-Advice is tried on a copy: the lines that helped are shown, and how much of the model they leave to train. Where rows and a loss
-cannot be made up, give `--inputs` or `--rows`, and `--loss`. In Python: `print(dptrain.check(model))`.
+The start of a run is tried and thrown away: verdict, code and sentence are its own. Advice is tried on a copy; the lines that
+helped are shown, and how much of the model they leave to train. Where rows and a loss cannot be made up, give `--inputs` or
+`--rows`, and `--loss`. In Python: `print(dptrain.check(model))`.
 
 In a script (loops, also for Opacus and accelerate, Trainers of transformers and TRL) every line is named that a run refuses,
 that weakens its promise or that must change, with what to write. Modules beside it and the model itself are not seen. Exit code
