@@ -61,8 +61,8 @@ class BudgetReport(AuditReport):
     def to_json(self) -> dict[str, Any]:
         """Returns a form that ``json.dumps`` takes: what is said of a budget, and nothing of runs."""
         whole = asdict(self)
-        own = ("beside", "caps", "reserves", "open", "reserved_nano", "freed_nano", "budget_epochs", "behind_epoch")
-        own += ("undelivered",)
+        amounts = ("reserves", "open", "reserved_nano", "freed_nano")
+        own = ("beside", "caps", *amounts, "budget_epochs", "behind_epoch", "undelivered")
         common = ("verdict", "findings", "qualifiers", "notes", "origin", "size", "root_hex", "now", "began", "last_time")
         return {"schema": "dptrain.budget/1", **{name: whole[name] for name in (*common, "log_keys", *own)}}
 
