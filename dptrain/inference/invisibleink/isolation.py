@@ -93,12 +93,14 @@ def _logits(model: Any, rows: Rows, steps: int, minibatch: int | None, vocabular
 
 
 def _rows(batch: int, length: int, vocabulary: int) -> Rows:
-    """Returns rows of fixed pseudo-random tokens, of different lengths."""
+    """Returns rows of fixed pseudo-random tokens, whose lengths lie between a third and two thirds of the whole: a row that
+    is changed can become the longest of all, or the shortest."""
     numbers = torch.Generator().manual_seed(length)
     ids = torch.randint(vocabulary, (batch + 1, length), generator=numbers)
-    mask = torch.ones((batch + 1, length), dtype=torch.long)
+    mask = torch.zeros((batch + 1, length), dtype=torch.long)
+    least = max(1, length // 3)
     for place in range(batch + 1):
-        mask[place, : 1 + (5 * place) % max(1, length - 2)] = 0
+        mask[place, length - least - (5 * place) % max(1, length // 3) :] = 1
     return Rows(ids, mask, ())
 
 

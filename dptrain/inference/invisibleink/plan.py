@@ -71,7 +71,7 @@ class Plan:
         """
         how = {"adjacency": adjacency, "records": records}
         clip = formulas.clip_norm(epsilon, delta, tokens, batch, tau, **how)
-        each = cap_nano(math.floor(epsilon * MICRO + 1e-6), math.floor(delta * PICO + 1e-6)) // tokens
+        each = cap_nano(math.floor(epsilon * MICRO), math.floor(delta * PICO)) // tokens
         if each < 1:
             raise AccountantError("CAP", f"epsilon {epsilon:g} is worth less than 1e-9 of rho for each of {tokens} tokens")
         unit = 2.0 * formulas.sensitivity_of(adjacency) * records / (batch * tau)  # eta of C = 1
