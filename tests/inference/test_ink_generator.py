@@ -51,10 +51,10 @@ def seeded(number: int, **changes: Any) -> InvisibleInk:
 
 def test_tokens_are_drawn_from_what_algorithm_1_says_at_every_step() -> None:
     """Each token's distribution, recomputed from the whole text without a cache, gives the number that the seed drew."""
-    from dptrain.inference.invisibleink.sampler import Sampler
+    from dptrain.inference.invisibleink.sampler import TokenSampler
 
     stream = seeded(3).generate(REFERENCES, Meter())
-    sampler = Sampler(seed=3, unsafe_reproducible=True)
+    sampler = TokenSampler(seed=3, unsafe_reproducible=True)
     rows = Prompts(tokenizer(), TASK).rows(REFERENCES)
     for number, token in enumerate(stream.tokens):
         forward = Forward(model(), rows, PLAN.tokens)

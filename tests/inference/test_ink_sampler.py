@@ -13,7 +13,7 @@ import pytest
 from dptrain.errors import ConfigError
 from dptrain.inference.invisibleink import Plan, probabilities
 from dptrain.inference.invisibleink.formulas import weights
-from dptrain.inference.invisibleink.sampler import Sampler
+from dptrain.inference.invisibleink.sampler import TokenSampler
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -28,8 +28,8 @@ class Told:
         return self.bits.pop(0)
 
 
-def told(*bits: int) -> Sampler:
-    sampler = Sampler()
+def told(*bits: int) -> TokenSampler:
+    sampler = TokenSampler()
     sampler._bits = Told(*bits)  # type: ignore[assignment]
     return sampler
 
@@ -40,7 +40,7 @@ def test_draws_follow_the_probabilities_at_a_vocabulary_of_2000() -> None:
     public, private = rng.normal(0, 1.0, 2000), rng.normal(0, 2.0, (7, 2000))
     ids, found = weights(private, public, 2000, 0.7, 1.2)
     expected = probabilities(private, public, 2000, 0.7, 1.2)
-    count, sampler = 150_000, Sampler()
+    count, sampler = 150_000, TokenSampler()
     seen = np.bincount([ids[sampler.draw(found)] for _ in range(count)], minlength=2000)
     chi, free = float(((seen - count * expected) ** 2 / (count * expected)).sum()), 1999
     score = ((chi / free) ** (1 / 3) - (1 - 2 / (9 * free))) / math.sqrt(2 / (9 * free))
@@ -81,19 +81,19 @@ def test_every_token_has_its_exact_share_of_the_uniform_numbers() -> None:
 def test_a_seed_is_refused_unless_it_is_called_unsafe_and_then_there_is_no_privacy() -> None:
     for given in ({"seed": 1}, {"unsafe_reproducible": True}):
         with pytest.raises(ConfigError, match="removes all privacy") as refused:
-            Sampler(**given)
+            TokenSampler(**given)
         assert refused.value.code == "SEED"
-    assert Sampler().private and not Sampler(seed=1, unsafe_reproducible=True).private
+    assert TokenSampler().private and not TokenSampler(seed=1, unsafe_reproducible=True).private
     found = np.full(1000, 1.0)
-    first, second = (Sampler(seed=7, unsafe_reproducible=True) for _ in range(2))
+    first, second = (TokenSampler(seed=7, unsafe_reproducible=True) for _ in range(2))
     assert [first.draw(found) for _ in range(20)] == [second.draw(found) for _ in range(20)]
 
 
 def test_fresh_processes_draw_differently_whatever_seeds_are_set() -> None:
     program = (
         "import random, numpy as np; random.seed(0); np.random.seed(0)\n"
-        "from dptrain.inference.invisibleink.sampler import Sampler\n"
-        "print([Sampler().draw(np.full(2000, 1.0)) for _ in range(8)])"
+        "from dptrain.inference.invisibleink.sampler import TokenSampler\n"
+        "print([TokenSampler().draw(np.full(2000, 1.0)) for _ in range(8)])"
     )
     how = {"capture_output": True, "text": True, "cwd": ROOT, "check": True, "timeout": 120}
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "0"}
@@ -118,7 +118,7 @@ def event_gap(draws: int, **seeded: object) -> tuple[float, float]:
     halves = []
     for rows in (private, null):
         ids, found = weights(rows, public, V, plan.clip, 1.0)
-        samplers = (Sampler(**seeded) for _ in range(draws))
+        samplers = (TokenSampler(**seeded) for _ in range(draws))
         texts = [tuple(int(ids[sampler.draw(found)]) for _ in range(T)) for sampler in samplers]
         halves.append((Counter(texts[::2]), Counter(texts[1::2])))
     (one, one_tested), (other, other_tested) = halves

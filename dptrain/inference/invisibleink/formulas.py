@@ -36,10 +36,11 @@ IN_WORDS: Final = {
 DEEPEST: Final = 700.0
 """Nats below the largest log-weight at which others are cut: none is zero, so what can be drawn is what is public."""
 
-ROUNDING: Final = 2.0**-36
+ROUNDING: Final = 2.0**-34
 """What float64 may add to the range of a log-ratio, for B C / tau of at most `MOST`."""
 
-MOST: Final = 2.0**12
+MOST: Final = 2.0**14
+"""Largest B C / tau: what is added up grows with it, and so does what is rounded."""
 
 
 def aggregate(private_logits: np.ndarray, public_logits: np.ndarray, clip: float) -> np.ndarray:
@@ -158,7 +159,7 @@ def bounded_range(clip: float, batch: int, tau: float, *, adjacency: str = "zero
         records: m, most references that one person has among all; neighbours differ in all of them.
 
     Raises:
-        AccountantError: code ADJACENCY, CLIP_NORM, BATCH, TAU or RECORDS; NOTHING_HIDDEN, B C / tau is above `MOST`.
+        AccountantError: code ADJACENCY, CLIP_NORM, BATCH, TAU or RECORDS; ROUNDING, B C / tau is above `MOST`.
     """
     steps = sensitivity_of(adjacency)
     _check_clip(clip, least=5e-324)
@@ -167,7 +168,7 @@ def bounded_range(clip: float, batch: int, tau: float, *, adjacency: str = "zero
     _check_tau(tau)
     if batch * clip / tau > MOST:
         raise AccountantError(
-            "NOTHING_HIDDEN", f"B C / tau is {batch * clip / tau:.6g}, which hides nothing; {MOST:g} is the most that is taken"
+            "ROUNDING", f"B C / tau is {batch * clip / tau:.6g}; above {MOST:g} rounding is not paid for: lower C, or raise tau"
         )
     return 2.0 * steps * records * clip / (batch * tau)
 

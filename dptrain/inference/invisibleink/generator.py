@@ -14,7 +14,7 @@ from dptrain.inference.invisibleink.forward import Forward
 from dptrain.inference.invisibleink.isolation import check_rows
 from dptrain.inference.invisibleink.plan import Plan
 from dptrain.inference.invisibleink.rows import Prompts, Rows
-from dptrain.inference.invisibleink.sampler import NO_PRIVACY, Sampler
+from dptrain.inference.invisibleink.sampler import NO_PRIVACY, TokenSampler
 from dptrain.inference.invisibleink.tasks import Task
 from dptrain.inference.release import Receipt
 
@@ -57,10 +57,10 @@ class InvisibleInk:
         task: the prompts. plan: the numbers.
         minibatch: rows that go through the model at a time, None for all B + 1: less memory, more time.
         recheck_every: texts between two tests of the rows.
-        seed, unsafe_reproducible: as `Sampler`; for tests alone.
+        seed, unsafe_reproducible: as `TokenSampler`; for tests alone.
 
     Raises:
-        ConfigError: code MINIBATCH, RECHECK, or as `Sampler`; ATTENTION, a kernel whose shapes follow from the rows' lengths.
+        ConfigError: code MINIBATCH, RECHECK, or as `TokenSampler`; ATTENTION, kernels whose shapes follow from rows' lengths.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class InvisibleInk:
             raise ConfigError("ATTENTION", f"{sentence}; load the model with attn_implementation='sdpa' or 'eager'")
         self.model, self.tokenizer, self.task, self.plan = model.eval(), tokenizer, task, plan
         self.minibatch, self.recheck_every = minibatch, recheck_every
-        self._sampler = Sampler(seed=seed, unsafe_reproducible=unsafe_reproducible)
+        self._sampler = TokenSampler(seed=seed, unsafe_reproducible=unsafe_reproducible)
         self._since: dict[int, int] = {}  # texts since the rows of a length were tested
         self._checking = threading.RLock()
         self.ends = _ends(model, tokenizer)

@@ -19,7 +19,7 @@ NO_PRIVACY: Final = "no privacy: the draws follow from a seed, and whoever knows
 _BITS: Final = 64
 
 
-class Sampler:
+class TokenSampler:
     """Draws from weights; with entropy of the operating system unless something unsafe is asked for by its name.
 
     Guarantee: without ``unsafe_reproducible`` no two draws share entropy, and nothing can set it. Each token is drawn with a
