@@ -263,6 +263,8 @@ def test_what_cannot_be_is_refused_by_name(calls: list[int]) -> None:
     config.sliding_window = 20
     try:
         assert code(lambda: ink().stream(REFERENCES, Meter())) == "WINDOW"
+        ink(minibatch=1).stream(REFERENCES, Meter())
+        calls.clear()
     finally:
         del config.sliding_window
     kept, config._attn_implementation = config._attn_implementation, "flash_attention_2"
@@ -270,6 +272,12 @@ def test_what_cannot_be_is_refused_by_name(calls: list[int]) -> None:
         assert code(ink) == "ATTENTION"
     finally:
         config._attn_implementation = kept
+    config.num_local_experts = 8
+    try:
+        assert code(ink) == "EXPERTS"
+        ink(minibatch=1)
+    finally:
+        del config.num_local_experts
     assert not calls and Meter().settled == []
 
 

@@ -1,5 +1,6 @@
 """No row depends on another: public shapes, a public row of its own, and a test that refuses a model that couples rows."""
 
+import logging
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,7 @@ def test_every_row_has_one_public_length_and_a_place_of_padding_whatever_the_ref
 def test_a_long_reference_is_cut_on_its_own_side_and_instructions_stay_whole(chat: bool) -> None:
     task = Task(public="Say it.", private="[[Of {reference}: ]]Say it.", reference_tokens=20, system="Be brief.", opening="So")
     words = tokenizer(chat)
-    rows = Prompts(words, task).rows(["abcdefghij" * 50])
+    rows = Prompts(words, task).rows(["abcdefghij" * 2 + "Z" * 500])
     said = words.decode(rows.ids[1][rows.mask[1].bool()])
     assert said == ("<system>Be brief.\n<user>" if chat else "Be brief.\n\n") + "Of abcdefghijabcdefghij: Say it." + (
         "\n<assistant>So" if chat else "So"
@@ -54,13 +55,30 @@ def test_a_long_reference_is_cut_on_its_own_side_and_instructions_stay_whole(cha
 
 def test_a_reference_that_becomes_longer_in_its_prompt_is_cut_further() -> None:
     """What is cut in the middle of a character decodes to more bytes than it had."""
-    prompts = Prompts(tokenizer(), TASK)
-    assert prompts.rows(["a" + "\U0001f600" * 40]).ids.shape == (2, prompts.length)
+    for count in range(1, 40):
+        prompts = Prompts(tokenizer(), Task(public=TASK.public, private=TASK.private, reference_tokens=count))
+        rows = prompts.rows(["a" + "\U0001f600" * 40])
+        assert rows.ids.shape == (2, prompts.length) and not rows.mask[:, 0].any()
 
 
 def test_a_reference_that_is_no_text_is_refused() -> None:
     with pytest.raises(ConfigError, match="REFERENCE"):
         Prompts(tokenizer(), TASK).rows(["a", 3])  # type: ignore[list-item]
+
+
+def test_no_log_and_no_repr_tells_of_a_reference(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library warns of a text that is longer than it likes, and says its length."""
+    words, logger = tokenizer(), logging.getLogger("transformers")
+    monkeypatch.setattr(words, "model_max_length", 8)
+    monkeypatch.setattr(words, "deprecation_warnings", {})
+    logger.addHandler(caplog.handler)
+    try:
+        rows = Prompts(words, TASK).rows(["a secret of many words"] * 4)
+        assert not caplog.records and "tensor" not in repr(rows)
+        words("a secret of many words")
+        assert "longer than" in caplog.text
+    finally:
+        logger.removeHandler(caplog.handler)
 
 
 # ---- bits

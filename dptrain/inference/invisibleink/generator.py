@@ -21,6 +21,9 @@ from dptrain.inference.release import Receipt
 _LOST: Final = "\ufffd"
 """Stands for bytes that are no whole character yet."""
 
+_EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
+"""Fields of a model's configuration that say how many experts share its tokens."""
+
 
 class Meter(Protocol):
     """Reserves tokens from a budget, and settles what was computed; `dptrain.inference.invisibleink.BudgetMeter` is one."""
@@ -60,7 +63,8 @@ class InvisibleInk:
         seed, unsafe_reproducible: as `TokenSampler`; for tests alone.
 
     Raises:
-        ConfigError: code MINIBATCH, RECHECK, or as `TokenSampler`; ATTENTION, kernels whose shapes follow from rows' lengths.
+        ConfigError: code MINIBATCH, RECHECK, or as `TokenSampler`; ATTENTION or EXPERTS, kernels whose shapes follow from
+            what is in the rows.
     """
 
     def __init__(
@@ -79,10 +83,8 @@ class InvisibleInk:
             raise ConfigError("MINIBATCH", f"a minibatch has 1 to {plan.batch + 1} rows, got {minibatch!r}")
         if isinstance(recheck_every, bool) or recheck_every < 1:
             raise ConfigError("RECHECK", f"rows are tested after a whole number of texts, from 1 on, got {recheck_every!r}")
-        kernel = str(getattr(model.config, "_attn_implementation", None))
-        if "flash" in kernel:
-            sentence = f"attention is {kernel!r}, which drops padding, so that lengths of references decide its shapes"
-            raise ConfigError("ATTENTION", f"{sentence}; load the model with attn_implementation='sdpa' or 'eager'")
+        if minibatch != 1:  # a row by itself may take what kernels it likes
+            _require_public_shapes(model.config.get_text_config())
         self.model, self.tokenizer, self.task, self.plan = model.eval(), tokenizer, task, plan
         self.minibatch, self.recheck_every = minibatch, recheck_every
         self._sampler = TokenSampler(seed=seed, unsafe_reproducible=unsafe_reproducible)
@@ -147,9 +149,10 @@ class InvisibleInk:
         if room is not None and whole > room:
             sentence = f"prompts of {prompts.length} tokens and a text of {self.plan.tokens} are more than the model's {room}"
             raise ConfigError("ROOM", f"{sentence}; lower reference_tokens of the task, or tokens of the plan")
-        if window is not None and window < whole and getattr(config, "_attn_implementation", None) != "eager":
+        eager = self.minibatch == 1 or getattr(config, "_attn_implementation", None) == "eager"
+        if window is not None and window < whole and not eager:
             sentence = f"the model attends to {window} tokens, rows have {whole}, and padding among those would choose kernels"
-            raise ConfigError("WINDOW", f"{sentence}; load the model with attn_implementation='eager'")
+            raise ConfigError("WINDOW", f"{sentence}; load the model with attn_implementation='eager', or use minibatch=1")
         return prompts
 
     def _check_length(self, length: int) -> None:
@@ -287,6 +290,16 @@ def _paid(meter: Meter, plan: Plan) -> Receipt:
             "holds it",
         )
     return receipt
+
+
+def _require_public_shapes(config: Any) -> None:
+    kernel = str(getattr(config, "_attn_implementation", None))
+    if "flash" in kernel:
+        sentence = f"attention is {kernel!r}, which drops padding, so that lengths of references decide its shapes"
+        raise ConfigError("ATTENTION", f"{sentence}; load the model with attn_implementation='sdpa', or use minibatch=1")
+    if any((getattr(config, name, None) or 0) > 1 for name in _EXPERTS):
+        sentence = "the model has experts, and what is in a reference decides how many tokens each of them takes"
+        raise ConfigError("EXPERTS", f"{sentence}; use minibatch=1, which runs every row by itself")
 
 
 def _ends(model: Any, tokenizer: Any) -> frozenset[int]:

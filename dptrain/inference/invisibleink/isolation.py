@@ -25,7 +25,7 @@ def check_rows(model: Any, batch: int, length: int, tokens: int, *, minibatch: i
 
     Guarantee: returns only where, at these shapes and over all tokens of a text, no other row had another bit.
 
-    It looks at rows of its own making, at no reference. It takes some (2 B + 2) prompts and twice the tokens of a text.
+    It looks at rows of its own making, at no reference. It takes the time of two texts and some 3 B + 2 prompts.
 
     Args:
         model: in evaluation. batch: B. length: of the prompts. tokens: T. minibatch: as `Forward`.

@@ -18,7 +18,7 @@ MULTIPLE: Final = 16
 """Lengths are multiples of this, so that labels of different length share a shape."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Rows:
     """Holds the prompts of one text; the first row is the public one.
 
@@ -85,11 +85,11 @@ class Prompts:
     def _templated(self, prompt: str) -> list[int]:
         if not getattr(self._tokenizer, "chat_template", None):
             text = f"{self._task.system}\n\n{prompt}" if self._task.system else prompt
-            return list(self._tokenizer(text)["input_ids"])
+            return list(self._tokenizer(text, verbose=False)["input_ids"])
         system = [{"role": "system", "content": self._task.system}] if self._task.system else []
         messages = [*system, {"role": "user", "content": prompt}]
         text = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         return self._plain(text)
 
     def _plain(self, text: str) -> list[int]:
-        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        return list(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])  # no lengths in logs
