@@ -20,39 +20,41 @@ T_ROWS = "tests/inference/test_ink_rows.py::"
 T_GENERATOR = "tests/inference/test_ink_generator.py::"
 
 _EXACT = T_FORMULAS + "test_a_step_passes_every_exact_check_and_the_checks_reach_their_bounds"
-_DIFFERENCES = "        differences = private.astype(np.float64) - public\n"
-_MEAN = "    return public + clipped.sum(axis=0) / len(private)\n"
+_DIFFERENCES = "        differences = np.subtract(private, public, dtype=np.float64)\n"
+_MEAN = "    return clipped.sum(axis=0) / len(private)\n"
 _EDGE = "smallest - 2.0 * clip / batch)"
-_TEMPERED = "top, public[ids] - top, clip) / tau"
+_TEMPERED = "_mean(private[:, ids], kept, clip)) / tau"
 
 FROM_REFERENCES = (
     Mutant("what may be drawn widens by B, not B + 1", FORMULAS, _EDGE, "smallest - 2.0 * clip / (batch + 1))", _EXACT),
     Mutant(
         "what may be drawn follows from public logits", FORMULAS, "    ids = _expanded(public, k, clip, len(private))\n",
-        "    ids = _expanded(_moved(private, public, clip), k, clip, len(private))\n", _EXACT,
+        "    ids = _expanded(public + _mean(private, public, clip), k, clip, len(private))\n", _EXACT,
     ),
     Mutant("differences are clipped, not logits", FORMULAS, _DIFFERENCES,
            "        differences = np.clip(private.astype(np.float64), -clip, clip) - public\n", _EXACT),
-    Mutant("clipped differences are averaged, not added", FORMULAS, _MEAN, "    return public + clipped.sum(axis=0)\n", _EXACT),
+    Mutant("clipped differences are averaged, not added", FORMULAS, _MEAN, "    return clipped.sum(axis=0)\n", _EXACT),
     Mutant(
         "differences are clipped before they are averaged", FORMULAS, _DIFFERENCES,
         "        differences = (private.astype(np.float64) - public).mean(0, keepdims=True).repeat(len(private), 0)\n", _EXACT,
     ),
     Mutant("the sum is divided by B", FORMULAS, _MEAN,
-           "    return public + clipped.sum(axis=0) / max(len(private) - 1, 0.5)\n", _EXACT),
-    Mutant("the temperature is the accounted one", FORMULAS, _TEMPERED, "top, public[ids] - top, clip) / (0.6 * tau)", _EXACT),
+           "    return clipped.sum(axis=0) / max(len(private) - 1, 0.5)\n", _EXACT),
+    Mutant("the temperature is the accounted one", FORMULAS, _TEMPERED,
+           "_mean(private[:, ids], kept, clip)) / (0.6 * tau)", _EXACT),
     Mutant(
         "public logits are those without references", FORMULAS, "    ids = _expanded(public, k, clip, len(private))\n",
         "    public = private.astype(np.float64).mean(0)\n    ids = _expanded(public, k, clip, len(private))\n", _EXACT,
     ),
     Mutant(
         "each coordinate is clipped, not a rescaled norm", FORMULAS,
-        "    clipped = np.fmax(np.fmin(differences, clip), -clip)\n",
+        "    clipped = np.fmax(np.fmin(differences, clip, out=differences), -clip, out=differences)\n",
         "    lengths = np.linalg.norm(differences, axis=1, keepdims=True)\n"
         "    clipped = differences * np.minimum(1.0, clip * private.shape[1] ** 0.5 / np.maximum(lengths, 1e-300))\n", _EXACT,
     ),
     Mutant(
-        "logits that are no numbers move nobody further", FORMULAS, "np.fmax(np.fmin(differences, clip), -clip)",
+        "logits that are no numbers move nobody further", FORMULAS,
+        "np.fmax(np.fmin(differences, clip, out=differences), -clip, out=differences)",
         "np.clip(differences, -clip, clip)",
         T_FORMULAS + "test_one_reference_moves_no_coordinate_by_more_than_C_over_B_whatever_its_logits",
     ),
@@ -111,9 +113,8 @@ FROM_REFERENCES = (
            "        self.length = 1 + len(self.opening) + max(map(len, found))\n"
            "        ids = torch.full((len(found), self.length), self._pad)\n",
            T_ROWS + "test_every_row_has_one_public_length_and_a_place_of_padding_whatever_the_references"),
-    Mutant("every row has a place of padding", ROWS, "whole = 1 + least + len(self.opening)",
-           "whole = least + len(self.opening)",
-           T_ROWS + "test_every_row_has_one_public_length_and_a_place_of_padding_whatever_the_references"),
+    Mutant("every row has a place of padding", ROWS, "self._most = self.length - 1 - len", "self._most = self.length - len",
+           T_ROWS + "test_a_reference_that_becomes_longer_in_its_prompt_is_cut_further"),
     Mutant("a reference is cut before it goes into its prompt", ROWS, "self._plain(reference)[: self._task.reference_tokens]",
            "self._plain(reference)[-self._task.reference_tokens :]",
            T_ROWS + "test_a_long_reference_is_cut_on_its_own_side_and_instructions_stay_whole"),
@@ -148,7 +149,7 @@ FROM_REFERENCES = (
            "if self.finish is None and",
            T_GENERATOR + "test_a_text_that_ends_gives_back_what_was_never_computed_and_one_that_fails_nothing"),
     Mutant("a null reference moves nothing", GENERATOR, "        private[self._null] = public  #",
-           "        private[self._null] += 0.25  #",
+           "        private[self._null] = 0.0  #",
            T_GENERATOR + "test_tokens_are_drawn_from_what_algorithm_1_says_at_every_step"),
     Mutant("the public row is the first", GENERATOR, "public, private = logits[0], logits[1:]",
            "public, private = logits[-1], logits[:-1]",

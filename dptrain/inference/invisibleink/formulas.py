@@ -63,7 +63,7 @@ def aggregate(private_logits: np.ndarray, public_logits: np.ndarray, clip: float
     public = _public(public_logits)
     private = _private(private_logits, public)
     _check_clip(clip)
-    return _moved(private, public, clip)
+    return public + _mean(private, public, clip)
 
 
 def _private(logits: np.ndarray, public: np.ndarray) -> np.ndarray:
@@ -74,11 +74,11 @@ def _private(logits: np.ndarray, public: np.ndarray) -> np.ndarray:
     return private
 
 
-def _moved(private: np.ndarray, public: np.ndarray, clip: float) -> np.ndarray:
+def _mean(private: np.ndarray, public: np.ndarray, clip: float) -> np.ndarray:
     with np.errstate(invalid="ignore"):
-        differences = private.astype(np.float64) - public
-    clipped = np.fmax(np.fmin(differences, clip), -clip)
-    return public + clipped.sum(axis=0) / len(private)
+        differences = np.subtract(private, public, dtype=np.float64)
+    clipped = np.fmax(np.fmin(differences, clip, out=differences), -clip, out=differences)
+    return clipped.sum(axis=0) / len(private)
 
 
 def expanded_top_k(public_logits: np.ndarray, k: int, clip: float, batch: int) -> np.ndarray:
@@ -139,7 +139,8 @@ def weights(
     private = _private(private_logits, public)
     ids = _expanded(public, k, clip, len(private))
     top = public.max()  # subtracted from all, which changes no probability: exponents, and what is rounded, stay small
-    moved = _moved(private[:, ids].astype(np.float64) - top, public[ids] - top, clip) / tau
+    kept = public[ids]
+    moved = ((kept - top) + _mean(private[:, ids], kept, clip)) / tau
     return ids, np.exp(np.maximum(moved - moved.max(), -DEEPEST))
 
 

@@ -21,6 +21,9 @@ from dptrain.inference.release import Receipt
 _LOST: Final = "\ufffd"
 """Stands for bytes that are no whole character yet."""
 
+_PATIENCE: Final = 8
+"""Tokens that a character is waited for; none has more bytes than four."""
+
 _EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
 """Fields of a model's configuration that say how many experts share its tokens."""
 
@@ -263,7 +266,7 @@ class _Text:
     def add(self, token: int) -> str:
         self._ids.append(token)
         piece = self._new()
-        if piece.endswith(_LOST) or not piece:
+        if piece.endswith(_LOST) and len(self._ids) - self._said < _PATIENCE:
             return ""
         self._start, self._said = self._said, len(self._ids)
         return piece
