@@ -5,6 +5,7 @@ from tests.mutants.audited import BOUNDS, FIGURES, RELEASES
 from tests.mutants.beside import BESIDE, IN_THEIR_PLACE
 from tests.mutants.clipped import CLIPPED
 from tests.mutants.correlated import CORRELATED
+from tests.mutants.ink import FROM_REFERENCES
 from tests.mutants.mutant import Mutant
 from tests.mutants.narrowed import NARROWED
 from tests.mutants.ranks import ON_RANKS
@@ -882,5 +883,6 @@ GROUPS = {
     "what a served model releases": SERVED,
     "the gate before a model": GATED,
     "the server": SERVING,
+    "text from references": FROM_REFERENCES,
 }
 """Mutants by what they break."""

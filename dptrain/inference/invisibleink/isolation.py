@@ -1,0 +1,112 @@
+"""Tests that no row of a model's batch depends on another: changes one, and demands that all others keep every bit.
+
+The sensitivity C/B takes for granted that the public logits, and those of other references, stay what they are when one
+reference changes. What a kernel rounds may break that: a shift of the public logits is not divided by B. So shapes are public
+and constant, and this test holds the rest, for the device, the type and the shapes that are served.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from dptrain.errors import NotPrivateUse
+from dptrain.inference.invisibleink.forward import Forward
+from dptrain.inference.invisibleink.rows import Rows
+
+SHALLOW: Final = 2
+"""Tokens behind the prompts that are compared for each row; for one row it is all of a text."""
+
+
+def check_rows(model: Any, batch: int, length: int, tokens: int, *, minibatch: int | None = None, moves: bool = False) -> None:
+    """Changes the content and the length of each private row, and compares all other rows, bit by bit.
+
+    Guarantee: returns only where, at these shapes and over all tokens of a text, no other row had another bit.
+
+    It looks at rows of its own making, at no reference. It takes the time of two texts and some 3 B + 2 prompts.
+
+    Args:
+        model: in evaluation. batch: B. length: of the prompts. tokens: T. minibatch: as `Forward`.
+        moves: whether a row that stands in another place has to keep its bits too, as retrieval takes for granted.
+
+    Raises:
+        NotPrivateUse: code ROWS_COUPLED, a row changed with another; UNSTEADY, one changed by itself; NOT_FINITE.
+    """
+    where = f"{next(model.parameters()).dtype} on {model.device}, {batch + 1} rows of {length} and {tokens} tokens"
+    vocabulary = int(model.get_input_embeddings().num_embeddings)
+    base = _rows(batch, length, vocabulary)
+    before: list[np.ndarray] = []
+    digests: list[list[bytes]] = []  # of the rows at each step: a vocabulary is large, and a text is long
+    for number, found in enumerate(_logits(model, base, tokens, minibatch, vocabulary)):
+        if not np.isfinite(found[0]).all():
+            raise NotPrivateUse("NOT_FINITE", f"public logits are not finite ({where}); use another type, float32 say")
+        if number < SHALLOW:
+            before.append(found)
+        digests.append(_digests(found))
+    if not all(map(_same, _logits(model, base, SHALLOW, minibatch, vocabulary), before)):
+        raise NotPrivateUse("UNSTEADY", f"the same rows gave other logits ({where}); make the kernels deterministic")
+    for place in range(1, batch + 1):
+        others = [row for row in range(batch + 1) if row != place]
+        for kept in sorted({1, int(base.mask[place].sum()), length - 1}):
+            what = f"row {place} was changed to {kept} tokens"
+            depth = tokens if place == 1 and kept == length - 1 else SHALLOW
+            changed = _logits(model, _changed(base, place, kept, vocabulary), depth, minibatch, vocabulary)
+            for number, now in enumerate(changed):
+                if number < SHALLOW:
+                    _require_equal(now[others], before[number][others], what, where)
+                elif [_digests(now)[row] for row in others] != [digests[number][row] for row in others]:
+                    raise _coupled(f"{what}, and another row moved at token {number + 1}", where)
+    if moves and batch > 1:
+        order = [0, *range(batch, 0, -1)]
+        moved = _logits(model, Rows(base.ids[order], base.mask[order], ()), SHALLOW, minibatch, vocabulary)
+        for now, old in zip(moved, before, strict=True):
+            _require_equal(now, old[order], "rows changed places", where)
+
+
+def _require_equal(now: np.ndarray, before: np.ndarray, what: str, where: str) -> None:
+    if not _same(now, before):
+        most = float(np.nanmax(np.abs(now.astype(np.float64) - before)))
+        raise _coupled(f"{what}, and another row moved by up to {most:.3g}", where)
+
+
+def _coupled(what: str, where: str) -> NotPrivateUse:
+    way = "use other kernels (attn_implementation='eager'), another type, or minibatch=1"
+    return NotPrivateUse("ROWS_COUPLED", f"{what} ({where}): a reference would move what is taken for public; {way}")
+
+
+def _same(now: np.ndarray, before: np.ndarray) -> bool:
+    return now.tobytes() == before.tobytes()
+
+
+def _digests(logits: np.ndarray) -> list[bytes]:
+    return [hashlib.sha256(row.tobytes()).digest() for row in logits]
+
+
+def _logits(model: Any, rows: Rows, steps: int, minibatch: int | None, vocabulary: int) -> Iterator[np.ndarray]:
+    """Gives the logits behind the prompts, and behind each of ``steps - 1`` tokens, at least two in all."""
+    forward = Forward(model, rows, steps, minibatch)
+    yield forward.begin()
+    for number in range(max(1, steps - 1)):
+        yield forward.step((7919 * number + 11) % vocabulary)
+
+
+def _rows(batch: int, length: int, vocabulary: int) -> Rows:
+    """Returns rows of fixed pseudo-random tokens, whose lengths lie between a third and two thirds of the whole: a row that
+    is changed can become the longest of all, or the shortest."""
+    numbers = torch.Generator().manual_seed(length)
+    ids = torch.randint(vocabulary, (batch + 1, length), generator=numbers)
+    mask = torch.zeros((batch + 1, length), dtype=torch.long)
+    least = max(1, length // 3)
+    for place in range(batch + 1):
+        mask[place, length - least - (5 * place) % max(1, length // 3) :] = 1
+    return Rows(ids, mask, ())
+
+
+def _changed(rows: Rows, place: int, kept: int, vocabulary: int) -> Rows:
+    ids, mask = rows.ids.clone(), rows.mask.clone()
+    ids[place] = (ids[place] * 31 + 7 + kept) % vocabulary
+    mask[place] = 0
+    mask[place, ids.shape[1] - kept :] = 1
+    return Rows(ids, mask, ())

@@ -1,0 +1,73 @@
+"""Pays for texts from a budget log: T tokens before the first forward pass, of each unit that a text has references of."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dptrain.errors import ConfigError, NotPaid
+from dptrain.inference.invisibleink.plan import NAME
+from ledger.budget import Unit
+from ledger.budget.log import BudgetLog, Reservation
+
+
+@dataclass(frozen=True)
+class Paid:
+    """Shows that tokens were paid for, by every unit.
+
+    Attributes:
+        releases: tokens. reservations: one for each unit.
+    """
+
+    releases: int
+    reservations: tuple[Reservation, ...]
+
+
+@dataclass(frozen=True)
+class BudgetMeter:
+    """Reserves for the units of one text: the corpus, or every contribution that it has a reference of.
+
+    Guarantee: `reserve` returns only when the reservations of all units are durable and their budgets hold them; where one does
+    not, those of the others are ended at nothing, since nothing was computed.
+
+    The header of the log has the mechanism of `dptrain.inference.invisibleink.plan.mechanism`. With retrieval each query may
+    touch every document, so the corpus pays, never a session or a single one.
+
+    Attributes:
+        log: open. units: each once.
+    """
+
+    log: BudgetLog
+    units: Sequence[Unit]
+
+    def __post_init__(self) -> None:
+        if not self.units or len(set(self.units)) != len(self.units):
+            raise ConfigError("UNITS", f"{len(self.units)} units pay for a text, expected one or more, each once")
+
+    def reserve(self, releases: int, *, mechanism: str, nano_rho: int) -> Paid:
+        """Reserves. ``mechanism`` is in words what the header has a name for; its clip norm is in the charge.
+
+        Raises:
+            BudgetExhausted: a cap would be passed; nothing is charged. Else as `BudgetLog.reserve`.
+            ConfigError: code CORPUS_PAYS, references are retrieved and another unit than a corpus pays.
+        """
+        if " retrieval " in mechanism and any(unit.kind != "corpus" for unit in self.units):
+            raise ConfigError("CORPUS_PAYS", "references that are retrieved are paid for by their corpus; give that unit")
+        made: list[Reservation] = []
+        try:
+            for unit in self.units:
+                made.append(self.log.reserve(unit, NAME, releases, rho_nano=nano_rho))
+        except BaseException:
+            for one in made:
+                self.log.settle_later(one, 0)
+            raise
+        return Paid(releases, tuple(made))
+
+    def settle(self, receipt: object, computed: int) -> None:
+        """Ends the reservations of a text, with the next turn of the log; what was never computed comes back then.
+
+        Raises:
+            NotPaid: code RECEIPT, the receipt is not one of `reserve`.
+        """
+        if not isinstance(receipt, Paid):
+            raise NotPaid("RECEIPT", f"a text is settled with the receipt that it was paid with, got {type(receipt).__name__}")
+        for one in receipt.reservations:
+            self.log.settle_later(one, computed)

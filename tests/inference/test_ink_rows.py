@@ -1,0 +1,200 @@
+"""No row depends on another: public shapes, a public row of its own, and a test that refuses a model that couples rows."""
+
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from dptrain.errors import ConfigError, NotPrivateUse  # noqa: E402
+from dptrain.inference.invisibleink import Task  # noqa: E402
+from dptrain.inference.invisibleink.forward import Forward  # noqa: E402
+from dptrain.inference.invisibleink.isolation import check_rows  # noqa: E402
+from dptrain.inference.invisibleink.rows import MULTIPLE, Prompts, Rows  # noqa: E402
+from tests.worlds.ink import REFERENCES, TASK, model, tokenizer  # noqa: E402
+
+OTHERS = ("an entirely different and rather long tale of nothing", "", None, "x")
+TYPES = [torch.float32, torch.bfloat16]
+
+
+def logits(model: Any, references: Any, minibatch: int | None = None, steps: int = 6, task: Task = TASK) -> np.ndarray:
+    """Of prompts and some tokens behind them, shape (1 + steps, B + 1, V)."""
+    forward = Forward(model, Prompts(tokenizer(), task).rows(references), steps, minibatch)
+    return np.stack([forward.begin(), *(forward.step(40 + number) for number in range(steps))])
+
+
+# ---- prompts
+
+
+def test_every_row_has_one_public_length_and_a_place_of_padding_whatever_the_references() -> None:
+    prompts = Prompts(tokenizer(), TASK)
+    for references in (REFERENCES, OTHERS, ("z" * 5000, "\u00e9" * 900, "  ", "a\0b"), (None,) * 4):
+        rows = prompts.rows(references)
+        assert rows.ids.shape == rows.mask.shape == (5, prompts.length) and prompts.length % MULTIPLE == 0
+        assert not rows.mask[:, 0].any() and rows.mask[:, -1].all()
+        assert torch.equal(rows.mask, rows.mask.cummax(1).values), "padding is on the left alone"
+        assert torch.equal(rows.ids[0], prompts.rows(REFERENCES).ids[0])
+        for place in rows.null:
+            assert torch.equal(rows.ids[1 + place], rows.ids[0]) and torch.equal(rows.mask[1 + place], rows.mask[0])
+        assert rows.null == tuple(place for place, one in enumerate(references) if not one)
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_a_long_reference_is_cut_on_its_own_side_and_instructions_stay_whole(chat: bool) -> None:
+    task = Task(public="Say it.", private="[[Of {reference}: ]]Say it.", reference_tokens=20, system="Be brief.", opening="So")
+    words = tokenizer(chat)
+    rows = Prompts(words, task).rows(["abcdefghij" * 2 + "Z" * 500])
+    said = words.decode(rows.ids[1][rows.mask[1].bool()])
+    assert said == ("<system>Be brief.\n<user>" if chat else "Be brief.\n\n") + "Of abcdefghijabcdefghij: Say it." + (
+        "\n<assistant>So" if chat else "So"
+    )
+    assert words.decode(rows.ids[0][rows.mask[0].bool()]).replace("Say it.", "").startswith("<system>" if chat else "Be brief.")
+
+
+def test_a_reference_that_becomes_longer_in_its_prompt_is_cut_further() -> None:
+    """What is cut in the middle of a character decodes to more bytes than it had."""
+    for count in range(1, 40):
+        prompts = Prompts(tokenizer(), Task(public=TASK.public, private=TASK.private, reference_tokens=count))
+        rows = prompts.rows(["a" + "\U0001f600" * 40])
+        assert rows.ids.shape == (2, prompts.length) and not rows.mask[:, 0].any()
+
+
+def test_a_reference_that_is_no_text_is_refused() -> None:
+    with pytest.raises(ConfigError, match="REFERENCE"):
+        Prompts(tokenizer(), TASK).rows(["a", 3])  # type: ignore[list-item]
+
+
+def test_no_log_and_no_repr_tells_of_a_reference(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library warns of a text that is longer than it likes, and says its length."""
+    words, logger = tokenizer(), logging.getLogger("transformers")
+    monkeypatch.setattr(words, "model_max_length", 8)
+    monkeypatch.setattr(words, "deprecation_warnings", {})
+    logger.addHandler(caplog.handler)
+    try:
+        rows = Prompts(words, TASK).rows(["a secret of many words"] * 4)
+        assert not caplog.records and "tensor" not in repr(rows)
+        words("a secret of many words")
+        assert "longer than" in caplog.text
+    finally:
+        logger.removeHandler(caplog.handler)
+
+
+# ---- bits
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("kind", ["Llama", "GPT2"])
+def test_content_and_length_of_a_reference_move_no_bit_of_any_other_row(kind: str, dtype: Any) -> None:
+    for minibatch in (None, 2):
+        before = logits(model(kind, dtype), REFERENCES, minibatch)
+        for place in range(4):
+            for changed in OTHERS:
+                references = [changed if number == place else one for number, one in enumerate(REFERENCES)]
+                after = logits(model(kind, dtype), references, minibatch)
+                others = [row for row in range(5) if row != place + 1]
+                assert np.array_equal(before[:, others], after[:, others])
+                if changed and changed != REFERENCES[place]:
+                    assert not np.array_equal(before[:, place + 1], after[:, place + 1])
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_a_null_reference_has_the_public_logits(dtype: Any) -> None:
+    found = logits(model(dtype=dtype), (None, "tea", "", "milk"))
+    assert np.array_equal(found[:, 1], found[:, 0]) and np.array_equal(found[:, 3], found[:, 0])
+
+
+def test_no_row_is_dropped_or_exchanged_whatever_the_size_of_minibatches() -> None:
+    whole = logits(model(), REFERENCES)
+    for size in range(1, 6):
+        found = logits(model(), REFERENCES, size)
+        assert found.shape == whole.shape and np.allclose(found, whole, atol=2e-5)
+    alone = [logits(model(), [one]) for one in REFERENCES]
+    for row, one in enumerate(alone):
+        assert np.allclose(whole[:, row + 1], one[:, 1], atol=2e-5) and np.allclose(whole[:, 0], one[:, 0], atol=2e-5)
+
+
+def test_a_cache_gives_what_the_whole_text_at_once_gives() -> None:
+    found = logits(model(), REFERENCES)
+    rows = Prompts(tokenizer(), TASK).rows(REFERENCES)
+    ids = torch.cat([rows.ids, torch.arange(40, 46).expand(5, -1)], 1)
+    mask = torch.cat([rows.mask, torch.ones(5, 6, dtype=torch.long)], 1)
+    with torch.inference_mode():
+        whole = model()(input_ids=ids, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0)).logits
+    assert np.allclose(found, whole[:, -7:].transpose(0, 1).numpy(), atol=2e-5)
+
+
+# ---- the test before serving
+
+
+class Coupled(torch.nn.Module):
+    """A model whose rows depend on each other in one way or another."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.inner, self.how, self.calls = model(), how, 0
+        self.config, self.device = self.inner.config, self.inner.device
+
+    def get_input_embeddings(self) -> Any:
+        return self.inner.get_input_embeddings()
+
+    def forward(self, input_ids: Any, attention_mask: Any, position_ids: Any, logits_to_keep: int = 1, **more: Any) -> Any:
+        self.calls += 1
+        whole = attention_mask.shape[1]
+        if self.how == "lengths":  # rows padded to the longest one
+            longest = int(attention_mask.sum(1).max())
+            attention_mask = attention_mask.clone()
+            attention_mask[:, : whole - longest] = 1 if longest % 2 else 0
+        out = self.inner(
+            input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, logits_to_keep=logits_to_keep, **more
+        )
+        if self.how == "mean":
+            out.logits = out.logits + 1e-6 * out.logits.mean(0, keepdim=True)
+        if self.how == "late" and whole >= 40:  # another kernel from some length on
+            out.logits = out.logits + 1e-6 * out.logits[1:2]
+        if self.how == "unsteady":
+            out.logits = out.logits * (1 + 1e-6 * self.calls)
+        if self.how == "place":
+            out.logits = out.logits + 1e-4 * torch.arange(len(out.logits))[:, None, None]
+        if self.how == "infinite":
+            out.logits = out.logits / 0.0
+        return out
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("minibatch", [None, 1, 3])
+def test_a_model_that_keeps_rows_apart_passes(dtype: Any, minibatch: int | None) -> None:
+    check_rows(model(dtype=dtype), 4, 32, 8, minibatch=minibatch, moves=True)
+
+
+@pytest.mark.parametrize(("how", "code"), [
+    ("mean", "ROWS_COUPLED"), ("lengths", "ROWS_COUPLED"), ("late", "ROWS_COUPLED"), ("unsteady", "UNSTEADY"),
+    ("infinite", "NOT_FINITE"),
+])  # fmt: skip
+def test_a_model_that_couples_rows_is_refused(how: str, code: str) -> None:
+    with pytest.raises(NotPrivateUse) as refused:
+        check_rows(Coupled(how), 4, 32, 12)
+    assert refused.value.code == code
+    assert str(torch.float32) in refused.value.sentence and "cpu" in refused.value.sentence
+
+
+def test_a_model_whose_rows_depend_on_their_place_is_refused_for_retrieval_alone() -> None:
+    check_rows(Coupled("place"), 4, 32, 4)
+    with pytest.raises(NotPrivateUse, match="changed places"):
+        check_rows(Coupled("place"), 4, 32, 4, moves=True)
+
+
+@pytest.mark.parametrize("dtype", [*TYPES, torch.float16], ids=str)
+def test_rows_of_a_length_that_references_decide_move_the_public_logits_and_rows_of_a_public_one_do_not(dtype: Any) -> None:
+    """Padding all rows to the longest reference, as others do: measured 5e-7 to 0.016 here."""
+    task = Task(public="Say it.", private="[[Of {reference}: ]]Say it.", reference_tokens=120)
+    shared, public = [], []
+    for count in (3, 9, 17, 64):
+        rows = Prompts(tokenizer(), task).rows(["tea", "tea", "tea", "ab c" * count])
+        longest = int(rows.mask.sum(1).max())
+        cut = Rows(rows.ids[:, -longest:], rows.mask[:, -longest:], ())
+        for found, one in ((shared, cut), (public, rows)):
+            found.append(Forward(model(dtype=dtype), one, 1).begin()[0])
+    assert all(np.array_equal(one, public[0]) for one in public)
+    assert not all(np.array_equal(one, shared[0]) for one in shared)
