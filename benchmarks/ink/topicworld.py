@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -22,8 +23,8 @@ from dptrain.demo import topics
 REFERENCE, GENERATE = "<ref>", "<gen>"
 """Words of a prompt: before the reference, and behind it."""
 
-RARE: Final = 0.4
-"""Weight of a private topic in public texts; a public topic has 1. With three and five of them, one text in 16 is about it."""
+RARE: Final = 0.6
+"""Weight of a private topic in public texts; a public topic has 1. With k = 100, about one public text in 15 is about it."""
 
 NULLS: Final = 0.25
 """Part of the prompts of training that have no reference."""
@@ -222,10 +223,23 @@ def sentences(written: Sequence[str]) -> float:
 
 
 def features(written: Sequence[str]) -> Any:
-    """Returns how often each word of the world comes in each text, of unit length, (n, words): an encoder without a model."""
+    """Returns which words come in each text, weighted by how rare they are in public texts, of unit length, (n, words).
+
+    An encoder of the world that needs no model, and no private text.
+    """
+    return _unit(_counts(written) * _rarity())
+
+
+def _counts(written: Sequence[str]) -> Any:
     words = Words.of_the_world()
-    counts = torch.zeros(len(written), len(words.ids))
-    for place, text in enumerate(written):
-        for number in words.encode(text):
-            counts[place, number] += 1
-    return (counts / counts.norm(dim=-1, keepdim=True).clamp(min=1.0)).numpy()
+    return np.stack([np.bincount(words.encode(text), minlength=len(words.ids)).astype(float) for text in written])
+
+
+@cache
+def _rarity() -> Any:
+    counts = _counts(topics.public_texts(3000, 7, rare=0.3))
+    return np.log(len(counts) / np.maximum((counts > 0).sum(0), 1))
+
+
+def _unit(rows: Any) -> Any:
+    return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
