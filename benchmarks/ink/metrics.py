@@ -48,11 +48,11 @@ def minilm(texts: Sequence[str], batch: int = 64) -> Array:
 
 def frontier(p: Array, q: Array, scaling: float) -> Array:
     """Returns exp(-scaling KL(q | r)) and exp(-scaling KL(p | r)) for mixtures r of two histograms, and both ends, (n, 2)."""
-    points = [(0.0, 1.0)]
+    points = [(1.0, 0.0)]
     for weight in np.linspace(1e-6, 1 - 1e-6, _POINTS):
         mixture = weight * p + (1 - weight) * q
         points.append((math.exp(-scaling * _kl(q, mixture)), math.exp(-scaling * _kl(p, mixture))))
-    return np.array([*points, (1.0, 0.0)])
+    return np.array([*points, (0.0, 1.0)])
 
 
 def _kl(p: Array, q: Array) -> float:

@@ -182,8 +182,9 @@ def summary(rows: Sequence[Row]) -> list[Row]:
 def verdicts(table: Sequence[Row], grammar: float = 0.98) -> dict[str, Any]:
     """Says which thresholds of the topic world are met, and what Amin et al. need for equal utility.
 
-    ``calls_of_..._over_ours``: model calls of their smallest measured size with at least our share of topic words and a grammar
-    above ``grammar``, over our calls. It is None where no measured size has that.
+    ``calls_of_..._over_ours``: from which ratio to which. A size of theirs is enough if it has at least our share of topic
+    words, and a grammar above ``grammar``. The ratio lies above that of the largest measured size that is not enough, and is at
+    most that of the smallest one that is; None where none is.
     """
     ink = {(row["epsilon"], row["B"]): row for row in table if row["arm"] == "ink" and row["epsilon"]}
     epsilons, sizes = sorted({key[0] for key in ink}), sorted({key[1] for key in ink})
@@ -206,9 +207,11 @@ def verdicts(table: Sequence[Row], grammar: float = 0.98) -> dict[str, Any]:
     return said
 
 
-def _ratio(ours: Row, theirs: Sequence[Row], grammar: float) -> float | None:
-    enough = [each["B"] for each in theirs if each["share"] >= ours["share"] and each["grammar"] > grammar]
-    return round(min(enough) / (ours["B"] + 1), 2) if enough else None
+def _ratio(ours: Row, theirs: Sequence[Row], grammar: float) -> list[float | None]:
+    sizes = {each["B"]: each["share"] >= ours["share"] and each["grammar"] > grammar for each in theirs}
+    most = min((B for B, enough in sizes.items() if enough), default=None)
+    above = max((B for B, enough in sizes.items() if not enough and (most is None or most > B)), default=0)
+    return [None if B is None else round(B / (ours["B"] + 1), 2) for B in (above, most)]
 
 
 def render(table: Sequence[Row]) -> str:
@@ -240,25 +243,35 @@ def draw(table: Sequence[Row], path: Path) -> None:
     from matplotlib import pyplot
 
     epsilons = sorted({row["epsilon"] for row in table if row["epsilon"]})
-    figure, panels = pyplot.subplots(1, len(epsilons), figsize=(4 * len(epsilons), 3.4), sharey=True, squeeze=False)
+    figure, panels = pyplot.subplots(1, len(epsilons), figsize=(4 * len(epsilons), 3.6), sharey=True, squeeze=False)
     for panel, epsilon in zip(panels[0], epsilons, strict=True):
-        for name, mark in (("ink", "o-"), ("amin", "s--"), ("amin-page", "^:")):
+        for name, mark, colour in (("ink", "o", "C0"), ("amin", "s", "C1"), ("amin-page", "^", "C2")):
             found = [row for row in table if (row["arm"], row["epsilon"]) == (name, epsilon) and "infeasible" not in row]
             across = [row["B"] + (name == "ink") for row in found]
             halves = [row["share_99"] or 0.0 for row in found]
-            panel.errorbar(across, [row["share"] for row in found], halves, fmt=mark, label=name)
-            for x, row in zip(across, found, strict=True):
-                if row["grammar"] <= 0.98:
-                    panel.annotate(f"grammar {row['grammar']:.2f}", (x, row["share"]), fontsize=6)
-        for name in ("public", "non-private"):
-            for row in table:
-                if row["arm"] == name:
-                    panel.axhline(row["share"], color="grey", linewidth=0.8, linestyle=":", label=name)
-        panel.set(xscale="log", xlabel="model calls a token", title=f"epsilon {epsilon:g}")
+            panel.errorbar(across, [row["share"] for row in found], halves, color=colour, marker=mark, mfc="white", label=name)
+            good = [(x, row["share"]) for x, row in zip(across, found, strict=True) if row["grammar"] > 0.98]
+            panel.plot([x for x, _ in good], [y for _, y in good], mark, color=colour, zorder=3)
+        for row in table:
+            if row["arm"] in ("public", "non-private"):
+                panel.axhline(row["share"], color="grey", linewidth=0.8, linestyle=":" if row["B"] else "--", label=row["arm"])
+        panel.set_xscale("log", base=2)
+        panel.xaxis.set_major_formatter("{x:g}")
+        panel.set(xlabel="model calls a token", title=f"epsilon {epsilon:g}")
     panels[0][0].set_ylabel("topic words on the references' topic")
-    panels[0][0].legend(fontsize=7)
+    panels[0][0].legend(fontsize=7, title="hollow: grammar below .98", title_fontsize=7)
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+def written_out(result: Row) -> str:
+    """Returns JSON with one line for each entry, and for each row."""
+    lines = []
+    for name, value in result.items():
+        rows = name in ("table", "rows")
+        text = "[\n" + ",\n".join(json.dumps(each, allow_nan=False) for each in value) + "\n]" if rows else json.dumps(value)
+        lines.append(f"{json.dumps(name)}: {text}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -286,9 +299,9 @@ def main(given: Sequence[str] | None = None) -> int:
     print(render(table))
     result = versions() | {
         "formulas": options.formulas, "encoder": options.encoder, "texts": options.count, "seeds": options.seeds,
-        "tokens": LONGEST, "delta": DELTA, "table": table, "verdicts": verdicts(table), "rows": rows,
+        "tokens": LONGEST, "delta": DELTA, "verdicts": verdicts(table), "table": table, "rows": rows,
     }  # fmt: skip
-    options.out.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
+    options.out.write_text(written_out(result))
     print(json.dumps(result["verdicts"], indent=1))
     if options.plot:
         draw(table, options.plot)
