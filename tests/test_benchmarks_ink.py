@@ -498,9 +498,10 @@ def test_verdicts_fail_where_a_threshold_is_missed() -> None:
     theirs = [row("amin", 10.0, 15, 0.9, 0.4), row("amin", 10.0, 31, 0.85), row("amin", 10.0, 63, 0.99)]
     said = run.verdicts(table + theirs)
     assert said["calls_of_amin_over_ours"] == {
-        "epsilon 1, B 3": [0, None], "epsilon 1, B 7": [0, None],
         "epsilon 10, B 3": [3.75, 7.75], "epsilon 10, B 7": [1.88, 3.88],
     }  # fmt: skip
+    too_few = run.verdicts([*table, row("amin", 1.0, 15, 0.9, 0.4)])["calls_of_amin_over_ours"]
+    assert too_few == {"epsilon 1, B 3": [3.75, None], "epsilon 1, B 7": [1.88, None]}
     names = ("monotone_in_epsilon", "monotone_in_B", "grammar_above_.98", "share_above_.8_at_epsilon_10_B_7")
     assert all(said[name] for name in names)
     worse = [row("ink", 1.0, 3, 0.4), row("ink", 1.0, 7, 0.2), row("ink", 10.0, 3, 0.3, 0.9), row("ink", 10.0, 7, 0.7)]
@@ -516,19 +517,29 @@ def trained(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("formulas", ["tests.reference.published_ink", "dptrain.inference.invisibleink"])
-def test_the_topic_world_meets_its_thresholds(trained, tmp_path, formulas: str) -> None:
+def verdicts_of(folder: Path, out: Path, formulas: str, *given: str) -> dict:
     pytest.importorskip(formulas)
-    out = tmp_path / "ink.json"
-    run.main(["--world", str(trained), "--out", str(out), "--formulas", formulas, "--arms", "public", "ink", "amin"])
-    found = json.loads(out.read_text())
-    said = found["verdicts"]
+    run.main(["--world", str(folder), "--out", str(out), "--formulas", formulas, *given])
+    return json.loads(out.read_text())["verdicts"]
+
+
+FORMULAS = ("tests.reference.published_ink", "dptrain.inference.invisibleink")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("formulas", FORMULAS)
+def test_the_topic_world_meets_its_thresholds(trained, tmp_path, formulas: str) -> None:
+    said = verdicts_of(trained, tmp_path / "ink.json", formulas, "--arms", "public", "ink")
     names = ("monotone_in_epsilon", "monotone_in_B", "grammar_above_.98", "share_above_.8_at_epsilon_10_B_7")
     assert {name: said[name] for name in names} == dict.fromkeys(names, True)
     assert said["clip_0_equals_public"]
-    for cell in ("epsilon 1, B 3", "epsilon 1, B 7", "epsilon 1, B 15", "epsilon 3, B 3", "epsilon 3, B 7", "epsilon 10, B 3"):
-        assert said["calls_of_amin_over_ours"][cell][0] >= 4
+
+
+@pytest.mark.slow
+def test_amin_needs_four_times_our_model_calls_at_epsilon_3(trained, tmp_path) -> None:
+    given = ("--arms", "ink", "amin", "--epsilons", "3", "--seeds", "1")
+    said = verdicts_of(trained, tmp_path / "ink.json", FORMULAS[0], *given)["calls_of_amin_over_ours"]
+    assert all(said[f"epsilon 3, B {B}"][0] >= 4 for B in (3, 7, 15))
 
 
 def test_what_was_recorded_follows_from_its_rows() -> None:

@@ -29,7 +29,7 @@ from dptrain.demo import topics
 DELTA: Final = 1e-6
 EPSILONS: Final = (1.0, 3.0, 10.0)
 INK_B: Final = (3, 7, 15)
-AMIN_B: Final = {1.0: (31, 63, 127), 3.0: (15, 31, 47, 63, 95, 127), 10.0: (7, 15, 19, 23, 27, 31, 47, 63)}
+AMIN_B: Final = {1.0: (31, 63, 127), 3.0: (15, 31, 47, 63, 71, 79, 95, 127), 10.0: (7, 15, 19, 23, 27, 29, 31, 35, 39, 47, 63)}
 PAGE_B: Final = {1.0: (31, 63, 127), 3.0: (15, 23, 31, 47, 63), 10.0: (7, 11, 15, 31)}
 SCREENED_B: Final = (31, 127)
 OTHER_B: Final = (7, 15, 31, 63, 127)
@@ -200,9 +200,11 @@ def verdicts(table: Sequence[Row], grammar: float = 0.98) -> dict[str, Any]:
         said["clip_0_equals_public"] = without[0] == without[1]
     for name in ("amin", "amin-page"):
         theirs = [row for row in table if row["arm"] == name and "infeasible" not in row]
+        there = {each["epsilon"] for each in theirs}
         said[f"calls_of_{name}_over_ours"] = {
             f"epsilon {epsilon:g}, B {B}": _ratio(row, [each for each in theirs if each["epsilon"] == epsilon], grammar)
             for (epsilon, B), row in sorted(ink.items())
+            if epsilon in there
         }
     return said
 
