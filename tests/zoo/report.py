@@ -53,10 +53,9 @@ def table(results: Sequence[Result]) -> str:
 INTRO = """\
 # Which models train
 
-{count} families of models were taken through the start of a private run, each built small, with the library's own dropout, once
-with the weights that its library gives it and once with all weights random. {exact} train. {probe} of these need records given \
-as
-`probe=`, since rows made up of zeros and ones say nothing to them.
+{count} families of models were taken through the start of a private run, each built small, with the library's own dropout:
+once with the weights that its library gives it and once with all weights random. {exact} train. {probe} of these need records
+given as `probe=`, since rows made up of zeros and ones say nothing to them.
 
 *Trains* means that the gradient of every contribution equals what autograd finds for it alone, tensor by tensor: to 1e-9 in
 float64, and to 2e-3 for models that compute in float32 whatever their type. The others are refused before anything is charged,
