@@ -106,13 +106,13 @@ def expanded_top_k(public_logits: np.ndarray, k: int, clip: float, batch: int) -
 
 
 def _expanded(public: np.ndarray, k: int, clip: float, batch: int) -> np.ndarray:
+    smallest = np.partition(public, public.size - k)[public.size - k] if k < public.size else -np.inf
+    if smallest > -np.inf:
+        return np.flatnonzero(public >= smallest - 2.0 * clip / batch)
     finite = np.flatnonzero(public > -np.inf)
     if not finite.size:
         raise AccountantError("LOGITS", "no public logit is finite, so nothing can be drawn; look at the model")
-    if k >= finite.size:
-        return finite
-    smallest = np.partition(public, public.size - k)[public.size - k]
-    return np.flatnonzero(public >= smallest - 2.0 * clip / batch)
+    return finite
 
 
 def weights(
