@@ -64,6 +64,17 @@ def served(folder: Path) -> Iterator[str]:
         assert process.wait(60) == 0
 
 
+def prepared(world: World, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
+    """Lays the release, the server's file and the key of who signs rights into a folder, and works there."""
+    monkeypatch.chdir(folder)
+    base = folder / "runs"
+    shutil.copytree(world.base.parent, base)
+    (folder / "serve.toml").write_text(FILE.format(port=PORT, base=base))
+    shell = Shell(folder)
+    shell.run("attest", "keygen", "office")
+    return shell
+
+
 def asked(url: str, token: str, rights: bytes | None = None) -> Any:
     headers = {"Authorization": f"Bearer {token}"}
     if rights is not None:
@@ -75,12 +86,7 @@ def asked(url: str, token: str, rights: bytes | None = None) -> Any:
 def test_a_release_is_served_by_signed_rights_and_its_budget_is_audited(
     served_world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    base = tmp_path / "runs"
-    shutil.copytree(served_world.base.parent, base)
-    (tmp_path / "serve.toml").write_text(FILE.format(port=PORT, base=base))
-    shell = Shell(tmp_path)
-    shell.run("attest", "keygen", "office")
+    shell = prepared(served_world, tmp_path, monkeypatch)
     made = shell.json("serve", "serve.toml", "--init")
     token = shell.json("serve", "serve.toml", "--add-token", "bob")["token"]
     signing = ("rights", "sign", "--key", "office.key", "--holder", "bob", "--generation", "chat")
@@ -105,14 +111,10 @@ def test_a_release_is_served_by_signed_rights_and_its_budget_is_audited(
 def test_a_base_of_which_one_number_was_changed_is_not_served(
     served_world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    base = tmp_path / "runs"
-    shutil.copytree(served_world.base.parent, base)
-    weights = base / "base" / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1] + bytes([weights.read_bytes()[-1] ^ 1]))
-    (tmp_path / "serve.toml").write_text(FILE.format(port=PORT, base=base))
-    shell = Shell(tmp_path)
-    shell.run("attest", "keygen", "office")
+    shell = prepared(served_world, tmp_path, monkeypatch)
+    weights = tmp_path / "runs" / "base" / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     shell.json("serve", "serve.toml", "--init")
     shell.json("serve", "serve.toml", "--add-token", "bob")
     assert shell.json("serve", "serve.toml", code=1)["error"]["code"] == "BASE_NOT_TIED"
@@ -122,12 +124,7 @@ def test_a_base_of_which_one_number_was_changed_is_not_served(
 def test_at_sighup_a_revoked_client_is_refused_and_a_new_token_answered(
     served_world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    base = tmp_path / "runs"
-    shutil.copytree(served_world.base.parent, base)
-    (tmp_path / "serve.toml").write_text(FILE.format(port=PORT, base=base))
-    shell = Shell(tmp_path)
-    shell.run("attest", "keygen", "office")
+    shell = prepared(served_world, tmp_path, monkeypatch)
     shell.json("serve", "serve.toml", "--init")
     token = shell.json("serve", "serve.toml", "--add-token", "bob")["token"]
     signing = ("rights", "sign", "--key", "office.key", "--audience", "gate.example", "--holder", "bob", "--generation", "chat")
@@ -139,7 +136,8 @@ def test_at_sighup_a_revoked_client_is_refused_and_a_new_token_answered(
     try:
         ready(url, process)
         assert asked(url, token, rights).status_code == 200
-        text = FILE.format(port=PORT, base=base).replace("[classes.chat]", f'revoked = ["{serial}"]\n[classes.chat]')
+        before = (tmp_path / "serve.toml").read_text()
+        text = before.replace("[classes.chat]", f'revoked = ["{serial}"]\n[classes.chat]')
         (tmp_path / "serve.toml").write_text(text)
         other = shell.json("serve", "serve.toml", "--add-token", "carl", "--allow", "harbour")["token"]
         assert asked(url, other).status_code == 401
