@@ -7,6 +7,7 @@ What costs is a release of a state. A token that is computed from released state
 import logging
 import math
 import threading
+import time
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -208,21 +209,28 @@ class Till:
             raise ConfigError("CAPS", f"{sentence}; a log keeps its caps: set those, or begin another log for other units")
 
     def _keep(self) -> None:
-        """Brings notices at once, and closes epochs when it is time."""
-        waited, signed = 0.0, 0
+        """Brings notices at once, writes what was settled within a second or so, and closes epochs when it is time."""
+        looked = closed = time.monotonic()
+        signed, last = 0, None
         while not self._stop.is_set():
             self._wake.wait(timeout=min(1.0, self._table.epoch_seconds))
             self._wake.clear()
-            waited += 1.0
             try:
                 if self.log.state.undelivered:
                     self.log.deliver(self._send)
-                if waited >= self._table.epoch_seconds and self.log.size > signed:
-                    waited = 0.0
+                if time.monotonic() >= looked + 1.0:
+                    looked = time.monotonic()
+                    self.log.refresh()
+                if time.monotonic() >= closed + self._table.epoch_seconds and self.log.size > signed:
+                    closed = time.monotonic()
                     self.log.close_epoch(self._signer)
                     signed = self.log.size
             except LedgerError as error:  # tried again; nothing is lost, since notices lie in the log
-                LOG.warning("budget: %s", error)
+                if error.code != last:
+                    LOG.warning("budget: %s", error)
+                last = error.code
+            else:
+                last = None
 
     def _say(self, notice: Notice) -> None:
         LOG.warning("budget notice: %s", told(self.log.header, notice)["sentence"])

@@ -376,3 +376,16 @@ def test_the_log_says_that_an_answer_is_spent_when_it_began_and_never_when_it_en
         until(lambda: not rich.service.scheduler.busy)
         assert rich.service.metrics.tokens.labels("released")._value.get() == metrics  # counted whole at its beginning
         end()
+
+
+def test_what_was_settled_is_in_the_log_soon_on_an_idle_server_too(rich: Running) -> None:
+    """An answer that never began is freed for others without waiting for the next request."""
+    log = rich.service.till.log  # type: ignore[union-attr]
+    with BudgetLog.open(log.place) as other:
+        assert ask(rich, 3).status_code == 200
+
+        def ended() -> bool:
+            other.refresh()
+            return not other.state.open
+
+        until(ended)
