@@ -1,5 +1,6 @@
 """No row depends on another: public shapes, a public row of its own, and a test that refuses a model that couples rows."""
 
+import copy
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -227,3 +228,10 @@ def test_rows_of_a_length_that_references_decide_move_the_public_logits_and_rows
             found.append(Forward(model(dtype=dtype), one, 1).begin()[0])
     assert all(np.array_equal(one, public[0]) for one in public)
     assert not all(np.array_equal(one, shared[0]) for one in shared)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [*TYPES, torch.float16], ids=str)
+def test_rows_are_kept_apart_on_a_cuda_device(dtype: Any) -> None:
+    check_rows(copy.deepcopy(model(dtype=dtype)).to("cuda"), 7, 128, 64)
