@@ -1,6 +1,8 @@
 """No row depends on another: public shapes, a public row of its own, and a test that refuses a model that couples rows."""
 
+import copy
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from dptrain.errors import ConfigError, NotPrivateUse  # noqa: E402
 from dptrain.inference.invisibleink import Task  # noqa: E402
-from dptrain.inference.invisibleink.forward import Forward  # noqa: E402
+from dptrain.inference.invisibleink.forward import Forward, reads_wide_masks  # noqa: E402
 from dptrain.inference.invisibleink.isolation import check_rows  # noqa: E402
 from dptrain.inference.invisibleink.rows import MULTIPLE, Prompts, Rows  # noqa: E402
 from tests.worlds.ink import REFERENCES, TASK, model, tokenizer  # noqa: E402
@@ -125,6 +127,30 @@ def test_a_cache_gives_what_the_whole_text_at_once_gives() -> None:
     assert np.allclose(found, whole[:, -7:].transpose(0, 1).numpy(), atol=2e-5)
 
 
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("kind", ["Llama", "GPT2"])
+def test_masks_that_are_made_once_give_the_same_logits_and_a_model_that_reads_none_is_told(kind: str, dtype: Any) -> None:
+    rows = Prompts(tokenizer(), TASK).rows((None,) * 4)
+    assert reads_wide_masks(model(kind, dtype), rows) and reads_wide_masks(model(kind, dtype), rows, 2)
+    config = model(kind, dtype).config
+    config.sliding_window = 100
+    try:
+        assert not reads_wide_masks(model(kind, dtype), rows)
+    finally:
+        del config.sliding_window
+    for how in ("deaf", "narrow"):
+        assert not reads_wide_masks(Coupled(how), rows)
+    wide = np.stack(list(tokens(model(kind, dtype), REFERENCES, wide=True)))
+    near = 1e-5 if dtype == torch.float32 else 0.02
+    assert np.abs(wide - np.stack(list(tokens(model(kind, dtype), REFERENCES, wide=False)))).max() <= near * wide.std()
+
+
+def tokens(model: Any, references: Any, **how: Any) -> Iterator[np.ndarray]:
+    forward = Forward(model, Prompts(tokenizer(), TASK).rows(references), 6, **how)
+    forward.begin()
+    return (forward.step(40 + number) for number in range(6))
+
+
 # ---- the test before serving
 
 
@@ -141,8 +167,12 @@ class Coupled(torch.nn.Module):
 
     def forward(self, input_ids: Any, attention_mask: Any, position_ids: Any, logits_to_keep: int = 1, **more: Any) -> Any:
         self.calls += 1
-        whole = attention_mask.shape[1]
-        if self.how == "lengths":  # rows padded to the longest one
+        whole = attention_mask.shape[-1]
+        if self.how == "narrow" and attention_mask.dim() == 4:
+            raise ValueError("a mask has two dimensions")
+        if self.how == "deaf" and attention_mask.dim() == 4:
+            attention_mask = None
+        if self.how == "lengths" and attention_mask.dim() == 2:  # rows padded to the longest one
             longest = int(attention_mask.sum(1).max())
             attention_mask = attention_mask.clone()
             attention_mask[:, : whole - longest] = 1 if longest % 2 else 0
@@ -198,3 +228,10 @@ def test_rows_of_a_length_that_references_decide_move_the_public_logits_and_rows
             found.append(Forward(model(dtype=dtype), one, 1).begin()[0])
     assert all(np.array_equal(one, public[0]) for one in public)
     assert not all(np.array_equal(one, shared[0]) for one in shared)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [*TYPES, torch.float16], ids=str)
+def test_rows_are_kept_apart_on_a_cuda_device(dtype: Any) -> None:
+    check_rows(copy.deepcopy(model(dtype=dtype)).to("cuda"), 7, 128, 64)

@@ -118,6 +118,8 @@ FROM_REFERENCES = (
     Mutant("a reference is cut before it goes into its prompt", ROWS, "self._plain(reference)[: self._task.reference_tokens]",
            "self._plain(reference)[-self._task.reference_tokens :]",
            T_ROWS + "test_a_long_reference_is_cut_on_its_own_side_and_instructions_stay_whole"),
+    Mutant("masks that a model does not read are not used", FORWARD, "found[1]).max() <= near", "found[1]).max() >= 0 * near",
+           T_ROWS + "test_masks_that_are_made_once_give_the_same_logits_and_a_model_that_reads_none_is_told"),
     Mutant("no log tells of a reference", ROWS, "add_special_tokens=False, verbose=False)", "add_special_tokens=False)",
            T_ROWS + "test_no_log_and_no_repr_tells_of_a_reference"),
     Mutant("experts are no public shapes", GENERATOR, "        if minibatch != 1:  # a row", "        if False:  # a row",

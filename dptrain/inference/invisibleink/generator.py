@@ -92,6 +92,7 @@ class InvisibleInk:
         self.minibatch, self.recheck_every = minibatch, recheck_every
         self._sampler = TokenSampler(seed=seed, unsafe_reproducible=unsafe_reproducible)
         self._since: dict[int, int] = {}  # texts since the rows of a length were tested
+        self._wide: dict[int, bool] = {}
         self._checking = threading.RLock()
         self.ends = _ends(model, tokenizer)
 
@@ -163,7 +164,9 @@ class InvisibleInk:
         moves = plan.adjacency == "retrieval"
         with self._checking:
             self._since.pop(length, None)
-            check_rows(self.model, plan.batch, length, plan.tokens, minibatch=self.minibatch, moves=moves)
+            self._wide[length] = check_rows(
+                self.model, plan.batch, length, plan.tokens, minibatch=self.minibatch, moves=moves
+            )
             self._since[length] = 0
 
 
@@ -181,7 +184,8 @@ class Stream:
 
     def __init__(self, ink: InvisibleInk, rows: Rows, opening: list[int], meter: Meter, receipt: Receipt) -> None:
         self._ink, self._meter, self.receipt = ink, meter, receipt
-        self._forward: Forward | None = Forward(ink.model, rows, ink.plan.tokens, ink.minibatch)
+        wide = ink._wide.get(rows.ids.shape[1], False)
+        self._forward: Forward | None = Forward(ink.model, rows, ink.plan.tokens, ink.minibatch, wide=wide)
         self._null = np.array(rows.null, dtype=np.intp)
         self._opening, self._text = opening, _Text(ink.tokenizer, opening)
         self.tokens: list[int] = []

@@ -13,14 +13,14 @@ import numpy as np
 import torch
 
 from dptrain.errors import NotPrivateUse
-from dptrain.inference.invisibleink.forward import Forward
+from dptrain.inference.invisibleink.forward import Forward, reads_wide_masks
 from dptrain.inference.invisibleink.rows import Rows
 
 SHALLOW: Final = 2
 """Tokens behind the prompts that are compared for each row; for one row it is all of a text."""
 
 
-def check_rows(model: Any, batch: int, length: int, tokens: int, *, minibatch: int | None = None, moves: bool = False) -> None:
+def check_rows(model: Any, batch: int, length: int, tokens: int, *, minibatch: int | None = None, moves: bool = False) -> bool:
     """Changes the content and the length of each private row, and compares all other rows, bit by bit.
 
     Guarantee: returns only where, at these shapes and over all tokens of a text, no other row had another bit.
@@ -31,28 +31,40 @@ def check_rows(model: Any, batch: int, length: int, tokens: int, *, minibatch: i
         model: in evaluation. batch: B. length: of the prompts. tokens: T. minibatch: as `Forward`.
         moves: whether a row that stands in another place has to keep its bits too, as retrieval takes for granted.
 
+    Returns:
+        Whether masks of four dimensions were used, as tokens that follow then have to: `Forward`.
+
     Raises:
         NotPrivateUse: code ROWS_COUPLED, a row changed with another; UNSTEADY, one changed by itself; NOT_FINITE.
     """
     where = f"{next(model.parameters()).dtype} on {model.device}, {batch + 1} rows of {length} and {tokens} tokens"
     vocabulary = int(model.get_input_embeddings().num_embeddings)
     base = _rows(batch, length, vocabulary)
+    wide = reads_wide_masks(model, base, minibatch)
+
+    def logits(rows: Rows, steps: int) -> Iterator[np.ndarray]:
+        """Gives the logits behind the prompts, and behind each of ``steps - 1`` tokens, at least two in all."""
+        forward = Forward(model, rows, max(2, steps), minibatch, wide=wide)
+        yield forward.begin()
+        for number in range(max(1, steps - 1)):
+            yield forward.step((7919 * number + 11) % vocabulary)
+
     before: list[np.ndarray] = []
     digests: list[list[bytes]] = []  # of the rows at each step: a vocabulary is large, and a text is long
-    for number, found in enumerate(_logits(model, base, tokens, minibatch, vocabulary)):
+    for number, found in enumerate(logits(base, tokens)):
         if not np.isfinite(found[0]).all():
             raise NotPrivateUse("NOT_FINITE", f"public logits are not finite ({where}); use another type, float32 say")
         if number < SHALLOW:
             before.append(found)
         digests.append(_digests(found))
-    if not all(map(_same, _logits(model, base, SHALLOW, minibatch, vocabulary), before)):
+    if not all(map(_same, logits(base, SHALLOW), before)):
         raise NotPrivateUse("UNSTEADY", f"the same rows gave other logits ({where}); make the kernels deterministic")
     for place in range(1, batch + 1):
         others = [row for row in range(batch + 1) if row != place]
         for kept in sorted({1, int(base.mask[place].sum()), length - 1}):
             what = f"row {place} was changed to {kept} tokens"
             depth = tokens if place == 1 and kept == length - 1 else SHALLOW
-            changed = _logits(model, _changed(base, place, kept, vocabulary), depth, minibatch, vocabulary)
+            changed = logits(_changed(base, place, kept, vocabulary), depth)
             for number, now in enumerate(changed):
                 if number < SHALLOW:
                     _require_equal(now[others], before[number][others], what, where)
@@ -60,9 +72,10 @@ def check_rows(model: Any, batch: int, length: int, tokens: int, *, minibatch: i
                     raise _coupled(f"{what}, and another row moved at token {number + 1}", where)
     if moves and batch > 1:
         order = [0, *range(batch, 0, -1)]
-        moved = _logits(model, Rows(base.ids[order], base.mask[order], ()), SHALLOW, minibatch, vocabulary)
+        moved = logits(Rows(base.ids[order], base.mask[order], ()), SHALLOW)
         for now, old in zip(moved, before, strict=True):
             _require_equal(now, old[order], "rows changed places", where)
+    return wide
 
 
 def _require_equal(now: np.ndarray, before: np.ndarray, what: str, where: str) -> None:
@@ -82,14 +95,6 @@ def _same(now: np.ndarray, before: np.ndarray) -> bool:
 
 def _digests(logits: np.ndarray) -> list[bytes]:
     return [hashlib.sha256(row.tobytes()).digest() for row in logits]
-
-
-def _logits(model: Any, rows: Rows, steps: int, minibatch: int | None, vocabulary: int) -> Iterator[np.ndarray]:
-    """Gives the logits behind the prompts, and behind each of ``steps - 1`` tokens, at least two in all."""
-    forward = Forward(model, rows, steps, minibatch)
-    yield forward.begin()
-    for number in range(max(1, steps - 1)):
-        yield forward.step((7919 * number + 11) % vocabulary)
 
 
 def _rows(batch: int, length: int, vocabulary: int) -> Rows:
