@@ -259,4 +259,4 @@ def _check_tau(tau: object) -> None:
 
 def _count(code: str, what: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 1 <= value < 1 << 40:
-        raise AccountantError(code, f"{what} is a whole number from 1 on, got {value!r}")
+        raise AccountantError(code, f"{what} is a whole number from 1 on, got {value!r}; give one")
