@@ -73,6 +73,8 @@ def test_no_log_and_no_repr_tells_of_a_reference(caplog: pytest.LogCaptureFixtur
     words, logger = tokenizer(), logging.getLogger("transformers")
     monkeypatch.setattr(words, "model_max_length", 8)
     monkeypatch.setattr(words, "deprecation_warnings", {})
+    monkeypatch.setattr(logger, "level", logging.WARNING)  # other tests may have made the library quiet
+    logger.manager._clear_cache()  # type: ignore[attr-defined]
     logger.addHandler(caplog.handler)
     try:
         rows = Prompts(words, TASK).rows(["a secret of many words"] * 4)
