@@ -69,7 +69,7 @@ def server(folder: Path, model: str, data: Path | None) -> Iterator[tuple[Servic
         "tokens": "tokens.toml",
         "budget": {"log": "budget.db", "key": "budget.key", "caps": {"user": {"epsilon": 40_000.0, "delta": 1e-5}}},
         "release": {"sigma": 4.8448, "delta": 1e-5},
-        "limits": {"requests_per_minute": 10**7},
+        "limits": {"requests_per_minute": 10**7, "streams_per_client": 2 * STREAMS},
     }
     config = ServeConfig.of(table, folder)
     if not (folder / "budget.db").exists():
