@@ -3,7 +3,7 @@
 * `config`, `access`, `wire`: the file of a server, who may ask, what goes over the wire.
 * `artifacts`, `decoding`, `scheduler`: what is loaded, and how its tokens are computed.
 * `paying`, `adapters`: releases and their charges; adapters for clients that run the base model.
-* `service`, `app`, `metrics`, `program`: all of it together, its routes, its numbers, and the process.
+* `service`, `app`, `metrics`, `program`: all of it together, its routes, what is told of it, and the process.
 
 Needs ``pip install 'dptrain[serve]'``.
 """

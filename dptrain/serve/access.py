@@ -13,7 +13,7 @@ import time
 import tomllib
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -57,34 +57,34 @@ class Client:
     Attributes:
         name: identifier, and that of the privacy unit that pays. role: `CLIENT` or `OPERATOR`.
         unit: who pays. rights: those of the configuration; None where each request brings an envelope.
+        digest: SHA-256 of the token by which it asks.
     """
 
     name: str
     role: str
     unit: Unit
     rights: Rights | None
+    digest: bytes = field(repr=False)
 
 
 class Access:
     """Knows the clients by their tokens.
 
     Guarantee: a token is compared with every entry, in constant time each, whatever was found before.
+
+    Attributes:
+        clients: all that may ask.
     """
 
     def __init__(self, rows: list[TokenRow]) -> None:
         """Raises ConfigError: code TOKENS, an entry stands twice."""
-        self._clients: list[tuple[bytes, Client]] = []
+        self.clients: list[Client] = []
         for row in rows:
             rights = None if row.rights is None else Rights.from_table(row.rights)
-            client = Client(row.client, row.role, Unit(row.unit, row.client), rights)
-            self._clients.append((bytes.fromhex(row.sha256), client))
-        if len({digest for digest, _ in self._clients}) != len(rows):
+            unit = Unit(row.unit, row.client)
+            self.clients.append(Client(row.client, row.role, unit, rights, bytes.fromhex(row.sha256)))
+        if len({client.digest for client in self.clients}) != len(rows):
             raise ConfigError("TOKENS", "one token stands twice in the file of tokens; leave one entry")
-
-    @property
-    def clients(self) -> list[Client]:
-        """Returns all that may ask."""
-        return [client for _, client in self._clients]
 
     @classmethod
     def load(cls, path: Path) -> "Access":
@@ -109,8 +109,8 @@ class Access:
         scheme, _, token = (header or "").partition(" ")
         digest = hashlib.sha256(token.strip().encode("utf-8", "surrogateescape")).digest()
         found = None
-        for known, client in self._clients:
-            if hmac.compare_digest(known, digest):
+        for client in self.clients:
+            if hmac.compare_digest(client.digest, digest):
                 found = client
         if found is None or scheme.lower() != "bearer":
             if not token or scheme.lower() != "bearer":
@@ -119,6 +119,19 @@ class Access:
                 sentence = "the token is none that this server knows; a new one counts after SIGHUP or a restart"
             raise Refused(401, "authentication_error", "TOKEN", sentence)
         return found
+
+    def present(self, client: Client) -> Client:
+        """Returns what the file says now of a client that was let in earlier: its rights may be others since.
+
+        Raises:
+            Refused: 401, its token is gone, or is another client's, or pays from another unit.
+        """
+        for found in self.clients:
+            same = (found.name, found.role, found.unit) == (client.name, client.role, client.unit)
+            if same and hmac.compare_digest(found.digest, client.digest):
+                return found
+        sentence = "the token of this conversation was taken back since it began"
+        raise Refused(401, "authentication_error", "TOKEN", f"{sentence}; begin another one with one that holds")
 
 
 def add_token(path: Path, client: str, *, role: str = CLIENT, unit: str = "user", rights: Rights | None = None) -> str:

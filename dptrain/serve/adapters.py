@@ -50,12 +50,11 @@ class LastAdapter:
     scaling: float
 
     def delta(self, state: np.ndarray) -> np.ndarray:
-        """Returns what it adds to the scores: of a state, shape (D,), or of its coordinates, shape (R,)."""
-        inner = state if len(state) == len(self.A) != self.A.shape[1] else self.A @ state
-        return self.scaling * (self.B @ inner)
+        """Returns what it adds to the scores, shape (D,) to (V,)."""
+        return self.expand(self.A @ state)
 
     def expand(self, z: np.ndarray) -> np.ndarray:
-        """Returns what coordinates add to the scores, shape (R,) to (V,)."""
+        """Returns what the coordinates of a state add to the scores, shape (R,) to (V,)."""
         return self.scaling * (self.B @ z)
 
     def encryptable(self) -> "Adapter":

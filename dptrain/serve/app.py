@@ -30,7 +30,19 @@ from dptrain.serve.adapters import MOST_KEYS
 from dptrain.serve.config import ENCRYPTED
 from dptrain.serve.metrics import CONTENT_TYPE
 from dptrain.serve.service import Running, Service
-from dptrain.serve.wire import Asking, Chat, Completion, Opening, Refused, SplitStart, chunk, refused, whole
+from dptrain.serve.wire import (
+    ERROR_SCHEMA,
+    ERRORS,
+    Asking,
+    Chat,
+    Completion,
+    Opening,
+    Refused,
+    SplitStart,
+    chunk,
+    refused,
+    whole,
+)
 
 LOG = logging.getLogger("dptrain.serve")
 
@@ -57,30 +69,8 @@ Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
-ERRORS: Final[dict[int | str, dict[str, Any]]] = {
-    status: {"description": text, "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}}
-    for status, text in {
-        400: "The request is not in form.", 401: "No token of this server.", 403: "Rights, budget or role refuse it.",
-        404: "There is no such class, answer or budget.", 408: "The body did not come in time.",
-        413: "The body is too long.", 429: "Too many requests; Retry-After says when.",
-        503: "Too busy, draining, or gate or budget cannot be used.",
-    }.items()
-}  # fmt: skip
-
 BY_THE_BORDER: Final = (400, 408, 413)
 """Statuses of any route: what was sent is not in form, too late or too long."""
-
-_ERROR_SCHEMA: Final = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["type", "code", "message"],
-            "properties": {"type": {"type": "string"}, "code": {"type": "string"}, "message": {"type": "string"}},
-        }
-    },
-}
 
 
 class Border:
@@ -119,7 +109,7 @@ class Border:
             else:
                 await self._app(scope, _again(body, receive), sending)
         except Exception as error:
-            _log_fault("a request failed", error)
+            log_fault("a request failed", error)
             if started:
                 raise RuntimeError("an answer broke off") from None
             self._service.metrics.refused("INTERNAL")
@@ -172,7 +162,7 @@ def _again(body: bytes, receive: Receive) -> Receive:
     return giving
 
 
-def _log_fault(what: str, error: BaseException) -> None:
+def log_fault(what: str, error: BaseException) -> None:
     """Logs where a fault is, and not what it says: that may be a prompt, or a state."""
     frames = traceback.extract_tb(error.__traceback__)[-8:]
     places = " < ".join(f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in reversed(frames))
@@ -195,7 +185,7 @@ def make_app(service: Service) -> FastAPI:
         redoc_url=None,
         description="Gated, budgeted inference. Answers have OpenAI's shape, and say what they cost.",
     )
-    app.add_middleware(Border, service=service)  # type: ignore[arg-type]
+    app.add_middleware(Border, service=service)
     _handle_errors(app, service)
     _tell(app, service)
     if not service.encrypted_only:
@@ -207,7 +197,7 @@ def make_app(service: Service) -> FastAPI:
 
     def openapi() -> dict[str, Any]:
         document = plain()
-        document["components"]["schemas"]["Error"] = _ERROR_SCHEMA
+        document["components"]["schemas"]["Error"] = ERROR_SCHEMA
         for path in document["paths"].values():
             for operation in path.values():
                 operation["responses"].pop("422", None)
@@ -217,7 +207,7 @@ def make_app(service: Service) -> FastAPI:
             document["components"]["schemas"].pop(name, None)
         return document
 
-    app.openapi = openapi  # type: ignore[method-assign]
+    app.openapi = openapi
     return app
 
 
@@ -304,7 +294,7 @@ def _tell(app: FastAPI, service: Service) -> None:
         """Gives what the release says of each artifact: who may have influenced it, at which epsilon."""
         return JSONResponse(service.gate.posture())
 
-    @app.get("/v1/budgets/{unit:path}", responses=_only(400, 401, 403, 404, 503), dependencies=[Bearer])
+    @app.get("/v1/budgets/{unit:path}", responses=_only(400, 401, 403, 404, 429, 503), dependencies=[Bearer])
     async def budgets(request: Request, unit: Annotated[str, InPath(max_length=200)]) -> Response:
         """Gives what a unit has spent: `self`, or `KIND:NAME`, which of another unit is for an operator alone."""
         return JSONResponse(await asyncio.to_thread(service.budget, _client(request), unit))
@@ -449,7 +439,7 @@ async def _socket(service: Service, socket: WebSocket, work: Callable[[], Awaita
         found = _unfit(error.errors()) if isinstance(error, ValidationError) else refused(error)
         service.metrics.refused(found.code)
         if found.status == 500:
-            _log_fault("a conversation failed", error)
+            log_fault("a conversation failed", error)
         with suppress(RuntimeError, WebSocketDisconnect):
             await socket.send_json(found.body)
             await socket.close(found.close_code, found.code)
@@ -534,10 +524,7 @@ def _split(app: FastAPI, service: Service) -> None:
     @app.post("/v1/split", responses=ERRORS, dependencies=[Bearer])
     async def start(request: Request, asked: SplitStart, rights: RightsHeader = None) -> Response:
         """Pays for the states of one answer, and says by which noise they are to be released."""
-        found = await service.split(
-            _client(request), asked.model, asked.releases, asked.epsilon, asked.session, asked.rights or rights
-        )
-        return JSONResponse(found)
+        return JSONResponse(await asyncio.to_thread(service.split, _client(request), asked, rights))
 
     @app.post("/v1/split/{answer}", responses={**_OCTETS_BACK, **ERRORS}, openapi_extra=_OCTETS, dependencies=[Bearer])
     async def state(request: Request, answer: Annotated[str, InPath(max_length=64)]) -> Response:

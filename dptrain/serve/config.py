@@ -148,7 +148,7 @@ class Limits(Table):
     """Limits what one client may ask: ``[limits]``.
 
     Attributes:
-        requests_per_minute: most requests of one client.
+        requests_per_minute: most requests of one client, and as many looks at its budget besides.
         adapter_states_per_hour: states that an adapter is applied to for one client by `split` and `encrypted`.
         streams_per_client: answers of one client that run or wait at a time.
         key_sessions: clients that have keys for encryption registered at a time.
@@ -220,7 +220,7 @@ class ServeConfig(Table):
 
     @property
     def fixed(self) -> bool:
-        """Whether each release has the same noise, in every answer."""
+        """Says whether each release has the same noise, in every answer."""
         return not {"sigma", "dp_sigma", "preset"}.isdisjoint(self.release)
 
     def check(self) -> None:

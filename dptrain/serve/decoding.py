@@ -28,7 +28,7 @@ class Head:
 
     def __init__(self, model: nn.Module) -> None:
         """Raises ConfigError: code HEAD, the model has no output embeddings to which something could be added."""
-        head = model.get_output_embeddings()  # type: ignore[operator]
+        head = model.get_output_embeddings()
         self._now = threading.local()
         head.register_forward_hook(self._add)
 

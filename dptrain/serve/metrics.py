@@ -1,14 +1,23 @@
-"""Counts for Prometheus: what the server does, and nothing that hangs on what was asked.
+"""Tells of a server: numbers for Prometheus, budgets, and what an answer says of its artifact.
 
-Guarantee: no label and no value names a session, a client or a user, and none is a statistic of states or texts: how often a
-state was clipped, or how long a prompt was, is nowhere counted. Labels are routes, reasons, generation classes and kinds of
-units, all of them public.
+Guarantee: no label and no value of a metric names a session, a client or a user. Of answers that release states none hangs on
+what was asked: neither how often a state was clipped, nor how long a text was or took. Of other answers, all of a class
+together, tokens and times tell how long they were; and the time to a reservation has in it that a prompt is split into tokens.
+Labels are routes, reasons, generation classes and kinds of units, all of them public.
 """
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+from dptrain.serve.access import Client
+from dptrain.serve.config import Generation
+from dptrain.serve.paying import Releases, Till
+from ledger.budget import Unit
+from ledger.budget.rho import NANO, epsilon_of_rho
+from ledger.serving import Admission
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 
@@ -40,6 +49,74 @@ class Metrics:
         """Counts a refusal. ``code``: one of the program's own, never something that was sent."""
         self.refusals.labels(code).inc()
 
+    @property
+    def reasons(self) -> list[tuple[str, int]]:
+        """Returns how often requests were refused, by reason, the most frequent first."""
+        samples = [sample for metric in self.refusals.collect() for sample in metric.samples]
+        found = [(each.labels["reason"], int(each.value)) for each in samples if each.name.endswith("_total")]
+        return sorted(found, key=lambda item: -item[1])
+
+    def add_up(self, till: Till) -> None:
+        """Takes from the log what all units of a kind spent, and what each may."""
+        for cap in till.log.header.caps:
+            accounts = list(till.log.state.accounts.values())
+            self.spent.labels(cap.unit).set(sum(each.spent for each in accounts if each.unit == cap.unit) / NANO)
+            self.cap.labels(cap.unit).set(cap.rho_nano / NANO)
+
     def text(self) -> bytes:
         """Returns all numbers in the text format of Prometheus."""
         return generate_latest(self.registry)
+
+
+_SHOWN: Final = 50
+"""Units of a kind that are shown, those that spent most first."""
+
+
+def unit_told(till: Till, releases: Releases | None, unit: Unit) -> dict[str, Any]:
+    """Returns what a unit has spent, what it may, and the largest epsilon that one more answer may have.
+
+    Epsilons of answers do not add up, so the last is no difference of the others. Raises what the budget log raises.
+    """
+    found = till.balance(unit)
+    largest = None if releases is None or found.cap is None else releases.largest(found.cap - found.spent)
+    told = {"unit": f"{unit.kind}:{unit.name}", "spent_nano_rho": found.spent, "cap_nano_rho": found.cap}
+    return {**told, **_caps(till, unit.kind, found.spent), "largest_answer": largest}
+
+
+def accounts_told(till: Till, clients: Sequence[Client]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Returns the kinds of units, and the units of each that spent most; the log knows those of ``clients`` alone by name."""
+    log = till.log
+    known = {log.account(client.unit): client.name for client in clients if client.role == "client"}
+    kinds, units = [], []
+    for cap in log.header.caps:
+        found = {key: each for key, each in list(log.state.accounts.items()) if each.unit == cap.unit}
+        refused = sum(0 in each.told for each in found.values())
+        spent = sum(each.spent for each in found.values())
+        kinds.append({"kind": cap.unit, "units": len(found), "spent": spent, "refused": refused, **_caps(till, cap.unit, 0)})
+        for key, each in sorted(found.items(), key=lambda item: -item[1].spent)[:_SHOWN]:
+            name = known.get(key, f"{key.hex()[:16]}…")
+            told = {"name": name, "kind": cap.unit, "share": each.spent / cap.rho_nano, "refused": 0 in each.told}
+            units.append({**told, **_caps(till, cap.unit, each.spent)})
+    return kinds, units
+
+
+def _caps(till: Till, kind: str, spent: int) -> dict[str, Any]:
+    cap = next((each for each in till.log.header.caps if each.unit == kind), None)
+    if cap is None:
+        return {"epsilon_spent": None, "epsilon_cap": None, "delta": None}
+    delta = cap.delta_pico / 10**12
+    return {"epsilon_spent": epsilon_of_rho(spent / NANO, delta), "epsilon_cap": cap.epsilon_micro / 10**6, "delta": delta}
+
+
+def admission_told(admission: Admission, kind: Generation) -> dict[str, Any]:
+    """Returns what an answer says of the artifact that gave it."""
+    return {
+        "mode": kind.mode,
+        "artifact": admission.artifact,
+        "influenced_by": {
+            each.name: None if each.epsilon_micro is None else each.epsilon_micro / 10**6 for each in admission.certificate
+        },
+        "training_delta": admission.posture.delta,
+        "verdict": admission.posture.verdict,
+        "ledger_size": admission.ledger_size,
+    }

@@ -95,7 +95,7 @@ class Releases:
         return self._made(tokens, epsilon)
 
     def largest(self, nano_rho: int) -> float:
-        """Returns the epsilon of one answer that costs so much: the largest that is still paid for; 0 for none."""
+        """Returns the epsilon of one answer that costs about so much, as costs are rounded up for each release; 0 for none."""
         mu = math.sqrt(2 * max(0, nano_rho) / 1e9)
         worth = 0.0 if mu == 0.0 else epsilon_of_mu(min(mu, MOST_MU), self.parameters.delta)
         return min(self.most, math.floor(worth * 1e4) / 1e4)

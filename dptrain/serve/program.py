@@ -16,7 +16,7 @@ import uvicorn
 from dptrain.errors import ConfigError, DptrainError
 from dptrain.programs import print_json, quiet_libraries
 from dptrain.serve.access import CLIENT, OPERATOR, add_token
-from dptrain.serve.app import make_app
+from dptrain.serve.app import log_fault, make_app
 from dptrain.serve.artifacts import beside
 from dptrain.serve.config import ENCRYPTED, ServeConfig
 from dptrain.serve.paying import create_log, export_log
@@ -145,6 +145,9 @@ def _refresh(service: Service, stop: threading.Event, asked: threading.Event, pa
         except LedgerError as error:
             service.unread = error.code
             LOG.error("the gate is closed: %s", error)
+        except Exception as error:  # an end of this thread would leave the server at its last export, and nobody would know
+            service.unread = type(error).__name__
+            log_fault("nothing was read again", error)
 
 
 def main(

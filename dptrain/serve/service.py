@@ -26,11 +26,12 @@ from dptrain.serve.adapters import Encrypted, LastAdapter, Splits, numbers_of, r
 from dptrain.serve.artifacts import ADAPTER, BASE, Artifacts, open_gate
 from dptrain.serve.config import ENCRYPTED, PLAIN, RELEASED, SPLIT, Generation, ServeConfig
 from dptrain.serve.decoding import Decoding
-from dptrain.serve.metrics import Metrics
-from dptrain.serve.paying import Meter, Releases, Till, privacy_of
+from dptrain.serve.metrics import Metrics, accounts_told, admission_told, unit_told
+from dptrain.serve.paying import Releases, Till, privacy_of
 from dptrain.serve.scheduler import Piece, Scheduler, Stream
-from dptrain.serve.wire import Asking, Refused
+from dptrain.serve.wire import Asking, Refused, SplitStart
 from ledger.budget import Unit
+from ledger.budget.log import Reservation
 from ledger.errors import LedgerError, ReleaseRefused
 from ledger.serving import Admission
 
@@ -129,7 +130,7 @@ class Service:
         """
         self.config, self.encrypted_only, self.draining = config, encrypted_only, False
         self.metrics, self.access = Metrics(), Access.load(config.tokens)
-        self.rate = RateLimit(config.limits.requests_per_minute, 60.0)
+        self.rate, self.looks = (RateLimit(config.limits.requests_per_minute, 60.0) for _ in range(2))
         self.states = RateLimit(config.limits.adapter_states_per_hour, 3600.0)
         kept = {name: each for name, each in config.classes.items() if each.mode == ENCRYPTED or not encrypted_only}
         self.classes: Mapping[str, Generation] = kept
@@ -176,7 +177,7 @@ class Service:
             counted: whether it counts as a request of the client.
 
         Raises:
-            Refused: 503, 429, 404 or 400. ReleaseRefused: by the gate.
+            Refused: 503, 429, 404, 403, 401 or 400. ReleaseRefused: by the gate.
         """
         if self.draining:
             raise Refused(503, "server_busy", "DRAINING", "this server ends; ask another one", after=1)
@@ -194,6 +195,7 @@ class Service:
         return kind, self._admitted(client, model, rights)
 
     def _admitted(self, client: Client, model: str, rights: str | None) -> Admission:
+        client = self.access.present(client)
         if rights is None and client.rights is None:
             sentence = "this client has no rights of its own, and the request brings none"
             raise Refused(403, "rights_refused", "NO_RIGHTS", f"{sentence}; send the envelope in the header Dptrain-Rights")
@@ -272,14 +274,15 @@ class Service:
 
     async def pieces(self, running: Running) -> Any:
         """Yields the pieces of an answer to its end. Raises Refused: it failed, or what it rests on was withdrawn."""
+        waits = "release" not in running.privacy  # when its first token came is told, but of no answer that releases states
         try:
             while True:
                 piece: Piece = await running.stream.next()
-                if running.stream.first is not None and piece.text:
+                if waits and piece.text and running.stream.first is not None:
                     self.metrics.first.observe(running.stream.first - running.began)
-                    running.stream.first = None
+                    waits = False
                 if running.withdrawn:
-                    sentence = "what this answer was computed from was withdrawn while it was computed"
+                    sentence = "what this answer rests on was withdrawn while it was computed"
                     raise Refused(403, "rights_refused", "WITHDRAWN", f"{sentence}; ask again for what is left")
                 if piece.error is not None:
                     raise piece.error
@@ -296,23 +299,20 @@ class Service:
 
     # ------------------------------------------------------------------------------------------------ adapters elsewhere
 
-    async def split(self, client: Client, model: str, releases: int, epsilon: float | None, session: str | None,
-                    rights: str | None) -> dict[str, Any]:
+    def split(self, client: Client, asked: SplitStart, rights: str | None) -> dict[str, Any]:
         """Pays for the states of an answer whose client runs the base model. Raises as `answer`."""
-        rounds = self._rounds
-        _, admission = self.begin(client, model, rights, SPLIT)
+        rounds, rights = self._rounds, asked.rights or rights
+        kind, admission = self.begin(client, asked.model, rights, SPLIT)
         adapter = self._adapter(admission)
         if self.splits is None or self.releases is None or self.till is None:
             raise Refused(404, "invalid_request_error", "MODE", "this server takes no states; it has no budget")
         self.splits.require_room()
-        kind = self.classes[model]
-        release = self.releases.of(releases, epsilon)
-        meter: Meter = self.till.meter(client.unit, session)
-        paid = await asyncio.to_thread(release.answer, meter)
-        asked = (client, model, rights)
-        identity = self.splits.start(asked, adapter, paid.receipt)  # type: ignore[arg-type]
+        release = self.releases.of(asked.releases, asked.epsilon)
+        paid = release.answer(self.till.meter(client.unit, asked.session))
+        assert isinstance(paid.receipt, Reservation)
+        identity = self.splits.start((client, asked.model, rights), adapter, paid.receipt)
         if rounds != self._rounds:
-            await asyncio.to_thread(self._let_go)
+            self._let_go()
         told = admission_told(admission, kind) | {"release": privacy_of(paid, self.releases.one(release))}
         rank, shrink = self.releases.rank_space, self.releases.shrink
         return {"id": identity, **terms(release, adapter, rank_space=rank, shrink=shrink), "privacy": told}
@@ -321,6 +321,7 @@ class Service:
         """Applies the adapter of a split answer to a released state. Raises Refused."""
         if self.splits is None or self.releases is None:
             raise Refused(404, "invalid_request_error", "ANSWER", "there is no such answer; this server takes no states")
+        self.access.present(client)
         held = self.splits.take(identity, client)  # it came: whatever is refused from here on was released all the same
         rank, A = self.releases.rank_space, held.adapter.A
         state = numbers_of(body, A.shape[0] if rank else A.shape[1])
@@ -373,6 +374,7 @@ class Service:
         """Returns what a unit has spent: ``self``, or ``KIND:NAME``, another's for an operator alone. Raises Refused."""
         if self.till is None:
             raise Refused(404, "invalid_request_error", "BUDGET", "this server keeps no budget")
+        self.looks.take(client.name, "looks at budgets")  # each takes a turn of the log, for which answers wait
         kind, _, name = unit.partition(":")
         try:
             asked = client.unit if unit == "self" else Unit(kind, name)
@@ -380,55 +382,11 @@ class Service:
             raise Refused(400, "invalid_request_error", error.code, error.sentence) from error
         if asked != client.unit and client.role != "operator":
             raise Refused(403, "permission_error", "UNIT", "this is another's budget; yours is /v1/budgets/self")
-        found = self.till.balance(asked)
-        return {
-            "unit": f"{asked.kind}:{asked.name}",
-            "spent_nano_rho": found.spent,
-            "cap_nano_rho": found.cap,
-            **self._caps(asked.kind, found.spent),
-            "largest_answer": self._largest(found.cap, found.spent),
-        }
-
-    def _largest(self, cap: int | None, spent: int) -> float | None:
-        """Returns the largest epsilon that one more answer may have; epsilons of answers do not add up."""
-        if self.releases is None or cap is None:
-            return None
-        return self.releases.largest(cap - spent)
-
-    def _caps(self, kind: str, spent: int) -> dict[str, Any]:
-        assert self.till is not None
-        from ledger.budget.rho import NANO, epsilon_of_rho
-
-        cap = next((each for each in self.till.log.header.caps if each.unit == kind), None)
-        if cap is None:
-            return {"epsilon_spent": None, "epsilon_cap": None, "delta": None}
-        delta = cap.delta_pico / 10**12
-        return {"epsilon_spent": epsilon_of_rho(spent / NANO, delta), "epsilon_cap": cap.epsilon_micro / 10**6, "delta": delta}
+        return unit_told(self.till, self.releases, asked)
 
     def overview(self) -> dict[str, Any]:
         """Returns what the operator's page shows."""
-        kinds: list[dict[str, Any]] = []
-        units: list[dict[str, Any]] = []
-        if self.till is not None:
-            log = self.till.log
-            known = {log.account(client.unit): client.name for client in self.access.clients if client.role == "client"}
-            for cap in log.header.caps:
-                found = {key: each for key, each in list(log.state.accounts.items()) if each.unit == cap.unit}
-                spent = sum(each.spent for each in found.values())
-                refusals_of = sum(0 in each.told for each in found.values())
-                row = {"kind": cap.unit, "units": len(found), "spent": spent, "refused": refusals_of}
-                kinds.append(row | self._caps(cap.unit, 0))
-                for key, each in sorted(found.items(), key=lambda item: -item[1].spent)[:50]:
-                    share = each.spent / cap.rho_nano
-                    name = known.get(key, f"{key.hex()[:16]}…")
-                    told = self._caps(cap.unit, each.spent)
-                    units.append({"name": name, "kind": cap.unit, "share": share, "refused": 0 in each.told, **told})
-        refusals = [
-            (sample.labels["reason"], int(sample.value))
-            for metric in self.metrics.refusals.collect()
-            for sample in metric.samples
-            if sample.name.endswith("_total")
-        ]
+        kinds, units = ([], []) if self.till is None else accounts_told(self.till, self.access.clients)
         return {
             "name": self.config.server.name,
             "problems": self.ready(),
@@ -438,7 +396,7 @@ class Service:
             "places": self.config.server.streams,
             "kinds": kinds,
             "units": units,
-            "refusals": sorted(refusals, key=lambda item: -item[1]),
+            "refusals": self.metrics.reasons,
             "classes": self.classes,
             "posture": self.gate.posture(),
             "log": None if self.till is None else {"size": self.till.log.size, "origin": self.till.log.header.origin},
@@ -450,11 +408,7 @@ class Service:
         self.metrics.running.set(self.scheduler.running)
         self.metrics.waiting.set(self.scheduler.waiting)
         if self.till is not None:
-            for cap in self.till.log.header.caps:
-                accounts = self.till.log.state.accounts.values()
-                total = sum(each.spent for each in list(accounts) if each.unit == cap.unit)
-                self.metrics.spent.labels(cap.unit).set(total / 1e9)
-                self.metrics.cap.labels(cap.unit).set(cap.rho_nano / 1e9)
+            self.metrics.add_up(self.till)
         return self.metrics.text()
 
     def ready(self) -> list[str]:
@@ -472,7 +426,8 @@ class Service:
     def reload(self, config: ServeConfig) -> None:
         """Takes the tokens and the revoked rights of a file that was changed; all else needs a new server.
 
-        Guarantee: once it returns, no request is answered by a token that is gone or by rights that were revoked.
+        Guarantee: once it returns, no request is answered by a token that is gone or by rights that were revoked, whatever was
+        open before: conversations are refused at their next message, running answers end, and states of split answers too.
 
         Raises:
             ConfigError: code TOKENS; then nothing changed.
@@ -480,6 +435,7 @@ class Service:
         access = Access.load(config.tokens)
         self.gate.revoke(bytes.fromhex(serial) for serial in config.gate.revoked)
         self.access = access
+        self._rounds += 1
         for running in list(self._running):
             self._judge_again(running)
 
@@ -546,20 +502,6 @@ class Service:
 def _own(width: int) -> str:
     """Returns the session of this server's own keys; no client can be called so."""
     return f"={width}"
-
-
-def admission_told(admission: Admission, kind: Generation) -> dict[str, Any]:
-    """Returns what an answer says of the artifact that gave it."""
-    return {
-        "mode": kind.mode,
-        "artifact": admission.artifact,
-        "influenced_by": {
-            each.name: None if each.epsilon_micro is None else each.epsilon_micro / 10**6 for each in admission.certificate
-        },
-        "training_delta": admission.posture.delta,
-        "verdict": admission.posture.verdict,
-        "ledger_size": admission.ledger_size,
-    }
 
 
 class _Reading:

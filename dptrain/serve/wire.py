@@ -24,6 +24,30 @@ MOST_TEXT: Final = 1 << 20
 SESSION: Final = r"^[a-z0-9._/-]{1,64}$"
 
 
+ERRORS: Final[dict[int | str, dict[str, Any]]] = {
+    status: {"description": text, "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}}
+    for status, text in {
+        400: "The request is not in form.", 401: "No token of this server.", 403: "Rights, budget or role refuse it.",
+        404: "There is no such class, answer or budget.", 408: "The body did not come in time.",
+        413: "The body is too long.", 429: "Too many requests; Retry-After says when.",
+        503: "Too busy, draining, or gate or budget cannot be used.",
+    }.items()
+}  # fmt: skip
+"""Describes refusals by status, for OpenAPI."""
+
+ERROR_SCHEMA: Final = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["type", "code", "message"],
+            "properties": {"type": {"type": "string"}, "code": {"type": "string"}, "message": {"type": "string"}},
+        }
+    },
+}
+
+
 class Refused(DptrainError):
     """A request that is not answered.
 

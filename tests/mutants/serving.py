@@ -57,12 +57,13 @@ SERVING = (
         "client = service.access.clients[0]", T_BORDER + "test_no_websocket_answers_without_a_token",
     ),
     Mutant(
-        "tokens are compared in constant time", ACCESS, "if hmac.compare_digest(known, digest):",
-        "if known == digest:", T_BORDER + "test_a_token_is_compared_with_every_entry_by_digests_in_constant_time",
+        "tokens are compared in constant time", ACCESS, "if hmac.compare_digest(client.digest, digest):",
+        "if client.digest == digest:", T_BORDER + "test_a_token_is_compared_with_every_entry_by_digests_in_constant_time",
     ),
     Mutant(
-        "a token is compared whole", ACCESS, "if hmac.compare_digest(known, digest):",
-        "if hmac.compare_digest(known[:0], digest[:0]):", T_BORDER + "test_without_a_token_of_this_server_no_route_answers",
+        "a token is compared whole", ACCESS, "if hmac.compare_digest(client.digest, digest):",
+        "if hmac.compare_digest(client.digest[:0], digest[:0]):",
+        T_BORDER + "test_without_a_token_of_this_server_no_route_answers",
     ),
     Mutant(
         "a body that hides its length has a limit", APP, "            if len(body) > most:\n", "            if False:\n",
@@ -110,6 +111,33 @@ SERVING = (
         "who waits hears of the end", SCHEDULER, "        stream._post(piece)  # whoever",
         "        stream._cancelled or stream._post(piece)  # whoever",
         T_WITHDRAWAL + "test_who_waits_for_the_whole_or_at_a_websocket_hears_of_it_too",
+    ),
+    Mutant(
+        "a token that was taken back opens nothing more", SERVICE, "        client = self.access.present(client)\n", "",
+        T_WITHDRAWAL + "test_what_is_open_by_a_token_that_was_taken_back_is_answered_no_more",
+    ),
+    Mutant(
+        "rights of a token are those of the file now", SERVICE, "        client = self.access.present(client)\n",
+        "        self.access.present(client)\n",
+        T_WITHDRAWAL + "test_rights_that_the_file_of_tokens_narrows_hold_for_what_is_open",
+    ),
+    Mutant(
+        "each state needs a token that holds", SERVICE, "        self.access.present(client)\n        held =", "        held =",
+        T_WITHDRAWAL + "test_a_second_token_of_the_client_that_paid_sends_no_state_once_it_was_taken_back",
+    ),
+    Mutant(
+        "an answer that began just before its token was taken back ends", SERVICE,
+        "        self.access = access\n        self._rounds += 1\n", "        self.access = access\n",
+        T_WITHDRAWAL + "test_an_answer_that_began_just_before_its_token_was_taken_back_does_not_outlive_it",
+    ),
+    Mutant(
+        "files are read again whatever happened before", PROGRAM, "        except Exception as error:  # an end",
+        "        except ZeroDivisionError as error:  # an end",
+        T_WITHDRAWAL + "test_what_nobody_expected_when_files_are_read_again_is_said_and_they_are_read_at_the_next_time",
+    ),
+    Mutant(
+        "no time of a release is told", SERVICE, 'waits = "release" not in running.privacy', "waits = True",
+        T_SILENCE + "test_no_number_tells_how_long_an_answer_took_that_releases_states",
     ),
     Mutant("a draining server takes nothing on", SERVICE, "        if self.draining:\n", "        if False:\n",
            T_LIMITS + "test_a_draining_server_refuses_new_requests_and_says_so"),

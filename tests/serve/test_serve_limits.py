@@ -55,7 +55,8 @@ def test_requests_above_the_rate_are_429_and_say_when_to_come_again(tmp_path: Pa
             assert line.receive_json()["error"]["code"] == "RATE"
         assert len(world.calls) == calls
         assert world.post("/v1/completions", BODY, "bob").status_code == 200  # each client has its own
-        assert world.http.get("/v1/budgets/self", headers=world.headers()).status_code == 200
+        looks = [world.http.get("/v1/budgets/self", headers=world.headers()) for _ in range(4)]
+        assert [look.status_code for look in looks] == [200, 200, 200, 429] and "retry-after" in looks[-1].headers
 
 
 def test_a_rate_is_of_a_moving_window_and_remembers_no_more_than_it_needs() -> None:

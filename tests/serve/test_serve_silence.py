@@ -146,6 +146,29 @@ def test_no_number_names_anybody_or_hangs_on_what_was_asked(busy: tuple[Running,
     assert not told
 
 
+def test_no_number_tells_how_long_an_answer_took_that_releases_states(tmp_path: Path) -> None:
+    """Its tokens are counted as those that were paid, whatever its text was."""
+    with running(tmp_path) as world:
+
+        def numbers() -> dict[str, float]:
+            text = world.http.get("/metrics", headers=world.headers("op")).text
+            found = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+            return {
+                f"{each.name} {each.labels.get('model', '')}".strip(): each.value
+                for each in found
+                if each.name.endswith("_seconds_count") or each.name == "dptrain_tokens_total"
+            }
+
+        world.complete("released", max_tokens=8, stop=["e", "a", "o"])
+        told = numbers()
+        assert told["dptrain_tokens_total released"] == 8
+        assert told["dptrain_first_token_seconds_count"] == told["dptrain_answer_seconds_count"] == 0
+        assert told["dptrain_gate_and_budget_seconds_count"] == 1
+        world.complete("plain", max_tokens=8)
+        told = numbers()
+        assert told["dptrain_first_token_seconds_count"] == told["dptrain_answer_seconds_count"] == 1
+
+
 def test_the_number_of_label_values_does_not_grow_with_what_is_sent(tmp_path: Path) -> None:
     with running(tmp_path, classes={"plain": CLASSES["plain"]}) as world:
 

@@ -1,18 +1,24 @@
 """What is withdrawn while it is served: its answers end, its weights leave memory, and everything else goes on."""
 
 import gc
+import hashlib
 import threading
+import tomllib
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 
+from dptrain.serve import program
+from dptrain.serve.access import Access, TokenRow, add_token
 from dptrain.serve.scheduler import Piece
 from dptrain.serve.service import Service
 from ledger.errors import LedgerBusy, ReleaseRefused
+from ledger.release import Rights
 from tests.worlds.listening import asking, begun, held, listening, spoken, until
 from tests.worlds.servers import Running, running
 
@@ -224,3 +230,120 @@ def test_the_rest_of_a_class_is_served_again_when_an_export_passes(served: Runni
     gate.refuses, gate.closed = None, None
     served.service.refresh()
     assert served.complete("plain").status_code == served.complete("released").status_code == 200
+
+
+# --- tokens that are taken back -----------------------------------------------------------------------------------------
+
+
+def rewrite(world: Running, change: Callable[[dict[str, Any]], bool]) -> None:
+    """Writes the file of tokens anew and has it read. ``change``: mends a row, and says whether it stays."""
+    rows = [row for row in tomllib.loads(world.config.tokens.read_text())["token"] if change(row)]
+    access = Access([TokenRow.model_validate(row) for row in rows])
+    with mock.patch.object(Access, "load", lambda path: access):
+        world.service.reload(world.config)
+
+
+def without(world: Running, name: str) -> None:
+    rewrite(world, lambda row: row["client"] != name)
+
+
+def test_what_is_open_by_a_token_that_was_taken_back_is_answered_no_more(served: Running) -> None:
+    asked = {"completion": {"model": "plain", "prompt": "the boat", "max_tokens": 4}}
+    names = ("anna", "bob")
+    answers = {name: served.post("/v1/split", {"model": "split", "releases": 3}, name).json() for name in names}
+    with ExitStack() as opened:
+
+        def talk(path: str, name: str) -> Any:
+            return opened.enter_context(served.http.websocket_connect(path, headers=served.headers(name)))
+
+        def says(socket: Any) -> Any:
+            socket.send_json(asked)
+            while True:
+                told = socket.receive_json()
+                if "error" in told or told.get("done"):
+                    return told.get("error", {}).get("code")
+
+        texts = {name: talk("/v1/stream", name) for name in names}
+        states = {name: talk(f"/v1/split/{answers[name]['id']}/stream", name) for name in names}
+        for name in names:
+            assert says(texts[name]) is None
+            states[name].send_bytes(bytes(4 * answers[name]["numbers"]))
+            states[name].receive_bytes()
+        without(served, "bob")
+        assert says(texts["anna"]) is None
+        states["anna"].send_bytes(bytes(4 * answers["anna"]["numbers"]))
+        states["anna"].receive_bytes()
+        assert says(texts["bob"]) == "TOKEN"
+        states["bob"].send_bytes(bytes(4 * answers["bob"]["numbers"]))
+        assert states["bob"].receive_json()["error"]["code"] == "TOKEN"
+
+
+def test_a_second_token_of_the_client_that_paid_sends_no_state_once_it_was_taken_back(served: Running) -> None:
+    other = add_token(served.config.tokens, "anna", rights=Rights({"pub": 4.0}))
+    served.service.reload(served.config)
+    paid = served.post("/v1/split", {"model": "split", "releases": 3}).json()
+    state = bytes(4 * paid["numbers"])
+    second = {"Authorization": f"Bearer {other}"}
+    with served.http.websocket_connect(f"/v1/split/{paid['id']}/stream", headers=second) as socket:
+        socket.send_bytes(state)
+        socket.receive_bytes()
+        rewrite(served, lambda row: row["sha256"] != hashlib.sha256(other.encode()).hexdigest())
+        socket.send_bytes(state)
+        assert socket.receive_json()["error"]["code"] == "TOKEN"
+    found = served.http.post(f"/v1/split/{paid['id']}", headers=served.headers(), content=state)
+    assert found.status_code == 200  # what was refused was counted neither
+
+
+def test_rights_that_the_file_of_tokens_narrows_hold_for_what_is_open(served: Running) -> None:
+    with served.http.websocket_connect("/v1/stream", headers=served.headers()) as socket:
+        for artifact in ("adapter:pub", "base"):
+            socket.send_json({"completion": {"model": "plain", "prompt": "the boat", "max_tokens": 2}})
+            assert socket.receive_json()["privacy"]["artifact"] == artifact
+            while not socket.receive_json().get("done"):
+                pass
+            rewrite(served, lambda row: row.update(rights={"classes": {}}) is None)
+
+
+def test_a_running_answer_ends_when_its_token_is_taken_back_and_those_of_others_go_on(served: Running) -> None:
+    with listening(served) as url, held(served, ADAPTER) as turns:
+        gone: list[str] = []
+        stays: list[str] = []
+        threads = [stream(served, url, "plain", "bob", gone), stream(served, url, "plain", "anna", stays)]
+        until(lambda: served.service.scheduler.running == 2)
+        turns.release(4)
+        until(lambda: len(gone) >= 2 and len(stays) >= 2)
+        without(served, "bob")
+        turns.release(50)
+        for thread in threads:
+            thread.join(10)
+        assert '"WITHDRAWN"' in gone[-2] and gone[-1] == "." and not any('"usage"' in line for line in gone)
+        assert '"usage"' in stays[-2] and stays[-1] == "."
+
+
+def test_an_answer_that_began_just_before_its_token_was_taken_back_does_not_outlive_it(served: Running) -> None:
+    plain = Service._prepared
+
+    def late(self: Service, *given: Any) -> Any:
+        found = plain(self, *given)
+        without(served, "anna")
+        return found
+
+    with mock.patch.object(Service, "_prepared", late):
+        answer = served.complete("plain", max_tokens=30)
+    assert answer.status_code == 403 and answer.json()["error"]["code"] == "WITHDRAWN", answer.text
+
+
+def test_what_nobody_expected_when_files_are_read_again_is_said_and_they_are_read_at_the_next_time(
+    served: Running, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stop, asked = threading.Event(), threading.Event()
+    with mock.patch.object(program.ServeConfig, "load", side_effect=[RuntimeError("of the boat"), served.config]):
+        thread = threading.Thread(target=program._refresh, args=(served.service, stop, asked, tmp_path / "file"), daemon=True)
+        thread.start()
+        asked.set()
+        until(lambda: served.service.unread == "RuntimeError")
+        asked.set()
+        until(lambda: served.service.unread is None)
+        stop.set()
+        thread.join(5)
+    assert "RuntimeError" in caplog.text and "of the boat" not in caplog.text

@@ -81,6 +81,9 @@ class OpenGate:
     def withdrawn(self, name: str) -> bool:
         return name in self.gone
 
+    def revoke(self, serials: Any) -> None:
+        self.revoked = list(serials)
+
     def refresh(self, export: Path) -> None:
         if self.refuses is not None:
             self.closed = self.refuses.code
