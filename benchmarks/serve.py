@@ -160,7 +160,7 @@ def render_budget(rows: list[dict[str, Any]]) -> str:
 
 
 PARTS: dict[str, tuple[Callable[[int, Path], Any], Callable[[Any], str]]] = {"budget": (budget, render_budget)}
-"""What measures a part, with a number of requests and a directory, and what prints it."""
+"""Names what measures a part, with a number of requests and a directory, and what prints it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

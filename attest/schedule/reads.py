@@ -1,4 +1,4 @@
-"""What the forward of each class reads of a model, block by block: one rule for trainer and auditor."""
+"""Says what the forward of each class reads of a model, block by block: one rule for trainer and auditor."""
 
 from collections.abc import Sequence
 from typing import Final

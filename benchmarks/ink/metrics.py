@@ -19,7 +19,7 @@ Array = Any
 Encoder = Callable[[Sequence[str]], Array]
 
 SCALINGS: Final = (0.9, 5.0)
-"""Of the divergences: that of the InvisibleInk page, and that of the MAUVE paper."""
+"""Scale the divergences: as the InvisibleInk page does, and as the MAUVE paper does."""
 
 _POINTS: Final = 25
 """Mixtures on a frontier."""

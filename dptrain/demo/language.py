@@ -39,10 +39,10 @@ TIERS: Final = (Tier("harbour", 2.0, "0.0", 1.0), Tier("orchard", 4.0, "0.0", 1.
 """Classes of contributions, each with the topic and the adapter of its name."""
 
 RANK: Final = 4
-"""Of each adapter."""
+"""Is the rank of each adapter."""
 
 WIDTH: Final = 64
-"""Of the states of the model."""
+"""Is the width of the model's states."""
 
 _PROBES: Final = 8
 _BATCH: Final = 32

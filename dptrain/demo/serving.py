@@ -29,7 +29,7 @@ ALL, ONE, NONE = "anna", "ben", "carl"
 """Clients: one that may hear of all classes, one that may hear of `ASKED` alone, and one that may hear of none."""
 
 TOKENS: Final = 24
-"""Of each answer."""
+"""Are the most of each answer."""
 
 PATIENCE: Final = 50
 """Private answers until the budget has to have refused one."""
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def require_extra() -> None:
     """Refuses before anything is made where the server cannot run. Raises ConfigError: code EXTRA."""
     try:
-        import dptrain.serve.program  # noqa: F401
+        import dptrain.serve.program  # noqa: F401 - whether it can be imported is all that is asked
     except ModuleNotFoundError as error:
         raise ConfigError("EXTRA", f"{error.name} is missing, which the server needs: pip install 'dptrain[serve]'") from error
 

@@ -76,7 +76,7 @@ PRIVATE: Mapping[str, Topic] = {
 TOPICS: Mapping[str, Topic] = {**PUBLIC, **PRIVATE}
 
 BEGINNINGS = ("today the", "at noon the", "in the morning the", "once again the")
-"""How texts begin, whatever their topic."""
+"""Begin texts, whatever their topic."""
 
 _ON = (
     "{adjective} {noun} {verb} the {other} .", "{noun} {verb} this {adjective} {other} .", "{noun} {verb} with the {other} .",
@@ -85,7 +85,7 @@ _ON = (
 _BEHIND = ("then the", "and each", "later every")
 
 SENTENCES = 3
-"""Of a text."""
+"""Is how many a text has."""
 
 LONGEST = 32
 """Tokens of a text at most, with those at its ends."""

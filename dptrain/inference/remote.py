@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class ServerRefused(DptrainError):
-    """What a server did not answer.
+    """Tells that a server refused.
 
     Attributes:
         status: HTTP status. kind: ``type`` of the error. error: all that the server said of it.

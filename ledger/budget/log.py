@@ -129,7 +129,7 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What `BudgetLog.reserve` was asked for, by one thread."""
+    """Holds what `BudgetLog.reserve` was asked for, by one thread."""
 
     unit: Unit
     mechanism: str
@@ -141,7 +141,7 @@ class _Asked:
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """What `BudgetLog.commit` was asked for."""
+    """Holds what `BudgetLog.commit` was asked for."""
 
     reserved: int
     computed: int

@@ -37,7 +37,7 @@ DEEPEST: Final = 700.0
 """Nats below the largest log-weight at which others are cut: none is zero, so what can be drawn is what is public."""
 
 ROUNDING: Final = 2.0**-34
-"""What float64 may add to the range of a log-ratio, for B C / tau of at most `MOST`."""
+"""Bounds what float64 may add to the range of a log-ratio, for B C / tau of at most `MOST`."""
 
 MOST: Final = 2.0**14
 """Largest B C / tau: what is added up grows with it, and so does what is rounded."""

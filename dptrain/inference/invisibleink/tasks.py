@@ -27,7 +27,7 @@ REFERENCE: Final = "reference"
 """Name of the place of the reference."""
 
 MOST_BYTES: Final = 1 << 16
-"""Of a task's file."""
+"""Bounds a task's file."""
 
 _GROUP = re.compile(r"\[\[(.*?)(?:\|\|(.*?))?\]\]", re.DOTALL)
 _PLACE = re.compile(r"\{([a-z_]+)\}")
