@@ -19,7 +19,7 @@ from dptrain.serve.scheduler import Piece
 from dptrain.serve.service import Service
 from ledger.errors import LedgerBusy, ReleaseRefused
 from ledger.release import Rights
-from tests.worlds.listening import asking, begun, held, listening, spoken, until
+from tests.worlds.listening import asking, begun, computed, held, listening, spoken, until
 from tests.worlds.servers import Running, running
 
 ADAPTER = "adapter:pub"
@@ -40,7 +40,7 @@ def stream(world: Running, url: str, model: str, client: str, into: list[str], t
     """Reads an answer by events in a thread; its text, or the code of its error, and at the end a full stop."""
 
     def read() -> None:
-        body = {"model": model, "prompt": "the boat", "max_tokens": tokens, "stream": True}
+        body = {"model": model, "prompt": "the boat", "max_tokens": tokens, "stream": True, "temperature": 0}
         with asking(world, url, client) as http, http.stream("POST", "/v1/completions", json=body) as answer:
             for line in answer.iter_lines():
                 if line.startswith("data: {"):
@@ -57,9 +57,7 @@ def test_running_answers_of_what_was_withdrawn_end_and_those_of_others_go_on(ser
         gone: list[str] = []
         stays: list[str] = []
         threads = [stream(served, url, "plain", "anna", gone), stream(served, url, "plain", "eve", stays)]
-        until(lambda: served.service.scheduler.running == 2)
-        turns.release(4)
-        until(lambda: len(gone) >= 2 and len(stays) >= 2)
+        computed(served, turns, 2)
         withdraw(served)
         turns.release(50)
         for thread in threads:
@@ -135,8 +133,7 @@ def test_a_refused_refresh_closes_the_gate_and_ends_every_answer(served: Running
     with listening(served) as url, held(served, ADAPTER, "base") as base:
         seen: list[str] = []
         thread = stream(served, url, "plain", "eve", seen)
-        base.release(2)
-        until(lambda: len(seen) >= 2)
+        computed(served, base, 1)
         served.service.gate.refuses = ReleaseRefused("BEHIND", "the export has fewer leaves")  # type: ignore[attr-defined]
         with pytest.raises(ReleaseRefused, match="BEHIND"):
             served.service.refresh()
@@ -309,9 +306,7 @@ def test_a_running_answer_ends_when_its_token_is_taken_back_and_those_of_others_
         gone: list[str] = []
         stays: list[str] = []
         threads = [stream(served, url, "plain", "bob", gone), stream(served, url, "plain", "anna", stays)]
-        until(lambda: served.service.scheduler.running == 2)
-        turns.release(4)
-        until(lambda: len(gone) >= 2 and len(stays) >= 2)
+        computed(served, turns, 2)
         without(served, "bob")
         turns.release(50)
         for thread in threads:

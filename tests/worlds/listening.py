@@ -62,6 +62,18 @@ def until(happened: Callable[[], Any], seconds: float = 10.0) -> None:
         time.sleep(0.003)
 
 
+def computed(world: Running, turns: threading.Semaphore, answers: int) -> None:
+    """Lets models compute until so many answers have a first token and none has ended; which thread takes which turn, and
+    what is drawn, is then all one."""
+    until(lambda: len(world.service._running) == answers)
+    ways = [each.stream.decoding for each in world.service._running]
+    while not all(each.computed for each in ways):
+        before = sum(each.computed for each in ways)
+        turns.release(1)
+        until(lambda before=before: sum(each.computed for each in ways) > before)
+    assert not any(each.finish for each in ways), "an answer ended by itself"
+
+
 def events(text: str) -> list[dict[str, Any]]:
     """Returns the pieces of an answer by server-sent events, which must end as OpenAI's do."""
     blocks = [block for block in text.split("\n\n") if block]
