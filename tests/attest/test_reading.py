@@ -115,7 +115,8 @@ def test_under_any_other_context_all_is_verified_again_with_a_line_that_says_why
     other = reader.context(**{field: before + "." if isinstance(before, str) else bytes(32)})
     kept = KeptReading(reader.path, KEY, other)
     assert not len(kept) and "was made under another" in kept.told and str(reader.path) in kept.told
-    word = {"policy": "policy", "registry": "registry:", "largest": "largest known", "build": "version of this program"}[field]
+    words = {"policy": "policy", "registry": "registry:", "largest": "largest known", "build": "version of this program"}
+    word = (words | {"purpose": "purpose"})[field]
     assert word in kept.told
     if field != "registry":  # A gate judges against the very registry that its context names.
         assert reader.read(context=other) == (["ADMITTED"] * PEOPLE, PEOPLE) and word in reader.reading.told
