@@ -1,6 +1,7 @@
 """Folders of models, tasks and references for runs that make texts, and what a person types for one."""
 
 import atexit
+import copy
 import json
 import shutil
 import tempfile
@@ -21,17 +22,15 @@ NUMBERS = {"--epsilon": "8", "--delta": "1e-6", "--batch": "3", "--tokens": "6"}
 
 @cache
 def model_folder(ends: bool = False) -> Path:
-    """Returns a folder as `save_pretrained` writes it; with ``ends`` half of all tokens end a text."""
+    """Returns a folder as `save_pretrained` writes it; with ``ends`` half of all tokens end a text, else hardly any does."""
     made = Path(tempfile.mkdtemp(prefix="generating-"))
     atexit.register(shutil.rmtree, made, ignore_errors=True)
-    found = model()
-    before = found.generation_config.eos_token_id
-    try:
-        if ends:
-            found.generation_config.eos_token_id = [2, *range(130, 259)]
-        found.save_pretrained(made)
-    finally:
-        found.generation_config.eos_token_id = before
+    found = copy.deepcopy(model())
+    if ends:
+        found.generation_config.eos_token_id = [2, *range(130, 259)]
+    else:
+        found.get_output_embeddings().weight.data[2] = 0.0  # the logit of the end token is the mean of all
+    found.save_pretrained(made)
     tokenizer().save_pretrained(made)
     return made
 
