@@ -597,11 +597,11 @@ def read_checkpoint(body, origin=None):
 
 
 def purposes(value):
-    """Check purposes: only training is served."""
+    """Check purposes: no queries are served."""
     need(type(value) is list and value, "TYPE", "purposes")
     rows(word("generate", "query", "train"))(value)
     need(value == sorted(set(value)), "RANGE", "purposes")
-    need(value == ["train"], "PURPOSE", str(value))
+    need("query" not in value, "PURPOSE", str(value))
 
 
 DESCRIPTOR = {
@@ -622,6 +622,12 @@ def read_descriptor(data):
     need((14 in value) == (15 in value), "RANGE", "limit without a delta, or a delta without a limit")
     need(value[8] < value[9], "WINDOW", "ends before it begins")
     return value
+
+
+def judge_purpose(descriptor, rule, purpose="train"):
+    """Step 13: hold a use against what the contributor signed and the class has."""
+    need(purpose in descriptor.get(16, ["train"]), "PURPOSE", f"not signed to {purpose}")
+    need(purpose in rule["purposes"], "PURPOSE", f"class {rule['name']} is not to {purpose}")
 
 
 def judge_bounds(descriptor, rule, policy):
@@ -673,13 +679,21 @@ def depth_rule(value):
 def class_rule(value):
     """Check a class of the policy."""
     required = {1: identifier, 2: micro, 3: micro, 4: fraction, 5: depth_rule, 6: optional(seconds)}
-    shape(value, required, {7: only_true, 8: micro, 9: reads, 10: purposes, 11: not_built, 12: not_built, 13: lengths})
+    shape(value, required, {7: only_true, 8: micro, 9: reads, 10: purposes, 11: decoding, 12: not_built, 13: lengths})
     own = value[5].get(4)
     need(9 not in value or own is None or own in value[9][1], "RANGE", "an adapter that is touched and not read")
-    need(10 not in value, "CBOR_NONCANONICAL", "a default written out")
+    need(value.get(10) != ["train"], "CBOR_NONCANONICAL", "a default written out")
+    need(("generate" in value.get(10, [])) == (11 in value), "RANGE", "generation and its purpose")
     need(0 < fraction(value[4]) <= 1, "RANGE", "sampling rate")
     if 7 in value:
         need(value[2] == MOST_MICRO and value[3] == 1 and 8 not in value, "RANGE", "public class")
+
+
+def decoding(value):
+    """Check how texts are generated, and that max rho pays for one of them."""
+    shape(value, {1: uint(1, 65535), 2: micro, 3: micro, 4: count32, 5: uint(1, 10**15)}, {6: count32})
+    token = -(-(10**9) * value[2] ** 2 // (2 * value[1] ** 2 * value[3] ** 2))
+    need(value[4] * token <= value[5], "RANGE", "max rho pays for no text")
 
 
 def lengths(value):
@@ -814,7 +828,7 @@ def read_policy(data):
     policy["classes"] = [
         {"name": rule[1], "clip": rule[2], "sigma": rule[3], "q": fraction(rule[4]), "depth": rule[5],
          "validity": rule[6], "public": 7 in rule, "limit": rule.get(8), "lengths": rule.get(13, []),
-         "reads": rule[9][1] if 9 in rule else None}
+         "reads": rule[9][1] if 9 in rule else None, "purposes": rule.get(10, ["train"])}
         for rule in policy[22]
     ]  # fmt: skip
     need(31 in policy or all(rule["reads"] is None for rule in policy["classes"]), "RANGE", "reads without statement A")
@@ -2087,7 +2101,8 @@ class Run:
         need(all(VerifierKey(row[4], ED25519).name == row[0] for row in self.earlier), "LOG_KEY", "key of another name")
         check_message(message, "policy", payload, self.owner_key, self.owner)
         self.policy = policy = read_policy(payload)
-        self.classes = policy["classes"]
+        self.classes = [rule for rule in policy["classes"] if "train" in rule["purposes"]]
+        need(self.classes, "POLICY_UNSUPPORTED", "no class is for training")
         self.pools = {i: {"leaves": [], "active": 0, "root": None, "unknown": False} for i in range(len(self.classes))}
         self.delta = float(Fraction(*policy[3]))
         self.public_draws = policy[6] == "occurrences_public"
@@ -3107,6 +3122,7 @@ def check_attestation(run, person, signed, state):
     need(fields[11] == policy[2], "AUDIENCE", fields[11])
     who = people[keys[raw]["who"]]
     need(rule["name"] in who["classes"], "CLASS_NOT_GRANTED", rule["name"])
+    judge_purpose(fields, rule)
     need(fields[8] <= person["time"], "NOT_YET_VALID")
     need(person["time"] < fields[9], "EXPIRED")
     longest = policy[17] if rule["validity"] is None else min(policy[17], rule["validity"])
@@ -4096,6 +4112,7 @@ def judge(world, row):
     need(fields[4] in rules, "CLASS_UNKNOWN")
     need(fields[4] in registry.contributors[who]["classes"], "CLASS_NOT_GRANTED")
     rule = rules[fields[4]]
+    judge_purpose(fields, rule, row.get("purpose", "train"))
     need(fields[8] <= now < fields[9], "EXPIRED")
     longest = policy[17] if rule["validity"] is None else min(policy[17], rule["validity"])
     need(fields[9] - fields[8] <= longest, "WINDOW")
