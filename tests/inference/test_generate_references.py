@@ -13,7 +13,7 @@ from dptrain.inference.invisibleink.partition import REFUSED_PARTITIONS, require
 from dptrain.inference.invisibleink.references import References, read_labels
 from dptrain.inference.invisibleink.tasks import Task
 from ledger.errors import AccountantError
-from tests.worlds.generating import SALT, TEXTS, write_labels, write_references
+from tests.worlds.text_runs import SALT, TEXTS, write_labels, write_references
 
 
 @pytest.fixture

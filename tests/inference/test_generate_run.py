@@ -19,7 +19,7 @@ from ledger.budget.audit import verify_budget
 from ledger.budget.log import BudgetLog
 from ledger.errors import AccountantError
 from ledger.storage.place import Place
-from tests.worlds.generating import SALT, lines_of, model_folder, spent_by, write_labels, write_references
+from tests.worlds.text_runs import SALT, lines_of, model_folder, spent_by, write_labels, write_references
 from tests.worlds.ink import model, tokenizer
 
 TASK = Task("Say it.", "[[Of {reference}: ]]Say it.", 20)
