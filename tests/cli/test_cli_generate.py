@@ -19,7 +19,7 @@ from tests.worlds.text_runs import NUMBERS, lines_of, write_labels, write_refere
 
 PLAN = Plan.for_epsilon(8.0, delta=1e-6, batch=3, tokens=6)
 _TREE = str(Path(__file__).resolve().parents[2])
-_SLOW = {"tokens": "150"}
+_SLOW = {"tokens": "100"}
 """Tokens of a text that takes long enough to be ended from outside."""
 
 
@@ -38,23 +38,23 @@ def plan_of(words):
     return without(words, "--model")
 
 
-def started(folder, words):
+def cut(folder, words, number):
+    """Ends a run from outside while a text is under way; returns its folder, what was whole, and the exit code."""
     environment = {**os.environ, "PYTHONPATH": _TREE, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [sys.executable, "-m", "dptrain", *words], cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-
-
-def wait_until_second_text(folder, process):
-    """Waits until one text is whole and another one is under way."""
-    for _ in range(2400):
-        begun = folder / "run/begun.json"
-        if begun.exists() and json.loads(begun.read_text())["begun"] >= 2:
-            time.sleep(0.1)  # by then it is paid for; a text of so many tokens takes several times that
-            return
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.02)
-    raise AssertionError("no second text began")
+    for name in ("run0", "run1", "run2"):
+        run = folder / name
+        typed = [sys.executable, "-m", "dptrain", *words, "--out", name]
+        process = subprocess.Popen(typed, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        while not ((run / "begun.json").exists() and json.loads((run / "begun.json").read_text())["begun"] >= 2):
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.02)
+        time.sleep(0.1)  # by then it is paid for; a text of so many tokens takes several times that
+        process.send_signal(number)
+        process.communicate()
+        whole = lines_of(run / "texts.jsonl")
+        if json.loads((run / "begun.json").read_text())["begun"] == len(whole) + 1:
+            return name, whole, process.returncode
+    raise AssertionError("each was ended between two texts")
 
 
 def test_a_run_makes_a_text_of_every_batch_and_an_auditor_verifies_what_was_charged(shell, typed):
@@ -95,37 +95,30 @@ def test_one_text_is_shown_as_it_comes_and_nothing_in_it_moves_the_cursor(shell,
 
 
 def test_a_killed_run_goes_on_and_says_what_was_lost(shell):
-    typed = [*write_world(shell.directory, **_SLOW), "--out", "run"]
-    process = started(shell.directory, typed)
-    wait_until_second_text(shell.directory, process)
-    process.kill()
-    process.communicate()
-    whole = lines_of(shell.directory / "run/texts.jsonl")
-    told = shell.json(*typed)
-    assert (len(whole), told["texts"], told["lost"]) == (1, 2, 1)
-    texts = lines_of(shell.directory / "run/texts.jsonl")
-    assert texts[:1] == whole and [one["number"] for one in texts] == [1, 3]
-    with BudgetLog.open(Place.of(shell.directory / "run/budget.db"), read_only=True) as log:
-        assert [leaf.releases for leaf in log.state.open.values()] == [150] * 3
-    shell.run("ledger", "verify", "run/export", "--key", "run/budget.pub")
+    typed = write_world(shell.directory, 15, **_SLOW)
+    name, whole, _ = cut(shell.directory, typed, signal.SIGKILL)
+    told = shell.json(*typed, "--out", name)
+    assert (told["texts"], told["lost"]) == (4, 1)
+    texts = lines_of(shell.directory / name / "texts.jsonl")
+    assert texts[: len(whole)] == whole
+    assert [one["number"] for one in texts] == [number for number in range(1, 6) if number != len(whole) + 1]
+    with BudgetLog.open(Place.of(shell.directory / name / "budget.db"), read_only=True) as log:
+        assert [leaf.releases for leaf in log.state.open.values()] == [100] * 3
+    shell.run("ledger", "verify", told["export"], "--key", told["key"])
 
 
 def test_a_signal_ends_a_run_between_two_tokens_and_what_was_never_computed_comes_back(shell):
-    typed = [*write_world(shell.directory, **_SLOW), "--out", "run"]
-    process = started(shell.directory, typed)
-    wait_until_second_text(shell.directory, process)
-    process.send_signal(signal.SIGINT)
-    process.communicate()
-    assert process.returncode == 130
-    assert len(lines_of(shell.directory / "run/texts.jsonl")) == 1
-    with BudgetLog.open(Place.of(shell.directory / "run/budget.db"), read_only=True) as log:
+    typed = write_world(shell.directory, 15, **_SLOW)
+    name, whole, code = cut(shell.directory, typed, signal.SIGINT)
+    assert code == 130
+    with BudgetLog.open(Place.of(shell.directory / name / "budget.db"), read_only=True) as log:
         spent = sorted(account.spent for account in log.state.accounts.values())
-        cost = Plan.for_epsilon(8.0, delta=1e-6, batch=3, tokens=150).nano_rho
+        cost = Plan.for_epsilon(8.0, delta=1e-6, batch=3, tokens=100).nano_rho
         assert not log.state.open
-        assert spent[0] == spent[2] < spent[3] == spent[5] == 150 * cost
-        assert spent[0] % cost == 0 and spent[0] > 0
-    told = shell.json(*typed)
-    assert (told["texts"], told["lost"]) == (2, 1)
+        assert spent == sorted([spent[0]] * 3 + [one["tokens"] * cost for one in whole for _ in range(3)])
+        assert 0 < spent[0] < 100 * cost and spent[0] % cost == 0
+    told = shell.json(*typed, "--out", name)
+    assert (told["texts"], told["lost"]) == (4, 1)
 
 
 def test_the_plan_has_the_figures_of_the_calibration_and_of_other_relations(shell, typed):

@@ -12,8 +12,8 @@ from dptrain.inference.invisibleink.pool import Pool
 from dptrain.inference.invisibleink.references import References
 from ledger.budget.log import BudgetLog, BudgetSpec
 from ledger.errors import BudgetExhausted
-from tests.worlds.text_runs import SALT, spent_by, write_labels, write_references
 from tests.worlds.ledgers import SIGNER
+from tests.worlds.text_runs import SALT, spent_by, write_labels, write_references
 
 PLAN = Plan.for_epsilon(8.0, delta=1e-6, batch=3, tokens=6)
 COST = PLAN.tokens * PLAN.nano_rho

@@ -19,8 +19,8 @@ from ledger.budget.audit import verify_budget
 from ledger.budget.log import BudgetLog
 from ledger.errors import AccountantError
 from ledger.storage.place import Place
-from tests.worlds.text_runs import SALT, lines_of, model_folder, spent_by, write_labels, write_references
 from tests.worlds.ink import model, tokenizer
+from tests.worlds.text_runs import SALT, lines_of, model_folder, spent_by, write_labels, write_references
 
 TASK = Task("Say it.", "[[Of {reference}: ]]Say it.", 20)
 PLAN = Plan.for_epsilon(8.0, delta=1e-6, batch=3, tokens=6)
