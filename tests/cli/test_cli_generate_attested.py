@@ -1,11 +1,19 @@
 """Texts from contributions that were signed for generation: sign, gate, generate, export, verify, by the commands alone."""
 
 import json
+import shutil
 import time
+from unittest.mock import patch
 
 import pytest
 
+from attest import keys
 from attest.attestation import read_sequence
+from attest.corpus import Contents, open_corpus
+from attest.policy import open_policy
+from attest.registry import open_registry
+from dptrain.errors import ContentChanged
+from dptrain.inference.invisibleink.references import References
 from ledger.budget.log import BudgetLog
 from ledger.storage.place import Place
 from tests.worlds.text_runs import TASK, TEXTS, lines_of, model_folder
@@ -155,6 +163,35 @@ def test_a_contribution_that_was_withdrawn_in_the_ledger_makes_no_text(clinic):
         paid = first in log.state.accounts
     told = run(clinic, "--texts", "2", code=1 if paid else 0)
     assert told["new"] == (0 if paid else 1)
+
+
+def judged(shell, now=None, **how):
+    """What the library reads of the corpus."""
+    owner = keys.load_public_key("owner.pub")
+    signed, known = open_policy("policy.cose", owner), open_registry("registry.cbor", owner)
+    return References.admitted(open_corpus("corpus"), signed, known, "notes", now=now or int(time.time()), **how)
+
+
+def test_bytes_that_changed_after_the_gate_saw_them_are_read_by_nobody(clinic):
+    sign(clinic, "notes", texts(3))
+    assert [one.text for one in judged(clinic)] == texts(3)
+    other = patch.object(Contents, "read", lambda self, locator: b'{"text": "another"}')
+    with other, pytest.raises(ContentChanged, match="changed after the gate saw it"):
+        judged(clinic)
+
+
+def test_what_was_withdrawn_is_not_among_the_references(clinic):
+    sign(clinic, "notes", texts(4))
+    first = bytes.fromhex(judged(clinic).rows[0].id)
+    found = judged(clinic, withdrawn={first})
+    assert len(found) == 3 and found.refused == {"WITHDRAWN": 1}
+
+
+def test_several_corpora_are_judged_as_one_so_that_no_content_comes_twice(clinic):
+    sign(clinic, "notes", texts(3))
+    shutil.copytree(clinic.directory / "corpus", clinic.directory / "again")
+    told = clinic.json(*GENERATE[:3], "again", *GENERATE[3:], "--plan")
+    assert (told["references"], told["refused"]) == (3, {"REPLAYED": 3})
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from tests.mutants.audited import BOUNDS, FIGURES, RELEASES
 from tests.mutants.beside import BESIDE, IN_THEIR_PLACE
 from tests.mutants.clipped import CLIPPED
 from tests.mutants.correlated import CORRELATED
+from tests.mutants.generating import GENERATED
 from tests.mutants.ink import FROM_REFERENCES
 from tests.mutants.mutant import Mutant
 from tests.mutants.narrowed import NARROWED
@@ -884,5 +885,6 @@ GROUPS = {
     "the gate before a model": GATED,
     "the server": SERVING,
     "text from references": FROM_REFERENCES,
+    "runs of texts": GENERATED,
 }
 """Mutants by what they break."""
